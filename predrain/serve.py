@@ -14,7 +14,7 @@ from predrain.promote import DEFAULT_STORE
 if TYPE_CHECKING:
     from serving.champion.local_copy import StateFolder
     from serving.champion.sources import BundleSource
-    from serving.http.tls import Tls
+    from serving.server import Tls
 
 REMOVED: Final = {
     "--params": "Leave it out: the service reads no parameters; `predrain score` does.",
@@ -183,7 +183,7 @@ def _tls(certificate: Path | None, key: Path | None) -> Tls | None:
         return None
     if certificate is None or key is None:
         raise typer.BadParameter("--tls-cert and --tls-key belong together")
-    from serving.http.tls import Tls
+    from serving.server import Tls
 
     return Tls(certificate, key)
 

@@ -1,4 +1,4 @@
-"""The service as a process: two listeners on one event loop, and an orderly end."""
+"""The service as a process: two listeners on one event loop, TLS, and an orderly end."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ import ssl
 import sys
 import threading
 from collections.abc import Callable, Generator
-from typing import Any, Final, cast
+from pathlib import Path
+from typing import Any, Final, NoReturn, cast
 
 import uvicorn
 from starlette.types import ASGIApp
 
 from features.errors import InputError
-from serving.http.tls import Tls
 from serving.service import Service
 from telemetry.collect.remote_write.connections import (
     ConnectionBounds,
@@ -35,6 +35,7 @@ _LOG = logging.getLogger(__name__)
 _KEEP_ALIVE_S: Final = 75
 _BACKLOG: Final = 1024
 _HANDSHAKE_S: Final = 10.0
+_LOOK_EVERY_S: Final = 5.0
 SWITCH_S: Final = 0.0005
 """How long a thread that computes may hold the interpreter while the event loop waits for it; Python's own is 5 ms, and
 a look-up waits several times."""
@@ -74,8 +75,8 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen; the kernel keeps more connections waiting than asyncio takes in one go."""
         await super().startup(sockets)
-        for each in sockets or ():
-            each.listen(_BACKLOG)
+        for listener in sockets or ():
+            listener.listen(_BACKLOG)
 
 
 class _Loop(asyncio.SelectorEventLoop):
@@ -232,3 +233,95 @@ def notify(state: str) -> bool:
         _LOG.warning("the supervisor cannot be told %s: %s", state, error)
         return False
     return True
+
+
+class Tls:
+    """A server's certificate, looked at every few seconds for a newer one.
+
+    ``certificate``, ``key``: PEM files: the certificate with those that lead to its authority, and its private key
+    without a password.
+    ``context``: TLS 1.2 at least, with Python's own choice of ciphers.
+    Raises ``InputError`` if they cannot be read, or do not belong together.
+    """
+
+    def __init__(self, certificate: Path, key: Path, look_every_s: float = _LOOK_EVERY_S) -> None:
+        self._certificate, self._key = certificate, key
+        self._look_every_s = look_every_s
+        self._seen = self._stamps()
+        self.context = _context(certificate, key)
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="tls", daemon=True)
+
+    def start(self) -> None:
+        """Begin to look, in a thread."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._stopped.set()
+        if self._thread.is_alive():
+            self._thread.join(5)
+
+    def look(self) -> bool:
+        """Take a newer certificate if there is one that can be used.
+
+        Returns: whether connections to come get another one. Those that stand keep theirs. One that cannot be used is
+        logged, and the one of before stays.
+        """
+        stamps = self._stamps()
+        if stamps == self._seen:
+            return False
+        try:
+            _context(self._certificate, self._key)  # a pair that does not fit must not reach the one in use
+            self.context.load_cert_chain(self._certificate, self._key, _no_password)
+        except (InputError, OSError) as error:
+            # Certificate and key are often replaced one after the other: what is half done is looked at again.
+            _LOG.warning("the new certificate cannot be used, the one of before stays: %s", error)
+            self._seen = stamps
+            return False
+        self._seen = stamps
+        _LOG.info("the certificate has been renewed")
+        return True
+
+    def _stamps(self) -> tuple[object, ...]:
+        return tuple(_stamp(path) for path in (self._certificate, self._key))
+
+    def _run(self) -> None:
+        while not self._stopped.wait(self._look_every_s):
+            try:
+                self.look()
+            except Exception:  # the thread must live: without it the certificate would run out
+                _LOG.exception("the certificate could not be looked at")
+
+
+def _context(certificate: Path, key: Path) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    for path, option in ((certificate, "--tls-cert"), (key, "--tls-key")):
+        try:
+            path.read_bytes()
+        except OSError as error:
+            raise InputError(
+                f"{path} cannot be read: {error.strerror}", option, "Give a PEM file that this user may read."
+            ) from None
+    try:
+        context.load_cert_chain(certificate, key, _no_password)
+    except (ssl.SSLError, ValueError) as error:
+        raise InputError(
+            f"the certificate and the key cannot be used: {getattr(error, 'reason', None) or error}",
+            f"{certificate}, {key}",
+            "Give PEM files that belong together, the key without a password.",
+        ) from None
+    return context
+
+
+def _no_password() -> NoReturn:
+    raise ValueError("the key has a password")
+
+
+def _stamp(path: Path) -> tuple[int, int, int] | None:
+    try:
+        stat = path.stat()
+    except OSError:
+        return None
+    return stat.st_mtime_ns, stat.st_ino, stat.st_size

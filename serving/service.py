@@ -67,13 +67,13 @@ class Service:
         self.settings = settings or ServiceSettings()
         self.metrics = RequestMetrics()
         self._scores = scores
-        self.keeper = ScoreCache(scores, self.settings.poll_s)
+        self.score_cache = ScoreCache(scores, self.settings.poll_s)
         self.holder = ModelHolder(model, self.settings.poll_s)
         self._clock = clock or (lambda: datetime.now(UTC))
         self._log = log or AccessLog()
         self._reader = reader
         self.metrics.registry.register(
-            StateMetrics(self.keeper, self.holder, self._log, self._clock, lambda: not self.why_not_ready())
+            StateMetrics(self.score_cache, self.holder, self._log, self._clock, lambda: not self.why_not_ready())
         )
         retry = self.settings.retry_after_s
         self._reading = ThreadWork("reading", _READING, _READING_QUEUE, retry)
@@ -86,7 +86,7 @@ class Service:
         self._tokens = None if tokens is None else ScopedTokens(tokens)
         self._sessions = None if self._tokens is None else Sessions(self._tokens, self._clock)
         self._pages = FleetPages(
-            self.keeper,
+            self.score_cache,
             ScoreHistory(scores),
             self._clock,
             self._rendering,
@@ -100,7 +100,7 @@ class Service:
         access = Access(self._grant, self._tokens is not None, is_page, self._refusal)
         self.api = make_application(access)
         self._add_state_routes()
-        queries = QueryRoutes(self.keeper, self.holder, self.settings, self._clock, self._reading, self._scoring)
+        queries = QueryRoutes(self.score_cache, self.holder, self.settings, self._clock, self._reading, self._scoring)
         queries.add_to(self.api)
         Invocations(queries, self.settings).add_to(self.api)
         self._pages.add_to(self.api)
@@ -123,7 +123,7 @@ class Service:
         settings = replace(self.settings, body_bytes=max(self.settings.body_bytes, 128 * MIB))
         access = Access(lambda _: None, False, lambda _: False, problem_response)
         extender = make_application(access)
-        routes = ExtenderRoutes(self.keeper, self.metrics, self._clock, self._placing, settings)
+        routes = ExtenderRoutes(self.score_cache, self.metrics, self._clock, self._placing, settings)
         routes.add_to(extender)
         extender.add_api_route("/healthz", self._healthz)
         extender.add_middleware(
@@ -185,14 +185,14 @@ class Service:
 
     def start(self) -> None:
         """Begin to read the scores and to load the model, in threads."""
-        self.keeper.start()
+        self.score_cache.start()
         self.holder.start()
         if self._reader is not None:
             self._reader.start()
 
     def close(self) -> None:
         """End the threads, and write what is left of the log."""
-        self.keeper.stop()
+        self.score_cache.stop()
         self.holder.stop()
         if self._reader is not None:
             self._reader.stop()
@@ -203,7 +203,7 @@ class Service:
     def why_not_ready(self) -> list[str]:
         """Return what keeps the service from being asked; empty if it is ready."""
         reasons: list[str] = []
-        served, now = self.keeper.served, self._clock()
+        served, now = self.score_cache.served, self._clock()
         if served.fleet is None:
             reasons.append(f"no scores can be served: {served.trouble}")
         else:
@@ -220,7 +220,7 @@ class Service:
         return reasons
 
     def _warnings(self) -> list[str]:
-        served = self.keeper.served
+        served = self.score_cache.served
         warnings = []
         if self.holder.model is not None and self.holder.refused is not None:
             warnings.append(self.holder.refused)

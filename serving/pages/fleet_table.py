@@ -46,7 +46,7 @@ class FleetRow:
     order: int
 
 
-class Board:
+class FleetTable:
     """Rows of a fleet, made once for each state of it.
 
     Making ten thousand takes some 60 ms; a page takes those of before.

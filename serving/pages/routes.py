@@ -26,7 +26,7 @@ from serving.http.score_cache import Served
 from serving.pages import heat_map
 from serving.pages.charts import channel_chart, risk_chart, spark
 from serving.pages.dataset_reader import Channels, DatasetReader, Facts
-from serving.pages.fleet_table import Board, FleetRow, natural, select
+from serving.pages.fleet_table import FleetRow, FleetTable, natural, select
 from serving.pages.history import ScoreHistory
 from serving.pages.locations import NOWHERE, Place
 from serving.pages.login import LoginPages, Sessions
@@ -133,7 +133,7 @@ class FleetPages:
         self._reader = reader
         self._ledger = ledger
         self._document = document
-        self._board = Board()
+        self._table = FleetTable()
         self._drawn: tuple[list[FleetRow], heat_map.HeatMap] | None = None
 
     def add_to(self, app: FastAPI) -> None:
@@ -218,7 +218,7 @@ class FleetPages:
 
     def _fleet(self, request: Request, query: Annotated[FleetQuery, Query()]) -> Response:
         fleet, now, places = self._served(), self._clock(), self._places()
-        nodes, gpus = self._board.rows(fleet, places, now)
+        nodes, gpus = self._table.rows(fleet, places, now)
         rows = nodes if query.show == "nodes" else gpus
         node_tiers, gpu_tiers = (Counter(row.tier for row in each) for each in (nodes, gpus))
         found = select(rows, query)

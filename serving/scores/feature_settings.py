@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import datetime, timedelta
-from pathlib import Path
-from typing import Any, Literal, Protocol
+from datetime import timedelta
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -15,55 +14,17 @@ from features.matrix.live_rows import live_plan
 from features.matrix.meta import MatrixConfig
 from features.sequences import SequencePlan
 from features.vocabulary import FeatureColumn
+from models.bundle.store import Bundle
 from models.sequence.layout import window_of
 from telemetry.config import format_duration, parse_duration
 from telemetry.dataset.channel import ROLLUP_SUFFIXES, Channel
 from telemetry.dataset.channels import CATALOGUE
+from telemetry.dataset.meta import DatasetMeta
 
 _TRAIN = "Train it with `predrain train`."
 
 
-class ReadBundle(Protocol):
-    """What must be known of a bundle: the full one knows it, and so does one that only scores."""
-
-    @property
-    def path(self) -> Path:
-        """Where it was read from."""
-
-    @property
-    def manifest(self) -> dict[str, Any]:
-        """The manifest, as it stands in the file."""
-
-    @property
-    def columns(self) -> tuple[FeatureColumn, ...]:
-        """The features, in order."""
-
-
-class SampledFleet(Protocol):
-    """What must be known of the samples: a dataset's description knows it."""
-
-    @property
-    def unit(self) -> Literal["gpu", "node"]:
-        """What a row is of."""
-
-    @property
-    def step(self) -> timedelta:
-        """Nominal interval of the samples."""
-
-    @property
-    def span(self) -> tuple[datetime, datetime]:
-        """Their first and last time."""
-
-    @property
-    def channels(self) -> dict[str, Channel]:
-        """Their columns."""
-
-    @property
-    def digest(self) -> str:
-        """What names their content."""
-
-
-def live_config(bundle: ReadBundle, meta: SampledFleet) -> MatrixConfig:
+def live_config(bundle: Bundle, meta: DatasetMeta) -> MatrixConfig:
     """Give the settings of a bundle's features, for a dataset that is to be scored.
 
     ``bundle``: decision grid, labels and features are those it was trained with, whatever the parameters say today.
@@ -115,7 +76,7 @@ def live_config(bundle: ReadBundle, meta: SampledFleet) -> MatrixConfig:
     return config
 
 
-def window_plan(bundle: ReadBundle, config: MatrixConfig) -> SequencePlan | None:
+def window_plan(bundle: Bundle, config: MatrixConfig) -> SequencePlan | None:
     """Plan the raw windows that stand behind a row's columns for a bundle's sequence learners; None: it has none.
 
     ``config``: from :func:`live_config`.
@@ -129,17 +90,17 @@ def window_plan(bundle: ReadBundle, config: MatrixConfig) -> SequencePlan | None
     return plan
 
 
-def missing_channels(config: MatrixConfig, meta: SampledFleet) -> tuple[str, ...]:
+def missing_channels(config: MatrixConfig, meta: DatasetMeta) -> tuple[str, ...]:
     """List the channels that a bundle was trained on and the dataset does not have, sorted."""
     return tuple(sorted(set(config.channels) - set(meta.channels)))
 
 
-def _tabular(bundle: ReadBundle) -> tuple[FeatureColumn, ...]:
+def _tabular(bundle: Bundle) -> tuple[FeatureColumn, ...]:
     window = window_of(bundle.columns)
     return bundle.columns if window is None else bundle.columns[: window.tabular]
 
 
-def _trained_on(bundle: ReadBundle, params: Mapping[str, Any], where: str) -> tuple[timedelta, str | None]:
+def _trained_on(bundle: Bundle, params: Mapping[str, Any], where: str) -> tuple[timedelta, str | None]:
     try:
         step = parse_duration(params["telemetry"]["step"])
     except (KeyError, TypeError, ValueError):
@@ -149,17 +110,17 @@ def _trained_on(bundle: ReadBundle, params: Mapping[str, Any], where: str) -> tu
     return step, None if unit is None else str(unit)
 
 
-def _channels(bundle: ReadBundle, meta: SampledFleet, params: Mapping[str, Any], where: str) -> dict[str, Channel]:
+def _channels(bundle: Bundle, meta: DatasetMeta, params: Mapping[str, Any], where: str) -> dict[str, Channel]:
     """Describe the bundle's channels in its own order, by the dataset, the bundle's declarations or the catalogue."""
     known: dict[str, Channel] = {**CATALOGUE, **_declared(params)}
     for channel in list(known.values()):
-        known.update({each.name: each for each in channel.rollups() if each.name not in known})
+        known.update({rollup.name: rollup for rollup in channel.rollups() if rollup.name not in known})
     known |= meta.channels
     names = [str(name) for name in bundle.manifest.get("channels", [])]
-    odd = [name for name in names if name not in known]
-    if odd:
+    unknown = [name for name in names if name not in known]
+    if unknown:
         raise InputError(
-            f"nothing says what kind of series its channel '{odd[0]}' is",
+            f"nothing says what kind of series its channel '{unknown[0]}' is",
             where,
             "Score a dataset that has the channel, or train again on one without.",
         )
@@ -167,10 +128,10 @@ def _channels(bundle: ReadBundle, meta: SampledFleet, params: Mapping[str, Any],
 
 
 def _declared(params: Mapping[str, Any]) -> dict[str, Channel]:
-    found: dict[str, Channel] = {}
-    for name, said in dict(params.get("channels") or {}).items():
-        kind: Any = said.get("kind") if isinstance(said, Mapping) else None
+    channels: dict[str, Channel] = {}
+    for name, settings in dict(params.get("channels") or {}).items():
+        kind: Any = settings.get("kind") if isinstance(settings, Mapping) else None
         if kind in ROLLUP_SUFFIXES:
-            low, high = said.get("range") or (None, None)
-            found[name] = Channel(name, kind, str(said.get("unit", "")), low, high, "declared in params")
-    return found
+            low, high = settings.get("range") or (None, None)
+            channels[name] = Channel(name, kind, str(settings.get("unit", "")), low, high, "declared in params")
+    return channels

@@ -223,7 +223,7 @@ def test_a_fault_inside_lets_everything_pass(service: Running, monkeypatch: pyte
     def broken(*_: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(service.service.keeper.served.fleet, "state", broken)
+    monkeypatch.setattr(service.service.score_cache.served.fleet, "state", broken)
     client = service.extender()
     before = service.service.metrics.passed_through
     answer = client.post("/scheduler/filter", {"Pod": POD, "NodeNames": ["n1", "n2"]})
@@ -260,7 +260,7 @@ def test_the_extender_asks_for_no_token_and_outlives_damaged_scores(tmp_path: Pa
         write_scores(folder, small_fleet())
         wait(lambda: client.post("/scheduler/filter", {"NodeNames": ["n1", "n2"]})["NodeNames"] == ["n2"])
         (folder / "latest.json").write_text("{")
-        wait(lambda: service.service.keeper.served.trouble)
+        wait(lambda: service.service.score_cache.served.trouble)
         assert client.post("/scheduler/filter", {"NodeNames": ["n1", "n2"]})["NodeNames"] == ["n2"]
     with pytest.raises((OSError, http.client.HTTPException, json.JSONDecodeError)):
         client.post("/scheduler/filter", {"NodeNames": ["n1"]})

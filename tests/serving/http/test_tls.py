@@ -13,8 +13,7 @@ import pytest
 
 from features.errors import InputError
 from serving.http.access_log import AccessLog
-from serving.http.tls import Tls
-from serving.server import serve
+from serving.server import Tls, serve
 from serving.service import Service
 from tests.serving.http.world import small_fleet, wait, write_scores
 

@@ -163,7 +163,7 @@ def running(scores: Path, *, wait_for_scores: bool = True, **more: Any) -> Itera
     try:
         assert listening.wait(20)
         if wait_for_scores:
-            wait(lambda: service.keeper.served.fleet is not None)
+            wait(lambda: service.score_cache.served.fleet is not None)
         handle = Running(service, *ports)
         yield handle
         for client in handle.clients:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serving.pages import heat_map
-from serving.pages.fleet_table import Board, natural, select
+from serving.pages.fleet_table import FleetTable, natural, select
 from serving.pages.formatting import number, percent, span
 from serving.pages.locations import Place
 from serving.pages.query import FleetQuery, PageSort
@@ -164,7 +164,7 @@ def test_a_heat_map_of_too_many_nodes_leaves_out_clear_ones_first(tmp_path: Path
                for at in range(many)]  # fmt: skip
     write_scores(tmp_path, records)
     fleet = Fleet(read_scores(tmp_path))
-    nodes, gpus = Board().rows(fleet, {}, NOW)
+    nodes, gpus = FleetTable().rows(fleet, {}, NOW)
     assert len(nodes) == len(gpus) == many
     drawn = heat_map.draw(nodes, fleet, NOW)
     assert (drawn.nodes, drawn.left_out) == (heat_map.MOST_NODES, 10)
@@ -173,10 +173,10 @@ def test_a_heat_map_of_too_many_nodes_leaves_out_clear_ones_first(tmp_path: Path
 
 def test_racks_and_groups_narrow_the_view() -> None:
     rows = {"n1": Place(rack="rack-2", group="a"), "n2": Place(rack="rack-10", group="b"), "n3": Place()}
-    fleet, board = _fleet_of([(name, 0.1) for name in rows]), Board()
+    fleet, table = _fleet_of([(name, 0.1) for name in rows]), FleetTable()
     places = {f"GPU-{name}": place for name, place in rows.items()}
-    nodes, _ = board.rows(fleet, places, NOW)
-    assert board.rows(fleet, places, NOW)[0] is nodes
+    nodes, _ = table.rows(fleet, places, NOW)
+    assert table.rows(fleet, places, NOW)[0] is nodes
     assert [row.name for row in select(nodes, FleetQuery(rack="rack-10"))] == ["n2"]
     assert [row.name for row in select(nodes, FleetQuery(group="a"))] == ["n1"]
     assert [row.name for row in select(nodes, FleetQuery(search="RACK-2"))] == ["n1"]
@@ -194,7 +194,7 @@ def test_any_order_keeps_every_row_and_puts_the_unknown_last(
     nodes: list[tuple[str, float | None]], sort: str, search: str
 ) -> None:
     fleet = _fleet_of(list(dict(nodes).items()))
-    rows, _ = Board().rows(fleet, {}, NOW)
+    rows, _ = FleetTable().rows(fleet, {}, NOW)
     found = select(rows, FleetQuery(sort=sort, search=search))
     assert sorted(row.name for row in found) == sorted(
         name for name in dict(nodes) if search in name or search in f"gpu-{name}"

@@ -320,8 +320,3 @@ def _standing(report: RoundReport) -> list[str]:
         lines.append(f"at risk: {each.node} ({each.tier}, {risk}) {words}: {'; '.join(each.reasons)}")
     more = len(standing) - len(lines)
     return [*lines, f"at risk: {more} more nodes, in --json under standing"] if more else lines
-
-
-def add_to(app: typer.Typer) -> None:
-    """Register the verb."""
-    app.command("act")(act)

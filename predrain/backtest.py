@@ -88,8 +88,3 @@ def _truth_beside(dataset: Place) -> Path | None:
     dataset = dataset.resolve()
     sibling = dataset.with_name(dataset.name + "-truth")
     return sibling if sibling.is_dir() else None
-
-
-def add_to(app: typer.Typer) -> None:
-    """Register the verb."""
-    app.command("backtest")(backtest)

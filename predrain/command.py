@@ -7,23 +7,21 @@ from typing import Annotated
 
 import typer
 
-from predrain import (
-    act,
-    backtest,
-    collect,
-    dataset,
-    doctor,
-    features_verb,
-    import_files,
-    ledger,
-    prepare,
-    promote,
-    report,
-    score,
-    serve,
-    simulate,
-    train,
-)
+from predrain.act import act
+from predrain.backtest import backtest
+from predrain.collect.command import SOURCES
+from predrain.dataset import app as dataset
+from predrain.doctor import doctor
+from predrain.features_verb import features
+from predrain.import_files import import_files
+from predrain.ledger import ledger_app
+from predrain.prepare import prepare
+from predrain.promote import promote
+from predrain.report import report
+from predrain.score import score
+from predrain.serve import serve
+from predrain.simulate import ExplainingScenarios, simulate
+from predrain.train import train
 from predrain.version import VERSION
 
 app = typer.Typer(
@@ -50,21 +48,21 @@ def options(
     """Take the options that stand before a verb."""
 
 
-simulate.add_to(app)
-import_files.add_to(app)
-collect.add_to(app)
-dataset.add_to(app)
-prepare.add_to(app)
-features_verb.add_to(app)
-train.add_to(app)
-promote.add_to(app)
-score.add_to(app)
-serve.add_to(app)
-act.add_to(app)
-ledger.add_to(app)
-backtest.add_to(app)
-report.add_to(app)
-doctor.add_to(app)
+app.command("simulate", cls=ExplainingScenarios)(simulate)
+app.command("import")(import_files)
+app.add_typer(SOURCES)
+app.add_typer(dataset, name="dataset")
+app.command("prepare")(prepare)
+app.command("features")(features)
+app.command("train")(train)
+app.command("promote")(promote)
+app.command("score")(score)
+app.command("serve")(serve)
+app.command("act")(act)
+app.add_typer(ledger_app)
+app.command("backtest")(backtest)
+app.command("report")(report)
+app.command("doctor")(doctor)
 
 
 def main() -> None:

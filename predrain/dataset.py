@@ -129,8 +129,3 @@ def _told(version: Version) -> dict[str, Any]:
 def _line(version: Version) -> str:
     state = "current, " if version.current else "" if version.whole else "not whole, "
     return f"{state}{version.at:%Y-%m-%d %H:%M:%S} UTC, {version.files:,} files, {version.size:,} bytes"
-
-
-def add_to(command: typer.Typer) -> None:
-    """Register the verb."""
-    command.add_typer(app, name="dataset")

@@ -261,8 +261,3 @@ def _seconds(text: str, option: str) -> float:
         return parse_duration(text).total_seconds()
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint=option) from None
-
-
-def add_to(app: typer.Typer) -> None:
-    """Register the verb."""
-    app.command("doctor")(doctor)

@@ -42,8 +42,3 @@ def features(
             },
             as_json=as_json,
         )
-
-
-def add_to(app: typer.Typer) -> None:
-    """Register the verb."""
-    app.command("features")(features)

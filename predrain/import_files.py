@@ -76,8 +76,3 @@ def import_files(
             },
             as_json=as_json,
         )
-
-
-def add_to(app: typer.Typer) -> None:
-    """Register the verb."""
-    app.command("import")(import_files)

@@ -143,8 +143,3 @@ def _calls(each: dict[str, Any]) -> None:
 
 def _write(line: str) -> None:
     sys.stdout.write(line + "\n")
-
-
-def add_to(app: typer.Typer) -> None:
-    """Register the verb."""
-    app.add_typer(ledger_app)

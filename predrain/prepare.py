@@ -89,8 +89,3 @@ def _link(source: str, target: str) -> None:
         os.link(source, target)
     except OSError:
         shutil.copy2(source, target)
-
-
-def add_to(app: typer.Typer) -> None:
-    """Register the verb."""
-    app.command("prepare")(prepare)

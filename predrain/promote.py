@@ -137,8 +137,3 @@ def _sentence(decision: Decision) -> str:
 
 def _number(value: float | None) -> str:
     return "" if value is None else f"{value:.3g}"
-
-
-def add_to(app: typer.Typer) -> None:
-    """Register the verb."""
-    app.command("promote")(promote)

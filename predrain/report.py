@@ -37,8 +37,3 @@ def report(
         assert backtest is not None
         page = write_report_for(backtest, out)
         show({"report": str(page)}, as_json=as_json)
-
-
-def add_to(app: typer.Typer) -> None:
-    """Register the verb."""
-    app.command("report")(report)

@@ -58,7 +58,7 @@ def score(
     """
     with reported():
         from pipeline.params import load_params
-        from predrain.collect_kernel_log import instant_option
+        from predrain.collect.kernel_log import instant_option
         from serving.scores.writing import ScoresFolder
         from telemetry.object_store.place import refuse_storage
 
@@ -239,8 +239,3 @@ def _pause(written: str) -> timedelta:
 
 def _now() -> datetime:
     return datetime.now(UTC)
-
-
-def add_to(app: typer.Typer) -> None:
-    """Register the verb."""
-    app.command("score")(score)

@@ -196,8 +196,3 @@ def _seconds(text: str, option: str = "--stale-after") -> float:
         return parse_duration(text).total_seconds()
     except ValueError as error:
         raise InputError(str(error), option, "Write a duration such as 13h.") from None
-
-
-def add_to(app: typer.Typer) -> None:
-    """Register the verb."""
-    app.command("serve")(serve)

@@ -12,10 +12,11 @@ from typer.core import TyperCommand
 from predrain.console import JsonOption, progress, reported, show
 
 
-class _ExplainingScenarios(TyperCommand):
+class ExplainingScenarios(TyperCommand):
     """Reads the scenarios' explanations only when ``--help`` is asked for."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write the help."""
         from simulator.scenarios import SCENARIOS
 
         listed = "\n\n".join(f"{name}: {scenario.explanation}" for name, scenario in SCENARIOS.items())
@@ -59,8 +60,3 @@ def simulate(
             progress=advance,
         )
         show(summary.as_dict(), as_json=as_json)
-
-
-def add_to(app: typer.Typer) -> None:
-    """Register the verb."""
-    app.command("simulate", cls=_ExplainingScenarios)(simulate)

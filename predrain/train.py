@@ -67,8 +67,3 @@ def train(
             progress=advance,
         )
         show(summary, as_json=as_json)
-
-
-def add_to(app: typer.Typer) -> None:
-    """Register the verb."""
-    app.command("train")(train)

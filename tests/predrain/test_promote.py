@@ -13,7 +13,7 @@ from pipeline.promotion import Decision
 from predrain import promote
 
 APP = typer.Typer()
-promote.add_to(APP)
+APP.command("promote")(promote.promote)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from predrain import score
 from tests.serving.batch_world import World, make_world
 
 APP = typer.Typer()
-score.add_to(APP)
+APP.command("score")(score.score)
 WIDE = {"COLUMNS": "200"}
 
 

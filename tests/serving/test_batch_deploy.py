@@ -19,7 +19,7 @@ from tests.policy.test_risk_record import KNOWN
 ROOT = Path(__file__).resolve().parents[2]
 UNITS = ROOT / "deploy" / "systemd"
 APP = typer.Typer()
-score.add_to(APP)
+APP.command("score")(score.score)
 
 
 class _Many(dict[str, Any]):

@@ -300,7 +300,7 @@ def test_a_killed_collector_comes_back(allowed: KubernetesServer, tmp_path: Path
     root = tmp_path / "fleet.live"
     hands.node("kill-1")
     hands.pod("short", "kill-1", T0)
-    code = "import typer; from predrain.collect_kubernetes import collect_kubernetes as c; typer.run(c)"
+    code = "import typer; from predrain.collect.kubernetes import collect_kubernetes as c; typer.run(c)"
     kubeconfig = allowed.kubeconfig("collector")
     command = [sys.executable, "-c", code, f"--dataset={dataset}", f"--kubeconfig={kubeconfig}", "--interval=0.2s"]
 

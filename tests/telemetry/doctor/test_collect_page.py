@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 import typer
 
-from predrain.collect import SOURCES
-from predrain.doctor import add_to
+from predrain.collect.command import SOURCES
+from predrain.doctor import doctor
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = (ROOT / "docs" / "collect.md").read_text()
 README = (ROOT / "deploy" / "dcgm-exporter" / "README.md").read_text()
 DOCTOR = typer.Typer()
-add_to(DOCTOR)
+DOCTOR.command("doctor")(doctor)
 # A command ends with its code span, its line (unless that ends in a backslash), or a comma between two of them.
 COMMAND = re.compile(r"predrain (collect [a-z-]+|doctor)((?:[^`\n\\]|\\\n|\n(?=--))*)")
 

@@ -7,13 +7,13 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from predrain.doctor import add_to
+from predrain.doctor import doctor
 from telemetry.dataset.channels import CATALOGUE
 from telemetry.doctor.groups import channels_page
 from tests.telemetry.doctor.looks import page
 
 APP = typer.Typer()
-add_to(APP)
+APP.command("doctor")(doctor)
 APP.callback()(lambda: None)
 HEALTHY = {name: 1.0 for name, channel in CATALOGUE.items() if channel.dcgm_names}
 

@@ -5,13 +5,13 @@ from pathlib import Path
 import typer
 from typer.testing import CliRunner
 
-from predrain.collect_kubernetes import add_to
+from predrain.collect.kubernetes import collect_kubernetes
 
 
 def run(*arguments: str) -> tuple[int, str]:
     app = typer.Typer()
     app.callback()(lambda: None)
-    add_to(app)
+    app.command("kubernetes")(collect_kubernetes)
     result = CliRunner().invoke(app, ["kubernetes", *arguments], env={"COLUMNS": "200"})
     return result.exit_code, result.output
 

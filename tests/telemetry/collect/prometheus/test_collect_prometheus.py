@@ -9,14 +9,14 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from predrain.collect_prometheus import add_to
+from predrain.collect.prometheus import collect_prometheus
 from telemetry.dataset.store import Dataset
 from tests.telemetry.collect.prometheus.fake_prometheus import START_MS, FakePrometheus, error
 from tests.telemetry.collect.prometheus.test_backfill import fill, landed
 
 app = typer.Typer()
 app.callback()(lambda: None)
-add_to(app)
+app.command("prometheus")(collect_prometheus)
 
 
 def collect(fake: FakePrometheus, dataset: Path, *options: str, start: str = "2026-01-01T00:00:00Z") -> tuple[int, str]:

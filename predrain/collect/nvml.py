@@ -216,8 +216,3 @@ def _host() -> str:
     import socket
 
     return socket.gethostname()
-
-
-def add_to(app: typer.Typer) -> None:
-    """Register the verb."""
-    app.command("nvml")(nvml)

@@ -100,8 +100,3 @@ def exporters(
             listen=listen,
         )
         show(asyncio.run(collect_exporters(options, once=once)), as_json=as_json)
-
-
-def add_to(app: typer.Typer) -> None:
-    """Register the verb."""
-    app.command("exporters")(exporters)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from predrain.collect_kernel_log import instant_option
+from predrain.collect.kernel_log import instant_option
 from predrain.console import JsonOption, ParamsOption, params_files, reported, show
 
 if TYPE_CHECKING:
@@ -82,8 +82,3 @@ def _known_gpus(dataset: Path, observed: list[Path], node: str) -> GpuNames:
             continue
         rows += [row for row in seen.to_pylist() if row["node"] == node]
     return GpuNames.of_inventory(rows)
-
-
-def add_to(app: typer.Typer) -> None:
-    """Register the verb."""
-    app.command("diagnostics")(diagnostics)

@@ -66,8 +66,3 @@ def openmetrics(
                 show(results[-1], as_json=False)
         if as_json:
             show({"files": results}, as_json=True)
-
-
-def add_to(app: typer.Typer) -> None:
-    """Register the verb."""
-    app.command("openmetrics")(openmetrics)

@@ -143,8 +143,3 @@ def _zone(name: str | None) -> Any:
         raise typer.BadParameter(
             f"{name!r} is not a time zone: write a name such as UTC or Europe/Berlin", param_hint="--timezone"
         ) from None
-
-
-def add_to(app: typer.Typer) -> None:
-    """Register the verb."""
-    app.command("kernel-log")(kernel_log)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from predrain.collect_kernel_log import instant_option
+from predrain.collect.kernel_log import instant_option
 from predrain.console import JsonOption, reported, show
 
 
@@ -73,8 +73,3 @@ def slurm(
                 collector.follow(pause_s, stop.wait)
             names = ("rounds", "events", "jobs", "job_rows", "unreadable", "failed")
             show({"dataset": str(dataset), **{name: collector.counts[name] for name in names}}, as_json=as_json)
-
-
-def add_to(app: typer.Typer) -> None:
-    """Register the verb."""
-    app.command("slurm")(slurm)

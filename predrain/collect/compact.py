@@ -91,8 +91,3 @@ def fold_once(dataset: Path, inventory: Path | None, params: list[Path] | None) 
     if result.folded:
         shown |= {"this fold": result.counts, "quarantined": result.quarantined}
     return shown
-
-
-def add_to(app: typer.Typer) -> None:
-    """Register the verb."""
-    app.command("compact")(compact)

@@ -61,8 +61,3 @@ def tickets(
             },
             as_json=as_json,
         )
-
-
-def add_to(app: typer.Typer) -> None:
-    """Register the verb."""
-    app.command("tickets")(tickets)

@@ -57,8 +57,3 @@ def receive(
             catalogue=SeriesCatalogue(channels, load_source_mapping(mapping)),
         )
         serve(receiver, host, port)
-
-
-def add_to(app: typer.Typer) -> None:
-    """Register the verb."""
-    app.command("receive")(receive)

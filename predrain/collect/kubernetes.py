@@ -69,8 +69,3 @@ def collect_kubernetes(
                 api.close()
         result = {"dataset": str(dataset), "nodes": len(collector.nodes), "landed": dict(collector.journal.landed)}
         show(result, as_json=as_json)
-
-
-def add_to(app: typer.Typer) -> None:
-    """Register the verb."""
-    app.command("kubernetes")(collect_kubernetes)

@@ -174,8 +174,3 @@ def _duration(text: str, option: str) -> Any:
         return parse_duration(text)
     except ValueError as error:
         raise InputError(str(error), option, "Give a duration of at least 1m.") from error
-
-
-def add_to(app: typer.Typer) -> None:
-    """Register the verb."""
-    app.command("prometheus")(collect_prometheus)

@@ -1,0 +1,35 @@
+"""The group of verbs ``predrain collect``."""
+
+from __future__ import annotations
+
+import typer
+
+from predrain.collect.compact import compact
+from predrain.collect.diagnostics import diagnostics
+from predrain.collect.exporters import exporters
+from predrain.collect.kernel_log import kernel_log
+from predrain.collect.kubernetes import collect_kubernetes
+from predrain.collect.nvml import nvml
+from predrain.collect.openmetrics import openmetrics
+from predrain.collect.prometheus import collect_prometheus
+from predrain.collect.receive import receive
+from predrain.collect.slurm import slurm
+from predrain.collect.tickets import tickets
+
+SOURCES = typer.Typer(
+    name="collect",
+    help="Gather telemetry, events and jobs from where they are, and fold them into a dataset.",
+    no_args_is_help=True,
+)
+
+SOURCES.command("compact")(compact)
+SOURCES.command("prometheus")(collect_prometheus)
+SOURCES.command("openmetrics")(openmetrics)
+SOURCES.command("exporters")(exporters)
+SOURCES.command("receive")(receive)
+SOURCES.command("nvml")(nvml)
+SOURCES.command("kernel-log")(kernel_log)
+SOURCES.command("slurm")(slurm)
+SOURCES.command("kubernetes")(collect_kubernetes)
+SOURCES.command("tickets")(tickets)
+SOURCES.command("diagnostics")(diagnostics)

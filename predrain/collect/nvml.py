@@ -12,8 +12,8 @@ from predrain.console import JsonOption, ParamsOption, params_files, reported, s
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from telemetry.collect.nvml.child import Graveyard
     from telemetry.collect.nvml.collector import Collector
-    from telemetry.collect.nvml.process import Graveyard
     from telemetry.collect.pushing.pusher import Pusher
     from telemetry.collect.pushing.spool import Spool
     from telemetry.collect.pushing.targets import Target
@@ -75,10 +75,10 @@ def nvml(
         from time import monotonic
 
         from pipeline.params import load_params
+        from telemetry.collect.nvml.child import Graveyard, Process
         from telemetry.collect.nvml.collector import Collector, writer_of
         from telemetry.collect.nvml.node_reader import NodeReader
-        from telemetry.collect.nvml.process import Graveyard, Process
-        from telemetry.collect.nvml.run_state import RunState, boot_id
+        from telemetry.collect.nvml.tables import RunState, boot_id
         from telemetry.collect.pushing.pusher import Pusher
         from telemetry.collect.pushing.spool import Spool
         from telemetry.dataset.channels import resolve_channels
@@ -156,7 +156,7 @@ def _daemon(collector: Collector, pusher: Pusher | None, graveyard: Graveyard) -
     import threading
     import time
 
-    from telemetry.collect.nvml.process import Process
+    from telemetry.collect.nvml.child import Process
     from telemetry.collect.nvml.xid_watcher import XidWatcher
 
     stopped = threading.Event()

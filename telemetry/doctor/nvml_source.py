@@ -9,9 +9,15 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final
 
-from telemetry.collect.nvml.faults import ABSENT, NAMES
-from telemetry.collect.nvml.probes import readable_channels
-from telemetry.collect.nvml.process import Child, Ended, Graveyard, Process, Silent
+from telemetry.collect.nvml.child import (
+    Child,
+    Ended,
+    Graveyard,
+    Process,
+    Silent,
+)
+from telemetry.collect.nvml.device import ABSENT, NAMES
+from telemetry.collect.nvml.reader import readable_channels
 from telemetry.dataset.channel import Channel
 from telemetry.doctor.observation import ChannelSeen, Finding, Observation
 from telemetry.errors import InputError

@@ -17,8 +17,7 @@ from typing import Final, Protocol
 
 from telemetry.atomic import disk_errors
 from telemetry.collect.nvml.node_reader import NodeReader, Row, Trouble, Turn
-from telemetry.collect.nvml.run_state import RunState
-from telemetry.collect.nvml.tables import Event, address_of, events_table, inventory_table, samples_table
+from telemetry.collect.nvml.tables import Event, RunState, address_of, events_table, inventory_table, samples_table
 from telemetry.collect.nvml.xid_watcher import Xid
 from telemetry.dataset.channel import Channel
 from telemetry.errors import InputError
@@ -74,7 +73,7 @@ class Collector:
     ``channels``: channels that samples may have.
     ``reader``: makes the reader from the lost and hung GPUs that were told before.
     ``clock``, ``monotonic``: now (aware UTC), and seconds of a clock that never jumps.
-    ``boot``: which boot of the machine this is, see :func:`telemetry.collect.nvml.run_state.boot_id`.
+    ``boot``: which boot of the machine this is, see :func:`telemetry.collect.nvml.tables.boot_id`.
     ``waker``: told after each landing.
     Raises ``InputError`` if another collector of the same node lands in the same folder.
     """

@@ -8,8 +8,7 @@ from collections.abc import Callable, Sequence
 from ctypes import byref, c_void_p, cast
 from typing import Any, Final
 
-from telemetry.collect.nvml.device import Identity
-from telemetry.collect.nvml.faults import LIBRARY_NOT_FOUND, NvmlFault
+from telemetry.collect.nvml.device import LIBRARY_NOT_FOUND, Identity, NvmlFault
 
 _UUID_ZERO: Final = bytes(16)
 _FABRIC_COMPLETED: Final = 3

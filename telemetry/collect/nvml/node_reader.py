@@ -9,10 +9,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final, Literal
 
-from telemetry.collect.nvml.child import Message
-from telemetry.collect.nvml.device import Identity
-from telemetry.collect.nvml.faults import ABSENT, LIBRARY_NOT_FOUND, NvmlFault
-from telemetry.collect.nvml.process import Child, Ended, Silent
+from telemetry.collect.nvml.child import Child, Ended, Message, Silent
+from telemetry.collect.nvml.device import ABSENT, LIBRARY_NOT_FOUND, Identity, NvmlFault
 from telemetry.collect.running import Backoff
 from telemetry.errors import InputError
 

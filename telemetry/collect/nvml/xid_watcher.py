@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from telemetry.collect.nvml.faults import NvmlFault
+from telemetry.collect.nvml.child import Child, Ended, Silent
+from telemetry.collect.nvml.device import NvmlFault
 from telemetry.collect.nvml.node_reader import OPEN_DEADLINE_S
-from telemetry.collect.nvml.process import Child, Ended, Silent
 from telemetry.collect.running import Backoff
 
 _LOG = logging.getLogger(__name__)

@@ -4,14 +4,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from telemetry.collect.nvml.child import Message, Session
-from telemetry.collect.nvml.faults import NvmlFault
-from telemetry.collect.nvml.memory import MemoryGpu, MemoryNvml
-from telemetry.collect.nvml.process import Ended, Silent
+from telemetry.collect.nvml.child import Ended, Message, Session, Silent
+from telemetry.collect.nvml.device import NvmlFault
 from telemetry.dataset.channels import CATALOGUE
 from telemetry.doctor.diagnosis import diagnose
 from telemetry.doctor.nvml_source import observe_nvml
 from telemetry.errors import InputError
+from tests.telemetry.collect.nvml.memory_nvml import MemoryGpu, MemoryNvml
 from tests.telemetry.doctor.looks import NOW
 
 

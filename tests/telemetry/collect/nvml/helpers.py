@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
-from telemetry.collect.nvml.child import Message, Session
-from telemetry.collect.nvml.memory import MemoryGpu, MemoryNvml
+from telemetry.collect.nvml.child import Ended, Message, Session, Silent
 from telemetry.collect.nvml.node_reader import NodeReader
-from telemetry.collect.nvml.process import Ended, Silent
+from tests.telemetry.collect.nvml.memory_nvml import MemoryGpu, MemoryNvml
 
 
 class Clock:

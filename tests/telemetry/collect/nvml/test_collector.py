@@ -14,7 +14,7 @@ from telemetry import atomic
 from telemetry.collect.nvml import collector as module
 from telemetry.collect.nvml.collector import Collector, writer_of
 from telemetry.collect.nvml.node_reader import NodeReader
-from telemetry.collect.nvml.run_state import RunState
+from telemetry.collect.nvml.tables import RunState
 from telemetry.collect.nvml.xid_watcher import Xid
 from telemetry.dataset.channels import CATALOGUE
 from telemetry.errors import InputError
@@ -172,7 +172,7 @@ def test_killed_at_any_write_a_loss_is_neither_lost_nor_told_twice(
 
         return run
 
-    monkeypatch.setattr("telemetry.collect.nvml.run_state.write_bytes", counted(atomic.write_bytes))
+    monkeypatch.setattr("telemetry.collect.nvml.tables.write_bytes", counted(atomic.write_bytes))
     monkeypatch.setattr(Landing, "land", counted(Landing.land))
     for point in range(1, 12):
         here = Place(place.root.with_name(f"at-{point}.live"))

@@ -1,9 +1,14 @@
 """A node goes on being read while one of its GPUs, or its driver, does not."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
-from telemetry.collect.nvml.device import Identity
-from telemetry.collect.nvml.faults import NvmlFault
+from telemetry.collect.nvml.child import ROOT
+from telemetry.collect.nvml.device import Identity, NvmlFault
 from telemetry.collect.nvml.node_reader import GPU_DEADLINE_S, MOST_STUCK, NodeReader, Turn
 from telemetry.errors import InputError
 from tests.telemetry.collect.nvml.helpers import MemoryNode
@@ -206,3 +211,12 @@ def test_a_gpu_that_only_fails_is_counted_and_stops_nobody() -> None:
     reader: NodeReader = node.reader()
     turn = reader.turn()
     assert (gpus(turn), told(turn), dict(reader.errors)) == (["GPU-1"], [], {"reset_required": 2})
+
+
+def test_the_child_finds_the_program_where_that_is_not_installed(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-S", "-P", "-m", "telemetry.collect.nvml.child"],
+        input="", capture_output=True, text=True, cwd=tmp_path, timeout=30, check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")

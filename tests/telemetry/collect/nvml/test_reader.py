@@ -7,12 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from telemetry.collect.nvml.faults import NvmlFault
+from telemetry.collect.nvml.device import NvmlFault
 from telemetry.collect.nvml.library import CALLS as QUESTIONS
-from telemetry.collect.nvml.memory import MemoryGpu, MemoryNvml
-from telemetry.collect.nvml.probes import CALLS, INSTEAD, readable_channels
-from telemetry.collect.nvml.reader import ASK_AGAIN_S, Reader
+from telemetry.collect.nvml.reader import ASK_AGAIN_S, CALLS, INSTEAD, Reader, readable_channels
 from telemetry.dataset.channels import CATALOGUE
+from tests.telemetry.collect.nvml.memory_nvml import MemoryGpu, MemoryNvml
 
 
 class Bench:

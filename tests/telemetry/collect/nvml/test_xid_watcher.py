@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable
 from datetime import UTC, datetime
 
-from telemetry.collect.nvml.faults import NvmlFault
+from telemetry.collect.nvml.device import NvmlFault
 from telemetry.collect.nvml.xid_watcher import Xid, XidWatcher
 from tests.telemetry.collect.nvml.helpers import MemoryNode
 
@@ -82,7 +82,7 @@ def test_a_gpu_over_which_registering_hangs_is_left_out() -> None:
 
 
 def test_an_xid_of_a_gpu_that_is_not_listed_is_kept_without_one() -> None:
-    from telemetry.collect.nvml.memory import MemoryGpu
+    from tests.telemetry.collect.nvml.memory_nvml import MemoryGpu
 
     node = MemoryNode()
     node.nvml.events = [(MemoryGpu("GPU-9"), 79, None)]

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from telemetry.collect.nvml.device import Identity
-from telemetry.collect.nvml.faults import NvmlFault
+from telemetry.collect.nvml.device import Identity, NvmlFault
 
 _NOT_SUPPORTED = 3
 

@@ -157,3 +157,10 @@ def test_what_contributors_are_pointed_to_exists() -> None:
     named = re.findall(r"`((?:[a-z_.]+/)+[A-Za-z_.-]*)`", text)
     assert len(named) > 25
     assert [path for path in named if not (ROOT / path).exists()] == []
+
+
+def test_the_tests_that_hold_what_a_user_can_do_exist() -> None:
+    text = (ROOT / "tests" / "README.md").read_text(encoding="utf-8")
+    named = re.findall(r"`([a-z_/]+/test_\w+\.py|test_\w+\.py)`", text)
+    assert len(named) > 80
+    assert [path for path in named if path != "test_house.py" and not (ROOT / "tests" / path).exists()] == []

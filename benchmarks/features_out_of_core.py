@@ -61,11 +61,16 @@ WHOLE_AIM = f"{WHOLE_S} s (1.15 million samples/s), under {WHOLE_MB:,} MB"
 class OneThread(LocalEngine):
     """Runs one task after the other."""
 
-    def each(
-        self, job: Callable[[Item], Result], items: Sequence[Item], told: Callable[[Item, Result], None], *, most: int
+    def run(
+        self,
+        job: Callable[[Item], Result],
+        items: Sequence[Item],
+        on_result: Callable[[Item, Result], None],
+        *,
+        max_workers: int,
     ) -> None:
         """Run a function over items, by one thread."""
-        super().each(job, items, told, most=min(most, 1))
+        super().run(job, items, on_result, max_workers=min(max_workers, 1))
 
 
 PHASES = ("rows and plan", "buckets: samples read, summed up and spilled", "slabs: statistics of rows, parts written")

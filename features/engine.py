@@ -23,21 +23,21 @@ class Engine(Protocol):
 
     in_process: bool
 
-    def each(
+    def run(
         self,
         job: Callable[[Item], Result],
         items: Sequence[Item],
-        told: Callable[[Item, Result], None],
+        on_result: Callable[[Item, Result], None],
         *,
-        most: int,
+        max_workers: int,
     ) -> None:
         """Run a function over items, in any order; the first error ends it.
 
         ``job``: survives being sent to another machine, as its items and results do; may be run again for an item whose
         machine was lost.
-        ``told``: called in this process with an item and its result, once for each item, as they come in.
-        ``most``: items at once in one process of this machine; what it holds in memory is counted with it. Machines of
-        a cluster have as many threads as their owner gave them.
+        ``on_result``: called in this process with an item and its result, once for each item, as they come in.
+        ``max_workers``: items at once in one process of this machine; what it holds in memory is counted with it.
+        Machines of a cluster have as many threads as their owner gave them.
         """
 
     def everywhere(self, job: Callable[[], None]) -> None:
@@ -49,20 +49,20 @@ class LocalEngine:
 
     in_process = True
 
-    def each(
+    def run(
         self,
         job: Callable[[Item], Result],
         items: Sequence[Item],
-        told: Callable[[Item, Result], None],
+        on_result: Callable[[Item, Result], None],
         *,
-        most: int,
+        max_workers: int,
     ) -> None:
-        """Run a function over items; see :meth:`Engine.each`."""
-        with ThreadPoolExecutor(max_workers=min(os.cpu_count() or 1, most)) as pool:
+        """Run a function over items; see :meth:`Engine.run`."""
+        with ThreadPoolExecutor(max_workers=min(os.cpu_count() or 1, max_workers)) as pool:
             running = {pool.submit(job, item): item for item in items}
             try:
                 for future in as_completed(running):
-                    told(running[future], future.result())
+                    on_result(running[future], future.result())
             except BaseException:
                 pool.shutdown(cancel_futures=True)
                 raise

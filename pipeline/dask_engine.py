@@ -94,15 +94,15 @@ class DaskEngine:
             self._closing.close()
             raise
 
-    def each(
+    def run(
         self,
         job: Callable[[Item], Result],
         items: Sequence[Item],
-        told: Callable[[Item, Result], None],
+        on_result: Callable[[Item, Result], None],
         *,
-        most: int,  # noqa: ARG002 - a cluster's machines have the threads that their owner gave them
+        max_workers: int,  # noqa: ARG002 - a cluster's machines have the threads that their owner gave them
     ) -> None:
-        """Run a function over items; see :meth:`features.engine.Engine.each`."""
+        """Run a function over items; see :meth:`features.engine.Engine.run`."""
         if not items:
             return
         done: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -118,16 +118,18 @@ class DaskEngine:
             watch = _Watch(self._client, self.place)
             for _ in range(len(futures)):
                 future = self._next(done, watch)
-                told(futures[future], self._result(future, watch, name, futures[future]))
+                on_result(futures[future], self._result(future, watch, name, futures[future]))
                 future.release()
         finally:
             with contextlib.suppress(Exception):  # a cluster that is gone has nothing to cancel
-                within(CONNECT_S, lambda: self._client.cancel([each for each in futures if not each.done()]))
+                with_timeout(
+                    CONNECT_S, lambda: self._client.cancel([future for future in futures if not future.done()])
+                )
 
     def everywhere(self, job: Callable[[], Any]) -> None:
         """Call a function once in each process; see :meth:`features.engine.Engine.everywhere`."""
         with contextlib.suppress(Exception):
-            within(CONNECT_S, lambda: self._client.run(job, on_error="ignore"))
+            with_timeout(CONNECT_S, lambda: self._client.run(job, on_error="ignore"))
 
     def close(self) -> None:
         """Leave the cluster; end it if it was started here."""
@@ -165,7 +167,7 @@ class DaskEngine:
 
     def _asked(self, question: Callable[[], Any]) -> Any:
         try:
-            return within(CONNECT_S, question)
+            return with_timeout(CONNECT_S, question)
         except Exception as error:
             raise _lost(self.place) from error
 
@@ -176,7 +178,7 @@ class DaskEngine:
 
     def _connect(self, address: str | None, workers: int, threads: int | None) -> Any:
         distributed = importlib.import_module("distributed")
-        self._closing.enter_context(_quiet())
+        self._closing.enter_context(_silenced())
         target: Any = address
         if address is None:
             folder = self._closing.enter_context(tempfile.TemporaryDirectory(prefix="predrain-dask-"))
@@ -233,7 +235,7 @@ class DaskEngine:
             time.sleep(min(_POLL_S, 0.2))
         for last in (False, False, True):
             try:
-                found = within(CONNECT_S, lambda: self._client.run(running_versions))
+                found = with_timeout(CONNECT_S, lambda: self._client.run(running_versions))
                 break
             except Exception as error:
                 if last:
@@ -243,7 +245,7 @@ class DaskEngine:
                         "Install predrain and its libraries there, in the same versions as here.",
                     ) from error
                 time.sleep(_POLL_S)  # one that was just lost is still on the scheduler's list
-        refuse_others(found)
+        refuse_other_versions(found)
 
     def _next(self, done: queue.SimpleQueue[Any], watch: _Watch) -> Any:
         while True:
@@ -283,7 +285,7 @@ class _Watch:
     def any_worker(self) -> bool:
         """Whether there is a worker; an error where there has been none for too long."""
         try:
-            workers = within(CONNECT_S, self._client.nthreads)
+            workers = with_timeout(CONNECT_S, self._client.nthreads)
         except Exception as error:
             raise _lost(self.place) from error
         if workers:
@@ -298,7 +300,7 @@ class _Watch:
         return False
 
 
-def refuse_others(found: Mapping[str, Mapping[str, str]]) -> None:
+def refuse_other_versions(found: Mapping[str, Mapping[str, str]]) -> None:
     """Refuse workers that run something else than this process.
 
     ``found``: what :func:`running_versions` gave in each worker, by its address.
@@ -334,7 +336,7 @@ def running_versions() -> dict[str, str]:
     return {**found, "predrain's code": total.hexdigest()[:12]}
 
 
-def within(seconds: float, call: Callable[[], Result]) -> Result:
+def with_timeout(seconds: float, call: Callable[[], Result]) -> Result:
     """Give what a call gives, or a TimeoutError: Dask's own calls wait for ever for a machine that hangs."""
     answer: Future[Result] = Future()
 
@@ -349,7 +351,7 @@ def within(seconds: float, call: Callable[[], Result]) -> Result:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def _silenced() -> Iterator[None]:
     """Keep Dask's own log off the terminal: what a user has to know comes as an error of ours."""
     found = [each for name in ("distributed", "distributed.client") for each in logging.getLogger(name).handlers]
     before = [(handler, handler.level) for handler in found]

@@ -185,7 +185,7 @@ def refits_ahead(
         tell()
 
     def run(refits: Sequence[Refit]) -> None:
-        engine.each(RefitTask(order, kept), refits, take, most=1)
+        engine.run(RefitTask(order, kept), refits, take, max_workers=1)
 
     try:
         tell()
@@ -224,7 +224,7 @@ def _spans(
             only = trainer.choose_span(refits_ms[fold], trainer.labels_at(refits_ms[fold]), None)
             assert only is not None  # the schedule begins where a span fits
             best[fold] = only
-    engine.each(SpanTask(order), compared, best.__setitem__, most=1)
+    engine.run(SpanTask(order), compared, best.__setitem__, max_workers=1)
     found: dict[int, tuple[timedelta, str]] = {}
     for fold in range(len(refits_ms)):
         if fold in known:

@@ -242,12 +242,17 @@ def _write(build: Build, engine: Engine, progress: Progress) -> None:
         sources=tuple(dataset.meta.sources),
     )
     samples, rows = [each.samples for each in build.work], [each.rows for each in build.slabs]
-    told = _Steps(progress, sum(samples) + len(build.keys))
-    told.done(0)  # rows and plan are worked out
-    engine.each(
-        BuildTask(build, "bucket"), _largest_first(samples), lambda number, _: told.done(samples[number]), most=8
+    steps = _Steps(progress, sum(samples) + len(build.keys))
+    steps.done(0)  # rows and plan are worked out
+    engine.run(
+        BuildTask(build, "bucket"),
+        _largest_first(samples),
+        lambda number, _: steps.done(samples[number]),
+        max_workers=8,
     )
-    engine.each(BuildTask(build, "part"), _largest_first(rows), lambda number, _: told.done(rows[number]), most=4)
+    engine.run(
+        BuildTask(build, "part"), _largest_first(rows), lambda number, _: steps.done(rows[number]), max_workers=4
+    )
     if features.sequence.channels:
         windows = SequencePlan.of(features.sequence, dataset.meta.channels, delay=features.delay)
         write_sequences(dataset, build.fleet, windows, order.decision, folder, digest=order.digest)

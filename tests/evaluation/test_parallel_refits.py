@@ -50,11 +50,11 @@ class Sent:
     def __init__(self) -> None:
         self.ran: list[object] = []
 
-    def each(self, job, items, told, *, most):
+    def run(self, job, items, on_result, *, max_workers):
         for item in reversed(items):
             sent = pickle.loads(pickle.dumps((job, item)))
             self.ran.append(item)
-            told(item, pickle.loads(pickle.dumps(sent[0](sent[1]))))
+            on_result(item, pickle.loads(pickle.dumps(sent[0](sent[1]))))
 
     def everywhere(self, job):
         job()
@@ -110,8 +110,8 @@ def test_finished_refits_are_kept_when_the_driver_dies(matrix, here, tmp_path, m
     in_folder(matrix, tmp_path, monkeypatch)
 
     class Dies(Sent):
-        def each(self, job, items, told, *, most):
-            super().each(job, items[:2] if isinstance(job, RefitTask) else items, told, most=most)
+        def run(self, job, items, on_result, *, max_workers):
+            super().run(job, items[:2] if isinstance(job, RefitTask) else items, on_result, max_workers=max_workers)
             if isinstance(job, RefitTask):
                 raise KeyboardInterrupt
 

@@ -19,7 +19,7 @@ from features.matrix.build_tasks import Build, BuildTask
 from features.matrix.building import build_matrix
 from features.matrix.matrix import FeatureMatrix
 from pipeline import dask_engine
-from pipeline.dask_engine import DaskEngine, refuse_others, require_dask, running_versions
+from pipeline.dask_engine import DaskEngine, refuse_other_versions, require_dask, running_versions
 from predrain.command import app
 from telemetry.dataset.store import Dataset
 from tests.features.small_fleet import (
@@ -132,11 +132,11 @@ def test_an_error_of_a_worker_is_told_with_its_place(cluster, dataset, tmp_path,
 
 def test_a_worker_that_does_not_see_the_folder_says_so(dataset, tmp_path, monkeypatch):
     class Elsewhere(LocalEngine):
-        def each(self, job: BuildTask, items, told, *, most):
+        def run(self, job: BuildTask, items, on_result, *, max_workers):
             sent = pickle.loads(pickle.dumps(job))
             owner = next(tmp_path.glob(".matrix.spill/*/owner"))
             owner.write_text("a folder of that name on a machine of its own")
-            super().each(sent, items, told, most=most)
+            super().run(sent, items, on_result, max_workers=max_workers)
 
     with pytest.raises(InputError, match=r"a worker does not see the folder that the matrix is built in \(machine "):
         build(dataset, tmp_path / "matrix", Elsewhere())
@@ -146,10 +146,10 @@ def test_a_task_is_sent_without_the_build(dataset, tmp_path):
     sizes = []
 
     class Weighs(LocalEngine):
-        def each(self, job: BuildTask, items, told, *, most):
+        def run(self, job: BuildTask, items, on_result, *, max_workers):
             assert isinstance(job._build, Build)
             sizes.append(len(pickle.dumps(job)))
-            super().each(job, items, told, most=most)
+            super().run(job, items, on_result, max_workers=max_workers)
 
     build(dataset, tmp_path / "matrix", Weighs())
     assert len(sizes) == 2
@@ -160,7 +160,7 @@ def test_finished_buckets_of_a_killed_driver_are_kept_for_a_cluster(cluster, dat
     monkeypatch.setattr(building, "HELD_ROWS", 0)
 
     class Dies(LocalEngine):
-        def each(self, job, items, told, *, most):
+        def run(self, job, items, on_result, *, max_workers):
             for item in list(items)[:3]:
                 job(item)
             raise KeyboardInterrupt
@@ -183,7 +183,7 @@ def test_finished_buckets_of_a_cluster_that_was_lost_are_kept(dataset, here, tmp
     monkeypatch.setattr(building, "HELD_ROWS", 0)
 
     class Lost(LocalEngine):
-        def each(self, job, items, told, *, most):
+        def run(self, job, items, on_result, *, max_workers):
             for item in list(items)[:3]:
                 job(item)
             raise dask_engine._lost("cluster at tcp://127.0.0.1:9")
@@ -203,7 +203,7 @@ def test_a_full_disk_leaves_nothing_behind(dataset, tmp_path, monkeypatch):
     monkeypatch.setattr(building, "HELD_ROWS", 0)
 
     class Full(LocalEngine):
-        def each(self, job, items, told, *, most):
+        def run(self, job, items, on_result, *, max_workers):
             for item in list(items)[:3]:
                 job(item)
             raise OSError(errno.ENOSPC, "No space left on device")
@@ -232,11 +232,11 @@ def test_an_address_that_is_none_is_refused():
 
 def test_workers_of_other_versions_are_refused():
     here = running_versions()
-    refuse_others({"tcp://10.0.0.1:1": here})
+    refuse_other_versions({"tcp://10.0.0.1:1": here})
     with pytest.raises(
         InputError, match=rf"a worker runs numpy 1\.0 instead of {here['numpy']} \(worker tcp://10.0.0.2:1"
     ):
-        refuse_others({"tcp://10.0.0.1:1": here, "tcp://10.0.0.2:1": {**here, "numpy": "1.0"}})
+        refuse_other_versions({"tcp://10.0.0.1:1": here, "tcp://10.0.0.2:1": {**here, "numpy": "1.0"}})
 
 
 def slow(item: tuple[Path, int]) -> int:
@@ -263,7 +263,7 @@ def test_what_a_killed_worker_was_doing_is_done_again(cluster, tmp_path):
                 return busy.pop()
             time.sleep(0.01)
 
-    cluster.each(slow, [(tmp_path, number) for number in range(5)], note, most=1)
+    cluster.run(slow, [(tmp_path, number) for number in range(5)], note, max_workers=1)
     assert told == {number: number * number for number in range(5)}
     tries = [path.name.split("-")[0] for path in tmp_path.iterdir()]
     assert len(tries) > len(set(tries))
@@ -283,7 +283,7 @@ def test_a_result_that_is_lost_with_its_worker_is_made_again(cluster, tmp_path, 
 
     monkeypatch.setattr(cluster, "_next", lose)
     told = {}
-    cluster.each(slow, [(tmp_path, 3)], lambda item, result: told.update({item[1]: result}), most=1)
+    cluster.run(slow, [(tmp_path, 3)], lambda item, result: told.update({item[1]: result}), max_workers=1)
     assert told == {3: 9}
     assert len(list(tmp_path.iterdir())) == 2
 
@@ -295,7 +295,7 @@ def times_out(number: int) -> int:
 def test_a_task_that_times_out_by_itself_is_not_waited_for(cluster, monkeypatch):
     monkeypatch.setattr(dask_engine, "FETCH_S", 0.5)
     with pytest.raises(TimeoutError, match="the folder of 7 does not answer"):
-        cluster.each(times_out, [7], lambda item, result: None, most=1)
+        cluster.run(times_out, [7], lambda item, result: None, max_workers=1)
 
 
 def dies(number: int) -> int:
@@ -305,7 +305,7 @@ def dies(number: int) -> int:
 def test_a_task_that_ends_every_worker_is_given_up(cluster, monkeypatch):
     monkeypatch.setattr(cluster._client.cluster.scheduler, "allowed_failures", 0)
     with pytest.raises(InputError, match=r"every worker that took dies 7 was lost on the way \(workers of"):
-        cluster.each(dies, [7], lambda item, result: None, most=1)
+        cluster.run(dies, [7], lambda item, result: None, max_workers=1)
 
 
 @pytest.mark.parametrize(

@@ -29,14 +29,15 @@ if str(ROOT) not in sys.path:  # run as a file, this folder's parent is not on t
 import numpy as np  # noqa: E402
 
 from features.times import instants  # noqa: E402
+from models.bundle.store import load_bundle  # noqa: E402
 from pipeline.matrix_stage import make_matrix  # noqa: E402
 from pipeline.params import Params, load_params  # noqa: E402
 from pipeline.stages import train_bundle  # noqa: E402
 from predrain.score import scoring_settings  # noqa: E402
-from serving.champion.model_source import FolderModel, ServedModel  # noqa: E402
 from serving.scores.batch import score_decision  # noqa: E402
 from serving.scores.feature_settings import live_config, window_plan  # noqa: E402
 from serving.scores.fleet_rows import fleet_rows  # noqa: E402
+from serving.scores.records import ServedModel  # noqa: E402
 from serving.scores.status import ScoringResult  # noqa: E402
 from serving.scores.writing import ScoresFolder  # noqa: E402
 from simulator.simulate import simulate  # noqa: E402
@@ -116,7 +117,7 @@ def main() -> None:
         folder, fleet = bundle_of(work, params, args.quick), fleet_of(work, gpus)
         print(f"a bundle and {gpus:,} GPUs x {DAYS} days made in {time.perf_counter() - begin:.0f} s")
         begin = time.perf_counter()
-        model = FolderModel(folder).current()
+        model = ServedModel(load_bundle(folder, profile_only=True))
         loaded = time.perf_counter() - begin
         now = Dataset.open(fleet).meta.span[1] + timedelta(minutes=10)
         first = decide(fleet, model, Path(temporary) / "first", params, now)

@@ -31,8 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.load_traffic import Caller, Ledger, Nodes, Rows, watch
 from benchmarks.own_process import asked_once, free_port
 from policy.risk_record import ModelName, RiskRecord
-from serving.http.model import load_model
-from serving.http.rows import FeatureRows
+from serving.champion.model import FeatureRows, load_model
 from serving.scores.writing import ScoresFolder, write_decision
 
 NODES: Final = 200

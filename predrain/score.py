@@ -113,14 +113,9 @@ class _Rounds:
 
     def _digest(self) -> str | None:
         """Give the digest of a bundle in a folder; None for the champion, whom only the registry knows."""
-        import hashlib
+        from serving.champion.sources import manifest_digest
 
-        if self._model[0] == "champion":
-            return None
-        try:
-            return hashlib.sha256((Path(self._model[0]) / "manifest.json").read_bytes()).hexdigest()
-        except OSError:
-            return ""  # loading it says what is wrong
+        return None if self._model[0] == "champion" else manifest_digest(Path(self._model[0]))
 
 
 @contextmanager

@@ -158,18 +158,11 @@ def _source(
         return None
     if model != "champion":
         return FolderBundle(Path(model))
-    import atexit
-    import shutil
-    import tempfile
-
     from serving.champion.follower import ChampionBundle
+    from serving.champion.local_copy import temporary_folder
 
     every_s = _seconds(champion_every, "--champion-every")
-    if kept is not None:
-        return ChampionBundle(registry, name, kept.champion, every_s)
-    folder = Path(tempfile.mkdtemp(prefix="predrain-champion-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return ChampionBundle(registry, name, folder, every_s)
+    return ChampionBundle(registry, name, temporary_folder() if kept is None else kept.champion, every_s)
 
 
 def _refuse_removed(option: str) -> None:

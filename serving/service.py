@@ -12,6 +12,7 @@ from fastapi import Depends, FastAPI
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
+from serving.champion.model import ModelHolder
 from serving.champion.sources import BundleSource
 from serving.http.access_log import AccessLog, Tracing
 from serving.http.application import describe, make_application, may_read, problem_response, problems, read_problems
@@ -21,7 +22,6 @@ from serving.http.invocations import Invocations
 from serving.http.limits import AllowedHosts, RateLimit, ThreadWork
 from serving.http.metrics import MEDIA, RequestMetrics, StateMetrics
 from serving.http.middleware import Access, HeldBytes, RequestGuard
-from serving.http.model import ModelHolder
 from serving.http.query_routes import QueryRoutes
 from serving.http.schemas import Ready
 from serving.http.score_cache import ScoreCache

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from serving.champion.local_copy import CURRENT, ChampionCopy, named_bundle
-from serving.champion.sources import NamedBundle
+from serving.champion.sources import NamedBundle, stamp_of
 
 _LOG = logging.getLogger(__name__)
 _LONGEST_REST_S: Final = 60.0
@@ -50,7 +50,7 @@ class ChampionBundle:
 
     def stamp(self) -> object:
         """Give what changes when another version is champion, or the registry can no longer be asked."""
-        return (*(_stat(self._copy.path / CURRENT)), self._copy.error())
+        return (*(stamp_of(self._copy.path / CURRENT)), self._copy.error())
 
     def named(self) -> NamedBundle:
         """Name the champion's bundle, see :class:`serving.champion.sources.BundleSource`."""
@@ -85,11 +85,3 @@ class ChampionBundle:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait(5)
-
-
-def _stat(path: Path) -> tuple[int, ...]:
-    try:
-        stat = path.stat()
-    except OSError as error:
-        return (error.errno or 0,)
-    return (stat.st_mtime_ns, stat.st_ino, stat.st_size)

@@ -10,9 +10,11 @@
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import json
 import shutil
+import tempfile
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
@@ -21,13 +23,12 @@ from filelock import FileLock, Timeout
 
 from features.errors import InputError
 from models.bundle.files import read_files
-from serving.champion.sources import NamedBundle, NotNamedYet
+from serving.champion.sources import MANIFEST, NamedBundle, NotNamedYet
 from telemetry.atomic import disk_errors, fsync_path, write_bytes
 
 CURRENT: Final = "current.json"
 STATUS: Final = "status.json"
 VERSIONS: Final = "versions"
-MANIFEST: Final = "manifest.json"
 _FORMAT: Final = 1
 _KEPT: Final = 2
 
@@ -40,15 +41,15 @@ class ChampionCopy:
 
     def current(self) -> dict[str, Any] | None:
         """Read which version is there; None where there is none, or what says so is damaged."""
-        found = _read(self.path / CURRENT)
-        if found is None or found.get("format") != _FORMAT:
+        content = _read(self.path / CURRENT)
+        if content is None or content.get("format") != _FORMAT:
             return None
-        version, folder, digest = found.get("version"), found.get("folder"), found.get("digest")
+        version, folder, digest = content.get("version"), content.get("folder"), content.get("digest")
         if not (isinstance(version, int) and isinstance(folder, str) and isinstance(digest, str)):
             return None
         if folder != folder_name(version, digest):  # it becomes part of a path
             return None
-        return found
+        return content
 
     def bundle_of(self, current: dict[str, Any]) -> Path:
         """Give the bundle's folder."""
@@ -72,10 +73,10 @@ class ChampionCopy:
         Raises ``InputError`` if its manifest is not that of the digest, or the disk is full; the one of before stays
         current.
         """
-        found = hashlib.sha256((bundle / MANIFEST).read_bytes()).hexdigest()
-        if found != digest:
+        actual = hashlib.sha256((bundle / MANIFEST).read_bytes()).hexdigest()
+        if actual != digest:
             raise InputError(
-                f"its bundle's digest is {found[:12]}, registered was {digest[:12] or 'none'}",
+                f"its bundle's digest is {actual[:12]}, registered was {digest[:12] or 'none'}",
                 f"version {version}",
                 "Do not use this version; train and register a bundle again.",
             )
@@ -87,8 +88,8 @@ class ChampionCopy:
                 building = target.with_name(f".{name}.building")
                 shutil.rmtree(building, ignore_errors=True)
                 shutil.copytree(bundle, building)
-                for each in sorted(building.rglob("*")):
-                    fsync_path(each)
+                for path in sorted(building.rglob("*")):
+                    fsync_path(path)
                 shutil.rmtree(target, ignore_errors=True)
                 building.rename(target)
                 fsync_path(target.parent)
@@ -108,18 +109,25 @@ class ChampionCopy:
     def error(self) -> str | None:
         """Read why the registry could not be looked at, or its champion not be taken; None: it was."""
         status = _read(self.path / STATUS)
-        said = None if status is None else status.get("error")
-        return said if isinstance(said, str) and said else None
+        error = None if status is None else status.get("error")
+        return error if isinstance(error, str) and error else None
 
     def _prune(self, kept: set[str]) -> None:
-        for each in (self.path / VERSIONS).iterdir():
-            if each.name not in kept:
-                shutil.rmtree(each, ignore_errors=True)
+        for folder in (self.path / VERSIONS).iterdir():
+            if folder.name not in kept:
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def temporary_folder() -> Path:
+    """Make a folder for a copy that goes with this process."""
+    folder = Path(tempfile.mkdtemp(prefix="predrain-champion-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 def folder_name(version: int, digest: str) -> str:
     """Name a version's folder."""
-    return f"{version}-{''.join(each for each in digest[:16] if each.isalnum())}"
+    return f"{version}-{''.join(char for char in digest[:16] if char.isalnum())}"
 
 
 def named_bundle(copy: ChampionCopy) -> NamedBundle:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
 from features.errors import InputError
+
+MANIFEST: Final = "manifest.json"
 
 
 class NotNamedYet(InputError):
@@ -60,12 +63,25 @@ class FolderBundle:
 
     def stamp(self) -> object:
         """Give what changes when the folder is replaced or its manifest is."""
-        try:
-            stat = (self._path / "manifest.json").stat()
-        except OSError as error:
-            return error.errno
-        return (stat.st_mtime_ns, stat.st_ino, stat.st_size)
+        return stamp_of(self._path / MANIFEST)
 
     def named(self) -> NamedBundle:
         """Name the folder."""
         return NamedBundle(self._path)
+
+
+def stamp_of(path: Path) -> tuple[int, ...]:
+    """Give what changes when a file is replaced, written or removed."""
+    try:
+        stat = path.stat()
+    except OSError as error:
+        return (error.errno or 0,)
+    return (stat.st_mtime_ns, stat.st_ino, stat.st_size)
+
+
+def manifest_digest(bundle: Path) -> str:
+    """Give the digest of a bundle in a folder; empty where it cannot be read: loading it says why."""
+    try:
+        return hashlib.sha256((bundle / MANIFEST).read_bytes()).hexdigest()
+    except OSError:
+        return ""

@@ -32,7 +32,11 @@ def look(copy: ChampionCopy, registry: str, name: str, *, verify: bool = False) 
 
     number = standing_of(registry, name).champion
     if number is None:
-        raise InputError("there is no champion", f"model {name}, {registry}", "Make one with `predrain promote`.")
+        raise InputError(
+            "there is no champion",
+            f"model {name}, {registry}",
+            "Make one with `predrain promote`, or give the folder of a bundle.",
+        )
     current = copy.current()
     version = version_at(registry, name, number)
     if current is not None and (current["version"], current["digest"]) == (number, version.digest):
@@ -46,7 +50,7 @@ def look(copy: ChampionCopy, registry: str, name: str, *, verify: bool = False) 
 
 def watch(copy: ChampionCopy, registry: str, name: str, every_s: float, stopped: threading.Event) -> None:
     """Look again and again until told to stop; whatever goes wrong is noted beside the copy."""
-    said: str | None = None
+    reported: str | None = None
     verified = False
     while not stopped.is_set():
         error = None
@@ -57,9 +61,9 @@ def watch(copy: ChampionCopy, registry: str, name: str, every_s: float, stopped:
                 _LOG.info("version %s is champion", (copy.current() or {}).get("version"))
         except Exception as fault:  # the next look may go well: a registry is restarted, a disk freed
             error = str(fault).splitlines()[0] if str(fault) else type(fault).__name__
-            if error != said:
+            if error != reported:
                 _LOG.warning("the champion cannot be taken: %s", error)
-        said = error
+        reported = error
         try:
             copy.note(error)
         except InputError as full:

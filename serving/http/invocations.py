@@ -13,9 +13,9 @@ from fastapi import Depends, FastAPI, Query
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
+from serving.champion.model import LoadedModel
 from serving.http.application import body_problems, may_read, problems
 from serving.http.bodies import JSON, may_hold_booleans, media_of, read_json, unknown_name
-from serving.http.model import LoadedModel
 from serving.http.query_routes import QueryRoutes
 from serving.http.schemas import (
     DataframeRecords,
@@ -30,7 +30,7 @@ from serving.http.settings import ServiceSettings
 from telemetry.collect.remote_write.problems import Refused
 
 if TYPE_CHECKING:
-    from serving.http.rows import FeatureRows
+    from serving.champion.model import FeatureRows
 
 FORMS: Final = ("dataframe_split", "dataframe_records", "instances", "inputs")
 _SPLIT: Final = ("columns", "data", "index")

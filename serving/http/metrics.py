@@ -10,8 +10,8 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, disable_cre
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from serving.champion.model import ModelHolder
 from serving.http.access_log import AccessLog
-from serving.http.model import ModelHolder
 from serving.http.score_cache import ScoreCache
 from serving.scores.fleet import Fleet
 from serving.scores.reading import parse_instant

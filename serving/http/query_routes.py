@@ -14,6 +14,7 @@ from starlette.responses import Response
 
 from policy.risk_record import instant_words
 from policy.tiers import UNKNOWN
+from serving.champion.model import LoadedModel, ModelHolder
 from serving.http.application import body_problems, may_read, read_problems
 from serving.http.bodies import (
     ARROW,
@@ -27,7 +28,6 @@ from serving.http.bodies import (
     unknown_name,
 )
 from serving.http.limits import ThreadWork
-from serving.http.model import LoadedModel, ModelHolder
 from serving.http.schemas import (
     AskedGpus,
     AskedNodes,
@@ -46,7 +46,7 @@ from serving.scores.fleet import Fleet, NodeState, frame, node_answer, node_with
 from telemetry.collect.remote_write.problems import Refused
 
 if TYPE_CHECKING:
-    from serving.http.rows import FeatureRows
+    from serving.champion.model import FeatureRows
 
 _KINDS: Final = ("nodes", "gpus", "rows")
 _REMOVED: Final = {

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import datetime
 from itertools import chain
 from typing import Any, Final
@@ -15,6 +14,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from serving.champion.model import FeatureRows
 from serving.http.bodies import shown, unknown_name
 from serving.scores.reading import parse_instant
 from telemetry.collect.remote_write.problems import Refused
@@ -26,21 +26,6 @@ _LARGEST: Final = float(np.finfo(np.float32).max)
 _MS: Final = 1000
 _FIRST_MS: Final = -62_135_596_800_000  # the years 1 to 9999, which is what a datetime can say
 _LAST_MS: Final = 253_402_300_799_999
-
-
-@dataclass(frozen=True, slots=True)
-class FeatureRows:
-    """Rows ready to score.
-
-    ``values``: in the model's order; NaN: missing; shape (n_rows, n_features).
-    ``units``: as given; else the rows' numbers from 0.
-    ``times``: decision times, milliseconds since 1970 (UTC); 0 where none were given; shape (n_rows,).
-    """
-
-    values: npt.NDArray[np.float32]
-    units: list[str]
-    times: npt.NDArray[np.int64]
-    timed: bool
 
 
 def rows_of_records(

@@ -10,11 +10,10 @@ from typing import Any
 from features.matrix.meta import MatrixConfig
 from policy.risk_record import ModelName, RiskRecord
 from policy.tiers import choose_thresholds
-from serving.champion.model_source import ServedModel
 from serving.scores.decision_times import asked_decision, behind_s, due_decision
 from serving.scores.feature_settings import live_config, window_plan
 from serving.scores.fleet_rows import fleet_rows
-from serving.scores.records import OUT_OF_USE, decision_summary, risk_records
+from serving.scores.records import OUT_OF_USE, ServedModel, decision_summary, risk_records
 from serving.scores.settings import ScoringSettings
 from serving.scores.status import ScoringResult
 from serving.scores.unit_scores import score_units
@@ -79,8 +78,8 @@ def _score(
     t: datetime,
     issued_at: datetime,
 ) -> tuple[list[RiskRecord], dict[str, Any]]:
-    said = model.bundle.manifest.get("decisions") or {}
-    chosen = choose_thresholds(settings.tiers, said.get("thresholds"), why_none=str(said.get("why") or ""))
+    decisions = model.bundle.manifest.get("decisions") or {}
+    chosen = choose_thresholds(settings.tiers, decisions.get("thresholds"), why_none=str(decisions.get("why") or ""))
     rows = fleet_rows(dataset, config, settings, t, window_plan(model.bundle, config))
     scored, unexplained = score_units(model.bundle, rows, chosen.thresholds, settings, t)
     records = risk_records(

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
 
 from features.matrix.meta import MatrixConfig
+from models.bundle.store import Bundle
 from policy.risk_record import FORMAT, ModelName, RiskRecord, instant_words
 from policy.tiers import TIERS, UNKNOWN, ChosenThresholds, TierThresholds
-from serving.champion.model_source import ServedModel
 from serving.scores.decision_times import expiry, stale_after
 from serving.scores.feature_settings import missing_channels
 from serving.scores.fleet_rows import FleetRows
@@ -22,6 +23,19 @@ from telemetry.dataset.store import Dataset
 
 OUT_OF_USE = "out of use: known to be down or drained"
 """Why a unit in service that has no row has no risk."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """A model that is ready to score.
+
+    ``version``: its version in the registry; None for a bundle from a folder.
+    ``note``: why a newer one was not taken, in words; empty: this is what was asked for.
+    """
+
+    bundle: Bundle
+    version: int | None = None
+    note: str = ""
 
 
 def risk_records(

@@ -55,8 +55,8 @@ from scheduler.ports.workloads import Verification, Workloads
 from scheduler.slurm.scheduler import open_slurm
 from scheduler.slurm.settings import SlurmSettings
 from scheduler.slurm.workloads import SlurmWorkloads
-from serving.champion.model_source import ServedModel
 from serving.scores.batch import score_decision
+from serving.scores.records import ServedModel
 from serving.scores.settings import ScoringSettings
 from serving.scores.writing import ScoresFolder
 from simulator.simulate import simulate

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from serving.champion.model import FeatureRows
 from serving.http.bodies import may_hold_booleans
-from serving.http.rows import FeatureRows, rows_of_arrow, rows_of_table
+from serving.http.rows import rows_of_arrow, rows_of_table
 from telemetry.collect.remote_write.problems import Refused
 
 NAMES = ("a", "b", "c")

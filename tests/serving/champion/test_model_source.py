@@ -12,7 +12,7 @@ from models.bundle.store import load_bundle, save_bundle
 from models.registry.champion import crown
 from models.registry.runs import log_run
 from models.registry.store import register_bundle
-from serving.champion.model_source import ChampionModel, FolderModel, model_source
+from serving.champion.model_source import model_source
 from tests.models.small_models import fitted_models
 
 
@@ -27,7 +27,7 @@ def test_a_folder_is_read_again_when_it_changes_and_the_old_model_kept_when_it_i
 ) -> None:
     place = tmp_path / "bundle"
     with pytest.raises(InputError, match="no bundle in"):
-        FolderModel(place).current()
+        model_source(str(place), registry="sqlite:///none.db", name="predrain").current()
     shutil.copytree(bundles[0], place)
     source = model_source(str(place), registry="sqlite:///none.db", name="predrain")
     first = source.current()
@@ -42,7 +42,7 @@ def test_a_folder_is_read_again_when_it_changes_and_the_old_model_kept_when_it_i
     assert kept.bundle is second.bundle
     assert kept.note.startswith("the model in use is kept: ")
     with pytest.raises(InputError):
-        FolderModel(place).current()
+        model_source(str(place), registry="sqlite:///none.db", name="predrain").current()
 
 
 def test_the_champion_is_fetched_once_and_followed_and_kept_when_the_registry_is_gone(
@@ -66,4 +66,4 @@ def test_the_champion_is_fetched_once_and_followed_and_kept_when_the_registry_is
     assert kept.bundle is second.bundle
     assert "no store here" in kept.note
     with pytest.raises(InputError, match="no store here"):
-        ChampionModel(uri, "predrain").current()
+        model_source("champion", registry=uri, name="predrain").current()

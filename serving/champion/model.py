@@ -10,17 +10,34 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from features.errors import InputError
-from serving.champion.sources import BundleSource, FolderBundle, NotNamedYet
+from serving.champion.sources import BundleSource, FolderBundle, NotNamedYet, manifest_digest
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
     from models.bundle.store import Bundle
-    from serving.http.rows import FeatureRows
 
 _LOG = logging.getLogger(__name__)
 _RETRY_ROUNDS = 10
 _NEVER = object()
 MOST_EXPLAINED = 200
 """Rows of a request that are explained at most: a fraction of a millisecond each and tree learner."""
+
+
+@dataclass(frozen=True, slots=True)
+class FeatureRows:
+    """Rows ready to score.
+
+    ``values``: in the model's order; NaN: missing; shape (n_rows, n_features).
+    ``units``: as given; else the rows' numbers from 0.
+    ``times``: decision times, milliseconds since 1970 (UTC); 0 where none were given; shape (n_rows,).
+    """
+
+    values: npt.NDArray[np.float32]
+    units: list[str]
+    times: npt.NDArray[np.int64]
+    timed: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +70,8 @@ class LoadedModel:
         from models.rows.ranking import text_hashes  # noqa: PLC0415 - loaded with the model
 
         fitted, profile = self.bundle.fitted, self.profile
-        found = fitted.score_arrays(rows.values, rows.times, text_hashes(rows.units))[profile]
-        columns = (rows.units, fitted.risk(profile, found.score), found.score, found.rank, found.alert)
+        scored = fitted.score_arrays(rows.values, rows.times, text_hashes(rows.units))[profile]
+        columns = (rows.units, fitted.risk(profile, scored.score), scored.score, scored.rank, scored.alert)
         return [
             {"unit": unit, "risk": float(risk), "score": float(score), "rank": int(rank), "alert": bool(alert)}
             for unit, risk, score, rank, alert in zip(*columns, strict=True)
@@ -77,15 +94,15 @@ class LoadedModel:
         for answer in answers:
             answer["reasons"] = []
         for time in np.unique(rows.times[alerts]).tolist():
-            among = np.flatnonzero(rows.times == time)
-            asked = np.flatnonzero(alerts[among])
-            ranks = np.array([answers[at]["rank"] for at in among[asked].tolist()])
-            asked = asked[np.argsort(ranks, kind="stable")][:left]
-            left -= len(asked)
-            told = top_reasons(self.bundle.fitted, self.profile, rows.values[among], asked, top=top, noun="rows")
-            for at, reasons in zip(among[asked].tolist(), told, strict=True):
-                answers[at]["reasons"] = [
-                    {"text": each.text, "group": each.group, "share": each.share} for each in reasons
+            peers = np.flatnonzero(rows.times == time)
+            alerting = np.flatnonzero(alerts[peers])
+            ranks = np.array([answers[row]["rank"] for row in peers[alerting].tolist()])
+            explained = alerting[np.argsort(ranks, kind="stable")][:left]
+            left -= len(explained)
+            reasons = top_reasons(self.bundle.fitted, self.profile, rows.values[peers], explained, top=top, noun="rows")
+            for row, row_reasons in zip(peers[explained].tolist(), reasons, strict=True):
+                answers[row]["reasons"] = [
+                    {"text": reason.text, "group": reason.group, "share": reason.share} for reason in row_reasons
                 ]
         return answers
 
@@ -145,7 +162,7 @@ class ModelHolder:
             named = self._source.named()
             held = self.model
             version = held is not None and (named.version is None or held.version == str(named.version))
-            if held is not None and version and held.digest == _digest_at(named.path):
+            if held is not None and version and held.digest == manifest_digest(named.path):
                 self.refused = named.note
                 return False
             model = load_model(named.path, version=named.version)
@@ -184,12 +201,12 @@ class ModelHolder:
 
     def _refuse(self, why: str) -> None:
         self.refusals += 1
-        said = self.refused
+        reported = self.refused
         if self.model is None:
             self.trouble = self.refused = f"the model cannot be served: {why}"
         else:
             self.refused = f"the model {self.model.digest[:12]} is kept, a newer one cannot be served: {why}"
-        if self.refused != said:
+        if self.refused != reported:
             _LOG.error("%s", self.refused)
 
     def _run(self) -> None:
@@ -207,7 +224,6 @@ def load_model(path: Path, *, version: int | None = None) -> LoadedModel:
     import numpy as np  # noqa: PLC0415 - heavy: this runs in the loader's thread
 
     from models.bundle.store import load_bundle  # noqa: PLC0415
-    from serving.http.rows import FeatureRows  # noqa: PLC0415
     from serving.scores.unit_scores import top_reasons  # noqa: PLC0415
 
     bundle = load_bundle(path, profile_only=True)
@@ -224,15 +240,6 @@ def load_model(path: Path, *, version: int | None = None) -> LoadedModel:
     model.score(FeatureRows(empty, ["0"], np.zeros(1, dtype=np.int64), False))
     top_reasons(bundle.fitted, bundle.profile, empty, np.zeros(1, dtype=np.int64), top=1, noun="rows")
     return model
-
-
-def _digest_at(path: Path) -> str:
-    import hashlib  # noqa: PLC0415 - with the model only
-
-    try:
-        return hashlib.sha256((path / "manifest.json").read_bytes()).hexdigest()
-    except OSError:
-        return ""  # loading it says what is wrong
 
 
 def _version(manifest: dict[str, Any]) -> str | None:

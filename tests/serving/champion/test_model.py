@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from models.bundle.store import load_bundle, save_bundle
-from serving.http.model import ModelHolder, load_model
-from serving.http.rows import FeatureRows
+from serving.champion.model import FeatureRows, ModelHolder, load_model
 from tests.models.small_models import fitted_models, rows
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -49,7 +48,7 @@ def test_a_damaged_bundle_is_left_to_nobody(tmp_path: Path) -> None:
 LOADS = """
 import json, sys
 from pathlib import Path
-from serving.http.model import load_model
+from serving.champion.model import load_model
 
 load_model(Path(sys.argv[1]))
 others = ("mlflow", "torch", "shap", "skops", "matplotlib", "numba")

@@ -18,9 +18,9 @@ from features.errors import InputError
 from models.bundle import store as bundles_module
 from models.bundle.store import Bundle, save_bundle
 from serving.champion.local_copy import ChampionCopy, StateFolder, named_bundle
+from serving.champion.model import ModelHolder
 from serving.champion.sources import FolderBundle, NamedBundle, NotNamedYet
 from serving.champion.watcher import look
-from serving.http.model import ModelHolder
 from serving.http.settings import ServiceSettings
 from tests.models.small_models import fitted_models, rows
 from tests.serving.http.world import running, wait

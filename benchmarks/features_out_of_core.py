@@ -3,10 +3,9 @@
 By default 21.6 million generated samples of 20 channels (1,250 GPUs, 120 days, every ten minutes), a decision every six
 hours, telemetry windows of 6, 24 and 72 hours. ``--all`` takes the feature groups and windows of params.yaml,
 ``--whole`` the paper's size as well: 345 million samples of 20,000 GPUs (some 25 GB of disk). Beside it, on the same
-files: what reading the Parquet files alone takes on as many threads, how fast memory is copied, and, but for
-``--whole``, what the same build takes by one thread on one core, step by step. Compiling the kernels, once a machine,
-is done and told before. Nothing is told of a build unless some rows of every feature group that it has equal their
-plain reading.
+files: what reading the Parquet files alone takes on as many threads, and how fast memory is copied. Compiling the
+kernels, once a machine, is done and told before. Nothing is told of a build unless the windows of some rows equal their
+plain reading; other groups are held against theirs by tests alone.
 
     python benchmarks/features_out_of_core.py [--quick] [--all] [--whole] [--work FOLDER]
 """
@@ -21,7 +20,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from itertools import pairwise
@@ -33,20 +32,19 @@ if str(ROOT) not in sys.path:  # run as a file, this folder's parent is not on t
 
 import numpy as np  # noqa: E402
 import numpy.typing as npt  # noqa: E402
-import pyarrow as pa  # noqa: E402
+import pandas as pd  # noqa: E402
 from numba import njit  # noqa: E402
 
-from benchmarks.apart import STEPS, Apart  # noqa: E402
 from benchmarks.compiling import tell_compiling  # noqa: E402
 from benchmarks.generated import FAILURES, channels_of, generate  # noqa: E402
 from benchmarks.own_process import peak_mb, told_by  # noqa: E402
-from benchmarks.plain_check import check_rows  # noqa: E402
 from features.config import GROUPS, FeatureSection  # noqa: E402
-from features.engine import Item, LocalEngine, Result  # noqa: E402
 from features.matrix.building import build_matrix  # noqa: E402
 from features.matrix.matrix import FeatureMatrix  # noqa: E402
+from features.times import duration_ms, instant_ms  # noqa: E402
 from pipeline.params import load_params  # noqa: E402
 from telemetry.dataset.store import Dataset  # noqa: E402
+from tests.features import window_oracle  # noqa: E402
 
 CHANNELS = {"gauges": 12, "counters": 6, "flags": 1, "enums": 1}
 WINDOWS = (timedelta(hours=6), timedelta(hours=24), timedelta(hours=72))
@@ -57,21 +55,11 @@ WHOLE_S, WHOLE_MB = 300, 4_000
 AIM = f"{REQUIRED_A_SECOND:,.0f} samples/s, under {REQUIRED_MB:,} MB"
 WHOLE_AIM = f"{WHOLE_S} s (1.15 million samples/s), under {WHOLE_MB:,} MB"
 
+CHECKED_ROWS, TOLERANCE = 8, 1e-4
+"""Rows that are read slowly, and the largest relative difference."""
 
-class OneThread(LocalEngine):
-    """Runs one task after the other."""
-
-    def run(
-        self,
-        job: Callable[[Item], Result],
-        items: Sequence[Item],
-        on_result: Callable[[Item, Result], None],
-        *,
-        max_workers: int,
-    ) -> None:
-        """Run a function over items, by one thread."""
-        super().run(job, items, on_result, max_workers=min(max_workers, 1))
-
+DIFFERENCES = ("delta", "rise_delta")
+"""Statistics that are only as exact as what they are a difference of; they are not compared."""
 
 PHASES = ("rows and plan", "buckets: samples read, summed up and spilled", "slabs: statistics of rows, parts written")
 
@@ -82,17 +70,10 @@ def ready(array: npt.NDArray[np.float64]) -> float:
     return float(array[0])
 
 
-def build(
-    dataset: Path, out: Path, *, everything: bool, windows: tuple[timedelta, ...] = WINDOWS, alone: bool = False
-) -> None:
-    """Build the matrix in this process, by one thread on one core if ``alone``, and print what it took as JSON."""
-    apart = None
-    if alone:
-        os.sched_setaffinity(0, list(os.sched_getaffinity(0))[:1])
-        pa.set_cpu_count(1)
-        apart = Apart()
+def build(dataset: Path, out: Path, *, everything: bool) -> None:
+    """Build the matrix in this process, and print what it took as JSON."""
     params = load_params([ROOT / "params.yaml"])
-    features = params.features if everything else FeatureSection(groups=("telemetry",), windows=windows)
+    features = params.features if everything else FeatureSection(groups=("telemetry",), windows=WINDOWS)
     opened = Dataset.open(dataset)
     start = time.perf_counter()
     ready(np.zeros(1))
@@ -113,7 +94,6 @@ def build(
         training=params.training,
         seed=params.seed,
         progress=reached,
-        engine=OneThread() if alone else None,
     )
     marks.append(_now())
     phases = {
@@ -129,7 +109,6 @@ def build(
         "peak_mb": peak_mb(),
         "rows": matrix.meta.counts["rows"],
         "columns": matrix.meta.counts["features"],
-        **({} if apart is None else apart.spent),
     }
     print(json.dumps(told))
 
@@ -172,13 +151,31 @@ def copying() -> float:
     return len(sources) * size / min(timed(copy) for _ in range(3))
 
 
-def tell_apart(alone: dict[str, float], together: float) -> None:
-    """Print what a build by one thread takes beside one as shipped, and where its time goes."""
-    print(f"by one thread on one core {alone['wall']:.1f} s: {alone['wall'] / together:.2f} times as long")
-    for step in STEPS:
-        print(f"- {step}: {alone[step]:.1f} s, {alone[step] / alone['wall']:.0%}")
-    rest = alone["wall"] - sum(alone[step] for step in STEPS)
-    print(f"- rows, plan and what is left: {rest:.1f} s, {rest / alone['wall']:.0%}")
+def check_rows(dataset: Dataset, matrix: FeatureMatrix) -> None:
+    """End the run unless the window statistics of one GPU, at times over the whole span, are those of plain Python."""
+    columns = [each for each in matrix.columns if each.group == "telemetry" and each.statistic not in DIFFERENCES]
+    gpu, node = (str(matrix.rows[name].iloc[0]) for name in ("gpu", "node"))
+    mine = np.flatnonzero((matrix.rows["gpu"].astype(str) == gpu) & ~matrix.rows["augmented"])
+    chosen = mine[np.linspace(0, len(mine) - 1, CHECKED_ROWS).astype(int)]
+    own = dataset.read_bucket(dataset.bucket_of(node)).to_pandas()
+    own = own[own["gpu"].astype(str) == gpu]
+    times = own["timestamp"].dt.as_unit("ms").astype("int64")
+    reach = 2 * duration_ms(matrix.config.features.windows[-1])
+    for at, found in zip(chosen, matrix.values(chosen, [each.name for each in columns]), strict=True):
+        when = matrix.rows["decision_time"].iloc[at]
+        border = instant_ms(when - matrix.config.features.delay)
+        seen = (times > border - reach) & (times <= border)
+        samples = [
+            {"time": time, **{name: None if pd.isna(value) else float(value) for name, value in said.items()}}
+            for time, said in zip(
+                times[seen], own.loc[seen, list(dataset.meta.channels)].to_dict("records"), strict=True
+            )
+        ]
+        for column, value in zip(columns, found, strict=True):
+            plain = window_oracle.statistic(column, samples, border, reach, window_oracle.BITS)
+            if not np.isclose(value, plain, rtol=TOLERANCE, atol=TOLERANCE * 1e-3, equal_nan=True):
+                sys.exit(f"{column.name} of {gpu} at {when} is {value}, plain reading says {plain}: nothing is told")
+    print(f"equal to their plain reading: {CHECKED_ROWS} rows of {len(columns)} columns")
 
 
 def main() -> None:
@@ -189,11 +186,10 @@ def main() -> None:
     parser.add_argument("--whole", action="store_true", help="the paper's size: 345 million samples")
     parser.add_argument("--work", type=Path, help="where the files go, and stay; default: a folder that disappears")
     parser.add_argument("--build", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--one-core", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.build:
-        build(args.build, args.out, everything=args.all, alone=args.one_core)
+        build(args.build, args.out, everything=args.all)
         return
     gpus = 20_000 if args.whole else 125 if args.quick else 1_250
     with tempfile.TemporaryDirectory() as name:
@@ -212,24 +208,18 @@ def main() -> None:
             )
         )
         samples = dataset.meta.counts["samples"]
-        for standing in ("matrix", "matrix-alone"):
-            shutil.rmtree(folder / standing, ignore_errors=True)  # or nothing would be built
+        shutil.rmtree(folder / "matrix", ignore_errors=True)  # or nothing would be built
         everything = ["--all"] if args.all or args.whole else []
         tell_compiling(GROUPS if everything else ("telemetry",))
         took = told_by(__file__, "--build", place, "--out", folder / "matrix", *everything)
         check_rows(dataset, FeatureMatrix.open(folder / "matrix"))
         read, copied = reading(dataset), copying()
-        alone = None
-        if not args.whole:
-            alone = told_by(__file__, "--build", place, "--out", folder / "matrix-alone", "--one-core", *everything)
     held = samples * (len(dataset.meta.channels) * 8 + 8)
     made = f"{took['rows']:,.0f} rows of {took['columns']} columns"
     print(f"{samples:,} samples of {len(dataset.meta.channels)} channels to {made}")
     print(f"{took['wall']:.1f} s, {took['cpu']:.1f} s of CPU, peak {took['peak_mb']:.0f} MB")
     for phase in PHASES:
         print(f"- {phase}: {took[f'{phase} wall']:.1f} s, {took[f'{phase} cpu']:.1f} s of CPU")
-    if alone is not None:
-        tell_apart(alone, took["wall"])
     print(f"before that, {took['loading']:.1f} s until the process had loaded its compiler (once a process)")
     print(f"reading the files alone takes {read:.1f} s: {read / took['wall']:.0%} of it")
     print(

@@ -31,8 +31,7 @@ LARGE = "--whole"
 """An option that is left out of the quick run: gigabytes of disk, and minutes."""
 
 RUNS = (
-    "simulate", "parquet_layout", "backfill_prometheus", "fold_cost",
-    "features_extend_day", "batch_scoring", "node_lookups", "decide_fleet",
+    "fold_cost", "features_extend_day", "batch_scoring", "node_lookups", "decide_fleet",
     "jobs_saved", "features_file_to_file", "features_out_of_core", f"features_out_of_core {LARGE}",
     "actuate_kubernetes", "actuate_slurm",
 )  # fmt: skip

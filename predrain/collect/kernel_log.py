@@ -46,7 +46,7 @@ def kernel_log(
         from datetime import UTC, datetime
 
         from pipeline.params import load_params
-        from telemetry.collect.kernel_log.collector import collect_kernel_log
+        from telemetry.collect.kernel_log.lines import collect_kernel_log
         from telemetry.collect.outbox import Outbox
         from telemetry.collect.running import stop_on_signals
         from telemetry.landing.folder import Landing, landing_of

@@ -14,8 +14,7 @@ if TYPE_CHECKING:
 
     from telemetry.collect.nvml.child import Graveyard
     from telemetry.collect.nvml.collector import Collector
-    from telemetry.collect.pushing.pusher import Pusher
-    from telemetry.collect.pushing.spool import Spool
+    from telemetry.collect.pushing.pusher import Pusher, Spool
     from telemetry.collect.pushing.targets import Target
     from telemetry.dataset.channel import Channel
 
@@ -54,7 +53,7 @@ def nvml(
     import logging
     import sys
 
-    from telemetry.collect.pushing.spool import parse_bytes
+    from telemetry.collect.pushing.pusher import parse_bytes
     from telemetry.config import parse_duration
 
     if (dataset is None) == (spool is None):
@@ -79,8 +78,7 @@ def nvml(
         from telemetry.collect.nvml.collector import Collector, writer_of
         from telemetry.collect.nvml.node_reader import NodeReader
         from telemetry.collect.nvml.tables import RunState, boot_id
-        from telemetry.collect.pushing.pusher import Pusher
-        from telemetry.collect.pushing.spool import Spool
+        from telemetry.collect.pushing.pusher import Pusher, Spool
         from telemetry.dataset.channels import resolve_channels
         from telemetry.landing.folder import Landing, landing_of
 

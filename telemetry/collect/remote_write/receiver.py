@@ -1,9 +1,11 @@
-"""The routes of the receiver."""
+"""The routes of the receiver, and the bearer tokens that may use them."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
+import hmac
 import logging
 import time
 from collections import Counter
@@ -11,6 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mappin
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Final
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -32,12 +35,83 @@ from telemetry.collect.remote_write.group_commit import GroupCommit, ReceiverSet
 from telemetry.collect.remote_write.problems import Refused
 from telemetry.collect.remote_write.push import read_arrow, read_json
 from telemetry.collect.remote_write.sample_writer import SampleWriter
-from telemetry.collect.remote_write.tokens import Tokens
 from telemetry.collect.series.identity import SeriesCatalogue
 from telemetry.dataset.channel import Channel
 from telemetry.dataset.channels import CATALOGUE
 from telemetry.errors import InputError
 from telemetry.landing.folder import Landing
+
+_LOG = logging.getLogger(__name__)
+_SHORTEST = 16
+
+
+class Tokens:
+    """The tokens of one file.
+
+    ``path``: one token a line; empty lines and lines that begin with ``#`` are left out.
+    Raises ``InputError`` if the file cannot be read, holds no token, or one shorter than 16 characters.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._digests = _read(path)
+        self._stamp = _stamp(path)
+
+    def allow(self, header: str | None) -> bool:
+        """Tell whether an ``Authorization`` header holds one of the tokens.
+
+        Each token is compared, in constant time, so that the answer's delay tells nothing of it. A file that has
+        changed is read again; while it cannot be used, the tokens of before hold.
+        """
+        self._refresh()
+        scheme, _, token = (header or "").partition(" ")
+        given = hashlib.sha256(token.strip().encode()).digest()
+        found = False
+        for digest in self._digests:
+            found |= hmac.compare_digest(digest, given)
+        return found and scheme.lower() == "bearer"
+
+    def _refresh(self) -> None:
+        stamp = _stamp(self._path)
+        if stamp == self._stamp:
+            return
+        self._stamp = stamp
+        try:
+            self._digests = _read(self._path)
+        except InputError as error:
+            _LOG.warning("the token file cannot be used, the tokens of before hold: %s", error)
+        else:
+            _LOG.info("the token file has changed: %d tokens", len(self._digests))
+
+
+def _stamp(path: Path) -> tuple[int, int, int] | None:
+    try:
+        stat = path.stat()
+    except OSError:
+        return None
+    return stat.st_mtime_ns, stat.st_ino, stat.st_size
+
+
+def _read(path: Path) -> list[bytes]:
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise InputError(
+            f"the token file cannot be read: {reason}", str(path), "Give a file with one token a line."
+        ) from error
+    tokens = [(number, line.strip()) for number, line in enumerate(lines, 1)]
+    tokens = [(number, token) for number, token in tokens if token and not token.startswith("#")]
+    if not tokens:
+        raise InputError("the token file holds no token", str(path), "Write one token a line.")
+    for number, token in tokens:
+        if len(token) < _SHORTEST:
+            raise InputError(
+                f"a token of {len(token)} characters can be guessed",
+                f"{path}, line {number}",
+                f"Use {_SHORTEST} characters or more, for instance of `openssl rand -hex 32`.",
+            )
+    return [hashlib.sha256(token.encode()).digest() for _, token in tokens]
 
 
 @dataclass(slots=True, eq=False)
@@ -83,8 +157,6 @@ class Counts:
             "predrain_receiver_last_landed_seconds", "When something last landed, since 1970.", value=self.last_landed_s
         )
 
-
-_LOG = logging.getLogger(__name__)
 
 ARROW: Final = "application/vnd.apache.arrow.stream"
 JSON: Final = "application/json"

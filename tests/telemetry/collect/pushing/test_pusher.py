@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from telemetry.collect.pushing.pusher import Pusher
-from telemetry.collect.pushing.spool import Spool
+from telemetry.collect.pushing.pusher import Pusher, Spool
 from telemetry.collect.pushing.targets import FolderTarget, Later, Refused
 from telemetry.collect.running import Backoff
 from telemetry.dataset.channels import CATALOGUE

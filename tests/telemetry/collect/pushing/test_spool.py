@@ -7,8 +7,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from telemetry.collect.pushing import spool as module
-from telemetry.collect.pushing.spool import Spool, parse_bytes
+from telemetry.collect.pushing import pusher as module
+from telemetry.collect.pushing.pusher import Spool, parse_bytes
 from telemetry.landing.folder import Landing
 from telemetry.landing.tables import Kind
 

@@ -15,8 +15,7 @@ import pytest
 from starlette.applications import Starlette
 
 from telemetry.collect.remote_write.group_commit import ReceiverSettings
-from telemetry.collect.remote_write.receiver import ARROW, JSON, Receiver
-from telemetry.collect.remote_write.tokens import Tokens
+from telemetry.collect.remote_write.receiver import ARROW, JSON, Receiver, Tokens
 from telemetry.collect.series.rows import assemble
 from telemetry.config import TelemetrySection
 from telemetry.dataset.channels import resolve_channels

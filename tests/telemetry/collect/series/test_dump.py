@@ -11,9 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 from predrain.command import app
-from telemetry.collect.openmetrics.dump import DumpResult, land_dump
+from telemetry.collect.openmetrics.dump import DumpResult, Spill, land_dump
 from telemetry.collect.openmetrics.lines import BAD_LINE, BAD_TIME, NO_TIME
-from telemetry.collect.openmetrics.spill import Spill
 from telemetry.collect.series.exposition import parse_line
 from telemetry.collect.series.identity import SeriesCatalogue
 from telemetry.collect.series.mapping import SourceMapping

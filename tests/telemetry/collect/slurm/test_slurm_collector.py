@@ -12,7 +12,12 @@ from telemetry.collect.slurm.commands import CommandError, run_command
 from telemetry.collect.slurm.drain_reasons import DEFAULT_RULES
 from telemetry.errors import InputError
 from telemetry.landing.folder import Landing
-from tests.telemetry.collect.node_events.builders import NOW, Clock, landed, landing
+from tests.telemetry.collect.builders import (
+    NOW,
+    Clock,
+    landed,
+    landing,
+)
 
 
 class Slurm:

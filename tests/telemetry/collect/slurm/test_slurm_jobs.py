@@ -9,7 +9,7 @@ import pytest
 from telemetry.collect.slurm.jobs import SACCT_COLUMNS, gpus_of, jobs_table, read_sacct, read_squeue
 from telemetry.collect.slurm.slurm_json import SlurmFormatError
 from telemetry.dataset.schema import JOBS
-from tests.telemetry.collect.node_events.builders import NOW
+from tests.telemetry.collect.builders import NOW
 
 AT = int(NOW.timestamp())
 SACCT = Path(__file__).parents[5] / "shared" / "data" / "slurm-output" / "sacct.txt"

@@ -10,7 +10,7 @@ from telemetry.collect.slurm.drain_reasons import DEFAULT_RULES, load_reason_rul
 from telemetry.collect.slurm.nodes import NodeView, changes, out_of_service, read_nodes, read_state
 from telemetry.collect.slurm.slurm_json import SlurmFormatError
 from telemetry.errors import InputError
-from tests.telemetry.collect.node_events.builders import NOW
+from tests.telemetry.collect.builders import NOW
 
 AT = int(NOW.timestamp())
 SINFO = Path(__file__).parents[5] / "shared" / "data" / "slurm-output" / "sinfo.txt"

@@ -7,7 +7,7 @@ from telemetry.collect.tickets import TicketResult, collect_tickets
 from telemetry.errors import InputError
 from telemetry.importing.mapping import TableMapping
 from telemetry.landing.folder import Landing
-from tests.telemetry.collect.node_events.builders import NOW, landed, landing
+from tests.telemetry.collect.builders import NOW, landed, landing
 
 HEAD = "timestamp,node,gpu,type,code,entered_at\n"
 

@@ -7,7 +7,7 @@ import pytest
 from telemetry.collect.kernel_log.lines import KernelEvents, LogLine
 from telemetry.collect.kernel_log.message import read_message
 from telemetry.xids.log_stamp import split_line
-from tests.telemetry.collect.node_events.builders import NOW, Clock
+from tests.telemetry.collect.builders import NOW, Clock
 
 SHARED = Path(__file__).parents[5] / "shared" / "data" / "kernel-logs"
 UUID = "GPU-34bf77d1-c686-6821-79a8-32d326c5039c"

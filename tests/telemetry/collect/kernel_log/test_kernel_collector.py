@@ -7,12 +7,17 @@ import pytest
 
 from telemetry.collect import outbox as outbox_module
 from telemetry.collect.event import Event
-from telemetry.collect.kernel_log.collector import collect_kernel_log
-from telemetry.collect.kernel_log.lines import LogLine
+from telemetry.collect.kernel_log.lines import LogLine, collect_kernel_log
 from telemetry.collect.outbox import Outbox
 from telemetry.errors import InputError
 from telemetry.landing.folder import Landing
-from tests.telemetry.collect.node_events.builders import NOW, Clock, ScriptedSource, landed, landing
+from tests.telemetry.collect.builders import (
+    NOW,
+    Clock,
+    ScriptedSource,
+    landed,
+    landing,
+)
 
 
 def xid(number: int) -> LogLine:

@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 
 from telemetry.collect.kernel_log.kmsg import Kmsg, OpenDevice, parse_record
-from tests.telemetry.collect.node_events.builders import NOW, Clock
+from tests.telemetry.collect.builders import NOW, Clock
 
 
 class Ring:

@@ -1,4 +1,4 @@
-"""What the tests of this folder share: a clock, a landing folder's content, sources written by hand."""
+"""What tests of logs, Slurm, diagnostics and tickets share: a clock, what landed, sources written by hand."""
 
 from __future__ import annotations
 

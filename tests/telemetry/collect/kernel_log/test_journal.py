@@ -9,7 +9,7 @@ import pytest
 from telemetry.collect.kernel_log.journal import Journal
 from telemetry.collect.kernel_log.lines import LogLine
 from telemetry.errors import InputError
-from tests.telemetry.collect.node_events.builders import NOW
+from tests.telemetry.collect.builders import NOW
 
 XID = "NVRM: Xid (PCI:0000:10:00): 79, pid=1"
 

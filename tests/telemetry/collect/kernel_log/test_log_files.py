@@ -12,11 +12,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from telemetry.collect.kernel_log.log_file import LogFile, Place
-from telemetry.collect.kernel_log.log_files import LogFiles, StampReader
+from telemetry.collect.kernel_log.log_files import LogFile, LogFiles, Place, StampReader
 from telemetry.errors import InputError
 from telemetry.xids.log_stamp import split_line
-from tests.telemetry.collect.node_events.builders import NOW, Clock
+from tests.telemetry.collect.builders import NOW, Clock
 
 
 def write(path: Path, *lines: str, end: str = "\n") -> None:

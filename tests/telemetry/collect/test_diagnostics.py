@@ -7,9 +7,9 @@ import pytest
 
 from telemetry.collect.diagnostics import GpuNames, collect_diagnostics, read_diagnostics, read_gpu_names
 from telemetry.errors import InputError
-from tests.telemetry.collect.node_events.builders import NOW, landed, landing
+from tests.telemetry.collect.builders import NOW, landed, landing
 
-DATA = Path(__file__).parents[3] / "data" / "dcgmi"
+DATA = Path(__file__).parents[2] / "data" / "dcgmi"
 
 
 def verdicts(name: str, **more: object) -> dict[str, tuple[str, str | None]]:

@@ -15,10 +15,10 @@ from typer.testing import CliRunner
 
 from predrain.command import app
 from telemetry.landing.folder import Landing
-from tests.telemetry.collect.node_events.builders import landed
+from tests.telemetry.collect.builders import landed
 
 PREDRAIN = str(Path(sys.executable).with_name("predrain"))
-DIAG = Path(__file__).parents[3] / "data" / "dcgmi" / "dcgm4.json"
+DIAG = Path(__file__).parents[2] / "data" / "dcgmi" / "dcgm4.json"
 XID = "kernel: NVRM: Xid (PCI:0000:10:00): 79, pid=1, name=x, GPU has fallen off the bus."
 
 

@@ -8,18 +8,21 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from predrain.console import (
+from predrain.console import progress, reported, show
+from predrain.options import (
     DATASET_HELP,
+    AddressOption,
+    EngineName,
+    EngineOption,
     JsonOption,
     ParamsOption,
+    WorkersOption,
+    check_engine,
+    chosen_engine,
     params_files,
-    progress,
     read_place,
     refuse_inside,
-    reported,
-    show,
 )
-from predrain.engine_choice import AddressOption, EngineName, EngineOption, WorkersOption, check_engine, chosen_engine
 
 if TYPE_CHECKING:
     from telemetry.object_store.place import Place

@@ -7,12 +7,12 @@ from typing import Annotated
 
 import typer
 
-from predrain.act import act
+from predrain.act.command import act
 from predrain.backtest import backtest
 from predrain.collect.command import SOURCES
 from predrain.dataset import app as dataset
 from predrain.doctor import doctor
-from predrain.features_verb import features
+from predrain.features import features
 from predrain.import_files import import_files
 from predrain.ledger import ledger_app
 from predrain.prepare import prepare

@@ -1,4 +1,4 @@
-"""What every verb shares with the terminal: errors without tracebacks, progress on stderr, JSON on stdout."""
+"""What every verb shares with the terminal: errors without tracebacks, progress on stderr, JSON, turns of a loop."""
 
 from __future__ import annotations
 
@@ -8,36 +8,15 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import Any, NoReturn
 
 import typer
-
-if TYPE_CHECKING:
-    from telemetry.object_store.place import Place
 
 LINE_S = 30.0
 """How often a long job says on stderr how far it is, where that is no terminal."""
 
 DONE, FAILED, USAGE = 0, 1, 2
 """Exit codes of every verb."""
-
-ParamsOption = Annotated[
-    list[Path] | None,
-    typer.Option(
-        "--params",
-        help="Parameter file; may be given more than once, later files override earlier ones.  "
-        "Default: params.yaml of the current folder, where there is one.",
-    ),
-]
-"""The ``--params`` option of every verb that reads parameters."""
-
-DATASET_HELP = "A dataset: its folder, or s3://BUCKET/PREFIX where one was published."
-"""Help of the ``--dataset`` option of verbs that only read the dataset."""
-
-JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object on stdout.")]
-"""The ``--json`` option of every verb that a program may call."""
-
 
 EXTRAS = {
     "learners": ("joblib", "lightgbm", "shap", "sklearn", "skops", "threadpoolctl", "xgboost"),
@@ -51,14 +30,6 @@ EXTRAS = {
     "dask": ("dask", "distributed"),
 }
 """Which extra of the distribution brings a module that is not there."""
-
-
-def params_files(given: list[Path] | None) -> list[Path]:
-    """Return the parameter files to read: those given, or ``params.yaml`` of the current folder if it exists."""
-    if given:
-        return given
-    default = Path("params.yaml")
-    return [default] if default.is_file() else []
 
 
 def fail(message: str) -> NoReturn:
@@ -86,32 +57,6 @@ def reported() -> Iterator[None]:
         raise
     except KeyboardInterrupt:
         fail("interrupted. What was there before is unchanged; run the same command again to go on.")
-
-
-def read_place(written: str, out: Path) -> Place:
-    """Read where the dataset is, and refuse to write results into it: the next import would replace it as a whole.
-
-    Raises ``InputError`` if ``written`` is no place of a dataset, or ``out`` is the dataset's folder, lies in it, or is
-    on storage.
-    """
-    from telemetry.object_store.place import place_of, refuse_storage
-
-    refuse_storage(out)
-    place = place_of(written)
-    if isinstance(place, Path):
-        refuse_inside(out, place)
-    return place
-
-
-def refuse_inside(out: Path, folder: Path, what: str = "dataset") -> None:
-    """Refuse to write results into a dataset or a matrix: the next import or build would replace it, results included.
-
-    Raises ``InputError`` if ``out`` is the folder or lies in it.
-    """
-    from telemetry.errors import InputError
-
-    if out.resolve().is_relative_to(folder.resolve()):
-        raise InputError(f"{out} lies in the {what} {folder}", "--out", f"Choose a folder outside the {what}.")
 
 
 @contextmanager
@@ -208,3 +153,21 @@ def show(result: dict[str, Any], *, as_json: bool) -> None:
             else (f"{value:,}" if isinstance(value, int) else str(value))
         )
         sys.stdout.write(f"{key:<{width}}  {text}\n")
+
+
+def until_stopped(pause: timedelta) -> Iterator[int]:
+    """Yield the number of each turn, ``pause`` apart, until the process is asked to stop.
+
+    ``pause``: from the beginning of one turn to the beginning of the next; a turn that takes longer is followed at
+    once.
+    Yields: 0, 1, 2, …; a signal ends the loop after the turn that it came in.
+    """
+    from telemetry.collect.running import stop_on_signals
+
+    with stop_on_signals() as stopped:
+        turn = 0
+        while not stopped.is_set():
+            began = time.monotonic()
+            yield turn
+            turn += 1
+            stopped.wait(max(0.0, pause.total_seconds() - (time.monotonic() - began)))

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from predrain.console import JsonOption, progress, reported, show
+from predrain.console import progress, reported, show
+from predrain.options import JsonOption
 
 if TYPE_CHECKING:
     from telemetry.object_store.versions import Version

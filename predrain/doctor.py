@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from predrain.console import FAILED, JsonOption, ParamsOption, params_files, progress, reported
+from predrain.console import FAILED, progress, reported
+from predrain.options import JsonOption, ParamsOption, duration_option, params_files
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -255,9 +256,4 @@ def _say(
 
 
 def _seconds(text: str, option: str) -> float:
-    from telemetry.config import parse_duration
-
-    try:
-        return parse_duration(text).total_seconds()
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint=option) from None
+    return duration_option(text, option).total_seconds()

@@ -9,7 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
-from predrain.console import FAILED, JsonOption, reported
+from predrain.console import FAILED, reported
+from predrain.options import JsonOption
 
 ledger_app = typer.Typer(
     name="ledger", help="Ask the record of every decision and action.", no_args_is_help=True, add_completion=False

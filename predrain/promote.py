@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from predrain.console import FAILED, JsonOption, ParamsOption, params_files, progress, reported
+from predrain.console import FAILED, progress, reported
+from predrain.options import JsonOption, ParamsOption, params_files
 
 if TYPE_CHECKING:
     from features.matrix.matrix import FeatureMatrix

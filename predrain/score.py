@@ -13,7 +13,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from predrain.console import DATASET_HELP, FAILED, JsonOption, ParamsOption, params_files, read_place, reported, show
+from predrain.console import FAILED, reported, show, until_stopped
+from predrain.options import (
+    DATASET_HELP,
+    JsonOption,
+    ParamsOption,
+    duration_option,
+    instant_option,
+    params_files,
+    read_place,
+)
 from predrain.promote import DEFAULT_STORE
 
 if TYPE_CHECKING:
@@ -58,7 +67,6 @@ def score(
     """
     with reported():
         from pipeline.params import load_params
-        from predrain.collect.kernel_log import instant_option
         from serving.scores.writing import ScoresFolder
         from telemetry.object_store.place import refuse_storage
 
@@ -144,7 +152,6 @@ def _once(scores: ScoresFolder, work: Callable[[], ScoringResult], as_json: bool
 
 def _follow(scores: ScoresFolder, work: Callable[[], ScoringResult], pause: timedelta, as_json: bool) -> bool:
     """Go round until a signal; a failed round is said and the next one tries again. True: the last one failed."""
-    from predrain.stopping import until_stopped
     from serving.scores.status import Attempt
 
     failed = False
@@ -221,12 +228,7 @@ def scoring_settings(params: Params) -> ScoringSettings:
 
 
 def _pause(written: str) -> timedelta:
-    from telemetry.config import parse_duration
-
-    try:
-        pause = parse_duration(written)
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--every") from None
+    pause = duration_option(written, "--every")
     if pause < _SHORTEST:
         raise typer.BadParameter("at least 1s", param_hint="--every")
     return pause

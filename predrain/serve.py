@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -14,6 +15,7 @@ from predrain.promote import DEFAULT_STORE
 if TYPE_CHECKING:
     from serving.champion.local_copy import StateFolder
     from serving.champion.sources import BundleSource
+    from serving.pages.dataset_reader import DatasetReader
     from serving.server import Tls
 
 REMOVED: Final = {
@@ -99,7 +101,6 @@ def serve(
         import logging
         from dataclasses import replace
 
-        from predrain.page_sources import LedgerFile, page_reader
         from serving.http.access_log import Tracing
         from serving.http.settings import ServiceSettings
         from serving.json_log import JsonLines
@@ -136,6 +137,51 @@ def serve(
             hosts=allow_host or (),
         )
         run(service, host, port, extender_port=extender_port if extender else None, tls=_tls(tls_cert, tls_key))
+
+
+def page_reader(scores: Path, dataset: Path, ledger: Path | None) -> DatasetReader:
+    """Return what reads a dataset for the pages, in processes of its own.
+
+    Raises ``InputError`` if there is no dataset.
+    """
+    from predrain.page_reader import command
+    from serving.pages.dataset_reader import DatasetReader
+    from telemetry.errors import InputError
+
+    if not (dataset / "dataset.json").is_file():
+        raise InputError("there is no dataset here", str(dataset), "Give a folder that `predrain import` wrote.")
+    watched = [scores / "latest.json", dataset / "dataset.json", *([] if ledger is None else [ledger])]
+    return DatasetReader(command(scores, dataset, ledger), watched)
+
+
+class LedgerFile:
+    """The ledger of a controller, opened anew for each question: it may be made, or moved away, meanwhile.
+
+    ``path``: need not exist yet.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def why(self, node: str, most: int) -> list[dict[str, Any]]:
+        """Tell what was decided about a node, the newest first.
+
+        Raises ``InputError`` if nothing is recorded about it, or there is no ledger.
+        """
+        from scheduler.ledger.reader import LedgerReader
+
+        with contextlib.closing(LedgerReader(self._path)) as reader:
+            return reader.why(node, most)
+
+    def rounds(self, most: int) -> list[dict[str, Any]]:
+        """List the newest decisions, the newest first.
+
+        Raises ``InputError`` if there is no ledger.
+        """
+        from scheduler.ledger.reader import LedgerReader
+
+        with contextlib.closing(LedgerReader(self._path)) as reader:
+            return reader.rounds(most)
 
 
 def _state_folder(state: Path | None, model: str | None) -> StateFolder | None:

@@ -9,7 +9,8 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from predrain.console import JsonOption, progress, reported, show
+from predrain.console import progress, reported, show
+from predrain.options import JsonOption
 
 
 class ExplainingScenarios(TyperCommand):

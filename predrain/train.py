@@ -8,7 +8,8 @@ from typing import Annotated, Final
 
 import typer
 
-from predrain.console import JsonOption, ParamsOption, params_files, progress, refuse_inside, reported, show
+from predrain.console import progress, reported, show
+from predrain.options import JsonOption, ParamsOption, params_files, refuse_inside
 
 REMOVED: Final = {
     "--engine": "Leave it out: the rows of a fit are down-sampled and fit in memory. `predrain features` and "

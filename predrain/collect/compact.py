@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from predrain.console import JsonOption, ParamsOption, fail, params_files, progress, reported, show
+from predrain.console import fail, progress, reported, show, until_stopped
+from predrain.options import JsonOption, ParamsOption, duration_option, params_files
+
+if TYPE_CHECKING:
+    from pipeline.params import Params
+    from telemetry.landing.compaction import CompactResult
 
 
 def compact(
@@ -26,17 +31,11 @@ def compact(
 
     Example: predrain collect compact --dataset fleet --every 1h
     """
-    from telemetry.config import parse_duration
-
-    try:
-        pause = None if every is None else parse_duration(every)
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--every") from None
+    pause = None if every is None else duration_option(every, "--every")
     if pause is None:
         with reported():
             show(fold_once(dataset, inventory, params), as_json=as_json)
         return
-    from predrain.stopping import until_stopped
     from telemetry.errors import InputError
 
     failures = 0
@@ -57,13 +56,8 @@ def fold_once(dataset: Path, inventory: Path | None, params: list[Path] | None) 
 
     Raises ``InputError``: see :func:`telemetry.landing.compaction.compact`.
     """
-    from datetime import UTC, datetime
-
     from pipeline.params import load_params
-    from telemetry.dataset.channels import resolve_channels
     from telemetry.errors import InputError
-    from telemetry.landing.compaction import FoldSettings
-    from telemetry.landing.compaction import compact as fold
     from telemetry.landing.folder import landing_of
 
     if not dataset.exists() and not landing_of(dataset).exists():
@@ -74,12 +68,7 @@ def fold_once(dataset: Path, inventory: Path | None, params: list[Path] | None) 
         )
     if dataset.name.endswith(".live"):
         raise InputError(f"{dataset} is a landing folder", "--dataset", f"Give {str(dataset).removesuffix('.live')}.")
-    loaded = load_params(params_files(params))
-    settings = FoldSettings(
-        loaded.telemetry, resolve_channels(loaded.channels), loaded.events.dedupe, loaded.features.delay
-    )
-    with progress("folding") as advance:
-        result = fold(dataset, settings=settings, inventory=inventory, now=datetime.now(UTC), progress=advance)
+    result = folded(dataset, load_params(params_files(params)), inventory)
     shown: dict[str, Any] = {"dataset": str(dataset), "folded files": result.folded}
     if result.waits_for:
         shown["waits for"] = result.waits_for
@@ -91,3 +80,21 @@ def fold_once(dataset: Path, inventory: Path | None, params: list[Path] | None) 
     if result.folded:
         shown |= {"this fold": result.counts, "quarantined": result.quarantined}
     return shown
+
+
+def folded(dataset: Path, params: Params, inventory: Path | None) -> CompactResult:
+    """Fold once and return what came of it; `collect prometheus` ends with it.
+
+    Raises ``InputError``: see :func:`telemetry.landing.compaction.compact`.
+    """
+    from datetime import UTC, datetime
+
+    from telemetry.dataset.channels import resolve_channels
+    from telemetry.landing.compaction import FoldSettings
+    from telemetry.landing.compaction import compact as fold
+
+    settings = FoldSettings(
+        params.telemetry, resolve_channels(params.channels), params.events.dedupe, params.features.delay
+    )
+    with progress("folding") as advance:
+        return fold(dataset, settings=settings, inventory=inventory, now=datetime.now(UTC), progress=advance)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from predrain.collect.kernel_log import instant_option
-from predrain.console import JsonOption, ParamsOption, params_files, reported, show
+from predrain.console import reported, show
+from predrain.options import JsonOption, ParamsOption, instant_option, params_files
 
 if TYPE_CHECKING:
     from telemetry.collect.diagnostics import GpuNames

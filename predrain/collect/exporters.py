@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from predrain.console import JsonOption, ParamsOption, params_files, reported, show
+from predrain.console import reported, show
+from predrain.options import JsonOption, ParamsOption, duration_option, params_files
 
 
 class NodeSource(StrEnum):
@@ -65,14 +66,8 @@ def exporters(
 
     Example: predrain collect exporters --targets gpu-nodes.txt --interval 30s --dataset fleet
     """
-    from telemetry.config import parse_duration
-
-    seconds = {}
-    for name, text in (("--interval", interval), ("--timeout", timeout or "10s")):
-        try:
-            seconds[name] = parse_duration(text).total_seconds()
-        except ValueError as error:
-            raise typer.BadParameter(str(error), param_hint=name) from None
+    given = {"--interval": interval, "--timeout": timeout or "10s"}
+    seconds = {name: duration_option(text, name).total_seconds() for name, text in given.items()}
     if timeout is None:
         seconds["--timeout"] = min(seconds.values())
     with reported():

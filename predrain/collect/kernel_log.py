@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from predrain.console import JsonOption, ParamsOption, fail, params_files, reported, show
+from predrain.console import fail, reported, show
+from predrain.options import JsonOption, ParamsOption, instant_option, params_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -114,22 +115,6 @@ def _source(
         return "journal", lambda position, sleep: Journal(position, follow=not once, since=start, sleep=sleep)
     paths = [Path(each).absolute() for each in sources]
     return "file", lambda position, sleep: LogFiles(paths, position, clock=now, zone=zone, once=once, sleep=sleep)
-
-
-def instant_option(written: str, option: str) -> datetime:
-    """Read an instant of the command line: ISO 8601 with an offset.
-
-    Raises ``typer.BadParameter`` if it is none, or has no offset.
-    """
-    from datetime import datetime
-
-    try:
-        when = datetime.fromisoformat(written)
-    except ValueError:
-        raise typer.BadParameter(f"{written!r} is no instant: write 2026-03-01T12:00:00Z", param_hint=option) from None
-    if when.tzinfo is None:
-        raise typer.BadParameter(f"{written!r} has no zone: add Z or an offset such as +01:00", param_hint=option)
-    return when
 
 
 def _zone(name: str | None) -> Any:

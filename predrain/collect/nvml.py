@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from predrain.console import JsonOption, ParamsOption, params_files, reported, show
+from predrain.console import reported, show
+from predrain.options import JsonOption, ParamsOption, params_files
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -150,29 +151,26 @@ def _once(collector: Collector, pusher: Pusher | None) -> None:
 
 
 def _daemon(collector: Collector, pusher: Pusher | None, graveyard: Graveyard) -> None:
-    import signal
-    import threading
     import time
 
     from telemetry.collect.nvml.child import Process
     from telemetry.collect.nvml.xid_watcher import XidWatcher
+    from telemetry.collect.running import stop_on_signals
 
-    stopped = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda _number, _frame: stopped.set())
     watcher = XidWatcher(lambda: Process(graveyard), collector.hear)
     collector.on_return(watcher.renew)
     if pusher is not None:
         pusher.start()
-    try:
-        # Not before the first reading: where there is no driver, that one says so.
-        collector.run(stopped, watcher.start)
-    finally:
-        watcher.stop()
-        if pusher is not None:
-            pusher.stop(_LAST_PUSH_S)
-            until_s = time.monotonic() + _LAST_PUSH_S
-            pusher.round(lambda: time.monotonic() < until_s)
+    with stop_on_signals() as stopped:
+        try:
+            # Not before the first reading: where there is no driver, that one says so.
+            collector.run(stopped, watcher.start)
+        finally:
+            watcher.stop()
+            if pusher is not None:
+                pusher.stop(_LAST_PUSH_S)
+                until_s = time.monotonic() + _LAST_PUSH_S
+                pusher.round(lambda: time.monotonic() < until_s)
 
 
 def _target(

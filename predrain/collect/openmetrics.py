@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from predrain.console import JsonOption, ParamsOption, params_files, progress, reported, show
+from predrain.console import progress, reported, show
+from predrain.options import JsonOption, ParamsOption, params_files
 
 
 def openmetrics(

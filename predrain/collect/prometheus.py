@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from predrain.console import JsonOption, ParamsOption, params_files, progress, reported, show
-
-if TYPE_CHECKING:
-    from pipeline.params import Params
-    from telemetry.dataset.channel import Channel
-    from telemetry.landing.compaction import CompactResult
+from predrain.collect.compact import folded
+from predrain.console import progress, reported, show
+from predrain.options import JsonOption, ParamsOption, params_files
 
 
 def collect_prometheus(
@@ -117,10 +114,10 @@ def collect_prometheus(
         if done.end < plan.end:
             told["left out"] = "the newest two minutes, whose samples may still be on their way"
         if not no_compact:
-            folded = _fold(dataset, loaded, channels, inventory)
-            told["folded files"] = dict(folded.folded)
-            told["quarantined"] = dict(folded.quarantined)
-            told["waits for"] = folded.waits_for or None
+            result = folded(dataset, loaded, inventory)
+            told["folded files"] = dict(result.folded)
+            told["quarantined"] = dict(result.quarantined)
+            told["waits for"] = result.waits_for or None
         show(told, as_json=as_json)
 
 
@@ -138,18 +135,6 @@ def _check_not_removed(dataset: Path, root: Path) -> None:
             str(dataset),
             f"If it was removed, remove {root} as well to fetch everything again.",
         )
-
-
-def _fold(dataset: Path, loaded: Params, channels: dict[str, Channel], inventory: Path | None) -> CompactResult:
-    from datetime import UTC
-
-    from telemetry.landing.compaction import FoldSettings, compact
-
-    settings = FoldSettings(
-        telemetry=loaded.telemetry, channels=channels, dedupe=loaded.events.dedupe, delay=loaded.features.delay
-    )
-    with progress("folding") as advance:
-        return compact(dataset, settings=settings, inventory=inventory, now=datetime.now(UTC), progress=advance)
 
 
 def _instant(text: str, option: str) -> datetime:

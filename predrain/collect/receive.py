@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from predrain.console import ParamsOption, params_files, reported
+from predrain.console import reported
+from predrain.options import ParamsOption, params_files
 
 
 def receive(

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from predrain.collect.kernel_log import instant_option
-from predrain.console import JsonOption, reported, show
+from predrain.console import reported, show
+from predrain.options import JsonOption, duration_option, instant_option
 
 
 def slurm(
@@ -40,15 +40,12 @@ def slurm(
         from telemetry.collect.slurm.collector import ENVIRONMENT, SlurmCollector
         from telemetry.collect.slurm.commands import run_command
         from telemetry.collect.slurm.drain_reasons import load_reason_rules
-        from telemetry.config import parse_duration
         from telemetry.landing.folder import Landing, landing_of
 
         logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
-        try:
-            pause_s = parse_duration(interval).total_seconds()
-            timeout_s = parse_duration(timeout).total_seconds()
-        except ValueError as error:
-            raise typer.BadParameter(str(error), param_hint="--interval or --timeout") from None
+        pause_s, timeout_s = (
+            duration_option(each, "--interval or --timeout").total_seconds() for each in (interval, timeout)
+        )
         if not re.fullmatch(r"[A-Za-z0-9.-]{1,60}", cluster):
             raise typer.BadParameter("use letters, digits, - and .", param_hint="--cluster")
         if pause_s < 1 or timeout_s < 1:
@@ -58,11 +55,7 @@ def slurm(
         landing = Landing(landing_of(dataset), writer=f"slurm-{cluster}")
         with stop_on_signals() as stop, Outbox(landing, f"slurm-{cluster}") as outbox:
             run = functools.partial(
-                run_command,
-                timeout_s=timeout_s,
-                attempts=1,
-                sleep=stop.wait,
-                environment=ENVIRONMENT,
+                run_command, timeout_s=timeout_s, attempts=1, sleep=stop.wait, environment=ENVIRONMENT
             )
             collector = SlurmCollector(
                 outbox, landing, run=run, rules=rules, clock=lambda: datetime.now(UTC), since=start

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from predrain.act import act
+from predrain.act.command import act
 from predrain.serve import serve
 from serving.server import notify
 from tests.serving.http.world import running, small_fleet, write_scores

@@ -12,7 +12,7 @@ import pytest
 from policy.alert_outcomes import Alert, Happening
 from policy.fleet import Fact
 from policy.stages import Bar, StagesConfig
-from predrain.dataset_history import DatasetHistory
+from predrain.act.dataset_history import DatasetHistory
 from scheduler.controller.facts import VerifiedFacts
 from scheduler.controller.judged_facts import History, JudgedFacts
 from scheduler.evacuation.progress import Result

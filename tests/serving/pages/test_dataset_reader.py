@@ -10,7 +10,7 @@ import pytest
 
 from features.errors import InputError
 from predrain.page_reader import command, facts
-from predrain.page_sources import page_reader
+from predrain.serve import page_reader
 from scheduler.ledger.sqlite_ledger import SqliteLedger
 from scheduler.ports.records import Finding
 from serving.pages.dataset_reader import DatasetReader
@@ -86,7 +86,7 @@ def test_the_service_itself_never_loads_what_the_readers_need(scores: Path, smal
 import sys
 from pathlib import Path
 from tests.serving.http.world import running, wait
-from predrain.page_sources import page_reader
+from predrain.serve import page_reader
 scores, dataset = Path({str(scores)!r}), Path({str(small_fleet)!r})
 reader = page_reader(scores, dataset, None)
 with running(scores, reader=reader) as service:

@@ -7,8 +7,20 @@ from typing import Annotated
 
 import typer
 
-from predrain.console import DATASET_HELP, JsonOption, ParamsOption, params_files, progress, read_place, reported, show
-from predrain.engine_choice import AddressOption, EngineName, EngineOption, WorkersOption, check_engine, chosen_engine
+from predrain.console import progress, reported, show
+from predrain.options import (
+    DATASET_HELP,
+    AddressOption,
+    EngineName,
+    EngineOption,
+    JsonOption,
+    ParamsOption,
+    WorkersOption,
+    check_engine,
+    chosen_engine,
+    params_files,
+    read_place,
+)
 
 
 def features(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from predrain.version import VERSION
 
 if TYPE_CHECKING:
-    from predrain.scheduler_choice import ChosenScheduler
+    from predrain.act.scheduler_choice import ChosenScheduler
     from scheduler.controller.settings import ActSettings
     from scheduler.evacuation.engine import Evacuation
     from scheduler.evacuation.progress import Result
@@ -84,7 +84,7 @@ def facts_of(
     is judged.
     ``ledger``: says when we took a node out of service.
     """
-    from predrain.dataset_history import DatasetHistory
+    from predrain.act.dataset_history import DatasetHistory
     from scheduler.controller.facts import EventFacts, VerifiedFacts
     from scheduler.controller.judged_facts import JudgedFacts
     from scheduler.ports.risks import MemoryFacts

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from predrain.console import FAILED, JsonOption, reported
-from predrain.scheduler_choice import SchedulerKind
+from predrain.act.scheduler_choice import SchedulerKind
+from predrain.console import FAILED, reported, until_stopped
+from predrain.options import JsonOption
 from predrain.version import VERSION
 
 if TYPE_CHECKING:
-    from predrain.scheduler_choice import ChosenScheduler
+    from predrain.act.scheduler_choice import ChosenScheduler
     from scheduler.controller.controller import Controller
     from scheduler.controller.settings import ActSettings
     from scheduler.ledger.sqlite_ledger import SqliteLedger
@@ -93,7 +94,7 @@ def act(
     with reported():
         from contextlib import closing
 
-        from predrain.scheduler_choice import choose_scheduler
+        from predrain.act.scheduler_choice import choose_scheduler
         from scheduler.controller.settings import ActSettings, read_settings
 
         def read() -> ActSettings:
@@ -195,7 +196,7 @@ def _controller(
     *,
     undo: bool,
 ) -> Controller:
-    from predrain.evacuating import evacuation_of, facts_of
+    from predrain.act.evacuating import evacuation_of, facts_of
     from scheduler.controller.controller import Controller
     from scheduler.controller.scores_reader import ScoresReader
     from scheduler.ports.clock import SystemClock
@@ -239,7 +240,6 @@ def _follow(controller: Controller, given: ActSettings, listen: str | None, as_j
     import time
     from datetime import UTC, datetime
 
-    from predrain.stopping import until_stopped
     from scheduler.controller.metrics import MetricsPage, listening
     from scheduler.ports.clock import SystemClock
     from scheduler.ports.report import RoundReport

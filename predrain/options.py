@@ -1,0 +1,144 @@
+"""Options that several verbs share, and how they are read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from datetime import datetime, timedelta
+
+    from pipeline.dask_engine import DaskEngine
+    from telemetry.object_store.place import Place
+
+ParamsOption = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--params",
+        help="Parameter file; may be given more than once, later files override earlier ones.  "
+        "Default: params.yaml of the current folder, where there is one.",
+    ),
+]
+"""The ``--params`` option of every verb that reads parameters."""
+
+DATASET_HELP = "A dataset: its folder, or s3://BUCKET/PREFIX where one was published."
+"""Help of the ``--dataset`` option of verbs that only read the dataset."""
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object on stdout.")]
+"""The ``--json`` option of every verb that a program may call."""
+
+
+def params_files(given: list[Path] | None) -> list[Path]:
+    """Return the parameter files to read: those given, or ``params.yaml`` of the current folder if it exists."""
+    if given:
+        return given
+    default = Path("params.yaml")
+    return [default] if default.is_file() else []
+
+
+def read_place(written: str, out: Path) -> Place:
+    """Read where the dataset is, and refuse to write results into it: the next import would replace it as a whole.
+
+    Raises ``InputError`` if ``written`` is no place of a dataset, or ``out`` is the dataset's folder, lies in it, or is
+    on storage.
+    """
+    from telemetry.object_store.place import place_of, refuse_storage
+
+    refuse_storage(out)
+    place = place_of(written)
+    if isinstance(place, Path):
+        refuse_inside(out, place)
+    return place
+
+
+def refuse_inside(out: Path, folder: Path, what: str = "dataset") -> None:
+    """Refuse to write results into a dataset or a matrix: the next import or build would replace it, results included.
+
+    Raises ``InputError`` if ``out`` is the folder or lies in it.
+    """
+    from telemetry.errors import InputError
+
+    if out.resolve().is_relative_to(folder.resolve()):
+        raise InputError(f"{out} lies in the {what} {folder}", "--out", f"Choose a folder outside the {what}.")
+
+
+def instant_option(written: str, option: str) -> datetime:
+    """Read an instant of the command line: ISO 8601 with an offset.
+
+    Raises ``typer.BadParameter`` if it is none, or has no offset.
+    """
+    from datetime import datetime
+
+    try:
+        when = datetime.fromisoformat(written)
+    except ValueError:
+        raise typer.BadParameter(f"{written!r} is no instant: write 2026-03-01T12:00:00Z", param_hint=option) from None
+    if when.tzinfo is None:
+        raise typer.BadParameter(f"{written!r} has no zone: add Z or an offset such as +01:00", param_hint=option)
+    return when
+
+
+def duration_option(written: str, option: str) -> timedelta:
+    """Read a duration of the command line, such as 30s.
+
+    Raises ``typer.BadParameter`` if it is none.
+    """
+    from telemetry.config import parse_duration
+
+    try:
+        return parse_duration(written)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint=option) from None
+
+
+class EngineName(StrEnum):
+    """Who does the work."""
+
+    local = "local"
+    dask = "dask"
+
+
+EngineOption = Annotated[
+    EngineName, typer.Option("--engine", help="Who does the work: this process, or a Dask cluster (extra `dask`).")
+]
+"""The ``--engine`` option."""
+
+AddressOption = Annotated[
+    str | None,
+    typer.Option("--dask-address", help="Scheduler of a running cluster, tcp://HOST:PORT. It sees the same folders."),
+]
+"""The ``--dask-address`` option."""
+
+WorkersOption = Annotated[
+    int | None,
+    typer.Option("--dask-workers", min=1, help="Workers to start on this machine instead. Default: one for each core."),
+]
+"""The ``--dask-workers`` option."""
+
+
+def check_engine(name: EngineName, address: str | None, workers: int | None) -> None:
+    """Refuse options that contradict each other."""
+    if name is EngineName.local and (address is not None or workers is not None):
+        raise typer.BadParameter("--dask-address and --dask-workers need --engine dask")
+    if address is not None and workers is not None:
+        raise typer.BadParameter("give either --dask-address or --dask-workers")
+
+
+@contextmanager
+def chosen_engine(name: EngineName, address: str | None, workers: int | None) -> Iterator[DaskEngine | None]:
+    """Give the engine that was chosen, and end it afterwards; None: this process.
+
+    Raises ``InputError`` if Dask is not installed, or the cluster cannot be used.
+    """
+    if name is EngineName.local:
+        yield None
+        return
+    from pipeline.dask_engine import DaskEngine
+
+    with DaskEngine(address, workers) as engine:
+        yield engine

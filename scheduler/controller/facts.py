@@ -30,6 +30,7 @@ class EventFacts:
     An ``xid`` event is the fact ``xid CODE`` where a rule names it, a ``diagnostic`` of code ``fail`` is
     ``diagnostic_failed``; one of code ``pass``, a repair and a replacement void what was before them. The newest
     XID 154 that names a recovery action is the fact ``recovery_action NAME``, or none where the action was taken back.
+    A run of events was seen last at its ``last_at``, and at its beginning where that lies in the future.
     An event of a whole node is about none of its units. No alert is judged here: an incident is more than an event, and
     silence of a source is not health. :class:`scheduler.controller.judged_facts.JudgedFacts` does that from a history.
     """
@@ -48,23 +49,26 @@ class EventFacts:
         self._load()
         facts: dict[str, list[Fact]] = {}
         void: dict[str, datetime] = {}
-        asked: dict[str, Fact] = {}
+        requested: dict[str, Fact] = {}
         for row in self._rows:
-            unit, at, code = row["gpu"], row["timestamp"], (row["code"] or "").strip().lower()
-            if row["known_at"] > now or at > now:
+            unit, seen_at, code = row["gpu"], row["timestamp"], (row["code"] or "").strip().lower()
+            if row["known_at"] > now or seen_at > now:
                 continue
+            last_at = row.get("last_at")
+            if last_at is not None and seen_at < last_at <= now:
+                seen_at = last_at
             kind = row["type"]
             if kind == "xid" and code == "154":
                 action = _RECOVERY.search(row["detail"] or "")
-                if action is not None and (unit not in asked or asked[unit].seen_at <= at):
-                    asked[unit] = Fact(f"recovery_action {_ACTIONS.get(int(action[1], 16), '')}", at)
+                if action is not None and (unit not in requested or requested[unit].seen_at <= seen_at):
+                    requested[unit] = Fact(f"recovery_action {_ACTIONS.get(int(action[1], 16), '')}", seen_at)
             name = f"xid {code}" if kind == "xid" else "diagnostic_failed"
             if name in _NAMES and (kind == "xid" or (kind == "diagnostic" and code == "fail")):
-                if at > now - self._back:
-                    facts.setdefault(unit, []).append(Fact(name, at))
+                if seen_at > now - self._back:
+                    facts.setdefault(unit, []).append(Fact(name, seen_at))
             elif kind in _REPAIRS or (kind == "diagnostic" and code == "pass"):
-                void[unit] = max(void.get(unit, at), at)
-        for unit, fact in asked.items():
+                void[unit] = max(void.get(unit, seen_at), seen_at)
+        for unit, fact in requested.items():
             if fact.name in _NAMES and fact.seen_at > now - self._back:
                 facts.setdefault(unit, []).append(fact)
         return {unit: Facts(tuple(facts.get(unit, ())), void.get(unit)) for unit in sorted({*facts, *void})}
@@ -84,7 +88,10 @@ class EventFacts:
             if key == self._key:
                 return
             columns = ["timestamp", "gpu", "type", "code", "detail", "known_at"]
-            table = pq.read_table(self.file, columns=columns)
+            with self.file.open("rb") as source:
+                if "last_at" in pq.read_schema(source).names:
+                    columns.append("last_at")
+                table = pq.read_table(source, columns=columns)
             wanted = pc.and_(
                 pc.is_in(table["type"], value_set=_texts(["xid", "diagnostic", *sorted(_REPAIRS)])),
                 pc.is_valid(table["gpu"]),
@@ -128,16 +135,16 @@ class VerifiedFacts:
         if results is None:
             raise SourceError("the results of diagnostics were never read")
         facts = dict(self._inner.read(now))
-        for each in results:
-            if each.at > now:
+        for result in results:
+            if result.at > now:
                 continue
-            named = each.failed_units or each.units
-            for unit in named if each.kind == "failed" else each.units:
+            named = result.failed_units or result.units
+            for unit in named if result.kind == "failed" else result.units:
                 known = facts.get(unit, Facts())
-                if each.kind == "failed":
-                    facts[unit] = Facts((*known.facts, Fact("diagnostic_failed", each.at)), known.valid_from)
-                elif each.kind == "passed":
-                    since = each.at if known.valid_from is None else max(known.valid_from, each.at)
+                if result.kind == "failed":
+                    facts[unit] = Facts((*known.facts, Fact("diagnostic_failed", result.at)), known.valid_from)
+                elif result.kind == "passed":
+                    since = result.at if known.valid_from is None else max(known.valid_from, result.at)
                     facts[unit] = Facts(known.facts, since)
         return facts
 

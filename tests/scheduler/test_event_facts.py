@@ -11,7 +11,7 @@ from policy.hard_rules import RULES
 from scheduler.controller.facts import EventFacts
 from scheduler.ports.errors import SourceError
 from scheduler.ports.risks import Facts
-from telemetry.dataset.schema import EVENTS
+from telemetry.dataset.schema import EVENT_RUNS, EVENTS
 from telemetry.xids.xid_message import parse_xid_message
 from tests.policy.decide_world import HOUR, T0
 
@@ -41,6 +41,35 @@ def test_events_that_rules_name_are_facts_and_a_repair_voids_what_was_before(tmp
         "c": Facts((), T0),
     }
     assert EventFacts(file).read(T0) == {}, "nothing is known before it was"
+
+
+def test_a_run_of_events_was_seen_at_its_last_one(tmp_path):
+    def run(gpu, first, last, code, detail=None):
+        return {
+            "timestamp": first, "node": "n", "gpu": gpu, "type": "xid", "code": code, "detail": detail, "source": "s",
+            "known_at": T0, "last_at": last, "count": 2,
+        }  # fmt: skip
+
+    def recovery(change):
+        message = parse_xid_message(f"NVRM: Xid (PCI:0008:01:00): 154, GPU recovery action changed from {change}")
+        return message.code, message.detail
+
+    rows = [
+        run("long", T0 - 400 * HOUR, T0, "79"),
+        run("single", T0, None, "79"),
+        run("wrong clock", T0, T0 + 9 * HOUR, "79"),
+        run("asked again", T0 - 2 * HOUR, T0, *recovery("0x0 (None) to 0x2 (Node Reboot Required)")),
+        run("asked again", T0 - HOUR, T0 - HOUR / 2, *recovery("0x2 (Node Reboot Required) to 0x0 (None)")),
+    ]
+    repair = {**run("long", T0 - HOUR, None, "x"), "type": "repair"}
+    file = tmp_path / "events.parquet"
+    pq.write_table(pa.Table.from_pylist([*rows, repair], schema=EVENT_RUNS), file)
+    assert EventFacts(file).read(T0 + HOUR) == {
+        "asked again": Facts((Fact("recovery_action reboot", T0),)),
+        "long": Facts((Fact("xid 79", T0),), T0 - HOUR),
+        "single": Facts((Fact("xid 79", T0),)),
+        "wrong clock": Facts((Fact("xid 79", T0),)),
+    }
 
 
 def test_the_newest_recovery_action_that_the_driver_announced_is_a_fact_until_it_is_taken_back(tmp_path):

@@ -145,5 +145,5 @@ class Tracing:
 
 def trace_of(headers: Mapping[str, str]) -> str | None:
     """Return the trace that a request's ``traceparent`` names (W3C Trace Context), None if there is none."""
-    found = _TRACEPARENT.fullmatch(headers.get("traceparent", ""))
-    return found[1] if found is not None and found[1] != _NO_TRACE else None
+    match = _TRACEPARENT.fullmatch(headers.get("traceparent", ""))
+    return match[1] if match is not None and match[1] != _NO_TRACE else None

@@ -133,7 +133,7 @@ def describe(app: FastAPI) -> dict[str, Any]:
         schemas["Problem"] = Problem.model_json_schema()
         for name in ("HTTPValidationError", "ValidationError"):  # refusals are problems
             schemas.pop(name, None)
-        for operation in (each for methods in document["paths"].values() for each in methods.values()):
+        for operation in (entry for methods in document["paths"].values() for entry in methods.values()):
             content = operation["responses"].get("422", {}).get("content", {})
             if "HTTPValidationError" in str(content):
                 del operation["responses"]["422"]
@@ -147,11 +147,11 @@ def routes_of(app: FastAPI) -> Iterable[APIRoute]:
 
 
 def _methods(app: FastAPI, request: Request) -> list[str]:
-    found: set[str] = set()
+    methods: set[str] = set()
     for route in routes_of(app):
         if route.matches(request.scope)[0] is not Match.NONE:
-            found |= route.methods or set()
-    return [*(["HEAD"] if "GET" in found else []), *sorted(found)]
+            methods |= route.methods or set()
+    return [*(["HEAD"] if "GET" in methods else []), *sorted(methods)]
 
 
 def _of_validation(request: Request, error: Any) -> Refused:
@@ -182,7 +182,7 @@ def _of_validation(request: Request, error: Any) -> Refused:
 
 def _parameters(app: FastAPI, route: APIRoute) -> list[dict[str, Any]]:
     operation = describe(app)["paths"].get(route.path_format, {}).get(next(iter(route.methods or {"GET"})).lower(), {})
-    return [each for each in operation.get("parameters", []) if each["in"] == "query"]
+    return [parameter for parameter in operation.get("parameters", []) if parameter["in"] == "query"]
 
 
 def _bounds(request: Request, name: str) -> tuple[int, int] | None:
@@ -218,22 +218,22 @@ class Operation:
 
 def operations_of(document: Mapping[str, Any]) -> list[Operation]:
     """List a document's operations in its order."""
-    found = []
+    operations = []
     for path, methods in document["paths"].items():
-        for method, each in methods.items():
-            bodies = each.get("requestBody", {}).get("content", {})
-            found.append(
+        for method, operation in methods.items():
+            bodies = operation.get("requestBody", {}).get("content", {})
+            operations.append(
                 Operation(
                     method.upper(),
                     path,
-                    each["summary"],
-                    not each.get("security"),
-                    [(one["name"], one["in"], _short(one["schema"])) for one in each.get("parameters", [])],
+                    operation["summary"],
+                    not operation.get("security"),
+                    [(one["name"], one["in"], _short(one["schema"])) for one in operation.get("parameters", [])],
                     [(media, _shape(content)) for media, content in bodies.items()],
-                    [_answer(status, one) for status, one in each["responses"].items()],
+                    [_answer(status, one) for status, one in operation["responses"].items()],
                 )
             )
-    return found
+    return operations
 
 
 def _answer(status: str, answer: Mapping[str, Any]) -> tuple[str, str, str]:

@@ -144,6 +144,6 @@ def _counter(name: str, text: str, value: float) -> Metric:
 
 def _labelled(name: str, text: str, label: str, values: Mapping[str, float]) -> Metric:
     family = GaugeMetricFamily(f"predrain_{name}", text, labels=[label])
-    for each, value in values.items():
-        family.add_metric([each], float(value))
+    for labelled, value in values.items():
+        family.add_metric([labelled], float(value))
     return family

@@ -168,8 +168,8 @@ class QueryRoutes:
             pairs += [("limit", str(query.limit)), ("decision", fleet.scores.decision)]
             following = f"/v1/nodes?{urlencode(pairs)}"
         page = _sorted(states, query.sort)[query.offset : end]
-        found = {"total": len(states), "offset": query.offset, "next": following}
-        return as_json(frame(fleet, now) | found | {"nodes": [node_answer(state) for state in page]})
+        window = {"total": len(states), "offset": query.offset, "next": following}
+        return as_json(frame(fleet, now) | window | {"nodes": [node_answer(state) for state in page]})
 
     async def _node(self, node: Annotated[str, Path(min_length=1)], _: Annotated[NoQuery, Query()]) -> Response:
         fleet, now = self.fleet(), self._clock()

@@ -19,7 +19,7 @@ Records = Annotated[list[Row], Field(min_length=1)]
 
 def _split(value: object) -> object:
     """Take a parameter that comes several times, or with commas."""
-    return [part for each in value for part in str(each).split(",")] if isinstance(value, list) else value
+    return [part for text in value for part in str(text).split(",")] if isinstance(value, list) else value
 
 
 class _Query(BaseModel):
@@ -272,7 +272,7 @@ def request_body(kinds: Any, *, arrow: str | None = None) -> dict[str, Any]:
 
 def _inlined(schema: Any, definitions: dict[str, Any]) -> Any:
     if isinstance(schema, list):
-        return [_inlined(each, definitions) for each in schema]
+        return [_inlined(part, definitions) for part in schema]
     if not isinstance(schema, dict):
         return schema
     if "$ref" in schema:

@@ -62,18 +62,18 @@ class ScopedTokens:
         changed is read again; while it cannot be used, the tokens of before hold.
         """
         scheme, _, token = (header or "").partition(" ")
-        found = self.identify(token)
-        return found[1] if found is not None and scheme.lower() == "bearer" else None
+        identified = self.identify(token)
+        return identified[1] if identified is not None and scheme.lower() == "bearer" else None
 
     def identify(self, token: str) -> tuple[str, Grant] | None:
         """Return a token's fingerprint and what it may do, None if it is none of the file's; in constant time."""
         self._refresh()
         given = hashlib.sha256(token.strip().encode("utf-8", "surrogatepass")).digest()
-        found: tuple[bytes, Grant] | None = None
+        matching: tuple[bytes, Grant] | None = None
         for digest, grant in self._grants:
             if hmac.compare_digest(digest, given):
-                found = digest, grant
-        return None if found is None else (_fingerprint(found[0]), found[1])
+                matching = digest, grant
+        return None if matching is None else (_fingerprint(matching[0]), matching[1])
 
     def of_fingerprint(self, fingerprint: str) -> Grant | None:
         """Return what the token with a fingerprint may do now, None if the file holds it no longer."""

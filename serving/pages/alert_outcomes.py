@@ -62,13 +62,13 @@ def outcomes_of(
         onsets.setdefault(str(unit), []).append((start.to_pydatetime(), str(kind)))
     happenings = _happenings(events, stays, onsets)
     alerts = list(_alerts(decisions, labels.gap))
-    told: list[dict[str, Any]] = []
+    judged: list[dict[str, Any]] = []
     for alert, node, tier, risk in alerts:
         outcome = judge(alert, happenings.get(alert.unit, ()), data_end, patience=PATIENCE)
         first = next(
-            (each for each in onsets.get(alert.unit, ()) if alert.at < each[0] <= alert.at + alert.horizon), None
+            (onset for onset in onsets.get(alert.unit, ()) if alert.at < onset[0] <= alert.at + alert.horizon), None
         )
-        told.append(
+        judged.append(
             {
                 "unit": alert.unit,
                 "node": node,
@@ -81,22 +81,22 @@ def outcomes_of(
                 "lead_h": None if first is None else round((first[0] - alert.at).total_seconds() / 3600, 2),
             }
         )
-    leads = sorted(each["lead_h"] for each in told if each["lead_h"] is not None)
-    listed = sorted(told, key=lambda each: (each["at"], each["unit"]), reverse=True)[:_MOST_LISTED]
+    leads = sorted(alert["lead_h"] for alert in judged if alert["lead_h"] is not None)
+    listed = sorted(judged, key=lambda alert: (alert["at"], alert["unit"]), reverse=True)[:_MOST_LISTED]
     return {
         "since": None if not decisions else decisions[0][0].isoformat(),
         "until": data_end.isoformat(),
         "decisions": len(decisions),
         "horizon_h": None if not decisions else decisions[-1][1] / 3600,
-        **_counted(told),
+        **_counted(judged),
         "by_tier": {
-            tier: _counted([each for each in told if each["tier"] == tier])
-            for tier in sorted({e["tier"] for e in told})
+            tier: _counted([alert for alert in judged if alert["tier"] == tier])
+            for tier in sorted({alert["tier"] for alert in judged})
         },
         **_recall(decisions, alerts, onsets, labels.gap, data_end),
         "lead_h": None if not leads else {"median": median(leads), "least": leads[0], "greatest": leads[-1]},
         "alerts": listed,
-        "not_listed": len(told) - len(listed),
+        "not_listed": len(judged) - len(listed),
     }
 
 
@@ -107,15 +107,15 @@ def labels_of(scores: Path) -> LabelSection:
     """
     for folder in sorted((scores / DECISIONS).glob("[0-9]*Z"), reverse=True):
         try:
-            said = json.loads((folder / SUMMARY).read_bytes())["labels"]
-            return LabelSection.model_validate(said)
+            labels = json.loads((folder / SUMMARY).read_bytes())["labels"]
+            return LabelSection.model_validate(labels)
         except (OSError, ValueError, KeyError, TypeError):  # pruned meanwhile, damaged, or of another version
             continue
     return LabelSection()
 
 
-def _counted(told: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    verdicts = Counter(each["verdict"] for each in told)
+def _counted(alerts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    verdicts = Counter(alert["verdict"] for alert in alerts)
     judged = verdicts["right"] + verdicts["wrong"]
     return {
         "verdicts": {name: verdicts[name] for name in ("right", "wrong", "inconclusive", "open")},
@@ -139,19 +139,19 @@ def _recall(
     for alert, _, _, _ in alerts:
         by_unit.setdefault(alert.unit, []).append(alert)
     incidents = caught = 0
-    for unit, found in onsets.items():
-        for start, _ in found:
-            at = start.timestamp()
-            if start > data_end or not ((times + gap.total_seconds() < at) & (at <= times + spans)).any():
+    for unit, unit_onsets in onsets.items():
+        for start, _ in unit_onsets:
+            start_s = start.timestamp()
+            if start > data_end or not ((times + gap.total_seconds() < start_s) & (start_s <= times + spans)).any():
                 continue
             incidents += 1
-            caught += any(each.at + gap < start <= each.at + each.horizon for each in by_unit.get(unit, ()))
+            caught += any(alert.at + gap < start <= alert.at + alert.horizon for alert in by_unit.get(unit, ()))
     return {"incidents": incidents, "caught": caught}
 
 
 def _decisions(scores: Path, since: datetime, until: datetime) -> list[tuple[datetime, float, pd.DataFrame]]:
     """Read the decisions of a time, oldest first: when, horizon in seconds, and the records that are raised."""
-    found = []
+    decisions = []
     for folder in sorted((scores / DECISIONS).iterdir()):
         try:
             when = datetime.strptime(folder.name, _STAMP).replace(tzinfo=UTC)
@@ -166,8 +166,8 @@ def _decisions(scores: Path, since: datetime, until: datetime) -> list[tuple[dat
         raised = frame["tier"].isin(ALERTED) | frame["alert"]
         horizon = float(frame["horizon_s"].iloc[0]) if len(frame) else 0.0
         if horizon > 0:
-            found.append((when, horizon, frame[raised]))
-    return found
+            decisions.append((when, horizon, frame[raised]))
+    return decisions
 
 
 def _alerts(
@@ -193,7 +193,9 @@ def _alerts(
 def _happenings(
     events: pd.DataFrame, stays: Installations, onsets: Mapping[str, Sequence[tuple[datetime, str]]]
 ) -> dict[str, list[Happening]]:
-    found = {unit: [Happening("incident", start) for start, _ in each] for unit, each in onsets.items()}
+    happenings = {
+        unit: [Happening("incident", start) for start, _ in unit_onsets] for unit, unit_onsets in onsets.items()
+    }
     facts = Facts.of(events, stays)
     for kind, chosen in (
         ("drained", facts.drains()),
@@ -203,8 +205,8 @@ def _happenings(
     ):
         for position, unit in zip(*facts.at_units(chosen, stays), strict=True):
             at = datetime.fromtimestamp(int(facts.time[position]) / 1000, UTC)
-            found.setdefault(str(stays.units[unit]), []).append(Happening(kind, at))  # type: ignore[arg-type]
+            happenings.setdefault(str(stays.units[unit]), []).append(Happening(kind, at))  # type: ignore[arg-type]
     for unit, time in zip(*stays.leaves(), strict=True):
         at = datetime.fromtimestamp(int(time) / 1000, UTC)
-        found.setdefault(str(stays.units[unit]), []).append(Happening("left", at))
-    return found
+        happenings.setdefault(str(stays.units[unit]), []).append(Happening("left", at))
+    return happenings

@@ -33,11 +33,11 @@ def channels_of(dataset: Dataset, node: str, unit: str) -> dict[str, Any]:
     meta = dataset.meta
     until = meta.span[1]
     since = until - DAYS
-    channels = [each for each in meta.channels.values() if not _is_rollup(each.name, meta.channels)]
+    channels = [channel for channel in meta.channels.values() if not _is_rollup(channel.name, meta.channels)]
     where = (pc.field("node") == node) & (pc.field("timestamp") > since)
     if meta.unit == "gpu":
         where &= pc.field("gpu") == unit
-    values: dict[str, list[Floats]] = {each.name: [] for each in channels}
+    values: dict[str, list[Floats]] = {channel.name: [] for channel in channels}
     moments: list[NDArray[np.int64]] = []
     columns = ["timestamp", "node", *(["gpu"] if meta.unit == "gpu" else []), *values]
     for path in dataset.parts(dataset.bucket_of(node), since=since):
@@ -51,10 +51,10 @@ def channels_of(dataset: Dataset, node: str, unit: str) -> dict[str, Any]:
         return {"start": None, "end": None, "series": [], "constant": []}
     order = np.argsort(times, kind="stable")
     joined = {name: np.concatenate(parts)[order] for name, parts in values.items()}
-    return told_of(meta.channels, times[order], joined, since)
+    return summarize_channels(meta.channels, times[order], joined, since)
 
 
-def told_of(
+def summarize_channels(
     channels: Mapping[str, Channel], times: NDArray[np.int64], values: Mapping[str, Floats], since: datetime
 ) -> dict[str, Any]:
     """Bring a unit's samples to intervals.
@@ -64,13 +64,13 @@ def told_of(
     Returns: as :func:`channels_of`.
     """
     start_ms = int(since.timestamp() * 1000)
-    at = np.clip((times - start_ms) * INTERVALS // (int(DAYS.total_seconds()) * 1000), 0, INTERVALS - 1)
+    interval = np.clip((times - start_ms) * INTERVALS // (int(DAYS.total_seconds()) * 1000), 0, INTERVALS - 1)
     series: list[dict[str, Any]] = []
     constant: list[dict[str, Any]] = []
     for channel in channels.values():
-        told = None if _is_rollup(channel.name, channels) else _told(channel, values[channel.name], at)
-        if told is not None:
-            (constant if told.pop("still") else series).append(told)
+        summary = None if _is_rollup(channel.name, channels) else _summarize(channel, values[channel.name], interval)
+        if summary is not None:
+            (constant if summary.pop("still") else series).append(summary)
     return {
         "start": datetime.fromtimestamp(start_ms / 1000, UTC).isoformat(),
         "end": datetime.fromtimestamp(int(times[-1]) / 1000, UTC).isoformat(),
@@ -87,24 +87,24 @@ def _is_rollup(name: str, channels: Mapping[str, Channel]) -> bool:
     )
 
 
-def _told(channel: Channel, values: Floats, at: NDArray[np.int64]) -> dict[str, Any] | None:
+def _summarize(channel: Channel, values: Floats, interval: NDArray[np.int64]) -> dict[str, Any] | None:
     present = np.flatnonzero(~np.isnan(values))
     if not present.size:
         return None
-    values, at = values[present], at[present]
+    values, interval = values[present], interval[present]
     still = bool((values == values[0]).all())
     last = float(values[-1])
-    count = np.bincount(at, minlength=INTERVALS)
+    count = np.bincount(interval, minlength=INTERVALS)
     if channel.kind == "counter":
         rises = np.maximum(np.diff(values, prepend=values[0]), 0.0)  # of a reset nothing is known but that it was one
-        total = np.bincount(at, rises, minlength=INTERVALS)
+        total = np.bincount(interval, rises, minlength=INTERVALS)
         low = mean = high = np.where(count > 0, total, np.nan)
     else:
         low, high = np.full(INTERVALS, np.inf), np.full(INTERVALS, -np.inf)
-        np.minimum.at(low, at, values)
-        np.maximum.at(high, at, values)
+        np.minimum.at(low, interval, values)
+        np.maximum.at(high, interval, values)
         with np.errstate(invalid="ignore"):
-            mean = np.bincount(at, values, minlength=INTERVALS) / count
+            mean = np.bincount(interval, values, minlength=INTERVALS) / count
     return {
         "name": channel.name,
         "unit": channel.unit,

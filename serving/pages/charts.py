@@ -23,7 +23,7 @@ _SMALL_WIDTH, _SMALL_HEIGHT, _PAD = 240, 56, 3
 def risk_chart(scores: Sequence[PastScore], thresholds: dict[str, float], words: str) -> Markup:
     """Draw a unit's risk over time, on a logarithmic scale, with the tiers' thresholds."""
     first, last = scores[0].decided, scores[-1].decided
-    known = [each.risk for each in scores if each.risk is not None]
+    known = [score.risk for score in scores if score.risk is not None]
     low = min(0.1, 10 ** math.floor(math.log10(max(_FLOOR, min(known, default=_FLOOR)))))
     width = max((last - first).total_seconds(), 1.0)
 
@@ -48,13 +48,13 @@ def risk_chart(scores: Sequence[PastScore], thresholds: dict[str, float], words:
         parts.append(f'<text class="tick mid" x="{x(day)}" y="{_HEIGHT - 8}">{day:%d %b}</text>')
         parts.append(f'<path class="grid" d="M{x(day)} {_TOP}V{_HEIGHT - _BOTTOM}"/>')
     for run in _runs(scores):
-        steps = " ".join(f"{x(each.decided)},{y(each.risk or 0.0)}" for each in run)
+        steps = " ".join(f"{x(score.decided)},{y(score.risk or 0.0)}" for score in run)
         parts.append(f'<polyline class="line" points="{steps}"/>')
-    for each in scores:
-        if each.risk is not None and (len(scores) < 90 or each.tier in ("elevated", "high")):
-            title = f"{instant(each.decided)}: {percent(each.risk)}, {each.tier}"
+    for score in scores:
+        if score.risk is not None and (len(scores) < 90 or score.tier in ("elevated", "high")):
+            title = f"{instant(score.decided)}: {percent(score.risk)}, {score.tier}"
             parts.append(
-                f'<circle class="dot {each.tier}" cx="{x(each.decided)}" cy="{y(each.risk)}" r="2.6">'
+                f'<circle class="dot {score.tier}" cx="{x(score.decided)}" cy="{y(score.risk)}" r="2.6">'
                 f"<title>{title}</title></circle>"
             )
     return Markup("".join([*parts, "</svg>"]))  # noqa: S704 - every text in it is escaped or our own
@@ -70,10 +70,10 @@ def spark(scores: Sequence[PastScore]) -> Markup:
     for run in _runs(scores):
         steps = (
             (
-                1 + 78 * (each.decided - first).total_seconds() / width,
-                17 - 16 * max(0.0, 1 + math.log10(max(each.risk or 0.0, _FLOOR)) / 4),
+                1 + 78 * (score.decided - first).total_seconds() / width,
+                17 - 16 * max(0.0, 1 + math.log10(max(score.risk or 0.0, _FLOOR)) / 4),
             )
-            for each in run
+            for score in run
         )
         parts.append(f'<polyline class="line" points="{" ".join(f"{a:.1f},{b:.1f}" for a, b in steps)}"/>')
     return Markup("".join([*parts, "</svg>"]))  # noqa: S704 - numbers only
@@ -120,11 +120,11 @@ def _present(values: Sequence[float | None]) -> list[tuple[int, int]]:
 def _runs(scores: Sequence[PastScore]) -> list[list[PastScore]]:
     """Cut where nothing was known: a line over a gap would claim something."""
     runs: list[list[PastScore]] = [[]]
-    for each in scores:
-        if each.risk is None:
+    for score in scores:
+        if score.risk is None:
             runs.append([])
         else:
-            runs[-1].append(each)
+            runs[-1].append(score)
     return [run for run in runs if run]
 
 

@@ -53,12 +53,12 @@ class ChannelSeries:
     @property
     def least(self) -> float:
         """The least value shown."""
-        return min((each for each in self.min if each is not None), default=0.0)
+        return min((value for value in self.min if value is not None), default=0.0)
 
     @property
     def most(self) -> float:
         """The greatest value shown."""
-        return max((each for each in self.max if each is not None), default=0.0)
+        return max((value for value in self.max if value is not None), default=0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,9 +252,9 @@ class DatasetReader:
         )
 
 
-def _last_of(stream: IO[bytes], found: list[bytes]) -> None:
+def _last_of(stream: IO[bytes], lines: list[bytes]) -> None:
     for line in iter(lambda: stream.readline(2**16), b""):
-        found[:] = [*found[-19:], line]
+        lines[:] = [*lines[-19:], line]
 
 
 def channels_from(content: Mapping[str, Any]) -> Channels:
@@ -266,8 +266,8 @@ def channels_from(content: Mapping[str, Any]) -> Channels:
     return Channels(
         instant(content["start"]),
         instant(content["end"]),
-        [ChannelSeries(**each) for each in content["series"]],
-        [ChannelSeries(**each) for each in content["constant"]],
+        [ChannelSeries(**fields) for fields in content["series"]],
+        [ChannelSeries(**fields) for fields in content["constant"]],
     )
 
 

@@ -67,7 +67,7 @@ class FleetTable:
 def select(rows: Sequence[FleetRow], query: FleetQuery) -> list[FleetRow]:
     """Return the rows that a query asks for, in its order; what is not known stands last either way."""
     words = query.search.lower().split()
-    found = [
+    matching = [
         row
         for row in rows
         if (not query.tiers or row.tier in query.tiers)
@@ -76,11 +76,11 @@ def select(rows: Sequence[FleetRow], query: FleetQuery) -> list[FleetRow]:
         and all(word in row.searched for word in words)
     ]
     if query.sort == "-risk":  # as they come
-        return found
+        return matching
     key = _KEYS[query.sort.removeprefix("-")]
-    known = [row for row in found if key(row) is not None]
+    known = [row for row in matching if key(row) is not None]
     known.sort(key=lambda row: (key(row), row.order), reverse=query.sort.startswith("-"))
-    return known + [row for row in found if key(row) is None]
+    return known + [row for row in matching if key(row) is None]
 
 
 def natural(name: str) -> tuple[Any, ...]:
@@ -109,8 +109,8 @@ def _make(
     names = _places_by_name(state.node for state in states)
     for state in states:
         records = fleet.scores.nodes[state.node]
-        held = [each for each in records if each.status == "ok" and not each.expired(now)]
-        worst = max(held or records, key=lambda each: -1.0 if each.risk is None else each.risk)
+        held = [record for record in records if record.status == "ok" and not record.expired(now)]
+        worst = max(held or records, key=lambda record: -1.0 if record.risk is None else record.risk)
         place = places.get(worst.unit, NOWHERE)
         nodes.append(
             FleetRow(
@@ -122,13 +122,13 @@ def _make(
                 units=len(records),
                 unknown=state.unknown + state.expired,
                 worst=worst,
-                selected=state.tier in _QUIET and any(each.alert for each in held),
+                selected=state.tier in _QUIET and any(record.alert for record in held),
                 place=place,
-                searched=_searched(state.node, place, *(each.unit for each in records)),
+                searched=_searched(state.node, place, *(record.unit for record in records)),
                 order=names[state.node],
             )
         )
-        gpus += [_gpu(each, places.get(each.unit, NOWHERE), units[each.unit], now) for each in records]
+        gpus += [_gpu(record, places.get(record.unit, NOWHERE), units[record.unit], now) for record in records]
     for rows in (nodes, gpus):
         rows.sort(key=lambda row: (row.risk is None, -(row.risk or 0.0), row.order))
     return nodes, gpus

@@ -44,7 +44,7 @@ def draw(rows: Sequence[FleetRow], fleet: Fleet, now: datetime) -> HeatMap:
     if len(drawn) > MOST_NODES:
         drawn = sorted(drawn, key=lambda row: row.tier == _CLEAR)[:MOST_NODES]
     racks: dict[str, list[FleetRow]] = {}
-    for row in sorted(drawn, key=lambda each: each.order):
+    for row in sorted(drawn, key=lambda drawn_row: drawn_row.order):
         racks.setdefault(row.place.rack, []).append(row)
     first = True
     blocks = []
@@ -74,8 +74,8 @@ def _node(row: FleetRow, records: Sequence[RiskRecord], now: datetime, *, first:
 
 def _cells(records: Sequence[RiskRecord], columns: int, now: datetime) -> Iterable[str]:
     paths: dict[str, list[str]] = {}
-    for at, each in enumerate(records):
-        tier = each.tier if each.status == "ok" and not each.expired(now) else UNKNOWN
+    for cell, record in enumerate(records):
+        tier = record.tier if record.status == "ok" and not record.expired(now) else UNKNOWN
         if tier != _CLEAR:
-            paths.setdefault(tier, []).append(f"M{at % columns} {at // columns}h1v1h-1z")
+            paths.setdefault(tier, []).append(f"M{cell % columns} {cell // columns}h1v1h-1z")
     return (f'<path class="{_LETTER[tier]}" d="{"".join(steps)}"/>' for tier, steps in paths.items())

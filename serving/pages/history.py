@@ -55,7 +55,7 @@ class ScoreHistory:
         self._reach = reach
         self._numbers: dict[str, int] = {}
         self._kept: dict[str, _Decision] = {}
-        self._said: set[str] = set()
+        self._reported: set[str] = set()
         self._lock = threading.Lock()
 
     def of(self, unit: str) -> list[PastScore]:
@@ -66,17 +66,19 @@ class ScoreHistory:
         """Return the scores of some units."""
         with self._lock:
             self._look()
-            kept = sorted(self._kept.values(), key=lambda each: each.decided)
+            kept = sorted(self._kept.values(), key=lambda decision: decision.decided)
             return {unit: self._scores(unit, kept) for unit in units}
 
     def _scores(self, unit: str, kept: list[_Decision]) -> list[PastScore]:
-        at = self._numbers.get(unit)
-        found = []
-        for each in kept:
-            if at is not None and at < len(each.tiers) and each.tiers[at] != _NO_TIER:
-                risk = each.risks[at]
-                found.append(PastScore(each.decided, None if math.isnan(risk) else risk, ALL_TIERS[each.tiers[at]]))
-        return found
+        number = self._numbers.get(unit)
+        scores = []
+        for decision in kept:
+            if number is not None and number < len(decision.tiers) and decision.tiers[number] != _NO_TIER:
+                risk = decision.risks[number]
+                scores.append(
+                    PastScore(decision.decided, None if math.isnan(risk) else risk, ALL_TIERS[decision.tiers[number]])
+                )
+        return scores
 
     def _look(self) -> None:
         times = {}
@@ -104,8 +106,8 @@ class ScoreHistory:
                 self._kept.pop(name, None)
             except (OSError, ValueError, KeyError) as error:
                 self._kept.pop(name, None)
-                if name not in self._said:
-                    self._said.add(name)
+                if name not in self._reported:
+                    self._reported.add(name)
                     _LOG.warning("an earlier decision is left out of the pages: %s: %s", path, error)
 
     def _read(self, path: Path, decided: datetime, stamp: tuple[int, int]) -> _Decision:

@@ -30,13 +30,13 @@ def places_of(content: Mapping[str, Sequence[Any]]) -> dict[str, Place]:
     Raises ``ValueError`` if an entry is not of four texts.
     """
     seen: dict[tuple[str, ...], Place] = {}  # ten thousand units stand in some hundred places
-    found = {}
+    places = {}
     for unit, fields in content.items():
-        key = tuple(str(each) for each in fields)
+        key = tuple(str(field) for field in fields)
         if len(key) != len(FIELDS):
             raise ValueError(f"{unit} has a place of {len(key)} fields")
         place = seen.get(key)
         if place is None:
             place = seen[key] = Place(*key)
-        found[unit] = place
-    return found
+        places[unit] = place
+    return places

@@ -50,11 +50,11 @@ class Sessions:
 
         ``Secure`` is set where the browser's own connection is encrypted, as far as a proxy on this machine tells.
         """
-        found = self._tokens.identify(token)
-        if found is None or not found[1].covers("read"):
+        identified = self._tokens.identify(token)
+        if identified is None or not identified[1].covers("read"):
             return None
         until = int((self._clock() + LASTS).timestamp())
-        value = f"{until}.{found[0]}"
+        value = f"{until}.{identified[0]}"
         return self._cookie(f"{value}.{self._code(value)}", int(LASTS.total_seconds()), request)
 
     def end(self, request: Request) -> str:

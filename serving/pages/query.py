@@ -18,7 +18,7 @@ PageSort = Literal["-risk", "risk", "-name", "name", "-tier", "tier", "-rack", "
 
 
 def _split(value: object) -> object:
-    texts = [part for each in value for part in str(each).split(",")] if isinstance(value, list) else value
+    texts = [part for text in value for part in str(text).split(",")] if isinstance(value, list) else value
     return list(dict.fromkeys(part for part in texts if part)) if isinstance(texts, list) else texts
 
 
@@ -52,7 +52,7 @@ class FleetQuery(BaseModel):
         """Return the address of this view with something changed; the first page unless ``offset`` is given."""
         asked = self.model_copy(update={"offset": 0, **changed})
         usual = FleetQuery()
-        pairs = [("show", asked.show), ("q", asked.search), *(("tier", each) for each in asked.tiers)]
+        pairs = [("show", asked.show), ("q", asked.search), *(("tier", tier) for tier in asked.tiers)]
         pairs += [("rack", asked.rack), ("group", asked.group), ("sort", asked.sort)]
         pairs = [
             (name, value)

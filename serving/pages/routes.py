@@ -165,7 +165,7 @@ class FleetPages:
             **read,
         )
         assets: dict[int | str, dict[str, Any]] = {
-            200: {"content": {each.partition(";")[0]: {"schema": {"type": "string"}} for each in ASSETS.values()}}
+            200: {"content": {media.partition(";")[0]: {"schema": {"type": "string"}} for media in ASSETS.values()}}
         }
         app.add_api_route(
             "/page/{file:path}",
@@ -220,11 +220,11 @@ class FleetPages:
         fleet, now, places = self._served(), self._clock(), self._places()
         nodes, gpus = self._table.rows(fleet, places, now)
         rows = nodes if query.show == "nodes" else gpus
-        node_tiers, gpu_tiers = (Counter(row.tier for row in each) for each in (nodes, gpus))
-        found = select(rows, query)
-        shown_rows = found[query.offset : query.offset + query.limit]
+        node_tiers, gpu_tiers = (Counter(row.tier for row in table) for table in (nodes, gpus))
+        matching = select(rows, query)
+        shown_rows = matching[query.offset : query.offset + query.limit]
         if query.narrowed:
-            named = {row.node for row in found}
+            named = {row.node for row in matching}
             drawn = [row for row in nodes if row.node in named]
         else:
             drawn = nodes  # the same list until something changes
@@ -236,11 +236,11 @@ class FleetPages:
             **self._freshness(fleet, now),
             query=query,
             rows=shown_rows,
-            total=len(found),
+            total=len(matching),
             all_total=len(rows),
             map=self._map(drawn, fleet, now, keep=not query.narrowed),
-            racks=sorted((each for each in seen[0] if each), key=natural),
-            groups=sorted((each for each in seen[1] if each), key=natural),
+            racks=sorted((rack for rack in seen[0] if rack), key=natural),
+            groups=sorted((group for group in seen[1] if group), key=natural),
             tiers=[*reversed(TIERS), UNKNOWN],
             counts=node_tiers if query.show == "nodes" else gpu_tiers,
             tier_counts=[(tier, gpu_tiers[tier], node_tiers[tier]) for tier in (*reversed(TIERS), UNKNOWN)],
@@ -258,7 +258,7 @@ class FleetPages:
 
     def _freshness(self, fleet: Fleet, now: datetime) -> dict[str, Any]:
         scores, health, status = fleet.scores, self._health(), self._newest.served.status
-        ages = [each.sample_age_s for each in scores.units.values() if each.sample_age_s is not None]
+        ages = [record.sample_age_s for record in scores.units.values() if record.sample_age_s is not None]
         since = (now - scores.decided).total_seconds()
         model = scores.summary.get("model")
         fitted = None
@@ -284,7 +284,7 @@ class FleetPages:
         if state is None:
             raise Refused(404, f"there is no score of node {shown(node)}", "node")
         records = fleet.scores.nodes[state.node]
-        past = self._history.of_all(each.unit for each in records)
+        past = self._history.of_all(record.unit for record in records)
         return page(
             request,
             "node",
@@ -292,12 +292,17 @@ class FleetPages:
             scores=fleet.scores,
             expired=fleet.expired(now),
             state=state,
-            units=[(each, each.status == "ok" and not each.expired(now), spark(past[each.unit])) for each in records],
-            place=next((places[each.unit] for each in records if each.unit in places), NOWHERE),
-            sample_age_s=max((each.sample_age_s for each in records if each.sample_age_s is not None), default=None),
+            units=[
+                (record, record.status == "ok" and not record.expired(now), spark(past[record.unit]))
+                for record in records
+            ],
+            place=next((places[record.unit] for record in records if record.unit in places), NOWHERE),
+            sample_age_s=max(
+                (record.sample_age_s for record in records if record.sample_age_s is not None), default=None
+            ),
             since_s=(now - fleet.scores.decided).total_seconds(),
-            decisions=max((len(each) for each in past.values()), default=0),
-            told=self._told({each.unit for each in records}),
+            decisions=max((len(scores) for scores in past.values()), default=0),
+            recent_alerts=self._recent_alerts({record.unit for record in records}),
         )
 
     def _gpu(
@@ -327,10 +332,10 @@ class FleetPages:
             past=past,
             chart=risk_chart(past, bounds, f"Risk of {record.unit} over {len(past)} decisions") if past else None,
             channels=channels,
-            plots=[(each, channel_chart(each)) for each in channels.series] if channels else [],
+            plots=[(series, channel_chart(series)) for series in channels.series] if channels else [],
             trouble=trouble,
             has_dataset=self._reader is not None,
-            told=self._told({record.unit}),
+            recent_alerts=self._recent_alerts({record.unit}),
         )
 
     def _channels(self, node: str, unit: str) -> tuple[Channels | None, str | None]:
@@ -342,12 +347,12 @@ class FleetPages:
         except InputError as error:
             return None, str(error)
 
-    def _told(self, units: set[str]) -> list[Mapping[str, Any]] | None:
+    def _recent_alerts(self, units: set[str]) -> list[Mapping[str, Any]] | None:
         """Return the alerts on some units in the last 30 days; None: outcomes are not known here."""
         facts = self._facts()
         if facts is None or facts.outcomes is None:
             return None
-        return [each for each in facts.outcomes["alerts"] if each["unit"] in units]
+        return [alert for alert in facts.outcomes["alerts"] if alert["unit"] in units]
 
     def _outcomes(self, request: Request, _: Annotated[NoQuery, Query()]) -> Response:
         return page(request, "outcomes", **self._frame("outcomes"), facts=self._facts())

@@ -162,7 +162,7 @@ class RawWindows:
         """Take the windows of a table's nodes, of which it holds all samples."""
         wanted = {*key_columns(self._config.unit), *self.numbers}
         mine = self._rows.of(pc.unique(table.column("node")).to_pylist())
-        found = live_windows(
+        windows = live_windows(
             table.select([name for name in table.column_names if name in wanted]),
             self._everyone.iloc[mine],
             self._inventory,
@@ -172,7 +172,7 @@ class RawWindows:
             origin=self._config.decision.origin,
             unit=self._config.unit,
         )
-        self._values[mine] = found.reshape(len(mine), -1)
+        self._values[mine] = windows.reshape(len(mine), -1)
 
     def of(self, units: Sequence[str]) -> NDArray[np.float32]:
         """Give the windows of units, shape (len(units), steps * channels); NaN: unknown."""

@@ -120,17 +120,17 @@ class FreshnessWatch:
             self._counted[pair] = self._counted.get(pair, 0) + count
 
     def _has_value(self, table: pa.Table) -> NDArray[np.bool_]:
-        found = np.zeros(table.num_rows, dtype=np.bool_)
+        present = np.zeros(table.num_rows, dtype=np.bool_)
         for name in self._channels:
             if name not in table.column_names:
                 continue
             column = table.column(name)
             if column.null_count == 0:
                 return np.ones(table.num_rows, dtype=np.bool_)
-            found |= pc.is_valid(column).to_numpy()
-            if found.all():
+            present |= pc.is_valid(column).to_numpy()
+            if present.all():
                 break
-        return found
+        return present
 
 
 def always_fresh(units: int) -> Freshness:

@@ -65,7 +65,7 @@ class Scores:
         return cls(
             decided.strftime(_STAMP) if decision is None else decision,
             units,
-            {node: tuple(sorted(each, key=_place)) for node, each in nodes.items()},
+            {node: tuple(sorted(records, key=_place)) for node, records in nodes.items()},
             decided,
             max(record.issued_at for record in units.values()),
             max(known or [record.expires_at for record in units.values()]),
@@ -89,9 +89,9 @@ def read_pointer(folder: Path) -> str:
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"the pointer to the newest scores cannot be read: {error}", str(path), _DO) from error
     if not isinstance(pointer, dict) or pointer.get("format") != FORMAT:
-        found = pointer.get("format") if isinstance(pointer, dict) else None
+        written_format = pointer.get("format") if isinstance(pointer, dict) else None
         raise InputError(
-            f"the scores are of format {found!r}, this version reads {FORMAT}",
+            f"the scores are of format {written_format!r}, this version reads {FORMAT}",
             str(path),
             "Score and serve with the same version of predrain.",
         )

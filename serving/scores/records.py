@@ -55,21 +55,21 @@ def risk_records(
     expires_at = expiry(config, t, issued_at)
 
     def record(
-        unit: str, node: str, found: UnitScore | None, why: str | None, age_s: float | None, completeness: float
+        unit: str, node: str, score: UnitScore | None, why: str | None, age_s: float | None, completeness: float
     ) -> RiskRecord:
         return RiskRecord(
             unit=unit,
             gpu=unit if config.unit == "gpu" else None,
             node=node,
             slot=rows.slots.get(unit),
-            status="unknown" if found is None else "ok",
+            status="unknown" if score is None else "ok",
             why_unknown=why,
-            risk=None if found is None else found.risk,
-            risks={} if found is None else found.risks,
-            score=None if found is None else found.score,
-            rank=None if found is None else found.rank,
-            alert=found is not None and found.alert,
-            tier=thresholds.tier(None if found is None else found.risk),
+            risk=None if score is None else score.risk,
+            risks={} if score is None else score.risks,
+            score=None if score is None else score.score,
+            rank=None if score is None else score.rank,
+            alert=score is not None and score.alert,
+            tier=thresholds.tier(None if score is None else score.risk),
             decision_time=t,
             issued_at=issued_at,
             expires_at=expires_at,
@@ -77,7 +77,7 @@ def risk_records(
             model=model,
             sample_age_s=age_s,
             completeness=completeness,
-            reasons=() if found is None else found.reasons,
+            reasons=() if score is None else score.reasons,
         )
 
     ages, shares = rows.fresh.sample_age_s, rows.fresh.completeness
@@ -86,16 +86,16 @@ def risk_records(
         record(
             unit,
             node,
-            scored.get(at),
+            scored.get(row),
             why,
-            None if np.isnan(ages[at]) else float(ages[at]),
-            round(float(shares[at]), 4),
+            None if np.isnan(ages[row]) else float(ages[row]),
+            round(float(shares[row]), 4),
         )
-        for at, (unit, node, why) in enumerate(units)
+        for row, (unit, node, why) in enumerate(units)
     ]
     idle = zip(rows.idle["unit"].tolist(), rows.idle["node"].tolist(), strict=True)
     records += [record(unit, node, None, OUT_OF_USE, None, 0.0) for unit, node in idle]
-    records.sort(key=lambda each: (each.rank is None, each.rank or 0, each.unit))
+    records.sort(key=lambda entry: (entry.rank is None, entry.rank or 0, entry.unit))
     return records
 
 

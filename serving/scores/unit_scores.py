@@ -54,27 +54,27 @@ def score_units(
     values = rows.values[known]
     times = np.full(len(values), instant_ms(t), dtype=np.int64)
     tie = name_hashes(rows.keys["unit"].to_numpy(dtype=object)[known])
-    found = fitted.score_arrays(values, times, tie)[profile]
-    risk = fitted.risk(profile, found.score)
-    risks = fitted.risks(profile, found.score)
-    raised = np.array([thresholds.tier(plain(each)) in RAISED for each in risk], dtype=np.bool_)
-    asked = np.flatnonzero(raised | found.alert)
-    explained = asked[np.lexsort((found.rank[asked], -risk[asked]))][: settings.explained]
+    scored = fitted.score_arrays(values, times, tie)[profile]
+    risk = fitted.risk(profile, scored.score)
+    risks = fitted.risks(profile, scored.score)
+    raised = np.array([thresholds.tier(plain(value)) in RAISED for value in risk], dtype=np.bool_)
+    wanted = np.flatnonzero(raised | scored.alert)
+    explained = wanted[np.lexsort((scored.rank[wanted], -risk[wanted]))][: settings.explained]
     noun = "GPUs" if rows.keys["gpu"].notna().any() else "nodes"
-    told = top_reasons(fitted, profile, values, explained, top=settings.reasons, noun=noun)
-    reasons = dict(zip(explained.tolist(), told, strict=True))
+    unit_reasons = top_reasons(fitted, profile, values, explained, top=settings.reasons, noun=noun)
+    reasons = dict(zip(explained.tolist(), unit_reasons, strict=True))
     scores = {
         row: UnitScore(
             risk=plain(risk[at]),
-            risks={name.removeprefix("risk_"): plain(each[at]) for name, each in risks.items()},
-            score=plain(found.score[at]),
-            rank=int(found.rank[at]),
-            alert=bool(found.alert[at]),
+            risks={name.removeprefix("risk_"): plain(values[at]) for name, values in risks.items()},
+            score=plain(scored.score[at]),
+            rank=int(scored.rank[at]),
+            alert=bool(scored.alert[at]),
             reasons=reasons.get(at, ()),
         )
         for at, row in enumerate(known.tolist())
     }
-    return scores, len(asked) - len(explained)
+    return scores, len(wanted) - len(explained)
 
 
 def top_reasons(
@@ -89,18 +89,21 @@ def top_reasons(
         return [()] * len(rows)
     attributed, _ = attribute_score(members_of(fitted, profile), values[rows], weights_in(fitted, profile))
     sampled = len(values) > FLEET_UNITS
-    among = np.unique(np.append(np.linspace(0, len(values) - 1, FLEET_UNITS).astype(np.int64), rows))
-    fleet = values[among] if sampled else values
+    sample = np.unique(np.append(np.linspace(0, len(values) - 1, FLEET_UNITS).astype(np.int64), rows))
+    fleet = values[sample] if sampled else values
     called = f"{noun} sampled" if sampled else noun
     telling = Telling.of_columns(fitted.columns)
     group = {column.name: column.group for column in fitted.columns}
-    found = []
+    reasons = []
     for number, row in enumerate(rows.tolist()):
-        told, raised = largest(attributed[number], values[row], telling, top, fleet, called)
-        found.append(
-            tuple(RiskReason(each.text, group[each.column], round(each.contribution / raised, 4)) for each in told)
+        weightiest, raised = largest(attributed[number], values[row], telling, top, fleet, called)
+        reasons.append(
+            tuple(
+                RiskReason(reason.text, group[reason.column], round(reason.contribution / raised, 4))
+                for reason in weightiest
+            )
         )
-    return found
+    return reasons
 
 
 def plain(value: Any) -> float:

@@ -89,7 +89,7 @@ class ScoresFolder:
             if path.exists() and not path.is_dir():
                 raise InputError("there is a file here", str(path), "Choose another folder.")
             path.mkdir(parents=True, exist_ok=True)
-            there = [each.name for each in path.iterdir() if not each.name.startswith(".")]
+            there = [entry.name for entry in path.iterdir() if not entry.name.startswith(".")]
             if there and not _OWN & set(there):
                 raise InputError(
                     f"there is something here that is not a folder of scores ({sorted(there)[0]})",
@@ -110,12 +110,12 @@ class ScoresFolder:
 
     def stamps(self) -> list[str]:
         """List the decision times that have a folder, ascending."""
-        return sorted(each.name for each in (self.path / DECISIONS).iterdir() if _NAME.fullmatch(each.name))
+        return sorted(folder.name for folder in (self.path / DECISIONS).iterdir() if _NAME.fullmatch(folder.name))
 
     def newest(self) -> dict[str, Any] | None:
         """Read the summary of the newest decision time; None where there is none. A damaged one is passed over."""
-        found = self._newest()
-        return None if found is None else found[1]
+        newest = self._newest()
+        return None if newest is None else newest[1]
 
     def _newest(self) -> tuple[str, dict[str, Any]] | None:
         for name in reversed(self.stamps()):
@@ -155,21 +155,21 @@ class ScoresFolder:
         root = self.path / DECISIONS
         oldest = stamp(_instant(stamps[-1]) - retention)
         pointed = (_read(self.path / LATEST) or {}).get("decision")
-        gone = [each for each in stamps[:-1] if each < oldest and each != pointed]
+        gone = [name for name in stamps[:-1] if name < oldest and name != pointed]
         for name in gone:
             hidden = root / f".{name}.removing"
             with contextlib.suppress(OSError):  # a run beside this one was faster
                 (root / name).rename(hidden)  # first out of sight, so that no reader finds half of it
             shutil.rmtree(hidden, ignore_errors=True)
-        for each in root.iterdir():
-            found = _HIDDEN.fullmatch(each.name)
-            if found is None:
+        for folder in root.iterdir():
+            match = _HIDDEN.fullmatch(folder.name)
+            if match is None:
                 continue
-            if found[2] == "removing":
-                shutil.rmtree(each, ignore_errors=True)
-            elif found[1] < oldest:
+            if match[2] == "removing":
+                shutil.rmtree(folder, ignore_errors=True)
+            elif match[1] < oldest:
                 with contextlib.suppress(InputError):  # it is being written: then it is nothing left behind
-                    FolderSwap(root / found[1]).discard()
+                    FolderSwap(root / match[1]).discard()
         return len(gone)
 
 
@@ -182,8 +182,8 @@ def write_decision(folder: Path, records: Sequence[RiskRecord], summary: Mapping
     plain = [record.to_json() for record in records]
     with disk_errors(folder):
         with (folder / JSON_LINES).open("wb") as stream:
-            for each in plain:
-                stream.write(_line(each))
+            for record_json in plain:
+                stream.write(_line(record_json))
         pq.write_table(_table(plain, records), folder / PARQUET, compression="zstd")
         (folder / SUMMARY).write_bytes(_encoded(summary))
         for name in (JSON_LINES, PARQUET, SUMMARY):
@@ -212,8 +212,8 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def _table(plain: Sequence[dict[str, Any]], records: Sequence[RiskRecord]) -> pa.Table:
-    columns: dict[str, list[Any]] = {name: [each[name] for each in plain] for name in RISKS_SCHEMA.names}
-    columns["risks"] = [list(each.items()) for each in columns["risks"]]
+    columns: dict[str, list[Any]] = {name: [record[name] for record in plain] for name in RISKS_SCHEMA.names}
+    columns["risks"] = [list(risks.items()) for risks in columns["risks"]]
     for name in ("decision_time", "issued_at", "expires_at"):
         columns[name] = [getattr(record, name) for record in records]
     return pa.table(columns, schema=RISKS_SCHEMA)

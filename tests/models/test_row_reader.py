@@ -31,17 +31,16 @@ def test_a_matrix_that_fits_is_read_once_and_held():
     assert isinstance(read, AllRows)
     assert np.array_equal(read(np.array([3, 1, 2])), matrix.features[[3, 1, 2]])
     read(np.array([7]))
-    assert np.array_equal(read.stretch(4, 9, 5), matrix.features[4:9])
+    read(np.arange(4, 9))
     assert (matrix.reads == 1).all()
 
 
 @settings(max_examples=60, deadline=None)
 @given(
     held=st.integers(1, 39),
-    whole=st.integers(38, 60),
     asked=st.lists(st.lists(st.integers(0, 39), max_size=30), min_size=1, max_size=8),
 )
-def test_a_matrix_that_does_not_fit_is_read_the_same_in_any_order(held, whole, asked):
+def test_a_matrix_that_does_not_fit_is_read_the_same_in_any_order(held, asked):
     matrix = Counted(40)
     read = row_reader(matrix, held * COLUMNS * 4)
     assert isinstance(read, NewestRows)
@@ -49,7 +48,6 @@ def test_a_matrix_that_does_not_fit_is_read_the_same_in_any_order(held, whole, a
         found = read(np.array(wanted, dtype=np.int64))
         assert found.dtype == np.float32
         assert np.array_equal(found, matrix.features[wanted])
-    assert np.array_equal(read.stretch(2, 40, whole), matrix.features[2:40])
     assert np.array_equal(read(np.arange(40)), matrix.features)
 
 
@@ -61,15 +59,3 @@ def test_a_window_that_slides_reads_each_row_once():
         assert np.array_equal(read(chosen), matrix.features[chosen])
         assert np.array_equal(read(np.arange(start + 30, start + 38)), matrix.features[start + 30 : start + 38])
     assert matrix.reads.max() == 1
-
-
-def test_a_stretch_is_held_for_those_who_ask_later_unless_it_would_push_out_what_they_need():
-    for whole, reads in ((40, 1), (41, 2)):
-        matrix = Counted(200)
-        read = row_reader(matrix, 40 * COLUMNS * 4)
-        assert np.array_equal(read(np.array([100])), matrix.features[[100]])
-        for first in range(100, 140, 8):
-            assert np.array_equal(read.stretch(first, first + 8, whole), matrix.features[first : first + 8])
-        later = np.arange(110, 140)
-        assert np.array_equal(read(later), matrix.features[later])
-        assert (matrix.reads[later] == reads).all()

@@ -160,9 +160,7 @@ def render(counts: dict[str, int], metrics: dict[str, Any]) -> str:
         f"proven otherwise. {honest(metrics)}",
         "",
         f"{added(metrics)} No setting is searched on this trace: the models and the history windows are the profile's, "
-        "on one decision a day, nodes, and one fixed span. Whether the chain finds something where nothing is, with "
-        "these faults handed to nodes drawn at random, "
-        "[the null check](explanations.md#does-the-chain-find-what-is-not-there) asks from the other side.",
+        "on one decision a day, nodes, and one fixed span.",
         "",
     ]
     return "\n".join(lines)

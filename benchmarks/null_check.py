@@ -1,6 +1,6 @@
 """Whether the whole chain finds nothing where nothing is, and something where something is.
 
-    python benchmarks/null_check.py [--quick | --large] [--runs RUN ...] [--trace FOLDER] [--work FOLDER]
+    python benchmarks/null_check.py [--quick | --large] [--runs RUN ...] [--work FOLDER]
 
 Five runs of features, training, scoring and evaluation on simulated fleets:
 
@@ -13,15 +13,9 @@ Five runs of features, training, scoring and evaluation on simulated fleets:
 ``leak``         ``independent``, and a feature that reads the future, with noise: the check must notice.
 ``leak shuffled``  ``shuffled`` with such a feature.
 
-And two on the faults of a real cluster, if ``--trace`` names the folder of the published InfiniteHBD-Trace:
-
-``real shuffled``  its faults, each handed to a node drawn at random: at chance.
-``real``         its faults as they were: no more than is known of this trace from outside.
-
 At chance means: of no model does precision@K, average precision or ROC-AUC lie above what chance gives by more than
 sampling explains. The intervals resample GPUs; as three measures of a dozen models are looked at, each is judged at a
 twentieth over their number, one-sided. ``--quick`` takes a smaller fleet and fewer trees, ``--large`` a larger fleet.
-The real cluster stays the same.
 """
 
 from __future__ import annotations
@@ -38,7 +32,7 @@ if str(ROOT) not in sys.path:  # run as a file, this folder's parent is not on t
     sys.path.insert(0, str(ROOT))
 
 from benchmarks.null.finding import Outcome, show  # noqa: E402
-from benchmarks.null.runs import (  # noqa: E402  # noqa: E402  # noqa: E402  # noqa: E402
+from benchmarks.null.runs import (  # noqa: E402
     AT_CHANCE,
     LARGE,
     MODERATE,
@@ -48,10 +42,7 @@ from benchmarks.null.runs import (  # noqa: E402  # noqa: E402  # noqa: E402  # 
     moderate_params,
     passed,
     run_checks,
-    run_trace,
     small_params,
-    trace_params,
-    why_not,
 )
 
 
@@ -70,29 +61,20 @@ def main() -> None:
     size_of.add_argument("--quick", action="store_true", help="a smaller fleet and fewer trees")
     size_of.add_argument("--large", action="store_true", help="a larger fleet: more than an hour of computing")
     parser.add_argument("--runs", nargs="*", choices=NAMES, default=NAMES, help="of the simulated fleets; default: all")
-    parser.add_argument("--trace", type=Path, help="folder that holds fault_trace.json of a real cluster")
     parser.add_argument("--work", type=Path, help="keep the fleets and matrices here")
     args = parser.parse_args()
     size = QUICK if args.quick else LARGE if args.large else MODERATE
     params = small_params() if args.quick else moderate_params()
-    skipped = why_not(args.trace)
-    real = trace_params() if skipped is None else None  # refused now, if at all, and not after an hour
     began, computed = time.perf_counter(), time.process_time()
     with tempfile.TemporaryDirectory() as folder:
         work = args.work or Path(folder)
         outcomes = run_checks(work, size, params, args.runs, done=told)
-        if skipped is None:
-            for outcome in run_trace(args.trace, work, size.seed, real).values():
-                told(outcome)
-                outcomes[outcome.name] = outcome
     verdicts = passed(outcomes)
     took = f"{time.perf_counter() - began:.0f} s, {time.process_time() - computed:.0f} s of computing"
     print(f"{size.gpus} GPUs, {size.days} days, {took}")
     print(show(outcomes, params.models.profile))
     for name, outcome in outcomes.items():
         print(line(name, outcome, verdicts[name]))
-    if skipped is not None:
-        print(f"real, real shuffled: skipped, because {skipped}")
     null = [outcomes[name] for name in AT_CHANCE if name in outcomes]
     most = max((each.z for outcome in null for each in outcome.findings), default=None)
     share = None if most is None else round(most / max(outcome.limit for outcome in null), 3)
@@ -107,7 +89,6 @@ def main() -> None:
                 "limit_share": share,
                 "checked": all(verdicts.values()),
                 "runs": verdicts,
-                "skipped": None if skipped is None else {"real": skipped, "real shuffled": skipped},
             }
         )
     )

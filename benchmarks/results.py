@@ -30,7 +30,6 @@ if str(ROOT) not in sys.path:  # run as a file, this folder's parent is not on t
 from benchmarks.scoreboard import page  # noqa: E402
 from benchmarks.scoreboard.claims import Gain, gain, profile_gains  # noqa: E402
 from benchmarks.scoreboard.fleets import Ran, run_plan  # noqa: E402
-from benchmarks.scoreboard.foreseen import foreseen_table  # noqa: E402
 from benchmarks.scoreboard.plan import PAPER, PAPER_TITLE, RECOMMENDED, Part, Plan, make_plan  # noqa: E402
 from benchmarks.scoreboard.pooled import Measured, Pool, at_alerts_of, measure  # noqa: E402
 from benchmarks.scoreboard.promised import promise_table  # noqa: E402
@@ -113,7 +112,7 @@ def make_page(
     paper = against_paper(plan, ran)
     promises = promise_table(promising, section, jobs)
     lines = page.opening(plan, command, len(ran.parts), ran.fresh, spent(ran), code_revision())
-    lines += page.claims(usual, paper, promises, section, foreseen_table(stored))
+    lines += page.claims(usual, paper, promises, section)
     for name, measured in found.items():
         lines += page.scenario(name, measured, incidents(measured))
     if ran.left_out:
@@ -146,7 +145,7 @@ def facts_of(found: Mapping[str, Measured], paper: Sequence[Gain], plan: Plan, r
         "scenarios": {
             name: {
                 key: json.loads(getattr(each, key).to_json(orient="records", double_precision=12))
-                for key in ("table", "monthly", "by_class", "budgets", "paired", "trends", "equal")
+                for key in ("table", "by_class", "budgets", "paired", "trends", "equal")
             }
             for name, each in found.items()
         },

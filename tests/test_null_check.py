@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pandas as pd
 import pytest
 
 from benchmarks.null.altered import ReadsTheFuture, ShuffledOwners, draw_incidents
 from benchmarks.null.finding import Finding, Outcome, show
-from benchmarks.null.runs import Size, line, passed, run_checks, small_params, why_not
+from benchmarks.null.runs import Size, passed, run_checks, small_params
 from features.matrix.matrix import FeatureMatrix
 from telemetry.dataset.store import Dataset
 
 pytestmark = pytest.mark.system  # half a minute of computing
 
 SIZE = Size(gpus=64, days=40, incidents=150, acceleration=100.0)
-TRACE = Path(__file__).parents[2] / "shared" / "data" / "gpu-cluster-faults"
 NAMES = ("shuffled", "leak shuffled", "independent", "leak", "planted")
 
 
@@ -121,26 +118,3 @@ def test_a_finding_is_judged_by_how_many_were_looked_at():
     assert Outcome("one", (finding(2.0),), 9).above
     assert not Outcome("many", (finding(2.0), *[finding(0.0)] * 50), 9).above
     assert finding(0).holds_chance
-
-
-def test_more_than_is_known_of_the_real_cluster_is_a_leak():
-    def outcome(measure, value, low):
-        return Outcome("real", (Finding("m", "sliding", measure, value, low, value + 0.1, 0.5, 9.0),), 30)
-
-    auc, capture = outcome("roc_auc", 0.64, 0.6), outcome("capture", 0.3, 0.2)
-    assert passed({"real": auc}) == passed({"real": capture}) == {"real": True}  # although far above chance
-    assert passed({"real shuffled": auc}) == {"real shuffled": False}
-    assert passed({"real": outcome("roc_auc", 0.71, 0.6)}) == {"real": False}
-    assert passed({"real": outcome("capture", 0.3, 0.24)}) == {"real": False}
-    both = Outcome("real", (*auc.findings, *capture.findings), 30)
-    assert line("real", both, True) == (
-        "real: 30 incidents tested, highest ROC-AUC 0.64, highest capture in the top 5 % 30.0 %: "
-        "within what is known from outside"
-    )
-
-
-def test_without_the_trace_it_is_said_why_the_real_cluster_is_skipped(tmp_path):
-    assert why_not(None) == "--trace was not given"
-    assert why_not(tmp_path) == f"there is no fault_trace.json in {tmp_path}"
-    (tmp_path / "fault_trace.json").write_text("[]")
-    assert why_not(tmp_path) is None

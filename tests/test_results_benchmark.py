@@ -14,7 +14,6 @@ from benchmarks.results import make_page
 from benchmarks.scoreboard import claims, page, store
 from benchmarks.scoreboard.claims import SHORT, SHOWN, UNPROVEN, WORSE, gain
 from benchmarks.scoreboard.fleets import Ran
-from benchmarks.scoreboard.foreseen import foreseen_incidents, foreseen_table
 from benchmarks.scoreboard.plan import (
     PAPER,
     PROMISED,
@@ -24,14 +23,12 @@ from benchmarks.scoreboard.plan import (
     Size,
     make_plan,
 )
-from benchmarks.scoreboard.pooled import Hits, Pool, at_alerts_of, measure
+from benchmarks.scoreboard.pooled import Hits, Pool, at_alerts_of, lead_bounds, measure
 from benchmarks.scoreboard.promised import keep_labels, promise_lines, promise_table, promises_of
-from benchmarks.scoreboard.spread import lead_bounds, month_bounds
 from evaluation.backtest.promises import walk_promises
 from evaluation.metrics.evaluation import evaluate
 from evaluation.metrics.lead_time import incident_table
-from evaluation.metrics.oracle import oracle_predictions, read_truth
-from evaluation.metrics.unforeseen import unforeseen_incidents
+from evaluation.metrics.oracle import read_truth
 from features.matrix.matrix import FeatureMatrix
 from models.config import PromisesSection
 from tests.models.fleet_predictions import MODELS, PART_FACTS, fleet, truth_of
@@ -85,24 +82,11 @@ def test_fleets_that_are_pooled_add_up(two, measured):
     own = measured.at_profile["mean_rank", "sliding"]
     assert own.hits[0] == hits
     assert own.alerts[0] == row["alerts_labelled"]
-    assert set(measured.monthly["month"]) == {"2026-01", "2026-02"}
 
 
-def test_months_and_lead_times_have_intervals_of_resampled_gpus(two):
+def test_lead_times_have_intervals_of_resampled_gpus(two):
     pool = Pool([part for _, part in two], 200)
     scored = pool.scored("mean_rank", "sliding")
-    every = np.concatenate([np.ones((1, len(pool.shared.units))), pool.weights])
-    of_row, months = pool.month
-    bounds = month_bounds(scored, of_row, months, every).set_index("month")
-    top = (scored.rank <= 2) & scored.known
-    for month in ("2026-01", "2026-02"):
-        chosen = top & (months[of_row] == month)
-        drawn = []
-        for weights in pool.weights:
-            weight = weights[scored.unit[chosen]]
-            drawn.append((weight * scored.positive[chosen]).sum() / weight.sum())
-        low, high = np.quantile(drawn, [0.025, 0.975])
-        assert tuple(bounds.loc[month, ["low", "high"]]) == pytest.approx((low, high))
     incidents = incident_table(scored)
     medians = []
     for weights in pool.weights:
@@ -306,27 +290,6 @@ def test_promises_are_counted_and_what_was_asked_is_judged():
     assert any("4 of 5 promises that brought drains were kept" in line for line in lines)
     assert any("on 4 of 5 fleets: **met**" in line for line in lines)
     assert promise_lines(pd.DataFrame(), PromisesSection()) == ["No fleet left any promise."]
-
-
-def test_what_stood_out_is_what_the_evaluation_says_of_it(two, tmp_path):
-    frame = fleet(
-        7,
-        [("xgboost", "sliding", 6.0), ("xgboost", "train_once", 0.1), ("random", "sliding", 0.1)],
-        units=60,
-        incidents=40,
-    )
-    risks = truth_of(frame)
-    risks.loc[risks["gpu"] < "g30", "risk"] = 0.0
-    part, truth = store.keep(tmp_path, frame, risks, PART_FACTS), oracle_predictions(frame, risks, 2)
-    expected = unforeseen_incidents(frame, truth).set_index("incident")
-    found = foreseen_incidents(part).set_index("incident")
-    assert 0 < found["seen"].mean() < 1
-    assert len(found["announced"].unique()) == 2
-    for column in ("seen", "chance", "announced"):
-        assert found[column].to_dict() == pytest.approx(expected[column].to_dict())
-    pooled = foreseen_table({"drift": [each for _, each in two]}).iloc[0]
-    assert pooled["incidents"] == sum(len(foreseen_incidents(each)) for _, each in two)
-    assert f"| `drift` | {pooled['incidents']} |" in "\n".join(page.foreseen_lines(pd.DataFrame([pooled])))
 
 
 def test_slopes_and_calibration_are_told_from_the_measurements(measured):

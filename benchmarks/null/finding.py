@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any
@@ -14,10 +13,7 @@ from pipeline.params import Params
 MEASURES = ("precision_at_k", "average_precision", "roc_auc")
 """What is looked at of every model."""
 
-CAPTURE = "capture"
-"""Share of the incidents whose unit was among the riskiest 5 % before; looked at on the real cluster as well."""
-
-CHANCE = {"roc_auc": 0.5, CAPTURE: 0.05}
+CHANCE = {"roc_auc": 0.5}
 """What chance gives; of the other measures it is the base rate."""
 
 LEVEL = 0.05
@@ -75,7 +71,7 @@ class Outcome:
         )
 
 
-def measure(name: str, matrix: Any, params: Params, measures: Sequence[str] = MEASURES) -> Outcome:
+def measure(name: str, matrix: Any, params: Params) -> Outcome:
     """Run the backtest on a matrix and set every measure beside what chance gives."""
     result = run_backtest(
         matrix, training=params.training, models=params.models, backtest=params.backtest, seed=params.seed
@@ -83,7 +79,7 @@ def measure(name: str, matrix: Any, params: Params, measures: Sequence[str] = ME
     found = evaluate(result.predictions, k=result.k, bootstrap=params.backtest.bootstrap, seed=params.seed)
     findings = []
     for _, row in found.table.iterrows():
-        for each in measures:
+        for each in MEASURES:
             chance = CHANCE.get(each, float(row["base_rate"]))
             value, low, high = (float(row[key]) for key in (each, f"{each}_low", f"{each}_high"))
             error = (high - low) / (2 * NormalDist().inv_cdf(0.975))

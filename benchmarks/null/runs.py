@@ -1,4 +1,4 @@
-"""The runs of the null check on simulated fleets and on a real trace, and whether each came out as it must."""
+"""The runs of the null check on simulated fleets, and whether each came out as it must."""
 
 from __future__ import annotations
 
@@ -8,13 +8,11 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu_cluster_faults import EXPECTED, HONEST_CAPTURE, LEAK, NAME, counted, predrain, write_inventory
 from benchmarks.null.altered import ReadsTheFuture, ShuffledOwners, with_incidents
-from benchmarks.null.finding import CAPTURE, MEASURES, Finding, Outcome, measure
+from benchmarks.null.finding import Outcome, measure
 from pipeline.matrix_stage import make_matrix
 from pipeline.params import Params, load_params
 from simulator.simulate import simulate
-from telemetry.dataset.store import Dataset
 
 ROOT = Path(__file__).resolve().parents[2]
 """The checkout."""
@@ -79,59 +77,6 @@ def moderate_params() -> Params:
     return base.model_copy(update={"training": training})
 
 
-FILE = "fault_trace.json"
-"""The file of the published InfiniteHBD-Trace (see ``benchmarks/gpu_cluster_faults.py``) that is read."""
-
-_FILES = (ROOT / "params.yaml", ROOT / "params" / f"{NAME}.yaml")
-
-
-def why_not(trace: Path | None) -> str | None:
-    """Say why the real cluster cannot be looked at, None where it can."""
-    if trace is None:
-        return "--trace was not given"
-    return None if (trace / FILE).is_file() else f"there is no {FILE} in {trace}"
-
-
-def trace_params() -> Params:
-    """Take the parameters of the trace, with the alerts of the profile that params.yaml recommends."""
-    params = load_params(list(_FILES))
-    profile = load_params([_FILES[0]]).models.profile
-    return params.model_copy(update={"models": params.models.model_copy(update={"profile": profile})})
-
-
-def run_trace(trace: Path, work: Path, seed: int, params: Params | None = None) -> dict[str, Outcome]:
-    """Import the trace, check its counts, and run it as it is (``real``) and shuffled (``real shuffled``)."""
-    dataset = work / "real"
-    params = trace_params() if params is None else params
-    predrain(
-        "import", "--events", trace / FILE, "--inventory", write_inventory(trace, work),
-        "--mapping", ROOT / "params" / f"{NAME}-mapping.yaml", "--out", dataset,
-        "--params", _FILES[0], "--params", _FILES[1],
-    )  # fmt: skip
-    counts = counted(Dataset.open(dataset))
-    if counts != EXPECTED:
-        raise SystemExit(f"the imported counts are {counts}, expected {EXPECTED}: is this the published file?")
-    matrix = make_matrix(dataset, params, work / "real-matrix")
-    return {
-        "real": measure("real", matrix, params, (*MEASURES, CAPTURE)),
-        "real shuffled": measure("real shuffled", ShuffledOwners(matrix, seed), params),
-    }
-
-
-def beyond_honest(outcome: Outcome) -> tuple[Finding, ...]:
-    """Give what a fault history alone cannot have told, as far as is known of this trace from outside.
-
-    A ROC-AUC above :data:`benchmarks.gpu_cluster_faults.LEAK`; or a capture whose whole interval lies above that of
-    counting the faults of the last 30 days.
-    """
-    return tuple(
-        each
-        for each in outcome.findings
-        if (each.measure == "roc_auc" and each.value > LEAK)
-        or (each.measure == CAPTURE and each.low > HONEST_CAPTURE and each.value > HONEST_CAPTURE)
-    )
-
-
 NAMES = ("shuffled", "leak shuffled", "independent", "leak", "planted")
 """The runs, in the order of the table."""
 
@@ -176,30 +121,16 @@ def run_checks(
     return out
 
 
-AT_CHANCE = ("shuffled", "independent", "real shuffled")
+AT_CHANCE = ("shuffled", "independent")
 """Runs in which nothing may be found."""
-
-REAL = "real"
-"""The run in which something may be found, but no more than is known from outside."""
 
 
 def passed(outcomes: Mapping[str, Outcome]) -> dict[str, bool]:
-    """Tell of each run whether it came out as it must: at chance, found, or within what is known."""
-    return {
-        name: not beyond_honest(each) if name == REAL else (not each.above) == (name in AT_CHANCE)
-        for name, each in outcomes.items()
-    }
+    """Tell of each run whether it came out as it must: at chance, or found."""
+    return {name: (not each.above) == (name in AT_CHANCE) for name, each in outcomes.items()}
 
 
 def line(name: str, outcome: Outcome, good: bool) -> str:
     """Say what a run found and whether that is as it must be."""
-    if name == REAL:
-        auc, capture = (
-            max(each.value for each in outcome.findings if each.measure == wanted) for wanted in ("roc_auc", CAPTURE)
-        )
-        found = f"highest ROC-AUC {auc:.2f}, highest capture in the top 5 % {100 * capture:.1f} %"
-        verdict = "within what is known from outside" if good else "MORE than is known from outside"
-    else:
-        found = f"{len(outcome.above)} of {len(outcome.findings)} measures above chance"
-        verdict = "as it must" if good else "WRONG"
-    return f"{name}: {outcome.incidents} incidents tested, {found}: {verdict}"
+    found = f"{len(outcome.above)} of {len(outcome.findings)} measures above chance"
+    return f"{name}: {outcome.incidents} incidents tested, {found}: {'as it must' if good else 'WRONG'}"

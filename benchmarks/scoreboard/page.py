@@ -104,7 +104,7 @@ def opening(plan: Plan, command: str, parts: int, fresh: int, spent: Mapping[str
         "the top K of more than half of the ensemble's members; it is counted from the ranks that they left.",
         "",
         "`intersection`, `min_votes` and cascades may alert fewer than K. What stands under *precision@K*, average "
-        "precision, capture and months is of their whole order: the rows with most votes first, then by mean rank "
+        "precision and capture is of their whole order: the rows with most votes first, then by mean rank "
         "(survivors of a cascade first). `intersection` and `min_votes` order alike and differ in what they alert; "
         "*of its own alerts* is the precision of that, and incidents caught are those that it covers.",
         "",
@@ -121,9 +121,8 @@ def claims(
     against_paper: Sequence[Gain],
     promises: pd.DataFrame,
     section: PromisesSection,
-    foreseen: pd.DataFrame,
 ) -> list[str]:
-    """Give the claims: gains, growth, calibration, promises, and what could not be seen."""
+    """Give the claims: gains, growth, calibration, promises."""
     asked = gained(found)
     gains = profile_gains(asked) + list(against_paper)
     lines = ["## What may be claimed", "", "### The recommended profile at equal numbers of alerts", ""]
@@ -157,33 +156,12 @@ def claims(
         )
     lines += ["", "Asked: a ratio from 0.7 to 1.4 and a Brier skill above zero, but on `noprecursor`.", ""]
     lines += ["### Promises", "", *promise_lines(promises, section), ""]
-    lines += ["### What no model could have seen", "", *foreseen_lines(foreseen), ""]
     lines += ["### Where there is nothing to find", "", *NULL_CHECKS, ""]
     return lines
 
 
-def foreseen_lines(table: pd.DataFrame) -> list[str]:
-    """Tell by scenario which share of the incidents came without a sign, and which stood out to no model."""
-    lines = [
-        "| scenario | incidents | nobody could have seen them: true risk never above the fleet's mean | stood out to "
-        "no model | as many would have, had the models ranked at random |",
-        "|---|---|---|---|---|",
-    ]
-    for row in table.itertuples():
-        lines.append(
-            f"| `{row.scenario}` | {count(row.incidents)} | {percent(row.silent)} | {percent(row.missed)} | "
-            f"{percent(row.by_chance)} |"
-        )
-    return [
-        *lines,
-        "",
-        "An incident stands out if some model, sliding, ranks its GPU in the top 5 % at a decision whose label it "
-        "makes positive. For the others no threshold helps: only redundancy and frequent checkpoints do.",
-    ]
-
-
 def scenario(name: str, measured: Measured, incidents: int) -> list[str]:
-    """Write one scenario: the table of models, months, ensembles, budgets, slopes."""
+    """Write one scenario: the table of models, training, ensembles, budgets, classes."""
     base = measured.table.iloc[0]
     budgets = join([str(each) for each in dict.fromkeys(measured.k)])
     return [
@@ -196,15 +174,9 @@ def scenario(name: str, measured: Measured, incidents: int) -> list[str]:
         *([NOTHING_TO_GO_BY, ""] if name.endswith(PAPER_TITLE) else []),
         *model_table(measured),
         "",
-        "### Precision at K by month",
-        "",
-        *month_table(measured),
-        "",
         "### Sliding against trained once",
         "",
         *paired_table(measured, "sliding"),
-        "",
-        *slope_table(measured),
         "",
         "### Sliding ensembles beside their best member, at as many alerts",
         "",
@@ -260,24 +232,6 @@ def model_table(measured: Measured) -> list[str]:
     return lines
 
 
-def month_table(measured: Measured) -> list[str]:
-    """Precision at K of every model by calendar month, sliding and once, with intervals."""
-    frame = measured.monthly[measured.monthly["labelled"] > 0]
-    months = sorted(frame["month"].unique())
-    told = {
-        (row.model, row.variant, row.month): f"{percent(row.precision_at_k)} {_bounds(row.low, row.high)}".strip()
-        for row in frame.itertuples()
-    }
-    lines = [
-        "| model | training | " + " | ".join(months) + " |",
-        "|---|---|" + "---|" * len(months),
-    ]
-    for _, row in _ordered(measured.table).iterrows():
-        values = [told.get((row["model"], row["variant"], month), NONE) for month in months]
-        lines.append(f"| {row['model']} | {_VARIANTS.get(row['variant'], '')} | " + " | ".join(values) + " |")
-    return lines
-
-
 def paired_table(measured: Measured, comparison: str) -> list[str]:
     """Differences in precision at K and average precision on the same resamples."""
     frame = measured.paired[measured.paired["comparison"] == comparison]
@@ -290,19 +244,6 @@ def paired_table(measured: Measured, comparison: str) -> list[str]:
             f"{verdict(one['low'], one['high'])} | {two['difference']:+.4f} "
             f"{between(number(two['low'], 4), number(two['high'], 4))} | {verdict(two['low'], two['high'])} |"
         )
-    return lines
-
-
-def slope_table(measured: Measured) -> list[str]:
-    """Slopes of the difference by month since the first fit."""
-    lines = [
-        "| model | statistic | change of the difference a month, points | interval | grows |",
-        "|---|---|---|---|---|",
-    ]
-    for row in measured.trends.itertuples():
-        said = "shown" if row.low > 0 else "shown to shrink" if row.high < 0 else "not proven"
-        bounds = between(number(100 * row.low, 2), number(100 * row.high, 2))
-        lines.append(f"| {row.model} | {row.statistic} | {number(100 * row.slope, 2)} | {bounds} | {said} |")
     return lines
 
 

@@ -5,16 +5,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 import pandas as pd
 
-from benchmarks.scoreboard.spread import lead_bounds, month_bounds
 from benchmarks.scoreboard.store import Stored
 from benchmarks.scoreboard.voted import VOTED, can_vote, voted
-from evaluation.metrics.assessment import Assessment, assess, group_table, kind_of, summarise
-from evaluation.metrics.bootstrap import resample_fleets
+from evaluation.metrics.assessment import Assessment, assess, kind_of, summarise
+from evaluation.metrics.bootstrap import Interval, interval, resample_fleets
 from evaluation.metrics.comparison import (
     SLIDING,
     TRAIN_ONCE,
@@ -53,8 +51,8 @@ class Pool:
         loaded = [part.rows() for part in parts]
         unit_names = [part.units() for part in parts]
         sizes = [len(units) for units in unit_names]
-        times = self._times = [np.unique(rows["time_ms"]) for rows in loaded]
-        self._before_units = np.cumsum([0, *sizes])
+        times = [np.unique(rows["time_ms"]) for rows in loaded]
+        before_units = np.cumsum([0, *sizes])
         before_times = np.cumsum([0, *map(len, times)])
         budget = [np.full(len(own), part.facts["k"], np.int64) for own, part in zip(times, parts, strict=True)]
         self.shared = Shared(
@@ -75,7 +73,7 @@ class Pool:
                 ]
             ).astype(np.int64),
             "unit": np.concatenate(
-                [rows["unit"] + before for rows, before in zip(loaded, self._before_units, strict=False)]
+                [rows["unit"] + before for rows, before in zip(loaded, before_units, strict=False)]
             ).astype(np.int64),
             "known": np.concatenate([rows["label"] >= 0 for rows in loaded]),
             "positive": np.concatenate([rows["label"] == 1 for rows in loaded]),
@@ -94,13 +92,6 @@ class Pool:
             "failure_class": np.concatenate([rows["failure_class"].astype(object) for rows in loaded]),
             "fold": np.concatenate([rows["fold"].astype(np.int64) for rows in loaded]),
         }
-
-    @cached_property
-    def month(self) -> tuple[Ints, np.ndarray]:
-        """Calendar month of each row on its own fleet's clock: its position among the months, and their ``YYYY-MM``."""
-        own = np.concatenate(self._times).astype("datetime64[ms]").astype("datetime64[M]")
-        months, of_time = np.unique(own, return_inverse=True)
-        return of_time[self._base["time"]].astype(np.int64), months.astype(str)
 
     def scored(self, model: str, variant: str) -> Scored:
         """Give the pooled rows of one model and variant."""
@@ -143,8 +134,8 @@ class Measured:
     ``k``: alert budget of each fleet.
     ``fleets``, ``units``, ``times``: Fleets, units, and decision times of all fleets together.
     ``table``: as :attr:`evaluation.metrics.evaluation.Evaluation.table`, with ``lead_time_median_low`` and ``_high``.
-    ``monthly``, ``by_class``, ``budgets``, ``paired``, ``trends``: as the evaluation's frames of these names;
-    ``monthly`` with ``low`` and ``high`` of precision at K, ``trends`` counts each fleet from its own first fit.
+    ``by_class``, ``budgets``, ``paired``, ``trends``: as the evaluation's frames of these names; ``trends`` counts each
+    fleet from its own first fit.
     ``equal``: each sliding ensemble beside each learner at as many alerts: ``model``, ``other_model``, ``alerts``,
     ``precision``, ``other_precision``, ``difference``, ``low``, ``high``, ``share_better``, ``member``, ``best``.
     ``at_profile``: every model at as many alerts, at each decision time, as the profile gives.
@@ -155,7 +146,6 @@ class Measured:
     units: int
     times: int
     table: pd.DataFrame
-    monthly: pd.DataFrame
     by_class: pd.DataFrame
     budgets: pd.DataFrame
     paired: pd.DataFrame
@@ -177,7 +167,7 @@ def measure(pool: Pool) -> Measured:
     every = np.concatenate([np.ones((1, len(pool.shared.units))), pool.weights])
     asked = _asked(pool, profile)
     slim: list[Assessment] = []
-    frames: dict[str, list[pd.DataFrame]] = {"monthly": [], "by_class": [], "budgets": []}
+    frames: dict[str, list[pd.DataFrame]] = {"by_class": [], "budgets": []}
     trends: list[dict[str, object]] = []
     summaries = []
     given: dict[tuple[str, str], dict[str, Floats]] = {}
@@ -189,9 +179,6 @@ def measure(pool: Pool) -> Measured:
             summaries.append(
                 {**summarise(assessed), "lead_time_median_low": lead.low, "lead_time_median_high": lead.high}
             )
-            months = group_table(assessed, pool.month[0], "month", pool.month[1])
-            key = ["model", "variant", "month"]
-            frames["monthly"].append(months.merge(month_bounds(scored, *pool.month, every), on=key, how="left"))
             frames["by_class"].append(_named(recall_by_class(assessed.incidents), scored))
             frames["budgets"].append(budgets([assessed], pool.weights))
             for name, budget in asked.items():
@@ -222,6 +209,26 @@ def measure(pool: Pool) -> Measured:
         at_profile=at_profile,
         profile=profile,
     )
+
+
+def lead_bounds(incidents: pd.DataFrame, units: np.ndarray, weights: Floats) -> Interval:
+    """Give the interval of the median lead time of the incidents that were caught.
+
+    ``incidents``: from :func:`evaluation.metrics.lead_time.incident_table`.
+    ``units``: in the order of the weights; shape (units,).
+    ``weights``: shape (replicates, units).
+    Returns: in hours; NaN bounds where too few resamples hold a caught incident.
+    """
+    caught = incidents.dropna(subset=["lead_time_hours"]).sort_values("lead_time_hours", kind="stable")
+    if caught.empty:
+        return Interval(np.nan, np.nan)
+    code = pd.Index(units.astype(object)).get_indexer(pd.Index(caught["unit"].to_numpy(dtype=object)))
+    counted = np.cumsum(weights[:, code], axis=1)
+    lead = caught["lead_time_hours"].to_numpy(dtype=np.float64)
+    # the median lies between the incidents that hold the two middle places; where their number is odd, they are one
+    lower = np.argmax(2 * counted >= counted[:, -1:], axis=1)
+    upper = np.argmax(2 * counted > counted[:, -1:], axis=1)
+    return interval(np.where(counted[:, -1] > 0, (lead[lower] + lead[upper]) / 2, np.nan))
 
 
 def _by_model(pool: Pool) -> Iterator[dict[str, Scored]]:

@@ -54,9 +54,7 @@ def slurm(
         rules = load_reason_rules(reasons)
         landing = Landing(landing_of(dataset), writer=f"slurm-{cluster}")
         with stop_on_signals() as stop, Outbox(landing, f"slurm-{cluster}") as outbox:
-            run = functools.partial(
-                run_command, timeout_s=timeout_s, attempts=1, sleep=stop.wait, environment=ENVIRONMENT
-            )
+            run = functools.partial(run_command, timeout_s=timeout_s, environment=ENVIRONMENT)
             collector = SlurmCollector(
                 outbox, landing, run=run, rules=rules, clock=lambda: datetime.now(UTC), since=start
             )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -11,11 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler.ports.errors import SchedulerError
-from scheduler.slurm.commands import ProgramError, SlurmCommands, run_program
+from scheduler.slurm.commands import SlurmCommands
 from scheduler.slurm.job import CheckpointSignal, job_of, views_by_node
 from scheduler.slurm.node import NodeChange
 from scheduler.slurm.report import ReportReader, parser_version
 from scheduler.slurm.settings import SlurmSettings
+from telemetry.collect.slurm.commands import CommandError, run_program
 from telemetry.collect.slurm.slurm_json import SlurmFormatError
 from tests.scheduler.slurm.fake_slurm import FakeSlurm, job_row
 
@@ -249,5 +251,5 @@ def test_where_each_version_tells_itself():
 
 def test_a_program_that_leaves_children_behind_is_ended_in_time():
     command = ["sh", "-c", "sleep 20 & echo started"]
-    with pytest.raises(ProgramError, match=r"no answer within 0\.3 s"):
-        run_program(command, lambda _: None, timeout_s=0.3, most_bytes=100, environment={})
+    with pytest.raises(CommandError, match=r"no answer within 0\.3 s"):
+        run_program(command, lambda _: None, timeout_s=0.3, most_bytes=100, environment=os.environ)

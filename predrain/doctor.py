@@ -113,13 +113,17 @@ def doctor(
             "ca_file": ca_file,
             "insecure_skip_verify": insecure_skip_verify,
         }
-        timing = {"watch_s": _seconds(watch, "--watch"), "timeout_s": _seconds(timeout or "10s", "--timeout")}
+        watch_s = duration_option(watch, "--watch").total_seconds()
+        asked_s = None if timeout is None else duration_option(timeout, "--timeout").total_seconds()
         if prometheus is not None:
-            seen = _prometheus(prometheus, match, mapping, known, access, _seconds(timeout or "60s", "--timeout"))
+            seen = _prometheus(prometheus, match, mapping, known, access, 60.0 if asked_s is None else asked_s)
         elif nvml:
-            seen = _nvml(known)
+            from telemetry.doctor.nvml_source import observe_nvml
+
+            seen = observe_nvml(channels=known, now=datetime.now(UTC))
         else:
             assert source is not None
+            timing = {"watch_s": watch_s, "timeout_s": 10.0 if asked_s is None else asked_s}
             seen = _source(source, mapping, known, access, timing)
         healthy = _say(seen, backtest, bundle, known, as_json=as_json)
     if not healthy:
@@ -154,12 +158,6 @@ def _prometheus(
     questions = Questions(connect_to(url, **access), check_match(match), datetime.now(UTC), timeout_s)
     with progress("asking") as advance:
         return observe_prometheus(questions, channels=known, mapping=load_source_mapping(mapping), progress=advance)
-
-
-def _nvml(known: Mapping[str, Channel]) -> Observation:
-    from telemetry.doctor.nvml_source import observe_nvml
-
-    return observe_nvml(channels=known, now=datetime.now(UTC))
 
 
 def _source(
@@ -253,7 +251,3 @@ def _say(
     else:
         sys.stdout.write(as_text(diagnosis))
     return diagnosis.healthy
-
-
-def _seconds(text: str, option: str) -> float:
-    return duration_option(text, option).total_seconds()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
@@ -94,6 +95,26 @@ def duration_option(written: str, option: str) -> timedelta:
         return parse_duration(written)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint=option) from None
+
+
+DEFAULT_STORE = "sqlite:///mlflow.db"
+"""Where runs and models are, where nothing else is said."""
+
+RegistryOption = Annotated[
+    str | None,
+    typer.Option(
+        "--registry", help=f"MLflow URI of the registry.  Default: MLFLOW_TRACKING_URI, else {DEFAULT_STORE}."
+    ),
+]
+"""The ``--registry`` option of verbs that follow the champion."""
+
+ModelNameOption = Annotated[str, typer.Option("--name", help="Name of the registered model.")]
+"""The ``--name`` option of the same verbs."""
+
+
+def store_uri(given: str | None) -> str:
+    """Return the address of MLflow: the one given, or the environment's, or a file of the current folder."""
+    return given or os.environ.get("MLFLOW_TRACKING_URI") or DEFAULT_STORE
 
 
 class EngineName(StrEnum):

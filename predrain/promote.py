@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,14 +10,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from predrain.console import FAILED, progress, reported
-from predrain.options import JsonOption, ParamsOption, params_files
+from predrain.options import DEFAULT_STORE, JsonOption, ParamsOption, params_files, store_uri
 
 if TYPE_CHECKING:
     from features.matrix.matrix import FeatureMatrix
     from pipeline.params import Params
     from pipeline.promotion import Decision
-
-DEFAULT_STORE = "sqlite:///mlflow.db"
 
 
 def promote(
@@ -54,7 +51,7 @@ def promote(
         from pipeline.promotion import promote as run_promote
         from pipeline.promotion import roll_back
 
-        store = track or os.environ.get("MLFLOW_TRACKING_URI") or DEFAULT_STORE
+        store = store_uri(track)
         if rollback:
             decision = roll_back(track=store, model=model, dry_run=dry_run, reason=reason)
         else:

@@ -17,13 +17,15 @@ from predrain.console import FAILED, reported, show, until_stopped
 from predrain.options import (
     DATASET_HELP,
     JsonOption,
+    ModelNameOption,
     ParamsOption,
+    RegistryOption,
     duration_option,
     instant_option,
     params_files,
     read_place,
+    store_uri,
 )
-from predrain.promote import DEFAULT_STORE
 
 if TYPE_CHECKING:
     from pipeline.params import Params
@@ -50,11 +52,8 @@ def score(
             "decision is due."
         ),
     ] = None,
-    registry: Annotated[
-        str | None,
-        typer.Option(help=f"MLflow URI of the registry.  Default: MLFLOW_TRACKING_URI, else {DEFAULT_STORE}."),
-    ] = None,
-    name: Annotated[str, typer.Option(help="Name of the registered model.")] = "predrain",
+    registry: RegistryOption = None,
+    name: ModelNameOption = "predrain",
     params: ParamsOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -79,7 +78,7 @@ def score(
         scores = ScoresFolder(out)
         with _failures_marked(scores):
             settings = scoring_settings(load_params(params_files(params)))
-        rounds = _Rounds(place, model, registry or os.environ.get("MLFLOW_TRACKING_URI") or DEFAULT_STORE, name)
+        rounds = _Rounds(place, model, store_uri(registry), name)
         work = lambda: rounds.run(scores, settings, when)  # noqa: E731 - a name for what both ways repeat
         failed = _once(scores, work, as_json) if pause is None else _follow(scores, work, pause, as_json)
     if failed:

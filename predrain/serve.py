@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from predrain.console import reported
-from predrain.promote import DEFAULT_STORE
+from predrain.options import ModelNameOption, RegistryOption, store_uri
 
 if TYPE_CHECKING:
     from serving.champion.local_copy import StateFolder
@@ -39,11 +38,8 @@ def serve(
         Path | None,
         typer.Option(help="Folder that keeps the champion's bundle between restarts.  Needs --model champion."),
     ] = None,
-    registry: Annotated[
-        str | None,
-        typer.Option(help=f"MLflow URI of the registry.  Default: MLFLOW_TRACKING_URI, else {DEFAULT_STORE}."),
-    ] = None,
-    name: Annotated[str, typer.Option(help="Name of the registered model.")] = "predrain",
+    registry: RegistryOption = None,
+    name: ModelNameOption = "predrain",
     champion_every: Annotated[str, typer.Option(help="How often the registry is asked who is champion.")] = "30s",
     params: Annotated[list[Path] | None, typer.Option(hidden=True)] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
@@ -107,6 +103,7 @@ def serve(
         from serving.server import be_responsive, refuse_open_port
         from serving.server import serve as run
         from serving.service import Service
+        from telemetry.errors import InputError
         from telemetry.object_store.place import refuse_storage
 
         handler = logging.StreamHandler()
@@ -122,13 +119,11 @@ def serve(
         if rate is not None:
             settings = replace(settings, rate_per_s=rate, rate_burst=max(1, round(2 * rate)))
         if params is not None:
-            _refuse_removed("--params")
+            raise InputError("the option has been removed", "--params", REMOVED["--params"])
         kept = _state_folder(state, model)
         service = Service(
             scores,
-            _source(
-                model, registry or os.environ.get("MLFLOW_TRACKING_URI") or DEFAULT_STORE, name, kept, champion_every
-            ),
+            _source(model, store_uri(registry), name, kept, champion_every),
             tokens=tokens,
             settings=settings,
             reader=None if dataset is None else page_reader(scores, dataset, ledger),
@@ -209,12 +204,6 @@ def _source(
 
     every_s = _seconds(champion_every, "--champion-every")
     return ChampionBundle(registry, name, temporary_folder() if kept is None else kept.champion, every_s)
-
-
-def _refuse_removed(option: str) -> None:
-    from features.errors import InputError
-
-    raise InputError("the option has been removed", option, REMOVED[option])
 
 
 def _tls(certificate: Path | None, key: Path | None) -> Tls | None:

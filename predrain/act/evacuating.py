@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from predrain.version import VERSION
+from predrain.act.scheduler_choice import AGENT
 
 if TYPE_CHECKING:
     from predrain.act.scheduler_choice import ChosenScheduler
@@ -118,7 +118,7 @@ def _verification(chosen: ChosenScheduler, settings: EvacuationSettings, clock: 
 def _webhook(settings: WebhookSettings | None, clock: Clock) -> Hook | None:
     from scheduler.evacuation.hooks import Webhook
 
-    return None if settings is None else Webhook(settings, clock, f"predrain-act/{VERSION}")
+    return None if settings is None else Webhook(settings, clock, AGENT)
 
 
 def _command(settings: CommandSettings | None) -> Hook | None:

@@ -10,10 +10,16 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from predrain.version import VERSION
+
 if TYPE_CHECKING:
     from scheduler.controller.settings import ActSettings
     from scheduler.ports.protocols import SchedulerAdapter
     from scheduler.ports.workloads import Hook, Verification, Workloads
+
+
+AGENT = f"predrain-act/{VERSION}"
+"""What requests of the controller give as their sender."""
 
 
 class SchedulerKind(StrEnum):
@@ -68,7 +74,7 @@ def choose_scheduler(
 
         chosen = settings().kubernetes
         kubeconfig = None if chosen.kubeconfig is None else Path(chosen.kubeconfig).expanduser()
-        connection = connect(kubeconfig, chosen.context, limits=chosen.limits, agent=_agent())
+        connection = connect(kubeconfig, chosen.context, limits=chosen.limits, agent=AGENT)
         adapter = KubernetesScheduler(connection, SystemClock(), chosen, waits=waits)
         verification = None
         if chosen.diagnostic_job is not None and not told:
@@ -107,9 +113,3 @@ def _slurm(settings: ActSettings) -> ChosenScheduler:
     adapter = open_slurm(settings.slurm, clock)
     workloads = SlurmWorkloads(adapter.port, adapter.folder, clock)
     return ChosenScheduler(adapter, workloads, settings.slurm.rest or f"Slurm {settings.slurm.cluster}")
-
-
-def _agent() -> str:
-    from predrain.version import VERSION
-
-    return f"predrain-act/{VERSION}"

@@ -71,6 +71,7 @@ def nvml(
     # A collector tells its state on stderr, which the journal keeps; never a line a sample.
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     with reported():
+        import socket
         from datetime import UTC, datetime
         from time import monotonic
 
@@ -84,7 +85,7 @@ def nvml(
         from telemetry.landing.folder import Landing, landing_of
 
         channels = resolve_channels(load_params(params_files(params)).channels)
-        name = node or _host()
+        name = node or socket.gethostname()
         writer = writer_of(name)
         root = landing_of(dataset) if dataset is not None else spool
         assert root is not None
@@ -206,9 +207,3 @@ def _summary(name: str, root: Path, collector: Collector, spool: Spool, pusher: 
     if spool.dropped:
         shown["files dropped for the limit"] = spool.dropped
     return shown
-
-
-def _host() -> str:
-    import socket
-
-    return socket.gethostname()

@@ -2,7 +2,6 @@
 
 import http.client
 import json
-from collections.abc import Iterator
 from datetime import timedelta
 from fractions import Fraction
 from pathlib import Path
@@ -147,14 +146,6 @@ def test_a_node_of_which_nothing_is_known_is_neither_best_nor_shunned() -> None:
     fleet = fleet_of(small_fleet())
     scores = {node: priority(fleet.state(node, NOW)) for node in ("n1", "n2", "n3", "n4", "n5", "n6")}
     assert scores == {"n1": 0, "n2": 3, "n3": 7, "n4": 10, "n5": 7, "n6": 7}
-
-
-@pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    folder = tmp_path_factory.mktemp("scores")
-    write_scores(folder, small_fleet())
-    with running(folder) as started:
-        yield started
 
 
 POD = {"metadata": {"name": "train-0", "namespace": "default"}, "spec": {"containers": []}}

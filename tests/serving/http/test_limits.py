@@ -1,14 +1,16 @@
-"""Callers that ask too often are told when to come back; others are not held up."""
+"""Who may ask, and how often: own names without tokens, and a rate for each caller."""
 
-import hashlib
+import http.client
+import json
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.http.limits import RateLimit
+from serving.http.limits import AllowedHosts, RateLimit
 from serving.http.settings import ServiceSettings
+from tests.serving.http.test_guards import READ, line
 from tests.serving.http.world import running, small_fleet, write_scores
 
 
@@ -48,7 +50,7 @@ def test_the_callers_remembered_are_bounded() -> None:
 def test_the_service_answers_429_and_when_to_come_back(tmp_path: Path) -> None:
     write_scores(tmp_path / "scores", small_fleet())
     tokens = tmp_path / "tokens"
-    tokens.write_text("".join(f"read sha256:{hashlib.sha256(each.encode()).hexdigest()} {each}\n" for each in "ab"))
+    tokens.write_text(line("read", "a") + line("read", "b"))
     settings = ServiceSettings(rate_per_s=0.01, rate_burst=3)
     with running(tmp_path / "scores", tokens=tokens, settings=settings) as service:
         one, other, nobody = service.client("a"), service.client("b"), service.client("wrong")
@@ -65,3 +67,63 @@ def test_the_service_answers_429_and_when_to_come_back(tmp_path: Path) -> None:
         for path in ("/healthz", "/readyz"):
             assert [nobody.send("GET", path)[0] for _ in range(5)] == [200] * 5
         assert [one.send("GET", "/metrics")[0] for _ in range(5)] == [200] * 5
+
+
+@pytest.mark.parametrize(
+    ("header", "allowed"),
+    [
+        (None, True),
+        ("localhost", True),
+        ("LocalHost:8080", True),
+        ("localhost.", True),
+        ("127.0.0.1:8080", True),
+        ("[::1]:8080", True),
+        ("10.0.0.7", True),  # an address cannot be rebound
+        ("predrain.example:80", True),
+        ("evil.example", False),
+        ("localhost.evil.example", False),
+        ("predrain.example.evil", False),
+        ("evil.example:80:80", False),
+        ("a@localhost", False),
+        ("", False),
+        ("[::1", False),
+        ("127.0.0.1.evil.example", False),
+    ],
+)
+def test_only_own_names_and_addresses_are_answered(header: str | None, allowed: bool) -> None:
+    hosts = AllowedHosts(["Predrain.example."])
+    assert hosts.allows(header) is allowed
+    assert hosts.allows(header) is allowed  # what is remembered says the same
+
+
+def ask(port: int, host: str, path: str = "/v1/nodes", **headers: str) -> tuple[int, bytes]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    connection.request("GET", path, headers={"Host": host} | headers)
+    answer = connection.getresponse()
+    content = answer.read()
+    connection.close()
+    return answer.status, content
+
+
+def test_a_page_that_rebinds_its_name_reads_nothing_of_a_service_without_tokens(tmp_path: Path) -> None:
+    write_scores(tmp_path / "scores", small_fleet())
+    with running(tmp_path / "scores", hosts=["proxy.example"]) as service:
+        for path in ("/", "/v1/nodes", "/readyz", "/metrics", "/openapi.json", "/nowhere"):
+            status, content = ask(service.port, f"evil.example:{service.port}", path)
+            problem = json.loads(content)
+            assert (status, problem["status"]) == (421, 421)
+            assert problem["detail"].startswith("this service is not 'evil.example:")
+            assert problem["detail"].endswith("ask localhost, or start it with --allow-host NAME")
+        assert ask(service.extender_port, "evil.example", "/healthz")[0] == 421
+        for host in ("localhost", f"127.0.0.1:{service.port}", "proxy.example"):
+            assert ask(service.port, host)[0] == 200
+        assert ask(service.extender_port, "127.0.0.1:8081", "/healthz")[0] == 200
+
+
+def test_who_shows_a_token_may_come_under_any_name(tmp_path: Path) -> None:
+    write_scores(tmp_path / "scores", small_fleet())
+    tokens = tmp_path / "tokens"
+    tokens.write_text(line("read", READ))
+    with running(tmp_path / "scores", tokens=tokens) as service:
+        assert ask(service.port, "predrain.example", Authorization=f"Bearer {READ}")[0] == 200
+        assert ask(service.port, "predrain.example")[0] == 401

@@ -1,27 +1,13 @@
 """What the service answers of nodes and GPUs, on a real port."""
 
 import math
-from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.serving.http.world import DECIDED, NOW, Client, Running, record, running, small_fleet, wait, write_scores
-
-
-@pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    folder = tmp_path_factory.mktemp("scores")
-    write_scores(folder, small_fleet())
-    with running(folder) as started:
-        yield started
-
-
-@pytest.fixture
-def client(service: Running) -> Client:
-    return service.client()
+from tests.serving.http.world import DECIDED, NOW, Client, record, running, small_fleet, wait, write_scores
 
 
 def names(answer: dict[str, Any]) -> list[str]:

@@ -36,11 +36,6 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         yield started
 
 
-@pytest.fixture
-def client(service: Running) -> Client:
-    return service.client()
-
-
 def some_rows(count: int = 90) -> tuple[Any, list[str], list[str]]:
     """Values, units, and three decision times."""
     values, _ = rows(count, seed=5)

@@ -42,8 +42,6 @@ NAMES: Final = {
 """Name of each code, as reports and counters show it."""
 
 LIBRARY_NOT_FOUND: Final = 12
-DRIVER_NOT_LOADED: Final = 9
-TIMEOUT: Final = 10
 
 LOST: Final = frozenset({15, 28})
 """The GPU no longer answers (it fell off the bus), or the driver has dropped it."""

@@ -44,7 +44,7 @@ from scheduler.ports.workloads import CheckpointAsk, Fence
 from telemetry.collect.kubernetes.api import Refused, Unreachable
 from telemetry.collect.kubernetes.client import connect
 from tests.scheduler.cluster import MODEL
-from tests.scheduler.test_scores_reader import record, write
+from tests.scheduler.score_files import record, write
 from tests.system.kubernetes_cluster import PODS, KubernetesCluster, kubernetes_cluster_in, wait
 
 pytestmark = pytest.mark.system

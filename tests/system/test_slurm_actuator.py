@@ -35,7 +35,7 @@ from scheduler.slurm.settings import SlurmSettings
 from scheduler.slurm.workloads import SlurmWorkloads
 from tests.policy.decide_world import config
 from tests.scheduler.cluster import MODEL
-from tests.scheduler.test_scores_reader import record, write
+from tests.scheduler.score_files import record, write
 from tests.system.slurm_cluster import SlurmCluster, _path, why_not
 
 pytestmark = [pytest.mark.system, pytest.mark.skipif(why_not() is not None, reason=why_not() or "")]

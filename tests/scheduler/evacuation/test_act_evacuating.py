@@ -15,7 +15,7 @@ from scheduler.ledger.reader import LedgerReader
 from scheduler.ledger.sqlite_ledger import SqliteLedger
 from scheduler.ports.codec import plain_of
 from scheduler.ports.workloads import CheckpointOffer, Workload
-from tests.scheduler.test_scores_reader import record, write
+from tests.scheduler.score_files import record, write
 
 SETTINGS = """
 policy:

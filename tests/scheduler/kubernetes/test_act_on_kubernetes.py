@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from predrain.command import app
 from telemetry.collect.kubernetes.client import KubernetesClient
 from tests.scheduler.kubernetes.api_world import World
-from tests.scheduler.test_scores_reader import record, write
+from tests.scheduler.score_files import record, write
 
 STATE = "/api/v1/namespaces/predrain/configmaps/predrain-state"
 SETTINGS: dict[str, Any] = {

@@ -9,8 +9,8 @@ import pytest
 from typer.testing import CliRunner
 
 from predrain.command import app
+from tests.scheduler.score_files import record, write
 from tests.scheduler.slurm.fake_slurm import FakeSlurm, job_row
-from tests.scheduler.test_scores_reader import record, write
 
 SETTINGS = """
 policy:

@@ -19,7 +19,7 @@ from scheduler.ports.risks import ScoreTiers
 from telemetry.errors import InputError
 from tests.policy.decide_world import HOUR, config, node, once
 from tests.scheduler.cluster import Cluster
-from tests.scheduler.test_scores_reader import reading, record, write
+from tests.scheduler.score_files import reading, record, write
 
 PROMISED = TierThresholds(watch=0.05, elevated=0.2, high=0.5)
 NO_PROMISE = "none: a precision of 85% is not promised (4 of 9 earlier drains would have been right)"

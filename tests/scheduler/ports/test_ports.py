@@ -1,33 +1,24 @@
-"""The room's small parts: records as JSON, settings, the stored state, marks on a node, what is imported."""
+"""Records as JSON, the stored state, marks on a node."""
 
 from __future__ import annotations
 
-import ast
 import json
-import subprocess
-import sys
 from dataclasses import replace
 from datetime import timedelta
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from policy.alert_outcomes import Alert, Outcome
-from policy.config import PolicyConfig
 from policy.fleet import Level, NodeView, Signals
 from policy.plan import Action
 from policy.state import PolicyState
-from policy.tiers import TierThresholds
-from scheduler.controller.settings import ActSettings, read_settings
 from scheduler.ports.codec import object_of, plain_of
 from scheduler.ports.node_object import Keys, NodeObject, Taint, after, marks_of, view_of, writes_between
 from scheduler.ports.stored_state import state_of, state_text
-from telemetry.errors import InputError
 from tests.policy.decide_world import HOUR, T0, config, node, once
 
-ROOT = Path(__file__).resolve().parents[2]
 KEYS = Keys()
 
 
@@ -50,41 +41,6 @@ def test_every_setting_and_signal_comes_back_from_json():
     given_ = config("g", rise_after=2)
     for value in (signals, given_, node("n", 0.5, None, facts=["xid 79"])):
         assert object_of(type(value), json.loads(json.dumps(plain_of(value))), "x") == value
-
-
-def test_a_misspelt_setting_is_refused_with_the_nearest_name(tmp_path):
-    file = tmp_path / "act.yaml"
-    file.write_text("policy: {thresholds: {watch: 0.1}, budgget: {}}\n")
-    with pytest.raises(InputError, match=r"settings\.policy holds 'budgget': did you mean 'budget'\?"):
-        read_settings(file)
-    file.write_text("policy: {thresholds: {watch: 0.1}, horizon: 24}\n")
-    with pytest.raises(InputError, match=r"settings\.policy\.horizon is 24: expected a duration such as 6h"):
-        read_settings(file)
-    file.write_text("policy: {thresholds: {watch: 3}}\n")
-    with pytest.raises(InputError, match=r"settings\.policy\.thresholds: watch is 3\.0: give a risk above 0"):
-        read_settings(file)
-    file.write_text("controller: [")
-    with pytest.raises(InputError, match="the settings cannot be read"):
-        read_settings(file)
-    with pytest.raises(InputError, match="the file of settings does not exist"):
-        read_settings(tmp_path / "absent.yaml")
-
-
-def test_settings_are_read_and_what_is_left_out_has_its_default(tmp_path):
-    file = tmp_path / "act.yaml"
-    file.write_text(
-        "policy:\n  thresholds: {watch: 0.1, high: 0.6}\n  stages: {pinned: {c/g: hard}}\n"
-        "  budget: {floors: [{scope: cluster, most_share: 0.1}], rates: [{scope: cluster, most: 2, window: 1h}]}\n"
-        "controller: {every: 30s}\n"
-    )
-    found = read_settings(file)
-    assert found.policy.thresholds == TierThresholds(0.1, None, 0.6)
-    assert found.policy.stages.pinned == {"c/g": "hard"}
-    assert found.policy.budget.rates[0].window == HOUR
-    assert found.policy.horizon == PolicyConfig(TierThresholds()).horizon
-    assert found.controller.every == timedelta(seconds=30)
-    file.write_text("")
-    assert read_settings(file) == ActSettings()
 
 
 def test_the_state_comes_back_and_a_damaged_one_is_refused():
@@ -134,32 +90,3 @@ def test_a_prediction_that_somebody_edited_counts_as_expired():
         edited = replace(thing, annotations={**thing.annotations, KEYS.prediction: text})
         published = marks_of(edited, KEYS, T0).published
         assert (published.tier, published.expires_at < T0) == ("unreadable", True)
-
-
-READ_BY_ADAPTERS = {"kubernetes": "telemetry.collect.kubernetes.", "slurm": "telemetry.collect.slurm."}
-
-
-def test_the_room_imports_of_telemetry_little_and_an_adapter_what_reads_the_same_server():
-    found = set()
-    for path in (ROOT / "scheduler").rglob("*.py"):
-        reads = READ_BY_ADAPTERS.get(path.relative_to(ROOT / "scheduler").parts[0], "telemetry.dataset.schema")
-        for each in ast.walk(ast.parse(path.read_text())):
-            module = (each.module or "") if isinstance(each, ast.ImportFrom) else ""
-            if module.split(".")[0] == "telemetry" and not module.startswith(reads):
-                found.add(module)
-    assert found <= {
-        "telemetry.dataset.schema", "telemetry.config", "telemetry.errors", "telemetry.atomic", "telemetry.http",
-        "telemetry.yaml_text",
-    }  # fmt: skip
-
-
-def test_the_controller_needs_none_of_the_learners_nor_pandas():
-    heavy = ("pandas", "pyarrow", "sklearn", "lightgbm", "xgboost", "mlflow", "numba", "torch", "scipy")
-    code = (
-        "import sys\nimport scheduler.controller.controller, scheduler.ledger.sqlite_ledger, scheduler.ledger.reader\n"
-        "import scheduler.controller.scores_reader, scheduler.file.cluster_file, scheduler.ledger.export\n"
-        "import scheduler.controller.settings\n"
-        f"print([name for name in {heavy!r} if name in sys.modules])"
-    )
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60, cwd=ROOT)
-    assert run.stdout.strip() == "[]"

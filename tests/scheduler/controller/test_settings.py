@@ -1,0 +1,82 @@
+"""Settings are read, refused where wrong, and shipped with their defaults."""
+
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from policy.config import PolicyConfig
+from policy.tiers import TierThresholds
+from scheduler.controller.settings import ActSettings, ControllerSettings, read_settings
+from scheduler.evacuation.settings import EvacuationSettings
+from telemetry.errors import InputError
+from tests.policy.decide_world import HOUR
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_the_shipped_settings_hold_the_defaults_but_for_what_they_say() -> None:
+    given = read_settings(ROOT / "deploy" / "act" / "act.yaml")
+    usual = PolicyConfig(given.policy.thresholds)
+    assert given.policy.budget == usual.budget
+    assert given.policy.worth == usual.worth
+    assert given.policy.hysteresis == usual.hysteresis
+    assert (given.policy.stages.ceiling, usual.stages.ceiling) == ("soft", "soft")
+    assert given.controller == ControllerSettings()
+    assert given.evacuation == EvacuationSettings()
+
+
+def test_the_operators_page_names_files_that_are_there_and_the_stages_as_they_are() -> None:
+    page = (ROOT / "docs" / "operating.md").read_text(encoding="utf-8")
+    for link in re.findall(r"\]\(([^)#:]+)\)", page):
+        assert (ROOT / "docs" / link).exists(), link
+    stages = PolicyConfig(read_settings(ROOT / "deploy" / "act" / "act.yaml").policy.thresholds).stages
+    for share in (stages.soft.promote_at, stages.hard.promote_at, stages.soft.demote_below, stages.hard.demote_below):
+        assert f"{share:.0%}".replace("%", " %") in page
+    assert f"fewer than {stages.least_outcomes} outcomes" in page.replace("\n", " ")
+
+
+def test_a_budget_that_names_no_fleet_keeps_the_limits_of_the_fleet(tmp_path: Path) -> None:
+    file = tmp_path / "act.yaml"
+    file.write_text("policy: {budget: {floors: [{scope: cluster, most: 9}], rates: []}}")
+    budget = read_settings(file).policy.budget
+    assert [(each.scope, each.most_share) for each in budget.floors] == [("fleet", 0.10), ("cluster", None)]
+    assert [(each.scope, each.most_share) for each in budget.rates] == [("fleet", 0.05)]
+
+
+def test_a_misspelt_setting_is_refused_with_the_nearest_name(tmp_path):
+    file = tmp_path / "act.yaml"
+    file.write_text("policy: {thresholds: {watch: 0.1}, budgget: {}}\n")
+    with pytest.raises(InputError, match=r"settings\.policy holds 'budgget': did you mean 'budget'\?"):
+        read_settings(file)
+    file.write_text("policy: {thresholds: {watch: 0.1}, horizon: 24}\n")
+    with pytest.raises(InputError, match=r"settings\.policy\.horizon is 24: expected a duration such as 6h"):
+        read_settings(file)
+    file.write_text("policy: {thresholds: {watch: 3}}\n")
+    with pytest.raises(InputError, match=r"settings\.policy\.thresholds: watch is 3\.0: give a risk above 0"):
+        read_settings(file)
+    file.write_text("controller: [")
+    with pytest.raises(InputError, match="the settings cannot be read"):
+        read_settings(file)
+    with pytest.raises(InputError, match="the file of settings does not exist"):
+        read_settings(tmp_path / "absent.yaml")
+
+
+def test_settings_are_read_and_what_is_left_out_has_its_default(tmp_path):
+    file = tmp_path / "act.yaml"
+    file.write_text(
+        "policy:\n  thresholds: {watch: 0.1, high: 0.6}\n  stages: {pinned: {c/g: hard}}\n"
+        "  budget: {floors: [{scope: cluster, most_share: 0.1}], rates: [{scope: cluster, most: 2, window: 1h}]}\n"
+        "controller: {every: 30s}\n"
+    )
+    found = read_settings(file)
+    assert found.policy.thresholds == TierThresholds(0.1, None, 0.6)
+    assert found.policy.stages.pinned == {"c/g": "hard"}
+    assert found.policy.budget.rates[0].window == HOUR
+    assert found.policy.horizon == PolicyConfig(TierThresholds()).horizon
+    assert found.controller.every == timedelta(seconds=30)
+    file.write_text("")
+    assert read_settings(file) == ActSettings()

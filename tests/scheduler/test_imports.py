@@ -1,0 +1,37 @@
+"""What the room imports."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+READ_BY_ADAPTERS = {"kubernetes": "telemetry.collect.kubernetes.", "slurm": "telemetry.collect.slurm."}
+
+
+def test_the_room_imports_of_telemetry_little_and_an_adapter_what_reads_the_same_server():
+    found = set()
+    for path in (ROOT / "scheduler").rglob("*.py"):
+        reads = READ_BY_ADAPTERS.get(path.relative_to(ROOT / "scheduler").parts[0], "telemetry.dataset.schema")
+        for each in ast.walk(ast.parse(path.read_text())):
+            module = (each.module or "") if isinstance(each, ast.ImportFrom) else ""
+            if module.split(".")[0] == "telemetry" and not module.startswith(reads):
+                found.add(module)
+    assert found <= {
+        "telemetry.dataset.schema", "telemetry.config", "telemetry.errors", "telemetry.atomic", "telemetry.http",
+        "telemetry.yaml_text",
+    }  # fmt: skip
+
+
+def test_the_controller_needs_none_of_the_learners_nor_pandas():
+    heavy = ("pandas", "pyarrow", "sklearn", "lightgbm", "xgboost", "mlflow", "numba", "torch", "scipy")
+    code = (
+        "import sys\nimport scheduler.controller.controller, scheduler.ledger.sqlite_ledger, scheduler.ledger.reader\n"
+        "import scheduler.controller.scores_reader, scheduler.file.cluster_file, scheduler.ledger.export\n"
+        "import scheduler.controller.settings\n"
+        f"print([name for name in {heavy!r} if name in sys.modules])"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60, cwd=ROOT)
+    assert run.stdout.strip() == "[]"

@@ -1,11 +1,10 @@
-"""Window features from file to file, beside pandas, Polars, DuckDB and tsfresh on the same samples.
+"""Window features from file to file, beside pandas and Polars on the same samples.
 
 Two million generated samples, 10 gauges x 3 windows (1, 3, 7 days) x 5 statistics at a decision every six hours,
 Parquet in, Parquet out. predrain writes more columns than the peers (the change against the window before, the newest
 value). Each side runs twice in a process of its own, and the second run counts (the first also loads libraries and
 compiled code, and is told apart; compiling, once a machine, is done and told before). Nothing is told of a side unless
-it equals the others. tsfresh, which calls Python for each
-window of each unit, gets the samples of one GPU only, and its ratio is one of samples a second.
+it equals the others.
 
     python benchmarks/features_file_to_file.py [--quick]
 """
@@ -42,14 +41,12 @@ from telemetry.dataset.store import Dataset  # noqa: E402
 WINDOWS = (timedelta(days=1), timedelta(days=3), timedelta(days=7))
 CHANNELS = 10
 DELAY = timedelta(minutes=10)
-PEERS = ("pandas", "polars", "duckdb")
+PEERS = ("pandas", "polars")
 
 REQUIRED = {"polars": 10, "pandas": 25}
 """How many times as long as predrain a peer is to take."""
 
 AIM = f"{REQUIRED['polars']} times Polars, {REQUIRED['pandas']} times pandas"
-SLOW_PEER = "tsfresh"
-SLOW_DAYS = 30
 
 
 def make_task(dataset: Dataset, out: Path) -> Task:
@@ -139,28 +136,22 @@ def differing(mine: pd.DataFrame, theirs: pd.DataFrame) -> float:
     return worst
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Sides:
-    """What each side took on the same samples, by its name, and how many samples those were."""
+def run_sides(folder: Path, *, gpus: int, days: float) -> tuple[dict[str, dict[str, float]], int]:
+    """Let predrain and the peers do the task, and end with an error if one computes something else.
 
-    took: dict[str, dict[str, float]]
-    samples: int
-
-
-def run_sides(folder: Path, peers: tuple[str, ...], *, gpus: int, days: float) -> Sides:
-    """Let predrain and the peers do the task, and end with an error if one computes something else."""
+    Returns: what each side took, by its name, and how many samples there were.
+    """
     dataset = generate(folder / "fleet", gpus=gpus, days=days, channels=channels_of(gauges=CHANNELS, counters=0))
     channels = list(make_task(dataset, folder).channels)
     took = {"predrain": side("predrain", dataset.path, folder / "predrain")}
     mine = ours(folder / "second-predrain", channels)
-    for peer in peers:
+    for peer in PEERS:
         took[peer] = side(peer, dataset.path, folder / f"{peer}.parquet")
         worst = differing(mine, pd.read_parquet(folder / f"second-{peer}.parquet"))
         print(f"{peer}: largest relative difference {worst:.1e} over {len(mine):,} rows")
         if worst > 1e-4:
             sys.exit(f"{peer} computes something else: nothing is measured")
-    samples = sum(dataset.read_bucket(bucket, ["timestamp"]).num_rows for bucket in dataset.buckets())
-    return Sides(took, samples)
+    return took, sum(dataset.read_bucket(bucket, ["timestamp"]).num_rows for bucket in dataset.buckets())
 
 
 def main() -> None:
@@ -176,16 +167,12 @@ def main() -> None:
         return
     tell_compiling(("telemetry",))
     with tempfile.TemporaryDirectory() as name:
-        whole = run_sides(Path(name) / "whole", PEERS, gpus=16 if args.quick else 116, days=120)
-        few = run_sides(Path(name) / "few", (SLOW_PEER,), gpus=1, days=SLOW_DAYS)
-    took, samples = whole.took, whole.samples
-    took[SLOW_PEER] = few.took[SLOW_PEER]
+        took, samples = run_sides(Path(name), gpus=16 if args.quick else 116, days=120)
     print(f"{samples:,} samples, {CHANNELS} channels x {len(WINDOWS)} windows x {len(STATISTICS)} statistics")
-    print(f"{SLOW_PEER}: {few.samples:,} of them; its ratio is that of samples a second")
     print(f"{'':<10}{'wall s':>9}{'CPU s':>9}{'first s':>9}{'peak MB':>9}{'ratio':>8}")
     wall = {who: each["second"] for who, each in took.items()}
     for who, each in took.items():
-        ratio = wall[who] / wall["predrain"] * (samples / few.samples if who == SLOW_PEER else 1)
+        ratio = wall[who] / wall["predrain"]
         print(f"{who:<10}{wall[who]:>9.2f}{each['cpu']:>9.2f}{each['first']:>9.2f}{each['peak_mb']:>9.0f}{ratio:>8.1f}")
     met = all(wall[who] >= times * wall["predrain"] for who, times in REQUIRED.items())
     line = {
@@ -198,11 +185,7 @@ def main() -> None:
         "checked": True,
         "aim": AIM,
         "met": met,
-        "others": {
-            who: round(wall[who] / wall["predrain"] * (samples / few.samples if who == SLOW_PEER else 1), 1)
-            for who in took
-            if who not in ("predrain", "polars")
-        },
+        "others": {"pandas": round(wall["pandas"] / wall["predrain"], 1)},
     }
     print(json.dumps(line))
     if not met and not args.quick:

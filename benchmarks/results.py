@@ -2,11 +2,10 @@
 
 Five seeds each of ``base`` and ``drift``, two of the other scenarios, three more of ``announced`` for what is promised
 there, and the paper's profile on one seed of ``base`` and ``drift``, failure rates multiplied; seeds from 1 on, on
-which no parameter was chosen (development uses seeds from 100 on). Writes docs/results.md and
-benchmarks/work/results/results.json. With ``--own-rates`` instead five seeds each of ``base`` and ``drift`` at the
-failure rates as calibrated, to docs/results-own-rates.md and results-own-rates.json. A finished part is kept under
-benchmarks/work/results and taken from there as long as the code and the parameters that it was made from stay the
-same, so a killed run goes on where it stopped.
+which no parameter was chosen (development uses seeds from 100 on). Writes docs/results.md. With ``--own-rates`` instead
+five seeds each of ``base`` and ``drift`` at the failure rates as calibrated, to docs/results-own-rates.md. A finished
+part is kept under benchmarks/work/results and taken from there as long as the code and the parameters that it was made
+from stay the same, so a killed run goes on where it stopped.
 
     python benchmarks/results.py [--quick | --own-rates] [--finished] [--scenarios base drift] [--seeds 2]
 """
@@ -21,14 +20,13 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 if str(ROOT) not in sys.path:  # run as a file, this folder's parent is not on the path
     sys.path.insert(0, str(ROOT))
 
 from benchmarks.scoreboard import page  # noqa: E402
-from benchmarks.scoreboard.claims import Gain, gain, profile_gains  # noqa: E402
+from benchmarks.scoreboard.claims import Gain, gain  # noqa: E402
 from benchmarks.scoreboard.fleets import Ran, run_plan  # noqa: E402
 from benchmarks.scoreboard.plan import PAPER, PAPER_TITLE, RECOMMENDED, Part, Plan, make_plan  # noqa: E402
 from benchmarks.scoreboard.pooled import Measured, Pool, at_alerts_of, measure  # noqa: E402
@@ -36,7 +34,6 @@ from benchmarks.scoreboard.promised import promise_table  # noqa: E402
 from benchmarks.scoreboard.store import Stored  # noqa: E402
 from evaluation.metrics.comparison import SLIDING  # noqa: E402
 from models.config import CASCADE, PromisesSection  # noqa: E402
-from pipeline.artefacts import write_json  # noqa: E402
 from pipeline.params import load_params  # noqa: E402
 from pipeline.provenance import code_revision  # noqa: E402
 from telemetry.atomic import write_bytes  # noqa: E402
@@ -100,9 +97,7 @@ def _measure(parts: Sequence[Stored], replicates: int) -> Measured:
     return measure(Pool(list(parts), replicates))
 
 
-def make_page(
-    plan: Plan, ran: Ran, command: str, section: PromisesSection, jobs: int = 1
-) -> tuple[str, dict[str, Any]]:
+def make_page(plan: Plan, ran: Ran, command: str, section: PromisesSection, jobs: int = 1) -> str:
     """Measure every scenario and write it all down."""
     stored, promising = _there(plan.pools(), ran), _there(plan.promising(), ran)
     asked = dict(stored)
@@ -117,39 +112,13 @@ def make_page(
         lines += page.scenario(name, measured, incidents(measured))
     if ran.left_out:
         lines += ["## Left out", "", *[f"- {why}" for why in ran.left_out], ""]
-    return "\n".join(lines), facts_of(found, paper, plan, ran)
+    return "\n".join(lines)
 
 
 def _there(pools: Mapping[str, Sequence[Part]], ran: Ran) -> dict[str, list[Stored]]:
     """Give what was run of each pool, without pools of which nothing was."""
     there = {name: [ran.parts[part] for part in parts if part in ran.parts] for name, parts in pools.items()}
     return {name: parts for name, parts in there.items() if parts}
-
-
-def facts_of(found: Mapping[str, Measured], paper: Sequence[Gain], plan: Plan, ran: Ran) -> dict[str, Any]:
-    """Gather the numbers for a program: tables by scenario, gains, trends, costs."""
-    gains = profile_gains(page.gained(found)) + list(paper)
-    return {
-        "quick": plan.quick,
-        "replicates": plan.replicates,
-        "spent": spent(ran),
-        "left_out": list(ran.left_out),
-        "gains": [
-            {
-                "where": each.where, "other": each.other, "mine": each.mine, "theirs": each.theirs,
-                "oracle": each.oracle, "alerts": each.alerts, "gain": each.gain, "low": each.low, "high": each.high,
-                "needed": each.needed, "verdict": each.verdict,
-            }
-            for each in gains
-        ],
-        "scenarios": {
-            name: {
-                key: json.loads(getattr(each, key).to_json(orient="records", double_precision=12))
-                for key in ("table", "by_class", "budgets", "paired", "trends", "equal")
-            }
-            for name, each in found.items()
-        },
-    }  # fmt: skip
 
 
 def main() -> None:
@@ -188,11 +157,10 @@ def main() -> None:
     name = "results-own-rates" if args.own_rates else "results"
     command = "python benchmarks/results.py --quick" if args.quick else f"make {name}"
     section = load_params(args.params).models.promises
-    text, facts = make_page(plan, ran, command, section, args.jobs)
+    text = make_page(plan, ran, command, section, args.jobs)
     out = args.out or (None if args.quick else ROOT / "docs" / f"{name}.md")
     if out is not None:
         write_bytes(out, (text.rstrip("\n") + "\n").encode())
-        write_json(_finite(facts), work / f"{name}.json")
     else:
         sys.stdout.write(text)
     told = {
@@ -205,15 +173,6 @@ def main() -> None:
         "checked": True,
     }
     sys.stdout.write(json.dumps(told) + "\n")
-
-
-def _finite(value: Any) -> Any:
-    """Replace what JSON cannot hold by null."""
-    if isinstance(value, dict):
-        return {key: _finite(each) for key, each in value.items()}
-    if isinstance(value, list):
-        return [_finite(each) for each in value]
-    return None if isinstance(value, float) and not (-1e308 < value < 1e308) else value
 
 
 if __name__ == "__main__":

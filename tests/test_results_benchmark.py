@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from datetime import timedelta
 
@@ -98,30 +97,6 @@ def test_lead_times_have_intervals_of_resampled_gpus(two):
     assert (found.low, found.high) == pytest.approx(tuple(np.quantile(medians, [0.025, 0.975])))
 
 
-def test_votes_that_nobody_asked_for_are_counted_from_the_members_ranks(tmp_path):
-    models = [(name, "sliding", 1.0) for name in ("xgboost", "lightgbm", "logistic")]
-    frame = fleet(8, models, units=30, times=40, incidents=40, k=3)
-    tmp_path.joinpath("a").mkdir()
-    facts = {**PART_FACTS, "k": 3, "profile": "xgboost", "members": ["xgboost", "lightgbm", "logistic"]}
-    part = store.keep(tmp_path / "a", frame, truth_of(frame), facts)
-    pool = Pool([part], 20)
-    assert ("min_votes", "sliding") in pool.names
-    assert ("min_votes", "train_once") not in pool.names
-    scored = pool.scored("min_votes", "sliding")
-    ranks = [part.scores(name, "sliding")["rank"] for name in facts["members"]]
-    votes = np.sum([rank <= 3 for rank in ranks], axis=0)
-    np.testing.assert_array_equal(scored.alert, votes >= 2)
-    order = np.lexsort((scored.rank, scored.time))
-    voted = votes[order]
-    same = np.diff(scored.time[order]) == 0
-    assert (np.diff(voted)[same] <= 0).all()  # more votes stand above fewer
-    measured = measure(pool)
-    assert measured.row("min_votes", "sliding")["kind"] == "ensemble"
-    assert "min_votes" in set(measured.equal["model"])
-    alone = store.keep(tmp_path / "a", frame, truth_of(frame), {**facts, "members": ["xgboost"]})
-    assert ("min_votes", "sliding") not in Pool([alone], 20).names
-
-
 def test_everything_is_compared_at_the_profiles_number_of_alerts(measured):
     own = measured.at_profile["mean_rank", "sliding"].alerts[0]
     for name, hits in measured.at_profile.items():  # a few alerts on either side have no known outcome
@@ -180,10 +155,10 @@ def test_fleets_at_their_own_rates_make_a_plan_and_a_page_of_their_own(two):
     assert not {part.name for part in plan.parts} & {part.name for part in make_plan(quick=False).parts}
     parts = {part: stored for part, (_, stored) in zip(plan.of("drift", RECOMMENDED), two, strict=False)}
     few = Plan(tuple(parts), replicates=20, quick=False)
-    text, _ = make_page(few, Ran(parts, (), 2), "make results-own-rates", PromisesSection())
+    text = make_page(few, Ran(parts, (), 2), "make results-own-rates", PromisesSection())
     assert text.startswith("# Results at the fleets' own failure rates")
     assert "accelerated" not in text
-    assert "accelerated" in make_page(*_usual(two))[0]
+    assert "accelerated" in make_page(*_usual(two))
 
 
 def hits(rate, replicates=200, spread=0.0, seed=0):
@@ -254,7 +229,7 @@ def _usual(two):
 
 
 def test_the_page_says_simulated_first_and_judges_only_by_what_was_measured(two):
-    text, facts = make_page(*_usual(two))
+    text = make_page(*_usual(two))
     assert text.index("simulated") < text.index("## What may be claimed")
     assert "The quick table" in text
     assert "nothing here may be quoted" in text
@@ -263,9 +238,7 @@ def test_the_page_says_simulated_first_and_judges_only_by_what_was_measured(two)
     assert "drift-101-paper: no file" in text
     assert "No fleet left any promise." in text
     assert "nan" not in text.lower().replace("nancy", "")
-    table = facts["scenarios"]["drift"]["table"]
-    assert {row["model"] for row in table} >= {"mean_rank", "oracle", "vendor_rules"}
-    json.dumps(facts["gains"][0])
+    assert all(f"\n| {model} |" in text for model in ("xgboost", "oracle", "vendor_rules"))
     assert all(line.count("|") == text.splitlines()[at - 1].count("|")
                for at, line in enumerate(text.splitlines()) if line.startswith("|--"))  # fmt: skip
 

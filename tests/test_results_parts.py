@@ -81,7 +81,7 @@ def test_a_second_call_takes_what_is_finished_and_runs_what_changed(tmp_path, mo
     so_far = fleets.run_plan(plan, files, tmp_path / "work", jobs=1, finished=True)
     assert list(so_far.parts) == [plan.parts[0]]
     assert so_far.left_out == (f"{plan.parts[1].name}: not run yet",)
-    text, _ = make_page(plan, so_far, "make results", PromisesSection())
+    text = make_page(plan, so_far, "make results", PromisesSection())
     assert "**Not all of it yet**: 1 of 2 parts" in text
     assert f"- {plan.parts[1].name}: not run yet" in text
     again = fleets.run_plan(plan, files, tmp_path / "work", jobs=1)

@@ -100,12 +100,11 @@ def opening(plan: Plan, command: str, parts: int, fresh: int, spent: Mapping[str
         "no hit at all, resampling cannot vary it; the bound is then Clopper and Pearson's with each GPU counted once "
         "(its effective number where GPUs differ in alerts). The best single model is always chosen after the fact, "
         "on the decisions that it is compared on, which favours it. Each statement is worded by its interval: "
-        "*shown* or *better* only where the interval of the difference leaves out zero. `min_votes` takes the rows in "
-        "the top K of more than half of the ensemble's members; it is counted from the ranks that they left.",
+        "*shown* or *better* only where the interval of the difference leaves out zero.",
         "",
-        "`intersection`, `min_votes` and cascades may alert fewer than K. What stands under *precision@K*, average "
+        "`intersection` and cascades may alert fewer than K. What stands under *precision@K*, average "
         "precision and capture is of their whole order: the rows with most votes first, then by mean rank "
-        "(survivors of a cascade first). `intersection` and `min_votes` order alike and differ in what they alert; "
+        "(survivors of a cascade first); "
         "*of its own alerts* is the precision of that, and incidents caught are those that it covers.",
         "",
     ]

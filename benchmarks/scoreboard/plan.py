@@ -32,16 +32,6 @@ ROOMS = ("telemetry", "features", "models", "evaluation", "simulator")
 PROMISING = ("policy/bounds.py", "policy/cost_benefit.py", "policy/thresholds.py", "evaluation/backtest/promises.py")
 """Sources that make promises out of predictions: changing them spoils no fleet, only what was promised on it."""
 
-ONLY_READ = frozenset(
-    f"models/{name}.py"
-    for name in (
-        "alert_reasons", "assessment", "attribution", "bootstrap", "bundle", "comparison", "evaluation", "explanation",
-        "lead_time", "metrics", "model_card", "native", "promises", "pyfunc", "registry", "scored",
-        "trends",
-    )
-)  # fmt: skip
-"""Sources that only read predictions, or what bundles and explanations are made by: changing them spoils no fleet."""
-
 
 @dataclass(frozen=True, slots=True)
 class Size:
@@ -191,7 +181,7 @@ def _alone(params: Params) -> Params:
 def code_digest(rooms: Iterable[str] = ROOMS, root: Path = ROOT) -> str:
     """Return the SHA-256 over the sources that shape what a fleet leaves."""
     paths = [path for room in rooms for path in sorted((root / room).rglob("*.py"))]
-    return _digest([path for path in paths if str(path.relative_to(root)) not in ONLY_READ], root)
+    return _digest(paths, root)
 
 
 def promising_digest(root: Path = ROOT) -> str:

@@ -10,7 +10,6 @@ import numpy as np
 import pandas as pd
 
 from benchmarks.scoreboard.store import Stored
-from benchmarks.scoreboard.voted import VOTED, can_vote, voted
 from evaluation.metrics.assessment import Assessment, assess, kind_of, summarise
 from evaluation.metrics.bootstrap import Interval, interval, resample_fleets
 from evaluation.metrics.comparison import (
@@ -46,8 +45,7 @@ class Pool:
     def __init__(self, parts: Sequence[Stored], replicates: int, seed: int = 1) -> None:
         self.parts = tuple(parts)
         names = [set(part.models) for part in parts]
-        self._voted = {each for each in (SLIDING, TRAIN_ONCE) if all(can_vote(part, each) for part in parts)}
-        self.names = sorted({*set.intersection(*names), *((VOTED, variant) for variant in self._voted)})
+        self.names = sorted(set.intersection(*names))
         loaded = [part.rows() for part in parts]
         unit_names = [part.units() for part in parts]
         sizes = [len(units) for units in unit_names]
@@ -95,8 +93,7 @@ class Pool:
 
     def scored(self, model: str, variant: str) -> Scored:
         """Give the pooled rows of one model and variant."""
-        derived = model == VOTED and variant in self._voted
-        read = [voted(part, variant) if derived else part.scores(model, variant) for part in self.parts]
+        read = [part.scores(model, variant) for part in self.parts]
         return Scored(
             model=model,
             variant=variant,

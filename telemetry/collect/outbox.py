@@ -34,7 +34,7 @@ class Outbox:
     def __init__(self, landing: Landing, name: str) -> None:
         self._landing = landing
         self._path = landing.state(f"{name}.json")
-        self._lock: FileLock | None = _locked(self._path.with_name(f"{name}.lock"), name)
+        self._lock: FileLock | None = locked(self._path.with_name(f"{name}.lock"), name)
         try:
             content = self._read()
         except BaseException:
@@ -97,15 +97,15 @@ class Outbox:
         except FileNotFoundError:
             return None
         except (ValueError, KeyError, TypeError) as error:
-            raise InputError(
-                f"the collector's state cannot be read: {error}",
-                str(self._path),
-                "Remove it: the collector then starts anew, and what it lands twice counts once.",
-            ) from None
+            raise unreadable(self._path, error) from None
         return dict(content)
 
 
-def _locked(path: Path, name: str) -> FileLock:
+def locked(path: Path, name: str) -> FileLock:
+    """Hold the lock of a collector's state.
+
+    Raises ``InputError`` if another process holds it, or the disk is full or not writable.
+    """
     lock = FileLock(path)
     with disk_errors(path):
         try:
@@ -117,3 +117,12 @@ def _locked(path: Path, name: str) -> FileLock:
                 "Stop it first, or leave it to work.",
             ) from None
     return lock
+
+
+def unreadable(path: Path, error: Exception) -> InputError:
+    """Return the error of a damaged state file."""
+    return InputError(
+        f"the collector's state cannot be read: {error}",
+        str(path),
+        "Remove it: the collector then starts anew, and what it lands twice counts once.",
+    )

@@ -10,14 +10,13 @@ import contextlib
 import json
 import secrets
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
 import pyarrow as pa
-from filelock import FileLock, Timeout
 
-from telemetry.atomic import disk_errors, write_bytes
+from telemetry.atomic import write_bytes
+from telemetry.collect.outbox import locked, unreadable
 from telemetry.dataset.schema import JOBS
 from telemetry.errors import InputError
 from telemetry.landing.folder import Landing
@@ -42,7 +41,7 @@ class Journal:
     def __init__(self, landing: Landing, name: str) -> None:
         self._landing = landing
         self._path = landing.state(f"{name}.json")
-        self._lock = _locked(self._path.with_name(f"{name}.lock"), name)
+        self._lock = locked(self._path.with_name(f"{name}.lock"), name)
         self.landed: dict[str, int] = dict.fromkeys(_SCHEMAS, 0)
         try:
             saved = self._read() or {"token": secrets.token_hex(6), "batch": 0, "content": {}, "rows": {}}
@@ -107,11 +106,7 @@ class Journal:
         except FileNotFoundError:
             return None
         except (ValueError, KeyError, TypeError) as error:
-            raise InputError(
-                f"the collector's state cannot be read: {error}",
-                str(self._path),
-                "Remove it: the collector then starts anew, and what it lands twice counts once.",
-            ) from None
+            raise unreadable(self._path, error) from None
         return dict(saved)
 
 
@@ -120,15 +115,3 @@ def table_of(kind: Kind, rows: Sequence[Mapping[str, Any]]) -> pa.Table:
     schema = _SCHEMAS[kind]
     arrays = [pa.array([row.get(field.name) for row in rows], type=field.type) for field in schema]
     return pa.Table.from_arrays(arrays, schema=schema)
-
-
-def _locked(path: Path, name: str) -> FileLock:
-    lock = FileLock(path, timeout=0)
-    try:
-        with disk_errors(path):
-            lock.acquire()
-    except Timeout:
-        raise InputError(
-            f"another collector {name!r} is running on this dataset", str(path), "Stop it first, or leave it to work."
-        ) from None
-    return lock

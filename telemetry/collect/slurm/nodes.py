@@ -25,7 +25,6 @@ _OUT: Final[tuple[tuple[str, frozenset[str]], ...]] = (
     ("drain", frozenset({"DRAIN", "DRAINED", "DRAINING"})),
 )
 # Codes of drains, worst first. Power saving, maintenance reservations and reboots asked for say nothing of hardware.
-_SUFFIXES: Final = "*~#!%$@^-+"
 # sinfo(1), NODE STATE CODES: not responding, powering, maintenance, rebooting, ...
 _SAME_BOOT: Final = timedelta(seconds=120)
 # slurmd works the boot time out from the uptime when it registers; it differs by a second or two each time.
@@ -95,17 +94,6 @@ def out_of_service(states: Iterable[str]) -> str | None:
     """Return ``down``, ``fail`` or ``drain`` for a node's states in upper case; None where it takes jobs."""
     held = set(states)
     return next((code for code, known in _OUT if held & known), None)
-
-
-def read_state(compact: str) -> list[str]:
-    """Return the states of sinfo's text form: ``drained$``, ``mixed``, ``DOWN*+DRAIN``.
-
-    Examples
-    --------
-    >>> read_state("drained$"), read_state("IDLE+DRAIN")
-    (['DRAINED'], ['IDLE', 'DRAIN'])
-    """
-    return [word for part in compact.split("+") if (word := part.strip().rstrip(_SUFFIXES).upper())]
 
 
 def _of_node(row: Mapping[str, Any]) -> list[NodeView]:

@@ -25,7 +25,7 @@ from predrain.options import (
 )
 
 if TYPE_CHECKING:
-    from telemetry.object_store.place import Place
+    from telemetry.dataset.place import Place
 
 
 def backtest(
@@ -85,7 +85,7 @@ def backtest(
 
 
 def _truth_beside(dataset: Place) -> Path | None:
-    """Find the simulator's truth; a published dataset has none, for nothing but the dataset is published."""
+    """Find the simulator's truth; it lies beside the folder of a dataset, and never in a bucket."""
     if not isinstance(dataset, Path):
         return None
     dataset = dataset.resolve()

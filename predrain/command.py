@@ -10,7 +10,6 @@ import typer
 from predrain.act.command import act
 from predrain.backtest import backtest
 from predrain.collect.command import SOURCES
-from predrain.dataset import app as dataset
 from predrain.doctor import doctor
 from predrain.features import features
 from predrain.import_files import import_files
@@ -51,7 +50,6 @@ def options(
 app.command("simulate", cls=ExplainingScenarios)(simulate)
 app.command("import")(import_files)
 app.add_typer(SOURCES)
-app.add_typer(dataset, name="dataset")
 app.command("prepare")(prepare)
 app.command("features")(features)
 app.command("train")(train)

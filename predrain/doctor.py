@@ -163,9 +163,9 @@ def _prometheus(
 def _source(
     source: str, mapping: Path | None, known: Mapping[str, Channel], access: Mapping[str, Any], timing: dict[str, float]
 ) -> Observation:
+    from telemetry.dataset.place import place_of
     from telemetry.errors import InputError
     from telemetry.landing.folder import landing_of
-    from telemetry.object_store.place import place_of
 
     now = datetime.now(UTC)
     if source.startswith("s3://"):

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from datetime import datetime, timedelta
 
     from pipeline.dask_engine import DaskEngine
-    from telemetry.object_store.place import Place
+    from telemetry.dataset.place import Place
 
 ParamsOption = Annotated[
     list[Path] | None,
@@ -27,7 +27,7 @@ ParamsOption = Annotated[
 ]
 """The ``--params`` option of every verb that reads parameters."""
 
-DATASET_HELP = "A dataset: its folder, or s3://BUCKET/PREFIX where one was published."
+DATASET_HELP = "A dataset: its folder, or s3://BUCKET/PREFIX where one lies in a bucket."
 """Help of the ``--dataset`` option of verbs that only read the dataset."""
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object on stdout.")]
@@ -48,7 +48,7 @@ def read_place(written: str, out: Path) -> Place:
     Raises ``InputError`` if ``written`` is no place of a dataset, or ``out`` is the dataset's folder, lies in it, or is
     on storage.
     """
-    from telemetry.object_store.place import place_of, refuse_storage
+    from telemetry.dataset.place import place_of, refuse_storage
 
     refuse_storage(out)
     place = place_of(written)

@@ -67,7 +67,7 @@ def score(
     with reported():
         from pipeline.params import load_params
         from serving.scores.writing import ScoresFolder
-        from telemetry.object_store.place import refuse_storage
+        from telemetry.dataset.place import refuse_storage
 
         refuse_storage(Path(model))
         when = None if at is None else instant_option(at, "--at")

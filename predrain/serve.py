@@ -103,8 +103,8 @@ def serve(
         from serving.server import be_responsive, refuse_open_port
         from serving.server import serve as run
         from serving.service import Service
+        from telemetry.dataset.place import refuse_storage
         from telemetry.errors import InputError
-        from telemetry.object_store.place import refuse_storage
 
         handler = logging.StreamHandler()
         handler.setFormatter(JsonLines())

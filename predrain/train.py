@@ -48,7 +48,7 @@ def train(
     if until is not None and until.tzinfo is None:
         until = until.replace(tzinfo=UTC)
     with reported():
-        from telemetry.object_store.place import refuse_storage
+        from telemetry.dataset.place import refuse_storage
 
         refuse_storage(out)
         refuse_storage(matrix)

@@ -25,8 +25,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 
+from telemetry.dataset.place import refuse_storage
 from telemetry.errors import InputError
-from telemetry.object_store.place import refuse_storage
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _NO_LOCKS = (errno.EBADF, errno.ENOLCK, errno.EOPNOTSUPP)

@@ -70,6 +70,15 @@ def object_storage(log: Path, *, certificate: Path | None = None, **settings: st
             process.wait(10)
 
 
+def upload(storage: Storage, folder: Path, root: str) -> None:
+    """Bring a folder to BUCKET/PREFIX as any S3 client does, in place of what is there, dataset.json last."""
+    storage.direct.delete_dir_contents(root, missing_dir_ok=True)
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    for path in sorted(files, key=lambda each: each.name == "dataset.json"):
+        with storage.direct.open_output_stream(f"{root}/{path.relative_to(folder).as_posix()}") as stream:
+            stream.write(path.read_bytes())
+
+
 def free_port() -> int:
     """Return a port that nothing listens on just now."""
     with socket.socket() as probe:

@@ -1,5 +1,6 @@
 """The validated dataset: Parquet buckets of samples by node, events, inventory, jobs and ``dataset.json``.
 
 ``store`` is what other rooms import: open a dataset, or write one in a single atomic step. Start with ``schema`` (what
-the tables hold) and ``catalogue`` (which channels are known); ``layout`` and ``runs`` say how samples lie on disk.
+the tables hold) and ``catalogue`` (which channels are known); ``layout`` and ``runs`` say how samples lie on disk. A
+dataset is read from a folder or by ``s3://BUCKET/PREFIX`` (``place``, ``connection``, ``files``).
 """

@@ -24,15 +24,13 @@ from telemetry.dataset.layout import (
     sort_columns,
 )
 from telemetry.dataset.meta import (
-    META_NAME,
     DatasetMeta,
-    decode_meta,
     read_meta,
 )
+from telemetry.dataset.place import Place, S3Place, refuse_storage
 from telemetry.dataset.runs import since_in_ms
 from telemetry.dataset.schema import samples_schema
 from telemetry.errors import InputError
-from telemetry.object_store.place import Place, S3Place, refuse_storage
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +51,7 @@ class SampleFile:
 class Dataset:
     """A dataset in a folder or on S3-compatible storage, opened for reading; make it with :meth:`open`.
 
-    ``place``: the dataset's folder; on storage the version that is read, whatever is current there by now.
+    ``place``: the dataset's folder; on storage the prefix, with the digest of what is read.
     ``files``: its files. This object goes on reading the same ones while another run replaces the dataset.
     """
 
@@ -67,16 +65,15 @@ class Dataset:
         """Open the dataset at ``place``; in a folder, a swap that a killed writer left half done is undone first.
 
         ``place``: on storage the connection is what the environment says
-        (:func:`telemetry.object_store.connection.connect`), and the version is found once, here.
+        (:func:`telemetry.dataset.connection.connect`).
         ``lease``: whether the files in a folder shall stay while this object lives, even if another run replaces the
         dataset.
         Raises ``InputError`` if there is no dataset at ``place``, it cannot be read by this version, or the storage
         cannot be read.
         """
         if isinstance(place, S3Place):
-            stored = StoredFiles.find(place)
-            meta = decode_meta(stored.read_checked(META_NAME).decode(), f"{stored.place}/{META_NAME}")
-            return cls(stored.place, meta, stored)
+            stored = StoredFiles.open(place)
+            return cls(stored.place, stored.meta, stored)
         path = Path(place)
         refuse_storage(path)
         recover_folder(path)
@@ -107,7 +104,7 @@ class Dataset:
 
     @property
     def pinned(self) -> Place:
-        """Where another process finds this dataset: its folder, absolute, or its version on storage."""
+        """Where another process finds this dataset: its folder, absolute, or its prefix and digest on storage."""
         return self.place if isinstance(self.place, S3Place) else self.place.resolve()
 
     @property

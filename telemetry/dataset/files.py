@@ -5,19 +5,21 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import Protocol
 
 import pyarrow as pa
-from pyarrow.fs import FileSystem
+from pyarrow.fs import FileInfo, FileSelector, FileSystem, FileType
 
 from telemetry.atomic import ReadLease
+from telemetry.dataset.connection import connect, storage_errors
+from telemetry.dataset.meta import META_NAME, DatasetMeta, decode_meta
+from telemetry.dataset.place import S3Place
 from telemetry.errors import InputError
-from telemetry.object_store.connection import connect, storage_errors
-from telemetry.object_store.place import S3Place
-from telemetry.object_store.published import Manifest, open_object, read_manifest, resolve
 
 _OF_CONTENT = re.compile(r"parquet|thrift|corrupt|decompress|deserializ|end of stream|page header", re.IGNORECASE)
 """In what Arrow raises as an OSError without a number, this is about the bytes of a file and not about reaching it."""
@@ -48,7 +50,8 @@ def _damaged(error: Exception, where: object, do: str) -> InputError:
     return InputError(f"the file is damaged: {said}", str(where), do)
 
 
-PUBLISH_AGAIN = "What was published is damaged: publish the dataset again."
+UPLOAD_AGAIN = "Upload the whole dataset again."
+RUN_AGAIN = "Run again when the upload has ended; upload a newer dataset under another prefix."
 IMPORT_AGAIN = "The dataset is damaged: restore the file, or import or collect its sources again."
 
 
@@ -63,8 +66,8 @@ class DatasetFiles(Protocol):
         """Open a file by its name in the dataset, for reading at any position.
 
         Raises ``FileNotFoundError`` if a folder has no such file.
-        Raises ``InputError``: while the file is open, too: if what is read of it as Parquet is none, or storage has it
-        not as it was published, or cannot be read.
+        Raises ``InputError``: while the file is open, too: if what is read of it as Parquet is none, or storage has
+        another one by now, or cannot be read.
         """
 
     def has(self, name: str) -> bool:
@@ -107,61 +110,111 @@ class FolderFiles:
 
 
 class StoredFiles:
-    """The files of one version on S3-compatible storage."""
+    """The files under a prefix on S3-compatible storage, as they were when the dataset was opened.
+
+    Nothing keeps others from replacing a file there. A file that is no longer as it was listed is refused, so that two
+    states of a dataset are not taken for one.
+    """
 
     far = True
 
-    def __init__(self, storage: FileSystem, place: S3Place, manifest: Manifest) -> None:
-        self._storage, self.place, self.manifest = storage, place, manifest
+    def __init__(self, place: S3Place, storage: FileSystem, listed: Mapping[str, FileInfo], meta: DatasetMeta) -> None:
+        self.place, self.meta = place, meta
+        self._storage, self._listed = storage, listed
 
     @classmethod
-    def find(cls, place: S3Place) -> StoredFiles:
-        """Find the version to read, through the connection that the environment describes.
+    def open(cls, place: S3Place) -> StoredFiles:
+        """Find the dataset at ``place``, through the connection that the environment describes.
 
-        Raises ``InputError`` if there is none, or the storage cannot be read.
+        Raises ``InputError`` if there is none, it is not whole, another one lies there than ``place`` names, or the
+        storage cannot be read.
         """
         storage = connect()
-        place = resolve(storage, place)
-        return cls(storage, place, read_manifest(storage, place))
+        meta = _read_meta(storage, place)
+        if place.digest not in (None, meta.digest):
+            raise InputError("the dataset was replaced while it was read", str(place), RUN_AGAIN)
+        with storage_errors(place):
+            found = storage.get_file_info(FileSelector(place.root, recursive=True))
+        listed = {each.path.removeprefix(place.root + "/"): each for each in found if each.type == FileType.File}
+        missing = sorted(set(meta.files) - set(listed))
+        if missing:
+            raise InputError(
+                f"the dataset is not whole: {missing[0]} is missing, one of {len(missing)}", str(place), UPLOAD_AGAIN
+            )
+        return cls(replace(place, digest=meta.digest), storage, listed, meta)
 
     @contextlib.contextmanager
     def opened(self, name: str) -> Iterator[pa.NativeFile]:
         """See :class:`DatasetFiles`."""
-        file = self.manifest.files.get(name)
-        if file is None:
+        listed = self._listed.get(name)
+        if listed is None:
             raise FileNotFoundError(name)
-        with (
-            storage_errors(self.place, name),
-            open_object(self._storage, self.place, name, file) as stream,
-            damage_told(f"{self.place}/{name}", PUBLISH_AGAIN),
-        ):
-            yield stream
+        where = f"{self.place}/{name}"
+        with storage_errors(self.place, name):
+            try:
+                stream = self._storage.open_input_file(listed.path)
+            except FileNotFoundError:
+                raise InputError("a file of the dataset was removed while it was read", where, RUN_AGAIN) from None
+            with stream:
+                if stream.size() != listed.size or _changed_at(stream) not in (None, _whole_seconds(listed.mtime)):
+                    raise InputError("a file of the dataset was replaced while it was read", where, RUN_AGAIN)
+                with damage_told(where, UPLOAD_AGAIN):
+                    yield stream if "/" in name else self._checked(name, stream.read())
 
     def has(self, name: str) -> bool:
         """See :class:`DatasetFiles`."""
-        return name in self.manifest.files
+        return name in self._listed
 
     def parts_in(self, folder: str) -> list[str]:
         """See :class:`DatasetFiles`."""
         begin = f"{folder}/part-"
-        return sorted(name for name in self.manifest.files if name.startswith(begin) and name.endswith(".parquet"))
+        return sorted(name for name in self._listed if name.startswith(begin) and name.endswith(".parquet"))
 
     def sha256_of(self, name: str) -> str:
         """See :class:`DatasetFiles`."""
-        return self.manifest.files[name].sha256
-
-    def read_checked(self, name: str) -> bytes:
-        """Read a small file whole, and hold it against the manifest.
-
-        Raises ``InputError`` if it is missing or something else than was published.
-        """
         with self.opened(name) as stream:
+            return hashlib.file_digest(stream, "sha256").hexdigest()
+
+    def _checked(self, name: str, content: bytes) -> pa.NativeFile:
+        """Hold a table that is read whole against dataset.json."""
+        if hashlib.sha256(content).hexdigest() != self.meta.files.get(name, hashlib.sha256(content).hexdigest()):
+            raise InputError("a file is not the one that dataset.json names", f"{self.place}/{name}", UPLOAD_AGAIN)
+        return pa.BufferReader(content)
+
+
+def _read_meta(storage: FileSystem, place: S3Place) -> DatasetMeta:
+    key = f"{place.root}/{META_NAME}"
+    try:
+        with storage_errors(place), storage.open_input_file(key) as stream:
             content: bytes = stream.read()
-        if hashlib.sha256(content).hexdigest() != self.sha256_of(name):
+    except FileNotFoundError:
+        with storage_errors(place):
+            bucket, pointer = storage.get_file_info([place.bucket, f"{place.root}/current.json"])
+        if bucket.type == FileType.NotFound:
             raise InputError(
-                "a file is not what was published", f"{self.place}/{name}", "It is damaged: publish the dataset again."
-            )
-        return content
+                f"there is no bucket {place.bucket!r}", str(place), "Check its name and AWS_ENDPOINT_URL, or make it."
+            ) from None
+        if pointer.type == FileType.File:
+            raise InputError(
+                "an earlier predrain published versions here",
+                str(place),
+                f"Read one of them, such as {place}/versions/0123456789abcdef: current.json names the newest.",
+            ) from None
+        raise InputError(
+            "there is no dataset here: no dataset.json", str(place), "Upload the folder of a dataset to this prefix."
+        ) from None
+    with damage_told(f"{place}/{META_NAME}", UPLOAD_AGAIN):
+        return decode_meta(content.decode(), f"{place}/{META_NAME}")
+
+
+def _changed_at(stream: pa.NativeFile) -> datetime | None:
+    """When the object that is open was written, to the second; None where the storage does not say."""
+    told = stream.metadata().get("Last-Modified")
+    return None if told is None else datetime.fromisoformat(told.decode())
+
+
+def _whole_seconds(at: datetime) -> datetime:
+    return at.replace(microsecond=0)
 
 
 def sha256_of(path: Path) -> str:

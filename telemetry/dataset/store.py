@@ -8,8 +8,8 @@ import pyarrow as pa
 
 from telemetry.dataset.dataset import Dataset
 from telemetry.dataset.meta import DatasetMeta
+from telemetry.dataset.place import Place
 from telemetry.dataset.writer import DatasetWriter
-from telemetry.object_store.place import Place
 
 
 def take_from_c_library() -> None:

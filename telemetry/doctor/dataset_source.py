@@ -16,8 +16,8 @@ from telemetry.config import format_duration
 from telemetry.dataset.channel import Channel
 from telemetry.dataset.dataset import Dataset
 from telemetry.dataset.meta import DatasetMeta
+from telemetry.dataset.place import Place
 from telemetry.doctor.observation import ChannelSeen, Finding, Observation
-from telemetry.object_store.place import Place
 
 LOOKED_AT: Final = timedelta(days=7)
 """The newest part of a dataset, which is looked at."""

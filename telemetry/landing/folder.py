@@ -17,9 +17,9 @@ import pyarrow.parquet as pq
 from telemetry.atomic import disk_errors, fsync_path, write_bytes
 from telemetry.dataset.channel import Channel
 from telemetry.dataset.channels import CATALOGUE
+from telemetry.dataset.place import refuse_storage
 from telemetry.errors import InputError
 from telemetry.landing.tables import KINDS, Kind, lay_out
-from telemetry.object_store.place import refuse_storage
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,180}\Z")
 _NAMED: Final = "named-"

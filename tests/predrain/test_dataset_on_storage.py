@@ -15,7 +15,7 @@ import pytest
 
 from features.matrix.matrix import FeatureMatrix
 from tests.features.small_fleet import events_of, gpus, inventory_of, samples_of, write_dataset, xid
-from tests.object_storage import Storage, object_storage
+from tests.object_storage import Storage, object_storage, upload
 from tests.serving.batch_world import make_world
 
 PLACE = "s3://telemetry/fleets/east"
@@ -40,7 +40,7 @@ def storage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Storage]:
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory, storage: Storage) -> Path:
-    """A folder with parameters and a dataset, which is published."""
+    """A folder with parameters and a dataset, which lies in the bucket too."""
     folder = tmp_path_factory.mktemp("home")
     (folder / "params.yaml").write_text(PARAMS)
     rng = np.random.default_rng(105)
@@ -53,8 +53,7 @@ def home(tmp_path_factory: pytest.TempPathFactory, storage: Storage) -> Path:
     write_dataset(
         folder / "fleet", inventory, hours=hours, samples=samples_of(inventory, hours), events=events_of(events)
     )
-    done = told(storage, "dataset", "push", "fleet", PLACE, cwd=folder)
-    assert done["files sent"] > 3
+    upload(storage, folder / "fleet", PLACE.removeprefix("s3://"))
     return folder
 
 
@@ -76,15 +75,8 @@ def told(storage: Storage, *arguments: str, cwd: Path, **more: str) -> dict:
     return json.loads(done.stdout)
 
 
-@pytest.mark.parametrize("verb", ["push", "pull", "versions", "prune"])
-def test_every_verb_has_help_with_an_example(storage: Storage, tmp_path: Path, verb: str) -> None:
-    shown = predrain(storage, "dataset", verb, "--help", cwd=tmp_path)
-    assert shown.returncode == 0
-    assert f"Example: predrain dataset {verb}" in shown.stdout
-
-
 @pytest.mark.system
-def test_features_and_a_backtest_of_a_published_dataset_are_those_of_the_folder(storage: Storage, home: Path) -> None:
+def test_features_and_a_backtest_of_a_stored_dataset_are_those_of_the_folder(storage: Storage, home: Path) -> None:
     told(storage, "features", "--dataset", "fleet", "--out", "matrix-here", cwd=home)
     told(storage, "features", "--dataset", PLACE, "--out", "matrix-there", cwd=home)
     told(storage, "backtest", "--dataset", PLACE, "--out", "replay", "--no-report", cwd=home)
@@ -95,7 +87,7 @@ def test_features_and_a_backtest_of_a_published_dataset_are_those_of_the_folder(
 
 
 @pytest.mark.system
-def test_workers_of_a_cluster_read_the_published_dataset_by_themselves(storage: Storage, home: Path) -> None:
+def test_workers_of_a_cluster_read_the_stored_dataset_by_themselves(storage: Storage, home: Path) -> None:
     pytest.importorskip("distributed")
     told(storage, "features", "--dataset", "fleet", "--out", "matrix-alone", cwd=home)
     options = ("--engine", "dask", "--dask-workers", "1")
@@ -107,7 +99,7 @@ def test_workers_of_a_cluster_read_the_published_dataset_by_themselves(storage: 
 def test_a_fleet_is_scored_from_storage_as_from_the_folder(storage: Storage, tmp_path: Path) -> None:
     world = make_world(tmp_path)
     place = "s3://telemetry/fleets/scored"
-    told(storage, "dataset", "push", str(world.dataset.path), place, cwd=tmp_path)
+    upload(storage, world.dataset.path, place.removeprefix("s3://"))
     found = []
     for out, dataset in (("here", str(world.dataset.path)), ("there", place)):
         told(storage, "score", "--dataset", dataset, "--model", str(world.bundle.path), "--out", out, cwd=tmp_path)
@@ -117,7 +109,7 @@ def test_a_fleet_is_scored_from_storage_as_from_the_folder(storage: Storage, tmp
     assert found[0]["risk"].notna().sum() > 3
 
 
-def test_a_published_dataset_is_looked_at_like_a_folder(storage: Storage, home: Path) -> None:
+def test_a_stored_dataset_is_looked_at_like_a_folder(storage: Storage, home: Path) -> None:
     here = predrain(storage, "doctor", "fleet", "--json", cwd=home)
     there = predrain(storage, "doctor", PLACE, "--json", cwd=home)
     assert (there.returncode, there.stderr) == (here.returncode, here.stderr)
@@ -126,22 +118,6 @@ def test_a_published_dataset_is_looked_at_like_a_folder(storage: Storage, home: 
         del each["source"]["at"]
     assert (ours["source"].pop("where"), theirs["source"].pop("where")) == ("fleet", PLACE)
     assert theirs == ours
-
-
-def test_versions_are_listed_fetched_and_removed_by_name(storage: Storage, home: Path, tmp_path: Path) -> None:
-    place = "s3://telemetry/fleets/west"
-    first = told(storage, "dataset", "push", str(home / "fleet"), place, cwd=tmp_path)["published"]
-    write_dataset(tmp_path / "small", inventory_of(gpus(4)))
-    second = told(storage, "dataset", "push", "small", place, cwd=tmp_path)["published"]
-    listed = told(storage, "dataset", "versions", place, cwd=tmp_path)["versions"]
-    assert {f"{place}/versions/{each['version']}": each["current"] for each in listed} == {first: False, second: True}
-    told(storage, "dataset", "pull", first, "copy", cwd=tmp_path)
-    assert (tmp_path / "copy" / "dataset.json").read_bytes() == (home / "fleet" / "dataset.json").read_bytes()
-    removed = told(storage, "dataset", "prune", place, "--keep", "1", cwd=tmp_path)["removed"]
-    assert [f"{place}/versions/{each['version']}" for each in removed] == [first]
-    shown = predrain(storage, "dataset", "versions", place, cwd=tmp_path)
-    assert "current, " in shown.stdout
-    assert len(shown.stdout.splitlines()) == 1
 
 
 @pytest.mark.parametrize(
@@ -159,7 +135,7 @@ def test_what_needs_a_folder_says_so_and_makes_none(storage: Storage, tmp_path: 
     refused = predrain(storage, *arguments, cwd=tmp_path)
     assert refused.returncode == 1
     assert "this needs a folder and not S3-compatible storage" in refused.stderr
-    assert "predrain dataset push" in refused.stderr
+    assert "copy the dataset from the bucket" in refused.stderr
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith("s3")] == []
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from telemetry.dataset.place import S3Place
 from telemetry.dataset.runs import Runs
 from telemetry.dataset.store import Dataset, DatasetWriter
-from telemetry.object_store.place import S3Place
 from tests.features.small_fleet import (
     CHANNELS,
     HOUR,

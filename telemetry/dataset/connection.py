@@ -10,8 +10,8 @@ from urllib.parse import urlsplit
 
 from pyarrow.fs import AwsStandardS3RetryStrategy, S3FileSystem
 
+from telemetry.dataset.place import S3Place
 from telemetry.errors import InputError
-from telemetry.object_store.place import S3Place
 
 CONNECT_TIMEOUT_S: Final = 10.0
 """A server that takes no connection for so long counts as absent."""
@@ -89,9 +89,7 @@ def storage_errors(place: S3Place, name: str = "") -> Iterator[None]:
             ) from error
         if "NO_SUCH_KEY" in text:
             raise InputError(
-                "a file of the dataset was removed while it was read",
-                where,
-                "Run again: that reads the current version.",
+                "a file of the dataset was removed while it was read", where, "Run again when the dataset is whole."
             ) from error
         if any(code in text for code in _REFUSED) or "HTTP status 403" in text:
             raise InputError(

@@ -16,14 +16,12 @@ from cryptography.x509.oid import NameOID
 from hypothesis import given
 from hypothesis import strategies as st
 
+from telemetry.dataset import connection
+from telemetry.dataset.connection import connect
+from telemetry.dataset.place import S3Place, place_of
 from telemetry.dataset.store import Dataset
 from telemetry.errors import InputError
-from telemetry.object_store import connection
-from telemetry.object_store.connection import connect
-from telemetry.object_store.place import S3Place, place_of, storage_place
-from telemetry.object_store.push import push
-from telemetry.object_store.versions import versions_at
-from tests.object_storage import KEYS, free_port, object_storage, proxy
+from tests.object_storage import KEYS, free_port, object_storage, proxy, upload
 
 
 @pytest.mark.parametrize(
@@ -33,7 +31,6 @@ from tests.object_storage import KEYS, free_port, object_storage, proxy
         ("/srv/fleet", Path("/srv/fleet")),
         ("s3://fleets/east", S3Place("fleets", "east")),
         ("s3://fleets/a/b/", S3Place("fleets", "a/b")),
-        ("s3://fleets/a/versions/0123456789abcdef", S3Place("fleets", "a", "0123456789abcdef")),
     ],
 )
 def test_a_place_is_read_and_written_alike(written, place):
@@ -47,10 +44,9 @@ NAMES = st.text("abcxyz0189._=-", min_size=1, max_size=8).filter(lambda name: na
 @given(
     bucket=st.from_regex(r"[a-z0-9][a-z0-9.-]{1,20}[a-z0-9]", fullmatch=True),
     prefix=st.lists(NAMES, min_size=1, max_size=4).map("/".join),
-    version=st.none() | st.from_regex(r"[0-9a-f]{16}", fullmatch=True),
 )
-def test_what_is_written_of_a_place_leads_back_to_it(bucket, prefix, version):
-    place = S3Place(bucket, prefix, version)
+def test_what_is_written_of_a_place_leads_back_to_it(bucket, prefix):
+    place = S3Place(bucket, prefix)
     assert place_of(str(place)) == place
 
 
@@ -73,23 +69,9 @@ def test_what_names_no_prefix_in_a_bucket_is_refused(written):
         place_of(written)
 
 
-@pytest.mark.parametrize(
-    "written", ["s3://fleets/a/versions/foo", "s3://fleets/a/versions/0123456789abcde", "s3://fleets/versions"]
-)
-def test_what_lies_within_a_dataset_is_no_place_of_another(written):
-    with pytest.raises(InputError, match="names no version of it"):
-        place_of(written)
-
-
 def test_storage_of_another_kind_is_refused():
     with pytest.raises(InputError, match="'gs://fleets/east' is neither a folder nor an address of S3-compatible"):
         place_of("gs://fleets/east")
-
-
-@pytest.mark.parametrize("written", ["fleet", "s3://fleets/a/versions/0123456789abcdef"])
-def test_a_publication_goes_to_a_prefix_and_not_elsewhere(written):
-    with pytest.raises(InputError, match="Give the dataset's prefix in a bucket"):
-        storage_place(written, "PLACE")
 
 
 @pytest.mark.parametrize("endpoint", ["127.0.0.1:9000", "ftp://host", "http://", "http://host/path"])
@@ -98,25 +80,21 @@ def test_an_endpoint_that_is_no_address_is_refused(endpoint):
         connect({"AWS_ENDPOINT_URL": endpoint})
 
 
-def test_a_missing_bucket_is_named(place, write):
-    missing = S3Place("no-such-bucket", "east")
-    for use in (lambda: Dataset.open(missing), lambda: push(write("fleet", 24).path, missing)):
-        with pytest.raises(InputError, match=r"there is no bucket 'no-such-bucket' .*AWS_ENDPOINT_URL, or make it"):
-            use()
+def test_a_missing_bucket_is_named(place):
+    with pytest.raises(InputError, match=r"there is no bucket 'no-such-bucket' .*AWS_ENDPOINT_URL, or make it"):
+        Dataset.open(S3Place("no-such-bucket", "east"))
 
 
 def test_a_prefix_without_a_dataset_is_told_from_a_missing_bucket(place):
-    with pytest.raises(InputError, match=f"no dataset was published here .*predrain dataset push FOLDER {place}"):
+    with pytest.raises(InputError, match=f"there is no dataset here: .*{place}.*Upload the folder"):
         Dataset.open(place)
-    assert versions_at(place) == []
 
 
-def test_wrong_credentials_are_told_from_everything_else(place, write, tmp_path, monkeypatch):
+def test_wrong_credentials_are_told_from_everything_else(place, tmp_path, monkeypatch):
     with object_storage(tmp_path / "guarded.log", INITIAL_NO_AUTH_ACTION_COUNT="0") as guarded:
         monkeypatch.setenv("AWS_ENDPOINT_URL", guarded.environment["AWS_ENDPOINT_URL"])
-        for use in (lambda: Dataset.open(place), lambda: push(write("fleet", 24).path, place)):
-            with pytest.raises(InputError, match=r"refuses these credentials.*Check AWS_ACCESS_KEY_ID"):
-                use()
+        with pytest.raises(InputError, match=r"refuses these credentials.*Check AWS_ACCESS_KEY_ID"):
+            Dataset.open(place)
 
 
 @pytest.mark.system
@@ -138,10 +116,10 @@ def test_a_storage_with_an_authority_of_its_own_is_trusted_by_name_only(tmp_path
         for name, value in secure.environment.items():
             monkeypatch.setenv(name, value)
         with pytest.raises(InputError, match=r"certificate is not trusted .*AWS_CA_BUNDLE"):
-            versions_at(place)
+            Dataset.open(place)
         monkeypatch.setenv("AWS_CA_BUNDLE", str(tmp_path / "authority.pem"))
         with pytest.raises(InputError, match="there is no bucket 'fleets'"):
-            versions_at(place)
+            Dataset.open(place)
 
 
 def test_a_refused_connection_is_given_up(monkeypatch):
@@ -180,6 +158,7 @@ def test_a_server_that_says_nothing_is_given_up_after_bounded_attempts(monkeypat
 @pytest.mark.parametrize("fault", ["busy", "lost", "cut"])
 def test_requests_that_fail_now_and_then_are_sent_again(place, write, storage, monkeypatch, fault):
     here = write("fleet", 48)
+    upload(storage, here.path, place.root)
     with proxy(storage) as (environment, requests):
         failed = []
 
@@ -191,20 +170,16 @@ def test_requests_that_fail_now_and_then_are_sent_again(place, write, storage, m
 
         requests.fault = every_fourth
         monkeypatch.setenv("AWS_ENDPOINT_URL", environment["AWS_ENDPOINT_URL"])
-        push(here.path, place)
         there = Dataset.open(place)
         assert there.events().equals(here.events())
         assert all(there.read_bucket(bucket).equals(here.read_bucket(bucket)) for bucket in here.buckets())
-    assert {"GET", "PUT"} <= {method for method, _ in failed}
+    assert {method for method, _ in failed} == {"GET"}
 
 
-def test_a_storage_that_fails_for_good_is_given_up_and_the_publication_before_stays(place, write, storage, monkeypatch):
+def test_a_storage_that_fails_for_good_is_given_up(place, storage, monkeypatch):
     monkeypatch.setattr(connection, "ATTEMPTS", 2)
-    before, after = write("before", 24), write("after", 48)
-    push(before.path, place)
     with proxy(storage) as (environment, requests):
-        requests.fault = lambda _number, method, _path: "busy" if method == "PUT" else None
+        requests.fault = lambda _number, _method, _path: "busy"
         monkeypatch.setenv("AWS_ENDPOINT_URL", environment["AWS_ENDPOINT_URL"])
         with pytest.raises(InputError, match=r"the storage answered with an error .*Run again"):
-            push(after.path, place)
-        assert Dataset.open(place).digest == before.digest
+            Dataset.open(place)

@@ -1,0 +1,164 @@
+"""A dataset in a bucket reads as the one in the folder does, and never as two states of it."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import time
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from features.matrix.matrix import FeatureMatrix
+from telemetry.atomic import FolderSwap
+from telemetry.dataset.place import S3Place, place_of
+from telemetry.dataset.store import Dataset
+from telemetry.errors import InputError
+from telemetry.landing.folder import landing_of
+from tests.features.small_fleet import HOUR, T0, Training, make_matrix
+from tests.object_storage import upload
+
+
+def content(matrix: FeatureMatrix) -> dict[str, bytes]:
+    return tree(matrix.path)
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
+
+
+@pytest.mark.parametrize("run_days", [1, None])
+def test_everything_that_a_dataset_says_it_says_from_storage_too(place, write, storage, run_days):
+    here = write("fleet", 72, run_days=run_days)
+    upload(storage, here.path, place.root)
+    there = Dataset.open(place)
+    assert (there.digest, there.meta, there.buckets()) == (here.digest, here.meta, here.buckets())
+    assert there.sample_files() == here.sample_files()
+    assert [there.day_digests(each) for each in there.sample_files()] == [
+        here.day_digests(each) for each in here.sample_files()
+    ]
+    since = T0 + 30 * HOUR
+    for bucket in here.buckets():
+        assert there.runs_of(bucket) == here.runs_of(bucket)
+        assert there.read_bucket(bucket).equals(here.read_bucket(bucket))
+        columns = ["power_w", "timestamp"]
+        assert there.read_bucket(bucket, columns, since=since).equals(here.read_bucket(bucket, columns, since=since))
+        assert there.rows_in(bucket) == here.rows_in(bucket) == here.read_bucket(bucket).num_rows
+        assert there.rows_in(bucket, since=since) == here.rows_in(bucket, since=since)
+    pd.testing.assert_frame_equal(there.events(), here.events())
+    pd.testing.assert_frame_equal(there.inventory(), here.inventory())
+    assert there.jobs() is None
+
+
+@pytest.mark.parametrize("run_days", [1, None])
+def test_features_from_storage_are_those_from_the_folder_byte_for_byte(place, write, storage, tmp_path, run_days):
+    here = write("fleet", 72, run_days=run_days)
+    upload(storage, here.path, place.root)
+    ours = make_matrix(here, tmp_path / "here")
+    theirs = make_matrix(Dataset.open(place), tmp_path / "there")
+    assert theirs.digest == ours.digest
+    assert content(theirs) == content(ours)
+
+
+def test_a_dataset_of_an_older_version_is_read_too(place, write, storage):
+    path = write("fleet", 48, run_days=None).path
+    said = json.loads((path / "dataset.json").read_text())
+    del said["files"], said["run_days"]
+    (path / "dataset.json").write_text(json.dumps(said))
+    here = Dataset.open(path)
+    upload(storage, path, place.root)
+    there = Dataset.open(place)
+    assert there.sample_files() == here.sample_files()
+    assert all(there.read_bucket(bucket).equals(here.read_bucket(bucket)) for bucket in here.buckets())
+
+
+def test_a_matrix_is_extended_from_storage_as_from_the_folder(place, write, storage, tmp_path):
+    upload(storage, write("short", 72).path, place.root)
+    training = Training(3, 4)
+    before = make_matrix(Dataset.open(place), tmp_path / "matrix", training=training)
+    longer = write("long", 96)
+    upload(storage, longer.path, place.root)
+    extended = make_matrix(Dataset.open(place), tmp_path / "matrix", training=training)
+    assert extended.meta.counts["rows"] > before.meta.counts["rows"]
+    assert content(extended) == content(make_matrix(longer, tmp_path / "anew", training=training))
+
+
+def test_storage_is_not_taken_for_a_folder_by_what_writes_datasets(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for use in (FolderSwap, landing_of, Dataset.open):
+        with pytest.raises(InputError, match="this needs a folder and not S3-compatible storage"):
+            use(Path("s3://bucket/fleet"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_dataset_that_is_replaced_while_it_is_read_is_not_mixed_with_the_new_one(place, write, storage):
+    first, second = write("first", 48), write("second", 40)
+    upload(storage, first.path, place.root)
+    reading = Dataset.open(place)
+    upload(storage, second.path, place.root)
+    with pytest.raises(InputError, match=r"replaced while it was read .*Run again"):
+        reading.read_bucket(0)
+    with pytest.raises(InputError, match="the dataset was replaced while it was read"):  # as a worker meets it
+        Dataset.open(pickle.loads(pickle.dumps(reading.pinned)))
+    assert Dataset.open(place).digest == second.digest
+    storage.direct.delete_dir_contents(place.root)
+    with pytest.raises(InputError, match="removed while it was read"):
+        reading.read_bucket(0)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("events.parquet", r"not the one that dataset\.json names .*events\.parquet"),
+        ("dataset.json", r"dataset\.json is damaged.*east/dataset\.json"),
+    ],
+)
+def test_a_file_that_is_not_the_dataset_s_own_is_named(place, write, storage, name, said):
+    upload(storage, write("fleet", 48).path, place.root)
+    with storage.direct.open_output_stream(f"{place.root}/{name}") as stream:
+        stream.write(b"{")
+    with pytest.raises(InputError, match=said):
+        Dataset.open(place).events()
+
+
+def test_a_file_of_the_same_length_is_told_by_its_time(place, write, storage):
+    here = write("fleet", 48)
+    upload(storage, here.path, place.root)
+    reading = Dataset.open(place)
+    name = reading.sample_files()[0].path
+    time.sleep(1.1)  # storage counts whole seconds
+    with storage.direct.open_output_stream(f"{place.root}/{name}") as stream:
+        stream.write((here.path / name).read_bytes())
+    with pytest.raises(InputError, match=rf"replaced while it was read .*{name}"):
+        reading.read_bucket(reading.buckets()[0])
+
+
+def test_samples_that_are_damaged_are_named(place, write, storage):
+    upload(storage, write("fleet", 48).path, place.root)
+    name = Dataset.open(place).sample_files()[0].path
+    with storage.direct.open_output_stream(f"{place.root}/{name}") as stream:
+        stream.write(b"PAR1")
+    with pytest.raises(InputError, match=rf"the file is damaged.*{name}.*Upload the whole dataset again"):
+        Dataset.open(place).read_bucket(0)
+
+
+def test_an_upload_that_is_not_whole_is_refused(place, write, storage):
+    here = write("fleet", 48)
+    upload(storage, here.path, place.root)
+    name = here.sample_files()[0].path
+    storage.direct.delete_file(f"{place.root}/{name}")
+    with pytest.raises(InputError, match=rf"not whole: {name} is missing, one of 1 .*Upload"):
+        Dataset.open(place)
+
+
+def test_what_an_earlier_version_published_is_read_by_its_version(place, write, storage):
+    here = write("fleet", 48)
+    version = S3Place(place.bucket, f"{place.prefix}/versions/0123456789abcdef")
+    upload(storage, here.path, version.root)
+    with storage.direct.open_output_stream(f"{place.root}/current.json") as stream:
+        stream.write(b"{}")
+    with pytest.raises(InputError, match=r"earlier predrain published versions here.*versions/"):
+        Dataset.open(place)
+    assert Dataset.open(place_of(str(version))).events().equals(here.events())

@@ -189,41 +189,41 @@ def _settle(
 
 
 def _of_signals(state: BreakerState, signals: Signals, config: BreakerConfig, now: datetime) -> Found:
-    found: Found = {}
+    causes: Found = {}
     if signals.scheduler_error is not None:
-        found["scheduler"] = None, f"the scheduler could not be read: {signals.scheduler_error}"
+        causes["scheduler"] = None, f"the scheduler could not be read: {signals.scheduler_error}"
     elif signals.read_at is None:
-        found["scheduler"] = None, "the scheduler was not read"
+        causes["scheduler"] = None, "the scheduler was not read"
     elif now - signals.read_at > config.most_read_age:
-        found["scheduler"] = None, f"the scheduler was last read at {signals.read_at:%Y-%m-%d %H:%M} UTC"
+        causes["scheduler"] = None, f"the scheduler was last read at {signals.read_at:%Y-%m-%d %H:%M} UTC"
     if signals.model_fitted_at is None:
-        found["model"] = None, "the age of the model is not known"
+        causes["model"] = None, "the age of the model is not known"
     elif now - signals.model_fitted_at > config.most_model_age:
         days = (now - signals.model_fitted_at) / timedelta(days=1)
         most = config.most_model_age / timedelta(days=1)
-        found["model"] = None, f"the model's data end {days:.0f} days ago, {most:.0f} may be"
+        causes["model"] = None, f"the model's data end {days:.0f} days ago, {most:.0f} may be"
     for words in signals.drift:
-        found[f"drift {words}"] = None, f"drift: {words}"
+        causes[f"drift {words}"] = None, f"drift: {words}"
     if state.decided_at is not None and state.decided_at - now > config.clock_slack:
-        found["clock"] = None, f"the clock went back from {state.decided_at:%Y-%m-%d %H:%M} UTC"
-    return found
+        causes["clock"] = None, f"the clock went back from {state.decided_at:%Y-%m-%d %H:%M} UTC"
+    return causes
 
 
 def _of_listing(state: BreakerState, looked: Sequence[ObservedNode], config: BreakerConfig) -> Found:
-    found: Found = {}
+    causes: Found = {}
     if state.nodes - len(looked) > config.most_shrunk * state.nodes and state.nodes - len(looked) > 1:
-        found["listing"] = None, f"{len(looked)} nodes with known GPUs are listed, and {state.nodes} were before"
+        causes["listing"] = None, f"{len(looked)} nodes with known GPUs are listed, and {state.nodes} were before"
     down = sum(each.node.down for each in looked)
     if down >= config.least_risky and down > config.most_down * len(looked):
-        found["down"] = None, f"{down} of {len(looked)} nodes are down: the control plane rather than the nodes"
+        causes["down"] = None, f"{down} of {len(looked)} nodes are down: the control plane rather than the nodes"
     blind = sum(not each.node.readable for each in looked)
     if blind > 1 and blind > config.most_unreadable * len(looked):
-        found["unreadable"] = None, f"the state of {blind} of {len(looked)} nodes could not be read"
-    return found
+        causes["unreadable"] = None, f"the state of {blind} of {len(looked)} nodes could not be read"
+    return causes
 
 
 def _of_group(name: str, members: list[ObservedNode], past: tuple[Share, ...], config: BreakerConfig) -> Found:
-    found: Found = {}
+    causes: Found = {}
     group = name or None
     where = f"group {name}" if name else "the fleet"
     total = len(members)
@@ -232,22 +232,22 @@ def _of_group(name: str, members: list[ObservedNode], past: tuple[Share, ...], c
     if risky >= config.least_risky:
         if risky > config.most_risky * total:
             words = f"{risky} of {total} nodes of {where} are at risk at once, {config.most_risky:.0%} may be"
-            found[f"risky {name}"] = group, words
+            causes[f"risky {name}"] = group, words
         elif usual is not None and risky > max(config.jump * usual, config.least_jump) * total:
             words = f"{risky} of {total} nodes of {where} are at risk at once, usually {usual:.1%}"
-            found[f"risky {name}"] = group, words
+            causes[f"risky {name}"] = group, words
     up = [each for each in members if not each.node.down]
     units = sum(len(each.node.units) for each in up)
     missing = units - sum(each.known for each in up)
     without = sum(each.known < len(each.node.units) for each in up)
     if without > 1 and missing > config.most_missing * units:
-        found[f"missing {name}"] = group, f"{missing} of {units} units of {where} have no valid score"
+        causes[f"missing {name}"] = group, f"{missing} of {units} units of {where} have no valid score"
     changed = sum(each.changed for each in members)
     if name and changed > 1 and changed > config.most_changed * total:
         hours = config.settle / timedelta(hours=1)
         words = f"driver or exporter changed on {changed} of {total} nodes of {where} in the last {hours:g} h"
-        found[f"software {name}"] = group, words
-    return found
+        causes[f"software {name}"] = group, words
+    return causes
 
 
 def _before(past: tuple[Share, ...], decided_at: datetime | None, config: BreakerConfig) -> tuple[Share, ...]:

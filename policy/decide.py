@@ -105,9 +105,9 @@ def carried_out(state: PolicyState, actions: Iterable[Action]) -> PolicyState:
 def _open(node: NodeView, state: PolicyState, config: PolicyConfig, now: datetime) -> Case:
     thresholds = Thresholds(config.thresholds_of(node, now), config.hysteresis)
     before = state.nodes.get(node.name)
-    found = assess(node, before, thresholds, config.node_risk, config.rules, now)
-    wanted = _WANTED[found.tier]
-    return Case(node, found, wanted, wanted, list(found.reasons))
+    assessment = assess(node, before, thresholds, config.node_risk, config.rules, now)
+    wanted = _WANTED[assessment.tier]
+    return Case(node, assessment, wanted, wanted, list(assessment.reasons))
 
 
 def _breaker(
@@ -144,8 +144,8 @@ def _stages(
 
 
 def _switches(signals: Signals) -> tuple[str, ...]:
-    said = ("release all: everything of ours is taken off",) if signals.release_all else ()
-    return (*said, "the kill switch is on: nothing new anywhere") if signals.kill else said
+    reasons = ("release all: everything of ours is taken off",) if signals.release_all else ()
+    return (*reasons, "the kill switch is on: nothing new anywhere") if signals.kill else reasons
 
 
 def _episode(case: Case, now: datetime) -> datetime:
@@ -164,7 +164,7 @@ def _starts(nodes: list[NodeView], state: PolicyState, now: datetime) -> list[St
 
 
 def _actions(case: Case, config: PolicyConfig, now: datetime) -> list[Action]:
-    node, found, target = case.node, case.found, case.target
+    node, assessment, target = case.node, case.found, case.target
     marks, level = node.marks, node.marks.level
     if not node.readable:
         return []
@@ -179,18 +179,18 @@ def _actions(case: Case, config: PolicyConfig, now: datetime) -> list[Action]:
         verbs.append(("taint", Level.TAINTED))
     if target is Level.DRAINED and level is not Level.DRAINED:
         verbs.append(("drain", Level.DRAINED))
-    tier: Tier = "unknown" if found.tier == "clear" and not found.reading.known else found.tier
+    tier: Tier = "unknown" if assessment.tier == "clear" and not assessment.reading.known else assessment.tier
     return [
         Action(
             verb=verb,
             node=node.name,
             tier=tier,
             to=to,
-            risk=found.risk,
-            expires_at=None if verb == "release" else found.expires_at,
+            risk=assessment.risk,
+            expires_at=None if verb == "release" else assessment.expires_at,
             reasons=case.said,
             worth=case.worth,
-            units=() if verb == "release" else found.units,
+            units=() if verb == "release" else assessment.units,
         )
         for verb, to in verbs
     ]
@@ -212,16 +212,22 @@ def _remember(
     remembered: dict[str, NodeState] = {}
     alerts: list[Alert] = []
     for case in cases:
-        found, level = case.found, case.node.marks.level
-        kept = replace(found.state, seen=level, target=case.target)
+        assessment, level = case.found, case.node.marks.level
+        kept = replace(assessment.state, seen=level, target=case.target)
         if not case.node.readable:
-            kept = found.state  # its marks are not known
-        if TIERS.index(found.tier) > max(TIERS.index(kept.alerted), TIERS.index("watch")):
-            kept = replace(kept, alerted=found.tier)
-            unit, by_rule = found.blamed
+            kept = assessment.state  # its marks are not known
+        if TIERS.index(assessment.tier) > max(TIERS.index(kept.alerted), TIERS.index("watch")):
+            kept = replace(kept, alerted=assessment.tier)
+            unit, by_rule = assessment.blamed
             alerts.append(
                 Alert(
-                    unit, case.node.group_key, found.tier, found.alerted_at(now), config.horizon, by_rule, case.held_out
+                    unit,
+                    case.node.group_key,
+                    assessment.tier,
+                    assessment.alerted_at(now),
+                    config.horizon,
+                    by_rule,
+                    case.held_out,
                 )
             )
         if kept != NodeState():
@@ -237,22 +243,22 @@ def _remember(
 
 
 def _tells(case: Case) -> bool:
-    found = case.found
-    return bool(found.tier != "clear" or case.node.marks.level)
+    assessment = case.found
+    return bool(assessment.tier != "clear" or case.node.marks.level)
 
 
 def _decision(case: Case) -> NodeDecision:
-    found = case.found
+    assessment = case.found
     return NodeDecision(
         node=case.node.name,
         group=case.node.group_key,
-        tier=found.tier,
-        risk=found.risk,
-        rules=tuple(hit.words for hit in found.rules),
+        tier=assessment.tier,
+        risk=assessment.risk,
+        rules=tuple(hit.words for hit in assessment.rules),
         wanted=case.wanted,
         target=case.target,
         reasons=case.said,
         worth=case.worth,
         held_out=case.held_out,
-        expires_at=found.expires_at,
+        expires_at=assessment.expires_at,
     )

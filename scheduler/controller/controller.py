@@ -110,7 +110,7 @@ class Controller:
             fleet, state, _ = self._read(report)
             fleet = fleet if switches is None else replace(fleet, switches=switches)
             plan, views, signals = self._decided(fleet, state, self._in_force(fleet, report), report)
-            readings = {each.view.name: each for each in fleet.nodes}
+            readings = {reading.view.name: reading for reading in fleet.nodes}
             of_node: dict[str, list[Action]] = {}
             for action in plan.actions:
                 of_node.setdefault(action.node, []).append(action)
@@ -154,7 +154,7 @@ class Controller:
         kept = self._keep(plan.state, state, version, report)
         if kept is None:
             forward = False
-        boots = {each.view.name: each.boot_id for each in fleet.nodes}
+        boots = {reading.view.name: reading.boot_id for reading in fleet.nodes}
         executor = Executor(
             self._scheduler, self._ledger, self._clock, self._lease, self._settings, report.number,
             {view.name: Expected(view, boots[view.name], view.marks.level) for view in views},
@@ -169,7 +169,7 @@ class Controller:
         self._note_done(executor, plan, kept, report)
         self._keep_up(report)
         if isinstance(self._scheduler, Announcing):
-            levels = {name: each.level for name, each in executor.expected.items()}
+            levels = {name: expected.level for name, expected in executor.expected.items()}
             stands = signals_of(plan, views, levels, policy)
             new = executor.forward and not signals.kill
             report.notes += self._scheduler.announce(stands, self._holder, self._lease.hold(), new=new)
@@ -228,7 +228,7 @@ class Controller:
         self, fleet: FleetReading, state: PolicyState, policy: PolicyConfig, report: RoundReport
     ) -> tuple[Plan, tuple[NodeView, ...], Signals]:
         now = self._clock.now()
-        views = tuple(self._evidence.placed(each.view, state) for each in fleet.nodes)
+        views = tuple(self._evidence.placed(reading.view, state) for reading in fleet.nodes)
         risks = self._evidence.risks
         signals = Signals(
             read_at=fleet.read_at,
@@ -280,12 +280,12 @@ class Controller:
             return answer.version or version
         if answer.kind == "timeout":
             try:
-                found = self._scheduler.load_state()
+                stored = self._scheduler.load_state()
             except SchedulerError as error:
                 report.errors.append(f"the safety state may not be kept, so nothing new is done: {error}")
                 return None
-            if found.text == text:
-                return found.version
+            if stored.text == text:
+                return stored.version
         elif answer.kind == "conflict":
             raise LeaseLostError(f"another process wrote the safety state: {answer.words}")
         report.errors.append(f"the safety state is not kept, so nothing new is done: {answer.kind} {answer.words}")
@@ -348,30 +348,30 @@ def odd_thresholds(policy: PolicyConfig, risks: Risks) -> tuple[str, ...]:
 
     Returns: Nothing, where all is as it should be.
     """
-    said: list[str] = []
+    notes: list[str] = []
     if risks.horizon is not None and risks.horizon != policy.horizon:
         wrong = "too early" if risks.horizon > policy.horizon else "by more than they said"
-        said.append(
+        notes.append(
             f"the scores look {risks.horizon / _HOUR:g} h ahead and policy.horizon is {policy.horizon / _HOUR:g} h: "
             f"alerts are judged {wrong}"
         )
     if policy.thresholds_from == "settings":
         if policy.thresholds == TierThresholds():
-            said.append(
+            notes.append(
                 "the settings give no threshold (policy.thresholds), so no score has a tier: only hard rules act"
             )
     elif policy.thresholds_from == "costs":
         if policy.thresholds.elevated is None:
-            said.append(
+            notes.append(
                 "the settings give no threshold of tier elevated (policy.thresholds): no node is softly tainted before "
                 "a drain of it is worth its cost"
             )
     elif risks.tiers is None:
-        said.append("the scores name no thresholds, so none of them has a tier: only hard rules act")
+        notes.append("the scores name no thresholds, so none of them has a tier: only hard rules act")
     else:
-        said += [
+        notes += [
             f"no node is of tier {name} ({risks.tiers.sources.get(name, 'no reason given')})"
             for name, value in risks.tiers.thresholds.items()
             if value is None
         ]
-    return tuple(said)
+    return tuple(notes)

@@ -76,20 +76,20 @@ class Evidence:
     def mismatches(self, views: Iterable[NodeView]) -> tuple[str, ...]:
         """Say which records of the scores were refused, and which nodes are known to only one side."""
         refused = self.risks.refused
-        said = []
+        notes = []
         if refused:
             more = f" and {len(refused) - _NAMED} more" if len(refused) > _NAMED else ""
-            said.append(f"{len(refused)} scores are refused: {'; '.join(refused[:_NAMED])}{more}")
+            notes.append(f"{len(refused)} scores are refused: {'; '.join(refused[:_NAMED])}{more}")
         if not self.risks.nodes:
-            return tuple(said)
+            return tuple(notes)
         listed = {view.name: bool(view.units) for view in views}
         strangers = sorted(self.risks.nodes.keys() - listed.keys())
         bare = sorted(name for name, has in listed.items() if not has)
         if strangers:
-            said.append(f"scores of {_named(strangers)} are of no node here: names must be the same in both")
+            notes.append(f"scores of {_named(strangers)} are of no node here: names must be the same in both")
         if bare:
-            said.append(f"nothing was scored on {_named(bare)}: neither counted nor acted on")
-        return tuple(said)
+            notes.append(f"nothing was scored on {_named(bare)}: neither counted nor acted on")
+        return tuple(notes)
 
     def placed(self, view: NodeView, state: PolicyState) -> NodeView:
         """Give a node with its units.

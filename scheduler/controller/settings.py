@@ -99,8 +99,8 @@ def read_settings(file: Path) -> ActSettings:
         raise InputError(f"the settings cannot be read: {error}", str(file), "Correct the file.") from None
     try:
         # through JSON, so that what YAML makes of a date or a key is refused in the same words as any other value
-        found = object_of(ActSettings, json.loads(json.dumps(content if content is not None else {})), "settings")
+        settings = object_of(ActSettings, json.loads(json.dumps(content if content is not None else {})), "settings")
     except (ValueError, TypeError) as error:
         raise InputError(str(error), str(file), "Correct the value.") from None
-    assert isinstance(found, ActSettings)
-    return replace(found, policy=replace(found.policy, budget=found.policy.budget.with_fleet_limits()))
+    assert isinstance(settings, ActSettings)
+    return replace(settings, policy=replace(settings.policy, budget=settings.policy.budget.with_fleet_limits()))

@@ -107,20 +107,20 @@ class Webhook:
             session.stream("POST", where, content=body, headers=headers) as answer,
         ):
             try:
-                said = await bounded_body_async(answer, _LONGEST_ANSWER)
+                answer_body = await bounded_body_async(answer, _LONGEST_ANSWER)
             except BodyTooLarge:
-                said = b""  # the status alone counts
-            return answer.status_code, answer.headers.get("Retry-After"), said
+                answer_body = b""  # the status alone counts
+            return answer.status_code, answer.headers.get("Retry-After"), answer_body
 
     def _once(self, parts: SplitResult, headers: dict[str, str], body: bytes) -> HookReply:
         """Post it once; raises ``_Again`` where another try may help."""
         try:
-            status, after, said = asyncio.run(self._post(urlunsplit(parts), headers, body))
+            status, after, answer_body = asyncio.run(self._post(urlunsplit(parts), headers, body))
         except TimeoutError:
             raise _AgainError(HookReply("timeout", f"{parts.netloc}: no answer in time")) from None
         except (HttpError, InputError, ValueError) as error:
             raise _AgainError(HookReply("timeout", f"{parts.netloc}: {error}")) from None
-        return self._answered(status, after, _object(said))
+        return self._answered(status, after, _object(answer_body))
 
     def _answered(self, status: int, after: str | None, content: Mapping[str, Any]) -> HookReply:
         if status in (http.HTTPStatus.OK, http.HTTPStatus.NO_CONTENT, http.HTTPStatus.ACCEPTED):
@@ -176,13 +176,18 @@ class CommandHook:
     def tell(self, payload: Mapping[str, Any], key: str, url: str | None = None) -> HookReply:  # noqa: ARG002
         """Run it; see :class:`scheduler.ports.workloads.Hook`. A workload's own address is passed over."""
         argv = [*self._settings.argv, str(payload.get("kind", "")), key]
-        with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as said:
+        with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as answer_body:
             given.write(json.dumps(payload, ensure_ascii=False, allow_nan=False).encode())
             given.seek(0)
             try:
                 # files, not pipes: a child of its own that goes on must not hold us
                 process = subprocess.Popen(  # noqa: S603 - the operator's own argument list, no shell
-                    argv, stdin=given, stdout=said, stderr=subprocess.DEVNULL, start_new_session=True, close_fds=True
+                    argv,
+                    stdin=given,
+                    stdout=answer_body,
+                    stderr=subprocess.DEVNULL,
+                    start_new_session=True,
+                    close_fds=True,
                 )
             except OSError as error:
                 return HookReply("refused", f"{argv[0]} cannot be run: {error.strerror or error}")
@@ -194,7 +199,7 @@ class CommandHook:
             except BaseException:
                 _kill(process)
                 raise
-            content = _last_object(said)
+            content = _last_object(answer_body)
         if code == 0:
             return reply_of("done", "exit code 0", content)
         if code == TRY_LATER:

@@ -159,9 +159,9 @@ def progress_of(text: str) -> Progress:
     content = json.loads(unpacked(_HEAD, text, "what is kept of the evacuations"))
     if not isinstance(content, dict) or content.pop("format", None) != FORMAT:
         raise ValueError("what is kept of the evacuations is of another format")
-    found = object_of(Progress, content, "evacuations")
-    assert isinstance(found, Progress)
-    return found
+    stored = object_of(Progress, content, "evacuations")
+    assert isinstance(stored, Progress)
+    return stored
 
 
 def later(first: timedelta, most: timedelta, tries: int) -> timedelta:
@@ -217,10 +217,10 @@ class ProgressStore:
         if answer.kind == "conflict":
             raise LeaseLostError(f"another process wrote how far nodes are emptied: {answer.words}")
         try:
-            found = self._workloads.load_progress()
+            stored = self._workloads.load_progress()
         except SchedulerError as error:
             return f"how far nodes are emptied may not be kept: {error}"
-        if found.text == text:
-            self._version, self._kept = found.version, progress
+        if stored.text == text:
+            self._version, self._kept = stored.version, progress
             return None
         return f"how far nodes are emptied is not kept: {answer.kind} {answer.words}"

@@ -57,7 +57,7 @@ class LedgerReader:
 
     def rounds(self, most: int = 50) -> list[dict[str, Any]]:
         """List the newest decisions, the newest first, each with how its calls came out."""
-        found = self._rows(
+        rows = self._rows(
             "SELECT id, at, holder, code, model, decided_at, summary FROM rounds ORDER BY id DESC LIMIT ?", most
         )
         return [
@@ -66,7 +66,7 @@ class LedgerReader:
                 "scores_of": decided, **_json(summary), "calls": self._calls("round = ?", number),
                 "skipped": self._skipped("round = ?", number),
             }
-            for number, at, holder, code, model, decided, summary in found
+            for number, at, holder, code, model, decided, summary in rows
         ]  # fmt: skip
 
     def why(self, node: str, most: int = 20) -> list[dict[str, Any]]:
@@ -74,23 +74,23 @@ class LedgerReader:
 
         Raises ``InputError`` if nothing is recorded about the node.
         """
-        found = self._rows(
+        rows = self._rows(
             "SELECT d.round, r.at, r.code, r.model, r.decided_at, r.summary, d.content FROM decisions d JOIN rounds r "
             "ON r.id = d.round WHERE d.node = ? ORDER BY d.round DESC LIMIT ?", node, most,
         )  # fmt: skip
-        if not found:
+        if not rows:
             raise InputError(
                 f"nothing is recorded about node {node!r}",
                 self._where,
                 "Check the name; nodes that were never at risk have no records.",
             )
-        return [self._told(node, *row) for row in found]
+        return [self._told(node, *row) for row in rows]
 
     def _told(
         self, node: str, number: int, at: str, code: str, model: str, decided: str, *texts: str
     ) -> dict[str, Any]:
         summary, content = _json(texts[0]), _json(texts[1])
-        uses = [each for each in summary["uses"] if each["lost"]]
+        uses = [entry for entry in summary["uses"] if entry["lost"]]
         return {
             "decision": number, "at": at, "code": code, "model": _json(model), "scores_of": decided, **content,
             "breaker": summary["breaker"], "budget": uses,
@@ -131,9 +131,9 @@ class LedgerReader:
         """Give what diagnostics on emptied nodes came to, each once, oldest first."""
         if not self._has("findings"):
             return []
-        found = self._rows("SELECT node, content FROM findings WHERE kind = 'verified' ORDER BY id")
+        rows = self._rows("SELECT node, content FROM findings WHERE kind = 'verified' ORDER BY id")
         once: dict[str, dict[str, Any]] = {}
-        for node, text in found:
+        for node, text in rows:
             content = _json(text)
             once.setdefault(content["key"], {"node": node, **content})
         return list(once.values())
@@ -146,12 +146,12 @@ class LedgerReader:
 
         Raises ``InputError`` if there is no such decision, or what it was made from cannot be read by this version.
         """
-        found = self._rows("SELECT code, inputs, plan FROM rounds WHERE id = ?", number)
-        if not found:
+        rows = self._rows("SELECT code, inputs, plan FROM rounds WHERE id = ?", number)
+        if not rows:
             raise InputError(f"there is no decision {number}", self._where, "`predrain ledger list` shows them.")
-        code, inputs, digest = found[0]
+        code, inputs, digest = rows[0]
         try:
-            given = {name: self._blob(each) for name, each in _json(inputs).items()}
+            given = {name: self._blob(entry) for name, entry in _json(inputs).items()}
             then = self._blob(digest)
             fleet = fleet_of(given["nodes"], given["units"])
             state = state_from_json(given["state"])
@@ -169,19 +169,19 @@ class LedgerReader:
 
     def marks(self) -> list[dict[str, Any]]:
         """Give every confirmed change of a node's service: hard marks and their releases, oldest first."""
-        found = self._rows(
+        rows = self._rows(
             "SELECT i.content, s.at FROM intents i JOIN settled s ON s.intent = i.id WHERE s.confirmed = 1 "
             "AND i.verb IN ('taint', 'drain', 'release') ORDER BY i.id"
         )
-        return [{**_json(text), "settled_at": at} for text, at in found]
+        return [{**_json(text), "settled_at": at} for text, at in rows]
 
     def _calls(self, where: str, *values: Any) -> list[dict[str, Any]]:
-        found = self._rows(
+        rows = self._rows(
             f"SELECT i.id, i.at, i.node, i.verb, i.content, s.kind, s.confirmed, s.content FROM intents i "  # noqa: S608
             f"LEFT JOIN settled s ON s.intent = i.id WHERE {where} ORDER BY i.id", *values,
         )  # fmt: skip
         made = []
-        for number, at, node, verb, content, kind, confirmed, settled in found:
+        for number, at, node, verb, content, kind, confirmed, settled in rows:
             intent, came = _json(content), _json(settled) or {}
             made.append(
                 {
@@ -193,15 +193,15 @@ class LedgerReader:
         return made
 
     def _skipped(self, where: str, *values: Any) -> list[dict[str, Any]]:
-        found = self._rows(f"SELECT at, node, verb, why FROM skipped WHERE {where} ORDER BY rowid", *values)  # noqa: S608
-        return [{"at": at, "node": node, "verb": verb, "why": why} for at, node, verb, why in found]
+        rows = self._rows(f"SELECT at, node, verb, why FROM skipped WHERE {where} ORDER BY rowid", *values)  # noqa: S608
+        return [{"at": at, "node": node, "verb": verb, "why": why} for at, node, verb, why in rows]
 
     def _blob(self, digest: str) -> Any:
-        found = self._rows("SELECT content FROM blobs WHERE digest = ?", digest)
-        if not found:
+        rows = self._rows("SELECT content FROM blobs WHERE digest = ?", digest)
+        if not rows:
             raise ValueError(f"what is kept under {digest[:12]} is missing")
         try:
-            return json.loads(zlib.decompress(found[0][0]))
+            return json.loads(zlib.decompress(rows[0][0]))
         except zlib.error as error:
             raise ValueError(f"what is kept under {digest[:12]} is damaged: {error}") from None
 

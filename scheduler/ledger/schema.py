@@ -162,9 +162,9 @@ def _check(link: sqlite3.Connection, path: Path | None, where: str, writable: bo
         missing = ", ".join(sorted(set(_NAMES) - tables))
         raise InputError(f"the ledger is damaged: it lacks {missing}", where, _AWAY)
     else:
-        found = link.execute("PRAGMA quick_check(1)").fetchone()[0]
-        if found != "ok":
-            raise InputError(f"the ledger is damaged: {found}", where, _AWAY)
+        check_result = link.execute("PRAGMA quick_check(1)").fetchone()[0]
+        if check_result != "ok":
+            raise InputError(f"the ledger is damaged: {check_result}", where, _AWAY)
         if writable and not set(LATER_NAMES) <= tables:
             link.executescript(f"BEGIN IMMEDIATE;\n{_LATER}{_triggers(LATER_NAMES)}COMMIT;")
     if writable:

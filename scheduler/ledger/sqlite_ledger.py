@@ -91,23 +91,23 @@ class SqliteLedger:
 
     def unsettled(self) -> tuple[tuple[int, Intent], ...]:
         """Give the calls of which nobody knows what they came to, oldest first."""
-        found = self._read(
+        rows = self._read(
             "SELECT id, content FROM intents WHERE id NOT IN (SELECT intent FROM settled) ORDER BY id LIMIT 1000"
         )
         try:
-            return tuple((number, object_of(Intent, json.loads(text), f"call {number}")) for number, text in found)
+            return tuple((number, object_of(Intent, json.loads(text), f"call {number}")) for number, text in rows)
         except ValueError as error:
             raise LedgerError(f"an unsettled call in the ledger cannot be read: {error}") from error
 
     def last_digest(self) -> str | None:
         """Give what the last recorded decision came to."""
-        found = self._read("SELECT digest FROM rounds ORDER BY id DESC LIMIT 1")
-        return found[0][0] if found else None
+        rows = self._read("SELECT digest FROM rounds ORDER BY id DESC LIMIT 1")
+        return rows[0][0] if rows else None
 
     def alerts(self, since: datetime) -> tuple[Alert, ...]:
         """Give the alerts that began since then, each once."""
-        found = self._read("SELECT content FROM alerts WHERE at >= ? ORDER BY at, unit", since.timestamp())
-        alerts = (object_of(Alert, json.loads(text), "alert") for (text,) in found)
+        rows = self._read("SELECT content FROM alerts WHERE at >= ? ORDER BY at, unit", since.timestamp())
+        alerts = (object_of(Alert, json.loads(text), "alert") for (text,) in rows)
         return tuple(dict.fromkeys(alerts))
 
     def call(self, call: Call) -> int:
@@ -128,11 +128,11 @@ class SqliteLedger:
 
     def open_calls(self) -> tuple[tuple[int, Call], ...]:
         """Give the calls of evacuations of which nobody knows what they came to, oldest first."""
-        found = self._read(
+        rows = self._read(
             "SELECT id, content FROM calls WHERE id NOT IN (SELECT call FROM calls_settled) ORDER BY id LIMIT 1000"
         )
         try:
-            return tuple((number, object_of(Call, json.loads(text), f"call {number}")) for number, text in found)
+            return tuple((number, object_of(Call, json.loads(text), f"call {number}")) for number, text in rows)
         except ValueError as error:
             raise LedgerError(f"an open call in the ledger cannot be read: {error}") from error
 
@@ -147,14 +147,14 @@ class SqliteLedger:
 
     def service(self, since: datetime) -> tuple[tuple[datetime, str, bool], ...]:
         """Give each time we took a node out of service or gave it back: when, which, whether it was taken out."""
-        found = self._read(
+        rows = self._read(
             "SELECT s.at, i.node, i.verb, json_extract(i.content, '$.to') FROM intents i JOIN settled s "
             "ON s.intent = i.id WHERE s.confirmed = 1 AND i.verb IN ('taint', 'drain', 'release') AND s.at >= ? "
             "ORDER BY i.id", _words(since),
         )  # fmt: skip
         return tuple(
             (datetime.fromisoformat(at), node, verb != "release")
-            for at, node, verb, to in found
+            for at, node, verb, to in rows
             if verb != "release" or Level[to.upper()] < Level.TAINTED
         )
 

@@ -117,13 +117,13 @@ def _breaker(
     looked = [
         ObservedNode(
             case.node,
-            TIERS.index(case.found.instant) >= TIERS.index("elevated"),
-            len(case.found.reading.known),
-            case.found.changed_within(settle, now),
+            TIERS.index(case.assessment.instant) >= TIERS.index("elevated"),
+            len(case.assessment.reading.known),
+            case.assessment.changed_within(settle, now),
         )
         for case in cases
     ]
-    times = [case.found.reading.decided_at for case in cases]
+    times = [case.assessment.reading.decided_at for case in cases]
     newest = max((time for time in times if time is not None), default=None)
     return watch(state.breaker, looked, signals, newest, config.breaker, now)
 
@@ -149,7 +149,7 @@ def _switches(signals: Signals) -> tuple[str, ...]:
 
 
 def _episode(case: Case, now: datetime) -> datetime:
-    return case.found.state.episode or now
+    return case.assessment.state.episode or now
 
 
 def _starts(nodes: list[NodeView], state: PolicyState, now: datetime) -> list[Start]:
@@ -164,7 +164,7 @@ def _starts(nodes: list[NodeView], state: PolicyState, now: datetime) -> list[St
 
 
 def _actions(case: Case, config: PolicyConfig, now: datetime) -> list[Action]:
-    node, assessment, target = case.node, case.found, case.target
+    node, assessment, target = case.node, case.assessment, case.target
     marks, level = node.marks, node.marks.level
     if not node.readable:
         return []
@@ -188,7 +188,7 @@ def _actions(case: Case, config: PolicyConfig, now: datetime) -> list[Action]:
             to=to,
             risk=assessment.risk,
             expires_at=None if verb == "release" else assessment.expires_at,
-            reasons=case.said,
+            reasons=case.ordered_reasons,
             worth=case.worth,
             units=() if verb == "release" else assessment.units,
         )
@@ -197,10 +197,10 @@ def _actions(case: Case, config: PolicyConfig, now: datetime) -> list[Action]:
 
 
 def _republish(case: Case, config: PolicyConfig, now: datetime) -> bool:
-    published, ends = case.node.marks.published, case.found.expires_at
+    published, ends = case.node.marks.published, case.assessment.expires_at
     if ends is None:
         return False
-    if published is None or published.tier != case.found.tier or ends < published.expires_at:
+    if published is None or published.tier != case.assessment.tier or ends < published.expires_at:
         return True
     near = published.expires_at - now < config.renew
     return ends > published.expires_at and (near or ends - published.expires_at >= config.renew)
@@ -212,7 +212,7 @@ def _remember(
     remembered: dict[str, NodeState] = {}
     alerts: list[Alert] = []
     for case in cases:
-        assessment, level = case.found, case.node.marks.level
+        assessment, level = case.assessment, case.node.marks.level
         kept = replace(assessment.state, seen=level, target=case.target)
         if not case.node.readable:
             kept = assessment.state  # its marks are not known
@@ -243,12 +243,12 @@ def _remember(
 
 
 def _tells(case: Case) -> bool:
-    assessment = case.found
+    assessment = case.assessment
     return bool(assessment.tier != "clear" or case.node.marks.level)
 
 
 def _decision(case: Case) -> NodeDecision:
-    assessment = case.found
+    assessment = case.assessment
     return NodeDecision(
         node=case.node.name,
         group=case.node.group_key,
@@ -257,7 +257,7 @@ def _decision(case: Case) -> NodeDecision:
         rules=tuple(hit.words for hit in assessment.rules),
         wanted=case.wanted,
         target=case.target,
-        reasons=case.said,
+        reasons=case.ordered_reasons,
         worth=case.worth,
         held_out=case.held_out,
         expires_at=assessment.expires_at,

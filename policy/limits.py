@@ -25,7 +25,7 @@ class Case:
     """
 
     node: NodeView
-    found: Assessment
+    assessment: Assessment
     wanted: Level
     target: Level
     reasons: list[str]
@@ -35,17 +35,17 @@ class Case:
     worth: Worth | None = None
 
     @property
-    def said(self) -> tuple[str, ...]:
+    def ordered_reasons(self) -> tuple[str, ...]:
         """All reasons in words, the weightiest first.
 
         Where something stands above the target, a limit that was the last to lower it is what decided, and comes before
         the tier: "from clear to high" is no reason for a release.
         """
-        of_tier, limits = self.reasons[: len(self.found.reasons)], self.reasons[len(self.found.reasons) :]
-        explained = self.found.explanations
+        of_tier, limits = self.reasons[: len(self.assessment.reasons)], self.reasons[len(self.assessment.reasons) :]
+        explained = self.assessment.explanations
         if not limits or self.target >= self.node.marks.level:
             return (*self.reasons, *explained)
-        tier = f"its tier is {self.found.tier}: {of_tier[0]}" if of_tier else f"its tier is {self.found.tier}"
+        tier = f"its tier is {self.assessment.tier}: {of_tier[0]}" if of_tier else f"its tier is {self.assessment.tier}"
         return (limits[-1], *limits[:-1], tier, *of_tier[1:], *explained)
 
     def lower(self, level: Level, why: str) -> None:
@@ -71,7 +71,7 @@ def limit(
     now: datetime,
 ) -> None:
     """Lower a node's target by all but the budget and what a drain is worth."""
-    node, found = case.node, case.found
+    node, assessment = case.node, case.assessment
     level = node.marks.level
     if signals.release_all:
         case.lower(Level.NONE, "everything is to be released")
@@ -79,26 +79,26 @@ def limit(
         case.lower(Level.NONE, f"it opted out ({node.opt_out})")
     stage = stages[node.group_key].stage
     case.lower(allowed_level(stage), f"group {node.group_key} is in stage {stage}")
-    if found.state.episode is not None and not found.ruled and case.target.hard and not level.hard:
-        case.held_out = held_out(node.name, found.state.episode, config.stages.holdout)
+    if assessment.state.episode is not None and not assessment.ruled and case.target.hard and not level.hard:
+        case.held_out = held_out(node.name, assessment.state.episode, config.stages.holdout)
         if case.held_out:
             case.lower(Level.SOFT, "held out: left undrained, to measure")
     if node.foreign is not None:
         case.keep(f"nothing new on it but what is published: {node.foreign}", publish=True)
-    if found.undone:
+    if assessment.undone:
         case.keep("a person took our mark off: not again in this episode", publish=True)
     if node.uncordoned:
         case.lower(Level.PUBLISHED, "a person undid our cordon, so the rest goes with it")
     _freeze(case, signals, config, now)
-    if found.calm:
+    if assessment.calm:
         case.lower(max(level, Level.PUBLISHED), "its risk is calm or unknown now: nothing new on it")
     if case.target.hard and case.target > level:
         frozen = breaker.frozen(node.group_key)
         if frozen:
             case.lower(max(level, Level.SOFT), f"the breaker is open: {'; '.join(frozen)}")
-        if not found.ruled and found.changed_within(config.breaker.settle, now):
+        if not assessment.ruled and assessment.changed_within(config.breaker.settle, now):
             case.lower(max(level, Level.SOFT), "its driver or exporter changed lately, and the model knows the old one")
-        if not found.urgent:
+        if not assessment.urgent:
             case.lower(max(level, Level.SOFT), "its risk is below the threshold of high now: nothing hard that is new")
     case.asks = case.target.hard and not level.hard
 
@@ -118,9 +118,9 @@ def _freeze(case: Case, signals: Signals, config: PolicyConfig, now: datetime) -
 def weigh(case: Case, config: PolicyConfig, now: datetime) -> None:
     """Say what a drain of a node at risk is worth, and lower its target where a drain is not worth it now."""
     node = case.node
-    if case.found.tier not in ("elevated", "high"):
+    if case.assessment.tier not in ("elevated", "high"):
         return
-    risk = 1.0 if case.found.ruled else case.found.risk or 0.0
+    risk = 1.0 if case.assessment.ruled else case.assessment.risk or 0.0
     case.worth = worth_of(len(node.units), node.jobs, risk, config.horizon, config.worth, now)
     if case.target is not Level.DRAINED or node.marks.drained:
         return
@@ -134,6 +134,6 @@ def weigh(case: Case, config: PolicyConfig, now: datetime) -> None:
 
 def urgency(case: Case) -> float:
     """Give what nodes are ordered by, the highest first: their risk, and before all risks a fault that is there."""
-    if case.found.ruled:
+    if case.assessment.ruled:
         return 2.0
-    return case.found.risk or 0.0
+    return case.assessment.risk or 0.0

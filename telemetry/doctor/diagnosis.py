@@ -9,8 +9,7 @@ from fnmatch import fnmatchcase
 from typing import Final, Literal
 
 from telemetry.dataset.channel import Channel
-from telemetry.doctor.counters import LATER_FIELDS, counter_line
-from telemetry.doctor.groups import OTHER, Group, group_of, grouped
+from telemetry.doctor.groups import LATER_FIELDS, OTHER, Group, counter_line, group_of, grouped
 from telemetry.doctor.observation import ChannelSeen, Finding, Observation, SourceKind
 from telemetry.doctor.worth import XIDS, Worth
 

@@ -31,10 +31,9 @@ from telemetry.collect.remote_write.decoding import (
     WriteError,
     decompress,
 )
-from telemetry.collect.remote_write.group_commit import GroupCommit, ReceiverSettings
+from telemetry.collect.remote_write.group_commit import GroupCommit, ReceiverSettings, SampleWriter
 from telemetry.collect.remote_write.problems import Refused
 from telemetry.collect.remote_write.push import read_arrow, read_json
-from telemetry.collect.remote_write.sample_writer import SampleWriter
 from telemetry.collect.series.identity import SeriesCatalogue
 from telemetry.dataset.channel import Channel
 from telemetry.dataset.channels import CATALOGUE

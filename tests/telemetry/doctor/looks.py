@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from telemetry.dataset.channels import CATALOGUE
-from telemetry.doctor.counters import counter_name
+from telemetry.doctor.groups import counter_name
 from telemetry.doctor.observation import ChannelSeen, Observation
 from telemetry.doctor.worth import Worth
 

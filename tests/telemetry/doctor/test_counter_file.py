@@ -3,7 +3,13 @@
 from pathlib import Path
 
 from telemetry.dataset.channels import CATALOGUE
-from telemetry.doctor.counters import LATER_FIELDS, STOCK_FIELDS, counter_line, counter_name, in_stock_file
+from telemetry.doctor.groups import (
+    LATER_FIELDS,
+    STOCK_FIELDS,
+    counter_line,
+    counter_name,
+    in_stock_file,
+)
 
 FILE = Path(__file__).resolve().parents[3] / "deploy" / "dcgm-exporter" / "predrain-counters.csv"
 DCGM = [channel for channel in CATALOGUE.values() if channel.dcgm_names]

@@ -9,7 +9,7 @@ import pytest
 
 from telemetry.dataset.channels import CATALOGUE
 from telemetry.doctor import prometheus_source
-from telemetry.doctor.counters import counter_name
+from telemetry.doctor.groups import counter_name
 from telemetry.doctor.prometheus_source import Questions, observe_prometheus
 from telemetry.errors import InputError
 from telemetry.http import Answer, Connection, HttpError

@@ -247,7 +247,7 @@ def test_a_request_that_cannot_be_landed_does_not_hold_up_the_others(
             raise ZeroDivisionError
         return assemble(series, *args, **more)
 
-    monkeypatch.setattr("telemetry.collect.remote_write.sample_writer.assemble", failing)
+    monkeypatch.setattr("telemetry.collect.remote_write.group_commit.assemble", failing)
 
     async def steps(app: Starlette, receiver: Receiver) -> list[int]:
         gpus = ("GPU-a", "GPU-bad", "GPU-b")

@@ -1,6 +1,6 @@
 """Whether the whole chain finds nothing where nothing is, and something where something is.
 
-    python benchmarks/null_check.py [--quick | --large] [--runs RUN ...] [--work FOLDER]
+    python benchmarks/null_check.py [--quick] [--runs RUN ...] [--work FOLDER]
 
 Five runs of features, training, scoring and evaluation on simulated fleets:
 
@@ -15,7 +15,7 @@ Five runs of features, training, scoring and evaluation on simulated fleets:
 
 At chance means: of no model does precision@K, average precision or ROC-AUC lie above what chance gives by more than
 sampling explains. The intervals resample GPUs; as three measures of a dozen models are looked at, each is judged at a
-twentieth over their number, one-sided. ``--quick`` takes a smaller fleet and fewer trees, ``--large`` a larger fleet.
+twentieth over their number, one-sided. ``--quick`` takes a smaller fleet and fewer trees.
 """
 
 from __future__ import annotations
@@ -34,7 +34,6 @@ if str(ROOT) not in sys.path:  # run as a file, this folder's parent is not on t
 from benchmarks.null.finding import Outcome, show  # noqa: E402
 from benchmarks.null.runs import (  # noqa: E402
     AT_CHANCE,
-    LARGE,
     MODERATE,
     NAMES,
     QUICK,
@@ -57,13 +56,11 @@ def told(outcome: Outcome) -> None:
 def main() -> None:
     """Run all checks, print the table and the line of JSON; leave with 1 if one came out otherwise than it must."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    size_of = parser.add_mutually_exclusive_group()
-    size_of.add_argument("--quick", action="store_true", help="a smaller fleet and fewer trees")
-    size_of.add_argument("--large", action="store_true", help="a larger fleet: more than an hour of computing")
+    parser.add_argument("--quick", action="store_true", help="a smaller fleet and fewer trees")
     parser.add_argument("--runs", nargs="*", choices=NAMES, default=NAMES, help="of the simulated fleets; default: all")
     parser.add_argument("--work", type=Path, help="keep the fleets and matrices here")
     args = parser.parse_args()
-    size = QUICK if args.quick else LARGE if args.large else MODERATE
+    size = QUICK if args.quick else MODERATE
     params = small_params() if args.quick else moderate_params()
     began, computed = time.perf_counter(), time.process_time()
     with tempfile.TemporaryDirectory() as folder:

@@ -79,11 +79,6 @@ def spent(ran: Ran) -> dict[str, float]:
     }
 
 
-def incidents(measured: Measured) -> int:
-    """Count the incidents that an alert could have caught."""
-    return int(measured.table["incidents"].max())
-
-
 def measure_all(asked: Mapping[str, Sequence[Stored]], replicates: int, jobs: int) -> dict[str, Measured]:
     """Measure pools of fleets, several at a time, each in a process of its own; a single job stays in this one."""
     if jobs == 1:
@@ -109,7 +104,7 @@ def make_page(plan: Plan, ran: Ran, command: str, section: PromisesSection, jobs
     lines = page.opening(plan, command, len(ran.parts), ran.fresh, spent(ran), code_revision())
     lines += page.claims(usual, paper, promises, section)
     for name, measured in found.items():
-        lines += page.scenario(name, measured, incidents(measured))
+        lines += page.scenario(name, measured, int(measured.table["incidents"].max()))
     if ran.left_out:
         lines += ["## Left out", "", *[f"- {why}" for why in ran.left_out], ""]
     return "\n".join(lines)

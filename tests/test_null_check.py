@@ -117,4 +117,3 @@ def test_a_finding_is_judged_by_how_many_were_looked_at():
 
     assert Outcome("one", (finding(2.0),), 9).above
     assert not Outcome("many", (finding(2.0), *[finding(0.0)] * 50), 9).above
-    assert finding(0).holds_chance

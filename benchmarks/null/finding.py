@@ -36,11 +36,6 @@ class Finding:
     chance: float
     z: float
 
-    @property
-    def holds_chance(self) -> bool:
-        """Whether the 95 % interval holds what chance gives."""
-        return self.low <= self.chance <= self.high
-
 
 @dataclass(frozen=True, slots=True)
 class Outcome:

@@ -39,9 +39,6 @@ QUICK = Size(gpus=64, days=45, incidents=150, acceleration=60.0)
 MODERATE = Size(gpus=256, days=60, incidents=500, acceleration=25.0)
 """A fleet that finds moderate ones, at a few minutes of computing a run."""
 
-LARGE = Size(gpus=512, days=90, incidents=900, acceleration=15.0)
-"""A fleet that finds small ones, at a quarter of an hour a run."""
-
 
 def small_params() -> Params:
     """Parameters of the quick check: few trees, few windows, every kind of learner and ensemble."""

@@ -104,14 +104,8 @@ def gain(where: str, other: str, mine: Hits, theirs: Hits, oracle: Hits, needed:
     with np.errstate(divide="ignore", invalid="ignore"):
         gains = np.where(two > 0, one / np.where(two > 0, two, 1.0) - 1, np.where(one > 0, np.inf, np.nan))
     drawn = np.sort(gains[1:][~np.isnan(gains[1:])])
-    low, high = (
-        (drawn[[int(0.025 * (drawn.size - 1)), int(np.ceil(0.975 * (drawn.size - 1)))]])
-        if drawn.size
-        else (
-            math.nan,
-            math.nan,
-        )
-    )
+    ends = [int(0.025 * (drawn.size - 1)), int(np.ceil(0.975 * (drawn.size - 1)))]
+    low, high = drawn[ends] if drawn.size else (math.nan, math.nan)
     return Gain(
         where=where,
         other=other,

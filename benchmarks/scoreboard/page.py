@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 
 import pandas as pd
@@ -160,7 +159,7 @@ def claims(
 
 
 def scenario(name: str, measured: Measured, incidents: int) -> list[str]:
-    """Write one scenario: the table of models, training, ensembles, budgets, classes."""
+    """Write one scenario: the table of models, training, ensembles."""
     base = measured.table.iloc[0]
     budgets = join([str(each) for each in dict.fromkeys(measured.k)])
     return [
@@ -185,14 +184,6 @@ def scenario(name: str, measured: Measured, incidents: int) -> list[str]:
             f"- {sentence}"
             for sentence in combiner_advice(measured.table, measured.equal, measured.budgets, measured.profile)
         ],
-        "",
-        "### Precision at other budgets, sliding",
-        "",
-        *budget_table(measured),
-        "",
-        f"### Recall by failure class, {measured.profile}",
-        "",
-        *class_table(measured),
         "",
     ]
 
@@ -258,33 +249,6 @@ def equal_table(measured: Measured) -> list[str]:
             f"| {row.model} | {count(row.alerts)} | {percent(row.precision)} | {row.other_model} | {said} | "
             f"{percent(row.other_precision)} | {points(row.difference)} {between(points(row.low), points(row.high))} | "
             f"{verdict(row.low, row.high)} |"
-        )
-    return lines
-
-
-def budget_table(measured: Measured) -> list[str]:
-    """Precision at half of K, K, twice and five times K."""
-    frame = measured.budgets[measured.budgets["variant"] != TRAIN_ONCE]
-    steps = sorted(frame["k"].unique())
-    lines = ["| model | " + " | ".join(f"K = {step}" for step in steps) + " |", "|---|" + "---|" * len(steps)]
-    for model, mine in frame.groupby("model", sort=False):
-        at = mine.set_index("k")
-        cells = [f"{percent(at.loc[k, 'precision'])} {_bounds(at.loc[k, 'low'], at.loc[k, 'high'])}" for k in steps]
-        lines.append(f"| {model} | " + " | ".join(cells) + " |")
-    return lines
-
-
-def class_table(measured: Measured) -> list[str]:
-    """Recall and lead time by failure class, the oracle's recall beside it."""
-    mine = measured.by_class[
-        (measured.by_class["model"] == measured.profile) & (measured.by_class["variant"] == SLIDING)
-    ]
-    best = measured.by_class[measured.by_class["model"] == "oracle"].set_index("failure_class")["recall"]
-    lines = ["| class | incidents | caught | recall | the oracle's | median lead time |", "|---|---|---|---|---|---|"]
-    for row in mine.itertuples():
-        lines.append(
-            f"| {row.failure_class} | {count(row.incidents)} | {count(row.caught)} | {percent(row.recall)} | "
-            f"{percent(best.get(row.failure_class, math.nan))} | {hours(row.lead_time_median_hours)} |"
         )
     return lines
 

@@ -23,7 +23,6 @@ from evaluation.metrics.comparison import (
     share_better,
 )
 from evaluation.metrics.evaluation import ORACLE_STATISTICS
-from evaluation.metrics.lead_time import recall_by_class
 from evaluation.metrics.metrics import Floats, Ints, ratio
 from evaluation.metrics.oracle import ORACLE
 from evaluation.metrics.scored import Scored, Shared
@@ -131,7 +130,7 @@ class Measured:
     ``k``: alert budget of each fleet.
     ``fleets``, ``units``, ``times``: Fleets, units, and decision times of all fleets together.
     ``table``: as :attr:`evaluation.metrics.evaluation.Evaluation.table`, with ``lead_time_median_low`` and ``_high``.
-    ``by_class``, ``budgets``, ``paired``, ``trends``: as the evaluation's frames of these names; ``trends`` counts each
+    ``budgets``, ``paired``, ``trends``: as the evaluation's frames of these names; ``trends`` counts each
     fleet from its own first fit.
     ``equal``: each sliding ensemble beside each learner at as many alerts: ``model``, ``other_model``, ``alerts``,
     ``precision``, ``other_precision``, ``difference``, ``low``, ``high``, ``share_better``, ``member``, ``best``.
@@ -143,7 +142,6 @@ class Measured:
     units: int
     times: int
     table: pd.DataFrame
-    by_class: pd.DataFrame
     budgets: pd.DataFrame
     paired: pd.DataFrame
     trends: pd.DataFrame
@@ -164,7 +162,7 @@ def measure(pool: Pool) -> Measured:
     every = np.concatenate([np.ones((1, len(pool.shared.units))), pool.weights])
     asked = _asked(pool, profile)
     slim: list[Assessment] = []
-    frames: dict[str, list[pd.DataFrame]] = {"by_class": [], "budgets": []}
+    at_budgets: list[pd.DataFrame] = []
     trends: list[dict[str, object]] = []
     summaries = []
     given: dict[tuple[str, str], dict[str, Floats]] = {}
@@ -176,8 +174,7 @@ def measure(pool: Pool) -> Measured:
             summaries.append(
                 {**summarise(assessed), "lead_time_median_low": lead.low, "lead_time_median_high": lead.high}
             )
-            frames["by_class"].append(_named(recall_by_class(assessed.incidents), scored))
-            frames["budgets"].append(budgets([assessed], pool.weights))
+            at_budgets.append(budgets([assessed], pool.weights))
             for name, budget in asked.items():
                 if name[1] == scored.variant and kind_of(scored.model) == "learner":
                     given.setdefault(name, {})[scored.model] = _hits(scored, budget, every).precision
@@ -199,7 +196,7 @@ def measure(pool: Pool) -> Measured:
         units=len(pool.shared.units),
         times=len(pool.shared.times_ms),
         table=table,
-        **{name: pd.concat([each for each in found if len(each)], ignore_index=True) for name, found in frames.items()},
+        budgets=pd.concat(at_budgets, ignore_index=True),
         paired=paired_differences(slim),
         trends=pd.DataFrame(trends),
         equal=_equal(given, asked, facts),
@@ -286,10 +283,6 @@ def _without_rows(scored: Scored) -> Scored:
         field.name: _EMPTY for field in dataclasses.fields(Scored) if field.name not in ("model", "variant", "shared")
     }
     return dataclasses.replace(scored, **fields)  # type: ignore[arg-type]
-
-
-def _named(frame: pd.DataFrame, scored: Scored) -> pd.DataFrame:
-    return frame.assign(model=scored.model, variant=scored.variant)
 
 
 def at_alerts_of(ours: Pool, theirs: Pool, model: str, *, sparing: bool) -> tuple[Hits, Hits, Hits]:

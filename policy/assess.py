@@ -96,12 +96,12 @@ def assess(
     tiered = advance(before.tier, reading, thresholds, risks, now)
     hits = rule_hits(node, rules, now)
     by_rule: Tier = hits[0].rule.tier if hits else "clear"
-    fresh = risks.combine(each.risk for each in reading.known.values())
+    fresh = risks.combine(prediction.risk for prediction in reading.known.values())
     by_risk: Tier = "clear" if fresh is None else thresholds.rise.tier(fresh)
     tier = _higher(tiered.tier, by_rule)
-    kept = [each for each in tiered.support if each.unit not in reading.known]
-    known = [each.risk for each in reading.known.values()]
-    risk = risks.combine([*known, *(each.risk for each in kept)]) if kept else fresh
+    kept = [prediction for prediction in tiered.support if prediction.unit not in reading.known]
+    known = [prediction.risk for prediction in reading.known.values()]
+    risk = risks.combine([*known, *(prediction.risk for prediction in kept)]) if kept else fresh
     state, undone = _remember(node, before, hits, tier, now)
     state = replace(state, tier=tiered)
     sources = [(tiered.tier, tiered.expires_at), *((hit.rule.tier, hit.expires_at) for hit in hits)]
@@ -154,19 +154,19 @@ def _remember(
 def _explain(
     node: NodeView, reading: Reading, hits: tuple[RuleHit, ...], state: NodeState, risk: float | None
 ) -> tuple[str, ...]:
-    said = [hit.words for hit in hits]
+    explanations = [hit.words for hit in hits]
     support = state.tier.support
     if support and risk is not None:
-        units = ", ".join(f"{each.unit} {each.risk:.1%}" for each in support)
-        said.append(f"a node risk of {risk:.1%}, mostly of {units}")
+        units = ", ".join(f"{prediction.unit} {prediction.risk:.1%}" for prediction in support)
+        explanations.append(f"a node risk of {risk:.1%}, mostly of {units}")
         scores = {unit.name: unit.score for unit in node.units}
-        for each in support:
-            score = scores.get(each.unit)
-            if score is not None and each.unit in reading.known:
-                said += [f"{each.unit}: {reason}" for reason in score.reasons]
+        for prediction in support:
+            score = scores.get(prediction.unit)
+            if score is not None and prediction.unit in reading.known:
+                explanations += [f"{prediction.unit}: {reason}" for reason in score.reasons]
     elif not hits:
-        said.append("nothing valid is known of it" if risk is None else f"a node risk of {risk:.1%}")
-    said += reading.unknown[:_UNKNOWN_SHOWN]
+        explanations.append("nothing valid is known of it" if risk is None else f"a node risk of {risk:.1%}")
+    explanations += reading.unknown[:_UNKNOWN_SHOWN]
     if len(reading.unknown) > _UNKNOWN_SHOWN:
-        said.append(f"and {len(reading.unknown) - _UNKNOWN_SHOWN} more units without a valid score")
-    return tuple(said)
+        explanations.append(f"and {len(reading.unknown) - _UNKNOWN_SHOWN} more units without a valid score")
+    return tuple(explanations)

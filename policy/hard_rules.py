@@ -90,7 +90,7 @@ def rule_hits(node: NodeView, config: HardRulesConfig, now: datetime) -> tuple[R
     ``node``: facts that no rule names are passed over, so are those from before a unit's ``valid_from`` and those from
     the future, which only a wrong clock can have seen.
     """
-    found: dict[tuple[str, str], RuleHit] = {}
+    hits: dict[tuple[str, str], RuleHit] = {}
     rules: dict[str, HardRule] | None = None
     for unit in node.units:
         for fact in unit.facts:
@@ -101,12 +101,12 @@ def rule_hits(node: NodeView, config: HardRulesConfig, now: datetime) -> tuple[R
             if unit.valid_from is not None and fact.seen_at < unit.valid_from:
                 continue
             hit = RuleHit(unit.name, rule, fact.seen_at, fact.seen_at + rule.holds)
-            old = found.get((unit.name, fact.name))
+            old = hits.get((unit.name, fact.name))
             if old is None or old.seen_at < hit.seen_at:
-                found[unit.name, fact.name] = hit
+                hits[unit.name, fact.name] = hit
     return tuple(
         sorted(
-            found.values(),
+            hits.values(),
             key=lambda hit: (-TIERS.index(hit.rule.tier), -hit.expires_at.timestamp(), hit.unit, hit.rule.fact),
         )
     )

@@ -81,7 +81,7 @@ class TierState:
     @property
     def expires_at(self) -> datetime | None:
         """When the first of the risks that hold the tier up expires; None while ``clear``."""
-        return min((each.expires_at for each in self.support), default=None)
+        return min((prediction.expires_at for prediction in self.support), default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,15 +121,23 @@ def advance(
         state = replace(state, tier="clear")  # from outside, for no step of ours leaves a tier that rests on nothing
     if state.counted is not None and state.counted > now:  # counted under a clock that went back since
         state = replace(state, counted=None, counted_until=None, elevated=NO_STREAK, high=NO_STREAK)
-    alive = {each.unit: each for each in state.support if each.unit not in reading.known and _alive(each, reading, now)}
-    dead = [each for each in state.support if each.unit not in reading.known and each.unit not in alive]
-    fresh = risks.combine(each.risk for each in reading.known.values())
-    known = [each.risk for each in reading.known.values()]
-    held = risks.combine([*known, *(each.risk for each in alive.values())]) if alive else fresh
+    alive = {
+        prediction.unit: prediction
+        for prediction in state.support
+        if prediction.unit not in reading.known and _alive(prediction, reading, now)
+    }
+    dead = [
+        prediction
+        for prediction in state.support
+        if prediction.unit not in reading.known and prediction.unit not in alive
+    ]
+    fresh = risks.combine(prediction.risk for prediction in reading.known.values())
+    known = [prediction.risk for prediction in reading.known.values()]
+    held = risks.combine([*known, *(prediction.risk for prediction in alive.values())]) if alive else fresh
     if dead:
         tier = "clear" if held is None else min(state.tier, thresholds.rise.tier(held), key=TIERS.index)
         if tier != state.tier:
-            words = "; ".join(_why_dead(each, reading, now) for each in dead)
+            words = "; ".join(_why_dead(prediction, reading, now) for prediction in dead)
             state = replace(state, tier=tier, moved=f"from {state.tier} to {tier}: {words}")
         state = replace(state, calm=0, calm_worst=0.0)
     if held is None:
@@ -148,7 +156,7 @@ def adopt(at_most: Tier, reading: Reading, thresholds: Thresholds, risks: NodeRi
     Returns: the highest tier up to that one whose lower threshold is reached now: what is well founded is kept without
     having to rise again, and the rest is not.
     """
-    fresh = risks.combine(each.risk for each in reading.known.values())
+    fresh = risks.combine(prediction.risk for prediction in reading.known.values())
     tier = "clear" if fresh is None else thresholds.held(fresh, at_most)
     if fresh is None or tier == "clear":
         return TierState()
@@ -181,7 +189,7 @@ def _count(state: TierState, reading: Reading, fresh: float, held: float, thresh
         _longer(NO_STREAK if broken else streak, TIERS.index(instant) >= TIERS.index(tier), at)
         for tier, streak in zip(_SLOW, (state.elevated, state.high), strict=True)
     )
-    until = max(each.expires_at for each in reading.known.values())
+    until = max(prediction.expires_at for prediction in reading.known.values())
     state = replace(state, counted=at, counted_until=until, elevated=elevated, high=high)
     tier: Tier = state.tier
     if TIERS.index(instant) > TIERS.index(tier):
@@ -238,13 +246,13 @@ def _support(
     if state.tier == "clear":
         return ()
     needed = thresholds.lower(state.tier)
-    found: list[Known] = []
+    kept: list[Known] = []
     every = [*reading.known.values(), *alive.values()]
     for each in sorted(every, key=lambda each: (-each.risk, each.unit)):
-        found.append(each)
-        risk = risks.combine(one.risk for one in found)
+        kept.append(each)
+        risk = risks.combine(one.risk for one in kept)
         if risk is not None and risk >= needed:
-            return tuple(found)
+            return tuple(kept)
     # Calm, but the tier has not fallen yet: it goes on resting on the units that raised it.
     before = {each.unit for each in state.support}
     return tuple(sorted((each for each in every if each.unit in before), key=lambda each: (-each.risk, each.unit)))
@@ -330,5 +338,5 @@ def read_node(node: NodeView, now: datetime) -> Reading:
         known=known,
         present={unit.name: unit.valid_from for unit in node.units},
         unknown=tuple(unknown),
-        decided_at=max((each.decided_at for each in known.values()), default=None),
+        decided_at=max((prediction.decided_at for prediction in known.values()), default=None),
     )

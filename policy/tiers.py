@@ -59,11 +59,11 @@ class TierThresholds:
         """
         if risk is None or math.isnan(risk):
             return UNKNOWN
-        found: Tier = "clear"
+        tier: Tier = "clear"
         for name, value in self.items():
             if value is not None and risk >= value:
-                found = name
-        return found
+                tier = name
+        return tier
 
     def to_json(self) -> dict[str, float | None]:
         """Give the thresholds as a JSON object."""
@@ -119,16 +119,16 @@ def worst_tier(tiers: Iterable[str]) -> Tier:
 
     Raises ``ValueError`` if one is no tier.
     """
-    found: Tier = UNKNOWN
+    tier: Tier = UNKNOWN
     for each in tiers:
         if each == UNKNOWN:
             continue
         if each not in TIERS:
             raise ValueError(f"{each!r} is not a tier: {', '.join(TIERS)} or {UNKNOWN}")
         named = TIERS[TIERS.index(each)]
-        if found == UNKNOWN or TIERS.index(named) > TIERS.index(found):
-            found = named
-    return found
+        if tier == UNKNOWN or TIERS.index(named) > TIERS.index(tier):
+            tier = named
+    return tier
 
 
 def node_risk(risks: Iterable[float | None]) -> float | None:

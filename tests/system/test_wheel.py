@@ -71,8 +71,19 @@ def test_the_wheel_holds_the_rooms_and_nothing_else(installed: Path) -> None:
     import zipfile
 
     names = set(zipfile.ZipFile(wheel).namelist())
-    pages = {f"serving/pages/templates/{path.name}" for path in (ROOT / "serving" / "page" / "templates").iterdir()}
+    pages = {f"serving/pages/templates/{path.name}" for path in (ROOT / "serving" / "pages" / "templates").iterdir()}
     assert pages <= names, "pyproject's package-data leaves files of the pages out"
     tops = {name.split("/")[0] for name in zipfile.ZipFile(wheel).namelist()}
-    rooms = {"telemetry", "policy", "features", "models", "pipeline", "serving", "scheduler", "simulator", "predrain"}
+    rooms = {
+        "telemetry",
+        "policy",
+        "features",
+        "models",
+        "evaluation",
+        "pipeline",
+        "serving",
+        "scheduler",
+        "simulator",
+        "predrain",
+    }
     assert {top for top in tops if not top.endswith(".dist-info")} == rooms

@@ -37,8 +37,8 @@ FAILURE_CLASSES: tuple[FailureClass, ...] = ("memory", "bus", "firmware", "inter
 
 
 def _default_label_xids() -> dict[FailureClass, tuple[int, ...]]:
-    # NVIDIA's XID catalogue and the reading of it in DESIGN 3.2; 74, 157 and the fatal sub-codes of 144 to 150
-    # are label-worthy only under the condition that features.incidents applies.
+    # NVIDIA's XID catalogue and how operators read it; 74, 157 and the fatal sub-codes of 144 to 150
+    # are label-worthy only under the condition that features.labels.evidence applies.
     return {
         "memory": (48, 64, 95, 140),
         "bus": (79, 143),

@@ -1,4 +1,6 @@
-"""Models room: learners, ensembles, sliding training, calibration, evaluation, bundle and registry.
+"""Models room: a feature matrix in, a trained bundle out; sliding training over time is in ``evaluation/backtest``.
 
-Imports ``features`` (its column vocabulary and matrix); never ``telemetry``.
+``rows/`` reads and chooses training rows, ``learners/`` and ``sequence/`` are single models, ``ensembles/`` combines
+them, ``calibration/`` makes risks, ``training/`` fits all of it, ``bundle/`` stores it, ``registry/`` keeps the
+champion, ``explanation/`` gives reasons. Imports ``features`` (its column vocabulary and matrix); never ``telemetry``.
 """

@@ -78,7 +78,7 @@ def paired_differences(assessed: Sequence[Assessment]) -> pd.DataFrame:
 def equal_alerts(assessed: Sequence[Assessment], weights: Floats) -> pd.DataFrame:
     """Compare ensembles, and models that alert less than the budget, with the others cut to as many alerts.
 
-    An intersection looks precise only because it alerts less (DESIGN 5): here the other models of the same variant
+    An intersection looks precise only because it alerts less: here the other models of the same variant
     give, at each decision time, as many alerts as it does, taken from the top of their rankings. A model that alerts
     less than the budget is compared with every other model, an ensemble that uses the whole budget with each learner.
 

@@ -9,7 +9,7 @@ from evaluation.metrics.metrics import ratio
 from evaluation.metrics.scored import Scored
 
 TOP_SHARE = 0.05
-"""Share of the units of a decision time that count as its top (DESIGN 3.4: capture in the top 5 %)."""
+"""Share of the units of a decision time that count as its top (capture in the top 5 %)."""
 
 _MS_PER_HOUR = 3_600_000.0
 

@@ -1,5 +1,6 @@
 """Events in, labels out: what an event says of a unit, which incidents form, and whether one starts in the horizon.
 
-Start with :mod:`features.labels.evidence` (which XIDs and events count as failures), then
+The XIDs that are failures are the parameter ``labels.xids`` (defaults in :mod:`features.config`);
+:mod:`features.labels.evidence` says when a listed XID or another event counts. Then read
 :mod:`features.labels.incidents` and :mod:`features.labels.labelling`. Everything here respects known-at times.
 """

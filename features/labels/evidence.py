@@ -30,13 +30,13 @@ SUBCODE_XIDS = frozenset(range(144, 151))
 """NVLink 5 errors whose sub-code, spelled out in the log line, says whether they are fatal (NVIDIA's XID catalogue)."""
 
 CONDITIONAL_XIDS = SUBCODE_XIDS | {74, 157}
-"""Interconnect errors that most GPUs survive; alone they are no incident (DESIGN 3.2)."""
+"""Interconnect errors that most GPUs survive; alone they are no incident."""
 
 CONFIRMED_WITHIN = timedelta(hours=1)
-"""A conditional error counts when a repair, reset, drain or loss follows within this span (DESIGN 3.2)."""
+"""A conditional error counts when a repair, reset, drain or loss follows within this span."""
 
 REPEATS = 3
-"""A conditional error counts when it is one of this many ... (DESIGN 3.2)."""
+"""A conditional error counts when it is one of this many ...."""
 
 REPEATED_WITHIN = timedelta(hours=24)
 """... within this span."""

@@ -59,7 +59,7 @@ def find_incidents(
     at or after its last event, or ``labels.quiet`` after that event; a repair or removal of the unit itself that comes
     later still ends it if nothing label-worthy lies between and at most :data:`LATE_REPAIR` has passed.
 
-    ``events``, ``inventory``: as a dataset holds them (DESIGN 3.1).
+    ``events``, ``inventory``: as a dataset holds them.
     ``as_of``: use only what was known then: events with ``known_at <= as_of``, stays begun and removals made by then.
     ``data_end``: end of the data; by default the latest time in events and inventory. An incident whose quiet span ends
     after this (or after ``as_of``) is open.

@@ -1,4 +1,4 @@
-"""Slow, plain readings of DESIGN 3.2 that the fast code is compared with."""
+"""Slow, plain readings of the label rules that the fast code is compared with."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from telemetry.milliseconds import from_ms, to_ms
 
 SOURCE: Final = "slurm"
 OWN_PREFIX: Final = "predrain:"
-"""Reasons that begin so are our own controller's (DESIGN 3.7)."""
+"""Reasons that begin so are our own controller's."""
 
 OWN_SOURCE: Final = "predrain"
 _OUT: Final[tuple[tuple[str, frozenset[str]], ...]] = (

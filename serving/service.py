@@ -115,7 +115,8 @@ class Service:
             hosts=local if self._tokens is None else None,
             tracing=tracing,
         )
-        self.extender = self._make_extender(held, local)
+        # Bodies of the API must not push out those of the extender: kube-scheduler would hold pods back.
+        self.extender = self._make_extender(HeldBytes(), local)
 
     def _make_extender(self, held: HeldBytes, hosts: AllowedHosts) -> FastAPI:
         """Make the application of the extender's port, which only this machine reaches and which asks for no token."""

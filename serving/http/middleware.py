@@ -276,7 +276,7 @@ class RequestGuard:
         if message["type"] == "http.response.start":
             headers = MutableHeaders(scope=message)
             if not exchange.started and message["status"] < 500:
-                self._hold(exchange, int(headers.get("content-length", "0")))  # until it is read
+                self._count(exchange, int(headers.get("content-length", "0")))  # until it is read
             exchange.started, exchange.status = True, message["status"]
             if exchange.timer is not None:
                 exchange.timer.reschedule(None)
@@ -297,10 +297,14 @@ class RequestGuard:
             exchange.status = _GONE
             raise SlowReader from None
 
-    def _hold(self, exchange: _Exchange, size: int) -> None:
-        """Count bytes as held until the request ends; one request is always let through."""
+    def _count(self, exchange: _Exchange, size: int) -> None:
+        """Count bytes as held until the request ends."""
         exchange.held += size
         self._held.total += size
+
+    def _hold(self, exchange: _Exchange, size: int) -> None:
+        """Count bytes of a body, and refuse it where too many are held; one request is always let through."""
+        self._count(exchange, size)
         if self._held.total > self._settings.held_bytes and self._held.total > exchange.held:
             raise Refused(503, "too many bodies are in memory", "memory", retry_after_s=self._settings.retry_after_s)
 

@@ -161,7 +161,7 @@ class LoginPages:
         read, 422 if it has other fields than those ``known``.
         """
         site, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin")
-        foreign = origin is not None and urlsplit(origin).netloc != request.headers.get("host")
+        foreign = origin is not None and _host_of(origin) != request.headers.get("host")
         if foreign if site is None else site not in ("same-origin", "none"):
             raise Refused(403, "another site's page sent this form", "origin")
         body, media = await request.body(), media_of(request)
@@ -176,9 +176,20 @@ class LoginPages:
         return {name: values[-1] for name, values in fields.items()}
 
 
+def _host_of(origin: str) -> str | None:
+    """Return the host and port of an origin, None for what is no address."""
+    try:
+        return urlsplit(origin).netloc
+    except ValueError:
+        return None
+
+
 def _own(address: str) -> str:
     """Return an address of this service, ``/`` for one that leads elsewhere."""
-    parts = urlsplit(address) if address.isprintable() and "\\" not in address else None
+    try:
+        parts = urlsplit(address) if address.isprintable() and "\\" not in address else None
+    except ValueError:  # such as //[
+        parts = None
     if parts is None or parts.scheme or parts.netloc or not address.startswith("/") or address.startswith("//"):
         return "/"
     return address if address.isascii() else quote(address, safe="/?&=%")

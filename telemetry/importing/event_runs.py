@@ -24,7 +24,8 @@ KEPT_PER_MINUTE: Final = 10
 More than any rule on repeats looks at (the features' is three), so that only the tail of a flood is merged.
 """
 
-_MINUTE_MS: Final = 60_000
+RUN_MS: Final = 60_000
+"""Span of a run at most: its events happened in one minute."""
 _WITH_DETAIL: Final = frozenset(str(code) for code in (*range(144, 151), 154))
 # Of these XIDs the detail says whether the link failed for good, or what the driver asks for: it is part of the key.
 
@@ -99,7 +100,7 @@ def merge_floods(events: pd.DataFrame) -> pd.DataFrame:
     last, count = ms_of(events["last_at"]), events["count"].to_numpy(np.int64)
     once = _without_repeats(events, _together(key, source), stamps, known, count > 1)
     rows = once[(events["type"] == "xid").to_numpy(dtype=bool)[once]]
-    group = _together(_mergeable(events, key, source, rows), stamps[rows] // _MINUTE_MS)
+    group = _together(_mergeable(events, key, source, rows), stamps[rows] // RUN_MS)
     is_run = count[rows] > 1
     size, runs = np.bincount(group), np.bincount(group[is_run], minlength=int(group.max(initial=0)) + 1)
     chosen = ((size > KEPT_PER_MINUTE + 1) | ((runs > 0) & (size > 1)))[group]
@@ -225,7 +226,7 @@ class _Heard:
         at = bisect_left(self._instants, since)
         if at < len(self._instants) and self._instants[at] <= until:
             return True
-        low = bisect_left(self._runs, (since - _MINUTE_MS, 0))
+        low = bisect_left(self._runs, (since - RUN_MS, 0))
         high = bisect_right(self._runs, (until, 1 << 62))
         return any(last >= since for _, last in self._runs[low:high])
 
@@ -275,7 +276,7 @@ def drop_told_edges(events: pd.DataFrame, interval: timedelta, source: str) -> p
     for index in np.flatnonzero(weak).tolist():
         begin, end = begins.get(key[index], 0), ends.get(key[index], 0)
         times = told_at[begin:end]
-        low = np.searchsorted(times, stamps[index] - span - _MINUTE_MS)
+        low = np.searchsorted(times, stamps[index] - span - RUN_MS)
         high = np.searchsorted(times, last[index] + span, side="right")
         others = told[begin + low : begin + high]
         near = (rank[others] > rank[index]) & (last[others] >= stamps[index] - span)

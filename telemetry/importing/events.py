@@ -31,7 +31,7 @@ from telemetry.importing.columns import (
     require,
     resolve_columns,
 )
-from telemetry.importing.event_runs import with_runs
+from telemetry.importing.event_runs import RUN_MS, with_runs
 from telemetry.importing.instants import OK, PROBLEMS, parse_instants
 from telemetry.importing.inventory import naive_error
 from telemetry.importing.mapping import KernelLogMapping, TableMapping
@@ -114,6 +114,7 @@ class EventIntake:
                 )
         except InputError as error:
             raise InputError(error.what, f"{file}, {error.where}", error.do) from error
+        self.quarantine.loss.read("events", file.name, len(log.events) + len(log.unparsed))
         for number, line, problem in log.unparsed:
             self.quarantine.add(problem, "events", file.name, number, line)
         self.counts["kernel_log_lines"] += log.n_lines
@@ -200,7 +201,9 @@ class EventIntake:
         made["count"] = np.clip(np.nan_to_num(number, nan=1.0, posinf=1.0, neginf=1.0), 1, 2**31 - 1).astype(np.int64)
         if last is not None:
             instants = parse_instants(last, self.mapping.time, f"{file}, column 'last_at'")
-            ms = np.where(instants.status == OK, instants.ms, 0)[good]
+            first = ms_of(made["timestamp"])
+            # a run lies within one minute, so a last time further off is none
+            ms = np.clip(np.where(instants.status == OK, instants.ms, 0)[good], first, first + RUN_MS)
             made["last_at"] = pd.to_datetime(ms, unit="ms", utc=True).as_unit("ms")
         return with_runs(made)
 

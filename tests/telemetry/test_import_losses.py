@@ -97,3 +97,20 @@ def test_an_observed_period_that_ends_in_the_future(tmp_path: Path):
             events=events_frame([("01:00", gpu(0), "xid", "79")]),
             mapping="span: [2026-03-01T00:00:00Z, 2099-04-01T00:00:00Z]",
         )
+
+
+def test_a_kernel_log_is_judged_by_the_share_of_its_lines(tmp_path: Path):
+    log = tmp_path / "kernel.log"
+    line = "{}-03-01T{:02d}:{:02d}:00+00:00 node-0 kernel: NVRM: Xid (PCI:0000:10:00): 74, pid=1, NVLink\n"
+    old = [line.format(2019, hour, 0) for hour in range(22)]  # of a GPU that was here before
+    log.write_text("".join(old + [line.format(2026, n // 60, n % 60) for n in range(900)]))
+    result = run_import(tmp_path, samples=samples_frame(), events=[log])
+    assert sum(result.quarantined.values()) == 22
+    assert len(result.dataset.events()) == 900
+
+
+def test_the_last_time_of_a_run_lies_within_a_minute_of_its_first(tmp_path: Path):
+    events = events_frame([("01:00", gpu(0), "xid", "79")]).assign(count=40, last_at="2090-01-01T00:00:00Z")
+    found = run_import(tmp_path, samples=samples_frame(), events=events).dataset.events()
+    assert found["last_at"].tolist() == [found["timestamp"][0] + timedelta(minutes=1)]
+    assert found["count"].tolist() == [40]

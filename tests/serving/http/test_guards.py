@@ -325,6 +325,8 @@ def test_bodies_in_memory_are_bounded_over_all_requests(folder: Path) -> None:
         while (answer := client.send("POST", "/v1/predict", body))[0] != 503:
             assert time.monotonic() < deadline
         assert answer[1]["detail"] == "too many bodies are in memory"
+        assert client.send("GET", "/openapi.json")[0] == 200  # an answer is made already: refusing it frees nothing
+        assert client.send("GET", "/nothing")[0] == 404
         first.close()
         deadline = time.monotonic() + 10
         while client.send("POST", "/v1/predict", body)[0] != 200:  # one body is always taken

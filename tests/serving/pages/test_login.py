@@ -113,7 +113,8 @@ def test_a_session_ends_with_time_with_its_token_and_by_leaving(service: Running
 
 
 @pytest.mark.parametrize(
-    "after", ["//evil.example/", "https://evil.example/", "/\\evil.example", "evil", "javascript:alert(1)", "/\r\nX: y"]
+    "after",
+    ["//evil.example/", "https://evil.example/", "/\\evil.example", "evil", "javascript:alert(1)", "/\r\nX: y", "//["],
 )
 def test_a_login_leads_to_this_service_only(service: Running, after: str) -> None:
     assert log_in(service.client(), READ, after)[:2] == (303, "/")
@@ -123,6 +124,7 @@ def test_a_form_of_another_site_is_refused(service: Running) -> None:
     client = service.client()
     assert log_in(client, READ, Origin="https://evil.example")[0] == 403
     assert log_in(client, READ, Origin="null")[0] == 403
+    assert log_in(client, READ, Origin="http://[")[0] == 403
     assert log_in(client, READ, Sec_Fetch_Site="cross-site")[0] == 403
     assert log_in(client, READ, Origin=f"http://127.0.0.1:{service.port}")[0] == 303
     assert log_in(client, READ, Sec_Fetch_Site="same-origin")[0] == 303

@@ -36,6 +36,7 @@ _HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+\Z")
 _API: Final = re.compile(r"/api/v1(/.*)?\Z")
 _LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
 _SHOWN: Final = 300
+_LONGEST_PAUSE_S: Final = 10.0
 
 
 class HttpError(Exception):
@@ -168,11 +169,17 @@ def connect_to(
     return connection
 
 
-def client(connection: Connection, *, timeout_s: float, concurrency: int = 10) -> httpx.Client:
-    """Return a client for one server; ``timeout_s`` bounds each wait for bytes (see :func:`bounded_body`)."""
+def client(
+    connection: Connection, *, timeout_s: float, concurrency: int = 10, use_proxies: bool = True
+) -> httpx.Client:
+    """Return a client for one server; ``timeout_s`` bounds each wait for bytes (see :func:`bounded_body`).
+
+    ``use_proxies``: whether the environment's proxies are used; never for what carries out a decision.
+    """
     import httpx  # noqa: PLC0415
 
-    return httpx.Client(**_options(connection.url, connection.tls(), timeout_s, concurrency))
+    options = _options(connection.url, connection.tls(), timeout_s, concurrency)
+    return httpx.Client(**(options if use_proxies else options | {"trust_env": False}))
 
 
 def async_client(
@@ -312,11 +319,11 @@ def retry_after_s(
     if header is None:
         return None
     text = header.strip()
-    if text.isdigit():
+    if text.isascii() and text.isdigit():
         return min(float(text), longest_s)
     try:
         when = email.utils.parsedate_to_datetime(text)
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
     when = when if when.tzinfo else when.replace(tzinfo=UTC)
     return min(max(0.0, (when - (now or datetime.now(UTC))).total_seconds()), longest_s)
@@ -353,6 +360,12 @@ def retried(error: Exception) -> bool | float:
     return True if error.retry_after_s is None else error.retry_after_s
 
 
+def _retried_soon(error: Exception) -> bool | float:
+    """As :func:`retried`, but a person waits for the answer: a server that wants a long pause gets a short one."""
+    wait = retried(error)
+    return wait if isinstance(wait, bool) else min(wait, _LONGEST_PAUSE_S)
+
+
 @dataclass(frozen=True, slots=True)
 class Answer:
     """A whole answer; header names are in lower case, ``duration_s`` is from the request to the last byte."""
@@ -378,7 +391,7 @@ def fetch(
     """
     where = shown_url(connection.url)
     try:
-        for attempt in retry_policy(attempts=attempts):
+        for attempt in retry_policy(attempts=attempts, on=_retried_soon):
             with attempt, http_errors(connection.url):
                 return _fetch_once(connection, path, form, timeout_s, max_bytes)
     except BodyTooLarge as error:

@@ -103,7 +103,7 @@ class Webhook:
         async with (
             asyncio.timeout(seconds),
             http_errors_async(where),
-            async_client(connection, timeout_s=seconds) as session,
+            async_client(connection, timeout_s=seconds, use_proxies=False) as session,
             session.stream("POST", where, content=body, headers=headers) as answer,
         ):
             try:

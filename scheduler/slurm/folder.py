@@ -264,7 +264,9 @@ class SharedFolder:
     def _locked(self, name: str) -> Iterator[None]:
         if not self.path.is_dir():
             raise SchedulerError(f"{self.path} is not there: is its disk mounted?")
-        lock = FileLock(self.path / f".{name}.lock", timeout=_LOCK_WAIT_S, poll_interval=_POLL_S, mode=0o600)
+        lock = FileLock(
+            self.path / f".{name}.lock", timeout=_LOCK_WAIT_S, poll_interval=_POLL_S, mode=0o600, fallback_to_soft=False
+        )
         try:
             lock.acquire()
         except Timeout:

@@ -213,8 +213,8 @@ class SlurmRest:
     def _client(self, timeout_s: float) -> httpx.Client:
         if self._where.startswith("unix:"):
             socket = httpx.HTTPTransport(uds=self._where.removeprefix("unix:"))
-            return httpx.Client(transport=socket, base_url="http://localhost", timeout=timeout_s)
-        session = client(Connection(self._where.rstrip("/")), timeout_s=timeout_s)
+            return httpx.Client(transport=socket, base_url="http://localhost", timeout=timeout_s, trust_env=False)
+        session = client(Connection(self._where.rstrip("/")), timeout_s=timeout_s, use_proxies=False)
         session.base_url = httpx.URL(self._where)
         return session
 

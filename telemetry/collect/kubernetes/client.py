@@ -72,6 +72,7 @@ MAX_RESPONSE_BYTES: Final = 64 * 2**20
 
 _MAX_LINE_BYTES: Final = 16 * 2**20
 _MAX_BACKOFF_S: Final = 5.0
+_MIN_PAUSE_S: Final = 0.1
 _MAX_RETRY_AFTER_S: Final = 86_400
 _TRANSIENT: Final = frozenset({408, 429, 500, 502, 503, 504})
 _IN_CLUSTER_TOKEN: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
@@ -153,9 +154,9 @@ class KubernetesClient:
             if not isinstance(error, _TransientError) or self._closed:
                 return False
             failures += 1
-            wait = error.retry_after_s
+            wait = None if error.retry_after_s is None else max(error.retry_after_s, _MIN_PAUSE_S)
             if wait is None:
-                wait = min(_MAX_BACKOFF_S, 0.1 * 2.0**failures) * random.uniform(0.75, 1.25)  # noqa: S311 - no secret
+                wait = min(_MAX_BACKOFF_S, 0.1 * 2.0 ** min(failures, 10)) * random.uniform(0.75, 1.25)  # noqa: S311 - no secret
             return time.monotonic() + wait < end and wait
 
         try:
@@ -293,8 +294,8 @@ class KubernetesClient:
                 content += chunk
                 if len(content) > MAX_RESPONSE_BYTES:
                     raise Unreachable(f"the answer is larger than {MAX_RESPONSE_BYTES} bytes")
-                if time.monotonic() >= end:
-                    raise Unreachable("timed out: the answer was not complete in time")
+                _check_in_time(end)
+            _check_in_time(end)  # headers that came byte by byte: an answer after the end is none
         except (urllib3.exceptions.HTTPError, OSError) as error:
             response.close()
             raise Unreachable(f"the answer was cut: {error}") from error
@@ -440,6 +441,11 @@ def unreachable(error: Exception, api: Api) -> InputError:
     return InputError(
         f"the Kubernetes API server does not answer: {error}", api.name, "Check that it runs, then retry."
     )
+
+
+def _check_in_time(end: float) -> None:
+    if time.monotonic() >= end:
+        raise Unreachable("timed out: the answer was not complete in time")
 
 
 def _response(status: int, data: bytes, headers: Mapping[str, str]) -> Response:

@@ -139,6 +139,27 @@ def test_what_each_answer_means(answer, kind):
         assert hook(place).tell({}, KEY).kind == kind
 
 
+@pytest.mark.parametrize("after", ["²", "Mon, 01 Jan 99999999999 00:00:00 GMT", "soon", "-1"])
+def test_a_pause_that_cannot_be_read_is_no_fault(after):
+    def answer(handler):
+        handler.send_response(503)
+        handler._headers_buffer.append(f"Retry-After: {after}\r\n".encode("latin-1"))
+        handler.send_header("Content-Length", "0")
+        handler.end_headers()
+
+    with serving(answer) as (_, place):
+        assert hook(place, attempts=1).tell({}, KEY).kind == "timeout"
+
+
+def test_a_proxy_of_the_environment_answers_for_nobody(monkeypatch):
+    with serving(says(200)) as (proxy, place):
+        monkeypatch.setenv("http_proxy", f"http://{place}")
+        monkeypatch.delenv("no_proxy", raising=False)
+        reply = hook("trainer.invalid:8080", attempts=1).tell({}, KEY)
+    assert reply.kind == "timeout"
+    assert proxy.requests == []
+
+
 def test_a_server_in_trouble_is_tried_again_with_the_same_key_and_not_for_ever():
     with serving(says(503), says(200)) as (asked, place):
         assert hook(place).tell({}, KEY).kind == "done"

@@ -315,6 +315,28 @@ def test_a_server_that_drips_its_answer_holds_nobody_beyond_the_time_for_all_of_
     assert cluster.get("/x") == {"items": []}, "and the next one has a connection of its own"
 
 
+def test_an_answer_that_is_complete_only_after_the_time_is_none(server: Server, cluster: KubernetesClient) -> None:
+    def late(handler: BaseHTTPRequestHandler) -> None:
+        with contextlib.suppress(OSError):
+            for byte in b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n":
+                handler.wfile.write(bytes([byte]))
+                handler.wfile.flush()
+                time.sleep(0.02)
+        handler.close_connection = True
+
+    server.answers += [late]
+    with pytest.raises(Unreachable, match="not complete in time"):
+        cluster.request("GET", "/api/v1/nodes", timeout=timedelta(seconds=0.3))
+
+
+def test_a_server_that_asks_for_no_pause_is_given_one(
+    server: Server, cluster: KubernetesClient, pauses: list[float]
+) -> None:
+    server.answers = [say(429, {"message": "slow"}, {"Retry-After": "0"})] * 3 + [say(200, {"a": 1})]
+    assert cluster.get("/x") == {"a": 1}
+    assert min(pauses) >= 0.1
+
+
 def test_requests_are_held_to_their_rate_after_a_burst() -> None:
     now = 0.0
 

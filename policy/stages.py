@@ -50,7 +50,7 @@ class StagesConfig:
     ``most_inconclusive``: no promotion while a larger share of the finished alerts told nothing.
     ``window``: older alerts do not count.
     ``least_time``: no promotion before a group was so long in its stage.
-    ``ceiling``: the highest stage that a promotion leads to; beyond it only ``pinned`` leads.
+    ``ceiling``: the highest stage of a group; a group above it comes down to it. Only ``pinned`` leads beyond it.
     ``pinned``: stages that a person set, by ``cluster/group``; they do not move.
     ``holdout``: share of the nodes that would be taken out on a prediction and are only softly tainted, to measure
     without bias.
@@ -159,7 +159,7 @@ def record_of(outcomes: Iterable[Outcome], least: Tier, confidence: float, now: 
 def advance_stage(
     group: str, state: StageState | None, outcomes: Iterable[Outcome], config: StagesConfig, now: datetime
 ) -> tuple[StageState, tuple[str, ...]]:
-    """Move a group one stage up or down, or leave it.
+    """Move a group one stage up or down, down to the ceiling, or leave it.
 
     ``group``: as ``cluster/group``.
     ``state``: None: a new group, which begins in ``shadow``.
@@ -174,6 +174,9 @@ def advance_stage(
         return StageState("shadow", now), (f"group {group} is new and begins in shadow",)
     if pinned is not None:
         return state, ()
+    if STAGES.index(state.stage) > STAGES.index(config.ceiling):
+        why = f"group {group} goes from {state.stage} back to {config.ceiling}, the ceiling of the settings"
+        return StageState(config.ceiling, now), (why,)
     if state.since > now:  # a clock went back
         state = StageState(state.stage, now)
     since = max(state.since, now - config.window)

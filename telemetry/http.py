@@ -10,10 +10,12 @@ import base64
 import email.utils
 import logging
 import re
+import socket
 import ssl
+import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -230,6 +232,37 @@ def bounded_body(response: httpx.Response, max_bytes: int, *, deadline_s: float 
     return bytes(held)
 
 
+@contextmanager
+def deadline_extensions(deadline_s: float) -> Iterator[dict[str, Any]]:
+    """Yield the ``extensions`` of one request on a new connection, which is shut at ``deadline_s``.
+
+    A timeout bounds each wait for bytes only, so headers that drip would hold the caller for as long as they like.
+    """
+    sockets: list[socket.socket] = []
+
+    def shut() -> None:
+        for each in sockets:
+            with suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+
+    def trace(event: str, info: Mapping[str, Any]) -> None:
+        if event in ("connection.connect_tcp.complete", "connection.connect_unix_socket.complete"):
+            sockets.append(info["return_value"].get_extra_info("socket").dup())  # TLS takes the socket itself over
+            if time.monotonic() >= deadline_s:
+                shut()
+
+    timer = threading.Timer(max(0.0, deadline_s - time.monotonic()), shut)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield {"trace": trace}
+    finally:
+        timer.cancel()
+        timer.join()
+        for each in sockets:
+            each.close()
+
+
 async def bounded_body_async(response: httpx.Response, max_bytes: int) -> bytes:
     """Read a streamed body, at most ``max_bytes`` of it; raises BodyTooLarge."""
     if _announced(response) > max_bytes:
@@ -411,11 +444,13 @@ def _fetch_once(
     began_s = time.monotonic()
     with (
         client(connection, timeout_s=timeout_s) as session,
+        deadline_extensions(began_s + timeout_s) as extensions,
         session.stream(
             "GET" if form is None else "POST",
             connection.url + path,
             data=form,
             headers=connection.request_headers(),
+            extensions=extensions,
         ) as response,
     ):
         body = bounded_body(response, max_bytes, deadline_s=began_s + timeout_s)

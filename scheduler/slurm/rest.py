@@ -19,7 +19,7 @@ from scheduler.slurm.report import NEWEST, OLDEST, Report, ReportReader
 from scheduler.slurm.settings import SlurmSettings
 from telemetry.collect.slurm.slurm_json import SlurmFormatError
 from telemetry.errors import InputError
-from telemetry.http import Connection, HttpError, client, http_errors
+from telemetry.http import Connection, HttpError, client, deadline_extensions, http_errors
 
 _Row = TypeVar("_Row")
 
@@ -197,7 +197,8 @@ class SlurmRest:
             with (
                 http_errors(self._where),
                 self._client(timeout) as session,
-                session.stream(method, path, json=body, headers=headers) as answer,
+                deadline_extensions(deadline) as extensions,
+                session.stream(method, path, json=body, headers=headers, extensions=extensions) as answer,
             ):
                 for piece in answer.iter_bytes(_CHUNK):
                     size += len(piece)
@@ -208,7 +209,9 @@ class SlurmRest:
                     sink(piece)
                 return answer.status_code
         except (HttpError, InputError) as error:
-            raise _NoAnswerError(f"{self._where}: {error}") from None
+            late = time.monotonic() >= deadline
+            why = f"no whole answer within {timeout:g} s" if late else str(error)
+            raise _NoAnswerError(f"{self._where}: {why}") from None
 
     def _client(self, timeout_s: float) -> httpx.Client:
         if self._where.startswith("unix:"):

@@ -142,6 +142,16 @@ def test_a_person_may_pin_a_stage_and_cap_promotions():
     assert advance_stage("c/g", StageState("soft", T0), outcomes(40, 0), capped, NOW)[0].stage == "soft"
 
 
+def test_a_ceiling_that_is_lowered_brings_down_a_group_above_it():
+    state, reasons = advance_stage(
+        "c/g", StageState("hard", T0), outcomes(40, 0), replace(CONFIG, ceiling="shadow"), NOW
+    )
+    assert state == StageState("shadow", NOW)
+    assert reasons == ("group c/g goes from hard back to shadow, the ceiling of the settings",)
+    pinned = replace(CONFIG, ceiling="soft", pinned={"c/g": "hard"})
+    assert advance_stage("c/g", StageState("hard", T0), outcomes(40, 0), pinned, NOW) == (StageState("hard", T0), ())
+
+
 def test_the_hold_out_is_a_random_share_of_nodes_and_always_the_same():
     chosen = [held_out(f"n{i}", T0, 0.2) for i in range(2000)]
     assert 0.17 < np.mean(chosen) < 0.23

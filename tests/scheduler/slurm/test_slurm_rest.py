@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
+import socketserver
 import tempfile
+import threading
 from dataclasses import MISSING, fields
 from datetime import timedelta
 from pathlib import Path
@@ -103,6 +106,38 @@ def test_what_is_not_answered_wholly_is_not_read_and_not_taken_for_written(token
             port.nodes()
         said = port.update("n0", NodeChange(weight=2))
         assert said.kind == ("refused" if fault == "redirect" else "timeout")
+
+
+@pytest.mark.parametrize("unix", [False, True])
+def test_headers_that_drip_end_at_the_deadline(token, unix):
+    stop = threading.Event()
+
+    class Dripping(socketserver.StreamRequestHandler):
+        def handle(self) -> None:
+            with contextlib.suppress(OSError):
+                self.wfile.write(b"HTTP/1.1 200 OK\r\nX: ")
+                while not stop.wait(0.05):
+                    self.wfile.write(b"x")
+
+    with tempfile.TemporaryDirectory(prefix="sr") as folder:
+        server = (
+            socketserver.ThreadingUnixStreamServer(f"{folder}/s", Dripping)
+            if unix
+            else socketserver.ThreadingTCPServer(("127.0.0.1", 0), Dripping)
+        )
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+        without_deadline = threading.Timer(60, stop.set)
+        without_deadline.start()
+        try:
+            where = f"unix:{folder}/s" if unix else f"http://127.0.0.1:{server.server_address[1]}"
+            with pytest.raises(SchedulerError, match="no whole answer within 1 s"):
+                opened(where, token, timeout=timedelta(seconds=1)).nodes()
+            assert not stop.is_set()
+        finally:
+            without_deadline.cancel()
+            stop.set()
+            server.shutdown()
+            server.server_close()
 
 
 def test_a_token_is_read_anew_for_each_request(token):

@@ -4,7 +4,7 @@ PYTHON ?= python3.11
 VENV ?= $(if $(filter python3.11,$(PYTHON)),.venv,.venv-$(notdir $(PYTHON)))
 BIN := $(VENV)/bin
 RESOLVE := uv pip compile --universal --python-version 3.11 --no-emit-index-url --no-header
-EXTRAS := train serve tracing act kubernetes nvsentinel collect nvml dask
+EXTRAS := train serve tracing act kubernetes collect nvml dask
 export MLFLOW_DISABLE_TELEMETRY = true
 export DVC_NO_ANALYTICS = 1
 
@@ -47,8 +47,8 @@ bench: $(VENV)/.bench  ## every benchmark; writes benchmarks/results.md
 lock:            ## resolve the lock files again from pyproject.toml (needs uv on the PATH)
 	$(RESOLVE) pyproject.toml --group dev $(EXTRAS:%=--extra %) -o requirements-dev.lock
 	$(RESOLVE) pyproject.toml --extra train --extra serve --extra act --extra collect -c requirements-dev.lock -o requirements.lock
-	$(RESOLVE) pyproject.toml --extra serve --extra registry --extra collect --extra act --extra kubernetes --extra nvsentinel -c requirements-dev.lock -o requirements-serve.lock
-	$(RESOLVE) pyproject.toml --extra act --extra kubernetes --extra nvsentinel -c requirements-dev.lock -o requirements-act.lock
+	$(RESOLVE) pyproject.toml --extra serve --extra registry --extra collect --extra act --extra kubernetes -c requirements-dev.lock -o requirements-serve.lock
+	$(RESOLVE) pyproject.toml --extra act --extra kubernetes -c requirements-dev.lock -o requirements-act.lock
 	# resolved as for a platform without CUDA: its libraries are gigabytes, and the tests need none of them
 	MACOSX_DEPLOYMENT_TARGET=14.0 uv pip compile requirements-sequence.in --python-platform aarch64-apple-darwin --python-version 3.11 --no-emit-index-url --no-header -c requirements-dev.lock -o requirements-sequence.lock
 	$(RESOLVE) requirements-bench.in -c requirements-dev.lock -o requirements-bench.lock

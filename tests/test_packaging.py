@@ -21,8 +21,8 @@ ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 LOCKS = {
     "requirements.lock": ("train", "serve", "act", "collect"),
-    "requirements-serve.lock": ("serve", "registry", "collect", "act", "kubernetes", "nvsentinel"),
-    "requirements-act.lock": ("act", "kubernetes", "nvsentinel"),
+    "requirements-serve.lock": ("serve", "registry", "collect", "act", "kubernetes"),
+    "requirements-act.lock": ("act", "kubernetes"),
 }
 HIDING = """
 import importlib.metadata, json, sys

@@ -19,6 +19,11 @@ from scheduler.slurm.settings import SlurmSettings
 from telemetry.errors import InputError
 from telemetry.yaml_text import read_yaml
 
+REMOVED: dict[str, str] = {
+    "kubernetes.nvsentinel_socket": "Leave it out: NVSentinel reads the node condition (nvsentinel-values.yaml).",
+}
+"""What to do instead, by the dotted name of a setting."""
+
 
 @dataclass(frozen=True, slots=True)
 class ControllerSettings:
@@ -97,6 +102,10 @@ def read_settings(file: Path) -> ActSettings:
         raise InputError("the file of settings does not exist", str(file), "Give the path of a YAML file.") from None
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise InputError(f"the settings cannot be read: {error}", str(file), "Correct the file.") from None
+    for name, hint in REMOVED.items():
+        section, _, key = name.partition(".")
+        if isinstance(content, dict) and key in (content.get(section) or ()):
+            raise InputError(f"the setting {name} was removed", str(file), hint)
     try:
         # through JSON, so that what YAML makes of a date or a key is refused in the same words as any other value
         settings = object_of(ActSettings, json.loads(json.dumps(content if content is not None else {})), "settings")

@@ -6,7 +6,6 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
-from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -18,7 +17,6 @@ from scheduler.kubernetes.config_map import ConfigMapText, SwitchAnnotations
 from scheduler.kubernetes.device_taints import DeviceTaints
 from scheduler.kubernetes.leadership import Leadership
 from scheduler.kubernetes.nodes import NodeSnapshot, condition_patch, patch_of, snapshot_of
-from scheduler.kubernetes.nvsentinel import HealthEvents
 from scheduler.kubernetes.pods import LIVING, ClaimCounts, PodKeys, PodPart, jobs_of, pod_part, version_of
 from scheduler.kubernetes.settings import KubernetesSettings
 from scheduler.ports.errors import SchedulerError
@@ -72,8 +70,6 @@ class KubernetesScheduler:
         self._left: set[str] = set()
         drivers = self.rules.claim_drivers or ()
         self._device_taints = DeviceTaints(self.api, settings.prefix, drivers) if settings.device_taints else None
-        socket = settings.nvsentinel_socket
-        self._health = None if socket is None else HealthEvents(Path(socket))
         self._claims = ClaimCounts(self.api, self.rules)
         self._jobs: Mapping[str, JobView] = {}
         self._cordoner_known = True
@@ -137,7 +133,6 @@ class KubernetesScheduler:
         companions = (
             None if content is None else condition_write(action.node, snapshot.condition, content),
             None if event is None else event_write(event[1]),
-            None if self._health is None else self._health.preview(action, snapshot.reading.view.marks.published),
         )
         return tuple(each for each in companions if each is not None)
 
@@ -180,8 +175,6 @@ class KubernetesScheduler:
         if condition is not None and not status_only:
             notes.append(self._set_condition(action.node, condition))
         notes.append(self._report_event(action, snapshot))
-        if self._health is not None:
-            notes.append(self._health.tell(action, snapshot.reading.view.marks.published, now))
         self._left.add(action.node)
         if not any(notes):
             writes = (*writes, *self._companion_writes(action, snapshot, now))

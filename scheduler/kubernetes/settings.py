@@ -40,8 +40,6 @@ class KubernetesSettings:
     ``cordon``: whether a hard mark cordons the node besides, for tools that look at nothing else. The taint does the
     same, and tells who it was. Only where the server tells who wrote what (``managedFields``, all servers from 1.22
     on).
-    ``nvsentinel_socket``: path of the Unix socket of NVSentinel's platform connector, which is told by a health event
-    when a node's tier becomes ``high`` or is no more; None: nobody is.
     ``requests_per_second``, ``burst``: at most; what is more waits.
     ``connect_timeout``, ``request_timeout``: until the connection stands; of silence, until an answer is given up.
     ``patience``: for how long a request is tried again that the server could not serve (429, 5xx, cut connections).
@@ -83,7 +81,6 @@ class KubernetesSettings:
     events: bool = True
     device_taints: bool = False
     cordon: bool = False
-    nvsentinel_socket: str | None = None
     requests_per_second: float = 200.0
     burst: int = 200
     connect_timeout: timedelta = timedelta(seconds=3)

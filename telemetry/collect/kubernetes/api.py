@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final, Protocol, TypeVar
@@ -138,6 +140,25 @@ def list_all(
             continue
         return kept, version
     raise AssertionError("unreachable")
+
+
+@contextmanager
+def shut_after(seconds: float, shut: Callable[[], object]) -> Iterator[None]:
+    """Call ``shut`` from another thread while the block takes longer: a socket's timeout is of each single read."""
+    done = threading.Event()
+
+    def at_deadline() -> None:
+        pause_s = seconds
+        while not done.wait(pause_s):
+            pause_s = 0.1
+            with suppress(OSError, ValueError, RuntimeError, AttributeError):  # not open yet, or closed by itself
+                shut()
+
+    threading.Thread(target=at_deadline, daemon=True).start()
+    try:
+        yield
+    finally:
+        done.set()
 
 
 def is_named(content: Object, name: str) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,6 +34,7 @@ from telemetry.collect.kubernetes.api import (
     Response,
     Unreachable,
     is_named,
+    shut_after,
 )
 from telemetry.errors import InputError
 
@@ -89,6 +91,27 @@ class _TransientError(Exception):
         self.sent = sent
 
 
+class _HttpConnection(urllib3.connection.HTTPConnection):
+    """Gives all headers of an answer together the time of one read."""
+
+    def getresponse(self) -> urllib3.HTTPResponse:  # type: ignore[override]
+        answered = self.sock
+        with shut_after(float(self.timeout or IDLE_S), lambda: answered.shutdown(socket.SHUT_RDWR)):
+            return super().getresponse()
+
+
+class _HttpsConnection(_HttpConnection, urllib3.connection.HTTPSConnection):
+    pass
+
+
+class _HttpPool(urllib3.HTTPConnectionPool):
+    ConnectionCls = _HttpConnection
+
+
+class _HttpsPool(urllib3.HTTPSConnectionPool):
+    ConnectionCls = _HttpsConnection
+
+
 class KubernetesClient:
     """A connection to one API server, shared by threads.
 
@@ -109,6 +132,7 @@ class KubernetesClient:
         self.host = host.rstrip("/")
         self.name = self.host.split("://", 1)[-1]
         self._pool = pool
+        self._pool.pool_classes_by_scheme = {"http": _HttpPool, "https": _HttpsPool}
         self._headers = headers
         self._limits = limits
         self._bucket = TokenBucket(limits.requests_per_second, limits.burst)
@@ -286,18 +310,24 @@ class KubernetesClient:
     ) -> Response:
         left = max(end - time.monotonic(), 0.001)
         connect_s, read_s = min(self._limits.connect_timeout_s, left), min(self._limits.read_timeout_s, left)
-        response = self._open(method, path, params, data, headers, connect_s, read_s)
+        try:
+            response = self._open(method, path, params, data, headers, connect_s, read_s)
+        except Unreachable as error:
+            if error.sent:
+                _check_in_time(end)
+            raise
         content = bytearray()
         try:
-            # read1 returns what has arrived: a server that sends a byte now and then holds nobody beyond the end
-            while chunk := response.read1(2**16):
-                content += chunk
-                if len(content) > MAX_RESPONSE_BYTES:
-                    raise Unreachable(f"the answer is larger than {MAX_RESPONSE_BYTES} bytes")
-                _check_in_time(end)
-            _check_in_time(end)  # headers that came byte by byte: an answer after the end is none
-        except (urllib3.exceptions.HTTPError, OSError) as error:
+            with shut_after(max(end - time.monotonic(), 0.001), response.shutdown):
+                while chunk := response.read1(2**16):
+                    content += chunk
+                    if len(content) > MAX_RESPONSE_BYTES:
+                        raise Unreachable(f"the answer is larger than {MAX_RESPONSE_BYTES} bytes")
+            _check_in_time(end)
+        except (urllib3.exceptions.HTTPError, OSError, ValueError, AttributeError) as error:
+            # AttributeError: urllib3 loses its socket when the response is shut down while it reads
             response.close()
+            _check_in_time(end)
             raise Unreachable(f"the answer was cut: {error}") from error
         except Unreachable:
             response.close()
@@ -326,7 +356,7 @@ class KubernetesClient:
             )  # fmt: skip
         except (urllib3.exceptions.NewConnectionError, urllib3.exceptions.ConnectTimeoutError) as error:
             raise Unreachable(f"{self.name} cannot be reached: {error}", sent=False) from error
-        except (urllib3.exceptions.HTTPError, OSError) as error:
+        except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
             raise Unreachable(f"{self.name} cannot be reached: {error}") from error
 
     def _all_headers(self, headers: Mapping[str, str]) -> dict[str, str]:

@@ -6,16 +6,18 @@ The ``kubernetes`` package's own form of it connects and shakes hands without a 
 from __future__ import annotations
 
 import json
+import socket
 import ssl
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 from urllib.parse import urlencode
 
 import websocket
 
-from telemetry.collect.kubernetes.api import Refused, Unreachable
+from telemetry.collect.kubernetes.api import Refused, Unreachable, shut_after
 
 PROTOCOLS: Final = ("v5.channel.k8s.io", "v4.channel.k8s.io")
 """Newest first. The fifth adds the end of the standard input, which is not used here; before the fourth, there was
@@ -85,27 +87,35 @@ def execute(
     scheme, _, address = host.partition("://")
     url = f"{'wss' if scheme == 'https' else 'ws'}://{address}{path}?{urlencode(words)}"
     link = websocket.WebSocket(skip_utf8_validation=True, sslopt=tls.options())
+    late = f"{path}: timed out: the command did not end within {timeout_s:.3g} s"
     try:
-        try:
-            link.connect(  # type: ignore[no-untyped-call]
-                url, timeout=connect_timeout_s, subprotocols=list(PROTOCOLS), suppress_origin=True, redirect_limit=0,
-                header=[f"{name}: {value}" for name, value in headers.items()], http_no_proxy=["*"],
-            )  # fmt: skip
-        except websocket.WebSocketBadStatusException as error:
-            raise Refused(error.status_code, _message(error)) from error
-        except (OSError, websocket.WebSocketException, ValueError) as error:
-            unsent = isinstance(error, ConnectionRefusedError | websocket.WebSocketAddressException)
-            raise Unreachable(f"{address} cannot be reached: {error}", sent=not unsent) from error
-        if link.getsubprotocol() not in PROTOCOLS:
-            raise Unreachable(f"{path}: the server speaks none of {', '.join(PROTOCOLS)}", sent=False)
-        try:
-            return _outcome(link, path, end)
-        except (TimeoutError, websocket.WebSocketTimeoutException) as error:
-            raise Unreachable(f"{path}: timed out: the command did not end within {timeout_s:.3g} s") from error
-        except (OSError, websocket.WebSocketException) as error:
-            raise Unreachable(f"{path}: the answer was cut: {error}") from error
+        with shut_after(timeout_s, partial(_shut, link)):
+            try:
+                link.connect(  # type: ignore[no-untyped-call]
+                    url, timeout=connect_timeout_s, subprotocols=list(PROTOCOLS), suppress_origin=True,
+                    redirect_limit=0, header=[f"{name}: {value}" for name, value in headers.items()],
+                    http_no_proxy=["*"],
+                )  # fmt: skip
+            except websocket.WebSocketBadStatusException as error:
+                raise Refused(error.status_code, _message(error)) from error
+            except (OSError, websocket.WebSocketException, ValueError) as error:
+                sent = not isinstance(error, ConnectionRefusedError | websocket.WebSocketAddressException)
+                what = late if time.monotonic() >= end else f"{address} cannot be reached: {error}"
+                raise Unreachable(what, sent=sent) from error
+            if link.getsubprotocol() not in PROTOCOLS:
+                raise Unreachable(f"{path}: the server speaks none of {', '.join(PROTOCOLS)}", sent=False)
+            try:
+                return _outcome(link, path, end)
+            except (OSError, websocket.WebSocketException) as error:
+                timed_out = time.monotonic() >= end
+                raise Unreachable(late if timed_out else f"{path}: the answer was cut: {error}") from error
     finally:
         link.shutdown()  # type: ignore[no-untyped-call]  # the socket alone: close() would wait for the server
+
+
+def _shut(link: websocket.WebSocket) -> None:
+    if link.sock is not None:
+        link.sock.shutdown(socket.SHUT_RDWR)
 
 
 def _outcome(link: websocket.WebSocket, path: str, end: float) -> Executed:

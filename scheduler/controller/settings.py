@@ -19,8 +19,12 @@ from scheduler.slurm.settings import SlurmSettings
 from telemetry.errors import InputError
 from telemetry.yaml_text import read_yaml
 
+_EXEC = "Leave it out: let pods ask by annotation or webhook, or run kubectl exec from evacuation.checkpoint.command."
 REMOVED: dict[str, str] = {
     "kubernetes.nvsentinel_socket": "Leave it out: NVSentinel reads the node condition (nvsentinel-values.yaml).",
+    "kubernetes.checkpoint_exec": _EXEC,
+    "kubernetes.checkpoint_container": _EXEC,
+    "kubernetes.checkpoint_exec_timeout": _EXEC,
 }
 """What to do instead, by the dotted name of a setting."""
 

@@ -57,7 +57,6 @@ class Checkpoints:
         settings: CheckpointSettings,
         webhook: Hook | None,
         command: Hook | None,
-        inside: Hook | None = None,
     ) -> None:
         self._workloads = workloads
         self._settings = settings
@@ -66,8 +65,6 @@ class Checkpoints:
             self._hooks["webhook"] = webhook
         if command is not None:
             self._hooks["command"] = command
-        if inside is not None:
-            self._hooks["exec"] = inside
 
     def offer_of(self, workload: Workload) -> CheckpointOffer | None:
         """Give the way to ask a workload; None: it names none, or one that is not set up."""

@@ -69,7 +69,7 @@ class PodKeys:
 
     @property
     def checkpoint(self) -> str:
-        """How it is asked for a checkpoint: ``annotation``, ``webhook``, ``command`` or ``exec``."""
+        """How it is asked for a checkpoint: ``annotation``, ``webhook`` or ``command``."""
         return f"{self.prefix}/checkpoint"
 
     @property

@@ -46,12 +46,6 @@ class KubernetesSettings:
     ``node_page``, ``pod_page``: objects a page of a listing; one page at a time is held as JSON.
     ``diagnostic_job``: file with the manifest of a Job that checks an emptied node, for ``evacuation.verification.by:
     scheduler``.
-    ``checkpoint_exec``: command that is run in the container of a pod that asks for it (``PREFIX/checkpoint: exec``),
-    followed by ``checkpoint`` and the key; empty: none is. Never one that a pod names: whoever may annotate a pod could
-    then run what he likes in it.
-    ``checkpoint_container``: in which container; empty: the one that the pod calls its default, else its first.
-    ``checkpoint_exec_timeout``: after it nothing more is heard of the command. It should end at once with exit code 75
-    where a checkpoint takes longer: it is then run again.
     ``evict``: ``all``: a node is empty when no pod is left but those of daemon sets and mirrors; ``gpu``: when none
     with GPUs is left.
     ``evict_unmanaged``: whether pods go that nobody would start elsewhere.
@@ -89,15 +83,12 @@ class KubernetesSettings:
     node_page: int = 100
     pod_page: int = 250
     diagnostic_job: str | None = None
-    checkpoint_exec: tuple[str, ...] = ()
-    checkpoint_container: str = ""
-    checkpoint_exec_timeout: timedelta = timedelta(seconds=10)
     evict: Literal["all", "gpu"] = "all"
     evict_unmanaged: bool = False
     evict_local_data: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("connect_timeout", "request_timeout", "patience", "checkpoint_exec_timeout"):
+        for name in ("connect_timeout", "request_timeout", "patience"):
             if getattr(self, name) <= timedelta(0):
                 raise ValueError(f"{name} is {getattr(self, name)}: give a positive time")
         for name in ("prefix", "namespace", "lease", "state", "progress"):

@@ -59,7 +59,6 @@ _MEANS: Final[Mapping[str, CheckpointMeans]] = {
     "annotation": "scheduler",
     "webhook": "webhook",
     "command": "command",
-    "exec": "exec",
 }
 
 
@@ -344,7 +343,7 @@ def _stays(pod: Object, owner: Object | None, job: JobView | None, settings: Kub
     return None
 
 
-def _held(
+def _held(  # noqa: PLR0911 - one line a reason
     metadata: Object,
     spec: Object,
     annotations: Mapping[str, str],
@@ -358,6 +357,9 @@ def _held(
             return f"{key}={value}"
     if owner is not None and str(owner.get("apiVersion") or "").startswith(_SLURM_GROUP):
         return "Slurm runs in it: its jobs leave through Slurm"
+    asked = annotations.get(keys.checkpoint)
+    if asked is not None and asked not in _MEANS:  # evicted untold, it would lose its work
+        return f"{keys.checkpoint}={asked} is none of {', '.join(_MEANS)}"
     if annotations.get(keys.evict) == "true":
         return None
     if owner is None and not settings.evict_unmanaged:

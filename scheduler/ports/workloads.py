@@ -170,7 +170,7 @@ class Verification(Protocol):
         ...
 
 
-CheckpointMeans = Literal["scheduler", "webhook", "command", "exec"]
+CheckpointMeans = Literal["scheduler", "webhook", "command"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,8 +178,7 @@ class CheckpointOffer:
     """How a workload can be asked to write a checkpoint.
 
     ``means``: ``scheduler``: through the scheduler itself (Kubernetes: an annotation that it watches; Slurm: a signal);
-    ``webhook``: a POST; ``command``: the operator's own command; ``exec``: the operator's own command in the workload's
-    container.
+    ``webhook``: a POST; ``command``: the operator's own command.
     ``url``: of the webhook, where the workload names one itself; it is asked only if the settings allow its host. None:
     the operator's.
     ``takes``: how long the workload says it needs; None: not known. The settings bound it.

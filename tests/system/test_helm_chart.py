@@ -113,13 +113,11 @@ def with_all() -> Values:
     """All that can be asked for."""
     values = defaults()
     values["imagePullSecrets"] = [{"name": "registry"}]
-    values["act"]["roles"] |= {
-        "checkpointAnnotations": True, "deviceTaints": True, "execNamespaces": ["team-a", "team-b"]
-    }  # fmt: skip
+    values["act"]["roles"] |= {"checkpointAnnotations": True, "deviceTaints": True}
     values["collect"]["exporters"]["enabled"] = values["collect"]["receiver"]["enabled"] = True
     values["act"]["ledger"]["storageClass"] = "local"
     values["act"]["settings"]["kubernetes"] = {
-        "namespace": "gpu-health", "device_taints": True, "checkpoint_exec": ["/usr/local/bin/save", "--what=a: b #c"],
+        "namespace": "gpu-health", "device_taints": True, "gpu_annotations": ["team.example/gpus: all #1"],
     }  # fmt: skip
     for part in ("act", "serve", "score"):
         values[part]["tolerations"] = [{"key": "team.example/x", "operator": "Exists", "effect": "NoSchedule"}]
@@ -150,8 +148,8 @@ def test_what_it_makes_fits_the_published_schemas_and_its_settings_are_read(
             assert subject["namespace"] == namespace
     text = made["ConfigMap", namespace, "predrain-settings"]["data"]["act.yaml"]
     settings = object_of(ActSettings, yaml.safe_load(text), "settings")
-    wanted = values["act"]["settings"].get("kubernetes", {}).get("checkpoint_exec", [])
-    assert list(settings.kubernetes.checkpoint_exec) == wanted
+    wanted = values["act"]["settings"].get("kubernetes", {}).get("gpu_annotations", [])
+    assert list(settings.kubernetes.gpu_annotations) == wanted
     pod = made["StatefulSet", namespace, "predrain-act"]["spec"]["template"]["spec"]
     assert not [each for each in pod["volumes"] if "hostPath" in each]
     account = pod["serviceAccountName"]
@@ -166,15 +164,12 @@ def test_what_it_makes_fits_the_published_schemas_and_its_settings_are_read(
     }  # fmt: skip
     assert patching == ({"predrain-checkpoint"} if values["act"]["roles"]["checkpointAnnotations"] else set())
     assert ("CronJob", namespace, "predrain-compact") in made or not values["collect"]["exporters"]["enabled"]
-    bound = [key[1] for key in made if key[2] == "predrain-exec" and key[0] == "RoleBinding"]
-    assert bound == values["act"]["roles"]["execNamespaces"]
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
         ({"kubernetes": {"device_taints": True}}, "needs act.roles.deviceTaints"),
-        ({"kubernetes": {"checkpoint_exec": ["save"]}}, "needs act.roles.execNamespaces"),
         ({"kubernetes": {"namespace": "elsewhere"}}, "set act.settings.kubernetes.namespace to predrain"),
     ],
 )

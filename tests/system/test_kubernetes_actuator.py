@@ -41,7 +41,6 @@ from scheduler.ports.protocols import NodeSignal
 from scheduler.ports.report import RoundReport
 from scheduler.ports.risks import MemoryFacts, MemoryRisks, Risks
 from scheduler.ports.workloads import CheckpointAsk, Fence
-from telemetry.collect.kubernetes.api import Refused, Unreachable
 from telemetry.collect.kubernetes.client import connect
 from tests.scheduler.cluster import MODEL
 from tests.scheduler.score_files import record, write
@@ -377,35 +376,6 @@ def test_an_eviction_or_request_never_meets_a_pod_that_came_later(cluster: Kuber
     assert cluster.server.request("PATCH", path, body, check=False)[0] in (409, 422), "the server itself refuses it"
     assert pods.ask_checkpoint(workload, ask, Fence("one", end)).kind == "done"
     assert pods.evict(workload, Fence("one", end)).kind == "done"
-
-
-def may_run(cluster: KubernetesCluster, verb: str, namespace: str) -> bool:
-    """Ask the server itself whether the actuator may run commands in pods."""
-    wanted = {"verb": verb, "namespace": namespace, "resource": "pods", "subresource": "exec"}
-    kind = {"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview"}
-    path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
-    review = {**kind, "spec": {"resourceAttributes": wanted}}
-    return bool(cluster.server.request("POST", path, review, user="actuator")[1]["status"]["allowed"])
-
-
-def test_running_a_command_in_a_pod_is_a_right_of_its_own(cluster: KubernetesCluster) -> None:
-    cluster.deploy("train", 1, 8)
-    (pod,) = cluster.running("train", 1)
-    link, path = connect(cluster.server.kubeconfig("actuator")), f"{PODS}/{pod['metadata']['name']}/exec"
-    assert not may_run(cluster, "get", "default")
-    with pytest.raises(Refused, match="HTTP 403"):
-        link.execute(path, ("true",), "c", timeout_s=10)
-    cluster.server.apply(DIAGNOSTIC.with_name("exec-rbac.yaml"))
-    binding = "/apis/rbac.authorization.k8s.io/v1/namespaces/default/rolebindings/predrain-exec"
-    try:
-        wait(lambda: may_run(cluster, "get", "default") and may_run(cluster, "create", "default"))
-        assert not may_run(cluster, "get", "kube-system"), "only in the namespace that it is bound in"
-        # the server takes it, and finds no kubelet behind this node
-        with pytest.raises((Refused, Unreachable)) as failed:
-            link.execute(path, ("true",), "c", timeout_s=10)
-        assert "403" not in str(failed.value)
-    finally:
-        cluster.server.request("DELETE", binding)
 
 
 def test_a_server_without_device_taints_is_left_alone(cluster: KubernetesCluster) -> None:

@@ -13,11 +13,11 @@ import random
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, suppress
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import Any, Final, Literal
 from urllib.parse import urlencode
 
 import orjson
@@ -51,9 +51,6 @@ try:
     import urllib3
 except ImportError:
     raise _not_installed() from None
-
-if TYPE_CHECKING:
-    from telemetry.collect.kubernetes.pod_exec import Executed, Tls
 
 JSON_PATCH: Final = "application/json-patch+json"
 MERGE_PATCH: Final = "application/merge-patch+json"
@@ -113,11 +110,7 @@ class _HttpsPool(urllib3.HTTPSConnectionPool):
 
 
 class KubernetesClient:
-    """A connection to one API server, shared by threads.
-
-    ``headers`` is called for each attempt, for tokens are rotated. ``tls`` is for commands in containers, which do not
-    go over the pool.
-    """
+    """A connection to one API server, shared by threads; ``headers`` is called for each attempt: tokens are rotated."""
 
     def __init__(
         self,
@@ -127,7 +120,6 @@ class KubernetesClient:
         *,
         limits: ClientLimits = DEFAULT_LIMITS,
         agent: str = "predrain",
-        tls: Tls | None = None,
     ) -> None:
         self.host = host.rstrip("/")
         self.name = self.host.split("://", 1)[-1]
@@ -137,7 +129,6 @@ class KubernetesClient:
         self._limits = limits
         self._bucket = TokenBucket(limits.requests_per_second, limits.burst)
         self._agent = agent
-        self._tls = tls
         self._watches: set[Any] = set()
         self._lock = threading.Lock()
         self._closed = False
@@ -281,15 +272,6 @@ class KubernetesClient:
             with self._lock:
                 self._watches.discard(response)
 
-    def execute(self, path: str, command: Sequence[str], container: str | None, *, timeout_s: float) -> Executed:
-        """Run a command in a container, once; see :func:`telemetry.collect.kubernetes.pod_exec.execute`."""
-        from telemetry.collect.kubernetes.pod_exec import Tls, execute  # noqa: PLC0415 - rarely needed
-
-        return execute(
-            self.host, path, command, container=container, headers=self._all_headers({}), tls=self._tls or Tls(),
-            connect_timeout_s=min(self._limits.connect_timeout_s, timeout_s), timeout_s=timeout_s,
-        )  # fmt: skip
-
     def close(self) -> None:
         """End all requests, also watches in which another thread waits; a later request is an error."""
         with self._lock:
@@ -416,7 +398,6 @@ def connect(
         from kubernetes.config.config_exception import ConfigException  # noqa: PLC0415 - as above
     except ImportError:
         raise _not_installed() from None
-    from telemetry.collect.kubernetes.pod_exec import Tls  # noqa: PLC0415 - needs a package that kubernetes brings
 
     configuration = Configuration()
     in_cluster = kubeconfig is None and context is None and _IN_CLUSTER_TOKEN.exists()
@@ -447,12 +428,8 @@ def connect(
         token = configuration.auth_settings().get("BearerToken")
         return {"Authorization": token["value"]} if token and token["value"] else {}
 
-    tls = Tls(
-        configuration.ssl_ca_cert, configuration.cert_file, configuration.key_file, configuration.verify_ssl,
-        configuration.tls_server_name,
-    )  # fmt: skip
     pool = ApiClient(configuration).rest_client.pool_manager
-    return KubernetesClient(pool, configuration.host, headers, limits=limits, agent=agent, tls=tls)
+    return KubernetesClient(pool, configuration.host, headers, limits=limits, agent=agent)
 
 
 def not_allowed(refused: Refused, path: str, api: Api) -> InputError:

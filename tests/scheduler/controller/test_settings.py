@@ -67,9 +67,13 @@ def test_a_misspelt_setting_is_refused_with_the_nearest_name(tmp_path):
 
 def test_a_removed_setting_is_refused_with_what_to_do(tmp_path):
     file = tmp_path / "act.yaml"
-    file.write_text("kubernetes: {nvsentinel_socket: /run/nvsentinel.sock}\n")
-    with pytest.raises(InputError, match=r"kubernetes\.nvsentinel_socket was removed.*nvsentinel-values"):
-        read_settings(file)
+    for setting, words in (
+        ("nvsentinel_socket: /run/x.sock", "nvsentinel-values"),
+        ("checkpoint_exec: [x]", "webhook"),
+    ):
+        file.write_text(f"kubernetes: {{{setting}}}\n")
+        with pytest.raises(InputError, match=rf"kubernetes\.\w+ was removed.*{words}"):
+            read_settings(file)
 
 
 def test_settings_are_read_and_what_is_left_out_has_its_default(tmp_path):

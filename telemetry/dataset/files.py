@@ -51,6 +51,7 @@ def _damaged(error: Exception, where: object, do: str) -> InputError:
 
 
 UPLOAD_AGAIN = "Upload the whole dataset again."
+JSON_LAST = "Wait until the upload has ended. If it has, upload dataset.json once more: it goes up last."
 RUN_AGAIN = "Run again when the upload has ended; upload a newer dataset under another prefix."
 IMPORT_AGAIN = "The dataset is damaged: restore the file, or import or collect its sources again."
 
@@ -130,18 +131,28 @@ class StoredFiles:
         storage cannot be read.
         """
         storage = connect()
-        meta = _read_meta(storage, place)
+        meta, written = _read_meta(storage, place)
         if place.digest not in (None, meta.digest):
             raise InputError("the dataset was replaced while it was read", str(place), RUN_AGAIN)
         with storage_errors(place):
             found = storage.get_file_info(FileSelector(place.root, recursive=True))
         listed = {each.path.removeprefix(place.root + "/"): each for each in found if each.type == FileType.File}
-        missing = sorted(set(meta.files) - set(listed))
+        if META_NAME not in listed or written not in (None, _whole_seconds(listed[META_NAME].mtime)):
+            raise InputError("the dataset was replaced while it was read", str(place), RUN_AGAIN)
+        newest = _whole_seconds(listed[META_NAME].mtime)
+        # dataset.json names its files, but for one that an older version wrote.
+        names = set(meta.files) or {name for name in listed if name.endswith(".parquet")}
+        missing = sorted(names - set(listed))
         if missing:
             raise InputError(
                 f"the dataset is not whole: {missing[0]} is missing, one of {len(missing)}", str(place), UPLOAD_AGAIN
             )
-        return cls(replace(place, digest=meta.digest), storage, listed, meta)
+        late = sorted(name for name in names if _whole_seconds(listed[name].mtime) > newest)
+        if late:
+            raise InputError(
+                f"{late[0]} was uploaded after dataset.json, one of {len(late)} such files", str(place), JSON_LAST
+            )
+        return cls(replace(place, digest=meta.digest), storage, {name: listed[name] for name in names}, meta)
 
     @contextlib.contextmanager
     def opened(self, name: str) -> Iterator[pa.NativeFile]:
@@ -182,11 +193,13 @@ class StoredFiles:
         return pa.BufferReader(content)
 
 
-def _read_meta(storage: FileSystem, place: S3Place) -> DatasetMeta:
+def _read_meta(storage: FileSystem, place: S3Place) -> tuple[DatasetMeta, datetime | None]:
+    """Read dataset.json; also when it was written, to the second."""
     key = f"{place.root}/{META_NAME}"
     try:
         with storage_errors(place), storage.open_input_file(key) as stream:
             content: bytes = stream.read()
+            written = _changed_at(stream)
     except FileNotFoundError:
         with storage_errors(place):
             bucket, pointer = storage.get_file_info([place.bucket, f"{place.root}/current.json"])
@@ -204,7 +217,7 @@ def _read_meta(storage: FileSystem, place: S3Place) -> DatasetMeta:
             "there is no dataset here: no dataset.json", str(place), "Upload the folder of a dataset to this prefix."
         ) from None
     with damage_told(f"{place}/{META_NAME}", UPLOAD_AGAIN):
-        return decode_meta(content.decode(), f"{place}/{META_NAME}")
+        return decode_meta(content.decode(), f"{place}/{META_NAME}"), written
 
 
 def _changed_at(stream: pa.NativeFile) -> datetime | None:

@@ -24,6 +24,15 @@ def content(matrix: FeatureMatrix) -> dict[str, bytes]:
     return tree(matrix.path)
 
 
+def put(storage, place: S3Place, name: str, content: bytes) -> None:
+    """Replace a file, and upload dataset.json again after it, as it must be."""
+    said = storage.direct.open_input_stream(f"{place.root}/dataset.json").read()
+    files = {name: content} if name == "dataset.json" else {name: content, "dataset.json": said}
+    for path, made in files.items():
+        with storage.direct.open_output_stream(f"{place.root}/{path}") as stream:
+            stream.write(made)
+
+
 def tree(folder: Path) -> dict[str, bytes]:
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
@@ -108,6 +117,23 @@ def test_a_dataset_that_is_replaced_while_it_is_read_is_not_mixed_with_the_new_o
         reading.read_bucket(0)
 
 
+def test_a_dataset_that_is_replaced_in_place_is_refused_until_its_json_is_there(place, write, storage):
+    upload(storage, write("first", 48).path, place.root)
+    time.sleep(1.1)  # storage counts whole seconds
+    second = write("second", 40)
+    name = Dataset.open(place).sample_files()[0].path
+    with storage.direct.open_output_stream(f"{place.root}/{name}") as stream:
+        stream.write((second.path / name).read_bytes())
+    with pytest.raises(InputError, match=rf"{name} was uploaded after dataset\.json, one of 1 .*upload dataset\.json"):
+        Dataset.open(place)
+
+
+def test_a_file_that_dataset_json_does_not_name_is_not_the_dataset_s(place, write, storage):
+    upload(storage, write("fleet", 48).path, place.root)
+    put(storage, place, "jobs.parquet", b"of the dataset that was here before")
+    assert Dataset.open(place).jobs() is None
+
+
 @pytest.mark.parametrize(
     ("name", "said"),
     [
@@ -117,8 +143,7 @@ def test_a_dataset_that_is_replaced_while_it_is_read_is_not_mixed_with_the_new_o
 )
 def test_a_file_that_is_not_the_dataset_s_own_is_named(place, write, storage, name, said):
     upload(storage, write("fleet", 48).path, place.root)
-    with storage.direct.open_output_stream(f"{place.root}/{name}") as stream:
-        stream.write(b"{")
+    put(storage, place, name, b"{")
     with pytest.raises(InputError, match=said):
         Dataset.open(place).events()
 
@@ -138,8 +163,7 @@ def test_a_file_of_the_same_length_is_told_by_its_time(place, write, storage):
 def test_samples_that_are_damaged_are_named(place, write, storage):
     upload(storage, write("fleet", 48).path, place.root)
     name = Dataset.open(place).sample_files()[0].path
-    with storage.direct.open_output_stream(f"{place.root}/{name}") as stream:
-        stream.write(b"PAR1")
+    put(storage, place, name, b"PAR1")
     with pytest.raises(InputError, match=rf"the file is damaged.*{name}.*Upload the whole dataset again"):
         Dataset.open(place).read_bucket(0)
 

@@ -119,7 +119,7 @@ def _events(
     good = np.ones(length, dtype=bool)
 
     def refuse(reason: str, chosen: npt.NDArray[np.bool_]) -> None:
-        quarantine.add_rows(reason, "events", path.name, chosen & good, rows, table)
+        quarantine.add_rows(reason, "events", path, chosen & good, rows, table)
         good[chosen] = False
 
     text: dict[str, npt.NDArray[np.object_]] = {}

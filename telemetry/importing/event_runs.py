@@ -89,8 +89,9 @@ def merge_floods(events: pd.DataFrame) -> pd.DataFrame:
     ``events``: in any order; runs of earlier merges among them grow.
     Returns: with the columns of runs where there are any, in no particular order. Applied again, it changes nothing.
 
-    The members of a run happened in one minute; the run is known from when the last of them was. A further event of its
-    source inside its span is taken for one of its members. The work is that of a sort.
+    The members of a run happened in one minute, and were reported with the same delay to the minute; the run is known
+    from when the last of them was. A further event of its source inside its span that is reported as late or later is
+    taken for one of its members. The work is that of a sort.
     """
     if len(events) < 2:
         return events
@@ -100,12 +101,13 @@ def merge_floods(events: pd.DataFrame) -> pd.DataFrame:
     last, count = ms_of(events["last_at"]), events["count"].to_numpy(np.int64)
     once = _without_repeats(events, _together(key, source), stamps, known, count > 1)
     rows = once[(events["type"] == "xid").to_numpy(dtype=bool)[once]]
-    group = _together(_mergeable(events, key, source, rows), stamps[rows] // RUN_MS)
+    delay = (known[rows] - last[rows]) // RUN_MS  # of a run, that of one of its members
+    group = _together(_mergeable(events, key, source, rows), stamps[rows] // RUN_MS, delay)
     is_run = count[rows] > 1
     size, runs = np.bincount(group), np.bincount(group[is_run], minlength=int(group.max(initial=0)) + 1)
     chosen = ((size > KEPT_PER_MINUTE + 1) | ((runs > 0) & (size > 1)))[group]
     if not chosen.any():
-        return events.iloc[np.sort(once)]
+        return _without_retold(events.iloc[np.sort(once)])
     rows, group, is_run = rows[chosen], group[chosen], is_run[chosen]
     order = np.lexsort((known[rows], ~is_run, stamps[rows], group))
     rows, group, is_run = rows[order], group[order], is_run[order]
@@ -121,7 +123,31 @@ def merge_floods(events: pd.DataFrame) -> pd.DataFrame:
     merged["known_at"] = _instants(np.maximum.reduceat(np.where(rest_inside, 0, known[rest]), starts))
     merged["count"] = np.add.reduceat(np.where(rest_inside, 0, count[rest]), starts)
     untouched = np.setdiff1d(once, rows, assume_unique=True)
-    return pd.concat([events.iloc[untouched], events.iloc[rows[~tail]], merged])
+    return _without_retold(pd.concat([events.iloc[untouched], events.iloc[rows[~tail]], merged]))
+
+
+def _without_retold(events: pd.DataFrame) -> pd.DataFrame:
+    """Leave out what lies inside a run of the same source that was reported sooner."""
+    is_run = (events["count"] > 1).to_numpy()
+    if not is_run.any():
+        return events
+    first, last = ms_of(events["timestamp"]), ms_of(events["last_at"])
+    source = pd.factorize(events["source"])[0]
+    kind = _mergeable(events, same_thing(events), source, np.arange(len(events)))
+    told = pd.DataFrame(
+        {
+            "kind": _together(kind, first // RUN_MS),
+            "delay": (ms_of(events["known_at"]) - last) // RUN_MS,
+            "first": first,
+            "last": last,
+            "row": np.arange(len(events)),
+        }
+    )
+    runs = told[is_run]
+    pairs = told[told["kind"].isin(runs["kind"])].merge(runs, on="kind", suffixes=("", "_run"))
+    inside = (pairs["first"] >= pairs["first_run"]) & (pairs["last"] <= pairs["last_run"])
+    retold = pairs.loc[inside & (pairs["delay"] > pairs["delay_run"]), "row"]
+    return events[~np.isin(np.arange(len(events)), retold)]
 
 
 def _without_repeats(

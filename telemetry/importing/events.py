@@ -114,9 +114,9 @@ class EventIntake:
                 )
         except InputError as error:
             raise InputError(error.what, f"{file}, {error.where}", error.do) from error
-        self.quarantine.loss.read("events", file.name, len(log.events) + len(log.unparsed))
+        self.quarantine.loss.read("events", file, len(log.events) + len(log.unparsed))
         for number, line, problem in log.unparsed:
-            self.quarantine.add(problem, "events", file.name, number, line)
+            self.quarantine.add(problem, "events", file, number, line)
         self.counts["kernel_log_lines"] += log.n_lines
         self.counts["events_read"] += len(log.events) + len(log.unparsed)
         for code, times in log.unknown_codes.items():
@@ -127,7 +127,7 @@ class EventIntake:
             name: found[name].astype(object).where(found[name].notna(), None).to_numpy(copy=True) for name in _PLACE
         }
         reasons = place_events(text, ms_of(found["timestamp"]), self.stays)
-        quarantine_frame(found, reasons, file.name, self.quarantine)
+        quarantine_frame(found, reasons, file, self.quarantine)
         found["gpu"], found["node"] = text["gpu"], text["node"]
         return found[reasons == ""]
 
@@ -162,7 +162,7 @@ class EventIntake:
         def refuse(reason: str, chosen: npt.NDArray[np.bool_], details: npt.NDArray[np.object_] | None = None) -> None:
             chosen = chosen & good
             shown = None if details is None else [details[index] for index in np.flatnonzero(chosen)]
-            self.quarantine.add_rows(reason, "events", file.name, chosen, rows, table, shown)
+            self.quarantine.add_rows(reason, "events", file, chosen, rows, table, shown)
             good[chosen] = False
 
         text: dict[str, npt.NDArray[np.object_]] = {}
@@ -278,7 +278,7 @@ def _codes(codes: npt.NDArray[np.object_], kinds: npt.NDArray[np.object_]) -> np
     return made
 
 
-def quarantine_frame(events: pd.DataFrame, reasons: npt.NDArray[np.object_], file: str, quarantine: Quarantine) -> None:
+def quarantine_frame(events: pd.DataFrame, reasons: npt.NDArray[np.object_], file: Path, quarantine: Quarantine) -> None:
     """Set aside the events that have a reason; their row is their place in the frame."""
     for index in np.flatnonzero(reasons != ""):
         record = {name: value for name, value in events.iloc[index].to_dict().items() if not pd.isna(value)}

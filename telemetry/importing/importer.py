@@ -320,7 +320,7 @@ class _Import:
         kept, dropped, ended = end_overlaps(frame, unit)
         for index in range(len(dropped)):
             record = {name: value for name, value in dropped.iloc[index].to_dict().items() if not pd.isna(value)}
-            quarantine.add("in two places from the same time", "inventory", path.name, None, row_text(record))
+            quarantine.add("in two places from the same time", "inventory", path, None, row_text(record))
         if ended:
             self.counts["overlapping_stays_ended"] += len(ended)
             _LOG.warning("%s: %d stays overlap: %s", path, len(ended), "; ".join(ended[:_NAMED]))
@@ -332,7 +332,7 @@ class _Import:
         missing = frame["gpu"].isna()
         for index in np.flatnonzero(missing.to_numpy()):
             row = frame.iloc[index].dropna().to_dict()
-            quarantine.add("missing gpu", "inventory", path.name, None, str(row))
+            quarantine.add("missing gpu", "inventory", path, None, str(row))
         return frame[~missing].reset_index(drop=True)
 
     def _events(self, stays: Stays, quarantine: Quarantine) -> pd.DataFrame:
@@ -344,7 +344,7 @@ class _Import:
                 ahead = self._wrong_clock(ms_of(frames[-1]["timestamp"]))
                 ahead |= ms_of(frames[-1]["known_at"]) > self._not_after_ms + self.delay / timedelta(milliseconds=1)
                 reasons = np.where(ahead, WRONG_CLOCK, "").astype(object)
-                quarantine_frame(frames[-1], reasons, file.name, quarantine)
+                quarantine_frame(frames[-1], reasons, file, quarantine)
                 frames[-1] = frames[-1][reasons == ""]
         return stack_events(frames)
 
@@ -375,9 +375,8 @@ class _Import:
             spill, existing, plan.channels, self.channels, self.step, stays, sample_count=plan.sample_count
         )
         writer.declare(merge.channels, sample_count=merge.rolled, runs=merge.runs)
-        names = [file.name for file in files]
         keep_from = None if self.fold is None else self.fold.keep_from
-        merger = SampleMerger(merge, stays, nodes, self.step, self.delay, names, quarantine, keep_from)
+        merger = SampleMerger(merge, stays, nodes, self.step, self.delay, files, quarantine, keep_from)
         for merged in merger.run(spill, existing):
             if merged.kept:
                 assert existing is not None
@@ -387,6 +386,7 @@ class _Import:
             self._written(merged.bucket, writer.buckets)
         self._written(writer.buckets, writer.buckets)
         self.counts.update(merger.counts)
+        self._check_loss("samples", quarantine)
         write_newest(writer.folder, merger.newest)
         if merger.first_ms is not None and merger.last_ms is not None:
             self.observed += [_instant(merger.first_ms), _instant(merger.last_ms)]

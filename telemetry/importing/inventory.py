@@ -183,7 +183,7 @@ def _batch_frame(
     not_after: datetime | None,
 ) -> pd.DataFrame:
     length = table.num_rows
-    content: dict[str, Any] = {"_row": rows, "_file": np.full(length, file.name, dtype=object)}
+    content: dict[str, Any] = {"_row": rows, "_file": np.full(length, str(file), dtype=object)}
     bad = np.zeros(length, dtype=bool)
     extras = [name for name in columns.source if name not in INVENTORY.names]
     for name in dict.fromkeys([*INVENTORY.names, *extras]):
@@ -201,7 +201,7 @@ def _batch_frame(
                 ):  # a missing end is "in service", a missing start "before anything observed"
                     continue
                 chosen = (instants.status == status) & ~bad
-                quarantine.add_rows(reason, "inventory", file.name, chosen, rows, table)
+                quarantine.add_rows(reason, "inventory", file, chosen, rows, table)
                 bad |= chosen
             values = pd.to_datetime(instants.ms, unit="ms", utc=True).as_unit("ms")
             usable = instants.status == OK
@@ -210,7 +210,7 @@ def _batch_frame(
                 if name == "removed_at":
                     usable &= ~ahead
                 else:
-                    quarantine.add_rows(WRONG_CLOCK, "inventory", file.name, ahead & ~bad, rows, table)
+                    quarantine.add_rows(WRONG_CLOCK, "inventory", file, ahead & ~bad, rows, table)
                     bad |= ahead
             content[name] = pd.Series(values).where(usable)
         elif name in INVENTORY.names or name in ("parent", "mig_instance"):
@@ -225,10 +225,10 @@ def _batch_frame(
     buses = [normalise_pci_bus_id(text) or text if isinstance(text, str) else None for text in frame["pci_bus_id"]]
     frame["pci_bus_id"] = pd.Series(buses, dtype=object)
     missing = frame["node"].isna().to_numpy() & ~bad
-    quarantine.add_rows("missing node", "inventory", file.name, missing, rows, table)
+    quarantine.add_rows("missing node", "inventory", file, missing, rows, table)
     bad |= missing
     backwards = ((frame["removed_at"] <= frame["installed_at"]).to_numpy(dtype=bool)) & ~bad
-    quarantine.add_rows("removed before installed", "inventory", file.name, backwards, rows, table)
+    quarantine.add_rows("removed before installed", "inventory", file, backwards, rows, table)
     bad |= backwards
     return frame[~bad]
 
@@ -273,7 +273,7 @@ def _fold_mig(frame: pd.DataFrame, quarantine: Quarantine) -> InventorySource:
         found = parent if isinstance(parent, str) else old[1] if old else by_place.get((node, bus))
         if found is None:
             row = frame.iloc[index].dropna()
-            number, file = int(row.pop("_row")), str(row.pop("_file"))
+            number, file = int(row.pop("_row")), Path(row.pop("_file"))
             text = row_text(row.to_dict())
             quarantine.add("MIG instance without a known parent", "inventory", file, number, text, gpu)
         else:

@@ -69,12 +69,12 @@ def read_jobs(
                 for problem, reason in PROBLEMS.items():
                     chosen = good & (instants.status == problem)
                     if problem != 1 or name == "started_at":
-                        quarantine.add_rows(f"{reason} in {name}", "jobs", file.name, chosen, batch.rows, batch.table)
+                        quarantine.add_rows(f"{reason} in {name}", "jobs", file, chosen, batch.rows, batch.table)
                         good &= ~chosen
                 values = pd.Series(pd.to_datetime(instants.ms, unit="ms", utc=True)).dt.as_unit("ms")
                 ahead = (instants.status == OK) & (instants.ms > not_after.timestamp() * 1000)
                 if name == "started_at":
-                    quarantine.add_rows(WRONG_CLOCK, "jobs", file.name, good & ahead, batch.rows, batch.table)
+                    quarantine.add_rows(WRONG_CLOCK, "jobs", file, good & ahead, batch.rows, batch.table)
                     good &= ~ahead
                 content[name] = values.where((instants.status == OK) & ~ahead)
             gpus = as_text(columns.get(batch.table, "gpus"), length)
@@ -88,7 +88,7 @@ def read_jobs(
                 ("unknown gpu", frame["gpu"].notna().to_numpy() & ~known_gpu),
             ):
                 chosen = rejected & good
-                quarantine.add_rows(reason, "jobs", file.name, chosen, batch.rows, batch.table)
+                quarantine.add_rows(reason, "jobs", file, chosen, batch.rows, batch.table)
                 good &= ~chosen
             frame["gpu"] = [stays.parents.get(gpu, gpu) for gpu in frame["gpu"]]
             frames.append(frame[good][JOBS.names])

@@ -64,14 +64,14 @@ class Losses:
     """What share of each file's rows, and of each channel's values, an import loses."""
 
     def __init__(self) -> None:
-        self._files: dict[str, dict[str, _Loss]] = {}
+        self._files: dict[str, dict[Path, _Loss]] = {}
         self._columns: dict[str, _Loss] = {}
 
-    def read(self, table: str, file: str, rows: int) -> None:
+    def read(self, table: str, file: Path, rows: int) -> None:
         """Count the rows of a file."""
         self._files.setdefault(table, {}).setdefault(file, _Loss()).present += rows
 
-    def add(self, table: str, file: str, reason: str, rows: int, example: str) -> None:
+    def add(self, table: str, file: Path, reason: str, rows: int, example: str) -> None:
         """Count rows of a file that are lost."""
         if rows:
             self._files.setdefault(table, {}).setdefault(file, _Loss()).add(reason, rows, example)
@@ -123,7 +123,7 @@ class Quarantine:
         self,
         reason: str,
         table: str,
-        file: str,
+        file: Path,
         row: int | None,
         content: str,
         detail: str | None = None,
@@ -132,15 +132,14 @@ class Quarantine:
     ) -> None:
         """Set one row aside.
 
-        ``file``: name of the source file, without its folder.
         ``row``: row of the source, from 1, the header not counted.
         ``content``: the row.
         ``lost_rows``: rows that are lost with it: 0 where only a value is, more where it has swallowed others.
         """
         self.counts[reason] += 1
         self.loss.add(table, file, reason, lost_rows, f"row {row}: {detail or content}"[:120])
-        self.examples.setdefault(reason, f"{file}, row {row}: {detail or content}"[:300])
-        self._rows.append((reason, table, file, row, detail, content))
+        self.examples.setdefault(reason, f"{file.name}, row {row}: {detail or content}"[:300])
+        self._rows.append((reason, table, file.name, row, detail, content))
         if len(self._rows) >= _FLUSH_ROWS:
             self._flush()
 
@@ -148,7 +147,7 @@ class Quarantine:
         self,
         reason: str,
         table: str,
-        file: str,
+        file: Path,
         chosen: npt.NDArray[np.bool_],
         rows: npt.NDArray[np.int64],
         content: pa.Table,

@@ -97,7 +97,7 @@ def read_batches(path: Path, table: str, quarantine: Quarantine) -> Iterator[Bat
         raise _wrong_kind(path, table)
     try:
         for batch in readers[kind]():
-            quarantine.loss.read(table, path.name, len(batch.rows))
+            quarantine.loss.read(table, path, len(batch.rows))
             yield batch
     except pa.ArrowInvalid as error:
         problem = "is not UTF-8 text" if "UTF8" in str(error) or "utf-8" in str(error) else "cannot be read"
@@ -144,14 +144,14 @@ def _read_csv(path: Path, table: str, quarantine: Quarantine) -> Iterator[Batch]
             made = pa.Table.from_batches([batch])
             for name, at, lines in _swallowed(made):
                 example = f"row {rows[at]}, column {name!r}: a quote that is not closed?"
-                quarantine.loss.read(table, path.name, lines)
-                quarantine.loss.add(table, path.name, "lines inside one value", lines, example)
+                quarantine.loss.read(table, path, lines)
+                quarantine.loss.add(table, path, "lines inside one value", lines, example)
             yield Batch(rows, made)
     for number, text in malformed:
         row = None if number is None else number - 1
         lines = text.count("\n") + 1  # a quote that is not closed swallows the lines after it
-        quarantine.loss.read(table, path.name, lines)
-        quarantine.add("malformed row", table, path.name, row, text, f"expected {len(header)} fields", lost_rows=lines)
+        quarantine.loss.read(table, path, lines)
+        quarantine.add("malformed row", table, path, row, text, f"expected {len(header)} fields", lost_rows=lines)
     if first == 1:
         yield Batch(np.empty(0, np.int64), pa.table({name: pa.array([], pa.string()) for name in header}))
 
@@ -215,7 +215,7 @@ def _read_json(path: Path) -> _Json:
 def _json_batch(path: Path, table: str, quarantine: Quarantine) -> Batch:
     found = _read_json(path)
     for number, text, problem in found.malformed:
-        quarantine.add("malformed row", table, path.name, number, text, problem)
+        quarantine.add("malformed row", table, path, number, text, problem)
     names = list(dict.fromkeys(name for record in found.records for name in record))
     columns = {name: _json_column([record.get(name) for record in found.records]) for name in names}
     return Batch(np.array(found.rows, np.int64), pa.table(columns))

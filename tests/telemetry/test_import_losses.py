@@ -41,8 +41,30 @@ def test_every_file_and_column_that_loses_too_much_is_named_at_once(tmp_path: Pa
     frame.loc[:25, "timestamp"] = "yesterday"
     with pytest.raises(InputError) as caught:
         run_import(tmp_path, samples=frame)
-    for words in ("column power_w", "file samples.csv", "'unreadable timestamp'"):
+    for words in ("column power_w", "samples.csv, rows", "'unreadable timestamp'"):
         assert words in str(caught.value)
+
+
+def test_files_of_one_name_in_two_folders_have_a_budget_each(tmp_path: Path):
+    paths = [tmp_path / name / "samples.csv" for name in ("good", "bad")]
+    for path, times in zip(paths, (2000, 30), strict=True):
+        path.parent.mkdir()
+        frame = samples_frame(gpus=1, times=times).assign(gpu_temp_c=40, power_w=300).astype(object)
+        frame.loc[:, "timestamp"] = frame["timestamp"] if times > 30 else "yesterday"
+        write_csv(path, frame)
+    with pytest.raises(InputError, match=r"bad/samples\.csv, rows: 30 of 30 lost"):
+        run_import(tmp_path, samples=paths)
+
+
+def test_samples_that_contradict_the_dataset_are_a_loss_and_those_it_has_rolled_up_are_none(tmp_path: Path):
+    frame = samples_frame(gpus=2, times=40)
+    run_import(tmp_path, samples=frame)
+    with pytest.raises(InputError, match=r"80 of 80 lost .*'conflicting duplicate sample'"):
+        run_import(tmp_path, samples=frame.assign(power_w=1.0))
+    finer = samples_frame(gpus=2, times=400, every="1min").assign(gpu_temp_c=40, power_w=300)
+    run_import(tmp_path, samples=finer, out="rolled")
+    again = run_import(tmp_path, samples=finer.assign(power_w=1.0), out="rolled")
+    assert again.quarantined == {"its step was rolled up by an earlier import": 800}
 
 
 def test_a_small_loss_is_quarantined_and_counted(tmp_path: Path):

@@ -187,7 +187,7 @@ class SampleIntake:
         def refuse(reason: str, chosen: npt.NDArray[np.bool_]) -> None:
             chosen = chosen & good
             if chosen.any():
-                self.quarantine.add_rows(reason, "samples", file.name, chosen, batch.rows, batch.table)
+                self.quarantine.add_rows(reason, "samples", file, chosen, batch.rows, batch.table)
                 good[chosen] = False
 
         for problem, reason in PROBLEMS.items():
@@ -252,7 +252,7 @@ class SampleIntake:
             texts = column.to_pylist()
             for reason, chosen in parsed.problems.items():
                 details = [f"{channel.name} = {texts[index]}" for index in np.flatnonzero(chosen)]
-                self.quarantine.add_rows(reason, "samples", file.name, chosen, rows, content, details, lost_rows=0)
+                self.quarantine.add_rows(reason, "samples", file, chosen, rows, content, details, lost_rows=0)
                 self.counts["values_nulled"] += int(chosen.sum())
         return pa.array(parsed.values, kind, mask=~parsed.valid)
 

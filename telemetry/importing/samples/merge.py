@@ -138,7 +138,7 @@ class SampleMerger:
     nodes: list[str]
     step: timedelta
     delay: timedelta
-    files: list[str]
+    files: list[Path]
     quarantine: Quarantine
     keep_from: datetime | None = None
     counts: Counter[str] = field(default_factory=Counter)
@@ -247,7 +247,8 @@ class SampleMerger:
         closed = np.asarray(pd.MultiIndex.from_arrays([block.unit, end]).isin(cells))
         in_open = (open_ms >= 0) & (end == cell_end(open_ms, step_ms)) & (block.ms <= open_ms)
         closed = roll & (block.order >= 0) & (closed | in_open)
-        self._set_aside("its step was rolled up by an earlier import", block, closed)
+        # Not lost: the dataset has their step.
+        self._set_aside("its step was rolled up by an earlier import", block, closed, lost_rows=0)
         return block.take(np.flatnonzero(~closed))
 
     def _note_newest(self, block: Block) -> None:
@@ -295,7 +296,7 @@ class SampleMerger:
         )
         self.events.append(found)
 
-    def _set_aside(self, reason: str, block: Block, chosen: npt.NDArray[np.bool_]) -> None:
+    def _set_aside(self, reason: str, block: Block, chosen: npt.NDArray[np.bool_], *, lost_rows: int = 1) -> None:
         for index in np.flatnonzero(chosen & (block.order >= 0)).tolist():
             order = int(block.order[index])
             content = {
@@ -305,7 +306,7 @@ class SampleMerger:
                 **{name: each.values[index].item() for name, each in block.series.items() if each.valid[index]},
             }
             file, row = self.files[order >> ORDER_SHIFT], order & ((1 << ORDER_SHIFT) - 1)
-            self.quarantine.add(reason, "samples", file, row, row_text(content))
+            self.quarantine.add(reason, "samples", file, row, row_text(content), lost_rows=lost_rows)
 
 
 def read_newest(root: Path) -> dict[str, int]:

@@ -51,17 +51,28 @@ def merged_plainly(rows: list[Event]) -> list[tuple[int, int, int, int, str, str
     once: dict[tuple[str, str, str, int], Event] = {}
     for row in sorted(rows, key=lambda each: each[0] + each[4]):
         once.setdefault((*row[1:4], row[0]), row)
-    minutes: dict[tuple[str, str, str, int], list[Event]] = {}
+    minutes: dict[tuple[str, str, str, int, int], list[Event]] = {}
     for row in once.values():
-        minutes.setdefault((*row[1:4], row[0] // 60_000), []).append(row)
+        minutes.setdefault((*row[1:4], row[0] // 60_000, row[4] // 60_000), []).append(row)
     made = []
-    for (name, code, source, _), members in minutes.items():
+    runs: list[tuple[tuple[str, str, str], int, int, int]] = []
+    for (name, code, source, _, delay), members in minutes.items():
         members.sort()
         alone, tail = members[:KEPT_PER_MINUTE], members[KEPT_PER_MINUTE:]
         made += [(row[0], row[0], 1, row[0] + row[4], name, code, source) for row in alone]
         if tail:
             known = max(row[0] + row[4] for row in tail)
             made.append((tail[0][0], tail[-1][0], len(tail), known, name, code, source))
+            if len(tail) > 1:
+                runs.append(((name, code, source), delay, tail[0][0], tail[-1][0]))
+    made = [
+        row
+        for row in made
+        if not any(
+            kind == row[4:] and first <= row[0] and row[1] <= last and (row[3] - row[1]) // 60_000 > delay
+            for kind, delay, first, last in runs
+        )
+    ]
     kept: list[tuple[int, int, int, int, str, str, str]] = []
     for row in sorted(made, key=lambda each: (each[3], each[0], each[4:])):
         near = [
@@ -113,6 +124,21 @@ def test_what_is_kept_is_what_the_rules_say_one_event_at_a_time(rows: list[Event
     assert found == merged_plainly(rows)
     pd.testing.assert_frame_equal(dedupe_events(events.sample(frac=1, random_state=seed), SPAN), kept)
     pd.testing.assert_frame_equal(dedupe_events(kept, SPAN), kept)
+
+
+def test_a_member_that_is_known_days_late_does_not_move_when_the_flood_was_known():
+    prompt = flood(200, 50)
+    known = dedupe_events(prompt, SPAN)["known_at"].max()
+    late = frame_of([(20_000, "g", "74", "kernel.log", 3 * 86_400_000)])
+    kept = dedupe_events(stack_events([dedupe_events(prompt, SPAN), late]), SPAN)
+    assert kept.loc[kept["count"] > 1, "known_at"].tolist() == [known]
+    assert total_count(kept) == 201
+
+
+def test_a_flood_that_is_told_again_later_is_not_counted_again():
+    kept = dedupe_events(flood(200, 50), SPAN)
+    again = stack_events([kept, flood(200, 50, later=7_200_000)])
+    pd.testing.assert_frame_equal(dedupe_events(again, SPAN), kept)
 
 
 @given(size=st.integers(0, 300), cuts=st.lists(st.integers(0, 300), max_size=3))

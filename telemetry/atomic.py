@@ -62,6 +62,12 @@ def disk_errors(target: Path) -> Iterator[None]:
                 f"while writing {target}",
                 "Free space or write to another file system, then run again; what was there before is unchanged.",
             ) from error
+        if error.errno == errno.ENOSYS:
+            raise InputError(
+                "this file system cannot lock files",
+                str(target),
+                "Use one that can, such as a local disk.",
+            ) from error
         if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
             raise InputError(
                 f"cannot write here: {os.strerror(error.errno)}",

@@ -74,6 +74,18 @@ def test_every_public_name_of_the_rooms_is_documented() -> None:
     assert missing == []
 
 
+def test_no_lock_falls_back_to_a_file_that_a_killed_process_leaves_behind() -> None:
+    calls = [
+        (path, node)
+        for path in python_files()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "FileLock"
+    ]
+    assert calls
+    for path, call in calls:
+        assert any(each.arg == "fallback_to_soft" for each in call.keywords), f"{path}:{call.lineno}"
+
+
 def test_the_help_imports_no_heavy_library() -> None:
     code = (
         "import sys\nfrom predrain.command import app\ntry:\n    app(['--help'])\nexcept SystemExit:\n    pass\n"

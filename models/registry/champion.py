@@ -173,7 +173,7 @@ def alone(tracking_uri: str) -> Iterator[None]:
         yield  # the comparison in `crown` is all there is
         return
     path = database.with_name(database.name + ".promotion-lock")
-    lock = FileLock(path, mode=0o666, blocking=False)
+    lock = FileLock(path, mode=0o666, blocking=False, fallback_to_soft=False)
     try:
         lock.acquire()
     except Timeout:

@@ -205,7 +205,9 @@ class LockedJson:
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Keep others from reading and writing it; the lock ends with the process at the latest."""
-        with FileLock(self.path.with_name(f".{self.path.name}.lock"), timeout=_LOCK_WAIT_S, mode=0o600):
+        with FileLock(
+            self.path.with_name(f".{self.path.name}.lock"), timeout=_LOCK_WAIT_S, mode=0o600, fallback_to_soft=False
+        ):
             yield
 
     def load(self) -> Any:

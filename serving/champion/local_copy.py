@@ -169,7 +169,7 @@ class StateFolder:
             if path.exists() and not path.is_dir():
                 raise InputError("there is a file here", str(path), "Choose another folder.")
             path.mkdir(parents=True, exist_ok=True)
-        self._lock = FileLock(path / "lock", timeout=0)
+        self._lock = FileLock(path / "lock", timeout=0, fallback_to_soft=False)
         try:
             self._lock.acquire()
         except Timeout:

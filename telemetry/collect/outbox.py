@@ -106,7 +106,7 @@ def locked(path: Path, name: str) -> FileLock:
 
     Raises ``InputError`` if another process holds it, or the disk is full or not writable.
     """
-    lock = FileLock(path)
+    lock = FileLock(path, fallback_to_soft=False)
     with disk_errors(path):
         try:
             lock.acquire(blocking=False)

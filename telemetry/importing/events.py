@@ -278,7 +278,9 @@ def _codes(codes: npt.NDArray[np.object_], kinds: npt.NDArray[np.object_]) -> np
     return made
 
 
-def quarantine_frame(events: pd.DataFrame, reasons: npt.NDArray[np.object_], file: Path, quarantine: Quarantine) -> None:
+def quarantine_frame(
+    events: pd.DataFrame, reasons: npt.NDArray[np.object_], file: Path, quarantine: Quarantine
+) -> None:
     """Set aside the events that have a reason; their row is their place in the frame."""
     for index in np.flatnonzero(reasons != ""):
         record = {name: value for name, value in events.iloc[index].to_dict().items() if not pd.isna(value)}

@@ -8,7 +8,6 @@ the old dataset while the new one takes its name (:class:`telemetry.atomic.ReadL
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -20,6 +19,7 @@ from typing import Final
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
+from filelock import FileLock, Timeout
 
 from telemetry.atomic import disk_errors, recover_folder
 from telemetry.config import TelemetrySection, format_duration
@@ -137,15 +137,18 @@ def compact(
 
 @contextlib.contextmanager
 def _alone(landing: Landing, dataset: Path) -> Iterator[None]:
-    lock = landing.state("compact.lock")
-    with lock.open("a") as stream:
-        try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise InputError(
-                "another process is folding into this dataset", str(dataset), "Wait until it has ended."
-            ) from None
+    lock = FileLock(landing.state("compact.lock"), fallback_to_soft=False)
+    try:
+        with disk_errors(dataset):
+            lock.acquire(blocking=False)
+    except Timeout:
+        raise InputError(
+            "another process is folding into this dataset", str(dataset), "Wait until it has ended."
+        ) from None
+    try:
         yield
+    finally:
+        lock.release()
 
 
 def _folded_before(landing: Landing, existing: Dataset | None) -> list[Path]:

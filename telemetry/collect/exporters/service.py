@@ -97,7 +97,7 @@ async def collect_exporters(options: ExporterOptions, *, once: bool) -> dict[str
     )
     # Collectors of the same targets stand in for each other: one scrapes, the others wait for its lock.
     name = hashlib.sha256("\n".join(sorted(options.targets)).encode()).hexdigest()[:12]
-    lock = FileLock(landing.state(f"exporters-{name}.lock"))
+    lock = FileLock(landing.state(f"exporters-{name}.lock"), fallback_to_soft=False)
     with stop_event() as stop:
         async with listening(collector, options.listen):
             if not await _acquired(lock, collector, stop, wait=not once):
@@ -200,7 +200,7 @@ def write_state(path: Path, own: dict[str, Any], now: datetime, *, leaving: str 
     ``leaving``: a collector that has ended as it was told: it is left out, its targets stay. Raises InputError if the
     disk is full or may not be written to.
     """
-    with disk_errors(path), FileLock(path.with_name(f".{path.name}.lock"), timeout=30):
+    with disk_errors(path), FileLock(path.with_name(f".{path.name}.lock"), timeout=30, fallback_to_soft=False):
         merged: dict[str, Any] = {"written_at": now.isoformat(), "collectors": {}, "targets": {}}
         before = _read(path)
         for part in ("collectors", "targets"):

@@ -244,7 +244,7 @@ def _land(
 def _alone(lock: Path, path: Path) -> Iterator[None]:
     """Hold the lock of a dump: two runs would write into one spill."""
     try:
-        with disk_errors(lock), FileLock(lock, blocking=False):
+        with disk_errors(lock), FileLock(lock, blocking=False, fallback_to_soft=False):
             yield
     except Timeout:
         raise InputError("another run is reading this dump", str(path), "Wait until it has ended.") from None

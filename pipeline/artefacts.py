@@ -29,7 +29,7 @@ EVALUATION_FOLDER = "evaluation"
 """Name of the folder of frames inside a backtest's output."""
 
 _ATTRIBUTIONS = "attributions.parquet"
-# `predrain doctor` reads this file to say what a missing channel was worth.
+# `predrain doctor` reads this file for the importance of channels.
 
 _EXTRA = "extra_"
 

@@ -1,4 +1,4 @@
-"""``predrain doctor``: what a source of telemetry leaves out, what that costs, and how to switch it on."""
+"""``predrain doctor``: what a source of telemetry leaves out, how important that is, and how to switch it on."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from predrain.console import FAILED, progress, reported
+from predrain.console import FAILED, reported
 from predrain.options import JsonOption, ParamsOption, duration_option, params_files
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from telemetry.dataset.channel import Channel
-    from telemetry.dataset.store import Place
     from telemetry.doctor.observation import Observation
 
 _BACKTEST, _BUNDLE = Path("data/backtest"), Path("data/models/candidate")
@@ -28,72 +27,69 @@ def doctor(
     source: Annotated[
         str | None,
         typer.Argument(
-            help="An exporter's page (URL, host:port or a saved file), a dataset (its folder or s3://BUCKET/PREFIX), "
-            "or what a collector wrote about its targets (DATASET.live or its state/exporters.json)."
+            help="An exporter's page (URL, host:port or a saved file), or a dataset (its folder or s3://BUCKET/PREFIX)."
         ),
     ] = None,
     prometheus: Annotated[
         str | None, typer.Option(help="Instead of SOURCE: address of a Prometheus, Thanos or VictoriaMetrics.")
     ] = None,
-    nvml: Annotated[bool, typer.Option("--nvml", help="Instead of SOURCE: this node's own GPUs, by NVML.")] = False,
     channels: Annotated[
-        bool, typer.Option("--channels", help="Print the catalogue of channels (docs/reference/channels.md) and leave.")
+        bool, typer.Option("--channels", help="Print the catalogue of channels (docs/reference/channels.md) and exit.")
     ] = False,
     backtest: Annotated[
         Path | None,
-        typer.Option(help="Folder of a backtest, which says what channels are worth. Default: data/backtest."),
+        typer.Option(help="Folder of a backtest, for the importance of channels. Default: data/backtest."),
     ] = None,
-    bundle: Annotated[
+    model: Annotated[
         Path | None,
-        typer.Option(help="Folder of a trained bundle, for want of a backtest. Default: data/models/candidate."),
+        typer.Option(
+            help="A trained bundle, for the channels it uses (default: data/models/candidate); with --matrix, the "
+            "model to check for drift."
+        ),
     ] = None,
+    bundle: Annotated[Path | None, typer.Option(hidden=True)] = None,
     match: Annotated[
         str | None, typer.Option(help="With --prometheus: only series that match, such as '{job=\"dcgm-exporter\"}'.")
     ] = None,
     mapping: Annotated[
-        Path | None, typer.Option(help="YAML file that says which metric and label is what, and in which unit.")
-    ] = None,
-    model: Annotated[
-        Path | None,
-        typer.Option(help="Instead of SOURCE: a trained bundle; with --matrix, says what changed since it was fitted."),
+        Path | None, typer.Option(help="YAML file that maps metrics and labels to channels, with their units.")
     ] = None,
     matrix: Annotated[
-        Path | None, typer.Option(help="With --model: a feature matrix with decisions after the bundle's fit.")
+        Path | None,
+        typer.Option(help="Instead of SOURCE, with --model: a feature matrix with decisions after the model's fit."),
     ] = None,
     until: Annotated[
-        datetime | None, typer.Option(help="With --model: time of the check (UTC). Default: the end of the matrix.")
+        datetime | None, typer.Option(help="With --matrix: time of the check (UTC). Default: the end of the matrix.")
     ] = None,
-    watch: Annotated[
-        str, typer.Option(help="How long to look at a page, such as 90s: tells its interval and what never changes.")
-    ] = "0s",
     timeout: Annotated[str | None, typer.Option(help="For one answer. Default: 10s, and 60s of a Prometheus.")] = None,
     bearer_token_file: Annotated[Path | None, typer.Option(help="File with a token.")] = None,
     basic_auth_file: Annotated[Path | None, typer.Option(help="File with user:password.")] = None,
     ca_file: Annotated[Path | None, typer.Option(help="PEM file of the authority to trust.")] = None,
     insecure_skip_verify: Annotated[
-        bool, typer.Option("--insecure-skip-verify", help="Take any certificate of the server.")
+        bool, typer.Option("--insecure-skip-verify", help="Skip TLS verification.")
     ] = False,
     params: ParamsOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Look at a source of telemetry: which channels are there, which are missing, what that costs, what to do.
+    """Look at a source of telemetry: which channels are there, which are missing, how important they are, what to do.
 
     Or at a trained model (--model and --matrix): whether fleet, telemetry, workload, failures or scores changed.
 
     Exit code 0: all that the model uses is there, and no drift; 1: something is missing or amiss; 2: wrong usage.
 
-    Example: predrain doctor http://node07:9400/metrics --watch 90s
+    Example: predrain doctor http://node07:9400/metrics
     """
-    given = sum((source is not None, prometheus is not None, nvml, channels, model is not None))
-    if given != 1:
-        raise typer.BadParameter("give one of SOURCE, --prometheus, --nvml, --channels and --model")
-    if (model is None) != (matrix is None):
-        raise typer.BadParameter("--model and --matrix go together")
-    if until is not None and model is None:
-        raise typer.BadParameter("--until goes with --model and --matrix")
-    if model is not None and matrix is not None:
+    if bundle is not None:
+        raise typer.BadParameter("is now --model", param_hint="--bundle")
+    if sum((source is not None, prometheus is not None, channels, matrix is not None)) != 1:
+        raise typer.BadParameter("give one of SOURCE, --prometheus, --channels and --matrix")
+    if matrix is None and until is not None:
+        raise typer.BadParameter("goes with --matrix", param_hint="--until")
+    if matrix is not None:
+        if model is None:
+            raise typer.BadParameter("goes with --model", param_hint="--matrix")
         with reported():
-            sound = _model(model, matrix, until, as_json=as_json)
+            sound = _drift(model, matrix, until, as_json=as_json)
         if not sound:
             raise typer.Exit(FAILED)
         return
@@ -113,24 +109,18 @@ def doctor(
             "ca_file": ca_file,
             "insecure_skip_verify": insecure_skip_verify,
         }
-        watch_s = duration_option(watch, "--watch").total_seconds()
-        asked_s = None if timeout is None else duration_option(timeout, "--timeout").total_seconds()
+        timeout_s = None if timeout is None else duration_option(timeout, "--timeout").total_seconds()
         if prometheus is not None:
-            seen = _prometheus(prometheus, match, mapping, known, access, 60.0 if asked_s is None else asked_s)
-        elif nvml:
-            from telemetry.doctor.nvml_source import observe_nvml
-
-            seen = observe_nvml(channels=known, now=datetime.now(UTC))
+            seen = _prometheus(prometheus, match, mapping, known, access, timeout_s or 60.0)
         else:
             assert source is not None
-            timing = {"watch_s": watch_s, "timeout_s": 10.0 if asked_s is None else asked_s}
-            seen = _source(source, mapping, known, access, timing)
-        healthy = _say(seen, backtest, bundle, known, as_json=as_json)
+            seen = _source(source, mapping, known, access, timeout_s or 10.0)
+        healthy = _report(seen, backtest, model, known, as_json=as_json)
     if not healthy:
         raise typer.Exit(FAILED)
 
 
-def _model(model: Path, matrix: Path, until: datetime | None, *, as_json: bool) -> bool:
+def _drift(model: Path, matrix: Path, until: datetime | None, *, as_json: bool) -> bool:
     import json
 
     from pipeline.health import check_health
@@ -156,61 +146,44 @@ def _prometheus(
     from telemetry.http import connect_to
 
     questions = Questions(connect_to(url, **access), check_match(match), datetime.now(UTC), timeout_s)
-    with progress("asking") as advance:
-        return observe_prometheus(questions, channels=known, mapping=load_source_mapping(mapping), progress=advance)
+    return observe_prometheus(questions, channels=known, mapping=load_source_mapping(mapping))
 
 
 def _source(
-    source: str, mapping: Path | None, known: Mapping[str, Channel], access: Mapping[str, Any], timing: dict[str, float]
+    source: str, mapping: Path | None, known: Mapping[str, Channel], access: Mapping[str, Any], timeout_s: float
 ) -> Observation:
     from telemetry.dataset.place import place_of
     from telemetry.errors import InputError
     from telemetry.landing.folder import landing_of
 
     now = datetime.now(UTC)
-    if source.startswith("s3://"):
-        return _dataset(place_of(source, "SOURCE"), known, now)
     path = Path(source)
     if not path.exists() and "://" not in source and landing_of(path).is_dir():
         raise InputError(
-            "there is no dataset yet, only what collectors have landed for it",
+            "there is no dataset yet, only what collectors wrote for it",
             source,
-            f"Fold it first: `predrain collect compact --dataset {source}`.",
+            f"Compact it first: `predrain collect compact --dataset {source}`.",
         )
-    if path.is_dir() and not (path / "state").is_dir():
-        return _dataset(path, known, now)
-    if path.is_dir() or path.suffix == ".json":
-        from telemetry.doctor.collector_source import observe_collector
+    if source.startswith("s3://") or path.is_dir():
+        from telemetry.doctor.dataset_source import observe_dataset
 
-        return observe_collector(path / "state" / "exporters.json" if path.is_dir() else path, now=now)
+        return observe_dataset(place_of(source, "SOURCE"), channels=known, now=now)
 
     from telemetry.collect.series.mapping import load_source_mapping
     from telemetry.doctor.exporter_page import observe_file, observe_page
 
     source_mapping = load_source_mapping(mapping)
     if path.is_file():
-        return observe_file(path, channels=known, mapping=source_mapping)
+        return observe_file(path, channels=known, mapping=source_mapping, now=now)
 
     from telemetry.collect.exporters.targets import parse_target
     from telemetry.http import Connection
 
     target = parse_target(source, "SOURCE, which is no file")
-    with progress("looking") as advance, _no_file_either(source):
+    with _no_file_either(source):
         return observe_page(
-            Connection(target.url, **access),
-            channels=known,
-            mapping=source_mapping,
-            watch_s=timing["watch_s"],
-            timeout_s=timing["timeout_s"],
-            progress=advance,
+            Connection(target.url, **access), channels=known, mapping=source_mapping, timeout_s=timeout_s, now=now
         )
-
-
-def _dataset(place: Place, known: Mapping[str, Channel], now: datetime) -> Observation:
-    from telemetry.doctor.dataset_source import observe_dataset
-
-    with progress("reading") as advance:
-        return observe_dataset(place, channels=known, now=now, progress=advance)
 
 
 @contextmanager
@@ -227,25 +200,25 @@ def _no_file_either(source: str) -> Iterator[None]:
         raise InputError(what, error.where, "Check the path or the address.") from error
 
 
-def _say(
-    seen: Observation, backtest: Path | None, bundle: Path | None, known: Mapping[str, Channel], *, as_json: bool
+def _report(
+    seen: Observation, backtest: Path | None, model: Path | None, known: Mapping[str, Channel], *, as_json: bool
 ) -> bool:
     import json
 
     from telemetry.doctor.diagnosis import diagnose
+    from telemetry.doctor.importance import read_importance
     from telemetry.doctor.report import as_dict, as_text
-    from telemetry.doctor.worth import read_worth
     from telemetry.errors import InputError
 
-    for option, folder in (("--backtest", backtest), ("--bundle", bundle)):
+    for option, folder in (("--backtest", backtest), ("--model", model)):
         if folder is not None and not folder.is_dir():
             raise InputError(f"there is no folder {folder}", option, "Give what `predrain backtest` or `train` wrote.")
-    worth, said = read_worth(
+    importance, importance_source = read_importance(
         backtest or (_BACKTEST if _BACKTEST.is_dir() else None),
-        bundle or (_BUNDLE if _BUNDLE.is_dir() else None),
+        model or (_BUNDLE if _BUNDLE.is_dir() else None),
         known,
     )
-    diagnosis = diagnose(seen, worth, said, known)
+    diagnosis = diagnose(seen, importance, importance_source, known)
     if as_json:
         sys.stdout.write(json.dumps(as_dict(diagnosis), sort_keys=True) + "\n")
     else:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Final
 
@@ -22,56 +22,37 @@ from telemetry.doctor.observation import ChannelSeen, Finding, Observation
 LOOKED_AT: Final = timedelta(days=7)
 """The newest part of a dataset, which is looked at."""
 
-MOST_BUCKETS: Final = 16
+MAX_BUCKETS: Final = 16
 """Buckets that are read, spread evenly: each is a random share of the nodes."""
 
 _OLD: Final = timedelta(days=1)
 
 
-@dataclass(slots=True)
-class _Tally:
-    rows: int = 0
-    values: int = 0
-    gpus: int = 0
-    constant: bool = True
-    newest_ms: int = 0
-
-
-def observe_dataset(
-    place: Place,
-    *,
-    channels: Mapping[str, Channel],
-    now: datetime,
-    progress: Callable[[int, int], None] = lambda _done, _all: None,
-) -> Observation:
+def observe_dataset(place: Place, *, channels: Mapping[str, Channel], now: datetime) -> Observation:
     """Look at the newest :data:`LOOKED_AT` of a dataset.
 
     Raises ``InputError`` if there is no dataset, or it is damaged.
     """
     dataset = Dataset.open(place)
     meta = dataset.meta
-    buckets = _spread(dataset.buckets())
+    buckets = dataset.buckets()
+    if len(buckets) > MAX_BUCKETS:
+        buckets = [buckets[at] for at in np.linspace(0, len(buckets) - 1, MAX_BUCKETS).astype(int)]
     columns = [name for name in meta.channels if name in channels]
-    tallies = {name: _Tally() for name in columns}
-    sending: set[str] = set()
     since = meta.span[1] - LOOKED_AT
-    for number, bucket in enumerate(buckets, start=1):
-        sending |= _tally_bucket(dataset, bucket, columns, since, tallies)
-        progress(number, len(buckets))
-    newest_ms = max((each.newest_ms for each in tallies.values()), default=0)
-    seen = {
-        name: ChannelSeen(
-            name,
-            each.gpus,
-            None,
-            1.0 - each.values / each.rows,
-            each.constant if each.values else None,
-            0,
-            (newest_ms - each.newest_ms) / 1000.0 if each.newest_ms else None,
-        )
-        for name, each in tallies.items()
-        if each.rows
-    }
+    rows = 0
+    values: Counter[str] = Counter()
+    units: dict[str, set[str]] = {name: set() for name in columns}
+    sending: set[str] = set()
+    for bucket in buckets:
+        keys = dataset.read_bucket(bucket, [meta.unit], since=since)[meta.unit].cast(pa.string())
+        rows += len(keys)
+        sending |= set(pc.unique(keys).to_pylist())
+        for name in columns:  # a channel at a time, so that a wide dataset fits
+            valid = pc.is_valid(dataset.read_bucket(bucket, [name], since=since)[name])
+            values[name] += int(pc.sum(valid).as_py() or 0)
+            units[name] |= set(pc.unique(keys.filter(valid)).to_pylist())
+    seen = {name: ChannelSeen(name, len(units[name]), None, 1.0 - values[name] / rows) for name in columns if rows}
     events, inventory = dataset.events(), dataset.inventory()
     in_service = inventory[inventory["removed_at"].isna()]
     looked_at = in_service[in_service["node"].map(dataset.bucket_of).isin(set(buckets))]
@@ -91,50 +72,19 @@ def observe_dataset(
     )
 
 
-def _silent(stays: pd.DataFrame, meta: DatasetMeta) -> list[Finding]:
-    """Tell of units that the inventory has in service and that sent nothing."""
-    if stays.empty or not meta.channels:
+def _silent(installations: pd.DataFrame, meta: DatasetMeta) -> list[Finding]:
+    """Report units that the inventory has in service and that sent nothing."""
+    if installations.empty or not meta.channels:
         return []
-    first = stays.iloc[0]
+    first = installations.iloc[0]
     what = "GPU" if meta.unit == "gpu" else "node"
     return [
         Finding(
-            f"{len(stays):,} {what}s of the inventory sent nothing in the newest {format_duration(LOOKED_AT)}, such as "
-            f"{first[meta.unit]} on {first['node']}",
-            "Are they dead, or gone? Tell of those taken out: `removed_at` in an --inventory, or a ticket.",
+            f"{len(installations):,} {what}s of the inventory sent nothing in the newest "
+            f"{format_duration(LOOKED_AT)}, such as {first[meta.unit]} on {first['node']}",
+            "Are they dead, or gone? Record those taken out: `removed_at` in an --inventory, or a ticket.",
         )
     ]
-
-
-def _spread(buckets: list[int]) -> list[int]:
-    if len(buckets) <= MOST_BUCKETS:
-        return buckets
-    return [buckets[at] for at in np.linspace(0, len(buckets) - 1, MOST_BUCKETS).astype(int)]
-
-
-def _tally_bucket(
-    dataset: Dataset, bucket: int, columns: list[str], since: datetime, tallies: dict[str, _Tally]
-) -> set[str]:
-    """Count one bucket, a channel at a time, and return its units."""
-    key = dataset.meta.unit
-    keys = dataset.read_bucket(bucket, ["timestamp", key], since=since)
-    units = set(pc.unique(keys[key].cast(pa.string())).to_pylist())
-    for name in columns:
-        values = dataset.read_bucket(bucket, [name], since=since)[name]
-        valid = pc.is_valid(values)
-        tally = tallies[name]
-        tally.rows += len(values)
-        count = int(pc.sum(valid).as_py() or 0)
-        if not count:
-            continue
-        instants = keys["timestamp"].cast(pa.int64())
-        table = pa.table({"unit": keys[key].cast(pa.string()), "value": values, "ms": instants})
-        by_unit = table.filter(valid).group_by("unit").aggregate([("value", "min"), ("value", "max"), ("ms", "max")])
-        tally.values += count
-        tally.gpus += by_unit.num_rows
-        tally.constant = tally.constant and bool(pc.all(pc.equal(by_unit["value_min"], by_unit["value_max"])).as_py())
-        tally.newest_ms = max(tally.newest_ms, int(pc.max(by_unit["ms_max"]).as_py()))
-    return units
 
 
 def _facts(dataset: Dataset, events: pd.DataFrame, buckets: list[int]) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""From what a source has and what channels are worth: what is missing, and what to do about it in order of worth."""
+"""From what a source has and what a model uses: which channels are missing, and what to do first."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from fnmatch import fnmatchcase
 from typing import Final, Literal
 
 from telemetry.dataset.channel import Channel
-from telemetry.doctor.groups import LATER_FIELDS, OTHER, Group, counter_line, group_of, grouped
-from telemetry.doctor.observation import ChannelSeen, Finding, Observation, SourceKind
-from telemetry.doctor.worth import XIDS, Worth
+from telemetry.doctor.groups import LATER_FIELDS, OTHER, Group, counter_line, grouped
+from telemetry.doctor.importance import XIDS, Importance
+from telemetry.doctor.observation import ChannelSeen, Observation, SourceKind
 
 _REMAP: Final = (
     "row_remap_uncorrectable_total",
@@ -47,10 +47,9 @@ _AMD: Final = re.compile(r"Instinct|\bMI\d{2,3}[AX]?\b|Radeon|\bAMD\b", re.IGNOR
 
 
 def absent_on(model: str, channel: str) -> str | None:
-    """Say why a board cannot report a channel.
+    """Return why a board cannot report a channel; None if it can, or it is not known (AMD's boards among them).
 
-    ``model``: the board's model as exporters and the inventory name it, such as ``NVIDIA H100 80GB HBM3``.
-    Returns: the reason, a clause; None if it can, or it is not known (AMD's boards among them).
+    ``model``: as exporters and the inventory name it, such as ``NVIDIA H100 80GB HBM3``.
     """
     if _AMD.search(model):
         return None
@@ -61,7 +60,7 @@ def absent_on(model: str, channel: str) -> str | None:
 
 
 def absent_on_all(models: Iterable[str], channel: str) -> str | None:
-    """Say why no board of a fleet can report a channel; None if one can, or it is not known, or there are none.
+    """Return why no board of a fleet can report a channel; None if one can, or it is not known, or there are none.
 
     Examples
     --------
@@ -79,20 +78,177 @@ def absent_on_all(models: Iterable[str], channel: str) -> str | None:
     return "; ".join(f"{model} {reason}" for model, reason in reasons.items()) or None
 
 
-def how_to(group: Group, bad: Sequence[tuple[Channel, str]], kind: SourceKind) -> Iterator[str]:
+Status = Literal["ok", "partly", "empty", "missing", "unsure", "not on this board", "not from here"]
+"""How a channel stands: ``partly`` lacks GPUs or values, ``empty`` is there without one value, ``unsure`` may be."""
+
+BAD: Final[Mapping[Status, str]] = {
+    "missing": "missing",
+    "empty": "without a value",
+    "partly": "only partly there",
+}
+"""The statuses that something can be done about, in words."""
+
+PARTLY_FROM: Final = 0.02
+"""A channel that this share of the GPUs or of the rows lacks is there only partly."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelState:
+    """How one channel stands.
+
+    ``used``: whether the model uses it; None if no model is known.
+    ``importance``: its share of what the model goes by; None if unknown.
+    """
+
+    channel: Channel
+    group: Group
+    status: Status
+    seen: ChannelSeen | None
+    used: bool | None
+    importance: float | None
+    remark: str = ""
+
+    @property
+    def expected(self) -> bool:
+        """Whether the model, or without one the list of groups with precursors, goes by it."""
+        return self.group.precursor if self.used is None else self.used
+
+
+@dataclass(frozen=True, slots=True)
+class ToDo:
+    """One thing to do; ``used``: the model (or, without one, the list of precursors) goes by one of the channels."""
+
+    title: str
+    channels: tuple[str, ...]
+    importance: float | None
+    used: bool
+    steps: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """What the doctor found; ``importance_source``: a sentence on where the importance of channels is from."""
+
+    observation: Observation
+    importance: Importance | None
+    importance_source: str
+    states: tuple[ChannelState, ...]
+    todos: tuple[ToDo, ...]
+
+    @property
+    def lacking(self) -> tuple[str, ...]:
+        """Channels that the model uses (without a model: of groups with precursors) and the source does not have."""
+        return tuple(state.channel.name for state in self.states if state.status in BAD and state.expected)
+
+    @property
+    def healthy(self) -> bool:
+        """Whether nothing is missing that the model uses, and nothing else spoils the telemetry."""
+        return not self.lacking and not any(finding.problem for finding in self.observation.findings)
+
+
+def diagnose(
+    observation: Observation, importance: Importance | None, importance_source: str, channels: Mapping[str, Channel]
+) -> Diagnosis:
+    """Judge what a look found."""
+    states: list[ChannelState] = []
+    todos: list[ToDo] = []
+    for group, members in grouped(channels):
+        judged = [_state(channel, group, observation, importance) for channel in members]
+        states += judged
+        bad = [state for state in judged if state.status in BAD or state.status == "unsure"]
+        # Single XIDs say more than their gauge.
+        if bad and not (group.name == "XIDs" and observation.xid_events):
+            todos.append(_todo(group, bad, observation.kind, importance))
+    todos += [ToDo(each.what, (), None, each.problem, (each.do,)) for each in observation.findings if each.do]
+    todos.sort(key=lambda todo: (not todo.used, -(todo.importance or 0.0)))  # stable: else the groups' own order
+    return Diagnosis(observation, importance, importance_source, tuple(states), tuple(todos))
+
+
+def _state(channel: Channel, group: Group, observation: Observation, importance: Importance | None) -> ChannelState:
+    name = channel.name
+    seen = observation.channels.get(name)
+    used = None if importance is None else name in importance.used
+    share = None if importance is None else importance.of([name])
+    if seen is not None and seen.gpus:
+        status, remark = _of_seen(seen, observation)
+    else:
+        status, remark = _of_unseen(channel, group, seen, observation)
+    return ChannelState(channel, group, status, seen, used, share, remark)
+
+
+def _of_unseen(
+    channel: Channel, group: Group, seen: ChannelSeen | None, observation: Observation
+) -> tuple[Status, str]:
+    reason = absent_on_all(observation.models, channel.name)
+    if reason is not None:
+        return "not on this board", reason
+    if observation.kind != "dataset":
+        elsewhere = _not_from_exporters(channel, group, observation)
+        if elsewhere:
+            return "not from here", elsewhere
+        if channel.name == "xid_last":
+            return (
+                "unsure",
+                "single XIDs are reported instead" if observation.xid_events else "left out until the first XID",
+            )
+    if seen is None:
+        return "missing", ""
+    return "empty", f"{seen.sentinels:,} values say not supported" if seen.sentinels else "no value"
+
+
+def _of_seen(seen: ChannelSeen, observation: Observation) -> tuple[Status, str]:
+    # Boards that cannot report it are no lack.
+    unable = sum(count for model, count in observation.models.items() if absent_on(model, seen.channel))
+    able = 1.0 - unable / (sum(observation.models.values()) or 1)
+    expected = round(observation.units * able)
+    if expected and 1.0 - seen.gpus / expected >= PARTLY_FROM:
+        return "partly", f"{seen.gpus:,} of {expected:,} GPUs"
+    nulls = 1.0 - (1.0 - (seen.null_share or 0.0)) / able if able else 0.0
+    if nulls >= PARTLY_FROM:
+        return "partly", f"{nulls:.0%} of the rows without a value"
+    return "ok", ""
+
+
+def _not_from_exporters(channel: Channel, group: Group, observation: Observation) -> str:
+    if group is OTHER:
+        return ""
+    if group.name == "scraping":
+        return "made by `predrain collect exporters`"
+    if observation.facts.get("exporter") == "AMD" and not channel.amd:
+        return "AMD's exporter has no such metric"
+    return "" if channel.dcgm_names or channel.amd else "no exporter has it"
+
+
+def _todo(group: Group, bad: list[ChannelState], kind: SourceKind, importance: Importance | None) -> ToDo:
+    by_status: dict[str, list[str]] = {}
+    for state in bad:
+        by_status.setdefault(BAD.get(state.status, "not seen"), []).append(state.channel.name)
+    title = "; ".join(f"{', '.join(names)} {status}" for status, names in by_status.items())
+    names = tuple(state.channel.name for state in bad)
+    used = any(state.expected for state in bad)
+    share = group_importance(group, names, importance)
+    return ToDo(f"{group.name}: {title}", names, share, used, tuple(_steps(group, bad, kind)))
+
+
+def group_importance(group: Group, names: Iterable[str], importance: Importance | None) -> float | None:
+    """Return the importance of channels of a group together with that of its events; None if it is not known."""
+    if importance is None:
+        return None
+    share = importance.of(names)
+    if group.name == "XIDs" and XIDS in importance.shares:
+        return (share or 0.0) + importance.shares[XIDS]
+    return share
+
+
+def _steps(group: Group, bad: Sequence[ChannelState], kind: SourceKind) -> Iterator[str]:
     """Yield the steps that bring channels of a group, one line each."""
     if group.name == "scraping":
         yield "Scrape the exporters with `predrain collect exporters`, which measures it."
         return
-    missing = [channel for channel, status in bad if status in ("missing", "unsure")]
-    there = [channel.name for channel, status in bad if status in ("empty", "partly")]
-    stale = [channel.name for channel, status in bad if status == "stale"]
+    missing = [state.channel for state in bad if state.status in ("missing", "unsure")]
+    incomplete = [state.channel.name for state in bad if state.status in ("empty", "partly")]
     if group.name == "XIDs" and missing:
         yield "Follow the kernel log: `predrain collect kernel-log --source journal --dataset DATASET` on each node."
-    if kind == "NVML":
-        if missing or there:
-            yield group.condition or "The driver does not give it: update the driver, or look at `nvidia-smi -q`."
-        return
     lines = [(channel, counter_line(channel)) for channel in missing]
     now = [line for channel, line in lines if line and not LATER_FIELDS.intersection(channel.dcgm_names)]
     later = [line for channel, line in lines if line and LATER_FIELDS.intersection(channel.dcgm_names)]
@@ -107,221 +263,10 @@ def how_to(group: Group, bad: Sequence[tuple[Channel, str]], kind: SourceKind) -
     own = [channel.name for channel, line in lines if line is None]
     if own:
         yield f"No exporter gives {', '.join(own)}: map it from your own metrics (--mapping), or leave it."
-    if there:
+    if incomplete:
         yield (
-            f"Some or all GPUs give no {', '.join(there)}: compare nodes that have it with nodes that have not "
+            f"Some or all GPUs give no {', '.join(incomplete)}: compare nodes that have it with nodes that have not "
             "(counter file, driver, ECC, MIG)."
         )
-    if stale:
-        yield f"{', '.join(stale)} came once and stopped: look at the exporters and their targets."
-    if (now or later or there) and group.condition:
+    if (now or later or incomplete) and group.condition:
         yield group.condition
-
-
-Status = Literal["ok", "partly", "stale", "empty", "missing", "unsure", "not on this board", "not from here"]
-"""How a channel stands: ``partly`` lacks GPUs or values, ``empty`` is there without one value, ``unsure`` may be."""
-
-BAD: Final = ("partly", "stale", "empty", "missing")
-"""The statuses that something can be done about."""
-
-STALE_AFTER_S: Final = 600.0
-"""A channel whose newest value is older than this is stale: twice the look-back of Prometheus."""
-
-_EXPORTERS: Final = ("exporter page", "Prometheus")
-
-PARTLY_FROM: Final = 0.02
-"""A channel that this share of the GPUs or of the rows lacks is said to be there only partly."""
-
-
-@dataclass(frozen=True, slots=True)
-class ChannelState:
-    """How one channel stands.
-
-    ``status``: one of :data:`Status`.
-    ``used``: whether the model uses it; None if no model is known.
-    ``worth``: its share of what the model goes by; None if unknown.
-    ``remark``: why it stands so, in words; may be empty.
-    """
-
-    channel: Channel
-    status: Status
-    seen: ChannelSeen | None
-    used: bool | None
-    worth: float | None
-    remark: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class ToDo:
-    """One thing to do.
-
-    ``worth``: their share of what the model goes by; None if the model never saw them, or none is known.
-    ``used``: whether the model (or, without one, the list of precursors) goes by any of them.
-    ``steps``: How, one line each.
-    """
-
-    title: str
-    channels: tuple[str, ...]
-    worth: float | None
-    used: bool
-    steps: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Diagnosis:
-    """What the doctor says.
-
-    ``worth_said``: where that comes from, or why it is not known.
-    ``todos``: in order of worth.
-    """
-
-    observation: Observation
-    worth: Worth | None
-    worth_said: str
-    states: tuple[ChannelState, ...]
-    todos: tuple[ToDo, ...]
-
-    @property
-    def lacking(self) -> tuple[str, ...]:
-        """Channels that the model uses (without a model: of groups with precursors) and the source does not have."""
-        return tuple(each.channel.name for each in self.states if each.status in BAD and _goes_by(each))
-
-    @property
-    def healthy(self) -> bool:
-        """Whether nothing is missing that the model uses, and nothing else spoils the telemetry."""
-        return not self.lacking and not any(finding.problem for finding in self.observation.findings)
-
-
-def diagnose(
-    observation: Observation, worth: Worth | None, worth_said: str, channels: Mapping[str, Channel]
-) -> Diagnosis:
-    """Judge what a look found.
-
-    ``worth_said``: where that comes from, or why it is not known.
-    Returns: a source that does not tell channels (:attr:`Observation.judged`) has no states, only findings.
-    """
-    states: list[ChannelState] = []
-    todos: list[ToDo] = []
-    if observation.judged:
-        for group, mine in grouped(channels):
-            judged = [_state(channel, observation, worth) for channel in mine]
-            states += judged
-            todo = _todo(group, judged, observation, worth)
-            if todo is not None:
-                todos.append(todo)
-    todos += [_from_finding(each) for each in observation.findings if each.do]
-    todos.sort(key=lambda todo: (not todo.used, -(todo.worth or 0.0)))  # stable: else the groups' own order
-    return Diagnosis(observation, worth, worth_said, tuple(states), tuple(todos))
-
-
-def _state(channel: Channel, observation: Observation, worth: Worth | None) -> ChannelState:
-    name = channel.name
-    seen = observation.channels.get(name)
-    used = None if worth is None else name in worth.used
-    share = None if worth is None else worth.of([name])
-    there = seen is not None and seen.gpus > 0
-    status, remark = _of_seen(seen, observation) if seen and there else _of_unseen(channel, seen, observation)
-    return ChannelState(channel, status, seen, used, share, remark)
-
-
-def _of_unseen(channel: Channel, seen: ChannelSeen | None, observation: Observation) -> tuple[Status, str]:
-    reason = absent_on_all(observation.models, channel.name)
-    if reason is not None:
-        return "not on this board", reason
-    elsewhere = _not_from_here(channel, observation)
-    if elsewhere:
-        return "not from here", elsewhere
-    if channel.name == "xid_last" and observation.kind in _EXPORTERS:
-        told = "single XIDs are told instead" if observation.xid_events else "left out until the first XID, or off"
-        return "unsure", told
-    if seen is None:
-        return "missing", ""
-    return "empty", f"{seen.sentinels:,} values say not supported" if seen.sentinels else "no value"
-
-
-def _of_seen(seen: ChannelSeen, observation: Observation) -> tuple[Status, str]:
-    if observation.kind in _EXPORTERS and seen.age_s is not None and seen.age_s > STALE_AFTER_S:
-        return "stale", f"newest value {seen.age_s:,.0f} s old"
-    # Boards that cannot report it are no lack.
-    able = 1.0 - _share_unable(observation, seen.channel)
-    expected = round(observation.units * able)
-    if expected and 1.0 - seen.gpus / expected >= PARTLY_FROM:
-        return "partly", f"{seen.gpus:,} of {expected:,} GPUs"
-    nulls = 1.0 - (1.0 - (seen.null_share or 0.0)) / able if able else 0.0
-    if nulls >= PARTLY_FROM:
-        return "partly", f"{nulls:.0%} of the rows without a value"
-    return "ok", ""
-
-
-def _share_unable(observation: Observation, channel: str) -> float:
-    """Share of the GPUs whose boards cannot report a channel."""
-    unable = sum(count for model, count in observation.models.items() if absent_on(model, channel))
-    return unable / (sum(observation.models.values()) or 1)
-
-
-def _not_from_here(channel: Channel, observation: Observation) -> str:
-    """Say why this kind of source cannot have a channel; empty if it can."""
-    if channel.name in observation.cannot:
-        return observation.cannot[channel.name]
-    group = group_of(channel.name)
-    if observation.kind == "dataset" or group is OTHER:
-        return ""
-    if group.name == "scraping":
-        return "made by `predrain collect exporters`"
-    if observation.kind == "NVML":
-        return ""
-    if observation.facts.get("exporter") == "AMD" and not channel.amd:
-        return "AMD's exporter has no such metric"
-    return "" if channel.dcgm_names or channel.amd else "no exporter has it"
-
-
-def _todo(group: Group, states: list[ChannelState], observation: Observation, worth: Worth | None) -> ToDo | None:
-    bad = [each for each in states if each.status in BAD or each.status == "unsure"]
-    if group.name == "XIDs" and observation.xid_events:
-        return None  # single XIDs are told, which is more than the gauge says
-    if not bad:
-        return None
-    names = tuple(each.channel.name for each in bad)
-    share = worth_of(group, names, worth)
-    used = any(_goes_by(each) for each in bad)
-    words = _in_words(bad)
-    return ToDo(f"{group.name}: {words}", names, share, used, tuple(how_to(group, bad_channels(bad), observation.kind)))
-
-
-def worth_of(group: Group, names: Iterable[str], worth: Worth | None) -> float | None:
-    """Return what channels of a group are worth together, with what their events are; None if it is not known."""
-    if worth is None:
-        return None
-    share = worth.of(names)
-    if group.name == "XIDs" and XIDS in worth.shares:
-        return (share or 0.0) + worth.shares[XIDS]
-    return share
-
-
-def bad_channels(states: list[ChannelState]) -> list[tuple[Channel, str]]:
-    """Return the channels of states with their status."""
-    return [(each.channel, each.status) for each in states]
-
-
-def _in_words(bad: list[ChannelState]) -> str:
-    by_status: dict[str, list[str]] = {}
-    for each in bad:
-        by_status.setdefault(each.status, []).append(each.channel.name)
-    words = {
-        "missing": "missing",
-        "empty": "without a value",
-        "partly": "only partly there",
-        "stale": "stale",
-        "unsure": "not seen",
-    }
-    return "; ".join(f"{', '.join(names)} {words.get(status, status)}" for status, names in by_status.items())
-
-
-def _goes_by(state: ChannelState) -> bool:
-    if state.used is None:
-        return group_of(state.channel.name).precursor
-    return state.used
-
-
-def _from_finding(finding: Finding) -> ToDo:
-    return ToDo(finding.what, (), None, finding.problem, (finding.do,))

@@ -1,21 +1,18 @@
-"""Looking at one exporter page: a saved one, one look, or several looks over some time."""
+"""Looking at one exporter page, saved or served."""
 
 from __future__ import annotations
 
 import email.utils
 import math
-import statistics
-import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
-from telemetry.collect.series.exposition import is_openmetrics, parse_line
-from telemetry.collect.series.identity import XID_COUNT_METRIC, Series, SeriesCatalogue, XidCount
+from telemetry.collect.series.exposition import Sample, is_openmetrics, parse_line
+from telemetry.collect.series.identity import XID_COUNT_METRIC, SeriesCatalogue, XidCount
 from telemetry.collect.series.mapping import SourceMapping
 from telemetry.collect.series.unused import unused_reason
 from telemetry.dataset.channel import Channel
@@ -24,153 +21,41 @@ from telemetry.doctor.observation import ChannelSeen, Finding, Observation
 from telemetry.errors import InputError
 from telemetry.http import Answer, Connection, HttpError, fetch, shown_url
 
-XID_METRICS = (XID_COUNT_METRIC,)
-"""Metrics of the exporter that tell single XIDs and that predrain reads."""
-
-MAX_LINES = 200_000
+MAX_PAGE_BYTES: Final = 64 << 20
+MAX_LINES: Final = 200_000
 """Lines of a page that are looked at: 3,000 GPUs' worth."""
+
+_SKEW_S: Final = 5.0  # a Date header is whole seconds, and NTP keeps clocks far closer
+_SLOW_S: Final = 5.0  # half of the usual scrape timeout of 10 s
+_OLD_STAMP_S: Final = 300.0  # the look-back of Prometheus
 
 
 @dataclass(slots=True)
-class PageLines:
-    """What a page holds.
+class _Page:
+    """What the lines of a page hold.
 
-    ``values``: value by (channel, gpu, MIG instance, part).
+    ``gpus``: GPUs with a value by channel.
     ``names``: metric name by channel, the first seen.
-    ``sentinels``: values that mean "not supported", by channel.
-    ``stamps_ms``: time stamps on lines of devices.
-    ``mig``: whether a series is of a MIG instance.
     ``nameless``: lines of a channel whose labels name no GPU or no node.
-    ``faults``: lines that are not of the format, the first few.
-    ``unknown``: metric names that are neither a channel nor known to be of no use.
-    ``xid_metric``: whether single XIDs are told.
-    ``amd``: whether the names are those of AMD's exporter.
-    ``whole``: whether the page ends as a page does.
     """
 
-    values: dict[tuple[str, str, str | None, str | None], float] = field(default_factory=dict)
+    gpus: dict[str, set[str]] = field(default_factory=dict)
     names: dict[str, str] = field(default_factory=dict)
     sentinels: Counter[str] = field(default_factory=Counter)
-    stamps_ms: list[int] = field(default_factory=list)
+    newest_ms: int | None = None
     nodes: set[str] = field(default_factory=set)
     models: dict[str, str] = field(default_factory=dict)
     drivers: set[str] = field(default_factory=set)
     mig: bool = False
     nameless: int = 0
     faults: list[str] = field(default_factory=list)
-    fault_count: int = 0
-    unknown: Counter[str] = field(default_factory=Counter)
+    unknown: set[str] = field(default_factory=set)
     xid_metric: bool = False
     amd: bool = False
-    whole: bool = True
-
-    @property
-    def gpus(self) -> set[str]:
-        """GPUs that have a value of any channel."""
-        return {gpu for _, gpu, _, _ in self.values}
-
-
-def read_lines(body: bytes, catalogue: SeriesCatalogue) -> PageLines:
-    """Read a page.
-
-    Returns: lines that are not of the format are counted and do not hide the others.
-    """
-    text = body.decode("utf-8", "replace")
-    openmetrics = is_openmetrics(text)
-    found = PageLines(whole=openmetrics or not text or text.endswith("\n"))
-    metrics = catalogue.metric_names()
-    lines = text.split("\n")
-    for number, raw in enumerate(lines[:MAX_LINES], start=1):
-        line = raw.removesuffix("\r")
-        if line.startswith("#"):
-            found.xid_metric = found.xid_metric or any(name in line for name in XID_METRICS)
-            continue
-        try:
-            sample = parse_line(line, openmetrics=openmetrics)
-        except ValueError as error:
-            found.fault_count += 1
-            if len(found.faults) < 3:
-                found.faults.append(f"line {number}: {error}")
-            continue
-        if sample is not None:
-            _take(found, catalogue, metrics, sample.name, sample.labels, sample.value, sample.timestamp_ms)
-    if len(lines) > MAX_LINES:
-        found.fault_count += len(lines) - MAX_LINES
-        found.faults.append(f"only the first {MAX_LINES:,} lines were looked at")
-    return found
-
-
-def _take(
-    found: PageLines,
-    catalogue: SeriesCatalogue,
-    metrics: dict[str, str],
-    name: str,
-    labels: dict[str, str],
-    value: float,
-    timestamp_ms: int | None,
-) -> None:
-    if name in XID_METRICS:
-        found.xid_metric = True
-        return
-    series = catalogue.identify(name, labels)
-    if isinstance(series, XidCount):
-        return
-    if series is None:
-        if name in metrics:
-            found.nameless += 1
-        elif unused_reason(name) is None:
-            found.unknown[name] += 1
-        return
-    _remember(found, series, name)
-    if timestamp_ms is not None:
-        found.stamps_ms.append(timestamp_ms)
-    if bool(is_sentinel([value])[0]):
-        found.sentinels[series.channel] += 1
-    elif not math.isnan(value):
-        found.values[series.channel, series.gpu, series.mig_instance, series.part] = value * series.scale
-
-
-def _remember(found: PageLines, series: Series, name: str) -> None:
-    found.names.setdefault(series.channel, name)
-    found.nodes.add(series.node)
-    found.mig = found.mig or series.mig_instance is not None
-    found.amd = found.amd or name.lower().startswith(("gpu_", "amd_"))
-    for what, told in series.inventory:
-        if what == "model":
-            found.models[series.gpu] = told
-        elif what == "driver":
-            found.drivers.add(told)
-
-
-MAX_PAGE_BYTES: Final = 64 << 20
-_SKEW_S: Final = 5.0  # a Date header is whole seconds, and NTP keeps clocks far closer
-_SLOW_S: Final = 5.0  # half of the usual scrape timeout of 10 s
-_OLD_STAMP_S: Final = 300.0  # the look-back of Prometheus
-_LOOK_EVERY_S: Final = 2.0
-_FEWEST_CHANGES: Final = 2
-
-
-@dataclass(frozen=True, slots=True)
-class Look:
-    """One page as it came.
-
-    ``at``: when it was asked for, aware UTC.
-    ``elapsed_s``: how long the answer took; None for a file.
-    ``skew_s``: the exporter's clock minus ours, by the answer's Date; None where there is none.
-    """
-
-    lines: PageLines
-    at: datetime
-    elapsed_s: float | None = None
-    skew_s: float | None = None
 
 
 def observe_file(
-    path: Path,
-    *,
-    channels: Mapping[str, Channel],
-    mapping: SourceMapping | None = None,
-    clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+    path: Path, *, channels: Mapping[str, Channel], mapping: SourceMapping | None = None, now: datetime
 ) -> Observation:
     """Look at a saved page.
 
@@ -185,7 +70,7 @@ def observe_file(
     except OSError as error:
         raise InputError(f"the page cannot be read: {error.strerror}", str(path), "Check the path.") from error
     catalogue = SeriesCatalogue(channels, mapping, default_node=path.name.split(".")[0])
-    return judge_looks([Look(read_lines(body, catalogue), clock())], str(path))
+    return observe_body(body, catalogue, str(path), now)
 
 
 def observe_page(
@@ -193,177 +78,176 @@ def observe_page(
     *,
     channels: Mapping[str, Channel],
     mapping: SourceMapping | None = None,
-    watch_s: float = 0.0,
     timeout_s: float = 10.0,
-    clock: Callable[[], datetime] = lambda: datetime.now(UTC),
-    sleep: Callable[[float], None] = time.sleep,
-    progress: Callable[[int, int], None] = lambda _done, _all: None,
+    now: datetime,
 ) -> Observation:
-    """Look at a page, once or for some time.
+    """Look at a served page.
 
-    ``watch_s``: for how long; 0: one look. Twice the exporter's interval tells it (60 s of the usual 30 s).
     Raises ``InputError`` if the page cannot be had, or holds no series of a device.
     """
     host = connection.url.split("//", 1)[-1].split("/", 1)[0].rsplit(":", 1)[0].strip("[]")
-    catalogue = SeriesCatalogue(channels, mapping, default_node=host)
-    count = 1 + int(watch_s // _LOOK_EVERY_S)
-    looks: list[Look] = []
-    for number in range(count):
-        if number:
-            sleep(_LOOK_EVERY_S)
-        at = clock()
-        try:
-            answer = fetch(connection, timeout_s=timeout_s, max_bytes=MAX_PAGE_BYTES)
-        except HttpError as refused:
-            raise InputError(
-                str(refused), shown_url(connection.url), "Check the address and the credentials."
-            ) from None
-        looks.append(Look(read_lines(answer.body, catalogue), at, answer.duration_s, _skew(answer, at)))
-        progress(number + 1, count)
-    return judge_looks(looks, shown_url(connection.url))
+    where = shown_url(connection.url)
+    try:
+        answer = fetch(connection, timeout_s=timeout_s, max_bytes=MAX_PAGE_BYTES)
+    except HttpError as refused:
+        raise InputError(str(refused), where, "Check the address and the credentials.") from None
+    return observe_body(answer.body, SeriesCatalogue(channels, mapping, default_node=host), where, now, answer)
 
 
-def judge_looks(looks: list[Look], where: str) -> Observation:
-    """Say what one or more looks at a page found.
+def observe_body(
+    body: bytes, catalogue: SeriesCatalogue, where: str, now: datetime, answer: Answer | None = None
+) -> Observation:
+    """Look at the text of a page, and at the ``answer`` that brought it.
 
-    Raises ``InputError`` if the newest page holds no series of a device.
+    Raises ``InputError`` if it holds no series of a device.
     """
-    newest = looks[-1].lines
-    units = len(set().union(*(look.lines.gpus for look in looks)))
-    if not newest.names:
-        hint = (
-            f"{newest.nameless} lines have a channel's name but no label that names GPU and node. "
-            if (newest.nameless)
-            else ""
-        )
+    text = body.decode("utf-8", "replace")
+    page = _read(text, catalogue)
+    if not page.names:
+        hint = ""
+        if page.nameless:
+            hint = f"{page.nameless} lines have a channel's name but no label that names GPU and node. "
         raise InputError(
             "the page holds no series of a GPU",
             where,
             f"{hint}Give the page of dcgm-exporter or AMD's device-metrics-exporter, or name its labels by --mapping.",
         )
-    age = _stamp_age(looks[-1])
-    seen = {}
-    for channel, name in newest.names.items():
-        gpus = {gpu for what, gpu, _, _ in newest.values if what == channel}
-        sentinels = newest.sentinels[channel]
-        seen[channel] = ChannelSeen(channel, len(gpus), name, None, _constant(looks, channel), sentinels, age)
+    age_s = None if page.newest_ms is None else now.timestamp() - page.newest_ms / 1000.0
+    skew_s = None if answer is None else _skew(answer, now)
+    facts = {
+        "exporter": "AMD" if page.amd else "NVIDIA",
+        "drivers": ", ".join(sorted(page.drivers)) or "unknown",
+        "time stamps on lines": "none" if age_s is None else f"yes, newest {age_s:,.0f} s old",
+        "MIG instances": "yes" if page.mig else "no",
+    }
+    if answer is not None:
+        facts["response time"] = f"{answer.duration_s:.2f} s"
+    if skew_s is not None:
+        facts["clock"] = f"{skew_s:+.1f} s against ours"
+    findings = _findings(page, age_s, skew_s, 0.0 if answer is None else answer.duration_s)
+    if not (is_openmetrics(text) or text.endswith("\n")):
+        findings.append(Finding("the page ends inside a line", "Save or fetch it again: it is cut short."))
     return Observation(
         kind="exporter page",
         where=where,
-        at=looks[-1].at,
-        units=units,
-        nodes=len(newest.nodes),
-        models=dict(sorted(Counter(newest.models.values()).items())),
-        channels=seen,
-        xid_events=newest.xid_metric,
-        facts=_facts(looks, age),
-        findings=tuple(_findings(looks, age)),
-        unknown=tuple(sorted(newest.unknown)),
+        at=now,
+        units=len(set().union(*page.gpus.values())),
+        nodes=len(page.nodes),
+        models=dict(sorted(Counter(page.models.values()).items())),
+        channels={
+            channel: ChannelSeen(channel, len(page.gpus.get(channel, ())), name, None, page.sentinels[channel])
+            for channel, name in page.names.items()
+        },
+        xid_events=page.xid_metric,
+        facts=facts,
+        findings=tuple(findings),
+        unknown=tuple(sorted(page.unknown)),
     )
 
 
+def _read(text: str, catalogue: SeriesCatalogue) -> _Page:
+    """Read the lines of a page; those that are not of the format are kept as faults and do not hide the others."""
+    openmetrics = is_openmetrics(text)
+    page = _Page()
+    metrics = catalogue.metric_names()
+    lines = text.split("\n")
+    for number, raw in enumerate(lines[:MAX_LINES], start=1):
+        line = raw.removesuffix("\r")
+        if line.startswith("#"):
+            page.xid_metric = page.xid_metric or XID_COUNT_METRIC in line
+            continue
+        try:
+            sample = parse_line(line, openmetrics=openmetrics)
+        except ValueError as error:
+            page.faults.append(f"line {number}: {error}")
+            continue
+        if sample is not None:
+            _take(page, catalogue, metrics, sample)
+    if len(lines) > MAX_LINES:
+        page.faults.append(f"only the first {MAX_LINES:,} lines were looked at")
+    return page
+
+
+def _take(page: _Page, catalogue: SeriesCatalogue, metrics: Mapping[str, str], sample: Sample) -> None:
+    series = catalogue.identify(sample.name, sample.labels)
+    if isinstance(series, XidCount) or sample.name == XID_COUNT_METRIC:
+        page.xid_metric = True
+        return
+    if series is None:
+        if sample.name in metrics:
+            page.nameless += 1
+        elif unused_reason(sample.name) is None:
+            page.unknown.add(sample.name)
+        return
+    page.names.setdefault(series.channel, sample.name)
+    page.nodes.add(series.node)
+    page.mig = page.mig or series.mig_instance is not None
+    page.amd = page.amd or sample.name.lower().startswith(("gpu_", "amd_"))
+    inventory = dict(series.inventory)
+    if "model" in inventory:
+        page.models[series.gpu] = inventory["model"]
+    if "driver" in inventory:
+        page.drivers.add(inventory["driver"])
+    if sample.timestamp_ms is not None:
+        page.newest_ms = max(page.newest_ms or 0, sample.timestamp_ms)
+    if bool(is_sentinel([sample.value])[0]):
+        page.sentinels[series.channel] += 1
+    elif not math.isnan(sample.value):
+        page.gpus.setdefault(series.channel, set()).add(series.gpu)
+
+
 def _skew(answer: Answer, at: datetime) -> float | None:
+    """Return the exporter's clock minus ours, by the answer's Date; None where there is none."""
     try:
-        told = email.utils.parsedate_to_datetime(answer.headers["date"])
+        date = email.utils.parsedate_to_datetime(answer.headers["date"])
     except (KeyError, ValueError):
         return None
-    if told.tzinfo is None:
-        told = told.replace(tzinfo=UTC)
+    if date.tzinfo is None:
+        date = date.replace(tzinfo=UTC)
     # The header is cut to whole seconds, on average half a second ago, and was written while we waited.
-    return (told - at).total_seconds() + 0.5 - answer.duration_s / 2
+    return (date - at).total_seconds() + 0.5 - answer.duration_s / 2
 
 
-def _stamp_age(look: Look) -> float | None:
-    stamps = look.lines.stamps_ms
-    return look.at.timestamp() - max(stamps) / 1000.0 if stamps else None
-
-
-def _changes(looks: list[Look]) -> list[datetime]:
-    """Return when the page was seen with other values than before."""
-    return [now.at for before, now in pairwise(looks) if now.lines.values != before.lines.values]
-
-
-def _constant(looks: list[Look], channel: str) -> bool | None:
-    if not _changes(looks):
-        return None
-    first = {key: value for key, value in looks[0].lines.values.items() if key[0] == channel}
-    return all(look.lines.values.get(key) == value for look in looks[1:] for key, value in first.items())
-
-
-def _facts(looks: list[Look], age: float | None) -> dict[str, str]:
-    newest = looks[-1]
-    facts = {
-        "exporter": "AMD" if newest.lines.amd else "NVIDIA",
-        "drivers": ", ".join(sorted(newest.lines.drivers)) or "not told",
-        "time stamps on lines": "none" if age is None else f"yes, newest {age:,.0f} s old",
-        "MIG instances": "yes" if newest.lines.mig else "no",
-    }
-    if newest.elapsed_s is not None:
-        facts["answer took"] = f"{max(look.elapsed_s or 0.0 for look in looks):.2f} s"
-    if newest.skew_s is not None:
-        facts["clock"] = f"{newest.skew_s:+.1f} s against ours"
-    if len(looks) > 1:
-        changes = _changes(looks)
-        facts["repeated pages"] = f"{len(looks) - 1 - len(changes)} of {len(looks) - 1}"
-        if len(changes) >= _FEWEST_CHANGES:
-            gaps = [(b - a).total_seconds() for a, b in pairwise(changes)]
-            facts["exporter's interval"] = f"about {statistics.median(gaps):.0f} s"
-    return facts
-
-
-def _findings(looks: list[Look], age: float | None) -> list[Finding]:
-    newest, lines = looks[-1], looks[-1].lines
+def _findings(page: _Page, age_s: float | None, skew_s: float | None, duration_s: float) -> list[Finding]:
     found = []
-    if lines.fault_count:
-        first = lines.faults[0]
-        found.append(
-            Finding(f"{lines.fault_count} lines are not of the format: {first}", "Update the exporter, or report it.")
-        )
-    if not lines.whole:
-        found.append(Finding("the page ends inside a line", "Save or fetch it again: it is cut short."))
-    if lines.nameless:
+    if page.faults:
         found.append(
             Finding(
-                f"{lines.nameless} lines of channels name no GPU or no node",
+                f"{len(page.faults)} lines are not of the format: {page.faults[0]}",
+                "Update the exporter, or report it.",
+            )
+        )
+    if page.nameless:
+        found.append(
+            Finding(
+                f"{page.nameless} lines of channels name no GPU or no node",
                 "Name the labels that do in a mapping file (--mapping, `labels:`).",
             )
         )
-    if newest.skew_s is not None and abs(newest.skew_s) > _SKEW_S:
-        found.append(
-            Finding(f"the exporter's clock is {newest.skew_s:+.0f} s off ours", "Check time synchronisation there.")
-        )
-    slowest = max(look.elapsed_s or 0.0 for look in looks)
-    if slowest > _SLOW_S:
+    if skew_s is not None and abs(skew_s) > _SKEW_S:
+        found.append(Finding(f"the exporter's clock is {skew_s:+.0f} s off ours", "Check time synchronisation there."))
+    if duration_s > _SLOW_S:
         found.append(
             Finding(
-                f"the page took {slowest:.1f} s",
+                f"the page took {duration_s:.1f} s",
                 "Look at the node: a slow driver precedes a GPU that falls off the bus. Raise the scrape timeout "
                 "only if it always was so.",
             )
         )
-    if age is not None and age > _OLD_STAMP_S:
-        found.append(Finding(f"the newest time stamp on a line is {age:,.0f} s old", "Restart the exporter."))
-    if sum(lines.sentinels.values()):
-        names = ", ".join(sorted(lines.sentinels))
+    if age_s is not None and age_s > _OLD_STAMP_S:
+        found.append(Finding(f"the newest time stamp on a line is {age_s:,.0f} s old", "Restart the exporter."))
+    if page.sentinels:
+        names = ", ".join(sorted(page.sentinels))
         found.append(
             Finding(f"values that mean not supported are passed on ({names}); they are read as null", problem=False)
         )
-    if not lines.xid_metric and not lines.amd:
+    if not page.xid_metric and not page.amd:
         found.append(
             Finding(
-                "single XIDs are not told, only the last one",
+                "single XIDs are not reported, only the last one",
                 "Add `DCGM_EXP_XID_ERRORS_COUNT, gauge, XIDs of the last window by number` to the counter file, and "
                 "follow the kernel log (`predrain collect kernel-log`).",
                 problem=False,
-            )
-        )
-    if len(looks) > _FEWEST_CHANGES and not _changes(looks):
-        span = (looks[-1].at - looks[0].at).total_seconds()
-        found.append(
-            Finding(
-                f"no value changed within {span:.0f} s",
-                "Watch for longer than the exporter's interval (30 s by default); if nothing changes then, it hangs.",
-                problem=span > 120,
             )
         )
     return found

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Literal
 
-SourceKind = Literal["exporter page", "Prometheus", "dataset", "collector", "NVML"]
-"""What was looked at."""
+SourceKind = Literal["exporter page", "Prometheus", "dataset"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,8 +16,7 @@ class ChannelSeen:
 
     ``gpus``: GPUs (nodes, where a fleet has none) that had a value.
     ``name``: the name under which the source has it, where that differs.
-    ``null_share``: share of the rows looked at without a value; None where there are no rows, only the newest values.
-    ``constant``: whether no GPU's value ever changed; None if there was no time in which it could.
+    ``null_share``: share of the rows without a value; None where there are no rows, only the newest values.
     ``sentinels``: values that mean "not supported".
     """
 
@@ -26,18 +24,12 @@ class ChannelSeen:
     gpus: int
     name: str | None = None
     null_share: float | None = None
-    constant: bool | None = None
     sentinels: int = 0
-    age_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something that a look found beside the channels.
-
-    ``do``: what to do about it, a sentence; empty if nothing.
-    ``problem``: whether it spoils the telemetry, or is only good to know.
-    """
+    """Something found besides the channels; ``problem``: it spoils the telemetry, rather than being good to know."""
 
     what: str
     do: str = ""
@@ -49,13 +41,9 @@ class Observation:
     """One look at one source.
 
     ``where``: its URL or path, without credentials.
-    ``at``: When, aware UTC.
     ``units``: GPUs seen (nodes, where a fleet has none).
     ``models``: GPUs seen of each board model; empty if unknown.
-    ``xid_events``: whether it tells single XIDs (not only the latched gauge); None if it cannot be told.
-    ``judged``: whether it can tell which channels are missing (a collector's state file cannot).
-    ``facts``: what else is good to know, by what it is.
-    ``findings``: what else was found.
+    ``xid_events``: whether it reports single XIDs, not only the latched gauge.
     ``unknown``: names in the source that are neither a channel nor known to be of no use.
     """
 
@@ -66,9 +54,7 @@ class Observation:
     nodes: int
     models: Mapping[str, int]
     channels: Mapping[str, ChannelSeen]
-    xid_events: bool | None = None
-    judged: bool = True
-    cannot: Mapping[str, str] = field(default_factory=dict)
+    xid_events: bool
     facts: Mapping[str, str] = field(default_factory=dict)
     findings: tuple[Finding, ...] = ()
     unknown: tuple[str, ...] = ()

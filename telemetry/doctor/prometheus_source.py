@@ -1,26 +1,21 @@
-"""Looking at a Prometheus (or what speaks its API) by a handful of instant queries.
-
-Most questions are asked of all metrics at once: filters such as ``>=`` keep a metric's name, functions drop it. What
-needs a function is asked metric by metric, and left unknown where the server refuses.
-"""
+"""Looking at a Prometheus (or what has its API) by a handful of instant queries, each about many metrics at once."""
 
 from __future__ import annotations
 
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 from urllib.parse import quote
 
 from telemetry.collect.prometheus.selectors import quoted, selector
-from telemetry.collect.series.identity import SeriesCatalogue
+from telemetry.collect.series.identity import XID_COUNT_METRIC, SeriesCatalogue
 from telemetry.collect.series.mapping import SourceMapping
 from telemetry.collect.series.unused import unused_reason
 from telemetry.dataset.channel import Channel
-from telemetry.doctor.exporter_page import XID_METRICS
 from telemetry.doctor.observation import ChannelSeen, Finding, Observation
 from telemetry.errors import InputError
 from telemetry.http import Connection, HttpError, fetch, shown_url
@@ -28,12 +23,8 @@ from telemetry.http import Connection, HttpError, fetch, shown_url
 LOOK_BACK_S: Final = 86_400
 """A metric that had a sample within this time and has none now has stopped."""
 
-_RECENT: Final = "10m"
-_RECENT_S: Final = 600
-_NAMES_AT_ONCE: Final = 60
-_TOO_MUCH: Final = frozenset({413, 422, 503, 504})
+_NAMES_AT_ONCE: Final = 20
 _GPU_METRIC: Final = re.compile(r"DCGM_|dcgm_|gpu_|amd_|nvidia_", re.IGNORECASE)
-_STEADY: Final = ("power_w", "gpu_temp_c", "gpu_util_pct")
 _BLANKS: Final = (
     "({0} >= 4611686018427387904) or ({0} >= 2147483632 <= 2147483635) or ({0} >= 140737488355328 <= 140737488355331)"
 )
@@ -71,11 +62,8 @@ class Questions:
             raise self._foreign() from error
 
     def number(self, query: str) -> float | None:
-        """Return the one number that a query gives; None if it gives none, or the server refuses it."""
-        try:
-            found = self.vector(query)
-        except HttpError:
-            return None
+        """Return the one number that a query gives; None if it gives none."""
+        found = self.vector(query)
         return found[0][1] if found and math.isfinite(found[0][1]) else None
 
     def one(self, names: Iterable[str]) -> str:
@@ -106,47 +94,50 @@ class Questions:
 
 
 def observe_prometheus(
-    questions: Questions,
-    *,
-    channels: Mapping[str, Channel],
-    mapping: SourceMapping | None = None,
-    progress: Callable[[int, int], None] = lambda _done, _all: None,
+    questions: Questions, *, channels: Mapping[str, Channel], mapping: SourceMapping | None = None
 ) -> Observation:
     """Look at what a server has of the channels now.
 
     Raises ``InputError`` if the server cannot be asked, refuses, or has no metric of ours.
     """
     where = shown_url(questions.connection.url)
-    catalogue = SeriesCatalogue(channels, mapping)
-    known = catalogue.metric_names()
+    known = SeriesCatalogue(channels, mapping).metric_names()
     try:
         names = questions.names()
-        mine = [name for name in names if name in known]
         if not names:
             raise InputError(
-                "the server has no series of the last 10 minutes",
+                "the server has no series of the last day",
                 where,
                 "Is anything scraped? Of old data: `predrain collect prometheus`, then `predrain doctor DATASET`.",
             )
+        mine = [name for name in names if name in known]
         if not mine:
             raise InputError(
                 f"none of the {len(names):,} metrics is a channel of ours",
                 where,
                 "Check --match, or name your recording rules in a mapping file (--mapping, `metrics:`).",
             )
-        counts = _counts(questions, mine, "{0}")
-        blanks = _counts(questions, mine, _BLANKS)
-        device = _label(questions, mine[0], _DEVICE_LABELS)
-        seen = _seen(questions, mine, known, device, (counts, blanks), progress)
-        units = _units(questions, mine, device)
+        return _observe(questions, names, mine, known, where)
     except HttpError as refused:
         raise InputError(str(refused), where, "Check the credentials and --match.") from None
-    node_label = _label(questions, mine[0], _NODE_LABELS)
-    nodes = questions.number(f"count(count by ({node_label}) ({questions.one(map(re.escape, mine))}))")
-    facts, findings = _pace(questions, {known[name]: name for name in mine})
-    xid_events = any(name in names for name in XID_METRICS)
-    findings += _stopped(mine, known, counts)
-    findings += _down(questions, mine)
+
+
+def _observe(
+    questions: Questions, names: list[str], mine: list[str], known: Mapping[str, str], where: str
+) -> Observation:
+    series, blanks = _counts(questions, mine, "{0}"), _counts(questions, mine, _BLANKS)
+    gpus: dict[str, int] = {}
+    for label in _DEVICE_LABELS:  # rows of NVLink links name their GPU by another label than the rest
+        for name, count in _counts(questions, mine, f"count by (__name__, {label}) ({{1}})", f'{label}!=""').items():
+            gpus.setdefault(name, count)
+    seen: dict[str, ChannelSeen] = {}
+    for name in mine:
+        all_blank = blanks.get(name, 0) >= series.get(name, 0)
+        made = ChannelSeen(known[name], 0 if all_blank else gpus.get(name, 0), name, None, blanks.get(name, 0))
+        if known[name] not in seen or made.gpus > seen[known[name]].gpus:
+            seen[known[name]] = made
+    chosen = questions.one(map(re.escape, mine))
+    findings = _findings(questions, mine[0], {known[name] for name in mine} - {known[name] for name in series})
     if sum(blanks.values()):
         what = ", ".join(sorted({known[name] for name, count in blanks.items() if count}))
         findings.append(
@@ -156,19 +147,19 @@ def observe_prometheus(
         kind="Prometheus",
         where=where,
         at=questions.at,
-        units=units,
-        nodes=int(nodes or 0),
+        units=_distinct(questions, chosen, _DEVICE_LABELS),
+        nodes=_distinct(questions, chosen, _NODE_LABELS),
         models=_models(questions, mine[0]),
         channels=seen,
-        xid_events=xid_events,
-        facts=facts | {"exporter": "AMD" if not any(name.startswith("DCGM") for name in mine) else "NVIDIA"},
+        xid_events=XID_COUNT_METRIC in names,
+        facts={"exporter": "AMD" if not any(name.startswith("DCGM") for name in mine) else "NVIDIA"},
         findings=tuple(findings),
         unknown=tuple(
             sorted(
                 name
                 for name in names
                 if name not in known
-                and name not in XID_METRICS
+                and name != XID_COUNT_METRIC
                 and _GPU_METRIC.match(name)
                 and unused_reason(name) is None
             )
@@ -176,80 +167,25 @@ def observe_prometheus(
     )
 
 
-def _counts(questions: Questions, names: list[str], template: str) -> dict[str, int]:
-    """Count the series of each metric that a filter keeps; fewer metrics at once where that is too much to ask."""
+def _counts(questions: Questions, names: list[str], template: str, matcher: str = "") -> dict[str, int]:
+    """Count by metric what a query gives; ``{0}`` is the selector of some metrics, ``{1}`` the same with a matcher."""
     found: dict[str, int] = {}
-    waiting = [names[start : start + _NAMES_AT_ONCE] for start in range(0, len(names), _NAMES_AT_ONCE)]
-    while waiting:
-        chosen = waiting.pop()
-        selected = questions.one(map(re.escape, chosen))
-        try:
-            answer = questions.vector(f"count by (__name__) ({template.format(selected)})")
-        except HttpError as refused:
-            if refused.status not in _TOO_MUCH or len(chosen) == 1:
-                raise
-            waiting += [chosen[: len(chosen) // 2], chosen[len(chosen) // 2 :]]
-            continue
+    for start in range(0, len(names), _NAMES_AT_ONCE):
+        chosen = questions.one(map(re.escape, names[start : start + _NAMES_AT_ONCE]))
+        query = template.format(chosen, f"{chosen[:-1]},{matcher}}}")
+        answer = questions.vector(f"count by (__name__) ({query})")
         found |= {labels["__name__"]: int(value) for labels, value in answer if "__name__" in labels}
     return found
 
 
-def _seen(
-    questions: Questions,
-    mine: list[str],
-    known: Mapping[str, str],
-    device: str,
-    counted: tuple[dict[str, int], dict[str, int]],
-    progress: Callable[[int, int], None],
-) -> dict[str, ChannelSeen]:
-    seen: dict[str, ChannelSeen] = {}
-    counts, blanks = counted
-    for number, name in enumerate(mine, start=1):
-        progress(number, len(mine))
-        channel = known[name]
-        chosen = questions.metric(name)
-        if name not in counts:
-            seen.setdefault(channel, ChannelSeen(channel, 0, name))
-            continue
-        gpus = _devices(questions, name, device)
-        changed = questions.number(f"max(changes({chosen}[1h]))")
-        age = questions.number(f"time() - max(timestamp({chosen}))")
-        made = ChannelSeen(
-            channel,
-            0 if blanks.get(name, 0) >= counts[name] else gpus,
-            name,
-            None,
-            None if changed is None else changed == 0,
-            blanks.get(name, 0),
-            age,
-        )
-        if channel not in seen or made.gpus > seen[channel].gpus:
-            seen[channel] = made
-    return seen
-
-
-def _label(questions: Questions, name: str, choices: tuple[str, ...]) -> str:
-    """Return the first of some labels that a metric has."""
-    for label in choices:
-        for each in (f"exported_{label}", label):
-            found = questions.number(f'count({questions.metric(name)[:-1]},{each}!=""}})')
+def _distinct(questions: Questions, chosen: str, labels: tuple[str, ...]) -> int:
+    """Count the values of the first of some labels that the series have."""
+    for label in labels:
+        for name in (f"exported_{label}", label):
+            found = questions.number(f'count(count by ({name}) ({chosen[:-1]},{name}!=""}}))')
             if found:
-                return each
-    return choices[0]
-
-
-def _devices(questions: Questions, name: str, device: str) -> int:
-    """Count the GPUs of a metric; rows of NVLink links name theirs by another label than the rest."""
-    for label in dict.fromkeys((device, *_DEVICE_LABELS)):
-        found = questions.number(f'count(count by ({label}) ({questions.metric(name)[:-1]},{label}!=""}}))')
-        if found:
-            return int(found)
+                return int(found)
     return 0
-
-
-def _units(questions: Questions, mine: list[str], device: str) -> int:
-    chosen = questions.one(map(re.escape, mine))
-    return int(questions.number(f'count(count by ({device}) ({chosen[:-1]},{device}!=""}}))') or 0)
 
 
 def _models(questions: Questions, name: str) -> dict[str, int]:
@@ -260,53 +196,20 @@ def _models(questions: Questions, name: str) -> dict[str, int]:
     return {}
 
 
-def _pace(questions: Questions, by_channel: Mapping[str, str]) -> tuple[dict[str, str], list[Finding]]:
-    """Compare how often is scraped with how often values change."""
-    name = next((by_channel[channel] for channel in _STEADY if channel in by_channel), None)
-    if name is None:
-        return {}, []
-    chosen = f"{questions.metric(name)}[{_RECENT}]"
-    samples = questions.number(f"quantile(0.5, count_over_time({chosen}))")
-    if not samples or samples < 2:
-        return {}, []
-    facts = {"scrape interval": f"about {_RECENT_S / samples:.0f} s"}
+def _findings(questions: Questions, name: str, stopped: set[str]) -> list[Finding]:
     findings = []
-    # An idle board's power still flickers, so the busiest tenth of the boards shows the exporter's own pace.
-    changes = questions.number(f"quantile(0.9, changes({chosen}))")
-    if changes:
-        steps = samples - 1.0
-        facts["values change every"] = f"about {_RECENT_S / samples * steps / changes:.0f} s"
-        repeated = 1.0 - changes / steps
-        facts["repeated samples"] = f"{max(repeated, 0.0):.0%}"
-        if repeated > 1 / 3:
-            findings.append(
-                Finding(
-                    f"{repeated:.0%} of the samples repeat the one before: scraping is faster than the exporter reads",
-                    "Scrape as often as the exporter reads its GPUs (30 s by default, `-c` in ms), not more often.",
-                    problem=False,
-                )
+    if stopped:
+        findings.append(
+            Finding(
+                f"within the last day there was {', '.join(sorted(stopped))}, and now there is none",
+                "Look at the exporters' counter file and targets: they were changed, or they stopped.",
             )
-    return facts, findings
-
-
-def _stopped(mine: list[str], known: Mapping[str, str], counts: dict[str, int]) -> list[Finding]:
-    gone = sorted({known[name] for name in mine if name not in counts} - {known[name] for name in counts})
-    if not gone:
-        return []
-    return [
-        Finding(
-            f"within the last day there was {', '.join(gone)}, and now there is none",
-            "Look at the exporters' counter file and targets: somebody changed them, or they stopped.",
         )
-    ]
-
-
-def _down(questions: Questions, mine: list[str]) -> list[Finding]:
-    jobs = questions.vector(f"count by (job) ({questions.metric(mine[0])})")
-    names = sorted({labels["job"] for labels, _ in jobs if labels.get("job")})
-    if not names:
-        return []
-    down = questions.number(f"count(up{{job=~{quoted('|'.join(map(re.escape, names)))}}} == 0)")
-    if not down:
-        return []
-    return [Finding(f"{down:,.0f} targets of the exporters' jobs are down", "Look at `up == 0` in Prometheus.")]
+    jobs = questions.vector(f"count by (job) ({questions.metric(name)})")
+    pattern = "|".join(re.escape(labels["job"]) for labels, _ in jobs if labels.get("job"))
+    down = questions.number(f"count(up{{job=~{quoted(pattern)}}} == 0)") if pattern else None
+    if down:
+        findings.append(
+            Finding(f"{down:,.0f} targets of the exporters' jobs are down", "Look at `up == 0` in Prometheus.")
+        )
+    return findings

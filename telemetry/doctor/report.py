@@ -2,84 +2,68 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from itertools import groupby
 from typing import Any
 
-from telemetry.doctor.diagnosis import ChannelState, Diagnosis, worth_of
-from telemetry.doctor.groups import group_of
-from telemetry.doctor.observation import Finding
+from telemetry.doctor.diagnosis import ChannelState, Diagnosis, group_importance
+from telemetry.doctor.observation import ChannelSeen
 
-_HEAD = ("channel", "status", "GPUs", "worth", "remark")
+_HEAD = ("channel", "status", "GPUs", "importance", "remark")
 _SHOWN_UNKNOWN = 12
 
 
 def as_text(diagnosis: Diagnosis) -> str:
     """Return a diagnosis as text, lines ending with a newline.
 
-    ``worth`` is the channel's share of what the model goes by (the text says of what, and of which model), ``-`` where
-    the model never saw it, ``?`` where no model is known. A star marks channels that the model uses.
+    ``importance`` is the channel's share of what the model goes by, ``-`` where the model never saw it, ``?`` where it
+    is not known. A star marks channels that the model uses.
     """
     look = diagnosis.observation
-    lines = [f"{look.kind} {look.where}", f"  seen: {_seen(diagnosis)}"]
-    lines += [f"  {what}: {told}" for what, told in look.facts.items()]
+    boards = ", ".join(f"{count:,} {model}" for model, count in look.models.items())
+    lines = [
+        f"{look.kind} {look.where}",
+        f"  seen: {_count(look.units, 'GPU')} on {_count(look.nodes, 'node')}{f' ({boards})' if boards else ''}",
+    ]
+    lines += [f"  {name}: {value}" for name, value in look.facts.items()]
     lines += _channels(diagnosis)
     if look.unknown:
         more = f" and {len(look.unknown) - _SHOWN_UNKNOWN} more" if len(look.unknown) > _SHOWN_UNKNOWN else ""
         lines += ["", f"Not known to predrain: {', '.join(look.unknown[:_SHOWN_UNKNOWN])}{more}"]
     if look.findings:
-        lines += ["", "Found besides"]
-        lines += [f"  {'!' if each.problem else '-'} {each.what}" for each in sorted(look.findings, key=_is_note)]
-    lines += ["", diagnosis.worth_said] if look.judged else []
-    lines += _to_do(diagnosis)
-    lines += ["", _verdict(diagnosis)]
+        lines += ["", "Other findings"]
+        findings = sorted(look.findings, key=lambda finding: not finding.problem)
+        lines += [f"  {'!' if finding.problem else '-'} {finding.what}" for finding in findings]
+    lines += ["", diagnosis.importance_source, *_to_do(diagnosis), "", _verdict(diagnosis)]
     return "\n".join(lines) + "\n"
 
 
-def _is_note(finding: Finding) -> bool:
-    return not finding.problem
-
-
-def _seen(diagnosis: Diagnosis) -> str:
-    look = diagnosis.observation
-    units = f"{look.units:,} GPU{'' if look.units == 1 else 's'}"
-    nodes = f"{look.nodes:,} node{'' if look.nodes == 1 else 's'}"
-    return f"{units} on {nodes}{_models(diagnosis)}"
-
-
-def _models(diagnosis: Diagnosis) -> str:
-    told = ", ".join(f"{count:,} {model}" for model, count in diagnosis.observation.models.items())
-    return f" ({told})" if told else ""
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def _channels(diagnosis: Diagnosis) -> list[str]:
-    rows = [(each, _cells(each, diagnosis)) for each in diagnosis.states]
-    if not rows:
-        return []
+    rows = [(state, _cells(state, diagnosis)) for state in diagnosis.states]
     widths = [max(len(cells[at]) for cells in (_HEAD, *(cells for _, cells in rows))) for at in range(len(_HEAD) - 1)]
     lines = ["", "  " + _aligned(_HEAD, widths)]
-    for group, members in groupby(rows, key=lambda row: group_of(row[0].channel.name)):
+    for group, members in groupby(rows, key=lambda row: row[0].group):
         mine = list(members)
-        worth = worth_of(group, [state.channel.name for state, _ in mine], diagnosis.worth)
+        share = group_importance(group, [state.channel.name for state, _ in mine], diagnosis.importance)
         with_events = ", the history of XIDs included" if group.name == "XIDs" else ""
-        lines.append(group.name if worth is None else f"{group.name} [{worth:.1%}{with_events}]")
+        lines.append(group.name if share is None else f"{group.name} [{share:.1%}{with_events}]")
         lines += ["  " + _aligned(cells, widths) for _, cells in mine]
     return lines
 
 
 def _cells(state: ChannelState, diagnosis: Diagnosis) -> tuple[str, ...]:
-    seen = state.seen
-    remarks = [state.remark] if state.remark else []
-    if seen is not None and seen.constant and seen.gpus:
-        remarks.append("constant")
-    if seen is not None and seen.age_s is not None and state.status == "ok" and diagnosis.observation.kind != "dataset":
-        remarks.append(f"{seen.age_s:,.0f} s old")
-    if state.worth is not None:
-        worth = f"{state.worth:.1%}"
+    if state.importance is not None:
+        importance = f"{state.importance:.1%}"
     else:
-        worth = "?" if diagnosis.worth is None or (state.used and not diagnosis.worth.shares) else "-"
+        unknown = diagnosis.importance is None or (state.used and not diagnosis.importance.shares)
+        importance = "?" if unknown else "-"
     star = "*" if state.used else ""
-    gpus = "" if seen is None else f"{seen.gpus:,}"
-    return (state.channel.name + star, state.status, gpus, worth, "; ".join(remarks))
+    gpus = "" if state.seen is None else f"{state.seen.gpus:,}"
+    return (state.channel.name + star, state.status, gpus, importance, state.remark)
 
 
 def _aligned(cells: tuple[str, ...], widths: list[int]) -> str:
@@ -90,88 +74,51 @@ def _aligned(cells: tuple[str, ...], widths: list[int]) -> str:
 def _to_do(diagnosis: Diagnosis) -> list[str]:
     if not diagnosis.todos:
         return []
-    lines = ["", "What to do, in order of worth"]
+    lines = ["", "What to do, most important first"]
     for number, todo in enumerate(diagnosis.todos, start=1):
-        worth = "" if todo.worth is None else f" [{todo.worth:.1%}]"
-        if todo.channels and todo.worth is None and diagnosis.worth is not None and not todo.used:
-            worth = " [the model never saw it: its worth is not known]"
-        lines.append(f"{number:>3}. {todo.title}{worth}")
+        importance = "" if todo.importance is None else f" [{todo.importance:.1%}]"
+        if todo.channels and todo.importance is None and diagnosis.importance is not None and not todo.used:
+            importance = " [the model never saw it: its importance is not known]"
+        lines.append(f"{number:>3}. {todo.title}{importance}")
         lines += [f"     {step}" for step in todo.steps]
     return lines
 
 
 def _verdict(diagnosis: Diagnosis) -> str:
     if diagnosis.healthy:
-        return "All fine: nothing is missing that the model uses." if diagnosis.observation.judged else "All fine."
-    by = "the model uses" if diagnosis.worth is not None else "failures are known to announce themselves by"
+        return "OK: nothing is missing that the model uses."
+    by = "the model uses" if diagnosis.importance is not None else "failures are known to announce themselves by"
     parts = []
     if diagnosis.lacking:
         parts.append(f"missing, and {by}: {', '.join(diagnosis.lacking)}")
-    problems = sum(each.problem for each in diagnosis.observation.findings)
+    problems = sum(finding.problem for finding in diagnosis.observation.findings)
     if problems:
-        parts.append(f"{problems} {'thing' if problems == 1 else 'things'} found besides")
-    return f"Not fine: {'; '.join(parts)}."
+        parts.append(f"{_count(problems, 'other problem')} found")
+    return f"Not OK: {'; '.join(parts)}."
 
 
 def as_dict(diagnosis: Diagnosis) -> dict[str, Any]:
-    """Return a diagnosis as plain JSON types.
-
-    Returns: ``healthy``, ``lacking``, ``source`` (kind, where, at, units, nodes, models, facts, unknown), ``worth``
-    (measure, where, model, used, shares; or null), ``worth_said``, ``channels`` by name, ``findings``, and ``todo`` in
-    order of worth.
-    """
-    look, worth = diagnosis.observation, diagnosis.worth
+    """Return a diagnosis as plain JSON types."""
+    look, importance = asdict(diagnosis.observation), diagnosis.importance
+    del look["channels"]
+    findings = look.pop("findings")
     return {
         "healthy": diagnosis.healthy,
         "lacking": list(diagnosis.lacking),
-        "source": {
-            "kind": look.kind,
-            "where": look.where,
-            "at": look.at.isoformat(),
-            "units": look.units,
-            "nodes": look.nodes,
-            "models": dict(look.models),
-            "xid_events": look.xid_events,
-            "facts": dict(look.facts),
-            "unknown": list(look.unknown),
-        },
-        "worth": None
-        if worth is None
-        else {
-            "measure": worth.measure,
-            "where": worth.where,
-            "model": worth.model,
-            "used": sorted(worth.used),
-            "shares": dict(worth.shares),
-        },
-        "worth_said": diagnosis.worth_said,
-        "channels": {each.channel.name: _state_as_dict(each) for each in diagnosis.states},
-        "findings": [{"what": each.what, "do": each.do, "problem": each.problem} for each in look.findings],
-        "todo": [
-            {
-                "title": each.title,
-                "channels": list(each.channels),
-                "worth": each.worth,
-                "used": each.used,
-                "steps": list(each.steps),
+        "source": look | {"at": diagnosis.observation.at.isoformat()},
+        "importance": None if importance is None else asdict(importance) | {"used": sorted(importance.used)},
+        "importance_source": diagnosis.importance_source,
+        "channels": {
+            state.channel.name: {
+                "group": state.group.name,
+                "status": state.status,
+                "remark": state.remark,
+                "used": state.used,
+                "importance": state.importance,
+                **asdict(state.seen or ChannelSeen(state.channel.name, 0)),
             }
-            for each in diagnosis.todos
-        ],
-    }
-
-
-def _state_as_dict(state: ChannelState) -> dict[str, Any]:
-    seen = state.seen
-    return {
-        "group": group_of(state.channel.name).name,
-        "status": state.status,
-        "remark": state.remark,
-        "used": state.used,
-        "worth": state.worth,
-        "gpus": 0 if seen is None else seen.gpus,
-        "name": None if seen is None else seen.name,
-        "null_share": None if seen is None else seen.null_share,
-        "constant": None if seen is None else seen.constant,
-        "sentinels": 0 if seen is None else seen.sentinels,
-        "age_s": None if seen is None else seen.age_s,
+            for state in diagnosis.states
+        },
+        "findings": findings,
+        "todo": [asdict(todo) for todo in diagnosis.todos],
     }

@@ -70,20 +70,12 @@ def test_it_tells_what_is_there_for_how_many_and_how_well(url: str) -> None:
     seen = observe_prometheus(ask(url, 'job="dcgm"'), channels=CATALOGUE)
     assert (seen.units, seen.nodes, dict(seen.models), seen.xid_events) == (4, 2, {H100: 4}, False)
     assert seen.channels["gpu_temp_c"].gpus == 4
-    assert seen.channels["gpu_temp_c"].constant is True
-    assert seen.channels["power_w"].constant is False
     assert (seen.channels["mem_temp_c"].gpus, seen.channels["mem_temp_c"].sentinels) == (0, 4)
     assert seen.channels["pcie_replay_total"].gpus == 3
-    assert seen.channels["gpu_temp_c"].age_s == pytest.approx(5, abs=15)
     assert seen.channels["sm_clock_mhz"].gpus == 0
     assert seen.unknown == ("DCGM_FI_DEV_SHINY",)
-    assert seen.facts["scrape interval"] == "about 15 s"
-    assert seen.facts["values change every"] in {f"about {seconds} s" for seconds in (29, 30, 31)}
     told = [each.what for each in seen.findings]
     assert "within the last day there was sm_clock_mhz, and now there is none" in told
-    assert any(
-        "of the samples repeat the one before: scraping is faster than the exporter reads" in what for what in told
-    )
     states = {each.channel.name: each.status for each in diagnose(seen, None, "", CATALOGUE).states}
     assert states["pcie_replay_total"] == "partly"
     assert states["mem_temp_c"] == "empty"

@@ -6,7 +6,7 @@ from telemetry.dataset.channels import CATALOGUE
 from telemetry.doctor.diagnosis import ChannelState, Diagnosis, diagnose
 from telemetry.doctor.observation import ChannelSeen, Finding
 from telemetry.doctor.report import as_dict, as_text
-from tests.telemetry.doctor.looks import H100, WORTH, observation, without
+from tests.telemetry.doctor.looks import H100, IMPORTANCE, observation, without
 
 
 def state_of(diagnosis: Diagnosis, channel: str) -> ChannelState:
@@ -14,18 +14,18 @@ def state_of(diagnosis: Diagnosis, channel: str) -> ChannelState:
 
 
 def test_a_source_with_everything_is_fine() -> None:
-    diagnosis = diagnose(observation(), WORTH, "said", CATALOGUE)
+    diagnosis = diagnose(observation(), IMPORTANCE, "said", CATALOGUE)
     assert diagnosis.healthy
     assert diagnosis.todos == ()
-    assert as_text(diagnosis).endswith("All fine: nothing is missing that the model uses.\n")
+    assert as_text(diagnosis).endswith("OK: nothing is missing that the model uses.\n")
 
 
-def test_what_is_missing_is_to_do_in_order_of_worth() -> None:
+def test_what_is_missing_is_to_do_most_important_first() -> None:
     look = observation(
         channels=without("pcie_replay_total", "ecc_sbe_volatile_total", "enc_util_pct", "row_remap_pending")
     )
-    diagnosis = diagnose(look, WORTH, "said", CATALOGUE)
-    assert [(todo.title.split(":")[0], todo.worth, todo.used) for todo in diagnosis.todos] == [
+    diagnosis = diagnose(look, IMPORTANCE, "said", CATALOGUE)
+    assert [(todo.title.split(":")[0], todo.importance, todo.used) for todo in diagnosis.todos] == [
         ("ECC", 0.3, True),
         ("PCIe", 0.2, True),
         ("row remapping", None, False),
@@ -38,10 +38,10 @@ def test_what_is_missing_is_to_do_in_order_of_worth() -> None:
     assert any("ECC must be on" in step for step in steps)
 
 
-def test_a_channel_that_the_model_never_saw_has_no_worth_and_does_not_make_a_source_ill() -> None:
-    diagnosis = diagnose(observation(channels=without("row_remap_pending")), WORTH, "said", CATALOGUE)
+def test_a_channel_that_the_model_never_saw_has_no_importance_and_does_not_make_a_source_ill() -> None:
+    diagnosis = diagnose(observation(channels=without("row_remap_pending")), IMPORTANCE, "said", CATALOGUE)
     assert diagnosis.healthy
-    assert "the model never saw it: its worth is not known" in as_text(diagnosis)
+    assert "the model never saw it: its importance is not known" in as_text(diagnosis)
 
 
 def test_without_a_model_the_groups_with_precursors_count() -> None:
@@ -54,7 +54,7 @@ def test_without_a_model_the_groups_with_precursors_count() -> None:
 
 
 def test_names_that_stop_older_exporters_are_told_apart() -> None:
-    diagnosis = diagnose(observation(channels=without("recovery_action")), WORTH, "said", CATALOGUE)
+    diagnosis = diagnose(observation(channels=without("recovery_action")), IMPORTANCE, "said", CATALOGUE)
     steps = diagnosis.todos[0].steps
     assert steps[0] == "With an exporter built on DCGM 4.6 or later add as well:"
     assert steps[1].startswith("    DCGM_FI_DEV_GET_GPU_RECOVERY_ACTION, gauge, ")
@@ -64,7 +64,7 @@ def test_what_a_board_does_not_have_is_nothing_to_do() -> None:
     look = observation(
         models={"NVIDIA L4": 8}, channels=without("nvlink_replay_total", "fabric_health", "fan_speed_pct")
     )
-    diagnosis = diagnose(look, WORTH, "said", CATALOGUE)
+    diagnosis = diagnose(look, IMPORTANCE, "said", CATALOGUE)
     assert state_of(diagnosis, "nvlink_replay_total").status == "not on this board"
     assert diagnosis.todos == ()
 
@@ -75,41 +75,39 @@ def test_boards_that_cannot_report_a_channel_are_no_lack_in_a_mixed_fleet() -> N
         "gpu_temp_c": ChannelSeen("gpu_temp_c", 6, null_share=0.25),
     }
     look = observation(kind="dataset", models={H100: 6, "NVIDIA L40S": 2}, channels=seen)
-    diagnosis = diagnose(look, WORTH, "said", CATALOGUE)
+    diagnosis = diagnose(look, IMPORTANCE, "said", CATALOGUE)
     assert state_of(diagnosis, "nvlink_replay_total").status == "ok"
     assert state_of(diagnosis, "gpu_temp_c").status == "partly"
     assert state_of(diagnosis, "gpu_temp_c").remark == "6 of 8 GPUs"
     assert diagnosis.lacking == ("gpu_temp_c",)
 
 
-def test_stale_empty_and_partly_filled_channels_are_said_so() -> None:
+def test_empty_and_partly_filled_channels_are_said_so() -> None:
     seen = dict(observation().channels) | {
-        "gpu_temp_c": ChannelSeen("gpu_temp_c", 8, age_s=5000.0),
         "ecc_sbe_volatile_total": ChannelSeen("ecc_sbe_volatile_total", 0, sentinels=8),
         "pcie_replay_total": ChannelSeen("pcie_replay_total", 8, null_share=0.5),
     }
-    diagnosis = diagnose(observation(channels=seen), WORTH, "said", CATALOGUE)
+    diagnosis = diagnose(observation(channels=seen), IMPORTANCE, "said", CATALOGUE)
     found = {name: state_of(diagnosis, name) for name in seen}
-    assert (found["gpu_temp_c"].status, found["gpu_temp_c"].remark) == ("stale", "newest value 5,000 s old")
     assert found["ecc_sbe_volatile_total"].remark == "8 values say not supported"
     assert found["pcie_replay_total"].remark == "50% of the rows without a value"
-    assert set(diagnosis.lacking) == {"gpu_temp_c", "ecc_sbe_volatile_total", "pcie_replay_total"}
+    assert set(diagnosis.lacking) == {"ecc_sbe_volatile_total", "pcie_replay_total"}
 
 
 def test_an_unseen_xid_gauge_is_unsure_because_exporters_leave_it_out_until_there_is_one() -> None:
-    blind = diagnose(observation(channels=without("xid_last"), xid_events=False), WORTH, "said", CATALOGUE)
+    blind = diagnose(observation(channels=without("xid_last"), xid_events=False), IMPORTANCE, "said", CATALOGUE)
     assert state_of(blind, "xid_last").status == "unsure"
     assert blind.lacking == ()
     assert blind.todos[0].title == "XIDs: xid_last not seen"
-    assert blind.todos[0].worth == 0.35
+    assert blind.todos[0].importance == 0.35
     assert "collect kernel-log" in blind.todos[0].steps[0]
-    told = diagnose(observation(channels=without("xid_last")), WORTH, "said", CATALOGUE)
+    told = diagnose(observation(channels=without("xid_last")), IMPORTANCE, "said", CATALOGUE)
     assert told.todos == ()
 
 
 def test_the_same_in_a_dataset_is_missing() -> None:
     look = observation(kind="dataset", channels=without("xid_last"), xid_events=False)
-    assert diagnose(look, WORTH, "said", CATALOGUE).lacking == ("xid_last",)
+    assert diagnose(look, IMPORTANCE, "said", CATALOGUE).lacking == ("xid_last",)
 
 
 def test_scrape_channels_come_from_our_own_collector() -> None:
@@ -124,40 +122,35 @@ def test_scrape_channels_come_from_our_own_collector() -> None:
 
 def test_findings_that_spoil_telemetry_make_a_source_ill_and_others_do_not() -> None:
     problem, note = Finding("the clock is off", "Set it."), Finding("it is Sunday", problem=False)
-    assert diagnose(observation(findings=(note,)), WORTH, "said", CATALOGUE).healthy
-    ill = diagnose(observation(findings=(note, problem)), WORTH, "said", CATALOGUE)
+    assert diagnose(observation(findings=(note,)), IMPORTANCE, "said", CATALOGUE).healthy
+    ill = diagnose(observation(findings=(note, problem)), IMPORTANCE, "said", CATALOGUE)
     assert not ill.healthy
     assert ill.todos[0].steps == ("Set it.",)
     text = as_text(ill)
     assert "  ! the clock is off\n  - it is Sunday\n" in text
-    assert text.endswith("Not fine: 1 thing found besides.\n")
+    assert text.endswith("Not OK: 1 other problem found.\n")
 
 
 def test_the_json_form_holds_all_of_it() -> None:
     look = observation(channels=without("pcie_replay_total"), unknown=("DCGM_FI_DEV_NEW",))
-    told = json.loads(json.dumps(as_dict(diagnose(look, WORTH, "said", CATALOGUE))))
+    told = json.loads(json.dumps(as_dict(diagnose(look, IMPORTANCE, "said", CATALOGUE))))
     assert told["healthy"] is False
     assert told["lacking"] == ["pcie_replay_total"]
     assert told["channels"]["pcie_replay_total"] == {
-        "group": "PCIe", "status": "missing", "remark": "", "used": True, "worth": 0.2, "gpus": 0, "name": None,
-        "null_share": None, "constant": None, "sentinels": 0, "age_s": None,
+        "group": "PCIe", "status": "missing", "remark": "", "used": True, "importance": 0.2, "gpus": 0, "name": None,
+        "channel": "pcie_replay_total", "null_share": None, "sentinels": 0,
     }  # fmt: skip
-    assert told["worth"]["model"] == "mean_rank"
+    assert told["importance"]["model"] == "mean_rank"
     assert told["source"]["unknown"] == ["DCGM_FI_DEV_NEW"]
     assert told["todo"][0]["channels"] == ["pcie_replay_total"]
 
 
-def test_a_source_that_does_not_tell_channels_is_judged_by_its_findings_alone() -> None:
-    look = observation(kind="collector", judged=False, channels={}, findings=(Finding("3 targets fail", "Look."),))
-    diagnosis = diagnose(look, WORTH, "said", CATALOGUE)
-    assert diagnosis.states == ()
-    assert [todo.title for todo in diagnosis.todos] == ["3 targets fail"]
-
-
-def test_the_text_shows_channels_by_group_with_their_worth() -> None:
-    lines = as_text(diagnose(observation(channels=without("pcie_replay_total")), WORTH, "said", CATALOGUE)).splitlines()
+def test_the_text_shows_channels_by_group_with_their_importance() -> None:
+    lines = as_text(
+        diagnose(observation(channels=without("pcie_replay_total")), IMPORTANCE, "said", CATALOGUE)
+    ).splitlines()
     at = lines.index("PCIe [20.0%]")
     assert lines[at + 1].split() == ["pcie_replay_total*", "missing", "20.0%"]
     assert lines[at + 2].split() == ["pcie_link_gen", "ok", "8", "-"]
     assert "said" in lines
-    assert lines[lines.index("What to do, in order of worth") + 1] == "  1. PCIe: pcie_replay_total missing [20.0%]"
+    assert lines[lines.index("What to do, most important first") + 1] == "  1. PCIe: pcie_replay_total missing [20.0%]"

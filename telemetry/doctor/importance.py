@@ -1,0 +1,149 @@
+"""Which channels a model uses and how much, from the files that a backtest or a training run left."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import pandas as pd
+import pyarrow as pa
+
+from telemetry.dataset.channel import ROLLUP_SUFFIXES
+from telemetry.errors import InputError
+
+ATTRIBUTIONS: Final = "attributions.parquet"
+"""File in a backtest's ``evaluation/``: what each feature moved the models' scores by, fold by fold.
+
+Columns: ``fold`` (int), ``model`` (string), ``feature`` (string, the column's name), ``group`` (string), ``channel``
+(string, null where the feature has none), ``share`` (float: mean absolute attribution of the feature as a share of the
+sum over all features, so that the shares of one fold and model add up to 1), ``rows`` (int: rows explained).
+"""
+
+XIDS: Final = "XIDs"
+"""Key of :attr:`Importance.shares` for features made of the history of XIDs."""
+
+EVENTS: Final = "other events"
+"""Key of :attr:`Importance.shares` for features made of incidents, repairs, diagnostics and driver changes."""
+
+NO_TELEMETRY: Final = "no telemetry"
+"""Key of :attr:`Importance.shares` for features of no source of telemetry: the inventory, gaps, counts of samples."""
+
+_NO_CHANNELS: Final = frozenset({XIDS, EVENTS, NO_TELEMETRY})
+_SUFFIXES: Final = tuple(suffix for suffixes in ROLLUP_SUFFIXES.values() for suffix in suffixes)
+_COLUMNS: Final = ["fold", "model", "group", "channel", "share", "rows"]
+
+
+@dataclass(frozen=True, slots=True)
+class Importance:
+    """What a model made of the channels.
+
+    ``shares``: share of each channel, of :data:`XIDS`, :data:`EVENTS` and :data:`NO_TELEMETRY`, adding up to 1; empty
+    if unknown.
+    """
+
+    model: str
+    where: str
+    used: frozenset[str]
+    shares: Mapping[str, float] = field(default_factory=dict)
+
+    def of(self, channels: Iterable[str]) -> float | None:
+        """Return the channels' shares together; None where none of them is among the model's, or none is known."""
+        mine = [name for name in channels if name in self.used]
+        if not self.shares or not mine:
+            return None
+        return math.fsum(self.shares.get(name, 0.0) for name in mine)
+
+
+def channel_of(name: str, channels: Iterable[str]) -> str | None:
+    """Return the channel of which ``name`` is a roll-up (``power_w_max``) or a flag, or which it is."""
+    known = set(channels)
+    if name in known:
+        return name
+    for suffix in _SUFFIXES:
+        if name.endswith(suffix) and name.removesuffix(suffix) in known:
+            return name.removesuffix(suffix)
+    flags = [channel for channel in known if name.startswith(f"{channel}_")]
+    return max(flags, key=len) if flags else None
+
+
+def read_importance(
+    backtest: Path | None, bundle: Path | None, channels: Iterable[str]
+) -> tuple[Importance | None, str]:
+    """Read the channels' importance from a backtest, else which of them a bundle uses.
+
+    Returns it, or None, with one sentence that names its source or what to run.
+    Raises ``InputError`` if a file is there and damaged.
+    """
+    known = list(channels)
+    tried = []
+    if backtest is not None:
+        file = backtest / "evaluation" / ATTRIBUTIONS
+        if file.is_file():
+            found, folds = _from_attributions(file, _profile(backtest), known)
+            return found, (
+                f"Importance: share of the attributions of {found.model} over {folds} folds of the last backtest: what "
+                f"moved its scores, which is not what its precision would lose ({file})."
+            )
+        tried.append(f"{file} is not there")
+    if bundle is not None and (bundle / "manifest.json").is_file():
+        found = _from_bundle(bundle, known)
+        return found, f"The bundle names the channels it uses, not their importance ({bundle})."
+    if bundle is not None:
+        tried.append(f"{bundle} holds no bundle")
+    reason = "; ".join(tried) or "no backtest and no bundle were given"
+    return None, (
+        f"The importance of channels is not known: {reason}. Run `predrain train` or `predrain backtest` on your "
+        "dataset; until then channels are judged by whether failures are known to announce themselves there."
+    )
+
+
+def _profile(backtest: Path) -> str | None:
+    try:
+        profile = json.loads((backtest / "metrics.json").read_text(encoding="utf-8")).get("profile")
+    except (OSError, ValueError, AttributeError):
+        return None
+    return profile if isinstance(profile, str) else None
+
+
+def _from_attributions(file: Path, profile: str | None, known: list[str]) -> tuple[Importance, int]:
+    try:
+        table = pd.read_parquet(file, columns=_COLUMNS)
+        models = sorted(table["model"].unique())
+        model = str(profile if profile in models else models[0])
+    except (pa.ArrowInvalid, OSError, KeyError, ValueError, IndexError) as error:
+        raise _damaged(file, str(error) or "it has no rows") from error
+    mine = table[(table["model"] == model) & table["share"].notna() & (table["rows"] > 0)]
+    shares: dict[str, float] = defaultdict(float)
+    for row in mine.itertuples(index=False):
+        channel = row.channel if isinstance(row.channel, str) else None
+        shares[_key(str(row.group), channel, known)] += float(row.share) * float(row.rows)
+    total = math.fsum(shares.values())
+    normalised = {name: share / total for name, share in sorted(shares.items())} if total > 0 else {}
+    return Importance(model, str(file), frozenset(shares) - _NO_CHANNELS, normalised), mine["fold"].nunique()
+
+
+def _from_bundle(bundle: Path, known: list[str]) -> Importance:
+    file = bundle / "manifest.json"
+    try:
+        manifest = json.loads(file.read_text(encoding="utf-8"))
+        keys = {_key(str(feature["group"]), feature["channel"], known) for feature in manifest["features"]}
+        return Importance(str(manifest["profile"]), str(bundle), frozenset(keys) - _NO_CHANNELS)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise _damaged(file, f"it lacks or misstates {error}") from error
+
+
+def _key(group: str, channel: str | None, known: list[str]) -> str:
+    if group == "history":
+        return XIDS if (channel or "").startswith("xid") else EVENTS
+    if group in ("static", "gaps") or channel is None:
+        return NO_TELEMETRY
+    return channel_of(channel, known) or NO_TELEMETRY
+
+
+def _damaged(file: Path, why: str) -> InputError:
+    return InputError(f"the file cannot be used: {why}", str(file), "Run the backtest or the training again.")

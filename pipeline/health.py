@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from evaluation.backtest.drift_watch import RECENT_SPAN
-from evaluation.drift.check import Scores, examine
+from evaluation.drift.check import examine
 from evaluation.drift.outcomes import AlertCounts, RiskCounts, count_alerts, exact_interval
 from evaluation.drift.verdict import CAUSES, Findings
 from features.errors import InputError
@@ -181,7 +181,6 @@ def _check(
     served = in_codes_of(fitted.columns, matrix.columns, matrix.values)
     found = fitted.score_rows(served, scored, rows.time[scored], rows.tie[scored])
     profile = found[loaded.profile]
-    watched = found[reference.model or loaded.profile]
     seen = _with_new_categories(reference.columns, opened.columns)
     risk = fitted.risk(loaded.profile, profile.score)
     label = labelled.label[scored]
@@ -203,7 +202,6 @@ def _check(
         start_ms=max(fit_ms, end_ms - 1 - duration_ms(recent)),
         end_ms=end_ms,
         seed=int((loaded.manifest.get("params") or {}).get("seed", 0)),
-        scores=Scores(rows.time[scored], rows.tie[scored], watched.score.astype(np.float64)),
         risks=risks,
     )
     return Health(

@@ -1,4 +1,4 @@
-"""What a run leaves in MLflow: a backtest as one run with a nested run for each refit, a training as one run."""
+"""What a run leaves in MLflow: a backtest and a training, each as one run."""
 
 from __future__ import annotations
 
@@ -8,11 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
 from evaluation.backtest.frames import BacktestResult
 from evaluation.metrics.evaluation import Evaluation
-from evaluation.metrics.metrics import ratio
 from telemetry.errors import InputError
 
 _FOLD_METRICS = (
@@ -32,13 +30,13 @@ def record_backtest(
     evaluation: Evaluation,
     artifacts: tuple[Path, ...],
 ) -> str:
-    """Record a backtest: the measurements of the whole, and of every refit its data, span, counts and measurements.
+    """Record a backtest as one run: its measurements, and those of every refit as steps of ``refit.`` metrics.
 
     An unchanged backtest that is recorded again adds nothing; a recording that was killed goes on.
 
     ``tags``: ``dataset_digest``, ``code_revision`` and what else belongs to every run.
     """
-    from models.registry.runs import RunRecord, log_series  # noqa: PLC0415 - MLflow is for tracked runs only
+    from models.registry.runs import log_run  # noqa: PLC0415 - MLflow is for tracked runs only
 
     whole = {
         f"{row['model']}.{row['variant']}.{name}": float(value)
@@ -46,30 +44,23 @@ def record_backtest(
         for name, value in row.items()
         if isinstance(value, int | float | np.number) and not str(name).endswith(("_low", "_high"))
     }
-    measured = _by_fold(evaluation.folds) | _risks_by_fold(result.predictions)
-    children = []
-    for fold, facts in result.folds.groupby("fold", sort=True):
-        number = int(str(fold))
-        own = facts.set_index("variant")
-        told = {
-            f"refit.{variant}.{name}": str(row[name])
-            for variant, row in own.iterrows()
-            for name in ("refit_at", "train_start", "train_end", "span", "calibrated", "fitted")
-        }
-        counts = {f"{variant}.{name}": float(row[name]) for variant, row in own.iterrows() for name in _COUNTS}
-        first = facts.iloc[0]
-        told |= {"refit.fold": str(number), "refit.test_start": str(first["test_start"])}
-        told |= {"refit.test_end": str(first["test_end"])}
-        children.append(
-            RunRecord(
-                name=f"refit {number:03d} {first['test_start']:%Y-%m-%d %H:%M}",
-                params={**params, **told},
-                metrics=counts | measured.get(number, {}),
-                tags={**tags, "kind": "refit", "fold": str(number)},
-            )
-        )
-    parent = RunRecord("backtest", params, whole, {**tags, "kind": "backtest"}, artifacts)
-    return log_series(track, experiment, parent, children).run_id
+    steps: list[dict[str, float | None]] = [{} for _ in range(result.folds["fold"].nunique())]
+    for row in result.folds.to_dict("records"):
+        steps[row["fold"]] |= {f"refit.{row['variant']}.{name}": float(row[name]) for name in _COUNTS}
+    for row in evaluation.folds.to_dict("records"):
+        place = f"refit.{row['model']}.{row['variant']}"
+        steps[row["fold"]] |= {f"{place}.{name}": float(row[name]) for name in _FOLD_METRICS}
+    return log_run(
+        track,
+        experiment,
+        name="backtest",
+        params=params,
+        metrics=whole,
+        steps=steps,
+        tags={**tags, "kind": "backtest"},
+        artifacts=artifacts,
+        once=True,
+    )
 
 
 def check_store(track: str) -> None:
@@ -93,10 +84,18 @@ def record_training(
     card: Path,
 ) -> str:
     """Record a training with its model card, once for each bundle; give the run's id."""
-    from models.registry.runs import RunRecord, log_series  # noqa: PLC0415 - as above
+    from models.registry.runs import log_run  # noqa: PLC0415 - as above
 
-    record = RunRecord("train", params, metrics, {**tags, "kind": "train"}, (card,))
-    return log_series(track, experiment, record).run_id
+    return log_run(
+        track,
+        experiment,
+        name="train",
+        params=params,
+        metrics=metrics,
+        tags={**tags, "kind": "train"},
+        artifacts=(card,),
+        once=True,
+    )
 
 
 def measurements_of(backtest: Path) -> dict[str, Any]:
@@ -119,33 +118,3 @@ def measurements_of(backtest: Path) -> dict[str, Any]:
             str(backtest),
             "Give the folder that `predrain backtest --out` wrote.",
         ) from None
-
-
-def _by_fold(folds: pd.DataFrame) -> dict[int, dict[str, float]]:
-    found: dict[int, dict[str, float]] = {}
-    names = [name for name in _FOLD_METRICS if name in folds.columns]
-    for row in folds.to_dict("records"):
-        into = found.setdefault(int(row["fold"]), {})
-        into |= {f"{row['model']}.{row['variant']}.{name}": float(row[name]) for name in names}
-    return found
-
-
-def _risks_by_fold(predictions: pd.DataFrame) -> dict[int, dict[str, float]]:
-    """Give mean risk over base rate and Brier skill of each model, variant and fold."""
-    known = predictions["label"].notna().to_numpy()
-    if not known.any():
-        return {}
-    chosen = predictions.loc[known, ["model", "variant", "fold"]]
-    code, keys = pd.MultiIndex.from_frame(chosen.astype({"model": str, "variant": str})).factorize()
-    label = predictions.loc[known, "label"].to_numpy(dtype=np.float64)
-    risk = predictions.loc[known, "risk"].to_numpy(dtype=np.float64)
-    n, positives = np.bincount(code).astype(np.float64), np.bincount(code, label)
-    rate = ratio(positives, n)
-    ratios = ratio(np.bincount(code, risk), positives)
-    skills = 1 - ratio(ratio(np.bincount(code, (risk - label) ** 2), n), rate * (1 - rate))
-    found: dict[int, dict[str, float]] = {}
-    for at, (model, variant, fold) in enumerate(keys):
-        into = found.setdefault(int(fold), {})
-        into[f"{model}.{variant}.risk_ratio"] = float(ratios[at])
-        into[f"{model}.{variant}.brier_skill"] = float(skills[at])
-    return found

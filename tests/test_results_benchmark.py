@@ -61,10 +61,6 @@ def test_one_fleet_measures_as_its_predictions_do(two):
         np.testing.assert_allclose(
             mine[columns].to_numpy(dtype=float), row[columns].to_numpy(dtype=float), rtol=1e-5, equal_nan=True
         )
-    pd.testing.assert_frame_equal(
-        ours.trends, theirs.trends[theirs.trends["model"].isin(ours.trends["model"])].reset_index(drop=True),
-        check_like=True, check_dtype=False,
-    )  # fmt: skip
     key = ["model", "other_model"]
     same = theirs.equal_alerts[theirs.equal_alerts["variant"] == "sliding"].merge(ours.equal, on=key)
     assert len(same)
@@ -265,10 +261,7 @@ def test_promises_are_counted_and_what_was_asked_is_judged():
     assert promise_lines(pd.DataFrame(), PromisesSection()) == ["No fleet left any promise."]
 
 
-def test_slopes_and_calibration_are_told_from_the_measurements(measured):
-    said = claims.trend_sentences(measured, "drift")
-    assert len(said) == 2
-    assert all("for mean_rank it changes by" in sentence for sentence in said)
+def test_calibration_is_told_from_the_measurements(measured):
     rows = claims.calibration_rows({"drift": measured})
     assert list(rows.columns) == ["scenario", "risk_ratio", "brier_skill", "calibration_error", "holds"]
 

@@ -13,7 +13,7 @@ from benchmarks.scoreboard.pooled import Hits, Measured
 from evaluation.metrics.assessment import kind_of
 from evaluation.metrics.comparison import SLIDING, TRAIN_ONCE, difference_interval, most_precise
 from evaluation.metrics.oracle import ORACLE
-from pipeline.report.wording import between, join, number, percent, points
+from pipeline.report.wording import join, percent, points
 
 SINGLE_GAIN, VENDOR_GAIN = 0.15, 0.20
 """What the recommended profile must gain in precision over a single model trained once, and over vendor rules."""
@@ -156,32 +156,6 @@ def total(pools: Sequence[Measured], model: str | None, variant: str) -> Hits:
     for part in parts[1:]:
         out = out + part
     return out
-
-
-def trend_sentences(measured: Measured, scenario: str) -> list[str]:
-    """Say for which models the gain of sliding over training once grows with time."""
-    frame = measured.trends
-    if frame.empty:
-        return []
-    said = []
-    for statistic, word in (("precision_at_k", "precision at K"), ("average_precision", "average precision")):
-        mine = frame[frame["statistic"] == statistic]
-        up = [row for row in mine.itertuples() if row.low > 0]
-        down = [row for row in mine.itertuples() if row.high < 0]
-        own = mine[mine["model"] == measured.profile]
-        text = f"On `{scenario}`, sliding minus trained once in {word}, by month since the first fit: "
-        for row in own.itertuples():
-            text += (
-                f"for {row.model} it changes by {points(row.slope)} points a month "
-                f"{between(points(row.low), points(row.high))} over {number(row.months, 1)} months "
-                f"(**{'shown to grow' if row.low > 0 else 'shown to shrink' if row.high < 0 else 'not proven'}**)"
-            )
-        text += (
-            f"; of {len(mine)} models it is shown to grow for {join([row.model for row in up]) or 'none'} and to "
-            f"shrink for {join([row.model for row in down]) or 'none'}."
-        )
-        said.append(text)
-    return said
 
 
 def calibration_rows(found: Mapping[str, Measured]) -> pd.DataFrame:

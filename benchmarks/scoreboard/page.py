@@ -12,21 +12,19 @@ from benchmarks.scoreboard.claims import (
     calibration_rows,
     profile_gains,
     relative,
-    trend_sentences,
 )
 from benchmarks.scoreboard.plan import PAPER_TITLE, PROMISED, Plan
 from benchmarks.scoreboard.pooled import Measured
 from benchmarks.scoreboard.promised import promise_lines
 from evaluation.metrics.comparison import SLIDING, TRAIN_ONCE
 from models.config import PromisesSection
-from pipeline.report.comparisons import combiner_advice
 from pipeline.report.wording import NONE, between, count, hours, join, number, percent, points, verdict
 
 DEVELOPMENT = 100
 """Seeds from here on are for development; parameters may have been chosen on them."""
 
 GAINED = ("base", "drift")
-"""Scenarios on which gains and their growth are asked for."""
+"""Scenarios on which gains are asked for."""
 
 NULL_CHECKS = (
     "These fleets hold signs of failures by construction. Whether predrain finds something where there is nothing "
@@ -120,7 +118,7 @@ def claims(
     promises: pd.DataFrame,
     section: PromisesSection,
 ) -> list[str]:
-    """Give the claims: gains, growth, calibration, promises."""
+    """Give the claims: gains, calibration, promises."""
     asked = gained(found)
     gains = profile_gains(asked) + list(against_paper)
     lines = ["## What may be claimed", "", "### The recommended profile at equal numbers of alerts", ""]
@@ -139,10 +137,7 @@ def claims(
         lines += ["", *[f"- {each.sentence}" for each in gains], ""]
     if not against_paper:
         lines += ["The paper's profile was not run, so nothing is said of it.", ""]
-    lines += ["### Does sliding training gain with time", ""]
-    for name, measured in asked.items():
-        lines += [f"- {sentence}" for sentence in trend_sentences(measured, name)]
-    lines += ["", "### Are the risks right out of time", ""]
+    lines += ["### Are the risks right out of time", ""]
     lines += [
         "| scenario | mean risk over base rate | Brier skill | calibration error | holds |",
         "|---|---|---|---|---|",
@@ -179,11 +174,6 @@ def scenario(name: str, measured: Measured, incidents: int) -> list[str]:
         "### Sliding ensembles beside their best member, at as many alerts",
         "",
         *equal_table(measured),
-        "",
-        *[
-            f"- {sentence}"
-            for sentence in combiner_advice(measured.table, measured.equal, measured.budgets, measured.profile)
-        ],
         "",
     ]
 

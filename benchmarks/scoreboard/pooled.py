@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +14,6 @@ from evaluation.metrics.assessment import Assessment, assess, kind_of, summarise
 from evaluation.metrics.bootstrap import Interval, interval, resample_fleets
 from evaluation.metrics.comparison import (
     SLIDING,
-    TRAIN_ONCE,
     budgets,
     difference_interval,
     most_precise,
@@ -26,7 +25,6 @@ from evaluation.metrics.evaluation import ORACLE_STATISTICS
 from evaluation.metrics.metrics import Floats, Ints, ratio
 from evaluation.metrics.oracle import ORACLE
 from evaluation.metrics.scored import Scored, Shared
-from evaluation.metrics.trends import days_since, paired_trend
 
 APART_MS = 3653 * 86_400_000
 """Shift between the fleets' clocks: pooled fleets share no decision time, because K is a budget of one fleet."""
@@ -60,7 +58,6 @@ class Pool:
             k=max(int(part.facts["k"]) for part in parts),
             budgets=np.concatenate(budget),
         )
-        self.days: Floats = np.concatenate([days_since(own, int(own[0])) for own in times])
         self.weights = resample_fleets(sizes, replicates, seed)
         self._base = {
             "time": np.concatenate(
@@ -130,8 +127,7 @@ class Measured:
     ``k``: alert budget of each fleet.
     ``fleets``, ``units``, ``times``: Fleets, units, and decision times of all fleets together.
     ``table``: as :attr:`evaluation.metrics.evaluation.Evaluation.table`, with ``lead_time_median_low`` and ``_high``.
-    ``budgets``, ``paired``, ``trends``: as the evaluation's frames of these names; ``trends`` counts each
-    fleet from its own first fit.
+    ``budgets``, ``paired``: as the evaluation's frames of these names.
     ``equal``: each sliding ensemble beside each learner at as many alerts: ``model``, ``other_model``, ``alerts``,
     ``precision``, ``other_precision``, ``difference``, ``low``, ``high``, ``share_better``, ``member``, ``best``.
     ``at_profile``: every model at as many alerts, at each decision time, as the profile gives.
@@ -144,7 +140,6 @@ class Measured:
     table: pd.DataFrame
     budgets: pd.DataFrame
     paired: pd.DataFrame
-    trends: pd.DataFrame
     equal: pd.DataFrame
     at_profile: Mapping[tuple[str, str], Hits]
     profile: str
@@ -163,29 +158,24 @@ def measure(pool: Pool) -> Measured:
     asked = _asked(pool, profile)
     slim: list[Assessment] = []
     at_budgets: list[pd.DataFrame] = []
-    trends: list[dict[str, object]] = []
     summaries = []
     given: dict[tuple[str, str], dict[str, Floats]] = {}
     at_profile: dict[tuple[str, str], Hits] = {}
-    for variants in _by_model(pool):
-        for scored in variants.values():
-            assessed = assess(scored, pool.weights)
-            lead = lead_bounds(assessed.incidents, pool.shared.units, pool.weights)
-            summaries.append(
-                {**summarise(assessed), "lead_time_median_low": lead.low, "lead_time_median_high": lead.high}
-            )
-            at_budgets.append(budgets([assessed], pool.weights))
-            for name, budget in asked.items():
-                if name[1] == scored.variant and kind_of(scored.model) == "learner":
-                    given.setdefault(name, {})[scored.model] = _hits(scored, budget, every).precision
-            if (profile, SLIDING) in asked:
-                mine = scored.alert if scored.name == (profile, SLIDING) else None
-                at_profile[scored.name] = _hits(scored, asked[profile, SLIDING], every, mine)
-            if scored.name in asked:
-                given.setdefault(scored.name, {})[""] = _hits(scored, asked[scored.name], every, scored.alert).precision
-            slim.append(dataclasses.replace(assessed, scored=_without_rows(scored)))
-        if SLIDING in variants and TRAIN_ONCE in variants:
-            trends += paired_trend(variants[SLIDING], variants[TRAIN_ONCE], pool.weights, pool.days)
+    for name in sorted(pool.names):
+        scored = pool.scored(*name)
+        assessed = assess(scored, pool.weights)
+        lead = lead_bounds(assessed.incidents, pool.shared.units, pool.weights)
+        summaries.append({**summarise(assessed), "lead_time_median_low": lead.low, "lead_time_median_high": lead.high})
+        at_budgets.append(budgets([assessed], pool.weights))
+        for key, budget in asked.items():
+            if key[1] == scored.variant and kind_of(scored.model) == "learner":
+                given.setdefault(key, {})[scored.model] = _hits(scored, budget, every).precision
+        if (profile, SLIDING) in asked:
+            mine = scored.alert if scored.name == (profile, SLIDING) else None
+            at_profile[scored.name] = _hits(scored, asked[profile, SLIDING], every, mine)
+        if scored.name in asked:
+            given.setdefault(scored.name, {})[""] = _hits(scored, asked[scored.name], every, scored.alert).precision
+        slim.append(dataclasses.replace(assessed, scored=_without_rows(scored)))
     table = pd.DataFrame(summaries)
     oracle = next(each for each in slim if each.scored.model == ORACLE)
     shares = oracle_shares(slim, oracle, ORACLE_STATISTICS)
@@ -198,7 +188,6 @@ def measure(pool: Pool) -> Measured:
         table=table,
         budgets=pd.concat(at_budgets, ignore_index=True),
         paired=paired_differences(slim),
-        trends=pd.DataFrame(trends),
         equal=_equal(given, asked, facts),
         at_profile=at_profile,
         profile=profile,
@@ -223,11 +212,6 @@ def lead_bounds(incidents: pd.DataFrame, units: np.ndarray, weights: Floats) -> 
     lower = np.argmax(2 * counted >= counted[:, -1:], axis=1)
     upper = np.argmax(2 * counted > counted[:, -1:], axis=1)
     return interval(np.where(counted[:, -1] > 0, (lead[lower] + lead[upper]) / 2, np.nan))
-
-
-def _by_model(pool: Pool) -> Iterator[dict[str, Scored]]:
-    for model in dict.fromkeys(name for name, _ in pool.names):
-        yield {variant: pool.scored(model, variant) for name, variant in pool.names if name == model}
 
 
 def _asked(pool: Pool, profile: str) -> dict[tuple[str, str], Ints]:

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 import numpy as np
 
 from evaluation.backtest.frames import VARIANTS, Fold
-from evaluation.drift.check import Scores, examine
+from evaluation.drift.check import examine
 from evaluation.drift.outcomes import AlertCounts, count_in_windows
 from evaluation.drift.verdict import Findings
 from features.times import duration_ms
-from models.rows.ranking import Ints
 from models.sequence.windows import WindowedMatrix, tabular_values
-from models.training.distribution import Distribution
-from models.training.final import summarise_scores
-from models.training.fitted import FittedModels
 from models.training.reference import LabelledRows, Reference, make_reference
 from models.training.schedule import instant_of
 from models.training.trainer import Trainer
@@ -43,19 +38,12 @@ class DriftWatch:
         self._columns_read = columns[: matrix.facts.tabular] if isinstance(matrix, WindowedMatrix) else columns
         self._references: dict[int, Reference] = {}
 
-    def scored(self, models: FittedModels) -> dict[str, Any]:
-        """Summarise scores of the rows that models were fitted on, as JSON holds it; kept in the fold's facts."""
-        name, scores = summarise_scores(
-            models, self._profile, self._trainer.values, self._trainer.rows, seed=self._trainer.seed
-        )
-        return {"model": name, "scores": scores.to_json()}
-
     def check(self, fold: int, before: Sequence[Fold], labelled: LabelledRows) -> Findings | None:
         """Look at what changed since the last fit before a fold.
 
         Returns: none where nothing has been fitted yet.
         """
-        fits = [past.facts["fold"] for past in before if past.facts["scored"] is not None]
+        fits = [past.facts["fold"] for past in before if past.facts["unfit"] is None]
         if not fits:
             return None
         fit = fits[-1]
@@ -72,7 +60,6 @@ class DriftWatch:
             start_ms=max(fit_ms, now_ms - width),
             end_ms=now_ms,
             seed=self._trainer.seed,
-            scores=self._scores(since, numbers[reference.model]) if reference.model else None,
             alerts=(
                 self._alerts(
                     [past for past in before[:fit] if self._refits_ms[past.facts["fold"]] >= fit_ms - _EARLIER_MS],
@@ -100,18 +87,8 @@ class DriftWatch:
                 as_of_ms=self._refits_ms[fit],
                 seed=self._trainer.seed,
             )
-            scored = facts["scored"]
-            self._references = {
-                fit: replace(made, model=scored["model"], scores=Distribution.from_json(scored["scores"]))
-            }
+            self._references = {fit: made}
         return self._references[fit]
-
-    def _scores(self, folds: Sequence[Fold], model: int) -> Scores:
-        rows = self._trainer.rows
-        parts = [self._columns(fold, model, ("row", "score")) for fold in folds]
-        at: Ints = np.concatenate([part["row"] for part in parts])
-        score = np.concatenate([part["score"] for part in parts]).astype(np.float64)
-        return Scores(rows.time[at], rows.tie[at], score)
 
     def _alerts(self, folds: Sequence[Fold], model: int, labelled: LabelledRows, *, length: int) -> AlertCounts:
         parts = [self._columns(fold, model, ("row", "alert")) for fold in folds]

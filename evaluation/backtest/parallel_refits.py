@@ -189,7 +189,7 @@ def refits_ahead(
 
     try:
         tell()
-        once = next((fold for fold in sorted(settled) if settled[fold]["scored"] is not None), None)
+        once = next((fold for fold in sorted(settled) if settled[fold]["unfit"] is None), None)
         first = next(fold for fold in range(total) if fold not in settled) if once is None else once
         todo = [fold for fold in range(total) if fold not in done and (fold not in settled or fold == first)]
         spans = _spans(engine, order, begun, todo, {**settled, **{fold: each.facts for fold, each in done.items()}})

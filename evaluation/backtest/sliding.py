@@ -31,7 +31,7 @@ from models.training.schedule import (
 from models.training.trainer import Trainer, Unfit, reach_of
 
 _OWN_FACTS = (
-    "span_ms", "why_span", "unfit", "scored", "sliding", "horizons", "reasons", "attributions",
+    "span_ms", "why_span", "unfit", "sliding", "horizons", "reasons", "attributions",
 )  # fmt: skip
 
 
@@ -90,15 +90,15 @@ class SlidingTrainer:
         refit_ms = self._schedule.refits_ms[fold]
         frame = self._trainer.matrix.labels(instant_of(refit_ms))
         found = self._watch.check(fold, before, LabelledRows.of(self._trainer.rows, frame))
-        fits = [each["fold"] for each in earlier if each["scored"] is not None]
-        facts: dict[str, Any] = {"fold": fold, "scored": None}
+        fits = [each["fold"] for each in earlier if each["unfit"] is None]
+        facts: dict[str, Any] = {"fold": fold}
         facts["drift"] = None if found is None else found.to_json()
         once = (fits or [fold])[0]
         if ahead.holds(fold, once=once):
             return ahead.fold(fold, once, facts, self._schedule.fold_rows(self._trainer.rows, fold))
         used = self._refit(fold, earlier, Labels.of(frame), facts)
         first = used if once == fold else self._models_of(once, earlier)
-        facts["refit_fold"] = fold if facts["scored"] is not None or not fits else fits[-1]
+        facts["refit_fold"] = fold if facts["unfit"] is None or not fits else fits[-1]
         facts["once_fold"] = once
         facts |= {"sliding": _facts(used), "train_once": _facts(first)}
         scored = self._scores(fold, used)
@@ -117,10 +117,10 @@ class SlidingTrainer:
         own = self._trainer.fit(refit_ms, self._trainer.labels_at(refit_ms), span)
         facts: dict[str, Any] = {"span_ms": duration_ms(span), "why_span": why, "once_for": list(once_for)}
         if isinstance(own, Unfit):
-            return Fold(pa.table({}), facts | {"unfit": own.why, "scored": None})
+            return Fold(pa.table({}), facts | {"unfit": own.why})
         scored = self._scores(fold, own)
         table = _table(self._parts(fold, own, scored, "sliding"))
-        facts |= {"unfit": None, "scored": self._watch.scored(own), "sliding": _facts(own)}
+        facts |= {"unfit": None, "sliding": _facts(own)}
         facts |= self._told(fold, own, table)
         parts: list[dict[str, Any]] = []
         for each in once_for:
@@ -150,10 +150,9 @@ class SlidingTrainer:
         own = self._trainer.fit(refit_ms, labels, choice.span)
         why = own.why if isinstance(own, Unfit) else None
         facts |= {"span_ms": duration_ms(choice.span), "why_span": choice.why, "unfit": why}
-        fits = [each["fold"] for each in earlier if each["scored"] is not None]
+        fits = [each["fold"] for each in earlier if each["unfit"] is None]
         if isinstance(own, FittedModels):
             self._keep(fold, own, (fits or [fold])[0])
-            facts["scored"] = self._watch.scored(own)
             return own
         if fits:
             return self._models_of(fits[-1], earlier)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -24,7 +23,6 @@ from features.vocabulary import FeatureColumn
 from features.wording import channel_words, percent
 from models.rows.ranking import Ints
 from models.training.reference import Reference
-from models.training.schedule import format_instant
 
 MIX_LIMIT = 0.1
 """Share of rows that must have changed category (total variation), or be of a category not seen, to count."""
@@ -216,17 +214,6 @@ def risk_verdicts(risks: RiskCounts | None) -> list[Verdict]:
         f"({100 * (1 - ALPHA):g} %, exact for independent incidents)"
     )
     return [Verdict("risks", True, text, (fact,))]
-
-
-def score_verdicts(scores: dict[str, Any]) -> list[Verdict]:
-    """Tell whether the model's scores wandered off."""
-    if not scores or scores["cut_ms"] is None:
-        return []
-    fact = (
-        f"{scores['model']}: from {format_instant(scores['cut_ms'])} on the mean rank among the scores of the training "
-        f"rows is {scores['now']:.2f}, it was {scores['before']:.2f}"
-    )
-    return [Verdict("scores", True, "The model scores the fleet otherwise than right after it was fitted.", (fact,))]
 
 
 def _aligned(reference: Reference, recent: Recent, moves: Sequence[Movement]) -> dict[str, str]:

@@ -33,11 +33,8 @@ def drift_frames(
     """Lay out what the checks of a backtest found.
 
     ``findings``: one for each fold.
-    Returns: ``drift_checks`` (a row a fold: ``fold``, ``check_at``, ``window_start``, ``rows``, ``drift``, ``summary``,
-    ``refit_fold``, ``score_model``, ``score_psi``, ``score_before``, ``score_now``, ``score_cut``,
-    ``incidents_before``, ``incidents_now``, ``ratio``, ``ratio_low``, ``ratio_high``, ``p``); ``drift_verdicts`` (a row
-    a verdict: ``fold``, ``check_at``, ``cause``, ``drift``, ``text``, ``facts``, one a line); ``drift_groups`` (a row a
-    fold and feature group); ``drift_features`` (the features furthest off); ``drift_outcomes`` (rolling precision and
+    Returns: ``drift_checks`` (a row a fold), ``drift_verdicts`` (a row a verdict), ``drift_groups`` (a row a fold and
+    feature group), ``drift_features`` (the features furthest off), ``drift_outcomes`` (rolling precision and
     calibration, see :func:`evaluation.drift.outcomes.outcomes_over_time`).
     """
     used = folds[folds["variant"] == "sliding"].set_index("fold")
@@ -46,7 +43,7 @@ def drift_frames(
         if found is None:
             continue
         key = {"fold": fold, "check_at": found.end_ms}
-        scores, outcomes = found.scores, found.outcomes
+        outcomes = found.outcomes
         checks.append(
             key
             | {
@@ -55,11 +52,6 @@ def drift_frames(
                 "drift": found.drift,
                 "summary": found.summary,
                 "refit_fold": int(used.at[fold, "refit_fold"]),
-                "score_model": str(scores.get("model", "")),
-                "score_psi": _number(scores.get("psi")),
-                "score_before": _number(scores.get("before")),
-                "score_now": _number(scores.get("now")),
-                "score_cut": -1 if scores.get("cut_ms") is None else scores["cut_ms"],
                 "incidents_before": int(outcomes.get("incidents_before", 0)),
                 "incidents_now": int(outcomes.get("incidents_now", 0)),
                 **{name: _number(outcomes.get(name)) for name in ("ratio", "ratio_low", "ratio_high", "p")},
@@ -84,12 +76,9 @@ def drift_frames(
         "drift_features": pd.DataFrame(features, columns=["fold", "check_at", *_FEATURES]),
     }
     for frame in out.values():
-        for name in ("check_at", "window_start", "score_cut"):
+        for name in ("check_at", "window_start"):
             if name in frame:
-                at = frame.pop(name).to_numpy(dtype=np.int64)
-                frame[name] = instants(np.maximum(at, 0))
-                if name == "score_cut":
-                    frame[name] = frame[name].where(at >= 0)
+                frame[name] = instants(frame.pop(name).to_numpy(dtype=np.int64))
     out["drift_outcomes"] = outcomes_over_time(predictions, profile, every=every)
     return out
 

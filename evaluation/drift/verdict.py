@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-Cause = Literal["fleet", "telemetry", "workload", "readings", "failures", "risks", "scores"]
+Cause = Literal["fleet", "telemetry", "workload", "readings", "failures", "risks"]
 
 CAUSES: Mapping[Cause, str] = {
     "fleet": "the fleet changed",
@@ -15,7 +15,6 @@ CAUSES: Mapping[Cause, str] = {
     "readings": "the readings changed, for no reason that could be told",
     "failures": "the failures changed",
     "risks": "the risks are not right",
-    "scores": "the scores changed",
 }
 """Each cause in words, in the order of reports."""
 
@@ -56,9 +55,6 @@ class Findings:
     ``missing_moved`` (features).
     ``features``: the features furthest from the reference: ``feature``, ``group``, ``psi``, ``usual_psi``, ``ks``,
     ``moved``, ``missing_before``, ``missing_now``, ``median_before``, ``median_now``.
-    ``scores``: ``model``, ``psi`` and ``ks`` of its scores against those of the reference (which the model was fitted
-    on, so that some distance is usual), ``cut_ms`` (where the newer half begins if it differs, or None), ``before``
-    and ``now`` (mean ranks of both halves among the reference's scores); empty without scores.
     ``outcomes``: ``incidents_before``, ``incidents_now``, ``ratio``, ``ratio_low``, ``ratio_high``, ``p``.
     """
 
@@ -68,7 +64,6 @@ class Findings:
     verdicts: tuple[Verdict, ...] = ()
     groups: tuple[dict[str, Any], ...] = ()
     features: tuple[dict[str, Any], ...] = ()
-    scores: dict[str, Any] = field(default_factory=dict)
     outcomes: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -97,7 +92,6 @@ class Findings:
             "verdicts": [verdict.to_json() for verdict in self.verdicts],
             "groups": [dict(each) for each in self.groups],
             "features": [dict(each) for each in self.features],
-            "scores": dict(self.scores),
             "outcomes": dict(self.outcomes),
         }
 
@@ -111,6 +105,5 @@ class Findings:
             verdicts=tuple(Verdict.from_json(each) for each in content["verdicts"]),
             groups=tuple(content["groups"]),
             features=tuple(content["features"]),
-            scores=dict(content["scores"]),
             outcomes=dict(content["outcomes"]),
         )

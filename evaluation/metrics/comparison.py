@@ -28,7 +28,7 @@ _PAIR_COLUMNS = (
 
 _EQUAL_COLUMNS = (
     "variant", "model", "other_model", "alerts", "precision", "other_precision",
-    "difference", "low", "high", "share_better", "sparing", "best",
+    "difference", "low", "high", "share_better", "best",
 )  # fmt: skip
 
 _BUDGET_COLUMNS = ("model", "variant", "k", "alerts", "hits", "precision", "low", "high", "row_recall")
@@ -76,34 +76,27 @@ def paired_differences(assessed: Sequence[Assessment]) -> pd.DataFrame:
 
 
 def equal_alerts(assessed: Sequence[Assessment], weights: Floats) -> pd.DataFrame:
-    """Compare ensembles, and models that alert less than the budget, with the others cut to as many alerts.
+    """Compare each ensemble with the learners of its variant at as many alerts.
 
-    An intersection looks precise only because it alerts less: here the other models of the same variant
-    give, at each decision time, as many alerts as it does, taken from the top of their rankings. A model that alerts
-    less than the budget is compared with every other model, an ensemble that uses the whole budget with each learner.
+    An intersection looks precise only because it alerts less: here a learner gives, at each decision time, as many
+    alerts as the ensemble does, taken from the top of its ranking.
 
     ``weights``: bootstrap samples; shape (replicates, units).
     Returns: one row for each (model, other model) of a variant: alerts, both precisions, ``difference`` (positive:
-    ``model`` is better at equal alerts), its interval, the share of resamples in which it is better, ``sparing``
-    (``model`` alerts less than the budget) and ``best`` (no learner is more precise at as many alerts than
-    ``other_model``; chosen after the fact, which favours it).
+    ``model`` is better at equal alerts), its interval, the share of resamples in which it is better, and ``best`` (no
+    learner is more precise at as many alerts than ``other_model``; chosen after the fact, which favours it).
     """
     every = np.concatenate([np.ones((1, weights.shape[1])), weights])
     rows = []
     for one in assessed:
         scored = one.scored
-        kind = kind_of(scored.model)
-        budget = scored.per_time(scored.alert)
-        possible = np.minimum(scored.per_time(np.ones(len(scored.rank), np.bool_)), scored.shared.budget)
-        sparing = bool((budget < possible).any())
-        if kind == "oracle" or not (sparing or kind == "ensemble"):
+        if kind_of(scored.model) != "ensemble":
             continue
+        budget = scored.per_time(scored.alert)
         mine = precision_of(scored, scored.alert, every)
         found = []
         for two in assessed:
-            if two is one or two.scored.variant != scored.variant:
-                continue
-            if sparing or kind_of(two.scored.model) == "learner":
+            if two.scored.variant == scored.variant and kind_of(two.scored.model) == "learner":
                 found.append((two.scored.model, precision_of(two.scored, two.scored.top(budget), every)))
         best = most_precise({model: theirs[0] for model, theirs in found})
         for model, theirs in found:
@@ -111,7 +104,7 @@ def equal_alerts(assessed: Sequence[Assessment], weights: Floats) -> pd.DataFram
             bounds = difference_interval(mine, theirs)
             rows.append(
                 (scored.variant, scored.model, model, int(budget.sum()), mine[0], theirs[0], difference[0],
-                 bounds.low, bounds.high, share_better(difference[1:]), sparing, model == best)
+                 bounds.low, bounds.high, share_better(difference[1:]), model == best)
             )  # fmt: skip
     return pd.DataFrame(rows, columns=list(_EQUAL_COLUMNS))
 

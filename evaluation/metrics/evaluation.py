@@ -17,7 +17,6 @@ from evaluation.metrics.lead_time import recall_by_class
 from evaluation.metrics.metrics import rank_curve
 from evaluation.metrics.oracle import ORACLE, oracle_predictions
 from evaluation.metrics.scored import split_predictions
-from evaluation.metrics.trends import trends
 
 ORACLE_STATISTICS: tuple[str, ...] = ("precision_at_k", "average_precision", "capture", "recall")
 """Statistics whose share of the oracle's is reported."""
@@ -50,7 +49,6 @@ class Evaluation:
     ``paired``: as :func:`evaluation.metrics.comparison.paired_differences` returns it.
     ``equal_alerts``: as :func:`evaluation.metrics.comparison.equal_alerts` returns it.
     ``budgets``: precision at several budgets, as :func:`evaluation.metrics.comparison.budgets` returns it.
-    ``trends``: how the gain of sliding training changes with time, as ``trends`` returns it.
     """
 
     k: int
@@ -70,7 +68,6 @@ class Evaluation:
     paired: pd.DataFrame
     equal_alerts: pd.DataFrame
     budgets: pd.DataFrame
-    trends: pd.DataFrame
 
     def row(self, model: str, variant: str) -> pd.Series | None:
         """Find one model's row of the table.
@@ -85,7 +82,7 @@ class Evaluation:
 
         Returns: ``k``, ``bootstrap``, ``units``, ``decision_times``, ``first_time``, ``last_time``,
         ``oracle_coverage``, ``models`` (model -> variant -> statistics, ``by_class``, ``monthly``, ``folds``),
-        ``paired``, ``equal_alerts``, ``budgets`` and ``trends`` (lists). NaN is None.
+        ``paired``, ``equal_alerts`` and ``budgets`` (lists). NaN is None.
         """
         models: dict[str, dict[str, Any]] = {}
         for record in self.table.to_dict("records"):
@@ -111,7 +108,6 @@ class Evaluation:
             "paired": _records(self.paired),
             "equal_alerts": _records(self.equal_alerts),
             "budgets": _records(self.budgets),
-            "trends": _records(self.trends),
         }
 
 
@@ -162,7 +158,6 @@ def evaluate(
         paired=paired_differences(assessed),
         equal_alerts=equal_alerts(assessed, weights),
         budgets=budgets(assessed, weights),
-        trends=trends(assessed, weights),
     )
 
 

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-import numpy as np
 import pandas as pd
 
 from features.errors import InputError
@@ -15,9 +14,8 @@ from models.config import BacktestSection, ModelsSection, TrainingSection
 from models.rows.row_reader import RowReader
 from models.rows.training_set import Labels, Matrix, Rows
 from models.sequence.windows import WindowedMatrix, tabular_values, with_windows
-from models.training.distribution import Distribution, summarise
-from models.training.fitted import ORDERS_ONLY, FittedModels
-from models.training.reference import SCORED, LabelledRows, Reference, make_reference, sample_rows
+from models.training.fitted import FittedModels
+from models.training.reference import LabelledRows, Reference, make_reference
 from models.training.schedule import (
     alert_budget,
     candidates_told,
@@ -101,41 +99,17 @@ def fit_final(
             "parameter training.span",
             "Give a longer span, or a dataset with more history.",
         )
-    reference = reference_at(fitted, models.profile, matrix, frame, read=trainer.values, seed=seed)
+    reference = reference_at(fitted, matrix, frame, read=trainer.values, seed=seed)
     return replace(fitted, reference=reference)
 
 
-def score_model(models: FittedModels, profile: str) -> str:
-    """Choose the model whose scores are watched: the profile, or ``stacked`` where that only orders rows.
-
-    A mean of ranks has the same distribution whatever happens; the stacked members' log-odds have not.
-    """
-    return "stacked" if profile in ORDERS_ONLY and "stacked" in models.models and models.stand_in is None else profile
-
-
-def summarise_scores(
-    models: FittedModels, profile: str, read: RowReader, rows: Rows, *, seed: int
-) -> tuple[str, Distribution]:
-    """Summarise the watched model's scores of a draw of the rows in its training span.
-
-    ``profile``: the profile; see :func:`score_model`.
-    ``seed``: seed of the draw, of :data:`models.training.reference.SCORED` rows.
-    """
-    name = score_model(models, profile)
-    first, last = instant_ms(models.train_start), instant_ms(models.train_end)
-    chosen = sample_rows(rows, first, last, most=SCORED, seed=seed)
-    if not len(chosen):
-        return name, summarise(np.zeros(0))
-    return name, summarise(models.score_arrays(read(chosen), rows.time[chosen], rows.tie[chosen])[name].score)
-
-
 def reference_at(
-    models: FittedModels, profile: str, matrix: Matrix, labels: pd.DataFrame, *, read: RowReader, seed: int
+    models: FittedModels, matrix: Matrix, labels: pd.DataFrame, *, read: RowReader, seed: int
 ) -> Reference:
     """Summarise what models were fitted on, for their bundle."""
     rows = Rows.of(matrix.rows)
     columns = tuple(matrix.columns)
-    made = make_reference(
+    return make_reference(
         LabelledRows.of(rows, labels),
         tabular_values(matrix, read),
         columns[: matrix.facts.tabular] if isinstance(matrix, WindowedMatrix) else columns,
@@ -144,5 +118,3 @@ def reference_at(
         as_of_ms=instant_ms(models.refit_at),
         seed=seed,
     )
-    name, scores = summarise_scores(models, profile, read, rows, seed=seed)
-    return replace(made, model=name, scores=scores)

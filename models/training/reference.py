@@ -21,9 +21,6 @@ from models.training.distribution import Distribution, summarise
 SAMPLE = 20_000
 """Rows of a side that features are compared on, at most."""
 
-SCORED = 4_000
-"""Rows of the reference that are scored, at most."""
-
 BLOCK = timedelta(days=7)
 """Length of the blocks of the reference that give the usual fluctuation; also the least recent window."""
 
@@ -60,7 +57,6 @@ class Reference:
     ``rows_per_time``: grid rows a decision time.
     ``times_per_day``: decision times a day.
     ``outcomes``: failures in that time, as known at the fit.
-    ``model``: the model whose scores are kept; empty: none.
     """
 
     start_ms: int
@@ -70,8 +66,6 @@ class Reference:
     rows_per_time: float
     times_per_day: float
     outcomes: Outcomes
-    model: str
-    scores: Distribution
 
     def to_json(self) -> dict[str, Any]:
         """Give the reference as a JSON object."""
@@ -84,8 +78,6 @@ class Reference:
             "rows_per_time": self.rows_per_time,
             "times_per_day": self.times_per_day,
             "outcomes": {"rows": self.outcomes.rows, "incidents": dict(self.outcomes.incidents)},
-            "model": self.model,
-            "scores": self.scores.to_json(),
         }
 
     @classmethod
@@ -109,8 +101,6 @@ class Reference:
             rows_per_time=float(content["rows_per_time"]),
             times_per_day=float(content["times_per_day"]),
             outcomes=Outcomes(int(said["rows"]), {str(name): int(n) for name, n in said["incidents"].items()}),
-            model=str(content["model"]),
-            scores=Distribution.from_json(content["scores"]),
         )
 
     def encode(self) -> bytes:
@@ -216,10 +206,7 @@ def make_reference(
     as_of_ms: int,
     seed: int,
 ) -> Reference:
-    """Summarise the rows that a model is fitted on, without scores; see :meth:`with_scores <with_scores>`.
-
-    Returns: its ``model`` is empty.
-    """
+    """Summarise the rows that a model is fitted on."""
     rows = labelled.rows
     begin = warm_from(rows, columns, start_ms, end_ms)
     chosen = sample_rows(rows, begin, end_ms, most=SAMPLE, seed=seed)
@@ -240,6 +227,4 @@ def make_reference(
         rows_per_time=len(inside) / max(len(times), 1),
         times_per_day=max(len(times) - 1, 1) / days,
         outcomes=labelled.outcomes(start_ms, end_ms, known_by_ms=as_of_ms),
-        model="",
-        scores=summarise(np.zeros(0)),
     )

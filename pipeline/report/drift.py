@@ -1,4 +1,4 @@
-"""The report's section on what changed: verdicts, features by group, scores, precision and calibration over time."""
+"""The report's section on what changed: verdicts, features by group, precision and calibration over time."""
 
 from __future__ import annotations
 
@@ -63,15 +63,10 @@ def _reading(context: ReportContext) -> str:
 def _checks(checks: pd.DataFrame) -> Table:
     rows = []
     for row in checks.itertuples():
-        cut = "" if pd.isna(row.score_cut) else f"from {day(row.score_cut)} on"
-        scores = NONE if pd.isna(row.score_now) else f"{number(row.score_before)} → {number(row.score_now)}"
-        if pd.notna(row.score_now) and not cut:
-            scores = number(row.score_now)
         rows.append(
             (
                 Cell(day(row.check_at), f"rows from {day(row.window_start)} on"),
                 Cell(row.summary),
-                Cell(scores, cut),
                 Cell(
                     f"{count(row.incidents_before)} / {count(row.incidents_now)}",
                     f"rate × {number(row.ratio)} {between(number(row.ratio_low), number(row.ratio_high))}"
@@ -81,11 +76,10 @@ def _checks(checks: pd.DataFrame) -> Table:
             )
         )
     caption = (
-        "Each check: what it found, the mean rank of the scores since the fit among those of the "
-        "training rows (two numbers where the newer half of the scores since the fit differs from the older), and "
-        "incidents in the training span and since, with the ratio of the rates and its exact 95 % interval."
+        "Each check: what it found, and incidents in the training span and since, with the ratio of the rates and its "
+        "exact 95 % interval."
     )
-    header = ("check", "found", "score rank", "incidents before / since")
+    header = ("check", "found", "incidents before / since")
     return Table(caption, header, tuple(rows), words=frozenset({0, 1}))
 
 

@@ -12,7 +12,6 @@ from markupsafe import Markup
 
 from evaluation.metrics.evaluation import Evaluation
 from pipeline.report import plots, summary, tables, wording
-from pipeline.report.comparisons import combining
 from pipeline.report.context import ReportContext
 from pipeline.report.decisions import decisions
 from pipeline.report.drift import what_changed
@@ -23,7 +22,7 @@ Maker = Callable[[Evaluation, ReportContext], Section | None]
 """Makes a section, or None where there is nothing to tell."""
 
 
-MAKERS: tuple[Maker, ...] = (decisions, combining, what_changed)
+MAKERS: tuple[Maker, ...] = (decisions, what_changed)
 """Sections in the order of the page."""
 
 _HERE = Path(__file__).parent
@@ -89,9 +88,9 @@ def render_report(evaluation: Evaluation, context: ReportContext) -> str:
         ensembles=tables.paired(evaluation, "ensemble", against_best),
         baselines=tables.paired(evaluation, "baseline", against_base),
         equal_alerts=tables.equal_alerts(evaluation),
+        budgets=tables.budgets(evaluation, context),
         months=tables.by_month(evaluation, profile),
         classes=tables.by_class(evaluation, profile),
-        uncaught=tables.uncaught_table(evaluation, context),
         folds=tables.folds(evaluation, context),
         made_of=tables.made_of(context),
         sections=sections(evaluation, context),

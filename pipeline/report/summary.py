@@ -11,7 +11,6 @@ from evaluation.metrics.evaluation import Evaluation
 from evaluation.metrics.lead_time import TOP_SHARE
 from evaluation.metrics.oracle import ORACLE
 from pipeline.report import wording
-from pipeline.report.comparisons import trend_sentence
 from pipeline.report.context import ReportContext
 from pipeline.report.wording import between, count, day, duration, hours, join, percent, points, verdict
 
@@ -138,8 +137,6 @@ def _helped(evaluation: Evaluation, context: ReportContext) -> str:
             f"Against training {each.model} once, refitting it on a sliding span changed precision at K by "
             f"{_difference(each)}."
         )
-        grown = trend_sentence(evaluation, context.profile)
-        parts += [grown] if grown else []
     ensembles = paired[paired["comparison"] == "ensemble"]
     if not ensembles.empty:
         against = ensembles["other_model"].iloc[0]

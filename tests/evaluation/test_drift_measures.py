@@ -4,13 +4,11 @@ import json
 import math
 
 import numpy as np
-import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evaluation.drift.alignment import changed_since_first, effect_of
-from evaluation.drift.check import ranks_among, score_drift
 from evaluation.drift.outcomes import (
     AlertCounts,
     count_alerts,
@@ -21,7 +19,6 @@ from evaluation.drift.outcomes import (
     precision_fell,
     rate_change,
 )
-from models.rows.ranking import name_hashes
 from models.training.distribution import Distribution, shift_of, stability_index, summarise
 from tests.models.fleet_predictions import EVERY, fleet
 
@@ -195,31 +192,3 @@ def test_outcomes_over_time_are_those_of_the_rows_in_each_window():
     assert last["calibration"] == pytest.approx((known["label"] == 1).sum() / known["risk"].sum())
     assert last["calibration_low"] < last["calibration"] < last["calibration_high"]
     assert outcomes_over_time(frame, "lightgbm", every=EVERY).empty
-
-
-def stream(step, seed=0, units=80, times=60):
-    rng = np.random.default_rng(seed)
-    time = np.repeat(np.arange(times) * 21_600_000, units)
-    score = rng.normal(size=len(time)) + step * (time >= 40 * 21_600_000)
-    tie = np.tile(name_hashes([f"u{i}" for i in range(units)]), times)
-    return time, tie, score
-
-
-def test_scores_whose_newer_half_moved_are_told_and_small_moves_are_let_be():
-    reference = summarise(np.random.default_rng(9).normal(size=4000))
-    time, tie, score = stream(1.0)
-    found = score_drift(reference, "m", time, tie, score, seed=1)
-    assert found["cut_ms"] == 30 * 21_600_000
-    assert found["now"] - found["before"] > 0.15
-    shuffled = np.random.default_rng(2).permutation(len(time))
-    assert score_drift(reference, "m", time[shuffled], tie[shuffled], score[shuffled], seed=1) == found
-    assert score_drift(reference, "m", *stream(0.1), seed=1)["cut_ms"] is None
-    assert score_drift(reference, "m", time[:0], tie[:0], score[:0], seed=1) == {}
-
-
-def test_ranks_among_the_reference_are_those_of_its_values():
-    reference = summarise(np.array([1.0, 2.0, 2.0, 3.0]))
-    assert ranks_among(reference, np.array([0.0, 1.0, 2.0, 3.0, 9.0])) == pytest.approx([0.125, 0.125, 0.5, 0.875, 1.0])
-    many = np.random.default_rng(3).normal(size=2000)
-    ranks = ranks_among(summarise(many), many)
-    assert np.abs(ranks - (pd.Series(many).rank() - 0.5) / 2000).max() < 0.02

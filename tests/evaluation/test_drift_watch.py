@@ -8,7 +8,6 @@ import pyarrow as pa
 from evaluation.backtest.drift_watch import DriftWatch
 from evaluation.backtest.frames import VARIANTS, Fold
 from models.rows.training_set import Rows
-from models.training.distribution import summarise
 from models.training.reference import LabelledRows
 from models.training.schedule import instant_of
 from tests.models.drifting_fleet import COLUMNS, DAY_MS, DriftingFleet
@@ -33,13 +32,11 @@ def weekly(fleet, alerted):
                 "model": np.zeros(len(rows), dtype=np.int8),
                 "variant": np.full(len(rows), VARIANTS.index("sliding"), dtype=np.int8),
                 "row": rows,
-                "score": np.zeros(len(rows)),
                 "alert": np.ones(len(rows), dtype=bool),
             }
         )
         span = {"train_start_ms": fleet.at(begin - 29), "train_end_ms": fleet.at(begin - 1) - 600_000}
-        scored = {"model": "", "scores": summarise(np.zeros(0)).to_json()}
-        folds.append(Fold(table, {"fold": week, "scored": scored, "sliding": span}))
+        folds.append(Fold(table, {"fold": week, "unfit": None, "sliding": span}))
     return folds
 
 

@@ -12,10 +12,9 @@ import pytest
 from features.errors import InputError
 from models.bundle.store import save_bundle
 from models.registry import champion
-from models.registry import runs as run_log
 from models.registry import store as registry
 from models.registry.champion import PREVIOUS_TAG, crown, standing_of, step_back, version_at
-from models.registry.runs import RunRecord, log_run, log_series
+from models.registry.runs import log_run
 from tests.models.small_models import COLUMNS, T0, fitted_models, rows
 
 
@@ -139,38 +138,29 @@ def test_nothing_is_pickled_and_artifacts_stand_beside_the_database(store):
     assert not [each for each in kept if each.suffix in (".pkl", ".pickle")]
 
 
-def record(at):
-    return RunRecord(f"refit {at}", {"p": at}, {"precision": at / 10, "none": None}, {"fold": str(at)})
+def test_a_run_is_recorded_once_with_its_steps_and_filled_after_a_kill(store, monkeypatch):
+    uri = store[0]
 
-
-def test_a_series_is_recorded_once_and_goes_on_after_a_kill(store, monkeypatch):
-    uri, parent, children = store[0], RunRecord("backtest", {"seed": 1}, {"all": 0.5}), [record(at) for at in range(3)]
-    real, calls = run_log.fill_run, []
+    def log(last):
+        steps = [{"refit.precision": value} for value in (0.1, None, last)]
+        return log_run(uri, "series", name="b", params={"p": 1}, metrics={"all": 0.5}, tags={}, steps=steps, once=True)
 
     def killed(*args, **kwargs):
-        if len(calls) == 2:
-            raise KeyboardInterrupt
-        calls.append(1)
-        real(*args, **kwargs)
+        raise KeyboardInterrupt
 
-    monkeypatch.setattr(run_log, "fill_run", killed)
-    with pytest.raises(KeyboardInterrupt):
-        log_series(uri, "series", parent, children)
-    monkeypatch.setattr(run_log, "fill_run", real)
-    went_on = log_series(uri, "series", parent, children)
-    assert (went_on.added, went_on.kept) == (2, 2)
-    again = log_series(uri, "series", parent, children)
-    assert (again.run_id, again.added, again.kept) == (went_on.run_id, 0, 4)
+    with monkeypatch.context() as patched:
+        patched.setattr("mlflow.MlflowClient.set_terminated", killed)
+        with pytest.raises(KeyboardInterrupt):
+            log(0.3)
+    run_id = log(0.3)
+    assert log(0.3) == run_id
+    assert log(0.4) != run_id
     found = client(uri)
-    home = found.get_experiment_by_name("series").experiment_id
-    runs = found.search_runs([home])
-    assert len(runs) == 4
-    nested = {run.info.run_name: run for run in runs if run.data.tags.get("mlflow.parentRunId") == again.run_id}
-    assert sorted(nested) == ["refit 0", "refit 1", "refit 2"]
-    assert nested["refit 2"].data.metrics == {"precision": 0.2}
-    assert {run.info.status for run in runs} == {"FINISHED"}
-    other = log_series(uri, "series", parent, [*children[:2], record(5)])
-    assert other.run_id != again.run_id
+    assert len(found.search_runs([found.get_experiment_by_name("series").experiment_id])) == 2
+    run = found.get_run(run_id)
+    assert run.info.status == "FINISHED"
+    history = found.get_metric_history(run_id, "refit.precision")
+    assert [(each.step, each.value) for each in history] == [(0, 0.1), (2, 0.3)]
 
 
 def test_champions_follow_each_other_and_are_unwound_step_by_step(store):
@@ -221,7 +211,7 @@ def test_an_absent_store_is_not_made(tmp_path):
 
 def test_a_store_or_model_that_does_not_exist_is_refused(store, tmp_path):
     with pytest.raises(InputError) as raised:
-        log_run("./mlruns", "x", params={}, metrics={}, tags={})
+        log_run("./mlruns", "x", name="r", params={}, metrics={}, tags={})
     assert str(raised.value) == (
         "'./mlruns' is no store that MLflow 3 writes (tracking store). "
         "Give sqlite:///PATH or the address of a tracking server."

@@ -82,8 +82,6 @@ def test_a_bundle_keeps_what_it_was_fitted_on_and_gives_it_back(bundle):
     loaded = load_bundle(bundle)
     reference = loaded.fitted.reference
     assert "reference.json" in loaded.manifest["files"]
-    assert reference.model == "logistic"
-    assert reference.scores.present > 100
     assert len(reference.features) == 6
     assert reference.encode() == (bundle / "reference.json").read_bytes()
     (bundle / "reference.json").write_bytes(reference.encode().replace(b"1", b"2", 1))
@@ -179,7 +177,6 @@ def test_a_category_that_came_after_the_fit_is_scored_as_unknown_and_told_as_a_c
     opened(fleet_of_makes(("C", "A", "B"), lambda unit, late: np.where(late & (unit < 6), 0, 1 + (unit % 3 == 0))))
     found = check_health(bundle_of_makes, tmp_path, until=LATER)
     assert (found.risks, found.alerts) == (unknown.risks, unknown.alerts)
-    assert found.findings.scores == unknown.findings.scores
     [verdict] = [verdict for verdict in found.findings.verdicts if verdict.cause == "fleet"]
     assert any(fact.startswith("model C: 0% before, 25% now") for fact in verdict.facts)
 

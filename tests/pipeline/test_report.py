@@ -16,7 +16,6 @@ import pytest
 from evaluation.metrics.evaluation import evaluate
 from pipeline.report import AlertEntry, ReportContext, Simulated, select_alerts, wording, write_report
 from pipeline.report.report import render_report
-from pipeline.report.tables import uncaught
 from telemetry.errors import InputError
 from tests.models.fleet_predictions import T0, fleet, truth_of
 
@@ -250,12 +249,6 @@ def test_what_did_not_help_is_said(predictions, context):
     assert row[3:5] == ["0.0 [0.0, 0.0]", "no difference shown"]
 
 
-def test_sparing_models_are_compared_at_equal_numbers_of_alerts(evaluation, page):
-    rows = page.table("Models that give fewer alerts than K allows")
-    assert {row[0] for row in rows[1:]} == {"parallel"}
-    assert {row[1] for row in rows[1:]} == {"mean_rank", "xgboost", "logistic", "random"}
-
-
 def test_folds_say_their_span_and_what_they_were_worth(evaluation, page):
     rows = page.table("Each refit of the sliding training")
     assert [row[2] for row in rows[1:]] == ["14 days", "28 days", "28 days", "14 days"]
@@ -263,20 +256,6 @@ def test_folds_say_their_span_and_what_they_were_worth(evaluation, page):
     mine = folds[(folds["model"] == "mean_rank") & (folds["variant"] == "sliding")]
     assert rows[1][7] == f"{mine['caught'].iloc[0]} of {mine['incidents'].iloc[0]}"
     assert "span: 84 days is longer than the history at every refit" in page.said
-
-
-def test_incidents_that_nobody_caught_are_listed(evaluation, context, page, predictions):
-    missed = uncaught(evaluation)
-    alerts = predictions[
-        predictions["alert"] & (predictions["variant"] == "sliding") & (predictions["model"] != "random")
-    ]
-    assert set(missed["incident"]) == set(predictions["incident"].dropna()) - set(alerts["incident"].dropna())
-    blind = predictions.assign(alert=False)
-    shown = Page(render_report(evaluate(blind, k=3, bootstrap=0, seed=0), context))
-    rows = shown.table("Incidents that no sliding learner or ensemble alerted in time")
-    assert len(rows) - 1 == min(20, predictions["incident"].nunique())
-    by_class = page.table("Incidents by failure class")
-    assert sum(int(row[-1]) for row in by_class[1:]) == len(missed)
 
 
 def test_alerts_are_shown_with_outcome_and_reasons_and_escaped(html, page, context):

@@ -56,7 +56,7 @@ def bundle(folder: Path, profile: str) -> Bundle:
 
 def test_the_champion_is_served_followed_and_kept(tmp_path: Path) -> None:
     uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
-    run = log_run(uri, "e", params={}, metrics={}, tags={})
+    run = log_run(uri, "e", name="r", params={}, metrics={}, tags={})
     bundles = [bundle(tmp_path, profile) for profile in ("lightgbm", "logistic")]
     versions = [register_bundle(uri, "predrain", each.path, run_id=run) for each in bundles]
     with served(tmp_path, uri) as (process, client):

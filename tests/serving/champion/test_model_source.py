@@ -49,7 +49,7 @@ def test_the_champion_is_fetched_once_and_followed_and_kept_when_the_registry_is
     bundles: list[Path], tmp_path: Path
 ) -> None:
     uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
-    run = log_run(uri, "e", params={}, metrics={}, tags={})
+    run = log_run(uri, "e", name="r", params={}, metrics={}, tags={})
     versions = [register_bundle(uri, "predrain", path, run_id=run) for path in bundles]
     source = model_source("champion", registry=uri, name="predrain")
     with pytest.raises(InputError, match=r"there is no champion \(model predrain"):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 from policy.fleet import Level, Published
 from policy.plan import Action
@@ -23,6 +23,7 @@ UNKNOWN_KEPT: Final = timedelta(days=1)
 
 _MAX_MESSAGE: Final = 1000
 _EVENT_NAMESPACE: Final = "default"
+_REMOVED: Final[Object] = {"status": {"conditions": [{"type": CONDITION, "$patch": "delete"}]}}
 
 Status = Literal["True", "False", "Unknown"]
 
@@ -58,29 +59,27 @@ def condition_after(action: Action, current: CurrentCondition | None, now: datet
         status, reason = _OF_TIER.get(action.tier, ("Unknown", "RiskUnknown"))
         end = "" if action.expires_at is None else f", holds until {_stamp(action.expires_at)}"
         risk = "" if action.risk is None else f" (risk {action.risk:.3g})"
-        words = f"tier {action.tier}{risk}{end}: {'; '.join(action.reasons[:3]) or 'no reasons given'}"
-        return _set(status, reason, words, current, now)
+        message = f"tier {action.tier}{risk}{end}: {'; '.join(action.reasons[:3]) or 'no reasons given'}"
+        return _set(status, reason, message, current, now)
     if action.verb == "release" and action.to < Level.PUBLISHED:
         if action.tier == "unknown":
             return _set("Unknown", "PredictionExpired", "nothing is known of it any more", current, now)
-        return None if current is None else _removed()
+        return None if current is None else _REMOVED
     return None
 
 
 def condition_repaired(current: CurrentCondition | None, published: Published | None, now: datetime) -> Object | None:
     """Return the status patch for a condition that is out of date; None: it is up to date.
 
-    A condition is written after the mark that it tells of, so that one may be left behind where a process died between
-    the two, or where the prediction expired and nobody was there.
+    A condition is written after its mark: one may be left behind where a process died between the two, or where the
+    prediction expired and no controller ran.
     """
-    if current is None:
-        return None
-    if published is not None and published.expires_at > now:
+    if current is None or (published is not None and published.expires_at > now):
         return None
     if current.status != "Unknown":
         return _set("Unknown", "PredictionExpired", "the prediction has expired", current, now)
     if published is None and (current.since is None or now - current.since > UNKNOWN_KEPT):
-        return _removed()
+        return _REMOVED
     return None
 
 
@@ -103,17 +102,14 @@ def event_write(event: Object) -> Write:
 
 
 def event_of(action: Action, node: str, before: Published | None, now: datetime) -> tuple[str, Object] | None:
-    """Return the event that reports an action.
-
-    Returns: the path to create it under, and it. Of a prediction that is only renewed, nothing is told.
-    """
+    """Return the path of the event that reports an action, and the event; None: it only renews a prediction."""
     if action.verb == "publish" and (before is None or before.tier != action.tier):
         kind = "Warning" if action.tier in ("high", "elevated") else "Normal"
         risk = "" if action.risk is None else f", risk {action.risk:.3g}"
-        reason, words = "GPUFailurePredicted", f"tier {action.tier}{risk}: {'; '.join(action.reasons[:3])}"
+        reason, message = "GPUFailurePredicted", f"tier {action.tier}{risk}: {'; '.join(action.reasons[:3])}"
     elif action.verb == "release" and action.to < Level.PUBLISHED:
         kind, reason = "Normal", "GPUFailurePredictionWithdrawn"
-        words = "; ".join(action.reasons[:3]) or "nothing stands any more"
+        message = "; ".join(action.reasons[:3]) or "nothing stands any more"
     else:
         return None
     stamp = _stamp(now)
@@ -125,7 +121,7 @@ def event_of(action: Action, node: str, before: Published | None, now: datetime)
         # kubelets name the node as the uid, and that is what `kubectl describe node` looks for
         "involvedObject": {"kind": "Node", "name": node, "uid": node},
         "reason": reason,
-        "message": words[:_MAX_MESSAGE],
+        "message": message[:_MAX_MESSAGE],
         "type": kind,
         "source": {"component": "predrain"},
         "firstTimestamp": stamp,
@@ -135,22 +131,17 @@ def event_of(action: Action, node: str, before: Published | None, now: datetime)
     return f"/api/v1/namespaces/{_EVENT_NAMESPACE}/events", event
 
 
-def _set(status: Status, reason: str, words: str, current: CurrentCondition | None, now: datetime) -> Object:
-    same = current is not None and current.status == status and current.since is not None
-    since = current.since if same and current is not None and current.since is not None else now
-    content: dict[str, Any] = {
+def _set(status: Status, reason: str, message: str, current: CurrentCondition | None, now: datetime) -> Object:
+    unchanged = current is not None and current.status == status
+    content = {
         "type": CONDITION,
         "status": status,
         "reason": reason,
-        "message": words[:_MAX_MESSAGE],
+        "message": message[:_MAX_MESSAGE],
         "lastHeartbeatTime": _stamp(now),
-        "lastTransitionTime": _stamp(since),
+        "lastTransitionTime": _stamp((current.since if unchanged and current else None) or now),
     }
     return {"status": {"conditions": [content]}}
-
-
-def _removed() -> Object:
-    return {"status": {"conditions": [{"type": CONDITION, "$patch": "delete"}]}}
 
 
 def _stamp(when: datetime) -> str:

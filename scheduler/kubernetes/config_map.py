@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
+from datetime import UTC
 from typing import Any, Final
 
 from scheduler.kubernetes.api import ApiServer
+from scheduler.ports.codec import instant
 from scheduler.ports.errors import SchedulerError
 from scheduler.ports.readings import Answer, StoredState, Switches
-from telemetry.collect.kubernetes.api import Object, Response, Unreachable, is_named
+from telemetry.collect.kubernetes.api import Object, Unreachable, is_named
 from telemetry.collect.kubernetes.client import METADATA_ONLY
 
 _TEXT: Final = "state"
@@ -24,9 +25,8 @@ Change = Callable[[Object | None], dict[str, Any] | Answer]
 class ConfigMapText:
     """A text in a ConfigMap.
 
-    Its version is a revision that each writing raises, with a digest of the text. It is not the object's
-    resourceVersion: that changes also where a person sets a switch beside it, which is no other writer of the text.
-    The writing itself is a PUT of the very object that was read, by resourceVersion.
+    Its version is a revision that each write raises, with a digest of the text, not the object's resourceVersion: that
+    changes also when a person sets a switch on it. The write itself is a PUT of the object that was read.
     """
 
     def __init__(self, api: ApiServer, namespace: str, name: str) -> None:
@@ -37,10 +37,7 @@ class ConfigMapText:
         self.path = f"{self._folder}/{name}"
 
     def load(self) -> StoredState:
-        """Read the text.
-
-        Raises ``SchedulerError`` if it cannot be read.
-        """
+        """Read the text; raises ``SchedulerError`` if it cannot be read."""
         found = self._api.read(self.path, named=self._name)
         return StoredState(_text(found), _version(found))
 
@@ -49,7 +46,7 @@ class ConfigMapText:
 
         def change(found: Object | None) -> dict[str, Any] | Answer:
             if _version(found) != version:
-                if _text(found) == text and _revision(found) == _revision_of(version) + 1:
+                if _text(found) == text and _revision(found) == _count(version.partition(".")[0]) + 1:
                     # our own earlier try, of which we had no answer
                     return Answer("done", "", (), _version(found))
                 return Answer("conflict", f"it has version {_version(found)}, expected {version}")
@@ -62,10 +59,7 @@ class ConfigMapText:
         return self._change(change)
 
     def annotations(self) -> Mapping[str, str]:
-        """Read the annotations alone, without the text.
-
-        Raises ``SchedulerError`` if they cannot be read.
-        """
+        """Read the annotations alone; raises ``SchedulerError`` if they cannot be read."""
         found = self._api.read(self.path, accept=METADATA_ONLY, named=self._name)
         return {} if found is None else _annotations(found)
 
@@ -74,8 +68,7 @@ class ConfigMapText:
 
         def change(found: Object | None) -> dict[str, Any] | Answer:
             there = {} if found is None else _annotations(found)
-            then = {**there, **{key: value for key, value in wanted.items() if value is not None}}
-            then = {key: value for key, value in then.items() if wanted.get(key, value) is not None}
+            then = {key: value for key, value in {**there, **wanted}.items() if value is not None}
             if then == there:
                 return Answer("already")
             made = self._object(found)
@@ -109,29 +102,21 @@ class ConfigMapText:
         made = change(found)
         if isinstance(made, Answer):
             return made
-        response = self._written(made, new=found is None)
+        if found is None:
+            response = self._api.request("POST", self._folder, body=made)
+        else:
+            response = self._api.request("PUT", self.path, body=made)
         if response.ok:
-            done = is_named(response.content, self._name)
-            return (
-                Answer("done", "", (), _version(response.content))
-                if done
-                else Answer("timeout", "the answer is not the ConfigMap")
-            )
+            if is_named(response.content, self._name):
+                return Answer("done", "", (), _version(response.content))
+            return Answer("timeout", "the answer is not the ConfigMap")
         if response.status == 404 and found is None:
             return Answer("refused", f"{response.problem} (is there a namespace {self._namespace}?)")
         return None if response.status in (404, 409) else Answer("refused", response.problem)
 
-    def _written(self, made: dict[str, Any], *, new: bool) -> Response:
-        if new:
-            return self._api.request("POST", self._folder, body=made)
-        return self._api.request("PUT", self.path, body=made)
-
 
 class SwitchAnnotations:
-    """The switches as annotations of a ConfigMap, where ``kubectl annotate`` sets them too.
-
-    ``prefix``: of the annotations: ``PREFIX/kill``, ``PREFIX/release-all``, ``PREFIX/reset-breaker-at``.
-    """
+    """The switches as annotations of a ConfigMap, where ``kubectl annotate`` sets them too."""
 
     def __init__(self, kept: ConfigMapText, prefix: str) -> None:
         self._kept = kept
@@ -140,12 +125,9 @@ class SwitchAnnotations:
         self.reset_breaker_at = f"{prefix}/reset-breaker-at"
 
     def read(self) -> tuple[Switches, str | None]:
-        """Read them.
+        """Read them, and what could not be parsed; raises ``SchedulerError`` if they cannot be read.
 
-        A switch whose annotation is neither ``true`` nor ``false`` counts as ``kill``. The second value says what could
-        not be parsed.
-
-        Raises ``SchedulerError`` if they cannot be read.
+        A switch whose annotation is neither ``true`` nor ``false`` counts as ``kill``.
         """
         found = self._kept.annotations()
         unclear = [
@@ -153,36 +135,37 @@ class SwitchAnnotations:
             for key in (self.kill, self.release_all)
             if found.get(key, "false").strip().lower() not in ("true", "false")
         ]
+        kill = bool(unclear) or _is_true(found.get(self.kill))
         reset = found.get(self.reset_breaker_at)
-        reset_at = None if reset is None else _time(reset)
+        reset_at = instant((reset or "").strip())
         if reset is not None and reset_at is None:
             unclear.append(f"{self.reset_breaker_at}={reset!r}")
-        words = f"switches that cannot be parsed: {', '.join(unclear)}" if unclear else None
-        kill = any(not each.startswith(self.reset_breaker_at) for each in unclear) or _is_true(found.get(self.kill))
-        return Switches(kill, _is_true(found.get(self.release_all)), reset_at), words
+        message = f"switches that cannot be parsed: {', '.join(unclear)}" if unclear else None
+        return Switches(kill, _is_true(found.get(self.release_all)), reset_at), message
 
     def write(self, switches: Switches) -> Answer:
         """Set them."""
         reset = switches.reset_breaker_at
-        return self._kept.annotate(
-            {
-                self.kill: "true" if switches.kill else None,
-                self.release_all: "true" if switches.release_all else None,
-                self.reset_breaker_at: None if reset is None else reset.astimezone(UTC).isoformat(),
-            }
-        )
+        wanted = {
+            self.kill: "true" if switches.kill else None,
+            self.release_all: "true" if switches.release_all else None,
+            self.reset_breaker_at: None if reset is None else reset.astimezone(UTC).isoformat(),
+        }
+        return self._kept.annotate(wanted)
+
+
+def _data(found: Object | None) -> dict[str, Any]:
+    data = None if found is None else found.get("data")
+    return data if isinstance(data, dict) else {}
 
 
 def _text(found: Object | None) -> str | None:
-    data = None if found is None else found.get("data")
-    text = data.get(_TEXT) if isinstance(data, dict) else None
+    text = _data(found).get(_TEXT)
     return text if isinstance(text, str) else None
 
 
 def _revision(found: Object | None) -> int:
-    data = None if found is None else found.get("data")
-    text = data.get(_REVISION) if isinstance(data, dict) else None
-    return int(text) if isinstance(text, str) and text.isascii() and text.isdigit() else 0
+    return _count(_data(found).get(_REVISION))
 
 
 def _version(found: Object | None) -> str:
@@ -191,9 +174,8 @@ def _version(found: Object | None) -> str:
     return f"{_revision(found)}.{digest}"
 
 
-def _revision_of(version: str) -> int:
-    head = version.partition(".")[0]
-    return int(head) if head.isascii() and head.isdigit() else 0
+def _count(text: Any) -> int:
+    return int(text) if isinstance(text, str) and text.isascii() and text.isdigit() else 0
 
 
 def _annotations(found: Object) -> dict[str, str]:
@@ -205,11 +187,3 @@ def _annotations(found: Object) -> dict[str, str]:
 
 def _is_true(text: str | None) -> bool:
     return (text or "").strip().lower() == "true"
-
-
-def _time(text: str) -> datetime | None:
-    try:
-        when = datetime.fromisoformat(text.strip())
-    except ValueError:
-        return None
-    return when if when.tzinfo is not None else None

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from scheduler.kubernetes.api import ApiServer
+from scheduler.kubernetes.pods import offered_versions
 from scheduler.ports.errors import SchedulerError
 from scheduler.ports.protocols import NodeSignal
 from scheduler.ports.readings import Write
@@ -34,10 +35,7 @@ _UUIDS: Final = ("uuid", "parentUUID")
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A device of a ResourceSlice.
-
-    ``uuid``: of the GPU that it is, or is a part of.
-    """
+    """A device of a ResourceSlice; ``uuid`` of the GPU that it is, or is a part of."""
 
     driver: str
     pool: str
@@ -65,37 +63,24 @@ class DeviceTaints:
     def follow(
         self, signals: Sequence[NodeSignal], blocked: Callable[[], str | None], may_begin: Callable[[], bool]
     ) -> tuple[str, ...]:
-        """Make the rules be those that the marks ask for.
+        """Make the rules be those that the marks ask for; return what was done and what failed.
 
         ``blocked``: says why nothing may be written now; None: it may.
         ``may_begin``: whether anything new may be set, asked right before.
-        Returns messages about what was done and what failed.
         """
         try:
             versions = self._versions()
-            if versions is None:
-                return ()
-            if isinstance(versions, str):
-                return (versions,)
-            return self._followed(signals, *versions, blocked, may_begin)
+            if versions is None or isinstance(versions, str):
+                return () if versions is None else (versions,)
+            notes, obsolete, missing = self._compared(signals, *versions)
+            for name, metadata in obsolete.items():
+                notes.append(self._delete(versions[0], name, metadata, blocked()))
+            if missing and may_begin():
+                notes += [self._create(versions[0], rule, blocked()) for rule in missing]
+            return tuple(notes)
         except (SchedulerError, Unreachable) as error:
             self._offered = None  # the server may be another one by now
             return (f"device taints could not be looked after: {error}",)
-
-    def _followed(
-        self,
-        signals: Sequence[NodeSignal],
-        rules: str,
-        slices: str,
-        blocked: Callable[[], str | None],
-        may_begin: Callable[[], bool],
-    ) -> tuple[str, ...]:
-        notes, obsolete, missing = self._compared(signals, rules, slices)
-        for name, metadata in obsolete.items():
-            notes.append(self._delete(rules, name, metadata, blocked()))
-        if missing and may_begin():
-            notes += [self._create(rules, rule, blocked()) for rule in missing]
-        return tuple(notes)
 
     def preview(self, signals: Sequence[NodeSignal], *, new: bool) -> tuple[Write, ...]:
         """Return the rules that :meth:`follow` would delete and create; writes nothing.
@@ -155,12 +140,9 @@ class DeviceTaints:
         now = self._api.elapsed()
         if self._absent_until is not None and now < self._absent_until:
             return None
-        group = self._api.read(GROUP) or {}
-        named = {str(each.get("version")) for each in group.get("versions") or () if isinstance(each, dict)}
+        named = offered_versions(self._api.read(GROUP))
         found: dict[str, str] = {}
-        for version in NEWEST_FIRST:
-            if version not in named:
-                continue
+        for version in (each for each in NEWEST_FIRST if each in named):
             listed = self._api.read(f"{GROUP}/{version}") or {}
             for each in listed.get("resources") or ():
                 if isinstance(each, dict) and each.get("name") in (RULES, SLICES):
@@ -168,11 +150,8 @@ class DeviceTaints:
         if RULES in found and SLICES in found:
             self._offered = (found[RULES], found[SLICES])
             return self._offered
-        reported = self._absent_until is not None
-        self._absent_until = now + _LOOK_AGAIN_S
-        return (
-            None if reported else "the server offers no device taints (resource.k8s.io, DeviceTaintRule): none is set"
-        )
+        first, self._absent_until = self._absent_until is None, now + _LOOK_AGAIN_S
+        return "the server offers no device taints (resource.k8s.io, DeviceTaintRule): none is set" if first else None
 
     def _existing(self, version: str) -> dict[str, Object]:
         def view(raw: Object) -> Object | None:

@@ -25,9 +25,8 @@ _EXISTS: Final = 409
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
-    """Read the manifest of a Job.
+    """Read a YAML file with one ``batch/v1`` Job; its name, namespace, place and retries are set by us.
 
-    ``path``: YAML with one ``batch/v1`` Job; its name, namespace, place and retries are set by us.
     Raises ``InputError`` if it cannot be read or is no such Job.
     """
     try:
@@ -67,9 +66,9 @@ class KubernetesVerification:
 
     def start(self, node: str, units: Sequence[str], key: str, fence: Fence) -> WorkAnswer:
         """Create the Job; one that is there under this key was started before."""
-        why = self._scheduler.leadership.may_write(fence.holder)
-        if why is not None or self._scheduler.clock.now() >= fence.until:
-            return WorkAnswer("refused", why or "the lease ended before it was sent")
+        why = self._scheduler.leadership.blocked(fence.holder, fence.until)
+        if why is not None:
+            return WorkAnswer("refused", why)
         within = self._scheduler.leadership.left()
         try:
             response = self._api.request("POST", self._folder, None, self._job(node, units, key), timeout=within)
@@ -90,11 +89,10 @@ class KubernetesVerification:
         if job is None:
             return DiagnosticResult("missing")
         conditions = (job.get("status") or {}).get("conditions") or ()
-        ended = [each for each in conditions if each.get("type") in _ENDED and each.get("status") == "True"]
-        pods = self._pods(key)
-        if not ended:
+        ended = (each for each in conditions if each.get("type") in _ENDED and each.get("status") == "True")
+        pods, end = self._pods(key), next(ended, None)
+        if end is None:
             return DiagnosticResult("running", "; ".join(_phase(each) for each in pods) or "no pod of it yet")
-        end = ended[0]
         found = [statement for each in pods for statement in _statements(each, node, key)]
         at, complete = instant(end.get("lastTransitionTime")), end["type"] == "Complete"
         if len(found) != 1:

@@ -15,21 +15,16 @@ from telemetry.collect.kubernetes.api import Object, Unreachable
 
 _API: Final = "/apis/coordination.k8s.io/v1/namespaces"
 _LOOK_EVERY_S: Final = 1.0
-_LONGEST_FOREIGN: Final = timedelta(hours=1)
-# A lease that claims to last longer is waited for no longer than this.
+_LONGEST_FOREIGN_S: Final = 3600.0  # a lease that claims to last longer is waited for no longer than this
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """Our right to write.
-
-    ``until``: by the machine's clock; aware.
-    ``ends``: by the clock that is never set, in seconds: a machine's clock that is set back prolongs nothing.
-    """
+    """Our right to write; ``ends_s`` by the clock that is never set: a clock that is set back prolongs nothing."""
 
     holder: str
     until: datetime
-    ends: float
+    ends_s: float
 
 
 class Leadership:
@@ -66,19 +61,20 @@ class Leadership:
 
     def may_write(self, holder: str) -> str | None:
         """Return why a process may not write now; None: it may."""
-        held = self.held
-        if held is None or held.holder != holder:
+        if self.held is None or self.held.holder != holder:
             return f"{holder} does not hold the lease"
-        if self._clock.now() >= held.until or self._api.elapsed() >= held.ends:
-            return f"the lease of {holder} has ended"
-        return None
+        return f"the lease of {holder} has ended" if self.left() <= timedelta(0) else None
+
+    def blocked(self, holder: str, until: datetime) -> str | None:
+        """Return why a process may not write now, or not any more; None: it may."""
+        late = "the lease ended before it was sent" if self._clock.now() >= until else None
+        return self.may_write(holder) or late
 
     def left(self) -> timedelta:
         """Return how long the lease is still held."""
-        held = self.held
-        if held is None:
+        if self.held is None:
             return timedelta(0)
-        return min(held.until - self._clock.now(), timedelta(seconds=held.ends - self._api.elapsed()))
+        return min(self.held.until - self._clock.now(), timedelta(seconds=self.held.ends_s - self._api.elapsed()))
 
     def take(self, holder: str, lasts: timedelta) -> datetime | None:
         """Take or prolong it; None: another one holds it.
@@ -119,20 +115,15 @@ class Leadership:
         if not other or other == holder:
             self._seen = None
             return None
-        now = self._api.elapsed()
+        now, given = self._api.elapsed(), spec.get("leaseDurationSeconds")
+        lasts_s = min(float(given), _LONGEST_FOREIGN_S) if isinstance(given, int) and given > 0 else _LONGEST_FOREIGN_S
         mark = tuple(str(spec.get(key)) for key in ("holderIdentity", "renewTime", "leaseTransitions", "acquireTime"))
         if self._seen is None or self._seen[0] != mark:
             renewed = self._seen is not None
             self._seen = (mark, now)
-            return 0.0 if renewed else self._lasting(spec)
-        left = self._seen[1] + self._lasting(spec) - now
+            return 0.0 if renewed else lasts_s
+        left = self._seen[1] + lasts_s - now
         return left if left > 0 else None
-
-    @staticmethod
-    def _lasting(spec: Object) -> float:
-        given = spec.get("leaseDurationSeconds")
-        longest = _LONGEST_FOREIGN.total_seconds()
-        return min(float(given), longest) if isinstance(given, int) and given > 0 else longest
 
     def _written(
         self, found: Object | None, holder: str, lasts: timedelta, asked: datetime, asked_s: float

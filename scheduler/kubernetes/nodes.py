@@ -33,10 +33,9 @@ Operation = Mapping[str, Any]
 class NodeSnapshot:
     """One node of one reading.
 
-    ``taints``: as they stand, with fields that we do not know: what is not ours is sent back as it was.
-    ``has_labels``, ``has_annotations``: whether there is any, for a patch cannot add to a map that is not there.
+    ``taints``: with fields that we do not know: what is not ours is sent back as it was.
+    ``has_labels``, ``has_annotations``: a patch cannot add to a map that is not there.
     ``condition_at``: its place among the node's conditions.
-    ``gpus``: whether it is a GPU node.
     """
 
     reading: NodeReading
@@ -62,11 +61,7 @@ class NodeSnapshot:
 def snapshot_of(
     raw: Object, settings: KubernetesSettings, rules: KubernetesRules, keys: Keys, now: datetime
 ) -> NodeSnapshot | None:
-    """Read a node object.
-
-    Returns: none where it has not even a name. One that is not of the form that a node has is not readable, and nothing
-    is done on it.
-    """
+    """Read a node object; None: it has no name. One that cannot be parsed is not readable: nothing is done on it."""
     metadata = raw.get("metadata")
     name = metadata.get("name") if isinstance(metadata, dict) else None
     if not isinstance(name, str) or not name:
@@ -97,6 +92,7 @@ def _parsed(
         bool(metadata.get("managedFields")),
     )
     place = dict(found.place)
+    ready = any(each.type == "Ready" and each.status == "True" for each in found.conditions)
     base = NodeView(
         node_object.name,
         place.get("cluster", settings.cluster),
@@ -105,7 +101,7 @@ def _parsed(
         place.get("nvlink_domain"),
         tuple(UnitView(unit) for unit in _units(annotations, settings)),
         cordoned_by=_cordoned_by(found, node_object, rules, keys),
-        down=_down(found) or bool(metadata.get("deletionTimestamp")),
+        down=bool(metadata.get("deletionTimestamp")) or not ready,  # one that never reported is not ready either
         software=_software(labels),
         since=None if found.created_ms is None else datetime.fromtimestamp(found.created_ms / 1000, UTC),
     )
@@ -137,11 +133,6 @@ def _cordoned_by(found: Collected, node_object: NodeObject, rules: KubernetesRul
     return None
 
 
-def _down(found: Collected) -> bool:
-    """Whether it is not ready; one that never reported is not ready either."""
-    return not any(each.type == "Ready" and each.status == "True" for each in found.conditions)
-
-
 def _software(labels: Mapping[str, str]) -> str | None:
     for keys in _DRIVERS:
         parts = [labels[key] for key in keys if labels.get(key)]
@@ -161,13 +152,11 @@ def _units(annotations: Mapping[str, str], settings: KubernetesSettings) -> tupl
 
 
 def patch_of(snapshot: NodeSnapshot, then: NodeObject) -> list[Operation]:
-    """Write a patch.
+    """Write the patch to ``then``, which differs in labels, annotations, taints and cordon only.
 
-    ``then``: what it shall be; differs in labels, annotations, taints and cordon only.
-    Returns: first the tests: of the resourceVersion, so that nobody wrote in between; of the taints and of each
-    annotation and label that is changed, so that a server or a proxy that rewrites versions cannot make us write over
-    others. Taints have no merge key: the whole list is replaced, with what is not ours in it as it was, fields that we
-    do not know included.
+    First the tests: of the resourceVersion, and of the taints and each annotation and label that is changed, so that a
+    server or a proxy that rewrites versions cannot make us write over others. Taints have no merge key: the whole list
+    is replaced, with what is not ours in it as it was.
     """
     tests: list[Operation] = [_test("/metadata/resourceVersion", snapshot.reading.version)]
     changes: list[Operation] = []
@@ -209,8 +198,7 @@ def patch_of(snapshot: NodeSnapshot, then: NodeObject) -> list[Operation]:
 def condition_patch(snapshot: NodeSnapshot, content: Object) -> list[Operation]:
     """Return the operations that change the predrain condition in the same patch as the marks.
 
-    ``content``: the status patch as :func:`scheduler.kubernetes.condition.condition_after` gives it.
-    Returns: to stand after those of :func:`patch_of`, whose test of the version makes sure of the condition's place.
+    They follow those of :func:`patch_of`, whose test of the version makes sure of the condition's place.
     """
     (wanted,) = content["status"]["conditions"]
     gone = wanted.get("$patch") == "delete"

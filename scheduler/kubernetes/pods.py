@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Final
@@ -31,99 +31,61 @@ Claim = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class PodPart:
-    """A pod's part of a job.
-
-    ``gpus``: of this pod, without those of its claims.
-    ``claims``: names of the resource claims by which it holds more.
-    """
+    """A pod's part of a job; ``gpus`` without those of its claims, which ``claims`` names."""
 
     node: str
     job: str
     gpus: int
-    started_at: datetime | None
-    checkpointed_at: datetime | None
-    ends_at: datetime | None
-    can_checkpoint: bool
+    started_at: datetime | None = None
+    checkpointed_at: datetime | None = None
+    ends_at: datetime | None = None
+    can_checkpoint: bool = False
     namespace: str = ""
     claims: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
 class PodKeys:
-    """Annotations of pods under the prefix, by which a job states what may be done with it.
+    """Annotations of pods under the prefix, by which a job states what may be done with it."""
 
-    ``namespace``: Ours, where diagnostics run.
-    """
-
-    prefix: str
-    namespace: str
+    def __init__(self, prefix: str, namespace: str) -> None:
+        self.namespace = namespace
+        self.checkpoint = f"{prefix}/checkpoint"  # how it is asked: annotation, webhook or command
+        self.checkpoint_url = f"{prefix}/checkpoint-url"  # of its webhook
+        self.checkpoint_takes = f"{prefix}/checkpoint-takes"  # how long it needs for one: 90s, 5m
+        self.requested = f"{prefix}/checkpoint-requested"  # written by us
+        self.acknowledged = f"{prefix}/checkpoint-acknowledged"  # written by the job
+        self.ends_at = f"{prefix}/ends-at"  # when it expects to end
+        self.evict = f"{prefix}/evict"  # true: although no controller restarts it, or its local data is lost
+        self.diagnostic = f"{prefix}/diagnostic"  # label of predrain's diagnostics
+        self.managed = f"{prefix}/managed"  # false: keep off
 
     def is_diagnostic(self, pod: Object) -> bool:
-        """Whether a pod is a predrain diagnostic.
+        """Whether a pod is a predrain diagnostic: no job, and nothing that has to go.
 
-        It is no job, and nothing that has to go. In our own namespace only: elsewhere anybody could hide a job by a
-        label.
+        Only in predrain's namespace: elsewhere anybody could hide a job by a label.
         """
         metadata = pod["metadata"]
         return metadata.get("namespace") == self.namespace and self.diagnostic in (metadata.get("labels") or {})
 
-    @property
-    def checkpoint(self) -> str:
-        """How it is asked for a checkpoint: ``annotation``, ``webhook`` or ``command``."""
-        return f"{self.prefix}/checkpoint"
-
-    @property
-    def checkpoint_url(self) -> str:
-        """Of its webhook."""
-        return f"{self.prefix}/checkpoint-url"
-
-    @property
-    def checkpoint_takes(self) -> str:
-        """How long it needs for one: ``90s``, ``5m``."""
-        return f"{self.prefix}/checkpoint-takes"
-
-    @property
-    def requested(self) -> str:
-        """Written by us: a checkpoint is asked for."""
-        return f"{self.prefix}/checkpoint-requested"
-
-    @property
-    def acknowledged(self) -> str:
-        """Written by the job: the checkpoint with this key is written, or cannot be."""
-        return f"{self.prefix}/checkpoint-acknowledged"
-
-    @property
-    def ends_at(self) -> str:
-        """When the job expects to end (ISO 8601 with a zone)."""
-        return f"{self.prefix}/ends-at"
-
-    @property
-    def evict(self) -> str:
-        """``true``: it may be evicted although no controller restarts it, or its local data is lost."""
-        return f"{self.prefix}/evict"
-
-    @property
-    def diagnostic(self) -> str:
-        """Label of our own diagnostics."""
-        return f"{self.prefix}/diagnostic"
-
-    @property
-    def managed(self) -> str:
-        """``false``: keep off."""
-        return f"{self.prefix}/managed"
-
 
 def pod_part(pod: Object, rules: KubernetesRules, keys: PodKeys) -> PodPart | None:
-    """Read a pod's part of a job; None: it is on no node yet, asks for no GPU, has ended, or is ours."""
+    """Read a pod's part of a job; None: it is on no node yet, asks for no GPU, has ended, or is ours.
+
+    A pod that cannot be parsed is a job of its own: it occupies its node nevertheless.
+    """
     try:
         if keys.is_diagnostic(pod):
             return None
         run = pod_run(pod, rules)
     except (KeyError, TypeError, AttributeError, ValueError):
-        return _unreadable(pod)
+        metadata, spec = pod.get("metadata"), pod.get("spec")
+        node = spec.get("nodeName") if isinstance(spec, dict) else None
+        named = metadata if isinstance(metadata, dict) else {}
+        if not isinstance(node, str) or not node:
+            return None
+        return PodPart(node, f"{named.get('namespace')}/{named.get('name')}", 1)
     if run is None or run.outcome is not None:
         return None
-    annotations = annotations_of(pod)
     return PodPart(
         run.node,
         run.job,
@@ -131,31 +93,39 @@ def pod_part(pod: Object, rules: KubernetesRules, keys: PodKeys) -> PodPart | No
         _instant(run.started_ms),
         None if run.checkpointed_ms is None else _instant(run.checkpointed_ms),
         ends_at(pod, keys),
-        keys.checkpoint in annotations,
+        keys.checkpoint in annotations_of(pod),
         run.namespace,
         run.claims,
     )
 
 
 def jobs_of(parts: Iterable[PodPart]) -> dict[str, dict[str, JobView]]:
-    """Return the jobs of each node, each with the GPUs of the whole job on all nodes among ``parts``."""
-    wholes: dict[str, JobView] = {}
-    gpus: dict[str, int] = {}
+    """Return the jobs of each node, each with the GPUs of the whole job on all nodes among ``parts``.
+
+    A job ends with its first part; any part may be the one that notes its checkpoints.
+    """
+    of_job: dict[str, list[PodPart]] = {}
     of_node: dict[str, set[str]] = {}
     for part in parts:
-        gpus[part.job] = gpus.get(part.job, 0) + part.gpus  # 0: its claims were counted with another pod
+        of_job.setdefault(part.job, []).append(part)
         of_node.setdefault(part.node, set()).add(part.job)
-        whole = wholes.get(part.job)
-        mine = JobView(part.job, 1, part.started_at, part.checkpointed_at, part.ends_at, part.can_checkpoint)
-        wholes[part.job] = mine if whole is None else _joined(whole, mine)
-    wholes = {name: replace(job, gpus=max(1, gpus[name])) for name, job in wholes.items()}
+    wholes = {
+        name: JobView(
+            name,
+            max(1, sum(part.gpus for part in job)),  # 0: its claims were counted with another pod
+            _pick(min, (part.started_at for part in job)),
+            _pick(max, (part.checkpointed_at for part in job)),
+            _pick(min, (part.ends_at for part in job)),
+            any(part.can_checkpoint for part in job),
+        )
+        for name, job in of_job.items()
+    }
     return {node: {name: wholes[name] for name in sorted(names)} for node, names in of_node.items()}
 
 
 def annotations_of(thing: Object) -> Mapping[str, str]:
     """Return the annotations of an object."""
-    metadata = thing.get("metadata") or {}
-    found = metadata.get("annotations") or {}
+    found = (thing.get("metadata") or {}).get("annotations") or {}
     return found if isinstance(found, dict) else {}
 
 
@@ -187,39 +157,8 @@ def duration(text: str | None) -> timedelta | None:
     return None if found is None else timedelta(seconds=int(found[1]) * _SECONDS[found[2]])
 
 
-def _joined(one: JobView, other: JobView) -> JobView:
-    """Join two parts of one job, but for its GPUs.
-
-    It ends with its first part; any part may be the one that notes its checkpoints.
-    """
-
-    def first(a: datetime | None, b: datetime | None) -> datetime | None:
-        return min(a, b) if a is not None and b is not None else a or b
-
-    saved = (
-        max(one.checkpointed_at, other.checkpointed_at)
-        if one.checkpointed_at is not None and other.checkpointed_at is not None
-        else one.checkpointed_at or other.checkpointed_at
-    )
-    return JobView(
-        one.name,
-        1,
-        first(one.started_at, other.started_at),
-        saved,
-        first(one.ends_at, other.ends_at),
-        one.can_checkpoint or other.can_checkpoint,
-    )
-
-
-def _unreadable(pod: Object) -> PodPart | None:
-    """Return a job of its own for a pod that cannot be parsed: it occupies its node nevertheless."""
-    metadata = pod.get("metadata") if isinstance(pod.get("metadata"), dict) else {}
-    spec = pod.get("spec") if isinstance(pod.get("spec"), dict) else {}
-    node = spec.get("nodeName") if spec else None
-    if not isinstance(node, str) or not node:
-        return None
-    name = f"{(metadata or {}).get('namespace')}/{(metadata or {}).get('name')}"
-    return PodPart(node, name, 1, None, None, None, can_checkpoint=False)
+def _pick(choose: Callable[..., datetime | None], times: Iterable[datetime | None]) -> datetime | None:
+    return choose((time for time in times if time is not None), default=None)
 
 
 def _instant(ms: int) -> datetime:
@@ -241,11 +180,11 @@ class ClaimCounts:
             return
         try:
             if self._version is None:
-                self._version = self._offered()
-            if self._version is None:
-                return
-            path = f"{_GROUP}/{self._version}/resourceclaims"
-            self._held = dict(self._api.listing(path, {}, _PAGE, self._view))
+                offered = offered_versions(self._api.read(_GROUP))
+                self._version = next((version for version in CLAIM_VERSIONS if version in offered), None)
+            if self._version is not None:
+                path = f"{_GROUP}/{self._version}/resourceclaims"
+                self._held = dict(self._api.listing(path, {}, _PAGE, self._view))
         except SchedulerError:
             self._version = None  # without the right to, or on another server by now
 
@@ -270,7 +209,7 @@ class ClaimCounts:
         except (KeyError, TypeError, AttributeError):
             return None
 
-    def _offered(self) -> str | None:
-        group = self._api.read(_GROUP) or {}
-        named = {str(each.get("version")) for each in group.get("versions") or () if isinstance(each, dict)}
-        return next((version for version in CLAIM_VERSIONS if version in named), None)
+
+def offered_versions(group: Object | None) -> set[str]:
+    """Return the versions of an API group that a server offers."""
+    return {str(each.get("version")) for each in (group or {}).get("versions") or () if isinstance(each, dict)}

@@ -6,7 +6,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any, Final
+from typing import Any, Final, Literal
 from urllib.parse import quote
 
 from policy.fleet import JobView
@@ -41,10 +41,8 @@ _INVALID: Final = 422
 class KubernetesScheduler:
     """A Kubernetes cluster.
 
-    ``client``: as :func:`telemetry.collect.kubernetes.client.connect` gives it, with the limits of the settings.
     ``waits``: whether a lease of another process is watched until it is renewed or over, rather than asked for again
     later: for a process that does one round and ends.
-    ``elapsed``: seconds of a clock that never goes back.
     """
 
     def __init__(
@@ -127,19 +125,17 @@ class KubernetesScheduler:
         return after(action, node_object, self.keys, self.clock.now(), cordon=self.settings.cordon)
 
     def _companion_writes(self, action: Action, snapshot: NodeSnapshot, now: datetime) -> tuple[Write, ...]:
-        """Return what is written for other tools with an action: the condition and the event."""
-        content = condition_after(action, snapshot.condition, now) if self.settings.condition else None
-        event = self._event(action, snapshot, now)
-        companions = (
-            None if content is None else condition_write(action.node, snapshot.condition, content),
-            None if event is None else event_write(event[1]),
-        )
-        return tuple(each for each in companions if each is not None)
+        condition, event = self._companions(action, snapshot, now)
+        writes = () if condition is None else (condition_write(action.node, snapshot.condition, condition),)
+        return writes if event is None else (*writes, event_write(event[1]))
 
-    def _event(self, action: Action, snapshot: NodeSnapshot, now: datetime) -> tuple[str, Object] | None:
-        if not self.settings.events:
-            return None
-        return event_of(action, action.node, snapshot.reading.view.marks.published, now)
+    def _companions(
+        self, action: Action, snapshot: NodeSnapshot, now: datetime
+    ) -> tuple[Object | None, tuple[str, Object] | None]:
+        """Return what is written for other tools with an action: the condition, and the event with its path."""
+        condition = condition_after(action, snapshot.condition, now) if self.settings.condition else None
+        published = snapshot.reading.view.marks.published
+        return condition, event_of(action, action.node, published, now) if self.settings.events else None
 
     def apply(self, action: Action, precondition: Precondition) -> Answer:
         """Carry out an action as one patch that the server applies to exactly the node that was read.
@@ -157,7 +153,7 @@ class KubernetesScheduler:
         status_only = action.verb in ("publish", "release") and then.taints == snapshot.node_object.taints
         notes: list[str | None] = []
         now = self.clock.now()
-        condition = condition_after(action, snapshot.condition, now) if self.settings.condition else None
+        condition, event = self._companions(action, snapshot, now)
         in_patch = condition if status_only else None
         try:
             response = self._patched(snapshot, then, in_patch, status_only=status_only)
@@ -174,7 +170,8 @@ class KubernetesScheduler:
         self._remember(response.content)
         if condition is not None and not status_only:
             notes.append(self._set_condition(action.node, condition))
-        notes.append(self._report_event(action, snapshot))
+        if event is not None:
+            notes.append(self._companion("the event", "POST", event[0], event[1]))
         self._left.add(action.node)
         if not any(notes):
             writes = (*writes, *self._companion_writes(action, snapshot, now))
@@ -187,12 +184,9 @@ class KubernetesScheduler:
             notes = ("no node is cordoned: the server does not tell who cordons (managedFields); the taints stand",)
         if self._device_taints is None:
             return notes
-
-        def blocked() -> str | None:
-            late = "the lease ended before it was sent" if self.clock.now() >= until else None
-            return self.leadership.may_write(holder) or late
-
-        return notes + self._device_taints.follow(signals, blocked, lambda: new and not self.read_switches().kill)
+        return notes + self._device_taints.follow(
+            signals, lambda: self.leadership.blocked(holder, until), lambda: new and not self.read_switches().kill
+        )
 
     def announcing(self, signals: Sequence[NodeSignal], *, new: bool) -> tuple[Write, ...]:
         """Return the device taints that would be set and removed; reads only."""
@@ -230,9 +224,9 @@ class KubernetesScheduler:
 
     def _ready(self, action: Action, precondition: Precondition) -> NodeSnapshot | Answer:
         """Return the node of the precondition, or why it cannot be written to."""
-        why = self.leadership.may_write(precondition.holder)
-        if why is not None or self.clock.now() >= precondition.until:
-            return Answer("refused", why or "the lease ended before it was sent")
+        why = self.leadership.blocked(precondition.holder, precondition.until)
+        if why is not None:
+            return Answer("refused", why)
         try:
             snapshot = self._known(action.node, precondition.version) or self._read(action.node)
         except SchedulerError as error:
@@ -351,41 +345,31 @@ class KubernetesScheduler:
                 return Answer("conflict", response.problem)
         return Answer("refused", response.problem)
 
-    def _report_event(self, action: Action, snapshot: NodeSnapshot) -> str | None:
-        """Report an action by an event; return what failed."""
-        event = self._event(action, snapshot, self.clock.now())
-        return None if event is None else self._create_event(*event)
+    def _set_condition(self, node: str, content: Object) -> str | None:
+        # merged into the node's status by its type
+        return self._companion("the condition", "PATCH", f"{_path(node)}/status", content, node)
 
-    def _set_condition(self, node: str, content: Mapping[str, Any]) -> str | None:
-        """Merge a condition into a node's status, by its type; return what failed."""
+    def _companion(
+        self, what: str, method: Literal["PATCH", "POST"], path: str, body: Object, node: str | None = None
+    ) -> str | None:
+        """Write a condition (with its node) or an event, on which nothing rests; return what failed."""
+        patch = method == "PATCH"
         try:
             response = self.api.request(
-                "PATCH",
-                f"{_path(node)}/status",
-                {"fieldManager": FIELD_MANAGER},
-                content,
-                content_type=STRATEGIC_PATCH,
+                method,
+                path,
+                {"fieldManager": FIELD_MANAGER} if patch else None,
+                body,
+                content_type=STRATEGIC_PATCH if patch else "application/json",
                 timeout=min(_COMPANION_TIMEOUT, self.leadership.left()),
             )
         except Unreachable as error:
-            return f"the condition was not written: {error}"
-        if not response.ok:
-            return f"the condition was not written: {response.problem}"
-        if is_named(response.content, node):
+            return f"{what} was not written: {error}"
+        if node is not None and response.ok and is_named(response.content, node):
             self._remember(response.content)
-        return None
-
-    def _create_event(self, path: str, event: Mapping[str, Any]) -> str | None:
-        """Create an event; return what failed."""
-        try:
-            response = self.api.request(
-                "POST", path, None, event, timeout=min(_COMPANION_TIMEOUT, self.leadership.left())
-            )
-        except Unreachable as error:
-            return f"the event was not written: {error}"
-        if response.ok or response.status == _EXISTS:  # of this very second: ours, by an earlier try
+        if response.ok or (not patch and response.status == _EXISTS):  # of this very second: ours, by an earlier try
             return None
-        return f"the event was not written: {response.problem}"
+        return f"{what} was not written: {response.problem}"
 
     def _repair_conditions(self, nodes: Sequence[NodeSnapshot]) -> None:
         if not self.settings.condition:
@@ -393,12 +377,9 @@ class KubernetesScheduler:
         now, repaired = self.clock.now(), 0
         for snapshot in nodes:
             content = condition_repaired(snapshot.condition, snapshot.reading.view.marks.published, now)
-            if content is None or not snapshot.reading.view.readable:
-                continue
-            self._set_condition(snapshot.node_object.name, content)
-            repaired += 1
-            if repaired >= _MAX_REPAIRED:
-                return
+            if content is not None and snapshot.reading.view.readable and repaired < _MAX_REPAIRED:
+                self._set_condition(snapshot.node_object.name, content)
+                repaired += 1
 
 
 def _path(node: str) -> str:

@@ -43,6 +43,7 @@ _REVIEW: Final = {"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectA
 _REVIEW_TIMEOUT: Final = timedelta(seconds=3)
 _REVIEWED_FOR_S: Final = 300.0
 
+_GONE: Final = WorkAnswer("gone", "there is no such pod any more")
 _MIRROR: Final = "kubernetes.io/config.mirror"
 _OURS: Final = "it is our own diagnostic"
 _SLURM_GROUP: Final = "slinky.slurm.net/"
@@ -55,11 +56,7 @@ OPT_OUTS: Final[Mapping[str, str]] = {
 }
 """Annotations and labels of other tools by which a pod asks not to be moved."""
 
-_MEANS: Final[Mapping[str, CheckpointMeans]] = {
-    "annotation": "scheduler",
-    "webhook": "webhook",
-    "command": "command",
-}
+_MEANS: Final[Mapping[str, CheckpointMeans]] = {"annotation": "scheduler", "webhook": "webhook", "command": "command"}
 
 
 class KubernetesWorkloads:
@@ -90,16 +87,16 @@ class KubernetesWorkloads:
                 raise SchedulerError(f"a pod on {node} cannot be understood: {error!r}") from error
             asks = workload.checkpoint is not None and workload.checkpoint.means == "scheduler"
             namespace = workload.name.partition("/")[0]
-            if workload.held is None and asks and not self._may_annotate(namespace):
-                return replace(workload, held=f"it asks for a checkpoint by annotation, and {_forbidden(namespace)}")
-            return workload
+            if workload.held is not None or not asks or self._may_annotate(namespace):
+                return workload
+            return replace(workload, held=f"it asks for a checkpoint by annotation, and {_forbidden(namespace)}")
 
         params = {"fieldSelector": f"{LIVING},spec.nodeName={node}"}
         return tuple(self._api.listing(PODS, params, settings.pod_page, view))
 
     def ask_checkpoint(self, workload: Workload, ask: CheckpointAsk, fence: Fence) -> WorkAnswer:
         """Write the request into an annotation of the pod, which it watches (the downward API shows it as a file)."""
-        why = self._blocked(fence)
+        why = self._scheduler.leadership.blocked(fence.holder, fence.until)
         if why is not None:
             return WorkAnswer("refused", why)
         try:
@@ -146,14 +143,22 @@ class KubernetesWorkloads:
         return CheckpointState("acknowledged", "", instant(content.get("at")))
 
     def evict(self, workload: Workload, fence: Fence) -> WorkAnswer:
-        """Create an eviction of exactly this pod; the server rejects it where a disruption budget requires."""
-        why = self._blocked(fence)
+        """Create an eviction of exactly this pod; the server refuses it where a disruption budget requires."""
+        why = self._scheduler.leadership.blocked(fence.holder, fence.until)
         if why is not None:
             return WorkAnswer("refused", why)
         if workload.ending:
             return WorkAnswer("already", "it is ending already")
         try:
-            eviction = self._eviction(workload)
+            if self._version is None:
+                self._version = self._offered()
+            namespace, _, name = workload.name.partition("/")
+            eviction = {  # without a grace time: the pod's own holds
+                "apiVersion": self._version,
+                "kind": "Eviction",
+                "metadata": {"name": name, "namespace": namespace},
+                "deleteOptions": {"preconditions": {"uid": workload.uid}},
+            }
             response = self._api.request(
                 "POST", f"{_path(workload)}/eviction", None, eviction, final=frozenset({_TOO_MANY, _FAULT}),
                 timeout=self._scheduler.leadership.left(),
@@ -196,24 +201,6 @@ class KubernetesWorkloads:
         self._may_patch[namespace] = (allowed, self._api.elapsed() + _REVIEWED_FOR_S)
         return allowed
 
-    def _blocked(self, fence: Fence) -> str | None:
-        why = self._scheduler.leadership.may_write(fence.holder)
-        if why is None and self._scheduler.clock.now() >= fence.until:
-            return "the lease ended before it was sent"
-        return why
-
-    def _eviction(self, workload: Workload) -> Mapping[str, Any]:
-        """Write an eviction in the version that the server offers; no grace time: the pod's own holds."""
-        if self._version is None:
-            self._version = self._offered()
-        namespace, _, name = workload.name.partition("/")
-        return {
-            "apiVersion": self._version,
-            "kind": "Eviction",
-            "metadata": {"name": name, "namespace": namespace},
-            "deleteOptions": {"preconditions": {"uid": workload.uid}},
-        }
-
     def _offered(self) -> str:
         found = self._api.read(_CORE) or {}
         for each in found.get("resources") or ():
@@ -224,7 +211,7 @@ class KubernetesWorkloads:
     def _another(self, found: Response, workload: Workload) -> WorkAnswer | None:
         """Report that a pod is gone or was replaced; None: it is the expected one."""
         if found.status == _NOT_FOUND:
-            return WorkAnswer("gone", "there is no such pod any more")
+            return _GONE
         if not found.ok:
             return WorkAnswer("refused", found.problem)
         if _uid(found.content) != workload.uid:
@@ -233,7 +220,7 @@ class KubernetesWorkloads:
 
     def _failed(self, response: Response, workload: Workload) -> WorkAnswer:
         if response.status == _NOT_FOUND:
-            return WorkAnswer("gone", "there is no such pod any more")
+            return _GONE
         if response.status == _TOO_MANY:
             again = None
             if response.retry_after_s is not None:

@@ -12,7 +12,7 @@ _PROCESSES = multiprocessing.get_context("forkserver")
 _PROCESSES.set_forkserver_preload(["pandas", "pyarrow.parquet", "telemetry.landing.compaction"])
 
 
-def exit_code_of(function: Callable[..., Any], *given: object, timeout: float = 60.0) -> int:
+def exit_code_of(function: Callable[..., Any], *given: object, timeout: float = 300.0) -> int:
     """Run a function of a module in a new process, forked from a clean one, and give the process's exit code.
 
     ``function``: found by its module and name; usually ends in ``os._exit``.

@@ -28,6 +28,15 @@ REMOVED: dict[str, str] = {
 }
 """What to do instead, by the dotted name of a setting."""
 
+RENAMED: dict[str, str] = {
+    "kubernetes.patience": "kubernetes.retry_timeout",
+    "kubernetes.node_page": "kubernetes.node_page_size",
+    "kubernetes.pod_page": "kubernetes.pod_page_size",
+    "kubernetes.evict": "kubernetes.eviction_scope",
+    "kubernetes.jobs": "kubernetes.read_pods",
+}
+"""The new name of a setting, by the old one; both dotted."""
+
 
 @dataclass(frozen=True, slots=True)
 class ControllerSettings:
@@ -106,10 +115,10 @@ def read_settings(file: Path) -> ActSettings:
         raise InputError("the file of settings does not exist", str(file), "Give the path of a YAML file.") from None
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise InputError(f"the settings cannot be read: {error}", str(file), "Correct the file.") from None
-    for name, hint in REMOVED.items():
+    for name, hint in {**REMOVED, **{old: f"Write {new} instead." for old, new in RENAMED.items()}}.items():
         section, _, key = name.partition(".")
         if isinstance(content, dict) and key in (content.get(section) or ()):
-            raise InputError(f"the setting {name} was removed", str(file), hint)
+            raise InputError(f"the setting {name} was {'renamed' if name in RENAMED else 'removed'}", str(file), hint)
     try:
         # through JSON, so that what YAML makes of a date or a key is refused in the same words as any other value
         settings = object_of(ActSettings, json.loads(json.dumps(content if content is not None else {})), "settings")

@@ -117,7 +117,7 @@ class KubernetesVerification:
     def _pods(self, key: str) -> list[Object]:
         selector = {"labelSelector": f"{self._label}={name_of(key)}"}
         path = f"/api/v1/namespaces/{quote(self._namespace, safe='')}/pods"
-        return self._api.listing(path, selector, self._scheduler.settings.pod_page, lambda each: each)
+        return self._api.listing(path, selector, self._scheduler.settings.pod_page_size, lambda each: each)
 
     @property
     def _label(self) -> str:

@@ -87,8 +87,8 @@ class KubernetesScheduler:
         if self.leadership.left() > timedelta(0):
             self._repair_conditions(nodes)
         troubles = [unclear] if unclear else []
-        if not self.settings.jobs:
-            troubles.append("jobs are not read (jobs is false), so that no floor per job would hold")
+        if not self.settings.read_pods:
+            troubles.append("jobs are not read (read_pods is false), so that no floor per job would hold")
         readings = tuple(each.with_jobs(tuple(jobs.get(each.node_object.name, {}).values())) for each in nodes)
         return FleetReading(readings, read_at, switches, "; ".join(troubles) or None)
 
@@ -250,10 +250,10 @@ class KubernetesScheduler:
             snapshot = snapshot_of(raw, self.settings, self.rules, self.keys, self.clock.now())
             return snapshot if snapshot is not None and snapshot.concerns_us else None
 
-        return self.api.listing(NODES, params, self.settings.node_page, view)
+        return self.api.listing(NODES, params, self.settings.node_page_size, view)
 
     def _all_jobs(self) -> dict[str, dict[str, JobView]]:
-        if not self.settings.jobs:
+        if not self.settings.read_pods:
             return {}
         newest = 0
 
@@ -263,7 +263,7 @@ class KubernetesScheduler:
             return self._part(raw)
 
         params = {"fieldSelector": f"{LIVING},spec.nodeName!="}
-        parts = self.api.listing(PODS, params, self.settings.pod_page, view)
+        parts = self.api.listing(PODS, params, self.settings.pod_page_size, view)
         self._pods_version = newest
         self._claims.refresh(parts)
         jobs = jobs_of(self._claims.counted(parts))
@@ -271,7 +271,7 @@ class KubernetesScheduler:
         return jobs
 
     def _jobs_on(self, node: str) -> tuple[JobView, ...]:
-        if not self.settings.jobs:
+        if not self.settings.read_pods:
             return ()
         params = {"fieldSelector": f"{LIVING},spec.nodeName={node}"}
         if self._pods_version:

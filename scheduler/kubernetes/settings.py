@@ -32,7 +32,7 @@ class KubernetesSettings:
     first found counts; empty: the collector's.
     ``gpu_annotations``: further annotations of a node in which the UUIDs of its GPUs stand (``GPU-…``), such as HAMi's
     ``hami.io/node-nvidia-register``; ``PREFIX/gpus`` is read always. Only where the scores name GPUs by UUID.
-    ``jobs``: whether pods are read, so that floors per job hold. Without, the breaker stays open: nothing hard is
+    ``read_pods``: whether pods are read, so that floors per job hold. Without, the breaker stays open: nothing hard is
     begun.
     ``condition``, ``events``: whether the node condition and the events are written beside what is published.
     ``device_taints``: whether a hard mark stands once more as a device taint of each GPU that it is due to, where the
@@ -42,12 +42,12 @@ class KubernetesSettings:
     on).
     ``requests_per_second``, ``burst``: at most; what is more waits.
     ``connect_timeout``, ``request_timeout``: until the connection stands; of silence, until an answer is given up.
-    ``patience``: for how long a request is tried again that the server could not serve (429, 5xx, cut connections).
-    ``node_page``, ``pod_page``: objects a page of a listing; one page at a time is held as JSON.
+    ``retry_timeout``: for how long a request that the server could not serve is repeated (429, 5xx, cut connections).
+    ``node_page_size``, ``pod_page_size``: objects a page of a listing; one page at a time is held as JSON.
     ``diagnostic_job``: file with the manifest of a Job that checks an emptied node, for ``evacuation.verification.by:
     scheduler``.
-    ``evict``: ``all``: a node is empty when no pod is left but those of daemon sets and mirrors; ``gpu``: when none
-    with GPUs is left.
+    ``eviction_scope``: ``all``: a node is empty when no pod is left but those of daemon sets and mirrors; ``gpu``: when
+    none with GPUs is left.
     ``evict_unmanaged``: whether pods go that nobody would start elsewhere.
     ``evict_local_data``: whether pods go whose ``emptyDir`` on disk is lost with them. One in memory (``/dev/shm``)
     never holds a pod.
@@ -70,7 +70,7 @@ class KubernetesSettings:
     rack_labels: tuple[str, ...] = ()
     domain_labels: tuple[str, ...] = ()
     gpu_annotations: tuple[str, ...] = ()
-    jobs: bool = True
+    read_pods: bool = True
     condition: bool = True
     events: bool = True
     device_taints: bool = False
@@ -79,16 +79,16 @@ class KubernetesSettings:
     burst: int = 200
     connect_timeout: timedelta = timedelta(seconds=3)
     request_timeout: timedelta = timedelta(seconds=5)
-    patience: timedelta = timedelta(seconds=10)
-    node_page: int = 100
-    pod_page: int = 250
+    retry_timeout: timedelta = timedelta(seconds=10)
+    node_page_size: int = 100
+    pod_page_size: int = 250
     diagnostic_job: str | None = None
-    evict: Literal["all", "gpu"] = "all"
+    eviction_scope: Literal["all", "gpu"] = "all"
     evict_unmanaged: bool = False
     evict_local_data: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("connect_timeout", "request_timeout", "patience"):
+        for name in ("connect_timeout", "request_timeout", "retry_timeout"):
             if getattr(self, name) <= timedelta(0):
                 raise ValueError(f"{name} is {getattr(self, name)}: give a positive time")
         for name in ("prefix", "namespace", "lease", "state", "progress"):
@@ -100,7 +100,7 @@ class KubernetesSettings:
             raise ValueError(
                 f"requests_per_second is {self.requests_per_second}, burst is {self.burst}: give positive numbers"
             )
-        for name in ("node_page", "pod_page"):
+        for name in ("node_page_size", "pod_page_size"):
             if not 1 <= getattr(self, name) <= 500:
                 raise ValueError(f"{name} is {getattr(self, name)}: give 1 to 500")
 
@@ -112,7 +112,7 @@ class KubernetesSettings:
             self.burst,
             self.connect_timeout.total_seconds(),
             self.request_timeout.total_seconds(),
-            self.patience.total_seconds(),
+            self.retry_timeout.total_seconds(),
             attempts=None,
         )
 

@@ -92,7 +92,7 @@ class KubernetesWorkloads:
             return replace(workload, held=f"it asks for a checkpoint by annotation, and {_forbidden(namespace)}")
 
         params = {"fieldSelector": f"{LIVING},spec.nodeName={node}"}
-        return tuple(self._api.listing(PODS, params, settings.pod_page, view))
+        return tuple(self._api.listing(PODS, params, settings.pod_page_size, view))
 
     def ask_checkpoint(self, workload: Workload, ask: CheckpointAsk, fence: Fence) -> WorkAnswer:
         """Write the request into an annotation of the pod, which it watches (the downward API shows it as a file)."""
@@ -325,7 +325,7 @@ def _stays(pod: Object, owner: Object | None, job: JobView | None, settings: Kub
         return f"daemon set {owner.get('name')} runs it on every node"
     if (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed"):
         return "it has ended"
-    if settings.evict == "gpu" and job is None:
+    if settings.eviction_scope == "gpu" and job is None:
         return "it has no GPU"
     return None
 

@@ -28,7 +28,7 @@ from tests.policy.decide_world import node as unscored
 from tests.scheduler.cluster import Cluster
 from tests.scheduler.evacuation.emptying_cluster import MINUTE, draining
 from tests.scheduler.kubernetes.api_world import World, served
-from tests.scheduler.kubernetes.objects import LASTS, QUICK, Hand, add, node, pod
+from tests.scheduler.kubernetes.objects import LASTS, SETTINGS, Hand, add, node, pod
 from tests.scheduler.slurm.slurm_world import World as SlurmWorld
 from tests.scheduler.slurm.slurm_world import action, release
 
@@ -103,7 +103,7 @@ def _pages(hand: Hand, pages: int) -> list[dict]:
 
 def test_a_lease_judged_by_the_wall_clock_would_be_taken_from_a_living_leader_after_a_jump(hand):
     with served(hand.world) as connection:
-        other = KubernetesScheduler(connection, hand.clock, QUICK, elapsed=hand.elapsed, sleep=hand.elapsed.sleep)
+        other = KubernetesScheduler(connection, hand.clock, SETTINGS, elapsed=hand.elapsed, sleep=hand.elapsed.sleep)
         assert other.hold_lease("other", LASTS) is None
         until = hand.clock.now() + LASTS
         hand.clock.move(timedelta(days=1))  # a clock is set: no second of the lease has passed

@@ -22,7 +22,7 @@ from tests.system.kubernetes_server import KubernetesServer, build_components, f
 
 COMPONENTS = ("kube-apiserver", "kube-scheduler", "kube-controller-manager")
 RBAC = Path(__file__).parents[2] / "deploy" / "kubernetes"
-WITHIN_S = 60.0
+WITHIN_S = 120.0
 PODS = "/api/v1/namespaces/default/pods"
 _RESOURCES = {"cpu": "64", "memory": "512Gi", "pods": "110", "nvidia.com/gpu": "8"}
 

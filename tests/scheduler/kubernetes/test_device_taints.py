@@ -1,6 +1,7 @@
 """Hard marks as device taints: what is written is what the published schemas hold, and only ours is taken off."""
 
 import json
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -20,13 +21,10 @@ from scheduler.ports.risks import MemoryFacts, MemoryRisks, Risks
 from telemetry.collect.kubernetes.client import KubernetesClient
 from tests.scheduler.cluster import MODEL
 from tests.scheduler.kubernetes.api_world import Raw, World
-from tests.scheduler.kubernetes.objects import LASTS, QUICK, T0, Elapsed
+from tests.scheduler.kubernetes.objects import LASTS, SETTINGS, T0, Elapsed
 from tests.scheduler.kubernetes.test_controller_on_kubernetes import POLICY
 
-ON = type(QUICK)(
-    request_timeout=QUICK.request_timeout, connect_timeout=QUICK.connect_timeout, patience=QUICK.patience,
-    device_taints=True,
-)  # fmt: skip
+ON = replace(SETTINGS, device_taints=True)
 DRIVER = "gpu.nvidia.com"
 FOREIGN = {"metadata": {"name": "predrain-of-a-person"}, "spec": {"taint": {"key": "x/y", "effect": "NoSchedule"}}}
 

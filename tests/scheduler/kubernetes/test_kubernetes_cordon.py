@@ -10,10 +10,10 @@ from policy.fleet import Level, NodeView
 from scheduler.kubernetes.settings import KubernetesSettings
 from telemetry.collect.kubernetes.client import KubernetesClient
 from tests.scheduler.kubernetes.api_world import Raw, World, managed
-from tests.scheduler.kubernetes.objects import LASTS, QUICK, Hand
+from tests.scheduler.kubernetes.objects import LASTS, SETTINGS, Hand
 
 NODE = "/api/v1/nodes/n1"
-CORDONS: KubernetesSettings = replace(QUICK, cordon=True)
+CORDONS: KubernetesSettings = replace(SETTINGS, cordon=True)
 KEY = "predrain.io/cordoned-by-us"
 OF_THE_LIFECYCLE = {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}
 
@@ -104,7 +104,7 @@ def test_who_deletes_our_annotation_has_taken_the_cordon_over(world: World, hand
 
 def test_a_cordon_is_taken_off_also_where_none_is_asked_for_any_more(world: World, hand: Hand) -> None:
     hand.do("taint")
-    hand.scheduler.settings = QUICK
+    hand.scheduler.settings = SETTINGS
     hand.do("release")
     assert "unschedulable" not in hand.raw()["spec"]
 

@@ -10,7 +10,7 @@ from scheduler.ports.clock import ManualClock
 from scheduler.ports.errors import SchedulerError
 from telemetry.collect.kubernetes.client import KubernetesClient
 from tests.scheduler.kubernetes.api_world import World
-from tests.scheduler.kubernetes.objects import LASTS, QUICK, T0, Elapsed
+from tests.scheduler.kubernetes.objects import LASTS, SETTINGS, T0, Elapsed
 
 LEASE = "/apis/coordination.k8s.io/v1/namespaces/predrain/leases/predrain-controller"
 STATE = "/api/v1/namespaces/predrain/configmaps/predrain-state"
@@ -26,7 +26,7 @@ class Replica:
         self.clock = ManualClock(T0 + skew)
         self.elapsed = Elapsed()
         self.scheduler = KubernetesScheduler(
-            cluster, self.clock, QUICK, waits=waits, elapsed=self.elapsed, sleep=self.elapsed.sleep
+            cluster, self.clock, SETTINGS, waits=waits, elapsed=self.elapsed, sleep=self.elapsed.sleep
         )
 
     def take(self) -> bool:

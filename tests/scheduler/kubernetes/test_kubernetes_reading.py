@@ -9,7 +9,7 @@ from scheduler.ports.codec import object_of, plain_of
 from scheduler.ports.errors import SchedulerError
 from telemetry.collect.kubernetes.client import KubernetesClient
 from tests.scheduler.kubernetes.api_world import World
-from tests.scheduler.kubernetes.objects import QUICK, T0, Hand, add, node, pod
+from tests.scheduler.kubernetes.objects import SETTINGS, T0, Hand, add, node, pod
 
 
 def views(hand: Hand) -> dict[str, NodeView]:
@@ -32,7 +32,7 @@ def test_a_selector_narrows_the_fleet_and_never_loses_a_mark(world: World, clust
     add(world, node("n3"))
     world.edit("/api/v1/nodes/n1", lambda each: each["metadata"]["labels"].update(pool="train"))
     world.edit("/api/v1/nodes/n2", lambda each: each["metadata"]["labels"].update({"predrain.io/risk-tier": "high"}))
-    assert set(views(Hand(world, cluster, replace(QUICK, selector="pool=train")))) == {"n1", "n2"}
+    assert set(views(Hand(world, cluster, replace(SETTINGS, selector="pool=train")))) == {"n1", "n2"}
 
 
 def test_a_job_has_the_gpus_of_all_its_pods_and_stands_on_each_of_its_nodes(world: World, hand: Hand) -> None:
@@ -122,7 +122,7 @@ def test_gpus_places_and_driver_are_taken_from_annotations_and_labels(world: Wor
         "nvidia.com/cuda.driver.major": "570", "nvidia.com/cuda.driver.minor": "86",
     }  # fmt: skip
     world.edit("/api/v1/nodes/n1", lambda each: each["metadata"]["labels"].update(labels))
-    settings = replace(QUICK, rack_labels=("rack",), gpu_annotations=("hami",), cluster="east")
+    settings = replace(SETTINGS, rack_labels=("rack",), gpu_annotations=("hami",), cluster="east")
     found = views(Hand(world, cluster, settings))
     assert [unit.name for unit in found["n1"].units] == ["a-1", "a-2"]
     assert [unit.name for unit in found["n2"].units] == [uuid]
@@ -143,7 +143,7 @@ def test_where_pods_may_not_be_listed_nothing_is_known_of_the_fleet(world: World
 
 
 def test_without_jobs_no_pod_is_read_and_the_breaker_stays_open(world: World, cluster: KubernetesClient) -> None:
-    hand = Hand(world, cluster, replace(QUICK, jobs=False))
+    hand = Hand(world, cluster, replace(SETTINGS, read_pods=False))
     fleet = hand.scheduler.read_fleet()
     assert "jobs are not read" in (fleet.trouble or "")
     hand.scheduler.revalidate("n1")
@@ -159,10 +159,10 @@ def test_a_node_that_is_gone_is_none(hand: Hand) -> None:
     [
         ({"prefix": "Predrain"}, "prefix is 'Predrain': give a DNS name"),
         ({"requests_per_second": 0.0}, "requests_per_second is 0.0"),
-        ({"pod_page": 0}, "pod_page is 0: give 1 to 500"),
+        ({"pod_page_size": 0}, "pod_page_size is 0: give 1 to 500"),
         ({"state": "x", "progress": "x"}, "state and progress are both 'x': give two names"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(wrong: dict, words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        replace(QUICK, **wrong)
+        replace(SETTINGS, **wrong)

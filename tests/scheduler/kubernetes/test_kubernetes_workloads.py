@@ -12,7 +12,7 @@ from scheduler.ports.errors import SchedulerError
 from scheduler.ports.workloads import CheckpointAsk, CheckpointOffer, Fence, Workload
 from telemetry.collect.kubernetes.client import KubernetesClient
 from tests.scheduler.kubernetes.api_world import Raw, World
-from tests.scheduler.kubernetes.objects import QUICK, T0, Hand, add, pod
+from tests.scheduler.kubernetes.objects import SETTINGS, T0, Hand, add, pod
 
 FENCE = Fence("me", T0 + timedelta(seconds=30))
 ASK = CheckpointAsk("a" * 32, T0 + timedelta(minutes=5), "n1 is drained")
@@ -90,7 +90,7 @@ def test_an_operator_may_let_more_go_or_less(world: World, cluster: KubernetesCl
     def with_(settings: KubernetesSettings) -> KubernetesWorkloads:
         return KubernetesWorkloads(Hand(world, cluster, settings).scheduler)
 
-    freely = with_(replace(QUICK, evict_unmanaged=True, evict_local_data=True, evict="gpu"))
+    freely = with_(replace(SETTINGS, evict_unmanaged=True, evict_local_data=True, eviction_scope="gpu"))
     assert (the(freely).held, the(freely).stays, the(freely, "web").stays) == (None, None, "it has no GPU")
 
 
@@ -98,7 +98,7 @@ def test_a_gpu_pod_whose_containers_have_not_begun_has_to_go_too(world: World, c
     thing = pod("a", "n1")
     thing["status"] = {"phase": "Pending"}
     add(world, thing)
-    workload = the(KubernetesWorkloads(Hand(world, cluster, replace(QUICK, evict="gpu")).scheduler))
+    workload = the(KubernetesWorkloads(Hand(world, cluster, replace(SETTINGS, eviction_scope="gpu")).scheduler))
     assert (workload.stays, workload.job is None) == (None, False)
 
 

@@ -38,7 +38,7 @@ class BuiltFrom:
     ``layout``: how the dataset's samples are divided among files.
     ``span``: first and last instant of the dataset.
     ``files``: SHA-256 of each file of samples, by its path in the dataset.
-    ``days``: for the newest runs' files the digest of each day, see :func:`telemetry.dataset.day_digests.day_digests`.
+    ``days``: for the newest runs' files the digest of each day, see :func:`telemetry.dataset.layout.day_digests`.
     """
 
     settings: str

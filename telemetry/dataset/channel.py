@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -53,23 +53,9 @@ class Channel:
 
 def channel_as_dict(channel: Channel) -> dict[str, Any]:
     """Return a channel as plain JSON types, the way dataset.json keeps it."""
-    return {
-        "name": channel.name,
-        "kind": channel.kind,
-        "unit": channel.unit,
-        "low": channel.low,
-        "high": channel.high,
-        "help": channel.help,
-        "dcgm_id": channel.dcgm_id,
-        "dcgm_names": list(channel.dcgm_names),
-        "nvml": channel.nvml,
-        "amd": list(channel.amd),
-    }
+    return asdict(channel) | {"dcgm_names": list(channel.dcgm_names), "amd": list(channel.amd)}
 
 
 def channel_from_dict(content: Mapping[str, Any]) -> Channel:
     """Read back what :func:`channel_as_dict` wrote."""
-    values = dict(content)
-    values["dcgm_names"] = tuple(values["dcgm_names"])
-    values["amd"] = tuple(values["amd"])
-    return Channel(**values)
+    return Channel(**{**content, "dcgm_names": tuple(content["dcgm_names"]), "amd": tuple(content["amd"])})

@@ -1,4 +1,4 @@
-"""The channel catalogue: what each numeric series means, where it comes from, and which values are possible.
+"""The channel catalogue, ``catalogue.csv``: what each series means, where it comes from, which values are possible.
 
 DCGM field ids and names were read in ``dcgm_fields.h`` and its Python twin (old names up to DCGM 3, new names since the
 rename of 2026; ids never changed, so normalise by id). NVML names are those of ``nvidia-ml-py``. AMD names are those of
@@ -8,16 +8,18 @@ that the usual wrong unit (milliwatts, Kelvin, bytes for MiB, percent for a rati
 
 from __future__ import annotations
 
+import csv
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from types import MappingProxyType
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
 
 from telemetry.config import ChannelDeclaration
-from telemetry.dataset.catalogue import entries
 from telemetry.dataset.channel import ROLLUP_SUFFIXES, Channel, Kind
 from telemetry.errors import InputError
 
@@ -125,5 +127,25 @@ def by_source_name(channels: Mapping[str, Channel] | None = None) -> dict[str, s
     return names
 
 
-CATALOGUE: Mapping[str, Channel] = MappingProxyType({channel.name: channel for channel in entries()})
+def _read_catalogue() -> dict[str, Channel]:
+    lines = Path(__file__).with_name("catalogue.csv").read_text(encoding="utf-8").splitlines()
+    channels = [
+        Channel(
+            row["name"],
+            cast(Kind, row["kind"]),
+            row["unit"],
+            float(row["low"]) if row["low"] else None,
+            float(row["high"]) if row["high"] else None,
+            row["help"],
+            int(row["dcgm_id"]) if row["dcgm_id"] else None,
+            tuple(row["dcgm_names"].split()),
+            row["nvml"] or None,
+            tuple(row["amd"].split()),
+        )
+        for row in csv.DictReader(line for line in lines if not line.startswith("#"))
+    ]
+    return {channel.name: channel for channel in channels}
+
+
+CATALOGUE: Mapping[str, Channel] = MappingProxyType(_read_catalogue())
 """Every channel that predrain knows by itself, by name."""

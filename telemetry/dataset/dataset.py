@@ -13,13 +13,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from telemetry.atomic import ReadLease, recover_folder
-from telemetry.dataset.day_digests import read_day_digests
-from telemetry.dataset.files import DatasetFiles, FolderFiles, StoredFiles
+from telemetry.dataset.files import FolderFiles, StoredFiles
 from telemetry.dataset.layout import (
     bucket_name,
     merge_runs,
     node_hash,
     part_rows,
+    read_day_digests,
     read_part,
     sort_columns,
 )
@@ -55,7 +55,7 @@ class Dataset:
     ``files``: its files. This object goes on reading the same ones while another run replaces the dataset.
     """
 
-    def __init__(self, place: Place, meta: DatasetMeta, files: DatasetFiles) -> None:
+    def __init__(self, place: Place, meta: DatasetMeta, files: FolderFiles) -> None:
         self.place = place
         self.meta = meta
         self._files = files
@@ -98,7 +98,7 @@ class Dataset:
 
         Raises ``ValueError`` if the dataset is not in a folder.
         """
-        if not isinstance(self._files, FolderFiles):
+        if isinstance(self._files, StoredFiles):
             raise ValueError(f"{self.place} is not in a folder")
         return self._files.root
 
@@ -161,7 +161,7 @@ class Dataset:
         return found
 
     def day_digests(self, file: SampleFile) -> dict[int, str] | None:
-        """Return the digest of each day of a file; see :func:`telemetry.dataset.day_digests.read_day_digests`."""
+        """Return the digest of each day of a file; see :func:`telemetry.dataset.layout.read_day_digests`."""
         with self._files.opened(file.path) as stream:
             return read_day_digests(stream)
 
@@ -246,11 +246,11 @@ class Dataset:
         for name in self._names_of(bucket, run):
             try:
                 with self._files.opened(name) as stream:
-                    part = read_part(stream, names, since_ms=since_ms, until_ms=until_ms, ahead=self._files.far)
+                    part, held = read_part(stream, names, since_ms=since_ms, until_ms=until_ms, ahead=self._files.far)
             except FileNotFoundError:
                 raise self._damaged(f"bucket {bucket} has lost {name.rpartition('/')[2]}", bucket) from None
-            tables += [table if table.schema == schema else table.cast(schema) for table in part.tables]
-            rows += part.rows
+            tables += [table if table.schema == schema else table.cast(schema) for table in part]
+            rows += held
         if self.meta.run_days is None and len(tables) > 1:  # files one after the other make one sorted table
             tables = [pa.concat_tables(tables)]
         return [table.unify_dictionaries() for table in tables], rows

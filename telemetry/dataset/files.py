@@ -6,11 +6,10 @@ import contextlib
 import hashlib
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import Protocol
 
 import pyarrow as pa
 from pyarrow.fs import FileInfo, FileSelector, FileSystem, FileType
@@ -22,7 +21,7 @@ from telemetry.dataset.place import S3Place
 from telemetry.errors import InputError
 
 _OF_CONTENT = re.compile(r"parquet|thrift|corrupt|decompress|deserializ|end of stream|page header", re.IGNORECASE)
-"""In what Arrow raises as an OSError without a number, this is about the bytes of a file and not about reaching it."""
+# In what Arrow raises as an OSError without a number, this is about the bytes of a file and not about reaching it.
 
 
 @contextmanager
@@ -56,33 +55,11 @@ RUN_AGAIN = "Run again when the upload has ended; upload a newer dataset under a
 IMPORT_AGAIN = "The dataset is damaged: restore the file, or import or collect its sources again."
 
 
-class DatasetFiles(Protocol):
-    """Gives the files of one state of a dataset, whatever takes its place meanwhile."""
-
-    @property
-    def far(self) -> bool:
-        """Whether each read is a request, so that what is wanted of a file should be asked for at once."""
-
-    def opened(self, name: str) -> AbstractContextManager[pa.NativeFile]:
-        """Open a file by its name in the dataset, for reading at any position.
-
-        Raises ``FileNotFoundError`` if a folder has no such file.
-        Raises ``InputError``: while the file is open, too: if what is read of it as Parquet is none, or storage has
-        another one by now, or cannot be read.
-        """
-
-    def has(self, name: str) -> bool:
-        """Whether there is a file of that name."""
-
-    def parts_in(self, folder: str) -> list[str]:
-        """Return the names of the part files in a folder of the dataset, in their order."""
-
-    def sha256_of(self, name: str) -> str:
-        """Return the SHA-256 of a file's bytes as hexadecimal text."""
-
-
 class FolderFiles:
-    """The files in a folder."""
+    """The files of one state of a dataset in a folder; it keeps them in place, whatever takes the folder's name.
+
+    ``far``: whether each read is a request, so that what is wanted of a file should be asked for at once.
+    """
 
     far = False
 
@@ -93,24 +70,30 @@ class FolderFiles:
 
     @contextlib.contextmanager
     def opened(self, name: str) -> Iterator[pa.NativeFile]:
-        """See :class:`DatasetFiles`."""
+        """Open a file by its name in the dataset, for reading at any position.
+
+        Raises ``FileNotFoundError`` if a folder has no such file.
+        Raises ``InputError``: while the file is open, too: if what is read of it as Parquet is none, or storage has
+        another one by now, or cannot be read.
+        """
         with damage_told(self._folder / name, IMPORT_AGAIN), pa.OSFile(str(self.root / name)) as stream:
             yield stream
 
     def has(self, name: str) -> bool:
-        """See :class:`DatasetFiles`."""
+        """Whether there is a file of that name."""
         return (self.root / name).exists()
 
     def parts_in(self, folder: str) -> list[str]:
-        """See :class:`DatasetFiles`."""
+        """Return the names of the part files in a folder of the dataset, in their order."""
         return sorted(f"{folder}/{path.name}" for path in (self.root / folder).glob("part-*.parquet"))
 
     def sha256_of(self, name: str) -> str:
-        """See :class:`DatasetFiles`."""
-        return sha256_of(self.root / name)
+        """Return the SHA-256 of a file's bytes as hexadecimal text."""
+        with self.opened(name) as stream:
+            return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-class StoredFiles:
+class StoredFiles(FolderFiles):
     """The files under a prefix on S3-compatible storage, as they were when the dataset was opened.
 
     Nothing keeps others from replacing a file there. A file that is no longer as it was listed is refused, so that two
@@ -156,7 +139,7 @@ class StoredFiles:
 
     @contextlib.contextmanager
     def opened(self, name: str) -> Iterator[pa.NativeFile]:
-        """See :class:`DatasetFiles`."""
+        """See :class:`FolderFiles`."""
         listed = self._listed.get(name)
         if listed is None:
             raise FileNotFoundError(name)
@@ -173,18 +156,13 @@ class StoredFiles:
                     yield stream if "/" in name else self._checked(name, stream.read())
 
     def has(self, name: str) -> bool:
-        """See :class:`DatasetFiles`."""
+        """See :class:`FolderFiles`."""
         return name in self._listed
 
     def parts_in(self, folder: str) -> list[str]:
-        """See :class:`DatasetFiles`."""
+        """See :class:`FolderFiles`."""
         begin = f"{folder}/part-"
         return sorted(name for name in self._listed if name.startswith(begin) and name.endswith(".parquet"))
-
-    def sha256_of(self, name: str) -> str:
-        """See :class:`DatasetFiles`."""
-        with self.opened(name) as stream:
-            return hashlib.file_digest(stream, "sha256").hexdigest()
 
     def _checked(self, name: str, content: bytes) -> pa.NativeFile:
         """Hold a table that is read whole against dataset.json."""

@@ -7,11 +7,12 @@ their bytes split into streams, instants as deltas, zstd at level 1; a row of 20
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from telemetry.dataset.runs import DAY_MS
 from telemetry.dataset.schema import NAME, Unit
 
 DEFAULT_BUCKETS = 16
@@ -49,11 +51,6 @@ def node_hash(node: str) -> int:
 def bucket_name(bucket: int) -> str:
     """Return the name of the folder of a bucket's parts in a dataset, with slashes."""
     return f"telemetry/bucket={bucket:02d}"
-
-
-def bucket_folder(root: Path, bucket: int) -> Path:
-    """Return the folder of a bucket's parts under a dataset's root."""
-    return root / bucket_name(bucket)
 
 
 def sort_columns(unit: Unit) -> tuple[str, str]:
@@ -165,18 +162,6 @@ def write_part(path: Path, tables: Sequence[pa.Table], footer: Mapping[str, str]
         writer.add_key_value_metadata(dict(footer))
 
 
-@dataclass(frozen=True, slots=True)
-class PartSamples:
-    """What was read of a part file.
-
-    ``tables``: in order of time, none empty, each sorted: what :func:`write_part` was given, as far as it was asked
-    for.
-    """
-
-    tables: list[pa.Table]
-    rows: int
-
-
 def read_part(
     source: Path | pa.NativeFile,
     columns: Sequence[str],
@@ -184,19 +169,20 @@ def read_part(
     since_ms: int | None = None,
     until_ms: int | None = None,
     ahead: bool = False,
-) -> PartSamples:
+) -> tuple[list[pa.Table], int]:
     """Read one part file; of its row groups those alone that may hold what is asked for.
 
     ``since_ms``, ``until_ms``: only samples of ``since_ms <= t < until_ms``, in milliseconds since 1970.
     ``ahead``: whether to ask for all bytes of the columns at once, in few large and simultaneous reads: for files that
     are far away. It holds them all in memory until they are decoded.
+    Returns: what :func:`write_part` was given, as far as it was asked for, none empty; and the rows of the file.
     """
     first = _EARLIEST if since_ms is None else since_ms
     last = _LATEST if until_ms is None else until_ms - 1
     with pq.ParquetFile(source, read_dictionary=["node", "gpu"], memory_map=False, pre_buffer=ahead) as file:
         found = [each for each in _sorted_tables(file.metadata) if each.begin <= last and each.end >= first]
         if not found:
-            return PartSamples([], file.metadata.num_rows)
+            return [], file.metadata.num_rows
         cut = any(each.begin < first or each.end > last for each in found)
         asked = [*columns, "timestamp"] if cut and "timestamp" not in columns else list(columns)
         groups = [group for each in found for group in each.groups]
@@ -210,7 +196,7 @@ def read_part(
                 table = table.filter(pa.array((times >= first) & (times <= last)))
             if table.num_rows:
                 tables.append(table.select(columns))
-        return PartSamples(tables, file.metadata.num_rows)
+        return tables, file.metadata.num_rows
 
 
 @dataclass(slots=True)
@@ -268,3 +254,64 @@ def write_small(path: Path, table: pa.Table) -> None:
     """Write a small table (events, inventory, jobs, quarantine) as one compressed Parquet file."""
     options: dict[str, Any] = {"compression": "zstd", "compression_level": 3}
     pq.write_table(table.replace_schema_metadata(None), path, **options)
+
+
+_DAYS_KEY: Final = "predrain.days"
+_HEX: Final = 16
+
+
+def day_digests(table: pa.Table) -> dict[int, str]:
+    """Digest each day of a table of samples.
+
+    When a file is not the one it was (the newest is written anew by each compaction), they say from which day on.
+
+    ``table``: sorted as a file is.
+    Returns: by day of UTC since 1970-01-01: the first 64 bits, hexadecimal, of a SHA-256 over the day's samples in
+    their order. It does not depend on what other days or units' names the table holds.
+    """
+    if not table.num_rows:
+        return {}
+    day = table.column("timestamp").cast(pa.int64()).to_numpy() // DAY_MS
+    first, last = int(day.min()), int(day.max())
+    if first < last:
+        place = (day - first).astype(np.uint16 if last - first < 1 << 16 else np.int64)  # two bytes sort in one pass
+        order = np.argsort(place, kind="stable")
+        table, day = table.take(pa.array(order)), day[order]
+    days, begins = np.unique(day, return_index=True)
+    ends = [*begins[1:].tolist(), len(day)]
+    sums = [hashlib.sha256() for _ in days]
+    for name in table.column_names:
+        held, known = _bytes_of(table.column(name))
+        for each, begin, end in zip(sums, begins.tolist(), ends, strict=True):
+            missing = known is not None and not known[begin:end].all()
+            each.update(f"{name}\0{held.dtype.str}\0{end - begin}\0{missing:d}\0".encode())
+            if known is not None and missing:
+                each.update(np.packbits(known[begin:end]).data)
+            each.update(held[begin:end].data)
+    return {number: each.hexdigest()[:_HEX] for number, each in zip(days.tolist(), sums, strict=True)}
+
+
+def footer(table: pa.Table) -> dict[str, str]:
+    """Return what the Parquet file of a table says about its days, as metadata of the file."""
+    return {_DAYS_KEY: json.dumps(day_digests(table), separators=(",", ":"))}
+
+
+def read_day_digests(source: Path | pa.NativeFile) -> dict[int, str] | None:
+    """Read the digests of a file of samples from its footer alone; None in a file that an older version wrote."""
+    found = (pq.read_metadata(source).metadata or {}).get(_DAYS_KEY.encode())
+    return None if found is None else {int(day): digest for day, digest in json.loads(found).items()}
+
+
+def _bytes_of(column: pa.ChunkedArray) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_] | None]:
+    """Return a column as numbers, the same for what is null, and which are known; None: all."""
+    whole = column.combine_chunks()
+    known = whole.is_valid().to_numpy(zero_copy_only=False) if whole.null_count else None
+    if whole.type == NAME:
+        hashes = np.array([node_hash(name) for name in whole.dictionary.to_pylist()] or [0], dtype=np.uint64)
+        codes = whole.indices if known is None else whole.indices.fill_null(0)
+        return hashes[codes.to_numpy()], known
+    if pa.types.is_timestamp(whole.type):
+        whole = whole.cast(pa.int64())
+    if known is not None:
+        whole = whole.fill_null(False if pa.types.is_boolean(whole.type) else 0)
+    return np.ascontiguousarray(whole.to_numpy(zero_copy_only=False)), known

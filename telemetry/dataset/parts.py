@@ -1,4 +1,4 @@
-"""The files of samples while a dataset is being written: where time is one run, and where it is cut into runs."""
+"""The files of samples while a dataset is being written."""
 
 from __future__ import annotations
 
@@ -6,24 +6,13 @@ import os
 import threading
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from telemetry.dataset.day_digests import footer
-from telemetry.dataset.layout import (
-    bucket_folder,
-    normal_form,
-    read_part,
-    sort_columns,
-    sort_samples,
-    write_part,
-)
+from telemetry.dataset.layout import bucket_name, footer, normal_form, sort_columns, sort_samples, write_part
 from telemetry.dataset.meta import instant_text
 from telemetry.dataset.runs import Runs
 from telemetry.dataset.schema import Unit
@@ -33,73 +22,8 @@ PIECES: Final = ".pieces"
 """Folder, in the dataset that is being built, of what waits to be merged."""
 
 
-class Parts(Protocol):
-    """Takes the samples of buckets and makes their files."""
-
-    def add(self, bucket: int, table: pa.Table, *, last: bool) -> None:
-        """Take a sorted table of one bucket; after one that is the ``last``, none of this bucket follows."""
-
-    def finish(self) -> dict[int, int]:
-        """Finish the files; returns the rows of each bucket that got any."""
-
-
-@dataclass(slots=True)
-class _Part:
-    """A part file and the keys of its first and last row."""
-
-    path: Path
-    rows: int
-    first: tuple[str, int]
-    last: tuple[str, int]
-
-
-class PartsOfOneRun:
-    """A bucket as a sequence of files in the order (gpu, timestamp): a file a table, or one where tables interleave."""
-
-    def __init__(self, root: Path, unit: Unit) -> None:
-        self._root, self._unit = root, unit
-        self._parts: dict[int, list[_Part]] = {}
-        self._guard = threading.Lock()
-
-    def add(self, bucket: int, table: pa.Table, *, last: bool = False) -> None:  # noqa: ARG002 - each table is a file
-        """See :class:`Parts`."""
-        with self._guard:
-            parts = self._parts.setdefault(bucket, [])
-            path = bucket_folder(self._root, bucket) / f"part-{len(parts):05d}.parquet"
-            parts.append(self._part(path, table))
-        _write_new(path, table)
-
-    def finish(self) -> dict[int, int]:
-        """Make the order of each bucket's parts the order of its rows; rewrite as one part where they interleave."""
-        for bucket, parts in sorted(self._parts.items()):
-            ordered = sorted(parts, key=lambda part: part.first)
-            folder = bucket_folder(self._root, bucket)
-            if any(before.last >= after.first for before, after in pairwise(ordered)):
-                names = pq.read_schema(parts[0].path).names
-                tables = [table for part in parts for table in read_part(part.path, names).tables]
-                whole = sorted_whole(tables, self._unit)
-                for part in parts:
-                    part.path.unlink()
-                path = folder / Runs().file_name(0)
-                _write_new(path, whole)
-                self._parts[bucket] = [self._part(path, whole)]
-            elif ordered != parts:
-                for index, part in enumerate(ordered):
-                    part.path.rename(part.path.with_name(f"sorted-{index:05d}"))
-                for index in range(len(ordered)):
-                    (folder / f"sorted-{index:05d}").rename(folder / f"part-{index:05d}.parquet")
-        return {bucket: sum(part.rows for part in parts) for bucket, parts in self._parts.items()}
-
-    def _part(self, path: Path, table: pa.Table) -> _Part:
-        return _Part(path, table.num_rows, self._key(table, 0), self._key(table, table.num_rows - 1))
-
-    def _key(self, table: pa.Table, row: int) -> tuple[str, int]:
-        name, time = sort_columns(self._unit)
-        return table.column(name)[row].as_py(), table.column(time)[row].cast(pa.int64()).as_py()
-
-
-class PartsByRun:
-    """A bucket as a file a run, whose bytes are a function of the run's samples alone.
+class PartWriter:
+    """Writes a file for each bucket and run, whose bytes are a function of the run's samples alone.
 
     Tables that are not the last of their bucket wait as Arrow files, which cost a tenth of Parquet to write and read.
     """
@@ -112,7 +36,7 @@ class PartsByRun:
         self._guard = threading.Lock()
 
     def add(self, bucket: int, table: pa.Table, *, last: bool = False) -> None:
-        """See :class:`Parts`."""
+        """Take a sorted table of one bucket; after one that is the ``last``, none of this bucket follows."""
         by_run = split_by_run(table, self._runs)
         with self._guard:
             self._rows[bucket] = self._rows.get(bucket, 0) + table.num_rows
@@ -130,7 +54,7 @@ class PartsByRun:
                 writer.write_table(part)
 
     def finish(self) -> dict[int, int]:
-        """Merge what still waits, buckets side by side."""
+        """Merge what still waits, buckets side by side; returns the rows of each bucket that got any."""
         with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
             for done in [pool.submit(self._merge, bucket, {}) for bucket in sorted(self._pieces)]:
                 done.result()
@@ -140,15 +64,21 @@ class PartsByRun:
         with self._guard:
             pieces = self._pieces.pop(bucket, [])
         readers = [(pa.ipc.open_file(str(path)), {run: at for at, run in enumerate(runs)}) for path, runs in pieces]
-        folder = bucket_folder(self._root, bucket)
+        folder = self._root / bucket_name(bucket)
         for run in sorted(set(newest).union(*(at for _, at in readers))):
             tables = [pa.Table.from_batches([reader.get_batch(at[run])]) for reader, at in readers if run in at]
             if run in newest:
                 tables.append(newest[run])
             whole = tables[0] if len(tables) == 1 else sorted_whole(tables, self._unit)
-            _write_new(folder / self._runs.file_name(run), normal_form(whole), self._runs.groups)
+            self._write(folder / self._runs.file_name(run), normal_form(whole))
         for path, _ in pieces:
             path.unlink()
+
+    def _write(self, path: Path, table: pa.Table) -> None:
+        if path.exists():  # perhaps another dataset's, by a link: to write into it would change that dataset
+            raise ValueError(f"{path.parent.name}/{path.name} is there already")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_part(path, list(split_by_run(table, self._runs.groups).values()), footer(table))
 
 
 def split_by_run(table: pa.Table, runs: Runs) -> dict[int, pa.Table]:
@@ -190,10 +120,3 @@ def duplicate_error(table: pa.Table, row: int, unit: Unit) -> InputError:
         f"{name} {said!r} at {instant_text(instant)}",
         "Keep one of them; `predrain import` does so and counts the others.",
     )
-
-
-def _write_new(path: Path, table: pa.Table, groups: Runs = Runs()) -> None:  # noqa: B008 - frozen
-    if path.exists():  # perhaps another dataset's, by a link: to write into it would change that dataset
-        raise ValueError(f"{path.parent.name}/{path.name} is there already")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_part(path, list(split_by_run(table, groups).values()), footer(table))

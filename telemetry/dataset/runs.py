@@ -107,43 +107,6 @@ def choose_runs(rows_a_day: float, days: float | None = None) -> Runs:
     return Runs(length)
 
 
-class RowRate:
-    """Estimates how many samples a fleet will give in a day, from the first ones: by their busiest day.
-
-    A unit gives what those seen give in that day, over the time from its first sample to its last; at most one a step,
-    for finer samples are rolled up. So an hour of a fleet says as much as a month of it.
-    """
-
-    def __init__(self, step: timedelta) -> None:
-        self._step_ms = step // timedelta(milliseconds=1)
-        self._days: dict[int, tuple[int, int, int]] = {}
-        self._units = 0
-
-    def add(self, unit: npt.NDArray[np.int32], ms: npt.NDArray[np.int64]) -> None:
-        """Count the samples of some units, all of each."""
-        if len(ms) == 0:
-            return
-        self._units += len(np.unique(unit))
-        day = ms // DAY_MS
-        begin = int(day.min())
-        counts = np.bincount(day - begin)
-        firsts, lasts = np.full(len(counts), np.iinfo(np.int64).max), np.full(len(counts), np.iinfo(np.int64).min)
-        np.minimum.at(firsts, day - begin, ms)
-        np.maximum.at(lasts, day - begin, ms)
-        for place in np.flatnonzero(counts).tolist():
-            own = int(counts[place]), int(firsts[place]), int(lasts[place])
-            count, first, last = self._days.get(begin + place, (0, own[1], own[2]))
-            self._days[begin + place] = (count + own[0], min(first, own[1]), max(last, own[2]))
-
-    def of(self, units: int) -> float:
-        """Return the samples a day of a fleet of so many units; 0 where nothing was counted."""
-        if not self._units:
-            return 0.0
-        count, first, last = max(self._days.values())
-        of_unit = count / self._units / (last - first + self._step_ms)
-        return units * DAY_MS * min(of_unit, 1 / self._step_ms)
-
-
 def since_in_ms(instant: datetime | None) -> int | None:
     """Return the first millisecond that is not before an aware instant.
 

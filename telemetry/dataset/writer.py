@@ -36,9 +36,7 @@ from telemetry.dataset.meta import (
 )
 from telemetry.dataset.parts import (
     PIECES,
-    Parts,
-    PartsByRun,
-    PartsOfOneRun,
+    PartWriter,
     duplicate_error,
 )
 from telemetry.dataset.runs import Runs
@@ -101,7 +99,7 @@ class DatasetWriter:
         self._known: dict[str, str] = {}
         self._on_disk: set[str] = set()
         self._swap = FolderSwap(path)
-        self._parts: Parts = self._new_parts()
+        self._parts = self._new_parts()
         self._written = False
 
     @property
@@ -318,10 +316,8 @@ class DatasetWriter:
                 "Correct the values, or declare the channel with another kind.",
             ) from error
 
-    def _new_parts(self) -> Parts:
-        if self._runs.days is None:
-            return PartsOfOneRun(self._swap.path, self._unit)
-        return PartsByRun(self._swap.path, self._unit, self._runs)
+    def _new_parts(self) -> PartWriter:
+        return PartWriter(self._swap.path, self._unit, self._runs)
 
     def _hashed(self, root: Path) -> dict[str, str]:
         """Return the SHA-256 of each file that the digest is made of; what was adopted is not read again."""

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from datetime import datetime, timedelta
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
@@ -16,7 +15,7 @@ from hypothesis import strategies as st
 
 import telemetry.dataset.runs
 from telemetry.dataset.files import FolderFiles
-from telemetry.dataset.runs import RowRate, Runs
+from telemetry.dataset.runs import Runs
 from telemetry.importing.fold import Fold
 from telemetry.importing.importer import ImportResult
 from tests.telemetry.helpers import DAY, STEP, all_samples, events_frame, gpu, inventory_frame, run_import
@@ -195,29 +194,6 @@ def test_old_runs_go_without_being_read(tmp_path: Path, monkeypatch: pytest.Monk
     border = (DAY + pd.Timedelta(days=3, hours=5)).to_pydatetime()
     cut = run_import(tmp_path / "d", samples=steady(range(97, 98)), fold=Fold(landed=("y",), keep_from=border))
     assert all_samples(cut)["timestamp"].min() == pd.Timestamp(border)
-
-
-@pytest.mark.parametrize("hours", [1, 24 * 40])
-def test_the_rate_decides_not_the_number(hours: int):
-    rate = RowRate(STEP)
-    for bucket in range(4):
-        unit = np.repeat(np.arange(bucket * 25, bucket * 25 + 25, dtype=np.int32), 6 * hours)
-        ms = int(DAY.timestamp() * 1000) + 600_000 * np.tile(np.arange(6 * hours), 25)
-        rate.add(unit, ms)
-    assert rate.of(100) == pytest.approx(14_400)
-    assert rate.of(2000) == pytest.approx(288_000)  # of a fleet of which only these have sent yet
-
-
-def test_finer_samples_count_once_a_step_and_sparse_ones_as_they_come():
-    fine, sparse, stray = RowRate(STEP), RowRate(STEP), RowRate(STEP)
-    begin = int(DAY.timestamp() * 1000)
-    fine.add(np.zeros(361, np.int32), begin + 10_000 * np.arange(361))
-    assert fine.of(1) == pytest.approx(144)
-    sparse.add(np.zeros(240, np.int32), begin + 21_600_000 * np.arange(240))
-    assert 3.9 < sparse.of(1) < 5.4
-    stray.add(np.zeros(7, np.int32), np.array([0, *(begin + 600_000 * np.arange(6))]))
-    assert stray.of(1) == pytest.approx(144)
-    assert RowRate(STEP).of(10) == 0.0
 
 
 def test_events_alone_decide_nothing(tmp_path: Path):

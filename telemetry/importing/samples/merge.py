@@ -20,7 +20,7 @@ from telemetry.dataset.channels import with_rollups
 from telemetry.dataset.dataset import Dataset
 from telemetry.dataset.layout import write_small
 from telemetry.dataset.meta import instant_text
-from telemetry.dataset.runs import RowRate, Runs, choose_runs
+from telemetry.dataset.runs import Runs, choose_runs
 from telemetry.importing.quarantine import Quarantine, row_text
 from telemetry.importing.samples.block import (
     Block,
@@ -88,21 +88,18 @@ def plan_merge(
 ) -> MergePlan:
     """Find which units are finer than the step, and from that the dataset's columns; and how its time is cut.
 
-    A dataset that has samples keeps its runs. Others get runs by the rate of the new samples, see
-    :class:`telemetry.dataset.runs.RowRate`.
+    A dataset that has samples keeps its runs; others get runs for a sample of each unit a step.
 
     ``every``: all channels that may occur, in the catalogue's order.
     ``stays``: codes of the units; one that an earlier import rolled up stays rolled up.
     """
     step_ms = _milliseconds(step)
     finer: list[npt.NDArray[np.int32]] = [np.empty(0, np.int32)]
-    rate = RowRate(step)
     if spill is not None:
         for bucket in spill.buckets():
             table = spill.read(bucket, ["unit", "ms"])
             unit, ms = table.column("unit").to_numpy(), table.column("ms").to_numpy()
             finer.append(finer_units(unit, ms, step_ms))
-            rate.add(unit, ms)
     if existing is not None:
         known = stays.codes(list(read_newest(existing.path)))
         finer.append(known[known >= 0].astype(np.int32))
@@ -119,7 +116,9 @@ def plan_merge(
     if existing is not None and existing.meta.counts["samples"]:
         runs = existing.meta.runs
     else:
-        runs = choose_runs(0.0 if spill is None else rate.of(len(stays.units)) / spill.bucket_number)
+        runs = choose_runs(
+            0.0 if spill is None else len(stays.units) * (timedelta(days=1) / step) / spill.bucket_number
+        )
     return MergePlan(channels, units, rolled, runs)
 
 

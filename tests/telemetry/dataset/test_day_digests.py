@@ -8,9 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from telemetry.dataset.channels import CATALOGUE
-from telemetry.dataset.day_digests import day_digests, footer, read_day_digests
 from telemetry.dataset.layout import (
+    day_digests,
+    footer,
     normal_form,
+    read_day_digests,
     read_part,
     sort_samples,
     write_part,
@@ -82,7 +84,7 @@ def test_a_file_says_them_and_its_table_does_not(tmp_path):
     table = table_of([(hour, ("n1", "g1"), 1.0, None, 2, 3) for hour in range(20)])
     write_part(tmp_path / "part.parquet", [table], footer(table))
     assert read_day_digests(tmp_path / "part.parquet") == day_digests(table)
-    (found,) = read_part(tmp_path / "part.parquet", table.column_names).tables
+    (found,), _ = read_part(tmp_path / "part.parquet", table.column_names)
     assert found.schema.metadata is None
     assert found.equals(table)
 

@@ -151,16 +151,18 @@ def test_nodes_without_gpus(tmp_path: Path):
     }
 
 
-def test_sorted_parts_stay_apart_and_interleaving_ones_become_one(tmp_path: Path):
-    first, second = sample_table([(0, "a", "g1"), (10, "a", "g1")]), sample_table([(0, "a", "g2")])
-    write(tmp_path / "apart", [(0, second), (0, first)])
-    assert len(list((tmp_path / "apart").rglob("part-*"))) == 2
-    mixed = sample_table([(5, "a", "g1")])
-    dataset = write(tmp_path / "mixed", [(0, first), (0, second), (0, mixed)])
-    assert len(list((tmp_path / "mixed").rglob("part-*"))) == 1
-    for each in (dataset, Dataset.open(tmp_path / "apart")):
-        keys = list(zip(*each.read_bucket(0, ["gpu", "timestamp"]).to_pydict().values(), strict=True))
-        assert keys == sorted(keys)
+def test_the_several_files_of_a_bucket_that_an_older_version_wrote_are_read_as_one(tmp_path: Path):
+    rows = [sample_table([(0, "a", "g1"), (10, "a", "g1")]), sample_table([(0, "a", "g2")])]
+    whole = write(tmp_path / "d", [(0, table) for table in rows]).read_bucket(0)
+    (path,) = (tmp_path / "d").rglob("part-*")
+    pq.write_table(whole[:2], path)
+    pq.write_table(whole[2:], path.with_name("part-00001.parquet"))
+    meta = json.loads((tmp_path / "d" / "dataset.json").read_text())
+    del meta["files"], meta["run_days"]
+    (tmp_path / "d" / "dataset.json").write_text(json.dumps(meta))
+    older = Dataset.open(tmp_path / "d")
+    assert older.read_bucket(0).equals(whole)
+    assert [each.path[-10:] for each in older.sample_files()] == ["00.parquet", "01.parquet"]
 
 
 def test_nan_becomes_null(tmp_path: Path):

@@ -20,15 +20,14 @@ from scheduler.controller.facts import VerifiedFacts
 from scheduler.controller.settings import ControllerSettings
 from scheduler.evacuation.checkpoint_requests import Checkpoints
 from scheduler.evacuation.engine import Evacuation
-from scheduler.evacuation.escalation import Escalation
 from scheduler.evacuation.settings import EvacuationSettings, VerificationSettings
-from scheduler.file.memory import MemoryNode, MemoryScheduler
-from scheduler.file.memory_workloads import MemoryWorkloads
+from scheduler.file import MemoryNode, MemoryScheduler
 from scheduler.ledger.sqlite_ledger import SqliteLedger
 from scheduler.ports.clock import ManualClock
 from scheduler.ports.node_object import NodeObject, marks_of
 from scheduler.ports.protocols import FactSource, RiskSource
 from scheduler.ports.workloads import CheckpointOffer, DiagnosticResult, Fence, WorkAnswer, Workload
+from tests.scheduler.faults import MemoryWorkloads
 
 MINUTE: Final = timedelta(minutes=1)
 HOUR: Final = timedelta(hours=1)
@@ -254,11 +253,10 @@ class ReplayedCluster:
             enabled=True, verification=VerificationSettings(by="none" if diagnostic is None else "scheduler")
         )
         evacuation = Evacuation(
-            self.scheduler, self.workloads, ledger, self.clock, settings, policy,
-            Checkpoints(self.workloads, settings.checkpoint, None, None), self.diagnostic, Escalation({}),
+            self.scheduler, self.workloads, ledger, self.clock, settings,
+            Checkpoints(self.workloads, settings.checkpoint, {}), self.diagnostic,
         )  # fmt: skip
-        store = evacuation.store
-        verified = VerifiedFacts(facts, lambda: store.progress.results if store.known else None)
+        verified = VerifiedFacts(facts, evacuation.results)
         self.controller = Controller(
             self.scheduler, risks(self.clock), verified, ledger, self.clock, policy, ControllerSettings(),
             holder="benchmark", code="benchmark", evacuation=evacuation,

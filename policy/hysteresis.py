@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Literal
 
 from policy.fleet import NodeView
@@ -20,13 +19,11 @@ class HysteresisConfig:
 
     ``rise_after``: consecutive decisions at or above a threshold before ``elevated`` or ``high``; ``watch`` comes at
     once.
-    ``rise_dwell``: or so long between the first and the last of consecutive decisions, whichever is sooner.
     ``fall_after``: consecutive decisions below the lower threshold before a tier falls.
     ``fall_share``: the lower threshold of a tier as a share of its threshold, above 0 and at most 1.
     """
 
     rise_after: int = 2
-    rise_dwell: timedelta | None = None
     fall_after: int = 3
     fall_share: float = 0.5
 
@@ -34,8 +31,6 @@ class HysteresisConfig:
         for name in ("rise_after", "fall_after"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}: give a positive number of decisions")
-        if self.rise_dwell is not None and self.rise_dwell < timedelta(0):
-            raise ValueError(f"rise_dwell is {self.rise_dwell}: give a time of zero or more, or None")
         if not 0 < self.fall_share <= 1:
             raise ValueError(f"fall_share is {self.fall_share}: give a number above 0 and at most 1")
 
@@ -195,7 +190,7 @@ def _count(state: TierState, reading: Reading, fresh: float, held: float, thresh
     if TIERS.index(instant) > TIERS.index(tier):
         tier = "watch" if tier == "clear" else tier
         for name, streak in zip(_SLOW, (elevated, high), strict=True):
-            if TIERS.index(name) > TIERS.index(tier) and _risen(streak, at, thresholds.config):
+            if TIERS.index(name) > TIERS.index(tier) and streak.count >= thresholds.config.rise_after:
                 tier = name
         if tier != state.tier:
             state = _moved(state, tier, f"a risk of {fresh:.1%} at {at:%Y-%m-%d %H:%M} UTC")
@@ -215,13 +210,6 @@ def _moved(state: TierState, tier: Tier, words: str) -> TierState:
 
 def _longer(streak: Streak, reached: bool, at: datetime) -> Streak:
     return Streak(streak.count + 1, streak.since or at) if reached else NO_STREAK
-
-
-def _risen(streak: Streak, at: datetime, config: HysteresisConfig) -> bool:
-    if streak.since is None:
-        return False
-    dwelt = config.rise_dwell is not None and streak.count > 1 and at - streak.since >= config.rise_dwell
-    return streak.count >= config.rise_after or dwelt
 
 
 def _alive(each: Known, reading: Reading, now: datetime) -> bool:
@@ -274,30 +262,18 @@ class NodeRiskConfig:
 
     ``basis``: ``any``: that any unit fails, ``1 - prod(1 - risk)``. ``worst``: that of the worst unit, which keeps to
     the letter thresholds that were promised on units.
-    ``slope``, ``intercept``: a recalibration on nodes: the log-odds are multiplied and shifted. Units of a node share
-    power and cooling, so that ``any`` tends to be too high.
     """
 
     basis: Literal["any", "worst"] = "any"
-    slope: float = 1.0
-    intercept: float = 0.0
 
     def __post_init__(self) -> None:
         if self.basis not in ("any", "worst"):
             raise ValueError(f"basis is {self.basis!r}: give any or worst")
-        if not (self.slope > 0 and math.isfinite(self.slope)):
-            raise ValueError(f"slope is {self.slope}: give a positive number")
-        if not math.isfinite(self.intercept):
-            raise ValueError(f"intercept is {self.intercept}: give a number")
 
     def combine(self, risks: Iterable[float]) -> float | None:
         """Give the risk of a node from those known of its units; None where none is known."""
         listed = list(risks)
-        raw = max(listed, default=None) if self.basis == "worst" else node_risk(listed)
-        if raw is None or raw <= 0 or raw >= 1 or (self.slope == 1 and self.intercept == 0):
-            return raw
-        odds = self.slope * math.log(raw / (1 - raw)) + self.intercept
-        return 1 / (1 + math.exp(-odds)) if odds >= 0 else math.exp(odds) / (1 + math.exp(odds))
+        return max(listed, default=None) if self.basis == "worst" else node_risk(listed)
 
 
 @dataclass(frozen=True, slots=True)

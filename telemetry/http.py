@@ -14,8 +14,8 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -291,13 +291,6 @@ def http_errors(url: str) -> Iterator[None]:
         raise explained(error, url) from error
     except httpx.InvalidURL as error:
         raise InputError("the address cannot be used", shown_url(url), "Correct the address.") from error
-
-
-@asynccontextmanager
-async def http_errors_async(url: str) -> AsyncIterator[None]:
-    """As :func:`http_errors`, around asynchronous requests."""
-    with http_errors(url):
-        yield
 
 
 def explained(error: httpx.HTTPError, url: str) -> Exception:

@@ -1,4 +1,4 @@
-"""Puts together what ``predrain act`` needs to empty nodes, to learn what became of alerts, and to tell people."""
+"""Puts together what ``predrain act`` needs to empty nodes and to learn what became of alerts."""
 
 from __future__ import annotations
 
@@ -31,7 +31,6 @@ def evacuation_of(
     """
     from scheduler.evacuation.checkpoint_requests import Checkpoints
     from scheduler.evacuation.engine import Evacuation
-    from scheduler.evacuation.escalation import Escalation
     from telemetry.errors import InputError
 
     settings = given.evacuation
@@ -40,8 +39,7 @@ def evacuation_of(
             raise InputError(
                 "evacuation.enabled is true, and nothing tells what runs on the nodes",
                 chosen.where,
-                "For a cluster in a file, write its workloads to a file of the same name that ends in "
-                ".workloads.json; or set it to false.",
+                "Set it to false: the jobs of drained nodes then end by themselves.",
             )
         return None
     verification = _verification(chosen, settings, clock)
@@ -51,23 +49,12 @@ def evacuation_of(
             chosen.where,
             "Use webhook or command, or none.",
         )
-    escalation = settings.escalation
-    return Evacuation(
-        chosen.adapter,
-        chosen.workloads,
-        ledger,
-        clock,
-        settings,
-        given.policy,
-        Checkpoints(
-            chosen.workloads,
-            settings.checkpoint,
-            _webhook(settings.checkpoint.webhook, clock),
-            _command(settings.checkpoint.command),
-        ),
-        verification,
-        Escalation(_hooks(_webhook(escalation.webhook, clock), _command(escalation.command))),
-    )
+    hooks = {
+        "webhook": _webhook(settings.checkpoint.webhook, clock),
+        "command": _command(settings.checkpoint.command),
+    }
+    checkpoints = Checkpoints(chosen.workloads, settings.checkpoint, hooks)
+    return Evacuation(chosen.adapter, chosen.workloads, ledger, clock, settings, checkpoints, verification)
 
 
 def facts_of(
@@ -89,10 +76,7 @@ def facts_of(
     from scheduler.ports.risks import MemoryFacts
 
     def results() -> tuple[Result, ...] | None:
-        if evacuation is None:
-            return ()
-        store = evacuation.store
-        return store.progress.results if store.known else None
+        return () if evacuation is None else evacuation.results()
 
     def homes() -> Mapping[str, str]:
         return {unit.name: node for node, units in risks.read().nodes.items() for unit in units}
@@ -124,7 +108,3 @@ def _command(settings: CommandSettings | None) -> Hook | None:
     from scheduler.evacuation.hooks import CommandHook
 
     return None if settings is None else CommandHook(settings)
-
-
-def _hooks(webhook: Hook | None, command: Hook | None) -> dict[str, Hook]:
-    return {name: hook for name, hook in (("webhook", webhook), ("command", command)) if hook is not None}

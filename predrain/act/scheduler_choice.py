@@ -77,22 +77,11 @@ def choose_scheduler(
         if chosen.diagnostic_job is not None and not told:
             verification = KubernetesVerification(adapter, read_manifest(Path(chosen.diagnostic_job)))
         return ChosenScheduler(adapter, KubernetesWorkloads(adapter), connection.name, verification)
-    from scheduler.file.cluster_file import FileScheduler
-    from scheduler.file.workloads_file import FileWorkloads
-    from telemetry.errors import InputError
+    from scheduler.file import FileScheduler
 
     if cluster is None:
         raise typer.BadParameter("needed", param_hint="--cluster")
-    adapter_of_file = FileScheduler(cluster, SystemClock())
-    beside = cluster.with_suffix(".workloads.json")
-    running = None
-    if beside.exists():
-        try:
-            running = FileWorkloads(beside, SystemClock())
-        except InputError:
-            if not told:
-                raise
-    return ChosenScheduler(adapter_of_file, running, str(cluster))
+    return ChosenScheduler(FileScheduler(cluster, SystemClock()), None, str(cluster))
 
 
 def _slurm(settings: ActSettings) -> ChosenScheduler:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
+from typing import Any, Final
 
 import yaml
 
 from policy.config import PolicyConfig
-from policy.hysteresis import NodeRiskConfig
 from policy.tiers import TierThresholds
 from scheduler.evacuation.settings import EvacuationSettings
 from scheduler.kubernetes.settings import KubernetesSettings
@@ -20,22 +21,6 @@ from telemetry.errors import InputError
 from telemetry.yaml_text import read_yaml
 
 _EXEC = "Leave it out: let pods ask by annotation or webhook, or run kubectl exec from evacuation.checkpoint.command."
-REMOVED: dict[str, str] = {
-    "kubernetes.nvsentinel_socket": "Leave it out: NVSentinel reads the node condition (nvsentinel-values.yaml).",
-    "kubernetes.checkpoint_exec": _EXEC,
-    "kubernetes.checkpoint_container": _EXEC,
-    "kubernetes.checkpoint_exec_timeout": _EXEC,
-}
-"""What to do instead, by the dotted name of a setting."""
-
-RENAMED: dict[str, str] = {
-    "kubernetes.patience": "kubernetes.retry_timeout",
-    "kubernetes.node_page": "kubernetes.node_page_size",
-    "kubernetes.pod_page": "kubernetes.pod_page_size",
-    "kubernetes.evict": "kubernetes.eviction_scope",
-    "kubernetes.jobs": "kubernetes.read_pods",
-}
-"""The new name of a setting, by the old one; both dotted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,11 +79,42 @@ class ActSettings:
             raise ValueError(
                 "policy.thresholds are given, and policy.thresholds_from is 'scores': leave one of them out"
             )
-        if policy.node_risk not in (NodeRiskConfig(), NodeRiskConfig("worst")):
-            raise ValueError(
-                "policy.node_risk changes the risks that the scores' thresholds are about: leave it out, or set "
-                "policy.thresholds"
-            )
+
+
+RENAMED: dict[str, str] = {
+    "kubernetes.patience": "kubernetes.retry_timeout",
+    "kubernetes.node_page": "kubernetes.node_page_size",
+    "kubernetes.pod_page": "kubernetes.pod_page_size",
+    "kubernetes.evict": "kubernetes.eviction_scope",
+    "kubernetes.jobs": "kubernetes.read_pods",
+}
+"""The new name of a setting, by the old one; both dotted."""
+
+
+REMOVED: Final[Mapping[str, str]] = {
+    "kubernetes.nvsentinel_socket": "Leave it out: NVSentinel reads the node condition (nvsentinel-values.yaml).",
+    "kubernetes.checkpoint_exec": _EXEC,
+    "kubernetes.checkpoint_container": _EXEC,
+    "kubernetes.checkpoint_exec_timeout": _EXEC,
+    "policy.hysteresis.rise_dwell": "Leave it out: rise_after alone says when a tier rises.",
+    "policy.node_risk.slope": "Leave it out: give thresholds on the risks as they are.",
+    "policy.node_risk.intercept": "Leave it out: give thresholds on the risks as they are.",
+    "evacuation.most_going_node": "Leave it out: most_going bounds the whole fleet.",
+    "evacuation.wait_for_end": "Leave it out: policy.worth.may_wait says whether jobs may end by themselves.",
+    "evacuation.escalation": 'Leave it out, and alert on predrain_act_work_total{verb="tell"}.',
+    "evacuation.checkpoint.webhook.hosts": "Leave it out: workloads are asked through the url of the settings.",
+}
+"""What to do instead, by the dotted name of a setting that is gone."""
+
+
+def _refuse_old_names(content: Any, file: Path) -> None:
+    for name, hint in {**REMOVED, **{old: f"Write {new} instead." for old, new in RENAMED.items()}}.items():
+        *above, last = name.split(".")
+        section = content
+        for key in above:
+            section = section.get(key) if isinstance(section, Mapping) else None
+        if isinstance(section, Mapping) and last in section:
+            raise InputError(f"the setting {name} was {'renamed' if name in RENAMED else 'removed'}", str(file), hint)
 
 
 def read_settings(file: Path) -> ActSettings:
@@ -115,10 +131,7 @@ def read_settings(file: Path) -> ActSettings:
         raise InputError("the file of settings does not exist", str(file), "Give the path of a YAML file.") from None
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise InputError(f"the settings cannot be read: {error}", str(file), "Correct the file.") from None
-    for name, hint in {**REMOVED, **{old: f"Write {new} instead." for old, new in RENAMED.items()}}.items():
-        section, _, key = name.partition(".")
-        if isinstance(content, dict) and key in (content.get(section) or ()):
-            raise InputError(f"the setting {name} was {'renamed' if name in RENAMED else 'removed'}", str(file), hint)
+    _refuse_old_names(content, file)
     try:
         # through JSON, so that what YAML makes of a date or a key is refused in the same words as any other value
         settings = object_of(ActSettings, json.loads(json.dumps(content if content is not None else {})), "settings")

@@ -1,5 +1,5 @@
 """From a drain mark to an empty, tested node: marked nodes come in, checkpoint requests, evictions and results go out.
 
-Start with ``engine``: one round. ``drainer`` asks and evicts, ``diagnostics`` tests what is empty, ``escalation`` tells
-people, ``progress`` is kept in the scheduler so that another leader goes on.
+Start with ``engine``: one round. ``drainer`` asks and evicts, ``diagnostics`` tests what is empty, ``progress`` is kept
+in the scheduler so that another leader goes on.
 """

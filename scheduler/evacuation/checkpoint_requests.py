@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
@@ -12,11 +13,13 @@ from scheduler.ports.codec import plain_of
 from scheduler.ports.errors import SchedulerError
 from scheduler.ports.workloads import (
     CheckpointAsk,
+    CheckpointKind,
     CheckpointMeans,
     CheckpointOffer,
     CheckpointState,
     Fence,
     Hook,
+    HookKind,
     HookReply,
     WorkAnswer,
     Workload,
@@ -49,22 +52,17 @@ class RequestOutcome:
 
 
 class Checkpoints:
-    """Knows how to ask."""
+    """Asks for checkpoints.
+
+    ``hooks``: by what a workload names; None: not set up.
+    """
 
     def __init__(
-        self,
-        workloads: Workloads,
-        settings: CheckpointSettings,
-        webhook: Hook | None,
-        command: Hook | None,
+        self, workloads: Workloads, settings: CheckpointSettings, hooks: Mapping[CheckpointMeans, Hook | None]
     ) -> None:
         self._workloads = workloads
         self._settings = settings
-        self._hooks: dict[CheckpointMeans, Hook] = {}
-        if webhook is not None:
-            self._hooks["webhook"] = webhook
-        if command is not None:
-            self._hooks["command"] = command
+        self._hooks = {means: hook for means, hook in hooks.items() if hook is not None}
 
     def offer_of(self, workload: Workload) -> CheckpointOffer | None:
         """Give the way to ask a workload; None: it names none, or one that is not set up."""
@@ -92,7 +90,7 @@ class Checkpoints:
         ]
 
     def _tell(self, pending: PendingRequest) -> HookReply:
-        return self._hooks[pending.offer.means].tell(payload_of(pending), pending.ask.key, pending.offer.url)
+        return self._hooks[pending.offer.means].tell(_payload(pending), pending.ask.key)
 
     def _through_scheduler(self, pending: PendingRequest, fence: Fence) -> RequestOutcome:
         answer = WorkAnswer("already")
@@ -108,8 +106,7 @@ class Checkpoints:
             return RequestOutcome(answer, CheckpointState("waiting", f"whether it was written cannot be read: {error}"))
 
 
-def payload_of(pending: PendingRequest) -> dict[str, Any]:
-    """Give what a hook is told."""
+def _payload(pending: PendingRequest) -> dict[str, Any]:
     workload = pending.workload
     return {
         "kind": "checkpoint", "key": pending.ask.key, "node": workload.node, "why": pending.ask.why,
@@ -122,11 +119,9 @@ def payload_of(pending: PendingRequest) -> dict[str, Any]:
 
 
 def _came(reply: HookReply) -> RequestOutcome:
-    if reply.kind == "done":
-        return RequestOutcome(WorkAnswer("done", reply.words), CheckpointState("acknowledged", reply.words))
-    if reply.kind == "waiting":
-        return RequestOutcome(WorkAnswer("done", reply.words), CheckpointState("waiting", reply.words))
-    if reply.kind == "failed":
-        return RequestOutcome(WorkAnswer("done", reply.words), CheckpointState("failed", reply.words))
-    answer = WorkAnswer("refused" if reply.kind == "refused" else "timeout", reply.words, reply.again_at)
-    return RequestOutcome(answer, CheckpointState("waiting", reply.words))
+    if reply.kind in ("refused", "timeout"):
+        return RequestOutcome(
+            WorkAnswer(reply.kind, reply.words, reply.again_at), CheckpointState("waiting", reply.words)
+        )
+    states: dict[HookKind, CheckpointKind] = {"done": "acknowledged", "waiting": "waiting", "failed": "failed"}
+    return RequestOutcome(WorkAnswer("done", reply.words), CheckpointState(states[reply.kind], reply.words))

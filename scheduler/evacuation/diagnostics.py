@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from typing import Any, get_args
 
-from scheduler.evacuation.audit import CAME_TO
-from scheduler.evacuation.case import Case
-from scheduler.evacuation.drainer import Turn
-from scheduler.evacuation.escalation import Escalation
+from scheduler.evacuation.case import CAME_TO, Case, Turn
 from scheduler.evacuation.progress import Result
 from scheduler.evacuation.settings import VerificationSettings
 from scheduler.ports.codec import instant
@@ -43,12 +39,10 @@ class Diagnostics:
         workloads: Workloads,
         verification: Verification | None,
         settings: VerificationSettings,
-        escalation: Escalation,
     ) -> None:
         self._workloads = workloads
         self._verification = verification
         self._settings = settings
-        self._escalation = escalation
 
     def advance(self, case: Case, turn: Turn) -> Result | None:
         """Start the diagnostic, or read where it stands; gives its result where it ended now."""
@@ -71,7 +65,7 @@ class Diagnostics:
             return
         words = f"the diagnostic {case.entry.phase}: {case.entry.words}"
         content = {"units": list(case.units), "result": case.entry.phase}
-        self._escalation.tell(case, case.entry.phase, "escalated", words, content, turn)
+        turn.audit.tell(case, entry.phase, "escalated", words, content)
         since = entry.ended_at or entry.began_at
         other = case.reading.boot_id != entry.boot_id or bool(case.units and entry.units and case.units != entry.units)
         if case.held is None and (other or now - since >= self._settings.repeat):
@@ -95,12 +89,13 @@ class Diagnostics:
             case.change(started_at=now, words=answer.words)
         else:
             case.change(words=answer.words)
-        audit.step(case.node, "verify", _said(answer), None, answer.words)
+        came_to = "waiting" if answer.confirmed else CAME_TO[answer.kind]
+        audit.step(case.node, "verify", came_to, None, answer.words)
         return None
 
     def _may_start(self, case: Case, turn: Turn) -> bool:
         """Look again right before: the mark stands, people said nothing else, and the node is still empty."""
-        if case.held is not None or turn.over(turn.audit.clock.now()):
+        if case.held is not None or turn.over():
             return False
         turn.fence()
         case.held = turn.still(case)
@@ -142,7 +137,11 @@ class Diagnostics:
         now = audit.clock.now()
         at = min(max(found.at or now, began), now)
         result = Result(case.node, key, case.units, found.kind, at, found.failed_units, found.words)
-        audit.find(case.node, "verified", f"{found.kind}: {found.words}".rstrip(": "), _plain(result))
+        content = {
+            "key": key, "result": found.kind, "units": list(case.units), "at": at.isoformat(),
+            "failed_units": list(found.failed_units),
+        }  # fmt: skip
+        audit.find(case.node, "verified", f"{found.kind}: {found.words}".rstrip(": "), content)
         if not audit.forward:
             return None  # a label that is not recorded is lost: read it again when it can be
         audit.step(case.node, "verify", found.kind, None, found.words)
@@ -151,27 +150,9 @@ class Diagnostics:
             case.change(attempt=entry.attempt + 1, started_at=None, empty_at=now, words=found.words)
         else:
             boot, units = case.reading.boot_id, case.units
-            case.change(phase=_phase(found.kind), words=found.words, ended_at=now, boot_id=boot, units=units)
+            phase = found.kind if found.kind in ("passed", "failed") else "inconclusive"
+            case.change(phase=phase, words=found.words, ended_at=now, boot_id=boot, units=units)
         return result
-
-
-def _phase(kind: DiagnosticKind) -> str:
-    return kind if kind in ("passed", "failed") else "inconclusive"
-
-
-def _said(answer: WorkAnswer) -> str:
-    return "waiting" if answer.confirmed else CAME_TO[answer.kind]
-
-
-def _plain(result: Result) -> dict[str, object]:
-    return {
-        "key": result.key, "result": result.kind, "units": list(result.units), "at": _words(result.at),
-        "failed_units": list(result.failed_units),
-    }  # fmt: skip
-
-
-def _words(value: datetime) -> str:
-    return value.isoformat()
 
 
 _ANSWERS: Mapping[HookKind, WorkKind] = {
@@ -216,7 +197,9 @@ class HookVerification:
             return DiagnosticResult("inconclusive", f"its result is of {of!r}, not of this node and run")
         units = content.get("failed_units")
         named = tuple(str(each) for each in units) if isinstance(units, list) else ()
-        return DiagnosticResult(state, _text(content.get("words")), named[:64], instant(content.get("at")))
+        words = content.get("words")
+        text = words[:500] if isinstance(words, str) else ""
+        return DiagnosticResult(state, text, named[:64], instant(content.get("at")))
 
     def drop(self, node: str, key: str) -> None:
         """Stop it."""
@@ -226,7 +209,3 @@ class HookVerification:
 def _payload(step: str, node: str, key: str, units: Sequence[str] | None = None) -> dict[str, Any]:
     payload: dict[str, Any] = {"kind": "verify", "step": step, "node": node, "key": key}
     return payload if units is None else {**payload, "units": list(units)}
-
-
-def _text(value: object) -> str:
-    return value[:500] if isinstance(value, str) else ""

@@ -2,80 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Literal
 
-from policy.cost_benefit import WorthConfig
-from policy.plan import NodeDecision
-from scheduler.evacuation.audit import CAME_TO, Audit
-from scheduler.evacuation.case import Case
+from scheduler.evacuation.case import CAME_TO, Audit, Case, Turn
 from scheduler.evacuation.checkpoint_requests import AT_ONCE, Checkpoints, PendingRequest, RequestOutcome
-from scheduler.evacuation.preconditions import Next, Prices, next_step, waits_for_end
-from scheduler.evacuation.progress import Leaving, key_of, later
+from scheduler.evacuation.progress import Leaving, key_of
 from scheduler.evacuation.settings import EvacuationSettings
 from scheduler.ports.errors import SchedulerError
-from scheduler.ports.lease import Lease
 from scheduler.ports.records import Call
-from scheduler.ports.workloads import CheckpointAsk, Fence, WorkAnswer, Workload, Workloads
+from scheduler.ports.workloads import CheckpointAsk, WorkAnswer, Workload, Workloads
 
-
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """What one round gives to whoever acts in it.
-
-    ``until``: nothing is begun after it.
-    ``still``: Re-reads a node and the switches just before a call: why it must not be made, or None.
-    """
-
-    lease: Lease
-    audit: Audit
-    until: datetime
-    still: Callable[[Case], str | None]
-
-    def fence(self) -> Fence:
-        """Make sure of the lease.
-
-        Raises ``LeaseLostError`` if it is not held any more.
-        """
-        return Fence(self.lease.holder, self.lease.hold())
-
-    def over(self, now: datetime) -> bool:
-        """Whether nothing more is to be begun."""
-        return now >= self.until or not self.audit.forward
+Next = Literal["going", "ask", "await", "held", "later", "evict"]
 
 
 class Drainer:
     """Empties nodes."""
 
-    def __init__(
-        self,
-        workloads: Workloads,
-        checkpoints: Checkpoints,
-        settings: EvacuationSettings,
-        worth: WorthConfig,
-        horizon: timedelta,
-    ) -> None:
+    def __init__(self, workloads: Workloads, checkpoints: Checkpoints, settings: EvacuationSettings) -> None:
         self._workloads = workloads
         self._checkpoints = checkpoints
         self._settings = settings
-        self._worth = worth
-        self._horizon = horizon
 
-    def foresee(
-        self, workload: Workload, decision: NodeDecision | None, gpus: int, now: datetime
-    ) -> tuple[Literal["evict", "wait"], str]:
+    def foresee(self, workload: Workload) -> tuple[Literal["evict", "wait"], str]:
         """Say what would be done with a workload if its node were drained now, and how."""
         workload = self._understood(workload)
         if workload.held is not None:
             return "wait", f"it may not be moved ({workload.held})"
         offer = self._checkpoints.offer_of(workload)
-        if decision is not None:
-            prices = Prices(self._worth, self._horizon, gpus, self._settings.wait_for_end)
-            why = waits_for_end(workload, decision, prices, now, can_checkpoint=offer is not None)
-            if why is not None:
-                return "wait", why
         return "evict", "without a checkpoint" if offer is None else f"after a checkpoint by {offer.means}"
 
     def look(self, case: Case, audit: Audit, now: datetime) -> None:
@@ -100,7 +56,7 @@ class Drainer:
             return workload
         return replace(workload, held=f"it wants to be asked for a checkpoint by {offer.means}, which is not set up")
 
-    def plan(self, case: Case, audit: Audit, now: datetime) -> None:
+    def plan(self, case: Case, now: datetime) -> None:
         """Decide for each workload that is new here how it is asked, and until when its answer is waited for."""
         if case.stopped is not None:
             # a wait that nobody was asked for must not run out; the request keeps its key
@@ -111,12 +67,6 @@ class Drainer:
             if workload.uid in case.entry.leaving:
                 continue
             offer = None if workload.ending else self._checkpoints.offer_of(workload)
-            if workload.held is None and not workload.ending:
-                why = self._waits(case, workload, can_checkpoint=offer is not None, now=now)
-                if why is not None:
-                    case.waits[workload.uid] = why
-                    self._waits_told(case, workload, "wait_end", why, audit)
-                    continue
             key = key_of(case.node, case.entry.began_at, f"checkpoint {workload.uid}")
             deadline = None if offer is None else now + self._checkpoints.wait_of(offer)
             leaving = Leaving(workload.name, workload.uid, key, "none" if offer is None else "planned", deadline)
@@ -137,7 +87,7 @@ class Drainer:
         todo.sort(key=lambda each: (each[1].offer.means != "scheduler", not each[1].first, each[1].ask.deadline))
         for at in range(0, len(todo), AT_ONCE):
             chunk = todo[at : at + AT_ONCE]
-            if turn.over(turn.audit.clock.now()):
+            if turn.over():
                 return
             self._ask_some(chunk, turn)
 
@@ -148,16 +98,15 @@ class Drainer:
         for case, workload, leaving, step, words in self._steps(listed, turn):
             self._silent(case, workload, leaving, turn)
             if step != "evict":
-                self._say_wait(case, workload, step, words, turn)
+                self._say_wait(case, workload, step, words, turn.audit)
                 continue
-            mine = _flying(case)
             again = leaving.evicted_at is not None
-            if not again and (flying >= self._settings.most_going or mine >= self._settings.most_going_node):
+            if not again and flying >= self._settings.most_going:
                 turn.audit.step(
                     case.node, "wait", "waiting", workload.name, f"{flying} workloads are on their way out already"
                 )
                 continue
-            if case.stopped is not None or turn.over(turn.audit.clock.now()):
+            if case.stopped is not None or turn.over():
                 continue
             flying += self._evict_one(case, workload, turn) and not again
 
@@ -165,9 +114,9 @@ class Drainer:
         for case in cases:
             for workload in case.going or ():
                 leaving = case.entry.leaving.get(workload.uid)
-                if case.stopped is not None or leaving is None or case.decision is None:
+                if case.stopped is not None or leaving is None:
                     continue
-                step, words = next_step(workload, leaving, case.decision, self._prices(case), turn.audit.clock.now())
+                step, words = _next_step(workload, leaving, turn.audit.clock.now())
                 yield case, workload, leaving, step, words
 
     def _ask_some(self, chunk: list[tuple[Case, PendingRequest]], turn: Turn) -> None:
@@ -221,30 +170,23 @@ class Drainer:
     def _silent(self, case: Case, workload: Workload, leaving: Leaving, turn: Turn) -> None:
         """Note once that a checkpoint was waited for in vain."""
         now, key = turn.audit.clock.now(), f"no answer {workload.uid}"
-        open_still = leaving.asked in ("planned", "asked") and leaving.deadline is not None
-        if not open_still or workload.ending or case.told(key) or leaving.deadline is None or now < leaving.deadline:
+        if workload.ending or leaving.asked not in ("planned", "asked"):
+            return
+        if leaving.deadline is None or now < leaving.deadline or not case.first_time(key):
             return
         asked = "was asked and did not acknowledge" if leaving.asked == "asked" else "could not be asked"
         words = f"{workload.name} {asked} a checkpoint by {leaving.deadline:%Y-%m-%d %H:%M:%S} UTC"
         turn.audit.find(case.node, "no_answer", words, {"workload": workload.name, "uid": workload.uid})
-        case.tell(key)
 
-    def _say_wait(self, case: Case, workload: Workload, step: Next, words: str, turn: Turn) -> None:
+    def _say_wait(self, case: Case, workload: Workload, step: Next, words: str, audit: Audit) -> None:
+        """Say what is waited for: always in the report; the end of what may not be moved once in the ledger."""
         if step == "ask":
             return
-        if step in ("held", "wait_end"):
-            self._waits_told(case, workload, step, words, turn.audit)
-        else:
-            turn.audit.step(case.node, "wait", "waiting", workload.name, words)
-
-    def _waits_told(self, case: Case, workload: Workload, step: Next, words: str, audit: Audit) -> None:
-        """Say that an end is waited for: always in the report, once in the ledger."""
-        self._due(case, workload.ends_at)
         audit.step(case.node, "wait", "waiting", workload.name, words)
-        key = f"{step} {workload.uid}"
-        if not case.told(key):
-            audit.find(case.node, "waits", words, {"workload": workload.name, "uid": workload.uid})
-            case.tell(key)
+        if step == "held":
+            self._due(case, workload.ends_at)
+            if case.first_time(f"held {workload.uid}"):
+                audit.find(case.node, "waits", words, {"workload": workload.name, "uid": workload.uid})
 
     def _evict_one(self, case: Case, workload: Workload, turn: Turn) -> bool:
         audit = turn.audit
@@ -267,25 +209,17 @@ class Drainer:
         return answer.kind in ("done", "already")
 
     def _evicted(self, case: Case, workload: Workload, answer: WorkAnswer, now: datetime) -> None:
-        settings, leaving = self._settings, case.leaving(workload.uid)
+        settings, leaving = self._settings, case.entry.leaving[workload.uid]
         if answer.kind in ("done", "already"):
             # it is asked again only where it neither went nor is on its way long after its own grace time
             again = now + (workload.grace or timedelta(0)) + settings.retry_most
             words = f"it was asked to go at {now:%Y-%m-%d %H:%M:%S} UTC and is still there"
             case.move(workload.uid, evicted_at=now, again_at=again, tries=0, words=words)
         elif answer.kind in ("blocked", "refused", "timeout"):
-            pause = now + later(settings.retry_first, settings.retry_most, leaving.tries)
+            pause = now + min(settings.retry_most, settings.retry_first * 2 ** min(leaving.tries, 20))
             again = max(pause, min(answer.again_at, now + settings.retry_most) if answer.again_at else pause)
             words = f"{answer.kind}: {answer.words}; tried again from {again:%H:%M:%S} UTC"
             case.move(workload.uid, tries=leaving.tries + 1, again_at=again, words=words)
-
-    def _waits(self, case: Case, workload: Workload, *, can_checkpoint: bool, now: datetime) -> str | None:
-        if case.decision is None:
-            return None
-        return waits_for_end(workload, case.decision, self._prices(case), now, can_checkpoint=can_checkpoint)
-
-    def _prices(self, case: Case) -> Prices:
-        return Prices(self._worth, self._horizon, len(case.units), self._settings.wait_for_end)
 
     @staticmethod
     def _due(case: Case, at: datetime | None) -> None:
@@ -303,3 +237,19 @@ def _flying(case: Case) -> int:
     return sum(
         each.ending or (each.uid in known and known[each.uid].evicted_at is not None) for each in case.going or ()
     )
+
+
+def _next_step(workload: Workload, leaving: Leaving, now: datetime) -> tuple[Next, str]:
+    """Say what is next for a workload that does not ``stay``, and why."""
+    if workload.ending:
+        return "going", "it is on its way out"
+    if leaving.deadline is not None and now < leaving.deadline and leaving.asked in ("planned", "asked"):
+        until = f"its checkpoint is waited for until {leaving.deadline:%Y-%m-%d %H:%M:%S} UTC"
+        return ("ask", "") if leaving.asked == "planned" else ("await", until)
+    if workload.held is not None:
+        end = workload.ends_at
+        at_most = "" if end is None else f", until {end:%Y-%m-%d %H:%M} UTC at the latest"
+        return "held", f"it may not be moved ({workload.held}): its end is waited for{at_most}"
+    if leaving.again_at is not None and now < leaving.again_at:
+        return "later", leaving.words
+    return "evict", ""

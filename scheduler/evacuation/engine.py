@@ -6,16 +6,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from policy.config import PolicyConfig
-from policy.fleet import NodeView
+from policy.fleet import Level, NodeView
 from policy.plan import Plan
-from scheduler.evacuation.audit import Audit
-from scheduler.evacuation.case import Case
+from scheduler.evacuation.case import Audit, Case, Turn
 from scheduler.evacuation.checkpoint_requests import Checkpoints
 from scheduler.evacuation.diagnostics import Diagnostics
-from scheduler.evacuation.drainer import Drainer, Turn
-from scheduler.evacuation.escalation import Escalation, stuck_words
-from scheduler.evacuation.preconditions import why_ended, why_held
+from scheduler.evacuation.drainer import Drainer
 from scheduler.evacuation.progress import SETTLED, Evacuating, Progress, ProgressStore, Result
 from scheduler.evacuation.settings import EvacuationSettings
 from scheduler.ports.errors import LedgerError, SchedulerError
@@ -66,10 +62,8 @@ class Evacuation:
         ledger: Ledger,
         clock: Clock,
         settings: EvacuationSettings,
-        policy: PolicyConfig,
         checkpoints: Checkpoints,
         verification: Verification | None,
-        escalation: Escalation,
     ) -> None:
         self._scheduler = scheduler
         self._workloads = workloads
@@ -77,15 +71,13 @@ class Evacuation:
         self._clock = clock
         self._settings = settings
         self._verification = verification
-        self._escalation = escalation
         self._store = ProgressStore(workloads)
-        self._drainer = Drainer(workloads, checkpoints, settings, policy.worth, policy.horizon)
-        self._diagnostics = Diagnostics(workloads, verification, settings.verification, escalation)
+        self._drainer = Drainer(workloads, checkpoints, settings)
+        self._diagnostics = Diagnostics(workloads, verification, settings.verification)
 
-    @property
-    def store(self) -> ProgressStore:
-        """What is known of the progress, results of diagnostics included."""
-        return self._store
+    def results(self) -> tuple[Result, ...] | None:
+        """Give the results of diagnostics; None: they could not be read since the process began."""
+        return self._store.progress.results if self._store.known else None
 
     def load(self, report: RoundReport) -> bool:
         """Read how far each node is; False: it cannot be read, and nothing is emptied in this round."""
@@ -114,7 +106,7 @@ class Evacuation:
         emptying = [case for case in cases if case.entry.phase == "emptying"]
         for case in emptying:
             self._drainer.look(case, audit, now)
-            self._drainer.plan(case, audit, now)
+            self._drainer.plan(case, now)
         if not self._keep(cases, (), audit):
             audit.forward = False
         # what is not empty, and stays so for this round
@@ -146,8 +138,7 @@ class Evacuation:
             for workload in listed:
                 if workload.stays is not None:
                     continue
-                gpus, now = len(views[name].units), self._clock.now()
-                verb, words = self._drainer.foresee(workload, plan.nodes.get(name), gpus, now)
+                verb, words = self._drainer.foresee(workload)
                 writes = self._workloads.preview(workload) if verb == "evict" else ()
                 audit.step(name, verb, "would", workload.name, words, writes)
 
@@ -156,7 +147,7 @@ class Evacuation:
         self._drainer.ask(emptying, replace(turn, until=turn.until - self._settings.most_time / 2))
         self._drainer.evict(emptying, turn, _unseen(self._store.progress, {case.node for case in emptying}))
         for case in emptying:
-            self._stuck(case, turn)
+            self._stuck(case, turn.audit)
         for case in cases:
             if case.entry.phase == "verifying":
                 result = self._diagnostics.advance(case, turn)
@@ -179,7 +170,7 @@ class Evacuation:
             except SchedulerError as error:
                 audit.trouble(f"{name} cannot be read again: {error}")
                 continue
-            why = why_ended(reading)
+            why = _why_ended(reading)
             if reading is None or why is not None:
                 self._end(name, nodes.pop(name, None), why or "", audit)
                 continue
@@ -207,10 +198,27 @@ class Evacuation:
         if entry.phase not in SETTLED:
             audit.step(name, "hold", "held", None, f"no more is done to empty it: {why}")
 
-    def _held(self, case: Case, reading: NodeReading, switches: Switches) -> str | None:
-        passed = self._store.progress.passed_at(reading.view.name)
-        again = self._settings.verification.again_after
-        return why_held(reading, switches, case.decision, passed, again, self._clock.now())
+    def _held(self, case: Case, reading: NodeReading, switches: Switches) -> str | None:  # noqa: PLR0911
+        """Say why nothing new may be done to empty a node now, though its mark stands; None: it may be emptied."""
+        view, now, decision = reading.view, self._clock.now(), case.decision
+        published, passed_at = view.marks.published, self._store.progress.passed_at(reading.view.name)
+        if switches.kill:
+            return "the kill switch is set"
+        if switches.release_all:
+            return "everything is to be released"
+        if view.foreign is not None:
+            return view.foreign
+        if not view.marks.drained:
+            return "its drain mark is gone"
+        if view.undone:
+            return "a person took our mark off"
+        if published is None or published.expires_at <= now:
+            return "what its drain rests on has expired"
+        if decision is None or decision.target is not Level.DRAINED:
+            return "the decision of this round does not want it drained any more"
+        if passed_at is not None and now < passed_at + self._settings.verification.again_after and not decision.rules:
+            return f"it passed a diagnostic at {passed_at:%Y-%m-%d %H:%M} UTC: its jobs are not moved again so soon"
+        return None
 
     def _still(self, case: Case) -> str | None:
         """Read the node and the switches again, right before a call."""
@@ -243,22 +251,22 @@ class Evacuation:
             audit.trouble(trouble)
         return trouble is None
 
-    def _stuck(self, case: Case, turn: Turn) -> None:
-        now = turn.audit.clock.now()
-        # told once, and again to each hook that did not take it
+    def _stuck(self, case: Case, audit: Audit) -> None:
+        now, entry = audit.clock.now(), case.entry
         if case.stopped is not None or not case.going:
             return
-        if now < case.stuck_at(now) + self._settings.stuck_after and not case.told("stuck"):
+        # up to then it had reason to wait: asked checkpoints, and ends of what may not be moved
+        since = max(entry.began_at, min(entry.due_at or now, now))
+        if now < since + self._settings.stuck_after:
             return
-        known = case.entry.leaving
         waiting = [
-            f"{each.name} ({known[each.uid].words or each.held or case.waits.get(each.uid) or 'on its way'})"
-            if each.uid in known
-            else f"{each.name} ({case.waits.get(each.uid, 'waited for')})"
-            for each in case.going[:10]
+            f"{each.name} ({entry.leaving[each.uid].words or each.held or 'on its way'})" for each in case.going[:10]
         ]
-        words = stuck_words(case, waiting)
-        self._escalation.tell(case, "stuck", "stuck", words, {"workloads": [each.name for each in case.going]}, turn)
+        words = (
+            f"not empty since its drain began at {entry.began_at:%Y-%m-%d %H:%M} UTC; it keeps its taint, nothing is "
+            f"forced: {'; '.join(waiting)}"
+        )
+        audit.tell(case, "stuck", "stuck", words, {"workloads": [each.name for each in case.going]})
 
     def _settle_open(self, audit: Audit) -> None:
         """Find out what became of calls that a dead process left without an answer."""
@@ -288,6 +296,13 @@ class Evacuation:
         if left is None:
             return True, "it is gone"
         return (True, "it is on its way out") if left.ending else (False, "it is still there")
+
+
+def _why_ended(reading: NodeReading | None) -> str | None:
+    if reading is None:
+        return "there is no such node any more"
+    gone = reading.view.readable and not reading.view.marks.drained
+    return "its drain mark is gone" if gone else None
 
 
 def _frozen(given: Round, reading: NodeReading) -> str | None:

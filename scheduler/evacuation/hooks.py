@@ -14,9 +14,9 @@ from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
-from urllib.parse import SplitResult, urlsplit, urlunsplit
+from urllib.parse import urlsplit
 
-from scheduler.evacuation.settings import CommandSettings, WebhookSettings, usable
+from scheduler.evacuation.settings import CommandSettings, WebhookSettings
 from scheduler.ports.protocols import Clock
 from scheduler.ports.workloads import TRY_LATER, HookKind, HookReply, reply_of
 from telemetry.errors import InputError
@@ -26,7 +26,7 @@ from telemetry.http import (
     HttpError,
     async_client,
     bounded_body_async,
-    http_errors_async,
+    http_errors,
     retry_after_s,
     retry_policy,
 )
@@ -51,18 +51,10 @@ class Webhook:
         self._clock = clock
         self._agent = agent
 
-    def tell(self, payload: Mapping[str, Any], key: str, url: str | None = None) -> HookReply:
+    def tell(self, payload: Mapping[str, Any], key: str) -> HookReply:
         """Post it; see :class:`scheduler.ports.workloads.Hook`."""
-        where = url or self._settings.url
-        if where is None:
-            return HookReply("refused", "no address is set, and the workload names none")
-        if not usable(where):
-            return HookReply("refused", f"{where!r} is no address that can be used")
-        parts = urlsplit(where)
-        if not self._allowed(parts):
-            return HookReply("refused", f"{parts.netloc} is not among the hosts that the settings allow")
         try:
-            headers = self._headers(parts, key)
+            headers = self._headers(key)
         except OSError as error:
             return HookReply("refused", f"the token cannot be read: {error}")
         body = json.dumps(payload, ensure_ascii=False, allow_nan=False).encode()
@@ -74,52 +66,45 @@ class Webhook:
         try:
             for attempt in tries:
                 with attempt:
-                    return self._once(parts, headers, body)
+                    return self._once(headers, body)
         except _AgainError as error:
             return error.reply
         raise AssertionError("unreachable")
 
-    def _allowed(self, parts: SplitResult) -> bool:
-        own = self._settings.url
-        hosts = {each.lower() for each in self._settings.hosts}
-        if own is not None and (parts.scheme, parts.netloc.lower()) == _origin(own):
-            return True
-        return parts.netloc.lower() in hosts or (parts.hostname or "").lower() in hosts
-
-    def _headers(self, parts: SplitResult, key: str) -> dict[str, str]:
+    def _headers(self, key: str) -> dict[str, str]:
         headers = {
             "Content-Type": "application/json", "Accept": "application/json", "Idempotency-Key": key,
             "User-Agent": self._agent,
         }  # fmt: skip
-        own, token = self._settings.url, self._settings.token_file
-        if token is not None and own is not None and (parts.scheme, parts.netloc.lower()) == _origin(own):
-            headers["Authorization"] = f"Bearer {Path(token).read_text(encoding='ascii').strip()}"
+        if self._settings.token_file is not None:
+            token = Path(self._settings.token_file).read_text(encoding="ascii").strip()
+            headers["Authorization"] = f"Bearer {token}"
         return headers
 
-    async def _post(self, where: str, headers: dict[str, str], body: bytes) -> tuple[int, str | None, bytes]:
-        seconds = self._settings.timeout.total_seconds()
-        connection = Connection(where)
+    async def _post(self, headers: dict[str, str], body: bytes) -> tuple[int, str | None, bytes]:
+        where, seconds = self._settings.url, self._settings.timeout.total_seconds()
         # a bound on the whole call: a timeout of each read would let a server that drips hold us for ever
-        async with (
-            asyncio.timeout(seconds),
-            http_errors_async(where),
-            async_client(connection, timeout_s=seconds, use_proxies=False) as session,
-            session.stream("POST", where, content=body, headers=headers) as answer,
-        ):
-            try:
-                answer_body = await bounded_body_async(answer, _LONGEST_ANSWER)
-            except BodyTooLarge:
-                answer_body = b""  # the status alone counts
-            return answer.status_code, answer.headers.get("Retry-After"), answer_body
+        with http_errors(where):
+            async with (
+                asyncio.timeout(seconds),
+                async_client(Connection(where), timeout_s=seconds, use_proxies=False) as session,
+                session.stream("POST", where, content=body, headers=headers) as answer,
+            ):
+                try:
+                    answer_body = await bounded_body_async(answer, _LONGEST_ANSWER)
+                except BodyTooLarge:
+                    answer_body = b""  # the status alone counts
+                return answer.status_code, answer.headers.get("Retry-After"), answer_body
 
-    def _once(self, parts: SplitResult, headers: dict[str, str], body: bytes) -> HookReply:
-        """Post it once; raises ``_Again`` where another try may help."""
+    def _once(self, headers: dict[str, str], body: bytes) -> HookReply:
+        """Post it once; raises ``_AgainError`` where another try may help."""
+        place = urlsplit(self._settings.url).netloc
         try:
-            status, after, answer_body = asyncio.run(self._post(urlunsplit(parts), headers, body))
+            status, after, answer_body = asyncio.run(self._post(headers, body))
         except TimeoutError:
-            raise _AgainError(HookReply("timeout", f"{parts.netloc}: no answer in time")) from None
+            raise _AgainError(HookReply("timeout", f"{place}: no answer in time")) from None
         except (HttpError, InputError, ValueError) as error:
-            raise _AgainError(HookReply("timeout", f"{parts.netloc}: {error}")) from None
+            raise _AgainError(HookReply("timeout", f"{place}: {error}")) from None
         return self._answered(status, after, _object(answer_body))
 
     def _answered(self, status: int, after: str | None, content: Mapping[str, Any]) -> HookReply:
@@ -142,11 +127,6 @@ class _AgainError(Exception):
     def __init__(self, reply: HookReply) -> None:
         super().__init__(reply.words)
         self.reply = reply
-
-
-def _origin(url: str) -> tuple[str, str]:
-    parts = urlsplit(url)
-    return parts.scheme, parts.netloc.lower()
 
 
 def _object(text: bytes) -> Mapping[str, Any]:
@@ -173,8 +153,8 @@ class CommandHook:
     def __init__(self, settings: CommandSettings) -> None:
         self._settings = settings
 
-    def tell(self, payload: Mapping[str, Any], key: str, url: str | None = None) -> HookReply:  # noqa: ARG002
-        """Run it; see :class:`scheduler.ports.workloads.Hook`. A workload's own address is passed over."""
+    def tell(self, payload: Mapping[str, Any], key: str) -> HookReply:
+        """Run it; see :class:`scheduler.ports.workloads.Hook`."""
         argv = [*self._settings.argv, str(payload.get("kind", "")), key]
         with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as answer_body:
             given.write(json.dumps(payload, ensure_ascii=False, allow_nan=False).encode())
@@ -217,8 +197,4 @@ def _last_object(file: Any) -> Mapping[str, Any]:
     size = file.seek(0, os.SEEK_END)
     file.seek(max(0, size - _LONGEST_OUTPUT))
     lines = [line for line in file.read().splitlines() if line.strip()]
-    try:
-        content = json.loads(lines[-1]) if lines else {}
-    except (ValueError, RecursionError):
-        return {}
-    return content if isinstance(content, dict) else {}
+    return _object(lines[-1]) if lines else {}

@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Literal
 
 from scheduler.ports.codec import object_of, plain_of
@@ -162,11 +162,6 @@ def progress_of(text: str) -> Progress:
     stored = object_of(Progress, content, "evacuations")
     assert isinstance(stored, Progress)
     return stored
-
-
-def later(first: timedelta, most: timedelta, tries: int) -> timedelta:
-    """Give the pause after so many tries: doubled each time, up to the most."""
-    return min(most, first * 2 ** min(tries, 20))
 
 
 class ProgressStore:

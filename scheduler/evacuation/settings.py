@@ -20,15 +20,12 @@ def _positive(value: object, *names: str) -> None:
 class WebhookSettings:
     """A server that is told by POST.
 
-    ``url``: ``https://…``; ``http://`` is for the same machine or a trusted net. None: only those that workloads name
-    themselves, on ``hosts``.
-    ``hosts``: further hosts (``name`` or ``name:port``) that a workload may name in its own URL. Nothing else is asked.
-    ``token_file``: file with a bearer token, read at each call; sent to the host of ``url`` only.
+    ``url``: ``https://…``; ``http://`` is for the same machine or a trusted net.
+    ``token_file``: file with a bearer token, read at each call.
     ``attempts``: how often one call tries, where there is no answer, a 429 or a 5xx.
     """
 
-    url: str | None = None
-    hosts: tuple[str, ...] = ()
+    url: str
     token_file: str | None = None
     timeout: timedelta = timedelta(seconds=5)
     attempts: int = 2
@@ -37,14 +34,11 @@ class WebhookSettings:
         _positive(self, "timeout")
         if not 1 <= self.attempts <= 5:
             raise ValueError(f"attempts is {self.attempts}: give a number from 1 to 5")
-        if self.url is not None and not usable(self.url):
+        if not _usable(self.url):
             raise ValueError(f"url is {self.url!r}: give an http or https address with a host, without a password")
-        if self.url is None and not self.hosts:
-            raise ValueError("url is missing: give it, or the hosts that workloads may name")
 
 
-def usable(url: str) -> bool:
-    """Tell whether an address is one of HTTP, with a host and no password in it."""
+def _usable(url: str) -> bool:
     try:
         parts = urlsplit(url)
         return (
@@ -72,14 +66,6 @@ class CommandSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class HookSettings:
-    """Where something is told: a server, a command, or both."""
-
-    webhook: WebhookSettings | None = None
-    command: CommandSettings | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class CheckpointSettings:
     """What is asked of workloads before they are evicted.
 
@@ -97,7 +83,7 @@ class CheckpointSettings:
 
     def __post_init__(self) -> None:
         _positive(self, "wait", "most_wait")
-        if self.otherwise == "webhook" and (self.webhook is None or self.webhook.url is None):
+        if self.otherwise == "webhook" and self.webhook is None:
             raise ValueError("otherwise is 'webhook': give the webhook with its url")
         if self.otherwise == "command" and self.command is None:
             raise ValueError("otherwise is 'command': give the command")
@@ -134,7 +120,7 @@ class VerificationSettings:
             raise ValueError(f"again_after is {self.again_after}: give a time of zero or more")
         if self.attempts < 1:
             raise ValueError(f"attempts is {self.attempts}: give a positive number")
-        if self.by == "webhook" and (self.webhook is None or self.webhook.url is None):
+        if self.by == "webhook" and self.webhook is None:
             raise ValueError("by is 'webhook': give the webhook with its url")
         if self.by == "command" and self.command is None:
             raise ValueError("by is 'command': give the command")
@@ -147,31 +133,22 @@ class EvacuationSettings:
     ``enabled``: False: a drain mark keeps new work off, and the jobs end by themselves.
     ``most_time``: what a round has not begun by then is left to the next one.
     ``most_going``: workloads on their way out at once, in the whole fleet.
-    ``most_going_node``: the same on one node.
     ``retry_first``, ``retry_most``: after a blocked or failed eviction it is tried again not before this, doubled each
     time.
     ``stuck_after``: a node that is not empty by then, counted from when its last wait was over, is told about once. It
     keeps its taint; nothing is forced.
-    ``wait_for_end``: a workload that cannot write a checkpoint is left to end by itself where that is expected to cost
-    less.
-    ``escalation``: who is told of stuck nodes, failed and inconclusive diagnostics; else only the ledger and the output
-    say so.
     """
 
     enabled: bool = False
     most_time: timedelta = timedelta(seconds=30)
     most_going: int = 20
-    most_going_node: int = 20
     retry_first: timedelta = timedelta(seconds=30)
     retry_most: timedelta = timedelta(minutes=10)
     stuck_after: timedelta = timedelta(hours=1)
-    wait_for_end: bool = True
     checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
     verification: VerificationSettings = field(default_factory=VerificationSettings)
-    escalation: HookSettings = field(default_factory=HookSettings)
 
     def __post_init__(self) -> None:
         _positive(self, "most_time", "retry_first", "retry_most", "stuck_after")
-        for name in ("most_going", "most_going_node"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}: give a positive number")
+        if self.most_going < 1:
+            raise ValueError(f"most_going is {self.most_going}: give a positive number")

@@ -50,7 +50,6 @@ class PodKeys:
     def __init__(self, prefix: str, namespace: str) -> None:
         self.namespace = namespace
         self.checkpoint = f"{prefix}/checkpoint"  # how it is asked: annotation, webhook or command
-        self.checkpoint_url = f"{prefix}/checkpoint-url"  # of its webhook
         self.checkpoint_takes = f"{prefix}/checkpoint-takes"  # how long it needs for one: 90s, 5m
         self.requested = f"{prefix}/checkpoint-requested"  # written by us
         self.acknowledged = f"{prefix}/checkpoint-acknowledged"  # written by the job

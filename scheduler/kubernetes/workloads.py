@@ -370,5 +370,4 @@ def _offer(annotations: Mapping[str, str], keys: PodKeys) -> CheckpointOffer | N
     means: Any = _MEANS.get(annotations.get(keys.checkpoint, ""))
     if means is None:
         return None
-    url = annotations.get(keys.checkpoint_url) if means == "webhook" else None
-    return CheckpointOffer(means, url, duration(annotations.get(keys.checkpoint_takes)))
+    return CheckpointOffer(means, duration(annotations.get(keys.checkpoint_takes)))

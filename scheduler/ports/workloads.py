@@ -179,13 +179,10 @@ class CheckpointOffer:
 
     ``means``: ``scheduler``: through the scheduler itself (Kubernetes: an annotation that it watches; Slurm: a signal);
     ``webhook``: a POST; ``command``: the operator's own command.
-    ``url``: of the webhook, where the workload names one itself; it is asked only if the settings allow its host. None:
-    the operator's.
     ``takes``: how long the workload says it needs; None: not known. The settings bound it.
     """
 
     means: CheckpointMeans
-    url: str | None = None
     takes: timedelta | None = None
 
 
@@ -251,7 +248,7 @@ class HookReply:
 class Hook(Protocol):
     """Something of the operator's that is told things. It may be called from several threads at once."""
 
-    def tell(self, payload: Mapping[str, Any], key: str, url: str | None = None) -> HookReply:
+    def tell(self, payload: Mapping[str, Any], key: str) -> HookReply:
         """Tell it, and give its answer; never raises for what it says.
 
         ``key``: idempotency key: the same for each repetition.

@@ -13,7 +13,7 @@ from policy.fleet import JobView, Level, NodeView, Score, UnitView
 from policy.risk_record import ModelName
 from scheduler.controller.controller import Controller
 from scheduler.controller.settings import ControllerSettings
-from scheduler.file.memory import MemoryNode, MemoryScheduler
+from scheduler.file import MemoryNode
 from scheduler.ledger.sqlite_ledger import SqliteLedger
 from scheduler.ports.clock import ManualClock
 from scheduler.ports.node_object import NodeObject, Taint, marks_of
@@ -21,6 +21,7 @@ from scheduler.ports.protocols import Ledger
 from scheduler.ports.report import RoundReport
 from scheduler.ports.risks import MemoryFacts, MemoryRisks, Risks
 from tests.policy.decide_world import STEP, T0, config
+from tests.scheduler.faults import FaultyScheduler
 
 FOREIGN = Taint("team.example/reserved", "yes", "NoSchedule")
 FLOORS = (Floor("cluster", most_share=0.4, keep=2), Floor("rack", most=1), Floor("job", most=1))
@@ -36,7 +37,7 @@ class Cluster:
     ) -> None:
         self.clock = ManualClock(T0)
         self.names = [f"n{i}" for i in range(nodes)]
-        self.scheduler = MemoryScheduler([self._node(i) for i in range(nodes)], self.clock)
+        self.scheduler = FaultyScheduler([self._node(i) for i in range(nodes)], self.clock)
         self.risks = MemoryRisks()
         self.facts = MemoryFacts()
         self.ledger: Ledger = ledger or SqliteLedger(None)

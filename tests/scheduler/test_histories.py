@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from policy.fleet import Fact, Level
-from scheduler.file.memory import Crash
 from scheduler.ledger.sqlite_ledger import SqliteLedger
 from scheduler.ports.readings import Switches
 from scheduler.ports.risks import Facts
 from tests.policy.decide_world import HOUR
 from tests.scheduler.cluster import FLOORS, RATES, Cluster, without_our_taints
+from tests.scheduler.faults import Crash
 
 NODES = st.sampled_from([f"n{i}" for i in range(8)])
 WRITES = ("apply", "save_state")

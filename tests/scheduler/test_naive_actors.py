@@ -16,7 +16,6 @@ import yaml
 
 from policy.fleet import Level
 from policy.plan import Action
-from scheduler.file.memory import Crash
 from scheduler.kubernetes.scheduler import KubernetesScheduler
 from scheduler.ports.errors import SchedulerError
 from scheduler.ports.node_object import after
@@ -27,6 +26,7 @@ from tests.policy.decide_world import HOUR, STEP, config, once
 from tests.policy.decide_world import node as unscored
 from tests.scheduler.cluster import Cluster
 from tests.scheduler.evacuation.emptying_cluster import MINUTE, draining
+from tests.scheduler.faults import Crash
 from tests.scheduler.kubernetes.api_world import World, served
 from tests.scheduler.kubernetes.objects import LASTS, SETTINGS, Hand, add, node, pod
 from tests.scheduler.slurm.slurm_world import World as SlurmWorld

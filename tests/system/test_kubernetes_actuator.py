@@ -25,7 +25,6 @@ from scheduler.controller.facts import VerifiedFacts
 from scheduler.controller.settings import ControllerSettings
 from scheduler.evacuation.checkpoint_requests import Checkpoints
 from scheduler.evacuation.engine import Evacuation
-from scheduler.evacuation.escalation import Escalation
 from scheduler.evacuation.settings import EvacuationSettings, VerificationSettings
 from scheduler.kubernetes.diagnostic_job import KubernetesVerification, read_manifest
 from scheduler.kubernetes.scheduler import KubernetesScheduler
@@ -88,16 +87,16 @@ class Replica:
         )
         workloads = KubernetesWorkloads(self.scheduler)
         self.settings = EvacuationSettings(
-            enabled=True, retry_first=timedelta(seconds=0.1), retry_most=timedelta(seconds=1), wait_for_end=False,
+            enabled=True, retry_first=timedelta(seconds=0.1), retry_most=timedelta(seconds=1),
             verification=VerificationSettings(by="scheduler" if diagnostic else "none"),
         )  # fmt: skip
         verification = KubernetesVerification(self.scheduler, read_manifest(DIAGNOSTIC)) if diagnostic else None
         evacuation = Evacuation(
-            self.scheduler, workloads, self.ledger, clock, self.settings, POLICY,
-            Checkpoints(workloads, self.settings.checkpoint, None, None), verification, Escalation({}),
+            self.scheduler, workloads, self.ledger, clock, self.settings,
+            Checkpoints(workloads, self.settings.checkpoint, {}), verification,
         )  # fmt: skip
-        self.risks, store = MemoryRisks(), evacuation.store
-        facts = VerifiedFacts(MemoryFacts(), lambda: store.progress.results if store.known else None)
+        self.risks = MemoryRisks()
+        facts = VerifiedFacts(MemoryFacts(), evacuation.results)
         self.controller = Controller(
             self.scheduler, self.risks, facts, self.ledger, clock, POLICY, ControllerSettings(lease=lease),
             holder=name, code="1.0", evacuation=evacuation,

@@ -39,7 +39,6 @@ from scheduler.controller.settings import ControllerSettings
 from scheduler.evacuation.checkpoint_requests import Checkpoints
 from scheduler.evacuation.diagnostics import HookVerification
 from scheduler.evacuation.engine import Evacuation
-from scheduler.evacuation.escalation import Escalation
 from scheduler.evacuation.hooks import CommandHook
 from scheduler.evacuation.settings import CommandSettings, EvacuationSettings, VerificationSettings
 from scheduler.kubernetes.diagnostic_job import KubernetesVerification, read_manifest
@@ -178,21 +177,19 @@ class Way:
             worth=WorthConfig(always=True, may_wait=False),
         )
         settings = EvacuationSettings(
-            enabled=True, retry_first=SECOND, retry_most=2 * SECOND, wait_for_end=False,
+            enabled=True, retry_first=SECOND, retry_most=2 * SECOND,
             verification=VerificationSettings(by="scheduler"),
         )  # fmt: skip
         evacuation = Evacuation(
-            scheduler, workloads, ledger, clock, settings, policy,
-            Checkpoints(workloads, settings.checkpoint, None, None), verification, Escalation({}),
+            scheduler, workloads, ledger, clock, settings,
+            Checkpoints(workloads, settings.checkpoint, {}), verification,
         )  # fmt: skip
-        store = evacuation.store
-        facts = VerifiedFacts(MemoryFacts(), lambda: store.progress.results if store.known else None)
+        facts = VerifiedFacts(MemoryFacts(), evacuation.results)
         self.risks, self.sick, self.scheduler = Shifted(names), names[SICK], scheduler
         self.controller = Controller(
             scheduler, self.risks, facts, ledger, clock, policy, ControllerSettings(), holder="way", code="1.0",
             evacuation=evacuation,
         )  # fmt: skip
-        self.store = store
 
     def decide(self, folder: Path) -> RoundReport:
         """A new decision time, and the round that follows it."""

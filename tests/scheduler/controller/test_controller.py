@@ -10,7 +10,7 @@ import pytest
 
 from policy.fleet import Fact, Level, UnitView
 from scheduler.controller.controller import search_deferred
-from scheduler.file.memory import Crash, Lease
+from scheduler.file import LeaseEntry
 from scheduler.ports.errors import LedgerError, SourceError
 from scheduler.ports.node_object import NodeObject
 from scheduler.ports.readings import Switches
@@ -18,6 +18,7 @@ from scheduler.ports.risks import NO_RISKS, Facts
 from scheduler.ports.stored_state import state_of
 from tests.policy.decide_world import HOUR, STEP, T0, config
 from tests.scheduler.cluster import Cluster, without_our_taints
+from tests.scheduler.faults import Crash
 
 MINUTE = timedelta(minutes=1)
 
@@ -217,7 +218,7 @@ def test_a_leader_that_was_asleep_writes_nothing_after_another_one_took_over():
         if not slept:
             slept.append(True)
             cluster.clock.move(timedelta(seconds=40))
-            cluster.scheduler.lease = Lease("another", cluster.clock.now() + HOUR)
+            cluster.scheduler.lease = LeaseEntry("another", cluster.clock.now() + HOUR)
         return revalidate(node)
 
     cluster.scheduler.revalidate = sleep

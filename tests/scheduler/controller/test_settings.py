@@ -68,11 +68,12 @@ def test_a_misspelt_setting_is_refused_with_the_nearest_name(tmp_path):
 def test_a_removed_setting_is_refused_with_what_to_do(tmp_path):
     file = tmp_path / "act.yaml"
     for setting, words in (
-        ("nvsentinel_socket: /run/x.sock", "nvsentinel-values"),
-        ("checkpoint_exec: [x]", "webhook"),
+        ("kubernetes: {nvsentinel_socket: /run/x.sock}", "nvsentinel-values"),
+        ("kubernetes: {checkpoint_exec: [x]}", "webhook"),
+        ("evacuation: {wait_for_end: false}", "may_wait"),
     ):
-        file.write_text(f"kubernetes: {{{setting}}}\n")
-        with pytest.raises(InputError, match=rf"kubernetes\.\w+ was removed.*{words}"):
+        file.write_text(setting)
+        with pytest.raises(InputError, match=rf"\w+\.\w+ was removed.*{words}"):
             read_settings(file)
 
 

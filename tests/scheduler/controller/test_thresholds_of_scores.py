@@ -127,7 +127,6 @@ def test_damaged_thresholds_are_refused(tmp_path, thresholds):
             "{thresholds_from: costs, thresholds: {high: 0.4}}",
             "policy.thresholds.high is given, and policy.thresholds_from is 'costs': leave one of them out",
         ),
-        ("{thresholds_from: scores, node_risk: {slope: 0.8}}", "policy.node_risk changes the risks that the scores'"),
         ("{thresholds_from: model}", "settings.policy.thresholds_from is 'model': expected one of settings, scores"),
     ],
 )

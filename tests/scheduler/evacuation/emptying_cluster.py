@@ -11,13 +11,12 @@ from scheduler.controller.controller import Controller
 from scheduler.controller.facts import VerifiedFacts
 from scheduler.evacuation.checkpoint_requests import Checkpoints
 from scheduler.evacuation.engine import Evacuation
-from scheduler.evacuation.escalation import Escalation
 from scheduler.evacuation.progress import Progress, progress_of
 from scheduler.evacuation.settings import EvacuationSettings, VerificationSettings
-from scheduler.file.memory_workloads import MemoryVerification, MemoryWorkloads
 from scheduler.ports.workloads import CheckpointOffer, Hook, Workload
 from tests.policy.decide_world import T0, config
 from tests.scheduler.cluster import Cluster
+from tests.scheduler.faults import MemoryVerification, MemoryWorkloads
 
 MINUTE = timedelta(minutes=1)
 SCHEDULER = CheckpointOffer("scheduler")
@@ -39,12 +38,12 @@ class Recording:
     """A hook that notes what it is told."""
 
     def __init__(self, *replies: object) -> None:
-        self.told: list[tuple[Mapping[str, object], str, str | None]] = []
+        self.told: list[tuple[Mapping[str, object], str]] = []
         self.replies = list(replies)
 
-    def tell(self, payload, key, url=None):
+    def tell(self, payload, key):
         """Note it; the last reply stays."""
-        self.told.append((payload, key, url))
+        self.told.append((payload, key))
         return self.replies.pop(0) if len(self.replies) > 1 else self.replies[0]
 
 
@@ -54,7 +53,6 @@ class EmptyingCluster(Cluster):
     def __init__(self, settings: EvacuationSettings = FAST, hooks: Mapping[str, Hook] | None = None, **others) -> None:
         self.evacuation_settings = settings
         self.hooks = dict(hooks or {})
-        self.escalated: dict[str, Hook] = {}
         self.workloads: MemoryWorkloads | None = None
         self.verification = MemoryVerification()
         others.setdefault("policy", config("g", free=True))
@@ -66,16 +64,12 @@ class EmptyingCluster(Cluster):
             self.workloads = MemoryWorkloads([workload(f"w{i}", f"n{i}") for i in range(3)], self.clock)
         self.restarts += 1
         settings = self.evacuation_settings
-        checkpoints = Checkpoints(
-            self.workloads, settings.checkpoint, self.hooks.get("webhook"), self.hooks.get("command")
-        )
+        checkpoints = Checkpoints(self.workloads, settings.checkpoint, self.hooks)
         verification = None if settings.verification.by == "none" else self.verification
         self.evacuation = Evacuation(
-            self.scheduler, self.workloads, self.ledger, self.clock, settings, self.policy, checkpoints, verification,
-            Escalation(self.escalated),
-        )  # fmt: skip
-        store = self.evacuation.store
-        facts = VerifiedFacts(self.facts, lambda: store.progress.results if store.known else None)
+            self.scheduler, self.workloads, self.ledger, self.clock, settings, checkpoints, verification
+        )
+        facts = VerifiedFacts(self.facts, self.evacuation.results)
         self.controller = Controller(
             self.scheduler, self.risks, facts, self.ledger, self.clock, self.policy, self.settings,
             holder=holder or f"p{self.restarts}", code="1.0", evacuation=self.evacuation,

@@ -8,17 +8,14 @@ from datetime import timedelta
 import pytest
 
 from policy.breaker import BreakerConfig
-from policy.cost_benefit import WorthConfig
-from policy.fleet import Fact, JobView, Level
+from policy.fleet import Level
 from scheduler.controller.metrics import RoundMetrics
 from scheduler.evacuation.settings import EvacuationSettings
-from scheduler.file.memory import Crash
 from scheduler.ledger.sqlite_ledger import SqliteLedger
 from scheduler.ports.errors import SourceError
 from scheduler.ports.readings import Switches
-from scheduler.ports.risks import Facts
 from scheduler.ports.workloads import DiagnosticResult, HookReply
-from tests.policy.decide_world import HOUR, STEP, T0, config
+from tests.policy.decide_world import HOUR, STEP, config
 from tests.scheduler.cluster import without_our_taints
 from tests.scheduler.evacuation.emptying_cluster import (
     FAST,
@@ -30,6 +27,7 @@ from tests.scheduler.evacuation.emptying_cluster import (
     work,
     workload,
 )
+from tests.scheduler.faults import Crash
 
 
 def test_the_whole_way_from_a_risk_to_an_empty_node_and_back_into_service():
@@ -111,25 +109,6 @@ def test_what_names_no_way_is_not_asked():
     assert cluster.workloads.asked == {}
 
 
-def test_its_own_end_is_waited_for_where_that_is_cheaper_than_lost_work():
-    cluster = EmptyingCluster(policy=config("g", free=True, worth=WorthConfig(always=True)))
-    job = JobView("w1", 64, T0 - 20 * HOUR, ends_at=T0 + HOUR / 2)
-    cluster.runs("w1-uid", checkpoint=None, job=job)
-    cluster.scored(n1=0.65)
-    assert work(cluster.round()) == [("wait", "waiting", "w1")]
-    assert cluster.evicted() == []
-    cluster.later(31)
-    assert cluster.evicted() == ["w1-uid"], "it ran over its time"
-
-
-def test_a_fault_that_is_there_waits_for_no_end():
-    cluster = EmptyingCluster()
-    cluster.runs("w1-uid", checkpoint=None, job=JobView("w1", 64, T0 - 20 * HOUR, ends_at=T0 + HOUR / 2))
-    cluster.facts.facts["n1-0"] = Facts((Fact("xid 79", T0),))
-    cluster.round()
-    assert cluster.evicted() == ["w1-uid"]
-
-
 def test_a_blocked_budget_is_tried_again_with_growing_pauses_and_never_forced():
     cluster = draining(settings=replace(FAST, stuck_after=10 * MINUTE))
     cluster.acknowledge("w1-uid")
@@ -199,7 +178,7 @@ def test_a_drain_that_is_called_off_between_two_evictions_stops_between_them(nam
 
 
 def test_only_so_many_are_on_their_way_at_once():
-    cluster = EmptyingCluster(settings=replace(FAST, most_going=3, most_going_node=2))
+    cluster = EmptyingCluster(settings=replace(FAST, most_going=3))
     cluster.workloads.running.clear()
     for i in range(8):
         uid = f"u{i}"
@@ -268,7 +247,7 @@ def test_a_workload_of_another_uid_is_asked_anew_and_not_evicted_for_the_first_o
 def test_hooks_are_asked_until_they_say_it_is_written():
     hook = Recording(HookReply("waiting"), HookReply("timeout", "no answer"), HookReply("done", "step 900"))
     cluster = EmptyingCluster(hooks={"webhook": hook})
-    offer = replace(cluster.workloads.running["w1-uid"].checkpoint, means="webhook", url="http://w1.example/save")
+    offer = replace(cluster.workloads.running["w1-uid"].checkpoint, means="webhook")
     cluster.runs("w1-uid", checkpoint=offer)
     cluster.scored(n1=0.9)
     cluster.round()
@@ -276,8 +255,7 @@ def test_hooks_are_asked_until_they_say_it_is_written():
     assert cluster.evicted() == []
     cluster.later()
     assert cluster.evicted() == ["w1-uid"]
-    assert {key for _, key, _ in hook.told} == {hook.told[0][1]}, "one key for one request"
-    assert {url for _, _, url in hook.told} == {"http://w1.example/save"}
+    assert {key for _, key in hook.told} == {hook.told[0][1]}, "one key for one request"
 
 
 def test_what_wants_to_be_asked_in_a_way_that_is_not_set_up_is_not_moved_unasked():
@@ -297,7 +275,7 @@ def test_slow_hooks_do_not_keep_what_is_ready_from_going():
     class Slow:
         asked = 0
 
-        def tell(self, payload, key, url=None):
+        def tell(self, payload, key):
             Slow.asked += 1
             cluster.clock.move(timedelta(seconds=10) / 8)  # eight at once
             return HookReply("waiting")
@@ -355,14 +333,10 @@ def test_a_rehearsal_says_whom_it_would_ask_and_evict_and_does_nothing():
 
 def test_a_rehearsal_says_what_it_would_wait_for():
     cluster = EmptyingCluster()
-    job = JobView("w1", 64, T0 - 20 * HOUR, ends_at=T0 + HOUR / 2)
-    cluster.runs("w1-uid", checkpoint=None, job=job)
-    cluster.workloads.running["held"] = workload("held", "n1", uid="held", held="local data")
+    cluster.runs("w1-uid", held="local data")
     cluster.scored(n1=0.65)
-    report = cluster.controller.rehearse()
-    assert [(s.verb, s.workload) for s in report.work] == [("wait", "w1"), ("wait", "held")]
-    assert "waiting for the jobs' end" in report.work[0].words
-    assert report.work[1].words == "it may not be moved (local data)"
+    (step,) = cluster.controller.rehearse().work
+    assert (step.verb, step.workload, step.words) == ("wait", "w1", "it may not be moved (local data)")
 
 
 def test_a_leader_whose_progress_somebody_else_replaced_stops():

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from policy.fleet import JobView, Level
-from scheduler.file.memory import Crash
 from scheduler.ledger.sqlite_ledger import SqliteLedger
 from scheduler.ports.readings import Switches
 from scheduler.ports.workloads import DiagnosticResult
 from tests.policy.decide_world import HOUR
 from tests.scheduler.cluster import without_our_taints
 from tests.scheduler.evacuation.emptying_cluster import FAST, MINUTE, SCHEDULER, EmptyingCluster, workload
+from tests.scheduler.faults import Crash
 
 NODES = st.sampled_from(["n0", "n1", "n2"])
 WORK_CALLS = ("ask_checkpoint", "evict", "save_progress", "on_node", "checkpoint_state", "load_progress")

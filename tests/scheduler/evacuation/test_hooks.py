@@ -184,21 +184,6 @@ def test_a_server_that_drips_is_left_in_time():
     assert (reply.kind, reply.words) == ("timeout", f"{place}: no answer in time")
 
 
-def test_a_workload_can_name_only_hosts_that_the_settings_allow_and_never_gets_the_token(tmp_path):
-    (tmp_path / "token").write_text("secret")
-    with serving(says(200)) as (own, place), serving(says(200)) as (other, there):
-        told = hook(place, token_file=str(tmp_path / "token"))
-        refused = told.tell({}, KEY, f"http://{there}/save")
-        assert refused.words == f"{there} is not among the hosts that the settings allow"
-        assert told.tell({}, KEY, "file:///etc/passwd").kind == "refused"
-        assert told.tell({}, KEY, f"http://{place}@{there}/").kind == "refused"
-        allowed = hook(place, token_file=str(tmp_path / "token"), hosts=(there,))
-        assert allowed.tell({}, KEY, f"http://{there}/save?x=1").kind == "done"
-    assert own.requests == []
-    assert [path for path, _, _ in other.requests] == ["/save?x=1"]
-    assert "Authorization" not in other.requests[0][1]
-
-
 def test_nobody_there_is_a_timeout_and_a_missing_token_is_said():
     with serving(says(200)) as (_, place):
         pass
@@ -302,9 +287,8 @@ def test_a_result_that_cannot_be_asked_for_is_no_result():
         ({"most_going": 0}, "evacuation: most_going is 0: give a positive number"),
         ({"checkpoint": {"otherwise": "webhook"}}, "otherwise is 'webhook': give the webhook with its url"),
         ({"verification": {"by": "command"}}, "by is 'command': give the command"),
-        ({"escalation": {"command": {"argv": ["tell"]}}}, r"argv is \['tell'\]: give the program by its absolute path"),
-        ({"escalation": {"webhook": {"url": "ftp://x"}}}, "url is 'ftp://x': give an http or https address"),
-        ({"escalation": {"webhook": {}}}, "url is missing: give it, or the hosts that workloads may name"),
+        ({"checkpoint": {"command": {"argv": ["tell"]}}}, r"argv is \['tell'\]: give the program by its absolute path"),
+        ({"checkpoint": {"webhook": {"url": "ftp://x"}}}, "url is 'ftp://x': give an http or https address"),
         ({"verification": {"patience": "2 hours"}}, "patience is '2 hours': expected a duration such as 6h"),
     ],
 )

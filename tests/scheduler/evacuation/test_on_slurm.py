@@ -13,13 +13,12 @@ from scheduler.controller.facts import VerifiedFacts
 from scheduler.controller.settings import ControllerSettings
 from scheduler.evacuation.checkpoint_requests import Checkpoints
 from scheduler.evacuation.engine import Evacuation
-from scheduler.evacuation.escalation import Escalation
-from scheduler.file.memory_workloads import MemoryVerification
 from scheduler.ports.risks import MemoryFacts
 from scheduler.ports.workloads import DiagnosticResult
 from scheduler.slurm.job import SlurmJob
 from tests.policy.decide_world import HOUR, T0
 from tests.scheduler.evacuation.emptying_cluster import FAST, MINUTE, work
+from tests.scheduler.faults import MemoryVerification
 from tests.scheduler.slurm.slurm_world import LEASE, World
 
 JOB = SlurmJob(
@@ -36,11 +35,10 @@ class EmptyingWorld(World):
     def restart(self) -> None:
         super().restart()
         evacuation = Evacuation(
-            self.scheduler, self.workloads, self.ledger, self.clock, FAST, self.policy,
-            Checkpoints(self.workloads, FAST.checkpoint, None, None), self.verification, Escalation({}),
+            self.scheduler, self.workloads, self.ledger, self.clock, FAST,
+            Checkpoints(self.workloads, FAST.checkpoint, {}), self.verification,
         )  # fmt: skip
-        store = evacuation.store
-        facts = VerifiedFacts(MemoryFacts(), lambda: store.progress.results if store.known else None)
+        facts = VerifiedFacts(MemoryFacts(), evacuation.results)
         self.controller = Controller(
             self.scheduler, self.risks, facts, self.ledger, self.clock, self.policy, ControllerSettings(lease=LEASE),
             holder=f"p{self.restarts}", code="1.0", evacuation=evacuation,

@@ -103,10 +103,10 @@ def test_a_gpu_pod_whose_containers_have_not_begun_has_to_go_too(world: World, c
 
 
 def test_a_pod_says_how_it_is_told(world: World, pods: KubernetesWorkloads) -> None:
-    told = {"predrain.io/checkpoint": "webhook", "predrain.io/checkpoint-url": "https://x/y",
+    told = {"predrain.io/checkpoint": "webhook",
             "predrain.io/checkpoint-takes": "5m"}  # fmt: skip
     add(world, pod("a", "n1", annotations=told), pod("b", "n1", annotations={"predrain.io/checkpoint": "smoke"}))
-    assert the(pods).checkpoint == CheckpointOffer("webhook", "https://x/y", timedelta(minutes=5))
+    assert the(pods).checkpoint == CheckpointOffer("webhook", timedelta(minutes=5))
     assert the(pods, "b").checkpoint is None
 
 

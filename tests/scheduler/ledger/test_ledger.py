@@ -12,7 +12,6 @@ import pytest
 from policy.config import PolicyConfig
 from policy.fleet import Fact, JobView, Level, Marks, NodeView, Published, Score, Signals, UnitView
 from policy.state import PolicyState
-from scheduler.file.memory import Crash
 from scheduler.ledger.export import drain_events, write_events
 from scheduler.ledger.reader import LedgerReader
 from scheduler.ledger.sqlite_ledger import SqliteLedger, fleet_of, inputs_of
@@ -22,6 +21,7 @@ from scheduler.ports.risks import Facts
 from telemetry.errors import InputError
 from tests.policy.decide_world import STEP, T0
 from tests.scheduler.cluster import Cluster, without_our_taints
+from tests.scheduler.faults import Crash
 
 
 @pytest.fixture

@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from policy.fleet import Level
-from scheduler.file.memory import Crash
 from scheduler.ports.readings import Switches
 from scheduler.slurm.marks import standing_on
 from scheduler.slurm.node import NodeChange
 from scheduler.slurm.record import read_reason, with_record
 from tests.policy.decide_world import HOUR
 from tests.scheduler.cluster import RATES
+from tests.scheduler.faults import Crash
 from tests.scheduler.slurm.memory_port import MemorySlurm
 from tests.scheduler.slurm.slurm_world import LEASE, World
 

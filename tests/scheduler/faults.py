@@ -1,12 +1,13 @@
-"""Workloads and diagnostics in memory, with failures on demand: for rehearsals and tests."""
+"""Failures on demand, and workloads and diagnostics in memory."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
+from typing import Any, Literal
 
-from scheduler.file.memory import Crash, Faults
+from scheduler.file import MemoryScheduler
 from scheduler.ports.errors import SchedulerError
 from scheduler.ports.protocols import Clock
 from scheduler.ports.readings import Answer, StoredState, Write
@@ -18,6 +19,98 @@ from scheduler.ports.workloads import (
     WorkAnswer,
     Workload,
 )
+
+_WORDS: dict[FaultKind, str] = {
+    "conflict": "somebody wrote in between", "refused": "not allowed", "timeout_before": "no answer",
+    "timeout_after": "no answer", "unreadable": "unreadable", "crash_before": "", "crash_after": "",
+}  # fmt: skip
+
+
+FaultKind = Literal[
+    "conflict", "refused", "timeout_before", "timeout_after", "unreadable", "crash_before", "crash_after"
+]  # fmt: skip
+
+
+class Crash(BaseException):
+    """The process dies here. No handler of ordinary errors may catch it."""
+
+
+@dataclass(slots=True)
+class _Planned:
+    kind: FaultKind
+    call: str | None
+    skip: int
+
+
+class Faults:
+    """Failures that are planned for calls to come.
+
+    ``before`` means that the call had no effect, ``after`` that it had all of it and nobody was told.
+    """
+
+    def __init__(self) -> None:
+        self._planned: list[_Planned] = []
+        self.calls: list[str] = []
+
+    def plan(self, kind: FaultKind, call: str | None = None, skip: int = 0) -> None:
+        """Let a call fail: the next one, or after ``skip`` others; of one name only, where ``call`` is given."""
+        self._planned.append(_Planned(kind, call, skip))
+
+    def clear(self) -> None:
+        """Let everything succeed again."""
+        self._planned.clear()
+
+    def meet(self, call: str) -> FaultKind | None:
+        """Note a call; give how it is to fail."""
+        self.calls.append(call)
+        for each in self._planned:
+            if each.call not in (None, call):
+                continue
+            if each.skip:
+                each.skip -= 1
+                continue
+            self._planned.remove(each)
+            return each.kind
+        return None
+
+
+class FaultyScheduler(MemoryScheduler):
+    """A scheduler in memory whose calls fail on demand."""
+
+    def __init__(self, *args: Any, **others: Any) -> None:
+        super().__init__(*args, **others)
+        self.faults = Faults()
+        for name in ("read_fleet", "revalidate", "load_state", "read_switches", "hold_lease"):
+            setattr(self, name, self._reads(name, getattr(self, name)))
+        for name in ("apply", "save_state", "set_switches"):
+            setattr(self, name, self._writes(name, getattr(self, name)))
+
+    def _reads(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def read(*args: Any) -> Any:
+            fault = self.faults.meet(name)
+            if fault in ("crash_before", "crash_after"):
+                raise Crash(name)
+            if fault is not None:
+                raise SchedulerError(f"{name}: {_WORDS[fault]}")
+            return call(*args)
+
+        return read
+
+    def _writes(self, name: str, call: Callable[..., Answer]) -> Callable[..., Answer]:
+        def write(*args: Any) -> Answer:
+            fault = self.faults.meet(name)
+            if fault == "crash_before":
+                raise Crash(name)
+            if fault in ("timeout_before", "unreadable"):
+                return Answer("timeout", _WORDS[fault])
+            if fault in ("conflict", "refused"):
+                return Answer(fault, _WORDS[fault])
+            answer = call(*args)
+            if fault == "crash_after":
+                raise Crash(name)
+            return Answer("timeout", _WORDS[fault]) if fault == "timeout_after" else answer
+
+        return write
 
 
 class MemoryWorkloads:
@@ -160,7 +253,7 @@ class MemoryVerification:
         self.dropped: list[str] = []
         self.faults = Faults()
 
-    def start(self, node: str, units: Sequence[str], key: str, fence: Fence) -> WorkAnswer:  # noqa: ARG002
+    def start(self, node: str, units: Sequence[str], key: str, fence: Fence) -> WorkAnswer:
         """Start one."""
         fault = self.faults.meet("start")
         if fault == "crash_before":
@@ -187,6 +280,6 @@ class MemoryVerification:
             return DiagnosticResult("missing")
         return self.results.get(node, DiagnosticResult("running"))
 
-    def drop(self, node: str, key: str) -> None:  # noqa: ARG002
+    def drop(self, node: str, key: str) -> None:
         """Stop one."""
         self.dropped.append(key)

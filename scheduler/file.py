@@ -1,0 +1,323 @@
+"""A cluster in memory, and one described by a JSON file: for rehearsals, and for tooling that follows a file."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock
+
+from policy.fleet import JobView, NodeView, UnitView
+from policy.plan import Action
+from scheduler.ports.codec import object_of, plain_of
+from scheduler.ports.errors import SchedulerError
+from scheduler.ports.node_object import Keys, NodeObject, Taint, after, marks_of, view_of, writes_between
+from scheduler.ports.protocols import Clock
+from scheduler.ports.readings import Answer, FleetReading, NodeReading, Precondition, StoredState, Switches, Write
+from telemetry.atomic import write_bytes
+from telemetry.errors import InputError
+
+FORMAT = 1
+"""Version of the file; another one is refused."""
+
+_LOCK_WAIT_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryNode:
+    """One node of a cluster in memory."""
+
+    object: NodeObject
+    base: NodeView
+    boot_id: str | None = None
+    version: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseEntry:
+    """Who is the active replica, and until when."""
+
+    holder: str
+    until: datetime
+
+
+def _nothing() -> None:
+    return None
+
+
+class MemoryScheduler:
+    """A scheduler whose cluster is a dictionary.
+
+    ``changed``: called after each change, to keep it.
+    ``nodes``: may be changed by hand, through :meth:`edit`, as other people and tools do.
+    """
+
+    def __init__(
+        self,
+        nodes: Iterable[MemoryNode],
+        clock: Clock,
+        keys: Keys = Keys(),  # noqa: B008 - frozen
+        changed: Callable[[], None] = _nothing,
+    ) -> None:
+        self.nodes = {each.object.name: each for each in nodes}
+        self.keys = keys
+        self.switches = Switches()
+        self.state: str | None = None
+        self.state_version = 0
+        self.lease: LeaseEntry | None = None
+        self._clock = clock
+        self._changed = changed
+
+    def edit(self, node: str, change: Callable[[MemoryNode], MemoryNode]) -> None:
+        """Change a node by somebody else's hand: it has another version afterwards."""
+        old = self.nodes[node]
+        self.nodes[node] = replace(change(old), version=old.version + 1)
+        self._changed()
+
+    def read_fleet(self) -> FleetReading:
+        """List all nodes."""
+        read_at = self._clock.now()
+        return FleetReading(tuple(self._reading(each) for each in self.nodes.values()), read_at, self.switches)
+
+    def revalidate(self, node: str) -> NodeReading | None:
+        """Read one node again."""
+        found = self.nodes.get(node)
+        return None if found is None else self._reading(found)
+
+    def preview(self, actions: Sequence[Action], reading: NodeReading) -> tuple[tuple[Write, ...], ...]:
+        """Give what would be written now."""
+        found = self.nodes.get(reading.view.name)
+        if found is None:
+            return tuple(() for _ in actions)
+        thing, now, made = found.object, self._clock.now(), []
+        for action in actions:
+            then = after(action, thing, self.keys, now)
+            made.append(writes_between(thing, then))
+            thing = then
+        return tuple(made)
+
+    def apply(self, action: Action, precondition: Precondition) -> Answer:
+        """Carry out an action."""
+        found = self.nodes.get(action.node)
+        if found is None:
+            return Answer("gone", f"there is no node {action.node}")
+        now = self._clock.now()
+        if str(found.version) != precondition.version or found.boot_id != precondition.boot_id:
+            return Answer("conflict", f"version {found.version}, expected {precondition.version}")
+        if marks_of(found.object, self.keys, now).level != precondition.marks.level:
+            return Answer("conflict", "other marks of ours stand on it than expected")
+        if self.lease is None or self.lease.holder != precondition.holder or now >= self.lease.until:
+            return Answer("refused", f"{precondition.holder} does not hold the lease")
+        then = after(action, found.object, self.keys, now)
+        writes = writes_between(found.object, then)
+        if not writes:
+            return Answer("already", "it stood so", (), str(found.version))
+        self.nodes[action.node] = replace(found, object=then, version=found.version + 1)
+        self._changed()
+        return Answer("done", "", writes, str(found.version + 1))
+
+    def load_state(self) -> StoredState:
+        """Read the safety state."""
+        return StoredState(self.state, str(self.state_version))
+
+    def save_state(self, text: str, version: str) -> Answer:
+        """Replace the safety state."""
+        if version != str(self.state_version):
+            return Answer("conflict", f"the state has version {self.state_version}, expected {version}")
+        if text != self.state:
+            self.state, self.state_version = text, self.state_version + 1
+            self._changed()
+        return Answer("done", "", (), str(self.state_version))
+
+    def read_switches(self) -> Switches:
+        """Read the switches."""
+        return self.switches
+
+    def set_switches(self, switches: Switches) -> Answer:
+        """Set the switches."""
+        if switches == self.switches:
+            return Answer("already")
+        self.switches = switches
+        self._changed()
+        return Answer("done")
+
+    def hold_lease(self, holder: str, lasts: timedelta) -> datetime | None:
+        """Take or prolong the lease."""
+        now = self._clock.now()
+        if self.lease is not None and self.lease.holder != holder and now < self.lease.until:
+            return None
+        self.lease = LeaseEntry(holder, now + lasts)
+        self._changed()
+        return self.lease.until
+
+    def drop_lease(self, holder: str) -> None:
+        """Give the lease back."""
+        if self.lease is not None and self.lease.holder == holder:
+            self.lease = None
+            self._changed()
+
+    def _reading(self, node: MemoryNode) -> NodeReading:
+        view = view_of(node.object, node.base, self.keys, self._clock.now())
+        return NodeReading(view, str(node.version), node.boot_id)
+
+
+@dataclass(frozen=True, slots=True)
+class ListedNode:
+    """One node in the file.
+
+    ``name``, ``cluster``, ``group``, ``rack``, ``domain``: as in :class:`policy.fleet.NodeView`.
+    ``units``: GPUs that are in it, as the scores name them; none: those that were scored on it.
+    ``version``: rises with each write of ours. Whoever else writes the file raises it too.
+    """
+
+    name: str
+    cluster: str
+    group: str
+    rack: str | None = None
+    domain: str | None = None
+    units: tuple[str, ...] = ()
+    jobs: tuple[JobView, ...] = ()
+    labels: dict[str, str] = field(default_factory=dict)
+    annotations: dict[str, str] = field(default_factory=dict)
+    taints: tuple[Taint, ...] = ()
+    unschedulable: bool = False
+    down: bool = False
+    software: str | None = None
+    boot_id: str | None = None
+    version: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterFile:
+    """The whole file."""
+
+    format: int
+    nodes: tuple[ListedNode, ...]
+    switches: Switches = field(default_factory=Switches)
+    state: str | None = None
+    state_version: int = 0
+    lease: LeaseEntry | None = None
+
+
+class FileScheduler:
+    """A scheduler whose cluster is a JSON file.
+
+    ``path``: read at each call, and replaced atomically at each write, under a lock beside it (``.NAME.lock``).
+    Raises ``InputError`` if there is no such file, or it is not of this format.
+    """
+
+    def __init__(self, path: Path, clock: Clock, keys: Keys = Keys()) -> None:  # noqa: B008 - frozen
+        self.path = path
+        self._clock = clock
+        self._keys = keys
+        if not path.is_file():
+            raise InputError("there is no file of a cluster here", str(path), "Write one, see the operator's page.")
+        try:
+            self._load()
+        except ValueError as error:
+            raise InputError(f"the file of the cluster cannot be used: {error}", str(path), "Correct it.") from None
+
+    def read_fleet(self) -> FleetReading:
+        """List all nodes."""
+        return self._reading(lambda memory: memory.read_fleet())
+
+    def revalidate(self, node: str) -> NodeReading | None:
+        """Read one node anew."""
+        return self._reading(lambda memory: memory.revalidate(node))
+
+    def preview(self, actions: Sequence[Action], reading: NodeReading) -> tuple[tuple[Write, ...], ...]:
+        """Give what would be written now."""
+        return self._reading(lambda memory: memory.preview(actions, reading))
+
+    def apply(self, action: Action, precondition: Precondition) -> Answer:
+        """Carry out an action."""
+        return self._writing(lambda memory: memory.apply(action, precondition))
+
+    def load_state(self) -> StoredState:
+        """Read the safety state."""
+        return self._reading(lambda memory: memory.load_state())
+
+    def save_state(self, text: str, version: str) -> Answer:
+        """Replace the safety state."""
+        return self._writing(lambda memory: memory.save_state(text, version))
+
+    def read_switches(self) -> Switches:
+        """Read the switches."""
+        return self._reading(lambda memory: memory.read_switches())
+
+    def set_switches(self, switches: Switches) -> Answer:
+        """Set the switches."""
+        return self._writing(lambda memory: memory.set_switches(switches))
+
+    def hold_lease(self, holder: str, lasts: timedelta) -> datetime | None:
+        """Take or prolong the lease."""
+        return self._reading(lambda memory: memory.hold_lease(holder, lasts))
+
+    def drop_lease(self, holder: str) -> None:
+        """Give the lease back."""
+        with contextlib.suppress(SchedulerError):
+            self._reading(lambda memory: memory.drop_lease(holder))
+
+    def _reading(self, call: Callable[[MemoryScheduler], Any]) -> Any:
+        try:
+            with self._locked():
+                return call(self._load())
+        except (OSError, ValueError, InputError) as error:
+            raise SchedulerError(f"{self.path}: {error}") from error
+
+    def _writing(self, call: Callable[[MemoryScheduler], Answer]) -> Answer:
+        try:
+            with self._locked():
+                return call(self._load())
+        except (OSError, ValueError, InputError) as error:
+            # the file is replaced as a whole or not at all
+            return Answer("refused", f"{self.path}: {error}")
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        lock = self.path.with_name(f".{self.path.name}.lock")
+        with FileLock(lock, timeout=_LOCK_WAIT_S, mode=0o600, fallback_to_soft=False):
+            yield
+
+    def _load(self) -> MemoryScheduler:
+        content = json.loads(self.path.read_bytes())
+        if not isinstance(content, dict) or content.get("format") != FORMAT:
+            found = content.get("format") if isinstance(content, dict) else type(content).__name__
+            raise ValueError(f"it has format {found!r}, this code reads {FORMAT}")
+        listed: ClusterFile = object_of(ClusterFile, content, "cluster")
+        names = [each.name for each in listed.nodes]
+        if len(set(names)) != len(names):
+            raise ValueError(f"node {next(n for n in names if names.count(n) > 1)} is listed twice")
+        memory = MemoryScheduler(map(_node, listed.nodes), self._clock, self._keys, lambda: self._save(memory))
+        memory.switches, memory.lease = listed.switches, listed.lease
+        memory.state, memory.state_version = listed.state, listed.state_version
+        return memory
+
+    def _save(self, memory: MemoryScheduler) -> None:
+        nodes = tuple(map(_listed, memory.nodes.values()))
+        content = ClusterFile(FORMAT, nodes, memory.switches, memory.state, memory.state_version, memory.lease)
+        text = json.dumps(plain_of(content), indent=1, ensure_ascii=False, allow_nan=False)
+        write_bytes(self.path, (text + "\n").encode())
+
+
+def _node(listed: ListedNode) -> MemoryNode:
+    base = NodeView(
+        listed.name, listed.cluster, listed.group, listed.rack, listed.domain, tuple(map(UnitView, listed.units)),
+        listed.jobs, down=listed.down, software=listed.software,
+    )  # fmt: skip
+    thing = NodeObject(listed.name, listed.labels, listed.annotations, listed.taints, listed.unschedulable)
+    return MemoryNode(thing, base, listed.boot_id, listed.version)
+
+
+def _listed(node: MemoryNode) -> ListedNode:
+    base, thing = node.base, node.object
+    return ListedNode(
+        base.name, base.cluster, base.group, base.rack, base.domain, tuple(unit.name for unit in base.units),
+        base.jobs, dict(thing.labels), dict(thing.annotations), thing.taints, thing.unschedulable, base.down,
+        base.software, node.boot_id, node.version,
+    )  # fmt: skip

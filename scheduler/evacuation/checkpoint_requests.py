@@ -14,7 +14,6 @@ from scheduler.ports.errors import SchedulerError
 from scheduler.ports.workloads import (
     CheckpointAsk,
     CheckpointKind,
-    CheckpointMeans,
     CheckpointOffer,
     CheckpointState,
     Fence,
@@ -57,9 +56,7 @@ class Checkpoints:
     ``hooks``: by what a workload names; None: not set up.
     """
 
-    def __init__(
-        self, workloads: Workloads, settings: CheckpointSettings, hooks: Mapping[CheckpointMeans, Hook | None]
-    ) -> None:
+    def __init__(self, workloads: Workloads, settings: CheckpointSettings, hooks: Mapping[str, Hook | None]) -> None:
         self._workloads = workloads
         self._settings = settings
         self._hooks = {means: hook for means, hook in hooks.items() if hook is not None}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import weakref
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -50,10 +51,11 @@ class LedgerReader:
     def __init__(self, path: Path) -> None:
         self._where = str(path)
         self._link = connect(path, writable=False)
+        self._close = weakref.finalize(self, self._link.close)
 
     def close(self) -> None:
         """Close the file."""
-        self._link.close()
+        self._close()
 
     def rounds(self, most: int = 50) -> list[dict[str, Any]]:
         """List the newest decisions, the newest first, each with how its calls came out."""

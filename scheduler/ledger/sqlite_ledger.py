@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import json
 import sqlite3
+import weakref
 import zlib
 from collections.abc import Iterator
 from dataclasses import fields
@@ -40,11 +41,12 @@ class SqliteLedger:
     def __init__(self, path: Path | None) -> None:
         self._path = path
         self._link = connect(path, writable=True)
+        self._close = weakref.finalize(self, self._link.close)
         self._file = None if path is None else _identity(path)
 
     def close(self) -> None:
         """Close the file."""
-        self._link.close()
+        self._close()
 
     def begin(self, record: RoundRecord) -> int:
         """Record a decision before anything of it is done."""

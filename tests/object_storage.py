@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 from pyarrow.fs import S3FileSystem
 
-READY_WITHIN_S = 60.0
+READY_WITHIN_S = 240.0
 OF_THE_TRANSFER = ("connection", "transfer-encoding", "content-length", "expect", "server", "date")
 KEYS = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret"}
 

@@ -69,7 +69,7 @@ def process(args: list[str], folder: Path) -> Iterator[None]:
         yield
     finally:
         started.terminate()
-        started.wait(timeout=30)
+        started.wait(timeout=120)
 
 
 def free_port() -> int:
@@ -83,7 +83,7 @@ def scrape(port: int, wanted: str, token: str | None = None) -> Labels:
     request = urllib.request.Request(f"http://127.0.0.1:{port}/metrics")
     if token:
         request.add_header("Authorization", f"Bearer {token}")
-    ends = time.monotonic() + 60
+    ends = time.monotonic() + 240
     while True:
         page = ""
         with contextlib.suppress(OSError), urllib.request.urlopen(request, timeout=5) as answer:
@@ -139,7 +139,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Labels:
     (folder / "cluster.json").write_text(json.dumps({"format": 1, "nodes": nodes}))
     (folder / "act.yaml").write_text(
         "policy: {thresholds: {watch: 0.1, elevated: 0.3, high: 0.6}, stages: {ceiling: hard, pinned: {c/g: hard}},"
-        " hysteresis: {rise_after: 1}}\ncontroller: {lease: 5s}\n"
+        " hysteresis: {rise_after: 1}}\ncontroller: {lease: 2m}\n"
     )
     token = "a-token-that-is-long-enough-for-anyone"
     (folder / "tokens.txt").write_text(f"read sha256:{hashlib.sha256(token.encode()).hexdigest()} prometheus\n")

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from benchmarks.replayed_cluster import HOUR, Assumed, Failure, Fleet, Job, Place, ReplayedCluster, lost_in
+from benchmarks.replayed_cluster import HOUR, Assumed, Failure, Fleet, Job, Place, ReplayedCluster
 from policy.cost_benefit import WorthConfig
 from policy.fleet import Score, UnitView
 from scheduler.ports.risks import MemoryFacts, Risks
@@ -86,19 +86,6 @@ def test_a_job_that_was_moved_before_is_not_hit_and_what_that_costs_is_counted()
 def test_a_drain_before_no_failure_is_unneeded_and_its_node_lay_idle():
     count = counted("hard", failures=())
     assert (count.failures, count.hits, count.drains, count.unneeded) == (0, 0, 1, 1)
-
-
-def test_a_drain_of_a_node_that_has_failed_already_was_needed():
-    made = fleet()
-    assert made.needed("n3", FAILS.at + HOUR, HOUR)
-    assert not made.needed("n3", FAILS.repaired + HOUR, HOUR)
-    assert not made.needed("n5", FAILS.at + HOUR, HOUR)
-
-
-def test_a_job_that_writes_no_checkpoint_loses_its_restart_alone():
-    assert lost_in(OTHER, FAILS, Assumed()) == pytest.approx(8 * 0.25)
-    elsewhere = replace(TRAINING, saved=T0 - 5 * HOUR)  # its last checkpoint is from before it began here
-    assert lost_in(elsewhere, FAILS, Assumed()) == pytest.approx(8 * (20 + 1 + 0.25))
 
 
 def test_a_job_on_sixteen_nodes_loses_sixteen_times_as_much_and_costs_as_much_more_to_move():

@@ -2,33 +2,23 @@
 
 from __future__ import annotations
 
-import math
-from datetime import timedelta
-
 import numpy as np
 import pandas as pd
 import pytest
 
 from benchmarks.results import make_page
-from benchmarks.scoreboard import claims, page, store
+from benchmarks.scoreboard import store
 from benchmarks.scoreboard.claims import SHORT, SHOWN, UNPROVEN, WORSE, gain
 from benchmarks.scoreboard.fleets import Ran
 from benchmarks.scoreboard.plan import (
-    PAPER,
-    PROMISED,
     RECOMMENDED,
     Part,
     Plan,
     Size,
-    make_plan,
 )
-from benchmarks.scoreboard.pooled import Hits, Pool, at_alerts_of, lead_bounds, measure
-from benchmarks.scoreboard.promised import keep_labels, promise_lines, promise_table, promises_of
-from evaluation.backtest.promises import walk_promises
+from benchmarks.scoreboard.pooled import Hits, Pool, measure
+from benchmarks.scoreboard.promised import promise_lines
 from evaluation.metrics.evaluation import evaluate
-from evaluation.metrics.lead_time import incident_table
-from evaluation.metrics.oracle import read_truth
-from features.matrix.matrix import FeatureMatrix
 from models.config import PromisesSection
 from tests.models.fleet_predictions import MODELS, PART_FACTS, fleet, truth_of
 
@@ -79,20 +69,6 @@ def test_fleets_that_are_pooled_add_up(two, measured):
     assert own.alerts[0] == row["alerts_labelled"]
 
 
-def test_lead_times_have_intervals_of_resampled_gpus(two):
-    pool = Pool([part for _, part in two], 200)
-    scored = pool.scored("mean_rank", "sliding")
-    incidents = incident_table(scored)
-    medians = []
-    for weights in pool.weights:
-        of_unit = dict(zip(pool.shared.units, weights, strict=True))
-        lead = [hours for unit, hours in zip(incidents["unit"], incidents["lead_time_hours"], strict=True)
-                for _ in range(int(of_unit[unit])) if not math.isnan(hours)]  # fmt: skip
-        medians.append(np.median(lead))
-    found = lead_bounds(incidents, pool.shared.units, pool.weights)
-    assert (found.low, found.high) == pytest.approx(tuple(np.quantile(medians, [0.025, 0.975])))
-
-
 def test_everything_is_compared_at_the_profiles_number_of_alerts(measured):
     own = measured.at_profile["mean_rank", "sliding"].alerts[0]
     for name, hits in measured.at_profile.items():  # a few alerts on either side have no known outcome
@@ -109,52 +85,6 @@ def test_a_part_is_taken_only_if_it_is_finished_and_made_from_the_same(tmp_path)
     (part.path / store.FACTS).unlink()
     assert store.load(tmp_path / "a") is None
     assert store.load(tmp_path / "nowhere") is None
-
-
-def test_models_scored_on_other_rows_are_refused(tmp_path):
-    frame = fleet(4, MODELS[:2], units=6, times=10)
-    odd = frame.drop(index=frame.index[-1])
-    tmp_path.joinpath("a").mkdir()
-    with pytest.raises(ValueError, match="mean_rank \\(train_once\\) was scored on other rows"):
-        store.keep(tmp_path / "a", odd, truth_of(frame), PART_FACTS)
-    with pytest.raises(ValueError, match=r"must hold no dot: auto 0\.2"):
-        store.keep(tmp_path / "a", fleet(4, [("xgboost", "auto 0.2", 1.0)]), truth_of(frame), PART_FACTS)
-
-
-def test_the_plan_names_every_seed_once_and_the_page_their_sizes():
-    plan = make_plan(quick=False)
-    assert len(set(plan.parts)) == len(plan.parts)
-    assert {name: len(parts) for name, parts in plan.pools().items()} == {
-        "base": 5, "drift": 5, "announced": 2, "epidemic": 2, "noprecursor": 2,
-    }  # fmt: skip
-    assert {name: len({part.seed for part in parts}) for name, parts in plan.promising().items()} == {
-        "base": 5, "drift": 5, "announced": 5, "epidemic": 2, "noprecursor": 2,
-    }  # fmt: skip
-    assert [part.seed for part in plan.of("announced", PROMISED)] == [3, 4, 5]
-    assert [part.scenario for part in plan.parts if part.profile == PAPER] == ["base", "drift"]
-    assert {part.size.acceleration for part in plan.parts} == {5}
-    sizes = {"base": 2000, "drift": 2000, "announced": 4000, "epidemic": 2000, "noprecursor": 2000}
-    assert {(part.scenario, part.size.gpus) for part in plan.parts} == set(sizes.items())
-    assert plan.usual.gpus == 2000
-    told = page.opening(plan, "make results", 21, 21, dict.fromkeys(("wall", "cpu", "peak_mb"), 0.0), "0" * 40)[2]
-    assert "2,000 GPUs (4,000 on `announced`) over 120 days" in told
-    quick = make_plan(quick=True, first_seed=101)
-    assert min(part.seed for part in quick.parts) == 101
-    assert max(part.size.gpus for part in quick.parts) < 2000
-
-
-def test_fleets_at_their_own_rates_make_a_plan_and_a_page_of_their_own(two):
-    plan = make_plan(quick=False, own_rates=True)
-    assert {name: len(parts) for name, parts in plan.pools().items()} == {"base": 5, "drift": 5}
-    assert {part.profile for part in plan.parts} == {RECOMMENDED}
-    assert {part.size for part in plan.parts} == {Size(2000, 120, 1.0)}
-    assert not {part.name for part in plan.parts} & {part.name for part in make_plan(quick=False).parts}
-    parts = {part: stored for part, (_, stored) in zip(plan.of("drift", RECOMMENDED), two, strict=False)}
-    few = Plan(tuple(parts), replicates=20, quick=False)
-    text = make_page(few, Ran(parts, (), 2), "make results-own-rates", PromisesSection())
-    assert text.startswith("# Results at the fleets' own failure rates")
-    assert "accelerated" not in text
-    assert "accelerated" in make_page(*_usual(two))
 
 
 def hits(rate, replicates=200, spread=0.0, seed=0):
@@ -176,42 +106,6 @@ def test_a_claim_is_worded_by_its_interval_and_by_what_was_asked():
         assert ("The oracle, which knows the true risk, reaches 50.0 %" in each.sentence) == (verdict != SHOWN)
     assert cases[SHOWN].gain == pytest.approx(0.5)
     assert cases[SHOWN].low < 0.5 < cases[SHOWN].high
-
-
-def test_a_gain_over_nothing_is_unbounded_and_still_judged_by_the_difference():
-    each = gain("x", "y", hits(0.30, spread=0.01), hits(0.0), hits(0.5), 0.2)
-    assert math.isinf(each.gain)
-    assert each.verdict == SHOWN
-    assert "without bound [without bound, without bound %]" in each.sentence
-
-
-def test_profiles_of_the_same_fleets_compare_at_equal_alerts_and_of_others_not_at_all(two, tmp_path):
-    frame, part = two[0]
-    tmp_path.joinpath("p").mkdir()
-    paper = store.keep(tmp_path / "p", frame, truth_of(frame), {**PART_FACTS, "profile": "parallel"})
-    ours, theirs = Pool([part], 20), Pool([paper], 20)
-    mine, other, best = at_alerts_of(ours, theirs, "parallel", sparing=True)
-    alerts = frame[(frame["model"] == "parallel") & frame["alert"]]
-    assert other.hits[0] == alerts["label"].fillna(0).sum()
-    assert mine.alerts[0] == pytest.approx(best.alerts[0], rel=0.1)
-    full = at_alerts_of(ours, theirs, "parallel", sparing=False)
-    assert full[0].hits[0] == measure(ours).at_profile["mean_rank", "sliding"].hits[0]
-    with pytest.raises(ValueError, match="not replayed on the same units"):
-        at_alerts_of(
-            ours,
-            Pool(
-                [
-                    kept(
-                        tmp_path / "q",
-                        9,
-                    )[1],
-                    part,
-                ],
-                20,
-            ),
-            "parallel",
-            sparing=True,
-        )
 
 
 def _usual(two):
@@ -239,11 +133,6 @@ def test_the_page_says_simulated_first_and_judges_only_by_what_was_measured(two)
                for at, line in enumerate(text.splitlines()) if line.startswith("|--"))  # fmt: skip
 
 
-def test_the_papers_sections_say_which_baselines_have_nothing_to_go_by(measured):
-    assert page.NOTHING_TO_GO_BY in page.scenario("drift, the paper's profile", measured, 5)
-    assert page.NOTHING_TO_GO_BY not in page.scenario("drift", measured, 5)
-
-
 def test_promises_are_counted_and_what_was_asked_is_judged():
     rows = [
         {"scenario": "announced", "fleet": f"f{seed}", "target": 0.85, "promised": 2, "known_drains": 10, "hits": 9,
@@ -259,46 +148,3 @@ def test_promises_are_counted_and_what_was_asked_is_judged():
     assert any("4 of 5 promises that brought drains were kept" in line for line in lines)
     assert any("on 4 of 5 fleets: **met**" in line for line in lines)
     assert promise_lines(pd.DataFrame(), PromisesSection()) == ["No fleet left any promise."]
-
-
-def test_calibration_is_told_from_the_measurements(measured):
-    rows = claims.calibration_rows({"drift": measured})
-    assert list(rows.columns) == ["scenario", "risk_ratio", "brier_skill", "calibration_error", "holds"]
-
-
-def test_the_oracle_is_kept_in_the_order_of_the_rows(tmp_path):
-    frame = fleet(6, MODELS[:1], units=12, times=12)
-    tmp_path.joinpath("a").mkdir()
-    part = store.keep(tmp_path / "a", frame, truth_of(frame), PART_FACTS)
-    rows, scores = part.rows(), part.scores("oracle", "oracle")
-    assert (np.diff(rows["time_ms"]) >= 0).all()
-    best = scores["rank"] == 1
-    positive = rows["label"] == 1
-    times_with = np.unique(rows["time_ms"][positive])
-    assert all(positive[best & (rows["time_ms"] == time)].all() for time in times_with)
-    assert part.facts["oracle_coverage"] == 1
-    assert timedelta(milliseconds=int(rows["time_ms"][-1] - rows["time_ms"][0])) == timedelta(hours=66)
-
-
-@pytest.mark.system
-def test_what_was_promised_on_a_part_is_told_from_what_it_kept(small_backtest, small_fleet, tmp_path, monkeypatch):
-    predictions = pd.read_parquet(small_backtest / "predictions_all.parquet")
-    truth = read_truth(small_fleet.with_name("fleet-truth"))
-    section = PromisesSection(targets=(0.05, 0.3))
-    matrix = FeatureMatrix.open(small_backtest / "matrix")
-    folds = pd.DataFrame({"variant": "sliding", "fold": sorted(predictions["fold"].unique())})
-    direct = walk_promises(predictions, folds, matrix, section, k=3).pooled
-    direct = direct[direct["model"] == "lightgbm"].reset_index(drop=True)
-
-    keep_labels(matrix, tmp_path)
-    part = store.keep(tmp_path, predictions, truth, {**PART_FACTS, "profile": "lightgbm", "k": 3})
-    found = promises_of(part, section)
-    assert found["best"].min() > 0  # too few outcomes for a promise, enough for what could be promised
-    pd.testing.assert_frame_equal(found, direct)
-    table = promise_table({"base": [part]}, section)
-    assert table["scenario"].unique().tolist() == ["base"]
-
-    monkeypatch.setattr("benchmarks.scoreboard.promised.walk_promises", None)
-    pd.testing.assert_frame_equal(promises_of(part, section), found)  # taken, not walked again
-    with pytest.raises(TypeError):  # other rules walk anew
-        promises_of(part, section.model_copy(update={"confidence": 0.5}))

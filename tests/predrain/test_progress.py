@@ -39,26 +39,6 @@ def test_a_long_job_says_now_and_then_how_far_it_is_how_fast_and_how_long_still(
     ]
 
 
-def test_another_step_has_a_pace_of_its_own(clock, capsys):
-    with progress("training") as advance:
-        for total, rows in ((1_000, 10), (100_000, 1_000)):
-            for step in range(32):
-                advance(rows * step, total)
-                clock[0] += 1
-    assert capsys.readouterr().err.splitlines() == [
-        "predrain: training: 300 of 1,000 (30%), 10 a second, about 0:01:10 left",
-        "predrain: training: 28,000 of 100,000 (28%), 1,000 a second, about 0:01:12 left",
-    ]
-
-
-def test_a_total_that_grows_with_the_job_keeps_the_pace(clock, capsys):
-    with progress("importing") as advance:
-        for step in range(32):
-            advance(10 * step, 20 * step)
-            clock[0] += 1
-    assert capsys.readouterr().err == "predrain: importing: 300 of 600 (50%), 10 a second, about 0:00:30 left\n"
-
-
 def test_what_moves_slowly_or_not_at_all_is_told_too(clock, capsys):
     with progress("backtest") as advance:
         advance(0, 12)

@@ -21,16 +21,6 @@ def test_only_drift_inflates_a_counter(fleet: Fleet, scenario: str) -> None:
     assert all(device.inflation == 1.0 for device in node_devices(simulation, 0))
 
 
-def test_the_inflation_begins_at_the_nodes_first_upgrade(fleet: Fleet) -> None:
-    simulation = fleet("drift", 64, 20)
-    for number, node in enumerate(simulation.history.nodes):
-        for device in node_devices(simulation, number):
-            assert device.inflated_from == node.upgrades[0]
-            assert device.inflated_from in device.reloads or device.first > 0
-    ups = [node.upgrades[0] for node in simulation.history.nodes]
-    assert max(ups) - min(ups) <= 7 * DAY
-
-
 def test_only_drift_shifts_the_work(fleet: Fleet) -> None:
     simulation = fleet("drift", 64, 120)
     clock = simulation.clock
@@ -73,18 +63,3 @@ def test_an_epidemic_grows_where_it_is_on(fleet: Fleet) -> None:
     ill = multiplier_index(400 * DAY, 0, True, 1.0, 22.0, ages)
     assert sound == 0
     assert ill == pytest.approx(np.log(22.0) / 0.02, abs=1)
-
-
-def test_young_gpus_fail_twice_as_often(fleet: Fleet) -> None:
-    ages = fleet("base", 16, 10, acceleration=5.0).laws.ages
-    young = multiplier_index(40 * DAY, 15 * DAY, False, 1.0, -1.0, ages)
-    old = multiplier_index(46 * DAY, 15 * DAY, False, 1.0, -1.0, ages)
-    assert np.exp(0.02 * (young - old)) == pytest.approx(2.0, rel=0.02)
-
-
-def test_the_bad_batch_wears_out(fleet: Fleet) -> None:
-    ages = fleet("base", 16, 10, acceleration=5.0).laws.ages
-    factors = [np.exp(0.02 * multiplier_index(d * DAY, 0, True, 1.0, -1.0, ages)) for d in (60, 365, 730)]
-    assert factors[0] == pytest.approx(1.0, abs=0.1)
-    assert factors[1] == pytest.approx(22 * 0.5**1.6, rel=0.02)
-    assert factors[2] == pytest.approx(22, rel=0.02)

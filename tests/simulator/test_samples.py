@@ -4,9 +4,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from simulator.devices import CHRONIC, Effect, Trait, device_traits, signatures
+from simulator.devices import CHRONIC, signatures
 from simulator.fleet import DAY, HOUR, NEVER
-from simulator.hazards import Phase
 from simulator.lives import DOWN
 from simulator.records import Mark
 from simulator.run import Simulation, node_devices
@@ -104,24 +103,6 @@ def test_a_degradation_shows_in_its_own_channel(
         assert ill[channel][during].mean() - sound[channel][usual].mean() > least
 
 
-def test_a_hot_degradation_slows_the_clock_and_says_why(simulation: Simulation, plain: Device) -> None:
-    clock = simulation.clock
-    ill = frame(with_states(plain, [(state_of(simulation, "thermal_advanced"), clock.end)], simulation), simulation)
-    sound = frame(plain, simulation)
-    busy = ill["gpu_util_pct"] > 30
-    assert (ill["clocks_event_reasons"][busy] & 0x60 > 0).mean() > 0.9
-    assert (sound["clocks_event_reasons"] & 0x60 > 0).mean() < 0.02
-    assert ill["sm_clock_mhz"][busy].mean() < 0.95 * sound["sm_clock_mhz"][sound["gpu_util_pct"] > 30].mean()
-
-
-def test_a_weak_degradation_swings_the_power_now_and_then(simulation: Simulation, plain: Device) -> None:
-    clock = simulation.clock
-    ill = frame(with_states(plain, [(state_of(simulation, "bus_weak"), clock.end)], simulation), simulation)
-    sound = frame(plain, simulation)
-    swing = [(each["power_w_max"] - each["power_w"])[each["gpu_util_pct"] > 5].mean() for each in (ill, sound)]
-    assert 4 < swing[0] - swing[1] < 33
-
-
 def test_samples_go_missing_in_the_structural_state(simulation: Simulation, plain: Device) -> None:
     clock = simulation.clock
     ill = frame(with_states(plain, [(state_of(simulation, "bus_structural"), clock.end)], simulation), simulation)
@@ -178,24 +159,6 @@ def test_sound_gpus_that_look_bad_for_ever_exist_and_are_as_safe_as_others(fleet
     assert all(0.01 < count / devices < 0.05 for count in ways.values())
     assert failed_chronic / chronic == pytest.approx(failed / devices, abs=0.04)
     assert failed_chronic / chronic < 0.25
-
-
-def test_a_chronic_look_reaches_the_level_of_an_ill_gpu(simulation: Simulation) -> None:
-    node = simulation.history.nodes[0]
-    traits = [device_traits(simulation.parameters, node, seed, slot, 0) for seed in range(400) for slot in range(8)]
-    table = signatures(simulation.parameters, simulation.chain)
-    ill = table[state_of(simulation, "bus_advanced"), Effect.REPLAY_PER_MIN]
-    assert max(values[Trait.REPLAY_PER_MIN] for values, _ in traits) > 0.8 * ill
-    mild = table[state_of(simulation, "nvlink_mild"), Effect.CRC_PER_S]
-    assert max(values[Trait.CRC_PER_S] for values, _ in traits) > mild
-
-
-def test_states_of_one_look_may_end_either_way(simulation: Simulation) -> None:
-    chain = simulation.chain
-    for state in range(1, chain.states):
-        assert chain.heal[state] > 0, chain.names[state]
-        if chain.phase[state] != Phase.UNDETECTED:
-            assert chain.fail[0, state] + chain.advance[state] > 0
 
 
 @pytest.mark.parametrize(

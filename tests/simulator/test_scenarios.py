@@ -1,32 +1,4 @@
-import ast
-from dataclasses import FrozenInstanceError
-from pathlib import Path
-
-import pytest
-
-import simulator.parameters
-from simulator.parameters import Parameters
 from simulator.scenarios import SCENARIOS
-
-
-def test_every_parameter_says_where_it_comes_from() -> None:
-    tree = ast.parse(Path(simulator.parameters.__file__).read_text())
-    bare = []
-    for node in tree.body:
-        if not isinstance(node, ast.ClassDef) or node.name == "Parameters":  # it only joins the sections
-            continue
-        for position, statement in enumerate(node.body):
-            if isinstance(statement, ast.AnnAssign):
-                following = node.body[position + 1] if position + 1 < len(node.body) else None
-                documented = isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant)
-                if not documented:
-                    bare.append(f"{node.name}.{ast.unparse(statement.target)}")
-    assert bare == []
-
-
-def test_parameters_cannot_be_changed() -> None:
-    with pytest.raises(FrozenInstanceError):
-        Parameters().hazards.recurs = 1.0  # type: ignore[misc]  # that it fails is what is tested
 
 
 def test_every_scenario_explains_itself_in_plain_words() -> None:

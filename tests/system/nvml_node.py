@@ -113,7 +113,7 @@ class Node:
             cwd=self.folder,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=600,
             check=False,
         )
 
@@ -145,7 +145,7 @@ def _read(path: Path) -> list[dict[str, Any]]:
         return []
 
 
-def until(true: Callable[[], object], seconds: float = 30.0) -> None:
+def until(true: Callable[[], object], seconds: float = 240.0) -> None:
     deadline = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < deadline, "it did not come about"
@@ -154,7 +154,7 @@ def until(true: Callable[[], object], seconds: float = 30.0) -> None:
 
 def stop(daemon: subprocess.Popen[str]) -> None:
     daemon.send_signal(signal.SIGTERM)
-    assert daemon.wait(30) == 0
+    assert daemon.wait(120) == 0
 
 
 def build_library(folder: Path) -> Path:

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 CONFIG = "global:\n  scrape_interval: 1h\n"
-READY_WITHIN_S = 30.0
+READY_WITHIN_S = 240.0
 
 
 @dataclass(frozen=True)

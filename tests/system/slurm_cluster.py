@@ -144,7 +144,7 @@ class SlurmCluster:
         jobs = json.loads(self.run("squeue", "--states=all", "--json"))["jobs"]
         return next(job for job in jobs if str(job["job_id"]) == number)
 
-    def wait(self, ready: Callable[[], bool], timeout_s: float = 30.0) -> None:
+    def wait(self, ready: Callable[[], bool], timeout_s: float = 120.0) -> None:
         """Wait until something is so.
 
         Raises ``TimeoutError`` with the end of the controller's log.

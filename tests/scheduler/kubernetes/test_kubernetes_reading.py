@@ -131,11 +131,6 @@ def test_gpus_places_and_driver_are_taken_from_annotations_and_labels(world: Wor
     assert found["n2"].group == "none"
 
 
-def test_opt_outs_are_told(world: World, hand: Hand) -> None:
-    world.edit("/api/v1/nodes/n1", lambda each: each["metadata"]["labels"].update({"predrain.io/managed": "false"}))
-    assert views(hand)["n1"].opt_out == "predrain.io/managed=false"
-
-
 def test_where_pods_may_not_be_listed_nothing_is_known_of_the_fleet(world: World, hand: Hand) -> None:
     world.fail("GET", "/pods$", 403, content={"message": 'cannot list resource "pods"'})
     with pytest.raises(SchedulerError, match='cannot list resource "pods"'):
@@ -148,10 +143,6 @@ def test_without_jobs_no_pod_is_read_and_the_breaker_stays_open(world: World, cl
     assert "jobs are not read" in (fleet.trouble or "")
     hand.scheduler.revalidate("n1")
     assert not [path for _, path in world.asked if path.endswith("pods")]
-
-
-def test_a_node_that_is_gone_is_none(hand: Hand) -> None:
-    assert hand.scheduler.revalidate("n9") is None
 
 
 @pytest.mark.parametrize(

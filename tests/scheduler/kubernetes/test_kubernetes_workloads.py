@@ -224,10 +224,3 @@ def test_a_listing_that_is_not_whole_is_none(world: World, pods: KubernetesWorkl
     world.fail("GET", "/pods$", 500, times=99)
     with pytest.raises(SchedulerError, match="HTTP 500"):
         pods.on_node("n1")
-
-
-def test_the_progress_is_kept_apart_from_the_state(hand: Hand, pods: KubernetesWorkloads) -> None:
-    first = pods.load_progress()
-    assert pods.save_progress("p", first.version).kind == "done"
-    assert pods.load_progress().text == "p"
-    assert hand.scheduler.load_state().text is None

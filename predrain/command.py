@@ -25,7 +25,7 @@ from predrain.version import VERSION
 
 app = typer.Typer(
     name="predrain",
-    help="Learn from a GPU fleet's telemetry which GPUs are about to fail, and replay what that would have been worth.",
+    help="Learn from a GPU fleet's telemetry which GPUs are about to fail, and backtest what that would have saved.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -41,10 +41,10 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and leave.")
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show version and exit.")
     ] = False,
 ) -> None:
-    """Take the options that stand before a verb."""
+    """Read the options before a verb."""
 
 
 app.command("simulate", cls=ExplainingScenarios)(simulate)

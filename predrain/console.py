@@ -33,7 +33,7 @@ EXTRAS = {
 
 
 def fail(message: str) -> NoReturn:
-    """Print an error on stderr and leave with exit code 1."""
+    """Print an error on stderr and exit with 1."""
     sys.stderr.write(f"predrain: error: {message}\n")
     raise typer.Exit(FAILED)
 
@@ -68,34 +68,11 @@ def progress(title: str) -> Iterator[Callable[[int, int], None]]:
     if not sys.stderr.isatty():
         yield _Lines(title)
         return
+    from rich import progress as rich
     from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        ProgressColumn,
-        Task,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
-    from rich.text import Text
 
-    class Rate(ProgressColumn):
-        """How many a second."""
-
-        def render(self, task: Task) -> Text:
-            return Text(f"{pace(task.speed)}/s" if task.speed else "")
-
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        Rate(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    columns = (*rich.Progress.get_default_columns(), rich.MofNCompleteColumn())
+    with rich.Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(title, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
@@ -141,18 +118,15 @@ def show(result: dict[str, Any], *, as_json: bool) -> None:
         return
     width = max(map(len, result), default=0)
     for key, value in result.items():
-        if value is None or value == {}:
-            sys.stdout.write(f"{key:<{width}}  none\n")
-            continue
-        if isinstance(value, bool):
-            sys.stdout.write(f"{key:<{width}}  {'yes' if value else 'no'}\n")
-            continue
-        text = (
-            ", ".join(f"{k} {v:,}" if isinstance(v, int) else f"{k} {v}" for k, v in value.items())
-            if isinstance(value, dict)
-            else (f"{value:,}" if isinstance(value, int) else str(value))
-        )
-        sys.stdout.write(f"{key:<{width}}  {text}\n")
+        sys.stdout.write(f"{key:<{width}}  {_shown(value)}\n")
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {_shown(inner)}" for key, inner in value.items()) or "none"
+    if value is None or isinstance(value, bool):
+        return {None: "none", True: "yes", False: "no"}[value]
+    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def until_stopped(pause: timedelta) -> Iterator[int]:

@@ -25,13 +25,10 @@ ParamsOption = Annotated[
         "Default: params.yaml of the current folder, where there is one.",
     ),
 ]
-"""The ``--params`` option of every verb that reads parameters."""
 
 DATASET_HELP = "A dataset: its folder, or s3://BUCKET/PREFIX where one lies in a bucket."
-"""Help of the ``--dataset`` option of verbs that only read the dataset."""
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object on stdout.")]
-"""The ``--json`` option of every verb that a program may call."""
 
 
 def params_files(given: list[Path] | None) -> list[Path]:
@@ -43,11 +40,7 @@ def params_files(given: list[Path] | None) -> list[Path]:
 
 
 def read_place(written: str, out: Path) -> Place:
-    """Read where the dataset is, and refuse to write results into it: the next import would replace it as a whole.
-
-    Raises ``InputError`` if ``written`` is no place of a dataset, or ``out`` is the dataset's folder, lies in it, or is
-    on storage.
-    """
+    """Read where a dataset is; raise ``InputError`` if that is no place, or ``out`` lies in it or on storage."""
     from telemetry.dataset.place import place_of, refuse_storage
 
     refuse_storage(out)
@@ -58,10 +51,7 @@ def read_place(written: str, out: Path) -> Place:
 
 
 def refuse_inside(out: Path, folder: Path, what: str = "dataset") -> None:
-    """Refuse to write results into a dataset or a matrix: the next import or build would replace it, results included.
-
-    Raises ``InputError`` if ``out`` is the folder or lies in it.
-    """
+    """Raise ``InputError`` if ``out`` lies in a dataset or a matrix: the next import or build would replace it."""
     from telemetry.errors import InputError
 
     if out.resolve().is_relative_to(folder.resolve()):
@@ -69,10 +59,7 @@ def refuse_inside(out: Path, folder: Path, what: str = "dataset") -> None:
 
 
 def instant_option(written: str, option: str) -> datetime:
-    """Read an instant of the command line: ISO 8601 with an offset.
-
-    Raises ``typer.BadParameter`` if it is none, or has no offset.
-    """
+    """Read an instant of the command line: ISO 8601 with an offset; raises ``typer.BadParameter`` if it is none."""
     from datetime import datetime
 
     try:
@@ -85,10 +72,7 @@ def instant_option(written: str, option: str) -> datetime:
 
 
 def duration_option(written: str, option: str) -> timedelta:
-    """Read a duration of the command line, such as 30s.
-
-    Raises ``typer.BadParameter`` if it is none.
-    """
+    """Read a duration of the command line, such as 30s; raises ``typer.BadParameter`` if it is none."""
     from telemetry.config import parse_duration
 
     try:
@@ -98,7 +82,6 @@ def duration_option(written: str, option: str) -> timedelta:
 
 
 DEFAULT_STORE = "sqlite:///mlflow.db"
-"""Where runs and models are, where nothing else is said."""
 
 RegistryOption = Annotated[
     str | None,
@@ -106,10 +89,8 @@ RegistryOption = Annotated[
         "--registry", help=f"MLflow URI of the registry.  Default: MLFLOW_TRACKING_URI, else {DEFAULT_STORE}."
     ),
 ]
-"""The ``--registry`` option of verbs that follow the champion."""
 
 ModelNameOption = Annotated[str, typer.Option("--name", help="Name of the registered model.")]
-"""The ``--name`` option of the same verbs."""
 
 
 def store_uri(given: str | None) -> str:
@@ -118,28 +99,25 @@ def store_uri(given: str | None) -> str:
 
 
 class EngineName(StrEnum):
-    """Who does the work."""
+    """Execution engines."""
 
     local = "local"
     dask = "dask"
 
 
 EngineOption = Annotated[
-    EngineName, typer.Option("--engine", help="Who does the work: this process, or a Dask cluster (extra `dask`).")
+    EngineName, typer.Option("--engine", help="Execution engine: this process, or a Dask cluster (extra `dask`).")
 ]
-"""The ``--engine`` option."""
 
 AddressOption = Annotated[
     str | None,
     typer.Option("--dask-address", help="Scheduler of a running cluster, tcp://HOST:PORT. It sees the same folders."),
 ]
-"""The ``--dask-address`` option."""
 
 WorkersOption = Annotated[
     int | None,
     typer.Option("--dask-workers", min=1, help="Workers to start on this machine instead. Default: one for each core."),
 ]
-"""The ``--dask-workers`` option."""
 
 
 def check_engine(name: EngineName, address: str | None, workers: int | None) -> None:
@@ -152,10 +130,7 @@ def check_engine(name: EngineName, address: str | None, workers: int | None) -> 
 
 @contextmanager
 def chosen_engine(name: EngineName, address: str | None, workers: int | None) -> Iterator[DaskEngine | None]:
-    """Give the engine that was chosen, and end it afterwards; None: this process.
-
-    Raises ``InputError`` if Dask is not installed, or the cluster cannot be used.
-    """
+    """Yield the chosen engine, and close it afterwards; None: this process."""
     if name is EngineName.local:
         yield None
         return

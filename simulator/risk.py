@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cache
 
 import numba
 import numpy as np
 from numpy.typing import NDArray
+from scipy.linalg import expm
 from scipy.special import ndtr
 
 from simulator.fleet import DAY, HOUR, Clock, Node
@@ -150,50 +152,6 @@ def generator_matrix(laws: Laws, parameters: Parameters, *, model: int, regime: 
     return matrix
 
 
-@numba.njit(cache=True, nogil=True)
-def propagator(generator: FloatArray, hours: float) -> FloatArray:
-    """Return the matrix exponential of a sub-generator times a duration, by uniformisation.
-
-    ``generator``: rates per hour: nothing negative off the diagonal, rows with sums of zero or less; shape (n, n).
-    Returns: probability of being in each state and not failed after the duration. Only sums of positive numbers, so
-    that; shape (n, n).
-    """
-    n = generator.shape[0]
-    fastest = 0.0
-    for state in range(n):
-        fastest = max(fastest, -generator[state, state])
-    if fastest == 0.0 or hours <= 0.0:
-        return np.eye(n)
-    pieces = max(1, math.ceil(fastest * hours / 30.0))  # exp(-30) is far from underflow
-    mean = fastest * hours / pieces
-    jump = np.eye(n) + generator / fastest
-    total, power = np.zeros((n, n)), np.eye(n)
-    weight, done, count = math.exp(-mean), 0.0, 0
-    while done < 1.0 - 1e-15 and count < 400:
-        total += weight * power
-        done += weight
-        count += 1
-        weight *= mean / count
-        power = _product(power, jump)
-    result = total.copy()
-    for _ in range(pieces - 1):
-        result = _product(result, total)
-    return result
-
-
-@numba.njit(cache=True, nogil=True)
-def _product(left: FloatArray, right: FloatArray) -> FloatArray:
-    n = left.shape[0]
-    out = np.zeros((n, n))
-    for row in range(n):
-        for middle in range(n):
-            value = left[row, middle]
-            if value != 0.0:
-                for column in range(n):
-                    out[row, column] += value * right[middle, column]
-    return out
-
-
 def recurrence_survival(age: FloatArray, recurrence: FloatArray) -> FloatArray:
     """Return the probability that a reset's fault has not come back ``age`` ms after it."""
     with np.errstate(divide="ignore"):
@@ -221,7 +179,17 @@ def true_risk(rows: HiddenRows, laws: Laws, parameters: Parameters, clock: Clock
     _, first, inverse = np.unique(key, return_index=True, return_inverse=True)
     fields = (rows.model, regime, rows.multiplier, regime_next, rows.multiplier_next_day, into_day)
     groups = np.column_stack([each[first] for each in fields])
-    powers = _Propagators(laws, parameters)
+
+    @cache
+    def powers(model: int, regime: int, multiplier: int, duration: int) -> FloatArray:
+        unit = 6 * HOUR
+        if duration > unit:
+            whole, rest = divmod(duration, unit)
+            matrix = np.linalg.matrix_power(powers(model, regime, multiplier, unit), whole)
+            return matrix @ powers(model, regime, multiplier, rest) if rest else matrix
+        rates = generator_matrix(laws, parameters, model=model, regime=regime, multiplier=multiplier)
+        return expm(rates * (duration / HOUR))
+
     lump = laws.chain.lumps()
     n = int(lump.max()) + 1
     to_gap = np.empty((len(groups), 2 * n))
@@ -244,28 +212,3 @@ def true_risk(rows: HiddenRows, laws: Laws, parameters: Parameters, clock: Clock
     at_gap = np.where(has, recurrence_survival(age + gap, laws.recurrence), 1.0)
     at_end = np.where(has, recurrence_survival(age + gap + horizon, laws.recurrence), 1.0)
     return np.clip((alive_gap * at_gap - alive_end * at_end) / now_alive, 0.0, 1.0)
-
-
-class _Propagators:
-    """Matrix exponentials of sub-generators, computed once for each (model, regime, multiplier, duration)."""
-
-    def __init__(self, laws: Laws, parameters: Parameters) -> None:
-        self._laws = laws
-        self._parameters = parameters
-        self._known: dict[tuple[int, int, int, int], FloatArray] = {}
-
-    def __call__(self, model: int, regime: int, multiplier: int, duration: int) -> FloatArray:
-        """Return ``expm(generator * duration)``; ``duration`` in ms."""
-        key = (model, regime, multiplier, duration)
-        if key not in self._known:
-            unit = 6 * HOUR
-            if duration > unit:
-                whole, rest = divmod(duration, unit)
-                matrix = np.linalg.matrix_power(self(model, regime, multiplier, unit), whole)
-                self._known[key] = matrix @ self(model, regime, multiplier, rest) if rest else matrix
-            else:
-                generator = generator_matrix(
-                    self._laws, self._parameters, model=model, regime=regime, multiplier=multiplier
-                )
-                self._known[key] = propagator(generator, duration / HOUR)
-        return self._known[key]

@@ -7,7 +7,7 @@ from scipy.linalg import expm
 
 from simulator.fleet import DAY, HOUR
 from simulator.hazards import LOG_GRID
-from simulator.risk import HiddenRows, generator_matrix, hidden_rows, propagator, recurrence_survival, true_risk
+from simulator.risk import HiddenRows, generator_matrix, hidden_rows, recurrence_survival, true_risk
 from simulator.run import Simulation
 
 Fleet = Callable[..., Simulation]
@@ -73,16 +73,6 @@ def test_the_lumped_chain_has_the_law_of_the_full_one(fleet: Fleet, scenario: st
                 assert alive_short[lemon * n + lump[state]] == pytest.approx(
                     alive_long[lemon * chain.states + state], abs=1e-12
                 )
-
-
-@pytest.mark.parametrize("hours", [0.0, 1 / 6, 6.0, 24.0, 240.0])
-def test_the_propagator_is_the_matrix_exponential(fleet: Fleet, hours: float) -> None:
-    for scenario in ("base", "announced"):
-        simulation = fleet(scenario, 16, 10, acceleration=5.0)
-        matrix = generator_matrix(simulation.laws, simulation.parameters, model=0, regime=0, multiplier=100)
-        found = propagator(matrix, hours)
-        assert np.allclose(found, expm(matrix * hours), rtol=1e-9, atol=1e-13)
-        assert (found.sum(axis=1) <= 1 + 1e-12).all()
 
 
 def test_true_risks_are_calibrated(fleet: Fleet, tools: Tools) -> None:

@@ -4,7 +4,7 @@ PYTHON ?= python3.11
 VENV ?= $(if $(filter python3.11,$(PYTHON)),.venv,.venv-$(notdir $(PYTHON)))
 BIN := $(VENV)/bin
 RESOLVE := uv pip compile --universal --python-version 3.11 --no-emit-index-url --no-header
-EXTRAS := train serve tracing act kubernetes collect nvml dask
+EXTRAS := train serve act kubernetes collect nvml dask
 export MLFLOW_DISABLE_TELEMETRY = true
 export DVC_NO_ANALYTICS = 1
 

@@ -44,7 +44,7 @@ def main() -> None:
         write_scores(folder / "scores")
         port = free_port()
         command = [sys.executable, "-c", "from predrain.command import main; main()"]
-        command += ["serve", "--scores", "scores", "--port", str(port), "--no-extender"]
+        command += ["serve", "--scores", "scores", "--listen", f"127.0.0.1:{port}", "--no-extender"]
         with (folder / "log").open("wb") as log:
             process = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log)  # noqa: S603 - our own command
         try:
@@ -112,15 +112,15 @@ def write_scores(folder: Path) -> None:
     records = [
         RiskRecord(
             unit=f"GPU-{node}-{slot}", gpu=f"GPU-{node}-{slot}", node=f"n{node}", slot=str(slot), status="ok",
-            why_unknown=None, risk=0.5 if tier_of(node) == "high" else 0.001, risks={}, score=-7.0,
+            unknown_reason=None, risk=0.5 if tier_of(node) == "high" else 0.001, risks={}, score=-7.0,
             rank=node * GPUS + slot + 1, alert=False, tier=tier_of(node), decision_time=now, issued_at=now,
             expires_at=now + timedelta(hours=12), horizon=timedelta(hours=24), model=ModelName("0" * 64, "lightgbm"),
-            sample_age_s=60.0, completeness=1.0,
+            sample_age_seconds=60.0, completeness=1.0,
         )
         for node in range(NODES) for slot in range(GPUS)
     ]  # fmt: skip
     with scores.building(now) as swap:
-        write_decision(swap.path, records, {"format": 1, "units": len(records)})
+        write_decision(swap.path, records, {"format": 2, "units": len(records)})
         swap.commit()
     scores.point_to_newest()
 

@@ -95,7 +95,7 @@ def run_load(place: Place, seconds: float, rate: float) -> dict[str, Any]:
     write_scores(folder / "scores", risks, 0)
     supervisor = Supervisor(
         [sys.executable, "-c", "from predrain.command import main; main()", "serve", "--scores", "scores",
-         "--model", "served", "--port", str(port), "--no-extender"],
+         "--model", "served", "--listen", f"127.0.0.1:{port}", "--no-extender"],
         folder,
     )  # fmt: skip
     models = {model.digest: model for model in map(load_model, place.bundles)}
@@ -167,15 +167,15 @@ def write_scores(folder: Path, risks: dict[str, float], number: int) -> None:
     risks[name] = risk  # known before anybody can be answered from it
     records = [
         RiskRecord(
-            unit=f"GPU-{node}", gpu=f"GPU-{node}", node=f"n{node}", slot="0", status="ok", why_unknown=None, risk=risk,
-            risks={}, score=-7.0, rank=node + 1, alert=False, tier="clear", decision_time=now, issued_at=now,
+            unit=f"GPU-{node}", gpu=f"GPU-{node}", node=f"n{node}", slot="0", status="ok", unknown_reason=None,
+            risk=risk, risks={}, score=-7.0, rank=node + 1, alert=False, tier="clear", decision_time=now, issued_at=now,
             expires_at=now + timedelta(hours=12), horizon=timedelta(hours=24), model=ModelName("0" * 64, "lightgbm"),
-            sample_age_s=60.0, completeness=1.0,
+            sample_age_seconds=60.0, completeness=1.0,
         )
         for node in range(NODES)
     ]  # fmt: skip
     with scores.building(now) as swap:
-        write_decision(swap.path, records, {"format": 1, "units": len(records)})
+        write_decision(swap.path, records, {"format": 2, "units": len(records)})
         swap.commit()
     scores.point_to_newest()
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from policy.tiers import TIERS, UNKNOWN, Tier
 
-FORMAT = 1
+FORMAT = 2
 """Version of the record; a reader refuses any other."""
 
 LONGEST_HORIZON = timedelta(days=366)
@@ -52,7 +52,7 @@ class RiskRecord:
     ``gpu``: the GPU; None where the unit is the node.
     ``node``: where the unit is.
     ``status``: ``ok``, or ``unknown``: no risk is given, and nothing may be concluded.
-    ``why_unknown``: in words; None for ``ok``.
+    ``unknown_reason``: in words; None for ``ok``.
     ``risk``: calibrated probability that an incident starts in (t + gap, t + gap + horizon].
     ``risks``: the same over other horizons, by their length in hours (``6h``); empty where the bundle gives none.
     ``score``: what orders the units of this decision time.
@@ -61,7 +61,7 @@ class RiskRecord:
     ``tier``: one of :data:`policy.tiers.TIERS`, or ``unknown``.
     ``decision_time``, ``issued_at``, ``expires_at``: Aware, whole seconds. After ``expires_at`` the record says
     nothing.
-    ``sample_age_s``: age of the unit's newest usable sample at the decision time; None: it has none.
+    ``sample_age_seconds``: age of the unit's newest usable sample at the decision time; None: it has none.
     ``completeness``: share of the expected samples in the last decision interval, 0 to 1.
     Raises ``ValueError`` if the fields contradict each other: a risk of an unknown unit, none of a known one, a time
     without a zone.
@@ -72,7 +72,7 @@ class RiskRecord:
     node: str
     slot: str | None
     status: Literal["ok", "unknown"]
-    why_unknown: str | None
+    unknown_reason: str | None
     risk: float | None
     risks: Mapping[str, float]
     score: float | None
@@ -84,7 +84,7 @@ class RiskRecord:
     expires_at: datetime
     horizon: timedelta
     model: ModelName
-    sample_age_s: float | None
+    sample_age_seconds: float | None
     completeness: float
     reasons: tuple[RiskReason, ...] = ()
 
@@ -96,8 +96,8 @@ class RiskRecord:
             raise ValueError(
                 f"{self.unit} is {self.status}, with risk {self.risk}, score {self.score}, rank {self.rank}"
             )
-        if known == (self.why_unknown is not None):
-            raise ValueError(f"{self.unit} is {self.status}, with the reason {self.why_unknown!r}")
+        if known == (self.unknown_reason is not None):
+            raise ValueError(f"{self.unit} is {self.status}, with the reason {self.unknown_reason!r}")
         if not known and (self.alert or self.risks or self.reasons):
             raise ValueError(f"{self.unit} is unknown, and yet alerted, given other risks or explained")
         if known != (self.tier != UNKNOWN) or (known and self.tier not in TIERS):
@@ -117,8 +117,8 @@ class RiskRecord:
             raise ValueError(f"{self.unit} has a score of {self.score}")
         if not 0 <= self.completeness <= 1:
             raise ValueError(f"{self.unit} has a completeness of {self.completeness}")
-        if self.sample_age_s is not None and not math.isfinite(self.sample_age_s):
-            raise ValueError(f"{self.unit} has a sample age of {self.sample_age_s}")
+        if self.sample_age_seconds is not None and not math.isfinite(self.sample_age_seconds):
+            raise ValueError(f"{self.unit} has a sample age of {self.sample_age_seconds}")
 
     def expired(self, now: datetime) -> bool:
         """Tell whether the record says nothing any more at ``now`` (aware)."""
@@ -133,7 +133,7 @@ class RiskRecord:
             "node": self.node,
             "slot": self.slot,
             "status": self.status,
-            "why_unknown": self.why_unknown,
+            "unknown_reason": self.unknown_reason,
             "risk": self.risk,
             "risks": dict(self.risks),
             "score": self.score,
@@ -143,9 +143,9 @@ class RiskRecord:
             "decision_time": instant_words(self.decision_time),
             "issued_at": instant_words(self.issued_at),
             "expires_at": instant_words(self.expires_at),
-            "horizon_s": self.horizon.total_seconds(),
+            "horizon_seconds": self.horizon.total_seconds(),
             "model": {"digest": self.model.digest, "profile": self.model.profile, "version": self.model.version},
-            "sample_age_s": self.sample_age_s,
+            "sample_age_seconds": self.sample_age_seconds,
             "completeness": self.completeness,
             "reasons": [{"text": each.text, "group": each.group, "share": each.share} for each in self.reasons],
         }
@@ -168,7 +168,7 @@ class RiskRecord:
                 decision_time=_instant(content["decision_time"]),
                 issued_at=_instant(content["issued_at"]),
                 expires_at=_instant(content["expires_at"]),
-                horizon=timedelta(seconds=content["horizon_s"]),
+                horizon=timedelta(seconds=content["horizon_seconds"]),
                 model=ModelName(content["model"]["digest"], content["model"]["profile"], content["model"]["version"]),
                 reasons=tuple(
                     RiskReason(str(r["text"]), str(r["group"]), float(r["share"])) for r in content["reasons"]
@@ -184,8 +184,8 @@ _TEXT, _MAYBE_TEXT = (str,), (str, type(None))
 _MAYBE_NUMBER = (float, int, type(None))
 _PLAIN: dict[str, tuple[type, ...]] = {
     "unit": _TEXT, "gpu": _MAYBE_TEXT, "node": _TEXT, "slot": _MAYBE_TEXT, "status": _TEXT,
-    "why_unknown": _MAYBE_TEXT, "risk": _MAYBE_NUMBER, "score": _MAYBE_NUMBER, "rank": (int, type(None)),
-    "alert": (bool,), "tier": _TEXT, "sample_age_s": _MAYBE_NUMBER, "completeness": (float, int),
+    "unknown_reason": _MAYBE_TEXT, "risk": _MAYBE_NUMBER, "score": _MAYBE_NUMBER, "rank": (int, type(None)),
+    "alert": (bool,), "tier": _TEXT, "sample_age_seconds": _MAYBE_NUMBER, "completeness": (float, int),
 }  # fmt: skip
 
 
@@ -204,7 +204,7 @@ def instant_words(value: datetime) -> str:
     >>> instant_words(datetime(2026, 1, 1, 6, tzinfo=UTC))
     '2026-01-01T06:00:00Z'
     """
-    return value.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return value.astimezone(UTC).replace(tzinfo=None).isoformat(timespec="seconds") + "Z"
 
 
 def _instant(text: str) -> datetime:

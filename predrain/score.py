@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -29,7 +29,7 @@ from predrain.options import (
 
 if TYPE_CHECKING:
     from pipeline.params import Params
-    from serving.scores.settings import ScoringSettings
+    from serving.scores.decision_times import ScoringSettings
     from serving.scores.status import Attempt, ScoringResult
     from serving.scores.writing import ScoresFolder
     from telemetry.dataset.store import Place
@@ -45,7 +45,7 @@ def score(
         str | None,
         typer.Option(help="Decision time to score (ISO 8601 with a zone).  Default: the newest that is due."),
     ] = None,
-    every: Annotated[
+    interval: Annotated[
         str | None,
         typer.Option(
             help="Go on, with a round so often (such as 5m), until SIGTERM.  A round costs little until a "
@@ -56,24 +56,27 @@ def score(
     name: ModelNameOption = "predrain",
     params: ParamsOption = None,
     as_json: JsonOption = False,
+    every: Annotated[str | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Write each GPU's risk, tier and reasons at the newest decision time that is due, if that was not done yet.
 
     A GPU without enough fresh telemetry is `unknown`.  Exits with 1 if the (last) round failed; OUT/status.json and
     OUT/predrain_score.prom say so too.
 
-    Example: predrain score --dataset fleet --model champion --out scores --every 5m
+    Example: predrain score --dataset fleet --model champion --out scores --interval 5m
     """
     with reported():
         from pipeline.params import load_params
         from serving.scores.writing import ScoresFolder
         from telemetry.dataset.place import refuse_storage
 
+        if every is not None:
+            raise typer.BadParameter("the option has been renamed: write --interval", param_hint="--every")
         refuse_storage(Path(model))
         when = None if at is None else instant_option(at, "--at")
-        pause = None if every is None else _pause(every)
+        pause = None if interval is None else _pause(interval)
         if when is not None and pause is not None:
-            raise typer.BadParameter("--at names one decision time, --every goes on with those to come")
+            raise typer.BadParameter("--at names one decision time, --interval goes on with those to come")
         place = read_place(dataset, out)
         scores = ScoresFolder(out)
         with _failures_marked(scores):
@@ -106,17 +109,22 @@ class _Rounds:
             )
             if standing is not None:
                 return standing  # so that a timer may fire every few minutes at little cost
-        from serving.champion.model_source import model_source
+        from serving.champion.registry import ModelSource, bound_registry_waits
+        from serving.scores.alert_outcomes import write_facts
         from serving.scores.batch import score_decision
 
         if self._source is None:
-            # a registry that does not answer must not hold a round up for MLflow's default of many minutes
-            os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
-            os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
+            bound_registry_waits()
             model, registry, name = self._model
-            self._source = model_source(model, registry=registry, name=name)
-        found = Dataset.open(self._dataset)
-        return score_decision(found, self._source.current(), scores, settings, clock=_now, at=at)
+            self._source = ModelSource(model, registry=registry, name=name)
+        dataset = Dataset.open(self._dataset)
+        result = score_decision(dataset, self._source.current(), scores, settings, clock=_now, at=at)
+        if result.written:
+            try:
+                write_facts(scores, dataset)
+            except Exception as error:  # the scores are out; only the pages need these
+                return replace(result, notes=(*result.notes, f"the outcomes of alerts cannot be written: {error}"))
+        return result
 
     def _digest(self) -> str | None:
         """Give the digest of a bundle in a folder; None for the champion, whom only the registry knows."""
@@ -204,7 +212,7 @@ def told(result: ScoringResult) -> dict[str, Any]:
         "tiers": summary["tiers"],
         "alerts": summary["alerts"],
         "expires_at": summary["expires_at"],
-        "behind_s": result.behind_s,
+        "lag_seconds": result.lag_seconds,
         "model": f"{summary['model']['profile']} {summary['model']['digest'][:12]}",
         "notes": "; ".join(notes) or None,
     }
@@ -213,23 +221,23 @@ def told(result: ScoringResult) -> dict[str, Any]:
 def scoring_settings(params: Params) -> ScoringSettings:
     """Take the settings of scoring out of the parameters."""
     from policy.tiers import TierThresholds
-    from serving.scores.settings import ScoringSettings
+    from serving.scores.decision_times import ScoringSettings
 
     given, tiers = params.serving, params.policy.tiers
     return ScoringSettings(
         stale_after=given.stale_after,
-        least_completeness=given.least_completeness,
-        explained=given.explained,
-        reasons=given.reasons,
+        min_completeness=given.least_completeness,
+        max_explained=given.explained,
+        max_reasons=given.reasons,
         retention=given.retention,
         tiers=TierThresholds(tiers.watch, tiers.elevated, tiers.high),
     )
 
 
 def _pause(written: str) -> timedelta:
-    pause = duration_option(written, "--every")
+    pause = duration_option(written, "--interval")
     if pause < _SHORTEST:
-        raise typer.BadParameter("at least 1s", param_hint="--every")
+        raise typer.BadParameter("at least 1s", param_hint="--interval")
     return pause
 
 

@@ -12,15 +12,20 @@ from predrain.console import reported
 from predrain.options import ModelNameOption, RegistryOption, store_uri
 
 if TYPE_CHECKING:
-    from serving.champion.local_copy import StateFolder
-    from serving.champion.sources import BundleSource
-    from serving.pages.dataset_reader import DatasetReader
+    from serving.champion.sources import BundleSource, StateFolder
     from serving.server import Tls
 
 REMOVED: Final = {
     "--params": "Leave it out: the service reads no parameters; `predrain score` does.",
+    "--dataset": "Leave it out: `predrain score` writes racks and the outcomes of alerts beside its scores.",
+    "--rate": "Leave it out: a proxy before the service limits how often a caller may ask.",
+    "--host": "Write --listen HOST:PORT.",
+    "--port": "Write --listen HOST:PORT.",
+    "--extender-port": "Write --extender-listen HOST:PORT.",
+    "--champion-every": "Write --champion-interval.",
+    "--tracing": "Leave it out: FastAPI makes OpenTelemetry spans where an SDK is set up.",
     "--state": "Leave --state out. Collectors write into a dataset, `predrain collect compact` adds what came to it, "
-    "and `predrain score --every` scores it; the service takes no telemetry.",
+    "and `predrain score --interval` scores it; the service takes no telemetry.",
 }
 """Options and uses of them that earlier versions had, and what to do now."""
 
@@ -40,21 +45,26 @@ def serve(
     ] = None,
     registry: RegistryOption = None,
     name: ModelNameOption = "predrain",
-    champion_every: Annotated[str, typer.Option(help="How often the registry is asked who is champion.")] = "30s",
+    champion_interval: Annotated[str, typer.Option(help="How often the registry is asked who is champion.")] = "30s",
     params: Annotated[list[Path] | None, typer.Option(hidden=True)] = None,
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 8080,
-    extender_port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Port of the Kubernetes scheduler extender, on 127.0.0.1 only.")
-    ] = 8081,
+    dataset: Annotated[str | None, typer.Option(hidden=True)] = None,
+    rate: Annotated[str | None, typer.Option(hidden=True)] = None,
+    tracing: Annotated[bool | None, typer.Option("--tracing", hidden=True)] = None,
+    host: Annotated[str | None, typer.Option(hidden=True)] = None,
+    port: Annotated[str | None, typer.Option(hidden=True)] = None,
+    extender_port: Annotated[str | None, typer.Option(hidden=True)] = None,
+    champion_every: Annotated[str | None, typer.Option(hidden=True)] = None,
+    listen: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Address to listen on; port 0 takes a free one.")
+    ] = "127.0.0.1:8080",
+    extender_listen: Annotated[
+        str,
+        typer.Option(metavar="HOST:PORT", help="Address of the Kubernetes scheduler extender, of this machine only."),
+    ] = "127.0.0.1:8081",
     extender: Annotated[bool, typer.Option(help="Whether to serve the scheduler extender.")] = True,
     tokens: Annotated[
         Path | None,
         typer.Option(help="File of bearer tokens' hashes and scopes; needed unless the address is a loopback one."),
-    ] = None,
-    dataset: Annotated[
-        Path | None,
-        typer.Option(help="Dataset whose racks, channels and outcomes the fleet page shows.  Default: none."),
     ] = None,
     ledger: Annotated[
         Path | None, typer.Option(help="Ledger of `predrain act`, for the fleet page; need not exist yet.")
@@ -66,10 +76,6 @@ def serve(
     tls_key: Annotated[
         Path | None, typer.Option(help="The certificate's private key, PEM, without a password.")
     ] = None,
-    rate: Annotated[
-        float | None,
-        typer.Option(min=0.01, help="Most requests a second of one token (or address); 429 beyond.  Default: any."),
-    ] = None,
     allow_host: Annotated[
         list[str] | None,
         typer.Option(
@@ -77,9 +83,6 @@ def serve(
             "a proxy on this machine.  May be given more than once."
         ),
     ] = None,
-    tracing: Annotated[
-        bool, typer.Option("--tracing", help="Make OpenTelemetry spans; run under opentelemetry-instrument.")
-    ] = False,
     stale_after: Annotated[
         str | None,
         typer.Option(
@@ -91,62 +94,45 @@ def serve(
 
     One line of JSON a request goes to standard error. Newer scores are taken up by themselves.
 
-    Example: predrain serve --scores scores --tokens tokens.txt --host 0.0.0.0
+    Example: predrain serve --scores scores --tokens tokens.txt --listen 0.0.0.0:8080
     """
     with reported():
-        import logging
         from dataclasses import replace
 
-        from serving.http.access_log import Tracing
-        from serving.http.settings import ServiceSettings
-        from serving.json_log import JsonLines
-        from serving.server import be_responsive, refuse_open_port
+        from serving.http.limits import ServiceSettings
+        from serving.logs import log_to_stderr
+        from serving.server import be_responsive
         from serving.server import serve as run
         from serving.service import Service
-        from telemetry.dataset.place import refuse_storage
+        from telemetry.collect.remote_write.connections import parse_listen, refuse_open_port
         from telemetry.errors import InputError
 
-        handler = logging.StreamHandler()
-        handler.setFormatter(JsonLines())
-        logging.basicConfig(level=logging.INFO, handlers=[handler])
+        removed: dict[str, object] = {"--params": params, "--dataset": dataset, "--rate": rate, "--tracing": tracing}
+        removed |= {"--host": host, "--port": port, "--extender-port": extender_port}
+        removed |= {"--champion-every": champion_every}
+        for option, given in removed.items():
+            if given is not None:
+                raise InputError("the option has been removed", option, REMOVED[option])
+        log_to_stderr()
         be_responsive()
-        if dataset is not None:
-            refuse_storage(dataset)
-        refuse_open_port(host, has_tokens=tokens is not None)
+        address, number = parse_listen(listen)
+        refuse_open_port(address, has_tokens=tokens is not None, allows="ask")
+        extender_address, extender_number = parse_listen(extender_listen, "--extender-listen")
+        refuse_open_port(extender_address, has_tokens=False, allows="ask", option="--extender-listen")
         settings = ServiceSettings()
         if stale_after is not None:
             settings = replace(settings, stale_after_s=_seconds(stale_after))
-        if rate is not None:
-            settings = replace(settings, rate_per_s=rate, rate_burst=max(1, round(2 * rate)))
-        if params is not None:
-            raise InputError("the option has been removed", "--params", REMOVED["--params"])
         kept = _state_folder(state, model)
         service = Service(
             scores,
-            _source(model, store_uri(registry), name, kept, champion_every),
+            _source(model, store_uri(registry), name, kept, champion_interval),
             tokens=tokens,
             settings=settings,
-            reader=None if dataset is None else page_reader(scores, dataset, ledger),
             ledger=None if ledger is None else LedgerFile(ledger),
-            tracing=Tracing() if tracing else None,
             hosts=allow_host or (),
         )
-        run(service, host, port, extender_port=extender_port if extender else None, tls=_tls(tls_cert, tls_key))
-
-
-def page_reader(scores: Path, dataset: Path, ledger: Path | None) -> DatasetReader:
-    """Return what reads a dataset for the pages, in processes of its own.
-
-    Raises ``InputError`` if there is no dataset.
-    """
-    from predrain.page_reader import command
-    from serving.pages.dataset_reader import DatasetReader
-    from telemetry.errors import InputError
-
-    if not (dataset / "dataset.json").is_file():
-        raise InputError("there is no dataset here", str(dataset), "Give a folder that `predrain import` wrote.")
-    watched = [scores / "latest.json", dataset / "dataset.json", *([] if ledger is None else [ledger])]
-    return DatasetReader(command(scores, dataset, ledger), watched)
+        chosen = extender_number if extender else None
+        run(service, address, number, extender_port=chosen, tls=_tls(tls_cert, tls_key))
 
 
 class LedgerFile:
@@ -183,7 +169,7 @@ def _state_folder(state: Path | None, model: str | None) -> StateFolder | None:
     if state is None:
         return None
     from features.errors import InputError
-    from serving.champion.local_copy import StateFolder
+    from serving.champion.sources import StateFolder
 
     if model != "champion":
         raise InputError("only the champion's bundle is kept", "--state without --model champion", REMOVED["--state"])
@@ -191,7 +177,7 @@ def _state_folder(state: Path | None, model: str | None) -> StateFolder | None:
 
 
 def _source(
-    model: str | None, registry: str, name: str, kept: StateFolder | None, champion_every: str
+    model: str | None, registry: str, name: str, kept: StateFolder | None, champion_interval: str
 ) -> BundleSource | None:
     from serving.champion.sources import FolderBundle
 
@@ -199,10 +185,10 @@ def _source(
         return None
     if model != "champion":
         return FolderBundle(Path(model))
-    from serving.champion.follower import ChampionBundle
-    from serving.champion.local_copy import temporary_folder
+    from serving.champion.registry import ChampionBundle
+    from serving.champion.sources import temporary_folder
 
-    every_s = _seconds(champion_every, "--champion-every")
+    every_s = _seconds(champion_interval, "--champion-interval")
     return ChampionBundle(registry, name, temporary_folder() if kept is None else kept.champion, every_s)
 
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import gc
-import ipaddress
 import logging
 import os
 import signal
@@ -14,26 +12,25 @@ import socket
 import ssl
 import sys
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final, NoReturn, cast
-
-import uvicorn
-from starlette.types import ASGIApp
+from typing import Any, Final, NoReturn
 
 from features.errors import InputError
+from serving.scores.reading import stamp_of
 from serving.service import Service
 from telemetry.collect.remote_write.connections import (
+    BACKLOG,
     ConnectionBounds,
     ConnectionGate,
-    GuardedProtocol,
+    QuietServer,
+    listen,
     quiet_accept_errors,
     raise_descriptor_limit,
+    server_config,
 )
 
 _LOG = logging.getLogger(__name__)
-_KEEP_ALIVE_S: Final = 75
-_BACKLOG: Final = 1024
 _HANDSHAKE_S: Final = 10.0
 _LOOK_EVERY_S: Final = 5.0
 SWITCH_S: Final = 0.0005
@@ -47,36 +44,6 @@ with Python's own thresholds the whole heap was walked again and again, each tim
 _NOTIFY_SOCKET: Final = "NOTIFY_SOCKET"
 EXTENDER_HOST: Final = "127.0.0.1"
 """The extender takes no tokens, so only its own machine reaches it."""
-
-
-def refuse_open_port(host: str, *, has_tokens: bool) -> None:
-    """Refuse to tell anybody on a network which nodes are at risk.
-
-    Raises ``InputError`` if there are no tokens and the address is not a loopback one.
-    """
-    loopback = host == "localhost"
-    with contextlib.suppress(ValueError):
-        loopback = ipaddress.ip_address(host).is_loopback
-    if not has_tokens and not loopback:
-        raise InputError(
-            f"anybody who reaches {host} could ask",
-            "--host without --tokens",
-            "Give --tokens FILE, or listen on 127.0.0.1.",
-        )
-
-
-class _Server(uvicorn.Server):
-    """uvicorn's server, which leaves the signals to :func:`serve` (two of them would fight over them)."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Generator[None, None, None]:
-        yield
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen; the kernel keeps more connections waiting than asyncio takes in one go."""
-        await super().startup(sockets)
-        for listener in sockets or ():
-            listener.listen(_BACKLOG)
 
 
 class _Loop(asyncio.SelectorEventLoop):
@@ -108,19 +75,20 @@ def serve(
     Raises ``InputError`` if a port cannot be listened on.
     """
     bounds = ConnectionBounds.of(raise_descriptor_limit())
-    listeners = [(service.api, _listen(host, port, "--port"))]
+    listeners = [(service.api, listen(host, port), None if tls is None else tls.context)]
     try:
-        if extender_port is not None:
-            listeners.append((service.extender, _listen(EXTENDER_HOST, extender_port, "--extender-port")))
+        if extender_port is not None:  # the extender stays on this machine, and so unencrypted
+            listener = listen(EXTENDER_HOST, extender_port, "--extender-listen")
+            listeners.append((service.extender, listener, None))
     except InputError:
         listeners[0][1].close()
         raise
-    share = max(1, bounds.connections // len(listeners))
-    contexts = (None if tls is None else tls.context, None)  # the extender stays on this machine
-    servers = [
-        (_Server(_config(application, service, ConnectionBounds(share, bounds.backlog), encrypted)), listener)
-        for (application, listener), encrypted in zip(listeners, contexts, strict=False)
-    ]
+    share, settings = max(1, bounds.connections // len(listeners)), service.settings
+    servers = []
+    for application, listener, context in listeners:
+        gate = ConnectionGate(share, settings.head_timeout_s)
+        config = server_config(application, gate, bounds.backlog, grace_s=settings.grace_s, tls=context)
+        servers.append((QuietServer(config), listener))
 
     async def run() -> None:
         loop = asyncio.get_running_loop()
@@ -141,23 +109,22 @@ def serve(
         else:
             threading.Thread(target=_wait_for, args=(stop, loop, end), daemon=True).start()
         for _, listener in servers:
-            listener.listen(_BACKLOG)  # whoever is told that the service listens may connect
+            listener.listen(BACKLOG)  # whoever is told that the service listens may connect
         ports = [int(listener.getsockname()[1]) for _, listener in servers]
         _LOG.info("serving on %s:%d%s", host, ports[0], f", extender on {ports[1]}" if len(ports) > 1 else "")
         notify("READY=1")
         if started is not None:
             started(ports[0], ports[1] if len(ports) > 1 else None)
         service.start()
-        if tls is not None:
-            tls.start()
+        renewal = None if tls is None else loop.create_task(tls.follow())
         await asyncio.gather(*(server.serve(sockets=[listener]) for server, listener in servers))
+        if renewal is not None:
+            renewal.cancel()
 
     try:
         with asyncio.Runner(loop_factory=_Loop) as runner:
             runner.run(run())
     finally:
-        if tls is not None:
-            tls.stop()
         service.close()
 
 
@@ -165,47 +132,6 @@ def _wait_for(stop: threading.Event, loop: asyncio.AbstractEventLoop, end: Calla
     stop.wait()
     with contextlib.suppress(RuntimeError):  # the loop has ended by itself
         loop.call_soon_threadsafe(end)
-
-
-def _config(
-    application: ASGIApp, service: Service, bounds: ConnectionBounds, encrypted: ssl.SSLContext | None
-) -> uvicorn.Config:
-    gate = ConnectionGate(bounds.connections, service.settings.head_timeout_s)
-    return uvicorn.Config(
-        cast("Any", application),
-        http=cast("type[asyncio.Protocol]", functools.partial(GuardedProtocol, gate=gate)),
-        ws="none",
-        log_config=None,
-        # Below an error uvicorn logs a line for each request that is no HTTP: anybody could fill the disk.
-        log_level="error",
-        access_log=False,
-        server_header=False,
-        backlog=bounds.backlog,
-        timeout_keep_alive=_KEEP_ALIVE_S,
-        timeout_graceful_shutdown=service.settings.grace_s,
-        lifespan="off",
-        ssl_context_factory=None if encrypted is None else lambda *_: encrypted,
-    )
-
-
-def _listen(host: str, port: int, option: str) -> socket.socket:
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        # asyncio switches Nagle's delay off only where it sees that the protocol is TCP: else an answer takes 40 ms.
-        listener = socket.socket(family, kind, protocol)
-        try:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind(address)
-        except OSError:
-            listener.close()
-            raise
-    except OSError as error:
-        raise InputError(
-            f"cannot listen on {host}:{port}: {error.strerror}",
-            option,
-            "Choose another address, or end what listens there.",
-        ) from error
-    return listener
 
 
 def be_responsive() -> None:
@@ -249,18 +175,6 @@ class Tls:
         self._look_every_s = look_every_s
         self._seen = self._stamps()
         self.context = _context(certificate, key)
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="tls", daemon=True)
-
-    def start(self) -> None:
-        """Begin to look, in a thread."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """End the thread."""
-        self._stopped.set()
-        if self._thread.is_alive():
-            self._thread.join(5)
 
     def look(self) -> bool:
         """Take a newer certificate if there is one that can be used.
@@ -284,13 +198,15 @@ class Tls:
         return True
 
     def _stamps(self) -> tuple[object, ...]:
-        return tuple(_stamp(path) for path in (self._certificate, self._key))
+        return tuple(stamp_of(path) for path in (self._certificate, self._key))
 
-    def _run(self) -> None:
-        while not self._stopped.wait(self._look_every_s):
+    async def follow(self) -> None:
+        """Look for a newer one until cancelled."""
+        while True:
+            await asyncio.sleep(self._look_every_s)
             try:
                 self.look()
-            except Exception:  # the thread must live: without it the certificate would run out
+            except Exception:  # must go on: without it the certificate would run out
                 _LOG.exception("the certificate could not be looked at")
 
 
@@ -317,11 +233,3 @@ def _context(certificate: Path, key: Path) -> ssl.SSLContext:
 
 def _no_password() -> NoReturn:
     raise ValueError("the key has a password")
-
-
-def _stamp(path: Path) -> tuple[int, int, int] | None:
-    try:
-        stat = path.stat()
-    except OSError:
-        return None
-    return stat.st_mtime_ns, stat.st_ino, stat.st_size

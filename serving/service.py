@@ -3,39 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from fastapi import Depends, FastAPI
+from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from serving.champion.model import ModelHolder
 from serving.champion.sources import BundleSource
-from serving.http.access_log import AccessLog, Tracing
-from serving.http.application import describe, make_application, may_read, problem_response, problems, read_problems
+from serving.http.application import describe, guarded, make_application, problem_response, problems
 from serving.http.bodies import PROBLEM, as_json, write_json
-from serving.http.extender import ExtenderRoutes
-from serving.http.invocations import Invocations
-from serving.http.limits import AllowedHosts, RateLimit, ThreadWork
+from serving.http.extender import add_extender
+from serving.http.invocations import add_invocations
+from serving.http.limits import AllowedHosts, ServiceSettings, ThreadWork
 from serving.http.metrics import MEDIA, RequestMetrics, StateMetrics
 from serving.http.middleware import Access, HeldBytes, RequestGuard
 from serving.http.query_routes import QueryRoutes
 from serving.http.schemas import Ready
 from serving.http.score_cache import ScoreCache
-from serving.http.settings import MIB, ServiceSettings
 from serving.http.tokens import Grant, ScopedTokens
-from serving.pages.dataset_reader import DatasetReader
+from serving.logs import AccessLog
 from serving.pages.history import ScoreHistory
-from serving.pages.login import Sessions
-from serving.pages.routes import FleetPages, Health, LedgerPages, is_page
+from serving.pages.routes import FleetPages, Health, LedgerPages, is_open_page, is_page
 from serving.scores.reading import last_run_metrics
 from telemetry.collect.remote_write.problems import Refused
 
 _READING = 2
 _READING_QUEUE = 64
+_OPEN = frozenset({"/healthz", "/readyz", "/ping", "/openapi.json"})
 
 
 class Service:
@@ -44,7 +41,6 @@ class Service:
     ``scores``: what ``predrain score --out`` writes; need not exist yet.
     ``model``: a bundle's folder, or what names one; default: feature rows are not scored.
     ``tokens``: Default: anybody who reaches the port may ask.
-    ``reader``: gives the pages what a dataset holds; is started and stopped with the service.
     ``hosts``: Names, beside localhost and addresses, under which requests may come where no token is asked for.
     ``api``, ``extender``: ASGI applications for two ports.
     Raises ``InputError`` if the token file cannot be used.
@@ -59,9 +55,7 @@ class Service:
         settings: ServiceSettings | None = None,
         clock: Callable[[], datetime] | None = None,
         log: AccessLog | None = None,
-        reader: DatasetReader | None = None,
         ledger: LedgerPages | None = None,
-        tracing: Tracing | None = None,
         hosts: Sequence[str] = (),
     ) -> None:
         self.settings = settings or ServiceSettings()
@@ -71,7 +65,6 @@ class Service:
         self.holder = ModelHolder(model, self.settings.poll_s)
         self._clock = clock or (lambda: datetime.now(UTC))
         self._log = log or AccessLog()
-        self._reader = reader
         self.metrics.registry.register(
             StateMetrics(self.score_cache, self.holder, self._log, self._clock, lambda: not self.why_not_ready())
         )
@@ -81,28 +74,24 @@ class Service:
         self._placing = ThreadWork("placing", 1, _READING_QUEUE, retry)
         self._scoring = ThreadWork("scoring", 1, self.settings.scoring, retry)
         # The pages have threads of their own: a person's page must not wait behind predictions, nor they behind it.
-        # Two, so that one that waits for a dataset holds up no other.
         self._rendering = ThreadWork("pages", 2, _READING_QUEUE, retry)
         self._tokens = None if tokens is None else ScopedTokens(tokens)
-        self._sessions = None if self._tokens is None else Sessions(self._tokens, self._clock)
         self._pages = FleetPages(
             self.score_cache,
             ScoreHistory(scores),
             self._clock,
             self._rendering,
             self._health,
-            sessions=self._sessions,
-            reader=reader,
             ledger=ledger,
-            document=lambda: describe(self.api),
         )
-        held, local, rate = HeldBytes(), AllowedHosts(hosts), self.settings.rate_per_s
-        access = Access(self._grant, self._tokens is not None, is_page, self._refusal)
+        local = AllowedHosts(hosts)
+        is_open: Callable[[str], bool] = lambda path: path in _OPEN or is_open_page(path)  # noqa: E731 - see Access
+        access = Access(None if self._tokens is None else self._grant, is_open, is_page, self._refusal)
         self.api = make_application(access)
-        self._add_state_routes()
         queries = QueryRoutes(self.score_cache, self.holder, self.settings, self._clock, self._reading, self._scoring)
         queries.add_to(self.api)
-        Invocations(queries, self.settings).add_to(self.api)
+        self._add_state_routes()
+        add_invocations(self.api, queries, self.settings.rows)
         self._pages.add_to(self.api)
         self.api.add_middleware(
             RequestGuard,
@@ -110,22 +99,18 @@ class Service:
             access=access,
             metrics=self.metrics,
             log=self._log,
-            held=held,
-            rate=None if rate is None else RateLimit(rate, self.settings.rate_burst),
+            held=HeldBytes(),
             hosts=local if self._tokens is None else None,
-            tracing=tracing,
         )
         # Bodies of the API must not push out those of the extender: kube-scheduler would hold pods back.
         self.extender = self._make_extender(HeldBytes(), local)
 
     def _make_extender(self, held: HeldBytes, hosts: AllowedHosts) -> FastAPI:
         """Make the application of the extender's port, which only this machine reaches and which asks for no token."""
-        # Ten thousand whole nodes are larger than any body of the API; with nodeCacheCapable they are names.
-        settings = replace(self.settings, body_bytes=max(self.settings.body_bytes, 128 * MIB))
-        access = Access(lambda _: None, False, lambda _: False, problem_response)
+        settings = self.settings
+        access = Access(None, lambda _: True, lambda _: False, problem_response)
         extender = make_application(access)
-        routes = ExtenderRoutes(self.score_cache, self.metrics, self._clock, self._placing, settings)
-        routes.add_to(extender)
+        add_extender(extender, self.score_cache, self.metrics, self._clock, self._placing, settings)
         extender.add_api_route("/healthz", self._healthz)
         extender.add_middleware(
             RequestGuard,
@@ -139,12 +124,8 @@ class Service:
         return extender
 
     def _grant(self, request: Request) -> Grant | None:
-        if self._tokens is None or self._sessions is None:
-            return None
-        grant = self._tokens.grant(request.headers.get("authorization"))
-        if grant is None and is_page(request.scope["path"]):
-            grant = self._sessions.grant(request)
-        return grant
+        assert self._tokens is not None
+        return self._tokens.grant(request.headers.get("authorization"), basic=is_page(request.scope["path"]))
 
     def _refusal(self, request: Request, refused: Refused) -> Response:
         # What names another host or has two lengths is no browser's: it gets no page.
@@ -171,32 +152,27 @@ class Service:
         app.add_api_route(
             "/metrics",
             self._metrics,
-            dependencies=[Depends(may_read)],
             summary="Give the service's numbers to Prometheus.",
             response_class=PlainTextResponse,
-            responses=read_problems(),
+            **guarded(),
         )
         app.add_api_route(
             "/openapi.json",
             self._openapi,
             summary="Give this document.",
             response_model=dict[str, Any],
-            responses=problems(429, 503),
+            responses=problems(503),
         )
 
     def start(self) -> None:
         """Begin to read the scores and to load the model, in threads."""
         self.score_cache.start()
         self.holder.start()
-        if self._reader is not None:
-            self._reader.start()
 
     def close(self) -> None:
         """End the threads, and write what is left of the log."""
         self.score_cache.stop()
         self.holder.stop()
-        if self._reader is not None:
-            self._reader.stop()
         for work in (self._reading, self._placing, self._scoring, self._rendering):
             work.close()
         self._log.close()

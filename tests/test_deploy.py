@@ -119,9 +119,10 @@ def scores(folder: Path) -> None:
     now = datetime.now(UTC).replace(minute=0, second=0, microsecond=0)
     write_scores(folder, small_fleet(now), now)
     summary = {
-        "format": 1, "decision_time": now.isoformat(), "expires_at": (now + timedelta(hours=9)).isoformat(),
-        "tiers": {"high": 1, "unknown": 1}, "alerts": 1, "newest_sample": now.isoformat(), "newest_sample_age_s": 1.0,
-        "took_s": 2.0, "model": {"fitted_at": (now - timedelta(days=1)).isoformat()},
+        "format": 2, "decision_time": now.isoformat(), "expires_at": (now + timedelta(hours=9)).isoformat(),
+        "tiers": {"high": 1, "unknown": 1}, "alerts": 1, "newest_sample": now.isoformat(),
+        "newest_sample_age_seconds": 1.0,
+        "duration_seconds": 2.0, "model": {"fitted_at": (now - timedelta(days=1)).isoformat()},
     }  # fmt: skip
     decision = folder / "decisions" / now.strftime("%Y%m%dT%H%M%SZ")
     (decision / "summary.json").write_text(json.dumps(summary))
@@ -153,9 +154,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Labels:
             },
         ),
         "serve": local(
-            args_of("serve.yaml", "serve"), folder, ports["serve"], **{
-                "--dataset": [], "--port": [f"--port={ports['serve']}"],
-            },
+            args_of("serve.yaml", "serve"), folder, ports["serve"],
         ),
         "exporters": [
             *local(args_of("collect.yaml", "exporters"), folder, ports["exporters"]), f"--targets={folder}/targets.txt",

@@ -72,7 +72,7 @@ class DatasetHistory:
 
     def _labels(self) -> LabelSection:
         from features.config import LabelSection
-        from serving.pages.alert_outcomes import labels_of
+        from serving.scores.alert_outcomes import labels_of
 
         return LabelSection() if self._scores is None else labels_of(self._scores)
 

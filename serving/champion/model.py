@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger(__name__)
 _RETRY_ROUNDS = 10
 _NEVER = object()
-MOST_EXPLAINED = 200
-"""Rows of a request that are explained at most: a fraction of a millisecond each and tree learner."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +45,7 @@ class LoadedModel:
     ``columns``: its features' names, in order.
     ``digest``, ``profile``, ``version``: what answers say of it.
     ``fitted_at``: end of what it knew (aware UTC).
-    ``horizon_s``: seconds that a risk is of, if the bundle tells.
+    ``horizon_seconds``: seconds that a risk is of, if the bundle tells.
     """
 
     columns: tuple[str, ...]
@@ -55,7 +53,7 @@ class LoadedModel:
     profile: str
     version: str | None
     fitted_at: datetime
-    horizon_s: float | None
+    horizon_seconds: float | None
     bundle: Bundle
 
     def about(self) -> dict[str, Any]:
@@ -76,35 +74,6 @@ class LoadedModel:
             {"unit": unit, "risk": float(risk), "score": float(score), "rank": int(rank), "alert": bool(alert)}
             for unit, risk, score, rank, alert in zip(*columns, strict=True)
         ]
-
-    def explained(self, rows: FeatureRows, top: int) -> list[dict[str, Any]]:
-        """Score rows, and give those that alert their ``reasons`` beside the rows of the same decision time.
-
-        ``top``: reasons a row at most; 0: no row has the key.
-        """
-        answers = self.score(rows)
-        if top == 0:
-            return answers
-        import numpy as np  # noqa: PLC0415 - as where rows are read
-
-        from serving.scores.unit_scores import top_reasons  # noqa: PLC0415 - loaded with the model
-
-        alerts = np.array([answer["alert"] for answer in answers], dtype=np.bool_)
-        left = MOST_EXPLAINED
-        for answer in answers:
-            answer["reasons"] = []
-        for time in np.unique(rows.times[alerts]).tolist():
-            peers = np.flatnonzero(rows.times == time)
-            alerting = np.flatnonzero(alerts[peers])
-            ranks = np.array([answers[row]["rank"] for row in peers[alerting].tolist()])
-            explained = alerting[np.argsort(ranks, kind="stable")][:left]
-            left -= len(explained)
-            reasons = top_reasons(self.bundle.fitted, self.profile, rows.values[peers], explained, top=top, noun="rows")
-            for row, row_reasons in zip(peers[explained].tolist(), reasons, strict=True):
-                answers[row]["reasons"] = [
-                    {"text": reason.text, "group": reason.group, "share": reason.share} for reason in row_reasons
-                ]
-        return answers
 
 
 class ModelHolder:
@@ -216,7 +185,7 @@ class ModelHolder:
 
 
 def load_model(path: Path, *, version: int | None = None) -> LoadedModel:
-    """Load and verify a bundle, and score and explain one empty row, so that what is imported late is imported now.
+    """Load and verify a bundle, and score one empty row, so that what is imported late is imported now.
 
     ``version``: its version in a registry; default: what its manifest says.
     Raises ``InputError`` if it is none, or does not fit this version.
@@ -224,7 +193,6 @@ def load_model(path: Path, *, version: int | None = None) -> LoadedModel:
     import numpy as np  # noqa: PLC0415 - heavy: this runs in the loader's thread
 
     from models.bundle.store import load_bundle  # noqa: PLC0415
-    from serving.scores.unit_scores import top_reasons  # noqa: PLC0415
 
     bundle = load_bundle(path, profile_only=True)
     model = LoadedModel(
@@ -238,7 +206,6 @@ def load_model(path: Path, *, version: int | None = None) -> LoadedModel:
     )
     empty = np.full((1, len(model.columns)), np.nan, dtype=np.float32)
     model.score(FeatureRows(empty, ["0"], np.zeros(1, dtype=np.int64), False))
-    top_reasons(bundle.fitted, bundle.profile, empty, np.zeros(1, dtype=np.int64), top=1, noun="rows")
     return model
 
 

@@ -48,12 +48,22 @@ def may_hold_booleans(body: bytes) -> bool:
     return b"true" in body or b"false" in body
 
 
+class Encoded:
+    """A part of an answer that is JSON already."""
+
+    __slots__ = ("text",)
+
+    def __init__(self, value: Any) -> None:
+        self.text = write_json(value)
+
+
 def write_json(value: Any) -> bytes:
     """Write a value as JSON; NaN and infinity, which JSON does not have, as null."""
     try:
-        return orjson.dumps(value)
+        return orjson.dumps(value, default=lambda part: orjson.Fragment(part.text))
     except TypeError:  # half a surrogate pair from a request, repeated in its answer
-        return json.dumps(value, allow_nan=False, separators=(",", ":")).encode("ascii")
+        opened = lambda part: json.loads(part.text)  # noqa: E731 - short
+        return json.dumps(value, allow_nan=False, separators=(",", ":"), default=opened).encode("ascii")
 
 
 def as_json(value: Any, status: int = 200) -> Response:
@@ -122,6 +132,8 @@ def unknown_name(name: str, known: tuple[str, ...] | list[str], what: str) -> st
     near = get_close_matches(name[:200], known, n=1, cutoff=0.5)
     if near:
         return f"{what} {shown(name)} is not known: did you mean {near[0]!r}?"
+    if not known:
+        return f"{what} {shown(name)} is not known: this route takes none"
     hint = f"choose of {', '.join(known)}" if len(known) < 20 else "manifest.json of the bundle lists what is"
     return f"{what} {shown(name)} is not known: {hint}"
 

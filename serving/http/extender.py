@@ -2,15 +2,14 @@
 
 Protocol: ``k8s.io/kube-scheduler/extender/v1`` (``ExtenderArgs``, ``ExtenderFilterResult``, ``HostPriority``,
 ``MaxExtenderPriority`` = 10). Its Go types have no JSON names of their own, so keys are read whatever their case.
+Nodes are named, as kube-scheduler does with ``nodeCacheCapable: true``.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from datetime import datetime
-from functools import partial
 from typing import Any, Final
 
 from fastapi import FastAPI
@@ -18,10 +17,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from serving.http.bodies import as_json, plain, read_json
-from serving.http.limits import ThreadWork
+from serving.http.limits import ServiceSettings, ThreadWork
 from serving.http.metrics import RequestMetrics
 from serving.http.score_cache import ScoreCache
-from serving.http.settings import ServiceSettings
 from serving.scores.fleet import Fleet, NodeState
 from telemetry.collect.remote_write.problems import Refused
 
@@ -38,38 +36,19 @@ _UNKNOWN: Final = 7
 # stands with the best of those to watch: it is no better than a clear one, and must not be shunned.
 
 
-@dataclass(frozen=True, slots=True)
-class Candidates:
-    """The nodes that the scheduler asks about.
-
-    ``names``: in the scheduler's order.
-    ``nodes``: the ``NodeList`` as sent, where the scheduler is configured without ``nodeCacheCapable``; None with it.
-    """
-
-    names: tuple[str, ...]
-    nodes: dict[str, Any] | None
-
-
-def candidates(args: Any) -> Candidates:
-    """Read ``ExtenderArgs``.
+def candidates(args: Any) -> list[str]:
+    """Read the nodes that ``ExtenderArgs`` names, in the scheduler's order.
 
     Raises ``Refused``: 400, if it is not of that form.
     """
     if not isinstance(args, dict):
-        raise Refused(400, "send ExtenderArgs: an object with Pod and NodeNames or Nodes", "invalid")
-    fields = {str(key).lower(): value for key, value in args.items()}
-    names = fields.get("nodenames")
-    if names is not None:
-        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-            raise Refused(400, "NodeNames is no list of strings", "invalid")
-        return Candidates(tuple(names), None)
-    nodes = fields.get("nodes")
-    if nodes is None:
-        raise Refused(400, "ExtenderArgs holds neither NodeNames nor Nodes", "invalid")
-    items = _items(nodes)
-    if not isinstance(nodes, dict) or items is None or not all(_name(item) is not None for item in items):
-        raise Refused(400, "Nodes is no NodeList of nodes with names", "invalid")
-    return Candidates(tuple(str(_name(item)) for item in items), nodes)
+        raise Refused(400, "send ExtenderArgs: an object with Pod and NodeNames", "invalid")
+    names = {str(key).lower(): value for key, value in args.items()}.get("nodenames")
+    if names is None:
+        raise Refused(400, "ExtenderArgs holds no NodeNames: set nodeCacheCapable: true", "invalid")
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise Refused(400, "NodeNames is no list of strings", "invalid")
+    return names
 
 
 def kept_nodes(names: Sequence[str], fleet: Fleet | None, now: datetime) -> tuple[list[str], dict[str, str]]:
@@ -99,118 +78,69 @@ def priority(state: NodeState | None) -> int:
     return _BEST[state.tier] - round(_SPREAD[state.tier] * state.risk)
 
 
-def filter_result(asked: Candidates, fleet: Fleet | None, now: datetime) -> dict[str, Any]:
-    """Return ``ExtenderFilterResult``."""
-    kept, removed = kept_nodes(asked.names, fleet, now)
-    return _result(asked, kept, removed)
+def filter_result(kept: list[str], removed: dict[str, str]) -> dict[str, Any]:
+    """Return ``ExtenderFilterResult``.
+
+    Evicting other pods would not make a node safer: newer schedulers (1.21) then look elsewhere for victims, older ones
+    know FailedNodes alone.
+    """
+    failed = {"FailedNodes": removed, "FailedAndUnresolvableNodes": removed}
+    return {"Nodes": None, "NodeNames": kept, **failed, "Error": ""}
 
 
-def pass_all(asked: Candidates) -> dict[str, Any]:
-    """Return the ``ExtenderFilterResult`` that leaves every node in: the answer to any trouble of ours."""
-    return _result(asked, list(asked.names), {})
-
-
-def priorities(asked: Candidates, fleet: Fleet | None, now: datetime) -> list[dict[str, Any]]:
+def priorities(names: Sequence[str], fleet: Fleet | None, now: datetime) -> list[dict[str, Any]]:
     """Return ``HostPriorityList``."""
-    return [{"Host": name, "Score": priority(_state(name, fleet, now))} for name in asked.names]
+    return [{"Host": name, "Score": priority(_state(name, fleet, now))} for name in names]
 
 
-def no_preference(asked: Candidates) -> list[dict[str, Any]]:
-    """Return the ``HostPriorityList`` that prefers none."""
-    return [{"Host": name, "Score": 0} for name in asked.names]
+def add_extender(
+    app: FastAPI,
+    cache: ScoreCache,
+    metrics: RequestMetrics,
+    clock: Callable[[], datetime],
+    reading: ThreadWork,
+    settings: ServiceSettings,
+) -> None:
+    """Add the extender's two verbs; none asks for a token, because kube-scheduler sends none."""
 
+    def fleet_at(now: datetime) -> Fleet | None:
+        fleet = cache.served.fleet
+        return None if fleet is None or fleet.stale(now, settings.stale_after_s) else fleet
 
-class ExtenderRoutes:
-    """The extender's two verbs."""
-
-    def __init__(
-        self,
-        cache: ScoreCache,
-        metrics: RequestMetrics,
-        clock: Callable[[], datetime],
-        reading: ThreadWork,
-        settings: ServiceSettings,
-    ) -> None:
-        self._settings = settings
-        self._cache = cache
-        self._metrics = metrics
-        self._clock = clock
-        self._reading = reading
-
-    def add_to(self, app: FastAPI) -> None:
-        """Add the routes; none asks for a token, because kube-scheduler sends none."""
-        app.add_api_route("/scheduler/filter", self._filter, methods=["POST"])
-        app.add_api_route("/scheduler/prioritize", self._prioritize, methods=["POST"])
-
-    async def _filter(self, request: Request) -> Response:
-        asked = await self._asked(request)
-        return as_json(self._safely(asked, partial(self._filtered, asked), pass_all))
-
-    async def _prioritize(self, request: Request) -> Response:
-        asked = await self._asked(request)
-        return as_json(self._safely(asked, partial(self._prioritized, asked), no_preference))
-
-    def _filtered(self, asked: Candidates) -> dict[str, Any]:
-        now = self._clock()
-        result = filter_result(asked, self._fleet(now), now)
-        self._metrics.removed += len(result["FailedNodes"])
-        return result
-
-    def _prioritized(self, asked: Candidates) -> list[dict[str, Any]]:
-        now = self._clock()
-        return priorities(asked, self._fleet(now), now)
-
-    def _fleet(self, now: datetime) -> Fleet | None:
-        fleet = self._cache.served.fleet
-        return None if fleet is None or fleet.stale(now, self._settings.stale_after_s) else fleet
-
-    def _safely(self, asked: Candidates, decide: Callable[[], Any], otherwise: Callable[[Candidates], Any]) -> Any:
-        try:
-            return decide()
-        except Exception:  # a fault of ours must not keep a pod from running
-            self._metrics.passed_through += 1
-            _LOG.exception("the extender lets all of %d nodes pass", len(asked.names))
-            return otherwise(asked)
-
-    async def _asked(self, request: Request) -> Candidates:
+    async def read(request: Request) -> list[str]:
         body = await request.body()
         if len(body) <= _AT_ONCE and request.headers.get("content-encoding") is None:
             return candidates(read_json(body))
-        return await self._reading.run(
-            lambda: candidates(read_json(plain(request, body, self._settings.decoded_bytes)))
-        )
+        return await reading.run(lambda: candidates(read_json(plain(request, body, settings.decoded_bytes))))
 
+    async def filter_nodes(request: Request) -> Response:
+        asked = await read(request)
+        try:
+            now = clock()
+            kept, removed = kept_nodes(asked, fleet_at(now), now)
+            metrics.removed += len(removed)
+            return as_json(filter_result(kept, removed))
+        except Exception:
+            passed(asked)
+            return as_json(filter_result(asked, {}))
 
-def _result(asked: Candidates, kept: list[str], removed: dict[str, str]) -> dict[str, Any]:
-    nodes = None
-    if asked.nodes is not None:
-        keep = set(kept)
-        items = [item for item in _items(asked.nodes) or () if _name(item) in keep]
-        others = {key: value for key, value in asked.nodes.items() if key.lower() != "items"}
-        nodes = others | {"items": items}
-    return {
-        "Nodes": nodes,
-        "NodeNames": kept if asked.nodes is None else None,
-        # Evicting other pods would not make a node safer: newer schedulers (1.21) then look elsewhere for victims,
-        # older ones know FailedNodes alone.
-        "FailedNodes": removed,
-        "FailedAndUnresolvableNodes": removed,
-        "Error": "",
-    }
+    async def prioritize(request: Request) -> Response:
+        asked = await read(request)
+        try:
+            now = clock()
+            return as_json(priorities(asked, fleet_at(now), now))
+        except Exception:
+            passed(asked)
+            return as_json([{"Host": name, "Score": 0} for name in asked])
+
+    def passed(asked: list[str]) -> None:
+        """Note that a fault of ours did not keep a pod from running."""
+        metrics.passed_through += 1
+        _LOG.exception("the extender lets all of %d nodes pass", len(asked))
+
+    app.add_api_route("/scheduler/filter", filter_nodes, methods=["POST"])
+    app.add_api_route("/scheduler/prioritize", prioritize, methods=["POST"])
 
 
 def _state(name: str, fleet: Fleet | None, now: datetime) -> NodeState | None:
     return None if fleet is None else fleet.state(name, now)
-
-
-def _items(nodes: Any) -> list[Any] | None:
-    if not isinstance(nodes, dict):
-        return None
-    items = next((value for key, value in nodes.items() if key.lower() == "items"), None)
-    return items if isinstance(items, list) else None
-
-
-def _name(item: Any) -> str | None:
-    metadata = item.get("metadata") if isinstance(item, dict) else None
-    name = metadata.get("name") if isinstance(metadata, dict) else None
-    return name if isinstance(name, str) else None

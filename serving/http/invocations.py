@@ -7,26 +7,17 @@ names are refused, for nothing says which feature is which.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from fastapi import Depends, FastAPI, Query
+from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from serving.champion.model import LoadedModel
-from serving.http.application import body_problems, may_read, problems
+from serving.http.application import guarded, problems
 from serving.http.bodies import JSON, may_hold_booleans, media_of, read_json, unknown_name
 from serving.http.query_routes import QueryRoutes
-from serving.http.schemas import (
-    DataframeRecords,
-    DataframeSplit,
-    Inputs,
-    Instances,
-    NoQuery,
-    Predictions,
-    request_body,
-)
-from serving.http.settings import ServiceSettings
+from serving.http.schemas import DataframeRecords, DataframeSplit, Inputs, Instances, Predictions, request_body
 from telemetry.collect.remote_write.problems import Refused
 
 if TYPE_CHECKING:
@@ -38,64 +29,57 @@ _CONTAINERS: Final = 1024  # beside the rows: a list a column
 _OWN_COLUMNS: Final = 3  # unit, decision_time and the index
 
 
-class Invocations:
-    """The two routes."""
+def add_invocations(app: FastAPI, queries: QueryRoutes, max_rows: int) -> None:
+    """Add the two routes."""
 
-    def __init__(self, queries: QueryRoutes, settings: ServiceSettings) -> None:
-        self._queries = queries
-        self._settings = settings
-
-    def add_to(self, app: FastAPI) -> None:
-        """Add the routes."""
-        app.add_api_route(
-            "/ping",
-            self._ping,
-            summary="Tell whether the model is there (MLflow's protocol).",
-            response_class=PlainTextResponse,
-            responses=problems(409, 503),
-        )
-        app.add_api_route(
-            "/invocations",
-            self._invoke,
-            methods=["POST"],
-            dependencies=[Depends(may_read)],
-            summary="Score feature rows in MLflow's protocol.",
-            response_model=Predictions,
-            responses=body_problems(),
-            openapi_extra=request_body(DataframeSplit | DataframeRecords | Instances | Inputs),
-        )
-
-    async def _ping(self) -> Response:
-        self._queries.model()
+    async def ping() -> Response:
+        queries.model()
         return PlainTextResponse("\n")
 
-    async def _invoke(self, request: Request, _: Annotated[NoQuery, Query()]) -> Response:
+    async def invoke(request: Request) -> Response:
         if media_of(request) != JSON:
             raise Refused(415, f"send {JSON}", "media_type")
-        return await self._queries.score(request, self._read, lambda _, predictions: {"predictions": predictions})
+        read = lambda body, model: _read(body, model, max_rows)  # noqa: E731 - as the routes of /v1 give theirs
+        return await queries.score(request, read, lambda _, predictions: {"predictions": predictions})
 
-    def _read(self, body: bytes, model: LoadedModel) -> FeatureRows:
-        from serving.http.rows import rows_of_records, rows_of_table  # noqa: PLC0415 - numpy, for rows only
+    app.add_api_route(
+        "/ping",
+        ping,
+        summary="Tell whether the model is there (MLflow's protocol).",
+        response_class=PlainTextResponse,
+        responses=problems(409, 503),
+    )
+    app.add_api_route(
+        "/invocations",
+        invoke,
+        methods=["POST"],
+        summary="Score feature rows in MLflow's protocol.",
+        response_model=Predictions,
+        **guarded(body=request_body(DataframeSplit | DataframeRecords | Instances | Inputs)),
+    )
 
-        limit = self._settings.rows
-        values = (limit + 1) * (len(model.columns) + _OWN_COLUMNS)
-        content = read_json(body, containers=limit + _CONTAINERS, values=values)
-        if not isinstance(content, dict):
-            raise Refused(422, f"send an object with one of {', '.join(FORMS)}", "invalid")
-        if content.pop("params", None):
-            raise Refused(422, "this model has no params: leave them out", "invalid")
-        for key in content:
-            if key not in FORMS:
-                raise Refused(422, unknown_name(key, FORMS, "key"), "invalid")
-        if len(content) != 1:
-            raise Refused(422, f"send exactly one of {', '.join(FORMS)}", "invalid")
-        ((form, value),) = content.items()
-        booleans = may_hold_booleans(body)
-        if form == "dataframe_split":
-            return rows_of_table(*_split(value), model.columns, limit, booleans=booleans)
-        if form == "inputs" and isinstance(value, dict):
-            return rows_of_table(*_turned(value), model.columns, limit, form, booleans=booleans)
-        return rows_of_records(value, model.columns, limit, form, booleans=booleans)
+
+def _read(body: bytes, model: LoadedModel, limit: int) -> FeatureRows:
+    from serving.http.rows import rows_of_records, rows_of_table  # noqa: PLC0415 - numpy, for rows only
+
+    values = (limit + 1) * (len(model.columns) + _OWN_COLUMNS)
+    content = read_json(body, containers=limit + _CONTAINERS, values=values)
+    if not isinstance(content, dict):
+        raise Refused(422, f"send an object with one of {', '.join(FORMS)}", "invalid")
+    if content.pop("params", None):
+        raise Refused(422, "this model has no params: leave them out", "invalid")
+    for key in content:
+        if key not in FORMS:
+            raise Refused(422, unknown_name(key, FORMS, "key"), "invalid")
+    if len(content) != 1:
+        raise Refused(422, f"send exactly one of {', '.join(FORMS)}", "invalid")
+    ((form, value),) = content.items()
+    booleans = may_hold_booleans(body)
+    if form == "dataframe_split":
+        return rows_of_table(*_split(value), model.columns, limit, booleans=booleans)
+    if form == "inputs" and isinstance(value, dict):
+        return rows_of_table(*_turned(value), model.columns, limit, form, booleans=booleans)
+    return rows_of_records(value, model.columns, limit, form, booleans=booleans)
 
 
 def _split(value: Any) -> tuple[Any, Any]:

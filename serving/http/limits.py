@@ -1,87 +1,65 @@
-"""How much callers may ask for: requests in a time, requests and jobs at a time, and under which host names."""
+"""Work in threads with a bounded queue, and the host names under which a service without tokens answers."""
 
 from __future__ import annotations
 
 import asyncio
 import ipaddress
 import re
-import time
-from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
-from typing import Any, Final, Literal, TypeVar
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
 
 from telemetry.collect.remote_write.problems import Refused
 
-Result = TypeVar("Result")
-RequestClass = Literal["anonymous", "read", "write", "page"]
-"""Who asks: ``anonymous`` shows no token that holds where one is asked for, ``page`` is a person with a browser."""
-
-_MOST: Final = 20_000
-_HOST: Final = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^\[\]:/@\s]+)(?::\d{1,5})?")
-_REMEMBERED: Final = 64
+MIB = 2**20
 
 
-class ClassLimits:
-    """Requests at a time, each class by itself: a flood of one takes nothing from the others."""
+@dataclass(frozen=True, slots=True)
+class ServiceSettings:
+    """Limits of the service.
 
-    def __init__(self, limits: Mapping[RequestClass, int], retry_after_s: int) -> None:
-        self._limits = limits
-        self._retry_after_s = retry_after_s
-        self._active: Counter[RequestClass] = Counter()
-
-    @contextmanager
-    def place(self, who: RequestClass) -> Iterator[None]:
-        """Hold a place for a request.
-
-        Raises ``Refused``: 503, if all of the class are taken.
-        """
-        if self._active[who] >= self._limits[who]:
-            raise Refused(503, "too many requests at a time", "concurrency", retry_after_s=self._retry_after_s)
-        self._active[who] += 1
-        try:
-            yield
-        finally:
-            self._active[who] -= 1
-
-
-class RateLimit:
-    """Token buckets. Lives in the event loop.
-
-    ``per_s``: requests a second in the long run.
-    ``burst``: requests at once after a rest.
-    ``monotonic``: seconds that never go back.
-
-    At most 20,000 callers are remembered; the one that was not heard for longest is forgotten first, which gives it a
-    full bucket again.
+    ``decoded_bytes``: largest body after gzip, and most memory of an Arrow table; checked while it is unpacked.
+    ``held_bytes``: most bytes of bodies in memory at a time, those beyond it are answered 503; one body is always
+    taken.
+    ``page``: most nodes of one page of ``GET /v1/nodes``.
+    ``concurrent_anonymous``, ``concurrent_reads``, ``concurrent_writes``, ``concurrent_pages``: most requests at a time
+    of callers without a token that holds, of those that read, of tokens that may only write, and of pages; those beyond
+    it are answered 503 (``/healthz``, ``/readyz``, ``/ping`` and ``/metrics`` excepted).
+    ``scoring``: most requests at a time that wait for the model; one is scored at a time.
+    ``body_timeout_s``: longest time in which a client must have sent its body.
+    ``head_timeout_s``: longest time in which a client must have sent the head of a request; its connection is closed
+    then.
+    ``work_timeout_s``: longest time that an answer may take once the body is there; 503 after it.
+    ``retry_after_s``: what 503 asks a client to wait.
+    ``stale_after_s``: ``/readyz`` fails when the decision is older than this, and the extender takes nothing from it;
+    None: only when all scores have expired.
+    ``grace_s``: how long requests under way may take to end after SIGTERM.
     """
 
-    def __init__(self, per_s: float, burst: float, monotonic: Callable[[], float] = time.monotonic) -> None:
-        if per_s <= 0 or burst < 1:
-            raise ValueError(f"{per_s} requests a second with bursts of {burst}: give a positive rate and at least 1")
-        self.refused = 0
-        self._per_s = per_s
-        self._burst = burst
-        self._monotonic = monotonic
-        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()  # what was left, and when
+    body_bytes: int = 32 * MIB
+    decoded_bytes: int = 64 * MIB
+    held_bytes: int = 256 * MIB
+    rows: int = 10_000
+    page: int = 1_000
+    concurrent_anonymous: int = 64
+    concurrent_reads: int = 256
+    concurrent_writes: int = 64
+    concurrent_pages: int = 64
+    scoring: int = 16
+    body_timeout_s: float = 30.0
+    head_timeout_s: float = 10.0
+    work_timeout_s: float = 30.0
+    retry_after_s: int = 2
+    poll_s: float = 1.0
+    stale_after_s: float | None = None
+    grace_s: int = 20
 
-    def wait_s(self, caller: str) -> float:
-        """Take one request of a caller.
 
-        Returns: 0: it is let through. Else it is not, and this is after how many seconds the next would be.
-        """
-        now_s = self._monotonic()
-        left, then_s = self._buckets.pop(caller, (self._burst, now_s))
-        left = min(self._burst, left + (now_s - then_s) * self._per_s)
-        allowed = left >= 1
-        self._buckets[caller] = (left - 1 if allowed else left, now_s)
-        if len(self._buckets) > _MOST:
-            self._buckets.popitem(last=False)
-        if allowed:
-            return 0.0
-        self.refused += 1
-        return (1 - left) / self._per_s
+Result = TypeVar("Result")
+
+_HOST: Final = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^\[\]:/@\s]+)(?::\d{1,5})?")
+_REMEMBERED: Final = 64
 
 
 class AllowedHosts:
@@ -120,9 +98,9 @@ class AllowedHosts:
 class ThreadWork:
     """A few threads with a bounded queue."""
 
-    def __init__(self, name: str, threads: int, waiting: int, retry_after_s: int) -> None:
+    def __init__(self, name: str, threads: int, max_jobs: int, retry_after_s: int) -> None:
         self._executor = ThreadPoolExecutor(threads, thread_name_prefix=name)
-        self._most = waiting
+        self._max_jobs = max_jobs
         self._retry_after_s = retry_after_s
         self._jobs: set[Future[Any]] = set()
 
@@ -133,21 +111,13 @@ class ThreadWork:
 
         A job whose request has ended goes on counting until it is done: threads cannot be stopped.
         """
-        if len(self._jobs) >= self._most:
+        if len(self._jobs) >= self._max_jobs:
             raise Refused(503, "too much work waits", "work", retry_after_s=self._retry_after_s)
         future = self._executor.submit(job)
         self._jobs.add(future)
-        loop = asyncio.get_running_loop()
-        future.add_done_callback(lambda done: _tell(loop, self._jobs, done))
+        future.add_done_callback(self._jobs.discard)
         return await asyncio.wrap_future(future)
 
     def close(self) -> None:
         """Take no further job; those that nobody has begun are dropped."""
         self._executor.shutdown(wait=False, cancel_futures=True)
-
-
-def _tell(loop: asyncio.AbstractEventLoop, jobs: set[Future[Any]], done: Future[Any]) -> None:
-    try:
-        loop.call_soon_threadsafe(jobs.discard, done)
-    except RuntimeError:  # the loop has ended
-        jobs.discard(done)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
+from importlib.metadata import PackageNotFoundError, version
 from typing import Final
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics
+from prometheus_client import CollectorRegistry, Counter, Histogram, Info, disable_created_metrics
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from serving.champion.model import ModelHolder
-from serving.http.access_log import AccessLog
 from serving.http.score_cache import ScoreCache
+from serving.logs import AccessLog
 from serving.scores.fleet import Fleet
 from serving.scores.reading import parse_instant
 
@@ -41,18 +42,24 @@ class RequestMetrics:
             "predrain_http_requests", "Requests answered.", ("route", "status"), registry=self.registry
         )
         self._seconds = Histogram(
-            "predrain_http_request_seconds",
+            "predrain_http_request_duration_seconds",
             "Time from a request's head to its answer.",
             ("route",),
             buckets=BOUNDS_S,
             registry=self.registry,
         )
+        self._bound: dict[tuple[str, int], tuple[Counter, Histogram]] = {}
+        Info("predrain_build", "Version of predrain.", registry=self.registry).info({"version": predrain_version()})
         self.registry.register(self)
 
     def note(self, route: str, status: int, seconds: float) -> None:
         """Count one answer."""
-        self._requests.labels(route, str(status)).inc()
-        self._seconds.labels(route).observe(seconds)
+        bound = self._bound.get((route, status))
+        if bound is None:
+            bound = self._requests.labels(route, str(status)), self._seconds.labels(route)
+            self._bound[route, status] = bound
+        bound[0].inc()
+        bound[1].observe(seconds)
 
     def collect(self) -> Iterable[Metric]:
         """Give what is counted as plain numbers."""
@@ -103,7 +110,7 @@ class StateMetrics:
         yield _labelled("nodes", "Nodes by tier, as scored.", "tier", fleet.node_tiers)
         text = "Whether no unit's risk holds: all have expired, or none is known."
         yield _gauge("scores_expired", text, not fleet.holds(now))
-        yield _gauge("decision_timestamp_seconds", "Decision time of the scores.", scores.decided.timestamp())
+        yield _gauge("scores_decision_timestamp_seconds", "Decision time of the scores.", scores.decided.timestamp())
         yield _gauge("scores_expiry_timestamp_seconds", "When the last score expires.", scores.expires.timestamp())
         age_s = (now - scores.decided).total_seconds()
         yield _gauge("scores_age_seconds", "Time since the decision.", age_s)
@@ -111,7 +118,7 @@ class StateMetrics:
         if fitted is not None:
             text = "Time since the model of the scores was fitted."
             yield _gauge("scores_model_age_seconds", text, (now - fitted).total_seconds())
-        ages = [record.sample_age_s for record in scores.units.values() if record.sample_age_s is not None]
+        ages = [record.sample_age_seconds for record in scores.units.values() if record.sample_age_seconds is not None]
         if ages:
             values = {"newest": min(ages) + age_s, "oldest": max(ages) + age_s}
             yield _labelled("sample_age_seconds", "Age of the units' newest samples.", "which", values)
@@ -123,6 +130,14 @@ class StateMetrics:
         if model is not None:
             age_s = (self._clock() - model.fitted_at).total_seconds()
             yield _gauge("model_age_seconds", "Time since the model was fitted.", age_s)
+
+
+def predrain_version() -> str:
+    """Return the version that is installed; ``0`` in a checkout that is not."""
+    try:
+        return version("predrain")
+    except PackageNotFoundError:
+        return "0"
 
 
 def fitted_at(summary: Mapping[str, object]) -> datetime | None:

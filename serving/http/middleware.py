@@ -1,29 +1,25 @@
-"""The one middleware: who asks, how much of whom is let in, bounded bodies, slow clients, and what is told of it."""
+"""The one middleware: who asks, how much of whom is let in, bounded bodies, slow clients, and what is logged of it."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import math
 import secrets
 import time
+from collections import Counter
 from collections.abc import Callable
-from contextlib import ExitStack
-from dataclasses import dataclass, field
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Final, Literal
 
-from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from serving.http.access_log import AccessLog, Tracing, trace_of
 from serving.http.bodies import shown
-from serving.http.limits import AllowedHosts, ClassLimits, RateLimit, RequestClass
+from serving.http.limits import AllowedHosts, ServiceSettings
 from serving.http.metrics import RequestMetrics
-from serving.http.settings import ServiceSettings
 from serving.http.tokens import Grant
+from serving.logs import AccessLog
 from telemetry.collect.remote_write.problems import Refused
 
 _LOG = logging.getLogger(__name__)
@@ -34,18 +30,11 @@ ALWAYS: Final = frozenset({"/healthz", "/readyz", "/ping", "/metrics"})
 UNMATCHED: Final = "unmatched"
 """Route label of requests to no route."""
 
-GRANT: Final = "predrain.grant"
-"""Key of the scope under which routes find what the caller's token allows."""
-
-FORM_BYTES: Final = 4_096
-"""Largest body that a page takes."""
+RequestClass = Literal["anonymous", "read", "write", "page"]
+"""Who asks: ``anonymous`` shows no token that holds where one is asked for, ``page`` is a person with a browser."""
 
 _PIECE: Final = 2**18
 _GONE: Final = 499  # as nginx counts a client that went away
-
-
-class SlowReader(Exception):
-    """The client does not read its answer."""
 
 
 class HeldBytes:
@@ -61,46 +50,23 @@ class HeldBytes:
 class Access:
     """How an application knows its callers.
 
-    ``grant``: what a request's token or cookie allows; None where it shows none that holds.
-    ``guarded``: whether routes ask for a token at all.
+    ``grant``: what a request's token allows, None where it shows none that holds; None: no route asks for a
+    token.
+    ``is_open``: tells whether a path is answered without a token.
     ``is_page``: tells whether a path is a page's, whose refusals are pages too.
     ``refusal``: writes a refusal.
     """
 
-    grant: Callable[[Request], Grant | None]
-    guarded: bool
+    grant: Callable[[Request], Grant | None] | None
+    is_open: Callable[[str], bool]
     is_page: Callable[[str], bool]
     refusal: Callable[[Request, Refused], Response]
-
-    def request_class(self, path: str, grant: Grant | None) -> RequestClass:
-        """Tell which limit a request counts under."""
-        if self.guarded and grant is None:
-            return "anonymous"
-        if self.is_page(path):
-            return "page"
-        return "write" if grant is not None and not grant.covers("read") else "read"
-
-
-@dataclass(slots=True)
-class _Exchange:
-    """One request while it is answered."""
-
-    request: Request
-    body_bytes: int
-    body_read: bool
-    bytes_in: int = 0
-    held: int = 0
-    status: int = _GONE
-    started: bool = False
-    grant: Grant | None = None
-    timer: asyncio.Timeout | None = field(default=None)
 
 
 class RequestGuard:
     """ASGI middleware around an application; lives in the event loop.
 
-    ``rate``: Default: callers may send as many requests as they like.
-    ``hosts``: Default: requests may name any host.
+    ``hosts``: default: requests may name any host.
     """
 
     def __init__(
@@ -112,205 +78,208 @@ class RequestGuard:
         metrics: RequestMetrics,
         log: AccessLog,
         held: HeldBytes,
-        rate: RateLimit | None = None,
         hosts: AllowedHosts | None = None,
-        tracing: Tracing | None = None,
     ) -> None:
-        self._app = app
-        self._settings = settings
-        self._access = access
-        self._metrics = metrics
-        self._log = log
-        self._held = held
-        self._rate = rate
-        self._hosts = hosts
-        self._tracing = tracing
-        limits: dict[RequestClass, int] = {
+        self.app = app
+        self.settings = settings
+        self.access = access
+        self.metrics = metrics
+        self.log = log
+        self.held = held
+        self.hosts = hosts
+        self.active: Counter[RequestClass] = Counter()
+        self.limits: dict[RequestClass, int] = {
             "anonymous": settings.concurrent_anonymous,
             "read": settings.concurrent_reads,
             "write": settings.concurrent_writes,
             "page": settings.concurrent_pages,
         }
-        self._classes = ClassLimits(limits, settings.retry_after_s)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
-        if scope["type"] != "http":  # there is nothing else: no lifespan, no WebSocket
-            return
-        if self._tracing is None:
-            await self._observe(scope, receive, send)
-            return
-        with self._tracing.span(Request(scope)) as tell:
-            tell(*await self._observe(scope, receive, send))
+        if scope["type"] == "http":  # there is nothing else: no lifespan, no WebSocket
+            await _Exchange(self, scope, receive, send).run()
 
-    async def _observe(self, scope: Scope, receive: Receive, send: Send) -> tuple[str, int]:
-        """Answer, count and log; return the route and the status."""
-        began = time.perf_counter()
-        method, path = scope["method"], scope["path"]
-        inner = {**scope, "method": "GET"} if method == "HEAD" else scope  # the server sends no body to HEAD
-        headers = Headers(scope=scope)
+
+class _Exchange:
+    """One request while it is answered: one deadline at a time, of its body, of its answer, of each piece sent."""
+
+    def __init__(self, guard: RequestGuard, scope: Scope, receive: Receive, send: Send) -> None:
+        self.guard = guard
+        self.method: str = scope["method"]
+        self.path: str = scope["path"]
+        self.scope = {**scope, "method": "GET"} if self.method == "HEAD" else scope  # the server sends no body to HEAD
+        self.headers: dict[bytes, bytes] = dict(reversed(scope["headers"]))
+        self._receive, self._send = receive, send
         # Of a request with neither header there is no body (RFC 9112, 6.3).
-        empty = headers.get("content-length", "0") == "0" and "transfer-encoding" not in headers
-        most = FORM_BYTES if self._access.is_page(path) else self._settings.body_bytes
-        exchange = _Exchange(Request(inner, receive), most, empty)
-        self._metrics.active += 1
+        self.body_read = self.headers.get(b"content-length", b"0") == b"0" and b"transfer-encoding" not in self.headers
+        self.bytes_in = self.held = 0
+        self.status = _GONE
+        self.started = False
+        self.grant: Grant | None = None
+        self.timer: asyncio.Timeout | None = None
+        self.began = asyncio.get_running_loop().time()
+
+    async def run(self) -> None:
+        """Answer, count and log."""
+        guard, began = self.guard, time.perf_counter()
+        guard.metrics.active += 1
         try:
-            with contextlib.suppress(ClientDisconnect, SlowReader):
-                await self._answer(exchange, receive, send)
+            await self._answer()
         finally:
-            self._held.total -= exchange.held
-            self._metrics.active -= 1
-            label = UNMATCHED if exchange.status == 405 else _route_of(inner)
+            guard.held.total -= self.held
+            guard.metrics.active -= 1
+            route = UNMATCHED if self.status == 405 else getattr(self.scope.get("route"), "path_format", UNMATCHED)
             seconds = time.perf_counter() - began
-            self._metrics.note(label, exchange.status, seconds)
-            self._log.write(
-                method=method,
-                path=path,
-                route=label,
-                status=exchange.status,
+            guard.metrics.note(route, self.status, seconds)
+            client = self.scope.get("client")
+            guard.log.write(
+                method=self.method,
+                path=self.path,
+                route=route,
+                status=self.status,
                 seconds=seconds,
-                bytes_in=exchange.bytes_in,
-                token=None if exchange.grant is None else exchange.grant.name,
-                client=scope.get("client"),
-                trace=trace_of(headers),
+                bytes_in=self.bytes_in,
+                token=None if self.grant is None else self.grant.name,
+                client=client[0] if client else None,
             )
-        return label, exchange.status
 
-    async def _answer(self, exchange: _Exchange, receive: Receive, send: Send) -> None:
-        request = exchange.request
-
-        async def bounded_receive() -> Message:
-            return await self._receive(exchange, receive)
-
-        async def bounded_send(message: Message) -> None:
-            await self._send(exchange, message, send)
-
+    async def _answer(self) -> None:
+        guard, settings = self.guard, self.guard.settings
+        taken: RequestClass | None = None
         try:
-            with ExitStack() as place:
-                self._admit(exchange, place)
-                limit = self._settings.body_timeout_s + self._settings.work_timeout_s
-                try:
-                    async with asyncio.timeout(limit) as exchange.timer:
-                        await self._app(request.scope, bounded_receive, bounded_send)
-                except TimeoutError:
-                    if exchange.started:
-                        raise SlowReader from None
-                    raise Refused(
-                        503,
-                        f"no answer within {limit:g} s: ask for less",
-                        "time",
-                        retry_after_s=self._settings.retry_after_s,
-                    ) from None
-                finally:
-                    exchange.timer = None
-        except Refused as refused:
-            await self._refuse(exchange, refused, bounded_send)
-        except (ClientDisconnect, SlowReader):
-            raise
-        except Exception:
-            number = secrets.token_hex(8)
-            _LOG.exception("fault %s while answering %s %s", number, request.method, request.url.path[:200])
-            fault = Refused(500, f"a fault of the service; its log tells more under {number}", "fault")
-            await self._refuse(exchange, fault, bounded_send)
-
-    async def _refuse(self, exchange: _Exchange, refused: Refused, send: Send) -> None:
-        if not exchange.started:
-            request = exchange.request
-            await self._access.refusal(request, refused)(request.scope, request.receive, send)
-
-    def _admit(self, exchange: _Exchange, place: ExitStack) -> None:
-        """Check framing, host, rate and the places of the caller's class."""
-        request, access = exchange.request, self._access
-        path: str = request.scope["path"]
-        # A proxy that goes by the other length would take the body's end for another's request.
-        if "content-length" in request.headers and "transfer-encoding" in request.headers:
-            raise Refused(400, "send Content-Length or Transfer-Encoding, not both", "framing")
-        host = request.headers.get("host")
-        if self._hosts is not None and not self._hosts.allows(host):
-            detail = f"this service is not {shown(host)}: ask localhost, or start it with --allow-host NAME"
-            raise Refused(421, detail, "host")
-        grant = exchange.grant = request.scope[GRANT] = access.grant(request)
-        if path in ALWAYS:
+            taken = self._admit()
+            limit = settings.body_timeout_s + (settings.work_timeout_s if self.body_read else 0.0)
+            async with asyncio.timeout_at(self.began + limit) as self.timer:
+                await guard.app(self.scope, self.receive, self.send)
+        except ClientDisconnect:
             return
-        if self._rate is not None:
-            client = request.scope.get("client")
-            caller = f"token {grant.name}" if grant is not None else f"peer {client[0] if client else ''}"
-            wait_s = self._rate.wait_s(caller)
-            if wait_s:
-                detail = "too many requests in a short time: ask for more at once, or less often"
-                raise Refused(429, detail, "rate", retry_after_s=math.ceil(wait_s))
-        place.enter_context(self._classes.place(access.request_class(path, grant)))
+        except Exception as error:
+            refused = self._refusal(error)
+            if not self.started:
+                await self._refuse(refused)
+        finally:
+            if taken is not None:
+                guard.active[taken] -= 1
 
-    async def _receive(self, exchange: _Exchange, receive: Receive) -> Message:
-        """Pass a piece of the body on, within its size and time."""
-        if exchange.bytes_in == 0 and not exchange.body_read:
-            length = exchange.request.headers.get("content-length", "0")
-            if not (length.isascii() and length.isdigit()) or int(length) > exchange.body_bytes:
-                raise _too_large(exchange.body_bytes)
-        deadline = self._settings.body_timeout_s
+    def _refusal(self, error: Exception) -> Refused:
+        """Say what a request is answered that came to nothing; a fault is logged."""
+        settings = self.guard.settings
+        if isinstance(error, Refused):
+            return error
+        if isinstance(error, TimeoutError) and self.timer is not None and self.timer.expired():
+            if self.started:  # a client that does not read must not keep its place for ever
+                self.status = _GONE
+            if not self.body_read:
+                return Refused(408, f"the body did not arrive within {settings.body_timeout_s:g} s", "slow")
+            detail = f"no answer within {settings.body_timeout_s + settings.work_timeout_s:g} s: ask for less"
+            return Refused(503, detail, "time", retry_after_s=settings.retry_after_s)
+        number = secrets.token_hex(8)
+        _LOG.error("fault %s while answering %s %s", number, self.method, self.path[:200], exc_info=error)
+        return Refused(500, f"a fault of the service; its log tells more under {number}", "fault")
+
+    async def _refuse(self, refused: Refused) -> None:
+        response = self.guard.access.refusal(Request(self.scope, self._receive), refused)
         try:
-            async with asyncio.timeout(None if exchange.body_read else deadline - self._waited(exchange)):
-                message = await receive()
+            async with asyncio.timeout(self.guard.settings.body_timeout_s) as self.timer:
+                await response(self.scope, self._receive, self.send)
         except TimeoutError:
-            raise Refused(408, f"the body did not arrive within {deadline:g} s", "slow") from None
+            self.status = _GONE
+
+    def _admit(self) -> RequestClass | None:
+        """Check framing, host, token and scope, and take a place of the caller's class; None: it needs none."""
+        guard, access, path = self.guard, self.guard.access, self.path
+        # A proxy that goes by the other length would take the body's end for another's request.
+        if b"content-length" in self.headers and b"transfer-encoding" in self.headers:
+            raise Refused(400, "send Content-Length or Transfer-Encoding, not both", "framing")
+        if guard.hosts is not None:
+            host = self.headers.get(b"host", b"").decode("latin-1") if b"host" in self.headers else None
+            if not guard.hosts.allows(host):
+                detail = f"this service is not {shown(host)}: ask localhost, or start it with --allow-host NAME"
+                raise Refused(421, detail, "host")
+        grant = None
+        if access.grant is not None:
+            grant = self.grant = access.grant(Request(self.scope))
+        taken: RequestClass | None = None
+        if path not in ALWAYS:
+            taken = self._class(grant)
+            if guard.active[taken] >= guard.limits[taken]:
+                retry = guard.settings.retry_after_s
+                raise Refused(503, "too many requests at a time", "concurrency", retry_after_s=retry)
+        if access.grant is not None and not access.is_open(path):
+            if grant is None:
+                raise Refused(401, "send one of the service's tokens: `Authorization: Bearer TOKEN`", "token")
+            if not grant.covers("read"):
+                raise Refused(403, "this token lacks the scope read", "scope")
+        if taken is not None:
+            guard.active[taken] += 1
+        return taken
+
+    def _class(self, grant: Grant | None) -> RequestClass:
+        if self.guard.access.grant is not None and grant is None:
+            return "anonymous"
+        if self.guard.access.is_page(self.path):
+            return "page"
+        return "write" if grant is not None and not grant.covers("read") else "read"
+
+    def _until(self, deadline: float) -> None:
+        if self.timer is not None and not self.timer.expired():
+            self.timer.reschedule(deadline)
+
+    async def receive(self) -> Message:
+        """Pass a piece of the body on, within its size and time."""
+        settings = self.guard.settings
+        most = settings.body_bytes
+        if self.bytes_in == 0 and not self.body_read:
+            length = self.headers.get(b"content-length", b"0")
+            if not length.isdigit() or int(length) > most:
+                raise _too_large(most)
+        message = await self._receive()
         if message["type"] == "http.request":
             size = len(message.get("body", b""))
-            exchange.bytes_in += size
-            exchange.body_read = not message.get("more_body", False)
-            if exchange.bytes_in > exchange.body_bytes:
-                raise _too_large(exchange.body_bytes)
-            self._hold(exchange, size)
+            self.bytes_in += size
+            if self.bytes_in > most:
+                raise _too_large(most)
+            self._hold(size)
+            if not message.get("more_body", False) and not self.body_read:
+                self.body_read = True
+                self._until(self.began + settings.body_timeout_s + settings.work_timeout_s)
+            # One request is always let through.
+            if self.guard.held.total > max(settings.held_bytes, self.held):
+                raise Refused(503, "too many bodies are in memory", "memory", retry_after_s=settings.retry_after_s)
         return message
 
-    def _waited(self, exchange: _Exchange) -> float:
-        """Return for how long the request has been under way."""
-        whole = self._settings.body_timeout_s + self._settings.work_timeout_s
-        until = None if exchange.timer is None else exchange.timer.when()
-        return 0.0 if until is None else max(0.0, whole - (until - asyncio.get_running_loop().time()))
-
-    async def _send(self, exchange: _Exchange, message: Message, send: Send) -> None:
+    async def send(self, message: Message) -> None:
         """Send an answer piece by piece, each within a time.
 
         uvicorn waits before a piece for the one before it to be read, so that answers do not pile up in memory.
         """
+        pause, loop = self.guard.settings.body_timeout_s, asyncio.get_running_loop()
         if message["type"] == "http.response.start":
-            headers = MutableHeaders(scope=message)
-            if not exchange.started and message["status"] < 500:
-                self._count(exchange, int(headers.get("content-length", "0")))  # until it is read
-            exchange.started, exchange.status = True, message["status"]
-            if exchange.timer is not None:
-                exchange.timer.reschedule(None)
-            headers.setdefault("cache-control", "no-store")
-            headers["x-content-type-options"] = "nosniff"
-            if not exchange.body_read:  # the rest of it would be taken for the next request's head, or be waited for
-                headers["connection"] = "close"
-            await send(message)
+            headers = dict(message["headers"])
+            if message["status"] < 500:
+                self._hold(int(headers.get(b"content-length", b"0")))  # until it is read
+            self.started, self.status = True, message["status"]
+            self._until(loop.time() + pause)
+            headers.setdefault(b"cache-control", b"no-store")
+            headers[b"x-content-type-options"] = b"nosniff"
+            if not self.body_read:  # the rest of it would be taken for the next request's head, or be waited for
+                headers[b"connection"] = b"close"
+            await self._send({**message, "headers": list(headers.items())})
             return
-        body, last = message.get("body", b""), not message.get("more_body", False)
-        try:
-            for start in range(0, max(1, len(body)), _PIECE):
-                more = start + _PIECE < len(body) or not last
-                piece: dict[str, Any] = {"type": message["type"], "body": body[start : start + _PIECE]}
-                async with asyncio.timeout(self._settings.body_timeout_s):
-                    await send({**piece, "more_body": more})
-        except TimeoutError:  # a client that does not read must not keep its place for ever
-            exchange.status = _GONE
-            raise SlowReader from None
+        body: bytes = message.get("body", b"")
+        if len(body) <= _PIECE:
+            await self._send(message)
+            return
+        for start in range(0, len(body), _PIECE):
+            self._until(loop.time() + pause)
+            more = start + _PIECE < len(body) or message.get("more_body", False)
+            await self._send({"type": message["type"], "body": body[start : start + _PIECE], "more_body": more})
 
-    def _count(self, exchange: _Exchange, size: int) -> None:
+    def _hold(self, size: int) -> None:
         """Count bytes as held until the request ends."""
-        exchange.held += size
-        self._held.total += size
-
-    def _hold(self, exchange: _Exchange, size: int) -> None:
-        """Count bytes of a body, and refuse it where too many are held; one request is always let through."""
-        self._count(exchange, size)
-        if self._held.total > self._settings.held_bytes and self._held.total > exchange.held:
-            raise Refused(503, "too many bodies are in memory", "memory", retry_after_s=self._settings.retry_after_s)
-
-
-def _route_of(scope: Scope) -> str:
-    return str(getattr(scope.get("route"), "path_format", UNMATCHED))
+        self.held += size
+        self.guard.held.total += size
 
 
 def _too_large(limit: int) -> Refused:

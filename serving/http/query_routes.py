@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any, Final
 from urllib.parse import urlencode
 
-from fastapi import Depends, FastAPI, Path, Query
+from fastapi import FastAPI, Path, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
-from policy.risk_record import instant_words
+from policy.risk_record import RiskRecord, instant_words
 from policy.tiers import UNKNOWN
 from serving.champion.model import LoadedModel, ModelHolder
-from serving.http.application import body_problems, may_read, read_problems
+from serving.http.application import guarded
 from serving.http.bodies import (
     ARROW,
     JSON,
+    Encoded,
     as_json,
     may_hold_booleans,
     media_of,
@@ -27,7 +29,7 @@ from serving.http.bodies import (
     shown,
     unknown_name,
 )
-from serving.http.limits import ThreadWork
+from serving.http.limits import ServiceSettings, ThreadWork
 from serving.http.schemas import (
     AskedGpus,
     AskedNodes,
@@ -35,14 +37,11 @@ from serving.http.schemas import (
     NodeAnswer,
     NodesAnswer,
     NodesQuery,
-    NoQuery,
     PredictAnswer,
-    PredictQuery,
     request_body,
 )
 from serving.http.score_cache import ScoreCache
-from serving.http.settings import ServiceSettings
-from serving.scores.fleet import Fleet, NodeState, frame, node_answer, node_with_units, unit_answer
+from serving.scores.fleet import Fleet, NodeState
 from telemetry.collect.remote_write.problems import Refused
 
 if TYPE_CHECKING:
@@ -51,7 +50,7 @@ if TYPE_CHECKING:
 _KINDS: Final = ("nodes", "gpus", "rows")
 _REMOVED: Final = {
     "samples": "samples are not scored by the service: write them to a dataset (`predrain collect`), "
-    "compact and score it (`predrain score --every`), and ask for nodes or gpus",
+    "compact and score it (`predrain score --interval`), and ask for nodes or gpus",
 }
 """Keys of earlier versions, and what to do now."""
 _AT_ONCE: Final = 512  # bytes of a body that names so few nodes that a thread would cost more than the answer
@@ -82,30 +81,26 @@ class QueryRoutes:
     def add_to(self, app: FastAPI) -> None:
         """Add the routes."""
         app.add_api_route(
-            "/v1/nodes",
-            self._nodes,
-            summary="List nodes, the riskiest first unless asked otherwise.",
-            dependencies=[Depends(may_read)],
-            response_model=NodesAnswer,
-            responses=read_problems(400, 409),
-        )
-        app.add_api_route(
             "/v1/nodes/{node:path}",
             self._node,
             summary="Tell a node's risk, its GPUs and why.",
-            dependencies=[Depends(may_read)],
             response_model=NodeAnswer,
-            responses=read_problems(400, 404),
+            **guarded(400, 404),
+        )
+        app.add_api_route(
+            "/v1/nodes",
+            self._nodes,
+            summary="List nodes, the riskiest first unless asked otherwise.",
+            response_model=NodesAnswer,
+            **guarded(400, 409),
         )
         app.add_api_route(
             "/v1/predict",
             self._predict,
             methods=["POST"],
             summary="Tell the risk of nodes or GPUs by name, or of feature rows.",
-            dependencies=[Depends(may_read)],
             response_model=PredictAnswer,
-            responses=body_problems(),
-            openapi_extra=request_body(AskedNodes | AskedGpus | AskedRows, arrow=ARROW),
+            **guarded(body=request_body(AskedNodes | AskedGpus | AskedRows, arrow=ARROW)),
         )
 
     def fleet(self) -> Fleet:
@@ -135,22 +130,20 @@ class QueryRoutes:
         request: Request,
         read: Callable[[bytes, LoadedModel], FeatureRows],
         write: Callable[[LoadedModel, Any], Any],
-        top: int = 0,
     ) -> Response:
         """Read a body's rows in one thread, and score and answer them in another.
 
         ``read``: from the plain body and the model to ``FeatureRows``.
-        ``top``: reasons of each row that alerts at most.
         """
         model = self.model()
         body = await request.body()
         rows = await self._reading.run(lambda: read(self._plain(request, body), model))
-        return await self._scored(model, rows, write, top)
+        return await self._scored(model, rows, write)
 
     async def _scored(
-        self, model: LoadedModel, rows: FeatureRows, write: Callable[[LoadedModel, Any], Any], top: int
+        self, model: LoadedModel, rows: FeatureRows, write: Callable[[LoadedModel, Any], Any]
     ) -> Response:
-        return await self._scoring.run(lambda: as_json(write(model, model.explained(rows, top))))
+        return await self._scoring.run(lambda: as_json(write(model, model.score(rows))))
 
     async def _nodes(self, query: Annotated[NodesQuery, Query()]) -> Response:
         fleet, now = self.fleet(), self._clock()
@@ -171,17 +164,16 @@ class QueryRoutes:
         window = {"total": len(states), "offset": query.offset, "next": following}
         return as_json(frame(fleet, now) | window | {"nodes": [node_answer(state) for state in page]})
 
-    async def _node(self, node: Annotated[str, Path(min_length=1)], _: Annotated[NoQuery, Query()]) -> Response:
+    async def _node(self, node: Annotated[str, Path(min_length=1)]) -> Response:
         fleet, now = self.fleet(), self._clock()
-        state = fleet.state(node, now)
-        if state is None:
+        if node not in fleet.scores.nodes:
             raise Refused(404, f"there is no score of node {shown(node)}", "node")
-        return as_json(frame(fleet, now) | node_with_units(state, fleet.scores.nodes[state.node], now))
+        return as_json(frame(fleet, now) | node_with_units(fleet, node, now))
 
-    async def _predict(self, request: Request, query: Annotated[PredictQuery, Query()]) -> Response:
-        top, media = query.reasons, media_of(request)
+    async def _predict(self, request: Request) -> Response:
+        media = media_of(request)
         if media == ARROW:
-            return await self.score(request, self._read_arrow, self._rows_answer, top)
+            return await self.score(request, self._read_arrow, self._rows_answer)
         if media != JSON:
             raise Refused(415, f"send {JSON} or {ARROW}", "media_type")
         body = await request.body()
@@ -194,7 +186,7 @@ class QueryRoutes:
         if isinstance(answer, Response):
             return answer
         model, rows = answer
-        return await self._scored(model, rows, self._rows_answer, top)
+        return await self._scored(model, rows, self._rows_answer)
 
     def _large(self, body: bytes) -> Response | tuple[LoadedModel, FeatureRows]:
         """Return an answer, or the model and the rows that it is to score."""
@@ -237,10 +229,10 @@ class QueryRoutes:
 
     @staticmethod
     def _node_of(fleet: Fleet, name: str, now: datetime) -> dict[str, Any]:
-        state = fleet.state(name, now)
-        if state is None:
-            return node_with_units(NodeState(name, UNKNOWN, None, 0, 0, 0), (), now) | {"scored": False}
-        return node_with_units(state, fleet.scores.nodes[name], now) | {"scored": True}
+        if name not in fleet.scores.nodes:
+            unscored = _EncodedNode.of(NodeState(name, UNKNOWN, None, 0, 0, 0), (), now)
+            return unscored.answer(now) | {"scored": False}
+        return node_with_units(fleet, name, now) | {"scored": True}
 
     @staticmethod
     def _unit_of(fleet: Fleet, name: str, now: datetime) -> dict[str, Any]:
@@ -251,7 +243,7 @@ class QueryRoutes:
                 "unit": name,
                 "gpu": name,
                 "status": UNKNOWN,
-                "why_unknown": why,
+                "unknown_reason": why,
                 "risk": None,
                 "tier": UNKNOWN,
                 "scored": False,
@@ -269,12 +261,96 @@ class QueryRoutes:
     def _rows_answer(self, model: LoadedModel, predictions: list[dict[str, Any]]) -> dict[str, Any]:
         return {
             "issued_at": instant_words(self._clock()),
-            "horizon_s": model.horizon_s,
+            "horizon_seconds": model.horizon_seconds,
             "model": model.about(),
             # Only the caller knows how old its rows are, so how long the answer holds.
             "expires_at": None,
             "predictions": predictions,
         }
+
+
+def frame(fleet: Fleet, now: datetime) -> dict[str, Any]:
+    """Return what every answer from the scores carries: decision, times, model, staleness."""
+    scores, answers = fleet.scores, fleet.view(now).answers
+    constant = answers.get(None)
+    if constant is None:
+        constant = answers[None] = {
+            "decision": scores.decision,
+            "decision_time": instant_words(scores.decided),
+            "issued_at": instant_words(scores.issued),
+            "expires_at": instant_words(scores.expires),
+            "horizon_seconds": next(iter(scores.units.values())).horizon.total_seconds(),
+            "model": dict(scores.model),
+        }
+    age_s = round((now - scores.decided).total_seconds())
+    return constant | {"expired": fleet.expired(now), "age_seconds": age_s}
+
+
+def unit_answer(record: RiskRecord, now: datetime) -> dict[str, Any]:
+    """Return a record as it is answered now: one that has expired gives no risk, only what it was."""
+    content = record.to_json()
+    del content["format"]
+    if record.status == "ok" and record.expired(now):
+        content |= {
+            "status": "expired",
+            "unknown_reason": f"the score expired at {instant_words(record.expires_at)}",
+            "last_known": {"risk": record.risk, "tier": record.tier},
+            "risk": None,
+            "risks": {},
+            "score": None,
+            "rank": None,
+            "alert": False,
+            "tier": UNKNOWN,
+        }
+    return content
+
+
+def node_answer(state: NodeState) -> dict[str, Any]:
+    """Return a node's state without its units."""
+    return {
+        "node": state.node,
+        "tier": state.tier,
+        "risk": state.risk,
+        "counts": {"known": state.known, "unknown": state.unknown, "expired": state.expired},
+    }
+
+
+def node_with_units(fleet: Fleet, node: str, now: datetime) -> dict[str, Any]:
+    """Return a node with its units, when its scores run out and how old its samples are; encoded once a decision."""
+    view = fleet.view(now)
+    encoded = view.answers.get(node)
+    if encoded is None:
+        encoded = view.answers[node] = _EncodedNode.of(view.by_node[node], fleet.scores.nodes[node], now)
+    answer: dict[str, Any] = encoded.answer(now)
+    return answer
+
+
+@dataclass(frozen=True, slots=True)
+class _EncodedNode:
+    """A node's answer while no further score expires; ``sampled_s``: when the oldest of its newest samples was."""
+
+    state: dict[str, Any]
+    sampled_s: float | None
+    units: Encoded
+
+    @classmethod
+    def of(cls, state: NodeState, records: Sequence[RiskRecord], now: datetime) -> _EncodedNode:
+        worst_first = sorted(records, key=lambda record: -1.0 if record.risk is None else record.risk, reverse=True)
+        known = [record.expires_at for record in records if record.status == "ok"]
+        sampled = [
+            record.decision_time.timestamp() - record.sample_age_seconds
+            for record in records
+            if record.sample_age_seconds is not None
+        ]
+        return cls(
+            node_answer(state) | {"expires_at": instant_words(min(known)) if known else None},
+            min(sampled, default=None),
+            Encoded([unit_answer(record, now) for record in worst_first]),
+        )
+
+    def answer(self, now: datetime) -> dict[str, Any]:
+        age_s = None if self.sampled_s is None else round(now.timestamp() - self.sampled_s)
+        return {**self.state, "sample_age_seconds": age_s, "units": self.units}
 
 
 def _sorted(states: list[NodeState], sort: str) -> list[NodeState]:

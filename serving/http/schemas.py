@@ -22,15 +22,13 @@ def _split(value: object) -> object:
     return [part for text in value for part in str(text).split(",")] if isinstance(value, list) else value
 
 
-class _Query(BaseModel):
+class Query(BaseModel):
+    """Parameters in an address; others are refused."""
+
     model_config = ConfigDict(extra="forbid")
 
 
-class NoQuery(_Query):
-    """A route without parameters refuses any."""
-
-
-class NodesQuery(_Query):
+class NodesQuery(Query):
     """A page of nodes."""
 
     sort: Sort = "-risk"
@@ -38,12 +36,6 @@ class NodesQuery(_Query):
     offset: int = Field(0, ge=0, le=10**9)
     limit: int = Field(100, ge=1, le=1_000)
     decision: str | None = None
-
-
-class PredictQuery(_Query):
-    """How many reasons each row that alerts is given."""
-
-    reasons: int = Field(0, ge=0, le=10)
 
 
 class Problem(BaseModel):
@@ -94,7 +86,7 @@ class Unit(BaseModel):
     node: str | None = None
     slot: str | None = None
     status: Literal["ok", "unknown", "expired"]
-    why_unknown: str | None = None
+    unknown_reason: str | None = None
     risk: Risk
     risks: dict[str, float] | None = None
     score: float | None = None
@@ -104,9 +96,9 @@ class Unit(BaseModel):
     decision_time: datetime | None = None
     issued_at: datetime | None = None
     expires_at: datetime | None = None
-    horizon_s: float | None = None
+    horizon_seconds: float | None = None
     model: Model | None = None
-    sample_age_s: float | None = None
+    sample_age_seconds: float | None = None
     completeness: float | None = None
     reasons: list[Reason] | None = None
     last_known: LastKnown | None = None
@@ -126,7 +118,7 @@ class NodeDetail(Node):
     """A node with its units, the riskiest first."""
 
     expires_at: datetime | None
-    sample_age_s: float | None
+    sample_age_seconds: float | None
     units: list[Unit]
     scored: bool | None = None
 
@@ -139,8 +131,8 @@ class Frame(BaseModel):
     issued_at: datetime
     expires_at: datetime | None
     expired: bool
-    age_s: float
-    horizon_s: float | None
+    age_seconds: float
+    horizon_seconds: float | None
     model: Model
 
 
@@ -160,8 +152,8 @@ class NodeAnswer(NodeDetail):
     decision_time: datetime
     issued_at: datetime
     expired: bool
-    age_s: float
-    horizon_s: float | None
+    age_seconds: float
+    horizon_seconds: float | None
     model: Model
 
 
@@ -173,7 +165,6 @@ class Prediction(BaseModel):
     score: float
     rank: int = Field(ge=1)
     alert: bool
-    reasons: list[Reason] | None = None
 
 
 class PredictAnswer(BaseModel):
@@ -184,8 +175,8 @@ class PredictAnswer(BaseModel):
     issued_at: datetime
     expires_at: datetime | None = None
     expired: bool | None = None
-    age_s: float | None = None
-    horizon_s: float | None = None
+    age_seconds: float | None = None
+    horizon_seconds: float | None = None
     model: Model
     nodes: list[NodeDetail] | None = None
     gpus: list[Unit] | None = None
@@ -261,13 +252,13 @@ class Inputs(BaseModel):
 
 
 def request_body(kinds: Any, *, arrow: str | None = None) -> dict[str, Any]:
-    """Describe a body that a route reads by itself, for ``openapi_extra``; ``arrow``: a media type taken as well."""
+    """Describe a body that a route reads by itself; ``arrow``: a media type taken as well."""
     schema = TypeAdapter(kinds).json_schema()
     definitions = schema.pop("$defs", {})
     content: dict[str, Any] = {"application/json": {"schema": _inlined(schema, definitions)}}
     if arrow is not None:
         content[arrow] = {"schema": {"type": "string", "format": "binary"}}
-    return {"requestBody": {"required": True, "content": content}}
+    return {"required": True, "content": content}
 
 
 def _inlined(schema: Any, definitions: dict[str, Any]) -> Any:

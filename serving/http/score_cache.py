@@ -6,13 +6,14 @@ import json
 import logging
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from features.errors import InputError
+from serving.scores.facts import FACTS, Facts, read_facts
 from serving.scores.fleet import Fleet
-from serving.scores.reading import LATEST, Scores, read_pointer, read_scores
+from serving.scores.reading import LATEST, Scores, read_pointer, read_scores, stamp_of
 
 _LOG = logging.getLogger(__name__)
 _RETRY_ROUNDS = 10
@@ -30,6 +31,7 @@ class Served:
     fleet: Fleet | None = None
     trouble: str | None = "the scores have not been read yet"
     status: Mapping[str, Any] = field(default_factory=dict)
+    facts: Facts = field(default_factory=Facts)
 
 
 class ScoreCache:
@@ -47,6 +49,7 @@ class ScoreCache:
         self._folder = folder
         self._poll_s = poll_s
         self._seen: object = None
+        self._seen_facts: object = None
         self._wait = 0
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="scores", daemon=True)
@@ -67,12 +70,10 @@ class ScoreCache:
         Returns: whether other scores are served now. What cannot be read changes nothing but ``served.trouble``, and is
         tried again when it changes or after some looks.
         """
-        status = self._status()
+        self._look_around()
         stamp = self._stamp()
         self._wait -= 1
         if stamp == self._seen and (self.served.trouble is None or self._wait > 0):
-            if status != self.served.status:
-                self.served = Served(self.served.fleet, self.served.trouble, status)
             return False
         self._seen, self._wait = stamp, _RETRY_ROUNDS
         try:
@@ -80,12 +81,22 @@ class ScoreCache:
         except InputError as error:
             self._say(str(error))
             self.failures += 1
-            self.served = Served(self.served.fleet, str(error), status)
+            self.served = replace(self.served, trouble=str(error))
             return False
-        self.served = Served(Fleet(scores), None, status)
+        self.served = replace(self.served, fleet=Fleet(scores), trouble=None)
         self.loads += 1
         _LOG.info("serving decision %s: %d units on %d nodes", scores.decision, len(scores.units), len(scores.nodes))
         return True
+
+    def _look_around(self) -> None:
+        """Read what else the scoring wrote, where it has changed."""
+        status = self._status()
+        if status != self.served.status:
+            self.served = replace(self.served, status=status)
+        stamp = stamp_of(self._folder / FACTS)
+        if stamp != self._seen_facts:
+            self._seen_facts = stamp
+            self.served = replace(self.served, facts=read_facts(self._folder))
 
     def _read(self) -> Scores:
         scores = read_scores(self._folder)
@@ -94,19 +105,12 @@ class ScoreCache:
         return scores
 
     def _stamp(self) -> object:
-        """Return what changes when the scores do: the pointer's content, and the file that it points to."""
-        pointer = self._folder / LATEST
+        """Return what changes when the scores do: the pointer, and the file that it points to."""
         try:
-            content = pointer.read_bytes()
-            stat = pointer.stat()
-            where: tuple[object, ...] = (content, stat.st_mtime_ns, stat.st_ino)
-        except OSError as error:
-            return error.errno
-        try:
-            stat = (self._folder / "decisions" / read_pointer(self._folder) / "risks.jsonl").stat()
-        except (OSError, InputError):
-            return where
-        return (*where, stat.st_mtime_ns, stat.st_ino, stat.st_size)
+            records = self._folder / "decisions" / read_pointer(self._folder) / "risks.jsonl"
+        except InputError as error:
+            return stamp_of(self._folder / LATEST), str(error)
+        return stamp_of(self._folder / LATEST), records, stamp_of(records)
 
     def _status(self) -> Mapping[str, Any]:
         try:

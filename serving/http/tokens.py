@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import hmac
 import logging
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Final, Literal, get_args
 
 from features.errors import InputError
+from serving.scores.reading import stamp_of
 
 _LOG = logging.getLogger(__name__)
 
@@ -52,36 +54,34 @@ class ScopedTokens:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._stamp = _stamp(path)
+        self._stamp = stamp_of(path)
         self._grants = _read(path)
 
-    def grant(self, header: str | None) -> Grant | None:
+    def grant(self, header: str | None, *, basic: bool = False) -> Grant | None:
         """Return what the token of an ``Authorization`` header may do, None if it is none of the file's.
 
+        ``basic``: take it as the password of a browser, too (RFC 7617).
         Each hash is compared, in constant time, so that the answer's delay tells nothing of it. A file that has
         changed is read again; while it cannot be used, the tokens of before hold.
         """
         scheme, _, token = (header or "").partition(" ")
-        identified = self.identify(token)
-        return identified[1] if identified is not None and scheme.lower() == "bearer" else None
-
-    def identify(self, token: str) -> tuple[str, Grant] | None:
-        """Return a token's fingerprint and what it may do, None if it is none of the file's; in constant time."""
+        if basic and scheme.lower() == "basic":
+            try:
+                token = base64.b64decode(token, validate=True).decode().partition(":")[2]
+            except ValueError:
+                return None
+        elif scheme.lower() != "bearer":
+            return None
         self._refresh()
         given = hashlib.sha256(token.strip().encode("utf-8", "surrogatepass")).digest()
-        matching: tuple[bytes, Grant] | None = None
+        found: Grant | None = None
         for digest, grant in self._grants:
             if hmac.compare_digest(digest, given):
-                matching = digest, grant
-        return None if matching is None else (_fingerprint(matching[0]), matching[1])
-
-    def of_fingerprint(self, fingerprint: str) -> Grant | None:
-        """Return what the token with a fingerprint may do now, None if the file holds it no longer."""
-        self._refresh()
-        return next((grant for digest, grant in self._grants if _fingerprint(digest) == fingerprint), None)
+                found = grant
+        return found
 
     def _refresh(self) -> None:
-        stamp = _stamp(self._path)
+        stamp = stamp_of(self._path)
         if stamp == self._stamp:
             return
         self._stamp = stamp
@@ -91,19 +91,6 @@ class ScopedTokens:
             _LOG.warning("the token file cannot be used, the tokens of before hold: %s", error)
         else:
             _LOG.info("the token file has changed: %d tokens", len(self._grants))
-
-
-def _fingerprint(digest: bytes) -> str:
-    """Name a token without giving its hash away."""
-    return hashlib.sha256(b"predrain session\0" + digest).hexdigest()[:32]
-
-
-def _stamp(path: Path) -> tuple[int, int, int] | None:
-    try:
-        stat = path.stat()
-    except OSError:
-        return None
-    return stat.st_mtime_ns, stat.st_ino, stat.st_size
 
 
 def _read(path: Path) -> list[tuple[bytes, Grant]]:

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Final
 
 from serving.scores.fleet import ALL_TIERS
+from serving.scores.reading import STAMP
 
 _LOG = logging.getLogger(__name__)
-_STAMP: Final = "%Y%m%dT%H%M%SZ"
 _NAN: Final = float("nan")
 _NO_TIER: Final = 255
 MOST_DECISIONS: Final = 400
@@ -85,7 +85,7 @@ class ScoreHistory:
         try:
             for path in self._folder.iterdir():
                 try:
-                    times[path.name] = datetime.strptime(path.name, _STAMP).replace(tzinfo=UTC)
+                    times[path.name] = datetime.strptime(path.name, STAMP).replace(tzinfo=UTC)
                 except ValueError:
                     continue
         except OSError:

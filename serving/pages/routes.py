@@ -1,45 +1,39 @@
-"""The pages' routes: the fleet, a node, a GPU, what came of alerts, the ledger, the API's description, logging in."""
+"""The pages' routes: the fleet, a node, a GPU, what came of alerts, the ledger, the API's description."""
 
 from __future__ import annotations
 
-import contextlib
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from functools import wraps
 from typing import Annotated, Any, Final, Protocol
-from urllib.parse import quote
 
-from fastapi import Depends, FastAPI, Path, Query
-from pydantic import BaseModel, ConfigDict
+from fastapi import FastAPI, Path, Query
+from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from features.errors import InputError
 from policy.tiers import TIERS, UNKNOWN
-from serving.http.application import may_read_page, problems
+from serving.http.application import guarded_page, problems
 from serving.http.bodies import as_json, shown
 from serving.http.limits import ThreadWork
-from serving.http.schemas import NoQuery
+from serving.http.metrics import fitted_at
+from serving.http.schemas import Query as QueryModel
 from serving.http.score_cache import Served
-from serving.pages import heat_map
-from serving.pages.charts import channel_chart, risk_chart, spark
-from serving.pages.dataset_reader import Channels, DatasetReader, Facts
-from serving.pages.fleet_table import FleetRow, FleetTable, natural, select
+from serving.pages.charts import HeatMap, draw, risk_chart, spark
+from serving.pages.fleet_table import PAGE_SIZES, FleetQuery, FleetRow, FleetTable, Text, natural, select
 from serving.pages.history import ScoreHistory
-from serving.pages.locations import NOWHERE, Place
-from serving.pages.login import LoginPages, Sessions
-from serving.pages.query import PAGE_SIZES, FleetQuery, Text
-from serving.pages.rendering import ASSETS, asset, page, redirect
+from serving.pages.rendering import ASSETS, asset, page
+from serving.scores.facts import NOWHERE
 from serving.scores.fleet import Fleet
-from serving.scores.reading import parse_instant
 from telemetry.collect.remote_write.problems import Refused
 
 LEDGER_MOST: Final = 50
 """Decisions shown of a node, and decisions listed."""
 
-_PAGES: Final = frozenset({"/", "/outcomes", "/ledger", "/docs", "/login", "/logout"})
+_PAGES: Final = frozenset({"/", "/outcomes", "/ledger"})
 _PAGE_PREFIXES: Final = ("/nodes/", "/gpus/", "/page/")
 _HTML: Final = "text/html"
 
@@ -75,17 +69,13 @@ class Health:
     model: Mapping[str, Any] | None
 
 
-class _Query(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-
-class LedgerQuery(_Query):
+class LedgerQuery(QueryModel):
     """Whose decisions are shown; empty: of all nodes."""
 
     node: Text = ""
 
 
-class AssetQuery(_Query):
+class AssetQuery(QueryModel):
     """The digest in a file's address, which changes with its content."""
 
     v: Text = ""
@@ -102,12 +92,15 @@ def is_page(path: str) -> bool:
     return path in _PAGES or path.startswith(_PAGE_PREFIXES)
 
 
+def is_open_page(path: str) -> bool:
+    """Tell whether a path of the pages is answered without a token: style, script and icon."""
+    return path.startswith("/page/") and path != "/page/decision"
+
+
 class FleetPages:
     """Serves the pages.
 
     ``health``: gives the service's :class:`Health`.
-    ``sessions``: None: anybody may look.
-    ``reader``: None: the service was given no dataset.
     ``ledger``: None: the service was given no ledger.
     """
 
@@ -119,49 +112,36 @@ class FleetPages:
         work: ThreadWork,
         health: Callable[[], Health],
         *,
-        sessions: Sessions | None,
-        reader: DatasetReader | None,
         ledger: LedgerPages | None,
-        document: Callable[[], dict[str, Any]],
     ) -> None:
         self._newest = newest
         self._history = history
         self._clock = clock
         self._work = work
         self._health = health
-        self._sessions = sessions
-        self._reader = reader
         self._ledger = ledger
-        self._document = document
         self._table = FleetTable()
-        self._drawn: tuple[list[FleetRow], heat_map.HeatMap] | None = None
+        self._drawn: tuple[list[FleetRow], HeatMap] | None = None
 
     def add_to(self, app: FastAPI) -> None:
         """Add the routes."""
         tags: dict[str, Any] = {"tags": ["pages"]}
-        read: dict[str, Any] = {"dependencies": [Depends(may_read_page)], **tags}
+        read = guarded_page() | tags
         for path, handler, summary, statuses in (
             ("/", self._fleet, "Show who is at risk.", ()),
             ("/nodes/{node:path}", self._node, "Show a node, its GPUs and why.", (404,)),
-            ("/gpus/{gpu:path}", self._gpu, "Show a GPU: why, earlier scores, channels, outcomes.", (404,)),
+            ("/gpus/{gpu:path}", self._gpu, "Show a GPU: why, earlier scores, outcomes.", (404,)),
             ("/outcomes", self._outcomes, "Show what came of the alerts of the last 30 days.", ()),
             ("/ledger", self._ledger_page, "Show what a controller decided, of all nodes or one.", ()),
         ):
             made = self._in_thread(handler)
-            app.add_api_route(path, made, summary=summary, **_html(303, 400, 403, 429, 503, *statuses), **read)
-        app.add_api_route(
-            "/docs",
-            self._in_thread(self._docs),
-            summary="Show this document to people.",
-            **_html(400, 429, 503),
-            **tags,
-        )
+            app.add_api_route(path, made, summary=summary, **_html(400, 401, 403, 503, *statuses), **read)
         app.add_api_route(
             "/page/decision",
             self._decision,
             summary="Tell which decision is shown, for the pages' script.",
             response_model=ShownDecision,
-            responses=problems(303, 400, 403, 429, 503, media=_HTML),
+            responses=problems(400, 401, 403, 503, media=_HTML),
             **read,
         )
         assets: dict[int | str, dict[str, Any]] = {
@@ -172,17 +152,16 @@ class FleetPages:
             self._asset,
             summary="Give the pages' style, script and icon.",
             response_class=Response,
-            responses=assets | problems(400, 404, 429, 503, media=_HTML),
+            responses=assets | problems(400, 404, 503, media=_HTML),
             **tags,
         )
-        LoginPages(self._sessions, self._frame).add_to(app)
 
     def refusal(self, request: Request, refused: Refused) -> Response:
-        """Return a refusal as a page; who is not known is asked to log in."""
-        if refused.status == 401 and request.method in ("GET", "HEAD"):
-            return redirect(f"/login?next={quote(_address(request), safe='')}")
-        answer = page(request, "refusal", refused.status, **self._frame(None), refused=refused)
+        """Return a refusal as a page; the browser asks who is not known for a token, as a password."""
+        answer = page(request, "refusal", refused.status, **self._frame(), refused=refused)
         answer.headers.update({name: value for name, value in refused.headers().items() if name != "Content-Type"})
+        if refused.status == 401:
+            answer.headers["WWW-Authenticate"] = 'Basic realm="predrain: a token with the scope read as the password"'
         return answer
 
     def _in_thread(self, make: Callable[..., Response]) -> Callable[..., Awaitable[Response]]:
@@ -194,21 +173,13 @@ class FleetPages:
 
         return handle
 
-    def _frame(self, here: str | None) -> dict[str, Any]:
+    def _frame(self, here: str | None = None) -> dict[str, Any]:
         """Return what every page shows around its own."""
         return {
             "here": here,
-            "logged_in": self._sessions is not None and here is not None,
             "has_ledger": self._ledger is not None,
             "now": self._clock(),
         }
-
-    def _facts(self) -> Facts | None:
-        return None if self._reader is None else self._reader.facts
-
-    def _places(self) -> Mapping[str, Place]:
-        facts = self._facts()
-        return _NO_PLACES if facts is None else facts.places
 
     def _served(self) -> Fleet:
         served = self._newest.served
@@ -217,7 +188,7 @@ class FleetPages:
         return served.fleet
 
     def _fleet(self, request: Request, query: Annotated[FleetQuery, Query()]) -> Response:
-        fleet, now, places = self._served(), self._clock(), self._places()
+        fleet, now, places = self._served(), self._clock(), self._newest.served.facts.places
         nodes, gpus = self._table.rows(fleet, places, now)
         rows = nodes if query.show == "nodes" else gpus
         node_tiers, gpu_tiers = (Counter(row.tier for row in table) for table in (nodes, gpus))
@@ -247,39 +218,33 @@ class FleetPages:
             sizes=PAGE_SIZES,
         )
 
-    def _map(self, rows: list[FleetRow], fleet: Fleet, now: datetime, *, keep: bool) -> heat_map.HeatMap:
+    def _map(self, rows: list[FleetRow], fleet: Fleet, now: datetime, *, keep: bool) -> HeatMap:
         kept = self._drawn
         if kept is not None and kept[0] is rows:
             return kept[1]
-        drawn = heat_map.draw(rows, fleet, now)
+        drawn = draw(rows, fleet, now)
         if keep:
             self._drawn = (rows, drawn)
         return drawn
 
     def _freshness(self, fleet: Fleet, now: datetime) -> dict[str, Any]:
         scores, health, status = fleet.scores, self._health(), self._newest.served.status
-        ages = [record.sample_age_s for record in scores.units.values() if record.sample_age_s is not None]
+        ages = [record.sample_age_seconds for record in scores.units.values() if record.sample_age_seconds is not None]
         since = (now - scores.decided).total_seconds()
-        model = scores.summary.get("model")
-        fitted = None
-        with contextlib.suppress(ValueError):  # somebody edited the summary
-            fitted = parse_instant(model.get("fitted_at")) if isinstance(model, dict) else None
         return {
             "scores": scores,
             "expired": fleet.expired(now),
             "age_s": since,
             "left_s": (scores.expires - now).total_seconds(),
             "newest_sample_s": min(ages) + since if ages else None,
-            "fitted": fitted,
+            "fitted": fitted_at(scores.summary),
             "health": health,
             "scoring": status,
-            "facts": self._facts(),
+            "facts": self._newest.served.facts,
         }
 
-    def _node(
-        self, request: Request, node: Annotated[str, Path(min_length=1)], _: Annotated[NoQuery, Query()]
-    ) -> Response:
-        fleet, now, places = self._served(), self._clock(), self._places()
+    def _node(self, request: Request, node: Annotated[str, Path(min_length=1)]) -> Response:
+        fleet, now, places = self._served(), self._clock(), self._newest.served.facts.places
         state = fleet.state(node, now)
         if state is None:
             raise Refused(404, f"there is no score of node {shown(node)}", "node")
@@ -297,17 +262,15 @@ class FleetPages:
                 for record in records
             ],
             place=next((places[record.unit] for record in records if record.unit in places), NOWHERE),
-            sample_age_s=max(
-                (record.sample_age_s for record in records if record.sample_age_s is not None), default=None
+            sample_age_seconds=max(
+                (record.sample_age_seconds for record in records if record.sample_age_seconds is not None), default=None
             ),
             since_s=(now - fleet.scores.decided).total_seconds(),
             decisions=max((len(scores) for scores in past.values()), default=0),
             recent_alerts=self._recent_alerts({record.unit for record in records}),
         )
 
-    def _gpu(
-        self, request: Request, gpu: Annotated[str, Path(min_length=1)], _: Annotated[NoQuery, Query()]
-    ) -> Response:
+    def _gpu(self, request: Request, gpu: Annotated[str, Path(min_length=1)]) -> Response:
         fleet, now = self._served(), self._clock()
         record = fleet.scores.units.get(gpu)
         if record is None:
@@ -319,7 +282,6 @@ class FleetPages:
             for tier, value in (raw.items() if isinstance(raw, dict) else ())
             if tier in TIERS and isinstance(value, int | float)
         }
-        channels, trouble = self._channels(record.node, record.unit)
         return page(
             request,
             "gpu",
@@ -327,35 +289,20 @@ class FleetPages:
             scores=fleet.scores,
             record=record,
             holds=record.status == "ok" and not record.expired(now),
-            place=self._places().get(record.unit, NOWHERE),
+            place=self._newest.served.facts.places.get(record.unit, NOWHERE),
             since_s=(now - record.decision_time).total_seconds(),
             past=past,
             chart=risk_chart(past, bounds, f"Risk of {record.unit} over {len(past)} decisions") if past else None,
-            channels=channels,
-            plots=[(series, channel_chart(series)) for series in channels.series] if channels else [],
-            trouble=trouble,
-            has_dataset=self._reader is not None,
             recent_alerts=self._recent_alerts({record.unit}),
         )
 
-    def _channels(self, node: str, unit: str) -> tuple[Channels | None, str | None]:
-        """Return a unit's channels, or why there are none."""
-        if self._reader is None:
-            return None, None
-        try:
-            return self._reader.channels(node, unit), None
-        except InputError as error:
-            return None, str(error)
-
     def _recent_alerts(self, units: set[str]) -> list[Mapping[str, Any]] | None:
-        """Return the alerts on some units in the last 30 days; None: outcomes are not known here."""
-        facts = self._facts()
-        if facts is None or facts.outcomes is None:
-            return None
-        return [alert for alert in facts.outcomes["alerts"] if alert["unit"] in units]
+        """Return the alerts on some units in the last 30 days; None: they are not judged yet."""
+        outcomes = self._newest.served.facts.outcomes
+        return None if outcomes is None else [alert for alert in outcomes["alerts"] if alert["unit"] in units]
 
-    def _outcomes(self, request: Request, _: Annotated[NoQuery, Query()]) -> Response:
-        return page(request, "outcomes", **self._frame("outcomes"), facts=self._facts())
+    def _outcomes(self, request: Request) -> Response:
+        return page(request, "outcomes", **self._frame("outcomes"), outcomes=self._newest.served.facts.outcomes)
 
     def _ledger_page(self, request: Request, query: Annotated[LedgerQuery, Query()]) -> Response:
         node = query.node
@@ -376,19 +323,7 @@ class FleetPages:
             most=LEDGER_MOST,
         )
 
-    def _docs(self, request: Request, _: Annotated[NoQuery, Query()]) -> Response:
-        from serving.http.application import operations_of  # noqa: PLC0415 - for this page only
-
-        document = self._document()
-        return page(
-            request,
-            "docs",
-            **self._frame("docs" if self._sessions is None else None),
-            document=document,
-            operations=operations_of(document),
-        )
-
-    async def _decision(self, _: Annotated[NoQuery, Query()]) -> Response:
+    async def _decision(self) -> Response:
         return as_json({"decision": self._served().scores.decision})
 
     async def _asset(
@@ -397,16 +332,6 @@ class FleetPages:
         if file not in ASSETS:
             raise Refused(404, "there is no such file", "path")
         return asset(request, file)
-
-
-_NO_PLACES: Final[dict[str, Place]] = {}
-
-
-def _address(request: Request) -> str:
-    """Return path and query as they were sent."""
-    path = request.scope.get("raw_path", b"").decode("latin-1") or request.scope["path"]
-    query = request.scope.get("query_string", b"").decode("latin-1")
-    return f"{path}?{query}" if query else path
 
 
 def _html(*statuses: int) -> dict[str, Any]:

@@ -10,11 +10,10 @@ from typing import Any
 from features.matrix.meta import MatrixConfig
 from policy.risk_record import ModelName, RiskRecord
 from policy.tiers import choose_thresholds
-from serving.scores.decision_times import asked_decision, behind_s, due_decision
+from serving.scores.decision_times import ScoringSettings, asked_decision, due_decision, lag_seconds
 from serving.scores.feature_settings import live_config, window_plan
 from serving.scores.fleet_rows import fleet_rows
 from serving.scores.records import OUT_OF_USE, ServedModel, decision_summary, risk_records
-from serving.scores.settings import ScoringSettings
 from serving.scores.status import ScoringResult
 from serving.scores.unit_scores import score_units
 from serving.scores.writing import ScoresFolder, write_decision
@@ -51,7 +50,7 @@ def score_decision(
             if standing is None:
                 issued_at = now.astimezone(UTC).replace(microsecond=0)
                 records, summary = _score(dataset, model, config, settings, t, issued_at)
-                standing = summary | {"took_s": round(time.monotonic() - began, 3)}
+                standing = summary | {"duration_seconds": round(time.monotonic() - began, 3)}
                 write_decision(swap.path, records, standing)
                 swap.commit()
                 written = True
@@ -65,7 +64,7 @@ def score_decision(
         written=written,
         folder=scores.folder_of(t),
         summary=standing,
-        behind_s=behind_s(config, t, now),
+        lag_seconds=lag_seconds(config, t, now),
         notes=tuple(notes),
     )
 

@@ -1,14 +1,36 @@
-"""Which decision is due: the newest time of the grid whose facts are there."""
+"""What batch scoring is told, and which decision is due: the newest time of the grid whose facts are there."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
 from features.errors import InputError
 from features.matrix.meta import MatrixConfig
+from policy.tiers import TierThresholds
 
 MIN_STEPS_STALE = 2
 """Steps, beside the delay, that a unit's newest sample may always be old: one that is due and one that is late."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScoringSettings:
+    """Settings of ``predrain score``: the sections ``serving`` and ``policy.tiers`` of the parameters.
+
+    ``stale_after``: a unit whose newest usable sample is older than this at the decision time is unknown. A dataset of
+    long steps is given two steps and the delay at least, or nothing in it would ever be fresh.
+    ``min_completeness``: a unit with less than this share of the samples expected in the last decision interval is
+    unknown; 0: never.
+    ``max_explained``: units explained at most, the riskiest first: half a millisecond each and tree learner.
+    ``max_reasons``: reasons a unit at most.
+    """
+
+    stale_after: timedelta = timedelta(hours=1)
+    min_completeness: float = 0.5
+    max_explained: int = 200
+    max_reasons: int = 3
+    retention: timedelta = timedelta(days=35)
+    tiers: TierThresholds = field(default_factory=TierThresholds)
 
 
 def due_decision(config: MatrixConfig, now: datetime) -> datetime:
@@ -65,7 +87,7 @@ def expiry(config: MatrixConfig, t: datetime, issued_at: datetime) -> datetime:
     return min(t + config.labels.gap + config.labels.horizon, issued_at + 2 * config.decision.every)
 
 
-def behind_s(config: MatrixConfig, t: datetime, now: datetime) -> float:
+def lag_seconds(config: MatrixConfig, t: datetime, now: datetime) -> float:
     """Give by how many seconds a decision is older than the one that would be due by the clock alone; 0: it is that."""
     return max((_floor(now - config.features.delay, config) - t).total_seconds(), 0.0)
 

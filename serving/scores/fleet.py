@@ -5,11 +5,11 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from policy.risk_record import RiskRecord, instant_words
+from policy.risk_record import RiskRecord
 from policy.tiers import TIERS, UNKNOWN, node_risk, worst_tier
 from serving.scores.reading import Scores
 
@@ -57,12 +57,16 @@ def state_of(node: str, records: Iterable[RiskRecord], now: datetime) -> NodeSta
 
 
 @dataclass(frozen=True, slots=True)
-class _View:
-    """All nodes while no further score expires."""
+class View:
+    """All nodes while no further score expires.
+
+    ``answers``: what was encoded of each node for an answer, and under None what all answers carry.
+    """
 
     epoch: int
     by_node: dict[str, NodeState]
     worst_first: list[NodeState]
+    answers: dict[str | None, Any] = field(default_factory=dict)
 
 
 class Fleet:
@@ -82,11 +86,11 @@ class Fleet:
 
     def state(self, node: str, now: datetime) -> NodeState | None:
         """Return a node's state, None if there is no score of it."""
-        return self._at(now).by_node.get(node)
+        return self.view(now).by_node.get(node)
 
     def states(self, now: datetime) -> list[NodeState]:
         """Return all nodes, the riskiest first, then by name; do not change the list."""
-        return self._at(now).worst_first
+        return self.view(now).worst_first
 
     def expired(self, now: datetime) -> bool:
         """Tell whether no score holds any longer."""
@@ -100,73 +104,14 @@ class Fleet:
         """Tell whether the decision is older than some seconds; None: it never is."""
         return after_s is not None and (now - self.scores.decided).total_seconds() > after_s
 
-    def _at(self, now: datetime) -> _View:
+    def view(self, now: datetime) -> View:
+        """Return all nodes as they are now."""
         view = self._view
         epoch = bisect_right(self._expiries, now)
         if epoch != view.epoch:
             view = self._view = self._make(epoch, now)
         return view
 
-    def _make(self, epoch: int, now: datetime) -> _View:
+    def _make(self, epoch: int, now: datetime) -> View:
         states = {node: state_of(node, records, now) for node, records in self.scores.nodes.items()}
-        return _View(epoch, states, sorted(states.values(), key=lambda state: state.order))
-
-
-def frame(fleet: Fleet, now: datetime) -> dict[str, Any]:
-    """Return what every answer from the scores carries: decision, times, model, staleness."""
-    scores = fleet.scores
-    return {
-        "decision": scores.decision,
-        "decision_time": instant_words(scores.decided),
-        "issued_at": instant_words(scores.issued),
-        "expires_at": instant_words(scores.expires),
-        "expired": fleet.expired(now),
-        "age_s": round((now - scores.decided).total_seconds()),
-        "horizon_s": next(iter(scores.units.values())).horizon.total_seconds(),
-        "model": dict(scores.model),
-    }
-
-
-def unit_answer(record: RiskRecord, now: datetime) -> dict[str, Any]:
-    """Return a record as it is answered now: one that has expired gives no risk, only what it was."""
-    content = record.to_json()
-    del content["format"]
-    if record.status == "ok" and record.expired(now):
-        content |= {
-            "status": "expired",
-            "why_unknown": f"the score expired at {instant_words(record.expires_at)}",
-            "last_known": {"risk": record.risk, "tier": record.tier},
-            "risk": None,
-            "risks": {},
-            "score": None,
-            "rank": None,
-            "alert": False,
-            "tier": UNKNOWN,
-        }
-    return content
-
-
-def node_answer(state: NodeState) -> dict[str, Any]:
-    """Return a node's state without its units."""
-    return {
-        "node": state.node,
-        "tier": state.tier,
-        "risk": state.risk,
-        "counts": {"known": state.known, "unknown": state.unknown, "expired": state.expired},
-    }
-
-
-def node_with_units(state: NodeState, records: Iterable[RiskRecord], now: datetime) -> dict[str, Any]:
-    """Return a node with its units, the riskiest first, when its scores run out and how old its samples are."""
-    every = sorted(records, key=lambda record: -1.0 if record.risk is None else record.risk, reverse=True)
-    known = [record.expires_at for record in every if record.status == "ok"]
-    ages = [
-        record.sample_age_s + (now - record.decision_time).total_seconds()
-        for record in every
-        if record.sample_age_s is not None
-    ]
-    return node_answer(state) | {
-        "expires_at": instant_words(min(known)) if known else None,
-        "sample_age_s": round(max(ages)) if ages else None,
-        "units": [unit_answer(record, now) for record in every],
-    }
+        return View(epoch, states, sorted(states.values(), key=lambda state: state.order))

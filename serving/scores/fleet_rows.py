@@ -22,9 +22,8 @@ from features.matrix.meta import ROW_COLUMNS, MatrixConfig
 from features.sequences import SequencePlan, layout_of, live_windows
 from features.times import duration_ms, instant_ms, instants
 from features.windows.blocks import key_columns
-from serving.scores.decision_times import stale_after
+from serving.scores.decision_times import ScoringSettings, stale_after
 from serving.scores.freshness import Freshness, FreshnessWatch, always_fresh, sample_columns, stays_at
-from serving.scores.settings import ScoringSettings
 from telemetry.dataset.store import Dataset
 
 
@@ -89,9 +88,9 @@ def fleet_rows(
     why: list[str | None] = [None] * len(keys)
     if sampled:
         fresh = watch.of(keys["node"].tolist(), keys["unit"].tolist())
-        why = fresh.why_unknown(
+        why = fresh.unknown_reasons(
             stale_after=stale,
-            least=settings.least_completeness,
+            least=settings.min_completeness,
             interval=config.decision.every,
             looked_back=None if since is None else t - since,
         )

@@ -25,14 +25,14 @@ Ints = NDArray[np.int64]
 class Freshness:
     """What the samples of some units are like, each array of shape (n_units,).
 
-    ``sample_age_s``: age of the newest usable sample at the decision time in seconds; NaN: there is none.
+    ``sample_age_seconds``: age of the newest usable sample at the decision time in seconds; NaN: there is none.
     ``completeness``: share of the samples expected in the last decision interval, 0 to 1.
     """
 
-    sample_age_s: Floats
+    sample_age_seconds: Floats
     completeness: Floats
 
-    def why_unknown(
+    def unknown_reasons(
         self, *, stale_after: timedelta, least: float, interval: timedelta, looked_back: timedelta | None = None
     ) -> list[str | None]:
         """Say for each unit in words why it must not be scored; None: it may be.
@@ -45,7 +45,7 @@ class Freshness:
             silent = f"no sample in the last {_span(looked_back.total_seconds())}"
         limit = stale_after.total_seconds()
         words: list[str | None] = []
-        for age, share in zip(self.sample_age_s.tolist(), self.completeness.tolist(), strict=True):
+        for age, share in zip(self.sample_age_seconds.tolist(), self.completeness.tolist(), strict=True):
             if np.isnan(age):
                 words.append(silent)
             elif age > limit:

@@ -21,8 +21,8 @@ LATEST: Final = "latest.json"
 TEXTFILE: Final = "predrain_score.prom"
 _MOST_TEXTFILE_BYTES: Final = 1 << 16
 
-_STAMP: Final = "%Y%m%dT%H%M%SZ"
-_NAME: Final = re.compile(r"\d{8}T\d{6}Z")
+STAMP: Final = "%Y%m%dT%H%M%SZ"
+NAME: Final = re.compile(r"\d{8}T\d{6}Z")
 _DO: Final = "Run `predrain score` again; the scores of before are served meanwhile."
 
 
@@ -63,7 +63,7 @@ class Scores:
         decided = max(record.decision_time for record in units.values())
         known = [record.expires_at for record in units.values() if record.status == "ok"]
         return cls(
-            decided.strftime(_STAMP) if decision is None else decision,
+            decided.strftime(STAMP) if decision is None else decision,
             units,
             {node: tuple(sorted(records, key=_place)) for node, records in nodes.items()},
             decided,
@@ -93,10 +93,10 @@ def read_pointer(folder: Path) -> str:
         raise InputError(
             f"the scores are of format {written_format!r}, this version reads {FORMAT}",
             str(path),
-            "Score and serve with the same version of predrain.",
+            "Score again: `predrain score` and the service must be of one version.",
         )
     name = pointer.get("decision")
-    if not isinstance(name, str) or not _NAME.fullmatch(name):  # it becomes part of a path
+    if not isinstance(name, str) or not NAME.fullmatch(name):  # it becomes part of a path
         raise InputError(f"{name!r} is no decision's name", str(path), _DO)
     return name
 
@@ -123,6 +123,15 @@ def read_scores(folder: Path) -> Scores:
     if not units:
         raise InputError("the decision holds no record", str(path), _DO)
     return Scores.of(units.values(), _summary(path.with_name("summary.json")), name)
+
+
+def stamp_of(path: Path) -> tuple[int, ...]:
+    """Give what changes when a file is replaced, written or removed."""
+    try:
+        stat = path.stat()
+    except OSError as error:
+        return (error.errno or 0,)
+    return (stat.st_mtime_ns, stat.st_ino, stat.st_size)
 
 
 def last_run_metrics(scores: Path) -> str:

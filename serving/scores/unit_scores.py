@@ -20,8 +20,8 @@ from policy.risk_record import RiskReason
 from policy.tiers import RAISED, TierThresholds
 
 if TYPE_CHECKING:  # the service explains rows without the kernels that compute them
+    from serving.scores.decision_times import ScoringSettings
     from serving.scores.fleet_rows import FleetRows
-    from serving.scores.settings import ScoringSettings
 
 FLEET_UNITS = 2048
 """Units that a value is placed among at most, spread evenly: percentiles need no more."""
@@ -59,9 +59,9 @@ def score_units(
     risks = fitted.risks(profile, scored.score)
     raised = np.array([thresholds.tier(plain(value)) in RAISED for value in risk], dtype=np.bool_)
     wanted = np.flatnonzero(raised | scored.alert)
-    explained = wanted[np.lexsort((scored.rank[wanted], -risk[wanted]))][: settings.explained]
+    explained = wanted[np.lexsort((scored.rank[wanted], -risk[wanted]))][: settings.max_explained]
     noun = "GPUs" if rows.keys["gpu"].notna().any() else "nodes"
-    unit_reasons = top_reasons(fitted, profile, values, explained, top=settings.reasons, noun=noun)
+    unit_reasons = top_reasons(fitted, profile, values, explained, top=settings.max_reasons, noun=noun)
     reasons = dict(zip(explained.tolist(), unit_reasons, strict=True))
     scores = {
         row: UnitScore(

@@ -4,7 +4,8 @@
 
     SCORES/
       decisions/20260101T060000Z/   risks.parquet, risks.jsonl, summary.json; never changed once it is there
-      latest.json                   {"format": 1, "decision": "20260101T060000Z"}; replaced last
+      fleet.json                    where units stand, and what came of earlier alerts
+      latest.json                   {"format": 2, "decision": "20260101T060000Z"}; replaced last
       status.json                   how the last runs went
       predrain_score.prom           the same for node-exporter's textfile collector
 """
@@ -25,7 +26,8 @@ import pyarrow.parquet as pq
 
 from features.errors import InputError
 from policy.risk_record import FORMAT, RiskRecord
-from serving.scores.reading import LATEST, TEXTFILE
+from serving.scores.facts import FACTS
+from serving.scores.reading import LATEST, NAME, STAMP, TEXTFILE
 from telemetry.atomic import FolderSwap, disk_errors, fsync_path, recover_folder, write_bytes
 from telemetry.dataset.schema import INSTANT
 
@@ -35,10 +37,8 @@ PARQUET = "risks.parquet"
 JSON_LINES = "risks.jsonl"
 STATUS = "status.json"
 
-_STAMP = "%Y%m%dT%H%M%SZ"
-_NAME = re.compile(r"\d{8}T\d{6}Z")
 _HIDDEN = re.compile(r"\.(\d{8}T\d{6}Z)\.(building|previous|removing|reading-.*)")
-_OWN = frozenset({LATEST, DECISIONS, STATUS, TEXTFILE})
+_OWN = frozenset({LATEST, DECISIONS, STATUS, TEXTFILE, FACTS})
 
 RISKS_SCHEMA = pa.schema(
     [
@@ -48,7 +48,7 @@ RISKS_SCHEMA = pa.schema(
         pa.field("node", pa.string(), nullable=False),
         pa.field("slot", pa.string()),
         pa.field("status", pa.string(), nullable=False),
-        pa.field("why_unknown", pa.string()),
+        pa.field("unknown_reason", pa.string()),
         pa.field("risk", pa.float64()),
         pa.field("risks", pa.map_(pa.string(), pa.float64())),
         pa.field("score", pa.float64()),
@@ -58,13 +58,13 @@ RISKS_SCHEMA = pa.schema(
         pa.field("decision_time", INSTANT, nullable=False),
         pa.field("issued_at", INSTANT, nullable=False),
         pa.field("expires_at", INSTANT, nullable=False),
-        pa.field("horizon_s", pa.float64(), nullable=False),
+        pa.field("horizon_seconds", pa.float64(), nullable=False),
         pa.field(
             "model",
             pa.struct([("digest", pa.string()), ("profile", pa.string()), ("version", pa.int64())]),
             nullable=False,
         ),
-        pa.field("sample_age_s", pa.float64()),
+        pa.field("sample_age_seconds", pa.float64()),
         pa.field("completeness", pa.float64(), nullable=False),
         pa.field(
             "reasons",
@@ -110,19 +110,18 @@ class ScoresFolder:
 
     def stamps(self) -> list[str]:
         """List the decision times that have a folder, ascending."""
-        return sorted(folder.name for folder in (self.path / DECISIONS).iterdir() if _NAME.fullmatch(folder.name))
+        return sorted(folder.name for folder in (self.path / DECISIONS).iterdir() if NAME.fullmatch(folder.name))
 
     def newest(self) -> dict[str, Any] | None:
         """Read the summary of the newest decision time; None where there is none. A damaged one is passed over."""
-        newest = self._newest()
-        return None if newest is None else newest[1]
+        return self._newest()[1]
 
-    def _newest(self) -> tuple[str, dict[str, Any]] | None:
+    def _newest(self) -> tuple[str, dict[str, Any] | None]:
         for name in reversed(self.stamps()):
             summary = _summary(self.path / DECISIONS / name)
             if summary is not None:
                 return name, summary
-        return None
+        return "", None
 
     @contextlib.contextmanager
     def building(self, t: datetime) -> Iterator[FolderSwap]:
@@ -135,12 +134,12 @@ class ScoresFolder:
 
     def point_to_newest(self) -> None:
         """Let the pointer name the newest decision time; nothing is written where it does already."""
-        newest = self._newest()
-        if newest is None:
+        name, _ = self._newest()
+        if not name:
             return
-        pointer = {"format": FORMAT, "decision": newest[0]}
-        if _read(self.path / LATEST) != pointer:
-            write_bytes(self.path / LATEST, _encoded(pointer))
+        pointer = {"format": FORMAT, "decision": name}
+        if read_json(self.path / LATEST) != pointer:
+            write_json(self.path / LATEST, pointer)
             with disk_errors(self.path):
                 fsync_path(self.path)
 
@@ -154,7 +153,7 @@ class ScoresFolder:
             return 0
         root = self.path / DECISIONS
         oldest = stamp(_instant(stamps[-1]) - retention)
-        pointed = (_read(self.path / LATEST) or {}).get("decision")
+        pointed = (read_json(self.path / LATEST) or {}).get("decision")
         gone = [name for name in stamps[:-1] if name < oldest and name != pointed]
         for name in gone:
             hidden = root / f".{name}.removing"
@@ -183,7 +182,8 @@ def write_decision(folder: Path, records: Sequence[RiskRecord], summary: Mapping
     with disk_errors(folder):
         with (folder / JSON_LINES).open("wb") as stream:
             for record_json in plain:
-                stream.write(_line(record_json))
+                line = json.dumps(record_json, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+                stream.write(line.encode() + b"\n")
         pq.write_table(_table(plain, records), folder / PARQUET, compression="zstd")
         (folder / SUMMARY).write_bytes(_encoded(summary))
         for name in (JSON_LINES, PARQUET, SUMMARY):
@@ -198,12 +198,16 @@ def stamp(t: datetime) -> str:
     >>> stamp(datetime(2026, 1, 1, 6, tzinfo=UTC))
     '20260101T060000Z'
     """
-    return t.astimezone(UTC).strftime(_STAMP)
+    return t.astimezone(UTC).strftime(STAMP)
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
     """Read a small JSON object; None where there is none or it is damaged."""
-    return _read(path)
+    try:
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+    return content if isinstance(content, dict) else None
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
@@ -219,10 +223,6 @@ def _table(plain: Sequence[dict[str, Any]], records: Sequence[RiskRecord]) -> pa
     return pa.table(columns, schema=RISKS_SCHEMA)
 
 
-def _line(content: Mapping[str, Any]) -> bytes:
-    return json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode() + b"\n"
-
-
 def _encoded(content: Mapping[str, Any]) -> bytes:
     return (json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()
 
@@ -231,17 +231,9 @@ def _summary(folder: Path) -> dict[str, Any] | None:
     """Read the summary of a decision that is whole."""
     if not all((folder / name).is_file() for name in (JSON_LINES, PARQUET)):
         return None
-    summary = _read(folder / SUMMARY)
+    summary = read_json(folder / SUMMARY)
     return summary if summary is not None and summary.get("format") == FORMAT else None
 
 
-def _read(path: Path) -> dict[str, Any] | None:
-    try:
-        content = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return None
-    return content if isinstance(content, dict) else None
-
-
 def _instant(text: str) -> datetime:
-    return datetime.strptime(text, _STAMP).replace(tzinfo=UTC)
+    return datetime.strptime(text, STAMP).replace(tzinfo=UTC)

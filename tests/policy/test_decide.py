@@ -238,13 +238,14 @@ def test_the_thresholds_of_units_may_be_kept_to_the_letter():
 
 def test_a_risk_record_of_serving_is_a_score():
     record = RiskRecord(
-        unit="n-0", gpu="n-0", node="n", slot="0", status="ok", why_unknown=None, risk=0.9, risks={}, score=3.0, rank=1,
-        alert=True, tier="high", decision_time=T0, issued_at=T0 + HOUR, expires_at=T0 + 2 * STEP, horizon=DAY,
-        model=ModelName("d", "p"), sample_age_s=1.0, completeness=1.0, reasons=(RiskReason("hot", "telemetry", 1.0),),
+        unit="n-0", gpu="n-0", node="n", slot="0", status="ok", unknown_reason=None, risk=0.9, risks={}, score=3.0,
+        rank=1, alert=True, tier="high", decision_time=T0, issued_at=T0 + HOUR, expires_at=T0 + 2 * STEP, horizon=DAY,
+        model=ModelName("d", "p"), sample_age_seconds=1.0, completeness=1.0,
+        reasons=(RiskReason("hot", "telemetry", 1.0),),
     )  # fmt: skip
     assert score_of(record) == Score(0.9, T0, T0 + 2 * STEP, ("hot",))
     unknown = replace(
-        record, status="unknown", why_unknown="stale", risk=None, score=None, rank=None, alert=False, tier="unknown",
+        record, status="unknown", unknown_reason="stale", risk=None, score=None, rank=None, alert=False, tier="unknown",
         reasons=(),
     )  # fmt: skip
     assert score_of(unknown).risk is None

@@ -20,7 +20,7 @@ KNOWN = RiskRecord(
     node="node07",
     slot="3",
     status="ok",
-    why_unknown=None,
+    unknown_reason=None,
     risk=0.125,
     risks={"1h": 0.01, "24h": 0.125},
     score=-1.9459,
@@ -32,25 +32,25 @@ KNOWN = RiskRecord(
     expires_at=T + timedelta(hours=12),
     horizon=timedelta(hours=24),
     model=ModelName("ab" * 32, "mean_log_odds", 7),
-    sample_age_s=600.0,
+    sample_age_seconds=600.0,
     completeness=0.9722,
     reasons=(RiskReason("correctable ECC errors rose by 17,700", "telemetry", 0.4),),
 )
 UNKNOWN = replace(
-    KNOWN, status="unknown", why_unknown="no sample yet", risk=None, risks={}, score=None, rank=None, alert=False,
-    tier="unknown", sample_age_s=None, completeness=0.0, reasons=(),
+    KNOWN, status="unknown", unknown_reason="no sample yet", risk=None, risks={}, score=None, rank=None, alert=False,
+    tier="unknown", sample_age_seconds=None, completeness=0.0, reasons=(),
 )  # fmt: skip
 
 
 def test_the_json_form_is_the_contract() -> None:
     assert KNOWN.to_json() == {
-        "format": 1,
+        "format": 2,
         "unit": "GPU-1",
         "gpu": "GPU-1",
         "node": "node07",
         "slot": "3",
         "status": "ok",
-        "why_unknown": None,
+        "unknown_reason": None,
         "risk": 0.125,
         "risks": {"1h": 0.01, "24h": 0.125},
         "score": -1.9459,
@@ -60,9 +60,9 @@ def test_the_json_form_is_the_contract() -> None:
         "decision_time": "2026-01-01T06:00:00Z",
         "issued_at": "2026-01-01T06:12:00Z",
         "expires_at": "2026-01-01T18:00:00Z",
-        "horizon_s": 86400.0,
+        "horizon_seconds": 86400.0,
         "model": {"digest": "ab" * 32, "profile": "mean_log_odds", "version": 7},
-        "sample_age_s": 600.0,
+        "sample_age_seconds": 600.0,
         "completeness": 0.9722,
         "reasons": [{"text": "correctable ECC errors rose by 17,700", "group": "telemetry", "share": 0.4}],
     }
@@ -95,8 +95,8 @@ def test_it_expires() -> None:
         (KNOWN, {"risk": None}, "GPU-1 is ok, with risk None"),
         (KNOWN, {"rank": None}, "rank None"),
         (UNKNOWN, {"risk": 0.5}, r"GPU-1 is unknown, with risk 0\.5"),
-        (UNKNOWN, {"why_unknown": None}, "GPU-1 is unknown, with the reason None"),
-        (KNOWN, {"why_unknown": "because"}, "GPU-1 is ok, with the reason 'because'"),
+        (UNKNOWN, {"unknown_reason": None}, "GPU-1 is unknown, with the reason None"),
+        (KNOWN, {"unknown_reason": "because"}, "GPU-1 is ok, with the reason 'because'"),
         (UNKNOWN, {"alert": True}, "GPU-1 is unknown, and yet alerted"),
         (UNKNOWN, {"tier": "clear"}, "GPU-1 is unknown, of tier 'clear'"),
         (KNOWN, {"tier": "unknown"}, "GPU-1 is ok, of tier 'unknown'"),
@@ -105,7 +105,7 @@ def test_it_expires() -> None:
         (KNOWN, {"risks": {"1h": -1.0}}, r"GPU-1 has a 1h of -1\.0"),
         (KNOWN, {"score": float("nan")}, "GPU-1 has a score of nan"),
         (KNOWN, {"completeness": 1.2}, r"completeness of 1\.2"),
-        (KNOWN, {"sample_age_s": float("inf")}, "sample age of inf"),
+        (KNOWN, {"sample_age_seconds": float("inf")}, "sample age of inf"),
         (KNOWN, {"issued_at": datetime(2026, 1, 1)}, "issued_at has no time zone"),  # noqa: DTZ001 - meant
         (KNOWN, {"status": "fine"}, "a status of 'fine'"),
     ],
@@ -118,13 +118,13 @@ def test_fields_that_contradict_each_other_are_refused(record: RiskRecord, chang
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"format": 2}, "a risk record of format 2, this code reads 1"),
+        ({"format": 1}, "a risk record of format 1, this code reads 2"),
         ({"risk": "0.1"}, "the risk record is damaged: risk is '0.1'"),
         ({"alert": 1}, "the risk record is damaged: alert is 1"),
         ({"rank": True}, "rank is True"),
         ({"model": None}, "the risk record is damaged"),
         ({"risks": [1]}, "the risk record is damaged"),
-        ({"horizon_s": 1e300}, "the risk record is damaged"),
+        ({"horizon_seconds": 1e300}, "the risk record is damaged"),
         ({"expires_at": "2026-01-01T06:00:00"}, "a time without a zone"),
         ({"expires_at": 5}, "the risk record is damaged"),
     ],

@@ -127,8 +127,7 @@ def test_a_stored_dataset_is_looked_at_like_a_folder(storage: Storage, home: Pat
         ("features", "--dataset", "fleet", "--out", PLACE),
         ("train", "--matrix", "matrix", "--out", PLACE),
         ("collect", "compact", "--dataset", PLACE),
-        ("serve", "--scores", "scores", "--dataset", PLACE),
-        ("score", "--dataset", "fleet", "--model", PLACE, "--out", "scores", "--every", "1m"),
+        ("score", "--dataset", "fleet", "--model", PLACE, "--out", "scores", "--interval", "1m"),
     ],
 )
 def test_what_needs_a_folder_says_so_and_makes_none(storage: Storage, tmp_path: Path, arguments) -> None:

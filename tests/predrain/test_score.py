@@ -36,11 +36,11 @@ def given(world: World, out: Path, *more: str, dataset: Path | None = None) -> l
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["--at", "2026-01-01T06:00:00Z", "--every", "5m"], "--at names one decision time"),
+        (["--at", "2026-01-01T06:00:00Z", "--interval", "5m"], "--at names one decision time"),
         (["--at", "yesterday"], "'yesterday' is no instant"),
         (["--at", "2026-01-01T06:00:00"], "has no zone"),
-        (["--every", "often"], "'often' is not a duration"),
-        (["--every", "0s"], "at least 1s"),
+        (["--interval", "often"], "'often' is not a duration"),
+        (["--interval", "0s"], "at least 1s"),
     ],
 )
 def test_what_makes_no_sense_is_a_usage_error(tmp_path: Path, more: list[str], message: str) -> None:
@@ -57,10 +57,10 @@ def test_it_scores_once_and_says_so_the_second_time(world: World, tmp_path: Path
     assert (told["decision"], told["written"]) == ("2026-01-02T00:00:00Z", True)
     assert told["tiers"]["unknown"] == 5
     assert told["notes"] == ("no tier has a threshold, so no unit is above clear (none: no backtest was given)")
-    assert told["behind_s"] > 0  # the data end in the past
+    assert told["lag_seconds"] > 0  # the data end in the past
     again = CliRunner().invoke(APP, given(world, tmp_path))
     assert again.exit_code == 0
-    assert "written     no" in again.stdout
+    assert "written      no" in again.stdout
     status = json.loads((tmp_path / "status.json").read_text())
     assert (status["error"], status["decision"]) == (None, "2026-01-02T00:00:00Z")
     assert "predrain_score_success 1" in (tmp_path / "predrain_score.prom").read_text()
@@ -73,7 +73,7 @@ def test_a_failed_run_exits_with_1_and_leaves_its_mark(world: World, tmp_path: P
     assert "predrain: error: not a dataset" in done.output
     status = json.loads((out / "status.json").read_text())
     assert status["error"].startswith("not a dataset")
-    assert (status["last_success"], status["failures_in_row"]) == (None, 1)
+    assert (status["last_success"], status["consecutive_failures"]) == (None, 1)
     assert "predrain_score_success 0" in (out / "predrain_score.prom").read_text()
     assert not (out / "latest.json").exists()
 
@@ -116,7 +116,7 @@ def follow(world: World, out: Path, dataset: Path, until: Callable[[dict], bool]
 
     watcher = threading.Thread(target=watch)
     watcher.start()
-    done = CliRunner().invoke(APP, given(world, out, "--every", "1s", dataset=dataset))
+    done = CliRunner().invoke(APP, given(world, out, "--interval", "1s", dataset=dataset))
     watcher.join()
     return done.exit_code, done.output
 
@@ -125,7 +125,7 @@ def test_the_loop_survives_a_failed_round_and_ends_well_when_the_last_was_good(w
     out, place = tmp_path / "scores", tmp_path / "data"
 
     def good_after_bad(status: dict) -> bool:
-        if status["failures_in_row"] == 1 and not place.exists():
+        if status["consecutive_failures"] == 1 and not place.exists():
             place.symlink_to(world.dataset.path)
         return status["last_success"] is not None
 
@@ -151,7 +151,9 @@ def test_the_loop_says_how_it_stands_once_though_nothing_is_new(world: World, tm
 
 
 def test_the_loop_exits_with_1_when_the_last_round_failed(world: World, tmp_path: Path) -> None:
-    code, output = follow(world, tmp_path / "s", tmp_path / "absent", lambda status: status["failures_in_row"] >= 2)
+    code, output = follow(
+        world, tmp_path / "s", tmp_path / "absent", lambda status: status["consecutive_failures"] >= 2
+    )
     assert code == 1
     assert output.count("round failed") >= 2
 

@@ -22,7 +22,7 @@ def record(unit, node, risk, at=T0):
 
 def write(path, *records, at=T0, **summary):
     scores = ScoresFolder(path)
-    content = {"format": 1, "units": len(records), "model": {"fitted_at": "2026-02-20T00:00:00Z"}, **summary}
+    content = {"format": 2, "units": len(records), "model": {"fitted_at": "2026-02-20T00:00:00Z"}, **summary}
     with scores.building(at) as swap:
         write_decision(swap.path, records, content)
         swap.commit()

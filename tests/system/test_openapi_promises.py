@@ -70,8 +70,7 @@ def test_an_operator_finds_every_operation_as_it_is_described(guarded: Running, 
 
 
 def test_who_may_not_is_refused_as_it_is_described(guarded: Running, tmp_path: Path) -> None:
-    # Who is not known is led to the login whatever the address says: that is no acceptance of it.
-    probe(guarded, None, tmp_path, "--phases", "coverage", "--exclude-checks", "negative_data_rejection")
+    probe(guarded, None, tmp_path, "--phases", "coverage")
 
 
 def test_a_model_answers_as_it_is_described(folder: Path, tmp_path: Path) -> None:

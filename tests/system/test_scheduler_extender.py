@@ -48,7 +48,7 @@ class Predrain:
         self._stack = contextlib.ExitStack()
 
     def start(self) -> None:
-        options = ["--port", str(self.port), "--extender-port", str(self.extender_port)]
+        options = ["--listen", f"127.0.0.1:{self.port}", "--extender-listen", f"127.0.0.1:{self.extender_port}"]
         command = [sys.executable, "-c", "from predrain.command import main; main()"]
         command += ["serve", "--scores", str(self.scores), *options]
         self.process = self._stack.enter_context(process(command, self.log))

@@ -30,8 +30,8 @@ FACTS = {"params": {"labels": {"horizon": "24h"}}}
 @contextmanager
 def served(folder: Path, uri: str, *more: str) -> Iterator[tuple[subprocess.Popen[str], Client]]:
     port = free_port()
-    command = [*COMMAND, "--scores", str(folder / "scores"), "--port", str(port), "--no-extender"]
-    command += ["--model", "champion", "--registry", uri, "--champion-every", "1s", *more]
+    command = [*COMMAND, "--scores", str(folder / "scores"), "--listen", f"127.0.0.1:{port}", "--no-extender"]
+    command += ["--model", "champion", "--registry", uri, "--champion-interval", "1s", *more]
     with (folder / "log").open("a") as stream:
         process = subprocess.Popen(command, stderr=stream, stdout=stream, text=True, cwd=ROOT)
     client = Client(port)

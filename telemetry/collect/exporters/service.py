@@ -294,7 +294,7 @@ async def listening(collector: Collector, address: str | None) -> AsyncIterator[
     from starlette.responses import PlainTextResponse, Response  # noqa: PLC0415
     from starlette.routing import Route  # noqa: PLC0415
 
-    from telemetry.collect.remote_write.server import QuietServer, listen, parse_listen  # noqa: PLC0415
+    from telemetry.collect.remote_write.connections import QuietServer, listen, parse_listen  # noqa: PLC0415
 
     registry = CollectorRegistry()
     registry.register(CollectorMetrics(collector))

@@ -1,4 +1,4 @@
-"""The connections of the receiver: none of them may wait for ever, and idle ones make room for new ones.
+"""A server and its connections: none of them may wait for ever, and idle ones make room for new ones.
 
 Anybody who reaches the port may open connections, before any token is shown. uvicorn closes one that is silent between
 two requests, but waits without end for the rest of a request's head.
@@ -7,14 +7,28 @@ two requests, but waits without end for the rest of a request's head.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import functools
+import ipaddress
 import logging
 import resource
+import socket
+import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
-from typing import Any, Final, Self
+from typing import Any, Final, Literal, Self, cast
 
+import uvicorn
+from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from telemetry.errors import InputError
+
+_GRACE_S: Final = 20
+_KEEP_ALIVE_S: Final = 75
+BACKLOG: Final = 1024
+"""Connections that the kernel keeps waiting."""
 
 _MOST_CONNECTIONS: Final = 4096
 _MOST_BACKLOG: Final = 1024
@@ -201,3 +215,96 @@ def quiet_accept_errors(loop: asyncio.AbstractEventLoop, monotonic: Callable[[],
             _LOG.error("connections cannot be accepted (%d times): %s", count, context.get("exception"))
 
     loop.set_exception_handler(handle)
+
+
+def parse_listen(text: str, option: str = "--listen") -> tuple[str, int]:
+    """Read ``HOST:PORT`` (``[HOST]:PORT`` for IPv6).
+
+    Raises ``InputError`` if it is no such pair.
+    """
+    host, colon, port = text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not colon or not host or not (port.isascii() and port.isdigit()) or int(port) > 65535:
+        raise InputError(f"{text!r} is no address to listen on", option, "Write HOST:PORT, such as 127.0.0.1:9201.")
+    return host, int(port)
+
+
+def refuse_open_port(
+    host: str, *, has_tokens: bool, allows: str = "write telemetry", option: str = "--listen without --tokens"
+) -> None:
+    """Refuse to serve anybody on a network.
+
+    Raises ``InputError`` if there are no tokens and the address is not a loopback one.
+    """
+    loopback = host == "localhost"
+    with contextlib.suppress(ValueError):
+        loopback = ipaddress.ip_address(host).is_loopback
+    if not has_tokens and not loopback:
+        raise InputError(
+            f"anybody who reaches {host} could {allows}",
+            option,
+            "Give --tokens FILE, or listen on 127.0.0.1.",
+        )
+
+
+class QuietServer(uvicorn.Server):
+    """uvicorn's server, which leaves the signals to its caller (it would raise them again after its end)."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        """Capture none."""
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen; the kernel keeps more connections waiting than asyncio takes in one go."""
+        await super().startup(sockets)
+        for each in sockets or ():
+            each.listen(BACKLOG)
+
+
+def listen(host: str, port: int, option: str = "--listen") -> socket.socket:
+    """Return a socket bound to the address; raises InputError if it is taken or not of this machine."""
+    try:
+        # with its protocol: asyncio switches off the delay of small answers only on sockets that say TCP
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind, protocol)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+        except OSError:
+            listener.close()
+            raise
+    except OSError as error:
+        raise InputError(
+            f"cannot listen on {host}:{port}: {error.strerror}",
+            option,
+            "Choose another address, or end what listens there.",
+        ) from error
+    return listener
+
+
+def server_config(
+    app: ASGIApp,
+    gate: ConnectionGate,
+    backlog: int,
+    *,
+    grace_s: int = _GRACE_S,
+    lifespan: Literal["on", "off"] = "off",
+    tls: ssl.SSLContext | None = None,
+) -> uvicorn.Config:
+    """Configure uvicorn for connections that a gate bounds."""
+    return uvicorn.Config(
+        cast("Any", app),
+        http=cast("type[asyncio.Protocol]", functools.partial(GuardedProtocol, gate=gate)),
+        ws="none",
+        log_config=None,
+        # Below an error uvicorn logs a line for each request that is no HTTP: anybody could fill the disk.
+        log_level="error",
+        access_log=False,
+        server_header=False,
+        backlog=backlog,
+        timeout_keep_alive=_KEEP_ALIVE_S,
+        timeout_graceful_shutdown=grace_s,
+        lifespan=lifespan,
+        ssl_context_factory=None if tls is None else lambda *_: tls,
+    )

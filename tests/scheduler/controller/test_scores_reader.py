@@ -51,11 +51,11 @@ def test_a_decision_that_vanishes_while_it_is_read_is_an_error_in_words(tmp_path
 @pytest.mark.parametrize(
     ("file", "change", "words"),
     [
-        ("latest.json", lambda t: t.replace('"format": 1', '"format": 2'), "in format 2: expected"),
+        ("latest.json", lambda t: t.replace('"format": 2', '"format": 1'), "in format 1: expected"),
         ("latest.json", lambda t: "[]", "expected an object"),
         ("latest.json", lambda t: t.replace("20260301T000000Z", "../elsewhere"), "names decision"),
         ("decisions/20260301T000000Z/risks.jsonl", lambda t: t.splitlines(True)[0], "cut short: 1 of 2 units"),
-        ("decisions/20260301T000000Z/risks.jsonl", lambda t: t.replace('"format":1', '"format":9'), "format 9"),
+        ("decisions/20260301T000000Z/risks.jsonl", lambda t: t.replace('"format":2', '"format":9'), "format 9"),
         (
             "decisions/20260301T000000Z/risks.jsonl",
             lambda t: t.replace("2026-03-01T00:00:00Z", "2026-03-02T00:00:00Z"),
@@ -84,10 +84,10 @@ def test_without_an_age_the_models_age_is_not_known(tmp_path):
         ({"expires_at": "2099-01-01T00:00:00Z"}, "g0 is said to hold until 2099-01-01 00:00 UTC, longer than"),
         ({"issued_at": "2036-01-01T00:00:00Z"}, "g0 is issued in the future, at 2036-01-01 00:00 UTC"),
         ({"issued_at": "2026-02-28T00:00:00Z"}, "g0 is of a decision time after it was issued"),
-        ({"horizon_s": -3600}, "g0 is damaged: g0 has a horizon of -1 day, 23:00:00: expected up to 366 days"),
-        ({"horizon_s": 0}, "g0 is damaged: g0 has a horizon of 0:00:00"),
-        ({"horizon_s": 1e9}, "g0 is damaged: g0 has a horizon of 11574 days"),
-        ({"horizon_s": 1e99}, "g0 is damaged: the risk record is damaged"),
+        ({"horizon_seconds": -3600}, "g0 is damaged: g0 has a horizon of -1 day, 23:00:00: expected up to 366 days"),
+        ({"horizon_seconds": 0}, "g0 is damaged: g0 has a horizon of 0:00:00"),
+        ({"horizon_seconds": 1e9}, "g0 is damaged: g0 has a horizon of 11574 days"),
+        ({"horizon_seconds": 1e99}, "g0 is damaged: the risk record is damaged"),
         ({"risk": 1.5}, "g0 is damaged: g0 has a risk of 1.5"),
         ({"risk": float("nan")}, "g0 is damaged: g0 has a risk of nan"),
         ({"risks": []}, "g0 is damaged"),
@@ -139,8 +139,9 @@ ANY = st.one_of(st.none(), st.booleans(), st.floats(), st.integers(), st.text(ma
 CHANGES = st.fixed_dictionaries(
     {},
     optional={
-        "issued_at": TIMES, "expires_at": TIMES, "decision_time": TIMES, "horizon_s": ANY, "risk": ANY, "risks": ANY,
-        "unit": ANY, "node": ANY, "model": ANY, "reasons": ANY, "tier": ANY, "completeness": ANY, "format": ANY,
+        "issued_at": TIMES, "expires_at": TIMES, "decision_time": TIMES, "horizon_seconds": ANY, "risk": ANY,
+        "risks": ANY, "unit": ANY, "node": ANY, "model": ANY, "reasons": ANY, "tier": ANY, "completeness": ANY,
+        "format": ANY,
     },
 )  # fmt: skip
 

@@ -25,7 +25,7 @@ def test_a_bundle_is_loaded_and_scores_rows(tmp_path: Path, caplog: pytest.LogCa
     path = save_bundle(tmp_path / "bundle", fitted_models(), FACTS).path
     model = load_model(path)
     assert model.about() == {"digest": load_bundle(path).digest, "profile": "logistic", "version": "7"}
-    assert model.horizon_s == 86_400
+    assert model.horizon_seconds == 86_400
     assert model.fitted_at == fitted_models().refit_at
     assert caplog.records == []
     answers = model.score(some_rows())

@@ -12,7 +12,7 @@ from models.bundle.store import load_bundle, save_bundle
 from models.registry.champion import crown
 from models.registry.runs import log_run
 from models.registry.store import register_bundle
-from serving.champion.model_source import model_source
+from serving.champion.registry import ModelSource
 from tests.models.small_models import fitted_models
 
 
@@ -27,9 +27,9 @@ def test_a_folder_is_read_again_when_it_changes_and_the_old_model_kept_when_it_i
 ) -> None:
     place = tmp_path / "bundle"
     with pytest.raises(InputError, match="no bundle in"):
-        model_source(str(place), registry="sqlite:///none.db", name="predrain").current()
+        ModelSource(str(place), registry="sqlite:///none.db", name="predrain").current()
     shutil.copytree(bundles[0], place)
-    source = model_source(str(place), registry="sqlite:///none.db", name="predrain")
+    source = ModelSource(str(place), registry="sqlite:///none.db", name="predrain")
     first = source.current()
     assert source.current().bundle is first.bundle
     shutil.rmtree(place)
@@ -42,7 +42,7 @@ def test_a_folder_is_read_again_when_it_changes_and_the_old_model_kept_when_it_i
     assert kept.bundle is second.bundle
     assert kept.note.startswith("the model in use is kept: ")
     with pytest.raises(InputError):
-        model_source(str(place), registry="sqlite:///none.db", name="predrain").current()
+        ModelSource(str(place), registry="sqlite:///none.db", name="predrain").current()
 
 
 def test_the_champion_is_fetched_once_and_followed_and_kept_when_the_registry_is_gone(
@@ -51,7 +51,7 @@ def test_the_champion_is_fetched_once_and_followed_and_kept_when_the_registry_is
     uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
     run = log_run(uri, "e", name="r", params={}, metrics={}, tags={})
     versions = [register_bundle(uri, "predrain", path, run_id=run) for path in bundles]
-    source = model_source("champion", registry=uri, name="predrain")
+    source = ModelSource("champion", registry=uri, name="predrain")
     with pytest.raises(InputError, match=r"there is no champion \(model predrain"):
         source.current()
     crown(uri, "predrain", versions[0], expected=None, tags={})
@@ -66,4 +66,4 @@ def test_the_champion_is_fetched_once_and_followed_and_kept_when_the_registry_is
     assert kept.bundle is second.bundle
     assert "no store here" in kept.note
     with pytest.raises(InputError, match="no store here"):
-        model_source("champion", registry=uri, name="predrain").current()
+        ModelSource("champion", registry=uri, name="predrain").current()

@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from serving.http.application import routes_of
 from serving.service import Service
-from tests.serving.http.world import running, small_fleet, write_scores
+from tests.serving.http.world import routes_of, running, small_fleet, write_scores
 
 PAGE = (Path(__file__).parents[3] / "docs" / "reference" / "http.md").read_text()
 TOKEN = "documented-token-0123456789"

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from models.bundle.store import save_bundle
-from serving.http.settings import ServiceSettings
+from serving.http.limits import ServiceSettings
 from tests.models.small_models import COLUMNS, fitted_models
 from tests.serving.http.world import Client, Running, running, small_fleet, wait, write_scores
 

@@ -19,13 +19,12 @@ from typing import Any
 import pytest
 import yaml
 
-from serving.http.access_log import AccessLog
-from serving.http.application import routes_of
-from serving.http.settings import ServiceSettings
+from serving.http.limits import ServiceSettings
+from serving.logs import AccessLog
 from serving.server import be_responsive, serve
 from serving.service import Service
 from telemetry.errors import InputError
-from tests.serving.http.world import DECIDED, Client, record, running, small_fleet, wait, write_scores
+from tests.serving.http.world import DECIDED, Client, record, routes_of, running, small_fleet, wait, write_scores
 
 ROOT = Path(__file__).parents[3]
 COMMAND = [sys.executable, "-c", "from predrain.command import main; main()", "serve"]
@@ -42,7 +41,16 @@ def free_port() -> int:
 def started(folder: Path, *more: str) -> Iterator[tuple[subprocess.Popen[str], int, Path]]:
     """Run the command; yields the process, its port and its log once it lives."""
     port, log = free_port(), folder / "log"
-    command = [*COMMAND, "--scores", str(folder / "scores"), "--port", str(port), "--extender-port", "0", *more]
+    command = [
+        *COMMAND,
+        "--scores",
+        str(folder / "scores"),
+        "--listen",
+        f"127.0.0.1:{port}",
+        "--extender-listen",
+        "127.0.0.1:0",
+        *more,
+    ]
     with log.open("w") as stream:
         process = subprocess.Popen(command, stderr=stream, stdout=stream, text=True, cwd=ROOT)
     try:
@@ -103,7 +111,8 @@ def test_the_command_lives_within_a_second_of_work_and_ends_orderly(tmp_path: Pa
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--host", "0.0.0.0"], "anybody who reaches 0.0.0.0 could ask (--host without --tokens)."),
+        (["--listen", "0.0.0.0:0"], "anybody who reaches 0.0.0.0 could ask (--listen without --tokens)."),
+        (["--port", "80"], "the option has been removed (--port). Write --listen HOST:PORT."),
         (["--stale-after", "soon"], "'soon' is not a duration"),
         (
             ["--params", "p.yaml"],
@@ -118,7 +127,7 @@ def test_the_command_lives_within_a_second_of_work_and_ends_orderly(tmp_path: Pa
 )
 def test_what_the_command_cannot_start_with_is_said(tmp_path: Path, options: list[str], message: str) -> None:
     run = subprocess.run(
-        [*COMMAND, "--scores", str(tmp_path), "--port", "0", "--extender-port", "0", *options],
+        [*COMMAND, "--scores", str(tmp_path), "--listen", "127.0.0.1:0", "--extender-listen", "127.0.0.1:0", *options],
         capture_output=True,
         text=True,
         timeout=60,
@@ -134,7 +143,7 @@ def test_a_port_that_is_taken_is_said(tmp_path: Path) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        for ports, option in (((port, 0), "--port"), ((0, port), "--extender-port")):
+        for ports, option in (((port, 0), "--listen"), ((0, port), "--extender-listen")):
             service = Service(tmp_path, log=AccessLog(None))
             with pytest.raises(InputError, match=f"cannot listen on 127.0.0.1:{port}: .* \\({option}\\)"):
                 serve(service, "127.0.0.1", ports[0], extender_port=ports[1])

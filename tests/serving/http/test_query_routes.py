@@ -22,8 +22,8 @@ def test_nodes_come_the_riskiest_first_with_those_of_unknown_risk_last(client: C
     assert answer["decision"] == "20260101T060000Z"
     assert answer["decision_time"] == "2026-01-01T06:00:00Z"
     assert answer["expires_at"] == "2026-01-01T18:00:00Z"
-    assert answer["age_s"] == 3600
-    assert answer["horizon_s"] == 86400
+    assert answer["age_seconds"] == 3600
+    assert answer["horizon_seconds"] == 86400
     assert answer["model"] == {"digest": "ab" * 32, "profile": "mean_log_odds", "version": 3}
     first, last = answer["nodes"][0], answer["nodes"][-1]
     assert first["tier"] == "high"
@@ -101,7 +101,7 @@ def test_a_node_is_told_with_its_gpus_and_why(client: Client) -> None:
             "share": 0.6,
         }
     ]
-    assert node["sample_age_s"] == 600 + 3600
+    assert node["sample_age_seconds"] == 600 + 3600
     assert node["expires_at"] == "2026-01-01T18:00:00Z"
     assert node["units"][0]["model"]["version"] == 3
 
@@ -127,7 +127,7 @@ def test_predict_answers_for_gpus(client: Client) -> None:
     answer = client.post("/v1/predict", {"gpus": ["GPU-n2-0", "GPU-x", "GPU-n5-0"]})
     assert [gpu["tier"] for gpu in answer["gpus"]] == ["elevated", "unknown", "unknown"]
     assert [gpu["risk"] for gpu in answer["gpus"]] == [0.3, None, None]
-    assert [gpu["why_unknown"] for gpu in answer["gpus"]] == [
+    assert [gpu["unknown_reason"] for gpu in answer["gpus"]] == [
         None,
         "there is no score of it",
         "its newest sample is 3 h old",
@@ -144,7 +144,7 @@ def test_predict_answers_for_gpus(client: Client) -> None:
             {"samples": []},
             422,
             "samples are not scored by the service: write them to a dataset (`predrain collect`), compact and score it "
-            "(`predrain score --every`), and ask for nodes or gpus",
+            "(`predrain score --interval`), and ask for nodes or gpus",
         ),
         ({"nodes": "n1"}, 422, "nodes is no list of names"),
         ({"nodes": [1]}, 422, "nodes is no list of names"),
@@ -205,7 +205,7 @@ def test_what_has_expired_is_not_a_risk_any_more(tmp_path: Path) -> None:
         gone = next(unit for unit in node["units"] if unit["unit"] == "a")
         assert (gone["status"], gone["risk"], gone["tier"], gone["alert"]) == ("expired", None, "unknown", False)
         assert gone["last_known"] == {"risk": 0.9, "tier": "high"}
-        assert gone["why_unknown"] == "the score expired at 2026-01-01T08:00:00Z"
+        assert gone["unknown_reason"] == "the score expired at 2026-01-01T08:00:00Z"
         assert not node["expired"]
         assert client.get("/readyz")["status"] == "ready"
         now[0] = DECIDED + timedelta(hours=12)

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from models.bundle.store import save_bundle
-from serving.http.settings import ServiceSettings
+from serving.http.limits import ServiceSettings
 from tests.models.small_models import COLUMNS, fitted_models, rows
 from tests.serving.http.world import NOW, Client, Running, running, small_fleet, wait, write_scores
 
@@ -88,7 +88,7 @@ def test_rows_get_the_scores_that_the_bundle_gives(client: Client, service: Runn
     model = service.service.holder.model
     assert model is not None
     assert answer["model"] == {"digest": model.digest, "profile": "cascade", "version": None}
-    assert answer["horizon_s"] == 86400
+    assert answer["horizon_seconds"] == 86400
     assert answer["issued_at"] == "2026-01-01T07:00:00Z"
     assert answer["expires_at"] is None
 

@@ -50,7 +50,7 @@ def test_what_the_batch_scoring_writes_is_served(tmp_path: Path) -> None:
     """Its own writer, not this test's: the two rooms agree on every file."""
     written = ScoresFolder(tmp_path)
     fleet = small_fleet()
-    summary = {"format": 1, "decision_time": "2026-01-01T06:00:00Z", "model": {"fitted_at": "2025-12-31T07:00:00Z"}}
+    summary = {"format": 2, "decision_time": "2026-01-01T06:00:00Z", "model": {"fitted_at": "2025-12-31T07:00:00Z"}}
     with written.building(DECIDED) as swap:
         write_decision(swap.path, fleet, summary)
         swap.commit()
@@ -73,7 +73,7 @@ def test_keys_of_a_later_version_are_let_through(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("edit", "what"),
     [
-        (lambda c: c.update(format=2), "a risk record of format 2, this code reads 1"),
+        (lambda c: c.update(format=1), "a risk record of format 1, this code reads 2"),
         (lambda c: c.pop("tier"), "the risk record lacks 'tier'"),
         (lambda c: c.update(risk=float("nan")), "NaN is no JSON"),
         (lambda c: c.update(risk=1.5), "GPU-n2-0 has a risk of 1.5"),
@@ -103,10 +103,10 @@ def test_a_unit_that_comes_twice_refuses_the_decision(tmp_path: Path) -> None:
     ("pointer", "what"),
     [
         ("", "the pointer to the newest scores cannot be read"),
-        ("[]", "the scores are of format None, this version reads 1"),
-        ('{"format": 2}', "the scores are of format 2, this version reads 1"),
-        ('{"format": 1, "decision": "../../etc"}', r"'\.\./\.\./etc' is no decision's name"),
-        ('{"format": 1, "decision": "20250101T000000Z"}', "the scores cannot be read: No such file"),
+        ("[]", "the scores are of format None, this version reads 2"),
+        ('{"format": 1}', "the scores are of format 1, this version reads 2"),
+        ('{"format": 2, "decision": "../../etc"}', r"'\.\./\.\./etc' is no decision's name"),
+        ('{"format": 2, "decision": "20250101T000000Z"}', "the scores cannot be read: No such file"),
     ],
 )
 def test_a_pointer_that_cannot_be_followed_is_said(tmp_path: Path, pointer: str, what: str) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from features.errors import InputError
-from serving.http.access_log import AccessLog
+from serving.logs import AccessLog
 from serving.server import Tls, serve
 from serving.service import Service
 from tests.serving.http.world import small_fleet, wait, write_scores

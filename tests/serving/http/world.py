@@ -11,8 +11,11 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from fastapi import FastAPI
+from fastapi.routing import APIRoute
+
 from policy.risk_record import ModelName, RiskReason, RiskRecord
-from serving.http.access_log import AccessLog
+from serving.logs import AccessLog
 from serving.server import serve
 from serving.service import Service
 from telemetry.atomic import write_bytes
@@ -40,7 +43,7 @@ def record(
         node=node,
         slot=slot,
         status="ok" if known else "unknown",
-        why_unknown=None if known else "its newest sample is 3 h old",
+        unknown_reason=None if known else "its newest sample is 3 h old",
         risk=risk,
         risks={"6h": risk / 4} if risk is not None else {},
         score=risk * 10 if risk is not None else None,
@@ -52,7 +55,7 @@ def record(
         expires_at=decided + expires,
         horizon=timedelta(hours=24),
         model=MODEL,
-        sample_age_s=600.0,
+        sample_age_seconds=600.0,
         completeness=1.0,
         reasons=(REASON,) if tier in ("elevated", "high") and known else (),
     )
@@ -75,10 +78,10 @@ def write_scores(folder: Path, records: list[RiskRecord], decided: datetime = DE
     building.mkdir(parents=True)
     lines = "".join(json.dumps(each.to_json()) + "\n" for each in records)
     (building / "risks.jsonl").write_text(lines)
-    (building / "summary.json").write_text(json.dumps({"format": 1, "units": len(records)}))
+    (building / "summary.json").write_text(json.dumps({"format": 2, "units": len(records)}))
     shutil.rmtree(target, ignore_errors=True)
     building.rename(target)
-    write_bytes(folder / "latest.json", json.dumps({"format": 1, "decision": name}).encode())
+    write_bytes(folder / "latest.json", json.dumps({"format": 2, "decision": name}).encode())
     return name
 
 
@@ -181,3 +184,7 @@ def wait(what: Callable[[], Any], seconds: float = 20) -> Any:
             return found
         time.sleep(0.01)
     raise AssertionError("it did not come about")
+
+
+def routes_of(app: FastAPI) -> list[APIRoute]:
+    return [route for route in app.routes if isinstance(route, APIRoute)]

@@ -14,7 +14,7 @@ def store(folder: Path, records: list[RiskRecord], decided: datetime = DECIDED) 
     """Write a decision with Parquet, JSON Lines and summary, and point to the newest."""
     scores = ScoresFolder(folder)
     summary = {
-        "format": 1,
+        "format": 2,
         "units": len(records),
         "thresholds": {"watch": 0.02, "elevated": 0.1, "high": 0.5},
         "model": {"fitted_at": (DECIDED - timedelta(days=2)).isoformat()},

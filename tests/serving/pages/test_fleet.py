@@ -10,11 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.pages import heat_map
-from serving.pages.fleet_table import FleetTable, natural, select
-from serving.pages.formatting import number, percent, span
-from serving.pages.locations import Place
-from serving.pages.query import FleetQuery, PageSort
+from serving.pages.charts import MOST_NODES, draw
+from serving.pages.fleet_table import FleetQuery, FleetTable, PageSort, natural, select
+from serving.pages.rendering import percent, span
+from serving.scores.facts import Place
 from serving.scores.fleet import Fleet
 from serving.scores.reading import read_scores
 from tests.serving.http.world import DECIDED, NOW, Running, record, running, small_fleet, write_scores
@@ -107,7 +106,6 @@ def test_without_scores_the_page_says_why(tmp_path: Path) -> None:
             assert status == 503
             assert headers["Retry-After"] == "10"
             assert "No scores can be served" in body.decode()
-        assert started.client().send("GET", "/docs")[0] == 200
 
 
 def test_names_from_outside_are_text_and_never_markup(tmp_path: Path) -> None:
@@ -147,7 +145,7 @@ def test_files_may_be_kept_because_their_address_changes_with_them(service: Runn
 
 
 def test_pages_hold_no_inline_style_or_script_and_name_no_other_host(service: Running) -> None:
-    for path in ("/", "/nodes/n1", "/gpus/GPU-n1-0", "/outcomes", "/ledger", "/docs"):
+    for path in ("/", "/nodes/n1", "/gpus/GPU-n1-0", "/outcomes", "/ledger"):
         page = look(service, path)
         for tag, found in page.tags:
             assert "style" not in found
@@ -159,15 +157,15 @@ def test_pages_hold_no_inline_style_or_script_and_name_no_other_host(service: Ru
 
 
 def test_a_heat_map_of_too_many_nodes_leaves_out_clear_ones_first(tmp_path: Path) -> None:
-    many = heat_map.MOST_NODES + 10
+    many = MOST_NODES + 10
     records = [record(f"g{at}", f"n{at}", 0.9 if at > many - 6 else 0.001, "high" if at > many - 6 else "clear")
                for at in range(many)]  # fmt: skip
     write_scores(tmp_path, records)
     fleet = Fleet(read_scores(tmp_path))
     nodes, gpus = FleetTable().rows(fleet, {}, NOW)
     assert len(nodes) == len(gpus) == many
-    drawn = heat_map.draw(nodes, fleet, NOW)
-    assert (drawn.nodes, drawn.left_out) == (heat_map.MOST_NODES, 10)
+    drawn = draw(nodes, fleet, NOW)
+    assert (drawn.nodes, drawn.left_out) == (MOST_NODES, 10)
     assert str(drawn.blocks[0][1]).count('class="h"') == 5
 
 
@@ -182,7 +180,7 @@ def test_racks_and_groups_narrow_the_view() -> None:
     assert [row.name for row in select(nodes, FleetQuery(search="RACK-2"))] == ["n1"]
     assert [row.name for row in select(nodes, FleetQuery(sort="rack"))] == ["n1", "n2", "n3"]
     assert [row.name for row in select(nodes, FleetQuery(sort="-rack"))] == ["n2", "n1", "n3"]
-    assert [rack for rack, _ in heat_map.draw(nodes, fleet, NOW).blocks] == ["", "rack-2", "rack-10"]
+    assert [rack for rack, _ in draw(nodes, fleet, NOW).blocks] == ["", "rack-2", "rack-10"]
 
 
 @given(
@@ -218,6 +216,5 @@ def test_numbers_in_words() -> None:
     assert [span(each) for each in (None, 12, 720, 18_600, 187_200, 7_200, -60)] == [
         "not known", "12 s", "12 min", "5 h 10 min", "2 d 4 h", "2 h", "-1 min",
     ]  # fmt: skip
-    assert [number(each) for each in (None, 3.0, 17_700, 0.12345, 12345.6)] == ["-", "3", "17,700", "0.123", "12,346"]
     assert sorted(["n10", "n2", "a", "n"], key=natural) == ["a", "n", "n2", "n10"]
     assert DECIDED < NOW

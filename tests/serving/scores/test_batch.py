@@ -19,10 +19,9 @@ from models.bundle.store import save_bundle
 from policy.risk_record import RiskRecord
 from policy.tiers import TierThresholds
 from serving.scores.batch import OUT_OF_USE, score_decision
-from serving.scores.decision_times import due_decision, expiry
+from serving.scores.decision_times import ScoringSettings, due_decision, expiry
 from serving.scores.feature_settings import live_config
 from serving.scores.records import ServedModel
-from serving.scores.settings import ScoringSettings
 from serving.scores.status import nothing_due
 from serving.scores.writing import ScoresFolder
 from telemetry.dataset.store import Dataset
@@ -110,7 +109,7 @@ def test_who_has_no_fresh_telemetry_is_unknown_and_takes_nobodys_rank(world: Wor
     result = run(world, tmp_path, at=LAST)
     records = records_of(result.folder)
     assert len(records) == 12
-    why = {unit: each.why_unknown for unit, each in records.items() if each.status == "unknown"}
+    why = {unit: each.unknown_reason for unit, each in records.items() if each.status == "unknown"}
     assert why == {
         STALE: "the newest sample is 6 h old, more than 1 h",
         SILENT: "no sample yet",
@@ -120,21 +119,21 @@ def test_who_has_no_fresh_telemetry_is_unknown_and_takes_nobodys_rank(world: Wor
     }
     assert why[PATCHY] is not None
     assert why[PATCHY].endswith("% of the samples expected in the last 3 h, less than 50%")
-    assert records[STALE].sample_age_s == 6 * 3600
-    assert records[SILENT].sample_age_s is None
+    assert records[STALE].sample_age_seconds == 6 * 3600
+    assert records[SILENT].sample_age_seconds is None
     assert records[SILENT].completeness == 0
     assert 0.05 < records[PATCHY].completeness < 0.5
     known = [each for each in records.values() if each.status == "ok"]
     assert sorted(each.rank for each in known if each.rank is not None) == list(range(1, 8))
     assert sum(each.alert for each in records.values()) == 2
-    assert all(600 <= each.sample_age_s < 3600 for each in known if each.sample_age_s is not None)
+    assert all(600 <= each.sample_age_seconds < 3600 for each in known if each.sample_age_seconds is not None)
     assert result.summary["status"] == {"ok": 7, "unknown": 5}
     assert result.summary["tiers"]["unknown"] == 5
     assert result.summary["newest_sample"] == "2026-01-01T20:50:00Z"
 
 
 def test_what_is_too_old_or_too_little_is_the_operators_to_say(world: World, tmp_path: Path) -> None:
-    lenient = run(world, tmp_path, at=LAST, stale_after=10 * HOUR, least_completeness=0.0)
+    lenient = run(world, tmp_path, at=LAST, stale_after=10 * HOUR, min_completeness=0.0)
     unknown = {unit for unit, each in records_of(lenient.folder).items() if each.status == "unknown"}
     assert unknown == {SILENT, DOWN}
 
@@ -146,7 +145,7 @@ def test_a_second_run_changes_nothing(world: World, tmp_path: Path) -> None:
     assert (first.written, again.written) == (True, False)
     assert content_of(tmp_path) == before
     assert again.summary == first.summary
-    assert json.loads((tmp_path / "latest.json").read_text()) == {"format": 1, "decision": "20260101T210000Z"}
+    assert json.loads((tmp_path / "latest.json").read_text()) == {"format": 2, "decision": "20260101T210000Z"}
     assert sorted(each.name for each in first.folder.iterdir()) == ["risks.jsonl", "risks.parquet", "summary.json"]
 
 
@@ -178,10 +177,10 @@ def test_alerts_and_raised_tiers_are_explained_and_no_more_than_asked(world: Wor
         assert all("fleet at that time" in reason.text and reason.share > 0 for reason in each.reasons)
     ordered = sorted((each.risk for each in records.values() if each.risk is not None), reverse=True)
     tiers = TierThresholds(ordered[3], ordered[1], ordered[0])
-    raised = run(world, tmp_path / "raised", at=LAST, tiers=tiers, explained=3, reasons=1)
+    raised = run(world, tmp_path / "raised", at=LAST, tiers=tiers, max_explained=3, max_reasons=1)
     found = records_of(raised.folder)
     assert raised.summary["tiers"] == {"clear": 3, "watch": 2, "elevated": 1, "high": 1, "unknown": 5}
-    assert raised.summary["not_explained"] == 1
+    assert raised.summary["unexplained"] == 1
     explained = sorted(each.rank for each in found.values() if each.reasons and each.rank is not None)
     assert explained == [1, 2, 3]
     assert all(len(each.reasons) <= 1 for each in found.values())
@@ -221,10 +220,10 @@ def test_a_risk_expires_with_its_horizon_or_after_two_intervals(world: World, tm
     assert expiry(config, t, t + 5 * HOUR) == t + 10 * MINUTE + 6 * HOUR
     late = run(world, tmp_path, now=END + 20 * HOUR)
     assert all(each.expired(END + 20 * HOUR) for each in records_of(late.folder).values())
-    assert late.behind_s == 18 * 3600
+    assert late.lag_seconds == 18 * 3600
     # A replay says so too: of the decision that was asked for.
     replay = run(world, tmp_path / "replay", now=LAST + timedelta(hours=20), at=LAST - 6 * HOUR)
-    assert replay.behind_s == 24 * 3600
+    assert replay.lag_seconds == 24 * 3600
 
 
 def test_an_older_decision_does_not_move_the_pointer_and_old_ones_are_pruned(world: World, tmp_path: Path) -> None:
@@ -283,13 +282,13 @@ def test_nothing_is_due_until_the_next_decision_time_and_its_delay_and_its_data(
     assert standing(END, None) is None
     run(world, tmp_path)
     found = standing(END + 9 * MINUTE)
-    assert (found.written, found.decision_time, found.behind_s) == (False, LAST, 0)
+    assert (found.written, found.decision_time, found.lag_seconds) == (False, LAST, 0)
     assert standing(END + 10 * MINUTE) is None
     assert standing(END, "f" * 64) is None
     assert standing(LAST - HOUR) is None
     late = standing(END + 7 * HOUR, end=END - MINUTE)
     full = run(world, tmp_path, now=END + 7 * HOUR, at=LAST)
-    assert (late.behind_s, late.summary) == (9 * 3600, full.summary)
+    assert (late.lag_seconds, late.summary) == (9 * 3600, full.summary)
     (found.folder / "risks.parquet").unlink()
     assert standing(END) is None
 
@@ -306,8 +305,10 @@ def test_a_dataset_of_events_alone_is_never_stale(world: World, tmp_path: Path) 
     assert {unit: each.status for unit, each in records.items() if unit != "gpu01"} == {
         f"gpu{at:02d}": "ok" for at in (0, 2, 3, 4, 5)
     }
-    assert records["gpu01"].why_unknown == OUT_OF_USE  # not repaired within a day
-    assert {(each.sample_age_s, each.completeness) for each in records.values() if each.status == "ok"} == {(None, 1.0)}
+    assert records["gpu01"].unknown_reason == OUT_OF_USE  # not repaired within a day
+    assert {(each.sample_age_seconds, each.completeness) for each in records.values() if each.status == "ok"} == {
+        (None, 1.0)
+    }
     assert result.summary["newest_sample"] is None
     with pytest.raises(InputError, match=r"reads telemetry \(\d+ channels\), and the dataset has none of it"):
         live_config(world.bundle, dataset.meta)

@@ -18,9 +18,9 @@ from serving.scores.writing import ScoresFolder, write_decision
 ROOT = Path(__file__).resolve().parents[3]
 T = datetime(2026, 1, 1, 6, tzinfo=UTC)
 RECORD = RiskRecord(
-    unit="g1", gpu="g1", node="n1", slot=None, status="ok", why_unknown=None, risk=0.1, risks={}, score=-2.0, rank=1,
+    unit="g1", gpu="g1", node="n1", slot=None, status="ok", unknown_reason=None, risk=0.1, risks={}, score=-2.0, rank=1,
     alert=True, tier="clear", decision_time=T, issued_at=T, expires_at=T + timedelta(hours=12),
-    horizon=timedelta(hours=24), model=ModelName("d", "p"), sample_age_s=600.0, completeness=1.0,
+    horizon=timedelta(hours=24), model=ModelName("d", "p"), sample_age_seconds=600.0, completeness=1.0,
 )  # fmt: skip
 
 # Kills itself at the Nth call that the operating system is asked to sync or rename something.
@@ -43,7 +43,7 @@ os.fsync, os.rename, os.replace = counted(os.fsync), counted(os.rename), counted
 pathlib.Path.rename, pathlib.Path.replace = counted(pathlib.Path.rename), counted(pathlib.Path.replace)
 scores = ScoresFolder(out)
 with scores.building(record.decision_time) as swap:
-    write_decision(swap.path, [record] * 50, {"format": 1})
+    write_decision(swap.path, [record] * 50, {"format": 2})
     swap.commit()
 scores.point_to_newest()
 print("CALLS", calls)
@@ -58,7 +58,7 @@ def run(out: Path, at: int, record: RiskRecord) -> subprocess.CompletedProcess[s
 def pointed(out: Path) -> str:
     name = json.loads((out / "latest.json").read_text())["decision"]
     folder = out / "decisions" / name
-    assert json.loads((folder / "summary.json").read_text()) == {"format": 1}
+    assert json.loads((folder / "summary.json").read_text()) == {"format": 2}
     assert len((folder / "risks.jsonl").read_text().splitlines()) == 50
     return str(name)
 
@@ -66,7 +66,7 @@ def pointed(out: Path) -> str:
 def test_a_kill_at_any_write_leaves_old_or_new_and_the_next_run_goes_on(tmp_path: Path) -> None:
     first = ScoresFolder(tmp_path)
     with first.building(T) as swap:
-        write_decision(swap.path, [RECORD] * 50, {"format": 1})
+        write_decision(swap.path, [RECORD] * 50, {"format": 2})
         swap.commit()
     first.point_to_newest()
     record = replace(RECORD, decision_time=T + timedelta(hours=6))
@@ -101,6 +101,6 @@ def test_a_full_disk_leaves_no_decision(tmp_path: Path, monkeypatch: pytest.Monk
     scores = ScoresFolder(tmp_path)
     monkeypatch.setattr("serving.scores.writing.pq.write_table", full)
     with pytest.raises(InputError, match="the disk is full"), scores.building(T) as swap:
-        write_decision(swap.path, [RECORD], {"format": 1})
+        write_decision(swap.path, [RECORD], {"format": 2})
     assert scores.stamps() == []
     assert list((tmp_path / "decisions").iterdir()) == []

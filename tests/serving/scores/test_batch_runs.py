@@ -11,9 +11,9 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
+from serving.scores.decision_times import ScoringSettings
 from serving.scores.feature_settings import live_config
 from serving.scores.fleet_rows import fleet_rows
-from serving.scores.settings import ScoringSettings
 from telemetry.dataset.files import FolderFiles
 from telemetry.dataset.runs import Runs
 from telemetry.dataset.schema import INSTANT

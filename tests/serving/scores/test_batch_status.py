@@ -14,14 +14,14 @@ from serving.scores.writing import ScoresFolder
 
 T = datetime(2026, 1, 1, 6, tzinfo=UTC)
 SUMMARY: dict[str, Any] = {
-    "format": 1,
+    "format": 2,
     "decision_time": "2026-01-01T06:00:00Z",
     "expires_at": "2026-01-01T18:12:00Z",
     "tiers": {"clear": 5, "watch": 2, "elevated": 1, "high": 0, "unknown": 3},
     "alerts": 2,
     "newest_sample": "2026-01-01T05:50:00Z",
-    "newest_sample_age_s": 600.0,
-    "took_s": 2.5,
+    "newest_sample_age_seconds": 600.0,
+    "duration_seconds": 2.5,
     "model": {"fitted_at": "2025-12-31T00:00:00Z"},
 }
 
@@ -52,13 +52,13 @@ def test_a_success_is_told_with_what_it_found(tmp_path: Path) -> None:
     status = record_attempt(ScoresFolder(tmp_path), Attempt(at, scored(tmp_path)))
     assert status == json.loads((tmp_path / "status.json").read_text())
     assert status == {
-        "format": 1,
+        "format": 2,
         "last_attempt": "2026-01-01T06:12:00Z",
         "last_success": "2026-01-01T06:12:00Z",
         "error": None,
-        "failures_in_row": 0,
+        "consecutive_failures": 0,
         "decision": "2026-01-01T06:00:00Z",
-        "behind_s": 21600.0,
+        "lag_seconds": 21600.0,
         "notes": ["the model in use is kept: x"],
     }
     found = metrics(tmp_path)
@@ -66,8 +66,8 @@ def test_a_success_is_told_with_what_it_found(tmp_path: Path) -> None:
     assert found.pop("last_success_timestamp_seconds") == at.timestamp()
     assert found == {
         "success": 1,
-        "failures_in_row": 0,
-        "behind_seconds": 21600,
+        "consecutive_failures": 0,
+        "lag_seconds": 21600,
         "decision_timestamp_seconds": T.timestamp(),
         "expires_timestamp_seconds": (T + timedelta(hours=12, minutes=12)).timestamp(),
         "duration_seconds": 2.5,
@@ -89,16 +89,16 @@ def test_a_failure_is_told_and_the_last_success_kept(tmp_path: Path) -> None:
     for number in (1, 2):
         later = T + timedelta(minutes=5 * number)
         status = record_attempt(scores, Attempt(later, None, "no dataset (here). Do."))
-        assert status["failures_in_row"] == number
+        assert status["consecutive_failures"] == number
     assert status["last_success"] == "2026-01-01T06:00:00Z"
     assert status["last_attempt"] == "2026-01-01T06:10:00Z"
     assert status["error"] == "no dataset (here). Do."
     found = metrics(tmp_path)
-    assert (found["success"], found["failures_in_row"]) == (0, 2)
+    assert (found["success"], found["consecutive_failures"]) == (0, 2)
     assert found["last_success_timestamp_seconds"] == T.timestamp()
     assert found["units[watch]"] == 2
     record_attempt(scores, Attempt(T + timedelta(hours=1), ScoringResult(T, False, tmp_path, SUMMARY)))
-    assert metrics(tmp_path)["failures_in_row"] == 0
+    assert metrics(tmp_path)["consecutive_failures"] == 0
 
 
 def test_a_replay_of_an_older_decision_does_not_say_that_the_newest_is_late(tmp_path: Path) -> None:
@@ -106,24 +106,28 @@ def test_a_replay_of_an_older_decision_does_not_say_that_the_newest_is_late(tmp_
     newest = scored(tmp_path)
     scores.point_to_newest()
     replay = ScoringResult(T - timedelta(hours=12), True, tmp_path, SUMMARY, 21600.0 + 43200)
-    assert record_attempt(scores, Attempt(T, replay))["behind_s"] == 21600
-    assert metrics(tmp_path)["behind_seconds"] == 21600
+    assert record_attempt(scores, Attempt(T, replay))["lag_seconds"] == 21600
+    assert metrics(tmp_path)["lag_seconds"] == 21600
     in_time = ScoringResult(T - timedelta(hours=12), True, tmp_path, SUMMARY, 43200.0)
-    assert record_attempt(scores, Attempt(T, in_time))["behind_s"] == 0
-    assert record_attempt(scores, Attempt(T, newest))["behind_s"] == 21600
+    assert record_attempt(scores, Attempt(T, in_time))["lag_seconds"] == 0
+    assert record_attempt(scores, Attempt(T, newest))["lag_seconds"] == 21600
 
 
 def test_a_first_run_that_fails_has_no_success_to_tell(tmp_path: Path) -> None:
     status = record_attempt(ScoresFolder(tmp_path), Attempt(T, None, "x"))
     assert (status["last_success"], status["decision"]) == (None, None)
-    assert metrics(tmp_path) == {"last_attempt_timestamp_seconds": T.timestamp(), "success": 0, "failures_in_row": 1}
+    assert metrics(tmp_path) == {
+        "last_attempt_timestamp_seconds": T.timestamp(),
+        "success": 0,
+        "consecutive_failures": 1,
+    }
 
 
 def test_a_damaged_status_or_summary_does_not_stop_the_next_run(tmp_path: Path) -> None:
     scores = ScoresFolder(tmp_path)
     result = scored(tmp_path)
     (tmp_path / "status.json").write_text("{")
-    for text in ('{"format": 1}', '{"format": 2}', '{"format"'):
+    for text in ('{"format": 2}', '{"format": 1}', '{"format"'):
         (result.folder / "summary.json").write_text(text)
         status = record_attempt(scores, Attempt(T, result))
         assert status["error"] is None

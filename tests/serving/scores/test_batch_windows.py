@@ -14,9 +14,9 @@ from features.config import SequenceSection
 from features.errors import InputError
 from models.bundle.store import Bundle
 from models.sequence.windows import SequenceMatrix, WindowedMatrix
+from serving.scores.decision_times import ScoringSettings
 from serving.scores.feature_settings import live_config, window_plan
 from serving.scores.fleet_rows import fleet_rows
-from serving.scores.settings import ScoringSettings
 from tests.features.small_fleet import HOUR, SMALL, T0, events_of, gpus, inventory_of, make_matrix, write_dataset
 from tests.serving.batch_world import DECISION, HOURS, LABELS, manifest, telemetry
 

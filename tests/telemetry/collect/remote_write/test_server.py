@@ -12,9 +12,10 @@ import pytest
 import uvicorn
 
 from telemetry.collect.pushing.targets import HttpTarget, Later, Refused
+from telemetry.collect.remote_write.connections import parse_listen, refuse_open_port
 from telemetry.collect.remote_write.group_commit import ReceiverSettings
 from telemetry.collect.remote_write.receiver import Receiver
-from telemetry.collect.remote_write.server import application, parse_listen, refuse_open_port, serve
+from telemetry.collect.remote_write.server import application, serve
 from telemetry.errors import InputError
 from telemetry.landing.folder import Landing
 

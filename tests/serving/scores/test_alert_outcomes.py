@@ -9,7 +9,7 @@ import pandas as pd
 import pyarrow as pa
 
 from features.config import LabelSection
-from serving.pages.alert_outcomes import labels_of, outcomes_of
+from serving.scores.alert_outcomes import labels_of, outcomes_of
 from telemetry.dataset.schema import EVENTS
 from tests.serving.http.world import DECIDED, record
 from tests.serving.pages.page_world import store
@@ -65,8 +65,8 @@ def test_alerts_are_judged_by_what_followed(tmp_path: Path) -> None:
     assert found["verdicts"] == {"right": 1, "wrong": 1, "inconclusive": 0, "open": 2}
     assert found["precision"] == 0.5
     assert found["by_tier"]["high"]["precision"] == 1.0
-    assert found["lead_h"] == {"median": 10.0, "least": 10.0, "greatest": 10.0}
-    assert (found["decisions"], found["horizon_h"]) == (5, 24.0)
+    assert found["lead_hours"] == {"median": 10.0, "least": 10.0, "greatest": 10.0}
+    assert (found["decisions"], found["horizon_hours"]) == (5, 24.0)
     assert (found["incidents"], found["caught"]) == (2, 1)  # the other one was looked ahead to, and missed
 
 
@@ -93,7 +93,7 @@ def test_nothing_judged_is_no_precision(tmp_path: Path) -> None:
     decide(tmp_path, 23)
     found = judged(tmp_path, events(), inventory("calm"))
     assert found["precision"] is None
-    assert found["lead_h"] is None
+    assert found["lead_hours"] is None
     assert found["alerts"] == []
     (tmp_path / "empty" / "decisions").mkdir(parents=True)
     assert judged(tmp_path / "empty", events(), inventory("calm"))["decisions"] == 0

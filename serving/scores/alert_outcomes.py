@@ -1,13 +1,11 @@
-"""What came of the alerts that were given: judged by the events of the dataset.
-
-Runs in a process of its own (:mod:`serving.pages.dataset_reader`), because events and incidents are read with pandas.
-"""
+"""What came of the alerts that were given: judged by the events of the dataset whenever a decision is written."""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from statistics import median
@@ -15,15 +13,19 @@ from typing import Any, Final
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from features.config import LabelSection
-from features.installations import Installations
+from features.installations import Installations, units_of
 from features.labels.evidence import Facts
 from features.labels.incidents import find_incidents
 from policy.alert_outcomes import Alert, Happening, judge
 from policy.tiers import Tier
-from serving.scores.writing import DECISIONS, PARQUET, SUMMARY
+from serving.scores.facts import FACTS, Place
+from serving.scores.reading import STAMP
+from serving.scores.writing import DECISIONS, PARQUET, SUMMARY, ScoresFolder, write_json
+from telemetry.dataset.store import Dataset
 
 WINDOW: Final = timedelta(days=30)
 """Alerts are told of so far back from the end of the data."""
@@ -35,8 +37,29 @@ ALERTED: Final = ("elevated", "high")
 """Tiers on which a controller may act: an alert stands while a unit is in one of them."""
 
 _MOST_LISTED: Final = 2_000
-_STAMP: Final = "%Y%m%dT%H%M%SZ"
-_COLUMNS: Final = ["unit", "node", "status", "risk", "tier", "alert", "horizon_s"]
+_COLUMNS: Final = ["unit", "node", "status", "risk", "tier", "alert", "horizon_seconds"]
+
+
+def write_facts(scores: ScoresFolder, dataset: Dataset) -> None:
+    """Write where units stand and what came of earlier alerts, for the service's pages.
+
+    Raises ``InputError`` if the dataset cannot be read, or the disk is full.
+    """
+    inventory, end = dataset.inventory(), dataset.meta.span[1]
+    outcomes = outcomes_of(scores.path, dataset.events(), inventory, data_end=end, labels=labels_of(scores.path))
+    content = {"places": _places(inventory), "outcomes": outcomes, "data_end": end.isoformat()}
+    write_json(scores.path / FACTS, content)
+
+
+def _places(inventory: pd.DataFrame) -> dict[str, list[str]]:
+    latest = inventory.assign(unit=units_of(inventory)).sort_values("installed_at", kind="stable")
+    columns = [
+        latest[field.name].astype(object).where(latest[field.name].notna(), "")
+        if field.name in latest
+        else [""] * len(latest)
+        for field in fields(Place)
+    ]
+    return {str(unit): list(map(str, place)) for unit, *place in zip(latest["unit"], *columns, strict=True)}
 
 
 def outcomes_of(
@@ -51,8 +74,8 @@ def outcomes_of(
     ``data_end``: what lies after it is not known yet.
     Returns: ``since``, ``until``, ``decisions``; ``verdicts`` (how many of each), ``precision`` (right over right and
     wrong; null without any), the same by tier under ``by_tier``; ``incidents`` in the time that decisions cover and
-    ``caught`` (an alert stood within the horizon before); ``lead_h`` (median, least and greatest hours from the alert
-    to the incident, null without any); ``alerts``, the newest first, at most 2,000.
+    ``caught`` (an alert stood within the horizon before); ``lead_hours`` (median, least and greatest from the alert to
+    the incident, null without any); ``alerts``, the newest first, at most 2,000.
     """
     decisions = _decisions(scores, data_end - WINDOW, data_end)
     stays = Installations.of(inventory)
@@ -78,23 +101,23 @@ def outcomes_of(
                 "verdict": outcome.verdict,
                 "why": outcome.why,
                 "incident": None if first is None else first[1],
-                "lead_h": None if first is None else round((first[0] - alert.at).total_seconds() / 3600, 2),
+                "lead_hours": None if first is None else round((first[0] - alert.at).total_seconds() / 3600, 2),
             }
         )
-    leads = sorted(alert["lead_h"] for alert in judged if alert["lead_h"] is not None)
+    leads = sorted(alert["lead_hours"] for alert in judged if alert["lead_hours"] is not None)
     listed = sorted(judged, key=lambda alert: (alert["at"], alert["unit"]), reverse=True)[:_MOST_LISTED]
     return {
         "since": None if not decisions else decisions[0][0].isoformat(),
         "until": data_end.isoformat(),
         "decisions": len(decisions),
-        "horizon_h": None if not decisions else decisions[-1][1] / 3600,
+        "horizon_hours": None if not decisions else decisions[-1][1] / 3600,
         **_counted(judged),
         "by_tier": {
             tier: _counted([alert for alert in judged if alert["tier"] == tier])
             for tier in sorted({alert["tier"] for alert in judged})
         },
         **_recall(decisions, alerts, onsets, labels.gap, data_end),
-        "lead_h": None if not leads else {"median": median(leads), "least": leads[0], "greatest": leads[-1]},
+        "lead_hours": None if not leads else {"median": median(leads), "least": leads[0], "greatest": leads[-1]},
         "alerts": listed,
         "not_listed": len(judged) - len(listed),
     }
@@ -154,17 +177,17 @@ def _decisions(scores: Path, since: datetime, until: datetime) -> list[tuple[dat
     decisions = []
     for folder in sorted((scores / DECISIONS).iterdir()):
         try:
-            when = datetime.strptime(folder.name, _STAMP).replace(tzinfo=UTC)
+            when = datetime.strptime(folder.name, STAMP).replace(tzinfo=UTC)
         except ValueError:
             continue
         if not since <= when <= until:
             continue
         try:
             frame = pq.read_table(folder / PARQUET, columns=_COLUMNS).to_pandas()
-        except FileNotFoundError:  # being replaced or pruned
+        except (FileNotFoundError, pa.ArrowInvalid):  # being replaced or pruned, or of an older format
             continue
         raised = frame["tier"].isin(ALERTED) | frame["alert"]
-        horizon = float(frame["horizon_s"].iloc[0]) if len(frame) else 0.0
+        horizon = float(frame["horizon_seconds"].iloc[0]) if len(frame) else 0.0
         if horizon > 0:
             decisions.append((when, horizon, frame[raised]))
     return decisions

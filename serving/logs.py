@@ -1,0 +1,84 @@
+"""The log as lines of JSON: messages of the process, and one line a request."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any, Final, TextIO
+
+_WAITING: Final = 10_000
+_WRITE_EVERY_S: Final = 0.2
+_LONGEST: Final = 200
+
+
+class JsonLines(logging.Formatter):
+    """Writes the process's other messages as lines of JSON, too."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return one message."""
+        line = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line)
+
+
+def log_to_stderr() -> None:
+    """Write what the process logs to standard error, as lines of JSON."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(JsonLines())
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
+
+
+class AccessLog:
+    """Writes what was answered, in a thread; holds neither headers nor queries nor bodies, so no secret.
+
+    ``stream``: where to; None: nowhere.
+    ``dropped``: lines left out because the stream did not keep up.
+    """
+
+    def __init__(self, stream: TextIO | None = sys.stderr, clock: Callable[[], datetime] | None = None) -> None:
+        self.dropped = 0
+        self._stream = stream
+        self._clock = clock or (lambda: datetime.now(UTC))
+        self._lines: deque[dict[str, Any]] = deque()
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="access-log", daemon=True)
+        if stream is not None:
+            self._thread.start()
+
+    def write(self, *, path: str, seconds: float, **facts: object) -> None:
+        """Note one answer; the writing thread is not woken for it, which would cost as much as a look-up."""
+        if self._stream is None:
+            return
+        if len(self._lines) >= _WAITING:
+            self.dropped += 1
+            return
+        self._lines.append({"time": self._clock(), "path": path[:_LONGEST], "ms": round(seconds * 1000, 3), **facts})
+
+    def close(self) -> None:
+        """Write what waits, for two seconds at most."""
+        if self._stream is not None:
+            self._stopped.set()
+            self._thread.join(2)
+
+    def _run(self) -> None:
+        assert self._stream is not None
+        while not self._stopped.wait(_WRITE_EVERY_S) or self._lines:
+            try:
+                while self._lines:
+                    line = self._lines.popleft()
+                    line["time"] = line["time"].isoformat(timespec="milliseconds")
+                    self._stream.write(json.dumps(line) + "\n")
+                self._stream.flush()
+            except (OSError, ValueError):  # nobody reads it any more
+                self.dropped += 1

@@ -1,0 +1,84 @@
+"""Racks and outcomes of alerts: written by `predrain score` from a real, small dataset, shown by the pages."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from serving.scores.alert_outcomes import write_facts
+from serving.scores.facts import FACTS, read_facts
+from serving.scores.writing import ScoresFolder
+from telemetry.dataset.store import Dataset
+from tests.serving.http.world import Running, record, running
+from tests.serving.pages.page_world import look, store
+
+
+@pytest.fixture(scope="module")
+def scores(small_fleet: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two decisions of the simulated fleet, a day before its end; every fourth GPU is raised."""
+    folder = tmp_path_factory.mktemp("scores")
+    dataset = Dataset.open(small_fleet)
+    here = dataset.inventory()
+    here = here[here["removed_at"].isna()].drop_duplicates("gpu")
+    for back in (30, 24):
+        decided = (dataset.meta.span[1] - timedelta(hours=back)).replace(minute=0, second=0, microsecond=0)
+        records = [
+            record(gpu, node, 0.2 if at % 4 == 0 else 0.01, "elevated" if at % 4 == 0 else "clear", decided=decided)
+            for at, (gpu, node) in enumerate(zip(here["gpu"], here["node"], strict=True))
+        ]
+        store(folder, records, decided)
+    write_facts(ScoresFolder(folder), dataset)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def service(scores: Path, small_fleet: Path) -> Iterator[Running]:
+    now = Dataset.open(small_fleet).meta.span[1] - timedelta(hours=23)
+    with running(scores, clock=lambda: now) as started:
+        yield started
+
+
+def test_racks_groups_and_outcomes_come_to_the_page(service: Running, small_fleet: Path) -> None:
+    page = look(service, "/")
+    head = page.rows[0]
+    assert "Group" in head
+    racks = set(Dataset.open(small_fleet).inventory()["rack"])
+    assert set(page.column(head.index("Rack"))) <= racks
+    rack = sorted(racks)[0]
+    narrowed = look(service, f"/?rack={rack}")
+    assert set(narrowed.column(head.index("Rack"))) == {rack}
+    assert "judged alerts were right" in look(service, "/outcomes").text
+    assert "alerts were right" in page.text
+
+
+def test_the_facts_name_each_unit_and_each_alert(scores: Path, small_fleet: Path) -> None:
+    dataset, facts = Dataset.open(small_fleet), read_facts(scores)
+    assert facts.data_end == dataset.meta.span[1]
+    assert len(facts.places) == dataset.inventory()["gpu"].nunique()
+    assert facts.outcomes is not None
+    assert sum(facts.outcomes["verdicts"].values()) == len(facts.outcomes["alerts"]) > 0
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"places": {"g": 1}}', '{"places": {"g": [1, 2, 3, 4, 5]}}'])
+def test_damaged_facts_are_left_out_and_logged(tmp_path: Path, content: str, caplog: pytest.LogCaptureFixture) -> None:
+    assert read_facts(tmp_path).outcomes is None
+    (tmp_path / FACTS).write_text(content)
+    assert read_facts(tmp_path).outcomes is None
+    assert "the facts of the fleet cannot be read" in caplog.text
+
+
+def test_the_service_itself_never_loads_pandas_or_mlflow(scores: Path) -> None:
+    code = f"""
+import sys
+from pathlib import Path
+from tests.serving.http.world import running
+with running(Path({str(scores)!r})) as service:
+    client = service.client()
+    print([client.send("GET", path)[0] for path in ("/", "/nodes/none", "/outcomes")])
+    print(sorted({{"pandas", "mlflow", "lightgbm", "sklearn", "numba", "matplotlib"}} & sys.modules.keys()))
+"""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=False)
+    assert run.stdout.splitlines() == ["[200, 404, 200]", "[]"], run.stderr

@@ -88,4 +88,4 @@ $(VENV)/.bench: requirements-bench.lock $(VENV)/.dev
 	@touch $@
 
 clean:           ## remove what the pipeline made (not the environment, not your datasets outside data/)
-	rm -rf data/dataset data/dataset-truth data/matrix data/.matrix.spill data/models data/backtest dvc.lock mlflow.db mlruns
+	rm -rf data/dataset data/dataset-truth data/matrix data/models data/backtest dvc.lock mlflow.db mlruns

@@ -61,7 +61,7 @@ CHECKED_ROWS, TOLERANCE = 8, 1e-4
 DIFFERENCES = ("delta", "rise_delta")
 """Statistics that are only as exact as what they are a difference of; they are not compared."""
 
-PHASES = ("rows and plan", "buckets: samples read, summed up and spilled", "slabs: statistics of rows, parts written")
+PHASES = ("rows and plan", "buckets: samples read and summed up", "parts: statistics of rows, parts written")
 
 
 @njit(cache=True)

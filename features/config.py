@@ -10,20 +10,7 @@ from pydantic import Field, field_validator, model_validator
 
 from telemetry.config import Duration, Section, format_duration
 
-__all__ = [
-    "FAILURE_CLASSES",
-    "GROUPS",
-    "DecisionSection",
-    "Duration",
-    "FailureClass",
-    "FeatureSection",
-    "Group",
-    "LabelSection",
-    "Scope",
-    "Section",
-    "SequenceSection",
-    "format_duration",
-]
+__all__ = ["Duration", "Section", "format_duration"]  # for the rooms above, which do not import telemetry
 
 Group = Literal["telemetry", "history", "peers", "onset", "gaps", "workload", "static"]
 Scope = Literal["gpu", "slot", "node"]

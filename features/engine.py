@@ -57,7 +57,7 @@ class LocalEngine:
         *,
         max_workers: int,
     ) -> None:
-        """Run a function over items; see :meth:`Engine.run`."""
+        """See :meth:`Engine.run`."""
         with ThreadPoolExecutor(max_workers=min(os.cpu_count() or 1, max_workers)) as pool:
             running = {pool.submit(job, item): item for item in items}
             try:
@@ -68,5 +68,5 @@ class LocalEngine:
                 raise
 
     def everywhere(self, job: Callable[[], None]) -> None:
-        """Call a function in this process; see :meth:`Engine.everywhere`."""
+        """See :meth:`Engine.everywhere`."""
         job()

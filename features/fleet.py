@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,30 +11,7 @@ import pandas as pd
 
 from features.installations import Timeline, units_of
 from features.times import NEVER, milliseconds, text
-from features.windows.blocks import IntArray
-from features.windows.pieces import Pair
-
-
-class NodeRows:
-    """Positions of rows by the name of their node.
-
-    ``nodes``: node of each row.
-
-    ``numpy.isin`` on names sorts all of them in one go, for each block of nodes anew, and holds the interpreter for
-    some 15 ms at 10,000 rows: as long as that, a service that decides answers nobody.
-    """
-
-    def __init__(self, nodes: Sequence[str]) -> None:
-        self._rows: dict[str, list[int]] = {}
-        for at, name in enumerate(nodes):
-            self._rows.setdefault(name, []).append(at)
-
-    def of(self, names: Iterable[str]) -> IntArray:
-        """Give the rows of some nodes, ascending; names without a row are passed over."""
-        none: tuple[int, ...] = ()
-        found = np.fromiter((at for name in set(names) for at in self._rows.get(name, none)), dtype=np.int64)
-        found.sort()
-        return found
+from features.windows.blocks import IntArray, Pair
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,16 +45,12 @@ class Fleet:
         removed = milliseconds(inventory["removed_at"], "removed_at")
         stay_pair = np.array([index[key] for key in keys], dtype=np.int64)
         order = np.lexsort((removed, installed, stay_pair))
-        nodes = [node for node, _ in pairs]
-        firsts: dict[str, int] = {}
-        for number, node in enumerate(nodes):
-            firsts.setdefault(node, number)
-        lasts = {node: number + 1 for number, node in enumerate(nodes)}
+        node = pd.factorize(np.array([node for node, _ in pairs], dtype=object))[0].astype(np.int64)
         return cls(
             pairs=pairs,
             index=index,
-            first_of_node=np.array([firsts[node] for node in nodes], dtype=np.int64),
-            last_of_node=np.array([lasts[node] for node in nodes], dtype=np.int64),
+            first_of_node=np.searchsorted(node, node, side="left"),
+            last_of_node=np.searchsorted(node, node, side="right"),
             stay_pair=stay_pair[order],
             installed=installed[order],
             removed=removed[order],

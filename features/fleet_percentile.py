@@ -52,16 +52,7 @@ class FleetPercentile:
 
 
 def describe_percentile(column: FeatureColumn, value: float, position: FleetPercentile, noun: str = "GPUs") -> str:
-    """Say where a value stands.
-
-    ``value``: the value; NaN: unknown.
-
-    Examples
-    --------
-    >>> rise = FeatureColumn.of("telemetry", "ecc_sbe_volatile_total", "rise", unit="errors")
-    >>> describe_percentile(rise, 17700.0, FleetPercentile(0.0, 0.0, 2.0, 0, 1999, 1, 2000, 2000))
-    'fleet at that time: median 0, 99th percentile 2; the highest of 2,000 GPUs'
-    """
+    """Say where a value is in the fleet: its median, a percentile beyond which it lies, and the rank of the value."""
     if math.isnan(value) or column.categories or column.unit == "bool" or position.known == 0:
         return f"as of {percent(position.same / max(position.units, 1))} of the fleet at that time"
     middle = f"fleet at that time: median {amount(column, position.median)}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any
 
 import numpy as np
@@ -11,14 +10,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from features.errors import InputError
-from features.times import (
-    NEVER,
-    Int64Array,
-    UnitKind,
-    absent,
-    milliseconds,
-    text,
-)
+from features.times import NEVER, Int64Array, absent, milliseconds, text
 
 
 def units_of(frame: pd.DataFrame) -> NDArray[np.object_]:
@@ -27,19 +19,11 @@ def units_of(frame: pd.DataFrame) -> NDArray[np.object_]:
     return np.where(absent(gpu), node, gpu)
 
 
-def unit_kind(inventory: pd.DataFrame) -> UnitKind:
-    """Say what the unit of a fleet is: ``node`` if no row of its inventory names a GPU, else ``gpu``."""
-    return "node" if len(inventory) and inventory["gpu"].isna().all() else "gpu"
-
-
 class Timeline:
     """Times that belong to groups, for asking which entry of a group comes last at or before a time, or next after it.
 
-    ``group``: group code of each entry, zero or more; shape (n,).
-    ``time``: time of each entry, milliseconds since the epoch. Entries must be sorted by (group, time); shape (n,).
-
-    All questions are answered by one binary search over ``group * (distinct times + 1) + rank of the time``, which
-    cannot overflow for any span of time.
+    Entries must be sorted by (group, time in ms). All questions are answered by one binary search over ``group *
+    (distinct times + 1) + rank of the time``, which cannot overflow for any span of time.
     """
 
     __slots__ = ("_distinct", "_key", "_offsets", "_width")
@@ -165,18 +149,3 @@ def _runs(sorted_codes: Int64Array) -> list[tuple[int, int]]:
         return []
     starts = np.flatnonzero(np.r_[True, sorted_codes[1:] != sorted_codes[:-1]]).tolist()
     return list(zip(starts, [*starts[1:], len(sorted_codes)], strict=True))
-
-
-def reported(events: pd.DataFrame, delay: timedelta) -> pd.DataFrame:
-    """Give events their known-at times under a reporting delay.
-
-    A dataset fixes ``known_at`` when it is imported. A ticket's entry time stands; but nothing is known earlier than
-    the delay of now after it happened, whatever the delay was at the import.
-
-    ``delay``: ``features.delay``.
-    Returns: a copy with ``known_at`` at least ``timestamp + delay``.
-    """
-    last = events["timestamp"] if "last_at" not in events else events["last_at"].fillna(events["timestamp"])
-    earliest = last + delay
-    later = events["known_at"].where(events["known_at"] >= earliest, earliest)
-    return events.assign(known_at=later.astype(events["known_at"].dtype))

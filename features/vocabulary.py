@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
 
-from features.config import Group, Scope
+from pydantic import TypeAdapter
+
+from features.config import Duration, Group, Scope
 from features.wording import (
     COUNTED_WORDS,
     SCOPE_WORDS,
@@ -20,7 +20,7 @@ from features.wording import (
     whole,
     with_unit,
 )
-from telemetry.config import format_duration, parse_duration
+from telemetry.config import format_duration
 
 _COUNT_UNITS = frozenset({"errors", "pages", "rows", "replays", "count", "lanes", "generation"})
 _SHARES = frozenset({"share", "missing", "repeated", "fresh", "idle_share", "busy_share", "node_rank", "swing_ratio"})
@@ -48,7 +48,7 @@ class FeatureColumn:
     group: Group
     channel: str | None
     statistic: str
-    window: timedelta | None = None
+    window: Duration | None = None
     scope: Scope | None = None
     unit: str = ""
     categories: tuple[str, ...] = ()
@@ -65,46 +65,16 @@ class FeatureColumn:
         unit: str = "",
         categories: tuple[str, ...] = (),
     ) -> FeatureColumn:
-        """Make a column and its name from its parts.
-
-        Examples
-        --------
-        >>> FeatureColumn.of("telemetry", "gpu_temp_c", "mean", window=timedelta(hours=6)).name
-        'telemetry__gpu_temp_c__mean__6h'
-        """
+        """Make a column and its name from its parts."""
         what = channel if scope is None else f"{scope}_{channel}"
         parts = [group, what, statistic]
         if window is not None:
             parts.append(format_window(window))
         return cls("__".join(parts), group, channel, statistic, window, scope, unit, categories)
 
-    def to_json(self) -> dict[str, Any]:
-        """Give the column as a JSON object."""
-        return {
-            "name": self.name,
-            "group": self.group,
-            "channel": self.channel,
-            "statistic": self.statistic,
-            "window": None if self.window is None else format_window(self.window),
-            "scope": self.scope,
-            "unit": self.unit,
-            "categories": list(self.categories),
-        }
 
-    @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> FeatureColumn:
-        """Read what :meth:`to_json` wrote."""
-        window = content["window"]
-        return cls(
-            name=content["name"],
-            group=content["group"],
-            channel=content["channel"],
-            statistic=content["statistic"],
-            window=None if window is None else parse_duration(window),
-            scope=content["scope"],
-            unit=content.get("unit", ""),
-            categories=tuple(content.get("categories", ())),
-        )
+COLUMNS = TypeAdapter(tuple[FeatureColumn, ...])
+"""Columns as JSON, in matrices and bundles."""
 
 
 def format_window(window: timedelta) -> str:
@@ -121,36 +91,26 @@ def format_window(window: timedelta) -> str:
     return format_duration(window)
 
 
-def describe(column: FeatureColumn, value: float, reference: float | None = None) -> str:
+def describe(column: FeatureColumn, value: float) -> str:
     """Say a feature's value in plain words, with its numbers.
 
-    ``value``: the value; NaN: unknown.
-    ``reference``: what is usual (such as the median of the fleet), in the same unit; it is put in brackets.
+    ``value``: NaN: unknown.
     Returns: a clause without a full stop.
 
     Examples
     --------
     >>> from datetime import timedelta
     >>> power = FeatureColumn.of("telemetry", "power_w", "std", window=timedelta(hours=24), unit="W")
-    >>> describe(power, 42.0, 12.5)
-    'power varied by 42.0 W (standard deviation) over the last 24 h (usual: 12.5 W)'
+    >>> describe(power, 42.0)
+    'power varied by 42.0 W (standard deviation) over the last 24 h'
     """
     if math.isnan(value):
         return _unknown(column)
-    text = _SENTENCES[column.group](column, float(value))
-    if reference is None or math.isnan(reference) or column.categories:
-        return text
-    return f"{text} (usual: {_quantity(column, reference)})"
+    return _SENTENCES[column.group](column, float(value))
 
 
 def amount(column: FeatureColumn, value: float) -> str:
-    """Write a value of a column without saying what it is of: the number and its unit.
-
-    Examples
-    --------
-    >>> amount(FeatureColumn.of("telemetry", "power_w", "mean", window=timedelta(hours=6), unit="W"), 250.0)
-    '250.0 W'
-    """
+    """Write a value of a column without saying what it is of: the number and its unit."""
     if math.isnan(value):
         return "unknown"
     if column.statistic in ("since", "age", "longest_gap"):

@@ -95,16 +95,6 @@ STATIC_WORDS: dict[str, str] = {"slot": "slot", "driver": "driver version"}
 SCOPE_WORDS: dict[str, str] = {"gpu": "on this GPU", "slot": "in this slot", "node": "on this node"}
 """Whose history it is."""
 
-CLASS_WORDS: dict[str, str] = {
-    "memory": "a memory failure",
-    "bus": "a bus failure",
-    "firmware": "a firmware failure",
-    "interconnect": "an interconnect failure",
-    "thermal_power": "a thermal or power failure",
-    "other": "another failure",
-}
-"""What an incident of each failure class is called."""
-
 _UNIT_WORDS = {"C": "°C", "%": "%", "bitmask": "", "bool": "", "ratio": "", "generation": "", "count": ""}
 _SUFFIXES = ("_total", "_ratio", "_count", "_pct", "_mhz", "_mib", "_c", "_w")
 
@@ -127,13 +117,7 @@ def channel_words(channel: str) -> str:
 
 
 def with_unit(number: str, unit: str) -> str:
-    """Put a unit behind a number.
-
-    Examples
-    --------
-    >>> with_unit("42.0", "W"), with_unit("42.0", "%"), with_unit("3", "errors")
-    ('42.0 W', '42.0%', '3')
-    """
+    """Put a unit behind a number."""
     word = _UNIT_WORDS.get(unit, unit)
     if word == "%":
         return f"{number}%"
@@ -160,35 +144,17 @@ def decimal(value: float) -> str:
 
 
 def whole(value: float) -> str:
-    """Write a count: no decimals where it has none.
-
-    Examples
-    --------
-    >>> whole(17700.0), whole(2.5)
-    ('17,700', '2.5')
-    """
+    """Write a count: no decimals where it has none."""
     return f"{value:,.0f}" if value == round(value) else f"{value:,.1f}"
 
 
 def percent(value: float) -> str:
-    """Write a share.
-
-    Examples
-    --------
-    >>> percent(0.125), percent(0.004)
-    ('12%', '0.4%')
-    """
+    """Write a share."""
     return f"{value * 100:.0f}%" if value == 0 or abs(value) >= 0.01 else f"{value * 100:.1f}%"
 
 
 def duration(value: timedelta) -> str:
-    """Write a window in words.
-
-    Examples
-    --------
-    >>> duration(timedelta(hours=24)), duration(timedelta(days=7)), duration(timedelta(minutes=30))
-    ('24 h', '7 d', '30 min')
-    """
+    """Write a window in words."""
     seconds = value.total_seconds()
     if seconds > 2 * 86400 and seconds % 86400 == 0:
         return f"{seconds / 86400:.0f} d"

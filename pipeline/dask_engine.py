@@ -295,7 +295,7 @@ class _Watch:
             raise InputError(
                 f"there has been no worker for {NO_WORKER_S:.0f} seconds",
                 self.place,
-                "Start workers and run again; what is finished is kept.",
+                "Start workers and run again.",
             )
         return False
 
@@ -365,8 +365,9 @@ def _silenced() -> Iterator[None]:
 
 
 def _lost(place: str) -> InputError:
-    return InputError("the scheduler was lost", place, "Start it again and run again; what is finished is kept.")
+    return InputError("the scheduler was lost", place, "Start it again and run again.")
 
 
 def _name_of(job: Any) -> str:
+    job = getattr(job, "func", job)  # of a partial
     return str(getattr(job, "name", None) or getattr(job, "__name__", None) or type(job).__name__)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,20 +17,9 @@ from numba import njit
 
 from features.times import duration_ms
 from features.vocabulary import FeatureColumn
-from features.windows.blocks import (
-    FloatArray,
-    IntArray,
-    RowSpans,
-    SampleBlock,
-)
+from features.windows.blocks import FloatArray, IntArray, RowSpans, SampleBlock
 from features.windows.layout import ChannelLayout
-from features.windows.pane_index import (
-    PaneIndex,
-    Visits,
-    level_offset,
-    newest_usable,
-)
-from features.windows.panes import Panes
+from features.windows.pane_index import PaneIndex, Panes, Visits, level_offset, newest_usable
 
 BoolArray = npt.NDArray[np.bool_]
 
@@ -38,6 +28,22 @@ _HOUR_MS = 3_600_000.0
 
 _TOGETHER = 2048
 """Samples of which all channels are looked at before the next ones."""
+
+
+class SampleFacts(NamedTuple):
+    """Of each sample its time, whether it repeats the one before it, and which channels it knows, a bit each."""
+
+    times: IntArray
+    alike: BoolArray
+    known: npt.NDArray[np.uint64]
+
+
+class GapNodes(NamedTuple):
+    """Of each node the longest stretch between two samples, repeated samples, and channels known, a bit each."""
+
+    longest: IntArray
+    repeats: IntArray
+    words: npt.NDArray[np.uint64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,13 +75,7 @@ class GapPlan:
 
     @classmethod
     def of(
-        cls,
-        layout: ChannelLayout,
-        windows: Sequence[timedelta],
-        *,
-        step: timedelta,
-        delay: timedelta,
-        unit: str,
+        cls, layout: ChannelLayout, windows: Sequence[timedelta], *, step: timedelta, delay: timedelta, unit: str
     ) -> GapPlan:
         """Plan the group for a dataset with telemetry."""
         larger = 1 if len(windows) > 1 else 0
@@ -109,22 +109,17 @@ class GapPlan:
         block, index = panes.block, panes.index
         edges = np.unique(np.append(self.windows, self.look_back))
         visits, levels = panes.visits(rows, edges)
-        alike, known = self._sample_facts(block)
-        longest, repeats, words = _gap_nodes(block.times, alike, known, index, index.levels if levels else 0)
+        facts = self._sample_facts(block)
+        nodes = _gap_nodes(facts, index, index.levels if levels else 0)
         _gap_windows(
-            block.times,
-            alike,
-            known,
-            longest,
-            repeats,
-            words,
+            facts,
+            nodes,
             visits,
             len(self.layout.gauges) > 0,
             rows.borders,
             since,
             self.windows,
             edges,
-            np.searchsorted(edges, self.windows),
             self.step,
             self.delay,
             self.repeated_from,
@@ -132,15 +127,14 @@ class GapPlan:
             out,
         )
 
-    def _sample_facts(self, block: SampleBlock) -> tuple[BoolArray, npt.NDArray[np.uint64]]:
-        """Whether each sample repeats the one before it, and which channels it knows, a bit each: (words, n)."""
+    def _sample_facts(self, block: SampleBlock) -> SampleFacts:
         gauges = len(self.layout.gauges)
         watched = np.array([*range(gauges), *self._steppers()], dtype=np.int64)
         alike = np.zeros(block.times.size, dtype=np.bool_)
         moved = np.zeros(block.times.size, dtype=np.bool_)
         known = np.zeros((-(-(watched.size + len(block.flags_known)) // 64), block.times.size), dtype=np.uint64)
         _note_samples(block.values, gauges, watched, block.flags_known, alike, moved, known)
-        return alike & ~moved, known
+        return SampleFacts(block.times, alike & ~moved, known)
 
     def _steppers(self) -> list[int]:
         layout = self.layout
@@ -166,10 +160,7 @@ def fresh_share(
 
     ``begins``, ``ends``: samples of each pair; shape (pairs,).
     ``service``: which pairs are in service at which decision time; shape (times, pairs).
-    ``row_time``: each row's position among the decision times; shape (rows,).
-    ``row_first``, ``row_last``: range of the pairs of each row's node; shape (rows,).
-    ``borders``: shape (rows,).
-    ``column``: column of ``out``, float32 of shape (rows, columns).
+    ``row_time``, ``row_first``, ``row_last``: each row's position among the times, and its node's range of pairs.
     """
     for row in range(borders.size):
         present = 0
@@ -230,19 +221,15 @@ def _note(known: BoolArray, bit: int, words: npt.NDArray[np.uint64]) -> None:
 
 
 @njit(cache=True, nogil=True)
-def _gap_nodes(
-    times: IntArray, alike: BoolArray, known: npt.NDArray[np.uint64], index: PaneIndex, levels: int
-) -> tuple[IntArray, IntArray, npt.NDArray[np.uint64]]:
-    """Sum up the panes: longest stretch between two samples in it, samples like the one before, channels known.
-
-    A node without samples has a longest stretch of 0; shapes (nodes,), (nodes,) and (words, nodes).
-    """
-    nodes = index.nodes if levels > 0 else 0
-    longest = np.zeros(nodes, dtype=np.int64)
-    repeats = np.zeros(nodes, dtype=np.int64)
-    words = np.zeros((known.shape[0], nodes), dtype=np.uint64)
+def _gap_nodes(facts: SampleFacts, index: PaneIndex, levels: int) -> GapNodes:
+    """Sum up the panes, and join them level by level; a node without samples has a longest stretch of 0."""
+    times, known = facts.times, facts.known
+    count = index.nodes if levels > 0 else 0
+    longest = np.zeros(count, dtype=np.int64)
+    repeats = np.zeros(count, dtype=np.int64)
+    words = np.zeros((known.shape[0], count), dtype=np.uint64)
     if levels == 0:
-        return longest, repeats, words
+        return GapNodes(longest, repeats, words)
     for run in range(index.run_first.size):
         start = index.run_start[run]
         panes = index.run_panes[run]
@@ -252,7 +239,7 @@ def _gap_nodes(
             for at in range(first, index.starts[start + pane + 1]):
                 if at > first:
                     longest[node] = max(longest[node], times[at] - times[at - 1])
-                repeats[node] += alike[at]
+                repeats[node] += facts.alike[at]
                 for word in range(known.shape[0]):
                     words[word, node] |= known[word, at]
         for level in range(1, levels):
@@ -268,24 +255,19 @@ def _gap_nodes(
                 repeats[node] = repeats[older] + repeats[older + 1]
                 for word in range(known.shape[0]):
                     words[word, node] = words[word, older] | words[word, older + 1]
-    return longest, repeats, words
+    return GapNodes(longest, repeats, words)
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def _gap_windows(
-    times: IntArray,
-    alike: BoolArray,
-    known: npt.NDArray[np.uint64],
-    longest_of: IntArray,
-    repeats_of: IntArray,
-    words_of: npt.NDArray[np.uint64],
+    facts: SampleFacts,
+    nodes: GapNodes,
     visits: Visits,
     has_gauges: bool,
     borders: IntArray,
     since: IntArray,
     windows: IntArray,
     edges: IntArray,
-    window_edge: IntArray,
     step: int,
     delay: int,
     repeated_from: int,
@@ -293,27 +275,28 @@ def _gap_windows(
     out: npt.NDArray[np.float32],
 ) -> None:
     n_windows = windows.size
+    window_edge = np.searchsorted(edges, windows)
     largest = window_edge[n_windows - 1]
     samples = np.zeros(edges.size)
     repeats = np.zeros(edges.size)
-    now = np.zeros(known.shape[0], dtype=np.uint64)
-    before = np.zeros(known.shape[0], dtype=np.uint64)
+    now = np.zeros(facts.known.shape[0], dtype=np.uint64)
+    before = np.zeros(facts.known.shape[0], dtype=np.uint64)
     for row in range(borders.size):
         border = borders[row]
         in_service = border - since[row]
-        _count(alike, repeats_of, visits, row, samples, repeats)
+        _count(facts, nodes, visits, row, samples, repeats)
         for w in range(n_windows):
             expected = min(windows[w], in_service) // step
             missing = 1.0 - samples[window_edge[w]] / expected if expected > 0 else np.nan
             out[row, offset + w] = min(max(missing, 0.0), 1.0) if expected > 0 else np.nan
         inside = visits.stops[row, largest]
-        longest, reached = _longest_gap(times, longest_of, visits, visits.begin[row], inside, border)
+        longest, reached = _longest_gap(facts, nodes, visits, visits.begin[row], inside, border)
         # the stretch from the oldest sample in the window back to its beginning is a gap like any other
         longest = max(longest, min(windows[n_windows - 1], max(in_service, 0)) - reached)
         column = offset + n_windows
         out[row, column] = longest / _HOUR_MS
         begin, end = visits.begin[row], visits.stops[row, edges.size - 1]
-        youngest = border - times[visits.last[begin] - 1] if end > begin else edges[edges.size - 1]
+        youngest = border - facts.times[visits.last[begin] - 1] if end > begin else edges[edges.size - 1]
         out[row, column + 1] = (youngest + delay) / _HOUR_MS
         column += 2
         for w in range(repeated_from, n_windows):
@@ -321,12 +304,12 @@ def _gap_windows(
             hits = repeats[window_edge[w]]
             if end > begin and visits.stops[row, window_edge[w]] == end:
                 pairs -= 1.0  # what the oldest sample would repeat lies beyond the look-back
-                hits -= alike[visits.first[end - 1]]
+                hits -= facts.alike[visits.first[end - 1]]
             out[row, column] = hits / pairs if pairs > 0.0 and has_gauges else np.nan
             column += 1
         middle = visits.stops[row, 0]
-        _known_words(known, words_of, visits, begin, middle, now)
-        _known_words(known, words_of, visits, middle, end, before)
+        _known_words(facts, nodes, visits, begin, middle, now)
+        _known_words(facts, nodes, visits, middle, end, before)
         vanished = 0
         for word in range(now.size):
             gone = before[word] & ~now[word]
@@ -338,7 +321,7 @@ def _gap_windows(
 
 @njit(cache=True, nogil=True)
 def _count(
-    alike: BoolArray, repeats_of: IntArray, visits: Visits, row: int, samples: FloatArray, repeats: FloatArray
+    facts: SampleFacts, nodes: GapNodes, visits: Visits, row: int, samples: FloatArray, repeats: FloatArray
 ) -> None:
     """Count a row's samples up to each edge, and those like the one before."""
     count = 0.0
@@ -348,10 +331,10 @@ def _count(
         while at < visits.stops[row, edge]:
             count += visits.last[at] - visits.first[at]
             if visits.node[at] >= 0:
-                same += repeats_of[visits.node[at]]
+                same += nodes.repeats[visits.node[at]]
             else:
                 for sample in range(visits.first[at], visits.last[at]):
-                    same += alike[sample]
+                    same += facts.alike[sample]
             at += 1
         samples[edge] = count
         repeats[edge] = same
@@ -359,9 +342,10 @@ def _count(
 
 @njit(cache=True, nogil=True)
 def _longest_gap(
-    times: IntArray, longest_of: IntArray, visits: Visits, begin: int, end: int, border: int
+    facts: SampleFacts, nodes: GapNodes, visits: Visits, begin: int, end: int, border: int
 ) -> tuple[int, int]:
     """Return the longest stretch without a sample from a border back, and the age at which it stopped looking."""
+    times = facts.times
     longest = 0
     reached = 0
     for at in range(begin, end):
@@ -370,7 +354,7 @@ def _longest_gap(
         longest = max(longest, border - times[last - 1] - reached)
         reached = border - times[first]
         if visits.node[at] >= 0:
-            longest = max(longest, longest_of[visits.node[at]])
+            longest = max(longest, nodes.longest[visits.node[at]])
         else:
             for sample in range(first + 1, last):
                 longest = max(longest, times[sample] - times[sample - 1])
@@ -379,19 +363,14 @@ def _longest_gap(
 
 @njit(cache=True, nogil=True)
 def _known_words(
-    known: npt.NDArray[np.uint64],
-    words_of: npt.NDArray[np.uint64],
-    visits: Visits,
-    begin: int,
-    end: int,
-    into: npt.NDArray[np.uint64],
+    facts: SampleFacts, nodes: GapNodes, visits: Visits, begin: int, end: int, into: npt.NDArray[np.uint64]
 ) -> None:
     """Write which channels the samples of some visits know."""
     into[:] = 0
     for at in range(begin, end):
         for word in range(into.size):
             if visits.node[at] >= 0:
-                into[word] |= words_of[word, visits.node[at]]
+                into[word] |= nodes.words[word, visits.node[at]]
             else:
                 for sample in range(visits.first[at], visits.last[at]):
-                    into[word] |= known[word, sample]
+                    into[word] |= facts.known[word, sample]

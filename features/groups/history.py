@@ -15,18 +15,11 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from features.config import FAILURE_CLASSES, FeatureSection, LabelSection, Scope
-from features.groups.history_kernel import sweep_history
+from features.groups.history_kernel import EntityEvents, sweep_history
 from features.installations import Installations
 from features.labels.evidence import Facts, Record, xid_classes
 from features.labels.incidents import known_onsets
-from features.times import (
-    Int64Array,
-    UnitKind,
-    absent,
-    duration_ms,
-    milliseconds,
-    text,
-)
+from features.times import Int64Array, UnitKind, absent, duration_ms, milliseconds, text
 from features.vocabulary import FeatureColumn
 
 PRECURSOR_XIDS = frozenset({63, 92, 94, 156})
@@ -85,8 +78,8 @@ _TIMED = ("incident", "xid_hardware", "repair")
 _WEIGHED = ("incident", "xid_hardware", "xid_precursor")
 
 
-def history_columns(features: FeatureSection, labels: LabelSection, *, unit: UnitKind = "gpu") -> list[FeatureColumn]:
-    """List the columns of the group, in the order in which :func:`history_values` fills them.
+def history_columns(features: FeatureSection, *, unit: UnitKind = "gpu") -> list[FeatureColumn]:
+    """List the columns of the group, in the order in which :class:`History` fills them.
 
     ``features``: ``history_scopes`` and ``history_windows``.
     ``unit``: the fleet's unit. For nodes only the scope ``node`` is left, the others would repeat it.
@@ -94,7 +87,6 @@ def history_columns(features: FeatureSection, labels: LabelSection, *, unit: Uni
     repair (NaN: never), ``recency`` (sum over all known events of 0.5 to the power of age over
     :data:`RECENCY_HALF_LIFE`), and the number of ``distinct`` XIDs in :data:`DISTINCT_WINDOW`.
     """
-    del labels
     columns: list[FeatureColumn] = []
     for scope in _scopes(features, unit):
         for what in _COUNTED[scope]:
@@ -108,40 +100,13 @@ def history_columns(features: FeatureSection, labels: LabelSection, *, unit: Uni
     return columns
 
 
-def history_values(
-    rows: pd.DataFrame,
-    events: pd.DataFrame,
-    inventory: pd.DataFrame,
-    features: FeatureSection,
-    labels: LabelSection,
-    *,
-    unit: UnitKind = "gpu",
-    record: Record | None = None,
-) -> NDArray[np.float32]:
-    """Compute the group for decision rows; see :class:`History`.
-
-    ``rows``: columns ``decision_time``, ``node`` and ``unit``; any order.
-    ``unit``: the fleet's unit.
-    ``record``: of these events and this inventory, where it has been read already.
-    Returns: a row at t depends only on events with ``known_at <= t`` and stays with ``installed_at <= t``; shape
-    (len(rows), len(history_columns(...))).
-    """
-    return History.of(events, inventory, features, labels, unit=unit, record=record).values(rows)
-
-
 @dataclass(frozen=True, slots=True)
 class _ScopeEvents:
-    """Events of one scope as the kernel wants them; ``names`` are the entities' names, by code."""
+    """Events of one scope; ``names`` are the entities' names, by code."""
 
     scope: Scope
     names: pd.Index
-    starts: Int64Array
-    known: Int64Array
-    time: Int64Array
-    kinds: NDArray[np.uint32]
-    code: Int64Array
-    count: Int64Array
-    by_time: Int64Array
+    events: EntityEvents
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,24 +119,13 @@ class History:
     columns: list[FeatureColumn]
     _scopes: list[_ScopeEvents]
     _stays: Installations
-    _codes: int
     _windows: Int64Array
 
     @classmethod
-    def of(
-        cls,
-        events: pd.DataFrame,
-        inventory: pd.DataFrame,
-        features: FeatureSection,
-        labels: LabelSection,
-        *,
-        unit: UnitKind = "gpu",
-        record: Record | None = None,
-    ) -> History:
-        """Sort the events of a dataset; parameters as for :func:`history_values`."""
-        record = record or Record.of(events, inventory, labels)
-        stays, facts = record.stays, record.facts
-        onsets = known_onsets(events, inventory, labels, record=record)
+    def of(cls, record: Record, features: FeatureSection, *, unit: UnitKind = "gpu") -> History:
+        """Sort what is known of a dataset."""
+        stays, facts, labels = record.stays, record.facts, record.labels
+        onsets = known_onsets(record)
         unit_code = np.r_[facts.unit, stays.codes(text(onsets["unit"]))]
         node = np.r_[facts.node, text(onsets["node"])]
         time = np.r_[facts.time, milliseconds(onsets["timestamp"])]
@@ -190,24 +144,25 @@ class History:
             entity, entities = pd.factorize(names[kept], sort=True)
             order = np.lexsort((kinds[kept], time[kept], known[kept], entity))
             entity, moment = entity[order], time[kept][order]
-            scopes.append(
-                _ScopeEvents(
-                    scope=scope,
-                    names=pd.Index(entities, dtype=object),
-                    starts=np.searchsorted(entity, np.arange(len(entities) + 1)).astype(np.int64),
-                    known=known[kept][order],
-                    time=moment,
-                    kinds=kinds[kept][order],
-                    code=code[kept][order].astype(np.int64),
-                    count=count[kept][order],
-                    by_time=np.lexsort((moment, entity)).astype(np.int64),
-                )
+            sorted_events = EntityEvents(
+                starts=np.searchsorted(entity, np.arange(len(entities) + 1)).astype(np.int64),
+                known=known[kept][order],
+                time=moment,
+                kinds=kinds[kept][order],
+                code=code[kept][order].astype(np.int64),
+                size=count[kept][order],
+                by_time=np.lexsort((moment, entity)).astype(np.int64),
+                codes=len(distinct),
             )
+            scopes.append(_ScopeEvents(scope, pd.Index(entities, dtype=object), sorted_events))
         windows = np.asarray([duration_ms(w) for w in (*features.history_windows, DISTINCT_WINDOW)], dtype=np.int64)
-        return cls(history_columns(features, labels, unit=unit), scopes, stays, len(distinct), windows)
+        return cls(history_columns(features, unit=unit), scopes, stays, windows)
 
     def values(self, rows: pd.DataFrame) -> NDArray[np.float32]:
-        """Give the group's values of rows with ``decision_time``, ``node`` and ``unit``; see :func:`history_values`."""
+        """Give the group's values of rows with ``decision_time``, ``node`` and ``unit``, in any order.
+
+        A row at t depends only on events with ``known_at <= t`` and stays with ``installed_at <= t``.
+        """
         out = np.empty((len(rows), len(self.columns)), dtype=np.float32)
         time = milliseconds(rows["decision_time"], "decision_time")
         unit_code = _lookup(rows["unit"], pd.Index(self._stays.units, dtype=object))
@@ -229,14 +184,7 @@ class History:
                 np.lexsort((time, entity)).astype(np.int64),
                 entity,
                 time,
-                events.starts,
-                events.known,
-                events.time,
-                events.kinds,
-                events.code,
-                events.count,
-                events.by_time,
-                self._codes,
+                events.events,
                 self._windows,
                 counted,
                 timed,

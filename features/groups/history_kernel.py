@@ -2,14 +2,38 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
 IntArray = NDArray[np.int64]
+Float64Array = NDArray[np.float64]
 
 _HOUR_MS = 3_600_000.0
 _NONE = -(2**62)
+
+
+class EntityEvents(NamedTuple):
+    """The events of each entity of a scope, sorted by (entity, known); shapes (events,).
+
+    ``starts``: where each entity's events begin; shape (entities + 1,).
+    ``known``, ``time``: when each event was known and when it happened (ms).
+    ``kinds``: bit set of what the event is.
+    ``code``: number of its XID among ``codes`` distinct ones; -1: no XID.
+    ``size``: events that it stands for.
+    ``by_time``: events sorted by (entity, time).
+    """
+
+    starts: IntArray
+    known: IntArray
+    time: IntArray
+    kinds: NDArray[np.uint32]
+    code: IntArray
+    size: IntArray
+    by_time: IntArray
+    codes: int
 
 
 @njit(cache=True, nogil=True)
@@ -19,44 +43,37 @@ def _has(kinds: np.uint32, bit: int) -> bool:
 
 @njit(cache=True, nogil=True)
 def _count(
-    event: int,
-    span: int,
-    by: int,
-    kinds: NDArray[np.uint32],
-    code: IntArray,
-    counted: IntArray,
-    counts: IntArray,
-    per_code: IntArray,
+    event: int, span: int, by: int, events: EntityEvents, counted: IntArray, counts: IntArray, per_code: IntArray
 ) -> None:
     """Take an event into a window or out of it (negative ``by``); the last window counts XIDs by their number."""
     if span == counts.shape[1]:
-        if code[event] >= 0:
-            per_code[code[event]] += by
+        if events.code[event] >= 0:
+            per_code[events.code[event]] += by
         return
     for b in range(len(counted)):
-        if _has(kinds[event], counted[b]):
+        if _has(events.kinds[event], counted[b]):
             counts[b, span] += by
 
 
 @njit(cache=True, nogil=True)
 def _learn(
-    kinds: np.uint32,
-    time: int,
-    count: int,
-    anchor: int,
+    events: EntityEvents,
+    event: int,
+    first: int,
     timed: IntArray,
     latest: IntArray,
     weighed: IntArray,
-    weight: NDArray[np.float64],
+    weight: Float64Array,
     half_life: float,
 ) -> None:
-    """Take a newly known event into the times of the last and into the weighted sums."""
+    """Take a newly known event into the times of the last and into the weighted sums, relative to the first event."""
+    kinds, time = events.kinds[event], events.time[event]
     for b in range(len(timed)):
         if _has(kinds, timed[b]):
             latest[b] = max(latest[b], time)
     for b in range(len(weighed)):
         if _has(kinds, weighed[b]):
-            weight[b] += count * 2.0 ** ((time - anchor) / half_life)
+            weight[b] += events.size[event] * 2.0 ** ((time - events.time[first]) / half_life)
 
 
 @njit(cache=True, nogil=True)
@@ -66,7 +83,7 @@ def _write(
     t: int,
     counts: IntArray,
     latest: IntArray,
-    weight: NDArray[np.float64],
+    weight: Float64Array,
     fade: float,
     per_code: IntArray,
 ) -> None:
@@ -91,14 +108,7 @@ def sweep_history(
     row_order: IntArray,
     row_entity: IntArray,
     row_time: IntArray,
-    starts: IntArray,
-    known: IntArray,
-    time: IntArray,
-    kinds: NDArray[np.uint32],
-    code: IntArray,
-    count: IntArray,
-    by_time: IntArray,
-    codes: int,
+    events: EntityEvents,
     windows: IntArray,
     counted: IntArray,
     timed: IntArray,
@@ -112,21 +122,12 @@ def sweep_history(
     At a row of time t an event counts once it is known (``known <= t``), in a window w as long as ``time > t - w``.
 
     ``row_order``: rows sorted by (entity, time); shape (n,).
-    ``row_entity``, ``row_time``: entity of each row (-1: none, nothing ever happened to it) and its time (ms); shape
-    (n,).
-    ``starts``: where each entity's events begin in the event arrays; shape (entities + 1,).
-    ``known``, ``time``: when each event was known and when it happened (ms), sorted by (entity, known); shape (m,).
-    ``kinds``: bit set of what the event is; shape (m,).
-    ``code``: number of the event's XID among ``codes`` distinct ones; -1: no XID; shape (m,).
-    ``count``: events that the row of the event stands for; shape (m,).
-    ``by_time``: events sorted by (entity, time); shape (m,).
+    ``row_entity``, ``row_time``: entity of each row (-1: none, nothing ever happened to it) and its time (ms).
     ``windows``: windows of the counts (ms), then that of the distinct XIDs; shape (w + 1,).
     ``counted``, ``timed``, ``weighed``: bits that get a count in each window, hours since the last, and a
     recency-weighted sum.
-    ``half_life``: of the recency weights (ms).
     ``first_column``: column of ``out`` at which the scope begins: counts (by bit, then window), hours, weights,
     distinct XIDs.
-    ``out``: written in place; shape (n, columns).
 
     An event is added to each window at the first row after it is known and taken out at the first row past the
     window, so the work is events times windows plus rows times columns. A value does not depend on which other rows
@@ -136,8 +137,8 @@ def sweep_history(
     counts = np.zeros((len(counted), spans - 1), dtype=np.int64)
     latest = np.zeros(len(timed), dtype=np.int64)
     weight = np.zeros(len(weighed), dtype=np.float64)
-    per_code = np.zeros(max(codes, 1), dtype=np.int64)
-    inside = np.zeros((len(time), spans), dtype=np.bool_)
+    per_code = np.zeros(max(events.codes, 1), dtype=np.int64)
+    inside = np.zeros((len(events.time), spans), dtype=np.bool_)
     oldest = np.zeros(spans, dtype=np.int64)
     entity = -2
     begin = end = newest = 0
@@ -146,7 +147,7 @@ def sweep_history(
         t = row_time[row]
         if row_entity[row] != entity:
             entity = row_entity[row]
-            begin, end = (starts[entity], starts[entity + 1]) if entity >= 0 else (0, 0)
+            begin, end = (events.starts[entity], events.starts[entity + 1]) if entity >= 0 else (0, 0)
             newest = begin
             oldest[:] = begin
             counts[:] = 0
@@ -154,18 +155,18 @@ def sweep_history(
             weight[:] = 0.0
             per_code[:] = 0
         for s in range(spans):
-            while oldest[s] < end and time[by_time[oldest[s]]] <= t - windows[s]:
-                event = by_time[oldest[s]]
+            while oldest[s] < end and events.time[events.by_time[oldest[s]]] <= t - windows[s]:
+                event = events.by_time[oldest[s]]
                 oldest[s] += 1
                 if inside[event, s]:
                     inside[event, s] = False
-                    _count(event, s, -count[event], kinds, code, counted, counts, per_code)
-        while newest < end and known[newest] <= t:
+                    _count(event, s, -events.size[event], events, counted, counts, per_code)
+        while newest < end and events.known[newest] <= t:
             for s in range(spans):
-                if time[newest] > t - windows[s]:
+                if events.time[newest] > t - windows[s]:
                     inside[newest, s] = True
-                    _count(newest, s, count[newest], kinds, code, counted, counts, per_code)
-            _learn(kinds[newest], time[newest], count[newest], time[begin], timed, latest, weighed, weight, half_life)
+                    _count(newest, s, events.size[newest], events, counted, counts, per_code)
+            _learn(events, newest, begin, timed, latest, weighed, weight, half_life)
             newest += 1
-        fade = 2.0 ** (-(t - time[begin]) / half_life) if newest > begin else 0.0
+        fade = 2.0 ** (-(t - events.time[begin]) / half_life) if newest > begin else 0.0
         _write(out[row], first_column, t, counts, latest, weight, fade, per_code)

@@ -41,6 +41,7 @@ ALL = "errors"
 """Channel name of the columns that join all counters."""
 
 _JOINED = ("surge_max", "surge_sum", "excess_max", "excess_sum")
+_TILE = 65_536
 _NOT_ERRORS = frozenset({"mJ", "J", "ns", "us", "ms", "s", "B", "bytes", "MiB", "B/s", "MiB/s"})
 
 
@@ -71,15 +72,10 @@ class Kinds:
         narrow, wider, widest = self.levels
         return Kinds(self.names, (narrow[chosen], wider[chosen], widest[chosen]))
 
-    @classmethod
-    def of(cls, fleet: Fleet, inventory: pd.DataFrame, events: pd.DataFrame, pair: IntArray, time: IntArray) -> Kinds:
-        """Tell the kinds of rows, given their pairs and decision times; a driver is the one known at that time."""
-        return FleetKinds.of(fleet, inventory, events).kinds(pair, time)
-
 
 @dataclass(frozen=True, slots=True)
 class FleetKinds:
-    """Models and drivers of a fleet, for those who tell the kinds of rows again and again."""
+    """Models and drivers of a fleet."""
 
     models: tuple[str, ...]
     model_of_pair: IntArray
@@ -87,28 +83,17 @@ class FleetKinds:
     driver: StaticFacts | None
 
     @classmethod
-    def of(
-        cls,
-        fleet: Fleet,
-        inventory: pd.DataFrame,
-        events: pd.DataFrame,
-        static: tuple[StaticPlan, StaticFacts] | None = None,
-    ) -> FleetKinds:
-        """Read a fleet's inventory and events; drivers are taken from ``static`` where they have been read there."""
+    def of(cls, fleet: Fleet, inventory: pd.DataFrame, events: pd.DataFrame) -> FleetKinds:
+        """Read a fleet's inventory and events."""
         models, model_of_pair = model_codes(fleet, inventory)
         if "driver" not in inventory.columns:
             return cls(tuple(models), model_of_pair, (), None)
-        read = [] if static is None else [column.channel for column in static[0].columns]
-        if static is not None and "driver" in read:
-            at = read.index("driver")
-            categories, facts = static[0].columns[at].categories, StaticFacts(fleet, (static[1].facts[at],))
-        else:
-            plan = StaticPlan.of(inventory, events, ("driver",))
-            categories, facts = plan.columns[0].categories, plan.of_fleet(fleet, inventory, events)
-        return cls(tuple(models), model_of_pair, tuple(categories), facts)
+        plan = StaticPlan.of(inventory, events, ("driver",))
+        facts = plan.of_fleet(fleet, inventory, events)
+        return cls(tuple(models), model_of_pair, plan.columns[0].categories, facts)
 
     def kinds(self, pair: IntArray, time: IntArray) -> Kinds:
-        """Tell the kinds of rows, as :meth:`Kinds.of` does."""
+        """Give the kinds of rows by pair and decision time (ms); a driver is the one known at that time."""
         model, models, drivers = self.model_of_pair[pair], self.models, self.drivers
         driver = np.zeros(pair.size, dtype=np.int64)
         if self.driver is not None:
@@ -122,12 +107,8 @@ class FleetKinds:
             names.append((models[code // (len(drivers) + 1)], drivers[which - 1] if which else ""))
         names += [(name, None) for name in models]
         names.append((None, None))
-        levels = (
-            position.astype(np.int64),
-            len(distinct) + model,
-            np.full(pair.size, len(names) - 1, dtype=np.int64),
-        )
-        return Kinds(tuple(names), levels)
+        everyone = np.full(pair.size, len(names) - 1, dtype=np.int64)
+        return Kinds(tuple(names), (position.astype(np.int64), len(distinct) + model, everyone))
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,46 +165,32 @@ class OnsetPlan:
         at = {(str(column.channel), column.window): position for position, column in enumerate(amounts.columns)}
         channels = list(dict.fromkeys(str(column.channel) for column in amounts.columns))
         shares = {str(column.channel) for column in amounts.columns if column.statistic == "share"}
-        columns: list[FeatureColumn] = []
-        rows: list[tuple[int, int, float, float, float, float, int]] = []
-        for number, (window, past) in enumerate(pairs):
-            for channel in channels:
-                columns.append(FeatureColumn.of("onset", channel, "surge", window=window))
-                count = channel in shares
-                rows.append(
-                    (
-                        at[channel, window],
-                        at[channel, past],
-                        window / timedelta(hours=1),
-                        past / timedelta(hours=1),
-                        window / step if count else 1.0,
-                        past / step if count else 1.0,
-                        number,
-                    )
-                )
+        columns = [
+            FeatureColumn.of("onset", channel, "surge", window=window) for window, _ in pairs for channel in channels
+        ]
         for window, _ in pairs:
             columns += [FeatureColumn.of("onset", ALL, statistic, window=window) for statistic in _JOINED]
-        now, past_at, hours_now, hours_past, steps_now, steps_past, number_of = zip(*rows, strict=True)
+        hour, counted = timedelta(hours=1), np.tile([channel in shares for channel in channels], len(pairs))
+
+        def each(values: Sequence[float]) -> FloatArray:
+            return np.repeat(np.array(values), len(channels))
+
         return cls(
             columns=tuple(columns),
             amounts=amounts,
             alone=WindowPlan.amounts(layout.counting(errors), spans, errors),
-            now=np.array(now, dtype=np.int64),
-            past=np.array(past_at, dtype=np.int64),
-            hours_now=np.array(hours_now),
-            hours_past=np.array(hours_past),
-            steps_now=np.array(steps_now),
-            steps_past=np.array(steps_past),
-            window_of=np.array(number_of, dtype=np.int64),
+            now=np.array([at[channel, window] for window, _ in pairs for channel in channels], dtype=np.int64),
+            past=np.array([at[channel, past] for _, past in pairs for channel in channels], dtype=np.int64),
+            hours_now=each([window / hour for window, _ in pairs]),
+            hours_past=each([past / hour for _, past in pairs]),
+            steps_now=np.where(counted, each([window / step for window, _ in pairs]), 1.0),
+            steps_past=np.where(counted, each([past / step for _, past in pairs]), 1.0),
+            window_of=np.repeat(np.arange(len(pairs)), len(channels)),
             windows=len(pairs),
         )
 
     def reference(self, amounts: Float32Array, kinds: Kinds, time: IntArray) -> Reference:
-        """Take the percentiles of grid rows.
-
-        ``amounts``: of every unit in service and not down at each time; shape (rows, amounts).
-        ``time``: decision times in milliseconds; shape (rows,).
-        """
+        """Take the percentiles of grid rows: every unit in service and not down at each time (ms)."""
         times, code = np.unique(time, return_inverse=True)
         values = np.full((times.size, len(kinds.names), self.now.size), np.nan)
         order = np.argsort(code, kind="stable")
@@ -237,20 +204,12 @@ class OnsetPlan:
         return Reference(times, names, values)
 
     def finish(
-        self,
-        amounts: Float32Array,
-        kinds: Kinds,
-        last: IntArray,
-        reference: Reference,
-        out: Float32Array,
-        offset: int,
+        self, amounts: Float32Array, kinds: Kinds, last: IntArray, reference: Reference, out: Float32Array, offset: int
     ) -> None:
         """Write the group's columns into ``out[:, offset:]``.
 
-        ``amounts``, ``kinds``: of the rows to write, as :meth:`reference` takes them.
-        ``last``: last decision time of the grid that is not later than each row's, milliseconds: what it is held
-        against. Not held against anything where the reference has no such time; shape (rows,).
-        ``out``: shape (rows, columns).
+        ``last``: the last decision time of the grid that is not later than each row's (ms), which it is compared with;
+        unknown where the reference has no such time.
         """
         at = np.searchsorted(reference.times, last, side="right") - 1
         there = at >= 0
@@ -284,9 +243,6 @@ class OnsetPlan:
         now = amounts[:, self.now].astype(np.float64) * self.steps_now
         before = np.maximum(amounts[:, self.past].astype(np.float64) * self.steps_past - now, 0.0)
         return np.log1p(before / (self.hours_past - self.hours_now) * self.hours_now)
-
-
-_TILE = 65_536
 
 
 def _errors(layout: ChannelLayout) -> set[str]:

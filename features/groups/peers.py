@@ -24,7 +24,7 @@ from features.fleet import Fleet
 from features.vocabulary import FeatureColumn
 from features.windows.blocks import FloatArray, IntArray, RowSpans
 from features.windows.layout import ChannelLayout
-from features.windows.panes import Panes
+from features.windows.pane_index import Panes
 from features.windows.statistics import WindowPlan
 
 Float32Array = npt.NDArray[np.float32]
@@ -85,12 +85,11 @@ class PeerPlan:
     def first_pass(
         self, panes: Panes, begins: IntArray, ends: IntArray, borders: IntArray, service: npt.NDArray[np.bool_]
     ) -> Float32Array:
-        """Take the values to compare.
+        """Take the values to compare; shape (times, pairs, values).
 
         ``begins``, ``ends``: samples of each pair; shape (pairs,).
         ``borders``: border of each decision time; shape (times,).
         ``service``: a pair out of service at a time has no value then; shape (times, pairs).
-        Returns shape (times, pairs, values).
         """
         time, pair = np.nonzero(service)
         taken = np.full((time.size, len(self.first.columns)), np.nan, dtype=np.float32)
@@ -113,23 +112,17 @@ class PeerPlan:
     ) -> None:
         """Write the comparison with the node into ``out[:, offset:]``.
 
-        ``values``: from :meth:`first_pass`; shape (times, pairs, values).
-        ``row_time``, ``row_pair``: positions of each row in ``values``; shape (rows,).
-        ``row_first``, ``row_last``: range of the pairs of each row's node; shape (rows,).
-        ``out``: shape (rows, columns).
+        ``row_time``, ``row_pair``: positions of each row in ``values`` (from :meth:`first_pass`).
+        ``row_first``, ``row_last``: range of the pairs of each row's node.
         """
-        _node(
-            values, row_time, row_pair, row_first, row_last, self.deviation, self.rank, offset, out
-        )  # fmt: skip
+        _node(values, row_time, row_pair, row_first, row_last, self.deviation, self.rank, offset, out)
 
     def fill_own(
         self, values: Float32Array, at: IntArray, row_pair: IntArray, out: Float32Array, offset: int = 0
     ) -> None:
-        """Write each row's own value at its last grid time where :meth:`fill_fleet` is going to compare it.
+        """Write each row's own value at its last grid time, which :meth:`fill_fleet` compares.
 
-        ``values``: from :meth:`first_pass`; shape (grid times, pairs, values).
-        ``at``, ``row_pair``: positions of each row in them; shape (rows,).
-        ``out``: shape (rows, columns).
+        ``at``, ``row_pair``: positions of each row in ``values``, of grid times alone.
         """
         for value, column in enumerate(self.fleet.tolist()):
             out[:, offset + column] = values[at, row_pair, value]
@@ -139,10 +132,8 @@ class PeerPlan:
     ) -> None:
         """Write the comparison with the fleet into ``out[:, offset:]``, where :meth:`fill_own` left the rows' values.
 
-        ``medians``: from :func:`fleet_medians`; shape (values, grid times, models).
-        ``at``, ``row_model``: positions in them: of each row's last grid time, and of its model; a model of -1 has no
-        reference; shape (rows,).
-        ``out``: shape (rows, columns).
+        ``at``, ``row_model``: positions in ``medians`` (from :func:`fleet_medians`) of each row's last grid time and
+        of its model; -1: it has no reference.
         """
         known = row_model >= 0
         for value, column in enumerate(self.fleet.tolist()):

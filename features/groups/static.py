@@ -61,39 +61,28 @@ class StaticPlan:
                 _check(inventory, name)
         return cls(tuple(_column(inventory, events, name) for name in names))
 
-    def values(
-        self, fleet: Fleet, inventory: pd.DataFrame, events: pd.DataFrame, pair: IntArray, time: IntArray
-    ) -> npt.NDArray[np.float32]:
-        """Take the columns' values.
-
-        ``fleet``: made of ``inventory``.
-        ``inventory``, ``events``: as a dataset holds them; a live one may hold categories that the plan does not know
-        (NaN).
-        ``pair``, ``time``: pair (-1: unknown) and decision time (ms) of each row; shape (rows,).
-        Returns shape (rows, columns).
-        """
-        return self.of_fleet(fleet, inventory, events).values(pair, time)
-
     def of_fleet(self, fleet: Fleet, inventory: pd.DataFrame, events: pd.DataFrame) -> StaticFacts:
-        """Read what there is to know of a fleet, made of ``inventory``, for those who take values again and again."""
+        """Read what there is to know of a fleet, made of ``inventory``; a category that the plan lacks is unknown."""
         found: list[StaticFact] = []
         for column in self.columns:
             name = str(column.channel)
+            changes = None
+            if column.statistic == "days" and name == "age":
+                found.append(StaticFact(_first_installed(fleet)[fleet.stay_pair]))
+                continue
             if column.statistic == "days":
-                since = _first_installed(fleet) if name == "age" else milliseconds(inventory[name], name)
-                found.append(StaticFact(since=since, of_pair=name == "age"))
+                of_row = milliseconds(inventory[name], name)
             elif column.statistic == "value":
-                numbers = np.full(len(inventory), np.nan)
+                of_row = np.full(len(inventory), np.nan)
                 if name in inventory.columns:
-                    numbers = pd.to_numeric(inventory[name], errors="coerce").to_numpy(np.float64, na_value=np.nan)
-                found.append(StaticFact(numbers=numbers))
+                    of_row = pd.to_numeric(inventory[name], errors="coerce").to_numpy(np.float64, na_value=np.nan)
             elif column.statistic == "ordinal":
-                found.append(StaticFact(numbers=np.array([_ordinal(slot) for slot in _texts(inventory, name)])))
+                of_row = np.array([_ordinal(slot) for slot in _texts(inventory, name)], dtype=np.float64)
             else:
                 codes: dict[str | None, int] = {category: code for code, category in enumerate(column.categories)}
-                numbers = np.array([codes.get(value, np.nan) for value in _texts(inventory, name)], dtype=np.float64)
+                of_row = np.array([codes.get(value, np.nan) for value in _texts(inventory, name)], dtype=np.float64)
                 changes = DriverChanges.of(fleet, events, codes) if name == "driver" else None
-                found.append(StaticFact(numbers=numbers, changes=changes))
+            found.append(StaticFact(of_row[fleet.stay_row], changes))
         return StaticFacts(fleet, tuple(found))
 
 
@@ -101,13 +90,10 @@ class StaticPlan:
 class StaticFact:
     """What is known for one column, and may be for all time; a row's time decides what of it was known then.
 
-    ``numbers``: the value of each row of the inventory.
-    ``since``: for a column of days: from when they count (ms), of each row of the inventory, or of each pair.
+    ``of_stay``: the value of each stay of the fleet; for a column of days (integers) from when they count, in ms.
     """
 
-    numbers: npt.NDArray[np.float64] | None = None
-    since: IntArray | None = None
-    of_pair: bool = False
+    of_stay: npt.NDArray[np.float64] | IntArray
     changes: DriverChanges | None = None
 
 
@@ -119,22 +105,16 @@ class StaticFacts:
     facts: tuple[StaticFact, ...]
 
     def values(self, pair: IntArray, time: IntArray) -> npt.NDArray[np.float32]:
-        """Take the columns' values, as :meth:`StaticPlan.values` does."""
+        """Take the values of rows by pair (-1: unknown) and decision time (ms); shape (rows, columns)."""
         out = np.full((pair.size, len(self.facts)), np.nan, dtype=np.float32)
         stay = self.fleet.stay_at(pair, time)
         known = stay >= 0
-        row = self.fleet.stay_row[stay[known]] if self.fleet.stay_row.size else np.zeros(0, dtype=np.int64)
         for position, fact in enumerate(self.facts):
-            if fact.since is not None:
-                if fact.of_pair:
-                    since = fact.since[pair]
-                else:
-                    since = np.full(pair.size, NEVER, dtype=np.int64)
-                    since[known] = fact.since[row]
-                usable = known & (since > -NEVER) & (since <= time)
-                out[usable, position] = (time[usable] - since[usable]) / _DAY_MS
-            elif fact.numbers is not None:
-                out[known, position] = fact.numbers[row]
+            found = fact.of_stay[stay[known]]
+            if np.issubdtype(found.dtype, np.integer):
+                usable = (found > -NEVER) & (found <= time[known])
+                found = np.where(usable, (time[known] - found) / _DAY_MS, np.nan)
+            out[known, position] = found
             if fact.changes is not None:
                 fact.changes.lay(out[:, position], self.fleet, pair, time, stay)
         return out

@@ -14,8 +14,7 @@ from features.times import duration_ms
 from features.vocabulary import FeatureColumn
 from features.windows.blocks import FloatArray, IntArray, RowSpans
 from features.windows.layout import ChannelLayout
-from features.windows.pane_index import PaneIndex, Visits, level_offset
-from features.windows.panes import Panes
+from features.windows.pane_index import PaneIndex, Panes, Visits, level_offset
 
 IDLE_BELOW_PCT = 5.0
 """Utilisation below which a sample counts as idle (assumption: display and monitoring stay under it)."""

@@ -16,15 +16,7 @@ from numpy.typing import NDArray
 from features.config import FAILURE_CLASSES, LabelSection
 from features.errors import InputError
 from features.installations import Installations
-from features.times import (
-    NEVER,
-    BoolArray,
-    Int64Array,
-    absent,
-    duration_ms,
-    milliseconds,
-    text,
-)
+from features.times import NEVER, BoolArray, Int64Array, absent, duration_ms, milliseconds, text
 
 SUBCODE_XIDS = frozenset(range(144, 151))
 """NVLink 5 errors whose sub-code, spelled out in the log line, says whether they are fatal (NVIDIA's XID catalogue)."""
@@ -256,11 +248,9 @@ def gather(facts: Facts, stays: Installations, labels: LabelSection) -> dict[int
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What events say of the units of an inventory, read once for all who ask.
+    """What events say of the units of an inventory, read once for all who ask; ``evidence`` by unit code."""
 
-    ``evidence``: from :func:`gather`.
-    """
-
+    labels: LabelSection
     stays: Installations
     facts: Facts
     evidence: Mapping[int, UnitEvidence]
@@ -270,14 +260,11 @@ class Record:
         """Read events and inventory as a dataset holds them."""
         stays = Installations.of(inventory)
         facts = Facts.of(events, stays)
-        return cls(stays, facts, gather(facts, stays, labels))
+        return cls(labels, stays, facts, gather(facts, stays, labels))
 
 
 def _collect_ends(
-    facts: Facts,
-    stays: Installations,
-    out: Mapping[int, UnitEvidence],
-    confirmers: dict[int, list[tuple[int, int]]],
+    facts: Facts, stays: Installations, out: Mapping[int, UnitEvidence], confirmers: dict[int, list[tuple[int, int]]]
 ) -> None:
     ends = facts.ends()
     for i, code in zip(*facts.at_units(ends, stays), strict=True):

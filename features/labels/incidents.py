@@ -19,19 +19,8 @@ import pandas as pd
 
 from features.config import FAILURE_CLASSES, LabelSection
 from features.installations import Installations
-from features.labels.evidence import (
-    Facts,
-    Record,
-    Sign,
-    UnitEvidence,
-    gather,
-)
-from features.times import (
-    NEVER,
-    duration_ms,
-    instant_ms,
-    instants,
-)
+from features.labels.evidence import Facts, Record, Sign, UnitEvidence, gather
+from features.times import NEVER, duration_ms, instant_ms, instants
 
 LATE_REPAIR = timedelta(days=30)
 """A repair or removal of the unit itself this long after the last event is still the incident's, even after
@@ -84,59 +73,45 @@ def find_incidents(
             shown = next((sign for sign in members if sign.class_index != _OTHER), members[0])
             found.append((members[0].time, unit, end, min(sign.established for sign in members), shown))
     found.sort(key=lambda row: row[:2])
-    return _incident_frame(found, stays)
+    frame = _sign_columns(stays, [row[1] for row in found], [row[4] for row in found])
+    frame["incident"] = np.arange(len(found), dtype=np.int64)
+    for name, at in (("start", 0), ("end", 2), ("known_at", 3)):
+        frame[name] = instants(np.asarray([row[at] for row in found], dtype=np.int64))
+    return frame[list(INCIDENT_COLUMNS)]
 
 
-def known_onsets(
-    events: pd.DataFrame, inventory: pd.DataFrame, labels: LabelSection, *, record: Record | None = None
-) -> pd.DataFrame:
+def known_onsets(record: Record) -> pd.DataFrame:
     """Incident onsets as they came to be known: what features may count.
 
     Facts are taken in the order in which they were known. A label-worthy event opens an onset unless, by what is known
     then, it belongs to the same incident as another known one. An onset once given never changes, so that those
     known at or before any time depend only on facts known at or before it.
 
-    ``record``: of the same, where it has been read already.
     Returns: columns ``unit``, ``gpu``, ``node``, ``timestamp`` (of the event that opened it), ``known_at``,
     ``failure_class``, ``code``; sorted by (known_at, timestamp, unit).
     """
-    record = record or Record.of(events, inventory, labels)
-    stays = record.stays
     found: list[tuple[int, int, int, Sign]] = []
     for unit, evidence in record.evidence.items():
-        found += [(sign.established, sign.time, unit, sign) for sign in _openings(evidence, labels)]
+        found += [(sign.established, sign.time, unit, sign) for sign in _openings(evidence, record.labels)]
     found.sort(key=lambda row: row[:3])
-    codes = np.asarray([row[2] for row in found], dtype=np.int64)
-    names = stays.units[codes] if found else np.zeros(0, dtype=object)
-    gpu = _gpus(stays)[codes] if found else np.zeros(0, dtype=object)
-    return pd.DataFrame(
-        {
-            "unit": pd.array(names, dtype="str"),
-            "gpu": pd.array(gpu, dtype="str"),
-            "node": pd.array([row[3].node for row in found], dtype="str"),
-            "timestamp": instants(np.asarray([row[1] for row in found], dtype=np.int64)),
-            "known_at": instants(np.asarray([row[0] for row in found], dtype=np.int64)),
-            "failure_class": pd.array([FAILURE_CLASSES[row[3].class_index] for row in found], dtype="str"),
-            "code": pd.array([row[3].code for row in found], dtype="str"),
-        }
-    )
+    signs = [row[3] for row in found]
+    frame = _sign_columns(record.stays, [row[2] for row in found], signs)
+    frame["timestamp"] = instants(np.asarray([sign.time for sign in signs], dtype=np.int64))
+    frame["known_at"] = instants(np.asarray([sign.established for sign in signs], dtype=np.int64))
+    return frame[["unit", "gpu", "node", "timestamp", "known_at", "failure_class", "code"]]
 
 
-def down_intervals(
-    events: pd.DataFrame, inventory: pd.DataFrame, labels: LabelSection, *, record: Record | None = None
-) -> pd.DataFrame:
+def down_intervals(record: Record) -> pd.DataFrame:
     """When each unit was known to be down.
 
     A unit is known to be down at t if, of the facts known at t, its last label-worthy event is followed by no repair,
     replacement, reset or removal and is less than ``labels.quiet`` ago.
 
-    ``record``: of the same, where it has been read already.
     Returns: columns ``unit``, ``down_from`` (included), ``down_until`` (excluded); sorted by (unit, down_from),
     disjoint. Whether a time lies in an interval depends only on facts known at that time.
     """
-    record = record or Record.of(events, inventory, labels)
     rows: list[tuple[int, int, int]] = []
-    quiet = duration_ms(labels.quiet)
+    quiet = duration_ms(record.labels.quiet)
     for unit, evidence in record.evidence.items():
         moments = [(sign.established, sign.time, True) for sign in evidence.signs]
         moments += [(known, time, False) for time, known in evidence.ends]
@@ -229,27 +204,18 @@ def _openings(evidence: UnitEvidence, labels: LabelSection) -> list[Sign]:
     return openings
 
 
-def _gpus(stays: Installations) -> np.ndarray:
-    """GPU name of each unit code; None where the unit is a node."""
+def _sign_columns(stays: Installations, units: list[int], signs: list[Sign]) -> pd.DataFrame:
+    """Say of what each sign is: its unit and the unit's GPU (null where that is a node), node, failure class, code."""
+    code = np.asarray(units, dtype=np.int64)
     gpu = np.full(len(stays.units), None, dtype=object)
     gpu[stays.unit] = stays.gpu
-    return gpu
-
-
-def _incident_frame(found: list[tuple[int, int, int, int, Sign]], stays: Installations) -> pd.DataFrame:
-    unit = np.asarray([row[1] for row in found], dtype=np.int64)
-    names = stays.units[unit] if found else np.zeros(0, dtype=object)
-    gpu = _gpus(stays)[unit] if found else np.zeros(0, dtype=object)
+    none = np.zeros(0, dtype=object)
     return pd.DataFrame(
         {
-            "incident": np.arange(len(found), dtype=np.int64),
-            "unit": pd.array(names, dtype="str"),
-            "gpu": pd.array(gpu, dtype="str"),
-            "node": pd.array([row[4].node for row in found], dtype="str"),
-            "start": instants(np.asarray([row[0] for row in found], dtype=np.int64)),
-            "end": instants(np.asarray([row[2] for row in found], dtype=np.int64)),
-            "failure_class": pd.array([FAILURE_CLASSES[row[4].class_index] for row in found], dtype="str"),
-            "code": pd.array([row[4].code for row in found], dtype="str"),
-            "known_at": instants(np.asarray([row[3] for row in found], dtype=np.int64)),
+            "unit": pd.array(stays.units[code] if units else none, dtype="str"),
+            "gpu": pd.array(gpu[code] if units else none, dtype="str"),
+            "node": pd.array([sign.node for sign in signs], dtype="str"),
+            "failure_class": pd.array([FAILURE_CLASSES[sign.class_index] for sign in signs], dtype="str"),
+            "code": pd.array([sign.code for sign in signs], dtype="str"),
         }
     )

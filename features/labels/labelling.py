@@ -11,16 +11,7 @@ from numpy.typing import NDArray
 from features.config import LabelSection
 from features.installations import Installations, Timeline
 from features.labels.evidence import Facts
-from features.times import (
-    NEVER,
-    BoolArray,
-    Int64Array,
-    duration_ms,
-    instant_ms,
-    instants,
-    milliseconds,
-    text,
-)
+from features.times import NEVER, BoolArray, Int64Array, duration_ms, instant_ms, instants, milliseconds, text
 
 
 def label_rows(
@@ -50,11 +41,10 @@ def label_rows(
 
     ``rows``: columns ``decision_time`` and ``unit``; any order, millions of them.
     ``incidents``: from :func:`features.labels.incidents.find_incidents`, called with the same ``as_of``.
-    ``inventory``: as a dataset holds it; with ``as_of``, removals after that are not used.
     ``events``: as a dataset holds them, for our own drains; without them there are none.
     ``units``: what :func:`unit_positions` gives for these rows, for one who labels them again and again.
-    Returns: aligned with ``rows`` (same index): ``label`` (Int8), ``incident`` (Int64), ``incident_start`` and
-    ``failure_class`` of the incident that makes a label 1 (else null), ``complete_at`` (t + gap + horizon).
+    Returns: aligned with ``rows``: ``label`` (Int8), ``incident`` (Int64), ``incident_start`` and ``failure_class`` of
+    the incident that makes a label 1 (else null), ``complete_at`` (t + gap + horizon).
     """
     as_of_ms = instant_ms(as_of)
     stays = Installations.of(inventory, as_of_ms=as_of_ms)
@@ -97,12 +87,7 @@ def label_rows(
 
 
 def unit_positions(rows: pd.DataFrame) -> tuple[Int64Array, NDArray[np.object_]]:
-    """Find the distinct units of rows: they repeat few, so that names are looked up once each.
-
-    ``rows``: column ``unit``.
-    Returns ``position``: of each row's unit among the names; shape (n_rows,).
-    Returns ``names``: distinct units, in order of appearance.
-    """
+    """Give the position of each row's unit among the distinct units, and those: names are then looked up once each."""
     position, names = pd.factorize(rows["unit"])
     return position.astype(np.int64), np.asarray(names, dtype=object)
 

@@ -10,34 +10,22 @@ from datetime import timedelta
 import numpy as np
 import pandas as pd
 
-from features.config import LabelSection
 from features.labels.evidence import Record
 from features.labels.incidents import down_intervals
-from features.times import (
-    NEVER,
-    Int64Array,
-    duration_ms,
-    instants,
-    milliseconds,
-)
+from features.times import NEVER, Int64Array, duration_ms, instants, milliseconds
 
 LONGEST_DRAIN = timedelta(days=31)
 """A drain that nobody took back counts no longer than this: the 95th percentile of repairs in StepFun's trace."""
 
 
-def out_of_use(
-    events: pd.DataFrame, inventory: pd.DataFrame, labels: LabelSection, *, record: Record | None = None
-) -> pd.DataFrame:
+def out_of_use(record: Record) -> pd.DataFrame:
     """When each unit was known to be down or drained.
 
     Our own controller's drains do not count: a unit that it drained is still watched, and its rows have no label.
 
-    ``record``: of the same, where it has been read already.
-    Returns: columns ``unit``, ``down_from`` (included), ``down_until`` (excluded); sorted by (unit, down_from),
-    disjoint. Whether a time lies in an interval depends only on facts known at that time.
+    Returns: as :func:`features.labels.incidents.down_intervals`.
     """
-    record = record or Record.of(events, inventory, labels)
-    down = down_intervals(events, inventory, labels, record=record)
+    down = down_intervals(record)
     both = pd.concat([down, _drained(record)], ignore_index=True)
     both = both.sort_values(["unit", "down_from"], kind="stable", ignore_index=True)
     unit = pd.factorize(both["unit"])[0]

@@ -7,6 +7,9 @@ and runs the same code.
 
 from __future__ import annotations
 
+import functools
+import hashlib
+import json
 import os
 import socket
 import threading
@@ -14,55 +17,102 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
 
+from features.config import DecisionSection, FeatureSection, LabelSection
 from features.errors import InputError
 from features.fleet import Fleet
-from features.groups.history import History, history_columns
+from features.groups.history import History
 from features.groups.static import StaticPlan
-from features.installations import reported, units_of
+from features.installations import units_of
+from features.known_at import reported
 from features.labels.evidence import Record
-from features.matrix.bucket_values import (
-    bucket_values,
-    buckets_of,
-    compile_kernels,
-    read_samples,
-)
-from features.matrix.build_inputs import BuildOrder, digest_of
-from features.matrix.filling import Rows
-from features.matrix.grid import rows_of
-from features.matrix.meta import ROW_COLUMNS, read_meta
-from features.matrix.part_files import ExistingParts, read_file, write_part
+from features.labels.incidents import known_onsets
+from features.labels.outages import out_of_use
+from features.matrix.buckets import BucketStore, buckets_of, read_samples
+from features.matrix.filling import Rows, bucket_values, compile_kernels
+from features.matrix.grid import augmented_rows, decision_rows, decision_times, grid_time
+from features.matrix.meta import ROW_COLUMNS, MatrixPart, read_meta
+from features.matrix.part_files import ExistingParts, write_part
+from features.matrix.parts import PartJoiner, PartTimes
 from features.matrix.plan import FeaturePlan
-from features.matrix.slabs import SlabJoiner, SlabTimes, cut_slabs
-from features.matrix.spill import Spill
-from features.times import instants
-from features.windows.blocks import array_of
+from features.times import instants, milliseconds
 from telemetry.dataset.schema import EVENTS, INVENTORY, conform
-from telemetry.dataset.store import Dataset
+from telemetry.dataset.store import Dataset, Place
 
+_ROOM = Path(__file__).parents[1]
 _SHARED = "Give every machine of the cluster the same folders under the same paths, and the same version of predrain."
+
+
+@dataclass(frozen=True, slots=True)
+class BuildOrder:
+    """Everything that a build is a function of, small enough to be sent along with each task.
+
+    ``dataset``: absolute; on storage one version.
+    ``target``: where the matrix will be; absolute.
+    ``folder``: where its parts are written until then.
+    ``digest``: of the matrix: :func:`digest_of` where the build began.
+    ``base``: digest of the matrix at ``target`` that is extended; empty: all rows are computed.
+    ``since``: rows decided and established before this instant (ms) are taken over from it.
+    """
+
+    dataset: Place
+    dataset_digest: str
+    target: Path
+    folder: Path
+    decision: DecisionSection
+    labels: LabelSection
+    features: FeatureSection
+    augmentation: int
+    negative_ratio: int
+    seed: int
+    digest: str = ""
+    base: str = ""
+    since: int | None = None
+
+
+@functools.cache
+def code_digest() -> str:
+    """Return the SHA-256 of this room's source files: a matrix made by other code is not the same matrix."""
+    total = hashlib.sha256()
+    for path in sorted(_ROOM.rglob("*.py")):
+        total.update(path.relative_to(_ROOM).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+    return total.hexdigest()
+
+
+def settings_digest(order: BuildOrder) -> str:
+    """Digest what a matrix is a function of beside the dataset: the settings, and this room's code as it runs here."""
+    content = {
+        **{name: getattr(order, name).model_dump(mode="json") for name in ("decision", "labels", "features")},
+        "training": [order.augmentation, order.negative_ratio],
+        "seed": order.seed,
+        "code": code_digest(),
+    }
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def digest_of(order: BuildOrder) -> str:
+    """Digest what a matrix is a function of, the dataset's content among it."""
+    return hashlib.sha256(f"{order.dataset_digest} {settings_digest(order)}".encode()).hexdigest()
 
 
 @dataclass(frozen=True)
 class Known:
-    """What is read of a dataset before any sample.
-
-    ``events``: from :func:`features.installations.reported`.
-    """
+    """What is read of a dataset before any sample; ``events`` as :func:`features.known_at.reported` gives them."""
 
     events: pd.DataFrame
     inventory: pd.DataFrame
     plan: FeaturePlan
+    times: PartTimes
 
     @classmethod
     def of(cls, order: BuildOrder, dataset: Dataset) -> Known:
-        """Read events and inventory, and plan the columns of the matrix of a dataset."""
+        """Read events and inventory, and plan columns and parts of the matrix of a dataset."""
         events, inventory = reported(dataset.events(), order.features.delay), dataset.inventory()
         plan = FeaturePlan.of(
             order.features,
@@ -71,9 +121,8 @@ class Known:
             step=dataset.meta.step,
             decision=order.decision,
             static=StaticPlan.of(inventory, events, order.features.static),
-            history=history_columns(order.features, order.labels, unit=dataset.meta.unit),
         )
-        return cls(events, inventory, plan)
+        return cls(events, inventory, plan, PartTimes.of(order.decision, len(pd.unique(units_of(inventory)))))
 
     @cached_property
     def tables(self) -> tuple[pa.Table, pa.Table]:
@@ -81,42 +130,70 @@ class Known:
         return conform(self.events, EVENTS), conform(self.inventory, INVENTORY)
 
 
-def slab_times(order: BuildOrder, inventory: pd.DataFrame) -> SlabTimes:
-    """Choose how the matrix of a fleet is cut into parts."""
-    return SlabTimes.of(order.decision, len(pd.unique(units_of(inventory))))
+def rows_of(order: BuildOrder, dataset: Dataset, inventory: pd.DataFrame, record: Record) -> pd.DataFrame:
+    """List the rows to compute, on the decision grid and off it, sorted by (decision_time, augmented, unit).
+
+    Those decided, or established, at ``order.since`` or later; of the times off the grid among them that are older,
+    also the fleet at the last time of the grid before, which they are compared with.
+    Raises ``InputError`` if all rows are asked for and no unit is in service at any decision time.
+    """
+    span, since = dataset.meta.span, order.since
+    down = out_of_use(record)
+    times = decision_times(order.decision, span)
+    extra = None
+    if order.augmentation:  # finding the onsets is a tenth of a small build
+        onsets = known_onsets(record)
+        if since is not None:
+            onsets = onsets[milliseconds(onsets["known_at"], "known_at") >= since]
+        if len(onsets):
+            extra = augmented_rows(
+                onsets,
+                inventory,
+                down,
+                decision=order.decision,
+                labels=order.labels,
+                step=dataset.meta.step,
+                span=span,
+                augmentation=order.augmentation,
+                negative_ratio=order.negative_ratio,
+                seed=order.seed,
+            )
+    if since is not None:
+        at = milliseconds(times, "decision time")
+        wanted = at >= since
+        if extra is not None:
+            wanted |= np.isin(at, grid_time(order.decision, milliseconds(extra["decision_time"], "decision_time")))
+        times = instants(at[wanted])
+    grid = decision_rows(times, inventory, down)
+    if not len(grid) and since is None:
+        raise InputError(
+            f"no unit is in service at any decision time from {span[0].isoformat()} to {span[1].isoformat()}",
+            f"dataset {dataset.place}",
+            "Check the inventory's installed_at and removed_at, and decision.every against the dataset's length.",
+        )
+    if extra is None or not len(extra):
+        return grid  # sorted as it is
+    both = pd.concat([grid, extra], ignore_index=True)
+    return both.sort_values(["decision_time", "augmented", "unit"], kind="stable", ignore_index=True)
 
 
 class Build:
     """A build under way, as one process sees it; its threads may share it.
 
-    ``dataset``: the order's.
-    ``plan``: of those that are computed.
     Raises ``InputError`` if no unit is in service at any decision time, or a parameter does not fit the dataset.
     """
 
-    def __init__(self, order: BuildOrder, dataset: Dataset, spill: Spill, known: Known) -> None:
-        self.order, self.dataset, self.spill = order, dataset, spill
-        self.known, self.columns = known, known.plan.columns
-        self.plan = known.plan.of_groups([group for group in order.features.groups if group not in order.taken])
-        self._record = Record.of(self.known.events, self.known.inventory, order.labels)
-        self.keys = rows_of(
-            dataset,
-            self.known.events,
-            self.known.inventory,
-            decision=order.decision,
-            labels=order.labels,
-            augmentation=order.augmentation,
-            negative_ratio=order.negative_ratio,
-            seed=order.seed,
-            since=order.since,
-            record=self._record,
-        )
-        self.fleet = Fleet.of(self.known.inventory)
+    def __init__(self, order: BuildOrder, dataset: Dataset, known: Known) -> None:
+        self.order, self.dataset, self.known, self.plan = order, dataset, known, known.plan
+        self.store = BucketStore(order.folder / "buckets")
+        self._record = Record.of(known.events, known.inventory, order.labels)
+        self.keys = rows_of(order, dataset, known.inventory, self._record)
+        self.fleet = Fleet.of(known.inventory)
         self.rows = Rows.of(self.keys, self.fleet, order.decision)
-        self.augmented: npt.NDArray[np.bool_] = self.keys["augmented"].to_numpy(dtype=bool)
-        self.slabs = cut_slabs(self.rows, slab_times(order, self.known.inventory))
+        self.parts = known.times.cut(self.rows)
         self.existing: ExistingParts | None = None
-        if order.base:
+        self._first: datetime | None = None
+        if order.since is not None:
             meta = read_meta(order.target)
             if meta.digest != order.base:
                 raise InputError(
@@ -124,12 +201,10 @@ class Build:
                     str(order.target),
                     "Do not replace a matrix while it is extended; run again.",
                 )
-        if order.since is not None:
             self.existing = ExistingParts(order.target, {part.file: part for part in meta.parts}, order.since)
-            self.slabs = self.existing.slabs(self.slabs)
-        self._first: datetime | None = None
-        if self.existing is not None and len(self.keys):
-            self._first = instants(self.rows.times[:1])[0].to_pydatetime()
+            self.parts = self.existing.with_stale(self.parts)
+            if len(self.keys):
+                self._first = instants(self.rows.times[:1])[0].to_pydatetime()
         self.work = []
         if self.plan.reads_samples and len(self.keys):
             since = None if self._first is None else self._first - self.plan.look_back
@@ -157,122 +232,100 @@ class Build:
                 f"{here}: {order.dataset}",
                 "Do not replace a dataset while it is read. " + _SHARED,
             )
-        spill = Spill.join(order.target, order.spill_key, order.token)
-        if spill is None or not order.folder.is_dir():
+        if not order.folder.is_dir():
             raise InputError(
                 "a worker does not see the folder that the matrix is built in",
                 f"{here}: {order.target.parent}",
                 _SHARED,
             )
-        return cls(order, dataset, spill, Known.of(order, dataset))
+        return cls(order, dataset, Known.of(order, dataset))
 
     def bucket(self, number: int) -> None:
-        """Compute what a bucket's samples say, unless it is there already."""
+        """Compute what a bucket's samples decide."""
         work = self.work[number]
-        if self.spill.has(work.bucket):
-            return
-        service = self._service()
+        with self._guard:
+            service = self._service
         samples = read_samples(self.plan, self.dataset, work.bucket, self._first)
-        self.spill.keep(work.bucket, bucket_values(self.plan, self.fleet, self.rows, service, work, samples))
+        self.store.keep(work.bucket, bucket_values(self.plan, self.fleet, self.rows, service, work, samples))
 
-    def part(self, number: int) -> None:
-        """Write a part of the matrix: the whole file appears, or, where it has no rows, none."""
-        slab = self.slabs[number]
+    def part(self, number: int) -> MatrixPart | None:
+        """Write a part of the matrix, and give what is in it; None where it has no rows."""
+        part = self.parts[number]
         with self._guard:
             joiner, keys = self._joiner, self._key_table
-        columns = joiner.columns(slab)
-        arrays: dict[str, Any] = {name: keys.column(name).slice(slab.begin, slab.rows) for name in ROW_COLUMNS}
-        found = {column.name: pa.array(columns[j]) for j, column in enumerate(self.plan.columns)}
-        taken = [column.name for column in self.columns if column.name not in found]
-        if taken:
-            existing = read_file(self.order.target / slab.file, columns=taken)
-            found |= {name: existing.column(name) for name in taken}
-        arrays.update({column.name: found[column.name] for column in self.columns})
+        columns = joiner.columns(part)
+        arrays: dict[str, Any] = {name: keys.column(name).slice(part.begin, part.rows) for name in ROW_COLUMNS}
+        arrays.update({column.name: pa.array(columns[j]) for j, column in enumerate(self.plan.columns)})
         table = pa.table(arrays)
         if self.existing is not None:
-            table = self.existing.join(slab.file, table)
-        if not table.num_rows:
-            return
-        temporary = self.spill.temporary()
-        write_part(temporary, table)
-        temporary.replace(self.order.folder / slab.file)
-
-    def _service(self) -> npt.NDArray[np.bool_]:
-        with self._guard:
-            return self._ready
+            table = self.existing.join(part.file, table)
+        return write_part(self.order.folder / part.file, table) if table.num_rows else None
 
     @cached_property
-    def _ready(self) -> npt.NDArray[np.bool_]:
+    def _service(self) -> npt.NDArray[np.bool_]:
         """Pairs in service at the decision times; whoever has it has the kernels compiled as well."""
         compile_kernels(self.plan, self.fleet)
         return self.fleet.in_service(self.rows.times)
 
     @cached_property
-    def _joiner(self) -> SlabJoiner:
-        features, history = self.order.features, None
-        if "history" in {column.group for column in self.plan.columns}:
-            unit = self.dataset.meta.unit
-            labels, record = self.order.labels, self._record
-            history = History.of(self.known.events, self.known.inventory, features, labels, unit=unit, record=record)
-        return SlabJoiner(
-            self.plan,
-            self.fleet,
-            self.rows,
-            self.keys,
-            self.augmented,
-            self.known.events,
-            self.known.inventory,
-            history,
-            self.work,
-            self.spill,
+    def _joiner(self) -> PartJoiner:
+        events, inventory, history = self.known.events, self.known.inventory, None
+        if "history" in self.plan.features.groups:
+            history = History.of(self._record, self.order.features, unit=self.dataset.meta.unit)
+        return PartJoiner(
+            self.plan, self.fleet, self.rows, self.keys, events, inventory, history, self.work, self.store
         )
 
     @cached_property
     def _key_table(self) -> pa.Table:
-        return pa.table({name: _key_array(self.keys[name]) for name in ROW_COLUMNS})
+        return pa.table({name: array_of(self.keys[name]) for name in ROW_COLUMNS})
 
 
-class BuildTask:
-    """One of the two kinds of tasks, as a function of a number; can be sent to another machine.
-
-    ``build``: the build, in the process that began it. It is not sent along: elsewhere the task joins by the order.
-    """
-
-    def __init__(self, build: Build, what: Literal["bucket", "part"]) -> None:
-        self._order, self._what = build.order, what
-        self.name = what
-        self._build: Build | None = build
-
-    def __call__(self, number: int) -> None:
-        """Do one: the number of a bucket's work, or of a slab."""
-        build = self._build or _joined(self._order)
-        (build.bucket if self._what == "bucket" else build.part)(number)
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Leave the build here."""
-        return {"_order": self._order, "_what": self._what, "name": self.name, "_build": None}
-
-
-_JOINED: dict[tuple[Path, str], Build] = {}
+_BUILDS: dict[tuple[Path, str, str, int | None], Build] = {}
 _JOINING = threading.Lock()
 
 
-def _joined(order: BuildOrder) -> Build:
-    """Give this process's build of an order; it holds the last one only."""
-    key = (order.target, order.spill_key)
+def build_here(order: BuildOrder, dataset: Dataset, known: Known) -> Build:
+    """Begin a build in this process, and let the tasks that this process runs use it."""
+    build = Build(order, dataset, known)
     with _JOINING:
-        if key not in _JOINED or not _JOINED[key].spill.is_there():
-            _JOINED.clear()
-            _JOINED[key] = Build.join(order)
-        return _JOINED[key]
+        _BUILDS[_key(order)] = build
+    return build
+
+
+def run_bucket(order: BuildOrder, number: int) -> None:
+    """Run the task of a bucket: see :meth:`Build.bucket`."""
+    _build_of(order).bucket(number)
+
+
+def run_part(order: BuildOrder, number: int) -> MatrixPart | None:
+    """Run the task of a part: see :meth:`Build.part`."""
+    return _build_of(order).part(number)
 
 
 def leave_builds() -> None:
-    """Let go of what this process holds of builds of others."""
+    """Let go of what this process holds of builds."""
     with _JOINING:
-        _JOINED.clear()
+        _BUILDS.clear()
 
 
-def _key_array(column: pd.Series) -> pa.Array:
-    array = array_of(column)
+def _build_of(order: BuildOrder) -> Build:
+    """Give this process's build of an order, its own or one that it joins."""
+    with _JOINING:
+        if _key(order) not in _BUILDS:
+            _BUILDS.clear()  # the last one joined is held, no more
+            _BUILDS[_key(order)] = Build.join(order)
+        return _BUILDS[_key(order)]
+
+
+def _key(order: BuildOrder) -> tuple[Path, str, str, int | None]:
+    return (order.target, order.digest, order.base, order.since)
+
+
+def array_of(column: pd.Series) -> pa.Array:
+    """Return a column as an array; instants in UTC milliseconds, names as a dictionary."""
+    if isinstance(column.dtype, pd.DatetimeTZDtype):  # Arrow's own conversion drops the zone, and pandas 3 warns of it
+        instants = column.dt.tz_convert("UTC").dt.tz_localize(None).to_numpy()
+        return pa.array(instants).cast(pa.timestamp("ms"), safe=False).cast(pa.timestamp("ms", tz="UTC"))
+    array = pa.array(column, from_pandas=True)
     return array.cast(pa.string()).dictionary_encode() if column.name in ("node", "gpu", "unit") else array

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-import threading
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -14,36 +15,24 @@ import pyarrow.parquet as pq
 from features.config import DecisionSection, FeatureSection, LabelSection
 from features.engine import Engine, LocalEngine
 from features.errors import InputError
-from features.matrix.build_inputs import (
-    BUILT_FROM_NAME,
-    BuildOrder,
-    BuiltFrom,
-    digest_of,
-    first_other_row,
-    group_digests,
-    rows_digest,
-    settings_digest,
-)
+from features.matrix.buckets import BucketStore
 from features.matrix.build_tasks import (
     Build,
-    BuildTask,
+    BuildOrder,
     Known,
+    build_here,
+    digest_of,
     leave_builds,
-    slab_times,
+    run_bucket,
+    run_part,
+    settings_digest,
 )
+from features.matrix.extension import BUILT_FROM_NAME, BuiltFrom, first_other_row
 from features.matrix.grid import decision_times
 from features.matrix.matrix import FeatureMatrix
-from features.matrix.meta import (
-    EVENTS_NAME,
-    INVENTORY_NAME,
-    META_NAME,
-    MatrixConfig,
-    MatrixMeta,
-    MatrixPart,
-)
-from features.matrix.part_files import read_file, read_part_facts
-from features.matrix.spill import Spill
-from features.sequences import ARRAY_NAME, SequencePlan, write_sequences
+from features.matrix.meta import EVENTS_NAME, INVENTORY_NAME, META_NAME, MatrixConfig, MatrixMeta, MatrixPart
+from features.matrix.part_files import read_file
+from features.matrix.sequences import ARRAY_NAME, SequencePlan, write_sequences
 from features.times import instant_ms
 from features.vocabulary import FeatureColumn
 from telemetry.atomic import FolderSwap, building_path, disk_errors, recover_folder, write_bytes
@@ -81,13 +70,11 @@ def build_matrix(
     progress: Progress | None = None,
     engine: Engine | None = None,
 ) -> FeatureMatrix:
-    """Build the feature matrix of a dataset, or return the one that stands at ``out`` if it is the same.
+    """Build the feature matrix of a dataset, or extend or return the one that is at ``out``.
 
     ``dataset``: with or without telemetry.
     ``out``: the matrix's folder. It is built beside it and swapped in; a killed run leaves what was there.
-    ``training``: ``training.augmentation`` and ``training.negative_ratio``.
-    ``progress``: called with (samples read and rows written, all of them): before the first bucket, and after each
-    bucket and part.
+    ``progress``: called before the first bucket, and after each bucket and part.
     ``engine``: who runs the buckets and parts; default: this machine's cores. The matrix is the same, byte for byte.
     Raises ``InputError`` if ``out`` holds something else, a parameter does not fit the dataset, no unit is in service
     at any decision time, the disk is full, or a machine of a cluster does not see the same folders.
@@ -115,33 +102,16 @@ def build_matrix(
         known = Known.of(order, dataset)
         if existing is not None:
             order = _extending(order, dataset, existing, known)
-            order = order if order.base else _taking(order, existing, known)
-        spill = Spill(swap.target, order.spill_key)
         try:
-            build = Build(replace(order, token=spill.token), dataset, spill, known)
-            if engine.in_process and len(build.keys) <= HELD_ROWS:
-                spill.hold()
-            _write(build, engine, progress or _silent)
-        except OSError:
-            spill.remove()  # a full disk may be full of it
-            raise
-        except Exception:
-            if not spill.holds_any():
-                spill.remove()
-            raise  # a cluster or a storage that was lost: what is finished is kept, as when we are killed
+            _write(build_here(order, dataset, known), engine, progress)
         finally:
             engine.everywhere(leave_builds)
-        spill.remove()
         swap.commit()
     return FeatureMatrix.open(out)
 
 
-def _silent(done: int, total: int) -> None:
-    """Report nothing."""
-
-
 def _existing(out: Path) -> FeatureMatrix | None:
-    """Open the matrix that stands, if it is whole."""
+    """Open the matrix at ``out``, if it is whole."""
     recover_folder(out)
     if not (out / META_NAME).exists():
         if out.exists() and (not out.is_dir() or any(out.iterdir())):
@@ -154,7 +124,7 @@ def _existing(out: Path) -> FeatureMatrix | None:
     try:
         matrix = FeatureMatrix.open(out)
     except InputError:
-        return None  # of another version, or damaged: it is built anew
+        return None  # of another version, or damaged: it is built from scratch
     names = [part.file for part in matrix.meta.parts]
     if matrix.config.features.sequence.channels:
         names.append(ARRAY_NAME)
@@ -162,12 +132,10 @@ def _existing(out: Path) -> FeatureMatrix | None:
 
 
 def _extending(order: BuildOrder, dataset: Dataset, existing: FeatureMatrix, known: Known) -> BuildOrder:
-    """Let an order take over what it can of the matrix that stands at its target."""
-    before = BuiltFrom.read(existing.path)
-    expected = settings_digest(order), slab_times(order, known.inventory).length
-    if before is None or (before.settings, before.slab) != expected:
+    """Let an order take over what it can of the matrix at its target."""
+    before, config, meta = BuiltFrom.read(existing.path), existing.config, dataset.meta
+    if before is None or (before.settings, before.part_length) != (settings_digest(order), known.times.length):
         return order
-    config, meta = existing.config, dataset.meta
     if not _mean_the_same(config.columns, known.plan.columns) or (config.channels, config.step) != (
         meta.channels,
         meta.step,
@@ -185,17 +153,6 @@ def _extending(order: BuildOrder, dataset: Dataset, existing: FeatureMatrix, kno
     if not len(begins) or since <= instant_ms(begins[0]):
         return order
     return replace(order, base=existing.digest, since=since)
-
-
-def _taking(order: BuildOrder, existing: FeatureMatrix, known: Known) -> BuildOrder:
-    """Let an order take over groups that nothing has changed for, of a matrix of the same rows."""
-    before = BuiltFrom.read(existing.path)
-    expected = rows_digest(order), slab_times(order, known.inventory).length
-    if before is None or (before.rows, before.slab) != expected:
-        return order
-    now = group_digests(order, known.plan.panes.reach)
-    taken = tuple(group for group in order.features.groups if before.groups.get(group) == now[group])
-    return replace(order, base=existing.digest, taken=taken) if taken else order
 
 
 def _mean_the_same(before: Sequence[FeatureColumn], after: Sequence[FeatureColumn]) -> bool:
@@ -223,55 +180,57 @@ def _check(dataset: Dataset, decision: DecisionSection, features: FeatureSection
             )
 
 
-def _write(build: Build, engine: Engine, progress: Progress) -> None:
-    order, dataset, folder = build.order, build.dataset, build.order.folder
-    features = order.features
+def _write(build: Build, engine: Engine, progress: Progress | None) -> None:
+    order, meta, folder = build.order, build.dataset.meta, build.order.folder
+    if engine.in_process and len(build.keys) <= HELD_ROWS:
+        build.store = BucketStore(None)
+    samples, rows = [work.samples for work in build.work], [part.rows for part in build.parts]
+    done, total = 0, sum(samples) + len(build.keys)
+    written: list[MatrixPart] = []
+
+    def advance(count: int) -> None:
+        nonlocal done
+        done += count
+        if progress is not None:
+            progress(done, total)
+
+    def wrote(number: int, part: MatrixPart | None) -> None:
+        written.extend([] if part is None else [part])
+        advance(rows[number])
+
+    advance(0)  # rows and plan are worked out
+    engine.run(
+        partial(run_bucket, order), _largest_first(samples), lambda number, _: advance(samples[number]), max_workers=8
+    )
+    engine.run(partial(run_part, order), _largest_first(rows), wrote, max_workers=4)
+    shutil.rmtree(folder / "buckets", ignore_errors=True)
+    if order.features.sequence.channels:
+        windows = SequencePlan.of(order.features.sequence, meta.channels, delay=order.features.delay)
+        write_sequences(build.dataset, build.fleet, windows, order.decision, folder)
+    for table, name in zip(build.known.tables, (EVENTS_NAME, INVENTORY_NAME), strict=True):
+        pq.write_table(table, folder / name, compression="zstd")
+    built_from = BuiltFrom.of(build.dataset, settings=settings_digest(order), part_length=build.known.times.length)
+    write_bytes(folder / BUILT_FROM_NAME, built_from.encode())
+    parts = _all_parts(build, written)
     config = MatrixConfig(
         decision=order.decision,
         labels=order.labels,
-        features=features,
+        features=order.features,
         augmentation=order.augmentation,
         negative_ratio=order.negative_ratio,
         seed=order.seed,
-        unit=dataset.meta.unit,
-        step=dataset.meta.step,
-        span=dataset.meta.span,
-        channels=dataset.meta.channels,
-        columns=build.columns,
-        dataset_digest=dataset.digest,
-        sources=tuple(dataset.meta.sources),
+        unit=meta.unit,
+        step=meta.step,
+        span=meta.span,
+        channels=meta.channels,
+        columns=build.plan.columns,
+        dataset_digest=build.dataset.digest,
+        sources=tuple(meta.sources),
     )
-    samples, rows = [each.samples for each in build.work], [each.rows for each in build.slabs]
-    steps = _Steps(progress, sum(samples) + len(build.keys))
-    steps.done(0)  # rows and plan are worked out
-    engine.run(
-        BuildTask(build, "bucket"),
-        _largest_first(samples),
-        lambda number, _: steps.done(samples[number]),
-        max_workers=8,
-    )
-    engine.run(
-        BuildTask(build, "part"), _largest_first(rows), lambda number, _: steps.done(rows[number]), max_workers=4
-    )
-    if features.sequence.channels:
-        windows = SequencePlan.of(features.sequence, dataset.meta.channels, delay=features.delay)
-        write_sequences(dataset, build.fleet, windows, order.decision, folder, digest=order.digest)
-    for table, name in zip(build.known.tables, (EVENTS_NAME, INVENTORY_NAME), strict=True):
-        pq.write_table(table, folder / name, compression="zstd")
-    slab = slab_times(order, build.known.inventory).length
-    built_from = BuiltFrom.of(
-        dataset,
-        settings=settings_digest(order),
-        rows=rows_digest(order),
-        groups=group_digests(order, build.plan.panes.reach),
-        slab=slab,
-    )
-    write_bytes(folder / BUILT_FROM_NAME, built_from.encode())
-    parts = _gather_parts(build)
     counts = {
         "rows": sum(part.rows for part in parts),
         "augmented": sum(part.augmented for part in parts),
-        "features": len(build.columns),
+        "features": len(build.plan.columns),
     }
     write_bytes(folder / META_NAME, MatrixMeta(order.digest, config, counts, parts).encode())
 
@@ -281,26 +240,18 @@ def _largest_first(sizes: Sequence[int]) -> list[int]:
     return sorted(range(len(sizes)), key=lambda number: -sizes[number])
 
 
-def _gather_parts(build: Build) -> tuple[MatrixPart, ...]:
+def _all_parts(build: Build, written: list[MatrixPart]) -> tuple[MatrixPart, ...]:
     """Take over the parts that hold as they are; give all of them, in order of time."""
-    folder, written = build.order.folder, {slab.file for slab in build.slabs}
-    found = [read_part_facts(folder / file) for file in written if (folder / file).exists()]
+    folder, found = build.order.folder, list(written)
+    for part in written:
+        if not (folder / part.file).exists():
+            raise InputError(
+                f"a worker wrote {part.file} where this process does not see it",
+                str(folder.parent),
+                "Give every machine of the cluster the same folders under the same paths.",
+            )
     if build.existing is not None:
-        for file in build.existing.parts.keys() - written:
+        for file in build.existing.parts.keys() - {part.file for part in build.parts}:
             build.existing.take_over(file, folder)
             found.append(build.existing.parts[file])
     return tuple(sorted(found, key=lambda part: part.file))
-
-
-class _Steps:
-    """Counts samples read and rows written for whoever wants to know."""
-
-    def __init__(self, progress: Progress, total: int) -> None:
-        self._progress, self._total, self._done = progress, total, 0
-        self._guard = threading.Lock()
-
-    def done(self, count: int) -> None:
-        """Tell of so many more."""
-        with self._guard:
-            self._done += count
-            self._progress(self._done, self._total)

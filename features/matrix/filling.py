@@ -16,16 +16,12 @@ from features.groups.gaps import fresh_share
 from features.matrix.grid import grid_time
 from features.matrix.plan import FeaturePlan
 from features.times import duration_ms, milliseconds
-from features.windows.blocks import (
-    FloatArray,
-    IntArray,
-    RowSpans,
-    SampleBlock,
-)
+from features.windows.blocks import IntArray, RowSpans, SampleBlock
 from features.windows.layout import ChannelLayout
-from features.windows.panes import Panes
+from features.windows.pane_index import Panes
 from features.windows.statistics import WindowPlan
 
+BoolArray = npt.NDArray[np.bool_]
 Float32Array = npt.NDArray[np.float32]
 
 
@@ -36,12 +32,13 @@ class Rows:
     ``pair``: number of each row's pair in the fleet; shape (rows,).
     ``time``: position of its decision time in ``times``; shape (rows,).
     ``times``: distinct decision times, ascending, in milliseconds; with each also the last one of the grid before it.
+    ``grid``: which of ``times`` are on the grid.
     """
 
     pair: IntArray
     time: IntArray
     times: IntArray
-    grid: npt.NDArray[np.bool_]
+    grid: BoolArray
 
     @classmethod
     def of(cls, frame: pd.DataFrame, fleet: Fleet, decision: DecisionSection) -> Rows:
@@ -52,20 +49,15 @@ class Rows:
         times = np.union1d(distinct, before)
         node_code, nodes = pd.factorize(frame["node"])
         unit_code, units = pd.factorize(frame["unit"])
-        both, where = np.unique(node_code.astype(np.int64) * max(len(units), 1) + unit_code, return_inverse=True)
+        width = max(len(units), 1)
+        both, where = np.unique(node_code.astype(np.int64) * width + unit_code, return_inverse=True)
         node_names, unit_names = nodes.tolist(), units.tolist()
         pair = fleet.numbers(
-            [str(node_names[code // max(len(units), 1)]) for code in both.tolist()],
-            [str(unit_names[code % max(len(units), 1)]) for code in both.tolist()],
+            [str(node_names[code // width]) for code in both.tolist()],
+            [str(unit_names[code % width]) for code in both.tolist()],
         )
         pairs = pair[where] if len(both) else where.astype(np.int64)
         return cls(pairs, np.searchsorted(times, decided), times, np.isin(times, before))
-
-    @classmethod
-    def none(cls, times: IntArray) -> Rows:
-        """Give no rows at some times of the grid, for what is looked at without them."""
-        empty = np.zeros(0, dtype=np.int64)
-        return cls(empty, empty, times, np.ones(times.size, dtype=np.bool_))
 
     @property
     def milliseconds(self) -> IntArray:
@@ -82,114 +74,110 @@ class Rows:
         return Rows(self.pair[chosen], self.time[chosen], self.times, self.grid)
 
 
-class SampleFiller:
-    """Fills the sampled groups of all rows, one set of nodes after the other.
+@dataclass(frozen=True, slots=True)
+class BucketWork:
+    """A bucket of samples with what is to be computed from it.
 
-    Several threads may call :meth:`fill` at once with different nodes.
-
-    ``values``: filled in place; shape (rows, plan's columns).
-    ``first_pass``: where the first pass of ``peers`` is kept; None where that group is off; shape (values, grid times,
-    pairs).
-    ``amounts``: where the amounts of ``onset`` are kept; None where that group is off; shape (rows, amounts).
-    ``service``: from :meth:`features.fleet.Fleet.in_service` at the rows' times, where it is known already; shape
-    (times, pairs of the fleet).
-    ``pairs``: the pairs that ``first_pass`` has, ascending; default: the fleet's.
-    ``columns``: which of the plan's columns ``values`` has; default: all.
+    ``nodes``: range of the pairs of each of its nodes.
+    ``pairs``: all of these pairs, ascending.
+    ``rows``: positions of its rows in the matrix, ascending.
     """
 
-    def __init__(
-        self,
-        plan: FeaturePlan,
-        fleet: Fleet,
-        rows: Rows,
-        values: Float32Array,
-        first_pass: Float32Array | None,
-        amounts: Float32Array | None,
-        *,
-        service: npt.NDArray[np.bool_] | None = None,
-        pairs: IntArray | None = None,
-        columns: IntArray | None = None,
-    ) -> None:
-        self._plan = plan
-        self._fleet = fleet
-        self._rows = rows
-        self._values = values
-        self._first_pass = first_pass
-        self._amounts = amounts
-        self._order = np.argsort(rows.pair, kind="stable").astype(np.int64)
-        self._starts = np.searchsorted(rows.pair[self._order], np.arange(len(fleet.pairs) + 1))
-        self._service = fleet.in_service(rows.times) if service is None else service
-        self._pairs = pairs
-        self._columns = np.arange(len(plan.columns)) if columns is None else columns
+    bucket: int
+    nodes: Mapping[str, tuple[int, int]]
+    pairs: IntArray
+    rows: IntArray
+    samples: int = 0
 
-    def fill(self, blocks: Iterable[SampleBlock], nodes: Mapping[str, tuple[int, int]]) -> None:
-        """Fill the rows of some nodes, and take their amounts, where the plan has them.
 
-        ``nodes``: range of each node's pairs. A node without a sample has rows like any other: everything about it is
-        missing, and ``gaps`` says so.
-        """
-        for block, spans in _block_by_block(blocks, nodes, self._plan.layout):
-            chosen, panes = self._chosen(spans), Panes(block, self._plan.panes)
-            self._fill(panes, spans, chosen)
-            if self._plan.onset is not None and self._amounts is not None:
-                self._take(panes, chosen, self._plan.onset.amounts)
+@dataclass(frozen=True, slots=True)
+class BucketBlocks:
+    """The samples that rows of a bucket look at.
 
-    def take_amounts(
-        self, plan: FeaturePlan, blocks: Iterable[SampleBlock], nodes: Mapping[str, tuple[int, int]]
-    ) -> None:
-        """Take the amounts of the rows of some nodes, which :meth:`fill` leaves out where its plan has no ``onset``.
+    ``plan``: of the columns that ``blocks`` fill: all, or those that are not the group ``onset``'s.
+    ``onset``: where ``onset`` looks back further than the other groups: what it looks at, its own channels alone.
+    """
 
-        ``blocks``: of the layout that ``onset`` reads alone, with all samples of those nodes that it looks back into.
-        ``nodes``: range of each node's pairs.
-        """
+    plan: FeaturePlan
+    blocks: Iterable[SampleBlock]
+    onset: Iterable[SampleBlock] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BucketValues:
+    """What the samples of a bucket decide.
+
+    ``values``: columns that need no other bucket (:func:`own_columns`); shape (rows of the bucket, columns).
+    ``amounts``: of the group ``onset``, not compared with the fleet yet; shape (rows of the bucket, amounts).
+    ``peers``: first pass of the group ``peers``; shape (grid times, values, pairs of the bucket).
+    """
+
+    values: Float32Array
+    amounts: Float32Array
+    peers: Float32Array
+
+
+def own_columns(plan: FeaturePlan) -> IntArray:
+    """Positions of the columns that a bucket's samples decide, those of ``peers`` still without the fleet."""
+    groups = ("telemetry", "peers", "gaps", "workload")
+    return np.array([at for at, column in enumerate(plan.columns) if column.group in groups], dtype=np.int64)
+
+
+def bucket_values(
+    plan: FeaturePlan, fleet: Fleet, rows: Rows, service: BoolArray, work: BucketWork, samples: BucketBlocks
+) -> BucketValues:
+    """Compute what a bucket's samples decide. A node without a sample has rows like any other.
+
+    ``service``: from :meth:`features.fleet.Fleet.in_service` at ``rows.times``; shape (times, pairs of the fleet).
+    """
+    own, columns = rows.take(work.rows), own_columns(plan)
+    order = np.argsort(own.pair, kind="stable")
+    starts = np.searchsorted(own.pair[order], np.arange(len(fleet.pairs) + 1))
+    compared = len(plan.peers.names) if plan.peers else 0
+    found = BucketValues(
+        values=np.empty((order.size, columns.size), dtype=np.float32),
+        amounts=np.empty((order.size, len(plan.onset.amounts.columns) if plan.onset else 0), dtype=np.float32),
+        peers=np.empty((int(rows.grid.sum()), compared, work.pairs.size), dtype=np.float32),
+    )
+
+    def rows_of(spans: list[tuple[int, int]]) -> IntArray:
+        return np.concatenate([order[starts[first] : starts[last]] for first, last in spans])
+
+    def take_amounts(amounts: WindowPlan, panes: Panes, chosen: IntArray) -> None:
+        found.amounts[chosen] = _onset_amounts(plan, amounts, panes, fleet, own.take(chosen))
+
+    for block, spans in _block_by_block(samples.blocks, work.nodes, samples.plan.layout):
+        pairs = np.concatenate([np.arange(first, last, dtype=np.int64) for first, last in spans])
+        chosen, panes = rows_of(spans), Panes(block, samples.plan.panes)
+        filled = np.full((chosen.size, len(plan.columns)), np.nan, dtype=np.float32)
+        taken = _fill_block(samples.plan, panes, fleet, pairs, own.take(chosen), service, filled)
+        _copy_columns(filled, columns, chosen, found.values)
+        if taken is not None:
+            found.peers[:, :, np.searchsorted(work.pairs, pairs)] = taken
+        if samples.plan.onset is not None:
+            take_amounts(samples.plan.onset.amounts, panes, chosen)
+    if samples.onset is not None:
         assert plan.onset is not None
         alone = plan.onset.alone
-        for block, spans in _block_by_block(blocks, nodes, alone.layout):
-            self._take(Panes(block, plan.panes), self._chosen(spans), alone)
+        for block, spans in _block_by_block(samples.onset, work.nodes, alone.layout):
+            take_amounts(alone, Panes(block, plan.panes), rows_of(spans))
+    return found
 
-    def compare_with_fleet(self, medians: FloatArray, model: IntArray) -> None:
-        """Fill the comparison with the fleet, after every node's :meth:`fill`.
 
-        ``medians``: from :func:`features.groups.peers.fleet_medians` at the last grid time before the rows; shape
-        (values, 1, models).
-        ``model``: model of each pair; -1 where it has no median; shape (pairs of the fleet,).
-        """
-        peers, pair = self._plan.peers, self._rows.pair
-        assert peers is not None
-        peers.fill_fleet(medians, np.zeros_like(pair), model[pair], self._values, self._plan.at["peers"])
-
-    def _chosen(self, spans: list[tuple[int, int]]) -> IntArray:
-        return np.concatenate([self._order[self._starts[first] : self._starts[last]] for first, last in spans])
-
-    def _take(self, panes: Panes, chosen: IntArray, amounts: WindowPlan) -> None:
-        assert self._amounts is not None
-        delay = duration_ms(self._plan.features.delay)
-        self._amounts[chosen] = onset_amounts(amounts, delay, panes, self._fleet, self._rows.take(chosen))
-
-    def _fill(self, panes: Panes, spans: list[tuple[int, int]], chosen: IntArray) -> None:
-        pairs = np.concatenate([np.arange(first, last, dtype=np.int64) for first, last in spans])
-        filled = np.full((chosen.size, len(self._plan.columns)), np.nan, dtype=np.float32)
-        rows = self._rows.take(chosen)
-        taken = fill_block(self._plan, panes, self._fleet, pairs, rows, self._service, filled)
-        _place(filled, self._columns, chosen, self._values)
-        if self._first_pass is not None and taken is not None:
-            self._first_pass[:, :, pairs if self._pairs is None else np.searchsorted(self._pairs, pairs)] = taken
+def compile_kernels(plan: FeaturePlan, fleet: Fleet) -> None:
+    """Compile every kernel by filling nothing, so that threads need not wait for one another's compilation."""
+    none = np.zeros(0, dtype=np.int64)
+    rows = Rows(none, none, none, np.zeros(0, dtype=np.bool_))
+    service = np.zeros((0, len(fleet.pairs)), dtype=np.bool_)
+    work = BucketWork(0, {"": (0, 0)}, none, none)  # a node without units: the kernels are called, with nothing
+    bucket_values(plan, fleet, rows, service, work, BucketBlocks(plan, ()))
 
 
 @njit(cache=True, nogil=True)
-def _place(filled: Float32Array, columns: IntArray, rows: IntArray, out: Float32Array) -> None:
+def _copy_columns(filled: Float32Array, columns: IntArray, rows: IntArray, out: Float32Array) -> None:
     for i in range(rows.size):
         for j in range(columns.size):
             out[rows[i], j] = filled[i, columns[j]]
-
-
-def node_ranges(fleet: Fleet) -> Iterator[tuple[str, tuple[int, int]]]:
-    """Yield each node of a fleet with the range of its pairs."""
-    at = 0
-    while at < len(fleet.pairs):
-        last = int(fleet.last_of_node[at])
-        yield fleet.pairs[at][0], (at, last)
-        at = last
 
 
 def _block_by_block(
@@ -205,35 +193,24 @@ def _block_by_block(
         yield SampleBlock.empty(layout), sorted(remaining.values())
 
 
-def onset_amounts(amounts: WindowPlan, delay: int, panes: Panes, fleet: Fleet, rows: Rows) -> Float32Array:
-    """Take the amounts of the group ``onset`` for rows whose nodes stand in a block, shape (rows, amounts).
-
-    ``amounts`` is the plan for the block's layout, ``delay`` is ``features.delay`` in milliseconds.
-    """
+def _onset_amounts(plan: FeaturePlan, amounts: WindowPlan, panes: Panes, fleet: Fleet, rows: Rows) -> Float32Array:
+    """Take the amounts of the group ``onset``, by their plan for the block's layout, shape (rows, amounts)."""
     wanted = np.unique(rows.pair)
     begins, ends = panes.block.ranges([fleet.pairs[pair] for pair in wanted.tolist()])
     local = np.searchsorted(wanted, rows.pair)
-    spans = RowSpans(begins[local], ends[local], rows.milliseconds - delay)
+    spans = RowSpans(begins[local], ends[local], rows.milliseconds - duration_ms(plan.features.delay))
     taken = np.full((rows.pair.size, len(amounts.columns)), np.nan, dtype=np.float32)
     amounts.fill(panes, spans, taken)
     return taken
 
 
-def fill_block(
-    plan: FeaturePlan,
-    panes: Panes,
-    fleet: Fleet,
-    pairs: IntArray,
-    rows: Rows,
-    service: npt.NDArray[np.bool_],
-    out: Float32Array,
+def _fill_block(
+    plan: FeaturePlan, panes: Panes, fleet: Fleet, pairs: IntArray, rows: Rows, service: BoolArray, out: Float32Array
 ) -> Float32Array | None:
-    """Compute everything that a block's samples decide: all sampled groups but the comparison with the fleet.
+    """Fill all sampled groups of a block's rows but what is compared with the fleet.
 
-    ``pairs``: every pair of those nodes, ascending.
-    ``service``: from :meth:`features.fleet.Fleet.in_service` at ``rows.times``; shape (times, pairs of the fleet).
-    ``out``: filled in place at the groups' columns; shape (rows, plan's columns).
-    Returns: the first pass of ``peers``, where that group is on; shape (values, grid times, pairs).
+    ``pairs``: every pair of the block's nodes, ascending.
+    Returns: the first pass of ``peers``, where that group is on; shape (grid times, values, pairs).
     """
     block, delay = panes.block, duration_ms(plan.features.delay)
     borders = rows.milliseconds - delay
@@ -251,19 +228,8 @@ def fill_block(
         stay = fleet.stay_at(rows.pair, rows.milliseconds)
         plan.gaps.fill(panes, spans, np.append(fleet.installed, 0)[stay], out, plan.at["gaps"])
         if plan.gaps.with_node:
-            fresh_share(
-                block.times,
-                begins,
-                ends,
-                present,
-                rows.time,
-                first,
-                last,
-                borders,
-                int(plan.gaps.windows[0]),
-                plan.at["gaps"] + len(plan.gaps.columns) - 1,
-                out,
-            )
+            column, window = plan.at["gaps"] + len(plan.gaps.columns) - 1, int(plan.gaps.windows[0])
+            fresh_share(block.times, begins, ends, present, rows.time, first, last, borders, window, column, out)
     if plan.peers is None:
         return None
     compared = present & _compared(rows, first, last, present.shape)
@@ -271,15 +237,15 @@ def fill_block(
     plan.peers.fill_node(values, rows.time, local, first, last, out, plan.at["peers"])
     on_grid = values[rows.grid]
     plan.peers.fill_own(on_grid, rows.last_grid, local, out, plan.at["peers"])
-    return np.moveaxis(on_grid, 2, 0)
+    return np.moveaxis(on_grid, 2, 1)
 
 
-def _compared(rows: Rows, first: IntArray, last: IntArray, shape: tuple[int, ...]) -> npt.NDArray[np.bool_]:
+def _compared(rows: Rows, first: IntArray, last: IntArray, shape: tuple[int, ...]) -> BoolArray:
     """Which pairs are compared with at which times: all on the grid, off it those of the nodes that have rows then."""
     wanted = np.zeros((shape[0], shape[1] + 1), dtype=np.int32)
     off = ~rows.grid[rows.time]
     np.add.at(wanted, (rows.time[off], first[off]), 1)
     np.add.at(wanted, (rows.time[off], last[off]), -1)
-    found: npt.NDArray[np.bool_] = np.cumsum(wanted[:, :-1], axis=1) > 0
+    found: BoolArray = np.cumsum(wanted[:, :-1], axis=1) > 0
     found[rows.grid] = True
     return found

@@ -10,83 +10,8 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from features.config import DecisionSection, LabelSection
-from features.errors import InputError
 from features.installations import Installations, Timeline
-from features.labels.evidence import Record
-from features.labels.incidents import known_onsets
-from features.labels.outages import out_of_use
-from features.times import (
-    NEVER,
-    Int64Array,
-    duration_ms,
-    instant_ms,
-    instants,
-    milliseconds,
-    text,
-)
-from telemetry.dataset.store import Dataset
-
-
-def rows_of(
-    dataset: Dataset,
-    events: pd.DataFrame,
-    inventory: pd.DataFrame,
-    *,
-    decision: DecisionSection,
-    labels: LabelSection,
-    augmentation: int,
-    negative_ratio: int,
-    seed: int,
-    since: int | None,
-    record: Record,
-) -> pd.DataFrame:
-    """List rows of a dataset, on the decision grid and off it.
-
-    ``events``: from :func:`features.installations.reported`.
-    ``since``: only rows decided, or established, at this instant (ms) or later; of the times off the grid among them
-    that are older, also the fleet at the last time of the grid before, which they are held against.
-    Returns: key columns, sorted by (decision_time, augmented, unit).
-    Raises ``InputError`` if all rows are asked for and no unit is in service at any decision time.
-    """
-    span = dataset.meta.span
-    down = out_of_use(events, inventory, labels, record=record)
-    times = decision_times(decision, span)
-    extra = None
-    if augmentation:  # finding the onsets is a tenth of a small build
-        onsets = known_onsets(events, inventory, labels, record=record)
-        if since is not None:
-            onsets = onsets[milliseconds(onsets["known_at"], "known_at") >= since]
-        if len(onsets):
-            extra = augmented_rows(
-                onsets,
-                inventory,
-                down,
-                decision=decision,
-                labels=labels,
-                step=dataset.meta.step,
-                span=span,
-                augmentation=augmentation,
-                negative_ratio=negative_ratio,
-                seed=seed,
-            )
-    if since is not None:
-        at = milliseconds(times, "decision time")
-        wanted = at >= since
-        if extra is not None:
-            wanted |= np.isin(at, grid_time(decision, milliseconds(extra["decision_time"], "decision_time")))
-        times = instants(at[wanted])
-    grid = decision_rows(times, inventory, down)
-    if not len(grid) and since is None:
-        raise InputError(
-            f"no unit is in service at any decision time from {span[0].isoformat()} to {span[1].isoformat()}",
-            f"dataset {dataset.place}",
-            "Check the inventory's installed_at and removed_at, and decision.every against the dataset's length.",
-        )
-    if extra is None or not len(extra):
-        return grid  # sorted as it is
-    both = pd.concat([grid, extra], ignore_index=True)
-    return both.sort_values(["decision_time", "augmented", "unit"], kind="stable", ignore_index=True)
-
+from features.times import NEVER, Int64Array, duration_ms, instant_ms, instants, milliseconds, text
 
 MIN_COMPANIONS = 4
 """At least this many units without the onset join an augmented row, so that its time never betrays its label."""
@@ -143,23 +68,20 @@ def augmented_rows(
 ) -> pd.DataFrame:
     """Extra training rows at times off the decision grid, in the horizon before each known onset, with companions.
 
-    For each onset up to ``augmentation`` times are taken, spread evenly over the multiples of ``step`` at which the
-    onset lies in (t + gap, t + gap + horizon], leaving out the grid's own times. At each the failing unit gets a row,
-    and so do ``max(MIN_COMPANIONS, negative_ratio)`` other units in service: as many as a training set keeps for a
-    positive, so that none need be thrown away, and so that a model cannot learn that an hour off the grid means a
-    failure. Companions are drawn by a seeded hash of unit and time. Labels are not looked at; a companion may prove
-    positive or censored.
+    For each onset up to ``augmentation`` times are taken, spread evenly over the multiples of ``step`` (from 00:00 UTC)
+    at which the onset lies in (t + gap, t + gap + horizon], leaving out the grid's own times. At each the failing unit
+    gets a row, and so do ``max(MIN_COMPANIONS, negative_ratio)`` other units in service, drawn by a seeded hash of unit
+    and time: as many as a training set keeps for a positive, and so that a model cannot learn that an hour off the grid
+    means a failure. Labels are not looked at; a companion may prove positive or censored.
 
     The rows are derived from *known onsets*, not from incidents, because those never change after they are known: the
     rows with ``established_at <= R`` depend only on facts known at R. A training set as of R must take only those.
 
-    ``onsets``: from :func:`features.labels.incidents.known_onsets`.
-    ``inventory``, ``down``: as for :func:`decision_rows`.
-    ``step``: the dataset's step; extra times are multiples of it from 00:00 UTC.
+    ``onsets``, ``down``: from :func:`features.labels.incidents.known_onsets` and
+    :func:`features.labels.outages.out_of_use`.
     ``span``: first and last instant at which a row may stand.
-    ``augmentation``, ``negative_ratio``: ``training.augmentation`` and ``training.negative_ratio``.
     Returns: as :func:`decision_rows` with ``augmented`` True; ``established_at`` is when the first onset that asks for
-    the row was known. No (decision_time, unit) stands twice; sorted by (decision_time, unit).
+    the row was known. No (decision_time, unit) occurs twice.
     """
     population = _Population(inventory, down)
     decided, unit, known = _extra_times(onsets, population, decision, labels, step, span, augmentation)

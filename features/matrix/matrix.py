@@ -6,7 +6,7 @@
       part-TIME.parquet    keys and float32 features of a stretch of decision times
       events.parquet       the dataset's events and inventory, so that labels as of any time can be
       inventory.parquet    told from this folder alone
-      sequences.npy, .json raw windows, where features.sequence asks for them
+      sequences.npy        raw windows, where features.sequence asks for them
       built-from.json      what its samples were, so that a longer dataset extends it
       matrix.json          columns, settings, provenance; written last
 """
@@ -26,16 +26,9 @@ import pyarrow as pa
 from features.errors import InputError
 from features.labels.incidents import find_incidents
 from features.labels.labelling import label_rows, unit_positions
-from features.matrix.meta import (
-    EVENTS_NAME,
-    INVENTORY_NAME,
-    ROW_COLUMNS,
-    MatrixConfig,
-    MatrixMeta,
-    read_meta,
-)
-from features.matrix.part_files import read_file, read_frame
-from features.sequences import Sequences, open_sequences
+from features.matrix.meta import EVENTS_NAME, INVENTORY_NAME, ROW_COLUMNS, MatrixConfig, MatrixMeta, read_meta
+from features.matrix.part_files import read_file
+from features.matrix.sequences import Sequences, open_sequences
 from features.times import UnitKind, milliseconds
 from features.vocabulary import FeatureColumn
 from telemetry.atomic import recover_folder
@@ -52,10 +45,7 @@ class FeatureMatrix:
 
     @classmethod
     def open(cls, path: Path) -> FeatureMatrix:
-        """Open the matrix at ``path``; a swap that a killed writer left half done is undone first.
-
-        Raises ``InputError`` if there is no matrix at ``path``, or it is damaged.
-        """
+        """Open a matrix; ``InputError`` if there is none, or it is damaged."""
         path = Path(path)
         recover_folder(path)
         return cls(path, read_meta(path))
@@ -72,7 +62,7 @@ class FeatureMatrix:
 
     @property
     def digest(self) -> str:
-        """SHA-256 over the dataset's content, the settings and the code of this room, as hexadecimal text."""
+        """SHA-256 over the dataset's content, the settings and the code of this room."""
         return self.meta.digest
 
     @property
@@ -109,26 +99,23 @@ class FeatureMatrix:
     @cached_property
     def events(self) -> pd.DataFrame:
         """The dataset's events."""
-        return read_frame(self.path / EVENTS_NAME)
+        events: pd.DataFrame = read_file(self.path / EVENTS_NAME).to_pandas()
+        return events
 
     @cached_property
     def inventory(self) -> pd.DataFrame:
         """The dataset's inventory."""
-        return read_frame(self.path / INVENTORY_NAME)
+        inventory: pd.DataFrame = read_file(self.path / INVENTORY_NAME).to_pandas()
+        return inventory
 
     def values(
-        self,
-        row_indices: npt.NDArray[np.integer] | Sequence[int] | None = None,
-        columns: Sequence[str] | None = None,
+        self, row_indices: npt.NDArray[np.integer] | Sequence[int] | None = None, columns: Sequence[str] | None = None
     ) -> npt.NDArray[np.float32]:
-        """Read values.
+        """Read values (NaN: unknown), shape (rows, columns); files without a row that is asked for are not read.
 
-        ``row_indices``: positions in :attr:`rows`, in any order, repeats allowed; default: all. Files without any are
-        not read.
-        ``columns``: names of the columns to read, in the order wanted; default: all.
-        Returns: NaN where a value is unknown; shape (rows, columns).
-        Raises ``KeyError`` if a column is not in the matrix.
-        Raises ``IndexError`` if a row index is outside the matrix.
+        ``row_indices``: positions in :attr:`rows`, in any order, repeats allowed; default: all.
+        ``columns``: names of the columns, in the order wanted; default: all.
+        Raises ``KeyError`` or ``IndexError`` if a column or row is not in the matrix.
         """
         known = [column.name for column in self.config.columns]
         names = known if columns is None else list(columns)
@@ -160,19 +147,11 @@ class FeatureMatrix:
     def sequences(self) -> Sequences | None:
         """The raw windows, where ``features.sequence`` asked for them when the matrix was built; else None.
 
-        Raises ``InputError`` if their files are missing, damaged, or another matrix's.
+        Raises ``InputError`` if their file is missing or damaged.
         """
-        features = self.config.features
-        if not features.sequence.channels:
+        if not self.config.features.sequence.channels:
             return None
-        return open_sequences(
-            self.path,
-            features.sequence,
-            self.config.channels,
-            self.inventory,
-            delay=features.delay,
-            digest=self.digest,
-        )
+        return open_sequences(self.path, self.config, self.inventory)
 
     @cached_property
     def _unit_positions(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.object_]]:
@@ -186,10 +165,8 @@ class FeatureMatrix:
         return pair, milliseconds(rows["decision_time"], "decision_time")
 
     def windows(self, row_indices: npt.NDArray[np.integer] | Sequence[int] | None = None) -> npt.NDArray[np.float32]:
-        """Read the raw windows of rows.
+        """Read the raw windows of rows, as :meth:`values` does: oldest step first; shape (rows, steps, channels).
 
-        ``row_indices``: positions in :attr:`rows`, in any order, repeats allowed; default: all.
-        Returns: oldest step first; NaN where nothing was known; shape (rows, steps, channels).
         Raises ``InputError`` if the matrix has none (``features.sequence`` was off) or they cannot be read.
         """
         if self.sequences is None:
@@ -203,17 +180,14 @@ class FeatureMatrix:
         return self.sequences.windows(pair[chosen], time[chosen])
 
     def incidents(self, as_of: datetime | None = None) -> pd.DataFrame:
-        """Find the incidents, as they were known at ``as_of`` (None: by everything the dataset knows).
-
-        See :func:`features.labels.incidents.find_incidents`.
-        """
+        """Find the incidents, as they were known at ``as_of`` (None: by everything the dataset knows)."""
         return find_incidents(self.events, self.inventory, self.config.labels, as_of=as_of, data_end=self.span[1])
 
     def labels(self, as_of: datetime | None = None, *, horizon: timedelta | None = None) -> pd.DataFrame:
-        """Label the rows, as could be told at ``as_of`` (None: by everything the dataset knows).
+        """Label the rows, aligned with them; see :func:`features.labels.labelling.label_rows`.
 
-        ``horizon``: another horizon than ``labels.horizon``.
-        Returns: aligned with :attr:`rows`; see :func:`features.labels.labelling.label_rows`.
+        ``as_of``: as could be told then; None: by everything the dataset knows.
+        ``horizon``: another one than ``labels.horizon``.
         """
         return label_rows(
             self.rows,

@@ -1,10 +1,10 @@
-"""The files of a matrix's rows: written by slab, taken over from a matrix that stands, or joined with what it has."""
+"""The files of a matrix's rows: written part by part, taken over from another matrix, or joined with what it has."""
 
 from __future__ import annotations
 
 import errno
-import json
 import os
+import secrets
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,32 +18,33 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from features.matrix.meta import ROW_COLUMNS, MatrixPart
-from features.matrix.slabs import Slab
+from features.matrix.parts import PartRows
 from features.times import instant_ms
 from telemetry.dataset.files import damage_told
 from telemetry.dataset.layout import normal_form
 
 BUILD_AGAIN = "The matrix is damaged: remove its folder and build it again with `predrain features`."
 
-_FOOTER_KEY = b"predrain.part"
 
-
-def write_part(path: Path, table: pa.Table) -> None:
-    """Write rows, sorted, as one Parquet file whose bytes are a function of the rows alone."""
+def write_part(path: Path, table: pa.Table) -> MatrixPart:
+    """Write rows, sorted, as one Parquet file whose bytes are a function of the rows alone; the whole file appears."""
     names = [name for name in table.column_names if name not in ROW_COLUMNS]
-    last = (int(pc.max(table.column(name).cast(pa.int64())).as_py()) for name in ("decision_time", "established_at"))
-    told = {"rows": table.num_rows, "augmented": pc.sum(table.column("augmented")).as_py(), "established": max(last)}
+    temporary = path.with_name(f"{secrets.token_hex(8)}.partial")
     with pq.ParquetWriter(
-        path,
+        temporary,
         table.schema,
         compression="zstd",
         compression_level=1,
         use_dictionary=["node", "gpu", "unit"],
-        column_encoding=_encodings(names),
+        # floats compress by a quarter better when their bytes are split into streams, at no cost in time
+        column_encoding={**dict.fromkeys(names, "BYTE_STREAM_SPLIT"), "decision_time": "DELTA_BINARY_PACKED"},
         write_statistics=False,
     ) as writer:
         writer.write_table(normal_form(table))
-        writer.add_key_value_metadata({_FOOTER_KEY: json.dumps(told).encode()})
+    temporary.replace(path)
+    last = max(int(pc.max(table.column(name).cast(pa.int64())).as_py()) for name in ("decision_time", "established_at"))
+    augmented = int(pc.sum(table.column("augmented")).as_py())
+    return MatrixPart(path.name, table.num_rows, augmented, datetime.fromtimestamp(last / 1000, UTC))
 
 
 def read_file(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
@@ -57,23 +58,9 @@ def read_file(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
         return pq.read_table(path, columns=None if columns is None else list(columns))
 
 
-def read_frame(path: Path) -> pd.DataFrame:
-    """Read one of a matrix's tables as a frame; errors as :func:`read_file`."""
-    with damage_told(path, BUILD_AGAIN):
-        return read_file(path).to_pandas()
-
-
-def read_part_facts(path: Path) -> MatrixPart:
-    """Read what a part says about itself, from its footer alone."""
-    with damage_told(path, BUILD_AGAIN):
-        told = json.loads(pq.read_metadata(path).metadata[_FOOTER_KEY])
-    established = datetime.fromtimestamp(told["established"] / 1000, UTC)
-    return MatrixPart(path.name, told["rows"], told["augmented"], established)
-
-
 @dataclass(frozen=True, slots=True)
 class ExistingParts:
-    """The parts of a matrix that stands, and up to when they hold for another one.
+    """The parts of the matrix that is extended.
 
     ``since``: rows decided and established before this instant (ms) hold.
     """
@@ -82,18 +69,18 @@ class ExistingParts:
     parts: Mapping[str, MatrixPart]
     since: int
 
-    def slabs(self, computed: list[Slab]) -> list[Slab]:
-        """Add to the slabs of computed rows those in which an existing part has rows that do not hold; in order."""
-        named = {slab.file for slab in computed}
+    def with_stale(self, computed: list[PartRows]) -> list[PartRows]:
+        """Add to the parts of computed rows those existing ones that have rows that do not hold; in order."""
+        named = {part.file for part in computed}
         stale = [
-            Slab(part.file, 0, 0)
+            PartRows(part.file, 0, 0)
             for part in self.parts.values()
             if part.file not in named and instant_ms(part.established) >= self.since
         ]
-        return sorted([*computed, *stale], key=lambda slab: slab.file)
+        return sorted([*computed, *stale], key=lambda part: part.file)
 
     def join(self, file: str, computed: pa.Table) -> pa.Table:
-        """Put computed rows among those of an existing part that hold; what stands both here and there is the same."""
+        """Put computed rows among those of an existing part that hold; rows in both are the same."""
         if file not in self.parts:
             return computed
         existing = read_file(self.folder / file).replace_schema_metadata(None)
@@ -121,8 +108,3 @@ def _row_index(table: pa.Table) -> pd.MultiIndex:
     return pd.MultiIndex.from_arrays(
         [table.column("decision_time").cast(pa.int64()).to_numpy(), table.column("unit").cast(pa.string()).to_pandas()]
     )
-
-
-def _encodings(names: list[str]) -> Mapping[str, str]:
-    # Floats compress by a quarter better when their bytes are split into streams, at no cost in time.
-    return {**dict.fromkeys(names, "BYTE_STREAM_SPLIT"), "decision_time": "DELTA_BINARY_PACKED"}

@@ -1,6 +1,6 @@
 """Samples in, window statistics out: the compiled kernels that training matrices and live rows share.
 
-:mod:`~features.windows.blocks` lays samples out as arrays; :mod:`~features.windows.panes` sums stretches of time once;
-:mod:`~features.windows.gauges`, :mod:`~features.windows.counters` (resets included) and
-:mod:`~features.windows.flags` hold the kernels; :mod:`~features.windows.statistics` says which channel gets which.
+:mod:`~features.windows.blocks` lays samples out as arrays, :mod:`~features.windows.pane_index` sums stretches of time
+once. :mod:`~features.windows.gauges`, :mod:`~features.windows.counters` (resets included) and
+:mod:`~features.windows.flags` hold the kernels, :mod:`~features.windows.statistics` says which channel gets which.
 """

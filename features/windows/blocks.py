@@ -1,25 +1,25 @@
-"""Blocks of samples: a few nodes' samples as the arrays that the kernels read."""
+"""Blocks of samples: a few nodes' samples as the arrays that the kernels read, copied from Arrow's chunks."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
+from numba import njit
 
 from features.windows.layout import ChannelLayout
-from features.windows.pieces import (
-    Pair,
-    Piece,
-    Stretch,
-    pieces_of,
-)
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
+ByteArray = npt.NDArray[np.uint8]
+
+Pair = tuple[str, str]
+"""A node and a unit in it (the node itself where a dataset has no GPUs): whose samples a row may use."""
 
 BLOCK_SAMPLES = 100_000
 """Samples in a block unless one node alone has more: some 20 MB of values at 24 channels, which a cache can hold."""
@@ -70,11 +70,8 @@ class SampleBlock:
 
     def ranges(self, pairs: Sequence[Pair]) -> tuple[IntArray, IntArray]:
         """Return where the samples of each pair begin and end; an empty range for a pair without samples."""
-        found = [self.spans.get(pair, (0, 0)) for pair in pairs]
-        return (
-            np.array([span[0] for span in found], dtype=np.int64),
-            np.array([span[1] for span in found], dtype=np.int64),
-        )
+        found = np.array([self.spans.get(pair, (0, 0)) for pair in pairs], dtype=np.int64).reshape(-1, 2)
+        return np.ascontiguousarray(found[:, 0]), np.ascontiguousarray(found[:, 1])
 
 
 def blocks_of(
@@ -84,56 +81,40 @@ def blocks_of(
 
     A GPU that has moved has samples under two nodes; they are two pairs, and a row uses those of its present node.
 
-    ``samples``: samples with ``timestamp``, ``node``, ``gpu`` (unless the unit is the node) and channels; any order. A
-    channel of the layout that a table lacks is unknown in all of its rows. Tables that follow each other in time and
-    are each sorted by pair and time (:meth:`Dataset.read_runs`) go into the blocks without a copy in
-    between.
-    ``unit``: what a unit is.
+    ``samples``: with ``timestamp``, ``node``, ``gpu`` (unless the unit is the node) and channels; any order. Tables
+    that follow each other in time, each sorted by pair and time (:meth:`Dataset.read_runs`), are not copied first.
+    A channel of the layout that a table lacks is unknown in all of its rows.
     Yields: in order of node name.
     """
     tables = [samples] if isinstance(samples, pa.Table) else list(samples)
-    yield from cut_blocks(pieces_of(tables, layout, unit), layout, block_samples=block_samples)
+    yield from cut_blocks(chunks_of(tables, layout, unit), layout, block_samples=block_samples)
 
 
 def cut_blocks(
-    pieces: Sequence[Piece], layout: ChannelLayout, *, since: int | None = None, block_samples: int = BLOCK_SAMPLES
+    chunks: Sequence[Chunk], layout: ChannelLayout, *, since: int | None = None, block_samples: int = BLOCK_SAMPLES
 ) -> Iterator[SampleBlock]:
-    """Cut pieces of samples into blocks, as :func:`blocks_of` does; the same ones may be cut in several ways.
+    """Cut chunks into blocks, as :func:`blocks_of` does; the same ones may be cut in several ways.
 
-    ``pieces``: from :func:`features.windows.pieces.pieces_of`.
-    ``layout``: channels to take: those that the pieces were made for, or some of them.
+    ``layout``: channels to take: those that the chunks were made for, or some of them.
     ``since``: samples before this instant (milliseconds since 1970) are left out.
     Yields: in order of node name.
     """
-    by_node: dict[str, dict[Pair, list[Stretch]]] = {}
-    for piece in pieces:
-        for pair, stretch in piece.since(since):
-            by_node.setdefault(pair[0], {}).setdefault(pair, []).append(stretch)
-    pending: list[tuple[Pair, list[Stretch]]] = []
+    by_node: dict[str, dict[Pair, list[RowRange]]] = {}
+    for chunk in chunks:
+        for pair, rows in chunk.since(since):
+            by_node.setdefault(pair[0], {}).setdefault(pair, []).append(rows)
+    pending: list[tuple[Pair, list[RowRange]]] = []
     size = 0
     for node in sorted(by_node):
         own = sorted(by_node[node].items(), key=lambda item: item[0])
-        node_size = sum(stretch.rows for _, stretches in own for stretch in stretches)
+        node_size = sum(rows.rows for _, ranges in own for rows in ranges)
         if pending and size + node_size > block_samples:
-            yield _block(pieces, layout, pending)
+            yield _block(chunks, layout, pending)
             pending, size = [], 0
         pending += own
         size += node_size
     if pending:
-        yield _block(pieces, layout, pending)
-
-
-def table_of(frame: pd.DataFrame) -> pa.Table:
-    """Return a frame as a table, without its index."""
-    return pa.table({str(name): array_of(frame[name]) for name in frame.columns})
-
-
-def array_of(column: pd.Series) -> pa.Array:
-    """Return a column as an array; instants in UTC milliseconds."""
-    if isinstance(column.dtype, pd.DatetimeTZDtype):  # Arrow's own conversion drops the zone, and pandas 3 warns of it
-        instants = column.dt.tz_convert("UTC").dt.tz_localize(None).to_numpy()
-        return pa.array(instants).cast(pa.timestamp("ms"), safe=False).cast(pa.timestamp("ms", tz="UTC"))
-    return pa.array(column, from_pandas=True)
+        yield _block(chunks, layout, pending)
 
 
 def key_columns(unit: str) -> tuple[str, ...]:
@@ -141,20 +122,287 @@ def key_columns(unit: str) -> tuple[str, ...]:
     return ("timestamp", "node") if unit == "node" else ("timestamp", "node", "gpu")
 
 
-def _block(pieces: Sequence[Piece], layout: ChannelLayout, chosen: Sequence[tuple[Pair, list[Stretch]]]) -> SampleBlock:
+def _block(
+    chunks: Sequence[Chunk], layout: ChannelLayout, chosen: Sequence[tuple[Pair, list[RowRange]]]
+) -> SampleBlock:
     spans: dict[Pair, tuple[int, int]] = {}
     copies: dict[int, list[tuple[int, int, int]]] = {}
     at = 0
-    for pair, stretches in chosen:
+    for pair, ranges in chosen:
         begin = at
-        for stretch in stretches:
-            copies.setdefault(stretch.piece, []).append((stretch.begin, at, stretch.rows))
-            at += stretch.rows
+        for rows in ranges:
+            copies.setdefault(rows.chunk, []).append((rows.begin, at, rows.rows))
+            at += rows.rows
         spans[pair] = (begin, at)
     times = np.empty(at, dtype=np.int64)
     values = np.empty((len(layout.numbers), at), dtype=np.float64)
     flags = np.empty((len(layout.masks), at), dtype=np.uint64)
     known = np.empty((len(layout.masks), at), dtype=np.bool_)
-    for number, rows in copies.items():
-        pieces[number].copy(layout, np.array(rows, dtype=np.int64), times, values, flags, known)
+    for number, copied in copies.items():
+        chunks[number].copy(layout, np.array(copied, dtype=np.int64), times, values, flags, known)
     return SampleBlock(times, values, flags, known, spans)
+
+
+_MAX_CHUNKS = 64
+# Of one table: cut into more chunks than this, it is made one first, for each costs calls for each block and column.
+
+
+class RowRange(NamedTuple):
+    """Rows of one pair that follow each other in a chunk: ``rows`` of them from ``begin`` on."""
+
+    chunk: int
+    begin: int
+    rows: int
+
+
+class _Column(NamedTuple):
+    """A column's values and their validity bits, from bit ``offset`` on; no bits where all are valid."""
+
+    held: npt.NDArray[Any]
+    bits: ByteArray
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A table in one chunk, as arrays that share its memory.
+
+    ``times``: milliseconds since 1970.
+    ``pairs``: in order of the rows.
+    ``begins``: where the rows of each pair begin, and where the last ones end; shape (len(pairs) + 1,).
+    """
+
+    number: int
+    times: IntArray
+    numbers: Mapping[str, _Column]
+    masks: Mapping[str, _Column]
+    pairs: list[Pair]
+    begins: IntArray
+
+    def since(self, time: int | None = None) -> list[tuple[Pair, RowRange]]:
+        """Return the rows of each pair, without samples before an instant (ms), if one is given."""
+        begins, ends = self.begins[:-1], self.begins[1:]
+        if time is not None:
+            begins = _first_since(self.times, self.begins, time)
+        rows = (ends - begins).tolist()
+        return [
+            (pair, RowRange(self.number, begin, count))
+            for pair, begin, count in zip(self.pairs, begins.tolist(), rows, strict=True)
+            if count
+        ]
+
+    def copy(
+        self,
+        layout: ChannelLayout,
+        rows: IntArray,
+        times: IntArray,
+        values: FloatArray,
+        flags: npt.NDArray[np.uint64],
+        known: npt.NDArray[np.bool_],
+    ) -> None:
+        """Copy ranges of rows into a block's arrays.
+
+        ``layout``: of the block: the one that the chunk was made for, or some of its channels.
+        ``rows``: where each range begins here, where it begins in the block, and how many rows it has; shape (n, 3).
+        """
+        _copy(self.times, rows, times)
+        for name, series in zip(layout.numbers, values, strict=True):
+            column = self.numbers.get(name)
+            if column is None:
+                _fill(series, rows, np.nan)
+            else:
+                _widen(column.held, column.bits, column.offset, rows, series)
+        for name, series, there in zip(layout.masks, flags, known, strict=True):
+            column = self.masks.get(name)
+            if column is None:
+                _fill(series, rows, np.uint64(0))
+                _fill(there, rows, False)
+            else:
+                _masks(column.held, column.bits, column.offset, rows, series, there)
+
+
+def chunks_of(tables: Sequence[pa.Table], layout: ChannelLayout, unit: str) -> list[Chunk]:
+    """Lay tables out as chunks in which the samples of each pair ascend in time, from chunk to chunk as well.
+
+    ``tables``: see :func:`blocks_of`. Tables that are not in such an order are sorted into one.
+    """
+    tables = [table for table in tables if table.num_rows]
+    chunks = _in_order(tables, layout, unit)
+    if chunks is None:
+        table = tables[0] if len(tables) == 1 else pa.concat_tables(tables, promote_options="default")
+        codes, _, _ = pair_codes(table, unit)
+        order = np.lexsort((epoch_ms(table.column("timestamp")), codes))
+        chunks = _in_order([table.take(order)], layout, unit)
+        assert chunks is not None
+    return chunks
+
+
+def _in_order(tables: Sequence[pa.Table], layout: ChannelLayout, unit: str) -> list[Chunk] | None:
+    found: list[Chunk] = []
+    newest: dict[Pair, int] = {}
+    for table in tables:
+        cut = max(column.num_chunks for column in table.columns)
+        whole = table.combine_chunks() if cut > _MAX_CHUNKS else table
+        for batch in whole.to_batches():
+            if not batch.num_rows:
+                continue
+            part = pa.Table.from_batches([batch])
+            times = epoch_ms(part.column("timestamp"))
+            divided = _divided(part, times, unit)
+            if divided is None:
+                return None
+            pairs, begins = divided
+            firsts, lasts = times[begins[:-1]].tolist(), times[begins[1:] - 1].tolist()
+            if any(newest.get(pair, first) > first for pair, first in zip(pairs, firsts, strict=True)):
+                return None
+            newest.update(zip(pairs, lasts, strict=True))
+            there = set(part.column_names)
+            numbers = {name: _number(part.column(name)) for name in layout.numbers if name in there}
+            masks = {name: _column(part.column(name).cast(pa.uint64())) for name in layout.masks if name in there}
+            found.append(Chunk(len(found), times, numbers, masks, pairs, begins))
+    return found
+
+
+def _divided(part: pa.Table, times: IntArray, unit: str) -> tuple[list[Pair], IntArray] | None:
+    """Return the pairs and where the rows of each begin, or None if a pair's are apart or its times fall."""
+    node, nodes = _indices(part.column("node"))
+    code, units = (node, nodes) if unit == "node" else _indices(part.column("gpu"))
+    begins, ascend = _begins(node, code, times)
+    first = begins[:-1]
+    pairs = [(nodes[one], units[two]) for one, two in zip(node[first].tolist(), code[first].tolist(), strict=True)]
+    return (pairs, begins) if ascend and len(set(pairs)) == len(pairs) else None
+
+
+def epoch_ms(column: pa.ChunkedArray) -> IntArray:
+    """Return a timestamp column as milliseconds since 1970."""
+    if pa.types.is_timestamp(column.type) and column.type.unit != "ms":
+        column = column.cast(pa.timestamp("ms", tz=column.type.tz), safe=False)
+    # A copy, because Arrow's memory is read-only, and the kernels would be compiled once more for read-only arrays.
+    return np.array(column.cast(pa.int64()).to_numpy(), dtype=np.int64)
+
+
+def _indices(column: pa.ChunkedArray) -> tuple[npt.NDArray[np.int32], list[str]]:
+    """Return a column of names as positions in a list of them."""
+    if not pa.types.is_dictionary(column.type):
+        column = pc.dictionary_encode(column)
+    unified = column.unify_dictionaries()
+    if not unified.num_chunks:
+        return np.zeros(0, dtype=np.int32), []
+    parts = [chunk.indices.to_numpy() for chunk in unified.chunks]
+    return np.concatenate(parts).astype(np.int32, copy=False), unified.chunk(0).dictionary.to_pylist()
+
+
+def pair_codes(table: pa.Table, unit: str) -> tuple[npt.NDArray[np.int64], list[str], list[str]]:
+    """Return a code for each sample's pair (unit code times nodes plus node code), the nodes and the units."""
+    indices, nodes = _indices(table.column("node"))
+    node_codes = indices.astype(np.int64)
+    if unit == "node":
+        return node_codes, nodes, nodes
+    unit_codes, units = _indices(table.column("gpu"))
+    return unit_codes.astype(np.int64) * len(nodes) + node_codes, nodes, units
+
+
+def _number(column: pa.ChunkedArray) -> _Column:
+    return _column(column if column.type in (pa.float32(), pa.float64()) else column.cast(pa.float64()))
+
+
+def _column(column: pa.ChunkedArray) -> _Column:
+    chunk = column.chunk(0)
+    validity, content = chunk.buffers()
+    held = np.frombuffer(content, dtype=chunk.type.to_pandas_dtype())[chunk.offset : chunk.offset + len(chunk)]
+    # Arrow's readers leave bits for a column that lacks nothing, too. An empty array is read-only, as Arrow's memory
+    # is, so that one kernel is compiled for both.
+    bits = np.frombuffer(validity if chunk.null_count else b"", dtype=np.uint8)
+    return _Column(held, bits, chunk.offset)
+
+
+@njit(cache=True, nogil=True)
+def _begins(nodes: npt.NDArray[np.int32], units: npt.NDArray[np.int32], times: IntArray) -> tuple[IntArray, bool]:
+    """Find where the rows of each pair begin, with the end of the last, and whether times never fall in between."""
+    found = np.empty(times.size + 1, dtype=np.int64)
+    count, ascend = 0, True
+    for i in range(times.size):
+        if i == 0 or nodes[i] != nodes[i - 1] or units[i] != units[i - 1]:
+            found[count] = i
+            count += 1
+        else:
+            ascend &= times[i] >= times[i - 1]
+    found[count] = times.size
+    return found[: count + 1].copy(), ascend
+
+
+@njit(cache=True, nogil=True)
+def _first_since(times: IntArray, begins: IntArray, time: int) -> IntArray:
+    """Find the first sample of each pair that is not before an instant; where its rows end, if there is none."""
+    found = np.empty(begins.size - 1, dtype=np.int64)
+    for k in range(found.size):
+        found[k] = begins[k] + np.searchsorted(times[begins[k] : begins[k + 1]], time)
+    return found
+
+
+@njit(cache=True, nogil=True)
+def _copy(held: IntArray, rows: IntArray, out: IntArray) -> None:
+    for k in range(rows.shape[0]):
+        begin, at, count = rows[k, 0], rows[k, 1], rows[k, 2]
+        out[at : at + count] = held[begin : begin + count]
+
+
+@njit(cache=True, nogil=True)
+def _fill(out: npt.NDArray[Any], rows: IntArray, value: Any) -> None:
+    for k in range(rows.shape[0]):
+        at, count = rows[k, 1], rows[k, 2]
+        out[at : at + count] = value
+
+
+@njit(cache=True, nogil=True)
+def _widen(held: npt.NDArray[np.floating], bits: ByteArray, offset: int, rows: IntArray, out: FloatArray) -> None:
+    """Copy ranges, widened to doubles; NaN where a value is missing or not finite."""
+    for k in range(rows.shape[0]):
+        begin, at, count = rows[k, 0], rows[k, 1], rows[k, 2]
+        given, taken = held[begin : begin + count], out[at : at + count]
+        for i in range(count):
+            value = np.float64(given[i])
+            # 0 unless it is not finite; np.isfinite would keep the compiler from doing several at once
+            taken[i] = value if value - value == 0 else np.nan
+        if bits.size > 0:  # behind the values, because a loop that asked for bits would do one value at a time
+            _forget(bits, offset + begin, taken)
+
+
+@njit(cache=True, nogil=True)
+def _forget(bits: ByteArray, begin: int, taken: FloatArray) -> None:
+    """Put NaN where the bits from ``begin`` on say that a value is missing."""
+    number, end = begin, begin + taken.size
+    while number < end:
+        if number & 7 == 0 and number + 8 <= end and bits[number >> 3] == 255:
+            number += 8
+        else:
+            if not _bit(bits, number):
+                taken[number - begin] = np.nan
+            number += 1
+
+
+@njit(cache=True, nogil=True)
+def _masks(
+    held: npt.NDArray[np.uint64],
+    bits: ByteArray,
+    offset: int,
+    rows: IntArray,
+    out: npt.NDArray[np.uint64],
+    there: npt.NDArray[np.bool_],
+) -> None:
+    """Copy ranges of bitmasks; 0 where one is missing."""
+    for k in range(rows.shape[0]):
+        begin, at, count = rows[k, 0], rows[k, 1], rows[k, 2]
+        if bits.size == 0:
+            there[at : at + count] = True
+            out[at : at + count] = held[begin : begin + count]
+        else:
+            for i in range(count):
+                known = _bit(bits, offset + begin + i)
+                there[at + i] = known
+                out[at + i] = held[begin + i] if known else np.uint64(0)
+
+
+@njit(cache=True, nogil=True)
+def _bit(bits: ByteArray, number: int) -> bool:
+    return (bits[number >> 3] >> (number & 7)) & 1 == 1

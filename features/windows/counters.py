@@ -74,8 +74,8 @@ def _sum_counter(series: FloatArray, rises: FloatArray, first: int, last: int, i
 
 
 @njit(cache=True, nogil=True)
-def _take_counter(nodes: FloatArray, node: int, into: FloatArray) -> None:
-    for field in range(_FIELDS):  # as in _join_counters
+def _take_node(nodes: FloatArray, node: int, into: FloatArray) -> None:
+    for field in range(into.size):  # as in _join_counters
         into[field] = nodes[node, field]
 
 
@@ -109,7 +109,6 @@ def counter_nodes(values: FloatArray, counter_at: int, rise_at: IntArray, index:
     ``values``: NaN where a value is missing; shape (series, n).
     ``counter_at``: row of ``values`` with the first counter.
     ``rise_at``: row of ``values`` with each counter's rise within a sample's step; -1: it has none; shape (counters,).
-    ``levels``: levels to fill, at most the index's.
     Returns shape (counters, nodes, fields).
     """
     nodes = np.empty((rise_at.size, index.nodes, _FIELDS))
@@ -121,13 +120,8 @@ def counter_nodes(values: FloatArray, counter_at: int, rise_at: IntArray, index:
             start = index.run_start[run]
             panes = index.run_panes[run]
             for pane in range(panes):
-                _sum_counter(
-                    series,
-                    rises,
-                    index.starts[start + pane],
-                    index.starts[start + pane + 1],
-                    nodes[c, base + pane],
-                )
+                first, last = index.starts[start + pane], index.starts[start + pane + 1]
+                _sum_counter(series, rises, first, last, nodes[c, base + pane])
             for level in range(1, levels):
                 own = base + level_offset(panes, level)
                 below = base + level_offset(panes, level - 1)
@@ -147,12 +141,10 @@ def counter_windows(
     table: IntArray,
     out: npt.NDArray[np.float32],
 ) -> None:
-    """Fill the statistics of counters.
+    """Fill the statistics of counters; parameters as for :func:`counter_nodes` and ``gauge_windows``.
 
-    ``values``, ``counter_at``, ``rise_at``, ``nodes``: as for :func:`counter_nodes`, and what it gave.
-    ``visits``, ``window_edge``, ``out``: as for :func:`features.windows.gauges.gauge_windows`.
-    ``table``: column of ``out`` for each of ``COUNTER_STATISTICS``, window and counter; -1: not wanted. The last value
-    of a counter has no age limit within the look-back: only levels that persist are asked for; shape (3, w, counters).
+    ``table``: as there, for ``COUNTER_STATISTICS``. The last value of a counter has no age limit within the look-back:
+    only levels that persist are asked for.
     """
     rows, edges = visits.stops.shape
     amount = np.empty(edges)
@@ -177,7 +169,7 @@ def counter_windows(
                 while at < visits.stops[row, edge]:
                     node = visits.node[at]
                     if node >= 0:
-                        _take_counter(own, node, piece)
+                        _take_node(own, node, piece)
                     else:
                         _sum_counter(series, rises, visits.first[at], visits.last[at], piece)
                     at += 1
@@ -254,12 +246,6 @@ def _sum_enum(series: FloatArray, first: int, last: int, into: FloatArray) -> No
 
 
 @njit(cache=True, nogil=True)
-def _take_enum(nodes: FloatArray, node: int, into: FloatArray) -> None:
-    for field in range(_ENUM_FIELDS):
-        into[field] = nodes[node, field]
-
-
-@njit(cache=True, nogil=True)
 def enum_nodes(values: FloatArray, enum_at: int, n_enums: int, index: PaneIndex, levels: int) -> FloatArray:
     """Sum up the panes of enums as :func:`counter_nodes` does those of counters; shape (enums, nodes, fields)."""
     nodes = np.empty((n_enums, index.nodes, _ENUM_FIELDS))
@@ -269,10 +255,8 @@ def enum_nodes(values: FloatArray, enum_at: int, n_enums: int, index: PaneIndex,
             start = index.run_start[run]
             panes = index.run_panes[run]
             for pane in range(panes):
-                _sum_enum(
-                    values[enum_at + c], index.starts[start + pane], index.starts[start + pane + 1],
-                    nodes[c, base + pane],
-                )  # fmt: skip
+                first, last = index.starts[start + pane], index.starts[start + pane + 1]
+                _sum_enum(values[enum_at + c], first, last, nodes[c, base + pane])
             for level in range(1, levels):
                 own = base + level_offset(panes, level)
                 below = base + level_offset(panes, level - 1)
@@ -304,12 +288,7 @@ def enum_windows(
     table: IntArray,
     out: npt.NDArray[np.float32],
 ) -> None:
-    """Fill the statistics of enums.
-
-    ``enum_at``, ``n_enums``: first row of ``values`` with an enum, and their number.
-    ``values``, ``nodes``, ``visits``, ``window_edge``, ``out``: as for :func:`counter_windows`.
-    ``table``: column of ``out`` for each of ``ENUM_STATISTICS``, window and enum; -1: not wanted; shape (2, w, enums).
-    """
+    """Fill the statistics of enums; parameters as for :func:`enum_nodes` and ``gauge_windows``."""
     rows, edges = visits.stops.shape
     changes = np.empty(edges)
     known = np.empty(edges)
@@ -329,7 +308,7 @@ def enum_windows(
                 while at < visits.stops[row, edge]:
                     node = visits.node[at]
                     if node >= 0:
-                        _take_enum(own, node, piece)
+                        _take_node(own, node, piece)
                     else:
                         _sum_enum(series, visits.first[at], visits.last[at], piece)
                     at += 1

@@ -27,27 +27,25 @@ def _count(flags: BitArray, known: BoolArray, mask: int, first: int, last: int) 
 
 @njit(cache=True, nogil=True)
 def flag_nodes(
-    flags: BitArray, known: BoolArray, part_flag: IntArray, part_mask: BitArray, index: PaneIndex, levels: int
+    flags: BitArray, known: BoolArray, bits_flag: IntArray, bits_mask: BitArray, index: PaneIndex, levels: int
 ) -> FloatArray:
-    """Count each part's samples in the panes, and join them level by level.
+    """Count the samples in the panes with any bit of each set, and join them level by level.
 
-    ``flags``: Bitmasks; whatever where unknown; shape (masks, n).
-    ``known``: whether the bitmask was reported; shape (masks, n).
-    ``part_flag``: row of ``flags`` of each part; shape (parts,).
-    ``part_mask``: bits of each part; shape (parts,).
+    ``flags``, ``known``: bitmasks, and where they were reported; shape (masks, n).
+    ``bits_flag``, ``bits_mask``: row of ``flags`` and bits of each set; shape (sets,).
     ``levels``: levels to fill, at most the index's.
-    Returns shape (parts, nodes, 2).
+    Returns shape (sets, nodes, 2).
     """
-    nodes = np.empty((part_flag.size, index.nodes, 2))
-    for p in range(part_flag.size):
-        own, masks, told = nodes[p], flags[part_flag[p]], known[part_flag[p]]
+    nodes = np.empty((bits_flag.size, index.nodes, 2))
+    for p in range(bits_flag.size):
+        own, masks, seen = nodes[p], flags[bits_flag[p]], known[bits_flag[p]]
         for run in range(index.run_first.size):
             base = index.run_node[run]
             start = index.run_start[run]
             panes = index.run_panes[run]
             for pane in range(panes):
                 first, last = index.starts[start + pane], index.starts[start + pane + 1]
-                own[base + pane, 0], own[base + pane, 1] = _count(masks, told, part_mask[p], first, last)
+                own[base + pane, 0], own[base + pane, 1] = _count(masks, seen, bits_mask[p], first, last)
             for level in range(1, levels):
                 at = base + level_offset(panes, level)
                 below = base + level_offset(panes, level - 1)
@@ -61,25 +59,24 @@ def flag_nodes(
 def flag_windows(
     flags: BitArray,
     known: BoolArray,
-    part_flag: IntArray,
-    part_mask: BitArray,
+    bits_flag: IntArray,
+    bits_mask: BitArray,
     nodes: FloatArray,
     visits: Visits,
     window_edge: IntArray,
     table: IntArray,
     out: npt.NDArray[np.float32],
 ) -> None:
-    """Fill the share of a window's samples in which any bit of a mask is set.
+    """Fill the share of a window's samples in which any bit of a set is set.
 
-    ``flags``, ``known``, ``part_flag``, ``part_mask``, ``nodes``: as for :func:`flag_nodes`, and what it gave.
-    ``visits``, ``window_edge``, ``out``: as for :func:`features.windows.gauges.gauge_windows`.
-    ``table``: column of ``out`` for each window and part; -1: not wanted; shape (w, parts).
+    Parameters as for :func:`flag_nodes` and :func:`features.windows.gauges.gauge_windows`; ``table`` has the shape
+    (windows, sets).
     """
     rows, edges = visits.stops.shape
     share = np.empty(edges)
-    for p in range(part_flag.size):
+    for p in range(bits_flag.size):
         own = nodes[p] if nodes.shape[0] > 0 else nodes[:, :, 0]
-        masks, told, mask = flags[part_flag[p]], known[part_flag[p]], part_mask[p]
+        masks, reported, mask = flags[bits_flag[p]], known[bits_flag[p]], bits_mask[p]
         for row in range(rows):
             seen = 0.0
             active = 0.0
@@ -91,7 +88,7 @@ def flag_windows(
                         seen += own[node, 0]
                         active += own[node, 1]
                     else:
-                        more, hits = _count(masks, told, mask, visits.first[at], visits.last[at])
+                        more, hits = _count(masks, reported, mask, visits.first[at], visits.last[at])
                         seen += more
                         active += hits
                     at += 1

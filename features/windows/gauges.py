@@ -151,7 +151,6 @@ def gauge_nodes(
     ``values``: gauges first; NaN where a value is missing; shape (series, n).
     ``low_at``, ``high_at``: row of ``values`` with each gauge's lowest (highest) value within a sample's step; -1: it
     has none; shape (gauges,).
-    ``levels``: levels to fill, at most the index's.
     Returns shape (nodes, fields, gauges).
     """
     nodes = np.empty((index.nodes, _FIELDS, low_at.size))
@@ -193,14 +192,12 @@ def gauge_windows(
 ) -> None:
     """Fill the statistics of gauges.
 
-    ``times``, ``values``, ``low_at``, ``high_at``: as for :func:`gauge_nodes`.
-    ``nodes``: from :func:`gauge_nodes`, with the levels that the visits use.
-    ``visits``: of the rows, with the edges that ``window_edge`` speaks of.
-    ``window_edge``: for each window the edges at its own age and at its double; -1 where the double is not wanted;
-    shape (w, 2).
-    ``table``: column of ``out`` for each of ``GAUGE_STATISTICS``, window and gauge; -1: not wanted; shape (7, w,
+    ``nodes``: from :func:`gauge_nodes` for the same ``values``, with the levels that the visits use.
+    ``window_edge``: for each window the edges of the visits at its own age and at its double; -1 where the double is
+    not wanted; shape (windows, 2).
+    ``table``: column of ``out`` for each of ``GAUGE_STATISTICS``, window and gauge; -1: not wanted; shape (7, windows,
     gauges).
-    ``out``: filled in place; NaN where a statistic is unknown; shape (rows, columns).
+    ``out``: NaN where a statistic is unknown; shape (rows, columns).
     """
     gauges = low_at.size
     windows = window_edge.shape[0]

@@ -8,15 +8,16 @@ a training row and is bit-identical with it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 from numba import njit
 
-from features.windows.blocks import IntArray
+from features.windows.blocks import FloatArray, IntArray, RowSpans, SampleBlock
 
-LEAST_STEPS = 6
+MIN_STEPS = 6
 """A pane is at least so many steps of the dataset long: shorter ones cost more than the samples they stand for."""
 
 
@@ -25,39 +26,39 @@ class PaneSpec:
     """How time is cut.
 
     ``phase``: where panes end: at ``phase`` plus multiples of the length, milliseconds since 1970.
-    ``reach``: largest age that any window asks for, milliseconds. Samples further apart than this never meet in a
+    ``look_back``: largest age that any window asks for, milliseconds. Samples further apart than this never meet in a
     window.
     """
 
     length: int
     phase: int
-    reach: int
+    look_back: int
 
     @classmethod
-    def of(cls, *, every: int, origin: int, delay: int, step: int, reach: int) -> PaneSpec:
+    def of(cls, *, every: int, origin: int, delay: int, step: int, look_back: int) -> PaneSpec:
         """Choose panes for a decision grid: rows of the grid begin and, where windows allow, end at their borders.
 
         ``every``, ``origin``: ``decision.every`` and ``decision.origin``, milliseconds.
         ``delay``, ``step``: ``features.delay`` and the dataset's step, milliseconds.
         """
-        length = every * max(1, -(-LEAST_STEPS * step // every))
-        return cls(length, (origin - delay) % length, reach)
+        length = every * max(1, -(-MIN_STEPS * step // every))
+        return cls(length, (origin - delay) % length, look_back)
 
     @property
     def levels(self) -> int:
         """Levels of nodes that the longest window can use; 0 where no window holds a pane."""
-        return levels_of(self.reach, self.length)
+        return levels_of(self.look_back, self.length)
 
 
-def levels_of(reach: int, length: int) -> int:
-    """Return how many levels of nodes fit into a window of ``reach``; 0 where it is shorter than a pane."""
-    return (reach // length).bit_length()
+def levels_of(look_back: int, length: int) -> int:
+    """Return how many levels of nodes fit into a window of ``look_back``; 0 where it is shorter than a pane."""
+    return (look_back // length).bit_length()
 
 
 class PaneIndex(NamedTuple):
     """Where each pane's samples stand in a block, and where its nodes stand in tables of nodes.
 
-    Samples of a unit form a run until they are further apart than the reach; each run has its own panes, so that a
+    Samples of a unit form a run until they are further apart than the look-back; each run has its own panes, so that a
     silence of years costs nothing.
 
     ``length``, ``phase``: as :class:`PaneSpec` has them.
@@ -95,7 +96,7 @@ def index_panes(times: IntArray, begins: IntArray, ends: IntArray, spec: PaneSpe
     held = ends > begins
     begins, ends = begins[held], ends[held]
     if times.size:
-        far = np.flatnonzero(np.diff(times) > spec.reach) + 1
+        far = np.flatnonzero(np.diff(times) > spec.look_back) + 1
         run_first = np.unique(np.concatenate((begins, far)))
         last_of_unit = ends[np.searchsorted(begins, run_first, side="right") - 1]
         run_last = np.minimum(last_of_unit, np.append(run_first[1:], times.size))
@@ -178,13 +179,7 @@ class Visits(NamedTuple):
 
 @njit(cache=True, nogil=True)
 def visit_windows(
-    times: IntArray,
-    begins: IntArray,
-    ends: IntArray,
-    borders: IntArray,
-    edges: IntArray,
-    index: PaneIndex,
-    levels: int,
+    times: IntArray, begins: IntArray, ends: IntArray, borders: IntArray, edges: IntArray, index: PaneIndex, levels: int
 ) -> Visits:
     """List what rows' windows are made of.
 
@@ -261,3 +256,28 @@ def _grown(array: IntArray, room: int) -> IntArray:
     wider = np.empty(room, dtype=np.int64)
     wider[: array.size] = array
     return wider
+
+
+class Panes:
+    """The panes of one block of samples; the groups share their nodes."""
+
+    def __init__(self, block: SampleBlock, spec: PaneSpec) -> None:
+        self.block = block
+        spans = np.array(sorted(block.spans.values()), dtype=np.int64).reshape(-1, 2)
+        self.index: PaneIndex = index_panes(block.times, spans[:, 0], spans[:, 1], spec)
+        self._kept: dict[str, FloatArray] = {}
+
+    def visits(self, rows: RowSpans, edges: IntArray) -> tuple[Visits, int]:
+        """List what the windows of rows are made of, and how many levels of nodes that takes; 0: samples alone."""
+        index = self.index
+        levels = min(levels_of(int(edges[-1]), index.length), index.levels) if edges.size else 0
+        found = visit_windows(self.block.times, rows.begins, rows.ends, rows.borders, edges, index, levels)
+        return found, levels
+
+    def nodes(self, kind: str, levels: int, make: Callable[[], FloatArray]) -> FloatArray:
+        """Give the nodes of a kind of channel, made once; none if no level is used."""
+        if levels == 0:
+            return np.empty((0, 0, 0))
+        if kind not in self._kept:
+            self._kept[kind] = make()
+        return self._kept[kind]

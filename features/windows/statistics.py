@@ -9,28 +9,26 @@ from datetime import timedelta
 import numpy as np
 import numpy.typing as npt
 
+from features.times import duration_ms
 from features.vocabulary import FeatureColumn
 from features.windows.blocks import IntArray, RowSpans
 from features.windows.counters import (
     COUNTER_STATISTICS,
     ENUM_STATISTICS,
+    counter_nodes,
     counter_windows,
+    enum_nodes,
     enum_windows,
 )
-from features.windows.flags import flag_windows
-from features.windows.gauges import GAUGE_STATISTICS, gauge_windows
+from features.windows.flags import flag_nodes, flag_windows
+from features.windows.gauges import GAUGE_STATISTICS, gauge_nodes, gauge_windows
 from features.windows.layout import ChannelLayout
-from features.windows.panes import Panes
+from features.windows.pane_index import Panes
 from telemetry.dataset.channel import Channel
 from telemetry.dataset.channels import CATALOGUE
 
-FLAG_PARTS: dict[str, tuple[tuple[str, int], ...]] = {
-    "clocks_event_reasons": (
-        ("hw_slowdown", 0x8),
-        ("sw_thermal", 0x20),
-        ("hw_thermal", 0x40),
-        ("power_brake", 0x80),
-    ),
+FLAG_BITS: dict[str, tuple[tuple[str, int], ...]] = {
+    "clocks_event_reasons": (("hw_slowdown", 0x8), ("sw_thermal", 0x20), ("hw_thermal", 0x40), ("power_brake", 0x80))
 }
 """Bits of a known bitmask that are worth a column of their own (nvml.h, nvmlClocksEventReasons): clocks lowered by the
 hardware, by software and by hardware for temperature, and by the power brake. The other bits are set in healthy use:
@@ -63,8 +61,8 @@ class WindowPlan:
     (windows, 2).
     ``gauge_table``, ``counter_table``, ``enum_table``: column of each statistic; -1 where it is not wanted; shape
     (statistics, windows, channels).
-    ``flag_table``: column of each part's share; shape (windows, parts).
-    ``part_flag``, ``part_mask``: flags column and bits of each part; shape (parts,).
+    ``flag_table``: column of each set's share; shape (windows, sets).
+    ``bits_flag``, ``bits_mask``: flags column and bits of each named set of bits; shape (sets,).
     """
 
     columns: tuple[FeatureColumn, ...]
@@ -75,8 +73,8 @@ class WindowPlan:
     counter_table: IntArray
     enum_table: IntArray
     flag_table: IntArray
-    part_flag: IntArray
-    part_mask: npt.NDArray[np.uint64]
+    bits_flag: IntArray
+    bits_mask: npt.NDArray[np.uint64]
 
     @classmethod
     def telemetry(cls, layout: ChannelLayout, windows: Sequence[timedelta]) -> WindowPlan:
@@ -93,7 +91,7 @@ class WindowPlan:
                   windows; the step into the oldest sample of the window before the largest one is left out, for
                   nothing older is looked at); last, the level, where it persists on the board or the catalogue
                   does not know
-        flags     share of samples with the bit set (larger windows), for the bits of ``FLAG_PARTS``; any bit
+        flags     share of samples with the bit set (larger windows), for the bits of ``FLAG_BITS``; any bit
                   for bitmasks that the catalogue does not know
         enum      last (no older than the smallest window), number of changes (larger windows)
         ========  =====================================================================================
@@ -135,13 +133,7 @@ class WindowPlan:
     def amounts(cls, layout: ChannelLayout, windows: Sequence[timedelta], counters: Collection[str]) -> WindowPlan:
         """Plan the amounts of the ``onset`` group: rises of the named counters and shares of known bits, each window.
 
-        Parameters
-        ----------
-        layout : ChannelLayout
-        windows : sequence of timedelta
-            Ascending.
-        counters : collection of str
-            Names of the counters to take.
+        ``windows``: ascending.
         """
         return cls._build(
             layout,
@@ -182,12 +174,12 @@ class WindowPlan:
         gauge_table = fill(layout.gauges, gauges, GAUGE_STATISTICS)
         counter_table = fill(layout.counters, counters, COUNTER_STATISTICS)
         enum_table = fill(layout.enums, enums, ENUM_STATISTICS)
-        parts = [(f, name, bits) for f, channel in enumerate(layout.flags) for name, bits in _parts(channel)]
-        flag_table = np.full((len(windows), len(parts)), -1, dtype=np.int64)
-        for p, (_, name, _) in enumerate(parts):
+        sets = [(f, name, bits) for f, channel in enumerate(layout.flags) for name, bits in _bits_of(channel)]
+        flag_table = np.full((len(windows), len(sets)), -1, dtype=np.int64)
+        for p, (_, name, _) in enumerate(sets):
             for w in flag_windows:
                 flag_table[w, p] = add(name, "share", w, "")
-        spans = [_milliseconds(window) for window in windows]
+        spans = [duration_ms(window) for window in windows]
         edges = sorted({*spans, *(2 * span for span in spans)} if look_further else spans)
         return cls(
             columns=tuple(columns),
@@ -200,8 +192,8 @@ class WindowPlan:
             counter_table=counter_table,
             enum_table=enum_table,
             flag_table=flag_table,
-            part_flag=np.array([part[0] for part in parts], dtype=np.int64),
-            part_mask=np.array([part[2] for part in parts], dtype=np.uint64),
+            bits_flag=np.array([f for f, _, _ in sets], dtype=np.int64),
+            bits_mask=np.array([bits for _, _, bits in sets], dtype=np.uint64),
         )
 
     def fill(self, panes: Panes, rows: RowSpans, out: npt.NDArray[np.float32], offset: int = 0) -> None:
@@ -211,34 +203,29 @@ class WindowPlan:
         ``out``: filled in place; shape (rows, columns).
         ``offset``: column of ``out`` at which this plan's columns begin.
         """
-        block, layout, doubles = panes.block, self.layout, self.window_edge
+        block, layout, doubles, index = panes.block, self.layout, self.window_edge, panes.index
         visits, levels = panes.visits(rows, self.edges)
-        values = block.values
+        times, values = block.times, block.values
         if _any(self.gauge_table):
             ends = (layout.low_at, layout.high_at)
-            table = _shift(self.gauge_table, offset)
-            gauge_windows(block.times, values, *ends, panes.gauges(levels, *ends), visits, doubles, table, out)
+            nodes = panes.nodes("gauge", levels, lambda: gauge_nodes(times, values, *ends, index, index.levels))
+            gauge_windows(times, values, *ends, nodes, visits, doubles, _shift(self.gauge_table, offset), out)
         if _any(self.counter_table):
             own = (layout.offset("counters"), layout.rise_at)
-            table = _shift(self.counter_table, offset)
-            counter_windows(values, *own, panes.counters(levels, *own), visits, doubles, table, out)
+            nodes = panes.nodes("counter", levels, lambda: counter_nodes(values, *own, index, index.levels))
+            counter_windows(values, *own, nodes, visits, doubles, _shift(self.counter_table, offset), out)
         if _any(self.enum_table):
             enums = (layout.offset("enums"), len(layout.enums))
-            table = _shift(self.enum_table, offset)
-            enum_windows(values, *enums, panes.enums(levels, *enums), visits, doubles, table, out)
+            nodes = panes.nodes("enum", levels, lambda: enum_nodes(values, *enums, index, index.levels))
+            enum_windows(values, *enums, nodes, visits, doubles, _shift(self.enum_table, offset), out)
         if _any(self.flag_table):
-            parts = (self.part_flag, self.part_mask)
-            table = _shift(self.flag_table, offset)
-            nodes = panes.flags(levels, *parts)
-            flag_windows(block.flags, block.flags_known, *parts, nodes, visits, doubles, table, out)
+            flags, bits = (block.flags, block.flags_known), (self.bits_flag, self.bits_mask)
+            nodes = panes.nodes("flags", levels, lambda: flag_nodes(*flags, *bits, index, index.levels))
+            flag_windows(*flags, *bits, nodes, visits, doubles, _shift(self.flag_table, offset), out)
 
 
 def _any(table: IntArray) -> bool:
     return bool((table >= 0).any())
-
-
-def _milliseconds(window: timedelta) -> int:
-    return round(window.total_seconds() * 1000)
 
 
 def _shift(table: IntArray, offset: int) -> IntArray:
@@ -249,7 +236,7 @@ def _level_matters(channel: Channel) -> bool:
     return channel.name in PERSISTENT_COUNTERS or channel.name not in CATALOGUE
 
 
-def _parts(channel: Channel) -> list[tuple[str, int]]:
-    if channel.name in FLAG_PARTS:
-        return [(f"{channel.name}_{part}", bits) for part, bits in FLAG_PARTS[channel.name]]
+def _bits_of(channel: Channel) -> list[tuple[str, int]]:
+    if channel.name in FLAG_BITS:
+        return [(f"{channel.name}_{name}", bits) for name, bits in FLAG_BITS[channel.name]]
     return [(channel.name, _ALL_BITS)]

@@ -23,7 +23,7 @@ from pydantic import (
 )
 
 from features.errors import InputError
-from features.vocabulary import FeatureColumn
+from features.vocabulary import COLUMNS, FeatureColumn
 from models.bundle.files import check_seal, damaged
 from models.calibration.fitting import Calibrator
 from models.calibration.horizons import HorizonMap
@@ -214,14 +214,15 @@ def read_facts(manifest: Manifest) -> tuple[FittedFacts, tuple[FeatureColumn, ..
     """
     try:
         facts = FittedFacts.model_validate_json(json.dumps(manifest.content.get("fitted")))
-        columns = tuple(FeatureColumn.from_json(each) for each in manifest.content["features"])
+        columns = COLUMNS.validate_python(manifest.content["features"])
         if not 0 < len({column.name for column in columns}) == len(columns):
             raise ValueError("features: none, or one twice")
         if manifest.content["profile"] not in facts.models:
             raise ValueError("profile")
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        where = ".".join(map(str, ("fitted", *first["loc"])))
+        part = "fitted" if error.title == FittedFacts.__name__ else "features"
+        where = ".".join(map(str, (part, *first["loc"])))
         why = first["msg"].removeprefix("Value error, ")
         raise damaged(manifest.file, f"lacks or misstates {where}: {why}") from None
     except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:

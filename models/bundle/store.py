@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from features.errors import InputError
-from features.vocabulary import FeatureColumn
+from features.vocabulary import COLUMNS, FeatureColumn
 from models.bundle.files import SEAL, damaged, read_files, sealed
 from models.bundle.manifest import (
     FORMAT,
@@ -160,7 +160,7 @@ def _write(work: Path, fitted: FittedModels, manifest: Mapping[str, Any]) -> tup
     content = {
         **_plain(manifest),
         "format": FORMAT,
-        "features": [column.to_json() for column in fitted.columns],
+        "features": COLUMNS.dump_python(fitted.columns, mode="json"),
         "sequence": None if (window := window_of(fitted.columns)) is None else window.to_json(),
         "fitted": _facts_of(fitted).model_dump(mode="json"),
         "libraries": running_versions() | ({} if window is None else versions()),

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from features.vocabulary import FeatureColumn
 
 STEP_STATISTICS = ("step_mean", "step_rise")
-"""Statistics of the columns that make up a flattened raw window; see :class:`features.sequences.SequencePlan`."""
+"""Statistics of the columns that make up a flattened raw window; of :mod:`features.matrix.sequences`."""
 
 
 @dataclass(frozen=True, slots=True)

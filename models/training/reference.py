@@ -12,7 +12,7 @@ import numpy as np
 
 from features.errors import InputError
 from features.times import NEVER, duration_ms
-from features.vocabulary import FeatureColumn
+from features.vocabulary import COLUMNS, FeatureColumn
 from models.rows.ranking import Ints, mix, seed_of
 from models.rows.row_reader import RowReader
 from models.rows.training_set import Labels, Rows
@@ -73,7 +73,7 @@ class Reference:
             "format": _FORMAT,
             "start_ms": self.start_ms,
             "end_ms": self.end_ms,
-            "columns": [column.to_json() for column in self.columns],
+            "columns": COLUMNS.dump_python(self.columns, mode="json"),
             "features": [each.to_json() for each in self.features],
             "rows_per_time": self.rows_per_time,
             "times_per_day": self.times_per_day,
@@ -96,7 +96,7 @@ class Reference:
         return cls(
             start_ms=int(content["start_ms"]),
             end_ms=int(content["end_ms"]),
-            columns=tuple(FeatureColumn.from_json(each) for each in content["columns"]),
+            columns=COLUMNS.validate_python(content["columns"]),
             features=tuple(Distribution.from_json(each) for each in content["features"]),
             rows_per_time=float(content["rows_per_time"]),
             times_per_day=float(content["times_per_day"]),

@@ -12,7 +12,7 @@ from features.config import DecisionSection, FeatureSection, LabelSection
 from features.errors import InputError
 from features.matrix.live_rows import live_plan
 from features.matrix.meta import MatrixConfig
-from features.sequences import SequencePlan
+from features.matrix.sequences import SequencePlan
 from features.vocabulary import FeatureColumn
 from models.bundle.store import Bundle
 from models.sequence.layout import window_of

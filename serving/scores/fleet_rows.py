@@ -15,11 +15,10 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from features.errors import InputError
-from features.fleet import NodeRows
 from features.matrix.grid import decision_rows
-from features.matrix.live_rows import live_plan, live_rows, look_back
+from features.matrix.live_rows import live_plan, live_rows
 from features.matrix.meta import ROW_COLUMNS, MatrixConfig
-from features.sequences import SequencePlan, layout_of, live_windows
+from features.matrix.sequences import SequencePlan, layout_of, live_windows
 from features.times import duration_ms, instant_ms, instants
 from features.windows.blocks import key_columns
 from serving.scores.decision_times import ScoringSettings, stale_after
@@ -64,7 +63,8 @@ def fleet_rows(
     t_ms = instant_ms(t)
     stale = stale_after(config, settings.stale_after)
     # Raw windows take a counter's rise since the value before them, however old that is.
-    since = None if windows is not None else _oldest(dataset, config, t, stale)
+    plan = live_plan(config)
+    since = None if windows is not None else _oldest(dataset, config, t, max(plan.look_back, stale + config.step))
     events, inventory = dataset.events(), dataset.inventory()
     everyone = in_service(inventory, t_ms)
     if not len(everyone):
@@ -74,11 +74,11 @@ def fleet_rows(
             "Check the inventory's installed_at and removed_at.",
         )
     watch = FreshnessWatch(config, t_ms)
-    sampled = live_plan(config).reads_samples or windows is not None
+    sampled = plan.reads_samples or windows is not None
     raw = None if windows is None else RawWindows(windows, config, everyone, inventory, t)
     read = _buckets(dataset, config, since, whole=raw is not None) if sampled else iter(())
-    tables = watch.pass_recent(read if raw is None else _taken(raw, read), t_ms - duration_ms(look_back(config)))
-    frame = live_rows(tables if sampled else None, events, inventory, t, config)
+    tables = watch.pass_recent(read if raw is None else _taken(raw, read), t_ms - duration_ms(plan.look_back))
+    frame = live_rows(tables, events, inventory, t, config)
     deque(tables, maxlen=0)  # what features do not read is still to be counted
     keys = frame[list(ROW_COLUMNS)]
     values: Any = frame.drop(columns=list(ROW_COLUMNS)).to_numpy(np.float32)
@@ -119,9 +119,9 @@ def _taken(raw: RawWindows, buckets: Iterable[Sequence[pa.Table]]) -> Iterator[S
         yield tables
 
 
-def _oldest(dataset: Dataset, config: MatrixConfig, t: datetime, stale: timedelta) -> datetime | None:
+def _oldest(dataset: Dataset, config: MatrixConfig, t: datetime, age: timedelta) -> datetime | None:
     """Give the time before which no sample matters to a row or to its freshness; None: the dataset has none so old."""
-    most = max(look_back(config), stale + config.step, config.features.delay + config.decision.every)
+    most = max(age, config.features.delay + config.decision.every)
     return t - most if dataset.meta.span[0] < t - most else None
 
 
@@ -148,7 +148,7 @@ class RawWindows:
     ) -> None:
         self._plan, self._config = plan, config
         self._everyone, self._inventory, self._t = everyone, inventory, t
-        self._rows = NodeRows(everyone["node"].tolist())
+        self._rows = everyone.reset_index(drop=True).groupby("node").indices
         self._at = {unit: at for at, unit in enumerate(everyone["unit"].tolist())}
         self._values = np.full((len(everyone), plan.steps * len(plan.channels)), np.nan, dtype=np.float32)
 
@@ -160,7 +160,8 @@ class RawWindows:
     def take(self, table: pa.Table) -> None:
         """Take the windows of a table's nodes, of which it holds all samples."""
         wanted = {*key_columns(self._config.unit), *self.numbers}
-        mine = self._rows.of(pc.unique(table.column("node")).to_pylist())
+        found = [self._rows[node] for node in pc.unique(table.column("node")).to_pylist() if node in self._rows]
+        mine = np.sort(np.concatenate([np.zeros(0, dtype=np.int64), *found]))
         windows = live_windows(
             table.select([name for name in table.column_names if name in wanted]),
             self._everyone.iloc[mine],
@@ -168,7 +169,7 @@ class RawWindows:
             self._t,
             plan=self._plan,
             channels=self._config.channels,
-            origin=self._config.decision.origin,
+            decision=self._config.decision,
             unit=self._config.unit,
         )
         self._values[mine] = windows.reshape(len(mine), -1)

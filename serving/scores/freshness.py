@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 
 from features.matrix.meta import MatrixConfig
 from features.times import duration_ms, milliseconds, text
-from features.windows.blocks import key_columns
-from features.windows.pieces import epoch_ms, pair_codes
+from features.windows.blocks import epoch_ms, key_columns, pair_codes
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

@@ -10,7 +10,7 @@ import pytest
 
 from evaluation.backtest.run import run_backtest
 from features.errors import InputError
-from features.sequences import SequencePlan
+from features.matrix.sequences import SequencePlan
 from models.bundle.store import load_bundle, save_bundle
 from models.config import BacktestSection, CascadeSection, ModelsSection, ParallelSection, TrainingSection
 from models.explanation.members import explain, members_of

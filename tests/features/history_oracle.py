@@ -9,6 +9,7 @@ import pandas as pd
 
 from features.config import LabelSection
 from features.groups.history import RECENCY_HALF_LIFE
+from features.labels.evidence import Record
 from features.labels.incidents import known_onsets
 from tests.features import oracle
 
@@ -40,7 +41,7 @@ def facts_of(events: pd.DataFrame, inventory: pd.DataFrame, labels: LabelSection
         (kinds_of(r), r["timestamp"], oracle.known(r), r["gpu"], r["node"], r["code"] if r["type"] == "xid" else None)
         for r in oracle.records(events)
     ]
-    onsets = oracle.records(known_onsets(events, inventory, labels))
+    onsets = oracle.records(known_onsets(Record.of(events, inventory, labels)))
     return out + [({"incident"}, r["timestamp"], r["known_at"], r["unit"], r["node"], None) for r in onsets]
 
 

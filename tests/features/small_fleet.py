@@ -12,9 +12,9 @@ import pandas as pd
 import pyarrow as pa
 
 from features.config import DecisionSection, FeatureSection, LabelSection
+from features.matrix.build_tasks import array_of
 from features.matrix.building import build_matrix
 from features.matrix.matrix import FeatureMatrix
-from features.windows.blocks import table_of
 from telemetry.dataset.channel import Channel
 from telemetry.dataset.channels import CATALOGUE
 from telemetry.dataset.store import Dataset, DatasetWriter
@@ -150,16 +150,14 @@ def write_dataset(
             for number in sorted(set(bucket)):
                 w.write_samples(number, to_table(samples[bucket == number], unit))
         return w.finish(
-            events=events_of([]) if events is None else events,
-            inventory=inventory,
-            span=(T0, T0 + hours * HOUR),
+            events=events_of([]) if events is None else events, inventory=inventory, span=(T0, T0 + hours * HOUR)
         )
 
 
 def to_table(samples: pd.DataFrame, unit: str = "gpu") -> pa.Table:
     if unit == "node":
         samples = samples.drop(columns=["gpu"], errors="ignore")
-    return table_of(samples)
+    return pa.table({str(name): array_of(samples[name]) for name in samples.columns})
 
 
 def make_matrix(

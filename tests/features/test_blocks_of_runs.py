@@ -9,9 +9,8 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from features.windows.blocks import SampleBlock, blocks_of, cut_blocks
+from features.windows.blocks import SampleBlock, blocks_of, chunks_of, cut_blocks
 from features.windows.layout import ChannelLayout
-from features.windows.pieces import pieces_of
 from telemetry.dataset.channels import CATALOGUE
 from telemetry.dataset.layout import merge_runs, sort_samples
 from telemetry.dataset.parts import split_by_run
@@ -98,7 +97,7 @@ def test_the_same_pieces_are_cut_for_younger_samples_and_for_fewer_channels(rows
     whole = sort_samples(table_of(rows), unit)[0]
     begin = 20_000 * DAY_MS + since * 18_000_000
     younger = whole.filter(pa.array(whole.column("timestamp").cast(pa.int64()).to_numpy() >= begin))
-    pieces = pieces_of(list(split_by_run(whole, Runs(days)).values()), LAYOUT, unit)
+    pieces = chunks_of(list(split_by_run(whole, Runs(days)).values()), LAYOUT, unit)
     for layout in (LAYOUT, LAYOUT.counting({"energy_mj"}), LAYOUT.counting(())):
         expected = list(blocks_of(younger, layout, unit=unit, block_samples=size))
         assert_equal(list(cut_blocks(pieces, layout, since=begin, block_samples=size)), expected)
@@ -106,10 +105,7 @@ def test_the_same_pieces_are_cut_for_younger_samples_and_for_fewer_channels(rows
 
 @settings(max_examples=60, deadline=None)
 @given(
-    count=st.integers(1, 90),
-    begin=st.integers(0, 20),
-    missing=st.sampled_from(["none", "all", "some"]),
-    data=st.data(),
+    count=st.integers(1, 90), begin=st.integers(0, 20), missing=st.sampled_from(["none", "all", "some"]), data=st.data()
 )
 def test_a_block_holds_what_the_samples_say_whichever_are_missing(count, begin, missing, data):
     def told(values: st.SearchStrategy) -> list:
@@ -124,11 +120,6 @@ def test_a_block_holds_what_the_samples_say_whichever_are_missing(count, begin, 
     np.testing.assert_array_equal(block.values[gauge], np.array(finite, dtype=np.float64))
     assert block.flags[mask].tolist() == [each or 0 for each in masks[begin:]]
     assert block.flags_known[mask].tolist() == [each is not None for each in masks[begin:]]
-
-
-def test_no_samples_no_blocks():
-    assert list(blocks_of([], LAYOUT, unit="gpu")) == []
-    assert list(blocks_of([table_of([(0, ("n", "g"), 1.0, 1, 1, 1)]).slice(1)], LAYOUT, unit="gpu")) == []
 
 
 def test_a_matrix_of_runs_is_that_of_one_run_bit_for_bit(tmp_path):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from features.config import DecisionSection, FeatureSection
 from features.errors import InputError
-from features.matrix import build_tasks, building, slabs
+from features.matrix import build_tasks, parts
 from features.matrix.matrix import FeatureMatrix
 from telemetry.dataset.runs import Runs
 from telemetry.dataset.store import Dataset, DatasetWriter
@@ -78,7 +78,7 @@ class Watched:
 
 @pytest.fixture
 def watched(monkeypatch) -> Watched:
-    monkeypatch.setattr(slabs, "SLAB_ROWS", 100)
+    monkeypatch.setattr(parts, "PART_ROWS", 100)
     found, begin = Watched(), build_tasks.Build.__init__
 
     def noted(self, *args) -> None:
@@ -216,25 +216,6 @@ def test_a_file_without_digests_of_days_is_other_from_its_first_day_on(tmp_path,
     assert watched.rows[1] < watched.rows[2]
 
 
-def test_a_killed_extension_goes_on_and_leaves_the_old_matrix_until_then(tmp_path, watched, monkeypatch):
-    old = build(write(tmp_path / "d", State(48)), tmp_path / "m").digest
-    longer = write(tmp_path / "d", State(60))
-    monkeypatch.setattr(building, "HELD_ROWS", 0)
-    with monkeypatch.context() as patched:
-        patched.setattr(build_tasks.Build, "part", lambda *args: (_ for _ in ()).throw(KeyboardInterrupt))
-        with pytest.raises(KeyboardInterrupt):
-            build(longer, tmp_path / "m")
-    assert FeatureMatrix.open(tmp_path / "m").digest == old
-    read = []
-    original = Dataset.read_runs
-    monkeypatch.setattr(Dataset, "read_runs", lambda self, *a, **k: read.append(a) or original(self, *a, **k))
-    build(longer, tmp_path / "m")
-    assert read == []  # the buckets were done
-    anew = build(longer, tmp_path / "anew")
-    for path in anew.path.iterdir():
-        assert path.read_bytes() == (tmp_path / "m" / path.name).read_bytes(), path.name
-
-
 def test_a_matrix_that_was_replaced_meanwhile_is_not_mixed_with_another(tmp_path, watched, monkeypatch):
     build(write(tmp_path / "d", State(48)), tmp_path / "m")
     longer = write(tmp_path / "d", State(60))
@@ -301,6 +282,6 @@ def _known(instant: datetime | None, now: datetime) -> bool:
 @given(both=states(), run_days=st.sampled_from([1, 2, None]), augmentation=st.sampled_from([0, 3]))
 def test_an_extended_matrix_is_the_one_built_anew(tmp_path_factory, both, run_days, augmentation):
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(slabs, "SLAB_ROWS", 100)
+        patched.setattr(parts, "PART_ROWS", 100)
         folder = tmp_path_factory.mktemp("extended")
         assert_extended(folder, *both, run_days=run_days, training=Training(augmentation, 4))

@@ -6,11 +6,10 @@ from datetime import timedelta
 
 import pytest
 
-from features.config import DecisionSection, FeatureSection, LabelSection
-from features.groups.history import history_columns
+from features.config import DecisionSection, FeatureSection
 from features.groups.static import StaticPlan
 from features.matrix.plan import FeaturePlan
-from features.vocabulary import FeatureColumn, describe
+from features.vocabulary import COLUMNS, FeatureColumn, describe
 from telemetry.dataset.channel import Channel
 from telemetry.dataset.channels import CATALOGUE
 
@@ -32,22 +31,21 @@ def every_column() -> tuple[FeatureColumn, ...]:
         step=timedelta(minutes=10),
         decision=DecisionSection(),
         static=StaticPlan(tuple(static)),
-        history=history_columns(FeatureSection(), LabelSection()),
     ).columns
 
 
 @pytest.mark.parametrize("value", [math.nan, 0.0, 1.0, -0.25, 17_700.0])
 def test_every_column_has_plain_words(value):
     for column in every_column():
-        for text in (describe(column, value), describe(column, value, 3.0)):
-            assert not re.search(r"_|nan|None|  |\.$", text), (column.name, text)
-            assert text == text.strip()
+        text = describe(column, value)
+        assert not re.search(r"_|nan|None|  |\.$", text), (column.name, text)
+        assert text == text.strip()
 
 
 def test_every_column_survives_json_and_has_its_own_name():
     columns = every_column()
     assert len({column.name for column in columns}) == len(columns)
-    assert all(FeatureColumn.from_json(column.to_json()) == column for column in columns)
+    assert COLUMNS.validate_json(COLUMNS.dump_json(columns)) == columns
 
 
 def column(group, channel, statistic, **kwargs):
@@ -112,11 +110,6 @@ def column(group, channel, statistic, **kwargs):
 )
 def test_reasons_read_as_plain_words(made, value, words):
     assert describe(made, value) == words
-
-
-def test_what_is_usual_stands_in_brackets():
-    made = column("telemetry", "power_w", "mean", window=DAY, unit="W")
-    assert describe(made, 420.0, 250.0) == "power averaged 420.0 W over the last 24 h (usual: 250.0 W)"
 
 
 def test_names_have_group_what_statistic_and_window():

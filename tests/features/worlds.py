@@ -79,11 +79,7 @@ def some_inventory(draw):
 @st.composite
 def worlds(draw, **options):
     """A world."""
-    return World(
-        events(*draw(some_events(**options))),
-        inventory(*draw(some_inventory())),
-        draw(instants),
-    )
+    return World(events(*draw(some_events(**options))), inventory(*draw(some_inventory())), draw(instants))
 
 
 @st.composite

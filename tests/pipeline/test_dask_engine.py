@@ -3,7 +3,6 @@ from __future__ import annotations
 import errno
 import gc
 import os
-import pickle
 import signal
 import time
 from pathlib import Path
@@ -15,12 +14,13 @@ from features.config import DecisionSection, LabelSection
 from features.engine import LocalEngine
 from features.errors import InputError
 from features.matrix import building
-from features.matrix.build_tasks import Build, BuildTask
+from features.matrix.build_tasks import leave_builds
 from features.matrix.building import build_matrix
 from features.matrix.matrix import FeatureMatrix
 from pipeline import dask_engine
 from pipeline.dask_engine import DaskEngine, refuse_other_versions, require_dask, running_versions
 from predrain.command import app
+from telemetry.atomic import building_path
 from telemetry.dataset.store import Dataset
 from tests.features.small_fleet import (
     HOUR,
@@ -132,71 +132,13 @@ def test_an_error_of_a_worker_is_told_with_its_place(cluster, dataset, tmp_path,
 
 def test_a_worker_that_does_not_see_the_folder_says_so(dataset, tmp_path, monkeypatch):
     class Elsewhere(LocalEngine):
-        def run(self, job: BuildTask, items, on_result, *, max_workers):
-            sent = pickle.loads(pickle.dumps(job))
-            owner = next(tmp_path.glob(".matrix.spill/*/owner"))
-            owner.write_text("a folder of that name on a machine of its own")
-            super().run(sent, items, on_result, max_workers=max_workers)
+        def run(self, job, items, on_result, *, max_workers):
+            leave_builds()
+            building_path(tmp_path / "matrix").rename(tmp_path / "elsewhere")
+            super().run(job, items, on_result, max_workers=max_workers)
 
     with pytest.raises(InputError, match=r"a worker does not see the folder that the matrix is built in \(machine "):
         build(dataset, tmp_path / "matrix", Elsewhere())
-
-
-def test_a_task_is_sent_without_the_build(dataset, tmp_path):
-    sizes = []
-
-    class Weighs(LocalEngine):
-        def run(self, job: BuildTask, items, on_result, *, max_workers):
-            assert isinstance(job._build, Build)
-            sizes.append(len(pickle.dumps(job)))
-            super().run(job, items, on_result, max_workers=max_workers)
-
-    build(dataset, tmp_path / "matrix", Weighs())
-    assert len(sizes) == 2
-    assert max(sizes) < 20_000
-
-
-def test_finished_buckets_of_a_killed_driver_are_kept_for_a_cluster(cluster, dataset, here, tmp_path, monkeypatch):
-    monkeypatch.setattr(building, "HELD_ROWS", 0)
-
-    class Dies(LocalEngine):
-        def run(self, job, items, on_result, *, max_workers):
-            for item in list(items)[:3]:
-                job(item)
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        build(dataset, tmp_path / "matrix", Dies())
-    kept = {path: path.stat().st_mtime_ns for path in tmp_path.glob(".matrix.spill/*/bucket-*")}
-    written = []
-
-    def look(_done: int, _total: int) -> None:
-        written.append([path.stat().st_mtime_ns == at for path, at in kept.items() if path.exists()])
-
-    matrix = build(dataset, tmp_path / "matrix", cluster, look)
-    assert len(written[0]) == 12
-    assert all(map(all, written))
-    assert content(matrix) == content(here)
-
-
-def test_finished_buckets_of_a_cluster_that_was_lost_are_kept(dataset, here, tmp_path, monkeypatch):
-    monkeypatch.setattr(building, "HELD_ROWS", 0)
-
-    class Lost(LocalEngine):
-        def run(self, job, items, on_result, *, max_workers):
-            for item in list(items)[:3]:
-                job(item)
-            raise dask_engine._lost("cluster at tcp://127.0.0.1:9")
-
-    with pytest.raises(InputError, match=r"the scheduler was lost .*what is finished is kept"):
-        build(dataset, tmp_path / "matrix", Lost())
-    assert len(list(tmp_path.glob(".matrix.spill/*/bucket-*.done"))) == 3
-    counted = []
-    read = Dataset.read_runs
-    monkeypatch.setattr(Dataset, "read_runs", lambda self, *which: counted.append(which[0]) or read(self, *which))
-    assert content(build(dataset, tmp_path / "matrix", LocalEngine())) == content(here)
-    assert len(counted) == len(dataset.buckets()) - 3
-    assert [path.name for path in tmp_path.iterdir()] == ["matrix"]
 
 
 def test_a_full_disk_leaves_nothing_behind(dataset, tmp_path, monkeypatch):

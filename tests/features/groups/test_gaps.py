@@ -12,8 +12,7 @@ from features.groups.gaps import GapPlan
 from features.groups.workload import WorkloadPlan
 from features.windows.blocks import RowSpans, SampleBlock, blocks_of
 from features.windows.layout import ChannelLayout
-from features.windows.pane_index import PaneSpec
-from features.windows.panes import Panes
+from features.windows.pane_index import Panes, PaneSpec
 from telemetry.dataset.channels import CATALOGUE
 from tests.features.gaps_oracle import Asked, plain
 
@@ -51,7 +50,7 @@ def block_of(samples):
     return next(blocks_of(pa.table(columns), LAYOUT, unit="gpu"), SampleBlock.empty(LAYOUT))
 
 
-NO_PANES = PaneSpec(length=LOOK_BACK * 120_000, phase=0, reach=LOOK_BACK * 60_000)
+NO_PANES = PaneSpec(length=LOOK_BACK * 120_000, phase=0, look_back=LOOK_BACK * 60_000)
 
 
 def compute(samples, border, since=-10_000, panes=NO_PANES):

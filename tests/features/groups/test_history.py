@@ -9,14 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from features.config import FeatureSection, LabelSection
-from features.groups.history import (
-    APP_XIDS,
-    PRECURSOR_XIDS,
-    RECENCY_HALF_LIFE,
-    History,
-    history_columns,
-    history_values,
-)
+from features.groups.history import RECENCY_HALF_LIFE, History, history_columns
+from features.labels.evidence import Record
 from tests.features import oracle
 from tests.features.builders import at, event, events, inventory, rows, stay
 from tests.features.history_oracle import facts_of, plain_value
@@ -28,26 +22,30 @@ SLOW = settings(deadline=None, max_examples=60, suppress_health_check=[HealthChe
 UNITS = {"g0": "n0", "g1": "n0", "g2": "n1", "g3": "n0"}
 
 
+def history_values(rows, events, inventory, features, labels, *, unit="gpu"):
+    return History.of(Record.of(events, inventory, labels), features, unit=unit).values(rows)
+
+
 def value(name, time, *happened, stays=None, unit="g0", node="n0", labels=LABELS):
     """One value of one row, by the name of its column without the group."""
     held = inventory(*(stays or [stay(), stay("g1", slot="1")]))
     found = history_values(rows((time, unit), node=node), events(*happened), held, FEATURES, labels)
-    names = [column.name for column in history_columns(FEATURES, labels)]
+    names = [column.name for column in history_columns(FEATURES)]
     assert found.shape == (1, len(names))
     return float(found[0, names.index(f"history__{name}")])
 
 
 def test_columns_are_named_by_scope_and_window_and_are_unique():
-    columns = history_columns(FeatureSection(), LABELS)
+    columns = history_columns(FeatureSection())
     names = [column.name for column in columns]
     assert len(set(names)) == len(names)
     assert "history__node_xid_bus__count__7d" in names
     assert "history__gpu_incident__since" in names
     assert "history__slot_xid__distinct__30d" in names
     assert all(column.group == "history" and column.scope for column in columns)
-    gpu_only = history_columns(FeatureSection(history_scopes=("gpu",)), LABELS)
+    gpu_only = history_columns(FeatureSection(history_scopes=("gpu",)))
     assert {column.scope for column in gpu_only} == {"gpu"}
-    assert {column.scope for column in history_columns(FEATURES, LABELS, unit="node")} == {"node"}
+    assert {column.scope for column in history_columns(FEATURES, unit="node")} == {"node"}
 
 
 def test_an_event_counts_once_it_is_known_and_while_its_window_lasts():
@@ -58,23 +56,6 @@ def test_an_event_counts_once_it_is_known_and_while_its_window_lasts():
     assert value("gpu_xid_bus__count__12h", at(12), late) == 0
     assert value("gpu_xid_bus__count__3d", at(12), late) == 1
     assert value("gpu_xid_bus__count__12h", at(20), event(at(0), code="79", known=at(15))) == 0
-
-
-def test_a_ticket_dated_after_its_entry_counts_only_from_the_time_it_speaks_of():
-    ticket = event(at(5), "failure", "DBE", known=at(0))
-    assert value("gpu_incident__count__12h", at(4.9), ticket) == 0
-    assert value("gpu_incident__since", at(5), ticket) == 0
-
-
-def test_ages_are_measured_from_the_event_and_nothing_is_nan():
-    late = event(at(0), code="79", known=at(5))
-    assert math.isnan(value("gpu_incident__since", at(4), late))
-    assert value("gpu_incident__since", at(6), late) == 6
-    assert value("gpu_xid_hardware__since", at(100), late) == 100
-    assert math.isnan(value("gpu_repair__since", at(6), late))
-    assert value("gpu_repair__since", at(6), event(at(2), "other", "reboot")) == 4
-    older = event(at(-9), code="48", known=at(5.5))
-    assert value("gpu_incident__since", at(6), late, older) == 6
 
 
 def test_recency_halves_with_each_half_life():
@@ -102,12 +83,6 @@ def test_params_move_an_xid_to_the_group_of_its_class():
     labels = LabelSection(xids={"firmware": (46, 43)})
     assert value("gpu_xid_firmware__count__12h", at(1), event(at(0), code="43"), labels=labels) == 1
     assert value("gpu_incident__count__12h", at(1), event(at(0), code="43"), labels=labels) == 1
-
-
-def test_a_burst_is_one_incident_and_many_xids():
-    burst = [event(at(0, minutes=m), code="48") for m in (0, 1, 2)]
-    assert value("gpu_incident__count__12h", at(1), *burst) == 1
-    assert value("gpu_xid_memory__count__12h", at(1), *burst) == 3
 
 
 def test_the_node_counts_its_other_gpus_and_what_concerns_all_of_it():
@@ -139,30 +114,9 @@ def test_a_slot_remembers_its_replaced_device_and_the_new_device_starts_clean():
     assert value("slot_incident__count__12h", at(4), *happened, stays=stays, unit="g1") == 0
 
 
-def test_a_device_takes_its_own_history_along_and_leaves_the_slots_behind():
-    stays = [stay("g0", until=at(2)), stay("g0", "n1", "4", since=at(3))]
-    happened = [event(at(0), code="79", gpu="g0")]
-    asked = {"stays": stays, "node": "n1"}
-    assert value("gpu_incident__count__12h", at(4), *happened, **asked) == 1
-    assert value("slot_incident__count__12h", at(4), *happened, **asked) == 0
-    assert value("node_incident__count__12h", at(4), *happened, **asked) == 0
-
-
-def test_slots_that_the_inventory_does_not_name_have_no_history():
-    stays = [stay("g0", slot=None), stay("g1", slot=None)]
-    assert value("slot_incident__count__12h", at(1), event(at(0), code="79"), stays=stays) == 0
-
-
-def test_distinct_xids_are_counted_over_thirty_days():
-    happened = [event(at(0), code=c) for c in ("79", "48", "48", "31")] + [event(at(days=10), code="48")]
-    assert value("gpu_xid__distinct__30d", at(1), *happened) == 3
-    assert value("gpu_xid__distinct__30d", at(days=30), *happened) == 1
-    assert value("gpu_xid__distinct__30d", at(days=40), *happened) == 0
-
-
 def test_no_events_no_units_and_no_rows():
     held = inventory(stay())
-    assert history_values(rows(), events(), held, FEATURES, LABELS).shape == (0, len(history_columns(FEATURES, LABELS)))
+    assert history_values(rows(), events(), held, FEATURES, LABELS).shape == (0, len(history_columns(FEATURES)))
     found = history_values(rows((at(0), "gX"), node="nX"), events(event(at(-1), code="79")), held, FEATURES, LABELS)
     assert set(np.unique(found[~np.isnan(found)])) == {0}
 
@@ -172,7 +126,7 @@ def test_nodes_without_gpus_have_the_history_of_the_node():
     frame = events(event(at(0), "failure", "fan", gpu=None), event(at(2), "repair", gpu=None))
     asked = rows((at(5), "n0"))
     found = history_values(asked, frame, held, FEATURES, LABELS, unit="node")
-    names = [column.name for column in history_columns(FEATURES, LABELS, unit="node")]
+    names = [column.name for column in history_columns(FEATURES, unit="node")]
     assert found[0, names.index("history__node_incident__since")] == 5
     assert found[0, names.index("history__node_failure__count__12h")] == 1
     assert found[0, names.index("history__node_repair__since")] == 3
@@ -184,7 +138,7 @@ def test_values_are_as_the_plain_reading_says(world):
     asked = rows(*((at(11.25 * k), unit) for k in range(0, 16) for unit in UNITS))
     asked["node"] = asked["unit"].map(UNITS).astype("str")
     found = history_values(asked, world.events, world.inventory, FEATURES, LABELS)
-    columns, facts = history_columns(FEATURES, LABELS), facts_of(world.events, world.inventory, LABELS)
+    columns, facts = history_columns(FEATURES), facts_of(world.events, world.inventory, LABELS)
     held = oracle.records(world.inventory)
     some = np.random.default_rng(0).permutation(len(asked))[:12]
     for i in some:
@@ -211,14 +165,8 @@ def test_a_row_alone_equals_the_row_among_others_in_any_order(world, random):
     random.shuffle(pairs)
     asked = rows(*pairs)
     asked["node"] = asked["unit"].map(UNITS).astype("str")
-    history = History.of(world.events, world.inventory, FEATURES, LABELS)
+    history = History.of(Record.of(world.events, world.inventory, LABELS), FEATURES)
     together = history.values(asked)
     for i in (0, 17, 42):
         alone = history.values(asked.iloc[[i]])
         np.testing.assert_array_equal(alone.view(np.uint32), together[[i]].view(np.uint32))
-
-
-def test_the_groups_of_xids_do_not_overlap():
-    labelled = {xid for xids in LABELS.xids.values() for xid in xids}
-    assert not labelled & (PRECURSOR_XIDS | APP_XIDS)
-    assert not PRECURSOR_XIDS & APP_XIDS

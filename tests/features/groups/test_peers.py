@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from features.fleet import Fleet
-from features.groups.peers import fleet_medians, model_codes
+from features.groups.peers import model_codes
 from tests.features.small_fleet import (
     HOUR,
     SMALL,
@@ -124,12 +124,6 @@ def test_augmented_rows_are_held_against_the_fleet_of_the_last_grid_time_and_the
         others = [taken(gpu, time) for gpu in place.index[place["node"] == row["node"]] if gpu != row["gpu"]]
         node = taken(row["gpu"], time) - np.median(others)
         assert row["peers__gpu_temp_c__node_deviation__2h"] == pytest.approx(node, abs=1e-4)
-
-
-def test_medians_are_taken_by_model_over_known_values():
-    values = np.array([[[1.0, 2.0, 10.0, np.nan], [np.nan, 4.0, 20.0, 40.0]]], dtype=np.float32)
-    medians = fleet_medians(values, np.array([0, 0, 1, 1]), 3)
-    np.testing.assert_array_equal(medians, [[[1.5, 10.0, np.nan], [4.0, 30.0, np.nan]]])
 
 
 def test_service_and_stays_follow_the_inventory():

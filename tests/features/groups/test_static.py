@@ -19,7 +19,7 @@ def values(inventory, events, wanted, asked):
     fleet = Fleet.of(inventory)
     pair = fleet.numbers([node for node, _, _ in asked], [gpu for _, gpu, _ in asked])
     time = pd.DatetimeIndex(stamps([at for *_, at in asked])).astype("int64").to_numpy()
-    found = plan.values(fleet, inventory, events, pair, time)
+    found = plan.of_fleet(fleet, inventory, events).values(pair, time)
     return plan, pd.DataFrame(found, columns=[str(column.channel) for column in plan.columns])
 
 

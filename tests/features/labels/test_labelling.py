@@ -2,7 +2,6 @@
 
 from datetime import timedelta
 
-import numpy as np
 import pandas as pd
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -71,21 +70,6 @@ def test_a_leaver_is_censored_unless_params_say_otherwise():
     assert label(at(0), stays=gone, labels=LabelSection(censor_leavers=False)) == 0
     assert label(at(0), stays=[stay(until=at(24, minutes=10))]) is None
     assert label(at(0), stays=[stay(until=at(24, minutes=10) + MS)]) == 0
-
-
-def test_a_removal_after_the_failure_is_no_leave():
-    assert label(at(0), event(at(4), code="79"), stays=[stay(until=at(5))]) == 1
-    assert label(at(0), event(at(minutes=5), code="79"), stays=[stay(until=at(5))]) == 0
-    assert label(at(0), event(at(5), code="79"), stays=[stay(until=at(5))]) == 1
-
-
-def test_a_failure_dated_after_the_removal_still_counts():
-    assert label(at(0), event(at(6), "failure", "ticket"), stays=[stay(until=at(5))]) == 1
-
-
-def test_a_move_without_a_gap_is_no_leave():
-    assert label(at(0), stays=[stay(until=at(5)), stay(node="n1", since=at(5))]) == 0
-    assert label(at(0), stays=[stay(until=at(5)), stay(node="n1", since=at(6))]) is None
 
 
 def test_past_the_end_of_the_data_there_is_no_label_even_for_an_incident_that_was_seen():
@@ -202,23 +186,3 @@ def test_labels_as_of_r_depend_only_on_what_was_known_at_r(pair):
     pd.testing.assert_frame_equal(*out)
     done = (out[0]["complete_at"] <= pair[0].r).to_numpy()
     assert not (out[0]["label"][~done] == 0).any()
-
-
-def test_a_million_rows_are_labelled_in_seconds():
-    rng = np.random.default_rng(1)
-    held = inventory(*(stay(f"g{i}", f"n{i // 8}", str(i % 8)) for i in range(200)))
-    frame = events(*(event(at(float(rng.uniform(0, 900))), code="79", gpu=f"g{rng.integers(200)}") for _ in range(50)))
-    found = find_incidents(frame, held, LABELS, data_end=LATE)
-    times = np.sort(rng.uniform(0, 900, 1_000_000))
-    unit = rng.integers(0, 200, 1_000_000)
-    asked = pd.DataFrame(
-        {
-            "decision_time": pd.Timestamp(at(0)).as_unit("ms") + pd.to_timedelta(times, unit="h").as_unit("ms"),
-            "unit": pd.array([f"g{i}" for i in range(200)], dtype="str").take(unit),
-        }
-    )
-    out = label_rows(asked, found, held, LABELS, data_end=LATE)
-    some = rng.integers(0, 1_000_000, 300)
-    again = label_rows(asked.iloc[some], found, held, LABELS, data_end=LATE)
-    pd.testing.assert_frame_equal(out.iloc[some], again)
-    assert 0 < out["label"].sum() < 1_000_000

@@ -6,6 +6,7 @@ import pandas as pd
 from hypothesis import given, settings
 
 from features.config import LabelSection
+from features.labels.evidence import Record
 from features.labels.incidents import down_intervals
 from features.labels.outages import LONGEST_DRAIN, out_of_use
 from tests.features import oracle
@@ -16,7 +17,7 @@ LABELS = LabelSection()
 
 
 def spans(*happened, stays=None):
-    found = oracle.records(out_of_use(events(*happened), stays or inventory(stay()), LABELS))
+    found = oracle.records(out_of_use(Record.of(events(*happened), stays or inventory(stay()), LABELS)))
     return [(row["down_from"], row["down_until"]) for row in found]
 
 
@@ -52,10 +53,10 @@ def test_a_drain_after_a_failure_goes_on_where_the_quiet_span_ends():
 @settings(max_examples=40, deadline=None)
 @given(worlds())
 def test_intervals_are_disjoint_and_hold_every_known_incident(world):
-    both = oracle.records(out_of_use(world.events, world.inventory, LABELS))
+    both = oracle.records(out_of_use(Record.of(world.events, world.inventory, LABELS)))
     for one, two in pairwise(both):
         assert one["unit"] != two["unit"] or one["down_until"] < two["down_from"]
-    for row in oracle.records(down_intervals(world.events, world.inventory, LABELS)):
+    for row in oracle.records(down_intervals(Record.of(world.events, world.inventory, LABELS))):
         assert any(
             each["unit"] == row["unit"]
             and each["down_from"] <= row["down_from"]
@@ -67,7 +68,7 @@ def test_intervals_are_disjoint_and_hold_every_known_incident(world):
 @settings(max_examples=40, deadline=None)
 @given(twins())
 def test_what_is_not_known_at_r_changes_nothing_at_or_before_r(pair):
-    views = [out_of_use(world.events, world.inventory, LABELS) for world in pair]
+    views = [out_of_use(Record.of(world.events, world.inventory, LABELS)) for world in pair]
     r = pair[0].r
     cut = [
         view[view["down_from"] <= r].assign(

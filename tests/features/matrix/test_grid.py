@@ -2,20 +2,14 @@
 
 from datetime import timedelta
 
-import numpy as np
 import pandas as pd
 import pytest
 from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from features.config import DecisionSection, LabelSection
+from features.labels.evidence import Record
 from features.labels.incidents import down_intervals, known_onsets
-from features.matrix.grid import (
-    MIN_COMPANIONS,
-    augmented_rows,
-    decision_rows,
-    decision_times,
-)
+from features.matrix.grid import MIN_COMPANIONS, augmented_rows, decision_rows, decision_times
 from tests.features import oracle
 from tests.features.builders import T0, at, event, events, inventory, stay
 from tests.features.worlds import twins, worlds
@@ -26,14 +20,14 @@ SPAN = (at(0), at(days=6))
 
 
 def grid(frame, held, span=SPAN):
-    return decision_rows(decision_times(DECISION, span), held, down_intervals(frame, held, LABELS))
+    return decision_rows(decision_times(DECISION, span), held, down_intervals(Record.of(frame, held, LABELS)))
 
 
 def extra(frame, held, *, span=SPAN, augmentation=4, negative_ratio=2, seed=3, step=timedelta(minutes=10)):
     return augmented_rows(
-        known_onsets(frame, held, LABELS),
+        known_onsets(Record.of(frame, held, LABELS)),
         held,
-        down_intervals(frame, held, LABELS),
+        down_intervals(Record.of(frame, held, LABELS)),
         decision=DECISION,
         labels=LABELS,
         step=step,
@@ -56,38 +50,16 @@ def test_decision_times_are_the_multiples_of_the_spacing_from_the_origin(shift):
     assert decision_times(other, (at(-5), at(7))).tolist() == [at(-4), at(1), at(6)]
 
 
-def test_an_empty_span_has_no_decision_times():
-    assert decision_times(DECISION, (at(1), at(5))).tolist() == []
-    assert grid(events(), fleet(), (at(1), at(5))).empty
-
-
-def test_a_row_exists_from_installation_to_removal():
-    held = inventory(stay("g0", since=at(6), until=at(18)), stay("g0", "n1", "7", since=at(20)))
-    found = grid(events(), held, (at(0), at(24)))
-    assert found["decision_time"].tolist() == [at(6), at(12), at(24)]
-    assert found["node"].tolist() == ["n0", "n0", "n1"]
-    assert found.columns.tolist() == ["decision_time", "node", "gpu", "unit", "augmented", "established_at"]
-
-
 def test_a_unit_that_is_known_to_be_down_has_no_row():
     frame = events(event(at(1), code="79", known=at(7)), event(at(11), "repair", known=at(13)))
     times = grid(frame, inventory(stay()), (at(0), at(24)))["decision_time"].tolist()
     assert times == [at(0), at(6), at(18), at(24)]
 
 
-def test_nodes_without_gpus_have_rows_of_their_own():
-    held = inventory(stay(None, "n1", None), stay(None, "n0", None, since=at(3)))
-    found = grid(events(), held, (at(0), at(6)))
-    assert found[["decision_time", "node", "unit"]].to_numpy().tolist() == [
-        [at(0), "n1", "n1"], [at(6), "n0", "n0"], [at(6), "n1", "n1"],
-    ]  # fmt: skip
-    assert found["gpu"].isna().all()
-
-
 @SLOW
 @given(worlds())
 def test_rows_are_as_the_plain_reading_says(world):
-    down = oracle.records(down_intervals(world.events, world.inventory, LABELS))
+    down = oracle.records(down_intervals(Record.of(world.events, world.inventory, LABELS)))
     held = oracle.records(world.inventory)
     found = grid(world.events, world.inventory)
     expected = []
@@ -167,20 +139,6 @@ def test_a_row_asked_for_twice_stands_once_from_when_it_was_first_known():
     assert not found.duplicated(["decision_time", "unit"]).any()
     assert len(found) == 4 * 12
     assert (found["established_at"] == at(70)).all()
-
-
-@SLOW
-@given(worlds(kinds=("xid", "failure", "repair")), st.integers(1, 6))
-def test_extra_rows_never_double_and_are_in_service(world, augmentation):
-    found = extra(world.events, world.inventory, augmentation=augmentation)
-    assert not found.duplicated(["decision_time", "unit"]).any()
-    order = np.lexsort((found["unit"].to_numpy(object), found["decision_time"]))
-    np.testing.assert_array_equal(order, np.arange(len(found)))
-    assert found["decision_time"].between(*SPAN).all()
-    held = oracle.records(world.inventory)
-    for row in oracle.records(found):
-        stays = oracle.stays_of(row["unit"], held)
-        assert any(s["installed_at"] <= row["decision_time"] < (s["removed_at"] or oracle.FOR_EVER) for s in stays)
 
 
 @SLOW

@@ -1,20 +1,12 @@
 """A live row equals the training row."""
 
-from datetime import timedelta
-
 import numpy as np
 import pandas as pd
-import pyarrow as pa
 import pytest
 
 from features.errors import InputError
-from features.matrix.live_rows import (
-    live_plan,
-    live_rows,
-    look_back,
-)
+from features.matrix.live_rows import live_plan, live_rows
 from features.matrix.meta import ROW_COLUMNS
-from features.windows.blocks import table_of
 from tests.features.small_fleet import (
     HOUR,
     T0,
@@ -24,6 +16,7 @@ from tests.features.small_fleet import (
     inventory_of,
     make_matrix,
     samples_of,
+    to_table,
     write_dataset,
     xid,
 )
@@ -52,11 +45,11 @@ def world(tmp_path_factory):
 
 def as_known(t, samples, events, inventory, config):
     """What a live system holds at t: the look-back, what has happened, no removal to come."""
-    oldest = look_back(config)
+    oldest = live_plan(config).look_back
     recent = samples[(samples["timestamp"] <= t) & (samples["timestamp"] > t - oldest)]
     stays = inventory[inventory["installed_at"] <= t].copy()
     stays["removed_at"] = stays["removed_at"].where(stays["removed_at"] <= t)
-    return recent, events[events["known_at"] <= t], stays
+    return [[to_table(recent)]], events[events["known_at"] <= t], stays
 
 
 def same(live: pd.DataFrame, training: pd.DataFrame) -> None:
@@ -79,34 +72,6 @@ def test_a_replayed_hour_gives_the_matrix_rows(world, hour):
     same(live, frame[(frame["decision_time"] == t) & ~frame["augmented"]])
 
 
-def test_augmented_rows_can_be_replayed(world):
-    matrix, frame, *data = world
-    extra = frame[frame["augmented"]]
-    assert len(extra)
-    for t in extra["decision_time"].unique():
-        live = live_rows(*as_known(t, *data, matrix.config), t, matrix.config)
-        chosen = extra[extra["decision_time"] == t]
-        same(live[live["unit"].isin(chosen["unit"])].reset_index(drop=True), chosen)
-
-
-def test_more_history_and_disorder_change_nothing(world):
-    matrix, _, samples, events, inventory = world
-    t = T0 + 18 * HOUR
-    cut = live_rows(*as_known(t, samples, events, inventory, matrix.config), t, matrix.config)
-    shuffled = table_of(samples.sample(frac=1, random_state=1))
-    pd.testing.assert_frame_equal(live_rows(shuffled, events, inventory, t, matrix.config), cut)
-
-
-def test_a_sample_pushed_twice_counts_once(world):
-    matrix, _, *data = world
-    t = T0 + 18 * HOUR
-    samples, events, inventory = as_known(t, *data, matrix.config)
-    twice = pd.concat([samples, samples.iloc[::7]], ignore_index=True)
-    pd.testing.assert_frame_equal(
-        live_rows(twice, events, inventory, t, matrix.config), live_rows(samples, events, inventory, t, matrix.config)
-    )
-
-
 def test_a_category_not_seen_in_training_is_unknown(world):
     matrix, _, *data = world
     t = T0 + 18 * HOUR
@@ -120,29 +85,10 @@ def test_a_silent_fleet_still_has_rows(world):
     matrix, _, *data = world
     t = T0 + 18 * HOUR
     _, events, inventory = as_known(t, *data, matrix.config)
-    live = live_rows(None, events, inventory, t, matrix.config)
+    live = live_rows([], events, inventory, t, matrix.config)
     assert len(live)
     assert (live["gaps__samples__missing__4h"].dropna() == 1).all()
     assert live["telemetry__gpu_temp_c__mean__4h"].isna().all()
-
-
-def test_values_are_float32(world):
-    matrix, _, *data = world
-    t = T0 + 18 * HOUR
-    live = live_rows(*as_known(t, *data, matrix.config), t, matrix.config)
-    assert {str(live[column.name].dtype) for column in matrix.columns} == {"float32"}
-
-
-def test_unusable_samples_are_explained(world):
-    matrix, _, samples, events, inventory = world
-    t = T0 + 18 * HOUR
-    with pytest.raises(InputError) as error:
-        live_rows(samples.drop(columns="node"), events, inventory, t, matrix.config)
-    assert str(error.value) == "the samples have no column 'node' (live samples). Add it."
-    naive = table_of(samples)
-    naive = naive.set_column(0, "timestamp", naive.column("timestamp").cast(pa.timestamp("ms")))
-    with pytest.raises(InputError, match=r"timestamps of type timestamp\[ms\] have no time zone"):
-        live_rows(naive, events, inventory, t, matrix.config)
 
 
 def test_columns_of_another_version_are_refused(world):
@@ -153,8 +99,10 @@ def test_columns_of_another_version_are_refused(world):
         live_plan(replace(config, columns=config.columns[1:]))
 
 
-def test_the_look_back_covers_windows_and_delay(world):
-    config = world[0].config
-    assert live_plan(config).look_back == timedelta(days=7, minutes=10)
-    # Off the grid the fleet is looked at as it was at the last decision time.
-    assert look_back(config) == timedelta(days=7, minutes=10) + config.decision.every
+def test_older_samples_and_later_ones_change_nothing(world):
+    matrix, frame, samples, events, inventory = world
+    t = T0 + 18 * HOUR
+    same(
+        live_rows([[to_table(samples)]], events, inventory, t, matrix.config),
+        frame[(frame["decision_time"] == t) & ~frame["augmented"]],
+    )

@@ -8,25 +8,17 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-import pyarrow.parquet as pq
 import pytest
 
 from features.config import DecisionSection, FeatureSection, LabelSection
 from features.errors import InputError
 from features.labels.incidents import find_incidents
 from features.labels.labelling import label_rows
-from features.matrix import (
-    build_tasks,
-    building,
-    part_files,
-    slabs,
-    spill,
-)
+from features.matrix import buckets, build_tasks, building, part_files, parts
 from features.matrix.matrix import FeatureMatrix
 from telemetry.dataset.channel import Channel
 from telemetry.dataset.store import Dataset
 from tests.features.small_fleet import (
-    CHANNELS,
     HOUR,
     SMALL,
     T0,
@@ -59,18 +51,6 @@ def small(tmp_path_factory):
     return dataset, make_matrix(dataset, path / "matrix")
 
 
-def test_rows_are_sorted_and_hold_grid_and_augmented_rows(small):
-    rows = small[1].rows
-    assert rows.columns.tolist() == ["decision_time", "node", "gpu", "unit", "augmented", "established_at"]
-    expected = rows.sort_values(["decision_time", "augmented", "unit"], kind="stable", ignore_index=True)
-    pd.testing.assert_frame_equal(rows, expected)
-    assert rows["augmented"].any()
-    grid = rows[~rows["augmented"]]
-    assert (grid["decision_time"].dt.hour % 3 == 0).all()
-    assert not rows.duplicated(["decision_time", "unit"]).any()
-    assert str(rows["decision_time"].dtype) == "datetime64[ms, UTC]"
-
-
 def test_values_align_with_rows_and_columns(small):
     matrix = small[1]
     values = matrix.values()
@@ -88,7 +68,7 @@ def test_values_align_with_rows_and_columns(small):
 def test_rows_and_columns_can_be_chosen(small, monkeypatch, tmp_path):
     dataset, matrix = small
     whole = matrix.values()
-    monkeypatch.setattr(slabs, "SLAB_ROWS", 10)
+    monkeypatch.setattr(parts, "PART_ROWS", 10)
     parted = make_matrix(dataset, tmp_path / "parted")
     assert len(parted.meta.parts) > 3
     np.testing.assert_array_equal(parted.values(), whole)
@@ -133,16 +113,6 @@ def test_the_same_inputs_build_nothing_again(small, monkeypatch):
     assert {path.name: path.stat().st_mtime_ns for path in matrix.path.iterdir()} == before
 
 
-def test_two_builds_are_identical_byte_for_byte(small, tmp_path):
-    dataset, matrix = small
-    again = make_matrix(dataset, tmp_path / "again")
-    names = sorted(path.name for path in matrix.path.iterdir())
-    assert names == ["built-from.json", "events.parquet", "inventory.parquet", "matrix.json", matrix.meta.parts[0].file]
-    assert names == sorted(path.name for path in again.path.iterdir())
-    for name in names:
-        assert (matrix.path / name).read_bytes() == (again.path / name).read_bytes(), name
-
-
 def test_other_settings_build_another_matrix(small, tmp_path):
     dataset, matrix = small
     other = make_matrix(dataset, tmp_path / "m", features=SMALL.model_copy(update={"groups": ("telemetry", "static")}))
@@ -173,16 +143,6 @@ def test_labels_are_told_from_the_matrix_alone(small):
         )
         pd.testing.assert_frame_equal(opened.labels(as_of), expected)
     assert (opened.labels()["label"] == 1).any()
-
-
-def test_the_configuration_survives_the_folder(small):
-    dataset, matrix = small
-    config = FeatureMatrix.open(matrix.path).config
-    assert config.features == SMALL
-    assert config.decision == DecisionSection(every=3 * HOUR)
-    assert config.channels == dataset.meta.channels
-    assert config.dataset_digest == dataset.digest
-    assert (matrix.span, matrix.step, matrix.unit) == (dataset.meta.span, timedelta(minutes=10), "gpu")
 
 
 def test_progress_is_told(small, tmp_path):
@@ -229,43 +189,16 @@ def test_a_worker_that_fails_is_heard(small, tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_killed_build_goes_on_at_the_bucket(small, tmp_path, monkeypatch):
-    dataset, matrix = small
-    read, seen = Dataset.read_runs, []
-
-    def killed(self, bucket, columns=None):
-        if len(seen) == 1:
-            raise KeyboardInterrupt
-        seen.append(bucket)
-        return read(self, bucket, columns)
-
-    monkeypatch.setattr(os, "cpu_count", lambda: 1)
-    monkeypatch.setattr(building, "HELD_ROWS", 0)
-    with monkeypatch.context() as patched:
-        patched.setattr(Dataset, "read_runs", killed)
-        with pytest.raises(KeyboardInterrupt):
-            make_matrix(dataset, tmp_path / "m")
-    again = []
-    with monkeypatch.context() as patched:
-        patched.setattr(Dataset, "read_runs", lambda self, *which: again.append(which[0]) or read(self, *which))
-        resumed = make_matrix(dataset, tmp_path / "m")
-    assert seen
-    assert not set(again) & set(seen)
-    assert len(again) == len(dataset.buckets()) - 1
-    np.testing.assert_array_equal(resumed.values(), matrix.values())
-    assert [path.name for path in tmp_path.iterdir()] == ["m"]
-
-
 def build_until_death(dataset: str, out: str, at: int) -> None:
     """Build with every bucket on disk, and die before one of the calls by which something gets its place."""
     building.HELD_ROWS = 0
     os.cpu_count = lambda: 1
-    die_at(at, [(spill.Spill, "keep"), (build_tasks, "write_part"), (building, "write_bytes")])
+    die_at(at, [(buckets.BucketStore, "keep"), (build_tasks, "write_part"), (building, "write_bytes")])
     make_matrix(Dataset.open(Path(dataset)), Path(out))
 
 
 @pytest.mark.parametrize("at", [2, 3, 5])
-def test_a_process_that_dies_anywhere_leaves_a_build_that_goes_on(small, tmp_path, at):
+def test_a_process_that_dies_anywhere_leaves_a_build_that_starts_again(small, tmp_path, at):
     dataset, matrix = small
     assert exit_code_of(build_until_death, str(dataset.path), str(tmp_path / "m"), at) == 9
     assert not (tmp_path / "m").exists()
@@ -280,8 +213,8 @@ def test_a_small_build_writes_no_bucket_to_disk_and_gives_the_same(small, tmp_pa
     part, seen = build_tasks.Build.part, []
 
     def looked(self, number):
-        seen.append(sorted(path.name for path in tmp_path.glob(".*.spill/*/bucket-*")))
-        part(self, number)
+        seen.append(sorted(path.name for path in tmp_path.glob("*/buckets/bucket-*")))
+        return part(self, number)
 
     monkeypatch.setattr(build_tasks.Build, "part", looked)
     held = make_matrix(dataset, tmp_path / "m")
@@ -297,19 +230,8 @@ def test_a_small_build_writes_no_bucket_to_disk_and_gives_the_same(small, tmp_pa
     np.testing.assert_array_equal(held.values(), matrix.values())
 
 
-def test_what_a_killed_build_of_other_settings_left_is_not_taken(small, tmp_path, monkeypatch):
-    dataset, matrix = small
-    monkeypatch.setattr(build_tasks.Build, "part", lambda *args: (_ for _ in ()).throw(KeyboardInterrupt))
-    with pytest.raises(KeyboardInterrupt):
-        make_matrix(dataset, tmp_path / "m", decision=DecisionSection(every=6 * HOUR))
-    assert (tmp_path / ".m.spill").is_dir()
-    monkeypatch.undo()
-    np.testing.assert_array_equal(make_matrix(dataset, tmp_path / "m").values(), matrix.values())
-    assert [path.name for path in tmp_path.iterdir()] == ["m"]
-
-
-def test_a_slab_begins_with_the_grid(small, tmp_path, monkeypatch):
-    monkeypatch.setattr(slabs, "SLAB_ROWS", 7)
+def test_a_part_begins_with_the_grid(small, tmp_path, monkeypatch):
+    monkeypatch.setattr(parts, "PART_ROWS", 7)
     matrix = make_matrix(small[0], tmp_path / "m")
     begins = np.cumsum([0, *(part.rows for part in matrix.meta.parts)])[:-1]
     assert len(begins) > 3
@@ -330,7 +252,7 @@ def test_another_folder_is_never_replaced(small, tmp_path):
     [
         (None, "not a feature matrix: it has no matrix.json"),
         ("{", "matrix.json is damaged"),
-        (json.dumps({"schema_version": 99}), "the matrix has schema version 99, this predrain reads 2"),
+        (json.dumps({"schema_version": 99}), "the matrix has schema version 99, this predrain reads 3"),
     ],
 )
 def test_a_folder_that_is_no_matrix_is_explained(tmp_path, content, message):
@@ -434,10 +356,3 @@ def test_a_node_without_samples_has_rows_that_say_so(tmp_path):
     assert (silent["gaps__samples__missing__4h"] == 1).all()
     assert (silent["gaps__node_units__fresh__1h"] == 0).all()
     assert silent["telemetry__gpu_temp_c__mean__4h"].isna().all()
-
-
-def test_parts_hold_keys_and_floats(small):
-    schema = pq.read_schema(small[1].path / small[1].meta.parts[0].file)
-    assert str(schema.field("decision_time").type) == "timestamp[ms, tz=UTC]"
-    assert {str(schema.field(column.name).type) for column in small[1].columns} == {"float"}
-    assert len(CHANNELS) == len(small[1].config.channels)

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from features.config import FeatureSection, LabelSection
-from features.groups.history import history_columns, history_values
+from features.groups.history import History, history_columns
+from features.labels.evidence import Record
 from features.labels.incidents import down_intervals, find_incidents, known_onsets
 from telemetry.dataset.schema import EVENT_RUNS, EVENTS, conform
 from telemetry.importing.event_runs import (
@@ -229,15 +230,16 @@ def test_labels_and_counts_of_a_flood_are_those_of_its_events(bursts: list[tuple
     inventory = pd.DataFrame({"gpu": ["g"], "node": ["n"], "slot": ["0"], "installed_at": installed})
     inventory["removed_at"] = installed.where(installed.isna())
     labels = LabelSection()
-    for view in (find_incidents, known_onsets, down_intervals):
-        pd.testing.assert_frame_equal(view(merged, inventory, labels), view(events, inventory, labels))
+    pd.testing.assert_frame_equal(*(find_incidents(each, inventory, labels) for each in (merged, events)))
+    for view in (known_onsets, down_intervals):
+        pd.testing.assert_frame_equal(*(view(Record.of(each, inventory, labels)) for each in (merged, events)))
     asked = pd.DataFrame(
         {"decision_time": [DAY + timedelta(days=day) for day in range(1, 14)], "node": "n", "unit": "g"}
     )
     asked["decision_time"] = asked["decision_time"].astype("datetime64[ms, UTC]")
     section = FeatureSection()
-    values = [history_values(asked, each, inventory, section, labels) for each in (merged, events)]
-    recency = np.array([column.statistic == "recency" for column in history_columns(section, labels)])
+    values = [History.of(Record.of(each, inventory, labels), section).values(asked) for each in (merged, events)]
+    recency = np.array([column.statistic == "recency" for column in history_columns(section)])
     np.testing.assert_array_equal(values[0][:, ~recency], values[1][:, ~recency])
     # The members of a run have one age, at most a minute from their own.
     np.testing.assert_allclose(values[0][:, recency], values[1][:, recency], rtol=1e-3)

@@ -8,33 +8,24 @@ newest whole step may have ended up to one step earlier.
 
 from __future__ import annotations
 
-import difflib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
+import pyarrow as pa
 
 from features.config import DecisionSection, SequenceSection
 from features.errors import InputError
 from features.fleet import Fleet
+from features.matrix.meta import MatrixConfig
 from features.times import duration_ms, instant_ms
 from features.vocabulary import FeatureColumn
-from features.windows.blocks import (
-    FloatArray,
-    IntArray,
-    SampleBlock,
-    blocks_of,
-    key_columns,
-    table_of,
-)
-from features.windows.layout import ChannelLayout
-from telemetry.atomic import write_bytes
+from features.windows.blocks import FloatArray, IntArray, SampleBlock, blocks_of, key_columns
+from features.windows.layout import ChannelLayout, unknown_channel
 from telemetry.dataset.channel import Channel
 from telemetry.dataset.store import Dataset
 
@@ -43,9 +34,6 @@ PAPER_CHANNELS = ("gpu_temp_c", "power_w", "gpu_util_pct", "mem_util_pct")
 
 ARRAY_NAME = "sequences.npy"
 """Name of the array inside a matrix's folder: float32, shape (pairs, steps, channels), NaN where unknown."""
-
-META_NAME = "sequences.json"
-"""Name of the file that says what the array holds."""
 
 Float32Array = npt.NDArray[np.float32]
 
@@ -84,9 +72,7 @@ class SequencePlan:
             names = list(section.channels)
         for name in names:
             if name not in channels:
-                near = difflib.get_close_matches(name, channels, n=1, cutoff=0.4)
-                hint = f"Did you mean '{near[0]}'?" if near else f"It has: {', '.join(sorted(channels)) or 'none'}."
-                raise InputError(f"the dataset has no channel '{name}'", where, hint)
+                raise unknown_channel(name, channels, where)
             if channels[name].kind not in ("gauge", "counter"):
                 raise InputError(
                     f"channel '{name}' is of kind {channels[name].kind}, which has no average and no rise",
@@ -123,14 +109,6 @@ class SequencePlan:
             for channel in self.channels
         )
 
-    def to_json(self) -> dict[str, Any]:
-        """Give channels, window and step as a JSON object, as a bundle's manifest says them."""
-        return {
-            "channels": [channel.name for channel in self.channels],
-            "window_seconds": self.window.total_seconds(),
-            "step_seconds": self.step.total_seconds(),
-        }
-
 
 @dataclass(frozen=True, slots=True)
 class StepAxis:
@@ -144,9 +122,9 @@ class StepAxis:
     count: int
 
     @classmethod
-    def over(cls, plan: SequencePlan, origin_ms: int, begin_ms: int, end_ms: int) -> StepAxis:
+    def over(cls, plan: SequencePlan, decision: DecisionSection, begin_ms: int, end_ms: int) -> StepAxis:
         """Lay whole steps over a span so that they end at decision times on the grid, less the delay."""
-        anchor = origin_ms - plan.delay_ms
+        anchor = instant_ms(decision.origin) - plan.delay_ms
         first = begin_ms + (anchor - begin_ms) % plan.step_ms
         return cls(first, plan.step_ms, max((end_ms - first) // plan.step_ms + 1, 0))
 
@@ -159,22 +137,12 @@ class StepAxis:
         return -((self.first_ms - time_ms) // self.step_ms)
 
 
-def fill_steps(
-    plan: SequencePlan,
-    layout: ChannelLayout,
-    block: SampleBlock,
-    fleet: Fleet,
-    axis: StepAxis,
-    out: Float32Array,
+def _fill_steps(
+    plan: SequencePlan, layout: ChannelLayout, block: SampleBlock, fleet: Fleet, axis: StepAxis, out: Float32Array
 ) -> None:
-    """Fill the steps of a block's pairs.
-
-    ``layout``: of the block: see :func:`layout_of`.
-    ``fleet``: whose pair numbers are the first axis of ``out``; samples of a pair it does not know are passed over.
-    ``out``: filled in place; shape (pairs, steps, channels).
-    """
+    """Fill the steps of a block's pairs; samples of a pair that the fleet does not know are passed over."""
     counters = [channel.name for channel in layout.counters]
-    own = {counters[owner]: layout.rises[i] for i, owner in enumerate(layout.rise_of)}
+    own = {counters[owner]: rise for rise, owner in layout.rises.items()}
     column = {name: at for at, name in enumerate(layout.numbers)}
     for pair, (begin, end) in block.spans.items():
         number = fleet.index.get(pair)
@@ -207,16 +175,14 @@ def layout_of(plan: SequencePlan, channels: Mapping[str, Channel]) -> ChannelLay
 
 
 def write_sequences(
-    dataset: Dataset, fleet: Fleet, plan: SequencePlan, decision: DecisionSection, folder: Path, *, digest: str
+    dataset: Dataset, fleet: Fleet, plan: SequencePlan, decision: DecisionSection, folder: Path
 ) -> None:
     """Write the raw windows of a dataset into a matrix's folder while it is being built.
-
-    ``decision``: whose ``origin`` the steps are aligned to.
 
     One bucket of samples is in memory at a time; the array itself is a file mapped into memory.
     """
     begin, end = dataset.meta.span
-    axis = StepAxis.over(plan, instant_ms(decision.origin), instant_ms(begin), instant_ms(end))
+    axis = StepAxis.over(plan, decision, instant_ms(begin), instant_ms(end))
     shape = (len(fleet.pairs), axis.count, len(plan.channels))
     layout = layout_of(plan, dataset.meta.channels)
     out = np.lib.format.open_memmap(folder / ARRAY_NAME, mode="w+", dtype=np.float32, shape=shape)
@@ -224,10 +190,8 @@ def write_sequences(
     wanted = [*key_columns(dataset.meta.unit), *layout.numbers]
     for bucket in sorted({dataset.bucket_of(node) for node, _ in fleet.pairs}):
         for block in blocks_of(dataset.read_runs(bucket, wanted), layout, unit=dataset.meta.unit):
-            fill_steps(plan, layout, block, fleet, axis, out)
+            _fill_steps(plan, layout, block, fleet, axis, out)
     out.flush()
-    content = {"matrix": digest, "first_ms": axis.first_ms, "shape": list(shape), **plan.to_json()}
-    write_bytes(folder / META_NAME, (json.dumps(content, indent=1) + "\n").encode())
 
 
 class Sequences:
@@ -264,62 +228,48 @@ class Sequences:
         return out
 
 
-def open_sequences(
-    folder: Path,
-    section: SequenceSection,
-    channels: Mapping[str, Channel],
-    inventory: pd.DataFrame,
-    *,
-    delay: timedelta,
-    digest: str,
-) -> Sequences:
+def open_sequences(folder: Path, config: MatrixConfig, inventory: pd.DataFrame) -> Sequences:
     """Open the raw windows in a matrix's folder.
 
-    Raises ``InputError`` if the files are missing, damaged, or another matrix's.
+    Raises ``InputError`` if the file is missing or damaged.
     """
-    plan = SequencePlan.of(section, channels, delay=delay)
+    plan = SequencePlan.of(config.features.sequence, config.channels, delay=config.features.delay)
     fleet = Fleet.of(inventory)
+    axis = StepAxis.over(plan, config.decision, *(instant_ms(instant) for instant in config.span))
     again = "Run the features stage again: `predrain features` or `dvc repro features`."
     try:
-        said = json.loads((folder / META_NAME).read_text(encoding="utf-8"))
         array = np.load(folder / ARRAY_NAME, mmap_mode="r", allow_pickle=False)
-        axis = StepAxis(int(said["first_ms"]), plan.step_ms, int(array.shape[1]))
-        whole = said["matrix"] == digest and list(array.shape) == said["shape"] and array.dtype == np.float32
-    except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
+    except (OSError, ValueError) as error:
         raise InputError(f"the raw windows cannot be read: {error}", str(folder / ARRAY_NAME), again) from None
-    if not whole or array.shape[0] != len(fleet.pairs) or array.shape[2] != len(plan.channels):
+    if array.dtype != np.float32 or array.shape != (len(fleet.pairs), axis.count, len(plan.channels)):
         raise InputError("the raw windows are not those of this matrix", str(folder / ARRAY_NAME), again)
     return Sequences(plan, axis, array, fleet)
 
 
 def live_windows(
-    samples: Any,
+    table: pa.Table,
     rows: pd.DataFrame,
     inventory: pd.DataFrame,
     t: datetime,
     *,
     plan: SequencePlan,
     channels: Mapping[str, Channel],
-    origin: datetime,
+    decision: DecisionSection,
     unit: str,
 ) -> Float32Array:
     """Compute the windows of one decision time from recent samples, as a matrix would hold them.
 
-    ``samples``: at least those of the last ``plan.window + plan.step + delay``; counters need one sample before that.
-    One sample a unit and time.
-    ``rows``: ``node`` and ``unit`` of the rows, as :func:`features.matrix.live_rows.live_rows` gives them.
-    ``origin``: ``decision.origin``.
+    ``table``: at least the samples of the last ``plan.window + plan.step + delay``; counters need one before that.
+    ``rows``: ``node`` and ``unit`` of the rows.
     Returns shape (rows, steps, channels).
     """
     fleet = Fleet.of(inventory)
     border = instant_ms(t) - plan.delay_ms
-    begin = border - duration_ms(plan.window) - plan.step_ms
-    axis = StepAxis.over(plan, instant_ms(origin), begin, border)
+    axis = StepAxis.over(plan, decision, border - duration_ms(plan.window) - plan.step_ms, border)
     array = np.full((len(fleet.pairs), axis.count, len(plan.channels)), np.nan, dtype=np.float32)
     layout = layout_of(plan, channels)
-    table = table_of(samples) if isinstance(samples, pd.DataFrame) else samples
     for block in blocks_of(table, layout, unit=unit):
-        fill_steps(plan, layout, block, fleet, axis, array)
+        _fill_steps(plan, layout, block, fleet, axis, array)
     found = Sequences(plan, axis, array, fleet)
     pair = found.pairs(rows["node"].astype(str).tolist(), rows["unit"].astype(str).tolist())
     return found.windows(pair, np.full(len(rows), instant_ms(t), dtype=np.int64))

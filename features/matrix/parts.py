@@ -1,0 +1,148 @@
+"""Parts of a matrix: stretches of decision times, in which all buckets' values meet and are compared with the fleet."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from numba import njit
+
+from features.config import DecisionSection
+from features.fleet import Fleet
+from features.groups.history import History
+from features.groups.onset import FleetKinds
+from features.groups.peers import fleet_medians, model_codes
+from features.matrix.buckets import BucketStore
+from features.matrix.filling import BucketWork, Float32Array, Rows, own_columns
+from features.matrix.plan import FeaturePlan
+from features.times import duration_ms, instant_ms, instants
+from features.windows.blocks import IntArray
+
+PART_ROWS = 32_768
+"""Rows of the decision grid in a part, at most, unless one decision time alone has more."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartTimes:
+    """How decision times are cut into parts: stretches of absolute time that begin with a time of the grid.
+
+    What is looked up at the last time of the grid so lies in the same part, and rows that come later, or are found out
+    later, leave the borders where they are.
+
+    ``length``, ``origin``: parts are ``origin + [k * length, (k + 1) * length)``, milliseconds since 1970.
+    """
+
+    length: int
+    origin: int
+
+    @classmethod
+    def of(cls, decision: DecisionSection, units: int) -> PartTimes:
+        """Choose parts of :data:`PART_ROWS` for a fleet of so many units: a power of two of decision times."""
+        times = 1
+        while 2 * times * units <= PART_ROWS:
+            times *= 2
+        return cls(times * duration_ms(decision.every), instant_ms(decision.origin))
+
+    def cut(self, rows: Rows) -> list[PartRows]:
+        """Cut rows, sorted by time, into parts; those without rows are left out."""
+        number, begins = np.unique((rows.milliseconds - self.origin) // self.length, return_index=True)
+        names = [f"part-{time:%Y%m%dT%H%M%S}.parquet" for time in instants(self.origin + number * self.length)]
+        ends = np.append(begins, rows.time.size)[1:].tolist()
+        return [PartRows(*each) for each in zip(names, begins.tolist(), ends, strict=True)]
+
+
+@dataclass(frozen=True, slots=True)
+class PartRows:
+    """Rows from ``begin`` up to ``end``, the last one excluded, and the name of the file that they become."""
+
+    file: str
+    begin: int
+    end: int
+
+    @property
+    def rows(self) -> int:
+        """Number of rows."""
+        return self.end - self.begin
+
+
+class PartJoiner:
+    """Joins what the buckets gave, and adds what needs the whole fleet at a time. Several threads may use one.
+
+    ``rows``: of the matrix, sorted by time; ``keys`` are the same.
+    ``work``: every bucket; none where no column is made of samples.
+    """
+
+    def __init__(
+        self,
+        plan: FeaturePlan,
+        fleet: Fleet,
+        rows: Rows,
+        keys: pd.DataFrame,
+        events: pd.DataFrame,
+        inventory: pd.DataFrame,
+        history: History | None,
+        work: Sequence[BucketWork],
+        store: BucketStore,
+    ) -> None:
+        self._plan, self._fleet, self._rows, self._keys, self._history = plan, fleet, rows, keys, history
+        self._work, self._store = work, store
+        self._kept = threading.local()  # arrays this large cost more to get from the system than to fill
+        self._own = own_columns(plan)
+        self._models, self._model = model_codes(fleet, inventory)
+        self._static = plan.static.of_fleet(fleet, inventory, events) if plan.static else None
+        self._kinds = FleetKinds.of(fleet, inventory, events) if plan.onset else None
+
+    def columns(self, part: PartRows) -> Float32Array:
+        """Give the values of a part, shape (columns, rows); the same thread's next call writes over them."""
+        plan, rows = self._plan, self._rows.take(np.arange(part.begin, part.end))
+        if not part.rows:
+            return np.empty((len(plan.columns), 0), dtype=np.float32)
+        size = len(plan.columns) * part.rows
+        room: Float32Array = getattr(self._kept, "room", np.empty(0, dtype=np.float32))
+        if size > room.size:
+            room = self._kept.room = np.empty(size, dtype=np.float32)
+        columns: Float32Array = room[:size].reshape(len(plan.columns), part.rows)
+        out = columns.T
+        if self._work:
+            self._fill_sampled(part, rows, out)
+        if self._history is not None:
+            history = self._history.values(self._keys.iloc[part.begin : part.end])
+            out[:, plan.at["history"] : plan.at["history"] + history.shape[1]] = history
+        if self._static is not None:
+            out[:, plan.at["static"] :] = self._static.values(rows.pair, rows.milliseconds)
+        return columns
+
+    def _fill_sampled(self, part: PartRows, rows: Rows, out: Float32Array) -> None:
+        plan, read = self._plan, self._store.read
+        at = rows.last_grid
+        first, last = int(at[0]), int(at[-1]) + 1
+        compared = len(plan.peers.names) if plan.peers is not None else 0
+        peers = np.empty((compared, last - first, len(self._fleet.pairs)), dtype=np.float32)
+        amounts = np.empty((part.rows, len(plan.onset.amounts.columns) if plan.onset else 0), dtype=np.float32)
+        for work in self._work:
+            begin, end = np.searchsorted(work.rows, (part.begin, part.end)).tolist()
+            here = work.rows[begin:end] - part.begin
+            _put_columns(read(work.bucket, "values", begin, end, self._own.shape), here, self._own, out)
+            amounts[here] = read(work.bucket, "amounts", begin, end, amounts.shape[1:])
+            found = read(work.bucket, "peers", first, last, (compared, work.pairs.size))
+            peers[:, :, work.pairs] = np.moveaxis(found, 0, 1)
+        if plan.peers is not None:
+            medians = fleet_medians(peers, self._model, len(self._models))
+            plan.peers.fill_fleet(medians, at - first, self._model[rows.pair], out, plan.at["peers"])
+        if plan.onset is not None:
+            assert self._kinds is not None
+            time, kinds = rows.milliseconds, self._kinds.kinds(rows.pair, rows.milliseconds)
+            grid = np.flatnonzero(~self._keys["augmented"].to_numpy(dtype=bool)[part.begin : part.end])
+            reference = plan.onset.reference(amounts[grid], kinds.take(grid), time[grid])
+            before = rows.times[rows.grid][rows.last_grid]
+            plan.onset.finish(amounts, kinds, before, reference, out, plan.at["onset"])
+
+
+@njit(cache=True, nogil=True)
+def _put_columns(values: Float32Array, rows: IntArray, columns: IntArray, out: Float32Array) -> None:
+    for j in range(columns.size):
+        for i in range(rows.size):
+            out[rows[i], columns[j]] = values[i, j]

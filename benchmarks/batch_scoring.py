@@ -117,7 +117,7 @@ def main() -> None:
         folder, fleet = bundle_of(work, params, args.quick), fleet_of(work, gpus)
         print(f"a bundle and {gpus:,} GPUs x {DAYS} days made in {time.perf_counter() - begin:.0f} s")
         begin = time.perf_counter()
-        model = ServedModel(load_bundle(folder, profile_only=True))
+        model = ServedModel(load_bundle(folder))
         loaded = time.perf_counter() - begin
         now = Dataset.open(fleet).meta.span[1] + timedelta(minutes=10)
         first = decide(fleet, model, Path(temporary) / "first", params, now)

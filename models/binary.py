@@ -50,8 +50,3 @@ class BinaryClassifier(ClassifierMixin, BaseEstimator):
         tags = super().__sklearn_tags__()
         tags.classifier_tags.multi_class = False
         return tags
-
-
-def takes_nan(estimator: Any) -> bool:
-    """Whether an estimator's tags say that it takes NaN."""
-    return bool(estimator.__sklearn_tags__().input_tags.allow_nan)

@@ -17,7 +17,7 @@ Baseline = Literal["random", "history_count", "vendor_rules"]
 Combiner = Literal["intersection", "min_votes", "mean_rank", "mean_log_odds", "stacked"]
 
 LEARNERS: tuple[Learner, ...] = ("lightgbm", "xgboost", "random_forest", "logistic", "mlp")
-"""Learners that are trained unless others are named."""
+"""Learners that need no extra."""
 
 SEQUENCE: tuple[Learner, ...] = ("lstm", "cnn1d")
 """Learners that read the window as a sequence; they need the extra ``sequence``."""
@@ -190,8 +190,8 @@ class ModelsSection(Section):
     profile: str = "mean_log_odds"
     """Name of the model whose predictions are the profile's: a learner, a baseline or an ensemble."""
 
-    learners: tuple[Learner, ...] = LEARNERS
-    """Single learners to train."""
+    learners: tuple[Learner, ...] = ("lightgbm", "xgboost", "random_forest")
+    """Single learners to train and to compare."""
 
     settings: dict[Learner, dict[str, Any]] = Field(default_factory=dict)
     """Overrides of a learner's settings, by learner."""

@@ -8,7 +8,7 @@ from typing import Any
 
 THREADS = 1
 """Threads of one learner. More make a sum's order, and so its last bit, depend on the machine; and where other
-programs use the cores, OpenMP's waiting threads slow a small fit twentyfold. ``fit_learners`` fits several
+programs use the cores, OpenMP's waiting threads slow a small fit twentyfold. ``fit_all`` fits several
 learners at once instead."""
 
 

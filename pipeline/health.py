@@ -19,7 +19,6 @@ from features.matrix.matrix import FeatureMatrix
 from features.times import duration_ms, instant_ms
 from features.vocabulary import FeatureColumn
 from models.bundle.store import Bundle, load_bundle
-from models.config import ModelsSection
 from models.rows.ranking import Ints
 from models.rows.training_set import Rows
 from models.sequence.windows import with_windows
@@ -157,7 +156,7 @@ def _check(
     recent: timedelta,
 ) -> Health:
     fitted = loaded.fitted
-    matrix = with_windows(opened, ModelsSection.model_validate({"learners": sorted(fitted.learners)}))
+    matrix = with_windows(opened, fitted.learner_names)
     if [column.name for column in matrix.columns] != [column.name for column in fitted.columns]:
         raise InputError(
             "the matrix's features are not those that the bundle was trained on",

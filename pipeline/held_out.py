@@ -18,7 +18,6 @@ from features.matrix.matrix import FeatureMatrix
 from features.times import instant_ms, instants, milliseconds
 from features.vocabulary import FeatureColumn
 from models.bundle.store import Bundle
-from models.config import ModelsSection
 from models.learners.baselines import Baseline, make_baseline
 from models.rows.ranking import Floats, Hashes, mix, name_hashes, rank_within
 from models.rows.row_batches import batches
@@ -108,8 +107,7 @@ class _Reader:
 
     def __init__(self, matrix: FeatureMatrix, bundle: Bundle, name: str) -> None:
         wanted = bundle.fitted.columns
-        section = ModelsSection.model_validate({"learners": sorted(bundle.fitted.learners)})
-        source = with_windows(matrix, section)
+        source = with_windows(matrix, bundle.fitted.learner_names)
         have = {column.name: (at, column) for at, column in enumerate(source.columns)}
         absent = [column.name for column in wanted if column.name not in have]
         if absent:

@@ -9,12 +9,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from models.config import LEARNERS
 from pipeline.params import Params, load_params
 
 ROOT = Path(__file__).resolve().parents[2]
 
 RECOMMENDED = "recommended"
-"""The profile of params.yaml."""
+"""The profile of params.yaml, beside every learner that needs no extra."""
 
 PAPER = "paper"
 """The paper's setting: params.yaml and params/paper.yaml on top of it."""
@@ -165,7 +166,9 @@ def params_of(profile: str, files: Sequence[Path]) -> Params | None:
     if profile == PROMISED:
         return _alone(load_params(files))
     if profile != PAPER:
-        return load_params(files)
+        params = load_params(files)
+        learners = tuple(dict.fromkeys([*LEARNERS, *params.models.learners]))
+        return params.model_copy(update={"models": params.models.model_copy(update={"learners": learners})})
     paper = ROOT / "params" / "paper.yaml"
     return load_params([*files, paper]) if paper.is_file() else None
 

@@ -235,7 +235,7 @@ def begin_backtest(
 ) -> Begun:
     """Lay out a backtest; see :func:`run_backtest`."""
     names = model_names(models)
-    matrix = with_windows(matrix, models)
+    matrix = with_windows(matrix, {*models.learners, *models.parallel.members, *models.cascade.stages})
     rows = Rows.of(matrix.rows)
     reach_ms = reach_of(rows, Labels.of(matrix.labels(None)))
     schedule = plan_schedule(matrix, rows, training=training, backtest=backtest, reach_ms=reach_ms)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
 
@@ -30,7 +29,7 @@ from models.calibration.horizons import HorizonMap
 from models.config import CASCADE, COMBINERS
 from models.ensembles.combining import Stacker
 
-FORMAT: Final = 3
+FORMAT: Final = 4
 """Version of the bundle's layout; a reader refuses any other."""
 
 MANIFEST: Final = "manifest.json"
@@ -55,35 +54,12 @@ others keep their formats within a major one."""
 _DISTRIBUTIONS: Final[dict[str, tuple[str, ...]]] = {"xgboost": ("xgboost-cpu", "xgboost")}
 
 
-@dataclass(frozen=True, slots=True)
-class Manifest:
-    """A manifest whose seal, layout and libraries fit.
-
-    ``content``: the manifest, as it stands in the file.
-    ``digest``: SHA-256 of the file, which holds those of all others: it names the bundle's whole content.
-    """
-
-    path: Path
-    content: dict[str, Any]
-    digest: str
-
-    @property
-    def file(self) -> Path:
-        """Where it stands."""
-        return self.path / MANIFEST
-
-    @property
-    def profile(self) -> str:
-        """The model whose risks are the bundle's."""
-        return str(self.content["profile"])
-
-
 class _Facts(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
 class CascadeFacts(_Facts):
-    """What a manifest holds of a ``CascadeEnsemble``: learners by name, from first to last.
+    """What a manifest holds of a cascade: learners by name, from first to last.
 
     ``shared_first``: whether the first stage is the learner of that name, so that one file holds both.
     """
@@ -92,9 +68,7 @@ class CascadeFacts(_Facts):
     shared_first: bool
     thresholds: tuple[FiniteFloat, ...]
     floor: FiniteFloat
-    recall_floor: FiniteFloat
     order_by: Literal["last", "mean"]
-    purge_seconds: FiniteFloat | None
 
     def file_of(self, at: int) -> str:
         """Name the file of a stage, by its number from 0."""
@@ -157,21 +131,6 @@ class FittedFacts(_Facts):
             known = name in self.learners or name in self.baselines or name in (*COMBINERS, CASCADE)
             yield known, f"model {name}"
 
-    def for_profile(self, profile: str) -> FittedFacts:
-        """Give the facts without the models, learners and baselines that the profile does not need."""
-        cascade = None
-        needed: tuple[str, ...] = ()
-        if profile not in self.baselines and self.stand_in is None:
-            cascade = self.cascade if profile == CASCADE else None
-            needed = self.members if profile in COMBINERS else (profile,) if cascade is None else cascade.stages[:1]
-        update = {
-            "models": (profile,),
-            "learners": tuple(name for name in self.learners if name in needed),
-            "baselines": {name: seed for name, seed in self.baselines.items() if name in (profile, self.stand_in)},
-            "cascade": cascade,
-        }
-        return self.model_copy(update=update)
-
     def learner_files(self) -> tuple[str, ...]:
         """Name the files of all learners and of the cascade's stages."""
         cascade = self.cascade
@@ -179,10 +138,11 @@ class FittedFacts(_Facts):
         return (*map(learner_file, self.learners), *stages)
 
 
-def read_manifest(path: Path) -> Manifest:
+def read_manifest(path: Path) -> tuple[Path, dict[str, Any], str]:
     """Read a bundle's manifest.
 
-    Returns: ``path`` may be that of the bundle before, where a save was killed between its two renames.
+    Returns: the bundle's folder (``path``, or that of the bundle before, where a save was killed between its two
+    renames), the manifest, and the SHA-256 of its file, which holds those of all others.
     Raises ``InputError`` if there is none, or its layout, a library's version or its seal does not fit.
     """
     if not path.exists() and previous(path).exists():  # killed between the two renames of a save
@@ -204,29 +164,29 @@ def read_manifest(path: Path) -> Manifest:
         )
     check_libraries(content.get("libraries"), file)
     check_seal(raw, content, file)
-    return Manifest(path, content, hashlib.sha256(raw).hexdigest())
+    return path, content, hashlib.sha256(raw).hexdigest()
 
 
-def read_facts(manifest: Manifest) -> tuple[FittedFacts, tuple[FeatureColumn, ...]]:
+def read_facts(content: Mapping[str, Any], file: Path) -> tuple[FittedFacts, tuple[FeatureColumn, ...]]:
     """Read what a manifest holds of fitted models, and the features that they take, in order.
 
     Raises ``InputError`` if it lacks or misstates something, or its parts do not fit each other.
     """
     try:
-        facts = FittedFacts.model_validate_json(json.dumps(manifest.content.get("fitted")))
-        columns = COLUMNS.validate_python(manifest.content["features"])
+        facts = FittedFacts.model_validate_json(json.dumps(content.get("fitted")))
+        columns = COLUMNS.validate_python(content["features"])
         if not 0 < len({column.name for column in columns}) == len(columns):
             raise ValueError("features: none, or one twice")
-        if manifest.content["profile"] not in facts.models:
+        if content["profile"] not in facts.models:
             raise ValueError("profile")
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         part = "fitted" if error.title == FittedFacts.__name__ else "features"
         where = ".".join(map(str, (part, *first["loc"])))
         why = first["msg"].removeprefix("Value error, ")
-        raise damaged(manifest.file, f"lacks or misstates {where}: {why}") from None
+        raise damaged(file, f"lacks or misstates {where}: {why}") from None
     except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
-        raise damaged(manifest.file, f"lacks or misstates {error}") from None
+        raise damaged(file, f"lacks or misstates {error}") from None
     return facts, columns
 
 

@@ -37,7 +37,7 @@ def model_card(manifest: Mapping[str, Any]) -> str:
     parts = [
         "# Model card",
         "",
-        f"The profile's model is `{manifest['profile']}`; the bundle also holds {_names(fitted['models'])}.",
+        f"The bundle scores by the profile's model, `{manifest['profile']}`.",
         "",
         "## For what",
         "",
@@ -240,10 +240,6 @@ def _value(value: float | None, share: int) -> str:
 
 def _plain(value: float | None) -> str:
     return "" if value is None else f"{value:.4g}"
-
-
-def _names(names: list[str]) -> str:
-    return ", ".join(f"`{name}`" for name in names)
 
 
 def _pairs(facts: Any) -> str:

@@ -41,7 +41,7 @@ from models.bundle.model_card import model_card
 from models.bundle.serialization import read_learner, write_learner
 from models.bundle.validation import check_file, load_checked
 from models.config import SEQUENCE
-from models.ensembles.cascade import CascadeEnsemble
+from models.ensembles.cascade import Cascade
 from models.learners.baselines import make_baseline
 from models.sequence.extra import versions
 from models.sequence.layout import window_of
@@ -126,25 +126,22 @@ def save_bundle(path: Path, fitted: FittedModels, manifest: Mapping[str, Any]) -
     return Bundle(path, fitted, content, digest)
 
 
-def load_bundle(path: Path, *, columns: Sequence[FeatureColumn] | None = None, profile_only: bool = False) -> Bundle:
+def load_bundle(path: Path, *, columns: Sequence[FeatureColumn] | None = None) -> Bundle:
     """Read a bundle after verifying all of it.
 
     ``columns``: the features that rows to score will have; they must be the bundle's, in the same order.
-    ``profile_only``: read only the learners that score the profile; ``fitted.models`` is then the profile alone. The
-    scores are the same, and no library is needed that the profile does not need. The hashes of all files are verified.
     Raises ``InputError`` if there is no bundle, a file is missing or was changed, a type is not trusted, a library or
     the layout is of another version, or the columns differ.
     """
-    manifest = read_manifest(path)
-    files = read_files(manifest.path, manifest.file, manifest.content.get("files"))
-    facts, own = read_facts(manifest)
-    for name in facts.learner_files():  # also those that are not read must be there
+    folder, content, digest = read_manifest(path)
+    files = read_files(folder, folder / MANIFEST, content.get("files"))
+    facts, own = read_facts(content, folder / MANIFEST)
+    for name in facts.learner_files():
         if name not in files:
-            raise damaged(manifest.path / name, "is missing from the manifest")
-    fitted = _rebuild(facts.for_profile(manifest.profile) if profile_only else facts, own, files)
+            raise damaged(folder / name, "is missing from the manifest")
     if columns is not None:
-        check_columns(columns, own, manifest.path)
-    return Bundle(manifest.path, fitted, manifest.content, manifest.digest)
+        check_columns(columns, own, folder)
+    return Bundle(folder, _rebuild(facts, own, files), content, digest)
 
 
 def _write(work: Path, fitted: FittedModels, manifest: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
@@ -152,7 +149,7 @@ def _write(work: Path, fitted: FittedModels, manifest: Mapping[str, Any]) -> tup
     for name, learner in sorted(fitted.learners.items()):
         write_learner(name, learner, work / learner_file(name))
     if fitted.cascade is not None:
-        for at, (name, stage) in enumerate(fitted.cascade.stages_):
+        for at, (name, stage) in enumerate(fitted.cascade.stages):
             if not _shared(fitted, at):
                 write_learner(name, stage, work / stage_file(at, name))
     if fitted.reference is not None:
@@ -188,13 +185,11 @@ def _facts_of(fitted: FittedModels) -> FittedFacts:
         cascade=None
         if cascade is None
         else CascadeFacts(
-            stages=tuple(name for name, _ in cascade.stages_),
+            stages=tuple(name for name, _ in cascade.stages),
             shared_first=_shared(fitted, 0),
-            thresholds=tuple(cascade.thresholds_),
-            floor=cascade.floor_,
-            recall_floor=cascade.recall_floor,
+            thresholds=tuple(cascade.thresholds),
+            floor=cascade.floor,
             order_by=cascade.order_by,
-            purge_seconds=None if cascade.purge is None else cascade.purge.total_seconds(),
         ),
     )
 
@@ -226,28 +221,18 @@ def _rebuild_cascade(
     learners: Mapping[str, Any],
     files: Mapping[str, bytes],
     columns: tuple[FeatureColumn, ...],
-) -> CascadeEnsemble:
-    purge = None if facts.purge_seconds is None else timedelta(seconds=facts.purge_seconds)
-    cascade = CascadeEnsemble((), facts.recall_floor, purge)
-    cascade.order_by = facts.order_by
-    cascade.stages_ = [
-        (
-            name,
-            learners[name] if at == 0 and facts.shared_first else _read(name, facts.file_of(at), files, columns),
-        )
+) -> Cascade:
+    stages = [
+        (name, learners[name] if at == 0 and facts.shared_first else _read(name, facts.file_of(at), files, columns))
         for at, name in enumerate(facts.stages)
     ]
-    cascade.thresholds_ = list(facts.thresholds)
-    cascade.floor_ = facts.floor
-    cascade.classes_ = np.array([0, 1])
-    cascade.n_features_in_ = len(columns)
-    return cascade
+    return Cascade(stages, facts.thresholds, facts.floor, facts.order_by)
 
 
 def _shared(fitted: FittedModels, at: int) -> bool:
     """Whether a cascade's stage is one of the learners, so that one file holds both."""
     assert fitted.cascade is not None
-    name, stage = fitted.cascade.stages_[at]
+    name, stage = fitted.cascade.stages[at]
     return at == 0 and fitted.learners.get(name) is stage
 
 

@@ -27,7 +27,7 @@ class Stacker:
     @classmethod
     def mean(cls, members: int) -> Stacker:
         """Weigh all members alike."""
-        return cls((1 / members,) * members)
+        return cls((1 / members,) * members if members else ())
 
     @classmethod
     def fit(cls, scores: Floats, y: Ints, weight: Floats | None = None) -> Stacker:

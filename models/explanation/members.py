@@ -57,7 +57,7 @@ def members_of(fitted: FittedModels, model: str) -> list[tuple[str, Any]]:
         return [(name, fitted.learners[name]) for name in fitted.members]
     if model == CASCADE:
         assert fitted.cascade is not None
-        return list(fitted.cascade.stages_[0 if fitted.cascade.order_by == "mean" else -1 :])
+        return list(fitted.cascade.stages[0 if fitted.cascade.order_by == "mean" else -1 :])
     return [(model, fitted.learners[model])]
 
 

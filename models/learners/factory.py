@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import joblib
@@ -22,7 +22,6 @@ import xgboost
 from sklearn.ensemble import RandomForestClassifier
 from sklearn.linear_model import LogisticRegression
 from sklearn.neural_network import MLPClassifier
-from sklearn.utils._param_validation import InvalidParameterError
 from threadpoolctl import threadpool_limits
 
 from features.errors import InputError
@@ -37,9 +36,6 @@ _UNREACHABLE = 1e9
 
 _PLACE = re.compile(r"^\[[\d:]+\] \S+:\d+: | at \S+, line \d+ ?\.?$")
 """Where in its own source a library noticed something."""
-
-_PLAIN = re.compile(r"^(Number of boosting rounds|hidden_layer_sizes|Solver lbfgs supports)")
-"""How refusals begin that come as a plain ValueError; others of those are about rows, or faults."""
 
 _LIGHTGBM: dict[str, Any] = {
     # Few leaves and large ones: the positives of a training set come from tens of incidents, not from hundreds.
@@ -177,25 +173,15 @@ _RECIPES: dict[str, Recipe] = {
 }
 
 
-def default_settings(name: str) -> dict[str, Any]:
-    """Give the settings a learner is made with unless they are overridden.
-
-    ``name``: a learner, one of :data:`models.config.ALL_LEARNERS`.
-    Returns: setting names (the library's own, and ``epochs`` of ``mlp``) and values.
-    Raises ``InputError`` if there is no such learner.
-    """
-    return dict(_recipe(name).defaults)
-
-
 def make_learner(name: str, *, seed: int, settings: Mapping[str, Any] | None = None) -> Any:
     """Make an unfitted learner.
 
     ``name``: a learner, one of :data:`models.config.ALL_LEARNERS`.
-    ``settings``: overrides of :func:`default_settings`, in the library's own names (and ``epochs`` of ``mlp``).
+    ``settings``: overrides of the defaults, in the library's own names (and ``epochs`` of ``mlp``).
     Returns: ``lightgbm.LGBMClassifier``, ``xgboost.XGBClassifier``, ``RandomForestClassifier``, or a
     :class:`models.learners.prepared.PreparedClassifier` around ``LogisticRegression`` or ``MLPClassifier``.
-    Raises ``InputError`` if there is no such learner or setting (the nearest valid name is given), or a value is of
-    another kind than its default. Values out of range are refused by the library when it fits, see :func:`refusals`.
+    Raises ``InputError`` if there is no such learner or setting (the nearest valid name is given). Values are refused
+    by the library when it fits.
     """
     recipe = _recipe(name)
     overrides = dict(settings or {})
@@ -207,19 +193,44 @@ def make_learner(name: str, *, seed: int, settings: Mapping[str, Any] | None = N
                 f"parameter models.settings.{name}",
                 _nearest(key, valid),
             )
-        _check_kind(overrides[key], recipe.defaults.get(key), f"parameter models.settings.{name}.{key}")
     return recipe.build(seed % 2**31, {**recipe.defaults, **overrides})
 
 
-def _check_kind(value: Any, default: Any, where: str) -> None:
-    """Refuse a setting that no library could read: they say so in ways that name no setting, or not at all."""
-    if isinstance(value, Mapping):
-        raise InputError(f"{dict(value)} is a mapping", where, "Give a number, a word or a list.")
-    if isinstance(default, int | float) and not isinstance(value, int | float):
-        raise InputError(f"{value!r} is not a number", where, f"Give a number, such as the default {default}.")
-    several = value if isinstance(value, list | tuple) else [value]
-    if isinstance(default, list | tuple) and not all(isinstance(each, int | float) for each in several):
-        raise InputError(f"{value!r} is no list of numbers", where, f"Give numbers, such as {list(default)}.")
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """A learner to fit: its name among :data:`models.config.ALL_LEARNERS`, unfitted, and its rows, of both classes."""
+
+    name: str
+    learner: Any
+    X: np.ndarray
+    y: np.ndarray
+    weight: np.ndarray | None = None
+
+
+def fit_all(fits: Sequence[Fit], fitted: Callable[[str], None] | None = None) -> list[Any]:
+    """Fit learners, :data:`AT_ONCE` at a time, and give them in the same order.
+
+    ``fitted``: called with the name of each learner when it is fitted, from a thread.
+    Raises ``InputError`` with the library's first line if a library refuses a fit, mostly for its settings.
+    """
+
+    def run(one: Fit) -> Any:
+        try:
+            learner = one.learner.fit(one.X, one.y, sample_weight=one.weight)
+        except (lightgbm.basic.LightGBMError, TypeError, ValueError) as error:  # XGBoost's is a ValueError
+            line = _PLACE.sub("", next(iter(str(error).strip().splitlines()), type(error).__name__)).rstrip(" .")
+            raise InputError(
+                f"{one.name} could not be fitted: {line}",
+                f"parameter models.settings.{one.name}",
+                "Correct the setting that is named; if none is, report a defect.",
+            ) from error
+        if fitted is not None:
+            fitted(one.name)
+        return learner
+
+    # One limit around all: set and lifted by each of two fits at a time, it would be lifted too early for the other.
+    with threadpool_limits(limits=THREADS):
+        return list(joblib.Parallel(n_jobs=AT_ONCE, backend="threading")(joblib.delayed(run)(each) for each in fits))
 
 
 def fit_learners(
@@ -227,65 +238,11 @@ def fit_learners(
     X: np.ndarray,
     y: np.ndarray,
     sample_weight: np.ndarray | None = None,
-    told: Callable[[str], None] | None = None,
-    *,
-    kind: str | None = None,
+    fitted: Callable[[str], None] | None = None,
 ) -> dict[str, Any]:
-    """Fit several learners on the same rows, :data:`AT_ONCE` at a time.
-
-    ``learners``: as :func:`make_learner` gives them.
-    ``X``: features; NaN: unknown; shape (n_rows, n_features).
-    ``y``: 1 for a positive, 0 for a negative; both must occur; shape (n_rows,).
-    ``sample_weight``: weight of each row; shape (n_rows,).
-    ``told``: called with the name of each learner when it is fitted, from a thread.
-    ``kind``: the learner that all of them are, where the keys name something else.
-    Returns: the same learners, fitted, in the same order.
-    Raises ``InputError`` if a library refuses a learner's settings; see :func:`refusals`.
-    """
-
-    def fit(name: str, learner: Any) -> Any:
-        with refusals(kind or name):
-            fitted = learner.fit(X, y, sample_weight=sample_weight)
-        if told is not None:
-            told(name)
-        return fitted
-
-    # One limit around all: set and lifted by each of two fits at a time, it would be lifted too early for the other.
-    with threadpool_limits(limits=THREADS):
-        jobs = (joblib.delayed(fit)(name, learner) for name, learner in learners.items())
-        fitted = joblib.Parallel(n_jobs=AT_ONCE, backend="threading")(jobs)
-    return dict(zip(learners, fitted, strict=True))
-
-
-@contextmanager
-def refusals(name: str) -> Iterator[None]:
-    """Say which learner it was when a library refuses the settings of a fit; let every other error pass.
-
-    ``name``: the learner that is fitted; nothing is caught for a name that is none of
-    :data:`models.config.ALL_LEARNERS`.
-    Raises ``InputError`` with the library's first line.
-    """
-    try:
-        yield
-    except (lightgbm.basic.LightGBMError, ValueError) as error:  # XGBoost's is a ValueError
-        if name not in ALL_LEARNERS or not _refuses(name, error):
-            raise
-        line = _PLACE.sub("", str(error).strip().splitlines()[0]).rstrip(" .")
-        raise InputError(
-            f"{name} could not be fitted: {line}",
-            f"parameter models.settings.{name}",
-            "Correct the setting that is named.",
-        ) from error
-
-
-def _refuses(name: str, error: Exception) -> bool:
-    """Tell a refusal of settings from what a library says of rows, memory and itself."""
-    first = next(iter(str(error).strip().splitlines()), "")
-    if isinstance(error, lightgbm.basic.LightGBMError | xgboost.core.XGBoostError):
-        recipe = _recipe(name)
-        named = "|".join(map(re.escape, (*recipe.defaults, *recipe.more)))
-        return re.search(rf"\bParameter\b|valid values are|\b({named})\b", first) is not None
-    return isinstance(error, InvalidParameterError) or _PLAIN.match(first) is not None
+    """Fit several learners on the same rows; see :func:`fit_all`."""
+    fits = [Fit(name, learner, X, y, sample_weight) for name, learner in learners.items()]
+    return dict(zip(learners, fit_all(fits, fitted), strict=True))
 
 
 def _recipe(name: str) -> Recipe:

@@ -21,7 +21,7 @@ class BundleModel(mlflow.pyfunc.PythonModel):
 
     def load_context(self, context: Any) -> None:
         """Verify and read the bundle among the model's artifacts."""
-        self.bundle = load_bundle(Path(context.artifacts["bundle"]), profile_only=True)
+        self.bundle = load_bundle(Path(context.artifacts["bundle"]))
 
     def predict(self, context: Any, model_input: pd.DataFrame, params: Any = None) -> pd.DataFrame:  # noqa: ARG002 - MLflow's signature
         """Score rows.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Protocol, Self, cast
 
@@ -17,11 +17,12 @@ import numpy as np
 import pandas as pd
 from sklearn.base import clone
 from sklearn.linear_model import LogisticRegression
+from sklearn.utils import get_tags
 
 from features.errors import InputError
 from features.vocabulary import FeatureColumn
-from models.binary import BinaryClassifier, takes_nan
-from models.config import SEQUENCE, ModelsSection
+from models.binary import BinaryClassifier
+from models.config import SEQUENCE
 from models.rows.training_set import Matrix
 from models.sequence.classifier import SequenceClassifier
 from models.sequence.extra import require_torch, versions
@@ -70,7 +71,7 @@ class FirstColumns(BinaryClassifier):
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
-        tags.input_tags.allow_nan = self.classifier is not None and takes_nan(self.classifier)
+        tags.input_tags.allow_nan = bool(get_tags(self.classifier).input_tags.allow_nan) if self.classifier else False
         return tags
 
 
@@ -100,19 +101,13 @@ class SequenceMatrix(Matrix, Protocol):
         """Raw windows of rows, float32, shape (n_rows, steps, channels)."""
 
 
-def sequence_learners(models: ModelsSection) -> tuple[str, ...]:
-    """List the sequence learners that a run needs: among its learners, its members, and its cascade's stages."""
-    needed = {*models.learners, *models.parallel.members, *models.cascade.stages}
-    return tuple(name for name in SEQUENCE if name in needed)
-
-
-def with_windows(matrix: Matrix, models: ModelsSection) -> Matrix:
-    """Give the matrix itself, or one whose rows hold the raw windows if a learner of the run reads them.
+def with_windows(matrix: Matrix, learners: Iterable[str]) -> Matrix:
+    """Give the matrix itself, or one whose rows hold the raw windows if one of the learners reads them.
 
     Raises ``InputError`` if a sequence learner is asked for and PyTorch is not installed, or the matrix has no raw
     windows.
     """
-    asked = sequence_learners(models)
+    asked = sorted(set(SEQUENCE) & set(learners))
     if not asked or isinstance(matrix, WindowedMatrix):
         return matrix
     require_torch(asked[0])

@@ -10,11 +10,11 @@ import pandas as pd
 
 from features.errors import InputError
 from features.times import instant_ms
-from models.config import BacktestSection, ModelsSection, TrainingSection
+from models.config import CASCADE, BacktestSection, ModelsSection, TrainingSection
 from models.rows.row_reader import RowReader
 from models.rows.training_set import Labels, Matrix, Rows
 from models.sequence.windows import WindowedMatrix, tabular_values, with_windows
-from models.training.fitted import FittedModels
+from models.training.fitted import FittedModels, learners_of, model_names
 from models.training.reference import LabelledRows, Reference, make_reference
 from models.training.schedule import (
     alert_budget,
@@ -60,23 +60,24 @@ def fit_final(
     until: datetime | None = None,
     progress: Progress | None = None,
 ) -> FittedModels:
-    """Fit all models at the end of the data, for the bundle.
+    """Fit what scores the profile at the end of the data, for the bundle.
 
     ``training``, ``models``, ``backtest``: as for :func:`run_backtest`; of ``backtest`` only ``k``, whose ``auto``
     counts the whole dataset.
     ``until``: fit as of this time (aware), with labels as they were known then; default: the end of the data.
-    ``progress``: called with the training rows gone through, all of them, and what was fitted
-    (:class:`models.training.trainer.FitSteps`).
+    ``progress``: see :class:`models.training.trainer.Trainer`.
     Raises ``InputError`` if no span fits the data, or the span chosen holds one class only.
     """
     refit_ms = instant_ms(refit_time(matrix.span, until))
-    matrix = with_windows(matrix, models)
+    model_names(models)  # refuses a profile that is none
+    names = (models.profile,)
+    matrix = with_windows(matrix, {*learners_of(models, names), *(models.cascade.stages if CASCADE in names else ())})
     rows = Rows.of(matrix.rows)
     frame = matrix.labels(instant_of(refit_ms))
     labels = Labels.of(frame)
     reach_of(rows, labels)
     k = alert_budget(rows, labels, backtest, as_of_ms=refit_ms)
-    trainer = Trainer(matrix, training=training, models=models, k=k, seed=seed, progress=progress)
+    trainer = Trainer(matrix, training=training, models=models, k=k, seed=seed, names=names, progress=progress)
     choice = trainer.choose_span(refit_ms, labels, None)
     if choice is None:
         before = format_days(refit_ms - trainer.first_ms)

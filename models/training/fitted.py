@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -14,13 +14,14 @@ from features.errors import InputError
 from features.times import instants, milliseconds
 from features.vocabulary import FeatureColumn
 from models.calibration.fitting import Calibrator
-from models.calibration.horizons import HorizonMap
+from models.calibration.horizons import HorizonMap, add_risks
 from models.config import ALL_LEARNERS, BASELINES, CASCADE, COMBINERS, ModelsSection
-from models.ensembles.cascade import CascadeEnsemble
-from models.ensembles.combining import Stacker
-from models.ensembles.scorer import ModelScore, Scorer, checked_rows, risk_of, risks_of
+from models.ensembles.cascade import Cascade
+from models.ensembles.combining import Stacker, combine
 from models.learners.baselines import Baseline
-from models.rows.ranking import Hashes, Ints, mix, name_hashes
+from models.rows.odds import log_odds
+from models.rows.ranking import Bools, Floats, Hashes, Ints, mix, name_hashes, rank_within
+from models.rows.row_batches import batches
 from models.rows.row_reader import RowReader
 from models.training.reference import Reference
 
@@ -62,10 +63,35 @@ def model_names(models: ModelsSection) -> tuple[str, ...]:
     return names
 
 
-def fitted_learners(models: ModelsSection) -> tuple[str, ...]:
-    """List the learners to fit on the whole training set: those asked for, the members and the first stage."""
-    needed = {*models.learners, *models.parallel.members, models.cascade.stages[0]}
+def learners_of(models: ModelsSection, names: Collection[str]) -> tuple[str, ...]:
+    """List the learners that models need on the whole training set: themselves, members, the first stage."""
+    needed = {*names}
+    if needed & set(COMBINERS):
+        needed |= set(models.parallel.members)
+    if CASCADE in needed:
+        needed.add(models.cascade.stages[0])
     return tuple(name for name in ALL_LEARNERS if name in needed)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelScore:
+    """One model's scores of rows, each of shape (n_rows,).
+
+    ``score``: riskiest highest; the scale is the model's own: log-odds corrected for sampling (learners,
+    ``mean_log_odds``, ``stacked``, ``cascade``), the logit of a share (other ensembles), points (baselines).
+    ``rank``: 1 for the riskiest row of its decision time.
+    """
+
+    score: np.ndarray
+    rank: Ints
+    alert: Bools
+
+
+Answers = Mapping[str, np.ndarray]
+"""What baselines, learners and the cascade answer for each row by itself, by name: points, log-odds as fitted (not
+corrected for sampling), the cascade's score; and by :data:`_SURVIVED` which rows pass its filters."""
+
+_SURVIVED = "survived"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,13 +104,12 @@ class FittedModels:
     ``models``: models that scores are given of, in the order of reports.
     ``k``: alert budget a decision time.
     ``prior_shift``: added to learners' log-odds to undo the sampling of negatives.
-    ``learners``: fitted on the whole training set; members and the cascade's first stage among them.
+    ``learners``: fitted on the whole training set; members among them, and the cascade's first stage.
     ``members``: members of the parallel ensembles.
     ``min_votes``: for ``min_votes``; None: all members.
     ``stacker``: for ``stacked``; takes corrected log-odds.
-    ``cascade``: its first stage is the learner of that name.
     ``calibrators``: for each of ``models``.
-    ``horizons``: for each of ``models``, where further horizons were asked for.
+    ``horizons``: of the profile, where further horizons were asked for.
     ``n_positive``, ``n_negative``, ``n_augmented``, ``n_incidents``: size of the training set.
     ``calibrated``: whether calibrators were fitted on a slice; else they are the fallback of
     :func:`models.calibration.fitting.fit_calibrator`.
@@ -106,7 +131,7 @@ class FittedModels:
     members: tuple[str, ...]
     min_votes: int | None
     stacker: Stacker
-    cascade: CascadeEnsemble | None
+    cascade: Cascade | None
     baselines: Mapping[str, Baseline]
     calibrators: Mapping[str, Calibrator] = field(default_factory=dict)
     horizons: Mapping[str, HorizonMap] = field(default_factory=dict)
@@ -119,6 +144,11 @@ class FittedModels:
     stand_in: str | None = None
     reference: Reference | None = None
 
+    @property
+    def learner_names(self) -> frozenset[str]:
+        """Names of all learners that rows are asked of, those of the cascade's stages among them."""
+        return frozenset({*self.learners, *(name for name, _ in (self.cascade.stages if self.cascade else ()))})
+
     def score(self, values: np.ndarray, times: Any, units: Any) -> pd.DataFrame:
         """Score rows with every model.
 
@@ -130,7 +160,14 @@ class FittedModels:
         one row for each model and row, models in order.
         Raises ``InputError`` if the number of features is not that of ``columns``.
         """
-        values = checked_rows(values, len(self.columns))
+        values = np.asarray(values, dtype=np.float32)
+        if values.ndim != 2 or values.shape[1] != len(self.columns):
+            raise InputError(
+                f"rows with {values.shape[1] if values.ndim == 2 else 'no'} features where the models were fitted on "
+                f"{len(self.columns)}",
+                "scoring",
+                "Compute the features with the bundle's own list of columns.",
+            )
         time = milliseconds(pd.Series(times))
         scores = self.score_arrays(values, time, name_hashes(units))
         unit = pd.Series(units, dtype=object).to_numpy()
@@ -158,37 +195,61 @@ class FittedModels:
         ``tie``: :func:`models.rows.ranking.name_hashes` of the units; shape (n_rows,).
         Returns: one for each of ``models``.
         """
-        return self.scorer().score(self.models, values, time, tie)
+        return self.compare(self._answer(values, mix(tie, time)), time, tie)
 
     def score_rows(self, read: RowReader, rows: Ints, time: Ints, tie: Hashes) -> dict[str, ModelScore]:
-        """Score rows of a matrix, of which a batch at a time is in memory.
+        """Score rows of a matrix, of which a batch at a time is in memory; see :meth:`score_arrays`."""
+        return self.compare(self.answer_rows(read, rows, mix(tie, time)), time, tie)
 
-        ``read``: reads features, in the order of ``columns``.
+    def answer_rows(self, read: RowReader, rows: Ints, identity: Hashes) -> Answers:
+        """Ask everyone about rows of a matrix, of which a batch at a time is in memory.
+
         ``rows``: Positions; shape (n_rows,).
-        ``time``, ``tie``: of each row; see :meth:`score_arrays`.
-        Returns: one for each of ``models``.
+        ``identity``: hash of each row's unit and time; shape (n_rows,).
         """
-        scorer = self.scorer()
-        return scorer.compare(self.models, scorer.say_of(self.models, read, rows, mix(tie, time)), time, tie)
+        parts = [self._answer(read(rows[part]), identity[part]) for part in batches(len(rows))]
+        return parts[0] if len(parts) == 1 else {name: np.concatenate([p[name] for p in parts]) for name in parts[0]}
 
-    def scorer(self) -> Scorer:
-        """Give what scores rows."""
-        return Scorer(
-            self.k,
-            self.prior_shift,
-            self.learners,
-            self.members,
-            self.min_votes,
-            self.stacker,
-            None if self.cascade is None else self.cascade.fitted_stages(),
-            self.baselines,
-            self.stand_in,
-        )
+    def _answer(self, values: np.ndarray, identity: Hashes) -> Answers:
+        answers: dict[str, np.ndarray] = {
+            name: baseline.points(values, identity) for name, baseline in self.baselines.items()
+        }
+        if self.stand_in is not None:
+            return answers
+        answers |= {name: log_odds(learner, values) for name, learner in self.learners.items()}
+        if self.cascade is not None:
+            first = answers.get(self.cascade.stages[0][0]) if len(self.cascade.stages) > 1 else None
+            answers[CASCADE], answers[_SURVIVED] = self.cascade.score(values, first)
+        return answers
+
+    def compare(self, answers: Answers, time: Ints, tie: Hashes) -> dict[str, ModelScore]:
+        """Give every model's scores of rows from what was answered for them; parameters as of :meth:`score_arrays`."""
+        return {name: self._compared(name, answers, time, tie) for name in self.models}
+
+    def _compared(self, name: str, answers: Answers, time: Ints, tie: Hashes) -> ModelScore:
+        if name in BASELINES or self.stand_in is not None:
+            return self._ranked(answers[name if name in answers else str(self.stand_in)], time, tie)
+        if name not in COMBINERS:
+            ranked = self._ranked(answers[name] + self.prior_shift, time, tie)
+            return replace(ranked, alert=ranked.alert & answers[_SURVIVED]) if name == CASCADE else ranked
+        combiner = next(combiner for combiner in COMBINERS if combiner == name)
+        scores = np.column_stack([answers[member] + self.prior_shift for member in self.members])
+        joined = combine(scores, time, tie, k=self.k, combiner=combiner, min_votes=self.min_votes, stacker=self.stacker)
+        ranked = self._ranked(joined.score, time, tie)
+        return replace(ranked, alert=joined.alert) if combiner in ("intersection", "min_votes") else ranked
+
+    def _ranked(self, score: Floats, time: Ints, tie: Hashes) -> ModelScore:
+        # Ranks are taken of the rounded score, so that a reader of the file finds them again.
+        rounded = score.astype(np.float32)
+        rank = rank_within(time, rounded, tie)
+        return ModelScore(rounded, rank, rank <= self.k)
 
     def risk(self, name: str, score: np.ndarray) -> np.ndarray:
         """Give the risks of a model's scores, float32, shape kept."""
-        return risk_of(self.calibrators[name], score)
+        return self.calibrators[name].risk(score.astype(np.float64)).astype(np.float32)
 
     def risks(self, name: str, score: np.ndarray) -> dict[str, np.ndarray]:
         """Give the risks of a model's scores at all horizons: ``risk_6h`` and so on, ascending; none asked for: {}."""
-        return risks_of(self.horizons.get(name), self.risk(name, score))
+        if name not in self.horizons:
+            return {}
+        return add_risks(self.risk(name, score), np.zeros(len(score), dtype=np.int64), [self.horizons[name]])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -100,7 +100,6 @@ def choose_span(
     seed: int,
     min_incidents: int = MIN_SPAN_INCIDENTS,
     max_rows: int | None = None,
-    progress: Callable[[int, int, str], None] | None = None,
 ) -> SpanChoice:
     """Choose among the spans that fit.
 
@@ -114,7 +113,6 @@ def choose_span(
     ``negative_ratio``: ``training.negative_ratio``.
     ``min_incidents``: candidates that hold fewer are left out, but for the longest.
     ``max_rows``: rows to fit on that there is room for; see :func:`models.rows.training_set.choose_rows`.
-    ``progress``: called with the rows gone through and all of them.
     Returns: the longest candidate where no other holds ``min_incidents``, or the tail holds fewer than
     :data:`MIN_TAIL_INCIDENTS`.
     """
@@ -148,7 +146,7 @@ def choose_span(
         )
         for start in dict.fromkeys(starts.values())
     }
-    tried = _tail_scores(seed_of(seed, "span", refit_ms), read, chosen, tail_rows, truth, progress)
+    tried = _tail_scores(seed_of(seed, "span", refit_ms), read, chosen, tail_rows, truth)
     scores = {span: tried[starts[span]] for span in spans}
     best = max(scores, key=lambda span: (scores[span], span))
     return stay_or_go(SpanChoice(best, scores, "best average precision on the tail"), current, hysteresis)
@@ -181,25 +179,14 @@ def _well_filled(
 
 
 def _tail_scores(
-    seed: int,
-    read: RowReader,
-    chosen: Mapping[int, TrainingSet],
-    tail_rows: Ints,
-    truth: np.ndarray,
-    progress: Callable[[int, int, str], None] | None,
+    seed: int, read: RowReader, chosen: Mapping[int, TrainingSet], tail_rows: Ints, truth: np.ndarray
 ) -> dict[int, float]:
     """Average precision of the reference learner on the tail, by the start of the span that it was fitted on."""
     learners = {}
-    gone, total = 0, sum(len(rows.rows) for rows in chosen.values()) + len(tail_rows)
-    tell = progress or (lambda *_: None)
-    tell(gone, total, "comparing spans")
     for start, rows in chosen.items():
         if rows.usable:
             unfitted = {"lightgbm": make_learner("lightgbm", seed=seed, settings=_REFERENCE)}
             learners[start] = fit_learners(unfitted, read(rows.rows), rows.label, rows.weight)["lightgbm"]
-        gone += len(rows.rows)
-        tell(gone, total, "comparing spans")
     scores = log_odds_of(list(learners.values()), read, tail_rows)
-    tell(total, total, "comparing spans")
     scored = zip(learners, scores, strict=True)
     return dict.fromkeys(chosen, 0.0) | {start: float(average_precision_score(truth, each)) for start, each in scored}

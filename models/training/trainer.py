@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
@@ -14,8 +14,8 @@ from features.errors import InputError
 from features.times import duration_ms, instant_ms
 from models.calibration.fitting import MIN_INCIDENTS, at_level, fit_calibrator
 from models.calibration.horizons import HorizonLabels, SliceHorizons, fit_horizons, slice_horizons
-from models.config import ALL_LEARNERS, BASELINES, CASCADE, ModelsSection, TrainingSection
-from models.ensembles.cascade import CascadeEnsemble
+from models.config import ALL_LEARNERS, BASELINES, CASCADE, COMBINERS, ModelsSection, TrainingSection
+from models.ensembles.cascade import Cascade, fit_cascade
 from models.ensembles.combining import Stacker
 from models.learners.baselines import make_baseline
 from models.learners.factory import fit_learners, make_learner
@@ -24,7 +24,7 @@ from models.rows.ranking import Bools, Ints, mix, seed_of
 from models.rows.row_reader import row_reader
 from models.rows.training_set import Labels, Matrix, Rows, TrainingSet, choose_rows, count_incidents, known_rows
 from models.sequence.windows import fitted_to, tabular_values
-from models.training.fitted import FittedModels, fitted_learners, model_names
+from models.training.fitted import FittedModels, learners_of, model_names
 from models.training.schedule import format_days, format_instant, instant_of
 from models.training.spans import SpanChoice, choose_span, usable_spans
 
@@ -32,35 +32,17 @@ Progress = Callable[[int, int, str], None]
 """Called with the work done, all work, and what was done."""
 
 
-class FitSteps:
-    """Counts rows, each once for each learner and for each stage of the cascade; may be told from any thread.
+class _Steps:
+    """Counts the fits of a refit; may be told from any thread."""
 
-    ``rows``: rows of each training set that is fitted on.
-    ``passes``: how often each is gone through.
-    """
+    def __init__(self, progress: Progress | None, total: int) -> None:
+        self._progress, self._total, self._done, self._guard = progress, total, 0, threading.Lock()
 
-    def __init__(self, progress: Progress | None, rows: list[int], passes: int) -> None:
-        self._progress, self._rows = progress, rows
-        self._total, self._done = sum(rows) * passes, 0
-        self._guard = threading.Lock()
-        if progress is not None:
-            progress(0, self._total, "rows chosen")
-
-    def of(self, which: int) -> Callable[[str], None]:
-        """Give what a fit on one of the training sets calls for each learner."""
-        return lambda name: self._add(self._rows[which], name)
-
-    def cascade(self, which: int, fitted: CascadeEnsemble | None) -> None:
-        """Count a cascade that was fitted on one of the training sets."""
-        if fitted is not None:
-            self._add(self._rows[which] * len(fitted.stages), CASCADE)
-
-    def _add(self, rows: int, what: str) -> None:
-        if self._progress is None:
-            return
-        with self._guard:
-            self._done += rows
-            self._progress(self._done, self._total, what)
+    def __call__(self, what: str) -> None:
+        if self._progress is not None:
+            with self._guard:
+                self._done += 1
+                self._progress(self._done, self._total, what)
 
 
 STAND_IN = "history_count"
@@ -96,9 +78,8 @@ class _Split:
 class Trainer:
     """Fits all models of a matrix at any refit; holds nothing of one refit when it does the next.
 
-    ``training``: Spans, ratio, hysteresis.
-    ``progress``: called with the training rows gone through so far, all of them (each once for each learner and stage
-    of the cascade), and what was done, from any thread.
+    ``names``: models to fit; default: all that ``models`` asks for.
+    ``progress``: called with the fits of a refit done so far, all of them, and what was fitted, from any thread.
     """
 
     def __init__(
@@ -109,13 +90,14 @@ class Trainer:
         models: ModelsSection,
         k: int,
         seed: int,
+        names: tuple[str, ...] | None = None,
         progress: Progress | None = None,
     ) -> None:
         self._progress = progress
         self.matrix = matrix
         self.training = training
         self.models = models
-        self.names = model_names(models)
+        self.names = names or model_names(models)
         self.k = k
         self.seed = seed
         self.rows = Rows.of(matrix.rows)
@@ -150,7 +132,6 @@ class Trainer:
             negative_ratio=self.training.negative_ratio,
             seed=self.seed,
             max_rows=self.max_rows,
-            progress=self._progress,
         )
 
     def fit(self, refit_ms: int, labels: Labels, span: timedelta) -> FittedModels | Unfit:
@@ -172,82 +153,47 @@ class Trainer:
                     f"{where}: no incident gives it a positive row (0 positives; negatives stand beside those)"
                 )
             return Unfit(f"{where}: {chosen.n_positive} positives and {chosen.n_negative} negatives")
-        unfitted = {name: self._learner(name, refit_ms) for name in fitted_learners(self.models)}
         again = split.held_out and self.models.calibration.refit
-        steps = FitSteps(self._progress, [len(chosen.rows), len(split.whole.rows) if again else 0], self._passes())
+        names = learners_of(self.models, self.names)
+        steps = _Steps(self._progress, (len(names) + (CASCADE in self.names)) * (2 if again else 1))
         held = split.slice_rows[split.slice_label == 1] if split.held_out else None
-        learners, cascade = self._fit_on(chosen, unfitted, refit_ms, steps.of(0), held=held)
-        steps.cascade(0, cascade)
-        fitted = FittedModels(
-            refit_at=instant_of(refit_ms),
-            train_start=instant_of(refit_ms - self.reach_ms - duration_ms(span)),
-            train_end=instant_of(refit_ms - self.reach_ms),
-            span=span,
-            columns=tuple(self.matrix.columns),
-            models=self.names,
-            k=self.k,
-            prior_shift=chosen.prior_shift,
-            learners=learners,
-            members=self.models.parallel.members,
-            min_votes=self.models.parallel.min_votes,
-            stacker=Stacker.mean(len(self.models.parallel.members)),
-            cascade=cascade,
-            baselines=self._baselines(),
-            n_positive=chosen.n_positive,
-            n_negative=chosen.n_negative,
-            n_augmented=chosen.n_augmented,
-            n_incidents=chosen.n_incidents,
-            thinned_to=chosen.thinned_to,
-            calibrated=split.held_out,
-        )
+        learners, cascade = self._fit_on(chosen, names, refit_ms, steps, held=held)
+        fitted = self._fitted(refit_ms, span, chosen, learners=learners, cascade=cascade, calibrated=split.held_out)
         calibrated = self._calibrated(fitted, split)
-        return self._on_everything(calibrated, split.whole, refit_ms, steps) if again else calibrated
-
-    def _passes(self) -> int:
-        """Count how often a fit goes through its rows: once for each learner and stage of the cascade."""
-        return len(fitted_learners(self.models)) + (len(self.models.cascade.stages) if CASCADE in self.names else 0)
-
-    def _on_everything(self, held: FittedModels, whole: TrainingSet, refit_ms: int, steps: FitSteps) -> FittedModels:
-        """Fit the learners again on the whole span; what was set on its last slice stays as it was set."""
-        unfitted = {name: self._learner(name, refit_ms) for name in held.learners}
-        thresholds = None if held.cascade is None else held.cascade.thresholds_
-        learners, cascade = self._fit_on(whole, unfitted, refit_ms, steps.of(1), thresholds=thresholds)
-        steps.cascade(1, cascade)
-        return replace(
-            held,
-            learners=learners,
-            cascade=cascade,
-            prior_shift=whole.prior_shift,
-            n_positive=whole.n_positive,
-            n_negative=whole.n_negative,
-            n_augmented=whole.n_augmented,
-            n_incidents=whole.n_incidents,
-            thinned_to=whole.thinned_to,
-        )
+        if not again:
+            return calibrated
+        # the learners again on the whole span; what was set on its last slice stays as it was set
+        thresholds = None if cascade is None else cascade.thresholds
+        learners, cascade = self._fit_on(split.whole, names, refit_ms, steps, thresholds=thresholds)
+        return replace(calibrated, learners=learners, cascade=cascade, **_counts(split.whole))
 
     def stand_in(self, refit_ms: int, labels: Labels, span: timedelta) -> FittedModels:
         """Give models that score by :data:`STAND_IN`, for folds before anything could be fitted."""
         split = self._split(refit_ms, labels, span)
-        fitted = FittedModels(
+        nothing = replace(split.training, prior_shift=0.0, n_augmented=0, n_incidents=0, thinned_to=None)
+        return self._calibrated(self._fitted(refit_ms, span, nothing, stand_in=STAND_IN), split)
+
+    def _fitted(self, refit_ms: int, span: timedelta, chosen: TrainingSet, **more: Any) -> FittedModels:
+        members = self.models.parallel.members if set(self.names) & set(COMBINERS) else ()
+        columns = tuple(self.matrix.columns)
+        return FittedModels(
             refit_at=instant_of(refit_ms),
             train_start=instant_of(refit_ms - self.reach_ms - duration_ms(span)),
             train_end=instant_of(refit_ms - self.reach_ms),
             span=span,
-            columns=tuple(self.matrix.columns),
+            columns=columns,
             models=self.names,
             k=self.k,
-            prior_shift=0.0,
-            learners={},
-            members=self.models.parallel.members,
+            members=members,
             min_votes=self.models.parallel.min_votes,
-            stacker=Stacker.mean(len(self.models.parallel.members)),
-            cascade=None,
-            baselines=self._baselines(),
-            n_positive=split.training.n_positive,
-            n_negative=split.training.n_negative,
-            stand_in=STAND_IN,
+            stacker=Stacker.mean(len(members)),
+            baselines={
+                name: make_baseline(name, columns=columns, seed=seed_of(self.seed, name))
+                for name in BASELINES
+                if name in self.names or name == more.get("stand_in")
+            },
+            **{"learners": {}, "cascade": None} | _counts(chosen) | more,
         )
-        return self._calibrated(fitted, split)
 
     def _split(self, refit_ms: int, labels: Labels, span: timedelta) -> _Split:
         newest = refit_ms - self.reach_ms
@@ -299,57 +245,50 @@ class Trainer:
         learner = make_learner(name, seed=seed_of(self.seed, name, refit_ms), settings=settings)
         return fitted_to(self.matrix, learner, timedelta(milliseconds=self.reach_ms))
 
-    def _baselines(self) -> dict[str, Any]:
-        columns = tuple(self.matrix.columns)
-        return {name: make_baseline(name, columns=columns, seed=seed_of(self.seed, name)) for name in BASELINES}
-
     def _fit_on(
         self,
         chosen: TrainingSet,
-        unfitted: Mapping[str, Any],
+        names: Sequence[str],
         refit_ms: int,
-        told: Callable[[str], None],
+        steps: Callable[[str], None],
         *,
         held: Ints | None = None,
         thresholds: Sequence[float] | None = None,
-    ) -> tuple[dict[str, Any], CascadeEnsemble | None]:
+    ) -> tuple[dict[str, Any], Cascade | None]:
         """Fit learners and cascade on a training set.
 
         ``held``: later positives, on which the cascade's thresholds are set.
         ``thresholds``: the cascade's thresholds where they were set before.
         """
         values = self.values(chosen.rows)
-        learners = fit_learners(unfitted, values, chosen.label, chosen.weight, told)
+        unfitted = {name: self._learner(name, refit_ms) for name in names}
+        learners = fit_learners(unfitted, values, chosen.label, chosen.weight, steps)
         if CASCADE not in self.names:
             return learners, None
-        cascade = self._new_cascade(refit_ms).fit(
+        cascade = fit_cascade(
+            [(name, self._learner(name, refit_ms)) for name in self.models.cascade.stages],
             values,
             chosen.label,
             chosen.weight,
             times=self.rows.time[chosen.rows],
-            groups=self.rows.tie[chosen.rows],
-            validation=None if held is None else (self.values(held), np.ones(len(held), dtype=np.int64)),
+            purge_ms=self.reach_ms,
+            recall_floor=self.models.cascade.recall_floor,
+            order_by=self.models.cascade.score,
+            held=None if held is None else self.values(held),
             fitted_first=learners[self.models.cascade.stages[0]],
             thresholds=thresholds,
         )
+        steps(CASCADE)
         return learners, cascade
-
-    def _new_cascade(self, refit_ms: int) -> CascadeEnsemble:
-        return CascadeEnsemble(
-            [(name, self._learner(name, refit_ms)) for name in self.models.cascade.stages],
-            self.models.cascade.recall_floor,
-            timedelta(milliseconds=self.reach_ms),
-            self.models.cascade.score,
-        )
 
     def _calibrated(self, fitted: FittedModels, split: _Split) -> FittedModels:
         """Fit stacker, calibrators and horizons on the slice, which everyone is asked about once."""
-        scorer, time, tie = fitted.scorer(), self.rows.time[split.slice_rows], self.rows.tie[split.slice_rows]
-        said = scorer.say_of(fitted.models, self.values, split.slice_rows, mix(tie, time))
+        time, tie = self.rows.time[split.slice_rows], self.rows.tie[split.slice_rows]
+        answers = fitted.answer_rows(self.values, split.slice_rows, mix(tie, time))
         if split.held_out and "stacked" in self.names and fitted.stand_in is None:
-            members = np.column_stack([said.log_odds[name] for name in fitted.members]) + fitted.prior_shift
+            members = np.column_stack([answers[name] for name in fitted.members]) + fitted.prior_shift
             fitted = replace(fitted, stacker=Stacker.fit(members, split.slice_label.astype(np.int64)))
-        scored = fitted.scorer().compare(fitted.models, said, time, tie)
+        scored = fitted.compare(answers, time, tie)
         scores = {name: each.score.astype(np.float64) for name, each in scored.items()}
         calibrators = {
             name: fit_calibrator(
@@ -368,17 +307,20 @@ class Trainer:
             return replace(fitted, calibrators=calibrators)
         main = HorizonLabels(split.slice_label, split.slice_incidents if split.held_out else 0)
         nothing = HorizonLabels(np.full(len(split.slice_rows), -1), 0)
-        maps = {
-            name: fit_horizons(
-                calibrators[name].risk(scores[name]),
-                main,
-                {each: found if split.held_out else nothing for each, found in split.horizons.others.items()},
-                horizon=split.horizons.main,
-                base_rate=split.base_rate,
-            )
-            for name in fitted.models
-        }
-        return replace(fitted, calibrators=calibrators, horizons=maps)
+        profile = self.models.profile
+        fitted_map = fit_horizons(
+            calibrators[profile].risk(scores[profile]),
+            main,
+            {each: found if split.held_out else nothing for each, found in split.horizons.others.items()},
+            horizon=split.horizons.main,
+            base_rate=split.base_rate,
+        )
+        return replace(fitted, calibrators=calibrators, horizons={profile: fitted_map})
+
+
+def _counts(chosen: TrainingSet) -> dict[str, Any]:
+    names = ("prior_shift", "n_positive", "n_negative", "n_augmented", "n_incidents", "thinned_to")
+    return {name: getattr(chosen, name) for name in names}
 
 
 def reach_of(rows: Rows, labels: Labels) -> int:

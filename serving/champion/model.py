@@ -194,7 +194,7 @@ def load_model(path: Path, *, version: int | None = None) -> LoadedModel:
 
     from models.bundle.store import load_bundle  # noqa: PLC0415
 
-    bundle = load_bundle(path, profile_only=True)
+    bundle = load_bundle(path)
     model = LoadedModel(
         tuple(column.name for column in bundle.columns),
         bundle.digest,

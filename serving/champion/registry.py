@@ -100,7 +100,7 @@ class ModelSource:
         try:
             named = self._named()
             if loaded is None or loaded.version != named.version or loaded.bundle.digest != manifest_digest(named.path):
-                self._loaded = loaded = ServedModel(load_bundle(named.path, profile_only=True), named.version)
+                self._loaded = loaded = ServedModel(load_bundle(named.path), named.version)
         except InputError as error:
             if self._loaded is None:
                 raise

@@ -13,7 +13,7 @@ from features.errors import InputError
 from features.matrix.sequences import SequencePlan
 from models.bundle.store import load_bundle, save_bundle
 from models.config import BacktestSection, CascadeSection, ModelsSection, ParallelSection, TrainingSection
-from models.explanation.members import explain, members_of
+from models.explanation.members import explain
 from models.sequence.layout import window_of
 from models.sequence.windows import WindowedMatrix, with_windows
 from models.training.final import fit_final
@@ -112,7 +112,7 @@ def test_a_matrix_without_windows_is_refused_with_what_to_set(matrix):
         replayed(FakeMatrix(), WITH)
     assert raised.value.what == "the learner cnn1d reads raw windows, and the feature matrix was made without"
     assert raised.value.where == "parameter features.sequence.channels"
-    assert with_windows(matrix, PLAIN) is matrix
+    assert with_windows(matrix, PLAIN.learners) is matrix
 
 
 def test_rows_are_features_then_window_and_the_rest_is_the_matrix_s(matrix):
@@ -141,14 +141,14 @@ def test_a_bundle_says_its_windows_and_scores_as_before(matrix, tmp_path):
         "channels": ["power_w", "gpu_temp_c"], "window_seconds": 28800.0, "step_seconds": 3600.0, "tabular_features": 6,
     }  # fmt: skip
     files = {path.name for path in (tmp_path / "bundle" / "learners").iterdir()}
-    assert files == {"lightgbm.txt", "cnn1d.safetensors", "cascade-1-lightgbm.txt"}
+    assert files == {"lightgbm.txt", "cnn1d.safetensors"}
     assert {"torch", "safetensors"} < set(saved.manifest["libraries"])
     loaded = load_bundle(tmp_path / "bundle")
     values = WindowedMatrix(matrix).values(np.arange(60))
     rows = matrix.rows.iloc[:60]
     before = fitted.score(values, rows["decision_time"], rows["unit"])
     pd.testing.assert_frame_equal(loaded.fitted.score(values, rows["decision_time"], rows["unit"]), before)
-    told = explain(members_of(loaded.fitted, "cnn1d"), values[:5], WindowedMatrix(matrix).columns)
+    told = explain([("cnn1d", loaded.fitted.learners["cnn1d"])], values[:5], WindowedMatrix(matrix).columns)
     assert {each.method for each in told} == {"change when a channel is put to its median of cnn1d"}
     assert any("in the step that began 1 h back" in reason.text for each in told for reason in each.reasons)
     again = save_bundle(tmp_path / "again", loaded.fitted, {"profile": "mean_rank"})

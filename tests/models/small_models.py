@@ -11,7 +11,7 @@ import pandas as pd
 from features.vocabulary import FeatureColumn
 from models.calibration.fitting import Calibrator
 from models.config import BASELINES, LEARNERS
-from models.ensembles.cascade import CascadeEnsemble
+from models.ensembles.cascade import fit_cascade
 from models.ensembles.combining import Stacker
 from models.learners.baselines import make_baseline
 from models.learners.factory import fit_learners, make_learner
@@ -59,10 +59,11 @@ def fitted_models() -> FittedModels:
     """Fit every learner and ensemble."""
     X, y = rows()
     learners = fit_learners({name: make_learner(name, seed=3, settings=SMALL[name]) for name in LEARNERS}, X, y)
-    cascade = CascadeEnsemble(
-        [(name, make_learner(name, seed=4, settings=SMALL[name])) for name in ("lightgbm", "xgboost", "mlp")], 0.9
+    stages = [(name, make_learner(name, seed=4, settings=SMALL[name])) for name in ("lightgbm", "xgboost", "mlp")]
+    times = np.arange(len(y)) * 3_600_000
+    cascade = fit_cascade(
+        stages, X, y, np.ones(len(y)), times=times, purge_ms=0, recall_floor=0.9, fitted_first=learners["lightgbm"]
     )
-    cascade.fit(X, y, times=np.arange(len(y)) * 3_600_000, fitted_first=learners["lightgbm"])
     models = (*BASELINES, *LEARNERS, "intersection", "mean_rank", "stacked", "cascade")
     return FittedModels(
         refit_at=T0 + timedelta(days=30),

@@ -62,16 +62,6 @@ def drifting():
     return matrix
 
 
-def test_a_long_choice_says_how_far_it_is(drifting):
-    told = []
-    choose(drifting, spans=days(7, 28), progress=lambda done, total, what: told.append((done, total, what)))
-    gone, totals, words = zip(*told, strict=True)
-    assert gone[0] == 0
-    assert list(gone) == sorted(set(gone))
-    assert gone[-1] == totals[0] > 0
-    assert (set(totals), set(words)) == ({totals[0]}, {"comparing spans"})
-
-
 def test_the_span_that_holds_the_present_only_wins_under_drift(drifting):
     choice = choose(drifting, spans=days(7, 28))
     assert choice.span == timedelta(days=7)

@@ -74,7 +74,7 @@ def test_its_bundle_scores_the_rows_of_the_matrix(paper, tmp_path):
     from models.sequence.windows import with_windows
 
     rows = matrix.rows[~matrix.rows["augmented"]].tail(64)
-    values = with_windows(matrix, params.models).values(rows.index.to_numpy())
+    values = with_windows(matrix, bundle.fitted.learner_names).values(rows.index.to_numpy())
     scored = bundle.fitted.score(values, rows["decision_time"], rows["unit"])
     assert scored["risk"].between(0, 1).all()
-    assert {"lstm", "cnn1d", "cascade"} <= set(scored["model"])
+    assert set(scored["model"]) == {params.models.profile}

@@ -3,12 +3,14 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from models.bundle.store import load_bundle, save_bundle
+from models.ensembles.combining import Stacker
 from serving.champion.model import FeatureRows, ModelHolder, load_model
 from tests.models.small_models import fitted_models, rows
 
@@ -57,7 +59,12 @@ print(json.dumps([name for name in others if name in sys.modules]))
 
 
 def test_a_server_that_scores_rows_imports_only_what_the_profile_needs(tmp_path: Path) -> None:
-    path = save_bundle(tmp_path / "bundle", fitted_models(), {"profile": "lightgbm"}).path
+    whole = fitted_models()
+    alone = replace(
+        whole, models=("lightgbm",), learners={"lightgbm": whole.learners["lightgbm"]}, members=(), cascade=None
+    )
+    alone = replace(alone, stacker=Stacker(()))
+    path = save_bundle(tmp_path / "bundle", alone, {"profile": "lightgbm"}).path
     done = subprocess.run(
         [sys.executable, "-c", LOADS, str(path)], capture_output=True, text=True, cwd=ROOT, timeout=120, check=False
     )

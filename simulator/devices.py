@@ -100,12 +100,7 @@ def _show_strong(row: FloatArray, name: str, parameters: Parameters, level: floa
 
 
 def device_traits(parameters: Parameters, node: Node, seed: int, slot: int, stay: int) -> tuple[FloatArray, list[str]]:
-    """Draw a device's constants.
-
-    Returns ``traits``: by :class:`Trait`; shape (n_traits,).
-    Returns ``chronic``: ways in which it looks bad for ever, from :data:`CHRONIC`; they have no influence on its
-    hazard.
-    """
+    """Draw a device's constants (by :class:`Trait`), and in which ways it looks bad for ever and is sound."""
     sign, noise, work = parameters.signatures, parameters.noise, parameters.workload
     rng = generator(seed, node.index, Purpose.TRAITS, unit=1 + stay * 64 + slot)
     spread = rng.standard_normal(6)

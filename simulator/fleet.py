@@ -58,11 +58,7 @@ class Clock:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A node: its place, what it is made of, and what is planned for it.
-
-    Times are int64 milliseconds. ``plan`` has one row for each planned change of a slot: slot, time, time at which the
-    next GPU stands there (:data:`NEVER`: none comes).
-    """
+    """A node; each row of its ``plan`` is a planned change: slot, time, and when the next GPU stands there."""
 
     index: int
     name: str
@@ -105,12 +101,7 @@ def serial_number(name: str, lot: int) -> str:
 
 
 def build_fleet(parameters: Parameters, clock: Clock, *, gpus: int, seed: int) -> list[Node]:
-    """Lay the fleet out.
-
-    ``gpus``: number of GPUs at the beginning; the last node has fewer where it is no multiple of a node's.
-    Returns: in order of their index. A node's traits depend on the seed and its index only, not on the size of the
-    fleet.
-    """
+    """Lay the fleet out, in order of index; a node's traits depend on the seed and its index only."""
     per_node = parameters.fleet.gpus_per_node
     count = -(-gpus // per_node)
     return [_node(parameters, clock, seed, index, min(per_node, gpus - index * per_node)) for index in range(count)]

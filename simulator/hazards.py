@@ -78,12 +78,7 @@ class Chain:
         return len(self.phase)
 
     def lumps(self) -> NDArray[np.int64]:
-        """Return for each state the number of its lump: states of one lump have the same law of failing.
-
-        Degradations of two mechanisms differ in what they show and in how often they begin, not in how they end.
-
-        Returns: lump 0 is healthy alone; a lump's next state is the next state's lump; shape (n_states,).
-        """
+        """Return each state's lump: states with one law of failing; lump 0 is healthy alone; shape (n_states,)."""
         known: dict[tuple[float, ...], int] = {(-1.0,): 0}
         lump = np.zeros(self.states, np.int64)
         for state in range(self.states - 1, 0, -1):
@@ -104,11 +99,7 @@ def mean_multiplier(mixed: HeterogeneityParameters) -> float:
 
 
 def build_chain(parameters: Parameters, *, acceleration: float, detects: bool) -> Chain:
-    """Make the chain of hidden states.
-
-    ``acceleration``: factor on every rate out of healthy.
-    ``detects``: whether the new health check starts at some time (its failures are in row 1 of ``fail``).
-    """
+    """Make the chain of hidden states; ``detects``: whether the new health check starts (row 1 of ``fail``)."""
     hazards = parameters.hazards
     models = parameters.fleet.models
     phases: list[Phase] = [Phase.HEALTHY]
@@ -230,13 +221,9 @@ def epidemic_by_day(parameters: Parameters, clock: Clock, *, on: bool) -> FloatA
 
 @numba.njit(cache=True, nogil=True)
 def multiplier_index(day: int, installed: int, bad: bool, position: float, epidemic: float, ages: FloatArray) -> int:
-    """Return the grid index of a GPU's hazard multiplier on one UTC day, lemon nodes apart.
+    """Return the grid index of a GPU's multiplier (``exp(LOG_GRID * index)``) on the day that begins at ``day``.
 
-    ``day``: the day's first instant, ms.
-    ``installed``: when the GPU was installed, ms.
-    ``epidemic``: the bad batch's factor on this day; negative: its Weibull law.
-    ``ages``: from :func:`age_table`.
-    Returns: the multiplier is ``exp(LOG_GRID * index)``.
+    ``epidemic``: the bad batch's factor on this day; negative: its Weibull law. ``ages``: from :func:`age_table`.
     """
     age = max(day - installed, 0)
     factor = position

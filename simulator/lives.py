@@ -47,10 +47,7 @@ class Laws:
 
 @dataclass(frozen=True, slots=True)
 class Lives:
-    """All that happened on one node, as int64 tables in ms, columns by :data:`SEGMENT`, :data:`FAILURE`, :data:`STAY`.
-
-    ``lemon`` holds the begin and end of each period in which the node is a lemon, shape (n, 2).
-    """
+    """What happened on one node, as int64 tables in ms; ``lemon`` has its periods as a lemon, shape (n, 2)."""
 
     segments: Int64Array
     failures: Int64Array
@@ -79,10 +76,7 @@ def make_laws(parameters: Parameters, chain: Chain, epidemic: FloatArray, clock:
 
 
 def lemon_periods(parameters: Parameters, clock: Clock, seed: int, node: int) -> Int64Array:
-    """Draw the periods in which a node is a lemon: a stationary two-state Markov process.
-
-    Returns: begin and end of each, within the clock's origin and end; shape (n, 2).
-    """
+    """Draw the periods in which a node is a lemon: a stationary two-state Markov process; shape (n, 2)."""
     mixed = parameters.heterogeneity
     if mixed.lemon_share <= 0:
         return np.empty((0, 2), np.int64)

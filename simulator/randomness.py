@@ -86,10 +86,7 @@ def normal(state: NDArray[np.uint64]) -> float:
 
 @numba.njit(cache=True, nogil=True)
 def poisson(state: NDArray[np.uint64], mean: float, exp_minus_mean: float) -> float:
-    """Draw a Poisson number; above a mean of 30 by its normal approximation.
-
-    ``exp_minus_mean``: ``exp(-mean)``, kept by the caller because the mean rarely changes.
-    """
+    """Draw a Poisson number (a normal one above 30); ``exp_minus_mean`` is kept by the caller: it rarely changes."""
     if mean <= 0.0:
         return 0.0
     if mean > 30.0:

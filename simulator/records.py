@@ -303,10 +303,7 @@ def write_records(
     acceleration: float,
     chronic_sbe: set[tuple[int, int]],
 ) -> Records:
-    """Write down what is known of a node's life.
-
-    ``acceleration``: factor on recoverable hardware errors, as on failures; application errors keep their rate.
-    """
+    """Write down what is known of a node's life; ``acceleration`` holds for hardware errors, not for applications'."""
     writer = _Writer(node, lives, parameters, chain, clock, seed, acceleration)
     writer.failures()
     writer.planned()

@@ -42,12 +42,7 @@ class HiddenRows:
 
 
 def segments_at(segments: Int64Array, slot: Int64Array, time: Int64Array, origin: int) -> Int64Array:
-    """Return the row of the segment that holds each (slot, time), -1 where there is none.
-
-    ``segments``: one node's, as :class:`simulator.lives.Lives` has them: sorted by slot and begin.
-    ``slot``, ``time``: shape (n,).
-    ``origin``: earliest time, ms.
-    """
+    """Return the row of one node's sorted segments that holds each (slot, time), -1 where there is none."""
     width = 1 << 44
     keys = segments[:, 0] * width + (segments[:, 2] - origin)
     row = np.searchsorted(keys, slot * width + (time - origin), side="right") - 1
@@ -61,13 +56,7 @@ def segments_at(segments: Int64Array, slot: Int64Array, time: Int64Array, origin
 def hidden_rows(
     nodes: list[Node], lives: list[Lives], laws: Laws, clock: Clock, *, every: int, first: int | None = None
 ) -> HiddenRows:
-    """Read every GPU's hidden state every ``every`` ms from ``first`` (default: the clock's start) to the clock's end.
-
-    Returns
-    -------
-    HiddenRows
-        Rows by node, slot and time.
-    """
+    """Read all GPUs' hidden states every ``every`` ms from ``first`` (default: the clock's start) to its end."""
     times = np.arange(clock.start if first is None else first, clock.end, every, dtype=np.int64)
     columns: list[list[Int64Array]] = [[] for _ in range(10)]
     for node, life in zip(nodes, lives, strict=True):
@@ -123,11 +112,7 @@ def _multipliers(
 
 
 def generator_matrix(laws: Laws, parameters: Parameters, *, model: int, regime: int, multiplier: int) -> FloatArray:
-    """Return the sub-generator over (lemon, lump of degradations), per hour; what is missing in a row is failing.
-
-    Returns: index ``lemon * n + lump``, with the n lumps of :meth:`simulator.hazards.Chain.lumps`: an exact reduction;
-    shape (2 n, 2 n).
-    """
+    """Return the sub-generator per hour over ``lemon * n + lump``; what a row lacks is failing; shape (2 n, 2 n)."""
     chain, mixed = laws.chain, parameters.heterogeneity
     lump = chain.lumps()
     n = int(lump.max()) + 1

@@ -14,10 +14,7 @@ Drift = Literal["counters", "workload", "epidemic", "health_check"]
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """A kind of fleet.
-
-    ``name``: what ``--scenario`` takes.
-    """
+    """A kind of fleet; ``name`` is what ``--scenario`` takes."""
 
     name: str
     explanation: str

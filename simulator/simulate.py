@@ -37,10 +37,7 @@ _LEAST_BUCKETS = 16
 
 @dataclass(frozen=True, slots=True)
 class SimulationSummary:
-    """What was written.
-
-    ``incidents`` counts the failures within the simulated time, ``by_class`` and ``by_precursor`` break it down.
-    """
+    """What was written; ``incidents`` are the failures within the simulated time."""
 
     dataset: Path
     truth: Path
@@ -75,16 +72,12 @@ def simulate(
     progress: Progress | None = None,
     threads: int | None = None,
 ) -> SimulationSummary:
-    """Simulate a fleet and write it as a dataset; the same arguments give the same bytes.
+    """Simulate a fleet and write it as a dataset; the same arguments give the same bytes, with any number of threads.
 
-    ``scenario``: name of one of :data:`simulator.scenarios.SCENARIOS`.
-    ``truth``: folder of the truth; default a sibling ``OUT-truth``. Never inside ``out``.
+    ``truth``: default a sibling ``OUT-truth``; never inside ``out``.
     ``acceleration``: factor on every rate of failing, degrading and recoverable hardware errors.
-    ``step``: sample interval; divides a day.
-    ``start``: first sample; 00:00 UTC of a day.
-    ``threads``: threads that make samples; default the number of cores. Without influence on the result.
-    Raises ``InputError`` if an argument is impossible, the truth would lie inside the dataset or the other way round,
-    the truth's folder holds something else, or the disk is full.
+    ``step``: divides a day. ``start``: 00:00 UTC of a day.
+    Raises ``InputError`` if an argument or place is impossible, or the disk is full.
     """
     chosen, clock = _checked(gpus, days, seed, scenario, acceleration, step, start)
     truth = out.with_name(out.name + "-truth") if truth is None else truth

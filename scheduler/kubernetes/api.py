@@ -31,13 +31,7 @@ class ApiServer:
         accept: str = "application/json",
         named: str | None = None,
     ) -> Object | None:
-        """Read one object, which must have the name ``named``; None: there is none.
-
-        Raises
-        ------
-        SchedulerError
-            If it cannot be read.
-        """
+        """Read one object, which must have the name ``named``; None: there is none; else ``SchedulerError``."""
         try:
             return self._client.get(path, params, accept=accept, named=named)
         except Refused as refused:
@@ -50,13 +44,7 @@ class ApiServer:
     def listing(
         self, path: str, params: Mapping[str, str], page_size: int, view: Callable[[Object], T | None]
     ) -> list[T]:
-        """List objects page by page (0: all in one), and keep of each what ``view`` makes of it (None: nothing).
-
-        Raises
-        ------
-        SchedulerError
-            If it cannot be read wholly.
-        """
+        """List objects page by page (0: all in one), as ``view`` gives them (None: left out), or ``SchedulerError``."""
         try:
             return list_all(self._client, path, params, view, page_size)[0]
         except Refused as refused:

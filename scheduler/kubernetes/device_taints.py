@@ -83,10 +83,7 @@ class DeviceTaints:
             return (f"device taints could not be looked after: {error}",)
 
     def preview(self, signals: Sequence[NodeSignal], *, new: bool) -> tuple[Write, ...]:
-        """Return the rules that :meth:`follow` would delete and create; writes nothing.
-
-        Raises ``SchedulerError`` if they cannot be read.
-        """
+        """Return the rules that :meth:`follow` would delete and create; writes nothing."""
         versions = self._versions()
         if versions is None or isinstance(versions, str):
             return ()

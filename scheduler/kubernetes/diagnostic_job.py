@@ -25,10 +25,7 @@ _EXISTS: Final = 409
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
-    """Read a YAML file with one ``batch/v1`` Job; its name, namespace, place and retries are set by us.
-
-    Raises ``InputError`` if it cannot be read or is no such Job.
-    """
+    """Read a YAML file with one ``batch/v1`` Job, or raise ``InputError``; name, place and retries are set by us."""
     try:
         content = read_yaml(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
@@ -46,15 +43,12 @@ def read_manifest(path: Path) -> dict[str, Any]:
 
 
 class KubernetesVerification:
-    """Runs diagnostics as Jobs in our namespace.
+    """Runs diagnostics as Jobs in predrain's namespace, from a manifest of the operator.
 
-    ``manifest``: as :func:`read_manifest` gives it.
-
-    The Job is bound to its node by the node's name and tolerates our taint, so that the scheduler places it there once
-    the GPUs are free. Its containers are told ``PREDRAIN_NODE``, ``PREDRAIN_KEY`` and ``PREDRAIN_GPUS``, with commas.
-    One of them says what it found in its termination message: ``{"result": "passed" | "failed", "node": …, "key": …}``
-    with ``failed_units`` and ``words`` if it likes. A Job that ended without saying so, on another node, or that says
-    ``passed`` and failed, is inconclusive.
+    The Job is bound to its node by name and tolerates our taint. Its containers are told ``PREDRAIN_NODE``,
+    ``PREDRAIN_KEY`` and ``PREDRAIN_GPUS``. One of them reports in its termination message: ``{"result": "passed" |
+    "failed", "node": …, "key": …}``. A Job that ended without that, on another node, or that reports ``passed`` and
+    failed, is inconclusive.
     """
 
     def __init__(self, scheduler: KubernetesScheduler, manifest: Mapping[str, Any]) -> None:
@@ -81,10 +75,7 @@ class KubernetesVerification:
         return WorkAnswer("refused", response.problem)
 
     def result(self, node: str, key: str) -> DiagnosticResult:
-        """Read the state of the diagnostic.
-
-        Raises ``SchedulerError`` if that cannot be read.
-        """
+        """Read the state of the diagnostic, or raise ``SchedulerError``."""
         job = self._api.read(f"{self._folder}/{name_of(key)}", named=name_of(key))
         if job is None:
             return DiagnosticResult("missing")

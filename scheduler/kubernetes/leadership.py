@@ -30,12 +30,12 @@ class Held:
 class Leadership:
     """A Lease.
 
-    Another one's lease is over when we have seen it unchanged for as long as it claims to last, by our own clock that
-    is never set. ``renewTime`` is only compared with itself: it is a time of the other's clock, which may be wrong.
-    Our own ends ``lasts`` after the moment before the request was sent.
+    Another holder's lease is over when it was seen unchanged for as long as it claims to last, by our own clock that
+    is never set: ``renewTime`` is a time of the other's clock and only compared with itself. Our own ends ``lasts``
+    after the moment before the request was sent.
 
-    ``waits``: whether another one's lease is watched until it is renewed or over, as long as it was never ours. For a
-    process that does one round and ends: it would never see a lease twice, and a dead leader's would hold for ever.
+    ``waits``: another holder's lease is watched until it is renewed or over: for a process that does one round and
+    ends, which would never see a lease twice.
     """
 
     def __init__(
@@ -77,10 +77,7 @@ class Leadership:
         return min(self.held.until - self._clock.now(), timedelta(seconds=self.held.ends_s - self._api.elapsed()))
 
     def take(self, holder: str, lasts: timedelta) -> datetime | None:
-        """Take or prolong it; None: another one holds it.
-
-        Raises ``SchedulerError`` if it is not known whether it is held.
-        """
+        """Take or prolong it; None: another one holds it; raise ``SchedulerError`` if that is not known."""
         self.held = None
         while True:
             asked, asked_s = self._clock.now(), self._api.elapsed()

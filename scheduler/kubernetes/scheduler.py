@@ -74,10 +74,7 @@ class KubernetesScheduler:
         self._pods_version = 0
 
     def read_fleet(self) -> FleetReading:
-        """List all GPU nodes, all predrain-managed nodes, the jobs on them, and the switches.
-
-        Outdated predrain conditions are corrected, where this process holds the lease.
-        """
+        """List all GPU nodes and predrain-managed nodes, their jobs, and the switches; correct outdated conditions."""
         read_at = self.clock.now()
         self._left.clear()
         nodes = self._nodes()
@@ -140,8 +137,7 @@ class KubernetesScheduler:
     def apply(self, action: Action, precondition: Precondition) -> Answer:
         """Carry out an action as one patch that the server applies to exactly the node that was read.
 
-        Condition and event of ``publish`` and ``release`` follow; where that fails the answer is ``done`` nevertheless,
-        with a message.
+        Where condition or event of ``publish`` and ``release`` fail, the answer is ``done`` with a message.
         """
         snapshot = self._ready(action, precondition)
         if isinstance(snapshot, Answer):

@@ -15,42 +15,23 @@ _DNS_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 
 @dataclass(frozen=True, slots=True)
 class KubernetesSettings:
-    """How the Kubernetes adapter works.
+    """How the Kubernetes adapter works; docs/reference/kubernetes-actuator.md has the table of all settings.
 
-    ``kubeconfig``, ``context``: where the credentials are; None: those of the pod that we run in, else as ``kubectl``
-    finds them.
-    ``prefix``: DNS name under which all labels, annotations and taints of ours stand.
-    ``namespace``: where lease, state and switches lie.
-    ``lease``, ``state``, ``progress``: names of the Lease and of the ConfigMaps of the controller's and of the
-    evacuations' state.
-    ``cluster``: what the cluster is called in budgets and in the ledger, where no label says it.
-    ``group``: group of the nodes that no label puts into one.
+    ``kubeconfig``, ``context``: None: the credentials of the pod that this runs in, else as ``kubectl`` finds them.
+    ``cluster``, ``group``: names in budgets and in the ledger, where no label gives one.
     ``selector``: label selector of the nodes that may be acted on; empty: every node that has GPUs.
-    ``gpu_resources``, ``slice_resources``: extended resources that are whole GPUs, and patterns of those that are
-    parts; empty: the collector's.
-    ``cluster_labels``, ``group_labels``, ``rack_labels``, ``domain_labels``: labels of a node that say where it stands,
-    first found counts; empty: the collector's.
-    ``gpu_annotations``: further annotations of a node in which the UUIDs of its GPUs stand (``GPU-…``), such as HAMi's
+    ``gpu_resources`` to ``domain_labels``: empty: the collector's; of labels the first found counts.
+    ``gpu_annotations``: further annotations with the UUIDs of a node's GPUs, such as HAMi's
     ``hami.io/node-nvidia-register``; ``PREFIX/gpus`` is read always. Only where the scores name GPUs by UUID.
-    ``read_pods``: whether pods are read, so that floors per job hold. Without, the breaker stays open: nothing hard is
-    begun.
-    ``condition``, ``events``: whether the node condition and the events are written beside what is published.
-    ``device_taints``: whether a hard mark stands once more as a device taint of each GPU that it is due to, where the
-    server offers them (``DeviceTaintRule``) and GPUs are given by resource claims.
-    ``cordon``: whether a hard mark cordons the node besides, for tools that look at nothing else. The taint does the
-    same, and tells who it was. Only where the server tells who wrote what (``managedFields``, all servers from 1.22
-    on).
-    ``requests_per_second``, ``burst``: at most; what is more waits.
-    ``connect_timeout``, ``request_timeout``: until the connection stands; of silence, until an answer is given up.
-    ``retry_timeout``: for how long a request that the server could not serve is repeated (429, 5xx, cut connections).
+    ``read_pods``: without, floors per job cannot hold, and the breaker stays open.
+    ``device_taints``: a hard mark is a device taint of each GPU that it is due to as well (``DeviceTaintRule``).
+    ``cordon``: a hard mark cordons the node as well, where the server records who wrote what (``managedFields``).
+    ``request_timeout``: of silence. ``retry_timeout``: of all attempts of a request together.
     ``node_page_size``, ``pod_page_size``: objects a page of a listing; one page at a time is held as JSON.
-    ``diagnostic_job``: file with the manifest of a Job that checks an emptied node, for ``evacuation.verification.by:
-    scheduler``.
-    ``eviction_scope``: ``all``: a node is empty when no pod is left but those of daemon sets and mirrors; ``gpu``: when
-    none with GPUs is left.
-    ``evict_unmanaged``: whether pods go that nobody would start elsewhere.
-    ``evict_local_data``: whether pods go whose ``emptyDir`` on disk is lost with them. One in memory (``/dev/shm``)
-    never holds a pod.
+    ``diagnostic_job``: manifest of a Job that checks an emptied node, for ``evacuation.verification``.
+    ``eviction_scope``: whether a node is empty when only pods of daemon sets and mirrors are left, or none with GPUs.
+    ``evict_unmanaged``, ``evict_local_data``: pods go that nobody would start elsewhere, or whose ``emptyDir`` on
+    disk is lost with them.
     """
 
     kubeconfig: str | None = None

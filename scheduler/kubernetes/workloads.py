@@ -71,12 +71,9 @@ class KubernetesWorkloads:
         self._may_patch: dict[str, tuple[bool, float]] = {}
 
     def on_node(self, node: str) -> tuple[Workload, ...]:
-        """List the pods that are bound to a node and have not ended.
+        """List the pods that are bound to a node and have not ended, or raise ``SchedulerError``.
 
-        A pod that asks to be told by annotation is held where the controller may not write that annotation: to evict
-        it untold would lose its work.
-
-        Raises ``SchedulerError`` if they cannot be listed wholly, or one of them cannot be understood.
+        A pod that asks for its checkpoint by annotation is held where the controller may not write that annotation.
         """
         settings = self._scheduler.settings
 
@@ -280,11 +277,7 @@ def pod_workload(
     keys: PodKeys,
     whole: Callable[[JobView], JobView],
 ) -> Workload:
-    """Read a pod that is bound to a node.
-
-    ``whole``: gives the whole job for the part of it that this pod is.
-    Raises ``KeyError, TypeError, AttributeError`` if it is not of the form that a pod has.
-    """
+    """Read a pod that is bound to a node; ``whole`` gives the whole job for the part of it that this pod is."""
     metadata, spec = pod["metadata"], pod["spec"]
     namespace = metadata.get("namespace") or "default"
     owner = _owner(metadata)

@@ -73,7 +73,7 @@ LASTS: Final = timedelta(hours=12)
 """How long a score holds: two decision intervals."""
 
 RIGHT_WITHIN: Final = timedelta(hours=72)
-"""A drain was needed if its node fails within this (``models.promises.horizon``)."""
+"""A drain was needed if its node fails within this (``models.precision_targets.horizon``)."""
 
 _MODEL: Final = ModelName("0" * 64, "lightgbm", None)
 _LIGHT: Final = """

@@ -33,7 +33,7 @@ from benchmarks.scoreboard.pooled import Measured, Pool, at_alerts_of, measure  
 from benchmarks.scoreboard.promised import promise_table  # noqa: E402
 from benchmarks.scoreboard.store import Stored  # noqa: E402
 from evaluation.metrics.comparison import SLIDING  # noqa: E402
-from models.config import CASCADE, PromisesSection  # noqa: E402
+from models.config import CASCADE, PrecisionTargetsSection  # noqa: E402
 from pipeline.params import load_params  # noqa: E402
 from pipeline.provenance import code_revision  # noqa: E402
 from telemetry.atomic import write_bytes  # noqa: E402
@@ -92,7 +92,7 @@ def _measure(parts: Sequence[Stored], replicates: int) -> Measured:
     return measure(Pool(list(parts), replicates))
 
 
-def make_page(plan: Plan, ran: Ran, command: str, section: PromisesSection, jobs: int = 1) -> str:
+def make_page(plan: Plan, ran: Ran, command: str, section: PrecisionTargetsSection, jobs: int = 1) -> str:
     """Measure every scenario and write it all down."""
     stored, promising = _there(plan.pools(), ran), _there(plan.promising(), ran)
     asked = dict(stored)
@@ -151,7 +151,7 @@ def main() -> None:
         raise SystemExit("nothing could be run:\n" + "\n".join(ran.left_out))
     name = "results-own-rates" if args.own_rates else "results"
     command = "python benchmarks/results.py --quick" if args.quick else f"make {name}"
-    section = load_params(args.params).models.promises
+    section = load_params(args.params).models.precision_targets
     text = make_page(plan, ran, command, section, args.jobs)
     out = args.out or (None if args.quick else ROOT / "docs" / f"{name}.md")
     if out is not None:

@@ -61,10 +61,10 @@ class LabelSection(Section):
     horizon: Duration = timedelta(hours=24)
     """Length of the interval after the gap in which an incident start makes the label positive."""
 
-    coalesce: Duration = timedelta(hours=1)
+    merge_window: Duration = timedelta(hours=1)
     """Label-worthy events of one GPU no further apart than this are one incident."""
 
-    quiet: Duration = timedelta(hours=24)
+    cooldown: Duration = timedelta(hours=24)
     """An incident without a repair, replacement or reset ends this long after its last event."""
 
     xids: dict[FailureClass, tuple[int, ...]] = Field(default_factory=_default_label_xids)

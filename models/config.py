@@ -39,12 +39,12 @@ CASCADE = "cascade"
 class TrainingSection(Section):
     """``training``: which rows a model is fitted on, and how often."""
 
-    span: Duration | Literal["auto", "expanding"] = "auto"
-    """Training span (the paper's L_train); ``auto`` chooses among ``spans`` at each refit on a purged tail,
-    ``expanding`` takes all since the data began, in whole days."""
+    window: Duration | Literal["auto", "expanding"] = "auto"
+    """Training window (the paper's L_train); ``auto`` chooses among ``candidate_windows`` at each refit on a purged
+    tail, ``expanding`` takes all since the data began, in whole days."""
 
-    spans: tuple[Duration, ...] = tuple(timedelta(days=days) for days in (7, 14, 28, 56, 90))
-    """Candidate spans for ``auto``; those longer than the history are skipped and named."""
+    candidate_windows: tuple[Duration, ...] = tuple(timedelta(days=days) for days in (7, 14, 28, 56, 90))
+    """Candidate windows for ``auto``; those longer than the history are skipped and named."""
 
     refit_every: Duration = timedelta(days=7)
     """Time between two refits of the sliding training."""
@@ -62,7 +62,7 @@ class TrainingSection(Section):
     """MiB of features in memory while models are fitted: half for the rows of one fit (where they need more, fewer
     negatives are drawn), a quarter for the newest rows of the matrix."""
 
-    @field_validator("span", "spans", "refit_every")
+    @field_validator("window", "candidate_windows", "refit_every")
     @classmethod
     def _positive(cls, value: timedelta | str | tuple[timedelta, ...]) -> timedelta | str | tuple[timedelta, ...]:
         given = value if isinstance(value, tuple) else (value,)
@@ -132,7 +132,7 @@ class CalibrationSection(Section):
 
 
 class CostsSection(Section):
-    """``models.promises.costs``: what drains and failures cost, in one unit of your choice, such as GPU-hours."""
+    """``models.precision_targets.costs``: what drains and failures cost, in one unit such as GPU-hours."""
 
     unneeded_drain: float = Field(gt=0)
     """Draining a GPU that would not have failed."""
@@ -153,10 +153,10 @@ class CostsSection(Section):
         return self
 
 
-class PromisesSection(Section):
-    """``models.promises``: precisions that are promised where earlier outcomes allow it."""
+class PrecisionTargetsSection(Section):
+    """``models.precision_targets``: precisions that are promised where earlier outcomes allow it."""
 
-    targets: tuple[float, ...] = (0.3, 0.5, 0.85)
+    values: tuple[float, ...] = (0.3, 0.5, 0.85)
     """Precisions to promise, each on its own."""
 
     confidence: float = Field(default=0.9, gt=0, lt=1)
@@ -176,7 +176,7 @@ class PromisesSection(Section):
             raise ValueError("must be positive, such as '72h'")
         return value
 
-    @field_validator("targets")
+    @field_validator("values")
     @classmethod
     def _shares(cls, value: tuple[float, ...]) -> tuple[float, ...]:
         if not value or not all(0 < target < 1 for target in value):
@@ -199,7 +199,7 @@ class ModelsSection(Section):
     parallel: ParallelSection = ParallelSection()
     cascade: CascadeSection = CascadeSection()
     calibration: CalibrationSection = CalibrationSection()
-    promises: PromisesSection = PromisesSection()
+    precision_targets: PrecisionTargetsSection = PrecisionTargetsSection()
 
     horizons: tuple[Duration, ...] = tuple(timedelta(hours=hours) for hours in (1, 6, 24, 72))
     """Further horizons to give risks for, such as 1h, 6h, 24h and 72h; consistent with the risk at labels.horizon."""

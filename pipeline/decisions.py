@@ -32,7 +32,7 @@ def decision_extras(
     all outcomes at the end allow), ``unforeseen`` (``unforeseen_incidents``), and ``horizons``
     (:func:`models.calibration.horizons.horizon_table`) where further horizons were asked for.
     """
-    made = walk_promises(result.predictions, result.folds, matrix, models.promises, k=result.k)
+    made = walk_promises(result.predictions, result.folds, matrix, models.precision_targets, k=result.k)
     best = None if truth is None else oracle_predictions(result.predictions, truth, result.k)
     extras = {
         "promises": made.pooled,

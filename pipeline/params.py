@@ -48,8 +48,8 @@ class DataSection(Section):
     """Path of a dataset made by ``predrain import``; null: simulate the demo fleet."""
 
 
-class TiersSection(Section):
-    """``policy.tiers``: from which risk on a unit has which tier."""
+class ThresholdsSection(Section):
+    """``policy.thresholds``: from which risk on a unit has which tier."""
 
     watch: float | None = Field(default=None, gt=0, le=1)
     """Risk from which on a unit is watched; null: where the bundle's budget of alerts begins."""
@@ -71,7 +71,7 @@ class TiersSection(Section):
 class PolicySection(Section):
     """``policy``: what is made of a risk."""
 
-    tiers: TiersSection = TiersSection()
+    thresholds: ThresholdsSection = ThresholdsSection()
 
 
 class ServingSection(Section):
@@ -80,13 +80,13 @@ class ServingSection(Section):
     stale_after: Duration = timedelta(hours=1)
     """A unit whose newest usable sample is older than this at the decision time is unknown."""
 
-    least_completeness: float = Field(default=0.5, ge=0, le=1)
+    min_completeness: float = Field(default=0.5, ge=0, le=1)
     """A unit with less than this share of the samples expected in the last decision interval is unknown; 0: never."""
 
-    explained: int = Field(default=200, ge=0)
+    max_explained: int = Field(default=200, ge=0)
     """Units explained at a decision time at most, the riskiest first."""
 
-    reasons: int = Field(default=3, ge=0)
+    max_reasons: int = Field(default=3, ge=0)
     """Reasons given for a unit at most."""
 
     retention: Duration = timedelta(days=35)

@@ -1,4 +1,4 @@
-"""Parameters that predrain no longer has, each with the sentence that says what to do now."""
+"""Parameters that predrain no longer has under this name, each with the sentence that says what to do now."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, Final
 
 _CALENDAR: Final = "Leave it out: models are refitted every training.refit_every, and the report says what drifted."
 _SETTINGS: Final = "Leave it out, and give a learner's settings in models.settings."
-_CHOICE: Final = "Leave it out: the candidates in training.spans are compared by one small LightGBM model on one tail."
+_CHOICE: Final = "Leave it out: training.candidate_windows are compared by one small LightGBM model on one tail."
 
 REMOVED: Final[dict[str, str]] = {
     "training.refit_on": _CALENDAR,
@@ -20,6 +20,20 @@ REMOVED: Final[dict[str, str]] = {
 }
 """What to do instead, by the dotted name of a parameter."""
 
+RENAMED: Final[dict[str, str]] = {
+    "labels.coalesce": "labels.merge_window",
+    "labels.quiet": "labels.cooldown",
+    "training.span": "training.window",
+    "training.spans": "training.candidate_windows",
+    "models.promises": "models.precision_targets",
+    "models.precision_targets.targets": "models.precision_targets.values",
+    "policy.tiers": "policy.thresholds",
+    "serving.least_completeness": "serving.min_completeness",
+    "serving.explained": "serving.max_explained",
+    "serving.reasons": "serving.max_reasons",
+}
+"""New names of parameters, by the old ones."""
+
 _OBJECTIVE: Final = "Name lightgbm or xgboost: no other objective was measured to be better."
 
 REMOVED_LEARNERS: Final[dict[str, str]] = dict.fromkeys(
@@ -29,7 +43,7 @@ REMOVED_LEARNERS: Final[dict[str, str]] = dict.fromkeys(
 
 
 def removed_in(params: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], str, str]]:
-    """Find what was removed.
+    """Find what was removed or renamed.
 
     ``params``: merged parameters, not validated.
     """
@@ -37,6 +51,10 @@ def removed_in(params: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], str
         path = tuple(name.split("."))
         if _holds(params, path):
             yield path, f"the parameter {name} was removed", hint
+    for name, new in RENAMED.items():
+        path = tuple(name.split("."))
+        if _holds(params, path):
+            yield path, f"the parameter {name} is now {new}", f"Write {new}."
     for path, value in _leaves(params.get("models"), ("models",)):
         if value in REMOVED_LEARNERS:
             yield path, f"the learner {value} was removed", REMOVED_LEARNERS[value]

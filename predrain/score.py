@@ -223,14 +223,14 @@ def scoring_settings(params: Params) -> ScoringSettings:
     from policy.tiers import TierThresholds
     from serving.scores.decision_times import ScoringSettings
 
-    given, tiers = params.serving, params.policy.tiers
+    given, risks = params.serving, params.policy.thresholds
     return ScoringSettings(
         stale_after=given.stale_after,
-        min_completeness=given.least_completeness,
-        max_explained=given.explained,
-        max_reasons=given.reasons,
+        min_completeness=given.min_completeness,
+        max_explained=given.max_explained,
+        max_reasons=given.max_reasons,
         retention=given.retention,
-        tiers=TierThresholds(tiers.watch, tiers.elevated, tiers.high),
+        tiers=TierThresholds(risks.watch, risks.elevated, risks.high),
     )
 
 

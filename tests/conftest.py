@@ -19,7 +19,7 @@ models:
   cascade: {stages: [lightgbm, logistic]}
   settings: {lightgbm: {n_estimators: 20}, xgboost: {n_estimators: 20}}
 features: {windows: [6h], history_windows: [7d, 30d]}
-training: {spans: [14d, 21d], refit_every: 14d, augmentation: 2}
+training: {candidate_windows: [14d, 21d], refit_every: 14d, augmentation: 2}
 backtest: {bootstrap: 20}
 """
 

@@ -19,7 +19,7 @@ from benchmarks.scoreboard.plan import (
 from benchmarks.scoreboard.pooled import Hits, Pool, measure
 from benchmarks.scoreboard.promised import promise_lines
 from evaluation.metrics.evaluation import evaluate
-from models.config import PromisesSection
+from models.config import PrecisionTargetsSection
 from tests.models.fleet_predictions import MODELS, PART_FACTS, fleet, truth_of
 
 
@@ -115,7 +115,7 @@ def _usual(two):
         Part("drift", 102, RECOMMENDED, size): two[1][1],
     }
     plan = Plan(tuple(parts), replicates=40, quick=True)
-    return plan, Ran(parts, ("drift-101-paper: no file",), 2), "make results", PromisesSection()
+    return plan, Ran(parts, ("drift-101-paper: no file",), 2), "make results", PrecisionTargetsSection()
 
 
 def test_the_page_says_simulated_first_and_judges_only_by_what_was_measured(two):
@@ -141,10 +141,10 @@ def test_promises_are_counted_and_what_was_asked_is_judged():
     ]  # fmt: skip
     rows.append({**rows[0], "scenario": "base", "promised": 0, "known_drains": 0, "hits": 0, "kept": None, "best": 0.1})
     rows.append({**rows[-1], "promised": 1, "fleet": "f9"})
-    lines = promise_lines(pd.DataFrame(rows), PromisesSection())
+    lines = promise_lines(pd.DataFrame(rows), PrecisionTargetsSection())
     assert "alerts within 72 hours (or the labels' horizon where that is longer) belong to it" in lines[0]
     counted = next(line for line in lines if "(fleets: 5 of `announced`; " in line)
     assert counted.endswith(" 1 more brought no drain whose outcome is known.")
     assert any("4 of 5 promises that brought drains were kept" in line for line in lines)
     assert any("on 4 of 5 fleets: **met**" in line for line in lines)
-    assert promise_lines(pd.DataFrame(), PromisesSection()) == ["No fleet left any promise."]
+    assert promise_lines(pd.DataFrame(), PrecisionTargetsSection()) == ["No fleet left any promise."]

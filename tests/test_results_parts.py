@@ -12,7 +12,7 @@ from benchmarks.scoreboard.plan import (
     key_of,
     make_plan,
 )
-from models.config import PromisesSection
+from models.config import PrecisionTargetsSection
 from pipeline.params import Params
 from tests.models.fleet_predictions import MODELS, PART_FACTS, fleet, truth_of
 
@@ -55,7 +55,7 @@ def test_a_second_call_takes_what_is_finished_and_runs_what_changed(tmp_path, mo
     so_far = fleets.run_plan(plan, files, tmp_path / "work", jobs=1, finished=True)
     assert list(so_far.parts) == [plan.parts[0]]
     assert so_far.left_out == (f"{plan.parts[1].name}: not run yet",)
-    text = make_page(plan, so_far, "make results", PromisesSection())
+    text = make_page(plan, so_far, "make results", PrecisionTargetsSection())
     assert "**Not all of it yet**: 1 of 2 parts" in text
     assert f"- {plan.parts[1].name}: not run yet" in text
     again = fleets.run_plan(plan, files, tmp_path / "work", jobs=1)

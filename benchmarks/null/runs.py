@@ -45,8 +45,8 @@ def small_params() -> Params:
     base = load_params([ROOT / "params.yaml"])
     training = base.training.model_copy(
         update={
-            "span": timedelta(days=21),
-            "spans": (timedelta(days=21),),
+            "window": timedelta(days=21),
+            "candidate_windows": (timedelta(days=21),),
             "refit_every": timedelta(days=14),
             "augmentation": 2,
         }
@@ -70,7 +70,7 @@ def small_params() -> Params:
 def moderate_params() -> Params:
     """Take the parameters of params.yaml on one span."""
     base = load_params([ROOT / "params.yaml"])
-    training = base.training.model_copy(update={"span": timedelta(days=28), "refit_every": timedelta(days=14)})
+    training = base.training.model_copy(update={"window": timedelta(days=28), "refit_every": timedelta(days=14)})
     return base.model_copy(update={"training": training})
 
 

@@ -17,7 +17,7 @@ from benchmarks.scoreboard.plan import PAPER_TITLE, PROMISED, Plan
 from benchmarks.scoreboard.pooled import Measured
 from benchmarks.scoreboard.promised import promise_lines
 from evaluation.metrics.comparison import SLIDING, TRAIN_ONCE
-from models.config import PromisesSection
+from models.config import PrecisionTargetsSection
 from pipeline.report.wording import NONE, between, count, hours, join, number, percent, points, verdict
 
 DEVELOPMENT = 100
@@ -116,7 +116,7 @@ def claims(
     found: Mapping[str, Measured],
     against_paper: Sequence[Gain],
     promises: pd.DataFrame,
-    section: PromisesSection,
+    section: PrecisionTargetsSection,
 ) -> list[str]:
     """Give the claims: gains, calibration, promises."""
     asked = gained(found)

@@ -34,7 +34,7 @@ from features.matrix.meta import (
     ROW_COLUMNS,
     MatrixPart,
 )
-from models.config import PromisesSection
+from models.config import PrecisionTargetsSection
 from pipeline.artefacts import write_frame, write_json
 from pipeline.report.wording import count, join, percent
 
@@ -70,10 +70,10 @@ def keep_labels(matrix: FeatureMatrix, part: Path) -> None:
     (folder / META_NAME).write_bytes(meta.encode())
 
 
-def promises_of(part: Stored, section: PromisesSection) -> pd.DataFrame:
+def promises_of(part: Stored, section: PrecisionTargetsSection) -> pd.DataFrame:
     """Walk the promises of a part's profile, or take those that the same rules made earlier.
 
-    ``section``: ``models.promises``.
+    ``section``: ``models.precision_targets``.
     Returns: :attr:`evaluation.backtest.promises.Promises.pooled` of the profile; empty where the part kept no labels.
     """
     if not (part.path / _LABELS).is_dir():
@@ -103,11 +103,13 @@ def promises_of(part: Stored, section: PromisesSection) -> pd.DataFrame:
     return found
 
 
-def promise_table(parts: Mapping[str, Sequence[Stored]], section: PromisesSection, jobs: int = 1) -> pd.DataFrame:
+def promise_table(
+    parts: Mapping[str, Sequence[Stored]], section: PrecisionTargetsSection, jobs: int = 1
+) -> pd.DataFrame:
     """Gather what each fleet's profile promised.
 
     ``parts``: the recommended profile's parts by scenario, and those that were replayed for their promises alone.
-    ``section``: ``models.promises``.
+    ``section``: ``models.precision_targets``.
     ``jobs``: parts at a time, each in a process of its own.
     Returns: ``scenario``, ``fleet`` and the columns of ``Promises.pooled``; empty where there are
     none.
@@ -127,7 +129,7 @@ def promise_table(parts: Mapping[str, Sequence[Stored]], section: PromisesSectio
     return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
 
 
-def promise_lines(table: pd.DataFrame, section: PromisesSection) -> list[str]:
+def promise_lines(table: pd.DataFrame, section: PrecisionTargetsSection) -> list[str]:
     """Tell them: what a promise is of, one row a scenario and target, then what was asked for.
 
     ``table``: as :func:`promise_table` returns it.

@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from features.times import milliseconds
-from models.config import PromisesSection
+from models.config import PrecisionTargetsSection
 from models.rows.as_of_rows import LabelsAt, labels_of_rows
 from models.rows.ranking import Bools, Floats, Ints
 from models.rows.training_set import Labels, Matrix
@@ -75,7 +75,7 @@ class _Replayed:
 
 
 def walk_promises(
-    predictions: pd.DataFrame, folds: pd.DataFrame, matrix: Matrix, section: PromisesSection, *, k: int
+    predictions: pd.DataFrame, folds: pd.DataFrame, matrix: Matrix, section: PrecisionTargetsSection, *, k: int
 ) -> Promises:
     """Set promises at every refit on the outcomes of the folds before it, and see which were kept.
 
@@ -149,7 +149,7 @@ def decisions_frame(promises: Promises) -> pd.DataFrame:
     return frame.astype(dict.fromkeys(numbers, "float64"))
 
 
-def _of_drains(own: LabelsAt, matrix: Matrix, one: pd.DataFrame, section: PromisesSection) -> LabelsAt:
+def _of_drains(own: LabelsAt, matrix: Matrix, one: pd.DataFrame, section: PrecisionTargetsSection) -> LabelsAt:
     """Give the labels that drains are judged by: those of the longer of ``section.horizon`` and the labels' own."""
     if section.horizon is None:
         return own
@@ -164,13 +164,15 @@ def _orders_only(model: str) -> str:
     return f"{model} only orders the units of a decision time: no threshold of its risk means the same at another"
 
 
-def _promised(name: str, evidence: Evidence, section: PromisesSection) -> list[Decision]:
+def _promised(name: str, evidence: Evidence, section: PrecisionTargetsSection) -> list[Decision]:
     if why := _orders_only(name):
-        return [no_promise(target, section.confidence, why, evidence) for target in section.targets]
-    return for_precisions(evidence, section.targets, section.confidence)
+        return [no_promise(target, section.confidence, why, evidence) for target in section.values]
+    return for_precisions(evidence, section.values, section.confidence)
 
 
-def _by_costs(name: str, model: _Replayed, section: PromisesSection, read: LabelsAt, until: datetime) -> list[Decision]:
+def _by_costs(
+    name: str, model: _Replayed, section: PrecisionTargetsSection, read: LabelsAt, until: datetime
+) -> list[Decision]:
     """Set the threshold of least cost: by the labels' own horizon, because it is a threshold of its risk."""
     if section.costs is None:
         return []

@@ -62,7 +62,7 @@ def run_backtest(
     if checkpoint is not None:
         content = {
             "training": training.model_dump(mode="json"),
-            "models": models.model_dump(mode="json", exclude={"promises"}),
+            "models": models.model_dump(mode="json", exclude={"precision_targets"}),
             "backtest": backtest.model_dump(mode="json", exclude={"bootstrap"}),
         }
         digest = digest_of(matrix=begun.matrix.digest, seed=seed, explain=explain, **content)
@@ -109,10 +109,10 @@ def _refuse_if_none_fitted(folds: list[Fold], schedule: Schedule, training: Trai
     if any(fold.facts["unfit"] is None for fold in folds):
         return
     last = folds[-1].facts
-    fixed = "" if training.span == EXPANDING else "a longer span, or "
+    fixed = "" if training.window == EXPANDING else "a longer span, or "
     raise InputError(
         f"one class only in the training span of every refit ({len(folds)} from "
         f"{format_instant(schedule.refits_ms[0])} to {format_instant(schedule.refits_ms[-1])}); {last['unfit']}",
-        f"parameter training.span, {candidates_told(training)}",
+        f"parameter training.window, {candidates_told(training)}",
         f"Give {fixed}a dataset with more history; check labels.xids if failures seem to be missing.",
     )

@@ -24,7 +24,7 @@ from features.times import NEVER, duration_ms, instant_ms, instants
 
 LATE_REPAIR = timedelta(days=30)
 """A repair or removal of the unit itself this long after the last event is still the incident's, even after
-``labels.quiet``. 95 % of the repairs in StepFun's InfiniteHBD trace end within 31 days, half of them after more than
+``labels.cooldown``. 95 % of the repairs in StepFun's InfiniteHBD trace end within 31 days, half of them after more than
 20 hours; a unit that waits for its repair is no negative example. Only the true end moves, not what is known."""
 
 INCIDENT_COLUMNS = ("incident", "unit", "gpu", "node", "start", "end", "failure_class", "code", "known_at")
@@ -43,14 +43,14 @@ def find_incidents(
 ) -> pd.DataFrame:
     """Find the incidents that the events show.
 
-    Label-worthy events of one unit belong to one incident if they lie within ``labels.coalesce`` of each other, or if
-    the earlier one's incident has not ended yet. An incident ends at the first repair, replacement, reset or removal
-    at or after its last event, or ``labels.quiet`` after that event; a repair or removal of the unit itself that comes
-    later still ends it if nothing label-worthy lies between and at most :data:`LATE_REPAIR` has passed.
+    Label-worthy events of one unit belong to one incident if they lie within ``labels.merge_window`` of each other, or
+    if the earlier one's incident has not ended yet. An incident ends at the first repair, replacement, reset or removal
+    at or after its last event, or ``labels.cooldown`` after that event; a repair or removal of the unit itself that
+    comes later still ends it if nothing label-worthy lies between and at most :data:`LATE_REPAIR` has passed.
 
     ``events``, ``inventory``: as a dataset holds them.
     ``as_of``: use only what was known then: events with ``known_at <= as_of``, stays begun and removals made by then.
-    ``data_end``: end of the data; by default the latest time in events and inventory. An incident whose quiet span ends
+    ``data_end``: end of the data; by default the latest time in events and inventory. An incident whose cooldown ends
     after this (or after ``as_of``) is open.
     Returns: columns ``incident`` (0, 1, ... by start, then unit), ``unit``, ``gpu`` (null for a node), ``node``,
     ``start``, ``end`` (NaT: open), ``failure_class`` (of its first event that is not ``other``), ``code`` (of that
@@ -105,13 +105,13 @@ def down_intervals(record: Record) -> pd.DataFrame:
     """When each unit was known to be down.
 
     A unit is known to be down at t if, of the facts known at t, its last label-worthy event is followed by no repair,
-    replacement, reset or removal and is less than ``labels.quiet`` ago.
+    replacement, reset or removal and is less than ``labels.cooldown`` ago.
 
     Returns: columns ``unit``, ``down_from`` (included), ``down_until`` (excluded); sorted by (unit, down_from),
     disjoint. Whether a time lies in an interval depends only on facts known at that time.
     """
     rows: list[tuple[int, int, int]] = []
-    quiet = duration_ms(record.labels.quiet)
+    cooldown = duration_ms(record.labels.cooldown)
     for unit, evidence in record.evidence.items():
         moments = [(sign.established, sign.time, True) for sign in evidence.signs]
         moments += [(known, time, False) for time, known in evidence.ends]
@@ -123,7 +123,7 @@ def down_intervals(record: Record) -> pd.DataFrame:
             else:
                 last_end = max(last_end, time)
             following = moments[position + 1][0] if position + 1 < len(moments) else NEVER
-            until = min(following, last_sign + quiet)
+            until = min(following, last_sign + cooldown)
             if last_end < last_sign and known < until:
                 if rows and rows[-1][0] == unit and rows[-1][2] == known:
                     rows[-1] = (unit, rows[-1][1], until)
@@ -141,13 +141,13 @@ def down_intervals(record: Record) -> pd.DataFrame:
 
 def _bursts(signs: list[Sign], ends: list[tuple[int, int]], labels: LabelSection) -> list[tuple[int, int]]:
     """First and last position of each incident's events; ``signs`` and ``ends`` are sorted by time."""
-    coalesce, quiet = duration_ms(labels.coalesce), duration_ms(labels.quiet)
+    merge_window, cooldown = duration_ms(labels.merge_window), duration_ms(labels.cooldown)
     bursts: list[tuple[int, int]] = []
     for i, sign in enumerate(signs):
         if bursts:
             first, last = bursts[-1]
             since = sign.time - signs[last].time
-            if since <= coalesce or (since < quiet and not _ended(ends, signs[last].time, sign.time)):
+            if since <= merge_window or (since < cooldown and not _ended(ends, signs[last].time, sign.time)):
                 bursts[-1] = (first, i)
                 continue
         bursts.append((i, i))
@@ -165,9 +165,9 @@ def _end(
 ) -> int:
     assert first <= last
     latest = signs[last].time
-    quiet_at = latest + duration_ms(labels.quiet)
+    ends_at = latest + duration_ms(labels.cooldown)
     at = bisect_left(evidence.ends, (latest, -NEVER))
-    if at < len(evidence.ends) and evidence.ends[at][0] <= quiet_at:
+    if at < len(evidence.ends) and evidence.ends[at][0] <= ends_at:
         return evidence.ends[at][0]
     limit = latest + duration_ms(LATE_REPAIR)
     if last + 1 < len(signs):
@@ -175,11 +175,11 @@ def _end(
     at = bisect_left(evidence.own_ends, latest)
     if at < len(evidence.own_ends) and evidence.own_ends[at] <= limit:
         return evidence.own_ends[at]
-    return quiet_at if quiet_at <= seen_until else NEVER
+    return ends_at if ends_at <= seen_until else NEVER
 
 
 def _openings(evidence: UnitEvidence, labels: LabelSection) -> list[Sign]:
-    coalesce, quiet = duration_ms(labels.coalesce), duration_ms(labels.quiet)
+    merge_window, cooldown = duration_ms(labels.merge_window), duration_ms(labels.cooldown)
     ends_by_known = sorted((known, time) for time, known in evidence.ends)
     ends: list[tuple[int, int]] = []
     times: list[int] = []
@@ -188,7 +188,7 @@ def _openings(evidence: UnitEvidence, labels: LabelSection) -> list[Sign]:
 
     def together(earlier: int, later: int) -> bool:
         since = later - earlier
-        return since <= coalesce or (since < quiet and not _ended(ends, earlier, later))
+        return since <= merge_window or (since < cooldown and not _ended(ends, earlier, later))
 
     for sign in sorted(evidence.signs, key=lambda s: (s.established, s)):
         while taken < len(ends_by_known) and ends_by_known[taken][0] <= sign.established:

@@ -89,7 +89,7 @@ def fit_final(
         raise InputError(
             f"no training span fits: {history}, gap and horizon take {format_days(trainer.reach_ms)}; "
             f"{candidates_told(training)}",
-            "parameter training.span" if isinstance(training.span, timedelta) else "parameter training.spans",
+            f"parameter training.{'window' if isinstance(training.window, timedelta) else 'candidate_windows'}",
             f"Give {'a shorter span' if until is None else 'a later time, a shorter span'}, or a dataset with more "
             "history.",
         )
@@ -97,7 +97,7 @@ def fit_final(
     if isinstance(fitted, Unfit):
         raise InputError(
             f"one class only in the training span: {fitted.why}",
-            "parameter training.span",
+            "parameter training.window",
             "Give a longer span, or a dataset with more history.",
         )
     reference = reference_at(fitted, matrix, frame, read=trainer.values, seed=seed)

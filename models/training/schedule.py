@@ -58,7 +58,7 @@ def plan_schedule(
             f"no training span fits: the shortest of {listed} with gap and horizon ({format_days(reach_ms)}) "
             f"needs {format_days(possible - first_ms)}, the data before the last decision time span "
             f"{format_days(available)}",
-            "parameter training.span" if isinstance(training.span, timedelta) else "parameter training.spans",
+            f"parameter training.{'window' if isinstance(training.window, timedelta) else 'candidate_windows'}",
             "Give a shorter span, or a dataset with more history.",
         )
     if duration_ms(training.refit_every) <= 0:
@@ -73,7 +73,7 @@ def plan_schedule(
                 f"first_test {format_instant(start)} comes before any training span fits: the shortest "
                 f"({format_days(shortest)}) with gap and horizon fits from {format_instant(possible)} on",
                 "parameter backtest.first_test",
-                "Give that time or a later one, a shorter span in training.spans, or 'auto'.",
+                "Give that time or a later one, a shorter one in training.candidate_windows, or 'auto'.",
             )
     tested = grid[(grid >= start) & (grid <= end_ms)]
     if len(tested) == 0:
@@ -113,7 +113,7 @@ def alert_budget(rows: Rows, labels: Labels, backtest: BacktestSection, *, as_of
 def candidates_told(training: TrainingSection) -> str:
     """Say which spans may be used, for an error: ``candidates 7 d, 14 d``, or ``expanding, from 7 d on``."""
     spans = [format_days(span) for span in candidates(training)]
-    return f"expanding, from {spans[0]} on" if training.span == EXPANDING else f"candidates {', '.join(spans)}"
+    return f"expanding, from {spans[0]} on" if training.window == EXPANDING else f"candidates {', '.join(spans)}"
 
 
 def format_days(span: timedelta | int) -> str:

@@ -30,7 +30,7 @@ MIN_SPAN_INCIDENTS = 20
 """Candidates that hold fewer incidents are left out, but for the longest: a lucky tail would choose one."""
 
 EXPANDING = "expanding"
-"""``training.span`` that takes everything since the data began, at each refit more."""
+"""``training.window`` that takes everything since the data began, at each refit more."""
 
 _DAY = timedelta(days=1)
 _MS_PER_DAY = 86_400_000
@@ -51,14 +51,14 @@ class SpanChoice:
 
 
 def candidates(training: TrainingSection) -> tuple[timedelta, ...]:
-    """Give the spans that may be used, ascending: the fixed one, or those of ``training.spans``.
+    """Give the spans that may be used, ascending: the fixed one, or those of ``training.candidate_windows``.
 
-    With ``expanding`` that is the shortest of ``training.spans``: the least history that a refit waits for.
+    With ``expanding`` that is the shortest of ``training.candidate_windows``: the least history that a refit waits for.
     """
-    if isinstance(training.span, timedelta):
-        return (training.span,)
-    spans = tuple(sorted(set(training.spans)))
-    return spans[:1] if training.span == EXPANDING else spans
+    if isinstance(training.window, timedelta):
+        return (training.window,)
+    spans = tuple(sorted(set(training.candidate_windows)))
+    return spans[:1] if training.window == EXPANDING else spans
 
 
 def usable_spans(training: TrainingSection, *, refit_ms: int, first_ms: int, reach_ms: int) -> tuple[timedelta, ...]:
@@ -71,7 +71,7 @@ def usable_spans(training: TrainingSection, *, refit_ms: int, first_ms: int, rea
     Returns: empty where the history is too short for each.
     """
     fit = fitting(candidates(training), refit_ms=refit_ms, first_ms=first_ms, reach_ms=reach_ms)
-    if training.span == EXPANDING and fit:
+    if training.window == EXPANDING and fit:
         return (timedelta(days=(refit_ms - reach_ms - first_ms) // _MS_PER_DAY),) if fit[0] >= _DAY else fit
     return fit
 

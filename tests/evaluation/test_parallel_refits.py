@@ -30,7 +30,9 @@ QUICK = ModelsSection(
     horizons=(timedelta(hours=6), timedelta(hours=24)),
     settings={"lightgbm": {"n_estimators": 4, "learning_rate": 0.2}},
 )
-SPANS = TrainingSection(spans=(timedelta(days=7), timedelta(days=14)), refit_every=timedelta(days=5), negative_ratio=8)
+SPANS = TrainingSection(
+    candidate_windows=(timedelta(days=7), timedelta(days=14)), refit_every=timedelta(days=5), negative_ratio=8
+)
 
 
 class Fleet(FakeMatrix):

@@ -9,7 +9,7 @@ from scipy.special import expit
 
 from evaluation.backtest.promises import FOLD_COLUMNS, decisions_frame, walk_promises
 from evaluation.metrics.unforeseen import unforeseen_incidents
-from models.config import CostsSection, PromisesSection
+from models.config import CostsSection, PrecisionTargetsSection
 from models.rows.as_of_rows import row_positions
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -84,7 +84,7 @@ def folds():
     return pd.DataFrame({"fold": range(4), "variant": "sliding"})
 
 
-SECTION = PromisesSection(targets=(0.5, 0.85), horizon=None)
+SECTION = PrecisionTargetsSection(values=(0.5, 0.85), horizon=None)
 
 
 @pytest.fixture(scope="module")
@@ -139,7 +139,7 @@ def test_a_refit_begins_no_second_drain_of_a_unit_that_stays_alerted():
     daily = predictions(matrix).query("model == 'good'")
     daily["fold"] = ((daily["decision_time"] - START) // timedelta(days=1)).astype(np.int32)
     days = pd.DataFrame({"fold": range(28), "variant": "sliding"})
-    section = PromisesSection(targets=(0.5,), horizon=timedelta(hours=72))
+    section = PrecisionTargetsSection(values=(0.5,), horizon=timedelta(hours=72))
     made = walk_promises(daily, days, matrix, section, k=2)
     alerts = alerted_under_promise(daily, made, 0.5)
     last: dict[str, datetime] = {}
@@ -221,7 +221,7 @@ def test_the_current_decisions_look_back_on_everything(walked):
     frame = decisions_frame(made)
     assert len(frame) == 6
     assert frame["threshold"].dtype == "float64"
-    with_costs = PromisesSection(targets=(0.5,), horizon=None, costs={"unneeded_drain": 1, "missed_failure": 9})
+    with_costs = PrecisionTargetsSection(values=(0.5,), horizon=None, costs={"unneeded_drain": 1, "missed_failure": 9})
     made = walk_promises(predictions(matrix), folds(), matrix, with_costs, k=2)
     assert made.current["good"][-1].kind == "cost"
     assert made.current["good"][-1].threshold == pytest.approx(0.1)
@@ -248,9 +248,9 @@ def test_predictions_of_another_matrix_are_refused(walked):
 
 def test_targets_and_costs_that_make_no_sense_are_refused():
     with pytest.raises(ValueError, match="give precisions between 0 and 1"):
-        PromisesSection(targets=(0.5, 1.0))
+        PrecisionTargetsSection(values=(0.5, 1.0))
     with pytest.raises(ValueError, match="no drain is ever worth it"):
-        PromisesSection(costs={"unneeded_drain": 1, "missed_failure": 1, "needed_drain": 2})
+        PrecisionTargetsSection(costs={"unneeded_drain": 1, "missed_failure": 1, "needed_drain": 2})
 
 
 def test_failures_that_stand_out_are_told_from_those_that_do_not(walked):

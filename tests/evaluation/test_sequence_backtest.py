@@ -43,7 +43,7 @@ WITH = ModelsSection(
     parallel=ParallelSection(members=("lightgbm", "cnn1d")),
     cascade=CascadeSection(stages=("cnn1d", "lightgbm")),
 )
-TRAINING = TrainingSection(spans=(timedelta(days=7), timedelta(days=14)), refit_every=timedelta(days=10))
+TRAINING = TrainingSection(candidate_windows=(timedelta(days=7), timedelta(days=14)), refit_every=timedelta(days=10))
 BACKTEST = BacktestSection(bootstrap=0)
 
 

@@ -27,7 +27,7 @@ features:
   history_windows: [30d]
   channels: [pcie_replay_total, gpu_temp_c, power_w, gpu_util_pct]
   static: [model, driver]
-training: {spans: [21d], span: 21d, augmentation: 0, negative_ratio: 20}
+training: {candidate_windows: [21d], window: 21d, augmentation: 0, negative_ratio: 20}
 decision: {every: 12h}
 """
 FITTED = timedelta(days=28)

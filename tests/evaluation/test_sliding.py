@@ -32,7 +32,7 @@ QUICK = ModelsSection(
     settings={"lightgbm": {"n_estimators": 20, "learning_rate": 0.2}, "random_forest": {"n_estimators": 12}},
 )
 REFIT = QUICK.model_copy(update={"calibration": CalibrationSection(slice=timedelta(days=5), refit=True)})
-SPAN_15 = TrainingSection(span=timedelta(days=15), negative_ratio=8)
+SPAN_15 = TrainingSection(window=timedelta(days=15), negative_ratio=8)
 QUICK_SLIDING = SPAN_15.model_copy(update={"refit_every": timedelta(days=14)})
 AUTO = BacktestSection()
 
@@ -196,7 +196,7 @@ def test_a_fit_after_calibration_uses_the_newest_rows_and_keeps_the_calibration(
 
 def test_models_of_node_datasets(tmp_path):
     matrix = FakeMatrix(units=16, days=30, incidents=40, unit="node", seed=2)
-    frame = backtest(matrix, TrainingSection(span="10d", negative_ratio=5)).predictions
+    frame = backtest(matrix, TrainingSection(window="10d", negative_ratio=5)).predictions
     assert frame["gpu"].isna().all()
     assert (frame["unit"].astype(str) == frame["node"].astype(str)).all()
 
@@ -229,16 +229,22 @@ def test_defaults_score_the_last_third_of_45_days():
 
 def test_no_span_fits(matrix):
     with pytest.raises(InputError) as caught:
-        backtest(matrix, TrainingSection(spans=("60d", "90d")))
+        backtest(matrix, TrainingSection(candidate_windows=("60d", "90d")))
     assert str(caught.value) == (
         "no training span fits: the shortest of 60 d, 90 d with gap and horizon (1.01 d) needs 61.01 d, the data "
-        "before the last decision time span 39.75 d (parameter training.spans). Give a shorter span, or a dataset with "
-        "more history."
+        "before the last decision time span 39.75 d (parameter training.candidate_windows). Give a shorter "
+        "span, or a dataset with more history."
     )
     for span, told in (("60d", "candidates 60 d"), ("expanding", "expanding, from 60 d on")):
         with pytest.raises(InputError, match=rf"fits: the data span 40 d, gap .* take 1\.01 d; {told} \("):
-            fit_final(matrix, training=TrainingSection(span=span, spans=("60d",)), models=QUICK, backtest=AUTO, seed=1)
-    short, until = TrainingSection(spans=("8d", "14d")), START + timedelta(days=8)
+            fit_final(
+                matrix,
+                training=TrainingSection(window=span, candidate_windows=("60d",)),
+                models=QUICK,
+                backtest=AUTO,
+                seed=1,
+            )
+    short, until = TrainingSection(candidate_windows=("8d", "14d")), START + timedelta(days=8)
     said = r"fits: 8 d of the data lie before 2026-01-09 00:00 UTC \(--until\), gap .* 8 d, 14 d .* Give a later time,"
     with pytest.raises(InputError, match=said):
         fit_final(matrix, training=short, models=QUICK, backtest=AUTO, seed=1, until=until)
@@ -250,7 +256,7 @@ def test_a_first_test_before_any_span_fits(matrix):
     assert str(caught.value) == (
         "first_test 2026-01-11 00:00 UTC comes before any training span fits: the shortest (15 d) with gap and horizon "
         "fits from 2026-01-17 00:10 UTC on (parameter backtest.first_test). Give that time or a later one, a shorter "
-        "span in training.spans, or 'auto'."
+        "one in training.candidate_windows, or 'auto'."
     )
 
 
@@ -275,7 +281,7 @@ def test_an_empty_matrix():
 def test_one_class_in_every_span_is_an_error_that_says_where(matrix):
     quiet = FakeMatrix(units=6, days=30, incidents=0)
     with pytest.raises(InputError) as caught:
-        backtest(quiet, TrainingSection(span="10d"))
+        backtest(quiet, TrainingSection(window="10d"))
     assert str(caught.value).startswith(
         "one class only in the training span of every refit (3 from 2026-01-12 06:00 UTC to 2026-01-26 06:00 UTC); "
         "refit at 2026-01-26 06:00 UTC, span 10 d: no incident gives it a positive row"
@@ -283,7 +289,7 @@ def test_one_class_in_every_span_is_an_error_that_says_where(matrix):
     assert "Give a longer span, or a dataset with more history" in str(caught.value)
     only = r"one class only in the training span: refit at 2026-01-31 .*no incident gives it a positive row"
     with pytest.raises(InputError, match=only):
-        fit_final(quiet, training=TrainingSection(span="10d"), models=QUICK, backtest=AUTO, seed=1)
+        fit_final(quiet, training=TrainingSection(window="10d"), models=QUICK, backtest=AUTO, seed=1)
 
 
 def test_a_fold_without_positives_falls_back_and_is_listed():
@@ -292,7 +298,7 @@ def test_a_fold_without_positives_falls_back_and_is_listed():
     first, gap_start = START + timedelta(days=22), START + timedelta(days=36)
     keep = ((start > first) & (start < gap_start)) | (start > START + timedelta(days=50))
     matrix.events = matrix.events[keep]
-    training = TrainingSection(span="7d", negative_ratio=5)
+    training = TrainingSection(window="7d", negative_ratio=5)
     section = BacktestSection(first_test=START + timedelta(days=15))
     result = backtest(matrix, training, section=section, explain=2)
     folds = [each.fold for each in result.skipped if each.what == "fold"]
@@ -389,7 +395,7 @@ def test_memory_leaves_negatives_out_and_says_so(matrix, result, monkeypatch):
 
 def test_progress_counts_folds(matrix):
     seen = []
-    backtest(matrix, TrainingSection(span="15d", refit_every="30d"), progress=lambda *each: seen.append(each))
+    backtest(matrix, TrainingSection(window="15d", refit_every="30d"), progress=lambda *each: seen.append(each))
     assert seen == [(0, 1, "refit 2026-01-17 06:00 UTC"), (1, 1, "done")]
 
 

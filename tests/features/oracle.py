@@ -124,8 +124,8 @@ def incidents(
     for time in worthy:
         last = groups[-1][-1] if groups else None
         if last is not None and (
-            time - last <= labels.coalesce
-            or (time - last < labels.quiet and not any(last <= stop <= time for stop in stops))
+            time - last <= labels.merge_window
+            or (time - last < labels.cooldown and not any(last <= stop <= time for stop in stops))
         ):
             groups[-1].append(time)
         else:
@@ -134,8 +134,8 @@ def incidents(
     for i, group in enumerate(groups):
         last = group[-1]
         following = groups[i + 1][0] if i + 1 < len(groups) else FOR_EVER
-        soon = [stop for stop in stops if last <= stop <= last + labels.quiet]
+        soon = [stop for stop in stops if last <= stop <= last + labels.cooldown]
         late = [stop for stop in mended if last <= stop <= last + timedelta(days=30) and stop < following]
-        end = min(soon) if soon else min(late) if late else last + labels.quiet
+        end = min(soon) if soon else min(late) if late else last + labels.cooldown
         out.append((group[0], end if soon or late or end <= seen_until else None))
     return out

@@ -135,7 +135,7 @@ def trained(matrix, **models):
         horizons=(H, 6 * H, 24 * H, 72 * H),
         **models,
     )
-    trainer = Trainer(matrix, training=TrainingSection(span=timedelta(days=20)), models=section, k=2, seed=1)
+    trainer = Trainer(matrix, training=TrainingSection(window=timedelta(days=20)), models=section, k=2, seed=1)
     refit = matrix.span[0] + timedelta(days=32)
     refit_ms = int(refit.timestamp() * 1000)
     return trainer.fit(refit_ms, trainer.labels_at(refit_ms), timedelta(days=20)), refit

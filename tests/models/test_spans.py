@@ -20,8 +20,8 @@ def days(*numbers):
 
 
 def test_candidates_are_the_fixed_span_or_the_list():
-    assert candidates(TrainingSection(span="10d")) == days(10)
-    assert candidates(TrainingSection(spans=("28d", "14d", "28d"))) == days(14, 28)
+    assert candidates(TrainingSection(window="10d")) == days(10)
+    assert candidates(TrainingSection(candidate_windows=("28d", "14d", "28d"))) == days(14, 28)
 
 
 def test_spans_longer_than_the_history_do_not_fit():
@@ -114,14 +114,16 @@ def test_the_choice_is_the_same_every_time(drifting):
 
 
 def test_an_expanding_span_is_the_whole_history_in_whole_days():
-    training = TrainingSection(span="expanding", spans=("14d", "28d"))
+    training = TrainingSection(window="expanding", candidate_windows=("14d", "28d"))
     first = instant_ms(START)
     assert candidates(training) == days(14)
     at = {"first_ms": first, "reach_ms": REACH_MS}
     assert usable_spans(training, refit_ms=first + REACH_MS + 14 * 86_400_000 - 1, **at) == ()
     assert usable_spans(training, refit_ms=first + REACH_MS + 14 * 86_400_000, **at) == days(14)
     assert usable_spans(training, refit_ms=first + REACH_MS + 40 * 86_400_000 + 5_000, **at) == days(40)
-    assert usable_spans(TrainingSection(spans=("14d", "28d")), refit_ms=first + 40 * 86_400_000, **at) == days(14, 28)
+    assert usable_spans(
+        TrainingSection(candidate_windows=("14d", "28d")), refit_ms=first + 40 * 86_400_000, **at
+    ) == days(14, 28)
 
 
 def test_candidates_with_a_handful_of_incidents_are_left_out_but_for_the_longest(drifting):

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from models.calibration.horizons import HorizonMap, Link
-from models.config import ModelsSection, PromisesSection
+from models.config import ModelsSection, PrecisionTargetsSection
 from pipeline import decisions as module
 from pipeline.decisions import bundle_decisions, decision_extras, with_horizons
 from pipeline.report.decisions import decisions as section
@@ -24,7 +24,7 @@ def extras():
     matrix = FleetMatrix()
     frame = predictions(matrix)
     result = SimpleNamespace(predictions=frame, folds=folds(), k=2, horizons=(), models=("good", "blind"))
-    models = ModelsSection.model_construct(profile="good", promises=PromisesSection(horizon=None))
+    models = ModelsSection.model_construct(profile="good", precision_targets=PrecisionTargetsSection(horizon=None))
     return decision_extras(result, matrix, models, None)
 
 

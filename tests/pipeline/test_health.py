@@ -32,7 +32,7 @@ MODELS = ModelsSection(
     parallel=ParallelSection(members=("logistic",)),
     cascade=CascadeSection(stages=("logistic",)),
 )
-TRAINING = TrainingSection(span=timedelta(days=15), negative_ratio=8)
+TRAINING = TrainingSection(window=timedelta(days=15), negative_ratio=8)
 FITTED = START + timedelta(days=25)
 LATER = START + timedelta(days=34)
 

@@ -27,7 +27,7 @@ decision: {every: 24h}
 labels: {horizon: 3d}
 features: {windows: [1d, 3d], peer_window: 1d, history_windows: [7d, 30d]}
 telemetry: {step: 1d}
-training: {span: 21d, refit_every: 14d, augmentation: 0}
+training: {window: 21d, refit_every: 14d, augmentation: 0}
 models:
   profile: lightgbm
   learners: [lightgbm, logistic]
@@ -218,7 +218,7 @@ def run_shipped(tmp_path: Path, names: list[str], more: str, mapping: str | None
     return json.loads((tmp_path / "out" / "metrics.json").read_text())
 
 
-SHORT = "training: {span: 56d, refit_every: 56d}\n"
+SHORT = "training: {window: 56d, refit_every: 56d}\n"
 
 
 def test_a_fleet_of_disks_is_learned_with_the_shipped_parameters_alone(tmp_path: Path) -> None:
@@ -304,7 +304,7 @@ def test_thousands_of_models_are_one_column(tmp_path: Path) -> None:
     metrics = run_shipped(
         tmp_path,
         ["lifetimes"],
-        "features: {static: [model, age, cage]}\ntraining: {refit_every: 364d, span: 182d}\n",
+        "features: {static: [model, age, cage]}\ntraining: {refit_every: 364d, window: 182d}\n",
         None,
         events=[tmp_path / "raw" / "events.csv"],
         inventory=tmp_path / "raw" / "inventory.csv",

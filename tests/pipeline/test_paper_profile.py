@@ -17,7 +17,7 @@ pytest.importorskip("torch")
 ROOT = Path(__file__).parents[2]
 QUICK = """
 features: {windows: [6h]}
-training: {spans: [14d, 21d], refit_every: 14d, augmentation: 1}
+training: {candidate_windows: [14d, 21d], refit_every: 14d, augmentation: 1}
 models:
   settings:
     lightgbm: {n_estimators: 20}

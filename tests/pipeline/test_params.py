@@ -3,13 +3,15 @@
 import doctest
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 from pydantic import BaseModel
 
 from pipeline import params as module
 from pipeline.params import Params, load_params
-from pipeline.removed_params import REMOVED, REMOVED_LEARNERS
+from pipeline.removed_params import REMOVED, REMOVED_LEARNERS, RENAMED
 from telemetry.config import ChannelDeclaration, format_duration, parse_duration
 from telemetry.errors import InputError
 
@@ -37,12 +39,12 @@ def test_the_shipped_file_is_valid_and_states_the_defaults_outside_the_demo_flee
 
 
 def test_later_files_override_key_by_key(tmp_path: Path) -> None:
-    first = write(tmp_path, "labels: {gap: 20m, horizon: 12h}\ntraining: {spans: [7d, 14d]}", "a.yaml")
-    second = write(tmp_path, "labels: {horizon: 48h}\ntraining: {spans: [30d]}", "b.yaml")
+    first = write(tmp_path, "labels: {gap: 20m, horizon: 12h}\ntraining: {candidate_windows: [7d, 14d]}", "a.yaml")
+    second = write(tmp_path, "labels: {horizon: 48h}\ntraining: {candidate_windows: [30d]}", "b.yaml")
     params = load_params([first, second])
     assert params.labels.gap == timedelta(minutes=20)
     assert params.labels.horizon == timedelta(hours=48)
-    assert params.training.spans == (timedelta(days=30),)
+    assert params.training.candidate_windows == (timedelta(days=30),)
 
 
 def test_an_unknown_key_names_the_nearest_valid_one(tmp_path: Path) -> None:
@@ -77,8 +79,8 @@ def test_an_unknown_key_inside_a_declared_channel(tmp_path: Path) -> None:
         ("decision: {every: 25m}", r"not a positive multiple of telemetry\.step.*decision\.every"),
         ("channels: {volts: {kind: gauge, range: [5, 1]}}", r"range \[5\.0, 1\.0\] is empty"),
         ("channels: {volts: {kind: number}}", r"'number' is not valid.*channels\.volts\.kind"),
-        ("training: {span: 0s}", r"must be positive.*training\.span"),
-        ("training: {spans: [7d, 0d]}", r"must be positive.*training\.spans"),
+        ("training: {window: 0s}", r"must be positive.*training\.window"),
+        ("training: {candidate_windows: [7d, 0d]}", r"must be positive.*training\.candidate_windows"),
         ("training: {refit_every: 0s}", r"must be positive.*training\.refit_every"),
         ("labels: {horizon: 0s}", r"must be positive.*labels\.horizon"),
         ("features: {groups: []}", r"nothing to learn from.*features\.groups"),
@@ -87,7 +89,7 @@ def test_an_unknown_key_inside_a_declared_channel(tmp_path: Path) -> None:
         ("[1, 2]", r"a list where sections were expected"),
         ("labels: {gap: [", r"not valid YAML"),
         (
-            "training: {span: 28d}\nseed: 3\ntraining: {refit_every: 3d}",
+            "training: {window: 28d}\nseed: 3\ntraining: {refit_every: 3d}",
             r"(?s)'training' stands twice in one mapping, first.*line 1.*and again.*line 3",
         ),
         ("labels: {gap: 5m, horizon: 1d, gap: 6m}", r"'gap' stands twice"),
@@ -155,3 +157,18 @@ def test_a_removed_parameter_is_refused_with_what_to_do(tmp_path: Path, name: st
         load_params([write(tmp_path, text)])
     assert str(caught.value).startswith(f"the parameter {name} was removed (")
     assert str(caught.value).endswith(REMOVED[name])
+
+
+@pytest.mark.parametrize(("old", "new"), RENAMED.items())
+def test_a_renamed_parameter_is_refused_with_its_new_name(tmp_path: Path, old: str, new: str) -> None:
+    *above, key = old.split(".")
+    content = {key: None}
+    for name in reversed(above):
+        content = {name: content}
+    with pytest.raises(InputError) as caught:
+        load_params([write(tmp_path, yaml.safe_dump(content))])
+    assert caught.value.what == f"the parameter {old} is now {new}"
+    assert caught.value.do == f"Write {new}."
+    section: Any = Params()
+    for name in new.split("."):
+        section = getattr(section, name)  # it is there

@@ -134,7 +134,7 @@ def context(predictions):
         folds=folds,
         skipped=("span: 84 days is longer than the history at every refit",),
         alerts=alerts,
-        params={"training.span": "auto"},
+        params={"training.window": "auto"},
     )
 
 

@@ -86,16 +86,16 @@ def test_scores_do_not_go_into_the_dataset(world: World) -> None:
 
 def test_thresholds_come_from_the_parameters(world: World, tmp_path: Path) -> None:
     params = tmp_path / "tiers.yaml"
-    params.write_text("policy: {tiers: {watch: 0.000001, high: 1.0}}\nserving: {explained: 1}\n")
+    params.write_text("policy: {thresholds: {watch: 0.000001, high: 1.0}}\nserving: {max_explained: 1}\n")
     done = CliRunner().invoke(APP, given(world, tmp_path / "out", "--params", str(params), "--json"))
     assert json.loads(done.stdout)["notes"] is None
     assert json.loads(done.stdout)["tiers"] == {"clear": 0, "watch": 7, "elevated": 0, "high": 0, "unknown": 5}
-    params.write_text("policy: {tiers: {watch: 0.5, high: 0.1}}")
+    params.write_text("policy: {thresholds: {watch: 0.5, high: 0.1}}")
     done = CliRunner().invoke(APP, given(world, tmp_path / "out", "--params", str(params)))
     assert done.exit_code == 1
     assert "a higher tier needs a higher risk: watch <= elevated <= high" in done.output
     assert "a higher tier" in json.loads((tmp_path / "out" / "status.json").read_text())["error"]
-    params.write_text("policy: {tiers: {wach: 0.5}}")
+    params.write_text("policy: {thresholds: {wach: 0.5}}")
     done = CliRunner().invoke(APP, given(world, tmp_path / "out", "--params", str(params)))
     assert "Did you mean 'watch'?" in done.output
 

@@ -28,7 +28,7 @@ models:
   cascade: {stages: [lightgbm, logistic]}
   settings: {lightgbm: {n_estimators: 10}}
 features: {groups: [history, static], history_windows: [1d, 7d]}
-training: {spans: [5d, 7d], refit_every: 3d, augmentation: 1}
+training: {candidate_windows: [5d, 7d], refit_every: 3d, augmentation: 1}
 backtest: {bootstrap: 5}
 """
 

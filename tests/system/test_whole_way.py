@@ -66,7 +66,7 @@ models:
   horizons: []
   settings: {lightgbm: {n_estimators: 60}}
 features: {groups: [telemetry, history, onset], windows: [1h], history_windows: [7d]}
-training: {spans: [14d, 28d], augmentation: 2}
+training: {candidate_windows: [14d, 28d], augmentation: 2}
 """
 SEED = 141
 SICK = "node-00007"

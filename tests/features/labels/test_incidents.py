@@ -189,7 +189,7 @@ def test_no_events_no_incidents():
 @SLOW
 @given(worlds(), st.sampled_from([1, 3, 30]))
 def test_incidents_are_as_the_plain_reading_says(world, quiet_hours):
-    labels = LabelSection(quiet=timedelta(hours=quiet_hours))
+    labels = LabelSection(cooldown=timedelta(hours=quiet_hours))
     held, happened = oracle.records(world.inventory), oracle.records(world.events)
     for as_of, data_end in ((None, at(days=7)), (world.r, at(days=7))):
         r = as_of or oracle.FOR_EVER
@@ -252,7 +252,7 @@ def test_an_old_repair_that_becomes_known_late_takes_nothing_back():
 @settings(SLOW, max_examples=25)
 @given(worlds(), st.sampled_from([2, 24]))
 def test_a_unit_is_known_down_when_looking_back_from_then_shows_an_incident_that_lasts(world, quiet_hours):
-    labels = LabelSection(quiet=timedelta(hours=quiet_hours))
+    labels = LabelSection(cooldown=timedelta(hours=quiet_hours))
     down = oracle.records(down_intervals(Record.of(world.events, world.inventory, labels)))
     for quarter in (0, 1, 97, 130, 200, 201, 303, 391, 460, 577, 640):
         t = at(minutes=15 * quarter)

@@ -161,7 +161,7 @@ def hidden_by_our_drain(t, high, unit, found, happened, held):
 @SLOW
 @given(worlds(), st.booleans(), st.sampled_from([6, 24]))
 def test_labels_are_as_the_plain_reading_says(world, censor, hours):
-    labels = LabelSection(censor_leavers=censor, horizon=timedelta(hours=hours), quiet=timedelta(hours=5))
+    labels = LabelSection(censor_leavers=censor, horizon=timedelta(hours=hours), cooldown=timedelta(hours=5))
     data_end = at(days=6)
     asked = rows(*((at(6 * k), unit) for k in range(24) for unit in ("g0", "g1", "g2", "g3")))
     for as_of in (None, world.r):

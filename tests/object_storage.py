@@ -20,6 +20,8 @@ from pathlib import Path
 import pytest
 from pyarrow.fs import S3FileSystem
 
+from tests.waiting import free_port
+
 READY_WITHIN_S = 240.0
 OF_THE_TRANSFER = ("connection", "transfer-encoding", "content-length", "expect", "server", "date")
 KEYS = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret"}
@@ -77,13 +79,6 @@ def upload(storage: Storage, folder: Path, root: str) -> None:
     for path in sorted(files, key=lambda each: each.name == "dataset.json"):
         with storage.direct.open_output_stream(f"{root}/{path.relative_to(folder).as_posix()}") as stream:
             stream.write(path.read_bytes())
-
-
-def free_port() -> int:
-    """Return a port that nothing listens on just now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def listens(port: int) -> bool:

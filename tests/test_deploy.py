@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 import json
 import re
-import socket
 import subprocess
 import sys
 import time
@@ -23,6 +22,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from serving.scores.status import Attempt, ScoringResult, record_attempt
 from serving.scores.writing import ScoresFolder
 from tests.serving.http.world import small_fleet, write_scores
+from tests.waiting import free_port
 
 ROOT = Path(__file__).parents[1]
 DASHBOARD = ROOT / "deploy" / "grafana" / "predrain.json"
@@ -70,12 +70,6 @@ def process(args: list[str], folder: Path) -> Iterator[None]:
     finally:
         started.terminate()
         started.wait(timeout=120)
-
-
-def free_port() -> int:
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        return int(listening.getsockname()[1])
 
 
 def scrape(port: int, wanted: str, token: str | None = None) -> Labels:

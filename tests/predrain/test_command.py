@@ -39,7 +39,7 @@ def predrain(*args: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         cwd=cwd,
-        timeout=300,
+        timeout=900,
         check=False,
         env=os.environ | {"COLUMNS": "200"},
     )
@@ -77,32 +77,17 @@ def test_an_unknown_parameter_is_named_with_the_nearest_valid_one(tmp_path: Path
     assert "Did you mean 'first_test'?" in failed.stderr
 
 
-def test_simulate_import_backtest_and_report_as_json(tmp_path: Path, small_params_file: Path) -> None:
-    simulated = predrain(
-        "simulate",
-        "--gpus",
-        "40",
-        "--days",
-        "40",
-        "--seed",
-        "2",
-        "--acceleration",
-        "90",
-        "--start",
-        "2026-02-02",
-        "--out",
-        "fleet",
-        "--json",
-        cwd=tmp_path,
-    )
+def test_simulate_backtest_and_report_as_json(tmp_path: Path, small_params_file: Path) -> None:
+    (tmp_path / "few.yaml").write_text("features: {groups: [history]}\ntraining: {augmentation: 0}\n")
+    size = ("--gpus", "40", "--days", "40", "--seed", "2", "--acceleration", "90", "--start", "2026-02-02")
+    simulated = predrain("simulate", *size, "--out", "fleet", "--json", cwd=tmp_path)
     assert simulated.returncode == 0, simulated.stderr
     assert json.loads(simulated.stdout)["gpus"] == 40
     span = json.loads((tmp_path / "fleet" / "dataset.json").read_text())["span"]
     assert span == ["2026-02-02T00:00:00.000Z", "2026-03-13T23:50:00.000Z"]
     assert (tmp_path / "fleet-truth" / "risk.parquet").is_file()
-    done = predrain(
-        "backtest", "--dataset", "fleet", "--out", "replay", "--params", small_params_file, "--json", cwd=tmp_path
-    )
+    params = ("--params", small_params_file, "--params", "few.yaml")
+    done = predrain("backtest", "--dataset", "fleet", "--out", "replay", *params, "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     summary = json.loads(done.stdout)
     assert summary["profile"] == "mean_log_odds"

@@ -18,24 +18,13 @@ from typing import Any
 
 import yaml
 
-from tests.system.kubernetes_server import KubernetesServer, build_components, free_port, kubernetes_server_in
+from tests.system.kubernetes_server import KubernetesServer, build_components, kubernetes_server_in
+from tests.waiting import free_port, wait
 
 COMPONENTS = ("kube-apiserver", "kube-scheduler", "kube-controller-manager")
 RBAC = Path(__file__).parents[2] / "deploy" / "kubernetes"
-WITHIN_S = 120.0
 PODS = "/api/v1/namespaces/default/pods"
 _RESOURCES = {"cpu": "64", "memory": "512Gi", "pods": "110", "nvidia.com/gpu": "8"}
-
-
-def wait(what: Callable[[], Any], within_s: float = WITHIN_S) -> Any:
-    """Wait until something is so, and give it."""
-    deadline = time.monotonic() + within_s
-    while time.monotonic() < deadline:
-        found = what()
-        if found:
-            return found
-        time.sleep(0.1)
-    raise AssertionError("it did not come about")
 
 
 class Kubelets(threading.Thread):

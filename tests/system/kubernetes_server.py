@@ -11,7 +11,6 @@ import contextlib
 import json
 import os
 import secrets
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -21,6 +20,8 @@ from typing import Any
 import pytest
 import urllib3
 import yaml
+
+from tests.waiting import free_port
 
 BUILD_SCRIPT = Path(__file__).with_name("build_kubernetes.sh")
 ACCOUNTS = ("collector", "publisher", "actuator")
@@ -52,13 +53,6 @@ def build_components(*components: str) -> Path:
         pytest.skip("Kubernetes' sources cannot be had here: a Debian 12 with source packages in reach is needed")
     assert built.returncode == 0, "the control plane could not be built; what it printed is above"
     return Path(built.stdout.strip().splitlines()[-1])
-
-
-def free_port() -> int:
-    """Return a port that nothing listens on just now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class KubernetesServer:

@@ -5,7 +5,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -143,13 +142,6 @@ def _read(path: Path) -> list[dict[str, Any]]:
             return rows
     except FileNotFoundError:  # pushed meanwhile
         return []
-
-
-def until(true: Callable[[], object], seconds: float = 240.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline, "it did not come about"
-        time.sleep(0.05)
 
 
 def stop(daemon: subprocess.Popen[str]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import socket
 import subprocess
 import time
 import urllib.error
@@ -14,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+from tests.waiting import free_port
 
 CONFIG = "global:\n  scrape_interval: 1h\n"
 READY_WITHIN_S = 240.0
@@ -33,13 +34,6 @@ def need_prometheus() -> None:
     for tool in ("prometheus", "promtool"):
         if shutil.which(tool) is None:
             pytest.skip(f"{tool} is not installed: apt-get install prometheus")
-
-
-def free_port() -> int:
-    """Return a port that nothing listens on just now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def load_blocks(openmetrics: Path, data: Path) -> None:

@@ -99,7 +99,7 @@ class SlurmCluster:
             self.start_controller()
             for name in self.nodes:
                 self.start_node(name)
-            self.wait(lambda: set(self.states().values()) == {"idle"} and len(self.states()) == len(self.nodes), 60)
+            self.wait(lambda: set(self.states().values()) == {"idle"} and len(self.states()) == len(self.nodes))
         except BaseException:
             self.stop()
             raise
@@ -144,7 +144,7 @@ class SlurmCluster:
         jobs = json.loads(self.run("squeue", "--states=all", "--json"))["jobs"]
         return next(job for job in jobs if str(job["job_id"]) == number)
 
-    def wait(self, ready: Callable[[], bool], timeout_s: float = 120.0) -> None:
+    def wait(self, ready: Callable[[], bool], timeout_s: float = 300.0) -> None:
         """Wait until something is so.
 
         Raises ``TimeoutError`` with the end of the controller's log.
@@ -164,7 +164,7 @@ class SlurmCluster:
         """Wait until the controller has saved its nodes, some seconds after a change; a kill loses the rest."""
         now = time.time()
         saved = self.root / "state" / "node_state"
-        self.wait(lambda: saved.exists() and saved.stat().st_mtime > now, 60)
+        self.wait(lambda: saved.exists() and saved.stat().st_mtime > now)
 
     def start_node(self, name: str) -> None:
         """Start a node's slurmd."""

@@ -7,8 +7,7 @@ import json
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +16,7 @@ import pytest
 
 from features.matrix.matrix import FeatureMatrix
 from tests.features.small_fleet import events_of, gpus, inventory_of, write_dataset, xid
+from tests.waiting import wait
 
 ROOT = Path(__file__).resolve().parents[2]
 DEADLINE_S = 600.0
@@ -46,13 +46,6 @@ def predrain(*arguments: str) -> str:
     return done.stdout
 
 
-def until(ready: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not ready():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[tuple[str, list[subprocess.Popen[bytes]]]]:
     said = tmp_path / "scheduler.json"
@@ -66,7 +59,7 @@ def cluster(tmp_path: Path) -> Iterator[tuple[str, list[subprocess.Popen[bytes]]
             return process
 
         start("dask_scheduler", "--host", "127.0.0.1", "--port", "0", "--dashboard-address", "127.0.0.1:0")
-        until(said.exists)
+        wait(said.exists)
         options = ("--no-nanny", "--nthreads", "1", "--no-dashboard", "--local-directory", str(tmp_path))
         workers = [start("dask_worker", *options) for _ in range(2)]
         yield json.loads(said.read_text())["address"], workers
@@ -94,7 +87,7 @@ def test_a_backtest_on_a_cluster_that_loses_a_worker_is_the_same_bit_for_bit(clu
     command = [sys.executable, "-c", "from predrain.command import main; main()", *common, "--out", str(there)]
     options = ["--engine", "dask", "--dask-address", address]
     with subprocess.Popen([*command, *options], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as driver:
-        until(lambda: driver.poll() is not None or any(there.glob(".folds/*-refits/fold-*.parquet")))
+        wait(lambda: driver.poll() is not None or any(there.glob(".folds/*-refits/fold-*.parquet")))
         workers[0].kill()
         said, _ = driver.communicate(timeout=DEADLINE_S)
     assert driver.returncode == 0, said.decode()

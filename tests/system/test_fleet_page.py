@@ -23,9 +23,10 @@ from policy.risk_record import RiskRecord
 from serving.scores.alert_outcomes import write_facts
 from serving.scores.writing import ScoresFolder
 from telemetry.dataset.store import Dataset
-from tests.serving.http.test_process import free_port, lives
-from tests.serving.http.world import record, wait
+from tests.serving.http.test_process import lives
+from tests.serving.http.world import record
 from tests.serving.pages.page_world import store
+from tests.waiting import free_port, wait
 
 pytestmark = pytest.mark.system
 
@@ -106,7 +107,7 @@ def serving(folder: Path, *options: str) -> Iterator[str]:
     with (folder / "serve.log").open("w") as log:
         process = subprocess.Popen([PREDRAIN, *words], cwd=folder, stderr=log, stdout=log)
     try:
-        wait(lambda: process.poll() is not None or lives(port), 240)
+        wait(lambda: process.poll() is not None or lives(port))
         assert process.poll() is None, (folder / "serve.log").read_text()
         yield f"http://127.0.0.1:{port}"
     finally:

@@ -37,7 +37,8 @@ from scheduler.ports.risks import MemoryFacts, MemoryRisks, Risks
 from scheduler.ports.workloads import CheckpointAsk, Fence
 from telemetry.collect.kubernetes.client import connect
 from tests.scheduler.cluster import MODEL
-from tests.system.kubernetes_cluster import PODS, KubernetesCluster, kubernetes_cluster_in, wait
+from tests.system.kubernetes_cluster import PODS, KubernetesCluster, kubernetes_cluster_in
+from tests.waiting import wait
 
 pytestmark = pytest.mark.system
 

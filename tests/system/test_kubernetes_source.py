@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from telemetry.collect.kubernetes.rules import load_rules
 from telemetry.errors import InputError
 from telemetry.landing.folder import Landing
 from tests.system.kubernetes_server import KubernetesServer, kubernetes_server_in
+from tests.waiting import wait
 
 pytestmark = pytest.mark.system
 
@@ -49,16 +50,6 @@ def allowed(server: KubernetesServer) -> KubernetesServer:
 
 def stamp(when: datetime) -> str:
     return when.strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def wait_for(what: Callable[[], Any]) -> Any:
-    deadline = time.monotonic() + WITHIN_S
-    while time.monotonic() < deadline:
-        found = what()
-        if found:
-            return found
-        time.sleep(0.1)
-    raise AssertionError("it did not come about")
 
 
 class Hands:
@@ -198,42 +189,42 @@ def test_a_cluster_lives(allowed: KubernetesServer, tmp_path: Path) -> None:
     hands.node("cpu-1", gpus=0)
     hands.pod("earlier", "life-1", T0 + timedelta(minutes=1), owner="llama")
     with Running(allowed, root):
-        wait_for(lambda: len(landed(root, "jobs")))
+        wait(lambda: len(landed(root, "jobs")))
         hands.cordon("life-1")
         hands.cordon("cpu-1")
-        wait_for(lambda: told(root, "life-1"))
+        wait(lambda: told(root, "life-1"))
         hands.taint("life-1", [{"key": "medik8s.io/drain", "effect": "NoSchedule"}])
-        wait_for(lambda: len(told(root, "life-1")) == 2)
+        wait(lambda: len(told(root, "life-1")) == 2)
         hands.cordon("life-1", False)
-        wait_for(lambda: len(told(root, "life-1")) == 3)
+        wait(lambda: len(told(root, "life-1")) == 3)
         hands.taint("life-1", [{"key": "predrain.io/at-risk", "value": "high", "effect": "NoSchedule"}])
-        wait_for(lambda: len(told(root, "life-1")) == 5)
+        wait(lambda: len(told(root, "life-1")) == 5)
         hands.ready("life-1", "Unknown", T0 + timedelta(minutes=30))
-        wait_for(lambda: len(told(root, "life-1")) == 6)
+        wait(lambda: len(told(root, "life-1")) == 6)
         hands.status("life-1", {"nodeInfo": {"bootID": "b2"}})
         hands.ready("life-1", "True", T0 + timedelta(minutes=33))
-        wait_for(lambda: len(told(root, "life-1")) == 8)
+        wait(lambda: len(told(root, "life-1")) == 8)
         xid = "NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus."
         hands.event("xid.1", "life-1", "KernelXid", xid, T0 + timedelta(minutes=29))
         hands.event("pull.1", "life-1", "Pulled", "nothing to do with GPUs", T0 + timedelta(minutes=29))
-        wait_for(lambda: len(told(root, "life-1")) == 9)
+        wait(lambda: len(told(root, "life-1")) == 9)
         repeated = {"count": 3, "lastTimestamp": stamp(T0 + timedelta(minutes=40))}
         allowed.request("PATCH", "/api/v1/namespaces/default/events/xid.1", repeated)
-        wait_for(lambda: len(told(root, "life-1")) == 10)
+        wait(lambda: len(told(root, "life-1")) == 10)
         hands.pod("later", "life-1", T0 + timedelta(minutes=2))
         hands.pod("no-gpu", "life-1", T0 + timedelta(minutes=2), gpus=0)
-        wait_for(lambda: len(landed(root, "jobs")) == 2)
+        wait(lambda: len(landed(root, "jobs")) == 2)
         note = {"metadata": {"annotations": {"predrain.io/checkpointed-at": stamp(T0 + timedelta(minutes=20))}}}
         allowed.request("PATCH", "/api/v1/namespaces/default/pods/earlier", note)
-        wait_for(lambda: len(landed(root, "jobs")) == 3)
+        wait(lambda: len(landed(root, "jobs")) == 3)
         hands.finish("earlier", "Failed", T0 + timedelta(minutes=29), "Error")
-        wait_for(lambda: len(landed(root, "jobs")) == 4)
+        wait(lambda: len(landed(root, "jobs")) == 4)
         hands.remove("/api/v1/namespaces/default/pods/later")
-        wait_for(lambda: len(landed(root, "jobs")) == 5)
+        wait(lambda: len(landed(root, "jobs")) == 5)
         hands.remove("/api/v1/nodes/life-1")
-        wait_for(lambda: len(told(root, "life-1")) == 11)
+        wait(lambda: len(told(root, "life-1")) == 11)
         hands.node("life-1", boot="b9", machine="M2")
-        wait_for(lambda: len(told(root, "life-1")) == 14)
+        wait(lambda: len(told(root, "life-1")) == 14)
 
     history = told(root, "life-1")
     assert history[:6] + history[8:] == [
@@ -281,17 +272,17 @@ def test_a_server_that_dies_loses_nothing(allowed: KubernetesServer, tmp_path: P
     hands.node("cut-1")
     hands.pod("cut-pod", "cut-1", T0)
     with Running(allowed, root):
-        wait_for(lambda: has_job(root, "node", "cut-1"))
+        wait(lambda: has_job(root, "node", "cut-1"))
         hands.cordon("cut-1")
-        wait_for(lambda: told(root, "cut-1"))
+        wait(lambda: told(root, "cut-1"))
         for round_number in range(2):
             allowed.kill_api()
             time.sleep(0.5)
             allowed.start_api()
             hands.cordon("cut-1", on=bool(round_number))
-            wait_for(lambda done=round_number: len(told(root, "cut-1")) == 2 + done)
+            wait(lambda done=round_number: len(told(root, "cut-1")) == 2 + done)
         hands.finish("cut-pod", "Succeeded", T0 + timedelta(minutes=5), "Completed")
-        wait_for(lambda: has_job(root, "outcome", "Succeeded"))
+        wait(lambda: has_job(root, "outcome", "Succeeded"))
     assert [code for _, code, _ in told(root, "cut-1")] == ["cordon", "uncordon", "cordon"]
 
 
@@ -309,7 +300,7 @@ def test_a_killed_collector_comes_back(allowed: KubernetesServer, tmp_path: Path
 
     process = start()
     try:
-        wait_for(lambda: has_job(root, "node", "kill-1"))
+        wait(lambda: has_job(root, "node", "kill-1"))
         for _ in range(3):
             process.send_signal(signal.SIGKILL)
             process.wait(20)
@@ -318,9 +309,9 @@ def test_a_killed_collector_comes_back(allowed: KubernetesServer, tmp_path: Path
             hands.event(f"x.{time.time_ns()}", "kill-1", "GpuLost", "GPU 3 is lost", datetime.now(UTC))
             before = len(told(root, "kill-1"))
             process = start()
-            wait_for(lambda seen=before: len(told(root, "kill-1")) >= seen + 3)
+            wait(lambda seen=before: len(told(root, "kill-1")) >= seen + 3)
         hands.remove("/api/v1/namespaces/default/pods/short")
-        wait_for(lambda: has_job(root, "outcome", "Deleted"))
+        wait(lambda: has_job(root, "outcome", "Deleted"))
         process.send_signal(signal.SIGTERM)
         assert process.wait(20) == 0
     finally:

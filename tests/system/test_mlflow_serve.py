@@ -23,7 +23,7 @@ from features.matrix.matrix import FeatureMatrix
 from models.bundle.store import load_bundle
 from pipeline.matrix_stage import make_matrix
 from pipeline.params import Params
-from tests.system.prometheus_server import free_port
+from tests.waiting import free_port
 
 BIN = Path(sys.executable).parent
 READY_WITHIN_S = 240.0

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.nvml_node import Node, build_library, daemons_of, stop, until
+from tests.system.nvml_node import Node, build_library, daemons_of, stop
+from tests.waiting import wait
 
 pytestmark = pytest.mark.system
 
@@ -132,11 +133,11 @@ def test_the_daemon_lands_xids_at_once_and_samples_when_stopped(
 ) -> None:
     node.env["NVML_STUB_PRINTS"] = "1"
     daemon = daemons("--interval", "1s")
-    until(lambda: "listening for XIDs of 2 GPUs" in node.log())
+    wait(lambda: "listening for XIDs of 2 GPUs" in node.log())
     node.set(xid="1:1:79")
-    until(lambda: len(node.rows("events")) == 1)
+    wait(lambda: len(node.rows("events")) == 1)
     node.set(xid="2:0:48")
-    until(lambda: len(node.rows("events")) == 2)
+    wait(lambda: len(node.rows("events")) == 2)
     time.sleep(1.2)
     stop(daemon)
     assert [(each["type"], each["code"], each["gpu"]) for each in node.rows("events")] == [
@@ -154,13 +155,13 @@ def test_a_lost_gpu_is_told_once_and_stops_neither_the_others_nor_their_xids(
     node: Node, daemons: Callable[..., subprocess.Popen[str]]
 ) -> None:
     daemon = daemons("--interval", "1s")
-    until(lambda: "listening for XIDs of 2 GPUs" in node.log())
+    wait(lambda: "listening for XIDs of 2 GPUs" in node.log())
     node.set(**{"0.lost": "15"})
-    until(lambda: "listening for XIDs of 1 GPUs" in node.log())
-    until(lambda: node.rows("events"))
+    wait(lambda: "listening for XIDs of 1 GPUs" in node.log())
+    wait(lambda: node.rows("events"))
     lost_at = node.rows("events")[0]["timestamp"]
     node.set(xid="1:1:63")
-    until(lambda: len(node.rows("events")) == 2)
+    wait(lambda: len(node.rows("events")) == 2)
     time.sleep(5)
     stop(daemon)
     events = sorted(node.rows("events"), key=lambda event: event["type"])
@@ -173,9 +174,9 @@ def test_a_lost_gpu_is_told_once_and_stops_neither_the_others_nor_their_xids(
     assert set(after) == {"GPU-1"}
     # A restart does not tell the same loss again; the return is heard by watching all GPUs again.
     daemon = daemons("--interval", "1s")
-    until(lambda: node.log().count("listening for XIDs of 1 GPUs") == 2)
+    wait(lambda: node.log().count("listening for XIDs of 1 GPUs") == 2)
     node.set(**{"0.lost": None})
-    until(lambda: node.log().count("listening for XIDs of 2 GPUs") == 2)
+    wait(lambda: node.log().count("listening for XIDs of 2 GPUs") == 2)
     stop(daemon)
     assert len(node.rows("events")) == 2
 
@@ -184,16 +185,16 @@ def test_a_driver_reload_is_survived_and_a_new_version_told(
     node: Node, daemons: Callable[..., subprocess.Popen[str]]
 ) -> None:
     daemon = daemons("--interval", "1s")
-    until(lambda: "listening for XIDs of 2 GPUs" in node.log())
+    wait(lambda: "listening for XIDs of 2 GPUs" in node.log())
     node.set(init="9", epoch="1")
-    until(lambda: "driver_not_loaded" in node.log() or "uninitialized" in node.log())
+    wait(lambda: "driver_not_loaded" in node.log() or "uninitialized" in node.log())
     node.set(init=None, driver="590.10", **{"0.field.83": "5"})
-    until(lambda: "driver 590.10 opened" in node.log())
-    until(lambda: len(node.rows("events")) == 2)
-    until(lambda: node.log().count("listening for XIDs of 2 GPUs") == 2)
+    wait(lambda: "driver 590.10 opened" in node.log())
+    wait(lambda: len(node.rows("events")) == 2)
+    wait(lambda: node.log().count("listening for XIDs of 2 GPUs") == 2)
     time.sleep(1.5)
     node.set(xid="1:0:31")
-    until(lambda: len(node.rows("events")) == 3)
+    wait(lambda: len(node.rows("events")) == 3)
     stop(daemon)
     assert [(each["type"], each["code"], each["gpu"]) for each in node.rows("events")] == [
         ("xid", "31", "GPU-0"),
@@ -210,9 +211,9 @@ def test_a_gpu_that_blocks_the_driver_is_told_and_the_others_are_read(
     node: Node, daemons: Callable[..., subprocess.Popen[str]]
 ) -> None:
     daemon = daemons("--interval", "1s")
-    until(lambda: "listening for XIDs of 2 GPUs" in node.log())
+    wait(lambda: "listening for XIDs of 2 GPUs" in node.log())
     node.set(**{"0.hang": "1"})
-    until(lambda: node.rows("events"))
+    wait(lambda: node.rows("events"))
     told_at = node.rows("events")[0]["timestamp"]
     time.sleep(5)
     stop(daemon)
@@ -228,7 +229,7 @@ def test_no_process_outlives_a_daemon_that_is_killed_while_a_gpu_hangs(
     node: Node, daemons: Callable[..., subprocess.Popen[str]]
 ) -> None:
     daemon = daemons("--interval", "1s")
-    until(lambda: "listening for XIDs of 2 GPUs" in node.log())
+    wait(lambda: "listening for XIDs of 2 GPUs" in node.log())
     node.set(**{"0.hang": "1"})
     time.sleep(1.5)  # the next reading now stands in the call
     threads = Path(f"/proc/{daemon.pid}/task").iterdir()
@@ -236,7 +237,7 @@ def test_no_process_outlives_a_daemon_that_is_killed_while_a_gpu_hangs(
     assert len(children) == 2
     daemon.kill()
     daemon.wait(10)
-    until(lambda: not any(_runs(pid) for pid in children))
+    wait(lambda: not any(_runs(pid) for pid in children))
 
 
 def _runs(pid: str) -> bool:

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.system.nvml_node import PREDRAIN, Node, build_library, daemons_of, stop, until
+from tests.system.nvml_node import PREDRAIN, Node, build_library, daemons_of, stop
+from tests.waiting import wait
 
 pytestmark = pytest.mark.system
 
@@ -39,18 +40,18 @@ def test_what_is_pushed_to_a_folder_arrives_once_whenever_the_daemon_is_killed(
     for pause_s in (0.9, 1.3):
         daemon = daemons("--interval", "1s", "--push", str(node.target))
         lines = node.log().count("listening for XIDs")
-        until(partial(listened, node, lines))
+        wait(partial(listened, node, lines))
         for _ in range(3):
             heard += 1
             node.set(xid=f"{heard}:{heard % 2}:79")
-            until(partial(told, node, heard))
+            wait(partial(told, node, heard))
         time.sleep(pause_s % 0.5)
         daemon.kill()
         daemon.wait(10)
     lines = node.log().count("listening for XIDs")
     daemon = daemons("--interval", "1s", "--push", str(node.target))
-    until(lambda: node.log().count("listening for XIDs") > lines)
-    until(lambda: not list((node.spool / "events").glob("*.parquet")))
+    wait(lambda: node.log().count("listening for XIDs") > lines)
+    wait(lambda: not list((node.spool / "events").glob("*.parquet")))
     stop(daemon)
     events = node.rows("events", node.target)
     assert len(events) == heard
@@ -100,27 +101,27 @@ def test_the_service_gets_everything_once_though_it_comes_late_and_is_killed(
 
     live = node.folder / "fleet.live"
     daemons("--interval", "1s", "--push", f"http://127.0.0.1:{port}", "--token-file", str(tokens))
-    until(lambda: "listening for XIDs" in node.log())
-    until(lambda: "pushing waits" in node.log())
+    wait(lambda: "listening for XIDs" in node.log())
+    wait(lambda: "pushing waits" in node.log())
     node.set(xid="1:0:79")
-    until(lambda: node.rows("events"))
+    wait(lambda: node.rows("events"))
     heard = 1
     for _ in range(2):
         server = receive()
         try:
-            until(partial(arrived, node, live, heard))
+            wait(partial(arrived, node, live, heard))
             heard += 1
             node.set(xid=f"{heard}:1:48")
-            until(partial(arrived, node, live, heard))
+            wait(partial(arrived, node, live, heard))
         finally:
             server.kill()
             server.wait(10)
         heard += 1
         node.set(xid=f"{heard}:0:31")
-        until(lambda: node.rows("events"))
+        wait(lambda: node.rows("events"))
     server = receive()
     try:
-        until(lambda: len(node.rows("events", live)) >= heard and not node.rows("events"))
+        wait(lambda: len(node.rows("events", live)) >= heard and not node.rows("events"))
     finally:
         server.terminate()
         server.wait(20)

@@ -18,7 +18,8 @@ import pytest
 
 from models.bundle.store import save_bundle
 from tests.models.small_models import fitted_models
-from tests.serving.http.world import Running, running, small_fleet, wait, write_scores
+from tests.serving.http.world import Running, running, small_fleet, write_scores
+from tests.waiting import wait
 
 pytestmark = [
     pytest.mark.system,
@@ -75,7 +76,7 @@ def test_who_may_not_is_refused_as_it_is_described(guarded: Running, tmp_path: P
 
 def test_a_model_answers_as_it_is_described(folder: Path, tmp_path: Path) -> None:
     with running(folder / "scores", model=folder / "bundle", tokens=folder / "tokens") as service:
-        wait(lambda: service.service.holder.model is not None, 240)
+        wait(lambda: service.service.holder.model is not None)
         paths = [word for path in ("/invocations", "/v1/predict", "/ping") for word in ("--include-path", path)]
         # Which features a row may have is the bundle's affair: the document cannot say it.
         more = ("--max-examples", "6", "--phases", "coverage,fuzzing", "--exclude-checks", "positive_data_acceptance")

@@ -22,8 +22,9 @@ import pytest
 from simulator.simulate import simulate
 from telemetry.dataset.store import Dataset
 from telemetry.landing.folder import landing_of
-from tests.system.prometheus_server import PrometheusServer, free_port, load_blocks, need_prometheus, prometheus
+from tests.system.prometheus_server import PrometheusServer, load_blocks, need_prometheus, prometheus
 from tests.system.simulated_exposition import exposition, same_values, samples_of, write_openmetrics
+from tests.waiting import free_port
 
 pytestmark = pytest.mark.system
 

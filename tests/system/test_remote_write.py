@@ -6,14 +6,13 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import threading
 import time
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ import pytest
 from telemetry.dataset.channels import CATALOGUE, with_rollups
 from telemetry.dataset.dataset import Dataset
 from tests.telemetry.collect.remote_write.encoding import WRITE_HEADERS, block, write_request
+from tests.waiting import free_port, wait
 
 pytestmark = [
     pytest.mark.system,
@@ -33,22 +33,6 @@ Values = dict[tuple[str, int, str], float]
 """Value by (gpu, milliseconds, channel)."""
 
 CHANNELS = with_rollups(CATALOGUE)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def wait_for(what: Callable[[], bool], seconds: float = 240) -> None:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        with contextlib.suppress(OSError):
-            if what():
-                return
-        time.sleep(0.1)
-    raise AssertionError(f"not within {seconds} s")
 
 
 def get(url: str, **query: str) -> Any:
@@ -87,7 +71,7 @@ class Receiving:
         command += ["--listen", f"127.0.0.1:{self.port}", "--dataset", str(self.folder / "fleet")]
         command += ["--flush-interval-s", "0.2"]
         self.process = self._stack.enter_context(process(*command, log=self.folder / "receiver.log"))
-        wait_for(lambda: get(f"http://127.0.0.1:{self.port}/readyz") == b"ready\n")
+        wait(lambda: get(f"http://127.0.0.1:{self.port}/readyz") == b"ready\n")
 
     def kill(self) -> None:
         assert self.process is not None
@@ -141,7 +125,7 @@ remote_write:
     command = ["prometheus", f"--config.file={config}", f"--storage.tsdb.path={folder / 'tsdb'}"]
     command += [f"--web.listen-address=127.0.0.1:{port}", "--storage.tsdb.retention.time=10y", "--log.level=warn"]
     with process(*command, *options, log=folder / "prometheus.log"):
-        wait_for(lambda: b"Ready" in get(f"http://127.0.0.1:{port}/-/ready"))
+        wait(lambda: b"Ready" in get(f"http://127.0.0.1:{port}/-/ready"))
         yield f"http://127.0.0.1:{port}"
 
 
@@ -202,7 +186,7 @@ def test_scraped_samples_land_as_prometheus_has_them_though_the_receiver_is_kill
 ) -> None:
     scraped = f"scrape_configs: [{{job_name: gpu, static_configs: [{{targets: ['127.0.0.1:{exporter}']}}]}}]"
     with Receiving(tmp_path) as receiver, prometheus(tmp_path, receiver, scraped) as url:
-        wait_for(lambda: len(receiver.landed()) > 20)
+        wait(lambda: len(receiver.landed()) > 20)
         receiver.kill()
         before = receiver.landed()
         time.sleep(2)
@@ -220,7 +204,7 @@ def test_scraped_samples_land_as_prometheus_has_them_though_the_receiver_is_kill
             first_ms = min(at for _, at, _ in landed())
             return {key: value for key, value in told.items() if key[1] >= first_ms}
 
-        wait_for(lambda: landed() == due())
+        wait(lambda: landed() == due())
         assert len(due()) > 20
         assert before.items() <= landed().items()
         page = get(f"http://127.0.0.1:{receiver.port}/metrics").decode()
@@ -270,12 +254,12 @@ def test_ten_days_through_prometheus_are_the_simulators_own(tmp_path: Path) -> N
             with urllib.request.urlopen(request, timeout=60) as answer:
                 assert answer.status == 204
             if turn == 4:
-                wait_for(lambda: any((tmp_path / "fleet.live" / "samples").glob("*.parquet")))
+                wait(lambda: any((tmp_path / "fleet.live" / "samples").glob("*.parquet")))
                 receiver.kill()
             if turn == 6:
                 receiver.start()
         assert len(expected) > 100_000
         # Values, not rows: what Prometheus sends of one GPU and time may come in several requests.
-        wait_for(lambda: len(receiver.landed()) >= len(expected), 600)
+        wait(lambda: len(receiver.landed()) >= len(expected), 600)
         landed = receiver.landed()
     assert landed == expected

@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.serving.http.world import Client, record, wait, write_scores
-from tests.system.kubernetes_server import KubernetesServer, build_components, free_port, kubernetes_server_in
+from tests.serving.http.world import Client, record, write_scores
+from tests.system.kubernetes_server import KubernetesServer, build_components, kubernetes_server_in
+from tests.waiting import free_port, wait
 
 pytestmark = pytest.mark.system
 
@@ -23,7 +24,6 @@ ROOT = Path(__file__).parents[2]
 SHIPPED = ROOT / "deploy" / "kubernetes" / "kube-scheduler-extender.yaml"
 COMPONENTS = ("kube-apiserver", "kube-scheduler")
 TIERS = {"risky": (0.9, "high"), "doubtful": (0.4, "elevated"), "sound": (0.001, "clear"), "silent": (None, "unknown")}
-WITHIN_S = 240.0
 
 
 @contextlib.contextmanager
@@ -52,7 +52,7 @@ class Predrain:
         command = [sys.executable, "-c", "from predrain.command import main; main()"]
         command += ["serve", "--scores", str(self.scores), *options]
         self.process = self._stack.enter_context(process(command, self.log))
-        wait(lambda: self.ready() or self.process.poll() is not None, WITHIN_S)
+        wait(lambda: self.ready() or self.process.poll() is not None)
         assert self.process.poll() is None, self.log.read_text()[-3000:]
 
     def ready(self) -> bool:
@@ -116,7 +116,7 @@ class Cluster:
             spec = {"containers": [{"name": "c", "image": "x", "resources": {"limits": limits}}]}
             pods = "/api/v1/namespaces/default/pods"
             self.server.request("POST", pods, {"metadata": {"name": name}, "spec": spec})
-        return wait(lambda: self._bound(names), WITHIN_S)  # type: ignore[no-any-return]
+        return wait(lambda: self._bound(names))  # type: ignore[no-any-return]
 
     def _bound(self, names: list[str]) -> list[str] | None:
         nodes = [
@@ -128,7 +128,7 @@ class Cluster:
     def clear(self) -> None:
         path = "/api/v1/namespaces/default/pods?gracePeriodSeconds=0"
         self.server.request("DELETE", path)
-        wait(lambda: not self.server.request("GET", "/api/v1/namespaces/default/pods")[1]["items"], WITHIN_S)
+        wait(lambda: not self.server.request("GET", "/api/v1/namespaces/default/pods")[1]["items"])
 
 
 @pytest.fixture(scope="module")

@@ -187,10 +187,10 @@ def test_the_command_empties_a_node_before_it_fails_and_gives_it_back_after_a_di
         [*command, "--loop"], env=cluster.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     try:
-        cluster.wait(lambda: cluster.job(job)["job_state"] == "PENDING", 240)
+        cluster.wait(lambda: cluster.job(job)["job_state"] == "PENDING")
         cluster.run("scontrol", "update", f"jobid={job}", "starttime=now")  # Slurm itself waits two minutes
-        cluster.wait(lambda: cluster.job(job)["job_state"] == "RUNNING", 240)
-        cluster.wait(lambda: actuator.node("n1").out == frozenset(), 240)
+        cluster.wait(lambda: cluster.job(job)["job_state"] == "RUNNING")
+        cluster.wait(lambda: actuator.node("n1").out == frozenset())
         process.send_signal(signal.SIGTERM)
         out, err = process.communicate(timeout=60)
     finally:
@@ -220,11 +220,11 @@ def test_a_restart_of_slurmctld_keeps_the_drain_and_the_weight_is_set_again_and_
     with pytest.raises(SchedulerError):
         Actuator(cluster, actuator.scheduler.folder.path, timeout=timedelta(seconds=1)).scheduler.read_fleet()
     cluster.start_controller()
-    cluster.wait(lambda: len(cluster.states()) == len(cluster.nodes), 240)
+    cluster.wait(lambda: len(cluster.states()) == len(cluster.nodes))
 
     again = Actuator(cluster, actuator.scheduler.folder.path)
     assert again.apply(an("release", "n1")).kind == "conflict"  # no state is known before the nodes have registered
-    cluster.wait(lambda: all(each.readable for each in again.scheduler.port.nodes()), 240)
+    cluster.wait(lambda: all(each.readable for each in again.scheduler.port.nodes()))
     assert (again.level("n1"), again.node("n1").reason) == (Level.DRAINED, reason)
     assert again.node("n2").weight == 1  # that of slurm.conf
     fleet = {each.view.name: each.view for each in again.scheduler.read_fleet().nodes}

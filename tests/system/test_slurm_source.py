@@ -75,7 +75,7 @@ def test_drains_a_job_and_a_killed_controller(cluster: SlurmCluster, tmp_path: P
     assert failed.stderr.count("\n") <= 4
 
     cluster.start_controller()
-    cluster.wait(lambda: cluster.states() == {"n1": "drained", "n2": "idle"}, 240)
+    cluster.wait(lambda: cluster.states() == {"n1": "drained", "n2": "idle"})
     collect(cluster, dataset)
     cluster.update("n1", state="resume")
     cluster.update("n2", state="drain", reason="predrain: p=0.83/24h gpu=1")
@@ -121,7 +121,7 @@ def test_following_lands_what_it_holds_and_leaves_on_a_signal(cluster: SlurmClus
         cluster.update("n2", state="drain", reason="cooling")
         cluster.wait(lambda: len(told(dataset)) == 1)
         cluster.kill("n1")  # a node that stops answering is down after SlurmdTimeout
-        cluster.wait(lambda: any(row[:3] == ("n1", "drain", "down") for row in told(dataset)), 240)
+        cluster.wait(lambda: any(row[:3] == ("n1", "drain", "down") for row in told(dataset)))
         process.send_signal(signal.SIGTERM)
         out, err = process.communicate(timeout=30)
     finally:

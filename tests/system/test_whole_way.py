@@ -53,8 +53,9 @@ from serving.scores.writing import ScoresFolder
 from simulator.simulate import simulate
 from telemetry.collect.kubernetes.client import connect
 from telemetry.dataset.store import Dataset
-from tests.system.kubernetes_cluster import PODS, kubernetes_cluster_in, wait
+from tests.system.kubernetes_cluster import PODS, kubernetes_cluster_in
 from tests.system.test_kubernetes_actuator import DIAGNOSTIC, effects, passed
+from tests.waiting import wait
 
 pytestmark = pytest.mark.system
 LIGHT = """

@@ -21,7 +21,8 @@ from telemetry.dataset.connection import connect
 from telemetry.dataset.place import S3Place, place_of
 from telemetry.dataset.store import Dataset
 from telemetry.errors import InputError
-from tests.object_storage import KEYS, free_port, object_storage, proxy, upload
+from tests.object_storage import KEYS, object_storage, proxy, upload
+from tests.waiting import free_port
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,27 @@
+"""A port that is free, and waiting for a fact rather than for a time."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from collections.abc import Callable
+from typing import Any
+
+
+def free_port() -> int:
+    """Return a port that nothing listens on just now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def wait(what: Callable[[], Any], within_s: float = 300.0) -> Any:
+    """Wait until something is so, and return it; a connection that fails is tried again."""
+    deadline = time.monotonic() + within_s
+    while True:
+        with contextlib.suppress(OSError):
+            if found := what():
+                return found
+        assert time.monotonic() < deadline, f"it did not come about within {within_s} s"
+        time.sleep(0.05)

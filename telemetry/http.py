@@ -369,6 +369,8 @@ def retry_policy(
     """
     import stamina  # noqa: PLC0415
 
+    # Its own hook logs each retry as a bare line on stderr; callers say once that a server is in trouble.
+    stamina.instrumentation.set_on_retry_hooks([])
     return stamina.retry_context(
         on=on or retried,
         attempts=attempts,

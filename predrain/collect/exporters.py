@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -10,14 +9,6 @@ import typer
 
 from predrain.console import reported, show
 from predrain.options import JsonOption, ParamsOption, duration_option, params_files
-
-
-class NodeSource(StrEnum):
-    """Where a row's node comes from."""
-
-    AUTO = "auto"
-    PAGE = "page"
-    TARGET = "target"
 
 
 def exporters(
@@ -46,13 +37,6 @@ def exporters(
     mapping: Annotated[
         Path | None, typer.Option(help="YAML file that maps metric names and labels that differ from the exporters'.")
     ] = None,
-    node_from: Annotated[
-        NodeSource,
-        typer.Option(
-            help="Where the node comes from. auto: the target list or Kubernetes where they tell it, else the page's "
-            "labels, else the host. page: the labels first. target: never the labels."
-        ),
-    ] = NodeSource.AUTO,
     listen: Annotated[
         str | None, typer.Option(help="Serve the collector's own /metrics and /healthz here, such as 127.0.0.1:9210.")
     ] = None,
@@ -62,7 +46,7 @@ def exporters(
 ) -> None:
     """Scrape dcgm-exporter's and AMD's pages until SIGTERM. How the scraping goes is telemetry too.
 
-    Of several collectors with the same --targets on one dataset one scrapes; when it ends, another takes over.
+    Of several collectors of one dataset each target is scraped by one; when that ends, another takes over.
 
     Example: predrain collect exporters --targets gpu-nodes.txt --interval 30s --dataset fleet
     """
@@ -76,22 +60,22 @@ def exporters(
 
         from pipeline.params import load_params
         from telemetry.collect.exporters.collector import ScrapeSettings
-        from telemetry.collect.exporters.service import ExporterOptions, collect_exporters
+        from telemetry.collect.exporters.service import collect_exporters
         from telemetry.collect.series.mapping import load_source_mapping
         from telemetry.dataset.channels import resolve_channels
         from telemetry.http import connect_to
 
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-        options = ExporterOptions(
-            dataset=dataset,
-            targets=tuple(targets),
+        work = collect_exporters(
+            dataset,
+            targets,
             channels=resolve_channels(load_params(params_files(params)).channels),
             mapping=load_source_mapping(mapping),
             settings=ScrapeSettings(seconds["--interval"], seconds["--timeout"], concurrency),
-            node_from=node_from.value,
             connection=connect_to(
                 "http://targets", bearer_token_file=bearer_token_file, basic_auth_file=basic_auth_file, ca_file=ca_file
             ),
             listen=listen,
+            once=once,
         )
-        show(asyncio.run(collect_exporters(options, once=once)), as_json=as_json)
+        show(asyncio.run(work), as_json=as_json)

@@ -11,13 +11,9 @@ from predrain.console import reported, show
 from predrain.options import JsonOption, ParamsOption, params_files
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from telemetry.collect.nvml.child import Graveyard
     from telemetry.collect.nvml.collector import Collector
-    from telemetry.collect.pushing.pusher import Pusher, Spool
-    from telemetry.collect.pushing.targets import Target
-    from telemetry.dataset.channel import Channel
+    from telemetry.collect.pushing import Pusher, Spool
 
 _LAST_PUSH_S = 10.0
 
@@ -31,10 +27,12 @@ def nvml(
     ] = None,
     push: Annotated[
         str | None,
-        typer.Option(help="Send what has landed to the HTTP service (https://…) or to another landing folder."),
+        typer.Option(help="Send what has landed to `predrain collect receive` at this address (https://…)."),
     ] = None,
-    token_file: Annotated[Path | None, typer.Option(help="File with the service's bearer token.")] = None,
-    ca_file: Annotated[Path | None, typer.Option(help="Certificates (PEM) to trust for the service.")] = None,
+    bearer_token_file: Annotated[
+        Path | None, typer.Option(help="File with a token of the receiver; read again when it changes.")
+    ] = None,
+    ca_file: Annotated[Path | None, typer.Option(help="Certificates (PEM) to trust instead of the system's.")] = None,
     interval: Annotated[str, typer.Option(help="From one reading to the next.")] = "30s",
     node: Annotated[str | None, typer.Option(help="Name of this node. Default: its host name.")] = None,
     spool_limit: Annotated[
@@ -46,21 +44,21 @@ def nvml(
 ) -> None:
     """Read this node's GPUs through NVML, every 30 s until SIGTERM, with the XIDs that the driver tells.
 
-    For nodes without an exporter. One GPU that is lost or blocks the driver does not stop the others. The folder of
-    --push has to exist; of a shared file system, name a folder below the mount point.
+    For nodes without an exporter. One GPU that is lost or blocks the driver does not stop the others.
 
-    Example: predrain collect nvml --spool /var/lib/predrain --push https://predrain.example --token-file token
+    Example: predrain collect nvml --spool /var/lib/predrain --push https://predrain.example --bearer-token-file token
     """
     import logging
     import sys
 
-    from telemetry.collect.pushing.pusher import parse_bytes
+    from telemetry.collect.pushing import parse_bytes
     from telemetry.config import parse_duration
 
     if (dataset is None) == (spool is None):
         raise typer.BadParameter("give one of --dataset and --spool", param_hint="--dataset")
-    if push is None and (token_file is not None or ca_file is not None):
-        raise typer.BadParameter("is only used with --push", param_hint="--token-file" if token_file else "--ca-file")
+    if push is None and (bearer_token_file is not None or ca_file is not None):
+        unused = "--bearer-token-file" if bearer_token_file else "--ca-file"
+        raise typer.BadParameter("is only used with --push", param_hint=unused)
     try:
         every = parse_duration(interval)
         limit_bytes = parse_bytes(spool_limit)
@@ -80,7 +78,7 @@ def nvml(
         from telemetry.collect.nvml.collector import Collector, writer_of
         from telemetry.collect.nvml.node_reader import NodeReader
         from telemetry.collect.nvml.tables import RunState, boot_id
-        from telemetry.collect.pushing.pusher import Pusher, Spool
+        from telemetry.collect.pushing import HttpTarget, Pusher, Spool
         from telemetry.dataset.channels import resolve_channels
         from telemetry.landing.folder import Landing, landing_of
 
@@ -92,7 +90,7 @@ def nvml(
         landing = Landing(root, writer=writer, channels=channels)
         # Beside a dataset and without a push, what waits belongs to the fold, and is not for us to drop.
         held = Spool(landing, writer, None if push is None and spool is None else limit_bytes)
-        pusher = None if push is None else Pusher(held, _target(push, root, writer, channels, token_file, ca_file))
+        pusher = None if push is None else Pusher(held, HttpTarget(push, token_file=bearer_token_file, ca_file=ca_file))
         graveyard = Graveyard()
 
         def reader(state: RunState) -> NodeReader:
@@ -172,19 +170,6 @@ def _daemon(collector: Collector, pusher: Pusher | None, graveyard: Graveyard) -
                 pusher.stop(_LAST_PUSH_S)
                 until_s = time.monotonic() + _LAST_PUSH_S
                 pusher.round(lambda: time.monotonic() < until_s)
-
-
-def _target(
-    push: str, root: Path, writer: str, channels: Mapping[str, Channel], token_file: Path | None, ca_file: Path | None
-) -> Target:
-    from telemetry.collect.pushing.targets import FolderTarget, HttpTarget
-    from telemetry.errors import InputError
-
-    if "://" in push:
-        return HttpTarget(push, token_file=token_file, ca_file=ca_file)
-    if Path(push).resolve() == root.resolve():
-        raise InputError(f"{push} is where this collector lands", "--push", "Name another folder, or leave it out.")
-    return FolderTarget(Path(push), writer, channels)
 
 
 def _summary(name: str, root: Path, collector: Collector, spool: Spool, pusher: Pusher | None) -> dict[str, Any]:

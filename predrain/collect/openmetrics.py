@@ -34,7 +34,7 @@ def openmetrics(
     """
     with reported():
         from pipeline.params import load_params
-        from telemetry.collect.openmetrics.dump import land_dump
+        from telemetry.collect.openmetrics import land_dump
         from telemetry.collect.series.identity import SeriesCatalogue
         from telemetry.collect.series.mapping import load_source_mapping
         from telemetry.dataset.channels import resolve_channels

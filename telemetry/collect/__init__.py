@@ -3,5 +3,5 @@
 One folder or module a source: ``prometheus`` (backfill), ``remote_write``, ``openmetrics`` (dumps), ``exporters``,
 ``nvml``, ``kernel_log``, ``slurm``, ``kubernetes``, ``tickets``, ``diagnostics``. ``series`` tells what a Prometheus
 series is, and makes rows of its samples; ``outbox`` keeps how far an event collector has read; ``pushing`` sends what
-has landed on a node to the service. ``predrain collect`` starts them.
+has landed on a node to ``remote_write``. ``predrain collect`` starts them.
 """

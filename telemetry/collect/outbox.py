@@ -47,15 +47,16 @@ class Outbox:
         self._batch: int = content["batch"]
         self.position: dict[str, Any] = content["position"]
         self.landed = 0
-        if content.get("pending"):
-            self._land(content["pending"])
+        self._pending: list[dict[str, Any]] = content.get("pending") or []
+        self._land()
 
     def commit(self, position: Mapping[str, Any], events: Sequence[Event] = ()) -> None:
         """Note a position, and land the events that lie before it.
 
-        Raises ``InputError`` if the disk is full or not writable. Nothing is lost: the same commit may be tried again,
-        now or by the next process.
+        Raises ``InputError`` if the disk is full or not writable. What was noted before lands first, at the next commit
+        or by the next process.
         """
+        self._land()
         rows = [event.row() for event in events]
         batch = self._batch + 1 if rows else self._batch
         content = {
@@ -67,8 +68,8 @@ class Outbox:
         }
         write_bytes(self._path, json.dumps(content, separators=(",", ":")).encode())
         self._batch, self.position, self.is_new = batch, dict(position), False
-        if rows:
-            self._land(rows)
+        self._pending = rows
+        self._land()
 
     def close(self) -> None:
         """Let another process have it."""
@@ -84,9 +85,12 @@ class Outbox:
     ) -> None:
         self.close()
 
-    def _land(self, rows: list[dict[str, Any]]) -> None:
-        if self._landing.land("events", rows_table(rows), name=f"{self._name}-{self._batch:08d}") is not None:
-            self.landed += len(rows)
+    def _land(self) -> None:
+        if not self._pending:
+            return
+        if self._landing.land("events", rows_table(self._pending), name=f"{self._name}-{self._batch:08d}") is not None:
+            self.landed += len(self._pending)
+        self._pending = []
 
     def _read(self) -> dict[str, Any] | None:
         try:

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from telemetry.collect.openmetrics.dump import land_dump
+from telemetry.collect.openmetrics import land_dump
 from telemetry.collect.series.identity import SeriesCatalogue
 from telemetry.dataset.channels import CATALOGUE
 from telemetry.landing.folder import Landing

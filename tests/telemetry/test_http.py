@@ -1,5 +1,7 @@
 """The connection: what a user gave, checked before anything is sent; messages are pinned."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -113,3 +115,16 @@ def test_tls_files_are_checked_before_anything_is_sent(tmp_path: Path) -> None:
     context = connect_to("https://prom", insecure_skip_verify=True).tls()
     assert context is not None
     assert not context.check_hostname
+
+
+def test_retries_leave_no_bare_lines_on_stderr() -> None:
+    script = (
+        "from telemetry.http import HttpError, retry_policy\n"
+        "left = 1\n"
+        "for attempt in retry_policy(attempts=2, wait_max_s=0.01):\n"
+        "    with attempt:\n"
+        "        left -= 1\n"
+        "        if left == 0: raise HttpError('later')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stderr == ""

@@ -12,11 +12,10 @@ from typing import Any, Final, Protocol
 
 import pyarrow as pa
 
-from telemetry.collect.exporters.page import PageReader
 from telemetry.collect.exporters.scraping import Page, ScrapeError
-from telemetry.collect.exporters.target_lists import TargetList
-from telemetry.collect.exporters.targets import Target, target_hash
+from telemetry.collect.exporters.targets import Target, TargetLocks, target_hash
 from telemetry.collect.exporters.watch import TargetWatch
+from telemetry.collect.series.identity import SeriesCatalogue
 from telemetry.errors import InputError
 from telemetry.landing.tables import Kind
 
@@ -24,6 +23,9 @@ _log = logging.getLogger(__name__)
 
 LATE_S: Final = 1.0
 """A scrape that starts this long after it was due is late."""
+
+REMEMBERED_BYTES: Final = 512 << 20
+"""Text of lines that is remembered of all targets."""
 
 _KINDS: Final[tuple[Kind, ...]] = ("events", "inventory", "samples")
 _PHASES: Final = 1 << 20
@@ -50,9 +52,10 @@ class Lands(Protocol):
 class ScrapeSettings:
     """Pace and bounds of a collector.
 
-    ``timeout_s`` is for one scrape, from connecting to the last byte; ``concurrency`` bounds the scrapes under way.
-    Rows are held up to ``max_held_rows`` while nothing can be landed, then the oldest are dropped. A page that is
-    unchanged for more than ``hung_intervals`` is called hung.
+    ``timeout_s`` is for one scrape, from connecting to the last byte; ``concurrency`` bounds the scrapes under way, and
+    a quarter of it those of targets that failed the last time, so that dead ones never delay the others. Rows are held
+    up to ``max_held_rows`` while nothing can be landed, then the oldest are dropped. A page that is unchanged for more
+    than ``hung_intervals`` is called hung.
     """
 
     interval_s: float = 30.0
@@ -83,7 +86,6 @@ class Counts:
     failed: int = 0
     late: int = 0
     repeated: int = 0
-    worst_late_s: float = 0.0
     rows_landed: int = 0
     rows_dropped: int = 0
     events_landed: int = 0
@@ -92,40 +94,44 @@ class Counts:
 class Collector:
     """Scrapes targets until it is told to stop.
 
-    ``targets`` is read at the start and once an interval; ``reader_of`` makes the reader of a target's pages;
-    ``on_round`` runs after each landing, with the collector: it writes its state; ``run_blocking`` runs what waits for
-    a disk beside the loop.
+    ``read_targets`` is called at the start and once an interval; ``locks`` says which of them are ours;
+    ``run_blocking`` runs what waits for a disk beside the loop.
     """
 
     def __init__(
         self,
         *,
-        targets: TargetList,
+        read_targets: Callable[[], list[Target]],
         scraper: Fetches,
         landing: Lands,
-        reader_of: Callable[[Target], PageReader],
+        catalogue: SeriesCatalogue,
         settings: ScrapeSettings,
+        locks: TargetLocks | None = None,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
-        on_round: Callable[[Collector], Awaitable[None]] | None = None,
         run_blocking: Callable[..., Awaitable[Any]] = asyncio.to_thread,
     ) -> None:
-        self._targets = targets
+        self._read_targets = read_targets
         self._scraper = scraper
         self._landing = landing
-        self._reader_of = reader_of
+        self._catalogue = catalogue
         self.settings = settings
+        self._locks = locks
         self.clock = clock
-        self.started_at = clock()
-        self._on_round = on_round
         self._run_blocking = run_blocking
+        self.named = 0
         self.watches: dict[str, TargetWatch] = {}
         self.counts = Counts()
         self.problem: str | None = None
-        self.is_standby = False
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._slots = asyncio.Semaphore(settings.concurrency)
+        self._slots_of_failing = asyncio.Semaphore(max(1, settings.concurrency // 4))
         self._held: dict[Kind, list[pa.Table]] = {kind: [] for kind in _KINDS}
         self._landing_lock = asyncio.Lock()
+
+    @property
+    def is_standby(self) -> bool:
+        """Whether other collectors scrape all targets."""
+        return self.named > 0 and not self.watches
 
     @property
     def rows_held(self) -> int:
@@ -163,28 +169,33 @@ class Collector:
         """Scrape every target once and land it; return whether everything is on the disk."""
         await self.refresh_targets()
         try:
-            await asyncio.gather(
-                *(self._scrape(watch, asyncio.get_running_loop().time()) for watch in self.watches.values())
-            )
+            now_s = asyncio.get_running_loop().time()
+            await asyncio.gather(*(self._scrape(watch, now_s) for watch in self.watches.values()))
         finally:
             landed = await self.land()
         return landed
 
     async def refresh_targets(self) -> None:
         """Read the targets again; raises InputError if they cannot be read and never could."""
-        targets = await self._run_blocking(self._targets.read)
-        if targets is None:
-            return
+        targets = await self._run_blocking(self._read_targets)
         wanted = {target.url: target for target in targets}
         for url, watch in list(self.watches.items()):
             if wanted.get(url) != watch.target:
                 del self.watches[url]
                 if url in self._tasks:
                     self._tasks.pop(url).cancel()
+                if self._locks is not None and url not in wanted:
+                    self._locks.release(watch.target)
+        was_standby = self.is_standby
+        self.named = len(wanted)
         hung_s = self.settings.hung_intervals * self.settings.interval_s
         for url, target in wanted.items():
-            if url not in self.watches:
-                self.watches[url] = TargetWatch(target, self._reader_of(target), hung_s)
+            if url not in self.watches and (self._locks is None or self._locks.acquire(target)):
+                self.watches[url] = TargetWatch(target, self._catalogue, hung_s)
+        for watch in self.watches.values():
+            watch.lines.max_bytes = REMEMBERED_BYTES // len(self.watches)
+        if self.is_standby and not was_standby:
+            _log.info("standby: another collector scrapes these targets")
 
     def _follow_all(self) -> None:
         for url, watch in self.watches.items():
@@ -202,42 +213,44 @@ class Collector:
             await self._scrape(watch, due_s)
 
     async def _scrape(self, watch: TargetWatch, due_s: float) -> None:
-        async with self._slots:
+        failing = watch.consecutive_failures > 0
+        async with self._slots_of_failing if failing else self._slots:
             started_s, at = asyncio.get_running_loop().time(), self.clock()
-            self.counts.worst_late_s = max(self.counts.worst_late_s, started_s - due_s)
-            self.counts.late += started_s - due_s > LATE_S
+            self.counts.late += not failing and started_s - due_s > LATE_S
             self.counts.scrapes += 1
             try:
                 rows = watch.take(await self._scraper.fetch(watch.target.url), at, started_s)
             except ScrapeError as error:
-                self._failed(watch, error, at)
+                self._failed(watch, error)
                 return
             except Exception as error:
                 # A page that breaks our own code must not stop the other thousand targets.
                 _log.exception("%s: its page could not be read", watch.target.address)
-                self._failed(watch, ScrapeError("parse", f"our own error: {type(error).__name__}"), at)
+                self._failed(watch, ScrapeError("parse", f"our own error: {type(error).__name__}"))
                 return
         self.counts.good += 1
-        if rows.samples is None:
-            self.counts.repeated += 1
-        for kind, table in (("events", rows.events), ("inventory", rows.inventory), ("samples", rows.samples)):
-            if table is not None and table.num_rows:
-                self._held[kind].append(table)  # type: ignore[index]  # kinds, each
+        self.counts.repeated += rows.samples is None
+        self._hold("events", rows.events)
+        self._hold("inventory", rows.inventory)
+        self._hold("samples", rows.samples)
 
-    def _failed(self, watch: TargetWatch, error: ScrapeError, at: datetime) -> None:
+    def _failed(self, watch: TargetWatch, error: ScrapeError) -> None:
         self.counts.failed += 1
-        watch.failed(error, at)
+        watch.failed(error)
+
+    def _hold(self, kind: Kind, table: pa.Table | None) -> None:
+        if table is not None and table.num_rows:
+            self._held[kind].append(table)
+            self._drop_oldest(kind)
 
     async def land(self) -> bool:
-        """Land what is held, and write the state; return whether all rows are on the disk."""
+        """Land what is held; return whether all rows are on the disk."""
         async with self._landing_lock:
             batch, self._held = self._held, {kind: [] for kind in _KINDS}
             left = await self._run_blocking(self._write, batch)
             for kind, tables in left.items():
                 self._held[kind] = tables + self._held[kind]
-            self._drop_oldest()
-            if self._on_round is not None:
-                await self._on_round(self)
+                self._drop_oldest(kind)
             return not left
 
     def _write(self, batch: dict[Kind, list[pa.Table]]) -> dict[Kind, list[pa.Table]]:
@@ -266,15 +279,16 @@ class Collector:
             self.problem = None
         return left
 
-    def _drop_oldest(self) -> None:
-        for kind in _KINDS:
-            over = sum(table.num_rows for table in self._held[kind]) - self.settings.max_held_rows
-            if over <= 0:
-                continue
-            _log.error("%d rows of %s are dropped: nothing can be landed for too long", over, kind)
-            self.counts.rows_dropped += over
-            whole = pa.concat_tables(self._held[kind], promote_options="default")
-            self._held[kind] = [whole.slice(over)]
+    def _drop_oldest(self, kind: Kind) -> None:
+        """Keep what is held within its bound, also while a landing hangs; a tenth more goes, not a page at a time."""
+        over = sum(table.num_rows for table in self._held[kind]) - self.settings.max_held_rows
+        if over <= 0:
+            return
+        over += self.settings.max_held_rows // 10
+        _log.error("%d rows of %s are dropped: nothing can be landed for too long", over, kind)
+        self.counts.rows_dropped += over
+        whole = pa.concat_tables(self._held[kind], promote_options="default")
+        self._held[kind] = [whole.slice(over)]
 
     async def _keep_landing(self) -> None:
         while True:

@@ -12,7 +12,7 @@ from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Final, Literal, get_args
 
 from telemetry.errors import InputError
-from telemetry.http import BodyTooLarge, Connection, async_client, bounded_body_async
+from telemetry.http import Connection, async_client
 
 if TYPE_CHECKING:
     import httpx
@@ -32,13 +32,14 @@ FailureKind = Literal[
 ]
 """Kinds of failed scrapes.
 
-``refused``: nobody listens. ``unreachable``: no route, no such name, connection lost. ``timeout``: no whole page in
-time. ``tls``: no trusted connection. ``status``: an HTTP status other than 200. ``redirect``: sent elsewhere.
-``truncated``: the body ended early. ``too_large``: over the bound of bytes or rows. ``protocol``: no HTTP.
-``parse``: no page of an exporter. ``empty``: a page without a series of any device.
+``unreachable``: no route, no such name, connection lost. ``truncated``: the body ended early. ``too_large``: over a
+bound of bytes or rows. ``protocol``: no HTTP. ``parse``: no page of an exporter. ``empty``: no series of any device.
 """
 
 FAILURE_KINDS: Final[tuple[FailureKind, ...]] = get_args(FailureKind)
+PAGE_BYTES: Final = 8 << 20
+HELD_BYTES: Final = 256 << 20
+"""Bytes of one page, and of all pages that are being read."""
 
 _ACCEPT: Final = "text/plain;version=0.0.4, application/openmetrics-text;version=1.0.0;q=0.5, */*;q=0.1"
 
@@ -74,10 +75,11 @@ class Scraper:
     Each scrape has a connection of its own: one pool over a thousand targets is searched as a whole for each request.
     """
 
-    def __init__(self, connection: Connection, *, timeout_s: float, max_bytes: int = 8 << 20) -> None:
+    def __init__(self, connection: Connection, *, timeout_s: float, held_bytes: int = HELD_BYTES) -> None:
         self._connection = connection
         self._timeout_s = timeout_s
-        self._max_bytes = max_bytes
+        self._limit_bytes = held_bytes
+        self._held_bytes = 0
         self._headers = connection.request_headers()
         self._tls = connection.tls()
 
@@ -92,8 +94,6 @@ class Scraper:
                 return await self._get(url)
         except (TimeoutError, httpx.TimeoutException):
             raise ScrapeError("timeout", f"no whole page within {self._timeout_s:g} s") from None
-        except BodyTooLarge:
-            raise ScrapeError("too_large", f"the page has more than {self._max_bytes} bytes") from None
         except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
             raise _explained(error) from error
 
@@ -110,7 +110,7 @@ class Scraper:
                 raise ScrapeError("status", f"HTTP status {response.status_code}")
             if response.headers.get("Content-Encoding", "identity").lower() != "identity":
                 raise ScrapeError("protocol", "the page is compressed, which was not asked for")
-            body = await bounded_body_async(response, self._max_bytes)
+            body = await self._body(response)
             media = response.headers.get("Content-Type", "").partition(";")[0].strip().lower()
             return Page(
                 body,
@@ -120,6 +120,20 @@ class Scraper:
                 "Content-Length" in response.headers or "Transfer-Encoding" in response.headers,
                 {"application/openmetrics-text": True, "text/plain": False}.get(media),
             )
+
+    async def _body(self, response: httpx.Response) -> bytes:
+        held = bytearray()
+        try:
+            async for piece in response.aiter_bytes():
+                held += piece
+                self._held_bytes += len(piece)
+                if len(held) > PAGE_BYTES:
+                    raise ScrapeError("too_large", f"the page has more than {PAGE_BYTES} bytes")
+                if self._held_bytes > self._limit_bytes:
+                    raise ScrapeError("too_large", f"pages of more than {self._limit_bytes} bytes arrive at a time")
+        finally:
+            self._held_bytes -= len(held)
+        return bytes(held)
 
 
 def _http_date(response: httpx.Response) -> datetime | None:

@@ -11,7 +11,6 @@ import asyncio
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -21,7 +20,7 @@ from telemetry.collect.prometheus.client import Bounds, PrometheusClient
 from telemetry.collect.prometheus.fetch import LEAST_WINDOW_MS, SpanSamples, SpanTooLarge, fetch_metric, find_metrics
 from telemetry.collect.prometheus.progress import Pieces, Progress, Span, chunks, job_id, without
 from telemetry.collect.prometheus.selectors import check_match
-from telemetry.collect.series.identity import XID_COUNT_METRIC, SeriesCatalogue
+from telemetry.collect.series.identity import SeriesCatalogue
 from telemetry.collect.series.mapping import SourceMapping
 from telemetry.collect.series.xid_counts import XidCounts
 from telemetry.dataset.channel import Channel
@@ -39,8 +38,6 @@ MAX_SAMPLES: Final = 4_000_000
 _MS: Final = timedelta(milliseconds=1)
 _SAFE_SHARE: Final = 0.7
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-
-OpenClient = Callable[[], AbstractAsyncContextManager[PrometheusClient]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,14 +94,10 @@ def backfill(
     bounds: Bounds | None = None,
     clock: Callable[[], datetime] = lambda: datetime.now(UTC),
     progress: Callable[[int, int], None] | None = None,
-    open_client: OpenClient | None = None,
 ) -> BackfillResult:
     """Fetch a server's history into a landing folder; started again, it goes on where it stopped.
 
     ``root``: the landing folder, see :func:`telemetry.landing.folder.landing_of`.
-    ``channels``: channels that may occur.
-    ``bounds``: what one request may take.
-    ``open_client``: makes the client; for tests that do not wait.
     Raises ``InputError`` if an argument is impossible, the server refuses, has nothing known, or does not answer for
     too long, or the disk is full. What had landed stays.
     """
@@ -117,15 +110,10 @@ def backfill(
     # A recording rule may hold the extreme of a step: the name of a roll-up names it.
     catalogue = SeriesCatalogue(with_rollups(channels), mapping)
     run = _Run(plan, landing, catalogue, matchers, whole, job, state, progress)
-    open_client = open_client or (
-        lambda: PrometheusClient(
-            connection,
-            bounds=bounds or Bounds(),
-            concurrency=plan.concurrency,
-            allow_partial=plan.allow_partial,
-        )
+    client = PrometheusClient(
+        connection, bounds=bounds or Bounds(), concurrency=plan.concurrency, allow_partial=plan.allow_partial
     )
-    return asyncio.run(run.go(open_client))
+    return asyncio.run(run.go(client))
 
 
 def _whole(plan: BackfillPlan, now: datetime) -> Span:
@@ -165,13 +153,13 @@ class _Run:
     progress: Callable[[int, int], None] | None
     labels_seen: bool = False
 
-    async def go(self, open_client: OpenClient) -> BackfillResult:
+    async def go(self, opening: PrometheusClient) -> BackfillResult:
         began = time.monotonic()
         cut = chunks(self.whole, self.plan.chunk // _MS)
         left = [rest for chunk in cut for rest in without(chunk, self.state.done)]
         fetched = len(cut) - sum(1 for chunk in cut if without(chunk, self.state.done))
         result = BackfillResult([], len(cut), fetched, _EPOCH + self.whole.until_ms * _MS)
-        async with open_client() as client:
+        async with opening as client:
             result.metrics = await find_metrics(client, self.catalogue, self.matchers, self.whole)
             self._tell(cut)
             spans = deque(left)
@@ -218,7 +206,7 @@ class _Run:
         await asyncio.to_thread(self._land, harvest, span, result)
 
     def _check_known(self, harvest: SpanSamples) -> None:
-        if harvest.series:
+        if harvest.has_series:
             self.labels_seen = True
         elif harvest.unknown and not self.labels_seen and not self.state.done:
             name, labels = sorted(harvest.unknown.items())[0]
@@ -231,21 +219,17 @@ class _Run:
 
     def _land(self, harvest: SpanSamples, span: Span, result: BackfillResult) -> None:
         name = f"{self.job}-{span.after_ms}-{span.until_ms}"
-        rows = harvest.rows(result.problems)
         follower = XidCounts(self.plan.delay, self.state.xid)
-        counts, gathered = harvest.counts()
-        events = follower.follow(counts, *gathered, watched=harvest.watched() if self._counts_xids(result) else {})
-        self.landing.land("samples", rows, name=name)
-        self.landing.land("events", events, name=name)
-        self.landing.land("inventory", harvest.sightings(), name=name)
+        samples = harvest.samples
+        tables = harvest.tables(follower, result.problems)
+        self.landing.land("samples", tables.samples, name=name)
+        self.landing.land("events", tables.events, name=name)
+        self.landing.land("inventory", tables.inventory, name=name)
         self.state.xid = follower.as_state()
         self.state.finish(span)
-        result.samples += harvest.samples
-        result.rows += rows.num_rows
-        result.events += events.num_rows
-
-    def _counts_xids(self, result: BackfillResult) -> bool:
-        return XID_COUNT_METRIC in result.metrics
+        result.samples += samples
+        result.rows += tables.samples.num_rows
+        result.events += tables.events.num_rows
 
     def _tell(self, cut: Sequence[Span]) -> None:
         if self.progress is not None:

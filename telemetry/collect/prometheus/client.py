@@ -104,6 +104,7 @@ class PrometheusClient:
         self._connection = connection
         self._bounds = bounds
         self._places = asyncio.Semaphore(concurrency)
+        self._reading = asyncio.Lock()  # an answer takes six times its bytes while it is read
         self._concurrency = concurrency
         self._allow_partial = allow_partial
         self._session: httpx.AsyncClient | None = None
@@ -201,7 +202,8 @@ class PrometheusClient:
                 with attempt:
                     async with self._places:
                         body = await self._once(path, parameters, by_get=by_get)
-                        answer = await asyncio.to_thread(read, body)
+                        async with self._reading:
+                            answer = await asyncio.to_thread(read, body)
         except SlowAnswer as error:
             if self._has_answered and slow >= _SLOW_TRIES:
                 raise TooMuch(str(error)) from error

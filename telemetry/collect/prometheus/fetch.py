@@ -7,24 +7,21 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from telemetry.collect.prometheus.answer import Matrix
 from telemetry.collect.prometheus.client import PrometheusClient, TooMuch
 from telemetry.collect.prometheus.progress import Pieces, Span
 from telemetry.collect.prometheus.selectors import can_match, one_of, ranged, selector
+from telemetry.collect.series.batch import Tables, read_batch
 from telemetry.collect.series.identity import XID_COUNT_METRIC, Series, SeriesCatalogue, XidCount
-from telemetry.collect.series.rows import assemble, observed_spans
 from telemetry.collect.series.unused import unused_reason
+from telemetry.collect.series.xid_counts import XidCounts
 from telemetry.errors import InputError
-
-_Gathered = tuple[npt.NDArray[np.int32], npt.NDArray[np.int64], npt.NDArray[np.float64]]
 
 
 class SpanTooLarge(Exception):
@@ -35,97 +32,50 @@ class SpanTooLarge(Exception):
         self.samples = samples
 
 
-@dataclass(slots=True)
 class SpanSamples:
-    """Gathers what answers hold of a span.
+    """Gathers what answers hold of a span, up to ``max_samples`` (None: without a bound).
 
-    ``max_samples``: bound on what is held, in samples; None for none.
-    ``unknown``: metrics of which a series names no GPU or no node, and the label names of one such series.
+    ``unknown`` takes metrics of which a series names no GPU or no node, and the label names of one such series.
     """
 
-    catalogue: SeriesCatalogue
-    max_samples: int | None
-    unknown: dict[str, str] = field(default_factory=dict)
-    samples: int = 0
-    series: list[Series] = field(default_factory=list)
-    _counts: list[XidCount] = field(default_factory=list)
-    _numbers: dict[Series, int] = field(default_factory=dict)
-    _count_numbers: dict[XidCount, int] = field(default_factory=dict)
-    _parts: list[_Gathered] = field(default_factory=list)
-    _count_parts: list[_Gathered] = field(default_factory=list)
+    def __init__(self, catalogue: SeriesCatalogue, max_samples: int | None, unknown: dict[str, str]) -> None:
+        self._catalogue = catalogue
+        self._max_samples = max_samples
+        self.unknown = unknown
+        self.samples = 0
+        self._numbers: dict[Series | XidCount, int] = {}
+        self._parts: list[tuple[npt.NDArray[np.int32], npt.NDArray[np.int64], npt.NDArray[np.float64]]] = []
+
+    @property
+    def has_series(self) -> bool:
+        """Whether a series names a GPU and its node."""
+        return any(isinstance(each, Series) for each in self._numbers)
 
     def take(self, matrix: Matrix, window: Span) -> None:
         """Take an answer's samples within the window: after its lower bound and up to its upper."""
-        # A stale marker is no sample; servers leave it out of range selectors, but not all exports do.
-        inside = (matrix.ms > window.after_ms) & (matrix.ms <= window.until_ms) & ~np.isnan(matrix.values)
         places = np.full(len(matrix.labels), -1, np.int32)
-        is_count = np.zeros(len(matrix.labels), np.bool_)
         for number, labels in enumerate(matrix.labels):
             name = labels.get("__name__", "")
-            known = self.catalogue.identify(name, labels)
+            known = self._catalogue.identify(name, labels)
             if known is None:
                 self.unknown.setdefault(name, ", ".join(sorted(set(labels) - {"__name__"})))
-            elif isinstance(known, XidCount):
-                is_count[number] = True
-                places[number] = self._count_numbers.setdefault(known, len(self._counts))
-                if places[number] == len(self._counts):
-                    self._counts.append(known)
             else:
-                places[number] = self._numbers.setdefault(known, len(self.series))
-                if places[number] == len(self.series):
-                    self.series.append(known)
+                places[number] = self._numbers.setdefault(known, len(self._numbers))
         index = places[matrix.index]
-        counted = is_count[matrix.index]
-        for chosen, parts in ((inside & ~counted & (index >= 0), self._parts), (inside & counted, self._count_parts)):
-            if chosen.all():
-                parts.append((index, matrix.ms, matrix.values))
-            elif chosen.any():
-                parts.append((index[chosen], matrix.ms[chosen], matrix.values[chosen]))
-            self.samples += int(chosen.sum())
-        if self.max_samples is not None and self.samples > self.max_samples:
+        # A stale marker is no sample; servers leave it out of range selectors, but not all exports do.
+        chosen = (matrix.ms > window.after_ms) & (matrix.ms <= window.until_ms) & ~np.isnan(matrix.values)
+        chosen &= index >= 0
+        self._parts.append((index[chosen], matrix.ms[chosen], matrix.values[chosen]))
+        self.samples += int(chosen.sum())
+        if self._max_samples is not None and self.samples > self._max_samples:
             raise SpanTooLarge(self.samples)
 
-    def rows(self, problems: dict[str, int]) -> pa.Table:
-        """Return the rows of the span, in the layout of landed samples, sorted by (gpu, timestamp)."""
-        index, ms, values = _joined(self._parts)
-        return assemble(self.series, index, ms, values, problems=problems)
-
-    def sightings(self) -> pa.Table:
-        """Return which GPU was seen where, first and last, with what its labels tell."""
-        index, ms, _ = _joined(self._parts)
-        return observed_spans(self.series, index, ms)
-
-    def counts(self) -> tuple[list[XidCount], _Gathered]:
-        """Return the XID counts."""
-        return self._counts, _joined(self._count_parts)
-
-    def watched(self) -> Mapping[str, tuple[int, int]]:
-        """Return when each GPU was first and last seen in the span, ms."""
-        index, ms, _ = _joined(self._parts)
-        first = np.full(len(self.series), np.iinfo(np.int64).max)
-        last = np.full(len(self.series), np.iinfo(np.int64).min)
-        np.minimum.at(first, index, ms)
-        np.maximum.at(last, index, ms)
-        made: dict[str, tuple[int, int]] = {}
-        for number in np.flatnonzero(first <= last).tolist():
-            gpu = self.series[number].gpu
-            low, high = made.get(gpu, (int(first[number]), int(last[number])))
-            made[gpu] = (min(low, int(first[number])), max(high, int(last[number])))
-        return made
-
-
-def _joined(parts: list[_Gathered]) -> _Gathered:
-    if not parts:
-        return np.empty(0, np.int32), np.empty(0, np.int64), np.empty(0)
-    if len(parts) > 1:
-        parts[:] = [
-            (
-                np.concatenate([part[0] for part in parts]),
-                np.concatenate([part[1] for part in parts]),
-                np.concatenate([part[2] for part in parts]),
-            )
-        ]
-    return parts[0]
+    def tables(self, xids: XidCounts, problems: dict[str, int]) -> Tables:
+        """Return the tables of the span, which give way to them in memory."""
+        parts, self._parts = self._parts, []
+        parts.append((np.empty(0, np.int32), np.empty(0, np.int64), np.empty(0)))
+        index, ms, values = (np.concatenate(column) for column in zip(*parts, strict=True))
+        return read_batch(list(self._numbers), index, ms, values, xids=xids, problems=problems)
 
 
 _SHOWN = 12

@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Literal, NamedTuple
+
+from pydantic import BaseModel, PrivateAttr
 
 from telemetry.atomic import write_bytes
 from telemetry.collect.series.mapping import SourceMapping
@@ -82,14 +83,8 @@ def without(span: Span, done: Iterable[Span]) -> list[Span]:
     return left
 
 
-_VERSION: Final = 1
-
-
 def job_id(url: str, match: str, mapping: SourceMapping, channels: Mapping[str, Channel]) -> str:
-    """Return a name for all that decides which rows a span of time gives.
-
-    Returns: 16 hexadecimal digits; the same for the same server, matchers, mapping and channels.
-    """
+    """Return a name for all that decides which rows a span of time gives: 16 hexadecimal digits."""
     told = {
         "url": url,
         "match": match,
@@ -99,56 +94,45 @@ def job_id(url: str, match: str, mapping: SourceMapping, channels: Mapping[str, 
     return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]
 
 
-@dataclass(slots=True)
-class Pieces:
+class Pieces(BaseModel):
     """In which pieces the server gives one metric.
 
-    ``window_ms``: longest time asked for at once; None: a whole span.
-    ``matchers``: further matchers, one for each query of a window; together they cover every series.
+    ``window_ms``: longest time asked for at once; None: a whole span. ``matchers``: further matchers, one for each
+    query of a window; together they cover every series.
     """
 
     window_ms: int | None = None
-    matchers: list[str] = field(default_factory=lambda: [""])
+    matchers: list[str] = [""]
 
 
-@dataclass(slots=True)
-class Progress:
+class Progress(BaseModel):
     """How far a job is; kept in a small file, written after each span has landed.
 
     ``span_ms``: longest span that fits into memory; None until one did not.
     """
 
-    path: Path
-    done: list[Span] = field(default_factory=list)
+    version: Literal[1] = 1
+    done: list[Span] = []
     span_ms: int | None = None
-    pieces: dict[str, Pieces] = field(default_factory=dict)
-    xid: dict[str, Any] = field(default_factory=dict)
+    pieces: dict[str, Pieces] = {}
+    xid: dict[str, Any] = {}
+    _path: Path = PrivateAttr()
 
     @classmethod
     def read(cls, path: Path) -> Progress:
-        """Return what was remembered; nothing where there is no file.
-
-        Raises ``InputError`` if the file is damaged.
-        """
+        """Return what was remembered; nothing where there is no file. Raises ``InputError`` if it is damaged."""
         try:
-            held = json.loads(path.read_bytes())
-            if held["version"] != _VERSION:
-                raise ValueError(f"version {held['version']}")
-            return cls(
-                path,
-                [Span(int(after), int(until)) for after, until in held["done"]],
-                held["span_ms"],
-                {metric: Pieces(each["window_ms"], list(each["matchers"])) for metric, each in held["pieces"].items()},
-                dict(held["xid"]),
-            )
+            progress = cls.model_validate_json(path.read_bytes())
         except FileNotFoundError:
-            return cls(path)
-        except (ValueError, KeyError, TypeError) as error:
+            progress = cls()
+        except ValueError as error:
             raise InputError(
-                f"the progress file is damaged: {error}",
+                f"the progress file is damaged: {str(error).splitlines()[-1].strip()}",
                 str(path),
                 "Remove it: the time is then fetched again, and what has landed is not doubled.",
             ) from error
+        progress._path = path
+        return progress
 
     def finish(self, span: Span) -> None:
         """Note that a span has landed, and save."""
@@ -157,14 +141,4 @@ class Progress:
 
     def save(self) -> None:
         """Write the file, wholly or not at all."""
-        held = {
-            "version": _VERSION,
-            "done": [list(span) for span in self.done],
-            "span_ms": self.span_ms,
-            "pieces": {
-                metric: {"window_ms": each.window_ms, "matchers": each.matchers}
-                for metric, each in sorted(self.pieces.items())
-            },
-            "xid": self.xid,
-        }
-        write_bytes(self.path, json.dumps(held).encode())
+        write_bytes(self._path, self.model_dump_json().encode())

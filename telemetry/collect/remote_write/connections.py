@@ -15,7 +15,7 @@ import resource
 import socket
 import ssl
 import time
-from collections.abc import Callable, Generator
+from collections.abc import AsyncIterator, Callable, Generator
 from dataclasses import dataclass
 from typing import Any, Final, Literal, Self, cast
 
@@ -27,6 +27,8 @@ from telemetry.errors import InputError
 
 _GRACE_S: Final = 20
 _KEEP_ALIVE_S: Final = 75
+_SMALL_CONNECTIONS: Final = 64
+_SMALL_HEAD_S: Final = 10.0
 BACKLOG: Final = 1024
 """Connections that the kernel keeps waiting."""
 
@@ -308,3 +310,20 @@ def server_config(
         lifespan=lifespan,
         ssl_context_factory=None if tls is None else lambda *_: tls,
     )
+
+
+@contextlib.asynccontextmanager
+async def serving(app: ASGIApp, host: str, port: int) -> AsyncIterator[int]:
+    """Serve a small application beside other work while the context lasts; yields the port.
+
+    Raises InputError if the address cannot be used.
+    """
+    listener = listen(host, port)
+    server = QuietServer(server_config(app, ConnectionGate(_SMALL_CONNECTIONS, _SMALL_HEAD_S), BACKLOG))
+    task = asyncio.create_task(server.serve(sockets=[listener]))
+    try:
+        yield int(listener.getsockname()[1])
+    finally:
+        server.should_exit = True
+        await task
+        listener.close()

@@ -20,53 +20,11 @@ import numpy.typing as npt
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
 
+from telemetry.collect.remote_write.arrow_body import BodyTooLarge
 from telemetry.collect.series.identity import Series, SeriesCatalogue, XidCount
 
 # A copy of three bytes makes 64 at most, so that no honest block grows more.
 _MOST_GROWTH = 22
-_LONGEST_VARINT = 5
-
-
-class BlockError(ValueError):
-    """Bytes that are no snappy block."""
-
-
-class BlockTooLarge(ValueError):
-    """A block whose header announces more bytes than are allowed."""
-
-
-def announced_size(block: bytes) -> int:
-    """Return the decompressed size that a block's header announces, in bytes.
-
-    Raises ``BlockError`` if the header is no varint of 32 bits.
-    """
-    size = 0
-    for place, byte in enumerate(block[:_LONGEST_VARINT]):
-        size |= (byte & 0x7F) << (7 * place)
-        if byte < 0x80:
-            if size >= 2**32:
-                break
-            return size
-    raise BlockError("the body does not begin like a snappy block")
-
-
-def decompress(block: bytes, limit: int) -> bytes:
-    """Decompress a block.
-
-    ``limit``: most bytes that may come out.
-    Raises ``BlockTooLarge`` if the header announces more than ``limit``; nothing was decompressed.
-    Raises ``BlockError`` if the block is damaged.
-    """
-    size = announced_size(block)
-    if size > limit:
-        raise BlockTooLarge(f"the body would decompress to {size} bytes")
-    if size > len(block) * _MOST_GROWTH:
-        raise BlockError(f"a body of {len(block)} bytes announces {size}")
-    try:
-        return bytes(cramjam.snappy.decompress_raw(block))
-    except cramjam.DecompressionError as error:
-        raise BlockError(f"the body is no snappy block: {error}") from error
-
 
 _LOG = logging.getLogger(__name__)
 
@@ -92,6 +50,23 @@ class WriteError(ValueError):
     """A body that is no remote-write request."""
 
 
+def decompress(block: bytes, limit: int) -> bytes:
+    """Decompress a snappy block into ``limit`` bytes at most.
+
+    Raises ``BodyTooLarge`` if the header announces more; nothing was decompressed. Raises ``WriteError`` if the block
+    is damaged.
+    """
+    try:
+        size = cramjam.snappy.decompress_raw_len(block)
+        if size > limit:
+            raise BodyTooLarge(f"the body would decompress to {size} bytes: send at most {limit}")
+        if size > len(block) * _MOST_GROWTH:
+            raise WriteError(f"a body of {len(block)} bytes announces {size}")
+        return bytes(cramjam.snappy.decompress_raw(block))
+    except cramjam.DecompressionError as error:
+        raise WriteError(f"the body is no snappy block: {error}") from error
+
+
 @dataclass(slots=True)
 class Book:
     """Series by number; samples in memory refer to the book that they were decoded with."""
@@ -112,14 +87,7 @@ class _Claim:
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """Samples of one request.
-
-    ``book``: what ``index`` counts in.
-    ``index``: shape (n,).
-    ``ms``: milliseconds since 1970, UTC; shape (n,).
-    ``values``: shape (n,).
-    ``dropped``: samples that are not among these, by reason.
-    """
+    """Samples of one request, and how many are not among them, by reason; ``book`` is what ``index`` counts in."""
 
     book: Book
     index: npt.NDArray[np.int32]
@@ -154,9 +122,8 @@ class RemoteWriteDecoder:
         self._claim_of: dict[tuple[str, str, str | None], _Claim] = {}
 
     def decode(self, body: bytes, *, limit: int) -> Samples:
-        """Decode a decompressed body.
+        """Decode a ``prometheus.WriteRequest``; its metadata, exemplars and native histograms are passed over.
 
-        ``body``: a ``prometheus.WriteRequest``; its metadata, exemplars and native histograms are passed over.
         Raises ``WriteError`` if it is no such message, a series has no name, or there are more samples than ``limit``.
         """
         request = _WRITE_REQUEST()

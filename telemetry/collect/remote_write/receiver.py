@@ -14,8 +14,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final
+from typing import Final, get_args
 
+import pyarrow as pa
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
@@ -23,22 +24,16 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from telemetry.collect.remote_write.decoding import (
-    BlockError,
-    BlockTooLarge,
-    RemoteWriteDecoder,
-    Samples,
-    WriteError,
-    decompress,
-)
+from telemetry.collect.remote_write.arrow_body import BodyError, BodyTooLarge, read_stream
+from telemetry.collect.remote_write.decoding import RemoteWriteDecoder, Samples, WriteError, decompress
 from telemetry.collect.remote_write.group_commit import GroupCommit, ReceiverSettings, SampleWriter
 from telemetry.collect.remote_write.problems import Refused
-from telemetry.collect.remote_write.push import read_arrow, read_json
 from telemetry.collect.series.identity import SeriesCatalogue
 from telemetry.dataset.channel import Channel
 from telemetry.dataset.channels import CATALOGUE
 from telemetry.errors import InputError
 from telemetry.landing.folder import Landing
+from telemetry.landing.tables import Kind, lay_out
 
 _LOG = logging.getLogger(__name__)
 _SHORTEST = 16
@@ -158,7 +153,6 @@ class Counts:
 
 
 ARROW: Final = "application/vnd.apache.arrow.stream"
-JSON: Final = "application/json"
 PROTOBUF: Final = "application/x-protobuf"
 WRITE_1: Final = "prometheus.WriteRequest"
 
@@ -199,7 +193,7 @@ class Receiver:
         self._writing = ThreadPoolExecutor(1, thread_name_prefix="receive-write")
         self._pushing = ThreadPoolExecutor(4, thread_name_prefix="receive-push")
         self._lander = SampleWriter(landing, inventory_every_s=self.settings.inventory_every_s, clock=self._clock)
-        self._commit = GroupCommit(self._lander.land, self.settings, self._writing, self._group_landed)
+        self._commit = GroupCommit(self._lander.land, self.settings, self._writing, self._counts_landed)
         self._active = 0
         self._held_bytes = 0
         self._closed = False
@@ -271,43 +265,44 @@ class Receiver:
     def _decode(self, body: bytes) -> Samples:
         try:
             return self._decoder.decode(decompress(body, self.settings.decoded_bytes), limit=self.settings.request_rows)
-        except BlockTooLarge as error:
-            raise Refused(413, f"{error}: send at most {self.settings.decoded_bytes}", "too_large") from error
-        except (BlockError, WriteError) as error:
+        except BodyTooLarge as error:
+            raise Refused(413, str(error), "too_large") from error
+        except WriteError as error:
             raise Refused(400, str(error), "garbage") from error
 
     async def _telemetry(self, request: Request) -> Response:
         media, _ = _media_type(request.headers.get("content-type", ""))
-        if media not in (ARROW, JSON):
-            raise Refused(415, f"send {ARROW} or {JSON}", "media_type")
+        if media != ARROW:
+            raise Refused(415, f"send {ARROW}", "media_type")
         if request.headers.get("content-encoding", "identity").lower() != "identity":
             raise Refused(415, "send the body without a content encoding", "encoding")
         kind, name = request.query_params.get("kind"), request.query_params.get("name")
         async with self._body(request) as body:
-            await asyncio.get_running_loop().run_in_executor(self._pushing, self._push, media, kind, name, body)
+            await asyncio.get_running_loop().run_in_executor(self._pushing, self._push, kind, name, body)
         return Response(status_code=204)
 
-    def _push(self, media: str, kind: str | None, name: str | None, body: bytes) -> None:
-        limit, now = self.settings.request_rows, self._clock()
-        if media == ARROW:
-            size = self.settings.decoded_bytes
-            tables = read_arrow(body, kind, self._channels, now=now, row_limit=limit, byte_limit=size)
-        else:
-            tables = read_json(body, kind, self._channels, now=now, row_limit=limit)
-        rows = 0
+    def _push(self, kind: str | None, name: str | None, body: bytes) -> None:
+        """Land one table as another collector did; what the dataset cannot use, compaction sets aside."""
+        known: Kind | None = next((each for each in get_args(Kind) if each == kind), None)
+        if known is None:
+            raise Refused(422, f"kind is {kind!r}: use one of {', '.join(get_args(Kind))}", "invalid")
         try:
-            for each, table in tables.items():
-                if self._landing.land(each, table, name=name) is not None:
-                    rows += table.num_rows
-        except ValueError as error:  # the tables were checked: it is the name
-            raise Refused(422, str(error), "invalid") from error
+            table = read_stream(body, row_limit=self.settings.request_rows, byte_limit=self.settings.decoded_bytes)
+            for field in table.schema:  # the layout takes them for UTC, which nobody has said
+                if pa.types.is_timestamp(field.type) and field.type.tz is None:
+                    raise ValueError(f"{known}: {field.name} has no time zone")
+            landed = self._landing.land(known, lay_out(known, table, self._channels), name=name)
+        except BodyTooLarge as error:
+            raise Refused(413, str(error), "too_large") from error
+        except BodyError as error:
+            raise Refused(400, str(error), "garbage") from error
         except (InputError, OSError) as error:
             _LOG.error("a push cannot be landed: %s", error)
             raise self._busy(f"the push cannot be stored now: {error}", "disk") from error
-        if rows:
-            self.counts.rows += rows
-            self.counts.files += 1
-            self.counts.last_landed_s = time.time()
+        except (ValueError, pa.ArrowException) as error:
+            raise Refused(422, str(error), "invalid") from error
+        if landed is not None:
+            self._counts_landed(0, table.num_rows, Counter())
 
     @contextlib.asynccontextmanager
     async def _body(self, request: Request) -> AsyncIterator[bytes]:
@@ -338,7 +333,7 @@ class Receiver:
         finally:
             self._held_bytes -= size
 
-    def _group_landed(self, samples: int, rows: int, problems: Counter[str]) -> None:
+    def _counts_landed(self, samples: int, rows: int, problems: Counter[str]) -> None:
         self.counts.samples += samples
         self.counts.rows += rows
         self.counts.files += 1

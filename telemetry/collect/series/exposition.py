@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final, Generic, NamedTuple, TypeVar
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -15,15 +15,13 @@ END_OF_PAGE: Final = "# EOF"
 
 BAD_LINE: Final = "line that cannot be read"
 TOO_LONG: Final = "line over the length limit"
-TOO_MANY_LINES: Final = "line over the limit of lines"
-"""Reasons why lines of a page are left out."""
+"""Reasons why lines are left out."""
 
 _EXEMPLAR: Final = re.compile(r' # \{[^"]*(?:"(?:[^"\\]|\\.)*"[^"]*)*\}[^"]*\Z')
 # A series as exporters write it, without escapes and time stamp: the library takes 0.1 ms a line, which delays the
 # first round of a fleet.
 _PLAIN: Final = re.compile(r'([a-zA-Z_:][a-zA-Z0-9_:]*)\{((?:[a-zA-Z_][a-zA-Z0-9_]*="[^"\\]*",?)*)\} ([-+.0-9eE]+)')
 _LABEL: Final = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)="([^"]*)"')
-_HEADS_KEPT: Final = 20_000
 _LINE_CHARACTERS: Final = 16_384
 
 _Identity = TypeVar("_Identity")
@@ -69,8 +67,13 @@ def parse_line(line: str, *, openmetrics: bool = False) -> Sample | None:
         written = float(sample.timestamp) * 1000.0
         if not math.isfinite(written) or abs(written) > 1e18:
             raise ValueError(f"time stamp out of range: {line[:60]!r}")
-        stamp = math.floor(round(written * 1000.0, 3)) if openmetrics else round(written)
+        stamp = _whole_ms(written) if openmetrics else round(written)
     return Sample(sample.name, dict(sample.labels), float(sample.value), stamp)
+
+
+def _whole_ms(seconds: float) -> int:
+    """Cut a time finer than a millisecond towards the past."""
+    return math.floor(round(seconds * 1000.0, 3))
 
 
 def _plain(line: str) -> Sample | None:
@@ -87,41 +90,46 @@ def _plain(line: str) -> Sample | None:
         return None
 
 
-class PageParser(Generic[_Identity]):
-    """Reads the pages of one target; what a series is, ``identify`` is asked once in its life.
+class LineReader(Generic[_Identity]):
+    """Reads lines of which most repeat a series; what a series is, ``identify`` is asked once in its life.
 
-    An exporter's lines change only in their numbers, so the text before the number is remembered with its identity.
+    The text before the numbers is remembered with its identity, up to ``max_bytes`` of text: then all is forgotten.
     """
 
-    def __init__(self, identify: Callable[[str, dict[str, str]], _Identity]) -> None:
+    def __init__(self, identify: Callable[[str, dict[str, str]], _Identity], max_bytes: int = 32 << 20) -> None:
         self._identify = identify
+        self.max_bytes = max_bytes
         self._known: dict[str, _Identity] = {}
+        self._known_bytes = 0
 
     def read(
-        self, page: str, *, openmetrics: bool, max_lines: int, problems: Counter[str], faults: list[str] | None = None
+        self,
+        lines: Iterable[str],
+        *,
+        openmetrics: bool,
+        problems: Counter[str],
+        faults: list[str] | None = None,
+        lines_before: int = 0,
     ) -> Iterator[tuple[_Identity, float, int | None]]:
         """Yield identity, value and time stamp of each line; lines that cannot be used are counted.
 
         ``faults`` takes what was wrong with the first three.
         """
-        if len(self._known) > _HEADS_KEPT:  # ever new labels must not fill the memory
-            self._known.clear()
-        lines = page.split("\n")
-        if len(lines) > max_lines + 1:
-            problems[TOO_MANY_LINES] += len(lines) - max_lines
-        for number, line in enumerate(lines[:max_lines], start=1):
+        for number, line in enumerate(lines, start=lines_before + 1):
             if not line or line.startswith("#"):
                 continue
             if len(line) > _LINE_CHARACTERS:
                 problems[TOO_LONG] += 1
                 continue
             head, brace, rest = line.rpartition("} ")
-            if brace and head in self._known:
+            if head in self._known and brace and "_" not in rest:
+                value, _, stamp = rest.partition(" ")
                 try:
-                    yield self._known[head], float(rest), None
+                    at = None if not stamp else _whole_ms(float(stamp)) if openmetrics else int(stamp)
+                    yield self._known[head], float(value), at
                     continue
-                except ValueError:
-                    pass  # a time stamp or a fault: the parser tells
+                except (ValueError, OverflowError):
+                    pass  # the parser tells
             try:
                 sample = parse_line(line, openmetrics=openmetrics)
             except ValueError as error:
@@ -132,6 +140,22 @@ class PageParser(Generic[_Identity]):
             if sample is None:
                 continue
             identity = self._identify(sample.name, sample.labels)
-            if brace and sample.timestamp_ms is None and " # {" not in head:  # no exemplar's braces
-                self._known[head] = identity
+            if brace and " # {" not in head and _is_series(head, sample):
+                self._remember(head, identity)
             yield identity, sample.value, sample.timestamp_ms
+
+    def _remember(self, head: str, identity: _Identity) -> None:
+        if self._known_bytes + len(head) > self.max_bytes:
+            self._known.clear()
+            self._known_bytes = 0
+        self._known[head] = identity
+        self._known_bytes += len(head)
+
+
+def _is_series(head: str, sample: Sample) -> bool:
+    """Whether a text before the last brace is the whole series: a label's value may hold one too."""
+    try:
+        series = parse_line(head + "} 0")
+    except ValueError:
+        return False
+    return series is not None and (series.name, series.labels) == (sample.name, sample.labels)

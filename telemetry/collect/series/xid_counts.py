@@ -8,82 +8,23 @@ a series that comes back after it was gone: the exporter forgets an XID that lef
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from telemetry.collect.series.identity import Series, XidCount
-from telemetry.landing.tables import LANDED_EVENTS
-
-_Kind = TypeVar("_Kind", Series, XidCount)
-
-
-@dataclass(frozen=True, slots=True)
-class SeriesSamples(Generic[_Kind]):
-    """Samples of series of one sort.
-
-    ``index``: the series of each sample; shape (n,).
-    ``ms``: milliseconds since 1970, UTC; shape (n,).
-    ``values``: shape (n,).
-    """
-
-    series: list[_Kind]
-    index: npt.NDArray[np.int32]
-    ms: npt.NDArray[np.int64]
-    values: npt.NDArray[np.float64]
-
-    def __len__(self) -> int:
-        return len(self.index)
-
-
-def split(
-    entries: Sequence[Series | XidCount],
-    index: npt.NDArray[np.int32],
-    ms: npt.NDArray[np.int64],
-    values: npt.NDArray[np.float64],
-) -> tuple[SeriesSamples[Series], SeriesSamples[XidCount]]:
-    """Split samples, and leave out the entries that have none.
-
-    ``index``, ``ms``, ``values``: the entry, the time in milliseconds and the value of each sample; shape (n,).
-    """
-    used, place = np.unique(index, return_inverse=True)
-    chosen = [entries[number] for number in used.tolist()]
-    is_count = np.array([isinstance(each, XidCount) for each in chosen], np.bool_)
-    number = np.where(is_count, np.cumsum(is_count), np.cumsum(~is_count)) - 1
-    series = [each for each in chosen if isinstance(each, Series)]
-    counts = [each for each in chosen if isinstance(each, XidCount)]
-    index = number[place].astype(np.int32)
-    if not counts:
-        return SeriesSamples(series, index, ms, values), SeriesSamples(counts, index[:0], ms[:0], values[:0])
-    of_count = is_count[place]
-    return (
-        SeriesSamples(series, index[~of_count], ms[~of_count], values[~of_count]),
-        SeriesSamples(counts, index[of_count], ms[of_count], values[of_count]),
-    )
-
-
-def watched(told: SeriesSamples[Series]) -> dict[str, tuple[int, int]]:
-    """Return when each GPU was first and last seen, in milliseconds."""
-    first = np.full(len(told.series), np.iinfo(np.int64).max)
-    last = np.full(len(told.series), np.iinfo(np.int64).min)
-    np.minimum.at(first, told.index, told.ms)
-    np.maximum.at(last, told.index, told.ms)
-    seen: dict[str, tuple[int, int]] = {}
-    for each, low, high in zip(told.series, first.tolist(), last.tolist(), strict=True):
-        held = seen.get(each.gpu, (low, high))
-        seen[each.gpu] = (min(held[0], low), max(held[1], high))
-    return seen
-
+from telemetry.collect.event import rows_table
+from telemetry.collect.series.identity import XidCount
 
 SOURCE: Final = "exporter:DCGM_EXP_XID_ERRORS_COUNT"
 """``source`` of the events."""
 
 FORGOTTEN_AFTER_MS: Final = 600_000
 """A count that was not seen for this long begins anew: twice the exporter's default window."""
+
+_SEEN_KEPT: Final = 10_000
 
 Key = tuple[str, str, str, int]
 
@@ -118,11 +59,9 @@ class XidCounts:
         *,
         watched: Mapping[str, tuple[int, int]],
     ) -> pa.Table:
-        """Take the next span's samples.
+        """Take the next span's samples; return rows of ``LANDED_EVENTS``, sorted by (timestamp, gpu, code).
 
-        ``index``, ``ms``, ``values``: Series, time and value of each sample; shape (n,).
         ``watched``: when each GPU was first and last seen in this span, by any channel; ms.
-        Returns: rows of ``LANDED_EVENTS``, sorted by (timestamp, gpu, code).
         """
         rows: list[tuple[int, str, str, str, str]] = []
         for place, previous in _telling(index, ms, values):
@@ -138,6 +77,9 @@ class XidCounts:
             self._last[key] = (at, count)
         for gpu, (_, last) in watched.items():
             self._seen[gpu] = max(last, self._seen.get(gpu, last))
+        if len(self._seen) > _SEEN_KEPT:  # a page with ever new GPUs must not fill the memory
+            newest = max(self._seen.values())
+            self._seen = {gpu: at for gpu, at in self._seen.items() if newest - at <= FORGOTTEN_AFTER_MS}
         return _events(sorted(rows), self._delay_ms)
 
     def _before(self, key: Key, at: int, watched: Mapping[str, tuple[int, int]]) -> float | None:
@@ -175,22 +117,10 @@ def _telling(
 
 
 def _events(rows: list[tuple[int, str, str, str, str]], delay_ms: int) -> pa.Table:
-    length = len(rows)
-    columns: dict[str, list[Any]] = {
-        "timestamp": [row[0] for row in rows],
-        "node": [row[3] for row in rows],
-        "gpu": [row[1] for row in rows],
-        "type": ["xid"] * length,
-        "code": [row[2] for row in rows],
-        "detail": [row[4] for row in rows],
-        "source": [SOURCE] * length,
-        "known_at": [row[0] + delay_ms for row in rows],
-        "pci_bus_id": [None] * length,
-    }
-    arrays = [
-        pa.array(columns[field.name], pa.int64()).cast(field.type)
-        if pa.types.is_timestamp(field.type)
-        else pa.array(columns[field.name], field.type)
-        for field in LANDED_EVENTS
-    ]
-    return pa.Table.from_arrays(arrays, schema=LANDED_EVENTS)
+    return rows_table(
+        [
+            {"timestamp": at, "node": node, "gpu": gpu, "type": "xid", "code": code, "detail": detail}
+            | {"source": SOURCE, "known_at": at + delay_ms, "pci_bus_id": None}
+            for at, gpu, code, node, detail in rows
+        ]
+    )

@@ -11,10 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from telemetry.collect.exporters.collector import Collector, ScrapeSettings
-from telemetry.collect.exporters.page import PageReader, fleet_catalogue, target_labels
 from telemetry.collect.exporters.scraping import Page
-from telemetry.collect.exporters.target_lists import FixedTargets
 from telemetry.collect.exporters.targets import Target, parse_target
+from telemetry.collect.exporters.watch import fleet_catalogue
 from telemetry.collect.series.mapping import SourceMapping
 from telemetry.dataset.channels import CATALOGUE
 from telemetry.landing.folder import Landing
@@ -106,13 +105,12 @@ def make_collector(
     settings: ScrapeSettings | None = None,
 ) -> Collector:
     landing = landing or Landing(root, writer="exporters", channels=CATALOGUE)
-    fleet = fleet_catalogue(CATALOGUE, SourceMapping())
     made = [each if isinstance(each, Target) else parse_target(each, "test") for each in targets]
     return Collector(
-        targets=FixedTargets(made),
+        read_targets=lambda: made,
         scraper=fetcher,
         landing=landing,
-        reader_of=lambda target: PageReader(fleet, target_labels(target, "auto")),
+        catalogue=fleet_catalogue(CATALOGUE, SourceMapping()),
         settings=settings or ScrapeSettings(),
         clock=fleet_time,
         run_blocking=inline,

@@ -35,7 +35,8 @@ def test_of_two_collectors_one_scrapes_and_the_other_takes_over(tmp_path: Path) 
     with page_server() as server:
         first = start_collector(dataset, server.targets(4))
         server.wait_for(8)
-        second = start_collector(dataset, server.targets(4))
+        written_otherwise = ",".join(f"http://{each}" for each in reversed(server.targets(4).split(",")))
+        second = start_collector(dataset, written_otherwise)
         try:
             assert second.stderr is not None
             while "standby: another collector scrapes these targets" not in second.stderr.readline():
@@ -101,8 +102,8 @@ def test_a_signal_lands_everything_and_the_collector_tells_how_it_is(tmp_path: P
         process = start_collector(dataset, targets, "--listen", listen, "--json", interval="0.5s")
         try:
             server.wait_for(6)
-            assert urllib.request.urlopen(f"http://{listen}/healthz", timeout=5).read() == b"ok\n"
-            metrics = urllib.request.urlopen(f"http://{listen}/metrics", timeout=5).read().decode()
+            assert urllib.request.urlopen(f"http://{listen}/healthz", timeout=60).read() == b"ok\n"
+            metrics = urllib.request.urlopen(f"http://{listen}/metrics", timeout=60).read().decode()
             process.send_signal(signal.SIGTERM)
             out, err = process.communicate(timeout=90)
         finally:
@@ -114,13 +115,6 @@ def test_a_signal_lands_everything_and_the_collector_tells_how_it_is(tmp_path: P
     assert told["failed"] > 0
     assert "predrain_exporters_targets_owned 3.0\n" in metrics
     assert 'predrain_exporters_targets_in{state="failing"} 1.0\n' in metrics
-    state = json.loads((tmp_path / "fleet.live" / "state" / "exporters.json").read_text())
-    dead = state["targets"]["127.0.0.1:1/dead"]
-    assert (dead["last_failure_kind"], dead["last_success_at"]) == ("refused", None)
-    assert dead["failures_total"] == dead["failures"]["refused"] > 0
-    good = state["targets"][f"127.0.0.1:{server.port}/n0"]
-    assert good["gpus"] == {"GPU-n0-0": 3, "GPU-n0-1": 3}
-    assert good["failures_total"] == 0
 
 
 def test_one_round_of_targets_that_all_fail_is_an_error(tmp_path: Path) -> None:

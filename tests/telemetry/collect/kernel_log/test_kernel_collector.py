@@ -148,3 +148,15 @@ def test_a_signal_ends_it_with_everything_landed(tmp_path: Path):
         assert outbox.position["source"] == {"at": 2}
     assert source.closed
     assert len(landed(where)) == 2
+
+
+def test_events_that_could_not_land_do_so_before_the_next_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    where = landing(tmp_path)
+    first, second = (Event(NOW, node, "other", "test", NOW, "boot") for node in ("n1", "n2"))
+    with Outbox(where, "x") as outbox:
+        with monkeypatch.context() as patch:
+            patch.setattr(Landing, "land", lambda *_, **__: (_ for _ in ()).throw(InputError("full", "disk", "Wait.")))
+            with pytest.raises(InputError):
+                outbox.commit({"at": 1}, [first])
+        outbox.commit({"at": 2}, [second])
+    assert sorted(row["node"] for row in landed(where)) == ["n1", "n2"]

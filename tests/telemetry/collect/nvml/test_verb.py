@@ -13,7 +13,7 @@ from predrain.command import app
     [
         ([], "give one of --dataset and --spool"),
         (["--dataset", "a", "--spool", "b"], "give one of --dataset and --spool"),
-        (["--spool", "b", "--token-file", "t"], "is only used with --push"),
+        (["--spool", "b", "--bearer-token-file", "t"], "is only used with --push"),
         (["--spool", "b", "--interval", "30"], "'30' is not a duration"),
         (["--spool", "b", "--interval", "0s"], "an interval of 0 s would never rest"),
         (["--spool", "b", "--spool-limit", "much"], "'much' is not a size"),

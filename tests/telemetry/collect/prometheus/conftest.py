@@ -11,12 +11,13 @@ import pytest
 import stamina
 
 from telemetry.collect.prometheus.backfill import BackfillPlan, BackfillResult, backfill
-from telemetry.collect.prometheus.client import Bounds, PrometheusClient
+from telemetry.collect.prometheus.client import Bounds
 from telemetry.dataset.channels import CATALOGUE
 from telemetry.http import connect_to
 from tests.telemetry.collect.prometheus.fake_prometheus import START, FakePrometheus, serving
 
-QUICK = Bounds(request_s=2.0, silence_s=0.3)
+PATIENT = Bounds(request_s=60.0, silence_s=30.0, first_retry_for_s=60.0)
+"""No test depends on the speed of the machine; tests of silence bring bounds of their own."""
 
 
 @pytest.fixture
@@ -42,7 +43,7 @@ def fetch(fake: FakePrometheus, tmp_path: Path) -> Fetch:
     """Backfill six hours from the fake server into ``tmp_path/fleet.live``; keywords change the plan."""
 
     def run(**changes: object) -> BackfillResult:
-        bounds = changes.pop("bounds", QUICK)
+        bounds = changes.pop("bounds", PATIENT)
         mapping = changes.pop("mapping", None)
         now = changes.pop("now", START + timedelta(days=300))
         progress = changes.pop("progress", None)
@@ -56,12 +57,7 @@ def fetch(fake: FakePrometheus, tmp_path: Path) -> Fetch:
             mapping=mapping,
             clock=lambda: now,
             progress=progress,
-            open_client=lambda: PrometheusClient(
-                connection,
-                bounds=bounds,
-                concurrency=plan.concurrency,
-                allow_partial=plan.allow_partial,
-            ),
+            bounds=bounds,
         )
 
     return run

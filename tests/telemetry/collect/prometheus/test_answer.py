@@ -71,7 +71,7 @@ def test_warnings_and_partial_answers_are_told() -> None:
     ("text", "message"),
     [
         (b"", "the answer is not JSON: ''"),
-        (b'{"status":"success","data":{"resultType":"matrix","result":[{"metric":{},"values":[[1,"2"],[3', "cut off"),
+        (b'{"status":"success","data":{"resultType":"matrix","result":[{"metric":{},"values":[[1,"2"],[3', "not JSON"),
         (b'{"status":"success","data":{"resultType":"matrix","result":[{"metric":{},"values":[[1,"2"]]', "not JSON"),
         (b'{"hello":1}', "the answer is not one of the Prometheus API: '{\"hello\":1}'"),
         (b"[1]", "the answer is not one of the Prometheus API"),

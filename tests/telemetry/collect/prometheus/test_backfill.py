@@ -120,13 +120,11 @@ def test_a_damaged_progress_file_is_told(fake: FakePrometheus, fetch: Fetch, tmp
     fill(fake)
     fetch()
     (state,) = (tmp_path / "fleet.live" / "state").glob("prometheus-*.json")
-    state.write_text("{}")
-    with pytest.raises(InputError) as caught:
+    state.write_text('{"version": 9}')
+    with pytest.raises(
+        InputError, match=r"the progress file is damaged: .*\. Remove it: the time is then fetched again"
+    ):
         fetch()
-    assert str(caught.value) == (
-        f"the progress file is damaged: 'version' ({state}). "
-        "Remove it: the time is then fetched again, and what has landed is not doubled."
-    )
 
 
 def test_chunks_are_halved_where_the_server_refuses_and_the_size_is_remembered(

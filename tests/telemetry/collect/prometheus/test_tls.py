@@ -17,7 +17,7 @@ from telemetry.errors import InputError
 from telemetry.http import Connection, connect_to
 from tests.telemetry.collect.prometheus.fake_prometheus import START, START_MS, FakePrometheus, gpu_labels, serving
 
-SOON = Bounds(first_retry_for_s=0.2)
+SOON = Bounds(first_retry_for_s=60.0)
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 import uvicorn
 
-from telemetry.collect.pushing.targets import HttpTarget, Later, Refused
+from telemetry.collect.pushing import HttpTarget, Later, Refused
 from telemetry.collect.remote_write.connections import parse_listen, refuse_open_port
 from telemetry.collect.remote_write.group_commit import ReceiverSettings
 from telemetry.collect.remote_write.receiver import Receiver
@@ -69,7 +69,7 @@ def port(tmp_path: Path) -> Iterator[int]:
         time.sleep(0.01)
     yield int(server.servers[0].sockets[0].getsockname()[1])
     server.should_exit = True
-    thread.join(10)
+    thread.join(60)
 
 
 def test_our_own_client_pushes_what_a_node_has_landed(tmp_path: Path, port: int) -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from telemetry.collect.series.exposition import BAD_LINE, TOO_MANY_LINES, PageParser, is_openmetrics, parse_line
+from telemetry.collect.series.exposition import BAD_LINE, LineReader, is_openmetrics, parse_line
 
 
 @pytest.mark.parametrize(
@@ -49,9 +49,9 @@ def test_the_format_is_known_by_the_end_mark() -> None:
     assert not is_openmetrics("x 1\n")
 
 
-def read(parser: PageParser[tuple[str, str]], page: str, **more: int) -> tuple[list[object], Counter[str]]:
+def read(parser: LineReader[tuple[str, str]], page: str) -> tuple[list[object], Counter[str]]:
     problems: Counter[str] = Counter()
-    rows = list(parser.read(page, openmetrics=False, problems=problems, max_lines=more.get("max_lines", 100)))
+    rows = list(parser.read(page.split("\n"), openmetrics=False, problems=problems))
     return rows, problems
 
 
@@ -62,14 +62,21 @@ def test_a_faulty_line_does_not_cost_the_others_and_a_known_series_is_identified
         asked.append(name)
         return name, labels.get("gpu", "")
 
-    parser = PageParser(identify)
+    parser = LineReader(identify)
     page = 'x{gpu="0"} 1\nx{gpu="1" 2\ny{gpu="0"} 3 17\nx{gpu="2"} 4 # {t="a"} 5\n'
     first = [(("x", "0"), 1.0, None), (("y", "0"), 3.0, 17), (("x", "2"), 4.0, None)]
     assert read(parser, page) == (first, Counter({BAD_LINE: 1}))
     again, _ = read(parser, page.replace("1\n", "8\n", 1))
     assert again == [(("x", "0"), 8.0, None), *first[1:]]
     assert asked.count("x") == 3  # once, and the line with an exemplar each time
-    assert read(parser, page, max_lines=1)[1][TOO_MANY_LINES] > 0
+
+
+def test_what_is_remembered_is_bounded_in_bytes() -> None:
+    parser = LineReader(lambda name, labels: (name, labels["gpu"]), max_bytes=2000)
+    for number in range(200):
+        rows, _ = read(parser, f'x{{gpu="{number}",pod="{"p" * 500}"}} {number}')
+        assert rows == [(("x", str(number)), float(number), None)]
+    assert sum(map(len, parser._known)) <= 2000
 
 
 @given(

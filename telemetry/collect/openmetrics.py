@@ -1,0 +1,329 @@
+"""OpenMetrics dumps of a Prometheus database into landed samples.
+
+A dump lists one series after the other, each over its whole time; we need all channels of a GPU at one time. So the
+file is read once and its samples are spilled to disk by day and group of GPUs; then each part is assembled and lands.
+What lands is named after the file's content: a second run of the same file, or one after a kill, lands nothing twice.
+
+``promtool tsdb dump-openmetrics`` and files for ``promtool tsdb create-blocks-from openmetrics`` write seconds and end
+in ``# EOF``; ``promtool tsdb dump`` (the only one of older promtools) writes milliseconds. The first time stamp tells
+which: as milliseconds, 1e11 is the year 1973, as seconds it is 5138.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from filelock import FileLock, Timeout
+
+from telemetry.atomic import disk_errors, write_bytes
+from telemetry.collect.series.batch import read_batch
+from telemetry.collect.series.exposition import LineReader
+from telemetry.collect.series.identity import XID_COUNT_METRIC, Series, SeriesCatalogue, XidCount
+from telemetry.collect.series.mapping import SourceMapping
+from telemetry.collect.series.unused import unused_reason
+from telemetry.collect.series.xid_counts import XidCounts
+from telemetry.dataset.channel import channel_as_dict
+from telemetry.errors import InputError
+from telemetry.landing.folder import Landing
+
+NO_TIME: Final = "line without a time stamp"
+BAD_TIME: Final = "time stamp before 2000 or after 2200"
+"""Why a line is left out, beside the reasons of bad lines and of metrics that are not ours."""
+
+_COMPRESSION: Final = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2", ".lz4": "lz4"}
+_BLOCK_BYTES: Final = 8 << 20
+_LONGEST_LINE: Final = 1 << 20
+_SECONDS_BELOW: Final = 1e11
+_EARLIEST_MS: Final = 946_684_800_000
+_LATEST_MS: Final = 7_258_118_400_000
+_DAY_MS: Final = 86_400_000
+_GROUPS: Final = 8  # of GPUs: with days they make parts that usually fit; larger ones are cut in time
+_SCAN_ROWS: Final = 2_000_000
+_LAYOUT_VERSION: Final = 2  # a change of how parts are cut must not be taken for what landed before
+_RECORD: Final = np.dtype([("index", "<i4"), ("ms", "<i8"), ("value", "<f8")])
+_DO: Final = "Give a dump of lines `name{labels} value timestamp`."
+
+
+@dataclass(frozen=True, slots=True)
+class DumpResult:
+    """What came of a dump; ``rows``, ``files`` and ``events`` landed now.
+
+    ``left_out``: lines and values that are not in the rows, by reason. ``first_fault``: the first line that could not
+    be read.
+    """
+
+    digest: str
+    samples: int
+    series: int
+    gpus: int
+    rows: int
+    files: int
+    events: int
+    left_out: dict[str, int]
+    first_fault: str | None
+
+
+def land_dump(
+    path: Path,
+    landing: Landing,
+    catalogue: SeriesCatalogue,
+    mapping: SourceMapping | None = None,
+    *,
+    delay: timedelta = timedelta(minutes=10),
+    held_samples: int = 2_000_000,
+    progress: Callable[[int, int], None] = lambda _done, _total: None,
+) -> DumpResult:
+    """Land the samples of a dump, plain or compressed (``.gz``, ``.zst``, ``.bz2``, ``.lz4``).
+
+    ``catalogue`` is made with ``mapping``; ``delay`` is from an XID to its ``known_at``; ``held_samples`` are in memory
+    at a time (some 100 bytes each); ``progress(done, total)`` counts bytes, then parts that have landed.
+    Raises ``InputError`` if the file cannot be read, holds no sample of ours, or the disk is full (20 bytes a sample
+    are spilled).
+    """
+    digest = _digest(path, catalogue, mapping)
+    lock, spill = landing.state(f"dump-{digest}.lock"), landing.state(f"dump-{digest}")
+    try:
+        with disk_errors(lock), FileLock(lock, blocking=False, fallback_to_soft=False):
+            try:
+                return _land(path, landing, catalogue, digest, delay, held_samples, progress)
+            finally:
+                shutil.rmtree(spill, ignore_errors=True)
+    except Timeout:
+        raise InputError("another run is reading this dump", str(path), "Wait until it has ended.") from None
+
+
+def _land(
+    path: Path,
+    landing: Landing,
+    catalogue: SeriesCatalogue,
+    digest: str,
+    delay: timedelta,
+    held_samples: int,
+    progress: Callable[[int, int], None],
+) -> DumpResult:
+    ended = landing.state(f"dump-{digest}.json")
+    if ended.exists():
+        return DumpResult(digest=digest, rows=0, files=0, events=0, **json.loads(ended.read_text(encoding="utf-8")))
+    reader = DumpReader(path, catalogue)
+    spill = _Spill(landing.state(f"dump-{digest}"), held_samples)
+    samples = 0
+    size = path.stat().st_size
+    for block in reader.blocks():
+        samples += len(block)
+        spill.add(reader.series, block)
+        progress(min(reader.bytes_read, size), size)
+    if samples == 0:
+        raise _nothing(path, reader)
+    spill.write(reader.series)
+    rows = files = events = 0
+    xids = XidCounts(delay)
+    parts = spill.parts()
+    for done, part in enumerate(parts, start=1):
+        for piece, block in enumerate(slices(part, held_samples)):
+            if len(block) == 0:
+                continue
+            name = f"dump-{digest}-{part.name}-{piece}"
+            # Parts come in the order of time, those that have landed before too: a count needs the one before it.
+            tables = read_batch(
+                reader.series, block["index"], block["ms"], block["value"], xids=xids, problems=reader.left_out
+            )
+            # The inventory first: samples of an unknown GPU would be set aside.
+            landing.land("inventory", tables.inventory, name=name)
+            if landing.land("events", tables.events, name=name) is not None:
+                events += tables.events.num_rows
+            if landing.land("samples", tables.samples, name=name) is not None:
+                rows, files = rows + tables.samples.num_rows, files + 1
+        progress(done, len(parts))
+    known: dict[str, Any] = {
+        "samples": samples,
+        "series": len(reader.series),
+        "gpus": len({each.gpu for each in reader.series}),
+        "left_out": dict(reader.left_out),
+        "first_fault": next(iter(reader.faults), None),
+    }
+    write_bytes(ended, json.dumps(known).encode())
+    return DumpResult(digest=digest, rows=rows, files=files, events=events, **known)
+
+
+class DumpReader:
+    """Reads one dump, block by block, in bounded memory; ``series`` are what the samples' ``index`` counts in."""
+
+    def __init__(self, path: Path, catalogue: SeriesCatalogue) -> None:
+        self.path = path
+        self.series: list[Series | XidCount] = []
+        self.left_out: Counter[str] = Counter()
+        self.faults: list[str] = []
+        self.bytes_read = 0
+        self._catalogue = catalogue
+        self._ours = {*catalogue.metric_names(), XID_COUNT_METRIC}
+        self._lines: LineReader[int | str] = LineReader(self._number)
+        self._numbers: dict[Series | XidCount, int] = {}
+        self._in_seconds: bool | None = None
+
+    def blocks(self) -> Iterator[npt.NDArray[Any]]:
+        """Yield the samples of our series: ``index``, ``ms`` since 1970 in UTC, ``value``.
+
+        Raises ``InputError`` if the file does not exist, its compression is damaged or cut, or a line is longer than 1
+        MiB.
+        """
+        carry, number = b"", 0
+        with self._open() as stream:
+            while True:
+                chunk = self._read(stream)
+                self.bytes_read += len(chunk)
+                text = carry + chunk
+                cut = text.rfind(b"\n") + 1 if chunk else len(text)
+                lines = text[:cut].decode("utf-8", "replace").replace("\r\n", "\n").split("\n") if cut else []
+                carry = text[cut:]
+                if len(carry) > _LONGEST_LINE:
+                    where = f"{self.path}, line {number + max(1, len(lines))}"
+                    raise InputError(f"a line is longer than {_LONGEST_LINE} bytes", where, _DO)
+                if lines:
+                    yield self._block(lines, number)
+                    number += len(lines) - 1
+                if not chunk:
+                    return
+
+    def _open(self) -> pa.NativeFile:
+        try:
+            return pa.input_stream(str(self.path), compression=_COMPRESSION.get(self.path.suffix))
+        except (OSError, pa.ArrowException) as error:
+            raise InputError(f"the file cannot be read: {error}", str(self.path), "Give a file.") from error
+
+    def _read(self, stream: pa.NativeFile) -> bytes:
+        try:
+            return bytes(stream.read(_BLOCK_BYTES))
+        except (OSError, pa.ArrowException) as error:
+            raise InputError(
+                f"the file is damaged or cut: {error}", str(self.path), "Make the dump again; nothing has landed of it."
+            ) from error
+
+    def _block(self, lines: list[str], before: int) -> npt.NDArray[Any]:
+        if self._in_seconds is None:
+            first = next((line for line in lines if line.strip() and not line.startswith("#")), None)
+            self._in_seconds = None if first is None else _is_seconds(first.rsplit(None, 1)[-1])
+        samples: list[tuple[int, int, float]] = []
+        for number, value, ms in self._lines.read(
+            lines, openmetrics=bool(self._in_seconds), problems=self.left_out, faults=self.faults, lines_before=before
+        ):
+            if isinstance(number, str):
+                self.left_out[number] += 1
+            elif ms is None:
+                self.left_out[NO_TIME] += 1
+            elif not _EARLIEST_MS <= ms < _LATEST_MS:
+                self.left_out[BAD_TIME] += 1
+            else:
+                samples.append((number, ms, value))
+        return np.array(samples, _RECORD)
+
+    def _number(self, name: str, labels: dict[str, str]) -> int | str:
+        """Return a series' number, or why it is left out."""
+        series = self._catalogue.identify(name, labels)
+        if series is not None:
+            number = self._numbers.setdefault(series, len(self.series))
+            if number == len(self.series):
+                self.series.append(series)
+            return number
+        if name in self._ours:
+            return f"{name}: its labels name no GPU or no node"
+        return f"{name}: {unused_reason(name) or 'no channel of ours'}"
+
+
+class _Spill:
+    """Samples on disk, in a file for each day and group of GPUs."""
+
+    def __init__(self, folder: Path, held_samples: int) -> None:
+        self._folder = folder
+        self._held_samples = held_samples
+        self._blocks: list[npt.NDArray[Any]] = []
+        self._group = np.empty(0, np.int64)
+        with disk_errors(folder):
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir(parents=True)
+
+    def add(self, series: Sequence[Series | XidCount], block: npt.NDArray[Any]) -> None:
+        """Take samples; ``series`` may have grown since the last time."""
+        self._blocks.append(block)
+        if sum(map(len, self._blocks)) >= self._held_samples:
+            self.write(series)
+
+    def write(self, series: Sequence[Series | XidCount]) -> None:
+        """Write what is held."""
+        fresh = [zlib.crc32(each.gpu.encode()) % _GROUPS for each in series[len(self._group) :]]
+        self._group = np.append(self._group, np.array(fresh, np.int64))
+        samples = np.concatenate([*self._blocks, np.empty(0, _RECORD)])
+        self._blocks = []
+        key = samples["ms"] // _DAY_MS * _GROUPS + self._group[samples["index"]]
+        with disk_errors(self._folder):
+            for each in np.unique(key).tolist():
+                day, group = divmod(each, _GROUPS)
+                with (self._folder / f"part-{day:06d}-{group}").open("ab") as stream:
+                    stream.write(samples[key == each].tobytes())
+
+    def parts(self) -> list[Path]:
+        """Return the files, by day and group."""
+        return sorted(self._folder.glob("part-*"))
+
+
+def slices(path: Path, most: int) -> Iterator[npt.NDArray[Any]]:
+    """Yield a part's samples in pieces of about ``most``, each of a time span of its own.
+
+    Samples of one instant stay together, so that a piece may be larger.
+    """
+    count = path.stat().st_size // _RECORD.itemsize
+    if count <= most:
+        yield np.fromfile(path, _RECORD)
+        return
+    whole = np.memmap(path, _RECORD, mode="r")
+    pieces = -(-count // most)
+    # The day in equal spans of time: samples come at a steady pace, and a span is the same on every run.
+    low = int(whole["ms"][0]) // _DAY_MS * _DAY_MS
+    for begin, end in pairwise(low + _DAY_MS * number // pieces for number in range(pieces + 1)):
+        blocks = (np.asarray(whole[start : start + _SCAN_ROWS]) for start in range(0, count, _SCAN_ROWS))
+        yield np.concatenate([block[(block["ms"] >= begin) & (block["ms"] < end)] for block in blocks])
+
+
+def _nothing(path: Path, reader: DumpReader) -> InputError:
+    what = "the file holds no sample of ours"
+    if reader.faults:
+        return InputError(f"{what}, and a line cannot be read: {reader.faults[0]}", str(path), _DO)
+    most = ", ".join(f"{reason} ({count} lines)" for reason, count in reader.left_out.most_common(3))
+    do = f"Map its metrics and labels with --mapping. {f'It holds {most}.' if most else 'It is empty.'}"
+    return InputError(what, str(path), do)
+
+
+def _digest(path: Path, catalogue: SeriesCatalogue, mapping: SourceMapping | None) -> str:
+    try:
+        with path.open("rb") as stream:
+            digest = hashlib.file_digest(stream, "sha256")
+    except FileNotFoundError:
+        raise InputError("the file does not exist", str(path), "Give the path of a dump.") from None
+    except OSError as error:
+        raise InputError(f"the file cannot be read: {error.strerror}", str(path), "Give a file.") from error
+    rules = {
+        "layout": _LAYOUT_VERSION,
+        "mapping": None if mapping is None else mapping.model_dump(mode="json"),
+        "channels": [channel_as_dict(channel) for channel in catalogue.channels.values()],
+    }
+    digest.update(json.dumps(rules, sort_keys=True).encode())
+    return digest.hexdigest()[:24]
+
+
+def _is_seconds(text: str) -> bool:
+    try:
+        return abs(float(text)) < _SECONDS_BELOW
+    except ValueError:
+        return True

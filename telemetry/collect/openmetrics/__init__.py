@@ -1,1 +1,0 @@
-"""OpenMetrics dumps of a Prometheus database into landed samples. Start at dump.py."""

@@ -1,0 +1,345 @@
+"""What has landed on a node, sent to ``predrain collect receive``: a bounded spool, a pusher that waits and retries.
+
+A file leaves the spool only after the receiver has said that it is safe. Killed in between, it is sent again under the
+same name, and the receiver takes a name once.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import re
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Protocol, get_args
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pydantic import ByteSize, TypeAdapter, ValidationError
+
+from telemetry.collect.running import Backoff
+from telemetry.errors import InputError
+from telemetry.http import BodyTooLarge, HttpError, bounded_body, client, connect_to, http_errors, retry_after_s
+from telemetry.landing.folder import Landing
+from telemetry.landing.tables import Kind
+
+if TYPE_CHECKING:
+    import httpx
+
+_LOG = logging.getLogger(__name__)
+
+LONGEST_PAUSE_S: Final = 300.0
+"""Longest pause between two tries, where the receiver does not ask for a longer one."""
+
+MAX_SERVER_ERRORS: Final = 10
+"""After so many server errors over one file the next is tried; if that is taken, the first is put aside."""
+
+REFUSED_BYTES: Final = 64 << 20
+REFUSED_FILES: Final = 1000
+"""Refused files are kept for a look up to this size and number; beyond it the oldest go."""
+
+PATH: Final = "/v1/telemetry"
+CONTENT_TYPE: Final = "application/vnd.apache.arrow.stream"
+TIMEOUT_S: Final = 30.0
+_IDLE_S: Final = 5.0
+_ANSWER_BYTES: Final = 65536
+_LONGEST_WAIT_S: Final = 3600.0
+_NOT_THE_FILE: Final = frozenset({401, 403, 404, 405, 407, 408, 421, 425, 429})
+# 4xx that speak of the token, the address or the moment: every other file would get the same answer.
+_NAMED: Final = "named-"
+_DROP_ORDER: Final[tuple[Kind, ...]] = ("samples", "inventory", "jobs", "events")
+
+
+class Later(Exception):
+    """The receiver cannot take anything now; the file stays in the spool.
+
+    ``after_s``: when the receiver wants to be asked again, if it said so. ``server_error``: whether the file may be the
+    reason: the receiver is there, and stumbled over it.
+    """
+
+    def __init__(self, why: str, after_s: float | None = None, *, server_error: bool = False) -> None:
+        super().__init__(why)
+        self.after_s = after_s
+        self.server_error = server_error
+
+
+class Refused(Exception):
+    """The receiver will never take this file."""
+
+
+def parse_bytes(text: str) -> int:
+    """Read a size such as ``1GiB`` or ``500 MB``; raises ``ValueError`` if it is none, or is no more than 0."""
+    try:
+        size = int(TypeAdapter(ByteSize).validate_python(text.strip()))
+    except (ValidationError, OverflowError):
+        size = 0
+    if size <= 0:
+        raise ValueError(f"{text!r} is not a size: write a number and a unit (KiB, MiB, GiB, TiB), such as '1GiB'")
+    return size
+
+
+@dataclass(frozen=True, slots=True)
+class SpoolFile:
+    """A landed file that waits; ``name`` is the one that the receiver takes once."""
+
+    kind: Kind
+    path: Path
+    name: str
+
+
+class Spool:
+    """The files of one writer in a landing folder; those of other writers are left alone.
+
+    Beyond ``limit_bytes`` (None: without a limit) the oldest samples are dropped, and only when there are none left
+    anything else.
+    """
+
+    def __init__(self, landing: Landing, writer: str, limit_bytes: int | None) -> None:
+        self._landing = landing
+        self._limit_bytes = limit_bytes
+        own = re.escape(writer)
+        self._own = re.compile(rf"(?:\d{{13}}-{own}-\d+-\d{{6,}}-[0-9a-f]{{8}}|{_NAMED}{own}\..*)\Z")
+        self._over = False
+        self.dropped = 0
+        self.refused = 0
+
+    def files(self) -> list[SpoolFile]:
+        """Return the files that wait, oldest first."""
+        kinds = {kind: kind for kind in get_args(Kind)}
+        return [
+            SpoolFile(kinds[path.parent.name], path, path.stem.removeprefix(_NAMED))
+            for path in self._landing.waiting()
+            if self._own.match(path.stem)
+        ]
+
+    def trim(self) -> None:
+        """Drop the oldest files while the spool is over its limit."""
+        if self._limit_bytes is None:
+            return
+        sizes = [(file, _size(file.path)) for file in self.files()]
+        over_bytes = sum(size for _, size in sizes) - self._limit_bytes
+        if over_bytes <= 0:
+            self._over = False
+            return
+        for file, size in sorted(sizes, key=lambda each: _DROP_ORDER.index(each[0].kind)):
+            if over_bytes > 0:
+                file.path.unlink(missing_ok=True)
+                over_bytes -= size
+                self.dropped += 1
+        if not self._over:
+            self._over = True
+            _LOG.error(
+                "the spool %s is over its limit of %d bytes: the oldest samples go (said once; %d so far)",
+                self._landing.root,
+                self._limit_bytes,
+                self.dropped,
+            )
+
+    def refuse(self, file: SpoolFile, why: str) -> None:
+        """Put a file aside that the receiver will never take, with the reason beside it."""
+        folder = self._landing.root / "refused"
+        folder.mkdir(parents=True, exist_ok=True)
+        aside = folder / f"{file.kind}-{file.path.name}"
+        # The reason first: killed between the two, the file is sent again and refused again.
+        aside.with_suffix(".json").write_text(json.dumps({"kind": file.kind, "name": file.name, "why": why}) + "\n")
+        file.path.replace(aside)
+        self.refused += 1
+        _LOG.error("refused for good, put aside as %s: %s", aside, why)
+        total = 0
+        kept = sorted(folder.glob("*.parquet"), key=lambda path: path.stat().st_mtime_ns, reverse=True)
+        for place, path in enumerate(kept):
+            total += path.stat().st_size
+            if total > REFUSED_BYTES or place >= REFUSED_FILES:
+                path.unlink(missing_ok=True)
+                path.with_suffix(".json").unlink(missing_ok=True)
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:  # sent just now
+        return 0
+
+
+class Target(Protocol):
+    """Takes landed files, each of them once however often it is sent under its name."""
+
+    def send(self, kind: Kind, path: Path, name: str) -> None:
+        """Return once the file is safe; raise Later or Refused, and FileNotFoundError if it is gone from the spool."""
+        ...
+
+
+class HttpTarget:
+    """The push endpoint of ``predrain collect receive``, whose address is ``url``.
+
+    The token file is read at each request, so that it can be replaced. Raises InputError if the address or a file
+    cannot be used.
+    """
+
+    def __init__(
+        self, url: str, *, token_file: Path | None = None, ca_file: Path | None = None, timeout_s: float = TIMEOUT_S
+    ) -> None:
+        self._connection = connect_to(url, bearer_token_file=token_file, ca_file=ca_file, option="--push")
+        self._url = self._connection.url.removesuffix(PATH) + PATH
+        self._timeout_s = timeout_s
+
+    def __str__(self) -> str:
+        return self._url
+
+    def send(self, kind: Kind, path: Path, name: str) -> None:
+        """Post the file as an Arrow stream under its name."""
+        try:
+            with pq.ParquetFile(path) as stored:
+                table = stored.read()
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+            raise Refused(f"the file cannot be read: {error}") from error
+        body = io.BytesIO()
+        with pa.ipc.new_stream(body, table.schema) as stream:
+            stream.write_table(table)
+        deadline_s = time.monotonic() + 2 * self._timeout_s
+        try:
+            with (
+                http_errors(self._url),
+                client(self._connection, timeout_s=self._timeout_s) as session,
+                session.stream(
+                    "POST",
+                    self._url,
+                    params={"kind": kind, "name": name},
+                    content=body.getvalue(),
+                    headers={"Content-Type": CONTENT_TYPE, **self._connection.request_headers()},
+                ) as answer,
+            ):
+                self._check(answer, deadline_s)
+        except (HttpError, InputError) as error:  # files also wait until a token or a certificate is mended
+            raise Later(f"{self._url}: {error}") from error
+
+    def _check(self, answer: httpx.Response, deadline_s: float) -> None:
+        """Raise what an answer other than 2xx means for the file."""
+        try:
+            content = bounded_body(answer, _ANSWER_BYTES, deadline_s=deadline_s)
+        except BodyTooLarge:
+            content = b""
+        if answer.is_success:
+            return
+        status, reason = answer.status_code, _reason(content)
+        text = f"{self._url} answered {status}{f': {reason}' if reason else ''}"
+        if 400 <= status < 500 and status not in _NOT_THE_FILE:
+            raise Refused(text)
+        if status in (401, 403):
+            text += "; check the token in --bearer-token-file, nothing is lost meanwhile"
+        after_s = retry_after_s(answer.headers.get("Retry-After"), longest_s=_LONGEST_WAIT_S)
+        raise Later(text, after_s, server_error=status >= 500 and status != 503)
+
+
+def _reason(content: bytes) -> str:
+    try:
+        problem = json.loads(content)
+        return str(problem.get("detail") or problem.get("title") or "")[:500]
+    except (ValueError, AttributeError):
+        return ""
+
+
+@dataclass(frozen=True, slots=True)
+class Pushed:
+    """What one round sent; ``pause_s`` is how long to wait before the next one, None if everything is sent."""
+
+    sent: int
+    refused: int
+    pause_s: float | None
+    why: str | None
+
+
+class Pusher:
+    """Moves files from a spool to a target, in the order in which they landed."""
+
+    def __init__(self, spool: Spool, target: Target, backoff: Backoff | None = None) -> None:
+        self._spool = spool
+        self._target = target
+        self._backoff = backoff or Backoff(1.0, LONGEST_PAUSE_S)
+        self._stopped = threading.Event()
+        self._wake = threading.Event()
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self.run, name="push", daemon=True)
+        self._server_errors: tuple[str, int] = ("", 0)
+        self.sent = 0
+
+    def round(self, go_on: Callable[[], bool] = lambda: True) -> Pushed:
+        """Send what waits until it is all sent, the target is down, or ``go_on`` says no."""
+        with self._lock:
+            return self._round(go_on)
+
+    def _round(self, go_on: Callable[[], bool]) -> Pushed:
+        sent = refused = 0
+        suspect: tuple[SpoolFile, str] | None = None
+        self._spool.trim()
+        for file in self._spool.files():
+            if not go_on():
+                return Pushed(sent, refused, None, "stopped")
+            try:
+                self._target.send(file.kind, file.path, file.name)
+            except FileNotFoundError:  # dropped for the spool's limit, or taken by another process
+                continue
+            except Refused as error:
+                self._spool.refuse(file, str(error))
+                refused += 1
+                continue
+            except Later as error:
+                if error.server_error and self._is_suspect(file.name) and suspect is None:
+                    suspect = (file, str(error))  # whether it is the file or the target, the next one tells
+                    continue
+                pause_s = self._backoff.pause_s()
+                if self._backoff.failures == 1:
+                    _LOG.warning("pushing waits (said once): %s", error)
+                return Pushed(sent, refused, max(pause_s, error.after_s or 0.0), str(error))
+            file.path.unlink(missing_ok=True)
+            if suspect is not None:
+                self._spool.refuse(suspect[0], f"{suspect[1]}, {MAX_SERVER_ERRORS} times, while others were taken")
+                suspect, refused = None, refused + 1
+            sent += 1
+            self.sent += 1
+            if self._backoff.failures:
+                _LOG.info("pushing to %s goes on", self._target)
+                self._backoff.succeeded()
+        if suspect is not None:
+            return Pushed(sent, refused, self._backoff.pause_s(), suspect[1])
+        return Pushed(sent, refused, None, None)
+
+    def _is_suspect(self, name: str) -> bool:
+        """Whether the target has failed over this file often enough to try the next one."""
+        last, count = self._server_errors
+        self._server_errors = (name, count + 1 if last == name else 1)
+        return self._server_errors[1] >= MAX_SERVER_ERRORS
+
+    def start(self) -> None:
+        """Push in a thread of its own until stopped."""
+        self._thread.start()
+
+    def wake(self) -> None:
+        """Say that something has landed."""
+        self._wake.set()
+
+    def run(self) -> None:
+        """Push whenever something waits."""
+        while not self._stopped.is_set():
+            self._wake.clear()
+            try:
+                pause_s = self.round(lambda: not self._stopped.is_set()).pause_s
+            except OSError as error:  # the spool itself: a full disk while putting a file aside, say
+                pause_s = self._backoff.pause_s()
+                if self._backoff.failures == 1:
+                    _LOG.exception("the spool cannot be used: %s", error.strerror)
+            if pause_s is None:
+                self._wake.wait(_IDLE_S)
+            else:
+                self._stopped.wait(pause_s)
+
+    def stop(self, timeout_s: float) -> None:
+        """End the thread; what is not sent stays in the spool for the next start."""
+        self._stopped.set()
+        self._wake.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout_s)

@@ -1,0 +1,415 @@
+"""A spool is bounded, what is pushed arrives once and in order, and each answer of a receiver has a meaning."""
+
+import json
+import os
+import random
+import shutil
+import ssl
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from telemetry.collect import pushing
+from telemetry.collect.pushing import HttpTarget, Later, Pusher, Refused, Spool, parse_bytes
+from telemetry.collect.running import Backoff
+from telemetry.landing.folder import Landing
+from telemetry.landing.tables import Kind
+
+AT = datetime(2026, 3, 1, tzinfo=UTC)
+
+
+def land(landing: Landing, kind: Kind, age: int, name: str | None = None) -> Path:
+    """Land one row as a file that is older than others with a smaller ``age``."""
+    if kind == "samples":
+        table = pa.table({"timestamp": [AT], "node": ["n"], "gpu": [f"GPU-{age}"], "power_w": [1.0]})
+    else:
+        table = pa.table(
+            {"timestamp": [AT], "node": ["n"], "type": ["xid"], "code": [str(age)], "known_at": [AT]}
+            if kind == "events"
+            else {"node": ["n"], "gpu": [f"GPU-{age}"], "seen_at": [AT]}
+        )
+    path = landing.land(kind, table, name=name)
+    assert path is not None
+    os.utime(path, (1_700_000_000 - age, 1_700_000_000 - age))
+    return path
+
+
+@pytest.fixture
+def landing(tmp_path: Path) -> Landing:
+    return Landing(tmp_path / "spool", writer="nvml-n")
+
+
+def test_files_come_in_the_order_in_which_they_landed_under_names_that_stay(landing: Landing) -> None:
+    new, old = land(landing, "samples", 1), land(landing, "events", 9)
+    named = land(landing, "events", 5, name="nvml-n.gpu_lost.GPU-0.17")
+    files = Spool(landing, "nvml-n", None).files()
+    assert [each.path for each in files] == [old, named, new]
+    assert [each.name for each in files] == [old.stem, "nvml-n.gpu_lost.GPU-0.17", new.stem]
+    assert [each.kind for each in files] == ["events", "events", "samples"]
+
+
+def test_files_of_other_collectors_are_not_ours(landing: Landing) -> None:
+    ours = land(landing, "events", 1)
+    for writer in ("nvml-n-2", "exporters", "nvml-n.b"):
+        land(Landing(landing.root, writer=writer), "events", 2)
+    land(landing, "events", 3, name="nvml-n-2.gpu_lost.GPU-0.17")
+    assert [each.path for each in Spool(landing, "nvml-n", None).files()] == [ours]
+
+
+def test_over_the_limit_the_oldest_samples_go_first_and_events_last(landing: Landing) -> None:
+    events = [land(landing, "events", age) for age in (30, 31)]
+    sightings = [land(landing, "inventory", age) for age in (20, 21)]
+    samples = [land(landing, "samples", age) for age in (10, 11, 12)]
+    size = {path: path.stat().st_size for path in (*events, *sightings, *samples)}
+    total = sum(size.values())
+    spool = Spool(landing, "nvml-n", total)
+    spool.trim()
+    assert spool.dropped == 0
+    for order, path in enumerate([samples[2], samples[1], samples[0], sightings[1], sightings[0], events[1]], start=1):
+        assert path.exists()
+        total -= size[path]
+        spool._limit_bytes = total
+        spool.trim()
+        assert not path.exists()
+        assert spool.dropped == order
+    assert events[0].exists()
+
+
+def test_dropping_is_said_once_until_there_was_room_again(landing: Landing, caplog: pytest.LogCaptureFixture) -> None:
+    spool = Spool(landing, "nvml-n", 1)
+    said = []
+    for _ in range(3):
+        land(landing, "samples", 1)
+        spool.trim()
+        said.append(sum("over its limit" in record.message for record in caplog.records))
+    spool.trim()
+    land(landing, "samples", 1)
+    spool.trim()
+    said.append(sum("over its limit" in record.message for record in caplog.records))
+    assert said == [1, 1, 1, 2]
+
+
+def test_refused_files_are_put_aside_with_the_reason_and_bounded(
+    landing: Landing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pushing, "REFUSED_FILES", 2)
+    spool = Spool(landing, "nvml-n", None)
+    for age in (3, 2, 1):
+        land(landing, "events", age)
+    for file in spool.files():
+        spool.refuse(file, "422: no such column")
+    aside = sorted((landing.root / "refused").glob("*.parquet"))
+    assert (len(aside), spool.refused, spool.files()) == (2, 3, [])
+    assert "422: no such column" in aside[0].with_suffix(".json").read_text()
+    assert len(list((landing.root / "refused").glob("*.json"))) == 2
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+class MemoryTarget:
+    """Takes each name once; ``moods`` say how it answers next."""
+
+    def __init__(self) -> None:
+        self.taken: list[str] = []
+        self.moods: list[str] = []
+
+    def send(self, kind: Kind, path: Path, name: str) -> None:
+        mood = self.moods.pop(0) if self.moods else "takes"
+        if mood == "down":
+            raise Later("it is down")
+        if mood == "refuses":
+            raise Refused("not this one")
+        if name not in self.taken:
+            self.taken.append(name)
+        if mood == "takes and breaks off":
+            raise Later("half an answer")
+        if mood == "takes and we are killed":
+            raise Killed
+
+
+def test_all_is_sent_in_order_and_leaves_the_spool(landing: Landing) -> None:
+    names = [land(landing, "events", age).stem for age in (3, 2, 1)]
+    target = MemoryTarget()
+    spool = Spool(landing, "nvml-n", None)
+    result = Pusher(spool, target).round()
+    assert (target.taken, spool.files()) == (names, [])
+    assert (result.sent, result.refused, result.pause_s) == (3, 0, None)
+
+
+def test_while_the_other_side_is_down_the_spool_keeps_all_and_pauses_grow(landing: Landing) -> None:
+    land(landing, "events", 1)
+    target = MemoryTarget()
+    spool = Spool(landing, "nvml-n", None)
+    pusher = Pusher(spool, target, Backoff(1.0, 60.0, lambda: 1.0))
+    target.moods = ["down"] * 8
+    pauses = [pusher.round().pause_s for _ in range(8)]
+    assert pauses == [1, 2, 4, 8, 16, 32, 60, 60]
+    assert len(spool.files()) == 1
+    assert pusher.round().sent == 1
+    land(landing, "events", 1)
+    target.moods = ["down"]
+    assert pusher.round().pause_s == 1
+
+
+def test_the_other_side_s_wish_is_kept_where_it_is_longer(landing: Landing) -> None:
+    land(landing, "events", 1)
+
+    class Busy(MemoryTarget):
+        def send(self, kind: Kind, path: Path, name: str) -> None:
+            raise Later("busy", 120.0)
+
+    assert Pusher(Spool(landing, "nvml-n", None), Busy()).round().pause_s == 120.0
+
+
+def test_a_refused_file_does_not_hold_up_the_next(landing: Landing) -> None:
+    land(landing, "events", 2)
+    name = land(landing, "events", 1).stem
+    target = MemoryTarget()
+    target.moods = ["refuses"]
+    result = Pusher(Spool(landing, "nvml-n", None), target).round()
+    assert (result.sent, result.refused, target.taken) == (1, 1, [name])
+
+
+def test_a_file_that_fails_for_good_on_a_server_that_takes_others_is_put_aside(landing: Landing) -> None:
+    bad = land(landing, "events", 9).stem
+    names = [land(landing, "events", age).stem for age in (2, 1)]
+
+    class Stumbling(MemoryTarget):
+        def send(self, kind: Kind, path: Path, name: str) -> None:
+            if name == bad:
+                raise Later("answered 500", server_error=True)
+            super().send(kind, path, name)
+
+    target = Stumbling()
+    spool = Spool(landing, "nvml-n", None)
+    pusher = Pusher(spool, target)
+    for _ in range(20):
+        pusher.round()
+    assert target.taken == names
+    assert (spool.refused, spool.files()) == (1, [])
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.sampled_from(["takes", "down", "takes and breaks off", "takes and we are killed"]), max_size=12))
+def test_nothing_is_lost_or_sent_twice(tmp_path_factory: pytest.TempPathFactory, moods: list[str]) -> None:
+    landing = Landing(tmp_path_factory.mktemp("spool"), writer="nvml-n")
+    names = [land(landing, "events", age).stem for age in (4, 3, 2, 1)]
+    target = MemoryTarget()
+    target.moods = list(moods)
+    for _ in range(len(moods) + 1):
+        pusher = Pusher(Spool(landing, "nvml-n", None), target, Backoff(1, 2, random.Random(7).random))
+        try:
+            pusher.round()
+        except Killed:
+            continue
+    assert target.taken == names
+    assert Spool(landing, "nvml-n", None).files() == []
+
+
+def test_the_thread_sends_what_lands_and_stops(landing: Landing) -> None:
+    target = MemoryTarget()
+    arrived = threading.Event()
+
+    class Telling(MemoryTarget):
+        def send(self, kind: Kind, path: Path, name: str) -> None:
+            target.send(kind, path, name)
+            arrived.set()
+
+    pusher = Pusher(Spool(landing, "nvml-n", None), Telling())
+    pusher.start()
+    name = land(landing, "events", 1).stem
+    pusher.wake()
+    assert arrived.wait(60)
+    pusher.stop(60)
+    assert target.taken == [name]
+
+
+class Server(ThreadingHTTPServer):
+    """Answers each request with the next of ``answers``: (status, headers, body) or a word for a misbehaviour."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.answers: list[tuple[int, dict[str, str], bytes] | str] = []
+        self.heard: list[dict[str, Any]] = []
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Server
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        self.server.heard.append(
+            {"path": urlsplit(self.path).path, "query": parse_qs(urlsplit(self.path).query), "body": body}
+            | {key: self.headers[key] for key in ("Content-Type", "Authorization")}
+        )
+        answer = self.server.answers.pop(0)
+        if answer == "breaks off":
+            self.wfile.write(b"HTTP/1.1 20")
+        elif answer == "drips":
+            self.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: 9000\r\n\r\n")
+            for _ in range(40):
+                try:
+                    self.wfile.write(b".")
+                except OSError:
+                    return
+                time.sleep(0.05)
+        elif answer == "is silent":
+            time.sleep(1.0)
+        elif answer == "says half of its answer":
+            self.wfile.write(b"HTTP/1.1 500 No\r\nContent-Length: 9000\r\n\r\nhalf")
+        else:
+            assert isinstance(answer, tuple)
+            status, headers, content = answer
+            self.send_response(status)
+            for key, value in headers.items():
+                self.send_header(key, value)
+            if status != 204:
+                self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with Server() as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return land(Landing(tmp_path / "spool", writer="nvml-n"), "samples", 1)
+
+
+def test_a_file_is_posted_as_an_arrow_stream_under_its_name(server: Server, path: Path, tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("s3cret\n")
+    server.answers = [(204, {}, b"")] * 2
+    HttpTarget(server.url + "/", token_file=token).send("samples", path, path.stem)
+    (heard,) = server.heard
+    assert (heard["path"], heard["query"]) == ("/v1/telemetry", {"kind": ["samples"], "name": [path.stem]})
+    assert heard["Content-Type"] == "application/vnd.apache.arrow.stream"
+    assert heard["Authorization"] == "Bearer s3cret"
+    with pa.ipc.open_stream(heard["body"]) as stream:
+        assert stream.read_all().equals(pq.read_table(path))
+    # A token that was replaced is used at once; an address with the path is taken as it is.
+    token.write_text("newer")
+    HttpTarget(server.url + "/v1/telemetry", token_file=token).send("samples", path, "n")
+    assert server.heard[1]["path"] == "/v1/telemetry"
+    assert server.heard[1]["Authorization"] == "Bearer newer"
+
+
+@pytest.mark.parametrize("status", [400, 413, 415, 422])
+def test_a_file_that_is_wrong_is_refused_with_the_server_s_reason(server: Server, path: Path, status: int) -> None:
+    problem = json.dumps({"title": "Unprocessable", "detail": "unknown column 'x'"}).encode()
+    server.answers = [(status, {"Content-Type": "application/problem+json"}, problem)]
+    with pytest.raises(Refused, match=f"answered {status}: unknown column 'x'"):
+        HttpTarget(server.url).send("samples", path, "n")
+
+
+@pytest.mark.parametrize(
+    ("status", "headers", "after_s"),
+    [
+        (429, {"Retry-After": "17"}, 17.0),
+        (503, {"Retry-After": "Sat, 01 Mar 2025 00:02:00 GMT"}, 0.0),
+        (503, {"Retry-After": "soon"}, None),
+        (503, {"Retry-After": "999999999"}, 3600.0),
+        (500, {}, None),
+        (401, {}, None),
+        (403, {}, None),
+        (404, {}, None),
+        (302, {"Location": "http://127.0.0.1:1/elsewhere"}, None),
+    ],
+)
+def test_what_says_nothing_of_the_file_is_tried_again(
+    server: Server, path: Path, status: int, headers: dict[str, str], after_s: float | None
+) -> None:
+    server.answers = [(status, headers, b"not json")]
+    with pytest.raises(Later, match=f"answered {status}") as caught:
+        HttpTarget(server.url).send("samples", path, "n")
+    assert caught.value.after_s == after_s
+    assert caught.value.server_error is (status == 500)
+    assert len(server.heard) == 1
+
+
+@pytest.mark.parametrize("answer", ["breaks off", "drips", "is silent", "says half of its answer"])
+def test_an_answer_that_never_comes_whole_is_tried_again(server: Server, path: Path, answer: str) -> None:
+    server.answers = [answer]
+    with pytest.raises(Later):
+        HttpTarget(server.url, timeout_s=0.3).send("samples", path, "n")
+
+
+def test_a_server_that_is_not_there_is_tried_again(path: Path) -> None:
+    with pytest.raises(Later, match="ConnectError"):
+        HttpTarget("http://127.0.0.1:1").send("samples", path, "n")
+
+
+def test_a_token_that_vanishes_later_is_waited_for(server: Server, path: Path, tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("s3cret")
+    target = HttpTarget(server.url, token_file=token)
+    token.unlink()
+    with pytest.raises(Later, match="the file cannot be read"):
+        target.send("samples", path, "n")
+    assert server.heard == []
+
+
+def test_a_private_authority_is_trusted_when_its_certificates_are_given(
+    server: Server, path: Path, tmp_path: Path
+) -> None:
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl is not installed")
+    key, certificate = tmp_path / "key.pem", tmp_path / "ca.pem"
+    subprocess.run(
+        [
+            *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"),
+            *("-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost", "-days", "2"),
+            *("-keyout", str(key), "-out", str(certificate)),
+        ],
+        check=True,
+        capture_output=True,
+        timeout=30,
+    )
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    server.answers = [(204, {}, b"")]
+    url = f"https://localhost:{server.server_port}"
+    HttpTarget(url, ca_file=certificate).send("samples", path, "n")
+    assert len(server.heard) == 1
+    with pytest.raises(Later, match="the secure connection failed"):
+        HttpTarget(url).send("samples", path, "n")
+    assert len(server.heard) == 1
+
+
+@pytest.mark.parametrize(("text", "expected"), [("1GiB", 2**30), ("500 MB", 500_000_000), ("x", None), ("0", None)])
+def test_sizes(text: str, expected: int | None) -> None:
+    if expected is None:
+        with pytest.raises(ValueError, match="is not a size: write a number and a unit"):
+            parse_bytes(text)
+    else:
+        assert parse_bytes(text) == expected

@@ -165,8 +165,8 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Labels:
             stack.enter_context(process(args, folder))
         found |= scrape(ports["act"], "predrain_act_nodes")
         found |= scrape(ports["serve"], "predrain_scores_age_seconds", token)
-        found |= scrape(ports["exporters"], "predrain_exporters_targets_in")
-        found |= scrape(ports["receive"], "predrain_receiver_last_landed_seconds", token)
+        found |= scrape(ports["exporters"], "predrain_exporters_targets")
+        found |= scrape(ports["receive"], "predrain_receiver_last_write_timestamp_seconds", token)
     return found
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,7 +9,7 @@ import typer
 
 from predrain.collect.compact import folded
 from predrain.console import progress, reported, show
-from predrain.options import JsonOption, ParamsOption, params_files
+from predrain.options import JsonOption, ParamsOption, duration_option, instant_option, params_files
 
 
 def collect_prometheus(
@@ -32,7 +31,7 @@ def collect_prometheus(
     client_cert: Annotated[Path | None, typer.Option(help="PEM file of our certificate, for mutual TLS.")] = None,
     client_key: Annotated[Path | None, typer.Option(help="PEM file of its key.")] = None,
     insecure_skip_verify: Annotated[
-        bool, typer.Option("--insecure-skip-verify", help="Take any certificate of the server.")
+        bool, typer.Option("--insecure-skip-verify", help="Skip TLS verification.")
     ] = False,
     header: Annotated[
         list[str] | None, typer.Option(help="Header to send, NAME=VALUE, such as X-Scope-OrgID=hpc; may be repeated.")
@@ -72,9 +71,9 @@ def collect_prometheus(
         loaded = load_params(params_files(params))
         channels = resolve_channels(loaded.channels)
         plan = BackfillPlan(
-            start=_instant(start, "--start"),
-            end=_instant(end, "--end"),
-            chunk=_duration(chunk, "--chunk"),
+            start=instant_option(start, "--start"),
+            end=instant_option(end, "--end"),
+            chunk=duration_option(chunk, "--chunk"),
             match=match,
             delay=loaded.features.delay,
             concurrency=concurrency,
@@ -135,27 +134,3 @@ def _check_not_removed(dataset: Path, root: Path) -> None:
             str(dataset),
             f"If it was removed, remove {root} as well to fetch everything again.",
         )
-
-
-def _instant(text: str, option: str) -> datetime:
-    from telemetry.errors import InputError
-
-    try:
-        instant = datetime.fromisoformat(text)
-    except ValueError:
-        instant = None
-    if instant is None or instant.tzinfo is None:
-        raise InputError(
-            f"{text!r} is not an instant with a time zone", option, "Write it such as 2026-01-31T00:00:00Z."
-        )
-    return instant
-
-
-def _duration(text: str, option: str) -> Any:
-    from telemetry.config import parse_duration
-    from telemetry.errors import InputError
-
-    try:
-        return parse_duration(text)
-    except ValueError as error:
-        raise InputError(str(error), option, "Give a duration of at least 1m.") from error

@@ -23,14 +23,11 @@ def receive(
     mapping: Annotated[
         Path | None, typer.Option(help="YAML file that maps metric names and labels that differ from the exporters'.")
     ] = None,
-    flush_interval_s: Annotated[
-        float, typer.Option(min=0.01, max=20, help="Requests wait this long at most to be written together.")
-    ] = 1.0,
     params: ParamsOption = None,
 ) -> None:
     """Take telemetry over HTTP until SIGTERM: POST /api/v1/write (Prometheus remote write 1.0) and /v1/telemetry.
 
-    A request is answered once it is on the disk, so each waits up to the flush interval: let Prometheus send large
+    A request is answered once it is on the disk, so each waits up to a second: let Prometheus send large
     requests (`queue_config: {max_samples_per_send: 10000}`) of these series only (`write_relabel_configs`).
 
     Example: predrain collect receive --listen 0.0.0.0:9201 --tokens tokens.txt --dataset fleet
@@ -54,7 +51,7 @@ def receive(
         channels = resolve_channels(load_params(params_files(params)).channels)
         receiver = Receiver(
             Landing(landing_of(dataset), writer="receive", channels=channels),
-            ReceiverSettings(tokens=tokens, flush_interval_s=flush_interval_s),
+            ReceiverSettings(tokens=tokens),
             channels=channels,
             catalogue=SeriesCatalogue(channels, load_source_mapping(mapping)),
         )

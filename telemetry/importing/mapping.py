@@ -43,7 +43,7 @@ import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 from zoneinfo import ZoneInfo
 
 import yaml
@@ -65,6 +65,9 @@ def _known_zone(value: str | None) -> str | None:
         except KeyError as error:
             raise ValueError(f"{value!r} is not a time zone: write a name such as UTC or Europe/Berlin") from error
     return value
+
+
+_Mapping = TypeVar("_Mapping", bound=Section)
 
 
 class TimeFormat(Section):
@@ -212,33 +215,39 @@ class ImportMapping(Section):
 
 
 def load_mapping(path: Path | None) -> ImportMapping:
-    """Read and check a mapping file.
+    """Read and check a mapping file; None gives the mapping that leaves everything as it is.
 
-    ``path``: none gives the mapping that leaves everything as it is.
+    Raises ``InputError``: see :func:`read_mapping`.
+    """
+    return ImportMapping() if path is None else read_mapping(path, ImportMapping)
+
+
+def read_mapping(path: Path, model: type[_Mapping]) -> _Mapping:
+    """Read and check a mapping file of one kind.
+
     Raises ``InputError`` if the file is missing, is no YAML, or has an unknown key or a wrong value; the nearest valid
     key is named.
     """
-    if path is None:
-        return ImportMapping()
     try:
         content = read_yaml(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise InputError("the mapping file does not exist", str(path), "Give the path of a YAML file.") from None
+    except IsADirectoryError:
+        raise InputError("the mapping is a folder", str(path), "Give the path of a YAML file.") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise InputError(f"the mapping is not valid YAML: {error}", str(path), "Correct the file.") from error
     try:
-        return ImportMapping.model_validate({} if content is None else content)
+        return model.model_validate({} if content is None else content)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        place = ".".join(str(part) for part in first["loc"])
+        place = ".".join(str(part) for part in first["loc"]) or "top level"
         do = "Correct the value."
         if first["type"] == "extra_forbidden":
-            do = nearest_hint(str(first["loc"][-1]), _fields(first["loc"][:-1])) or "Remove the key."
+            do = nearest_hint(str(first["loc"][-1]), _fields(model, first["loc"][:-1])) or "Remove the key."
         raise InputError(f"mapping: {first['msg']} (value {first['input']!r})", f"{path}, {place}", do) from error
 
 
-def _fields(place: Sequence[int | str]) -> list[str]:
-    model: type[Section] = ImportMapping
+def _fields(model: type[Section], place: Sequence[int | str]) -> list[str]:
     for part in place:
         annotation = model.model_fields[str(part)].annotation
         if not (isinstance(annotation, type) and issubclass(annotation, Section)):

@@ -69,7 +69,6 @@ class Receiving:
     def start(self) -> None:
         command = [sys.executable, "-c", "from predrain.command import main; main()", "collect", "receive"]
         command += ["--listen", f"127.0.0.1:{self.port}", "--dataset", str(self.folder / "fleet")]
-        command += ["--flush-interval-s", "0.2"]
         self.process = self._stack.enter_context(process(*command, log=self.folder / "receiver.log"))
         wait(lambda: get(f"http://127.0.0.1:{self.port}/readyz") == b"ready\n")
 

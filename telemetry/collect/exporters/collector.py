@@ -8,15 +8,16 @@ import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import pyarrow as pa
 
-from telemetry.collect.exporters.scraping import Page, ScrapeError
+from telemetry.collect.exporters.scraping import ScrapeError, Scraper
 from telemetry.collect.exporters.targets import Target, TargetLocks, target_hash
 from telemetry.collect.exporters.watch import TargetWatch
 from telemetry.collect.series.identity import SeriesCatalogue
 from telemetry.errors import InputError
+from telemetry.landing.folder import Landing
 from telemetry.landing.tables import Kind
 
 _log = logging.getLogger(__name__)
@@ -32,36 +33,20 @@ _PHASES: Final = 1 << 20
 _EARLIEST_AGAIN_S: Final = 5.0
 
 
-class Fetches(Protocol):
-    """Where pages come from: :class:`telemetry.collect.exporters.scraping.Scraper`."""
-
-    async def fetch(self, url: str) -> Page:
-        """Return the page at ``url``; raise ScrapeError."""
-        ...
-
-
-class Lands(Protocol):
-    """What takes the tables: :class:`telemetry.landing.folder.Landing`."""
-
-    def land(self, kind: Kind, table: pa.Table) -> object:
-        """Write a table; raise InputError if the disk is full."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class ScrapeSettings:
     """Pace and bounds of a collector.
 
     ``timeout_s`` is for one scrape, from connecting to the last byte; ``concurrency`` bounds the scrapes under way, and
     a quarter of it those of targets that failed the last time, so that dead ones never delay the others. Rows are held
-    up to ``max_held_rows`` while nothing can be landed, then the oldest are dropped. A page that is unchanged for more
-    than ``hung_intervals`` is called hung.
+    up to ``max_buffered_rows`` while nothing can be landed, then the oldest are dropped. A page that is unchanged for
+    more than ``hung_intervals`` is called hung.
     """
 
     interval_s: float = 30.0
     timeout_s: float = 10.0
     concurrency: int = 512
-    max_held_rows: int = 600_000
+    max_buffered_rows: int = 600_000
     hung_intervals: float = 5.0
 
     def __post_init__(self) -> None:
@@ -82,13 +67,13 @@ class Counts:
     """What the collector did so far; scrapes that its end cut off are neither good nor failed."""
 
     scrapes: int = 0
-    good: int = 0
-    failed: int = 0
-    late: int = 0
-    repeated: int = 0
-    rows_landed: int = 0
+    scrapes_succeeded: int = 0
+    scrapes_failed: int = 0
+    scrapes_late: int = 0
+    pages_repeated: int = 0
+    rows_written: int = 0
     rows_dropped: int = 0
-    events_landed: int = 0
+    events_written: int = 0
 
 
 class Collector:
@@ -102,8 +87,8 @@ class Collector:
         self,
         *,
         read_targets: Callable[[], list[Target]],
-        scraper: Fetches,
-        landing: Lands,
+        scraper: Scraper,
+        landing: Landing,
         catalogue: SeriesCatalogue,
         settings: ScrapeSettings,
         locks: TargetLocks | None = None,
@@ -134,7 +119,7 @@ class Collector:
         return self.named > 0 and not self.watches
 
     @property
-    def rows_held(self) -> int:
+    def buffered_rows(self) -> int:
         """Rows of samples that wait to be landed."""
         return sum(table.num_rows for table in self._held["samples"])
 
@@ -216,7 +201,7 @@ class Collector:
         failing = watch.consecutive_failures > 0
         async with self._slots_of_failing if failing else self._slots:
             started_s, at = asyncio.get_running_loop().time(), self.clock()
-            self.counts.late += not failing and started_s - due_s > LATE_S
+            self.counts.scrapes_late += not failing and started_s - due_s > LATE_S
             self.counts.scrapes += 1
             try:
                 rows = watch.take(await self._scraper.fetch(watch.target.url), at, started_s)
@@ -228,14 +213,14 @@ class Collector:
                 _log.exception("%s: its page could not be read", watch.target.address)
                 self._failed(watch, ScrapeError("parse", f"our own error: {type(error).__name__}"))
                 return
-        self.counts.good += 1
-        self.counts.repeated += rows.samples is None
+        self.counts.scrapes_succeeded += 1
+        self.counts.pages_repeated += rows.samples is None
         self._hold("events", rows.events)
         self._hold("inventory", rows.inventory)
         self._hold("samples", rows.samples)
 
     def _failed(self, watch: TargetWatch, error: ScrapeError) -> None:
-        self.counts.failed += 1
+        self.counts.scrapes_failed += 1
         watch.failed(error)
 
     def _hold(self, kind: Kind, table: pa.Table | None) -> None:
@@ -272,8 +257,8 @@ class Collector:
                 _log.exception("%d rows of %s cannot land and are dropped", table.num_rows, kind)
                 self.counts.rows_dropped += table.num_rows
             else:
-                self.counts.rows_landed += table.num_rows if kind == "samples" else 0
-                self.counts.events_landed += table.num_rows if kind == "events" else 0
+                self.counts.rows_written += table.num_rows if kind == "samples" else 0
+                self.counts.events_written += table.num_rows if kind == "events" else 0
         if self.problem is not None and not left:
             _log.warning("landing works again")
             self.problem = None
@@ -281,10 +266,10 @@ class Collector:
 
     def _drop_oldest(self, kind: Kind) -> None:
         """Keep what is held within its bound, also while a landing hangs; a tenth more goes, not a page at a time."""
-        over = sum(table.num_rows for table in self._held[kind]) - self.settings.max_held_rows
+        over = sum(table.num_rows for table in self._held[kind]) - self.settings.max_buffered_rows
         if over <= 0:
             return
-        over += self.settings.max_held_rows // 10
+        over += self.settings.max_buffered_rows // 10
         _log.error("%d rows of %s are dropped: nothing can be landed for too long", over, kind)
         self.counts.rows_dropped += over
         whole = pa.concat_tables(self._held[kind], promote_options="default")

@@ -58,7 +58,7 @@ async def collect_exporters(
         landed = await (collector.once() if once else collector.run(stop))
     if not landed:
         raise InputError(
-            f"{collector.rows_held} rows could not be landed and are lost: {collector.problem}",
+            f"{collector.buffered_rows} rows could not be landed and are lost: {collector.problem}",
             str(landing.root),
             "Free space and start the collector again.",
         )
@@ -70,7 +70,7 @@ async def collect_exporters(
 def _check_once(collector: Collector) -> None:
     if collector.is_standby:
         raise InputError("another collector scrapes these targets", "--targets", "Stop it first, or leave it to work.")
-    if collector.counts.scrapes and collector.counts.failed == collector.counts.scrapes:
+    if collector.counts.scrapes and collector.counts.scrapes_failed == collector.counts.scrapes:
         worst = next(watch for watch in collector.watches.values() if watch.last_failure is not None)
         raise InputError(
             f"none of {collector.counts.scrapes} targets could be scraped, such as "
@@ -84,10 +84,10 @@ def collector_state(collector: Collector) -> dict[str, Any]:
     """Return a collector's own totals."""
     return {
         "interval_s": collector.settings.interval_s,
-        "targets": collector.named,
-        "owned": len(collector.watches),
+        "targets_configured": collector.named,
+        "targets_owned": len(collector.watches),
         **asdict(collector.counts),
-        "rows_held": collector.rows_held,
+        "buffered_rows": collector.buffered_rows,
         "problem": collector.problem,
     }
 
@@ -103,10 +103,10 @@ class _Metrics:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily  # noqa: PLC0415
 
         state = collector_state(self._collector)
-        for name, key, text in _COUNTERS:
-            yield CounterMetricFamily(f"predrain_exporters_{name}", text, value=state[key])
-        for name, key, text in _GAUGES:
-            yield GaugeMetricFamily(f"predrain_exporters_{name}", text, value=state[key])
+        for name, text in _COUNTERS.items():
+            yield CounterMetricFamily(f"predrain_exporters_{name}", text, value=state[name])
+        for name, text in _GAUGES.items():
+            yield GaugeMetricFamily(f"predrain_exporters_{name}", text, value=state[name])
         watches = list(self._collector.watches.values())
         failures = CounterMetricFamily("predrain_exporters_failures", "Failed scrapes by kind.", labels=["kind"])
         for kind in FAILURE_KINDS:
@@ -114,26 +114,26 @@ class _Metrics:
         yield failures
         failing = sum(watch.consecutive_failures > 0 for watch in watches)
         hung = sum(watch.is_hung and not watch.consecutive_failures for watch in watches)
-        states = GaugeMetricFamily("predrain_exporters_targets_in", "Targets by state.", labels=["state"])
+        states = GaugeMetricFamily("predrain_exporters_targets", "Targets by state.", labels=["state"])
         for name, count in (("failing", failing), ("hung", hung), ("good", len(watches) - failing - hung)):
             states.add_metric([name], count)
         yield states
 
 
-_COUNTERS: Final = (
-    ("scrapes", "scrapes", "Scrapes started."),
-    ("scrapes_failed", "failed", "Scrapes that gave no usable page."),
-    ("scrapes_late", "late", "Scrapes that started more than 1 s after they were due."),
-    ("pages_repeated", "repeated", "Pages that were the one before again."),
-    ("rows_landed", "rows_landed", "Rows of samples landed."),
-    ("rows_dropped", "rows_dropped", "Rows dropped because nothing could be landed for too long."),
-    ("events_landed", "events_landed", "Events landed."),
-)
-_GAUGES: Final = (
-    ("targets", "targets", "Targets that are named."),
-    ("targets_owned", "owned", "Targets that this process scrapes."),
-    ("rows_held", "rows_held", "Rows of samples that wait to be landed."),
-)
+_COUNTERS: Final = {
+    "scrapes": "Scrapes started.",
+    "scrapes_failed": "Scrapes that gave no usable page.",
+    "scrapes_late": "Scrapes that started more than 1 s after they were due.",
+    "pages_repeated": "Pages that were the one before again.",
+    "rows_written": "Rows of samples written to the landing folder.",
+    "rows_dropped": "Rows dropped because nothing could be written for too long.",
+    "events_written": "Events written to the landing folder.",
+}
+_GAUGES: Final = {
+    "targets_configured": "Targets that are named.",
+    "targets_owned": "Targets that this process scrapes.",
+    "buffered_rows": "Rows of samples that wait to be written.",
+}
 
 
 @contextlib.asynccontextmanager

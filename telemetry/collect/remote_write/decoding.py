@@ -11,8 +11,8 @@ import hashlib
 import logging
 import threading
 from collections import Counter
-from dataclasses import dataclass, field
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
 
 import cramjam
 import numpy as np
@@ -67,11 +67,18 @@ def decompress(block: bytes, limit: int) -> bytes:
         raise WriteError(f"the body is no snappy block: {error}") from error
 
 
-@dataclass(slots=True)
-class Book:
-    """Series by number; samples in memory refer to the book that they were decoded with."""
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """Samples of one request, and how many are not among them, by reason; ``series`` is what ``index`` counts in."""
 
-    series: list[Series | XidCount] = field(default_factory=list)
+    series: list[Series | XidCount]
+    index: npt.NDArray[np.int32]
+    ms: npt.NDArray[np.int64]
+    values: npt.NDArray[np.float64]
+    dropped: Counter[str]
+
+    def __len__(self) -> int:
+        return len(self.index)
 
 
 @dataclass(slots=True)
@@ -85,22 +92,10 @@ class _Claim:
     ms: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Samples:
-    """Samples of one request, and how many are not among them, by reason; ``book`` is what ``index`` counts in."""
-
-    book: Book
-    index: npt.NDArray[np.int32]
-    ms: npt.NDArray[np.int64]
-    values: npt.NDArray[np.float64]
-    dropped: Counter[str]
-
-    def __len__(self) -> int:
-        return len(self.index)
-
-
-_DROPPED: Final = {NOT_OURS: -1, LINK: -2}
-_REASONS: Final = {number: reason for reason, number in _DROPPED.items()}
+class _Known(NamedTuple):
+    number: int
+    rank: int
+    claim: _Claim
 
 
 class RemoteWriteDecoder:
@@ -114,12 +109,15 @@ class RemoteWriteDecoder:
         self._catalogue = catalogue
         self._kept = series_kept
         self._lock = threading.Lock()
-        self._book = Book()
-        self._numbers: dict[bytes, int] = {}
         self._warned = False
-        self._own: dict[Series | XidCount, int] = {}
-        self._claims: list[tuple[int, _Claim]] = []
-        self._claim_of: dict[tuple[str, str, str | None], _Claim] = {}
+        self._forget()
+
+    def _forget(self) -> None:
+        # New objects: samples that wait to be written refer to the list that they were decoded with.
+        self._series: list[Series | XidCount] = []
+        self._digests: dict[bytes, _Known | str] = {}  # or why it is left out
+        self._own: dict[Series | XidCount, _Known] = {}
+        self._claims: dict[tuple[str, str, str | None], _Claim] = {}
 
     def decode(self, body: bytes, *, limit: int) -> Samples:
         """Decode a ``prometheus.WriteRequest``; its metadata, exemplars and native histograms are passed over.
@@ -131,65 +129,57 @@ class RemoteWriteDecoder:
             request.ParseFromString(body)
         except DecodeError as error:
             raise WriteError(f"the body is no remote-write request: {error}") from error
+        if sum(len(series.samples) for series in request.timeseries) > limit:
+            raise WriteError(f"the request holds more than {limit} samples: send smaller ones")
         dropped: Counter[str] = Counter()
         index: list[int] = []
         ms: list[int] = []
         values: list[float] = []
         with self._lock:
-            if len(self._numbers) > self._kept:
-                self._book, self._numbers, self._own = Book(), {}, {}
-                self._claims, self._claim_of = [], {}
-            book, numbers = self._book, self._numbers
-            total = 0
-            for each in request.timeseries:
-                samples = each.samples
-                total += len(samples)
-                if total > limit:
-                    raise WriteError(f"the request holds more than {limit} samples: send smaller ones")
-                key = hashlib.blake2b(b"".join(each.labels), digest_size=16).digest()
-                number = numbers.get(key)
-                if number is None:
-                    number = numbers[key] = self._learn(each.labels)
-                if number < 0:
-                    dropped[_REASONS[number]] += len(samples)
+            if len(self._digests) > self._kept:
+                self._forget()
+            for series in request.timeseries:
+                samples = series.samples
+                digest = hashlib.blake2b(b"".join(series.labels), digest_size=16).digest()
+                known = self._digests.get(digest)
+                if known is None:
+                    known = self._digests[digest] = self._learn(series.labels)
+                if isinstance(known, str):
+                    dropped[known] += len(samples)
                     continue
                 if not samples:
                     continue
-                rank, claim = self._claims[number]
+                number, rank, claim = known
                 if rank > claim.rank and samples[-1].timestamp - claim.ms <= _CLAIM_MS:
                     dropped[OTHER_METRIC] += len(samples)
                     continue
                 claim.rank, claim.ms = rank, max(claim.ms, samples[-1].timestamp)
-                for sample in samples:
-                    index.append(number)
-                    ms.append(sample.timestamp)
-                    values.append(sample.value)
+                index += [number] * len(samples)
+                ms += [sample.timestamp for sample in samples]
+                values += [sample.value for sample in samples]
+            book = self._series
         return _usable(book, np.array(index, np.int32), np.array(ms, np.int64), np.array(values, np.float64), dropped)
 
-    def _learn(self, encoded: Any) -> int:
+    def _learn(self, encoded: Any) -> _Known | str:
         labels = _labels(encoded)
         name = labels.get("__name__", "")
         if not name:
             raise WriteError("a series has no __name__")
-        found = self._catalogue.identify(name, labels)
-        if found is None:
-            return _DROPPED[NOT_OURS]
-        if isinstance(found, Series) and found.part is not None:
+        series = self._catalogue.identify(name, labels)
+        if series is None:
+            return NOT_OURS
+        if isinstance(series, Series) and series.part is not None:
             self._warn_of_links(name)
-            return _DROPPED[LINK]
+            return LINK
         # Series that differ in their pod only are one: remembering each of a job's pods would never end.
-        number = self._own.get(found)
-        if number is None:
-            number = self._own[found] = len(self._book.series)
-            self._book.series.append(found)
-            self._claims.append(self._claim(found))
-        return number
-
-    def _claim(self, found: Series | XidCount) -> tuple[int, _Claim]:
-        if isinstance(found, XidCount):
-            return 0, _Claim(0)
-        key = (found.gpu, found.channel, found.mig_instance)
-        return found.rank, self._claim_of.setdefault(key, _Claim(found.rank))
+        if series not in self._own:
+            rank, claim = 0, _Claim(0)
+            if isinstance(series, Series):
+                rank, key = series.rank, (series.gpu, series.channel, series.mig_instance)
+                claim = self._claims.setdefault(key, _Claim(rank))
+            self._own[series] = _Known(len(self._series), rank, claim)
+            self._series.append(series)
+        return self._own[series]
 
     def _warn_of_links(self, name: str) -> None:
         # Prometheus spreads the links of one GPU over requests that come at different times: their sum is not known
@@ -205,7 +195,7 @@ class RemoteWriteDecoder:
 
 
 def _usable(
-    book: Book,
+    series: list[Series | XidCount],
     index: npt.NDArray[np.int32],
     ms: npt.NDArray[np.int64],
     values: npt.NDArray[np.float64],
@@ -219,7 +209,7 @@ def _usable(
     keep = ~(stale | wrong)
     if not keep.all():
         index, ms, values = index[keep], ms[keep], values[keep]
-    return Samples(book, index, ms, values, dropped)
+    return Samples(series, index, ms, values, dropped)
 
 
 def _labels(encoded: Any) -> dict[str, str]:

@@ -67,11 +67,11 @@ class SampleWriter:
         books: dict[int, list[Samples]] = {}
         for batch in batches:
             if len(batch):
-                books.setdefault(id(batch.book), []).append(batch)
+                books.setdefault(id(batch.series), []).append(batch)
         for given in books.values():
             columns = ([getattr(each, name) for each in given] for name in ("index", "ms", "values"))
             index, ms, values = map(np.concatenate, columns)
-            tables = read_batch(given[0].book.series, index, ms, values, xids=self._xids, problems=problems)
+            tables = read_batch(given[0].series, index, ms, values, xids=self._xids, problems=problems)
             self._hold_events(tables.events)
             # The inventory first: samples of a GPU that no inventory knows would be set aside.
             self._landing.land("inventory", self._news.select(tables.inventory))
@@ -124,19 +124,11 @@ MIB = 2**20
 
 @dataclass(frozen=True, slots=True)
 class ReceiverSettings:
-    """Limits of the receiver.
+    """Limits of the receiver; requests beyond one that will pass are answered 503, with ``retry_after_s``.
 
-    ``tokens``: file of bearer tokens, one a line; None takes requests of anybody who can reach the port.
-    ``held_bytes``: most bytes of bodies in memory at a time, those beyond it are answered 503; one body is always
-    taken.
-    ``flush_interval_s``: samples of several requests become one landed file; the first of them waits this long at most.
-    ``flush_samples``: a file is written at once when so many samples wait.
-    ``held_samples``: most samples in memory; beyond it requests are answered 503 until a file was written.
-    ``body_timeout_s``: longest time in which a client must have sent its body.
-    ``head_timeout_s``: longest time in which a client must have sent the head of a request; its connection is closed
-    then.
-    ``concurrency``: most requests at a time, those beyond it are answered 503.
-    ``retry_after_s``: what 503 asks a client to wait.
+    ``tokens``: file of bearer tokens; None takes requests of anybody who can reach the port. ``body_bytes``: of one
+    body, ``held_bytes`` of all that are being read, ``decoded_bytes`` of one that is decompressed.
+    ``flush_interval_s``: requests wait this long at most to become one file, or until ``flush_samples`` wait.
     ``inventory_every_s``: a GPU whose labels say nothing new is noted in the inventory this often.
     """
 

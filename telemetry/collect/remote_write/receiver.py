@@ -40,72 +40,53 @@ _SHORTEST = 16
 
 
 class Tokens:
-    """The tokens of one file.
+    """The tokens of a file, one a line, without empty lines and those that begin with ``#``; the file may change.
 
-    ``path``: one token a line; empty lines and lines that begin with ``#`` are left out.
     Raises ``InputError`` if the file cannot be read, holds no token, or one shorter than 16 characters.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._digests = _read(path)
-        self._stamp = _stamp(path)
+        self._digests = self._read()
+        self._is_broken = False
 
     def allow(self, header: str | None) -> bool:
         """Tell whether an ``Authorization`` header holds one of the tokens.
 
-        Each token is compared, in constant time, so that the answer's delay tells nothing of it. A file that has
-        changed is read again; while it cannot be used, the tokens of before hold.
+        Each token is compared, in constant time, so that the answer's delay tells nothing of it. While the file cannot
+        be used, the tokens of before hold.
         """
-        self._refresh()
+        try:
+            self._digests, self._is_broken = self._read(), False
+        except InputError as error:
+            if not self._is_broken:
+                _LOG.warning("the token file cannot be used, the tokens of before hold: %s", error)
+            self._is_broken = True
         scheme, _, token = (header or "").partition(" ")
         given = hashlib.sha256(token.strip().encode()).digest()
-        found = False
-        for digest in self._digests:
-            found |= hmac.compare_digest(digest, given)
-        return found and scheme.lower() == "bearer"
+        matching = [hmac.compare_digest(digest, given) for digest in self._digests]
+        return any(matching) and scheme.lower() == "bearer"
 
-    def _refresh(self) -> None:
-        stamp = _stamp(self._path)
-        if stamp == self._stamp:
-            return
-        self._stamp = stamp
+    def _read(self) -> list[bytes]:
         try:
-            self._digests = _read(self._path)
-        except InputError as error:
-            _LOG.warning("the token file cannot be used, the tokens of before hold: %s", error)
-        else:
-            _LOG.info("the token file has changed: %d tokens", len(self._digests))
-
-
-def _stamp(path: Path) -> tuple[int, int, int] | None:
-    try:
-        stat = path.stat()
-    except OSError:
-        return None
-    return stat.st_mtime_ns, stat.st_ino, stat.st_size
-
-
-def _read(path: Path) -> list[bytes]:
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise InputError(
-            f"the token file cannot be read: {reason}", str(path), "Give a file with one token a line."
-        ) from error
-    tokens = [(number, line.strip()) for number, line in enumerate(lines, 1)]
-    tokens = [(number, token) for number, token in tokens if token and not token.startswith("#")]
-    if not tokens:
-        raise InputError("the token file holds no token", str(path), "Write one token a line.")
-    for number, token in tokens:
-        if len(token) < _SHORTEST:
+            lines = self._path.read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
             raise InputError(
-                f"a token of {len(token)} characters can be guessed",
-                f"{path}, line {number}",
-                f"Use {_SHORTEST} characters or more, for instance of `openssl rand -hex 32`.",
-            )
-    return [hashlib.sha256(token.encode()).digest() for _, token in tokens]
+                f"the token file cannot be read: {reason}", str(self._path), "Give a file with one token a line."
+            ) from error
+        tokens = {number: line.strip() for number, line in enumerate(lines, 1)}
+        tokens = {number: token for number, token in tokens.items() if token and not token.startswith("#")}
+        if not tokens:
+            raise InputError("the token file holds no token", str(self._path), "Write one token a line.")
+        for number, token in tokens.items():
+            if len(token) < _SHORTEST:
+                raise InputError(
+                    f"a token of {len(token)} characters can be guessed",
+                    f"{self._path}, line {number}",
+                    f"Use {_SHORTEST} characters or more, for instance of `openssl rand -hex 32`.",
+                )
+        return [hashlib.sha256(token.encode()).digest() for token in tokens.values()]
 
 
 @dataclass(slots=True, eq=False)
@@ -142,13 +123,15 @@ class Counts:
         for name, text, count in (
             ("samples", "Samples of ours that landed.", self.samples),
             ("rows", "Rows that landed.", self.rows),
-            ("landings", "Groups of requests and pushes that landed.", self.files),
+            ("landings", "Groups of requests and pushes that were written.", self.files),
             ("bytes", "Bytes of bodies received.", self.bytes_received),
         ):
             yield CounterMetricFamily(f"predrain_receiver_{name}", text, value=count)
-        yield GaugeMetricFamily("predrain_receiver_held_samples", "Samples in memory.", value=self.held)
+        yield GaugeMetricFamily("predrain_receiver_buffered_samples", "Samples in memory.", value=self.held)
         yield GaugeMetricFamily(
-            "predrain_receiver_last_landed_seconds", "When something last landed, since 1970.", value=self.last_landed_s
+            "predrain_receiver_last_write_timestamp_seconds",
+            "When something last landed, since 1970.",
+            value=self.last_landed_s,
         )
 
 

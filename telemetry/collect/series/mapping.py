@@ -22,13 +22,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-import yaml
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, field_validator
 
 from telemetry.config import Section
-from telemetry.errors import InputError
-from telemetry.importing.mapping import nearest_hint
-from telemetry.yaml_text import read_yaml
+from telemetry.importing.mapping import nearest_hint, read_mapping
 
 DEFAULT_LABELS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
@@ -106,28 +103,8 @@ class SourceMapping(Section):
 
 
 def load_source_mapping(path: Path | None) -> SourceMapping:
-    """Read and check a mapping file of a Prometheus-like source.
+    """Read and check a mapping file of a Prometheus-like source; None leaves everything to the defaults.
 
-    ``path``: none gives the mapping that leaves everything to the defaults.
     Raises ``InputError`` if the file is missing, is no YAML, or has an unknown key or a wrong value.
     """
-    if path is None:
-        return SourceMapping()
-    try:
-        content = read_yaml(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise InputError("the mapping file does not exist", str(path), "Give the path of a YAML file.") from None
-    except IsADirectoryError:
-        raise InputError("the mapping is a folder", str(path), "Give the path of a YAML file.") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise InputError(f"the mapping is not valid YAML: {error}", str(path), "Correct the file.") from error
-    try:
-        return SourceMapping.model_validate({} if content is None else content)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        place = ".".join(str(part) for part in first["loc"]) or "top level"
-        do = "Correct the value."
-        if first["type"] == "extra_forbidden":
-            model = NodeRules if first["loc"][0] == "node" and len(first["loc"]) > 1 else SourceMapping
-            do = nearest_hint(str(first["loc"][-1]), list(model.model_fields)) or "Remove the key."
-        raise InputError(f"mapping: {first['msg']} (value {first['input']!r})", f"{path}, {place}", do) from error
+    return SourceMapping() if path is None else read_mapping(path, SourceMapping)

@@ -3,9 +3,6 @@
 import json
 import os
 import random
-import shutil
-import ssl
-import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -163,16 +160,6 @@ def test_while_the_other_side_is_down_the_spool_keeps_all_and_pauses_grow(landin
     land(landing, "events", 1)
     target.moods = ["down"]
     assert pusher.round().pause_s == 1
-
-
-def test_the_other_side_s_wish_is_kept_where_it_is_longer(landing: Landing) -> None:
-    land(landing, "events", 1)
-
-    class Busy(MemoryTarget):
-        def send(self, kind: Kind, path: Path, name: str) -> None:
-            raise Later("busy", 120.0)
-
-    assert Pusher(Spool(landing, "nvml-n", None), Busy()).round().pause_s == 120.0
 
 
 def test_a_refused_file_does_not_hold_up_the_next(landing: Landing) -> None:
@@ -376,34 +363,6 @@ def test_a_token_that_vanishes_later_is_waited_for(server: Server, path: Path, t
     with pytest.raises(Later, match="the file cannot be read"):
         target.send("samples", path, "n")
     assert server.heard == []
-
-
-def test_a_private_authority_is_trusted_when_its_certificates_are_given(
-    server: Server, path: Path, tmp_path: Path
-) -> None:
-    if shutil.which("openssl") is None:
-        pytest.skip("openssl is not installed")
-    key, certificate = tmp_path / "key.pem", tmp_path / "ca.pem"
-    subprocess.run(
-        [
-            *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"),
-            *("-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost", "-days", "2"),
-            *("-keyout", str(key), "-out", str(certificate)),
-        ],
-        check=True,
-        capture_output=True,
-        timeout=30,
-    )
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificate, key)
-    server.socket = context.wrap_socket(server.socket, server_side=True)
-    server.answers = [(204, {}, b"")]
-    url = f"https://localhost:{server.server_port}"
-    HttpTarget(url, ca_file=certificate).send("samples", path, "n")
-    assert len(server.heard) == 1
-    with pytest.raises(Later, match="the secure connection failed"):
-        HttpTarget(url).send("samples", path, "n")
-    assert len(server.heard) == 1
 
 
 @pytest.mark.parametrize(("text", "expected"), [("1GiB", 2**30), ("500 MB", 500_000_000), ("x", None), ("0", None)])

@@ -111,10 +111,10 @@ def test_a_signal_lands_everything_and_the_collector_tells_how_it_is(tmp_path: P
             process.communicate()
         assert process.returncode == 0, err
     told = json.loads(out)
-    assert told["rows_landed"] == 2 * told["good"] == sum(check_whole(tmp_path / "fleet.live").values())
-    assert told["failed"] > 0
+    assert told["rows_written"] == 2 * told["scrapes_succeeded"] == sum(check_whole(tmp_path / "fleet.live").values())
+    assert told["scrapes_failed"] > 0
     assert "predrain_exporters_targets_owned 3.0\n" in metrics
-    assert 'predrain_exporters_targets_in{state="failing"} 1.0\n' in metrics
+    assert 'predrain_exporters_targets{state="failing"} 1.0\n' in metrics
 
 
 def test_one_round_of_targets_that_all_fail_is_an_error(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -312,13 +311,6 @@ def test_rising_xid_counts_are_events_and_the_first_sight_is_none(
     assert result.events == 3
 
 
-def test_progress_is_told_in_chunks(fake: FakePrometheus, fetch: Fetch) -> None:
-    fill(fake)
-    heard: list[tuple[int, int]] = []
-    fetch(progress=lambda done, total: heard.append((done, total)))
-    assert heard == [(done, 6) for done in range(7)]
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -339,11 +331,3 @@ def test_impossible_plans_are_refused(fetch: Fetch, changes: dict[str, object], 
     with pytest.raises(InputError) as caught:
         fetch(**changes)
     assert str(caught.value) == message
-
-
-def test_the_state_file_is_small_and_readable(fake: FakePrometheus, fetch: Fetch, tmp_path: Path) -> None:
-    fill(fake)
-    fetch()
-    (state,) = (tmp_path / "fleet.live" / "state").glob("prometheus-*.json")
-    held = json.loads(state.read_text())
-    assert held["done"] == [[START_MS - 1, START_MS + 6 * HOUR_MS]]

@@ -71,11 +71,6 @@ def test_a_dataset_that_was_removed_is_told(fake: FakePrometheus, tmp_path: Path
     ("options", "message"),
     [
         (
-            ["--chunk", "soon"],
-            "predrain: error: 'soon' is not a duration: write a number and a unit (s, m, h, d, w), such as '6h' "
-            "(--chunk). Give a duration of at least 1m.\n",
-        ),
-        (
             ["--inventory", "x.csv", "--no-compact"],
             "predrain: error: an inventory that nothing would read (--inventory with --no-compact). "
             "Give it to `predrain collect compact`, which folds what was fetched.\n",
@@ -97,11 +92,9 @@ def test_mistakes_are_told_before_anything_is_asked(
 @pytest.mark.parametrize("start", ["yesterday", "2026-01-01", "2026-01-01T00:00:00"])
 def test_an_instant_needs_a_time_zone(fake: FakePrometheus, tmp_path: Path, start: str) -> None:
     code, text = collect(fake, tmp_path / "fleet", start=start)
-    assert code == 1
-    assert text == (
-        f"predrain: error: {start!r} is not an instant with a time zone (--start). "
-        "Write it such as 2026-01-31T00:00:00Z.\n"
-    )
+    assert code == 2
+    assert "--start" in text
+    assert fake.asked == []
 
 
 def test_a_refusal_of_the_server_is_one_line_and_exit_code_1(fake: FakePrometheus, tmp_path: Path) -> None:
@@ -113,11 +106,6 @@ def test_a_refusal_of_the_server_is_one_line_and_exit_code_1(fake: FakePrometheu
         f"predrain: error: the server denies access (HTTP 403: not you) ({fake.url}). "
         "Ask for the right to query, or use another login.\n"
     )
-
-
-def test_the_help_has_an_example() -> None:
-    text = CliRunner().invoke(app, ["prometheus", "--help"], terminal_width=200).output
-    assert "Example: predrain collect prometheus --url" in text
 
 
 def test_the_first_instant_is_in_the_dataset(fake: FakePrometheus, tmp_path: Path) -> None:

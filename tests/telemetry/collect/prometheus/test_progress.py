@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from telemetry.collect.prometheus.progress import Span, chunks, merged, without
+from telemetry.collect.prometheus.progress import Span, chunks, without
 
 spans = st.tuples(st.integers(-50, 200), st.integers(1, 80)).map(lambda pair: Span(pair[0], pair[0] + pair[1]))
 
@@ -31,9 +31,3 @@ def test_a_start_on_a_multiple_makes_no_chunk_of_one_millisecond() -> None:
 @given(spans, st.lists(spans, max_size=6))
 def test_what_is_left_is_what_is_not_done(span: Span, done: list[Span]) -> None:
     assert instants(without(span, done)) == sorted(set(instants([span])) - set(instants(done)))
-
-
-@given(st.lists(spans, max_size=6))
-def test_merging_keeps_the_time(done: list[Span]) -> None:
-    assert instants(merged(done)) == sorted(set(instants(done)))
-    assert merged(merged(done)) == merged(done)

@@ -75,10 +75,3 @@ def test_a_given_authority_and_a_client_certificate_are_used(
 
 def test_any_certificate_will_do_where_the_user_says_so(secure: FakePrometheus, tmp_path: Path) -> None:
     assert fetch(connect_to(secure.url, insecure_skip_verify=True), tmp_path).rows == 1
-
-
-def test_plain_http_to_a_secure_port_is_told(secure: FakePrometheus, tmp_path: Path) -> None:
-    secure.url = secure.url.replace("https:", "http:")
-    with pytest.raises(InputError) as caught:
-        fetch(connect_to(secure.url), tmp_path)
-    assert str(caught.value).endswith("Check the address, and that the server runs.")

@@ -42,7 +42,7 @@ def test_samples_are_those_that_were_sent(
             for at, value in pairs
             if not math.isnan(value)
         ]
-        series = samples.book.series
+        series = samples.series
         got = [
             (series[i].gpu, at, value) for i, at, value in zip(samples.index, samples.ms, samples.values, strict=True)
         ]
@@ -56,7 +56,7 @@ def test_samples_are_those_that_were_sent(
 def test_a_series_under_two_pods_is_one_and_absurd_times_are_dropped() -> None:
     sent = [(labels(pod="a"), [(T0, 1.0), (-5, 1.0)]), (labels(pod="b"), [(T0 + 1, 2.0), (2**62, 2.0)])]
     samples = decoder().decode(write_request(sent), limit=100)
-    assert len(samples.book.series) == 1
+    assert len(samples.series) == 1
     assert samples.ms.tolist() == [T0, T0 + 1]
     assert samples.dropped == {"time": 2}
 
@@ -123,5 +123,5 @@ def test_a_memory_of_many_series_is_bounded() -> None:
     reader = decoder(series_kept=20)
     for number in range(100):
         reader.decode(write_request([(labels(gpu=f"GPU-{number}"), [(T0, 1.0)])]), limit=10)
-    assert len(reader._numbers) <= 21
-    assert len(reader._book.series) <= 21
+    assert len(reader._digests) <= 21
+    assert len(reader._series) <= 21

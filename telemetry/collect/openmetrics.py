@@ -33,7 +33,7 @@ from telemetry.collect.series.batch import read_batch
 from telemetry.collect.series.exposition import LineReader
 from telemetry.collect.series.identity import XID_COUNT_METRIC, Series, SeriesCatalogue, XidCount
 from telemetry.collect.series.mapping import SourceMapping
-from telemetry.collect.series.unused import unused_reason
+from telemetry.collect.series.unused import is_unused
 from telemetry.collect.series.xid_counts import XidCounts
 from telemetry.dataset.channel import channel_as_dict
 from telemetry.errors import InputError
@@ -239,7 +239,7 @@ class DumpReader:
             return number
         if name in self._ours:
             return f"{name}: its labels name no GPU or no node"
-        return f"{name}: {unused_reason(name) or 'no channel of ours'}"
+        return f"{name}: {'known, and not used' if is_unused(name) else 'no channel of ours'}"
 
 
 class _Spill:

@@ -14,7 +14,7 @@ from typing import Final
 from telemetry.collect.series.exposition import Sample, is_openmetrics, parse_line
 from telemetry.collect.series.identity import XID_COUNT_METRIC, SeriesCatalogue, XidCount
 from telemetry.collect.series.mapping import SourceMapping
-from telemetry.collect.series.unused import unused_reason
+from telemetry.collect.series.unused import is_unused
 from telemetry.dataset.channel import Channel
 from telemetry.dataset.channels import is_sentinel
 from telemetry.doctor.observation import ChannelSeen, Finding, Observation
@@ -176,7 +176,7 @@ def _take(page: _Page, catalogue: SeriesCatalogue, metrics: Mapping[str, str], s
     if series is None:
         if sample.name in metrics:
             page.nameless += 1
-        elif unused_reason(sample.name) is None:
+        elif not is_unused(sample.name):
             page.unknown.add(sample.name)
         return
     page.names.setdefault(series.channel, sample.name)

@@ -14,7 +14,7 @@ from urllib.parse import quote
 from telemetry.collect.prometheus.selectors import quoted, selector
 from telemetry.collect.series.identity import XID_COUNT_METRIC, SeriesCatalogue
 from telemetry.collect.series.mapping import SourceMapping
-from telemetry.collect.series.unused import unused_reason
+from telemetry.collect.series.unused import is_unused
 from telemetry.dataset.channel import Channel
 from telemetry.doctor.observation import ChannelSeen, Finding, Observation
 from telemetry.errors import InputError
@@ -158,10 +158,7 @@ def _observe(
             sorted(
                 name
                 for name in names
-                if name not in known
-                and name != XID_COUNT_METRIC
-                and _GPU_METRIC.match(name)
-                and unused_reason(name) is None
+                if name not in known and name != XID_COUNT_METRIC and _GPU_METRIC.match(name) and not is_unused(name)
             )
         ),
     )

@@ -19,7 +19,7 @@ from telemetry.collect.prometheus.progress import Pieces, Span
 from telemetry.collect.prometheus.selectors import can_match, one_of, ranged, selector
 from telemetry.collect.series.batch import Tables, read_batch
 from telemetry.collect.series.identity import XID_COUNT_METRIC, Series, SeriesCatalogue, XidCount
-from telemetry.collect.series.unused import unused_reason
+from telemetry.collect.series.unused import is_unused
 from telemetry.collect.series.xid_counts import XidCounts
 from telemetry.errors import InputError
 
@@ -109,7 +109,7 @@ def _nothing_known(names: Sequence[str], matchers: str) -> InputError:
             f"--match {{{matchers}}}" if matchers else "--start and --end",
             "Check the time against the server's retention, and --match against its labels.",
         )
-    likely = [name for name in names if unused_reason(name) is None] or list(names)
+    likely = [name for name in names if not is_unused(name)] or list(names)
     # What a GPU exporter or a recording rule over it is called, before the rest in alphabetical order.
     telling = ("gpu", "dcgm", "nvidia", "nvml", "amd", "xid")
     likely.sort(key=lambda name: (not any(word in name.lower() for word in telling), name))

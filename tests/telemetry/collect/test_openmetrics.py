@@ -133,7 +133,7 @@ def test_odd_lines_are_read_or_counted(tmp_path: Path) -> None:
         NO_TIME: 1,
         BAD_TIME: 1,
         f"{name}: its labels name no GPU or no node": 1,
-        "DCGM_FI_DEV_VGPU_LICENSE_STATUS: licence or virtualisation software, not the device": 1,
+        "DCGM_FI_DEV_VGPU_LICENSE_STATUS: known, and not used": 1,
         "acme: no channel of ours": 2,
     }
     assert result.first_fault is not None

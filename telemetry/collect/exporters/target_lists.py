@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -89,15 +90,21 @@ def _service(value: str, find: FindService | None) -> Callable[[], list[Target]]
 
 
 def _read_file(path: Path) -> list[Target]:
-    """Read text (a target a line, then its node if it is known), or Prometheus' file_sd as JSON or YAML."""
     try:
-        text = path.read_text(encoding="utf-8")
+        stat = path.stat()
+        return _parse_file(path, (stat.st_mtime_ns, stat.st_size, stat.st_ino))
     except OSError as error:
         raise InputError(
             f"the list of targets cannot be read: {error.strerror}", str(path), "Give a file with targets."
         ) from None
     except UnicodeDecodeError:
         raise InputError("the list of targets is no text", str(path), "Give a file with targets.") from None
+
+
+@functools.lru_cache(maxsize=64)
+def _parse_file(path: Path, _stamp: tuple[int, int, int]) -> list[Target]:
+    """Read text (a target a line, then its node if it is known), or Prometheus' file_sd as JSON or YAML."""
+    text = path.read_text(encoding="utf-8")
     if path.suffix in (".json", ".yaml", ".yml"):
         return _file_sd(text, path)
     targets = []

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from telemetry.collect.remote_write.connections import ConnectionBounds, Sparing, quiet_accept_errors
+from telemetry.collect.remote_write.connections import quiet_accept_errors
 
 HALF = b"POST /api/v1/write HTTP/1.1\r\nHost: x\r\n"
 CHILD = """
@@ -116,12 +116,6 @@ def test_what_is_no_http_is_not_logged(tmp_path: Path, server: tuple[int, int]) 
     assert len((tmp_path / "log").read_text().splitlines()) == 1
 
 
-def test_bounds_follow_the_descriptors() -> None:
-    assert ConnectionBounds.of(256) == ConnectionBounds(128, 16)
-    assert ConnectionBounds.of(1) == ConnectionBounds(1, 1)
-    assert ConnectionBounds.of(1_048_576) == ConnectionBounds(4096, 1024)
-
-
 def test_accept_errors_are_logged_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
     now_s = 0.0
     loop = asyncio.new_event_loop()
@@ -141,7 +135,3 @@ def test_accept_errors_are_logged_once_a_minute(caplog: pytest.LogCaptureFixture
         "connections cannot be accepted (1000 times): [Errno 24] Too many open files",
         "something else",
     ]
-
-
-def test_a_first_warning_is_due_at_once() -> None:
-    assert [Sparing(lambda: 0.0).due() for _ in range(2)] == [1, 1]

@@ -44,12 +44,9 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 class BackfillPlan:
     """What to fetch.
 
-    ``chunk``: time that is fetched at once; halved where the server or memory asks for it.
-    ``match``: matchers in braces that every series must meet.
-    ``delay``: from an XID to when it could first have been known.
-    ``concurrency``: requests at once.
+    ``chunk``: time that is fetched at once; halved where the server or memory asks for it. ``match``: matchers in
+    braces that every series must meet. ``delay``: from an XID to when it could first have been known.
     ``allow_partial``: whether answers count that the server says are not whole.
-    ``max_samples``: samples held at once.
     """
 
     start: datetime

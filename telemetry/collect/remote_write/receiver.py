@@ -91,13 +91,7 @@ class Tokens:
 
 @dataclass(slots=True, eq=False)
 class Counts:
-    """What the receiver has done since it started.
-
-    ``dropped``: samples and values that did not land, by reason.
-    ``samples``, ``rows``, ``bytes_received``, ``files``: samples taken, rows landed, bytes of bodies, groups and pushes
-    landed.
-    ``last_landed_s``: when something last landed, seconds since 1970, 0 if never.
-    """
+    """What the receiver has done since it started; ``last_landed_s`` is since 1970, 0 if nothing ever landed."""
 
     requests: Counter[tuple[str, int]] = field(default_factory=Counter)
     dropped: Counter[str] = field(default_factory=Counter)

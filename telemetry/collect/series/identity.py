@@ -31,7 +31,6 @@ _NO_VALUE: Final = frozenset({"", "-", "0x", "n/a", "[n/a]", "na", "none", "null
 _PORT: Final = re.compile(r"^(?:\[(?P<v6>[0-9A-Fa-f:.%]+)\]|(?P<host>[^:]+)):\d{1,5}$")
 _ADDRESS: Final = re.compile(r"^(?:\d{1,3}(?:\.\d{1,3}){3}|\[?[0-9A-Fa-f]*:[0-9A-Fa-f:.%]*\]?)$")
 _LINKS: Final = 18  # NVLink 4 and 5 have 18 links a GPU, the most so far
-_LINK_LABELS: Final = ("nvlink", "link")
 _RANK_STEP: Final = 1000
 _DEVICES_KEPT: Final = 100_000
 
@@ -40,11 +39,9 @@ _DEVICES_KEPT: Final = 100_000
 class Series:
     """One series as we understand it.
 
-    ``gpu``, ``node``: the device and where it stands.
-    ``mig_instance``: the MIG instance or partition that the value is of; None is the whole GPU.
-    ``part``: NVLink link: values of several parts are summed, unless the whole is given too.
-    ``scale``: factor that brings values into the channel's unit.
-    ``inventory``: what the labels tell of the device: field of the landed inventory and value.
+    ``mig_instance``: the MIG instance or partition that the value is of; None is the whole GPU. ``part``: NVLink link:
+    values of several parts are summed, unless the whole is given too. ``scale``: factor that brings values into the
+    channel's unit. ``inventory``: what the labels tell of the device: field of the landed inventory and value.
     ``rank``: of several metrics that may be one channel, the lowest rank that has a value counts.
     """
 
@@ -61,12 +58,7 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class XidCount:
-    """One series of :data:`XID_COUNT_METRIC`: how often a GPU had one XID within the exporter's window.
-
-    ``gpu``, ``node``: the device and where it stands.
-    ``mig_instance``: the MIG instance; None is the whole GPU.
-    ``inventory``: as of :class:`Series`.
-    """
+    """One series of :data:`XID_COUNT_METRIC`: how often a GPU had one XID within the exporter's window."""
 
     gpu: str
     node: str
@@ -93,13 +85,10 @@ class _Metric:
 
 
 class SeriesCatalogue:
-    """Tells what series are.
+    """Tells what series are; safe to share between threads.
 
-    ``channels``: the catalogue with the user's declarations, see :func:`telemetry.dataset.channels.resolve_channels`.
     ``default_node``: node of series whose labels name none, such as those of a page that was fetched from a known node.
     Raises ``InputError`` if the mapping names a channel that does not exist.
-
-    Safe to share between threads: its one cache only remembers what it would work out again.
     """
 
     def __init__(
@@ -122,18 +111,11 @@ class SeriesCatalogue:
         self._devices: dict[tuple[str | None, ...], _Device | None] = {}
 
     def metric_names(self) -> dict[str, str]:
-        """Return every metric name that may hold one of our channels, and the channel.
-
-        Returns: :data:`XID_COUNT_METRIC` is not among them.
-        """
+        """Return every metric name that may hold a channel, and the channel; not :data:`XID_COUNT_METRIC`."""
         return {name: metric.channel for name, metric in self._metrics.items()}
 
     def identify(self, name: str, labels: Mapping[str, str]) -> Series | XidCount | None:
-        """Tell what a series is.
-
-        ``labels``: its labels; ``__name__`` may be among them.
-        Returns: none if the metric is no channel of ours, or the labels name no GPU or no node.
-        """
+        """Tell what a series is; None if the metric is no channel of ours, or the labels name no GPU or no node."""
         if name == XID_COUNT_METRIC:
             return self._xid_count(labels)
         metric = self._metrics.get(name)
@@ -147,18 +129,9 @@ class SeriesCatalogue:
             if clock is None:
                 return None
             metric = clock
-        part = metric.part if metric.part is not None else _link(labels)
-        return Series(
-            metric.channel,
-            metric.kind,
-            device.gpu,
-            device.node,
-            device.mig_instance,
-            part,
-            metric.scale,
-            device.inventory,
-            metric.rank,
-        )
+        part = metric.part or labels.get("nvlink") or labels.get("link") or None
+        where = (device.gpu, device.node, device.mig_instance)
+        return Series(metric.channel, metric.kind, *where, part, metric.scale, device.inventory, metric.rank)
 
     def _xid_count(self, labels: Mapping[str, str]) -> XidCount | None:
         device = self._device(labels)
@@ -258,14 +231,6 @@ def _channel_of(name: str, sources: Mapping[str, str], where: str) -> str:
             f"{hint} A channel of your own must be declared in params `channels:`.".strip(),
         )
     return sources[name]
-
-
-def _link(labels: Mapping[str, str]) -> str | None:
-    for name in _LINK_LABELS:
-        value = labels.get(name)
-        if value:
-            return value
-    return None
 
 
 def _amd_clock(metric: _Metric, labels: Mapping[str, str], channels: Mapping[str, Channel]) -> _Metric | None:

@@ -52,7 +52,7 @@ _LATEST_MS: Final = 7_258_118_400_000
 _DAY_MS: Final = 86_400_000
 _GROUPS: Final = 8  # of GPUs: with days they make parts that usually fit; larger ones are cut in time
 _SCAN_ROWS: Final = 2_000_000
-_LAYOUT_VERSION: Final = 2  # a change of how parts are cut must not be taken for what landed before
+_LAYOUT_VERSION: Final = 1  # a change of how parts are cut must not be taken for what landed before
 _RECORD: Final = np.dtype([("index", "<i4"), ("ms", "<i8"), ("value", "<f8")])
 _DO: Final = "Give a dump of lines `name{labels} value timestamp`."
 

@@ -239,6 +239,32 @@ def test_a_disk_that_does_not_take_them_is_503_and_unready_until_it_does(
     assert len(rows["samples"]) == 1
 
 
+def test_a_rise_that_a_full_disk_does_not_take_lands_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = Landing.land
+    broken = False
+
+    def land(self: Landing, *args: Any, **more: Any) -> Path | None:
+        if broken:
+            raise InputError("the disk is full", "somewhere", "Free space.")
+        return whole(self, *args, **more)
+
+    monkeypatch.setattr(Landing, "land", land)
+
+    async def steps(app: Starlette, _: Receiver) -> list[int]:
+        nonlocal broken
+        statuses = []
+        for minute, value, full in [(0, 1.0, False), (1, 2.0, True), (1, 2.0, False)]:
+            broken = full
+            at = T0 + minute * 60_000
+            count = labels("DCGM_EXP_XID_ERRORS_COUNT", xid="79")
+            statuses.append((await write(app, [(labels(), [(at, 1.0)]), (count, [(at, value)])])).status)
+        return statuses
+
+    statuses, rows = run(tmp_path, steps, flush_interval_s=0.001)
+    assert statuses == [204, 503, 204]
+    assert [row["code"] for row in rows["events"]] == ["79"]
+
+
 def test_a_request_that_cannot_be_landed_does_not_hold_up_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -265,7 +291,7 @@ def test_memory_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     whole = Landing.land
 
     def land(self: Landing, *args: Any, **more: Any) -> Path | None:
-        gate.wait(5)
+        gate.wait(60)
         return whole(self, *args, **more)
 
     monkeypatch.setattr(Landing, "land", land)

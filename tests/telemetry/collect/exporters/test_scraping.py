@@ -1,6 +1,7 @@
 """Scrapes against servers that answer well, badly, slowly and never."""
 
 import asyncio
+import contextlib
 import gzip
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
@@ -159,7 +160,10 @@ def test_credentials_are_shown_and_read_again(tmp_path: Path) -> None:
 
 def test_pages_under_way_are_bounded_together() -> None:
     async def work() -> list[str]:
+        writers = []
+
         async def client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writers.append(writer)
             await reader.readuntil(b"\r\n\r\n")
             writer.write(answer(b"x" * 900, length=1000))  # the last bytes are awaited
             await writer.drain()
@@ -174,6 +178,10 @@ def test_pages_under_way_are_bounded_together() -> None:
         await asyncio.gather(*waiting, return_exceptions=True)
         assert scraper._held_bytes == 0
         server.close()
+        for writer in writers:
+            writer.close()
+            with contextlib.suppress(ConnectionError):
+                await writer.wait_closed()
         return [str(task.exception()) for task in done]
 
     assert asyncio.run(work()) == ["too_large: pages of more than 2000 bytes arrive at a time"]

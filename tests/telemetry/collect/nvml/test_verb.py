@@ -28,18 +28,11 @@ def test_options_that_make_no_sense_are_usage_errors(
     assert words in result.output
 
 
-@pytest.mark.parametrize(
-    ("push", "words"),
-    [
-        ("ftp://host", "'ftp://host' is no address of a service (--push)"),
-        ("SPOOL", "is where this collector lands (--push). Name another folder, or leave it out."),
-    ],
-)
-def test_a_place_that_cannot_be_pushed_to_is_refused(tmp_path: Path, push: str, words: str) -> None:
-    push = push.replace("SPOOL", str(tmp_path))
+@pytest.mark.parametrize("push", ["ftp://host", "/var/lib/other"])
+def test_a_place_that_cannot_be_pushed_to_is_refused(tmp_path: Path, push: str) -> None:
     result = CliRunner().invoke(app, ["collect", "nvml", "--spool", str(tmp_path), "--push", push, "--once"])
     assert result.exit_code == 1
-    assert words in result.output
+    assert f"{push!r} is not the address of a server (--push)" in result.output
 
 
 def test_the_help_ends_with_an_example() -> None:

@@ -5,7 +5,6 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from telemetry.collect.series.mapping import SourceMapping
 from telemetry.dataset.channels import CATALOGUE
 from telemetry.doctor.diagnosis import diagnose
 from telemetry.doctor.prometheus_source import Questions, observe_prometheus
@@ -81,11 +80,6 @@ def test_it_tells_what_is_there_for_how_many_and_how_well(url: str) -> None:
     assert states["mem_temp_c"] == "empty"
     assert states["xid_last"] == "unsure"
     assert states["gpu_temp_c"] == "ok"
-
-
-def test_a_mapping_names_recording_rules(url: str) -> None:
-    mapping = SourceMapping(metrics={"job:util:avg": "gpu_util_pct"})
-    assert observe_prometheus(ask(url), channels=CATALOGUE, mapping=mapping).channels["gpu_util_pct"].gpus == 4
 
 
 def test_nothing_of_ours_and_a_wrong_address(url: str) -> None:

@@ -299,14 +299,3 @@ def test_every_page_has_names_roles_headings_and_contrast_at_every_size(chromium
     assert watched.foreign == []
     refused = [line for line in watched.said if "400" not in line and "404" not in line]
     assert refused == []
-
-
-def test_the_skip_link_is_the_first_stop_and_leads_to_the_content(watched: Watched) -> None:
-    tab = watched.open()
-    tab.keyboard.press("Tab")
-    assert tab.evaluate("document.activeElement.innerText") == "Skip to the content"
-    box = tab.locator(".skip").bounding_box()
-    assert box is not None
-    assert box["width"] > 50
-    tab.keyboard.press("Enter")
-    assert tab.evaluate("document.activeElement.id") == "main"

@@ -17,7 +17,6 @@ import pytest
 
 from telemetry.collect.kubernetes.client import connect
 from telemetry.collect.kubernetes.collector import KubernetesCollector, Scope
-from telemetry.collect.kubernetes.discovery import service_targets
 from telemetry.collect.kubernetes.rules import load_rules
 from telemetry.errors import InputError
 from telemetry.landing.folder import Landing
@@ -320,41 +319,3 @@ def test_a_killed_collector_comes_back(allowed: KubernetesServer, tmp_path: Path
             process.wait(20)
     codes = [code for _, code, _ in told(root, "kill-1")]
     assert sorted(codes) == ["GpuLost"] * 3 + ["cordon"] * 3 + ["uncordon"] * 3
-
-
-def test_targets_of_a_service(allowed: KubernetesServer) -> None:
-    api = connect(allowed.kubeconfig("collector"))
-    namespaced = "/api/v1/namespaces/default"
-    meta = {"name": "exporter", "namespace": "default"}
-    allowed.request(
-        "POST", f"{namespaced}/services", {"metadata": meta, "spec": {"ports": [{"name": "metrics", "port": 9400}]}}
-    )
-    subset = {
-        "addresses": [{"ip": "10.1.0.1", "nodeName": "n1"}],
-        "notReadyAddresses": [{"ip": "10.1.0.2", "nodeName": "n2"}],
-        "ports": [{"name": "metrics", "port": 9400}],
-    }
-    allowed.request("POST", f"{namespaced}/endpoints", {"metadata": meta, "subsets": [subset]})
-    expected = [("http://10.1.0.1:9400/metrics", "n1"), ("http://10.1.0.2:9400/metrics", "n2")]
-    assert [(each.url, each.node) for each in service_targets("default", "exporter", api=api)] == expected
-
-    slices = "/apis/discovery.k8s.io/v1beta1/namespaces/default/endpointslices"
-    labels = {"kubernetes.io/service-name": "exporter"}
-    allowed.request(
-        "POST",
-        slices,
-        {
-            "metadata": {"name": "exporter-1", "labels": labels},
-            "addressType": "IPv4",
-            "endpoints": [{"addresses": ["10.1.0.3"], "topology": {"kubernetes.io/hostname": "n3"}}],
-            "ports": [{"name": "metrics", "port": 9400}],
-        },
-    )
-    assert [(each.url, each.node) for each in service_targets("default", "exporter", api=api)] == [
-        ("http://10.1.0.3:9400/metrics", "n3")
-    ]
-    with pytest.raises(InputError, match="there is no such service"):
-        service_targets("default", "nothing", api=api)
-    with pytest.raises(InputError, match=r"no port 'wrong': it has metrics \(9400\)"):
-        service_targets("default", "exporter", "wrong", api=api)
-    api.close()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from predrain.console import FAILED, progress, reported
-from predrain.options import DEFAULT_STORE, JsonOption, ParamsOption, params_files, store_uri
+from predrain.options import JsonOption, ModelNameOption, ParamsOption, RegistryOption, params_files, store_uri
 
 if TYPE_CHECKING:
     from features.matrix.matrix import FeatureMatrix
@@ -23,11 +23,8 @@ def promote(
         Path | None, typer.Option(help="Folder of a dataset of recent data; its features go to DATASET-matrix.")
     ] = None,
     matrix: Annotated[Path | None, typer.Option(help="Folder of a feature matrix, instead of a dataset.")] = None,
-    track: Annotated[
-        str | None,
-        typer.Option(help=f"MLflow tracking URI.  Default: MLFLOW_TRACKING_URI, else {DEFAULT_STORE}."),
-    ] = None,
-    model: Annotated[str, typer.Option(help="Name of the registered model.")] = "predrain",
+    registry: RegistryOption = None,
+    name: ModelNameOption = "predrain",
     to: Annotated[int | None, typer.Option(help="Version to promote.  Default: the challenger.", min=1)] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Judge, but change and record nothing.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Promote whatever the gate says; needs --reason.")] = False,
@@ -35,6 +32,8 @@ def promote(
     rollback: Annotated[
         bool, typer.Option("--rollback", help="Go back to the champion before; again: one step further.")
     ] = False,
+    track: Annotated[str | None, typer.Option(hidden=True)] = None,
+    model: Annotated[str | None, typer.Option(hidden=True)] = None,
     params: ParamsOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -43,17 +42,20 @@ def promote(
     Exits with 0 if the champion was changed, with 1 if the gate refused (or on an error, which is one line on stderr),
     with 2 on wrong usage.
 
-    Example: predrain promote --dataset fleet --track sqlite:///mlflow.db
+    Example: predrain promote --dataset fleet --registry sqlite:///mlflow.db
     """
+    for old, new, value in (("--track", "--registry", track), ("--model", "--name", model)):
+        if value is not None:
+            raise typer.BadParameter(f"is now {new}", param_hint=old)
     _refuse_nonsense(dataset, matrix, to, force, reason, rollback)
     with reported():
         from pipeline.params import load_params
         from pipeline.promotion import promote as run_promote
         from pipeline.promotion import roll_back
 
-        store = store_uri(track)
+        store = store_uri(registry)
         if rollback:
-            decision = roll_back(track=store, model=model, dry_run=dry_run, reason=reason)
+            decision = roll_back(track=store, model=name, dry_run=dry_run, reason=reason)
         else:
             loaded = load_params(params_files(params))
             compared = dataset is not None or matrix is not None
@@ -61,7 +63,7 @@ def promote(
                 (lambda: _matrix(dataset, matrix, loaded)) if compared else None,
                 loaded,
                 track=store,
-                model=model,
+                model=name,
                 to=to,
                 dry_run=dry_run,
                 force_reason=reason if force else None,

@@ -5,15 +5,9 @@ from __future__ import annotations
 from benchmarks.results import make_page
 from benchmarks.scoreboard import fleets, store
 from benchmarks.scoreboard.plan import (
-    RECOMMENDED,
-    Part,
-    Size,
-    code_digest,
-    key_of,
     make_plan,
 )
 from models.config import PrecisionTargetsSection
-from pipeline.params import Params
 from tests.models.fleet_predictions import MODELS, PART_FACTS, fleet, truth_of
 
 
@@ -21,19 +15,6 @@ def fleets_params(folder, text):
     path = folder / "params.yaml"
     path.write_text(text)
     return path
-
-
-def test_the_key_knows_code_parameters_and_fleet_but_not_the_evaluation():
-    size = Size(100, 50, 5.0)
-    part, params = Part("base", 1, RECOMMENDED, size), Params()
-    key = key_of(part, params, "code")
-    assert key != key_of(part, params, "other code")
-    assert key != key_of(Part("base", 2, RECOMMENDED, size), params, "code")
-    changed = params.training.model_copy(update={"hysteresis": 0.5})
-    assert key != key_of(part, params.model_copy(update={"training": changed}), "code")
-    more = params.model_copy(update={"backtest": params.backtest.model_copy(update={"bootstrap": 7})})
-    assert key == key_of(part, more, "code")
-    assert len(code_digest()) == 64
 
 
 def test_a_second_call_takes_what_is_finished_and_runs_what_changed(tmp_path, monkeypatch):

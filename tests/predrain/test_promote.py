@@ -23,6 +23,7 @@ APP.command("promote")(promote.promote)
         (["--matrix", "a", "--dataset", "b"], "give either --dataset or --matrix"),
         (["--force"], "--force needs --reason"),
         (["--rollback", "--to", "3"], "--rollback takes no"),
+        (["--rollback", "--track", "x"], "is now --registry"),
     ],
 )
 def test_what_makes_no_sense_is_a_usage_error(given: list[str], message: str) -> None:
@@ -32,7 +33,7 @@ def test_what_makes_no_sense_is_a_usage_error(given: list[str], message: str) ->
 
 
 def test_an_absent_store_is_one_line_and_is_not_made(tmp_path: Path) -> None:
-    done = CliRunner().invoke(APP, ["--rollback", "--track", f"sqlite:///{tmp_path / 'no.db'}"])
+    done = CliRunner().invoke(APP, ["--rollback", "--registry", f"sqlite:///{tmp_path / 'no.db'}"])
     assert done.exit_code == 1
     assert "no store here" in done.output
     assert not list(tmp_path.iterdir())

@@ -243,6 +243,6 @@ def _run(stack: contextlib.ExitStack, folder: Path, *command: object) -> None:
     def stop() -> None:
         if process.poll() is None:
             process.kill()
-        process.wait(20)
+        process.wait(120)
 
     stack.callback(stop)

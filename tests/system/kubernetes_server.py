@@ -72,7 +72,7 @@ class KubernetesServer:
     def start(self) -> None:
         """Start both and wait until they serve."""
         key = self.folder / "sa.key"
-        subprocess.run(["openssl", "genrsa", "-out", key, "2048"], check=True, capture_output=True, timeout=60)
+        subprocess.run(["openssl", "genrsa", "-out", key, "2048"], check=True, capture_output=True, timeout=300)
         lines = [f'{self._tokens["admin"]},admin,admin,"system:masters"']
         lines += [
             f'{self._tokens[user]},system:serviceaccount:predrain:predrain-{user},{user},"system:serviceaccounts"'
@@ -129,14 +129,14 @@ class KubernetesServer:
         """Kill the API server, as a crash would."""
         assert self._api is not None
         self._api.kill()
-        self._api.wait(20)
+        self._api.wait(120)
 
     def stop(self) -> None:
         """Stop both."""
         for process in (self._api, self._etcd):
             if process is not None and process.poll() is None:
                 process.kill()
-                process.wait(20)
+                process.wait(120)
         self._pool.clear()
 
     def request(
@@ -160,7 +160,7 @@ class KubernetesServer:
             headers=headers,
             body=None if body is None else json.dumps(body),
             retries=False,
-            timeout=20,
+            timeout=300,
         )
         content: Any = answer.data.decode()
         with contextlib.suppress(ValueError):

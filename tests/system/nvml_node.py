@@ -159,7 +159,7 @@ def build_library(folder: Path) -> Path:
             *("-o", str(folder / "libnvidia-ml.so.1"), str(STUB)),
         ],
         check=True,
-        timeout=60,
+        timeout=300,
     )
     return folder
 
@@ -177,4 +177,4 @@ def daemons_of(node: Node) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     for each in started:
         if each.poll() is None:
             each.kill()
-            each.wait(10)
+            each.wait(120)

@@ -87,10 +87,10 @@ def prometheus(
         finally:
             process.terminate()
             try:
-                process.wait(20)
+                process.wait(120)
             except subprocess.TimeoutExpired:
                 process.kill()
-                process.wait(10)
+                process.wait(120)
 
 
 def _wait_ready(server: PrometheusServer) -> None:

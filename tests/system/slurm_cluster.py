@@ -115,7 +115,7 @@ class SlurmCluster:
             env=self.environment,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=300,
             check=False,
             stdin=subprocess.DEVNULL,
         )
@@ -184,7 +184,7 @@ class SlurmCluster:
             process.terminate()
         for process in processes:
             try:
-                process.wait(10)
+                process.wait(120)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.system
 
 
 def promtool(*args: str | Path) -> str:
-    done = subprocess.run(["promtool", *args], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(["promtool", *args], capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

@@ -112,7 +112,7 @@ def serving(folder: Path, *options: str) -> Iterator[str]:
         yield f"http://127.0.0.1:{port}"
     finally:
         process.terminate()
-        process.wait(30)
+        process.wait(120)
 
 
 @pytest.fixture(scope="module")

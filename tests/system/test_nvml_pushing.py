@@ -72,7 +72,7 @@ def test_the_service_gets_everything_once_though_it_comes_late_and_is_killed(
             wait(partial(arrived, node, live, heard))
         finally:
             server.kill()
-            server.wait(10)
+            server.wait(120)
         heard += 1
         node.set(xid=f"{heard}:0:31")
         wait(lambda: node.rows("events"))
@@ -81,7 +81,7 @@ def test_the_service_gets_everything_once_though_it_comes_late_and_is_killed(
         wait(lambda: len(node.rows("events", live)) >= heard and not node.rows("events"))
     finally:
         server.terminate()
-        server.wait(20)
+        server.wait(120)
     assert [event["code"] for event in sorted(node.rows("events", live), key=lambda each: each["timestamp"])] == [
         *("79", "48", "31", "48", "31")
     ]

@@ -41,7 +41,7 @@ def repro(project: Path) -> str:
 
 def status(project: Path) -> str:
     return subprocess.run(
-        ["git", "status", "--porcelain"], cwd=project, capture_output=True, text=True, timeout=60, check=True
+        ["git", "status", "--porcelain"], cwd=project, capture_output=True, text=True, timeout=300, check=True
     ).stdout
 
 

@@ -167,7 +167,7 @@ def test_killed_anywhere_it_goes_on_without_gaps_or_duplicates(fleet: Fleet, tmp
         time.sleep(draw.random() * 0.05)
         killed += run.poll() is None
         run.send_signal(signal.SIGKILL)
-        run.wait(10)
+        run.wait(120)
     assert killed, "the backfill was over before it could be killed"
     inventory = fleet.truth.path / "inventory.parquet"
     told = collect(fleet.server.url, out, "--inventory", inventory)
@@ -178,7 +178,7 @@ def test_killed_anywhere_it_goes_on_without_gaps_or_duplicates(fleet: Fleet, tmp
 def test_a_server_with_a_low_limit_is_asked_for_less(fleet: Fleet, tmp_path: Path) -> None:
     # 6 h of 12 GPUs are 432 samples of a metric; the limit asks for halves, then for quarters.
     copy = fleet.data.with_name("limited")
-    subprocess.run(["cp", "-r", fleet.data, copy], check=True, timeout=60)
+    subprocess.run(["cp", "-r", fleet.data, copy], check=True, timeout=300)
     (copy / "lock").unlink(missing_ok=True)
     with prometheus(copy, arguments=["--query.max-samples=150"]) as limited:
         collect(limited.url, tmp_path / "out", start="2026-01-10T00:00:00Z", end="2026-01-13T00:00:00Z")
@@ -207,7 +207,7 @@ def victoria_metrics(data: Path, *arguments: str) -> Iterator[str]:
         yield url
     finally:
         process.terminate()
-        process.wait(20)
+        process.wait(120)
 
 
 def test_victoria_metrics_gives_the_same_within_its_limit(fleet: Fleet, tmp_path: Path) -> None:
@@ -215,7 +215,7 @@ def test_victoria_metrics_gives_the_same_within_its_limit(fleet: Fleet, tmp_path
         lines = (line.rstrip("\n").rsplit(" ", 1) for line in exposition(fleet.truth))
         body = "".join(f"{sample} {seconds}000\n" for sample, seconds in lines).encode()
         request = urllib.request.Request(f"{url}/api/v1/import/prometheus", data=body, method="POST")
-        urllib.request.urlopen(request, timeout=60).close()
+        urllib.request.urlopen(request, timeout=300).close()
         for _ in range(2):  # what is on its way into a part when a flush is asked for is not in it
             urllib.request.urlopen(f"{url}/internal/force_flush", timeout=10).close()
             time.sleep(2)

@@ -37,7 +37,7 @@ CHANNELS = with_rollups(CATALOGUE)
 
 def get(url: str, **query: str) -> Any:
     target = f"{url}?{urllib.parse.urlencode(query)}" if query else url
-    with urllib.request.urlopen(target, timeout=30) as answer:
+    with urllib.request.urlopen(target, timeout=300) as answer:
         return answer.read()
 
 
@@ -51,10 +51,10 @@ def process(*command: str | Path, log: Path) -> Iterator[subprocess.Popen[bytes]
         if running.poll() is None:
             running.terminate()
             try:
-                running.wait(30)
+                running.wait(120)
             except subprocess.TimeoutExpired:
                 running.kill()
-                running.wait(10)
+                running.wait(120)
 
 
 class Receiving:
@@ -75,12 +75,12 @@ class Receiving:
     def kill(self) -> None:
         assert self.process is not None
         os.kill(self.process.pid, signal.SIGKILL)
-        self.process.wait(10)
+        self.process.wait(120)
 
     def stop(self) -> int:
         assert self.process is not None
         self.process.terminate()
-        return self.process.wait(30)
+        return self.process.wait(120)
 
     def landed(self) -> Values:
         """What has landed; a row may have landed twice, but never with two values."""
@@ -250,7 +250,7 @@ def test_ten_days_through_prometheus_are_the_simulators_own(tmp_path: Path) -> N
             request = urllib.request.Request(
                 f"{url}/api/v1/write", block(write_request(series)), WRITE_HEADERS, method="POST"
             )
-            with urllib.request.urlopen(request, timeout=60) as answer:
+            with urllib.request.urlopen(request, timeout=300) as answer:
                 assert answer.status == 204
             if turn == 4:
                 wait(lambda: any((tmp_path / "fleet.live" / "samples").glob("*.parquet")))

@@ -35,7 +35,7 @@ def process(command: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
     finally:
         if started.poll() is None:
             started.kill()
-        started.wait(20)
+        started.wait(120)
 
 
 class Predrain:
@@ -79,7 +79,7 @@ class Predrain:
 
     def kill(self) -> None:
         self.process.kill()
-        self.process.wait(20)
+        self.process.wait(120)
 
     def close(self) -> None:
         self._stack.close()

@@ -44,7 +44,7 @@ def served(folder: Path, uri: str, *more: str) -> Iterator[tuple[subprocess.Pope
         client.connection.close()
         if process.poll() is None:
             process.kill()
-        process.wait(20)
+        process.wait(120)
 
 
 def ready(client: Client) -> Any:
@@ -75,7 +75,7 @@ def test_the_champion_is_served_followed_and_kept(tmp_path: Path) -> None:
         wait(lambda: any("cannot be known: no store here" in each for each in ready(client)["warnings"]))
         assert ready(client)["model"]["version"] == str(versions[1])
         process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == 0
+        assert process.wait(120) == 0
         assert children
         wait(lambda: not any(Path(f"/proc/{child}").exists() for child in children))
     lines = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]

@@ -192,7 +192,7 @@ def test_the_command_empties_a_node_before_it_fails_and_gives_it_back_after_a_di
         cluster.wait(lambda: cluster.job(job)["job_state"] == "RUNNING")
         cluster.wait(lambda: actuator.node("n1").out == frozenset())
         process.send_signal(signal.SIGTERM)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=300)
     finally:
         process.kill()
         process.wait()
@@ -301,4 +301,4 @@ def test_slurmrestd_of_this_version_is_read_like_the_commands_and_not_written_to
         assert rest.node("n1").out == frozenset()
     finally:
         process.terminate()
-        process.wait(10)
+        process.wait(120)

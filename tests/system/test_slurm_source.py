@@ -123,7 +123,7 @@ def test_following_lands_what_it_holds_and_leaves_on_a_signal(cluster: SlurmClus
         cluster.kill("n1")  # a node that stops answering is down after SlurmdTimeout
         cluster.wait(lambda: any(row[:3] == ("n1", "drain", "down") for row in told(dataset)))
         process.send_signal(signal.SIGTERM)
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=300)
     finally:
         process.kill()
         process.wait()

@@ -67,7 +67,7 @@ POLICY: Final = PolicyConfig(
     hysteresis=HysteresisConfig(rise_after=1, fall_after=1),
     stages=StagesConfig(pinned={"kubernetes/none": "hard"}),
     budget=BudgetConfig((), ()),
-    breaker=BreakerConfig(most_risky=1.0, jump=100.0),
+    breaker=BreakerConfig(max_risky=1.0, jump=100.0),
 )
 
 
@@ -146,7 +146,9 @@ def rounds(config: Path, folder: Path, nodes: int, burst: int, singles: int) -> 
     clock, risks = SystemClock(), MemoryRisks()
     settings = KubernetesSettings(request_timeout=timedelta(seconds=20))
     scheduler = TimedScheduler(connect(config, limits=settings.limits), clock, settings)
-    controlled = ControllerSettings(lease=timedelta(seconds=60), most_time=timedelta(minutes=5), most_new=10_000)
+    controlled = ControllerSettings(
+        lease=timedelta(seconds=60), max_round_duration=timedelta(minutes=5), max_new_per_round=10_000
+    )
     controller = Controller(
         scheduler, risks, MemoryFacts(), SqliteLedger(folder / "ledger.db"), clock, POLICY, controlled,
         holder="benchmark", code="benchmark",

@@ -134,7 +134,7 @@ def main() -> None:
             shared = root / "shared"
             shared.mkdir()
             os.environ["PATH"] = cluster.environment["PATH"]
-            scheduler = open_slurm(SlurmSettings(str(shared), conf=str(root / "slurm.conf")), SystemClock())
+            scheduler = open_slurm(SlurmSettings(str(shared), slurm_conf=str(root / "slurm.conf")), SystemClock())
             check(scheduler, "n1")
             bare = cluster.nodes[-MARKED:]
             ours = cluster.nodes[1 : MARKED + 1]

@@ -250,7 +250,7 @@ class ReplayedCluster:
             sees = SightedDiagnostic(self.clock, diagnostic, fleet, right_within)
             self.diagnostic = sees if sighted else blind
         settings = EvacuationSettings(
-            enabled=True, verification=VerificationSettings(by="none" if diagnostic is None else "scheduler")
+            enabled=True, verification=VerificationSettings(method="none" if diagnostic is None else "scheduler")
         )
         evacuation = Evacuation(
             self.scheduler, self.workloads, ledger, self.clock, settings,

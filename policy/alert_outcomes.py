@@ -64,13 +64,13 @@ class Outcome:
 _FAILURES = {"incident": "an incident", "repair": "a confirmed repair", "diagnostic_failed": "a failed diagnostic"}
 
 
-def judge(alert: Alert, happenings: Iterable[Happening], now: datetime, *, patience: timedelta) -> Outcome:
+def judge(alert: Alert, happenings: Iterable[Happening], now: datetime, *, timeout: timedelta) -> Outcome:
     """Say what became of an alert.
 
     ``happenings``: of its unit, in any order; those before the alert count only for whether the unit was in service at
     it.
     ``now``: Aware; what lies after it is not looked at.
-    ``patience``: how long after the horizon an outcome may still come before a drained unit is given up as
+    ``timeout``: how long after the horizon an outcome may still come before a drained unit is given up as
     inconclusive.
     Returns: ``right``: within the horizon an incident, a failed diagnostic or a confirmed repair followed, drained or
     not. ``wrong``: the unit served on through the whole horizon, or passed a diagnostic and went a further horizon
@@ -85,7 +85,7 @@ def judge(alert: Alert, happenings: Iterable[Happening], now: datetime, *, patie
     idle = _out_of_service(seen, alert.at, end)
     if now >= end and not idle:
         return Outcome(alert, "wrong", "the unit served on through the horizon")
-    return _cleared(alert, after, now) or _never_told(alert, after, now, patience)
+    return _cleared(alert, after, now) or _never_told(alert, after, now, timeout)
 
 
 def _cleared(alert: Alert, after: list[Happening], now: datetime) -> Outcome | None:
@@ -100,10 +100,10 @@ def _cleared(alert: Alert, after: list[Happening], now: datetime) -> Outcome | N
     return None
 
 
-def _never_told(alert: Alert, after: list[Happening], now: datetime, patience: timedelta) -> Outcome:
+def _never_told(alert: Alert, after: list[Happening], now: datetime, timeout: timedelta) -> Outcome:
     if any(each.kind == "left" for each in after):
         return Outcome(alert, "inconclusive", "it left the fleet, neither failed nor cleared")
-    if now < alert.at + alert.horizon + patience:
+    if now < alert.at + alert.horizon + timeout:
         return Outcome(alert, "open", "the horizon, or the time to wait for a diagnostic, is not over")
     return Outcome(alert, "inconclusive", "it was out of service in the horizon, and no diagnostic told why")
 

@@ -14,53 +14,53 @@ from policy.fleet import NodeView, Signals
 class BreakerConfig:
     """When it opens.
 
-    ``most_risky``: a larger share of nodes at risk at once, in the fleet or in a group, is more likely a sick model.
+    ``max_risky``: a larger share of nodes at risk at once, in the fleet or in a group, is more likely a sick model.
     ``jump``: so many times the usual share (the median of what was seen), likewise, and
-    ``least_jump``: a share of at least this: a handful in a large fleet is chance.
-    ``least_risky``: fewer nodes never open it, so that one bad node of three does not.
-    ``history``, ``least_history``: decision times the usual share is taken from, and how many it takes.
-    ``most_missing``: largest share of units without a valid score, nodes that are down aside.
-    ``most_down``: largest share of nodes that are down: beyond, the control plane is sick and not the nodes.
-    ``most_unreadable``: largest share of nodes whose state could not be read.
-    ``most_changed``: largest share of a group's nodes whose driver or exporter changed within ``settle``.
+    ``min_jump``: a share of at least this: a handful in a large fleet is chance.
+    ``min_risky``: fewer nodes never open it, so that one bad node of three does not.
+    ``history``, ``min_history``: decision times the usual share is taken from, and how many it takes.
+    ``max_missing``: largest share of units without a valid score, nodes that are down aside.
+    ``max_down``: largest share of nodes that are down: beyond, the control plane is sick and not the nodes.
+    ``max_unreadable``: largest share of nodes whose state could not be read.
+    ``max_changed``: largest share of a group's nodes whose driver or exporter changed within ``settle``.
     ``settle``: how long a prediction on a node with new software is not acted on.
-    ``most_shrunk``: largest share of the nodes that may be gone from one listing to the next.
-    ``most_model_age``: since the end of the model's training data.
-    ``most_read_age``: since the scheduler was read.
+    ``max_shrunk``: largest share of the nodes that may be gone from one listing to the next.
+    ``max_model_age``: since the end of the model's training data.
+    ``max_read_age``: since the scheduler was read.
     ``clock_slack``: how far the clock may go back.
     ``quiet``: a cause ends when it was not seen for so long.
     """
 
-    most_risky: float = 0.20
+    max_risky: float = 0.20
     jump: float = 4.0
-    least_jump: float = 0.02
-    least_risky: int = 3
+    min_jump: float = 0.02
+    min_risky: int = 3
     history: int = 28
-    least_history: int = 4
-    most_missing: float = 0.30
-    most_down: float = 0.30
-    most_unreadable: float = 0.30
-    most_changed: float = 0.10
+    min_history: int = 4
+    max_missing: float = 0.30
+    max_down: float = 0.30
+    max_unreadable: float = 0.30
+    max_changed: float = 0.10
     settle: timedelta = timedelta(hours=24)
-    most_shrunk: float = 0.5
-    most_model_age: timedelta = timedelta(days=21)
-    most_read_age: timedelta = timedelta(minutes=5)
+    max_shrunk: float = 0.5
+    max_model_age: timedelta = timedelta(days=21)
+    max_read_age: timedelta = timedelta(minutes=5)
     clock_slack: timedelta = timedelta(minutes=1)
     quiet: timedelta = timedelta(hours=1)
 
     def __post_init__(self) -> None:
-        of_nodes = ("most_risky", "least_jump", "most_down", "most_unreadable", "most_changed", "most_shrunk")
-        for name in (*of_nodes, "most_missing"):
+        of_nodes = ("max_risky", "min_jump", "max_down", "max_unreadable", "max_changed", "max_shrunk")
+        for name in (*of_nodes, "max_missing"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} is {getattr(self, name)}: give a number from 0 to 1")
         if not self.jump >= 1:
             raise ValueError(f"jump is {self.jump}: give a number of at least 1")
-        for name in ("least_risky", "history", "least_history"):
+        for name in ("min_risky", "history", "min_history"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}: give a positive number")
-        if self.least_history > self.history:
-            raise ValueError(f"least_history is {self.least_history}: give at most history ({self.history})")
-        for name in ("settle", "most_model_age", "most_read_age", "clock_slack"):
+        if self.min_history > self.history:
+            raise ValueError(f"min_history is {self.min_history}: give at most history ({self.history})")
+        for name in ("settle", "max_model_age", "max_read_age", "clock_slack"):
             if getattr(self, name) < timedelta(0):
                 raise ValueError(f"{name} is {getattr(self, name)}: give a time of zero or more")
         if self.quiet <= timedelta(0):
@@ -194,13 +194,13 @@ def _of_signals(state: BreakerState, signals: Signals, config: BreakerConfig, no
         causes["scheduler"] = None, f"the scheduler could not be read: {signals.scheduler_error}"
     elif signals.read_at is None:
         causes["scheduler"] = None, "the scheduler was not read"
-    elif now - signals.read_at > config.most_read_age:
+    elif now - signals.read_at > config.max_read_age:
         causes["scheduler"] = None, f"the scheduler was last read at {signals.read_at:%Y-%m-%d %H:%M} UTC"
     if signals.model_fitted_at is None:
         causes["model"] = None, "the age of the model is not known"
-    elif now - signals.model_fitted_at > config.most_model_age:
+    elif now - signals.model_fitted_at > config.max_model_age:
         days = (now - signals.model_fitted_at) / timedelta(days=1)
-        most = config.most_model_age / timedelta(days=1)
+        most = config.max_model_age / timedelta(days=1)
         causes["model"] = None, f"the model's data end {days:.0f} days ago, {most:.0f} may be"
     for words in signals.drift:
         causes[f"drift {words}"] = None, f"drift: {words}"
@@ -211,13 +211,13 @@ def _of_signals(state: BreakerState, signals: Signals, config: BreakerConfig, no
 
 def _of_listing(state: BreakerState, looked: Sequence[ObservedNode], config: BreakerConfig) -> Found:
     causes: Found = {}
-    if state.nodes - len(looked) > config.most_shrunk * state.nodes and state.nodes - len(looked) > 1:
+    if state.nodes - len(looked) > config.max_shrunk * state.nodes and state.nodes - len(looked) > 1:
         causes["listing"] = None, f"{len(looked)} nodes with known GPUs are listed, and {state.nodes} were before"
     down = sum(each.node.down for each in looked)
-    if down >= config.least_risky and down > config.most_down * len(looked):
+    if down >= config.min_risky and down > config.max_down * len(looked):
         causes["down"] = None, f"{down} of {len(looked)} nodes are down: the control plane rather than the nodes"
     blind = sum(not each.node.readable for each in looked)
-    if blind > 1 and blind > config.most_unreadable * len(looked):
+    if blind > 1 and blind > config.max_unreadable * len(looked):
         causes["unreadable"] = None, f"the state of {blind} of {len(looked)} nodes could not be read"
     return causes
 
@@ -228,22 +228,22 @@ def _of_group(name: str, members: list[ObservedNode], past: tuple[Share, ...], c
     where = f"group {name}" if name else "the fleet"
     total = len(members)
     risky = sum(each.risky for each in members)
-    usual = median(each.share for each in past) if len(past) >= config.least_history else None
-    if risky >= config.least_risky:
-        if risky > config.most_risky * total:
-            words = f"{risky} of {total} nodes of {where} are at risk at once, {config.most_risky:.0%} may be"
+    usual = median(each.share for each in past) if len(past) >= config.min_history else None
+    if risky >= config.min_risky:
+        if risky > config.max_risky * total:
+            words = f"{risky} of {total} nodes of {where} are at risk at once, {config.max_risky:.0%} may be"
             causes[f"risky {name}"] = group, words
-        elif usual is not None and risky > max(config.jump * usual, config.least_jump) * total:
+        elif usual is not None and risky > max(config.jump * usual, config.min_jump) * total:
             words = f"{risky} of {total} nodes of {where} are at risk at once, usually {usual:.1%}"
             causes[f"risky {name}"] = group, words
     up = [each for each in members if not each.node.down]
     units = sum(len(each.node.units) for each in up)
     missing = units - sum(each.known for each in up)
     without = sum(each.known < len(each.node.units) for each in up)
-    if without > 1 and missing > config.most_missing * units:
+    if without > 1 and missing > config.max_missing * units:
         causes[f"missing {name}"] = group, f"{missing} of {units} units of {where} have no valid score"
     changed = sum(each.changed for each in members)
-    if name and changed > 1 and changed > config.most_changed * total:
+    if name and changed > 1 and changed > config.max_changed * total:
         hours = config.settle / timedelta(hours=1)
         words = f"driver or exporter changed on {changed} of {total} nodes of {where} in the last {hours:g} h"
         causes[f"software {name}"] = group, words

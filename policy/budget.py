@@ -1,4 +1,4 @@
-"""How much of a fleet may be out of service, and how fast: riskiest first, under floors and rates."""
+"""How much of a fleet may be out of service, and how fast: riskiest first, under budgets and rate limits."""
 
 from __future__ import annotations
 
@@ -24,112 +24,123 @@ def _share_of(share: float, total: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Floor:
-    """What of each scope may be out of service at once, whoever took it out.
+class DisruptionBudget:
+    """What of each scope may be out of service at a time, whoever took it out.
 
-    ``scope``: ``fleet``, ``cluster``, ``group``, ``rack``, ``domain`` or ``job``.
-    ``most``: at most so many nodes.
-    ``most_share``: at most this share of the nodes. Rounded down, but to one at least, for else a small cluster could
-    lose none; and never to all.
-    ``keep``: so many nodes at least stay in service.
-    ``ignore_below``: scopes with fewer nodes are not limited by this floor, such as racks of one node.
+    ``max_unavailable``: at most so many nodes.
+    ``max_unavailable_share``: at most this share of the nodes. Rounded down, but to one at least, for else a small
+    cluster could lose none; and never to all.
+    ``min_available``: so many nodes at least stay in service.
+    ``min_scope_size``: scopes with fewer nodes are not limited by this budget, such as racks of one node.
     """
 
     scope: Scope
-    most: int | None = None
-    most_share: float | None = None
-    keep: int | None = None
-    ignore_below: int = 1
+    max_unavailable: int | None = None
+    max_unavailable_share: float | None = None
+    min_available: int | None = None
+    min_scope_size: int = 1
 
     def __post_init__(self) -> None:
         _check_scope(self.scope)
-        if self.most is None and self.most_share is None and self.keep is None:
-            raise ValueError(f"the floor of scope {self.scope} limits nothing: give most, most_share or keep")
-        for name in ("most", "keep", "ignore_below"):
+        if (self.max_unavailable, self.max_unavailable_share, self.min_available) == (None, None, None):
+            raise ValueError(
+                f"the disruption budget of scope {self.scope} limits nothing: give max_unavailable, "
+                "max_unavailable_share or min_available"
+            )
+        for name in ("max_unavailable", "min_available", "min_scope_size"):
             value = getattr(self, name)
             if value is not None and value < 0:
-                raise ValueError(f"{name} of the floor of scope {self.scope} is {value}: give zero or more")
-        if self.most_share is not None and not 0 <= self.most_share <= 1:
-            raise ValueError(f"most_share of the floor of scope {self.scope} is {self.most_share}: give 0 to 1")
+                raise ValueError(f"{name} of the disruption budget of scope {self.scope} is {value}: give zero or more")
+        share = self.max_unavailable_share
+        if share is not None and not 0 <= share <= 1:
+            raise ValueError(f"max_unavailable_share of scope {self.scope} is {share}: give 0 to 1")
 
     def allowed(self, total: int) -> int:
-        """Give how many nodes of a scope of ``total`` may be out of service at once."""
-        if total < self.ignore_below:
+        """Give how many nodes of a scope of ``total`` may be out of service at a time."""
+        if total < self.min_scope_size:
             return total
-        most = total if self.most is None else min(self.most, total)
-        if self.most_share is not None:
-            most = min(most, _share_of(self.most_share, total), total - 1)
-        if self.keep is not None:
-            most = min(most, total - self.keep)
+        most = total if self.max_unavailable is None else min(self.max_unavailable, total)
+        if self.max_unavailable_share is not None:
+            most = min(most, _share_of(self.max_unavailable_share, total), total - 1)
+        if self.min_available is not None:
+            most = min(most, total - self.min_available)
         return max(most, 0)
 
 
 @dataclass(frozen=True, slots=True)
-class Rate:
+class RateLimit:
     """How many nodes of each scope may newly be taken out of service within a time.
 
-    ``most``: at most so many nodes.
-    ``most_share``: at most this share of the nodes, rounded down, but to one at least.
+    ``max_nodes``: at most so many nodes.
+    ``max_share``: at most this share of the nodes, rounded down, but to one at least.
     """
 
     scope: Scope
-    most: int | None = None
+    max_nodes: int | None = None
     window: timedelta = timedelta(hours=1)
-    most_share: float | None = None
+    max_share: float | None = None
 
     def __post_init__(self) -> None:
         _check_scope(self.scope)
-        if self.most is None and self.most_share is None:
-            raise ValueError(f"the rate of scope {self.scope} limits nothing: give most or most_share")
-        if self.most is not None and self.most < 0:
-            raise ValueError(f"most of the rate of scope {self.scope} is {self.most}: give zero or more")
-        if self.most_share is not None and not 0 <= self.most_share <= 1:
-            raise ValueError(f"most_share of the rate of scope {self.scope} is {self.most_share}: give 0 to 1")
+        where = f"of the rate limit of scope {self.scope}"
+        if self.max_nodes is None and self.max_share is None:
+            raise ValueError(f"the rate limit of scope {self.scope} limits nothing: give max_nodes or max_share")
+        if self.max_nodes is not None and self.max_nodes < 0:
+            raise ValueError(f"max_nodes {where} is {self.max_nodes}: give zero or more")
+        if self.max_share is not None and not 0 <= self.max_share <= 1:
+            raise ValueError(f"max_share {where} is {self.max_share}: give 0 to 1")
         if self.window <= timedelta(0):
-            raise ValueError(f"window of the rate of scope {self.scope} is {self.window}: give a positive time")
+            raise ValueError(f"window {where} is {self.window}: give a positive time")
 
     def allowed(self, total: int) -> int:
         """Give how many nodes of a scope of ``total`` may newly be taken out within the window."""
-        most = total if self.most is None else self.most
-        return most if self.most_share is None else min(most, _share_of(self.most_share, total))
+        most = total if self.max_nodes is None else self.max_nodes
+        return most if self.max_share is None else min(most, _share_of(self.max_share, total))
 
 
-FLEET_FLOOR = Floor("fleet", most_share=0.10)
-FLEET_RATE = Rate("fleet", most_share=0.05)
+FLEET_DISRUPTION_BUDGET = DisruptionBudget("fleet", max_unavailable_share=0.10)
+FLEET_RATE_LIMIT = RateLimit("fleet", max_share=0.05)
 """Of the whole fleet, however many clusters it has: the limits of a cluster alone let one node of each small one go."""
 
-FLOORS = (
-    FLEET_FLOOR,
-    Floor("cluster", most_share=0.10, keep=1),
-    Floor("group", most_share=0.20),
-    Floor("rack", most_share=0.34, ignore_below=2),
-    Floor("domain", most_share=0.34, ignore_below=2),
-    Floor("job", most=1),
+DISRUPTION_BUDGETS = (
+    FLEET_DISRUPTION_BUDGET,
+    DisruptionBudget("cluster", max_unavailable_share=0.10, min_available=1),
+    DisruptionBudget("group", max_unavailable_share=0.20),
+    DisruptionBudget("rack", max_unavailable_share=0.34, min_scope_size=2),
+    DisruptionBudget("domain", max_unavailable_share=0.34, min_scope_size=2),
+    DisruptionBudget("job", max_unavailable=1),
 )
 """Half of Karpenter's 20 % for a cluster and its 20 % for a group (node pool), against NVSentinel's 50 % in five
 minutes; a third of a rack or NVLink domain; and never two nodes of one job at once, for each stops it once more."""
 
-RATES = (FLEET_RATE, Rate("cluster", 4, timedelta(hours=1)), Rate("cluster", 24, timedelta(days=1)))
+RATE_LIMITS = (
+    FLEET_RATE_LIMIT,
+    RateLimit("cluster", 4, timedelta(hours=1)),
+    RateLimit("cluster", 24, timedelta(days=1)),
+)
 """Somewhat under draino's one drain in ten minutes, for a prediction is less than a fault."""
 
 
 @dataclass(frozen=True, slots=True)
 class BudgetConfig:
-    """All floors and rates; each holds by itself."""
+    """All disruption budgets and rate limits; each holds by itself."""
 
-    floors: tuple[Floor, ...] = FLOORS
-    rates: tuple[Rate, ...] = RATES
+    disruption_budgets: tuple[DisruptionBudget, ...] = DISRUPTION_BUDGETS
+    rate_limits: tuple[RateLimit, ...] = RATE_LIMITS
 
     @property
     def memory(self) -> timedelta:
         """For how long a start must be remembered."""
-        return max((rate.window for rate in self.rates), default=timedelta(0))
+        return max((rate.window for rate in self.rate_limits), default=timedelta(0))
 
     def with_fleet_limits(self) -> BudgetConfig:
         """Add the default limits of the whole fleet where none of scope ``fleet`` is given."""
-        floors = () if any(each.scope == "fleet" for each in self.floors) else (FLEET_FLOOR,)
-        rates = () if any(each.scope == "fleet" for each in self.rates) else (FLEET_RATE,)
-        return BudgetConfig((*floors, *self.floors), (*rates, *self.rates))
+        budgets, limits = self.disruption_budgets, self.rate_limits
+        if not any(budget.scope == "fleet" for budget in budgets):
+            budgets = (FLEET_DISRUPTION_BUDGET, *budgets)
+        if not any(limit.scope == "fleet" for limit in limits):
+            limits = (FLEET_RATE_LIMIT, *limits)
+        return BudgetConfig(budgets, limits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +202,7 @@ class Grant:
 
     ``refused``: why not, by node, in words.
     ``starts``: those still to be remembered, the new ones among them.
-    ``uses``: of every scope that a floor limits and that has lost nodes or refused some.
+    ``uses``: of every scope that a disruption budget limits and that has lost nodes or refused some.
     """
 
     nodes: frozenset[str]
@@ -220,12 +231,12 @@ def grant(
     scopes = {member.node: member.scopes for member in members}
     total: Counter[ScopeName] = Counter(scope for member in members for scope in member.scopes)
     lost: Counter[ScopeName] = Counter(scope for member in members if member.lost for scope in member.scopes)
-    limited: dict[str, list[Floor]] = {}
-    for floor in config.floors:
-        limited.setdefault(floor.scope, []).append(floor)
+    limited: dict[str, list[DisruptionBudget]] = {}
+    for budget in config.disruption_budgets:
+        limited.setdefault(budget.scope, []).append(budget)
     begun = [
         Counter(scope for start in kept if start.at > now - rate.window for scope in start.scopes)
-        for rate in config.rates
+        for rate in config.rate_limits
     ]
     granted: set[str] = set()
     refused: dict[str, str] = {}
@@ -234,14 +245,14 @@ def grant(
     def counts(ask: Ask) -> list[bool]:
         """Tell of each rate whether the node counts in it anew."""
         since = own.get((ask.node, ask.episode))
-        return [since is None or since <= now - rate.window for rate in config.rates]
+        return [since is None or since <= now - rate.window for rate in config.rate_limits]
 
     def again(ask: Ask) -> bool:
         return (ask.node, ask.episode) in own and any(counts(ask))
 
     for ask in sorted(asks, key=lambda ask: (again(ask), -ask.risk, ask.node)):
         mine, anew = scopes[ask.node], counts(ask)
-        why = _over_floor(mine, total, lost, limited) or _over_rate(mine, total, begun, config.rates, anew)
+        why = _over_budget(mine, total, lost, limited) or _over_rate(mine, total, begun, config.rate_limits, anew)
         touched.update(mine)
         if why is not None:
             refused[ask.node] = why
@@ -254,7 +265,7 @@ def grant(
             for counter, counted in zip(begun, anew, strict=True):
                 counter.update(mine if counted else ())
     uses = tuple(
-        Use(scope, total[scope], lost[scope], min(floor.allowed(total[scope]) for floor in limited[scope[0]]))
+        Use(scope, total[scope], lost[scope], min(budget.allowed(total[scope]) for budget in limited[scope[0]]))
         for scope in sorted(touched)
         if scope[0] in limited
     )
@@ -262,12 +273,15 @@ def grant(
     return Grant(frozenset(granted), refused, tuple(kept), uses)
 
 
-def _over_floor(
-    scopes: tuple[ScopeName, ...], total: Counter[ScopeName], lost: Counter[ScopeName], limited: dict[str, list[Floor]]
+def _over_budget(
+    scopes: tuple[ScopeName, ...],
+    total: Counter[ScopeName],
+    lost: Counter[ScopeName],
+    limited: dict[str, list[DisruptionBudget]],
 ) -> str | None:
     for scope in scopes:
-        for floor in limited.get(scope[0], ()):
-            allowed = floor.allowed(total[scope])
+        for budget in limited.get(scope[0], ()):
+            allowed = budget.allowed(total[scope])
             if lost[scope] + 1 > allowed:
                 name = " ".join(each for each in scope if each)
                 return f"{name}: {lost[scope]} of {total[scope]} nodes are out of service, {allowed} may be"
@@ -278,7 +292,7 @@ def _over_rate(
     scopes: tuple[ScopeName, ...],
     total: Counter[ScopeName],
     begun: list[Counter[ScopeName]],
-    rates: tuple[Rate, ...],
+    rates: tuple[RateLimit, ...],
     anew: Sequence[bool],
 ) -> str | None:
     for counter, rate, counted in zip(begun, rates, anew, strict=True):

@@ -8,7 +8,7 @@ from typing import Literal
 
 from policy.breaker import BreakerConfig
 from policy.budget import BudgetConfig
-from policy.cost_benefit import WorthConfig, worth_of
+from policy.cost_benefit import CostBenefitConfig, worth_of
 from policy.fleet import NodeView
 from policy.hard_rules import HardRulesConfig
 from policy.hysteresis import HysteresisConfig, NodeRiskConfig
@@ -27,7 +27,7 @@ class PolicyConfig:
     ``horizon``: what a risk looks ahead, gap included.
     ``renew``: what is published is written anew when its end moves by so much, or is so near.
     ``forget``: how long a node that is missing from the listing is remembered.
-    ``node_risk``, ``hysteresis``, ``rules``, ``budget``, ``stages``, ``breaker``, ``worth``: one for each concept.
+    The other fields: one for each concept.
     """
 
     thresholds: TierThresholds = field(default_factory=TierThresholds)
@@ -41,7 +41,7 @@ class PolicyConfig:
     budget: BudgetConfig = field(default_factory=BudgetConfig)
     stages: StagesConfig = field(default_factory=StagesConfig)
     breaker: BreakerConfig = field(default_factory=BreakerConfig)
-    worth: WorthConfig = field(default_factory=WorthConfig)
+    cost_benefit: CostBenefitConfig = field(default_factory=CostBenefitConfig)
 
     def __post_init__(self) -> None:
         for name in ("horizon", "renew", "forget"):
@@ -60,7 +60,7 @@ class PolicyConfig:
         """
         if self.thresholds_from != "costs":
             return self.thresholds
-        even = worth_of(max(1, len(node.units)), node.jobs, 0.0, self.horizon, self.worth, now).break_even
+        even = worth_of(max(1, len(node.units)), node.jobs, 0.0, self.horizon, self.cost_benefit, now).break_even
         if even is None:
             return self.thresholds
         below = [value for _, value in self.thresholds.items() if value is not None]

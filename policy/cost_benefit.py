@@ -19,7 +19,7 @@ _HOUR = timedelta(hours=1)
 
 
 @dataclass(frozen=True, slots=True)
-class WorthConfig:
+class CostBenefitConfig:
     """What things take.
 
     ``checkpoint``: writing a checkpoint on demand.
@@ -78,7 +78,7 @@ class Worth:
 
 
 def worth_of(
-    gpus: int, jobs: Sequence[JobView], risk: float, horizon: timedelta, config: WorthConfig, now: datetime
+    gpus: int, jobs: Sequence[JobView], risk: float, horizon: timedelta, config: CostBenefitConfig, now: datetime
 ) -> Worth:
     """Weigh a drain now.
 
@@ -132,14 +132,14 @@ def _age(job: JobView, now: datetime) -> timedelta | None:
     return None if since is None else max(now - since, timedelta(0))
 
 
-def _rework_now(job: JobView, config: WorthConfig, now: datetime) -> timedelta:
+def _rework_now(job: JobView, config: CostBenefitConfig, now: datetime) -> timedelta:
     if job.can_checkpoint:
         return config.checkpoint
     age = _age(job, now)
     return config.checkpoint_every / 2 if age is None else age
 
 
-def _rework_at_failure(job: JobView, config: WorthConfig, now: datetime, horizon: timedelta) -> timedelta:
+def _rework_at_failure(job: JobView, config: CostBenefitConfig, now: datetime, horizon: timedelta) -> timedelta:
     age = _age(job, now)
     every = config.checkpoint_every
     if age is None or age <= every:

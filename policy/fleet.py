@@ -164,7 +164,7 @@ class NodeView:
     """One node, as read just now.
 
     ``name``, ``cluster``, ``group``: the name is unique in the fleet.
-    ``rack``, ``domain``: rack and NVLink domain; None: not known, no floor of that scope.
+    ``rack``, ``domain``: rack and NVLink domain; None: not known, no budget of that scope.
     ``units``: from the inventory, not from what answers now. A node without units is no part of the fleet: it is
     neither counted nor touched.
     ``opt_out``: words of the label or annotation that tells us to keep off.

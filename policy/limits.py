@@ -105,7 +105,7 @@ def limit(
 
 def _freeze(case: Case, signals: Signals, config: PolicyConfig, now: datetime) -> None:
     published = case.node.marks.published
-    blind = signals.read_at is None or now - signals.read_at > config.breaker.most_read_age
+    blind = signals.read_at is None or now - signals.read_at > config.breaker.max_read_age
     case.mute = signals.kill or blind or case.node.opt_out is not None or not case.node.readable
     if signals.kill:
         case.keep("the kill switch is on", publish=False)
@@ -121,7 +121,7 @@ def weigh(case: Case, config: PolicyConfig, now: datetime) -> None:
     if case.assessment.tier not in ("elevated", "high"):
         return
     risk = 1.0 if case.assessment.ruled else case.assessment.risk or 0.0
-    case.worth = worth_of(len(node.units), node.jobs, risk, config.horizon, config.worth, now)
+    case.worth = worth_of(len(node.units), node.jobs, risk, config.horizon, config.cost_benefit, now)
     if case.target is not Level.DRAINED or node.marks.drained:
         return
     if case.worth.choice == "wait":

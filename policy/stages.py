@@ -46,10 +46,10 @@ class StagesConfig:
     """How groups move between stages.
 
     ``soft``, ``hard``: of ``soft`` by the alerts of tier ``elevated`` and above, of ``hard`` by those of ``high``.
-    ``least_outcomes``: conclusive outcomes since the group came into its stage, before it may move.
-    ``most_inconclusive``: no promotion while a larger share of the finished alerts told nothing.
+    ``min_outcomes``: conclusive outcomes since the group came into its stage, before it may move.
+    ``max_inconclusive``: no promotion while a larger share of the finished alerts told nothing.
     ``window``: older alerts do not count.
-    ``least_time``: no promotion before a group was so long in its stage.
+    ``min_time``: no promotion before a group was so long in its stage.
     ``ceiling``: the highest stage of a group; a group above it comes down to it. Only ``pinned`` leads beyond it.
     ``pinned``: stages that a person set, by ``cluster/group``; they do not move.
     ``holdout``: share of the nodes that would be taken out on a prediction and are only softly tainted, to measure
@@ -59,10 +59,10 @@ class StagesConfig:
     soft: Bar = field(default_factory=lambda: Bar(0.3, 0.15))
     hard: Bar = field(default_factory=lambda: Bar(0.7, 0.5))
     confidence: float = 0.9
-    least_outcomes: int = 20
-    most_inconclusive: float = 0.5
+    min_outcomes: int = 20
+    max_inconclusive: float = 0.5
     window: timedelta = timedelta(days=60)
-    least_time: timedelta = timedelta(days=7)
+    min_time: timedelta = timedelta(days=7)
     ceiling: Stage = "soft"
     pinned: Mapping[str, Stage] = field(default_factory=dict)
     holdout: float = 0.0
@@ -70,12 +70,12 @@ class StagesConfig:
     def __post_init__(self) -> None:
         if not 0.5 <= self.confidence < 1:
             raise ValueError(f"confidence is {self.confidence}: give a number from 0.5 up to 1")
-        if self.least_outcomes < 1:
-            raise ValueError(f"least_outcomes is {self.least_outcomes}: give a positive number")
-        for name in ("most_inconclusive", "holdout"):
+        if self.min_outcomes < 1:
+            raise ValueError(f"min_outcomes is {self.min_outcomes}: give a positive number")
+        for name in ("max_inconclusive", "holdout"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} is {getattr(self, name)}: give a number from 0 to 1")
-        for name, least in (("window", timedelta(0)), ("least_time", timedelta(-1))):
+        for name, least in (("window", timedelta(0)), ("min_time", timedelta(-1))):
             if getattr(self, name) <= least:
                 raise ValueError(f"{name} is {getattr(self, name)}: give a time, positive for a window")
         if self.ceiling not in STAGES:
@@ -190,7 +190,7 @@ def _demoted(
     at = STAGES.index(state.stage)
     if at > 0:
         record, bar = _record_for(state.stage, counted, config, now)
-        if record.bound.alerts >= config.least_outcomes and record.upper < bar.demote_below:
+        if record.bound.alerts >= config.min_outcomes and record.upper < bar.demote_below:
             down = STAGES[at - 1]
             why = f"group {group} goes from {state.stage} back to {down}: {record.words}, below {bar.demote_below:.0%}"
             return StageState(down, now), (why,)
@@ -205,13 +205,13 @@ def _promoted(
         return state, ()
     up = STAGES[at + 1]
     record, bar = _record_for(up, counted, config, now)
-    if record.bound.alerts < config.least_outcomes or record.bound.lower < bar.promote_at:
+    if record.bound.alerts < config.min_outcomes or record.bound.lower < bar.promote_at:
         return state, ()
     missing = None
-    if now - state.since < config.least_time:
+    if now - state.since < config.min_time:
         missing = f"came into {state.stage} only at {state.since:%Y-%m-%d}"
-    elif record.inconclusive_share > config.most_inconclusive:
-        share, most = record.inconclusive_share, config.most_inconclusive
+    elif record.inconclusive_share > config.max_inconclusive:
+        share, most = record.inconclusive_share, config.max_inconclusive
         missing = f"{share:.0%} of its alerts are inconclusive, {most:.0%} may be"
     if missing is not None:
         return state, (f"group {group} has earned {up}, but {missing}",)

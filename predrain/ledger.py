@@ -58,7 +58,7 @@ def why(
         for each in work:
             of = f" {each['workload']}" if each.get("workload") else ""
             answer = f" through {each['means']}: {each['answer']}" if each["answer"] is not None else ""
-            _write(f"  {each['at']} {each['kind']}{of}{answer}" + (f": {each['words']}" if each["words"] else ""))
+            _write(f"  {each['at']} {each['kind']}{of}{answer}" + (f": {each['message']}" if each["message"] else ""))
 
 
 @ledger_app.command("list")
@@ -133,7 +133,7 @@ def _levels(each: dict[str, Any]) -> str:
 
 def _calls(each: dict[str, Any]) -> None:
     for call in each["calls"]:
-        words = f": {call['words']}" if call["words"] else ""
+        words = f": {call['message']}" if call["message"] else ""
         _write(f"  {call['at']} {call['verb']} {call['node']}: {call['answer']}{words}")
         for write in call["wrote"]:
             before, after = (write[name] if write[name] is not None else "(none)" for name in ("before", "after"))

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from benchmarks.replayed_cluster import HOUR, Assumed, Failure, Fleet, Job, Place, ReplayedCluster
-from policy.cost_benefit import WorthConfig
+from policy.cost_benefit import CostBenefitConfig
 from policy.fleet import Score, UnitView
 from scheduler.ports.risks import MemoryFacts, Risks
 from tests.policy.decide_world import THRESHOLDS, config
@@ -57,7 +57,7 @@ class Foretold:
 
 def counted(stage: str, *, job_nodes: int = 1, sighted: bool | None = None, **others):
     policy = replace(
-        config(stage=stage), thresholds=THRESHOLDS, worth=WorthConfig(always=True, may_wait=False),
+        config(stage=stage), thresholds=THRESHOLDS, cost_benefit=CostBenefitConfig(always=True, may_wait=False),
         stages=replace(config().stages, pinned={"cluster/g": stage}),
     )  # fmt: skip
     cluster = ReplayedCluster(

@@ -244,8 +244,8 @@ def _follow(controller: Controller, given: ActSettings, listen: str | None, as_j
     from scheduler.ports.clock import SystemClock
     from scheduler.ports.report import RoundReport
 
-    every = given.controller.every
-    longest = given.controller.most_time + given.evacuation.most_time
+    every = given.controller.interval
+    longest = given.controller.max_round_duration + given.evacuation.max_round_duration
     page = MetricsPage(SystemClock(), every, longest)
     report = RoundReport(datetime.now(UTC))
     before: list[str] = []
@@ -291,7 +291,7 @@ def _lines(report: RoundReport) -> list[str]:
     for step in report.steps:
         action = step.action
         words = f": {step.words}" if step.words else ""
-        lines.append(f"{step.came_to:<8} {action.verb} {action.node} ({action.tier}){words}")
+        lines.append(f"{step.outcome:<8} {action.verb} {action.node} ({action.tier}){words}")
         if said.get(action.node) != action.reasons:  # the same for each step on a node
             lines += [f"         why: {reason}" for reason in action.reasons]
         said[action.node] = action.reasons

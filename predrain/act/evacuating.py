@@ -43,9 +43,9 @@ def evacuation_of(
             )
         return None
     verification = _verification(chosen, settings, clock)
-    if verification is None and settings.verification.by != "none" and not undo:
+    if verification is None and settings.verification.method != "none" and not undo:
         raise InputError(
-            "evacuation.verification.by is 'scheduler', and this scheduler starts no diagnostics here",
+            "evacuation.verification.method is 'scheduler', and this scheduler starts no diagnostics here",
             chosen.where,
             "Use webhook or command, or none.",
         )
@@ -92,10 +92,10 @@ def _verification(chosen: ChosenScheduler, settings: EvacuationSettings, clock: 
     from scheduler.evacuation.diagnostics import HookVerification
 
     asked = settings.verification
-    if asked.by == "scheduler":
+    if asked.method == "scheduler":
         return chosen.verification
-    hook = _webhook(asked.webhook, clock) if asked.by == "webhook" else _command(asked.command)
-    return None if asked.by == "none" or hook is None else HookVerification(hook)
+    hook = _webhook(asked.webhook, clock) if asked.method == "webhook" else _command(asked.command)
+    return None if asked.method == "none" or hook is None else HookVerification(hook)
 
 
 def _webhook(settings: WebhookSettings | None, clock: Clock) -> Hook | None:

@@ -97,4 +97,4 @@ def _slurm(settings: ActSettings) -> ChosenScheduler:
     clock = SystemClock()
     adapter = open_slurm(settings.slurm, clock)
     workloads = SlurmWorkloads(adapter.port, adapter.folder, clock)
-    return ChosenScheduler(adapter, workloads, settings.slurm.rest or f"Slurm {settings.slurm.cluster}")
+    return ChosenScheduler(adapter, workloads, settings.slurm.rest_url or f"Slurm {settings.slurm.cluster}")

@@ -51,7 +51,7 @@ class Executor:
         """
         began = self.clock.now()
         for action in plan.actions:
-            if self.clock.now() - began > self.settings.most_time:
+            if self.clock.now() - began > self.settings.max_round_duration:
                 self._skip(action, "the round took too long: left to the next one")
                 continue
             why = self._held_back(action)
@@ -69,8 +69,8 @@ class Executor:
             return "nothing new in this round"
         if action.node in self._stuck:
             return "an earlier step on the node was not confirmed"
-        if self._new >= self.settings.most_new:
-            return f"{self.settings.most_new} new marks were made in this round: left to the next one"
+        if self._new >= self.settings.max_new_per_round:
+            return f"{self.settings.max_new_per_round} new marks were made in this round: left to the next one"
         return None
 
     def _one(self, action: Action) -> None:
@@ -188,8 +188,8 @@ class Executor:
         except LedgerError as error:
             self._without_ledger(error)
 
-    def _note(self, action: Action, came_to: str, words: str) -> None:
-        self.report.steps.append(Step(action, came_to, words))
+    def _note(self, action: Action, outcome: str, words: str) -> None:
+        self.report.steps.append(Step(action, outcome, words))
 
     def _without_ledger(self, error: LedgerError) -> None:
         self.forward = False

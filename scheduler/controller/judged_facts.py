@@ -13,7 +13,7 @@ from scheduler.ports.errors import LedgerError, SourceError
 from scheduler.ports.protocols import FactSource
 from scheduler.ports.risks import Facts
 
-PATIENCE = timedelta(days=7)
+OUTCOME_TIMEOUT = timedelta(days=7)
 """How long after the horizon a diagnostic of a drained GPU is waited for before its alert is inconclusive."""
 
 Service = Callable[[datetime], tuple[tuple[datetime, str, bool], ...]]
@@ -65,14 +65,14 @@ class JudgedFacts:
         results: Results,
         service: Service,
         homes: Homes,
-        patience: timedelta = PATIENCE,
+        timeout: timedelta = OUTCOME_TIMEOUT,
     ) -> None:
         self._inner = inner
         self._history = history
         self._results = results
         self._service = service
         self._homes = homes
-        self._patience = patience
+        self._timeout = timeout
 
     def read(self, now: datetime) -> Mapping[str, Facts]:
         """Give the facts of the other source."""
@@ -92,7 +92,7 @@ class JudgedFacts:
             raise SourceError("the results of diagnostics were never read")
         try:
             # a node that was taken out before its alert, and is still out, counts too
-            marks = self._service(min(alert.at for alert in alerts) - self._patience)
+            marks = self._service(min(alert.at for alert in alerts) - self._timeout)
         except LedgerError as error:
             raise SourceError(str(error)) from error
         homes = {**history.homes, **self._homes()}
@@ -112,7 +112,7 @@ class JudgedFacts:
                 alert,
                 [*units.get(alert.unit, ()), *nodes.get(homes.get(alert.unit, ""), ())],
                 until,
-                patience=self._patience,
+                timeout=self._timeout,
             )
             for alert in alerts
             if alert.at <= until

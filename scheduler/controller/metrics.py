@@ -50,8 +50,8 @@ class RoundMetrics:
     def note(self, report: RoundReport, seconds: float) -> None:
         """Count a round."""
         self._rounds["failed" if report.failed else "decided" if report.active else "standby"] += 1
-        self._steps.update((step.action.verb, step.came_to) for step in report.steps)
-        self._work.update((step.verb, step.came_to) for step in report.work)
+        self._steps.update((step.action.verb, step.outcome) for step in report.steps)
+        self._work.update((step.verb, step.outcome) for step in report.work)
         self._seconds += seconds
         self._last, self._last_s = report, seconds
         if report.plan is not None:
@@ -62,16 +62,16 @@ class RoundMetrics:
     def collect(self) -> Iterator[Metric]:
         """Give the numbers to ``prometheus_client``."""
         yield _counter("rounds", "Rounds, by what they came to.", ("result",), _keyed(self._rounds))
-        yield _counter("round_seconds", "Time that rounds took.", (), {(): self._seconds})
-        labels = ("verb", "came_to")
+        yield _counter("round_duration_seconds", "Time that rounds took.", (), {(): self._seconds})
+        labels = ("verb", "outcome")
         yield _counter("actions", "Actions, by what became of them.", labels, self._steps)
-        yield _counter("work", "What was done to empty nodes, likewise.", labels, self._work)
+        yield _counter("evacuation_steps", "What was done to empty nodes, likewise.", labels, self._work)
         last = self._last
         if last is not None:
             yield _gauge("last_round_timestamp_seconds", "When the last round began.", last.at.timestamp())
-            yield _gauge("last_round_seconds", "What it took.", self._last_s)
+            yield _gauge("last_round_duration_seconds", "What it took.", self._last_s)
             yield _gauge("refused_scores", "Records of the newest scores that are refused.", last.refused_scores)
-            yield _gauge("active", "Whether this process holds the lease.", last.active)
+            yield _gauge("leader", "Whether this process holds the lease.", last.active)
         if self._decided is not None and self._decided_at is not None:
             yield _gauge("last_decision_timestamp_seconds", "When it last decided.", self._decided_at.timestamp())
             yield from _fleet(self._decided)
@@ -99,12 +99,12 @@ def _fleet(plan: Plan) -> Iterator[Metric]:
         left[kind] = min(left.get(kind, use.allowed - use.lost), use.allowed - use.lost)
     yield _gauges("nodes", "Nodes by tier.", "tier", tiers)
     yield _gauges("target_nodes", "Nodes by what they are to be.", "level", targets)
-    yield _gauge("over_budget_nodes", "Nodes left in service for lack of budget.", len(plan.over_budget))
+    yield _gauge("budget_deferred_nodes", "Nodes left in service for lack of budget.", len(plan.over_budget))
     yield _gauges("stage_groups", "Groups of nodes by stage.", "stage", stages)
-    yield _gauge("breaker_causes", "Causes that hold the breaker open.", len(plan.open_causes))
+    yield _gauge("breaker_open_causes", "Causes that hold the breaker open.", len(plan.open_causes))
     yield _gauges("breaker_open", "The same by kind.", "cause", causes)
     text = "Nodes that the fullest budget of a kind still lets go; below zero where others took nodes out."
-    yield _gauges("budget_left_nodes", text, "scope", left)
+    yield _gauges("budget_remaining_nodes", text, "scope", left)
 
 
 def _counter(name: str, text: str, labels: tuple[str, ...], counts: Mapping[tuple[str, ...], float]) -> Metric:
@@ -136,14 +136,14 @@ _ROUNDS = 3
 class MetricsPage:
     """What the page shows; rounds are noted by one thread, pages written by others.
 
-    ``most_time``: what a round may take.
+    ``max_round_duration``: what a round may take.
     """
 
-    def __init__(self, clock: Clock, every: timedelta, most_time: timedelta) -> None:
+    def __init__(self, clock: Clock, every: timedelta, max_round_duration: timedelta) -> None:
         self._clock = clock
         self._lock = threading.Lock()
         self._metrics = RoundMetrics()
-        self._silent = _ROUNDS * (every + most_time)
+        self._silent = _ROUNDS * (every + max_round_duration)
         self._since: datetime = clock.now()
 
     def note(self, report: RoundReport, seconds: float) -> None:

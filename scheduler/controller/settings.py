@@ -27,28 +27,30 @@ _EXEC = "Leave it out: let pods ask by annotation or webhook, or run kubectl exe
 class ControllerSettings:
     """How the controller works.
 
-    ``every``: from the beginning of one round to that of the next.
+    ``interval``: from the beginning of one round to that of the next.
     ``lease``: for how long the lease is taken; it is prolonged when half of it is over. Longer than any single call.
-    ``most_time``: what a round has not begun by then is left to the next one: what it was decided on grows old.
-    ``most_new``: new marks a round, at most; releases are not counted.
+    ``max_round_duration``: what a round has not begun by then is left to the next one, for its evidence grows old.
+    ``max_new_per_round``: new marks a round, at most; releases are not counted.
     ``retries``: how often a write is tried again after a conflict, each time on the node as re-read.
     ``max_score_lifetime``: from a score's decision time to its end, at most; one that claims to hold for longer is
     refused.
     """
 
-    every: timedelta = timedelta(minutes=1)
+    interval: timedelta = timedelta(minutes=1)
     lease: timedelta = timedelta(seconds=30)
-    most_time: timedelta = timedelta(minutes=1)
-    most_new: int = 100
+    max_round_duration: timedelta = timedelta(minutes=1)
+    max_new_per_round: int = 100
     retries: int = 2
     max_score_lifetime: timedelta = timedelta(days=7)
 
     def __post_init__(self) -> None:
-        for name in ("every", "lease", "most_time", "max_score_lifetime"):
+        for name in ("interval", "lease", "max_round_duration", "max_score_lifetime"):
             if getattr(self, name) <= timedelta(0):
                 raise ValueError(f"{name} is {getattr(self, name)}: give a positive time")
-        if self.most_new < 0 or self.retries < 0:
-            raise ValueError(f"most_new is {self.most_new}, retries is {self.retries}: give zero or more")
+        if self.max_new_per_round < 0 or self.retries < 0:
+            raise ValueError(
+                f"max_new_per_round is {self.max_new_per_round}, retries is {self.retries}: give zero or more"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +89,47 @@ RENAMED: dict[str, str] = {
     "kubernetes.pod_page": "kubernetes.pod_page_size",
     "kubernetes.evict": "kubernetes.eviction_scope",
     "kubernetes.jobs": "kubernetes.read_pods",
+    "policy.worth": "policy.cost_benefit",
+    "policy.budget.floors": "policy.budget.disruption_budgets",
+    "policy.budget.rates": "policy.budget.rate_limits",
+    "policy.breaker.most_risky": "policy.breaker.max_risky",
+    "policy.breaker.most_missing": "policy.breaker.max_missing",
+    "policy.breaker.most_down": "policy.breaker.max_down",
+    "policy.breaker.most_unreadable": "policy.breaker.max_unreadable",
+    "policy.breaker.most_changed": "policy.breaker.max_changed",
+    "policy.breaker.most_shrunk": "policy.breaker.max_shrunk",
+    "policy.breaker.most_model_age": "policy.breaker.max_model_age",
+    "policy.breaker.most_read_age": "policy.breaker.max_read_age",
+    "policy.breaker.least_jump": "policy.breaker.min_jump",
+    "policy.breaker.least_risky": "policy.breaker.min_risky",
+    "policy.breaker.least_history": "policy.breaker.min_history",
+    "policy.stages.least_outcomes": "policy.stages.min_outcomes",
+    "policy.stages.most_inconclusive": "policy.stages.max_inconclusive",
+    "policy.stages.least_time": "policy.stages.min_time",
+    "controller.every": "controller.interval",
+    "controller.most_time": "controller.max_round_duration",
+    "controller.most_new": "controller.max_new_per_round",
+    "evacuation.most_time": "evacuation.max_round_duration",
+    "evacuation.most_going": "evacuation.max_concurrent",
+    "evacuation.retry_first": "evacuation.retry_initial_delay",
+    "evacuation.retry_most": "evacuation.retry_max_delay",
+    "evacuation.checkpoint.wait": "evacuation.checkpoint.timeout",
+    "evacuation.checkpoint.most_wait": "evacuation.checkpoint.max_timeout",
+    "evacuation.checkpoint.otherwise": "evacuation.checkpoint.default",
+    "evacuation.verification.by": "evacuation.verification.method",
+    "evacuation.verification.patience": "evacuation.verification.timeout",
+    "evacuation.verification.repeat": "evacuation.verification.retry_after",
+    "evacuation.verification.again_after": "evacuation.verification.valid_for",
+    "evacuation.verification.keep": "evacuation.verification.retention",
+    "slurm.bin": "slurm.bin_dir",
+    "slurm.conf": "slurm.slurm_conf",
+    "slurm.rest": "slurm.rest_url",
+    "slurm.hard": "slurm.hard_state",
+    "slurm.most_bytes": "slurm.max_response_bytes",
+    "slurm.opt_out": "slurm.opt_out_feature",
+    "slurm.group": "slurm.group_prefix",
+    "slurm.rack": "slurm.rack_prefix",
+    "slurm.domain": "slurm.domain_prefix",
 }
 """The new name of a setting, by the old one; both dotted."""
 
@@ -99,9 +142,9 @@ REMOVED: Final[Mapping[str, str]] = {
     "policy.hysteresis.rise_dwell": "Leave it out: rise_after alone says when a tier rises.",
     "policy.node_risk.slope": "Leave it out: give thresholds on the risks as they are.",
     "policy.node_risk.intercept": "Leave it out: give thresholds on the risks as they are.",
-    "evacuation.most_going_node": "Leave it out: most_going bounds the whole fleet.",
-    "evacuation.wait_for_end": "Leave it out: policy.worth.may_wait says whether jobs may end by themselves.",
-    "evacuation.escalation": 'Leave it out, and alert on predrain_act_work_total{verb="tell"}.',
+    "evacuation.most_going_node": "Leave it out: max_concurrent bounds the whole fleet.",
+    "evacuation.wait_for_end": "Leave it out: policy.cost_benefit.may_wait says whether jobs may end by themselves.",
+    "evacuation.escalation": 'Leave it out, and alert on predrain_act_evacuation_steps_total{verb="tell"}.',
     "evacuation.checkpoint.webhook.hosts": "Leave it out: workloads are asked through the url of the settings.",
 }
 """What to do instead, by the dotted name of a setting that is gone."""

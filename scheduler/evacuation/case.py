@@ -17,7 +17,7 @@ from scheduler.ports.records import Call, Finding, FindingKind, Settled
 from scheduler.ports.report import RoundReport, WorkStep
 from scheduler.ports.workloads import Fence, WorkAnswer, Workload
 
-CAME_TO: Mapping[str, str] = {
+OUTCOMES: Mapping[str, str] = {
     "done": "done", "already": "already", "gone": "gone", "blocked": "blocked", "conflict": "gone",
     "refused": "failed", "timeout": "unknown",
 }  # fmt: skip
@@ -114,13 +114,13 @@ class Audit:
         self,
         node: str,
         verb: str,
-        came_to: str,
+        outcome: str,
         workload: str | None = None,
         words: str = "",
         writes: tuple[Write, ...] = (),
     ) -> None:
         """Add a step to the report."""
-        self.report.work.append(WorkStep(node, verb, came_to, workload, words, writes))
+        self.report.work.append(WorkStep(node, verb, outcome, workload, words, writes))
 
     def tell(self, case: Case, what: str, kind: FindingKind, words: str, content: Mapping[str, Any]) -> None:
         """Tell people once, in the ledger and the report, what a program must not settle by itself."""

@@ -64,15 +64,15 @@ class Checkpoints:
     def offer_of(self, workload: Workload) -> CheckpointOffer | None:
         """Give the way to ask a workload; None: it names none, or one that is not set up."""
         offer = workload.checkpoint
-        if offer is None and workload.job is not None and self._settings.otherwise != "none":
-            offer = CheckpointOffer(self._settings.otherwise)
+        if offer is None and workload.job is not None and self._settings.default != "none":
+            offer = CheckpointOffer(self._settings.default)
         if offer is None or (offer.means != "scheduler" and offer.means not in self._hooks):
             return None
         return offer
 
     def wait_of(self, offer: CheckpointOffer) -> timedelta:
         """Give how long its acknowledgement is waited for."""
-        return min(max(offer.takes or self._settings.wait, timedelta(0)), self._settings.most_wait)
+        return min(max(offer.takes or self._settings.timeout, timedelta(0)), self._settings.max_timeout)
 
     def ask(self, batch: list[PendingRequest], fence: Fence) -> list[RequestOutcome]:
         """Ask some of them; hooks at the same time, the scheduler one after another."""
@@ -106,7 +106,7 @@ class Checkpoints:
 def _payload(pending: PendingRequest) -> dict[str, Any]:
     workload = pending.workload
     return {
-        "kind": "checkpoint", "key": pending.ask.key, "node": workload.node, "why": pending.ask.why,
+        "kind": "checkpoint", "key": pending.ask.key, "node": workload.node, "reason": pending.ask.why,
         "deadline": plain_of(pending.ask.deadline),
         "workload": {
             "name": workload.name, "uid": workload.uid, "kind": workload.kind, "owner": workload.owner,

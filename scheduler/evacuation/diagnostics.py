@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
-from scheduler.evacuation.case import CAME_TO, Case, Turn
+from scheduler.evacuation.case import OUTCOMES, Case, Turn
 from scheduler.evacuation.progress import Result
 from scheduler.evacuation.settings import VerificationSettings
 from scheduler.ports.codec import instant
@@ -68,19 +68,19 @@ class Diagnostics:
         turn.audit.tell(case, entry.phase, "escalated", words, content)
         since = entry.ended_at or entry.began_at
         other = case.reading.boot_id != entry.boot_id or bool(case.units and entry.units and case.units != entry.units)
-        if case.held is None and (other or now - since >= self._settings.repeat):
+        if case.held is None and (other or now - since >= self._settings.retry_after):
             again = entry.attempt + 1
             case.change(phase="emptying", attempt=again, first=again, started_at=None, empty_at=None)
 
     def _start(self, verification: Verification, case: Case, turn: Turn) -> Result | None:
         audit, now, entry = turn.audit, turn.audit.clock.now(), case.entry
-        if entry.empty_at is not None and now - entry.empty_at > self._settings.patience:
+        if entry.empty_at is not None and now - entry.empty_at > self._settings.timeout:
             return self._ended(case, DiagnosticResult("inconclusive", f"it could not be started: {entry.words}"), turn)
         if not self._may_start(case, turn):
             return None
         fence = turn.fence()
         key = entry.verify_key(case.node)
-        number = audit.intend(Call(now, case.node, "verify", key, self._settings.by, None, case.why))
+        number = audit.intend(Call(now, case.node, "verify", key, self._settings.method, None, case.why))
         if number is None:
             return None
         answer = verification.start(case.node, case.units, key, fence)
@@ -89,8 +89,8 @@ class Diagnostics:
             case.change(started_at=now, words=answer.words)
         else:
             case.change(words=answer.words)
-        came_to = "waiting" if answer.confirmed else CAME_TO[answer.kind]
-        audit.step(case.node, "verify", came_to, None, answer.words)
+        outcome = "waiting" if answer.confirmed else OUTCOMES[answer.kind]
+        audit.step(case.node, "verify", outcome, None, answer.words)
         return None
 
     def _may_start(self, case: Case, turn: Turn) -> bool:
@@ -123,11 +123,11 @@ class Diagnostics:
         if found.kind == "missing":
             found = DiagnosticResult("inconclusive", "it was started, and is not there any more")
         if found.kind == "running":
-            if entry.started_at is None or now - entry.started_at <= self._settings.patience:
+            if entry.started_at is None or now - entry.started_at <= self._settings.timeout:
                 audit.step(case.node, "verify", "waiting", None, found.words)
                 return None
             verification.drop(case.node, key)
-            found = DiagnosticResult("inconclusive", f"no result within {self._settings.patience}")
+            found = DiagnosticResult("inconclusive", f"no result within {self._settings.timeout}")
         return self._ended(case, found, turn)
 
     def _ended(self, case: Case, found: DiagnosticResult, turn: Turn) -> Result | None:
@@ -146,7 +146,7 @@ class Diagnostics:
             return None  # a label that is not recorded is lost: read it again when it can be
         audit.step(case.node, "verify", found.kind, None, found.words)
         if found.kind == "inconclusive" and entry.attempt - entry.first + 1 < self._settings.attempts:
-            # also an attempt that was never started has its own patience
+            # also an attempt that was never started has its own timeout
             case.change(attempt=entry.attempt + 1, started_at=None, empty_at=now, words=found.words)
         else:
             boot, units = case.reading.boot_id, case.units
@@ -167,9 +167,9 @@ class HookVerification:
 
     It is told ``{"kind": "verify", "step": "start" | "result" | "drop", "node": …, "units": […], "key": …}``. To
     ``result`` it answers with ``state`` (``passed``, ``failed``, ``inconclusive``, ``running``, ``missing``), ``node``
-    and ``key`` as it was asked, and may add ``failed_units``, ``words`` and ``at``. What does not say of which node and
-    request it is, or says none of these, is inconclusive: a diagnostic that was aborted, and one of another node, must
-    not free this one.
+    and ``key`` as it was asked, and may add ``failed_units``, ``message`` and ``at``. What does not say of which node
+    and request it is, or says none of these, is inconclusive: a diagnostic that was aborted, and one of another node,
+    must not free this one.
     """
 
     def __init__(self, hook: Hook) -> None:
@@ -197,7 +197,7 @@ class HookVerification:
             return DiagnosticResult("inconclusive", f"its result is of {of!r}, not of this node and run")
         units = content.get("failed_units")
         named = tuple(str(each) for each in units) if isinstance(units, list) else ()
-        words = content.get("words")
+        words = content.get("message")
         text = words[:500] if isinstance(words, str) else ""
         return DiagnosticResult(state, text, named[:64], instant(content.get("at")))
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Literal
 
-from scheduler.evacuation.case import CAME_TO, Audit, Case, Turn
+from scheduler.evacuation.case import OUTCOMES, Audit, Case, Turn
 from scheduler.evacuation.checkpoint_requests import AT_ONCE, Checkpoints, PendingRequest, RequestOutcome
 from scheduler.evacuation.progress import Leaving, key_of
 from scheduler.evacuation.settings import EvacuationSettings
@@ -101,7 +101,7 @@ class Drainer:
                 self._say_wait(case, workload, step, words, turn.audit)
                 continue
             again = leaving.evicted_at is not None
-            if not again and flying >= self._settings.most_going:
+            if not again and flying >= self._settings.max_concurrent:
                 turn.audit.step(
                     case.node, "wait", "waiting", workload.name, f"{flying} workloads are on their way out already"
                 )
@@ -163,9 +163,9 @@ class Drainer:
             audit.find(case.node, "no_answer", words, about)
             audit.step(case.node, "checkpoint", "inconclusive", workload.name, words)
         elif pending.first:
-            came_to = "waiting" if answer.confirmed else CAME_TO[answer.kind]
+            result = "waiting" if answer.confirmed else OUTCOMES[answer.kind]
             words = answer.words if answer.confirmed else _unasked(pending, answer)
-            audit.step(case.node, "checkpoint", came_to, workload.name, words)
+            audit.step(case.node, "checkpoint", result, workload.name, words)
 
     def _silent(self, case: Case, workload: Workload, leaving: Leaving, turn: Turn) -> None:
         """Note once that a checkpoint was waited for in vain."""
@@ -205,19 +205,19 @@ class Drainer:
         answer = self._workloads.evict(workload, fence)
         audit.settle(number, answer)
         self._evicted(case, workload, answer, audit.clock.now())
-        audit.step(case.node, "evict", CAME_TO[answer.kind], workload.name, answer.words, answer.writes)
+        audit.step(case.node, "evict", OUTCOMES[answer.kind], workload.name, answer.words, answer.writes)
         return answer.kind in ("done", "already")
 
     def _evicted(self, case: Case, workload: Workload, answer: WorkAnswer, now: datetime) -> None:
         settings, leaving = self._settings, case.entry.leaving[workload.uid]
         if answer.kind in ("done", "already"):
             # it is asked again only where it neither went nor is on its way long after its own grace time
-            again = now + (workload.grace or timedelta(0)) + settings.retry_most
+            again = now + (workload.grace or timedelta(0)) + settings.retry_max_delay
             words = f"it was asked to go at {now:%Y-%m-%d %H:%M:%S} UTC and is still there"
             case.move(workload.uid, evicted_at=now, again_at=again, tries=0, words=words)
         elif answer.kind in ("blocked", "refused", "timeout"):
-            pause = now + min(settings.retry_most, settings.retry_first * 2 ** min(leaving.tries, 20))
-            again = max(pause, min(answer.again_at, now + settings.retry_most) if answer.again_at else pause)
+            pause = now + min(settings.retry_max_delay, settings.retry_initial_delay * 2 ** min(leaving.tries, 20))
+            again = max(pause, min(answer.again_at, now + settings.retry_max_delay) if answer.again_at else pause)
             words = f"{answer.kind}: {answer.words}; tried again from {again:%H:%M:%S} UTC"
             case.move(workload.uid, tries=leaving.tries + 1, again_at=again, words=words)
 

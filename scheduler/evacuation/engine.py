@@ -99,7 +99,7 @@ class Evacuation:
             return
         report = given.report
         audit = Audit(self._ledger, self._clock, report, given.forward)
-        turn = Turn(given.lease, audit, self._clock.now() + self._settings.most_time, self._still)
+        turn = Turn(given.lease, audit, self._clock.now() + self._settings.max_round_duration, self._still)
         self._settle_open(audit)
         cases = self._open(given, audit)
         now = self._clock.now()
@@ -144,7 +144,7 @@ class Evacuation:
 
     def _act(self, cases: list[Case], emptying: list[Case], results: list[Result], turn: Turn) -> None:
         # slow hooks have half of the time at most: what is ready to go must not wait for them
-        self._drainer.ask(emptying, replace(turn, until=turn.until - self._settings.most_time / 2))
+        self._drainer.ask(emptying, replace(turn, until=turn.until - self._settings.max_round_duration / 2))
         self._drainer.evict(emptying, turn, _unseen(self._store.progress, {case.node for case in emptying}))
         for case in emptying:
             self._stuck(case, turn.audit)
@@ -216,7 +216,7 @@ class Evacuation:
             return "what its drain rests on has expired"
         if decision is None or decision.target is not Level.DRAINED:
             return "the decision of this round does not want it drained any more"
-        if passed_at is not None and now < passed_at + self._settings.verification.again_after and not decision.rules:
+        if passed_at is not None and now < passed_at + self._settings.verification.valid_for and not decision.rules:
             return f"it passed a diagnostic at {passed_at:%Y-%m-%d %H:%M} UTC: its jobs are not moved again so soon"
         return None
 
@@ -246,7 +246,7 @@ class Evacuation:
         then = Progress(dict(sorted(nodes.items())), progress.results)
         for result in results:
             then = then.with_result(result)
-        trouble = self._store.save(then.without_old(self._clock.now() - self._settings.verification.keep))
+        trouble = self._store.save(then.without_old(self._clock.now() - self._settings.verification.retention))
         if trouble is not None:
             audit.trouble(trouble)
         return trouble is None

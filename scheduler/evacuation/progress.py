@@ -146,7 +146,7 @@ def progress_text(progress: Progress) -> str:
     content = {"format": FORMAT, **plain_of(progress)}
     text = packed(_HEAD, json.dumps(content, sort_keys=True, separators=(",", ":")).encode())
     if len(text) > LONGEST:
-        raise ValueError(f"the evacuations have {len(text)} characters, {LONGEST} fit: lower verification.keep")
+        raise ValueError(f"the evacuations have {len(text)} characters, {LONGEST} fit: lower verification.retention")
     return text
 
 

@@ -69,61 +69,61 @@ class CommandSettings:
 class CheckpointSettings:
     """What is asked of workloads before they are evicted.
 
-    ``wait``: how long an acknowledgement is waited for, where the workload names no time.
-    ``most_wait``: what a workload names is cut to this.
-    ``otherwise``: how workloads are asked that name no way themselves: by the operator's ``webhook`` or ``command``, or
+    ``timeout``: how long an acknowledgement is waited for, where the workload names no time.
+    ``max_timeout``: what a workload names is cut to this.
+    ``default``: how workloads are asked that name no way themselves: by the operator's ``webhook`` or ``command``, or
     not (``none``).
     """
 
-    wait: timedelta = timedelta(minutes=5)
-    most_wait: timedelta = timedelta(minutes=30)
-    otherwise: Literal["none", "webhook", "command"] = "none"
+    timeout: timedelta = timedelta(minutes=5)
+    max_timeout: timedelta = timedelta(minutes=30)
+    default: Literal["none", "webhook", "command"] = "none"
     webhook: WebhookSettings | None = None
     command: CommandSettings | None = None
 
     def __post_init__(self) -> None:
-        _positive(self, "wait", "most_wait")
-        if self.otherwise == "webhook" and self.webhook is None:
-            raise ValueError("otherwise is 'webhook': give the webhook with its url")
-        if self.otherwise == "command" and self.command is None:
-            raise ValueError("otherwise is 'command': give the command")
+        _positive(self, "timeout", "max_timeout")
+        if self.default == "webhook" and self.webhook is None:
+            raise ValueError("default is 'webhook': give the webhook with its url")
+        if self.default == "command" and self.command is None:
+            raise ValueError("default is 'command': give the command")
 
 
 @dataclass(frozen=True, slots=True)
 class VerificationSettings:
     """The diagnostic that follows on an emptied node.
 
-    ``by``: ``none``: none follows, and the mark ends with its prediction; ``scheduler``: a job of the scheduler's own;
+    ``method``: ``none``: none follows, and the mark ends with its prediction; ``scheduler``: a job of its own;
     ``webhook``, ``command``: the operator's.
-    ``patience``: without a result by then it is inconclusive.
+    ``timeout``: without a result by then it is inconclusive.
     ``attempts``: how often it is tried while it is inconclusive.
-    ``repeat``: after one that failed or stayed inconclusive it is run again so much later, or as soon as the node
+    ``retry_after``: after one that failed or stayed inconclusive it is run again so much later, or as soon as the node
     booted or its GPUs are others: so a repaired node comes back by itself, and one that is not stays out. Shorter than
     the rule on a failed diagnostic holds.
-    ``again_after``: the jobs of a node that passed so lately are not moved again: it takes no new ones, and they run
+    ``valid_for``: the jobs of a node that passed so lately are not moved again: it takes no new ones, and they run
     on.
-    ``keep``: how long results are kept in the scheduler. A failed one holds its node as long as the rule on it says.
+    ``retention``: how long results are kept in the scheduler; a failed one holds its node as long as the rule says.
     """
 
-    by: Literal["none", "scheduler", "webhook", "command"] = "none"
+    method: Literal["none", "scheduler", "webhook", "command"] = "none"
     webhook: WebhookSettings | None = None
     command: CommandSettings | None = None
-    patience: timedelta = timedelta(hours=2)
+    timeout: timedelta = timedelta(hours=2)
     attempts: int = 2
-    repeat: timedelta = timedelta(days=1)
-    again_after: timedelta = timedelta(hours=12)
-    keep: timedelta = timedelta(days=14)
+    retry_after: timedelta = timedelta(days=1)
+    valid_for: timedelta = timedelta(hours=12)
+    retention: timedelta = timedelta(days=14)
 
     def __post_init__(self) -> None:
-        _positive(self, "patience", "repeat", "keep")
-        if self.again_after < _NONE:
-            raise ValueError(f"again_after is {self.again_after}: give a time of zero or more")
+        _positive(self, "timeout", "retry_after", "retention")
+        if self.valid_for < _NONE:
+            raise ValueError(f"valid_for is {self.valid_for}: give a time of zero or more")
         if self.attempts < 1:
             raise ValueError(f"attempts is {self.attempts}: give a positive number")
-        if self.by == "webhook" and self.webhook is None:
-            raise ValueError("by is 'webhook': give the webhook with its url")
-        if self.by == "command" and self.command is None:
-            raise ValueError("by is 'command': give the command")
+        if self.method == "webhook" and self.webhook is None:
+            raise ValueError("method is 'webhook': give the webhook with its url")
+        if self.method == "command" and self.command is None:
+            raise ValueError("method is 'command': give the command")
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,24 +131,23 @@ class EvacuationSettings:
     """How nodes with a drain mark are emptied.
 
     ``enabled``: False: a drain mark keeps new work off, and the jobs end by themselves.
-    ``most_time``: what a round has not begun by then is left to the next one.
-    ``most_going``: workloads on their way out at once, in the whole fleet.
-    ``retry_first``, ``retry_most``: after a blocked or failed eviction it is tried again not before this, doubled each
-    time.
+    ``max_round_duration``: what a round has not begun by then is left to the next one.
+    ``max_concurrent``: workloads on their way out at once, in the whole fleet.
+    ``retry_initial_delay``, ``retry_max_delay``: pause after a blocked or failed eviction, doubled each time.
     ``stuck_after``: a node that is not empty by then, counted from when its last wait was over, is told about once. It
     keeps its taint; nothing is forced.
     """
 
     enabled: bool = False
-    most_time: timedelta = timedelta(seconds=30)
-    most_going: int = 20
-    retry_first: timedelta = timedelta(seconds=30)
-    retry_most: timedelta = timedelta(minutes=10)
+    max_round_duration: timedelta = timedelta(seconds=30)
+    max_concurrent: int = 20
+    retry_initial_delay: timedelta = timedelta(seconds=30)
+    retry_max_delay: timedelta = timedelta(minutes=10)
     stuck_after: timedelta = timedelta(hours=1)
     checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
     verification: VerificationSettings = field(default_factory=VerificationSettings)
 
     def __post_init__(self) -> None:
-        _positive(self, "most_time", "retry_first", "retry_most", "stuck_after")
-        if self.most_going < 1:
-            raise ValueError(f"most_going is {self.most_going}: give a positive number")
+        _positive(self, "max_round_duration", "retry_initial_delay", "retry_max_delay", "stuck_after")
+        if self.max_concurrent < 1:
+            raise ValueError(f"max_concurrent is {self.max_concurrent}: give a positive number")

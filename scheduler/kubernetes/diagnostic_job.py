@@ -90,7 +90,7 @@ class KubernetesVerification:
             reason = "it ended and says neither passed nor failed" if not found else "it says more than one thing"
             return DiagnosticResult("inconclusive", f"{reason} ({end.get('message') or end['type']})", (), at)
         (statement,) = found
-        words = str(statement.get("words") or "")[:500]
+        words = str(statement.get("message") or "")[:500]
         if statement["result"] == "passed" and not complete:
             return DiagnosticResult("inconclusive", f"it says passed, and failed ({end.get('message')})", (), at)
         units = statement.get("failed_units")

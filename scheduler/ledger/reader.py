@@ -122,11 +122,13 @@ class LedgerReader:
                 {
                     "at": at, "kind": kind, "workload": None if workload is None else workload["name"],
                     "uid": None if workload is None else workload["uid"], "means": call["means"], "key": call["key"],
-                    "answer": answer or "not known", "words": came.get("words", ""), "meant": call["writes"],
+                    "answer": answer or "not known", "message": came.get("words", ""), "meant": call["writes"],
                     "wrote": came.get("writes", []),
                 }
             )  # fmt: skip
-        made += [{**_json(content), "at": at, "kind": kind, "answer": None} for at, kind, content in found]
+        for at, kind, content in found:
+            finding = _json(content)
+            made.append({"message": finding.pop("words"), **finding, "at": at, "kind": kind, "answer": None})
         return sorted(made, key=lambda each: each["at"])[-most:]
 
     def results(self) -> list[dict[str, Any]]:
@@ -188,7 +190,7 @@ class LedgerReader:
             made.append(
                 {
                     "call": number, "at": at, "node": node, "verb": verb, "to": intent["to"], "key": intent["key"],
-                    "answer": kind or "not known", "confirmed": bool(confirmed), "words": came.get("words", ""),
+                    "answer": kind or "not known", "confirmed": bool(confirmed), "message": came.get("words", ""),
                     "read": intent["read"], "meant": intent["writes"], "wrote": came.get("writes", []),
                 }
             )  # fmt: skip

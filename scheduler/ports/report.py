@@ -18,13 +18,13 @@ _BOUNDED = ("verify", "checkpoint")
 class Step:
     """What became of one action.
 
-    ``came_to``: ``done``, ``already``, ``skipped``, ``failed``, ``unknown``, or ``would`` in a rehearsal.
+    ``outcome``: ``done``, ``already``, ``skipped``, ``failed``, ``unknown``, or ``would`` in a rehearsal.
     ``words``: why not, or what the scheduler said.
     ``writes``: what was, or would be, written.
     """
 
     action: Action
-    came_to: str
+    outcome: str
     words: str = ""
     writes: tuple[Write, ...] = ()
 
@@ -34,14 +34,14 @@ class WorkStep:
     """What became of one thing that was done, or waited for, to empty a node.
 
     ``verb``: ``checkpoint``, ``evict``, ``wait``, ``empty``, ``verify``, ``tell``, ``hold``.
-    ``came_to``: ``done``, ``already``, ``blocked``, ``gone``, ``failed``, ``unknown``, ``waiting``, ``passed``,
+    ``outcome``: ``done``, ``already``, ``blocked``, ``gone``, ``failed``, ``unknown``, ``waiting``, ``passed``,
     ``inconclusive``, ``held``, or ``would`` in a rehearsal.
     ``workload``: None: it is about the node.
     """
 
     node: str
     verb: str
-    came_to: str
+    outcome: str
     workload: str | None = None
     words: str = ""
     writes: tuple[Write, ...] = ()
@@ -50,7 +50,7 @@ class WorkStep:
     def line(self) -> str:
         """The step in one line."""
         what = self.node if self.workload is None else f"{self.workload} on {self.node}"
-        return f"{self.came_to:<8} {self.verb} {what}" + (f": {self.words}" if self.words else "")
+        return f"{self.outcome:<8} {self.verb} {what}" + (f": {self.words}" if self.words else "")
 
 
 @dataclass(slots=True)
@@ -82,8 +82,8 @@ class RoundReport:
 
         A checkpoint that could not be asked for is told in ``work`` and counted by the metrics; it fails no round.
         """
-        came = [step.came_to for step in self.steps]
-        came += [step.came_to for step in self.work if step.verb not in _BOUNDED]
+        came = [step.outcome for step in self.steps]
+        came += [step.outcome for step in self.work if step.verb not in _BOUNDED]
         return bool(self.errors) or any(each in ("failed", "unknown") for each in came)
 
     def standing(self) -> tuple[NodeDecision, ...]:
@@ -110,8 +110,8 @@ class RoundReport:
                     "to": step.action.to.name.lower(),
                     "tier": step.action.tier,
                     "risk": step.action.risk,
-                    "came_to": step.came_to,
-                    "words": step.words,
+                    "outcome": step.outcome,
+                    "message": step.words,
                     "reasons": list(step.action.reasons),
                     "writes": [
                         {"target": each.target, "path": each.path, "before": each.before, "after": each.after}
@@ -125,8 +125,8 @@ class RoundReport:
                     "verb": step.verb,
                     "node": step.node,
                     "workload": step.workload,
-                    "came_to": step.came_to,
-                    "words": step.words,
+                    "outcome": step.outcome,
+                    "message": step.words,
                     "writes": [plain_of(each) for each in step.writes],
                 }
                 for step in self.work

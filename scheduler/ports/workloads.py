@@ -259,7 +259,7 @@ class Hook(Protocol):
 def reply_of(kind: HookKind, words: str, content: Mapping[str, Any]) -> HookReply:
     """Make a reply; a ``state`` in the content that is one of :data:`STATES` says more than a status or exit code."""
     said = content.get("state")
-    told = content.get("words")
+    told = content.get("message")
     if kind in ("done", "waiting") and isinstance(said, str):
         kind = STATES.get(said, kind)
     return HookReply(kind, told[:500] if isinstance(told, str) and told else words, content)

@@ -50,7 +50,7 @@ class SlurmCommands:
 
     def __init__(self, settings: SlurmSettings) -> None:
         self._settings = settings
-        self._environment = {} if settings.conf is None else {"SLURM_CONF": settings.conf}
+        self._environment = {} if settings.slurm_conf is None else {"SLURM_CONF": settings.slurm_conf}
         self._scontrol: bool | None = None  # whether it writes JSON; None: not tried yet
         self._json = "--json"
         self._versions: dict[str, int | None] = {}
@@ -187,13 +187,13 @@ class SlurmCommands:
         settings = self._settings
         kept = {name: text for name, text in os.environ.items() if not name.startswith(_FOREIGN_FILTERS)}
         ended = run_program(
-            command, sink, timeout_s=settings.timeout.total_seconds(), most_bytes=settings.most_bytes,
+            command, sink, timeout_s=settings.timeout.total_seconds(), most_bytes=settings.max_response_bytes,
             environment={**kept, "LC_ALL": "C", **self._environment},
         )  # fmt: skip
         return replace(ended, said=ended.said[:400])
 
     def _program(self, name: str) -> str:
-        return name if self._settings.bin is None else str(Path(self._settings.bin) / name)
+        return name if self._settings.bin_dir is None else str(Path(self._settings.bin_dir) / name)
 
 
 def _errors_of(reader: ReportReader[_Row]) -> str:

@@ -88,16 +88,16 @@ def view_of(node: SlurmNode, jobs: Iterable[JobView], settings: SlurmSettings, n
     """
     standing = standing_on(node, now)
     foreign = foreign_words(node, standing)
-    opt_out = f"feature {settings.opt_out}" if settings.opt_out in node.features else foreign
+    opt_out = f"feature {settings.opt_out_feature}" if settings.opt_out_feature in node.features else foreign
     if opt_out is None and standing.damaged is not None:
         opt_out = standing.damaged
     by = None
     if node.out and not standing.marks.tainted:
         by = f"{node.user or 'somebody unknown'} ({'+'.join(sorted(node.out)).lower()}: {node.reason})"
-    group = _named(node, settings.group) or (node.partitions[0] if node.partitions else "none")
+    group = _named(node, settings.group_prefix) or (node.partitions[0] if node.partitions else "none")
     return NodeView(
-        node.name, settings.cluster, group, _named(node, settings.rack), _named(node, settings.domain), (),
-        tuple(jobs), standing.marks, opt_out, node.elsewhere, by, node.down, node.readable, standing.undone,
+        node.name, settings.cluster, group, _named(node, settings.rack_prefix), _named(node, settings.domain_prefix),
+        (), tuple(jobs), standing.marks, opt_out, node.elsewhere, by, node.down, node.readable, standing.undone,
     )  # fmt: skip
 
 
@@ -127,7 +127,7 @@ def change_for(action: Action, node: SlurmNode, settings: SlurmSettings, now: da
     if action.verb == "soft_taint" and (not marks.soft or standing.lost_weight):
         new, change = _softened(new, node, standing, settings)
     if action.verb in ("taint", "drain") and not marks.tainted:
-        change = NodeChange("FAIL" if settings.hard == "fail" else "DRAIN", reason_for(action, end))
+        change = NodeChange("FAIL" if settings.hard_state == "fail" else "DRAIN", reason_for(action, end))
         new = replace(new, since=now, drain_at=None)
     if action.verb == "drain" and not marks.drained:
         new = replace(new, drain_at=now)

@@ -49,8 +49,8 @@ class SlurmRest:
     """
 
     def __init__(self, settings: SlurmSettings) -> None:
-        assert settings.rest is not None
-        self._settings, self._where = settings, settings.rest
+        assert settings.rest_url is not None
+        self._settings, self._where = settings, settings.rest_url
         self._version: int | None = None
         self._headers()
 
@@ -202,8 +202,8 @@ class SlurmRest:
             ):
                 for piece in answer.iter_bytes(_CHUNK):
                     size += len(piece)
-                    if size > self._settings.most_bytes:
-                        raise SlurmFormatError(f"an answer of over {self._settings.most_bytes:,} bytes")
+                    if size > self._settings.max_response_bytes:
+                        raise SlurmFormatError(f"an answer of over {self._settings.max_response_bytes:,} bytes")
                     if time.monotonic() > deadline:
                         raise _NoAnswerError(f"{self._where}: no whole answer within {timeout:g} s")
                     sink(piece)

@@ -293,7 +293,7 @@ def open_slurm(settings: SlurmSettings, clock: Clock) -> SlurmScheduler:
     from scheduler.slurm.rest import SlurmRest  # noqa: PLC0415
 
     folder = SharedFolder(Path(settings.folder), clock)
-    port: SlurmPort = SlurmCommands(settings) if settings.rest is None else SlurmRest(settings)
+    port: SlurmPort = SlurmCommands(settings) if settings.rest_url is None else SlurmRest(settings)
     return SlurmScheduler(port, folder, clock, settings)
 
 

@@ -30,7 +30,7 @@ from telemetry.dataset.store import Dataset
 WINDOW: Final = timedelta(days=30)
 """Alerts are told of so far back from the end of the data."""
 
-PATIENCE: Final = timedelta(days=7)
+OUTCOME_TIMEOUT: Final = timedelta(days=7)
 """How long after the horizon the outcome of a drained unit may still come."""
 
 ALERTED: Final = ("elevated", "high")
@@ -87,7 +87,7 @@ def outcomes_of(
     alerts = list(_alerts(decisions, labels.gap))
     judged: list[dict[str, Any]] = []
     for alert, node, tier, risk in alerts:
-        outcome = judge(alert, happenings.get(alert.unit, ()), data_end, patience=PATIENCE)
+        outcome = judge(alert, happenings.get(alert.unit, ()), data_end, timeout=OUTCOME_TIMEOUT)
         first = next(
             (onset for onset in onsets.get(alert.unit, ()) if alert.at < onset[0] <= alert.at + alert.horizon), None
         )

@@ -47,7 +47,7 @@ def test_a_share_over_the_limit_opens_it_and_says_why():
 
 def test_one_bad_node_of_three_would_open_a_plain_share_and_does_not():
     # 1 of 3 is 33 %, over the 20 % that blocks Karpenter's repair.
-    assert CONFIG.most_risky < 1 / 3
+    assert CONFIG.max_risky < 1 / 3
     assert run(look(3, 1))[0].causes == {}
     assert run(look(3, 2))[0].causes == {}
     assert run(look(3, 3))[0].causes != {}
@@ -73,7 +73,7 @@ def test_what_opened_it_does_not_become_what_is_usual():
 
 def test_nodes_without_gpus_would_water_the_share_down_and_are_not_given_to_it():
     # As a share of 200 nodes, half of them without a GPU, 25 of 100 look harmless (NVSentinel#1228).
-    assert CONFIG.most_risky > 25 / 200
+    assert CONFIG.max_risky > 25 / 200
     assert run(look(100, 25))[0].causes != {}
 
 
@@ -193,9 +193,9 @@ def test_the_same_look_twice_changes_nothing():
 
 def test_settings_that_make_no_sense_are_refused():
     for given, words in [
-        ({"most_risky": 20}, "most_risky is 20: give a number from 0 to 1"),
+        ({"max_risky": 20}, "max_risky is 20: give a number from 0 to 1"),
         ({"jump": 0.5}, "jump is 0.5: give a number of at least 1"),
-        ({"history": 2}, r"least_history is 4: give at most history \(2\)"),
+        ({"history": 2}, r"min_history is 4: give at most history \(2\)"),
         ({"quiet": 0 * HOUR}, "quiet is 0:00:00: give a positive time"),
         ({"settle": -HOUR}, "settle is -1 day, 23:00:00: give a time of zero or more"),
     ]:

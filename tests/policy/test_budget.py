@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policy.budget import Ask, BudgetConfig, Floor, Member, Rate, Start, grant
+from policy.budget import Ask, BudgetConfig, Member, RateLimit, Start, grant
+from policy.budget import DisruptionBudget as Budget
 from tests.policy.decide_world import HOUR, T0
 
 
@@ -30,23 +31,30 @@ def test_a_share_on_three_nodes_would_block_all_or_give_all_and_gives_one():
     assert math.floor(0.2 * 3) == 0
     # Rounded up, 90 % of three is all.
     assert math.ceil(0.9 * 3) == 3
-    assert [Floor("cluster", most_share=share).allowed(3) for share in (0.0, 0.01, 0.2, 0.5, 0.9, 1.0)] == [
+    assert [Budget("cluster", max_unavailable_share=share).allowed(3) for share in (0.0, 0.01, 0.2, 0.5, 0.9, 1.0)] == [
         0, 1, 1, 1, 2, 2,
     ]  # fmt: skip
-    assert [Floor("cluster", most_share=0.2).allowed(total) for total in (0, 1, 2, 5, 9, 10)] == [0, 0, 1, 1, 1, 2]
-    assert Floor("cluster", most_share=0.29).allowed(100) == 29
+    assert [Budget("cluster", max_unavailable_share=0.2).allowed(total) for total in (0, 1, 2, 5, 9, 10)] == [
+        0,
+        0,
+        1,
+        1,
+        1,
+        2,
+    ]
+    assert Budget("cluster", max_unavailable_share=0.29).allowed(100) == 29
 
 
 def test_absolute_and_relative_floors_hold_together():
-    assert Floor("cluster", most=5, most_share=0.1, keep=95).allowed(100) == 5
-    assert Floor("cluster", most_share=0.5, keep=98).allowed(100) == 2
-    assert Floor("cluster", keep=3).allowed(2) == 0
-    assert Floor("rack", most_share=0.5, ignore_below=2).allowed(1) == 1
+    assert Budget("cluster", max_unavailable=5, max_unavailable_share=0.1, min_available=95).allowed(100) == 5
+    assert Budget("cluster", max_unavailable_share=0.5, min_available=98).allowed(100) == 2
+    assert Budget("cluster", min_available=3).allowed(2) == 0
+    assert Budget("rack", max_unavailable_share=0.5, min_scope_size=2).allowed(1) == 1
 
 
 def test_the_riskiest_come_first_and_the_others_are_listed_with_why():
     wanted = [Ask("n00", 0.7, T0), Ask("n01", 0.9, T0), Ask("n02", 0.8, T0)]
-    given_ = grant(members(20), wanted, (), floors(Floor("cluster", most=2)), T0)
+    given_ = grant(members(20), wanted, (), floors(Budget("cluster", max_unavailable=2)), T0)
     assert given_.nodes == {"n01", "n02"}
     assert given_.refused == {"n00": "cluster c: 2 of 20 nodes are out of service, 2 may be"}
     use = given_.uses[0]
@@ -56,12 +64,12 @@ def test_the_riskiest_come_first_and_the_others_are_listed_with_why():
 def test_in_order_of_arrival_the_worst_would_be_left_out():
     wanted = [Ask(f"n{i:02}", 0.6 + i / 100, T0) for i in range(10)]
     assert wanted[0].risk < wanted[-1].risk  # first come, first served would take n00 and leave n09
-    assert grant(members(20), wanted, (), floors(Floor("cluster", most=1)), T0).nodes == {"n09"}
+    assert grant(members(20), wanted, (), floors(Budget("cluster", max_unavailable=1)), T0).nodes == {"n09"}
 
 
 def test_nodes_that_others_took_out_are_lost_capacity():
     # Counting only its own drains, a tool takes two more although five are gone.
-    config = floors(Floor("cluster", most=5))
+    config = floors(Budget("cluster", max_unavailable=5))
     assert grant(members(20, lost=0), asks("n10", "n11"), (), config, T0).nodes == {"n10", "n11"}
     assert grant(members(20, lost=5), asks("n10", "n11"), (), config, T0).nodes == frozenset()
 
@@ -71,13 +79,13 @@ def test_every_scope_has_its_own_floor(scope):
     listed = [Member(f"n{i}", (("cluster", "c"), (scope, "a" if i < 3 else "b")), False) for i in range(6)]
     if scope == "cluster":
         listed = [replace(each, scopes=each.scopes[1:]) for each in listed]
-    given_ = grant(listed, asks(*(f"n{i}" for i in range(6))), (), floors(Floor(scope, most=1)), T0)
+    given_ = grant(listed, asks(*(f"n{i}" for i in range(6))), (), floors(Budget(scope, max_unavailable=1)), T0)
     assert given_.nodes == {"n0", "n3"}
     assert given_.refused["n1"].startswith(f"{scope} a: 1 of 3 nodes are out of service")
 
 
 def test_a_storm_would_take_everything_at_once_and_the_rate_lets_a_few_through_at_a_time():
-    config = BudgetConfig((), (Rate("cluster", 4, HOUR),))
+    config = BudgetConfig((), (RateLimit("cluster", 4, HOUR),))
     everyone = [f"n{i:02}" for i in range(20)]
     assert len(grant(members(20), asks(*everyone), (), BudgetConfig((), ()), T0).nodes) == 20
     first = grant(members(20), asks(*everyone), (), config, T0)
@@ -89,7 +97,7 @@ def test_a_storm_would_take_everything_at_once_and_the_rate_lets_a_few_through_a
 
 
 def test_a_budget_in_memory_is_empty_after_a_restart_and_the_starts_that_are_kept_are_not():
-    config = BudgetConfig((), (Rate("cluster", 1, HOUR),))
+    config = BudgetConfig((), (RateLimit("cluster", 1, HOUR),))
     first = grant(members(9), asks("n00"), (), config, T0)
     later = T0 + HOUR / 2
     assert grant(members(9), asks("n01"), (), config, later).nodes == {"n01"}  # forgotten
@@ -97,7 +105,7 @@ def test_a_budget_in_memory_is_empty_after_a_restart_and_the_starts_that_are_kep
 
 
 def test_a_wish_that_is_repeated_costs_nothing_and_a_new_episode_of_the_same_node_does():
-    config = BudgetConfig((), (Rate("cluster", 1, HOUR),))
+    config = BudgetConfig((), (RateLimit("cluster", 1, HOUR),))
     first = grant(members(9), asks("n00"), (), config, T0)
     again = grant(members(9), asks("n00"), first.starts, config, T0)
     assert (again.nodes, again.starts) == (first.nodes, first.starts)
@@ -105,7 +113,7 @@ def test_a_wish_that_is_repeated_costs_nothing_and_a_new_episode_of_the_same_nod
 
 
 def test_grants_that_come_to_nothing_do_not_add_up_to_a_storm_once_they_can_be_carried_out():
-    config = BudgetConfig((), (Rate("cluster", 4, HOUR), Rate("cluster", 24, 24 * HOUR)))
+    config = BudgetConfig((), (RateLimit("cluster", 4, HOUR), RateLimit("cluster", 24, 24 * HOUR)))
     everyone = [f"n{i:02}" for i in range(20)]
     starts, tried = (), []
     for hour in range(12):  # nobody may write to any node all night
@@ -120,7 +128,7 @@ def test_grants_that_come_to_nothing_do_not_add_up_to_a_storm_once_they_can_be_c
 
 
 def test_what_was_given_back_within_the_day_counts_anew_by_the_hour_and_not_by_the_day():
-    config = BudgetConfig((), (Rate("cluster", 2, HOUR), Rate("cluster", 6, 24 * HOUR)))
+    config = BudgetConfig((), (RateLimit("cluster", 2, HOUR), RateLimit("cluster", 6, 24 * HOUR)))
     everyone = [f"n{i:02}" for i in range(8)]
     starts = ()
     for hour in range(3):
@@ -132,7 +140,7 @@ def test_what_was_given_back_within_the_day_counts_anew_by_the_hour_and_not_by_t
 
 
 def test_a_start_dated_ahead_by_a_wrong_clock_counts_for_one_window_and_not_for_years():
-    config = BudgetConfig((), (Rate("cluster", 1, HOUR),))
+    config = BudgetConfig((), (RateLimit("cluster", 1, HOUR),))
     ahead = (Start("n05", T0 + timedelta(days=3000), T0, (("cluster", "c"),)),)
     now = grant(members(9), asks("n00"), ahead, config, T0)
     assert not now.nodes
@@ -150,14 +158,18 @@ def test_what_is_granted_is_what_a_plain_search_grants(nodes, wishes, most, shar
         Member(f"n{i:02}", (("cluster", "c"), ("group", f"g{group}"), ("rack", f"r{rack}")), lost)
         for i, (lost, group, rack) in enumerate(nodes)
     ]
-    config = floors(Floor("cluster", keep=keep), Floor("group", most=most), Floor("rack", most_share=share))
+    config = floors(
+        Budget("cluster", min_available=keep),
+        Budget("group", max_unavailable=most),
+        Budget("rack", max_unavailable_share=share),
+    )
     wanted = [Ask(f"n{i:02}", risk, T0) for i, risk in dict(wishes).items() if i < len(listed) and not listed[i].lost]
     out = {member.node for member in listed if member.lost}
     expected = set()
     for ask in sorted(wanted, key=lambda ask: (-ask.risk, ask.node)):
         mine = next(member for member in listed if member.node == ask.node)
         fits = True
-        for floor in config.floors:
+        for floor in config.disruption_budgets:
             scope = next(scope for scope in mine.scopes if scope[0] == floor.scope)
             inside = [member.node for member in listed if scope in member.scopes]
             if len(out & set(inside)) + 1 > floor.allowed(len(inside)):
@@ -171,16 +183,18 @@ def test_what_is_granted_is_what_a_plain_search_grants(nodes, wishes, most, shar
 
 
 def test_settings_that_make_no_sense_are_refused():
-    with pytest.raises(ValueError, match=r"^the floor of scope group limits nothing: give most, most_share or keep$"):
-        Floor("group")
+    with pytest.raises(ValueError, match=r"^the disruption budget of scope group limits nothing: give max"):
+        Budget("group")
     with pytest.raises(ValueError, match=r"^scope is 'row': give one of fleet, cluster, group, rack, domain, job$"):
-        Floor("row", most=1)
-    with pytest.raises(ValueError, match=r"^most_share of the floor of scope rack is 20: give 0 to 1$"):
-        Floor("rack", most_share=20)
-    with pytest.raises(ValueError, match=r"^keep of the floor of scope rack is -1: give zero or more$"):
-        Floor("rack", keep=-1)
-    with pytest.raises(ValueError, match=r"^window of the rate of scope fleet is 0:00:00: give a positive time$"):
-        Rate("fleet", 1, timedelta(0))
+        Budget("row", max_unavailable=1)
+    with pytest.raises(ValueError, match=r"^max_unavailable_share of scope rack is 20: give 0 to 1$"):
+        Budget("rack", max_unavailable_share=20)
+    with pytest.raises(
+        ValueError, match=r"^min_available of the disruption budget of scope rack is -1: give zero or more$"
+    ):
+        Budget("rack", min_available=-1)
+    with pytest.raises(ValueError, match=r"^window of the rate limit of scope fleet is 0:00:00: give a positive time$"):
+        RateLimit("fleet", 1, timedelta(0))
 
 
 @settings(max_examples=100, deadline=None)
@@ -212,14 +226,17 @@ def test_a_hundred_small_clusters_do_not_lose_a_node_each_in_one_round():
         Member(f"c{c:02}-n{i}", (("fleet", ""), ("cluster", f"c{c}")), False) for c in range(100) for i in range(3)
     ]
     wanted = [Ask(member.node, 0.9, T0) for member in listed]
-    assert len(grant(listed, wanted, (), BudgetConfig((Floor("cluster", most_share=0.1),), ()), T0).nodes) == 100
+    assert (
+        len(grant(listed, wanted, (), BudgetConfig((Budget("cluster", max_unavailable_share=0.1),), ()), T0).nodes)
+        == 100
+    )
     found = grant(listed, wanted, (), BudgetConfig(), T0)
     assert len(found.nodes) == 15
     assert "fleet: 15 nodes were taken out in 1 h, 15 may be" in found.refused.values()
 
 
 def test_limits_of_the_fleet_hold_unless_they_are_given():
-    given_ = BudgetConfig((Floor("cluster", most=1),), (Rate("fleet", 2, HOUR),)).with_fleet_limits()
-    assert [each.scope for each in given_.floors] == ["fleet", "cluster"]
-    assert given_.rates == (Rate("fleet", 2, HOUR),)
+    given_ = BudgetConfig((Budget("cluster", max_unavailable=1),), (RateLimit("fleet", 2, HOUR),)).with_fleet_limits()
+    assert [each.scope for each in given_.disruption_budgets] == ["fleet", "cluster"]
+    assert given_.rate_limits == (RateLimit("fleet", 2, HOUR),)
     assert BudgetConfig().with_fleet_limits() == BudgetConfig()

@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from policy.budget import BudgetConfig, Floor
+from policy.budget import BudgetConfig, DisruptionBudget
 from policy.decide import decide
 from policy.fleet import JobView, Level, Marks, Published, Score, score_of
 from policy.hysteresis import NodeRiskConfig
@@ -81,7 +81,7 @@ def test_releases_come_first_and_then_the_riskiest():
 
 
 def test_over_budget_means_softly_tainted_and_listed():
-    settings = config(budget=BudgetConfig((Floor("cluster", most=1),), ()))
+    settings = config(budget=BudgetConfig((DisruptionBudget("cluster", max_unavailable=1),), ()))
     plan = once([node("a", 0.7), node("b", 0.9), *healthy(30)], settings)
     assert verbs(plan, "b") == ["publish", "taint", "drain"]
     assert verbs(plan, "a") == ["publish", "soft_taint"]
@@ -110,7 +110,7 @@ def test_a_job_that_ends_soon_is_waited_for_behind_the_taint_and_the_drain_follo
 
 def test_a_node_over_budget_whose_risk_went_down_is_not_taken_when_there_is_room():
     # Executor on what was true when it was queued is what draino#50 did.
-    full = config(budget=BudgetConfig((Floor("cluster", most=0),), ()))
+    full = config(budget=BudgetConfig((DisruptionBudget("cluster", max_unavailable=0),), ()))
     fleet = [node("n", 0.7), *healthy(12)]
     plan = once(fleet, full)
     fleet = carry_out(fleet, plan.actions, T0)
@@ -196,7 +196,7 @@ def test_an_alert_is_told_once_an_episode_and_again_when_it_gets_worse():
 
 def test_nodes_without_units_are_neither_counted_nor_touched():
     cpu = [replace(node(f"cpu{i}"), units=()) for i in range(90)]
-    settings = config(budget=BudgetConfig((Floor("cluster", most_share=0.1),), ()))
+    settings = config(budget=BudgetConfig((DisruptionBudget("cluster", max_unavailable_share=0.1),), ()))
     plan = once([node("a", 0.9), node("b", 0.8), *healthy(8), *cpu], settings)
     # A tenth of the ten nodes with GPUs is one; of all hundred it would be ten.
     assert list(plan.over_budget) == ["b"]

@@ -11,8 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from policy.breaker import BreakerConfig
-from policy.budget import BudgetConfig, Floor, Rate
-from policy.cost_benefit import WorthConfig
+from policy.budget import BudgetConfig, RateLimit
+from policy.budget import DisruptionBudget as Budget
+from policy.cost_benefit import CostBenefitConfig
 from policy.decide import carried_out, decide
 from policy.fleet import Fact, JobView, Level, NodeView, Signals, UnitView
 from policy.hysteresis import NodeRiskConfig
@@ -21,11 +22,12 @@ from scheduler.ports.stored_state import state_from_json, state_json
 from tests.policy.decide_world import HOUR, STEP, T0, carry_out, config, score
 
 NODES = 8
-FLOORS = (
-    Floor("cluster", most_share=0.4, keep=2), Floor("group", most=2), Floor("rack", most_share=0.5, ignore_below=2),
-    Floor("job", most=1),
+DISRUPTION_BUDGETS = (
+    Budget("cluster", max_unavailable_share=0.4, min_available=2), Budget("group", max_unavailable=2),
+    Budget("rack", max_unavailable_share=0.5, min_scope_size=2),
+    Budget("job", max_unavailable=1),
 )  # fmt: skip
-RATES = (Rate("group", 1, timedelta(hours=24)),)
+RATE_LIMITS = (RateLimit("group", 1, timedelta(hours=24)),)
 
 
 class World:
@@ -33,10 +35,10 @@ class World:
 
     def __init__(self, stage: str, rise_after: int, basis: str) -> None:
         self.config = config(
-            "g0", "g1", stage=stage, rise_after=rise_after, budget=BudgetConfig(FLOORS, RATES),
-            node_risk=NodeRiskConfig(basis), worth=WorthConfig(may_wait=False),
+            "g0", "g1", stage=stage, rise_after=rise_after, budget=BudgetConfig(DISRUPTION_BUDGETS, RATE_LIMITS),
+            node_risk=NodeRiskConfig(basis), cost_benefit=CostBenefitConfig(may_wait=False),
             breaker=BreakerConfig(
-                most_risky=1.0, most_missing=1.0, most_down=0.8, most_unreadable=0.8, most_changed=0.9
+                max_risky=1.0, max_missing=1.0, max_down=0.8, max_unreadable=0.8, max_changed=0.9
             ),
         )  # fmt: skip
         self.now = T0
@@ -161,12 +163,14 @@ def check(world: World) -> None:
     total = Counter(scope for each in before for scope in each.scopes)
     held, now_lost = lost(before), lost(after)
     newly = [b for a, b in zip(before, after, strict=True) if b.marks.level.hard and not a.marks.level.hard]
-    for floor in FLOORS:
+    for floor in DISRUPTION_BUDGETS:
         for scope in {scope for each in newly for scope in each.scopes if scope[0] == floor.scope}:
             assert now_lost[scope] <= max(floor.allowed(total[scope]), held[scope]), (scope, plan.uses)
     world.starts += [(world.now.timestamp(), each.name) for each in newly]
-    recent = Counter(int(name[1:]) % 2 for at, name in world.starts if at > (world.now - RATES[0].window).timestamp())
-    assert max(recent.values(), default=0) <= RATES[0].most
+    recent = Counter(
+        int(name[1:]) % 2 for at, name in world.starts if at > (world.now - RATE_LIMITS[0].window).timestamp()
+    )
+    assert max(recent.values(), default=0) <= RATE_LIMITS[0].max_nodes
 
     for old, new in zip(before, after, strict=True):
         mine = [action for action in plan.actions if action.node == old.name]
@@ -233,7 +237,10 @@ def test_a_release_that_is_due_is_never_blocked(steps, blocks):
     world.now += 10 * timedelta(days=1)
     settings_ = world.config
     if "budget" in blocks:
-        settings_ = replace(settings_, budget=BudgetConfig((Floor("fleet", most=0),), (Rate("cluster", 0, HOUR),)))
+        settings_ = replace(
+            settings_,
+            budget=BudgetConfig((Budget("fleet", max_unavailable=0),), (RateLimit("cluster", 0, HOUR),)),
+        )
     if "stage" in blocks:
         settings_ = replace(settings_, stages=replace(settings_.stages, pinned={"c/g0": "shadow", "c/g1": "soft"}))
     heard = replace(world.signals(), kill="kill" in blocks, drift=("fleet",) if "drift" in blocks else ())

@@ -11,7 +11,7 @@ from policy.stages import Bar, StagesConfig, StageState, advance_stage, held_out
 from tests.policy.decide_world import HOUR, T0
 
 DAY = timedelta(days=1)
-CONFIG = StagesConfig(least_outcomes=20, ceiling="hard")
+CONFIG = StagesConfig(min_outcomes=20, ceiling="hard")
 NOW = T0 + 30 * DAY
 
 
@@ -26,7 +26,7 @@ def outcomes(right, wrong, *, units=None, at=T0 + DAY, **others):
 
 def judged(*happenings, days=10.0):
     listed = [Happening(kind, T0 + hours * HOUR) for kind, hours in happenings]
-    return judge(alert(at=T0), listed, T0 + days * DAY, patience=2 * DAY).verdict
+    return judge(alert(at=T0), listed, T0 + days * DAY, timeout=2 * DAY).verdict
 
 
 @pytest.mark.parametrize("kind", ["incident", "repair", "diagnostic_failed"])

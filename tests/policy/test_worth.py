@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policy.cost_benefit import WorthConfig, worth_of
+from policy.cost_benefit import CostBenefitConfig, worth_of
 from policy.fleet import JobView
 from tests.policy.decide_world import HOUR, T0
 
 DAY = timedelta(days=1)
-CONFIG = WorthConfig()
+CONFIG = CostBenefitConfig()
 
 
 def job(gpus=64, age=HOUR, **others):
@@ -91,12 +91,12 @@ def test_a_job_that_ends_soon_is_waited_for_and_one_that_ends_late_is_not():
 
 def test_a_drain_that_can_never_pay_is_left_and_one_that_is_ordered_is_done():
     # A job that computed for days without a checkpoint, and repairs that cost nothing either way.
-    free = WorthConfig(planned_repair=HOUR, unplanned_repair=HOUR, checkpoint_every=30 * DAY)
+    free = CostBenefitConfig(planned_repair=HOUR, unplanned_repair=HOUR, checkpoint_every=30 * DAY)
     worth = worth_of(8, [job(512, 20 * DAY)], 0.99, DAY, free, T0)
     assert worth.break_even is None
     assert worth.choice == "leave"
     assert "(never worth it)" in worth.words
-    always = WorthConfig(planned_repair=HOUR, unplanned_repair=HOUR, checkpoint_every=30 * DAY, always=True)
+    always = CostBenefitConfig(planned_repair=HOUR, unplanned_repair=HOUR, checkpoint_every=30 * DAY, always=True)
     assert worth_of(8, [job(512, 20 * DAY)], 0.01, DAY, always, T0).choice == "drain"
 
 
@@ -117,9 +117,9 @@ def test_the_choice_is_the_best_of_the_three(gpus, job_gpus, risk, age, ends, ca
 
 def test_settings_that_make_no_sense_are_refused():
     with pytest.raises(ValueError, match=r"^verify is 0:00:00: give a positive time$"):
-        WorthConfig(verify=timedelta(0))
+        CostBenefitConfig(verify=timedelta(0))
     with pytest.raises(ValueError, match=r"^restart is -1 day, 23:00:00: give a time of zero or more$"):
-        WorthConfig(restart=-HOUR)
+        CostBenefitConfig(restart=-HOUR)
     with pytest.raises(ValueError, match=r"^gpus of job j is 0: give a positive number$"):
         job(0)
     with pytest.raises(ValueError, match=r"^horizon is 0:00:00: give a positive time$"):

@@ -70,7 +70,7 @@ def test_a_dry_run_prints_what_would_be_written_and_writes_nothing(place):
 def test_act_then_ask_then_replay_then_undo(place):
     plain = node(place)
     done = json.loads(run(*GO, "--json").stdout)
-    assert [(each["verb"], each["came_to"]) for each in done["steps"]] == [
+    assert [(each["verb"], each["outcome"]) for each in done["steps"]] == [
         ("publish", "done"),
         ("taint", "done"),
         ("drain", "done"),
@@ -149,7 +149,7 @@ def test_the_loop_shows_its_numbers_until_it_is_told_to_stop(place):
             while "predrain_act_rounds_total" not in page or 'result="decided"} 0.0' in page:
                 with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
                     page = answer.read().decode()
-            assert 'predrain_act_actions_total{came_to="done",verb="taint"} 1.0' in page
+            assert 'predrain_act_actions_total{outcome="done",verb="taint"} 1.0' in page
             assert 'predrain_act_nodes{tier="high"} 1.0' in page
             process.terminate()
             assert process.wait(120) == 0
@@ -212,7 +212,7 @@ def test_broken_settings_do_not_keep_everything_from_being_released(place):
 
 
 def test_settings_without_any_threshold_say_that_no_score_has_a_tier(place):
-    (place / "act.yaml").write_text("controller: {every: 1m}")
+    (place / "act.yaml").write_text("controller: {interval: 1m}")
     shown = run(*GO).stdout
     assert "note: the settings give no threshold (policy.thresholds), so no score has a tier" in shown
     assert "nothing to do" in shown

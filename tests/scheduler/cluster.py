@@ -7,7 +7,8 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from policy.breaker import BreakerConfig
-from policy.budget import BudgetConfig, Floor, Rate
+from policy.budget import BudgetConfig, RateLimit
+from policy.budget import DisruptionBudget as Budget
 from policy.config import PolicyConfig
 from policy.fleet import JobView, Level, NodeView, Score, UnitView
 from policy.risk_record import ModelName
@@ -24,8 +25,12 @@ from tests.policy.decide_world import STEP, T0, config
 from tests.scheduler.faults import FaultyScheduler
 
 FOREIGN = Taint("team.example/reserved", "yes", "NoSchedule")
-FLOORS = (Floor("cluster", most_share=0.4, keep=2), Floor("rack", most=1), Floor("job", most=1))
-RATES = (Rate("cluster", 2, timedelta(hours=24)),)
+DISRUPTION_BUDGETS = (
+    Budget("cluster", max_unavailable_share=0.4, min_available=2),
+    Budget("rack", max_unavailable=1),
+    Budget("job", max_unavailable=1),
+)
+RATE_LIMITS = (RateLimit("cluster", 2, timedelta(hours=24)),)
 MODEL = ModelName("d" * 64, "stacked", 3)
 
 
@@ -42,7 +47,7 @@ class Cluster:
         self.facts = MemoryFacts()
         self.ledger: Ledger = ledger or SqliteLedger(None)
         self.policy = policy or config(
-            "g", budget=BudgetConfig(FLOORS, RATES), breaker=BreakerConfig(most_risky=1.0, jump=100.0)
+            "g", budget=BudgetConfig(DISRUPTION_BUDGETS, RATE_LIMITS), breaker=BreakerConfig(max_risky=1.0, jump=100.0)
         )
         self.settings = ControllerSettings(**settings)  # type: ignore[arg-type]
         self.restarts = 0

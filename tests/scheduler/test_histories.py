@@ -15,7 +15,7 @@ from scheduler.ledger.sqlite_ledger import SqliteLedger
 from scheduler.ports.readings import Switches
 from scheduler.ports.risks import Facts
 from tests.policy.decide_world import HOUR
-from tests.scheduler.cluster import FLOORS, RATES, Cluster, without_our_taints
+from tests.scheduler.cluster import DISRUPTION_BUDGETS, RATE_LIMITS, Cluster, without_our_taints
 from tests.scheduler.faults import Crash
 
 NODES = st.sampled_from([f"n{i}" for i in range(8)])
@@ -147,10 +147,10 @@ class Histories(RuleBasedStateMachine):
         assert cluster.ledger.unsettled() == ()
         given_back = {step.action.node for step in report.steps if step.action.verb == "release"}
         for step in report.steps:
-            if step.came_to in ("done", "already") and step.action.node not in given_back:
+            if step.outcome in ("done", "already") and step.action.node not in given_back:
                 assert after[step.action.node] >= step.action.to, "confirmed, and it does not stand"
         came_back = any(s.action.verb == "release" and s.action.to < Level.TAINTED for s in report.steps)
-        skipped = any(s.came_to == "skipped" for s in report.steps)
+        skipped = any(s.outcome == "skipped" for s in report.steps)
         if not came_back and not skipped:
             nodes = dict(cluster.scheduler.nodes)
             again = cluster.round()
@@ -202,13 +202,13 @@ class Histories(RuleBasedStateMachine):
 
     def _floors(self, newly, before):
         total, after = self._scopes(self.cluster.names), self._lost()
-        for floor in FLOORS:
+        for floor in DISRUPTION_BUDGETS:
             for scope in {s for n in newly for s in self.cluster.scheduler.nodes[n].base.scopes if s[0] == floor.scope}:
                 assert after[scope] <= max(floor.allowed(total[scope]), before[scope]), scope
         now = self.cluster.clock.now().timestamp()
         self.begun += [(now, name) for name in newly]
-        window = RATES[0].window.total_seconds()
-        assert len({name for at, name in self.begun if at > now - window}) <= RATES[0].most
+        window = RATE_LIMITS[0].window.total_seconds()
+        assert len({name for at, name in self.begun if at > now - window}) <= RATE_LIMITS[0].max_nodes
 
 
 Histories.TestCase.settings = settings(

@@ -243,7 +243,7 @@ def test_an_accepted_eviction_taken_for_done_would_test_a_node_under_its_job_and
     cluster = draining()
     cluster.acknowledge("w1-uid")
     report = cluster.later()
-    assert [step.came_to for step in report.work if step.verb == "evict"] == ["done"], "the naive one: drained"
+    assert [step.outcome for step in report.work if step.verb == "evict"] == ["done"], "the naive one: drained"
     assert cluster.workloads.running["w1-uid"].ending
     for _ in range(3):
         cluster.later()

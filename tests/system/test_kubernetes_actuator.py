@@ -50,7 +50,7 @@ POLICY = PolicyConfig(
     hysteresis=HysteresisConfig(rise_after=1, fall_after=1),
     stages=StagesConfig(pinned={"kubernetes/none": "hard"}),
     budget=BudgetConfig((), ()),
-    breaker=BreakerConfig(most_risky=1.0, jump=100.0),
+    breaker=BreakerConfig(max_risky=1.0, jump=100.0),
 )
 DIAGNOSTIC = Path(__file__).parents[2] / "deploy" / "kubernetes" / "diagnostic-job.yaml"
 SETTINGS = KubernetesSettings()
@@ -88,8 +88,8 @@ class Replica:
         )
         workloads = KubernetesWorkloads(self.scheduler)
         self.settings = EvacuationSettings(
-            enabled=True, retry_first=timedelta(seconds=0.1), retry_most=timedelta(seconds=1),
-            verification=VerificationSettings(by="scheduler" if diagnostic else "none"),
+            enabled=True, retry_initial_delay=timedelta(seconds=0.1), retry_max_delay=timedelta(seconds=1),
+            verification=VerificationSettings(method="scheduler" if diagnostic else "none"),
         )  # fmt: skip
         verification = KubernetesVerification(self.scheduler, read_manifest(DIAGNOSTIC)) if diagnostic else None
         evacuation = Evacuation(
@@ -117,8 +117,8 @@ class Replica:
         return self.controller.round()
 
 
-def came_to(report: RoundReport) -> list[tuple[str, str, str]]:
-    return [(step.action.verb, step.action.node, step.came_to) for step in report.steps]
+def outcome(report: RoundReport) -> list[tuple[str, str, str]]:
+    return [(step.action.verb, step.action.node, step.outcome) for step in report.steps]
 
 
 def effects(node: dict[str, Any]) -> list[str]:
@@ -149,10 +149,10 @@ def test_from_a_risk_to_an_empty_node_and_back(cluster: KubernetesCluster) -> No
     cluster.change(sick, taints=[TEAM])
     one = Replica(cluster, "one", diagnostic=True)
     one.scored(**{sick: 0.45})
-    assert came_to(one.round()) == [("publish", sick, "done"), ("soft_taint", sick, "done")]
+    assert outcome(one.round()) == [("publish", sick, "done"), ("soft_taint", sick, "done")]
     assert (effects(cluster.node(sick)), condition(cluster.node(sick))) == (["PreferNoSchedule"], "False")
     one.scored(**{sick: 0.9})
-    assert came_to(one.round()) == [(verb, sick, "done") for verb in ("publish", "taint", "drain")]
+    assert outcome(one.round()) == [(verb, sick, "done") for verb in ("publish", "taint", "drain")]
     node = cluster.node(sick)
     assert effects(node) == ["PreferNoSchedule", "NoSchedule"]
     assert (condition(node), node["metadata"]["labels"]["predrain.io/risk-tier"]) == ("True", "high")
@@ -166,7 +166,7 @@ def test_from_a_risk_to_an_empty_node_and_back(cluster: KubernetesCluster) -> No
     assert cluster.on(sick) == [pods[0]["metadata"]["name"]], "nothing moves before its checkpoint is written"
     done = {"metadata": {"annotations": {"predrain.io/checkpoint-acknowledged": json.loads(asked)["key"]}}}
     cluster.server.request("PATCH", victim, done)
-    work = wait(lambda: [step for step in one.round().work if step.came_to == "blocked"])
+    work = wait(lambda: [step for step in one.round().work if step.outcome == "blocked"])
     assert "disruption budget" in work[0].words
     node = cluster.node(sick)
     assert effects(node) == ["PreferNoSchedule", "NoSchedule"], "a node behind a budget stays tainted"
@@ -186,7 +186,7 @@ def test_from_a_risk_to_an_empty_node_and_back(cluster: KubernetesCluster) -> No
     kept = {**node["metadata"].get("labels", {}), **node["metadata"].get("annotations", {})}
     assert not [key for key in kept if key.startswith("predrain.io/")]
     assert condition(node) == "Unknown", "what was scored before the diagnostic says nothing any more"
-    assert came_to(one.round()) == []
+    assert outcome(one.round()) == []
 
 
 def passed(pod: dict[str, Any]) -> str | None:
@@ -234,7 +234,7 @@ def test_another_replica_goes_on_where_the_leader_was_killed(cluster: Kubernetes
     for each in (one, two):
         each.scored(**{sick: 0.9})
     report = one.round()
-    assert ("drain", sick, "done") in came_to(report)
+    assert ("drain", sick, "done") in outcome(report)
     assert not two.round().active
     wait(lambda: two.round().active)  # one was killed, and gives nothing back
     cluster.drop_budget("train")
@@ -283,7 +283,7 @@ def test_a_racing_writer_loses_nothing_and_neither_do_we(cluster: KubernetesClus
 def test_a_publisher_publishes_and_can_do_no_more(cluster: KubernetesCluster) -> None:
     one = Replica(cluster, "one", "publisher")
     one.scored(n0=0.9)
-    steps = {(step.action.verb, step.came_to) for step in one.round().steps}
+    steps = {(step.action.verb, step.outcome) for step in one.round().steps}
     assert ("publish", "done") in steps
     assert ("taint", "failed") in steps
     node = cluster.node("n0")

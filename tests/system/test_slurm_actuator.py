@@ -65,11 +65,11 @@ class Actuator:
     def __init__(self, cluster: SlurmCluster, folder: Path, **settings: Any) -> None:
         folder.mkdir(exist_ok=True)
         self.cluster, self.clock = cluster, SystemClock()
-        self.settings = SlurmSettings(str(folder), cluster="c", conf=str(cluster.root / "slurm.conf"), **settings)
+        self.settings = SlurmSettings(str(folder), cluster="c", slurm_conf=str(cluster.root / "slurm.conf"), **settings)
         self.scheduler: SlurmScheduler = open_slurm(self.settings, self.clock)
         self.workloads = SlurmWorkloads(self.scheduler.port, self.scheduler.folder, self.clock)
         self.risks, self.values = MemoryRisks(), dict.fromkeys(cluster.nodes, 0.01)
-        policy = config("gpu", budget=BudgetConfig((), ()), breaker=BreakerConfig(most_risky=1.0, jump=100.0))
+        policy = config("gpu", budget=BudgetConfig((), ()), breaker=BreakerConfig(max_risky=1.0, jump=100.0))
         self.controller = Controller(
             self.scheduler, self.risks, MemoryFacts(), SqliteLedger(None), self.clock, policy, ControllerSettings(),
             holder=ME, code="1.0",
@@ -135,9 +135,9 @@ policy:
   thresholds: {{watch: 0.1, elevated: 0.3, high: 0.6}}
   hysteresis: {{rise_after: 1}}
   stages: {{pinned: {{c/gpu: hard}}}}
-  budget: {{floors: [], rates: []}}
-  breaker: {{most_risky: 1.0, jump: 100.0}}
-  worth: {{always: true}}
+  budget: {{disruption_budgets: [], rate_limits: []}}
+  breaker: {{max_risky: 1.0, jump: 100.0}}
+  cost_benefit: {{always: true}}
 controller: {{every: 1s}}
 evacuation:
   enabled: true
@@ -170,7 +170,7 @@ def test_the_command_empties_a_node_before_it_fails_and_gives_it_back_after_a_di
     act.write_text(
         ACT.format(
             python=sys.executable, diagnose=diagnose, folder=actuator.scheduler.folder.path,
-            conf=cluster.root / "slurm.conf",
+            slurm_conf=cluster.root / "slurm.conf",
         )
     )  # fmt: skip
     command = (
@@ -243,7 +243,7 @@ def test_a_restart_of_slurmctld_keeps_the_drain_and_the_weight_is_set_again_and_
 
 
 def test_fail_stands_and_is_given_back_under_a_running_job(cluster, actuator, tmp_path):
-    failing = Actuator(cluster, tmp_path / "other", hard="fail")
+    failing = Actuator(cluster, tmp_path / "other", hard_state="fail")
     job = cluster.submit("-w", "n3", "--gres=gpu:1", "-c1", script="sleep 300")
     cluster.wait(lambda: cluster.job(job)["job_state"] == "RUNNING")
     assert failing.apply(an("taint", "n3")).kind == "done"
@@ -289,7 +289,7 @@ def test_slurmrestd_of_this_version_is_read_like_the_commands_and_not_written_to
     )  # fmt: skip
     try:
         cluster.wait(socket.exists)
-        rest = Actuator(cluster, tmp_path / "rest", rest=f"unix:{socket}")
+        rest = Actuator(cluster, tmp_path / "rest", rest_url=f"unix:{socket}")
         assert rest.scheduler.port.node("zz") is None
         assert {each.name: each.version for each in rest.scheduler.port.nodes()} == {
             each.name: each.version for each in actuator.scheduler.port.nodes()

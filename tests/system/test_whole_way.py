@@ -23,9 +23,9 @@ from pipeline.matrix_stage import make_matrix
 from pipeline.params import load_params
 from pipeline.stages import train_bundle
 from policy.breaker import BreakerConfig
-from policy.budget import BudgetConfig, Floor
+from policy.budget import BudgetConfig, DisruptionBudget
 from policy.config import PolicyConfig
-from policy.cost_benefit import WorthConfig
+from policy.cost_benefit import CostBenefitConfig
 from policy.fleet import Level, UnitView
 from policy.hysteresis import HysteresisConfig
 from policy.stages import StagesConfig
@@ -163,14 +163,14 @@ class Way:
             thresholds_from="scores",
             hysteresis=HysteresisConfig(rise_after=1, fall_after=2),
             stages=StagesConfig(pinned={group: "hard"}),
-            budget=BudgetConfig((Floor("cluster", most=2),), ()),
+            budget=BudgetConfig((DisruptionBudget("cluster", max_unavailable=2),), ()),
             # a fleet that fails sixty times as often has more nodes at risk than a sound model would say
-            breaker=BreakerConfig(most_risky=1.0, jump=100.0),
-            worth=WorthConfig(always=True, may_wait=False),
+            breaker=BreakerConfig(max_risky=1.0, jump=100.0),
+            cost_benefit=CostBenefitConfig(always=True, may_wait=False),
         )
         settings = EvacuationSettings(
-            enabled=True, retry_first=SECOND, retry_most=2 * SECOND,
-            verification=VerificationSettings(by="scheduler"),
+            enabled=True, retry_initial_delay=SECOND, retry_max_delay=2 * SECOND,
+            verification=VerificationSettings(method="scheduler"),
         )  # fmt: skip
         evacuation = Evacuation(
             scheduler, workloads, ledger, clock, settings,

@@ -25,7 +25,7 @@ MINUTE = timedelta(minutes=1)
 
 def came(report):
     """What became of each action."""
-    return [(step.action.verb, step.action.node, step.came_to) for step in report.steps]
+    return [(step.action.verb, step.action.node, step.outcome) for step in report.steps]
 
 
 def only(report, node):
@@ -145,7 +145,7 @@ def test_what_changes_between_the_decision_and_the_write_stops_the_write(what):
     cluster.scheduler.revalidate = then
     report = cluster.round()
     assert changed
-    assert [step.came_to for step in report.steps if step.action.verb in ("taint", "drain")] == ["skipped", "skipped"]
+    assert [step.outcome for step in report.steps if step.action.verb in ("taint", "drain")] == ["skipped", "skipped"]
     assert words in next(step.words for step in report.steps if step.action.verb == "taint")
     assert all(not level.hard for level in cluster.levels().values())
 
@@ -402,7 +402,7 @@ def test_a_rehearsal_writes_nothing_and_says_exactly_what_would_be_written():
 
 
 def test_new_marks_a_round_are_bounded_and_the_rest_follows():
-    cluster = Cluster(most_new=1, policy=config("g", free=True))
+    cluster = Cluster(max_new_per_round=1, policy=config("g", free=True))
     cluster.scored(n1=0.4, n2=0.4, n3=0.4)
     cluster.round()
     assert sum(level is Level.SOFT for level in cluster.levels().values()) == 1
@@ -412,7 +412,7 @@ def test_new_marks_a_round_are_bounded_and_the_rest_follows():
 
 
 def test_a_round_that_takes_too_long_leaves_the_rest_to_the_next():
-    cluster = Cluster(most_time=timedelta(seconds=10), policy=config("g", free=True))
+    cluster = Cluster(max_round_duration=timedelta(seconds=10), policy=config("g", free=True))
     cluster.scored(n1=0.4, n2=0.4, n3=0.4)
     apply = cluster.scheduler.apply
 
@@ -423,7 +423,7 @@ def test_a_round_that_takes_too_long_leaves_the_rest_to_the_next():
 
     cluster.scheduler.apply = slow
     report = cluster.round()
-    assert [step.came_to for step in report.steps].count("done") == 2
+    assert [step.outcome for step in report.steps].count("done") == 2
     assert "the round took too long" in report.steps[-1].words
 
 

@@ -36,14 +36,14 @@ def test_a_round_is_told_by_what_it_did_and_how_the_fleet_stands():
     found = values(metrics.exposition())
     assert found["predrain_act_rounds_total result=decided"] == 1
     assert found["predrain_act_rounds_total result=failed"] == 0
-    assert found["predrain_act_actions_total came_to=done verb=publish"] == 3
-    assert found["predrain_act_actions_total came_to=done verb=drain"] == 1
+    assert found["predrain_act_actions_total outcome=done verb=publish"] == 3
+    assert found["predrain_act_actions_total outcome=done verb=drain"] == 1
     assert [found[f"predrain_act_nodes tier={tier}"] for tier in ("watch", "elevated", "high")] == [1, 1, 1]
     assert found["predrain_act_target_nodes level=drained"] == 1
     assert found["predrain_act_stage_groups stage=hard"] == 1
     assert found["predrain_act_last_round_timestamp_seconds"] == T0.timestamp()
-    assert found["predrain_act_active"] == 1
-    assert found["predrain_act_breaker_causes"] == 0
+    assert found["predrain_act_leader"] == 1
+    assert found["predrain_act_breaker_open_causes"] == 0
 
 
 def test_what_is_over_budget_and_what_opened_the_breaker_is_told_by_kind_and_never_by_name():
@@ -52,8 +52,8 @@ def test_what_is_over_budget_and_what_opened_the_breaker_is_told_by_kind_and_nev
     metrics = RoundMetrics()
     metrics.note(cluster.round(), 0.1)
     found = values(metrics.exposition())
-    assert found["predrain_act_over_budget_nodes"] == 2
-    assert found["predrain_act_budget_left_nodes scope=rack"] == 0
+    assert found["predrain_act_budget_deferred_nodes"] == 2
+    assert found["predrain_act_budget_remaining_nodes scope=rack"] == 0
     cluster.clock.move(timedelta(days=30))
     cluster.scored()
     cluster.risks.risks = replace(cluster.risks.risks, model_fitted_at=T0)
@@ -74,7 +74,7 @@ def test_a_standby_tells_nothing_of_the_fleet():
     assert cluster.scheduler.hold_lease("another", timedelta(hours=1)) is not None
     metrics.note(cluster.round(), 0.1)
     found = values(metrics.exposition())
-    assert found["predrain_act_active"] == 0
+    assert found["predrain_act_leader"] == 0
     assert found["predrain_act_rounds_total result=standby"] == 1
     assert "predrain_act_nodes tier=high" not in found
 
@@ -94,7 +94,7 @@ def test_the_page_is_served_and_says_when_rounds_have_stopped():
 
         assert get("/healthz") == (200, "ok\n")
         page.note(Cluster().round(), 0.25)
-        assert values(get("/metrics")[1])["predrain_act_round_seconds_total"] == 0.25
+        assert values(get("/metrics")[1])["predrain_act_round_duration_seconds_total"] == 0.25
         assert get("/nodes")[0] == 404
         clock.move(7 * MINUTE)
         assert get("/healthz") == (503, "no round has ended for 420 s\n")
@@ -125,7 +125,7 @@ def test_who_cannot_ask_for_the_lease_does_not_say_that_it_holds_it():
     report, metrics = cluster.round(), RoundMetrics()
     assert report.failed
     metrics.note(report, 0.1)
-    assert values(metrics.exposition())["predrain_act_active"] == 0
+    assert values(metrics.exposition())["predrain_act_leader"] == 0
 
 
 def test_rounds_that_fail_are_counted():

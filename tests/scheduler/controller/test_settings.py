@@ -22,7 +22,7 @@ def test_the_shipped_settings_hold_the_defaults_but_for_what_they_say() -> None:
     given = read_settings(ROOT / "deploy" / "act" / "act.yaml")
     usual = PolicyConfig(given.policy.thresholds)
     assert given.policy.budget == usual.budget
-    assert given.policy.worth == usual.worth
+    assert given.policy.cost_benefit == usual.cost_benefit
     assert given.policy.hysteresis == usual.hysteresis
     assert (given.policy.stages.ceiling, usual.stages.ceiling) == ("soft", "soft")
     assert given.controller == ControllerSettings()
@@ -36,15 +36,18 @@ def test_the_operators_page_names_files_that_are_there_and_the_stages_as_they_ar
     stages = PolicyConfig(read_settings(ROOT / "deploy" / "act" / "act.yaml").policy.thresholds).stages
     for share in (stages.soft.promote_at, stages.hard.promote_at, stages.soft.demote_below, stages.hard.demote_below):
         assert f"{share:.0%}".replace("%", " %") in page
-    assert f"fewer than {stages.least_outcomes} outcomes" in page.replace("\n", " ")
+    assert f"fewer than {stages.min_outcomes} outcomes" in page.replace("\n", " ")
 
 
 def test_a_budget_that_names_no_fleet_keeps_the_limits_of_the_fleet(tmp_path: Path) -> None:
     file = tmp_path / "act.yaml"
-    file.write_text("policy: {budget: {floors: [{scope: cluster, most: 9}], rates: []}}")
+    file.write_text("policy: {budget: {disruption_budgets: [{scope: cluster, max_unavailable: 9}], rate_limits: []}}")
     budget = read_settings(file).policy.budget
-    assert [(each.scope, each.most_share) for each in budget.floors] == [("fleet", 0.10), ("cluster", None)]
-    assert [(each.scope, each.most_share) for each in budget.rates] == [("fleet", 0.05)]
+    assert [(each.scope, each.max_unavailable_share) for each in budget.disruption_budgets] == [
+        ("fleet", 0.10),
+        ("cluster", None),
+    ]
+    assert [(each.scope, each.max_share) for each in budget.rate_limits] == [("fleet", 0.05)]
 
 
 def test_a_misspelt_setting_is_refused_with_the_nearest_name(tmp_path):
@@ -81,14 +84,15 @@ def test_settings_are_read_and_what_is_left_out_has_its_default(tmp_path):
     file = tmp_path / "act.yaml"
     file.write_text(
         "policy:\n  thresholds: {watch: 0.1, high: 0.6}\n  stages: {pinned: {c/g: hard}}\n"
-        "  budget: {floors: [{scope: cluster, most_share: 0.1}], rates: [{scope: cluster, most: 2, window: 1h}]}\n"
-        "controller: {every: 30s}\n"
+        "  budget:\n    disruption_budgets: [{scope: cluster, max_unavailable_share: 0.1}]\n"
+        "    rate_limits: [{scope: cluster, max_nodes: 2, window: 1h}]\n"
+        "controller: {interval: 30s}\n"
     )
     found = read_settings(file)
     assert found.policy.thresholds == TierThresholds(0.1, None, 0.6)
     assert found.policy.stages.pinned == {"c/g": "hard"}
-    assert found.policy.budget.rates[0].window == HOUR
+    assert found.policy.budget.rate_limits[0].window == HOUR
     assert found.policy.horizon == PolicyConfig(TierThresholds()).horizon
-    assert found.controller.every == timedelta(seconds=30)
+    assert found.controller.interval == timedelta(seconds=30)
     file.write_text("")
     assert read_settings(file) == ActSettings()

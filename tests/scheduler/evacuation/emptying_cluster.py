@@ -21,7 +21,10 @@ from tests.scheduler.faults import MemoryVerification, MemoryWorkloads
 MINUTE = timedelta(minutes=1)
 SCHEDULER = CheckpointOffer("scheduler")
 FAST = EvacuationSettings(
-    enabled=True, retry_first=MINUTE, retry_most=4 * MINUTE, verification=VerificationSettings(by="scheduler")
+    enabled=True,
+    retry_initial_delay=MINUTE,
+    retry_max_delay=4 * MINUTE,
+    verification=VerificationSettings(method="scheduler"),
 )
 
 
@@ -65,7 +68,7 @@ class EmptyingCluster(Cluster):
         self.restarts += 1
         settings = self.evacuation_settings
         checkpoints = Checkpoints(self.workloads, settings.checkpoint, self.hooks)
-        verification = None if settings.verification.by == "none" else self.verification
+        verification = None if settings.verification.method == "none" else self.verification
         self.evacuation = Evacuation(
             self.scheduler, self.workloads, self.ledger, self.clock, settings, checkpoints, verification
         )
@@ -103,7 +106,7 @@ class EmptyingCluster(Cluster):
 
 def work(report) -> list[tuple[str, str, str | None]]:
     """What was done to empty nodes: verb, what it came to, workload."""
-    return [(step.verb, step.came_to, step.workload) for step in report.work]
+    return [(step.verb, step.outcome, step.workload) for step in report.work]
 
 
 def draining(**others) -> EmptyingCluster:

@@ -19,13 +19,13 @@ policy:
   thresholds: {watch: 0.1, elevated: 0.3, high: 0.6}
   hysteresis: {rise_after: 1}
   stages: {pinned: {c/g: hard}}
-  worth: {always: true, may_wait: false}
+  cost_benefit: {always: true, may_wait: false}
 controller: {lease: 20s}
 evacuation:
   enabled: true
-  checkpoint: {otherwise: command, command: {argv: [PLACE/hook]}}
-  verification: {by: command, command: {argv: [PLACE/hook]}}
-slurm: {folder: PLACE/shared, cluster: c, bin: PLACE/bin}
+  checkpoint: {default: command, command: {argv: [PLACE/hook]}}
+  verification: {method: command, command: {argv: [PLACE/hook]}}
+slurm: {folder: PLACE/shared, cluster: c, bin_dir: PLACE/bin}
 """
 HOOK = """
 import json, pathlib, sys
@@ -35,7 +35,7 @@ with open("PLACE/told", "a") as file:
 if payload["kind"] == "checkpoint":
     sys.exit(0 if pathlib.Path("PLACE/written").exists() else 75)
 if payload["step"] == "result":
-    print(json.dumps({"state": "passed", "node": payload["node"], "key": payload["key"], "words": "level 3"}))
+    print(json.dumps({"state": "passed", "node": payload["node"], "key": payload["key"], "message": "level 3"}))
 """
 
 
@@ -114,6 +114,6 @@ def test_a_cluster_whose_workloads_nobody_tells_is_not_emptied_and_that_is_said(
 
 def test_a_diagnostic_that_the_scheduler_cannot_start_is_refused_at_once(place):
     FakeSlurm(place / "bin", nodes=12)
-    text = (place / "act.yaml").read_text().replace("by: command", "by: scheduler")
+    text = (place / "act.yaml").read_text().replace("method: command", "method: scheduler")
     (place / "act.yaml").write_text(text)
     assert "this scheduler starts no diagnostics here (Slurm c)" in run(*GO, code=1).stderr

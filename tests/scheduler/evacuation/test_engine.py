@@ -50,7 +50,7 @@ def test_the_whole_way_from_a_risk_to_an_empty_node_and_back_into_service():
     assert work(cluster.later()) == [("verify", "passed", None)]
     assert cluster.level("n1") is Level.DRAINED, "it is the controller's next round that releases"
     report = cluster.later()
-    assert [(s.action.verb, s.action.node, s.came_to) for s in report.steps] == [("release", "n1", "done")]
+    assert [(s.action.verb, s.action.node, s.outcome) for s in report.steps] == [("release", "n1", "done")]
     assert cluster.levels() == {}
     assert cluster.progress().nodes == {}
 
@@ -66,7 +66,7 @@ def test_a_second_round_at_the_same_time_calls_nothing_and_writes_nothing():
 
 def test_without_an_acknowledgement_it_is_evicted_at_the_deadline_and_not_before():
     cluster = draining()
-    assert cluster.later(4.9).work[0].came_to == "waiting"
+    assert cluster.later(4.9).work[0].outcome == "waiting"
     assert work(cluster.later(0.1)) == [("evict", "done", "w1")]
 
 
@@ -178,7 +178,7 @@ def test_a_drain_that_is_called_off_between_two_evictions_stops_between_them(nam
 
 
 def test_only_so_many_are_on_their_way_at_once():
-    cluster = EmptyingCluster(settings=replace(FAST, most_going=3))
+    cluster = EmptyingCluster(settings=replace(FAST, max_concurrent=3))
     cluster.workloads.running.clear()
     for i in range(8):
         uid = f"u{i}"
@@ -196,7 +196,7 @@ def test_only_so_many_are_on_their_way_at_once():
 
 def test_what_is_on_its_way_counts_where_nobody_can_look():
     """n1 is looked at first and cannot be listed; what was evicted from it may still be there."""
-    cluster = EmptyingCluster(settings=replace(FAST, most_going=2))
+    cluster = EmptyingCluster(settings=replace(FAST, max_concurrent=2))
     cluster.workloads.running.clear()
     for i in range(4):
         cluster.workloads.running[f"u{i}"] = workload(f"u{i}", f"n{i // 2 + 1}", uid=f"u{i}", checkpoint=None)
@@ -324,7 +324,7 @@ def test_a_rehearsal_says_whom_it_would_ask_and_evict_and_does_nothing():
     cluster = EmptyingCluster()
     cluster.scored(n1=0.9)
     report = cluster.controller.rehearse()
-    assert [(s.verb, s.came_to, s.workload, s.words) for s in report.work] == [
+    assert [(s.verb, s.outcome, s.workload, s.words) for s in report.work] == [
         ("evict", "would", "w1", "after a checkpoint by scheduler")
     ]
     assert report.work[0].writes[0].words == "pod w1: ending: (none) -> true"
@@ -397,7 +397,7 @@ def test_progress_that_is_damaged_is_begun_anew_and_everybody_is_asked_again():
 
 
 def test_an_open_breaker_stops_evictions_as_it_stops_new_marks():
-    breaker = BreakerConfig(most_risky=0.5, least_risky=1)
+    breaker = BreakerConfig(max_risky=0.5, min_risky=1)
     cluster = EmptyingCluster(policy=config("g", free=True, breaker=breaker))
     cluster.scored(n1=0.9)
     cluster.round()
@@ -420,11 +420,13 @@ def test_a_webhook_that_cannot_be_reached_would_fail_whole_rounds_and_is_one_ans
     first = cluster.round()
     assert not first.failed
     (step,) = first.work
-    assert (step.verb, step.came_to) == ("checkpoint", {"timeout": "unknown", "refused": "failed"}[kind])
+    assert (step.verb, step.outcome) == ("checkpoint", {"timeout": "unknown", "refused": "failed"}[kind])
     assert step.words == "w1.example: refused; it is asked again until 2026-03-01 00:05:00 UTC, then moved all the same"
     numbers = RoundMetrics()
     numbers.note(first, 0.1)
-    assert f'predrain_act_work_total{{came_to="{step.came_to}",verb="checkpoint"}} 1.0' in numbers.exposition()
+    assert (
+        f'predrain_act_evacuation_steps_total{{outcome="{step.outcome}",verb="checkpoint"}} 1.0' in numbers.exposition()
+    )
     assert 'predrain_act_rounds_total{result="failed"} 0.0' in numbers.exposition()
     cluster.later(4)
     assert cluster.evicted() == [], "the deadline holds"

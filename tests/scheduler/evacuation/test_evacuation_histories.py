@@ -30,7 +30,7 @@ class Evacuations(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.cluster = EmptyingCluster(settings=replace(FAST, most_going=3), lease=timedelta(seconds=30))
+        self.cluster = EmptyingCluster(settings=replace(FAST, max_concurrent=3), lease=timedelta(seconds=30))
         self.theirs = self.cluster.foreign()
         self.made = 0
         self.asked_at: dict[str, tuple[object, object]] = {}  # uid: when it was first shown a request, and its deadline
@@ -235,13 +235,13 @@ class Evacuations(RuleBasedStateMachine):
         released = {step.action.node for step in report.steps if step.action.verb == "release"}
         for name in blocked_before - released:
             assert cluster.level(name) is Level.DRAINED
-        unasked = any(step.came_to in ("failed", "unknown") for step in report.work)  # it is asked again
+        unasked = any(step.outcome in ("failed", "unknown") for step in report.work)  # it is asked again
         if report.failed or unasked or not report.active:
             return
         cluster.ledger.open_calls()
-        if not released and not any(step.came_to in ("skipped", "held") for step in [*report.steps, *report.work]):
+        if not released and not any(step.outcome in ("skipped", "held") for step in [*report.steps, *report.work]):
             again = cluster.round()
-            new = [s for s in again.work if s.came_to in ("done", "blocked") and s.verb in ("checkpoint", "evict")]
+            new = [s for s in again.work if s.outcome in ("done", "blocked") and s.verb in ("checkpoint", "evict")]
             assert new == [], "a second run does something again"
 
     @invariant()

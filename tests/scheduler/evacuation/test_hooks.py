@@ -124,7 +124,7 @@ def test_it_posts_the_payload_with_the_key_and_the_token(tmp_path):
         (says(202), "waiting"),
         (says(200, {"state": "waiting"}), "waiting"),
         (says(202, {"state": "acknowledged"}), "done"),
-        (says(200, {"state": "failed", "words": "no disk"}), "failed"),
+        (says(200, {"state": "failed", "message": "no disk"}), "failed"),
         (says(200, [1, 2]), "done"),
         (says(400), "refused"),
         (says(404), "refused"),
@@ -284,12 +284,12 @@ def test_a_result_that_cannot_be_asked_for_is_no_result():
     ("content", "words"),
     [
         ({"chekpoint": {}}, "evacuation holds 'chekpoint': did you mean 'checkpoint'?"),
-        ({"most_going": 0}, "evacuation: most_going is 0: give a positive number"),
-        ({"checkpoint": {"otherwise": "webhook"}}, "otherwise is 'webhook': give the webhook with its url"),
-        ({"verification": {"by": "command"}}, "by is 'command': give the command"),
+        ({"max_concurrent": 0}, "evacuation: max_concurrent is 0: give a positive number"),
+        ({"checkpoint": {"default": "webhook"}}, "default is 'webhook': give the webhook with its url"),
+        ({"verification": {"method": "command"}}, "method is 'command': give the command"),
         ({"checkpoint": {"command": {"argv": ["tell"]}}}, r"argv is \['tell'\]: give the program by its absolute path"),
         ({"checkpoint": {"webhook": {"url": "ftp://x"}}}, "url is 'ftp://x': give an http or https address"),
-        ({"verification": {"patience": "2 hours"}}, "patience is '2 hours': expected a duration such as 6h"),
+        ({"verification": {"timeout": "2 hours"}}, "timeout is '2 hours': expected a duration such as 6h"),
     ],
 )
 def test_settings_that_cannot_be_used_are_refused_with_their_place(content, words):

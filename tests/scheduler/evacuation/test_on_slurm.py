@@ -77,7 +77,7 @@ def test_each_step_is_done_by_another_process(world):
     world.verification.results["n0"] = DiagnosticResult("passed")
     world.later()
     report = world.later()
-    assert [(s.action.verb, s.action.node, s.came_to) for s in report.steps] == [("release", "n0", "done")]
+    assert [(s.action.verb, s.action.node, s.outcome) for s in report.steps] == [("release", "n0", "done")]
     assert world.slurm.all["n0"].states == frozenset({"IDLE"})
     assert world.level("n0") is Level.NONE
 

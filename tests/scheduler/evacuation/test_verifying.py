@@ -74,7 +74,7 @@ def test_an_inconclusive_diagnostic_is_tried_again_then_told_and_frees_nothing()
 
 def test_a_diagnostic_without_a_result_is_inconclusive_after_a_while():
     cluster = draining(
-        settings=replace(FAST, verification=VerificationSettings(by="scheduler", patience=10 * MINUTE, attempts=1))
+        settings=replace(FAST, verification=VerificationSettings(method="scheduler", timeout=10 * MINUTE, attempts=1))
     )
     cluster.leave("w1-uid")
     cluster.later()
@@ -95,7 +95,7 @@ def test_what_came_onto_an_empty_node_is_told_and_moved_before_the_diagnostic_be
     late = workload("late", "n1", uid="late-uid", checkpoint=None)
     cluster.workloads.running[late.uid] = late
     assert ("hold", "held", "not empty any more: late") in [
-        (step.verb, step.came_to, step.words) for step in cluster.later().work
+        (step.verb, step.outcome, step.words) for step in cluster.later().work
     ]
     cluster.later()
     assert cluster.evicted() == ["w1-uid", "late-uid"]

@@ -21,7 +21,7 @@ SETTINGS: dict[str, Any] = {
         "hysteresis": {"rise_after": 1},
         "stages": {"pinned": {"kubernetes/none": "hard"}},
         # two nodes: one of them at risk is half of the fleet
-        "breaker": {"most_risky": 1.0},
+        "breaker": {"max_risky": 1.0},
     },
     "controller": {"lease": "5s"},
 }

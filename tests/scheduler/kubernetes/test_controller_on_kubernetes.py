@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policy.breaker import BreakerConfig
-from policy.budget import BudgetConfig, Floor
+from policy.budget import BudgetConfig, DisruptionBudget
 from policy.config import PolicyConfig
 from policy.fleet import Level, Score, UnitView
 from policy.hysteresis import HysteresisConfig
@@ -35,8 +35,8 @@ POLICY = PolicyConfig(
     TierThresholds(0.1, 0.3, 0.6),
     hysteresis=HysteresisConfig(rise_after=1, fall_after=1),
     stages=StagesConfig(pinned={"kubernetes/none": "hard"}),
-    budget=BudgetConfig((Floor("cluster", most=MOST_OUT),), ()),
-    breaker=BreakerConfig(most_risky=1.0, jump=100.0),
+    budget=BudgetConfig((DisruptionBudget("cluster", max_unavailable=MOST_OUT),), ()),
+    breaker=BreakerConfig(max_risky=1.0, jump=100.0),
 )
 OURS = "predrain.io/"
 
@@ -254,7 +254,7 @@ def test_each_tier_reaches_its_call_and_a_second_round_changes_nothing() -> None
         fleet = Fleet(cluster, world)
         fleet.scored(n0=0.2, n1=0.45, n2=0.9)
         report = fleet.round()
-        assert {(step.action.verb, step.action.node, step.came_to) for step in report.steps} == {
+        assert {(step.action.verb, step.action.node, step.outcome) for step in report.steps} == {
             ("publish", "n0", "done"), ("publish", "n1", "done"), ("publish", "n2", "done"),
             ("soft_taint", "n1", "done"), ("taint", "n2", "done"), ("drain", "n2", "done"),
         }  # fmt: skip
@@ -340,7 +340,7 @@ def test_a_node_is_read_once_for_all_our_writes_to_it_in_a_row_and_anew_where_so
         )  # fmt: skip
         fleet.scored(n1=0.9)
         report = fleet.round()
-        assert [(step.came_to, step.words) for step in report.steps] == [
+        assert [(step.outcome, step.words) for step in report.steps] == [
             ("done", ""), ("skipped", "it opted out (predrain.io/managed=false)"),
             ("skipped", "an earlier step on the node was not confirmed"),
         ]  # fmt: skip

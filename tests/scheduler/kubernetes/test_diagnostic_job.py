@@ -74,7 +74,7 @@ def test_without_the_lease_none_is_started(world: World, verification: Kubernete
     ("condition", "messages", "kind"),
     [
         ("Complete", [PASSED], "passed"),
-        ("Failed", [{**PASSED, "result": "failed", "failed_units": ["GPU-a"], "words": "memory"}], "failed"),
+        ("Failed", [{**PASSED, "result": "failed", "failed_units": ["GPU-a"], "message": "memory"}], "failed"),
         ("Complete", [{**PASSED, "result": "failed"}], "failed"),
         ("Failed", [PASSED], "inconclusive"),
         ("Complete", [], "inconclusive"),

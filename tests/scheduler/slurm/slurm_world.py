@@ -22,7 +22,7 @@ from scheduler.slurm.scheduler import SlurmScheduler
 from scheduler.slurm.settings import SlurmSettings
 from scheduler.slurm.workloads import SlurmWorkloads
 from tests.policy.decide_world import STEP, T0, config
-from tests.scheduler.cluster import FLOORS, MODEL, RATES
+from tests.scheduler.cluster import DISRUPTION_BUDGETS, MODEL, RATE_LIMITS
 from tests.scheduler.slurm.memory_port import MemorySlurm
 
 LEASE = timedelta(seconds=30)
@@ -37,11 +37,13 @@ class World:
         self.clock = ManualClock(T0)
         self.seconds = 0.0
         self.slurm = MemorySlurm(self.clock, nodes)
-        self.settings = SlurmSettings(str(folder), cluster="c", rack="rack_", **settings)  # type: ignore[arg-type]
+        self.settings = SlurmSettings(str(folder), cluster="c", rack_prefix="rack_", **settings)  # type: ignore[arg-type]
         self.folder = SharedFolder(folder, self.clock, self.monotonic)
         self.scheduler = SlurmScheduler(self.slurm, self.folder, self.clock, self.settings)
         self.workloads = SlurmWorkloads(self.slurm, self.folder, self.clock)
-        self.policy = config("g", budget=BudgetConfig(FLOORS, RATES), breaker=BreakerConfig(most_risky=1.0, jump=100.0))
+        self.policy = config(
+            "g", budget=BudgetConfig(DISRUPTION_BUDGETS, RATE_LIMITS), breaker=BreakerConfig(max_risky=1.0, jump=100.0)
+        )
         self.risks = MemoryRisks()
         self.values = dict.fromkeys(self.slurm.all, 0.01)
         self.ledger = SqliteLedger(None)

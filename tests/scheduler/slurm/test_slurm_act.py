@@ -17,10 +17,10 @@ policy:
   thresholds: {watch: 0.1, elevated: 0.3, high: 0.6}
   hysteresis: {rise_after: 1}
   stages: {pinned: {c/g: hard}}
-  budget: {floors: [], rates: []}
-  worth: {always: true}
+  budget: {disruption_budgets: [], rate_limits: []}
+  cost_benefit: {always: true}
 """
-SECTION = "slurm: {{folder: '{shared}', cluster: c, bin: '{bin}'}}\n"
+SECTION = "slurm: {{folder: '{shared}', cluster: c, bin_dir: '{bin}'}}\n"
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def test_act_then_kill_then_undo(fake):
     assert "node n3: State: (none) -> DRAIN" in run(*GO, "--dry-run").stdout
     assert fake.told["nodes"] == before
     done = json.loads(run(*GO, "--json").stdout)
-    assert [(each["verb"], each["came_to"]) for each in done["steps"]] == [
+    assert [(each["verb"], each["outcome"]) for each in done["steps"]] == [
         ("publish", "done"), ("taint", "done"), ("drain", "done"),
     ]  # fmt: skip
     node = fake.told["nodes"][3]
@@ -77,6 +77,6 @@ def test_what_is_missing_is_named(fake, tmp_path):
     assert "the settings have no section slurm (--settings)" in run(*GO, code=1).stderr
     (tmp_path / "act.yaml").write_text(SETTINGS + SECTION.format(shared=tmp_path / "gone", bin="/bin"))
     assert "there is no folder for the controllers' state here" in run(*GO, code=1).stderr
-    (tmp_path / "act.yaml").write_text(SETTINGS + "slurm: {folder: /x, harrd: fail}\n")
-    assert "did you mean 'hard'?" in run(*GO, code=1).stderr
+    (tmp_path / "act.yaml").write_text(SETTINGS + "slurm: {folder: /x, hard_stat: fail}\n")
+    assert "did you mean 'hard_state'?" in run(*GO, code=1).stderr
     assert "goes with --scheduler file only" in run(*GO, "--cluster", "x", code=2).stderr

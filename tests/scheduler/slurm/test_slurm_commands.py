@@ -25,7 +25,7 @@ SECOND = timedelta(seconds=1)
 
 
 def opened(fake: FakeSlurm, **given: object) -> SlurmCommands:
-    return SlurmCommands(SlurmSettings("/nowhere", bin=str(fake.folder), **given))  # type: ignore[arg-type]
+    return SlurmCommands(SlurmSettings("/nowhere", bin_dir=str(fake.folder), **given))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("version", [38, 40, 44])
@@ -101,7 +101,7 @@ def test_what_cannot_be_read_wholly_is_not_read(tmp_path, fault, words):
     fake = FakeSlurm(tmp_path / "bin")
     fake.tell(fault={"scontrol": fault, "squeue": fault})
     slow = timedelta(seconds=0.3 if fault == "slow" else 20)
-    port = opened(fake, timeout=slow, most_bytes=200_000)
+    port = opened(fake, timeout=slow, max_response_bytes=200_000)
     with pytest.raises(SchedulerError, match=words):
         port.nodes()
     with pytest.raises(SchedulerError, match=words):
@@ -120,7 +120,7 @@ def test_errors_in_a_report_and_an_empty_list_of_nodes_are_told(tmp_path):
     with pytest.raises(SchedulerError, match="Slurm lists no nodes"):
         port.nodes()
     with pytest.raises(SchedulerError, match="No such file"):
-        SlurmCommands(SlurmSettings("/nowhere", bin=str(tmp_path / "none"))).nodes()
+        SlurmCommands(SlurmSettings("/nowhere", bin_dir=str(tmp_path / "none"))).nodes()
 
 
 def test_a_write_that_is_cut_off_or_finds_no_controller_is_unknown(tmp_path):
@@ -138,7 +138,7 @@ def test_a_users_own_filters_do_not_reach_the_lists(tmp_path, monkeypatch):
     fake = FakeSlurm(tmp_path / "bin")
     for name in ("SQUEUE_STATES", "SINFO_PARTITION", "SLURM_CLUSTERS", "SLURM_KEPT"):
         monkeypatch.setenv(name, "x")
-    opened(fake, conf="/etc/other.conf").nodes()
+    opened(fake, slurm_conf="/etc/other.conf").nodes()
     seen = fake.calls[0][-1].removeprefix("E=").split(",")
     assert "SLURM_CONF" in seen
     assert "SLURM_KEPT" in seen
@@ -252,4 +252,4 @@ def test_where_each_version_tells_itself():
 def test_a_program_that_leaves_children_behind_is_ended_in_time():
     command = ["sh", "-c", "sleep 20 & echo started"]
     with pytest.raises(CommandError, match=r"no answer within 0\.3 s"):
-        run_program(command, lambda _: None, timeout_s=0.3, most_bytes=100, environment=os.environ)
+        run_program(command, lambda _: None, timeout_s=0.3, max_response_bytes=100, environment=os.environ)

@@ -19,7 +19,7 @@ from scheduler.slurm.marks import standing_on
 from scheduler.slurm.node import NodeChange
 from scheduler.slurm.record import read_reason, with_record
 from tests.policy.decide_world import HOUR
-from tests.scheduler.cluster import RATES
+from tests.scheduler.cluster import RATE_LIMITS
 from tests.scheduler.faults import Crash
 from tests.scheduler.slurm.memory_port import MemorySlurm
 from tests.scheduler.slurm.slurm_world import LEASE, World
@@ -154,7 +154,7 @@ class SlurmHistories(RuleBasedStateMachine):
 
     @invariant()
     def no_more_at_once_than_the_rate_allows(self):
-        assert self.taken <= RATES[0].most
+        assert self.taken <= RATE_LIMITS[0].max_nodes
 
     def teardown(self):
         try:

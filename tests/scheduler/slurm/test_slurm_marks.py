@@ -18,7 +18,7 @@ from scheduler.slurm.settings import HIGHEST_WEIGHT, SlurmSettings
 from tests.policy.decide_world import T0
 from tests.scheduler.slurm.slurm_world import action, release
 
-SETTINGS = SlurmSettings("/nowhere", rack="rack_")
+SETTINGS = SlurmSettings("/nowhere", rack_prefix="rack_")
 NODE = SlurmNode("n0", frozenset({"MIXED"}), weight=3, gpus=8, partitions=("g",), extra='{"a": 1}')
 HOUR = timedelta(hours=1)
 EXTRAS = st.one_of(
@@ -145,7 +145,7 @@ def test_a_prediction_that_is_renewed_renews_the_reason_too():
 
 
 def test_fail_is_a_drain_of_ours_where_the_settings_say_so():
-    node = done(NODE, "taint", settings=replace(SETTINGS, hard="fail"))
+    node = done(NODE, "taint", settings=replace(SETTINGS, hard_state="fail"))
     assert node.out == {"FAIL"}
     assert standing_on(node, T0).marks.tainted
 
@@ -240,7 +240,7 @@ def test_the_version_follows_people_and_tools_not_jobs_and_pings():
 
 def test_place_and_opt_out_come_from_features():
     node = replace(NODE, features=("rack_b7", "predrain_unmanaged", "grp_x"))
-    view = view_of(node, (), replace(SETTINGS, group="grp_"), T0)
+    view = view_of(node, (), replace(SETTINGS, group_prefix="grp_"), T0)
     assert (view.rack, view.group, view.domain) == ("b7", "x", None)
     assert view.opt_out == "feature predrain_unmanaged"
     assert view_of(NODE, (), SETTINGS, T0).group == "g"

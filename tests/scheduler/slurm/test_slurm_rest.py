@@ -38,7 +38,7 @@ def token(tmp_path) -> str:
 
 
 def opened(where: str, token: str, **settings: object) -> SlurmRest:
-    return SlurmRest(SlurmSettings("/nowhere", rest=where, rest_user="slurm", rest_token_file=token, **settings))  # type: ignore[arg-type]
+    return SlurmRest(SlurmSettings("/nowhere", rest_url=where, rest_user="slurm", rest_token_file=token, **settings))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("version", [39, 40, 45])
@@ -158,7 +158,7 @@ def test_a_token_is_read_anew_for_each_request(token):
 
 
 def test_the_settings_choose_the_way(token, tmp_path):
-    rest = SlurmSettings(str(tmp_path), rest="unix:/run/slurmrestd.sock")
+    rest = SlurmSettings(str(tmp_path), rest_url="unix:/run/slurmrestd.sock")
     assert isinstance(open_slurm(rest, SystemClock()).port, SlurmRest)
     assert not isinstance(open_slurm(SlurmSettings(str(tmp_path)), SystemClock()).port, SlurmRest)
 
@@ -169,10 +169,10 @@ def test_the_settings_choose_the_way(token, tmp_path):
         ({"folder": ""}, "folder is empty"),
         ({"soft_weight": 0}, "soft_weight is 0"),
         ({"timeout": timedelta(0)}, "timeout is"),
-        ({"most_bytes": 0}, "most_bytes is 0"),
+        ({"max_response_bytes": 0}, "max_response_bytes is 0"),
         ({"cluster": "a b"}, "cluster is 'a b'"),
-        ({"rest": "ftp://x"}, "rest is 'ftp://x'"),
-        ({"rest_user": "x"}, "give rest too"),
+        ({"rest_url": "ftp://x"}, "rest_url is 'ftp://x'"),
+        ({"rest_user": "x"}, "give rest_url too"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(settings, words):

@@ -21,7 +21,7 @@ def world(tmp_path) -> World:
 
 
 def steps(report) -> list[tuple[str, str, str]]:
-    return [(each.action.verb, each.action.node, each.came_to) for each in report.steps]
+    return [(each.action.verb, each.action.node, each.outcome) for each in report.steps]
 
 
 def test_a_node_at_risk_is_weighted_drained_and_given_back_as_it_was(world):
@@ -306,7 +306,7 @@ def test_a_soft_mark_is_not_set_again_where_it_must_not_be(world, how):
 
 
 def test_fail_is_taken_off_by_way_of_drain(world, tmp_path):
-    world = World(tmp_path / "fail", hard="fail")
+    world = World(tmp_path / "fail", hard_state="fail")
     before = world.slurm.all["n0"]
     assert world.apply(action("taint")).kind == "done"
     assert world.slurm.all["n0"].out == {"FAIL"}

@@ -20,7 +20,7 @@ class Ledger:
         assert most == 50
         if node != "n1":
             raise InputError(f"nothing is recorded about node {node!r}", "ledger.db", "Check the name.")
-        call = {"at": "2026-01-01T06:12:00Z", "verb": "taint", "node": "n1", "answer": "done", "words": "",
+        call = {"at": "2026-01-01T06:12:00Z", "verb": "taint", "node": "n1", "answer": "done", "message": "",
                 "wrote": [{"path": "/spec/taints", "before": None, "after": "predrain.io/at-risk"}]}  # fmt: skip
         skip = {"at": "2026-01-01T06:12:01Z", "verb": "drain", "node": "n1", "why": "the stage is soft"}
         told = {"decision": 7, "at": "2026-01-01T06:12:00Z", "tier": "high", "risk": 0.9, "wanted": "drained",

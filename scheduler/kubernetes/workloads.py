@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, timedelta
 from typing import Any, Final
@@ -11,9 +11,8 @@ from urllib.parse import quote
 
 from policy.fleet import JobView
 from scheduler.kubernetes.config_map import ConfigMapText
-from scheduler.kubernetes.pods import LIVING, PodKeys, annotations_of, duration, jobs_of, pod_part
+from scheduler.kubernetes.pods import LIVING, annotations_of, duration, jobs_of, pod_part
 from scheduler.kubernetes.scheduler import FIELD_MANAGER, PODS, KubernetesScheduler
-from scheduler.kubernetes.settings import KubernetesSettings
 from scheduler.ports.codec import instant
 from scheduler.ports.errors import SchedulerError
 from scheduler.ports.readings import Answer, StoredState, Write
@@ -28,7 +27,6 @@ from scheduler.ports.workloads import (
 )
 from telemetry.collect.kubernetes.api import Object, Response, Unreachable
 from telemetry.collect.kubernetes.client import MERGE_PATCH
-from telemetry.collect.kubernetes.rules import KubernetesRules
 
 _CORE: Final = "/api/v1"
 _FORBIDDEN: Final = 403
@@ -45,7 +43,6 @@ _REVIEWED_FOR_S: Final = 300.0
 
 _GONE: Final = WorkAnswer("gone", "there is no such pod any more")
 _MIRROR: Final = "kubernetes.io/config.mirror"
-_OURS: Final = "it is our own diagnostic"
 _SLURM_GROUP: Final = "slinky.slurm.net/"
 
 OPT_OUTS: Final[Mapping[str, str]] = {
@@ -66,6 +63,7 @@ class KubernetesWorkloads:
         self._scheduler = scheduler
         self._api = scheduler.api
         self._keys = scheduler.pod_keys
+        self._settings = scheduler.settings
         self._progress = ConfigMapText(self._api, scheduler.settings.namespace, scheduler.settings.progress)
         self._version: str | None = None
         self._may_patch: dict[str, tuple[bool, float]] = {}
@@ -75,11 +73,10 @@ class KubernetesWorkloads:
 
         A pod that asks for its checkpoint by annotation is held where the controller may not write that annotation.
         """
-        settings = self._scheduler.settings
 
         def view(raw: Object) -> Workload:
             try:
-                workload = pod_workload(raw, settings, self._scheduler.rules, self._keys, self._scheduler.whole_job)
+                workload = self._workload(raw)
             except (KeyError, TypeError, AttributeError, ValueError) as error:
                 raise SchedulerError(f"a pod on {node} cannot be understood: {error!r}") from error
             asks = workload.checkpoint is not None and workload.checkpoint.means == "scheduler"
@@ -89,7 +86,66 @@ class KubernetesWorkloads:
             return replace(workload, held=f"it asks for a checkpoint by annotation, and {_forbidden(namespace)}")
 
         params = {"fieldSelector": f"{LIVING},spec.nodeName={node}"}
-        return tuple(self._api.listing(PODS, params, settings.pod_page_size, view))
+        return tuple(self._api.listing(PODS, params, self._settings.pod_page_size, view))
+
+    def _workload(self, pod: Object) -> Workload:
+        metadata, spec, annotations = pod["metadata"], pod["spec"], annotations_of(pod)
+        namespace = metadata.get("namespace") or "default"
+        owner = _owner(metadata)
+        job = self._job(pod)
+        grace = spec.get("terminationGracePeriodSeconds")
+        means: Any = _MEANS.get(annotations.get(self._keys.checkpoint, ""))
+        takes = duration(annotations.get(self._keys.checkpoint_takes))
+        return Workload(
+            name=f"{namespace}/{metadata['name']}",
+            uid=metadata["uid"],
+            kind="pod",
+            node=spec["nodeName"],
+            owner=None if owner is None else f"{owner['kind']} {namespace}/{owner['name']}",
+            job=job,
+            stays=self._stays(pod, owner, job),
+            held=self._held(pod, owner),
+            ending=bool(metadata.get("deletionTimestamp")),
+            grace=timedelta(seconds=grace) if isinstance(grace, int) else None,
+            checkpoint=None if means is None else CheckpointOffer(means, takes),
+        )
+
+    def _job(self, pod: Object) -> JobView | None:
+        """Return the whole job that a pod is part of, also before its containers start."""
+        status = dict(pod.get("status") or {})
+        status.setdefault("startTime", pod["metadata"].get("creationTimestamp"))
+        part = pod_part({**pod, "status": status}, self._scheduler.rules, self._keys)
+        return None if part is None else self._scheduler.whole_job(jobs_of([part])[part.node][part.job])
+
+    def _stays(self, pod: Object, owner: Object | None, job: JobView | None) -> str | None:
+        if self._keys.is_diagnostic(pod):
+            return "it is our own diagnostic"
+        if _MIRROR in annotations_of(pod) or (owner is not None and owner.get("kind") == "Node"):
+            return "its kubelet runs it by itself (a mirror pod)"
+        if owner is not None and owner.get("kind") == "DaemonSet":
+            return f"daemon set {owner.get('name')} runs it on every node"
+        if (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed"):
+            return "it has ended"
+        return "it has no GPU" if self._settings.eviction_scope == "gpu" and job is None else None
+
+    def _held(self, pod: Object, owner: Object | None) -> str | None:  # noqa: PLR0911 - one line a reason
+        keys, labels, annotations = self._keys, pod["metadata"].get("labels") or {}, annotations_of(pod)
+        for key, value in {keys.managed: "false", **OPT_OUTS}.items():
+            if value in (annotations.get(key), labels.get(key)):
+                return f"{key}={value}"
+        if owner is not None and str(owner.get("apiVersion") or "").startswith(_SLURM_GROUP):
+            return "Slurm runs in it: its jobs leave through Slurm"
+        asked = annotations.get(keys.checkpoint)
+        if asked is not None and asked not in _MEANS:  # evicted untold, it would lose its work
+            return f"{keys.checkpoint}={asked} is none of {', '.join(_MEANS)}"
+        if annotations.get(keys.evict) == "true":
+            return None
+        if owner is None and not self._settings.evict_unmanaged:
+            return f"nothing would start it elsewhere ({keys.evict}=true lets it go)"
+        local = _local_data(pod["spec"])
+        if local is not None and not self._settings.evict_local_data:
+            return f"the data in its volume {local} would be lost ({keys.evict}=true lets it go)"
+        return None
 
     def ask_checkpoint(self, workload: Workload, ask: CheckpointAsk, fence: Fence) -> WorkAnswer:
         """Write the request into an annotation of the pod, which it watches (the downward API shows it as a file)."""
@@ -270,84 +326,8 @@ def _key_of(text: str | None) -> str | None:
     return key if isinstance(key, str) else text.strip()
 
 
-def pod_workload(
-    pod: Object,
-    settings: KubernetesSettings,
-    rules: KubernetesRules,
-    keys: PodKeys,
-    whole: Callable[[JobView], JobView],
-) -> Workload:
-    """Read a pod that is bound to a node; ``whole`` gives the whole job for the part of it that this pod is."""
-    metadata, spec = pod["metadata"], pod["spec"]
-    namespace = metadata.get("namespace") or "default"
-    owner = _owner(metadata)
-    job = _job(pod, rules, keys)
-    annotations = annotations_of(pod)
-    grace = spec.get("terminationGracePeriodSeconds")
-    return Workload(
-        name=f"{namespace}/{metadata['name']}",
-        uid=metadata["uid"],
-        kind="pod",
-        node=spec["nodeName"],
-        owner=None if owner is None else f"{owner['kind']} {namespace}/{owner['name']}",
-        job=None if job is None else whole(job),
-        stays=_OURS if keys.is_diagnostic(pod) else _stays(pod, owner, job, settings),
-        held=_held(metadata, spec, annotations, owner, settings, keys),
-        ending=bool(metadata.get("deletionTimestamp")),
-        grace=timedelta(seconds=grace) if isinstance(grace, int) else None,
-        checkpoint=_offer(annotations, keys),
-    )
-
-
 def _owner(metadata: Object) -> Object | None:
     return next((each for each in metadata.get("ownerReferences") or () if each.get("controller")), None)
-
-
-def _job(pod: Object, rules: KubernetesRules, keys: PodKeys) -> JobView | None:
-    """Return the job that a pod is part of, also before its containers start."""
-    status = dict(pod.get("status") or {})
-    status.setdefault("startTime", pod["metadata"].get("creationTimestamp"))
-    part = pod_part({**pod, "status": status}, rules, keys)
-    return None if part is None else jobs_of([part])[part.node][part.job]
-
-
-def _stays(pod: Object, owner: Object | None, job: JobView | None, settings: KubernetesSettings) -> str | None:
-    if _MIRROR in annotations_of(pod) or (owner is not None and owner.get("kind") == "Node"):
-        return "its kubelet runs it by itself (a mirror pod)"
-    if owner is not None and owner.get("kind") == "DaemonSet":
-        return f"daemon set {owner.get('name')} runs it on every node"
-    if (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed"):
-        return "it has ended"
-    if settings.eviction_scope == "gpu" and job is None:
-        return "it has no GPU"
-    return None
-
-
-def _held(  # noqa: PLR0911 - one line a reason
-    metadata: Object,
-    spec: Object,
-    annotations: Mapping[str, str],
-    owner: Object | None,
-    settings: KubernetesSettings,
-    keys: PodKeys,
-) -> str | None:
-    labels = metadata.get("labels") or {}
-    for key, value in {keys.managed: "false", **OPT_OUTS}.items():
-        if value in (annotations.get(key), labels.get(key)):
-            return f"{key}={value}"
-    if owner is not None and str(owner.get("apiVersion") or "").startswith(_SLURM_GROUP):
-        return "Slurm runs in it: its jobs leave through Slurm"
-    asked = annotations.get(keys.checkpoint)
-    if asked is not None and asked not in _MEANS:  # evicted untold, it would lose its work
-        return f"{keys.checkpoint}={asked} is none of {', '.join(_MEANS)}"
-    if annotations.get(keys.evict) == "true":
-        return None
-    if owner is None and not settings.evict_unmanaged:
-        return f"nothing would start it elsewhere ({keys.evict}=true lets it go)"
-    local = _local_data(spec)
-    if local is not None and not settings.evict_local_data:
-        return f"the data in its volume {local} would be lost ({keys.evict}=true lets it go)"
-    return None
 
 
 def _local_data(spec: Object) -> str | None:
@@ -357,10 +337,3 @@ def _local_data(spec: Object) -> str | None:
         if isinstance(empty, dict) and empty.get("medium") != "Memory":
             return str(volume.get("name"))
     return None
-
-
-def _offer(annotations: Mapping[str, str], keys: PodKeys) -> CheckpointOffer | None:
-    means: Any = _MEANS.get(annotations.get(keys.checkpoint, ""))
-    if means is None:
-        return None
-    return CheckpointOffer(means, duration(annotations.get(keys.checkpoint_takes)))

@@ -34,8 +34,7 @@ import pyarrow.parquet as pq  # noqa: E402
 from benchmarks.generated import NODE, START, channels_of  # noqa: E402
 from telemetry.dataset.channels import CATALOGUE  # noqa: E402
 from telemetry.dataset.store import Dataset  # noqa: E402
-from telemetry.importing.fold import Fold  # noqa: E402
-from telemetry.importing.importer import import_dataset  # noqa: E402
+from telemetry.importing.importer import Fold, import_dataset  # noqa: E402
 
 GPUS = 2_000
 DAYS = 120

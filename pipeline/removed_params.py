@@ -16,6 +16,7 @@ REMOVED: Final[dict[str, str]] = {
     "training.margin": "Leave it out, and widen labels.horizon if failures are dated late.",
     "training.search": _SETTINGS,
     "training.judge": _CHOICE,
+    "telemetry.late": "Leave it out: samples are taken however late they come.",
     "training.bins": "Leave it out: every fit finds its own bin edges.",
 }
 """What to do instead, by the dotted name of a parameter."""

@@ -58,7 +58,6 @@ def import_files(
             channels=resolve_channels(loaded.channels),
             dedupe=loaded.events.dedupe,
             delay=loaded.features.delay,
-            late=loaded.telemetry.late,
             progress=advance,
             max_loss=max_loss,
         )

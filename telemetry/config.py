@@ -68,9 +68,6 @@ class TelemetrySection(Section):
     step: Duration = timedelta(minutes=10)
     """Nominal sample interval of a dataset, aligned to 00:00 UTC; finer sources are rolled up to it."""
 
-    late: Duration = timedelta(days=7)
-    """A sample this much behind the newest one of its GPU in file order is taken, but counted as late."""
-
     retention: RetentionSection = RetentionSection()
     """What is kept how long, by `predrain collect compact`."""
 

@@ -16,18 +16,10 @@ import pyarrow as pa
 
 from telemetry.dataset.schema import EVENT_TYPES
 from telemetry.errors import InputError
-from telemetry.importing.columns import (
-    KEY_ALIASES,
-    Columns,
-    as_text,
-    map_values,
-    require,
-    resolve_columns,
-)
-from telemetry.importing.instants import OK, PROBLEMS, parse_instants
+from telemetry.importing.columns import KEY_ALIASES, Columns, mapped_text, require, resolve_columns
 from telemetry.importing.mapping import TableMapping
 from telemetry.importing.quarantine import Quarantine
-from telemetry.importing.reading import read_batches
+from telemetry.importing.reading import Batch, read_batches
 from telemetry.landing.folder import Landing
 from telemetry.landing.tables import LANDED_EVENTS
 from telemetry.xids.pci import normalise_pci_bus_id
@@ -91,12 +83,11 @@ def collect_tickets(
         columns = resolve_columns(names, mapping, known, {**KEY_ALIASES, **ENTRY_ALIASES}, str(path))
         require(columns, ["timestamp", "type", "node" if "node" in columns else "gpu"], names, str(path))
         counts["rows"] += batch.table.num_rows
-        tables.append(_events(path, batch.table, batch.rows, columns, mapping, delay, parents or {}, quarantine))
+        tables.append(_events(batch, columns, mapping, delay, parents or {}))
     table = pa.concat_tables(tables) if tables else LANDED_EVENTS.empty_table()
     if counts["rows"] and not table.num_rows and quarantine.counts:
         reason = quarantine.counts.most_common(1)[0][0]
-        do = "Give --mapping with `events: {time: {timezone: …}}`." if "naive" in reason else "Correct it, or map it."
-        raise InputError(f"no row can be used: {reason}", quarantine.examples[reason], do)
+        raise InputError(f"no row can be used: {reason}", quarantine.examples[reason], "Correct it, or map it.")
     rules = mapping.model_dump_json()
     digest = hashlib.sha256(path.read_bytes() + rules.encode()).hexdigest()[:24]
     again = landing.has_landed("events", f"tickets-{digest}")
@@ -106,67 +97,34 @@ def collect_tickets(
 
 
 def _events(
-    path: Path,
-    table: pa.Table,
-    rows: npt.NDArray[np.int64],
-    columns: Columns,
-    mapping: TableMapping,
-    delay: timedelta,
-    parents: Mapping[str, str],
-    quarantine: Quarantine,
+    batch: Batch, columns: Columns, mapping: TableMapping, delay: timedelta, parents: Mapping[str, str]
 ) -> pa.Table:
-    length = table.num_rows
-    good = np.ones(length, dtype=bool)
-
-    def refuse(reason: str, chosen: npt.NDArray[np.bool_]) -> None:
-        quarantine.add_rows(reason, "events", path, chosen & good, rows, table)
-        good[chosen] = False
-
     text: dict[str, npt.NDArray[np.object_]] = {}
     for name in _TEXTS:
-        text[name] = as_text(columns.get(table, name), length)
-        if name in mapping.values:
-            text[name], dropped = map_values(text[name], mapping.values[name])
-            good[dropped] = False
-    kinds = [None if each is None else str(each).strip().lower() for each in text["type"]]
-    text["type"] = np.array([None if each is None else TYPE_ALIASES.get(each, each) for each in kinds], dtype=object)
-    refuse("unknown event type", ~np.isin(text["type"].astype(str), EVENT_TYPES))
+        text[name], dropped = mapped_text(columns, batch.table, name, mapping)
+        batch.good &= ~dropped
+    kinds = [None if kind is None else str(kind).strip().lower() for kind in text["type"]]
+    text["type"] = np.array([None if kind is None else TYPE_ALIASES.get(kind, kind) for kind in kinds], dtype=object)
+    batch.refuse("unknown event type", ~np.isin(text["type"].astype(str), EVENT_TYPES))
     addresses = text["pci_bus_id"]
-    addresses[:] = [None if each is None else normalise_pci_bus_id(str(each)) for each in addresses]
-    for index in range(length):
-        if text["node"][index] is None and text["gpu"][index] is not None:
-            text["node"][index] = parents.get(str(text["gpu"][index]))
-    no_unit = np.array([each is None for each in text["node"]], dtype=bool)
-    named = np.array([each is not None for each in text["gpu"]], dtype=bool)
-    refuse("missing node and gpu", no_unit & ~named)
-    refuse("the node of the gpu is not known", no_unit)
-    ms = _instants(path, table, columns, mapping, "timestamp", refuse, required=True)
-    known = _instants(path, table, columns, mapping, "known_at", refuse, required=False)
-    known = np.where(known < 0, ms + int(delay.total_seconds() * 1000), known)
+    addresses[:] = [None if address is None else normalise_pci_bus_id(str(address)) for address in addresses]
+    for index, gpu in enumerate(text["gpu"]):
+        if text["node"][index] is None and gpu is not None:
+            text["node"][index] = parents.get(str(gpu))
+    no_node = np.array([node is None for node in text["node"]], dtype=bool)
+    named = np.array([gpu is not None for gpu in text["gpu"]], dtype=bool)
+    batch.refuse("missing node and gpu", no_node & ~named)
+    batch.refuse("the node of the gpu is not known", no_node)
+    instants = batch.instants(columns, "timestamp", mapping.time)
+    assert instants is not None
+    known = instants.ms + int(delay.total_seconds() * 1000)
+    entered = batch.instants(columns, "known_at", mapping.time, optional=True)
+    if entered is not None:
+        known = np.where(entered.ok, entered.ms, known)
+    good = batch.good
     content: dict[str, Any] = {name: values[good] for name, values in text.items()}
-    content["source"] = [each or SOURCE for each in content["source"]]
+    content["source"] = [source or SOURCE for source in content["source"]]
     # Nothing is known before it happens: such an entry time is a clock error or a backdated ticket.
-    content |= {"timestamp": ms[good], "known_at": np.maximum(known, ms)[good]}
+    content |= {"timestamp": instants.ms[good], "known_at": np.maximum(known, instants.ms)[good]}
     arrays = [pa.array(content[field.name], type=field.type, from_pandas=True) for field in LANDED_EVENTS]
     return pa.Table.from_arrays(arrays, schema=LANDED_EVENTS)
-
-
-def _instants(
-    path: Path,
-    table: pa.Table,
-    columns: Columns,
-    mapping: TableMapping,
-    name: str,
-    refuse: Any,
-    *,
-    required: bool,
-) -> npt.NDArray[np.int64]:
-    """Return milliseconds, -1 where there is none; what cannot be read is refused."""
-    column = columns.get(table, name)
-    if column is None:
-        return np.full(table.num_rows, -1, np.int64)
-    instants = parse_instants(column, mapping.time, f"{path}, column {columns.source.get(name, name)!r}")
-    for problem, reason in PROBLEMS.items():
-        if required or problem != 1:
-            refuse(f"{reason} in {name}", instants.status == problem)
-    return np.where(instants.status == OK, instants.ms, -1)

@@ -196,21 +196,18 @@ def as_text(column: pa.ChunkedArray | None, length: int) -> npt.NDArray[np.objec
     return array if len(array) else np.empty(0, dtype=object)
 
 
-def map_values(
-    values: npt.NDArray[np.object_], table: Mapping[str, Scalar]
+def mapped_text(
+    columns: Columns, table: pa.Table, name: str, mapping: TableMapping
 ) -> tuple[npt.NDArray[np.object_], npt.NDArray[np.bool_]]:
-    """Apply a table of the mapping's ``values``.
-
-    Returns ``mapped``: values that are not in the table stay as they are.
-    Returns ``dropped``: rows whose value the table maps to null.
-    """
-    codes, uniques = pd.factorize(values, use_na_sentinel=True)
-    mapped = values.copy()
-    dropped = np.zeros(len(values), dtype=bool)
-    for code, unique in enumerate(uniques):
-        if unique in table:
-            chosen = codes == code
-            result = table[unique]
-            mapped[chosen] = None if result is None else str(result)
-            dropped |= chosen & (result is None)
-    return mapped, dropped
+    """Return our column ``name`` as text after the mapping's ``values``, and the rows that they drop."""
+    texts = as_text(columns.get(table, name), table.num_rows)
+    dropped = np.zeros(len(texts), dtype=bool)
+    if name in mapping.values:
+        rules = mapping.values[name]
+        codes, uniques = pd.factorize(texts, use_na_sentinel=True)
+        for code, unique in enumerate(uniques):
+            if unique in rules:
+                result = rules[unique]
+                texts[codes == code] = None if result is None else str(result)
+                dropped |= (codes == code) & (result is None)
+    return texts, dropped

@@ -17,6 +17,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from telemetry.dataset.schema import EVENT_RUNS, EVENTS, ms_of
+from telemetry.importing.instants import times_of
 
 KEPT_PER_MINUTE: Final = 10
 """XID events of one unit, code and source in one minute that stay rows of their own.
@@ -38,7 +39,7 @@ def with_runs(events: pd.DataFrame) -> pd.DataFrame:
     if "last_at" in events:
         last = np.maximum(last, ms_of(events["last_at"]))
     count = events["count"].fillna(1).to_numpy(np.int64) if "count" in events else np.int64(1)
-    return events.assign(last_at=_instants(last), count=count)
+    return events.assign(last_at=times_of(last), count=count)
 
 
 def stack_events(frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
@@ -119,8 +120,8 @@ def merge_floods(events: pd.DataFrame) -> pd.DataFrame:
     rest, rest_group, rest_inside = rows[tail], group[tail], inside[tail]
     starts = np.flatnonzero(np.r_[True, rest_group[1:] != rest_group[:-1]])
     merged = events.iloc[rest[starts]].copy()
-    merged["last_at"] = _instants(np.maximum.reduceat(last[rest], starts))
-    merged["known_at"] = _instants(np.maximum.reduceat(np.where(rest_inside, 0, known[rest]), starts))
+    merged["last_at"] = times_of(np.maximum.reduceat(last[rest], starts))
+    merged["known_at"] = times_of(np.maximum.reduceat(np.where(rest_inside, 0, known[rest]), starts))
     merged["count"] = np.add.reduceat(np.where(rest_inside, 0, count[rest]), starts)
     untouched = np.setdiff1d(once, rows, assume_unique=True)
     return _without_retold(pd.concat([events.iloc[untouched], events.iloc[rows[~tail]], merged]))
@@ -308,7 +309,3 @@ def drop_told_edges(events: pd.DataFrame, interval: timedelta, source: str) -> p
         near = (rank[others] > rank[index]) & (last[others] >= stamps[index] - span)
         keep[index] = not (near & (known[others] <= known[index] + span)).any()
     return events[keep].reset_index(drop=True)
-
-
-def _instants(ms: npt.NDArray[np.int64]) -> pd.DatetimeIndex:
-    return pd.DatetimeIndex(ms.astype("datetime64[ms]"), dtype="datetime64[ms]").tz_localize("UTC")

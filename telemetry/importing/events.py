@@ -5,10 +5,10 @@ from __future__ import annotations
 import io
 import re
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -26,14 +26,12 @@ from telemetry.errors import InputError
 from telemetry.importing.columns import (
     KEY_ALIASES,
     Columns,
-    as_text,
-    map_values,
+    mapped_text,
     require,
     resolve_columns,
 )
 from telemetry.importing.event_runs import RUN_MS, with_runs
-from telemetry.importing.instants import OK, PROBLEMS, parse_instants
-from telemetry.importing.inventory import naive_error
+from telemetry.importing.instants import parse_instants, times_of
 from telemetry.importing.mapping import KernelLogMapping, TableMapping
 from telemetry.importing.quarantine import Quarantine, row_text
 from telemetry.importing.reading import Batch, read_batches
@@ -72,30 +70,15 @@ class EventIntake:
         Raises ``InputError`` if a required column is missing, a column is unknown, or all instants are naive.
         """
         frames = []
-        known = list(EVENT_RUNS.names)
-        naive, usable, example = 0, 0, None
-        where = ""
         for batch in read_batches(file, "events", self.quarantine):
             names = batch.table.column_names
-            columns = resolve_columns(names, self.mapping, known, KEY_ALIASES, str(file))
+            columns = resolve_columns(names, self.mapping, list(EVENT_RUNS.names), KEY_ALIASES, str(file))
             require(columns, ["timestamp", "type", "node" if "node" in columns else "gpu"], names, str(file))
             if self.stays.unit == "node":
                 require(columns, ["node"], names, str(file))
             wanted = self._of_interest(batch, columns)
-            if len(wanted.rows) == 0:
-                continue
-            where = f"{file}, column {columns.source.get('timestamp', 'timestamp')!r}"
-            stamped = columns.get(wanted.table, "timestamp")
-            assert stamped is not None
-            instants = parse_instants(stamped, self.mapping.time, where)
-            naive_rows = instants.status == 3
-            if naive_rows.any() and example is None:
-                example = stamped.filter(pa.array(naive_rows))
-            naive += int(naive_rows.sum())
-            usable += int((instants.status == OK).sum())
-            frames.append(self._frame(file, wanted.rows, wanted.table, columns, instants.ms, instants.status))
-        if naive and not usable:
-            raise naive_error(where, "events", example)
+            if len(wanted.rows):
+                frames.append(self._frame(wanted, columns))
         return pd.concat(frames, ignore_index=True) if frames else empty_events()
 
     def read_kernel_log(self, file: Path) -> pd.DataFrame:
@@ -145,80 +128,53 @@ class EventIntake:
         left_out = pc.is_in(text, value_set=pa.array(unwanted, pa.string()))
         self.counts["rows_left_out_by_mapping"] += int(pc.sum(left_out).as_py() or 0)
         kept = pc.invert(left_out)
-        return Batch(batch.rows[kept.to_numpy(zero_copy_only=False)], batch.table.filter(kept))
+        return replace(batch, rows=batch.rows[kept.to_numpy(zero_copy_only=False)], table=batch.table.filter(kept))
 
-    def _frame(
-        self,
-        file: Path,
-        rows: npt.NDArray[np.int64],
-        table: pa.Table,
-        columns: Columns,
-        ms: npt.NDArray[np.int64],
-        status: npt.NDArray[np.int8],
-    ) -> pd.DataFrame:
-        length = table.num_rows
-        good = np.ones(length, dtype=bool)
-
-        def refuse(reason: str, chosen: npt.NDArray[np.bool_], details: npt.NDArray[np.object_] | None = None) -> None:
-            chosen = chosen & good
-            shown = None if details is None else [details[index] for index in np.flatnonzero(chosen)]
-            self.quarantine.add_rows(reason, "events", file, chosen, rows, table, shown)
-            good[chosen] = False
-
+    def _frame(self, batch: Batch, columns: Columns) -> pd.DataFrame:
         text: dict[str, npt.NDArray[np.object_]] = {}
         for name in ("node", "gpu", "type", "code", "detail", "source"):
-            text[name] = as_text(columns.get(table, name), length)
-            if name in self.mapping.values:
-                text[name], dropped = map_values(text[name], self.mapping.values[name])
-                self.counts["rows_left_out_by_mapping"] += int((dropped & good).sum())
-                good[dropped] = False
-        for problem, reason in PROBLEMS.items():
-            refuse(reason, status == problem)
+            text[name], dropped = mapped_text(columns, batch.table, name, self.mapping)
+            self.counts["rows_left_out_by_mapping"] += int((dropped & batch.good).sum())
+            batch.good &= ~dropped
+        instants = batch.instants(columns, "timestamp", self.mapping.time)
+        assert instants is not None
+        ms = instants.ms
         text["type"] = _lowered(text["type"])
-        refuse("unknown event type", ~np.isin(text["type"].astype(str), EVENT_TYPES), text["type"])
+        batch.refuse("unknown event type", ~np.isin(text["type"].astype(str), EVENT_TYPES), text["type"])
         text["code"] = _codes(text["code"], text["type"])
-        refuse("xid event without a code", (text["type"] == "xid") & pd.isna(text["code"]))
+        batch.refuse("xid event without a code", (text["type"] == "xid") & pd.isna(text["code"]))
         if self.stays.unit == "node":
-            text["gpu"] = np.full(length, None, dtype=object)
+            text["gpu"] = np.full(len(ms), None, dtype=object)
         reasons = place_events(text, ms, self.stays)
-        for reason in sorted({each for each in reasons[good] if each}):
-            refuse(reason, reasons == reason)
-        known_ms = self._known_ms(file, columns, table, ms, refuse)
+        for reason in sorted({each for each in reasons[batch.good] if each}):
+            batch.refuse(reason, reasons == reason)
+        known_ms = self._known_ms(batch, columns, ms)
+        good = batch.good
         made = pd.DataFrame({name: values[good] for name, values in text.items()})
-        made["source"] = made["source"].where(made["source"].notna(), file.name)
-        made["timestamp"] = pd.to_datetime(ms[good], unit="ms", utc=True).as_unit("ms")
-        made["known_at"] = pd.to_datetime(known_ms[good], unit="ms", utc=True).as_unit("ms")
-        return self._with_runs(made[EVENTS.names], file, columns, table, good)
+        made["source"] = made["source"].where(made["source"].notna(), batch.file.name)
+        made["timestamp"], made["known_at"] = times_of(ms[good]), times_of(known_ms[good])
+        return self._with_runs(made[EVENTS.names], batch, columns)
 
-    def _with_runs(
-        self, made: pd.DataFrame, file: Path, columns: Columns, table: pa.Table, good: npt.NDArray[np.bool_]
-    ) -> pd.DataFrame:
+    def _with_runs(self, made: pd.DataFrame, batch: Batch, columns: Columns) -> pd.DataFrame:
         """Add the columns of runs of a dataset's own events, where the file has them."""
-        last, count = columns.get(table, "last_at"), columns.get(table, "count")
+        count, last = columns.get(batch.table, "count"), columns.get(batch.table, "last_at")
         if count is None:
             return made
-        number = pd.to_numeric(count.to_pandas(), errors="coerce").to_numpy(np.float64)[good]
+        number = pd.to_numeric(count.to_pandas(), errors="coerce").to_numpy(np.float64)[batch.good]
         made["count"] = np.clip(np.nan_to_num(number, nan=1.0, posinf=1.0, neginf=1.0), 1, 2**31 - 1).astype(np.int64)
         if last is not None:
-            instants = parse_instants(last, self.mapping.time, f"{file}, column 'last_at'")
             first = ms_of(made["timestamp"])
-            # a run lies within one minute, so a last time further off is none
-            ms = np.clip(np.where(instants.status == OK, instants.ms, 0)[good], first, first + RUN_MS)
-            made["last_at"] = pd.to_datetime(ms, unit="ms", utc=True).as_unit("ms")
+            # A run lies within one minute, so a last time further off is none.
+            ms = parse_instants(last, self.mapping.time, f"{batch.file}, column 'last_at'").ms[batch.good]
+            made["last_at"] = times_of(np.clip(ms, first, first + RUN_MS))
         return with_runs(made)
 
-    def _known_ms(
-        self, file: Path, columns: Columns, table: pa.Table, ms: npt.NDArray[np.int64], refuse: Any
-    ) -> npt.NDArray[np.int64]:
+    def _known_ms(self, batch: Batch, columns: Columns, ms: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         default = ms + int(self.delay.total_seconds() * 1000)
-        column = columns.get(table, "known_at")
-        if column is None:
+        instants = batch.instants(columns, "known_at", self.mapping.time, optional=True)
+        if instants is None:
             return default
-        instants = parse_instants(column, self.mapping.time, f"{file}, column 'known_at'")
-        for problem, reason in PROBLEMS.items():
-            if problem != 1:
-                refuse(f"{reason} in known_at", instants.status == problem)
-        known = np.where(instants.status == OK, instants.ms, default)
+        known = np.where(instants.ok, instants.ms, default)
         self.counts["known_at_before_the_event"] += int((known < ms).sum())
         # Nothing is known before it happens: such an entry time is a clock error or a backdated ticket.
         return np.maximum(known, ms)

@@ -42,7 +42,6 @@ from telemetry.importing.event_runs import (
     total_count,
 )
 from telemetry.importing.events import EventIntake, empty_events, quarantine_frame
-from telemetry.importing.fold import LANDED_ROLE, Fold
 from telemetry.importing.instants import WRONG_CLOCK
 from telemetry.importing.inventory import (
     InventorySource,
@@ -85,10 +84,32 @@ AHEAD: Final = timedelta(days=1)
 """How far a source's clock, or a time zone that was mistaken, may be ahead."""
 
 DEFAULT_MAX_LOSS: Final = 0.05
-DEFAULT_LATE: Final = timedelta(days=7)
 _LOG = logging.getLogger(__name__)
 _NAMED = 50
 _CSV_BYTES_PER_ROW = 100
+
+
+LANDED_ROLE: Final = "landed"
+"""Role, in a dataset's sources, of the landed files that its last fold took."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fold:
+    """What differs when an import folds landed files (see :mod:`telemetry.landing.compaction`) into a dataset.
+
+    The inventory given is then the whole one, files are not remembered by their content but by ``landed``, and sources
+    without a usable row are no error: nobody stands beside to mend them.
+
+    ``landed``: names that the dataset keeps in the same step, so that a fold cut short is never done twice.
+    ``expected_rows``: rows that the dataset is going to hold; a new one gets buckets for them.
+    ``not_before``, ``not_after``: instants outside have a wrong clock.
+    """
+
+    landed: tuple[str, ...]
+    keep_from: datetime | None = None
+    expected_rows: int = 0
+    not_before: datetime | None = None
+    not_after: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +138,6 @@ def import_dataset(
     events: Sequence[Path] = (),
     jobs: Path | None = None,
     mapping: Path | None = None,
-    late: timedelta = DEFAULT_LATE,
     progress: Progress | None = None,
     fold: Fold | None = None,
     max_loss: float = DEFAULT_MAX_LOSS,
@@ -132,7 +152,6 @@ def import_dataset(
     ``samples``, ``events``: Files, or folders of files. Events may be kernel logs (``.log``, ``.txt``, ``.jsonl`` of
     the journal).
     ``mapping``: see :mod:`telemetry.importing.mapping`.
-    ``late``: a sample this far behind the newest of its unit is counted as late.
     ``fold``: set when the sources are landed files.
     ``max_loss``: share of a file's rows, or of a channel's values, that may be lost before the import is refused;
     landed files are never refused for it.
@@ -143,7 +162,7 @@ def import_dataset(
     recover_folder(out)
     existing = Dataset.open(out, lease=False) if (out / META_NAME).exists() else None
     rules = load_mapping(mapping)
-    sources = _sources(samples, events, inventory, jobs, rules, step, channels, dedupe, delay, late)
+    sources = _sources(samples, events, inventory, jobs, rules, step, channels, dedupe, delay)
     if existing is not None and existing.meta.step != step:
         old, new = format_duration(existing.meta.step), format_duration(step)
         raise InputError(
@@ -164,7 +183,6 @@ def import_dataset(
         channels,
         dedupe,
         delay,
-        late,
         progress,
         fold,
         max_loss,
@@ -184,7 +202,6 @@ def _sources(
     channels: Mapping[str, Channel],
     dedupe: timedelta,
     delay: timedelta,
-    late: timedelta,
 ) -> list[Source]:
     def mapped(*sections: Section) -> str:
         return text_digest([section.model_dump(mode="json") for section in sections])
@@ -193,7 +210,6 @@ def _sources(
         "samples": {
             "step": format_duration(step),
             "delay": format_duration(delay),
-            "late": format_duration(late),
             "channels": channels_digest(channels),
             "mapping": mapped(rules.samples),
         },
@@ -221,7 +237,6 @@ class _Import:
     channels: Mapping[str, Channel]
     dedupe: timedelta
     delay: timedelta
-    late: timedelta
     progress: Progress | None
     fold: Fold | None
     max_loss: float
@@ -306,11 +321,10 @@ class _Import:
         return held
 
     def _wrong_clock(self, ms: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-        return ms > self._not_after_ms if self.fold is None else self.fold.wrong_clock(ms)
-
-    @property
-    def _not_after_ms(self) -> float:
-        return (self.now + AHEAD).timestamp() * 1000
+        not_before = None if self.fold is None else self.fold.not_before
+        not_after = self.now + AHEAD if self.fold is None else self.fold.not_after
+        wrong = np.zeros(len(ms), dtype=bool) if not_after is None else ms > not_after.timestamp() * 1000
+        return wrong if not_before is None else wrong | (ms < not_before.timestamp() * 1000)
 
     def _check_loss(self, table: str, quarantine: Quarantine) -> None:
         if self.fold is None:  # nobody is there to correct what has landed
@@ -342,7 +356,7 @@ class _Import:
             frames.append(intake.read_kernel_log(file) if is_kernel_log(file) else intake.read(file))
             if len(frames[-1]):
                 ahead = self._wrong_clock(ms_of(frames[-1]["timestamp"]))
-                ahead |= ms_of(frames[-1]["known_at"]) > self._not_after_ms + self.delay / timedelta(milliseconds=1)
+                ahead |= (frames[-1]["known_at"] > self.now + AHEAD + self.delay).to_numpy()
                 reasons = np.where(ahead, WRONG_CLOCK, "").astype(object)
                 quarantine_frame(frames[-1], reasons, file, quarantine)
                 frames[-1] = frames[-1][reasons == ""]
@@ -357,7 +371,7 @@ class _Import:
             plan = plan_samples(files, self.rules.samples, self.channels, stays.unit)
             self._check_kinds(plan.channels)
             intake = SampleIntake(
-                plan, self.rules.samples, stays, quarantine, self.late, nodes, self.fold is None, self._wrong_clock
+                plan, self.rules.samples, stays, quarantine, nodes, self.fold is None, self._wrong_clock
             )
             spill = intake.run(writer.folder / ".spill", writer.buckets, self._reading())
             self._check_loss("samples", quarantine)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Final
 
 import numpy as np
@@ -30,7 +31,7 @@ PROBLEMS: Final = {
 WRONG_CLOCK: Final = "a clock that cannot be right"
 """Reason of the quarantine for rows of a later time than now, or of another time than a live source can be of."""
 
-_MISSING, _UNREADABLE, _NAIVE, _AMBIGUOUS, _OUTSIDE = 1, 2, 3, 4, 5
+MISSING, _UNREADABLE, NAIVE, _AMBIGUOUS, _OUTSIDE = 1, 2, 3, 4, 5
 # GPUs with telemetry are younger than 2000; clocks that were never set say 1970.
 _EARLIEST_MS = int(pd.Timestamp("2000-01-01", tz="UTC").value // 1_000_000)
 _LATEST_MS = int(pd.Timestamp("2100-01-01", tz="UTC").value // 1_000_000)
@@ -48,6 +49,34 @@ class Instants:
 
     ms: npt.NDArray[np.int64]
     status: npt.NDArray[np.int8]
+
+    @property
+    def ok(self) -> npt.NDArray[np.bool_]:
+        """Which are usable."""
+        return self.status == OK
+
+    def after(self, limit: datetime | None) -> npt.NDArray[np.bool_]:
+        """Which are usable, and later than ``limit``."""
+        return np.zeros(len(self.ms), dtype=bool) if limit is None else self.ok & (self.ms > limit.timestamp() * 1000)
+
+    def series(self, usable: npt.NDArray[np.bool_]) -> pd.Series:
+        """Return aware instants, missing where they are not usable."""
+        return pd.Series(times_of(self.ms)).where(usable)
+
+
+def times_of(ms: npt.NDArray[np.int64]) -> pd.DatetimeIndex:
+    """Return aware instants of milliseconds since 1970."""
+    return pd.DatetimeIndex(ms.astype("datetime64[ms]"), dtype="datetime64[ms]").tz_localize("UTC")
+
+
+def naive_error(where: str, section: str, column: pa.ChunkedArray) -> InputError:
+    """Return the error for a column of instants that all lack an offset."""
+    example = column.drop_null()
+    return InputError(
+        f"timestamps are naive (without a time zone), such as {str(example[0].as_py())!r}",
+        where,
+        f"Give the zone in the mapping: `{section}: {{time: {{timezone: UTC}}}}`, with the zone they were written in.",
+    )
 
 
 def parse_instants(column: pa.ChunkedArray, time: TimeFormat, where: str) -> Instants:
@@ -69,7 +98,7 @@ def parse_instants(column: pa.ChunkedArray, time: TimeFormat, where: str) -> Ins
         ms, status = _from_numbers(column, time, where)
     else:
         ms, status = _from_text(column, time, where)
-    status = np.where(missing, _MISSING, status).astype(np.int8)
+    status = np.where(missing, MISSING, status).astype(np.int8)
     outside = (status == OK) & ((ms < _EARLIEST_MS) | (ms >= _LATEST_MS))
     status[outside] = _OUTSIDE
     return Instants(np.where(status == OK, ms, 0), status)
@@ -90,7 +119,7 @@ def _localised(
     naive: pd.DatetimeIndex, missing: npt.NDArray[np.bool_], zone: str | None
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int8]]:
     if zone is None:
-        return np.zeros(len(naive), np.int64), np.where(missing, _MISSING, _NAIVE).astype(np.int8)
+        return np.zeros(len(naive), np.int64), np.where(missing, MISSING, NAIVE).astype(np.int8)
     local = naive.tz_localize(zone, ambiguous="NaT", nonexistent="NaT").tz_convert("UTC")
     status = np.where(local.isna() & ~naive.isna() & ~missing, _AMBIGUOUS, OK).astype(np.int8)
     return _milliseconds(local), status
@@ -150,7 +179,7 @@ def _from_text(
                 numbers = pc.if_else(pc.equal(text, ""), None, text).cast(pa.int64())
         ms, status = _from_numbers(numbers, time, where)
         bad = numbers.is_null().to_numpy(zero_copy_only=False).astype(bool)
-        return ms, np.where(empty, _MISSING, np.where(bad, _UNREADABLE, status)).astype(np.int8)
+        return ms, np.where(empty, MISSING, np.where(bad, _UNREADABLE, status)).astype(np.int8)
     values = text.to_pandas()
     if time.format is None:
         aware = pc.match_substring_regex(text, _AWARE).fill_null(False).to_numpy(zero_copy_only=False).astype(bool)
@@ -159,7 +188,7 @@ def _from_text(
         aware = np.full(len(values), "%z" in time.format)
     ms = np.zeros(len(values), np.int64)
     status = np.full(len(values), _UNREADABLE, np.int8)
-    status[empty] = _MISSING
+    status[empty] = MISSING
     form = time.format or "ISO8601"
     for chosen, utc in ((aware & ~empty, True), (~aware & ~empty, False)):
         if not chosen.any():

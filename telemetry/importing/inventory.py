@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
 
@@ -21,19 +20,14 @@ from telemetry.importing.columns import (
     KEY_ALIASES,
     Columns,
     as_text,
-    map_values,
+    mapped_text,
     require,
     resolve_columns,
 )
-from telemetry.importing.instants import (
-    OK,
-    PROBLEMS,
-    WRONG_CLOCK,
-    parse_instants,
-)
+from telemetry.importing.instants import WRONG_CLOCK
 from telemetry.importing.mapping import InventoryMapping, nearest_hint
 from telemetry.importing.quarantine import Quarantine, row_text
-from telemetry.importing.reading import expand_sources, read_batches
+from telemetry.importing.reading import Batch, expand_sources, read_batches
 from telemetry.xids.pci import normalise_pci_bus_id
 
 SEEN_AT: Final = "seen_at"
@@ -156,13 +150,13 @@ def read_inventory(
     for file in expand_sources((path,), "inventory"):
         for batch in read_batches(file, "inventory", quarantine):
             known = [*INVENTORY.names, "parent", "mig_instance", SEEN_AT]
-            table = with_parts(batch.table, mapping.parts, str(file), matched)
-            taken = set(table.column_names) - set(batch.table.column_names)
-            columns = resolve_columns(
-                table.column_names, mapping, known, KEY_ALIASES, str(file), kept=taken, extras=True
-            )
-            require(columns, ["node"], table.column_names, str(file))
-            frame = _batch_frame(batch.rows, table, columns, mapping, file, quarantine, not_after)
+            given = set(batch.table.column_names)
+            batch.table = with_parts(batch.table, mapping.parts, str(file), matched)
+            names = batch.table.column_names
+            kept = set(names) - given
+            columns = resolve_columns(names, mapping, known, KEY_ALIASES, str(file), kept=kept, extras=True)
+            require(columns, ["node"], names, str(file))
+            frame = _batch_frame(batch, columns, mapping, not_after)
             frames.append(condense_sightings(frame) if SEEN_AT in columns else frame)
     whole = pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
     if SEEN_AT in whole:
@@ -173,64 +167,33 @@ def read_inventory(
     return _fold_mig(whole, quarantine)
 
 
-def _batch_frame(
-    rows: npt.NDArray[np.int64],
-    table: Any,
-    columns: Columns,
-    mapping: InventoryMapping,
-    file: Path,
-    quarantine: Quarantine,
-    not_after: datetime | None,
-) -> pd.DataFrame:
-    length = table.num_rows
-    content: dict[str, Any] = {"_row": rows, "_file": np.full(length, str(file), dtype=object)}
-    bad = np.zeros(length, dtype=bool)
+def _batch_frame(batch: Batch, columns: Columns, mapping: InventoryMapping, not_after: datetime | None) -> pd.DataFrame:
+    length = batch.table.num_rows
+    content: dict[str, Any] = {"_row": batch.rows, "_file": np.full(length, str(batch.file), dtype=object)}
     extras = [name for name in columns.source if name not in INVENTORY.names]
     for name in dict.fromkeys([*INVENTORY.names, *extras]):
-        column = columns.get(table, name)
         if name in _TIMES:
-            if column is None:
+            # A missing end is "in service", a missing start "before anything observed".
+            instants = batch.instants(columns, name, mapping.time, optional=name != SEEN_AT)
+            if instants is None:
                 content[name] = pd.Series(pd.NaT, index=range(length), dtype="datetime64[ms, UTC]")
                 continue
-            instants = parse_instants(column, mapping.time, f"{file}, column {name!r}")
-            if length and np.all(np.isin(instants.status, (1, 3))) and np.any(instants.status == 3):
-                raise naive_error(f"{file}, column {name!r}", "inventory", column)
-            for status, reason in PROBLEMS.items():
-                if (
-                    status == 1 and name != SEEN_AT
-                ):  # a missing end is "in service", a missing start "before anything observed"
-                    continue
-                chosen = (instants.status == status) & ~bad
-                quarantine.add_rows(reason, "inventory", file, chosen, rows, table)
-                bad |= chosen
-            values = pd.to_datetime(instants.ms, unit="ms", utc=True).as_unit("ms")
-            usable = instants.status == OK
-            if not_after is not None:
-                ahead = usable & (instants.ms > not_after.timestamp() * 1000)
-                if name == "removed_at":
-                    usable &= ~ahead
-                else:
-                    quarantine.add_rows(WRONG_CLOCK, "inventory", file, ahead & ~bad, rows, table)
-                    bad |= ahead
-            content[name] = pd.Series(values).where(usable)
+            ahead = instants.after(not_after)
+            if name != "removed_at":
+                batch.refuse(WRONG_CLOCK, ahead)
+            content[name] = instants.series(instants.ok & ~(ahead & (name == "removed_at")))
         elif name in INVENTORY.names or name in ("parent", "mig_instance"):
-            texts = as_text(column, length)
-            if name in mapping.values:
-                texts, dropped = map_values(texts, mapping.values[name])
-                bad |= dropped
+            texts, dropped = mapped_text(columns, batch.table, name, mapping)
+            batch.good &= ~dropped
             content[name] = pd.Series(texts, dtype=object)
         else:
-            content[name] = _static(table.column(columns.source[name]))
+            content[name] = _static(batch.table.column(columns.source[name]))
     frame = pd.DataFrame(content)
     buses = [normalise_pci_bus_id(text) or text if isinstance(text, str) else None for text in frame["pci_bus_id"]]
     frame["pci_bus_id"] = pd.Series(buses, dtype=object)
-    missing = frame["node"].isna().to_numpy() & ~bad
-    quarantine.add_rows("missing node", "inventory", file, missing, rows, table)
-    bad |= missing
-    backwards = ((frame["removed_at"] <= frame["installed_at"]).to_numpy(dtype=bool)) & ~bad
-    quarantine.add_rows("removed before installed", "inventory", file, backwards, rows, table)
-    bad |= backwards
-    return frame[~bad]
+    batch.refuse("missing node", frame["node"].isna().to_numpy())
+    batch.refuse("removed before installed", (frame["removed_at"] <= frame["installed_at"]).to_numpy(dtype=bool))
+    return frame[batch.good]
 
 
 def _static(column: Any) -> pd.Series:
@@ -241,17 +204,6 @@ def _static(column: Any) -> pd.Series:
     numbers = pd.to_numeric(values.astype(object), errors="coerce")
     is_number = numbers.notna().eq(values.notna()).all() and values.notna().any()
     return numbers if is_number and not values.str.match(r"[+-]?0\d").any() else values
-
-
-def naive_error(where: str, section: str, column: Any) -> InputError:
-    """Return the error for a column of instants that all lack an offset."""
-    example = column.drop_null()
-    shown = example[0].as_py() if len(example) else ""
-    return InputError(
-        f"timestamps are naive (without a time zone), such as {str(shown)!r}",
-        where,
-        f"Give the zone in the mapping: `{section}: {{time: {{timezone: UTC}}}}`, with the zone they were written in.",
-    )
 
 
 def _fold_mig(frame: pd.DataFrame, quarantine: Quarantine) -> InventorySource:

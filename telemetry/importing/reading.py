@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,6 +17,9 @@ import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
 from telemetry.errors import InputError
+from telemetry.importing.columns import Columns
+from telemetry.importing.instants import MISSING, NAIVE, PROBLEMS, Instants, naive_error, parse_instants
+from telemetry.importing.mapping import TimeFormat
 from telemetry.importing.quarantine import Quarantine
 
 _BATCH_ROWS: Final = 1 << 17
@@ -27,16 +30,54 @@ _PACKED = (".gz", ".bz2", ".zst", ".lz4")
 _BLOCK_BYTES = 1 << 24
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Batch:
-    """Some rows of a source file.
+    """Some rows of a source file, while they are judged.
 
-    ``rows``: row numbers in the file, from 1, the header not counted; shape (n,).
     ``table``: the columns as the file has them; all of a CSV's are text, with blanks as null.
+    ``rows``: row numbers in the file, from 1, the header not counted; shape (n,).
+    ``kind``: table that the file is read as, which is its section in the mapping.
+    ``good``: rows that are not refused; shape (n,).
     """
 
+    file: Path
+    kind: str
     rows: npt.NDArray[np.int64]
     table: pa.Table
+    quarantine: Quarantine
+    good: npt.NDArray[np.bool_] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.good = np.ones(len(self.rows), dtype=bool)
+
+    def refuse(
+        self, reason: str, chosen: npt.NDArray[np.bool_], details: npt.NDArray[np.object_] | None = None
+    ) -> None:
+        """Set aside those of the chosen rows that are still good; ``details`` has a value for each row."""
+        chosen = chosen & self.good
+        if chosen.any():
+            shown = None if details is None else details[chosen].tolist()
+            self.quarantine.add_rows(reason, self.kind, self.file, chosen, self.rows, self.table, shown)
+            self.good[chosen] = False
+
+    def instants(self, columns: Columns, name: str, time: TimeFormat, *, optional: bool = False) -> Instants | None:
+        """Parse our column ``name`` and refuse the rows where it cannot be used; None where the source has none.
+
+        ``optional``: whether a missing instant is one that can be used.
+        Raises ``InputError`` if all instants are naive.
+        """
+        column = columns.get(self.table, name)
+        if column is None:
+            return None
+        where = f"{self.file}, column {columns.source.get(name, name)!r}"
+        parsed = parse_instants(column, time, where)
+        given = parsed.status[parsed.status != MISSING]
+        if len(given) and (given == NAIVE).all():
+            raise naive_error(where, self.kind, column)
+        for status, reason in PROBLEMS.items():
+            if status != MISSING or not optional:
+                self.refuse(reason if name == "timestamp" else f"{reason} in {name}", parsed.status == status)
+        return parsed
 
 
 def kind_of(path: Path) -> str:
@@ -88,17 +129,17 @@ def read_batches(path: Path, table: str, quarantine: Quarantine) -> Iterator[Bat
     Raises ``InputError`` if the file is of another kind, damaged, or not UTF-8.
     """
     kind = kind_of(path)
-    readers: dict[str, Callable[[], Iterator[Batch]]] = {
+    readers: dict[str, Callable[[], Iterator[_Rows]]] = {
         "parquet": lambda: _read_parquet(path),
         "csv": lambda: _read_csv(path, table, quarantine),
-        "json": lambda: iter([_json_batch(path, table, quarantine)]),
+        "json": lambda: _read_json_rows(path, table, quarantine),
     }
     if kind not in readers:
         raise _wrong_kind(path, table)
     try:
-        for batch in readers[kind]():
-            quarantine.loss.read(table, path, len(batch.rows))
-            yield batch
+        for rows, content in readers[kind]():
+            quarantine.loss.read(table, path, len(rows))
+            yield Batch(path, table, rows, content, quarantine)
     except pa.ArrowInvalid as error:
         problem = "is not UTF-8 text" if "UTF8" in str(error) or "utf-8" in str(error) else "cannot be read"
         raise InputError(f"the file {problem}: {error}", str(path), "Check that it is whole, or convert it.") from error
@@ -106,7 +147,10 @@ def read_batches(path: Path, table: str, quarantine: Quarantine) -> Iterator[Bat
         raise InputError(f"the file is not UTF-8 text: {error}", str(path), "Convert it to UTF-8.") from error
 
 
-def _read_parquet(path: Path) -> Iterator[Batch]:
+_Rows = tuple[npt.NDArray[np.int64], pa.Table]
+
+
+def _read_parquet(path: Path) -> Iterator[_Rows]:
     first = 1
     with pq.ParquetFile(path) as file:
         for batch in file.iter_batches(batch_size=_BATCH_ROWS):
@@ -116,7 +160,7 @@ def _read_parquet(path: Path) -> Iterator[Batch]:
             yield _numbered(file.schema_arrow.empty_table(), 1)
 
 
-def _read_csv(path: Path, table: str, quarantine: Quarantine) -> Iterator[Batch]:
+def _read_csv(path: Path, table: str, quarantine: Quarantine) -> Iterator[_Rows]:
     delimiter = "\t" if ".tsv" in [suffix.lower() for suffix in path.suffixes] else ","
     header = _csv_header(path, delimiter)
     malformed: list[tuple[int, str]] = []
@@ -146,14 +190,14 @@ def _read_csv(path: Path, table: str, quarantine: Quarantine) -> Iterator[Batch]
                 example = f"row {rows[at]}, column {name!r}: a quote that is not closed?"
                 quarantine.loss.read(table, path, lines)
                 quarantine.loss.add(table, path, "lines inside one value", lines, example)
-            yield Batch(rows, made)
+            yield rows, made
     for number, text in malformed:
         row = None if number is None else number - 1
         lines = text.count("\n") + 1  # a quote that is not closed swallows the lines after it
         quarantine.loss.read(table, path, lines)
         quarantine.add("malformed row", table, path, row, text, f"expected {len(header)} fields", lost_rows=lines)
     if first == 1:
-        yield Batch(np.empty(0, np.int64), pa.table({name: pa.array([], pa.string()) for name in header}))
+        yield np.empty(0, np.int64), pa.table({name: pa.array([], pa.string()) for name in header})
 
 
 def _swallowed(table: pa.Table) -> Iterator[tuple[str, int, int]]:
@@ -212,13 +256,13 @@ def _read_json(path: Path) -> _Json:
     return found
 
 
-def _json_batch(path: Path, table: str, quarantine: Quarantine) -> Batch:
+def _read_json_rows(path: Path, table: str, quarantine: Quarantine) -> Iterator[_Rows]:
     found = _read_json(path)
     for number, text, problem in found.malformed:
         quarantine.add("malformed row", table, path, number, text, problem)
     names = list(dict.fromkeys(name for record in found.records for name in record))
     columns = {name: _json_column([record.get(name) for record in found.records]) for name in names}
-    return Batch(np.array(found.rows, np.int64), pa.table(columns))
+    yield np.array(found.rows, np.int64), pa.table(columns)
 
 
 def _flat(record: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -241,8 +285,8 @@ def _json_column(values: list[Any]) -> pa.Array:
     return pa.array([None if text in _NULLS else text for text in texts], pa.string())
 
 
-def _numbered(table: pa.Table, first: int) -> Batch:
-    return Batch(np.arange(first, first + table.num_rows, dtype=np.int64), table)
+def _numbered(table: pa.Table, first: int) -> _Rows:
+    return np.arange(first, first + table.num_rows, dtype=np.int64), table
 
 
 def column_names(path: Path) -> list[str]:

@@ -72,9 +72,10 @@ def new_sources(sources: Sequence[Source], existing: Dataset | None) -> list[Sou
         if key not in known:
             known[key] = {"settings": source.settings}
             fresh.append(source)
-        elif known[key]["settings"] != source.settings:
-            before = known[key]["settings"]
-            changed = sorted(name for name, value in source.settings.items() if before.get(name) != value)
+            continue
+        before = known[key]["settings"]  # with what older versions knew of, too
+        changed = sorted(name for name, value in source.settings.items() if before.get(name) != value)
+        if changed:
             raise InputError(
                 f"this source was imported before with other settings: {', '.join(changed)}",
                 str(source.path),

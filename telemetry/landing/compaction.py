@@ -33,8 +33,7 @@ from telemetry.dataset.schema import (
     conform,
 )
 from telemetry.errors import InputError
-from telemetry.importing.fold import LANDED_ROLE, Fold
-from telemetry.importing.importer import import_dataset
+from telemetry.importing.importer import LANDED_ROLE, Fold, import_dataset
 from telemetry.importing.inventory import (
     merge_stays,
     read_inventory,
@@ -239,7 +238,6 @@ class _Folding:
             channels=self.settings.channels,
             dedupe=self.settings.dedupe,
             delay=self.settings.delay,
-            late=self.settings.telemetry.late,
             progress=progress,
             now=self.now,
             fold=Fold(

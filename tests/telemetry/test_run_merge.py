@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 import telemetry.dataset.runs
 from telemetry.dataset.files import FolderFiles
 from telemetry.dataset.runs import Runs
-from telemetry.importing.fold import Fold
-from telemetry.importing.importer import ImportResult
+from telemetry.importing.importer import Fold, ImportResult
 from tests.telemetry.helpers import DAY, STEP, all_samples, events_frame, gpu, inventory_frame, run_import
 
 COUNTER = "ecc_sbe_volatile_total"

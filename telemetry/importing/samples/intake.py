@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
@@ -26,24 +25,20 @@ from telemetry.importing.columns import (
     require,
     resolve_columns,
 )
-from telemetry.importing.instants import (
-    OK,
-    PROBLEMS,
-    WRONG_CLOCK,
-    parse_instants,
-)
-from telemetry.importing.inventory import naive_error
+from telemetry.importing.instants import WRONG_CLOCK
 from telemetry.importing.mapping import TableMapping
 from telemetry.importing.quarantine import Quarantine
 from telemetry.importing.reading import Batch, column_names, read_batches
 from telemetry.importing.samples.spill import ORDER_SHIFT, Spill, spill_schema
-from telemetry.importing.samples.values import RangeTally, parse_values
+from telemetry.importing.samples.values import parse_values
 from telemetry.importing.stays import Stays
 
 STAY_PROBLEMS = {-1: "unknown {unit}", -2: "before installation", -3: "after removal"}
 """Reason of the quarantine by what :meth:`telemetry.importing.stays.Stays.find` says."""
 
 _LABELS = LABELS | {"mig_instance"}
+_FRACTION_LEAST = 20
+# Fewest values on which a column is judged to be a fraction where percent are expected.
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,125 +90,94 @@ def plan_samples(
 class SampleIntake:
     """Reads sample files, judges each row and value, and spills what can be used.
 
-    ``late``: how far behind the newest of its unit a sample may be before it is counted as late.
+    ``nodes``: names of the node codes; grows.
+    ``strict``: whether sources without a usable row, or in another unit, are an error.
+    ``wrong_clock``: says of milliseconds whether they cannot be right.
     """
 
     plan: SamplePlan
     mapping: TableMapping
     stays: Stays
     quarantine: Quarantine
-    late: timedelta
     nodes: list[str]
-    strict: bool = True
-    wrong_clock: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.bool_]] | None = None
+    strict: bool
+    wrong_clock: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.bool_]]
     counts: Counter[str] = field(default_factory=Counter)
-    tally: RangeTally = field(default_factory=RangeTally)
-    first_ms: int | None = None
-    last_ms: int | None = None
+    _usable: bool = False
+    _nonzero: Counter[str] = field(default_factory=Counter)
+    _fractions: Counter[str] = field(default_factory=Counter)
     _node_code: dict[str, int] = field(default_factory=dict)
-    _newest: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
 
     def run(self, folder: Path, buckets: int, told: Callable[[int], None] | None = None) -> Spill:
         """Read everything; ``told`` is called with the rows read so far, once a batch.
 
-        Raises ``InputError`` if a column of instants is naive, most values of a channel are out of range, or no row can
-        be used.
+        Raises ``InputError`` if a column of instants is naive, percent seem to be fractions, or no row can be used.
         """
         self._node_code = {name: code for code, name in enumerate(self.nodes)}
-        self._newest = np.full(len(self.stays.units), -(1 << 62), np.int64)
         schema = spill_schema(self.plan.channels, sample_count=self.plan.sample_count)
         with Spill(folder, schema, buckets) as spill:
             for number, (file, columns) in enumerate(zip(self.plan.files, self.plan.columns, strict=True)):
-                self._read_file(file, number, columns, spill, schema, buckets, told)
+                for batch in read_batches(file, "samples", self.quarantine):
+                    if len(batch.rows) == 0:
+                        continue
+                    self.counts["samples_read"] += len(batch.rows)
+                    if told is not None:
+                        told(self.counts["samples_read"])
+                    table, hashes = self._judge(batch, number, columns, schema)
+                    if table.num_rows:
+                        spill.add((hashes % np.uint64(buckets)).astype(np.int64), table)
             if self.strict:
                 self._check_usable()
             spill.close()
         return spill
 
     def _check_usable(self) -> None:
-        self.tally.check(self.plan.channels)
+        for name, nonzero in self._nonzero.items():
+            if nonzero >= _FRACTION_LEAST and 2 * self._fractions[name] > nonzero:
+                raise InputError(
+                    f"{self._fractions[name]} of {nonzero} values of {name!r} that are not zero are below 1: "
+                    "they seem to be fractions, percent are expected",
+                    f"channel {name!r}",
+                    f"Give `scale: {{{name}: 100}}` in the mapping.",
+                )
         if not self.counts["samples_read"]:
             raise InputError(
                 "the sample files have no rows",
                 ", ".join(str(file) for file in self.plan.files[:3]),
                 "Check the period that they were exported for, or leave --samples out.",
             )
-        if self.first_ms is None:
+        if not self._usable:
             raise no_usable_rows("sample", self.quarantine, str(self.plan.files[0]))
 
-    def _read_file(
-        self,
-        file: Path,
-        number: int,
-        columns: Columns,
-        spill: Spill,
-        schema: pa.Schema,
-        buckets: int,
-        told: Callable[[int], None] | None,
-    ) -> None:
-        naive, usable, example = 0, 0, None
-        for batch in read_batches(file, "samples", self.quarantine):
-            if len(batch.rows) == 0:
-                continue
-            self.counts["samples_read"] += len(batch.rows)
-            if told is not None:
-                told(self.counts["samples_read"])
-            where = f"{file}, column {columns.source.get('timestamp', 'timestamp')!r}"
-            instants = parse_instants(_column(columns, batch, "timestamp"), self.mapping.time, where)
-            naive_rows = instants.status == 3
-            if naive_rows.any() and example is None:
-                example = _column(columns, batch, "timestamp").filter(pa.array(naive_rows))
-            naive += int(naive_rows.sum())
-            usable += int((instants.status == OK).sum())
-            table, node_hashes = self._judge(file, number, columns, batch, instants.ms, instants.status, schema)
-            if table.num_rows:
-                spill.add((node_hashes % np.uint64(buckets)).astype(np.int64), table)
-        if naive and not usable and example is not None:
-            raise naive_error(where, "samples", example)
-
     def _judge(
-        self,
-        file: Path,
-        number: int,
-        columns: Columns,
-        batch: Batch,
-        ms: npt.NDArray[np.int64],
-        status: npt.NDArray[np.int8],
-        schema: pa.Schema,
+        self, batch: Batch, number: int, columns: Columns, schema: pa.Schema
     ) -> tuple[pa.Table, npt.NDArray[np.uint64]]:
         length = len(batch.rows)
-        good = np.ones(length, dtype=bool)
-
-        def refuse(reason: str, chosen: npt.NDArray[np.bool_]) -> None:
-            chosen = chosen & good
-            if chosen.any():
-                self.quarantine.add_rows(reason, "samples", file, chosen, batch.rows, batch.table)
-                good[chosen] = False
-
-        for problem, reason in PROBLEMS.items():
-            refuse(reason, status == problem)
-        if self.wrong_clock is not None:
-            refuse(WRONG_CLOCK, self.wrong_clock(ms))
+        instants = batch.instants(columns, "timestamp", self.mapping.time)
+        assert instants is not None
+        ms = instants.ms
+        batch.refuse(WRONG_CLOCK, self.wrong_clock(ms))
         by_node = self.stays.unit == "node"
         unit_index, unit_names = _encoded(columns.get(batch.table, "node" if by_node else "gpu"), length)
-        refuse("missing node" if by_node else "missing gpu", unit_index < 0)
+        batch.refuse("missing node" if by_node else "missing gpu", unit_index < 0)
         code_of_name = self.stays.codes(unit_names)
         codes = np.where(unit_index >= 0, code_of_name[unit_index], -1) if unit_names else np.full(length, -1)
         stay = self.stays.find(codes, ms)
         for problem, reason in STAY_PROBLEMS.items():
-            refuse(reason.format(unit=self.stays.unit), stay == problem)
+            batch.refuse(reason.format(unit=self.stays.unit), stay == problem)
         stay_node = self.stays.nodes[np.clip(stay, 0, None)]
         if not by_node and "node" in columns:
             node_index, node_names = _encoded(columns.get(batch.table, "node"), length)
             given = np.array([*node_names, None], dtype=object)[node_index]  # index -1 is the None at the end
-            refuse("on another node than the inventory says", (node_index >= 0) & (given != stay_node))
+            batch.refuse("on another node than the inventory says", (node_index >= 0) & (given != stay_node))
         part = np.zeros(length, dtype=bool)
         if not by_node:
             part = np.array([name in self.stays.parents for name in unit_names] + [False])[unit_index]
             mig_index, _ = _encoded(columns.get(batch.table, "mig_instance"), length)
             part |= mig_index >= 0
+        good = batch.good
+        self._usable |= bool(good.any())
         node_codes, hashes = self._nodes_of(stay_node[good])
-        self._note_times(codes[good], ms[good])
         made: dict[str, pa.Array] = {
             "unit": pa.array(codes[good].astype(np.int32)),
             "node": pa.array(node_codes),
@@ -222,7 +186,7 @@ class SampleIntake:
             "mig": pa.array(part[good]),
         }
         for channel in self.plan.channels.values():
-            made[channel.name] = self._channel(channel, file, columns, batch, good)
+            made[channel.name] = self._channel(channel, columns, batch)
         if self.plan.sample_count:
             count = columns.get(batch.table, "sample_count")
             numbers = np.ones(length) if count is None else pd.to_numeric(count.to_pandas(), errors="coerce").to_numpy()
@@ -230,9 +194,8 @@ class SampleIntake:
             made["sample_count"] = pa.array(np.clip(counted, 1, 2**31 - 1).astype(np.int32))
         return pa.Table.from_arrays([made[name] for name in schema.names], schema=schema), hashes
 
-    def _channel(
-        self, channel: Channel, file: Path, columns: Columns, batch: Batch, good: npt.NDArray[np.bool_]
-    ) -> pa.Array:
+    def _channel(self, channel: Channel, columns: Columns, batch: Batch) -> pa.Array:
+        good = batch.good
         kind = CHANNEL_TYPES[channel.kind]
         column = columns.get(batch.table, channel.name)
         if column is None:
@@ -241,18 +204,21 @@ class SampleIntake:
         parsed = parse_values(
             column, channel, self.mapping.scale.get(channel.name), self.mapping.offset.get(channel.name)
         )
-        self.tally.add(channel, parsed, str(file))
+        if channel.unit == "%":
+            nonzero = parsed.values[parsed.valid & (parsed.values != 0)]
+            self._nonzero[channel.name] += len(nonzero)
+            self._fractions[channel.name] += int((nonzero < 1.0).sum())
         self.counts["values_not_supported"] += parsed.sentinels
         lost = {reason: int(chosen.sum()) for reason, chosen in parsed.problems.items()}
         shown = [column[at].as_py() for chosen in parsed.problems.values() for at in np.flatnonzero(chosen)[:3]]
         present = int(parsed.valid.sum()) + sum(lost.values())
-        self.quarantine.loss.values(channel.name, present, lost, [f"{file.name}: {value!r}" for value in shown])
+        self.quarantine.loss.values(channel.name, present, lost, [f"{batch.file.name}: {value!r}" for value in shown])
         if parsed.problems:
             rows, content = batch.rows[good], batch.table.filter(pa.array(good))
             texts = column.to_pylist()
             for reason, chosen in parsed.problems.items():
                 details = [f"{channel.name} = {texts[index]}" for index in np.flatnonzero(chosen)]
-                self.quarantine.add_rows(reason, "samples", file, chosen, rows, content, details, lost_rows=0)
+                self.quarantine.add_rows(reason, "samples", batch.file, chosen, rows, content, details, lost_rows=0)
                 self.counts["values_nulled"] += int(chosen.sum())
         return pa.array(parsed.values, kind, mask=~parsed.valid)
 
@@ -275,17 +241,6 @@ class SampleIntake:
             return np.empty(0, np.int32), np.empty(0, np.uint64)
         return known[codes], hashes[codes]
 
-    def _note_times(self, codes: npt.NDArray[np.int64], ms: npt.NDArray[np.int64]) -> None:
-        if len(ms) == 0:
-            return
-        first, last = int(ms.min()), int(ms.max())
-        self.first_ms = first if self.first_ms is None else min(self.first_ms, first)
-        self.last_ms = last if self.last_ms is None else max(self.last_ms, last)
-        running = pd.Series(ms).groupby(codes, sort=False).cummax().to_numpy()
-        newest = np.maximum(running, self._newest[codes])
-        self.counts["samples_late"] += int((ms < newest - int(self.late.total_seconds() * 1000)).sum())
-        np.maximum.at(self._newest, codes, ms)
-
 
 def no_usable_rows(what: str, quarantine: Quarantine, where: str) -> InputError:
     """Return the error for sources of which every row was set aside, with the commonest reason and an example."""
@@ -298,12 +253,6 @@ def no_usable_rows(what: str, quarantine: Quarantine, where: str) -> InputError:
         where,
         "Check the mapping and that inventory and samples are of the same fleet and period.",
     )
-
-
-def _column(columns: Columns, batch: Batch, name: str) -> pa.ChunkedArray:
-    column = columns.get(batch.table, name)
-    assert column is not None, name
-    return column
 
 
 def _encoded(column: pa.ChunkedArray | None, length: int) -> tuple[npt.NDArray[np.int64], list[str]]:

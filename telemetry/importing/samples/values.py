@@ -1,9 +1,9 @@
-"""Channel values as sources write them, to numbers of the channel's type, and a tally of those that cannot be true."""
+"""Channel values as sources write them, to numbers of the channel's type."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -14,12 +14,9 @@ import pyarrow.compute as pc
 
 from telemetry.dataset.channel import Channel
 from telemetry.dataset.channels import is_sentinel
-from telemetry.errors import InputError
 from telemetry.importing.samples.block import DTYPES
 
 _WORDS: Final[Mapping[str, float]] = {"true": 1.0, "false": 0.0, "yes": 1.0, "no": 0.0, "on": 1.0, "off": 0.0}
-_FRACTION_LEAST = 20
-"""Fewest values on which a column is judged to be a fraction where percent are expected."""
 
 
 @dataclass(slots=True)
@@ -33,7 +30,6 @@ class Parsed:
     values: npt.NDArray[np.generic]
     valid: npt.NDArray[np.bool_]
     problems: dict[str, npt.NDArray[np.bool_]]
-    numbers: npt.NDArray[np.float64]
     sentinels: int
 
 
@@ -70,7 +66,7 @@ def parse_values(column: pa.ChunkedArray, channel: Channel, scale: float | None,
         valid &= ~outside
     kept = np.where(valid, numbers, 0.0)
     values = exact if exact is not None and channel.kind == "flags" else kept.astype(DTYPES[channel.kind])
-    return Parsed(values, valid, problems, numbers, int(blanks.sum()))
+    return Parsed(values, valid, problems, int(blanks.sum()))
 
 
 def _numbers(
@@ -94,7 +90,8 @@ def _numbers(
         try:
             column = column.cast(pa.float64())
         except pa.ArrowInvalid:
-            return (*_from_text(column), _unreadable(column))
+            numbers = _text_numbers(column).to_numpy()
+            return numbers, None, np.asarray(column.is_valid().to_numpy() & np.isnan(numbers), dtype=bool)
     exact = None
     if channel.kind == "flags" and pa.types.is_integer(column.type):
         filled = column.fill_null(0)
@@ -104,15 +101,6 @@ def _numbers(
     missing = np.asarray(column.is_null().to_numpy(zero_copy_only=False), dtype=bool)
     numbers = column.cast(pa.float64(), safe=False).fill_null(0.0).to_numpy()
     return np.where(missing, np.nan, numbers), exact, none
-
-
-def _from_text(column: pa.ChunkedArray) -> tuple[npt.NDArray[np.float64], None]:
-    return _text_numbers(column).to_numpy(), None
-
-
-def _unreadable(column: pa.ChunkedArray) -> npt.NDArray[np.bool_]:
-    there = ~column.is_null().to_numpy(zero_copy_only=False).astype(bool)
-    return np.asarray(there & np.isnan(_text_numbers(column).to_numpy()), dtype=bool)
 
 
 def _text_numbers(column: pa.ChunkedArray) -> pd.Series:
@@ -128,75 +116,3 @@ def _text_numbers(column: pa.ChunkedArray) -> pd.Series:
             except ValueError:
                 continue
     return numbers
-
-
-@dataclass(slots=True)
-class _ChannelTally:
-    values: int = 0
-    outside: int = 0
-    examples: list[float] = field(default_factory=list)
-    nonzero: int = 0
-    fractions: int = 0
-    file: str = ""
-
-
-class RangeTally:
-    """Counts values outside their range, and tells a stray one from a wrong unit."""
-
-    def __init__(self) -> None:
-        self._of: dict[str, _ChannelTally] = {}
-
-    def add(self, channel: Channel, parsed: Parsed, file: str) -> None:
-        """Count one batch of a channel's values."""
-        tally = self._of.setdefault(channel.name, _ChannelTally())
-        outside = parsed.problems.get("value out of range")
-        tally.values += int(parsed.valid.sum())
-        if outside is not None:
-            tally.values += int(outside.sum())
-            tally.outside += int(outside.sum())
-            tally.file = tally.file or file
-            room = 3 - len(tally.examples)
-            tally.examples += [float(value) for value in parsed.numbers[outside][: max(room, 0)]]
-        if channel.unit == "%":
-            nonzero = parsed.valid & (parsed.numbers != 0.0)
-            tally.nonzero += int(nonzero.sum())
-            tally.fractions += int((nonzero & (parsed.numbers < 1.0)).sum())
-
-    def check(self, channels: Mapping[str, Channel]) -> None:
-        """Stop an import whose values are in another unit than the channel's.
-
-        Raises ``InputError`` if more than half of a channel's values are outside its range, or more than half of a
-        percentage's values other than zero are fractions below 1.
-        """
-        for name, tally in self._of.items():
-            channel = channels[name]
-            if 2 * tally.outside > tally.values:
-                shown = ", ".join(f"{value:g}" for value in tally.examples)
-                raise InputError(
-                    f"{tally.outside} of {tally.values} values of {name!r} are out of range, such as {shown}; "
-                    f"the valid range is {_side(channel.low)} to {_side(channel.high)} {channel.unit}".rstrip(),
-                    f"{tally.file}, channel {name!r}",
-                    f"They seem to be in another unit: give `scale: {{{name}: {_factor(tally, channel)}}}` in the "
-                    f"mapping, or the right range in params `channels: {{{name}: {{…}}}}`.",
-                )
-            if tally.nonzero >= _FRACTION_LEAST and 2 * tally.fractions > tally.nonzero:
-                raise InputError(
-                    f"{tally.fractions} of {tally.nonzero} values of {name!r} that are not zero are below 1: "
-                    "they seem to be fractions, percent are expected",
-                    f"channel {name!r}",
-                    f"Give `scale: {{{name}: 100}}` in the mapping.",
-                )
-
-
-def _side(bound: float | None) -> str:
-    return "any" if bound is None else f"{bound:g}"
-
-
-def _factor(tally: _ChannelTally, channel: Channel) -> str:
-    """Guess the usual factor that brings the examples into the range."""
-    middle = float(np.median(tally.examples)) if tally.examples else 0.0
-    for factor in (0.001, 0.01, 1e-6, 1.0 / 1024**2, 1.0 / 1024, 1000.0, 100.0, 1e-9):
-        value = middle * factor
-        if (channel.low is None or value >= channel.low) and (channel.high is None or value <= channel.high):
-            return f"{factor:g}"
-    return "FACTOR"

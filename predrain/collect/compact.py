@@ -1,4 +1,4 @@
-"""``predrain collect compact``: what has landed into the dataset, once or on a schedule."""
+"""``predrain collect compact``: what collectors have written into the dataset, once or on a schedule."""
 
 from __future__ import annotations
 
@@ -17,45 +17,41 @@ if TYPE_CHECKING:
 
 
 def compact(
-    dataset: Annotated[Path, typer.Option(help="The dataset that collectors land beside; made if there is none.")],
+    dataset: Annotated[Path, typer.Option(help="The dataset that collectors write beside; made if there is none.")],
     inventory: Annotated[
-        Path | None, typer.Option(help="Stays that you know (Parquet or CSV): they hold against what was seen.")
+        Path | None, typer.Option(help="Known installations (Parquet or CSV); they override what was observed.")
     ] = None,
     every: Annotated[
-        str | None, typer.Option(help="Go on, folding this often (such as 1h), until SIGTERM. Default: once.")
+        str | None, typer.Option(help="Repeat at this interval (such as 1h) until SIGTERM. Default: once.")
     ] = None,
     params: ParamsOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Fold what collectors have landed into the dataset; readers and collectors are not disturbed.
+    """Compact what collectors have written into the dataset, without disturbing readers or collectors.
 
     Example: predrain collect compact --dataset fleet --every 1h
     """
     pause = None if every is None else duration_option(every, "--every")
     if pause is None:
         with reported():
-            show(fold_once(dataset, inventory, params), as_json=as_json)
+            show(_compacted(dataset, inventory, params), as_json=as_json)
         return
     from telemetry.errors import InputError
 
     failures = 0
     for _ in until_stopped(pause):
         try:
-            show(fold_once(dataset, inventory, params), as_json=as_json)
+            show(_compacted(dataset, inventory, params), as_json=as_json)
             failures = 0
         except InputError as error:
-            # Another fold, a full disk: what has landed waits, and the next turn may do better.
+            # Another compaction, a full disk: what has landed waits, and the next turn may do better.
             failures += 1
-            sys.stderr.write(f"predrain: error: {error} (turn {failures} in a row; what has landed waits)\n")
+            sys.stderr.write(f"predrain: error: {error} ({failures} consecutive failures; files wait)\n")
     if failures:
-        fail("the last fold did not succeed; what has landed waits in the landing folder")
+        fail("the last compaction failed; files wait in the landing folder")
 
 
-def fold_once(dataset: Path, inventory: Path | None, params: list[Path] | None) -> dict[str, Any]:
-    """Fold once and return what to show; other collect verbs end with it.
-
-    Raises ``InputError``: see :func:`telemetry.landing.compaction.compact`.
-    """
+def _compacted(dataset: Path, inventory: Path | None, params: list[Path] | None) -> dict[str, Any]:
     from pipeline.params import load_params
     from telemetry.errors import InputError
     from telemetry.landing.folder import landing_of
@@ -68,8 +64,8 @@ def fold_once(dataset: Path, inventory: Path | None, params: list[Path] | None) 
         )
     if dataset.name.endswith(".live"):
         raise InputError(f"{dataset} is a landing folder", "--dataset", f"Give {str(dataset).removesuffix('.live')}.")
-    result = folded(dataset, load_params(params_files(params)), inventory)
-    shown: dict[str, Any] = {"dataset": str(dataset), "folded files": result.folded}
+    result = compact_once(dataset, load_params(params_files(params)), inventory)
+    shown: dict[str, Any] = {"dataset": str(dataset), "compacted files": result.compacted}
     if result.waits_for:
         shown["waits for"] = result.waits_for
     if result.refused:
@@ -77,24 +73,24 @@ def fold_once(dataset: Path, inventory: Path | None, params: list[Path] | None) 
     if result.meta is not None:
         shown["span"] = " to ".join(instant.isoformat() for instant in result.meta.span)
         shown["samples"] = int(result.meta.counts["samples"])
-    if result.folded:
-        shown |= {"this fold": result.counts, "quarantined": result.quarantined}
+    if result.compacted:
+        shown |= {"this compaction": result.counts, "quarantined": result.quarantined}
     return shown
 
 
-def folded(dataset: Path, params: Params, inventory: Path | None) -> CompactResult:
-    """Fold once and return what came of it; `collect prometheus` ends with it.
+def compact_once(dataset: Path, params: Params, inventory: Path | None) -> CompactResult:
+    """Compact once; `collect prometheus` ends with it.
 
     Raises ``InputError``: see :func:`telemetry.landing.compaction.compact`.
     """
     from datetime import UTC, datetime
 
     from telemetry.dataset.channels import resolve_channels
-    from telemetry.landing.compaction import FoldSettings
-    from telemetry.landing.compaction import compact as fold
+    from telemetry.landing.compaction import CompactSettings
+    from telemetry.landing.compaction import compact as compact_dataset
 
-    settings = FoldSettings(
-        params.telemetry, resolve_channels(params.channels), params.events.dedupe, params.features.delay
-    )
-    with progress("folding") as advance:
-        return fold(dataset, settings=settings, inventory=inventory, now=datetime.now(UTC), progress=advance)
+    channels = resolve_channels(params.channels)
+    settings = CompactSettings(params.telemetry, channels, params.events.dedupe, params.features.delay)
+    with progress("compacting") as advance:
+        now = datetime.now(UTC)
+        return compact_dataset(dataset, settings=settings, inventory=inventory, now=now, progress=advance)

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from predrain.collect.compact import folded
+from predrain.collect.compact import compact_once
 from predrain.console import progress, reported, show
 from predrain.options import JsonOption, ParamsOption, duration_option, instant_option, params_files
 
@@ -113,8 +113,8 @@ def collect_prometheus(
         if done.end < plan.end:
             told["left out"] = "the newest two minutes, whose samples may still be on their way"
         if not no_compact:
-            result = folded(dataset, loaded, inventory)
-            told["folded files"] = dict(result.folded)
+            result = compact_once(dataset, loaded, inventory)
+            told["compacted files"] = dict(result.compacted)
             told["quarantined"] = dict(result.quarantined)
             told["waits for"] = result.waits_for or None
         show(told, as_json=as_json)

@@ -23,10 +23,7 @@ from telemetry.dataset.layout import (
     read_part,
     sort_columns,
 )
-from telemetry.dataset.meta import (
-    DatasetMeta,
-    read_meta,
-)
+from telemetry.dataset.meta import DatasetMeta, read_meta
 from telemetry.dataset.place import Place, S3Place, refuse_storage
 from telemetry.dataset.runs import since_in_ms
 from telemetry.dataset.schema import samples_schema

@@ -180,16 +180,10 @@ def _read_meta(storage: FileSystem, place: S3Place) -> tuple[DatasetMeta, dateti
             written = _changed_at(stream)
     except FileNotFoundError:
         with storage_errors(place):
-            bucket, pointer = storage.get_file_info([place.bucket, f"{place.root}/current.json"])
+            (bucket,) = storage.get_file_info([place.bucket])
         if bucket.type == FileType.NotFound:
             raise InputError(
                 f"there is no bucket {place.bucket!r}", str(place), "Check its name and AWS_ENDPOINT_URL, or make it."
-            ) from None
-        if pointer.type == FileType.File:
-            raise InputError(
-                "an earlier predrain published versions here",
-                str(place),
-                f"Read one of them, such as {place}/versions/0123456789abcdef: current.json names the newest.",
             ) from None
         raise InputError(
             "there is no dataset here: no dataset.json", str(place), "Upload the folder of a dataset to this prefix."

@@ -20,25 +20,9 @@ from telemetry.atomic import FolderSwap, disk_errors, fsync_path, recover_folder
 from telemetry.dataset.channel import Channel, channel_as_dict
 from telemetry.dataset.dataset import Dataset
 from telemetry.dataset.files import sha256_of
-from telemetry.dataset.layout import (
-    DEFAULT_BUCKETS,
-    node_hash,
-    part_rows,
-    sort_columns,
-    sort_samples,
-    write_small,
-)
-from telemetry.dataset.meta import (
-    META_NAME,
-    DatasetMeta,
-    encode_meta,
-    instant_text,
-)
-from telemetry.dataset.parts import (
-    PIECES,
-    PartWriter,
-    duplicate_error,
-)
+from telemetry.dataset.layout import DEFAULT_BUCKETS, node_hash, part_rows, sort_columns, sort_samples, write_small
+from telemetry.dataset.meta import META_NAME, DatasetMeta, encode_meta, instant_text
+from telemetry.dataset.parts import PIECES, PartWriter, duplicate_error
 from telemetry.dataset.runs import Runs
 from telemetry.dataset.schema import (
     EVENTS,

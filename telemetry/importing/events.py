@@ -16,24 +16,13 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from telemetry.dataset.schema import (
-    EVENT_RUNS,
-    EVENT_TYPES,
-    EVENTS,
-    ms_of,
-)
+from telemetry.dataset.schema import EVENT_RUNS, EVENT_TYPES, EVENTS, ms_of
 from telemetry.errors import InputError
-from telemetry.importing.columns import (
-    KEY_ALIASES,
-    Columns,
-    mapped_text,
-    require,
-    resolve_columns,
-)
+from telemetry.importing.columns import KEY_ALIASES, Columns, mapped_text, require, resolve_columns
 from telemetry.importing.event_runs import RUN_MS, with_runs
 from telemetry.importing.instants import parse_instants, times_of
 from telemetry.importing.mapping import KernelLogMapping, TableMapping
-from telemetry.importing.quarantine import Quarantine, row_text
+from telemetry.importing.quarantine import Quarantine
 from telemetry.importing.reading import Batch, read_batches
 from telemetry.importing.stays import Stays
 from telemetry.xids.kernel_log import locate, parse_kernel_log
@@ -110,7 +99,7 @@ class EventIntake:
             name: found[name].astype(object).where(found[name].notna(), None).to_numpy(copy=True) for name in _PLACE
         }
         reasons = place_events(text, ms_of(found["timestamp"]), self.stays)
-        quarantine_frame(found, reasons, file, self.quarantine)
+        self.quarantine.add_frame(reasons, "events", file, found)
         found["gpu"], found["node"] = text["gpu"], text["node"]
         return found[reasons == ""]
 
@@ -232,12 +221,3 @@ def _codes(codes: npt.NDArray[np.object_], kinds: npt.NDArray[np.object_]) -> np
     made = codes.copy()
     made[chosen] = bare[place]
     return made
-
-
-def quarantine_frame(
-    events: pd.DataFrame, reasons: npt.NDArray[np.object_], file: Path, quarantine: Quarantine
-) -> None:
-    """Set aside the events that have a reason; their row is their place in the frame."""
-    for index in np.flatnonzero(reasons != ""):
-        record = {name: value for name, value in events.iloc[index].to_dict().items() if not pd.isna(value)}
-        quarantine.add(str(reasons[index]), "events", file, int(index) + 1, row_text(record))

@@ -41,39 +41,17 @@ from telemetry.importing.event_runs import (
     stored_layout,
     total_count,
 )
-from telemetry.importing.events import EventIntake, empty_events, quarantine_frame
+from telemetry.importing.events import EventIntake, empty_events
 from telemetry.importing.instants import WRONG_CLOCK
-from telemetry.importing.inventory import (
-    InventorySource,
-    end_overlaps,
-    merge_stays,
-    read_inventory,
-    unit_of,
-)
+from telemetry.importing.inventory import InventorySource, end_overlaps, merge_stays, read_inventory, unit_of
 from telemetry.importing.jobs import merge_jobs, read_jobs
 from telemetry.importing.mapping import ImportMapping, load_mapping
-from telemetry.importing.quarantine import Quarantine, new_name, row_text
+from telemetry.importing.quarantine import Quarantine, new_name
 from telemetry.importing.reading import expand_sources, is_kernel_log, kind_of
-from telemetry.importing.samples.intake import (
-    SampleIntake,
-    SamplePlan,
-    no_usable_rows,
-    plan_samples,
-)
-from telemetry.importing.samples.merge import (
-    SampleMerger,
-    plan_merge,
-    read_newest,
-    write_newest,
-)
+from telemetry.importing.samples.intake import SampleIntake, SamplePlan, no_usable_rows, plan_samples
+from telemetry.importing.samples.merge import SampleMerger, plan_merge, read_newest, write_newest
 from telemetry.importing.samples.spill import Spill
-from telemetry.importing.sources import (
-    Source,
-    channels_digest,
-    fingerprint,
-    new_sources,
-    text_digest,
-)
+from telemetry.importing.sources import Source, channels_digest, fingerprint, new_sources, text_digest
 from telemetry.importing.stays import Stays
 from telemetry.xids.xid_gauge import SOURCE
 
@@ -162,7 +140,8 @@ def import_dataset(
     recover_folder(out)
     existing = Dataset.open(out, lease=False) if (out / META_NAME).exists() else None
     rules = load_mapping(mapping)
-    sources = _sources(samples, events, inventory, jobs, rules, step, channels, dedupe, delay)
+    given = {"inventory": [inventory], "samples": samples, "events": events, "jobs": [jobs] if jobs else []}
+    sources = _sources(given, rules, step, channels, dedupe, delay)
     if existing is not None and existing.meta.step != step:
         old, new = format_duration(existing.meta.step), format_duration(step)
         raise InputError(
@@ -174,29 +153,14 @@ def import_dataset(
     if not fresh and existing is not None:
         return ImportResult(existing, {}, {}, changed=False)
     distinct = {(source.role, source.sha256) for source in sources}
-    work = _Import(
-        out,
-        existing,
-        rules,
-        fresh,
-        step,
-        channels,
-        dedupe,
-        delay,
-        progress,
-        fold,
-        max_loss,
-        now or datetime.now(UTC),
-    )
+    now = now or datetime.now(UTC)
+    work = _Import(out, existing, rules, fresh, step, channels, dedupe, delay, progress, fold, max_loss, now)
     work.counts["source_files_given_twice"] = len(sources) - len(distinct)
     return work.run(inventory)
 
 
 def _sources(
-    samples: Sequence[Path],
-    events: Sequence[Path],
-    inventory: Path,
-    jobs: Path | None,
+    given: Mapping[str, Sequence[Path]],
     rules: ImportMapping,
     step: timedelta,
     channels: Mapping[str, Channel],
@@ -221,9 +185,10 @@ def _sources(
         "inventory": {"mapping": mapped(rules.inventory)},
         "jobs": {"mapping": mapped(rules.jobs)},
     }
-    given = (("inventory", (inventory,)), ("samples", samples), ("events", events), ("jobs", (jobs,) if jobs else ()))
     return [
-        fingerprint(role, file, settings[role]) for role, paths in given for file in expand_sources(tuple(paths), role)
+        fingerprint(role, file, settings[role])
+        for role, paths in given.items()
+        for file in expand_sources(tuple(paths), role)
     ]
 
 
@@ -332,9 +297,8 @@ class _Import:
 
     def _without_overlaps(self, frame: pd.DataFrame, unit: Unit, path: Path, quarantine: Quarantine) -> pd.DataFrame:
         kept, dropped, ended = end_overlaps(frame, unit)
-        for index in range(len(dropped)):
-            record = {name: value for name, value in dropped.iloc[index].to_dict().items() if not pd.isna(value)}
-            quarantine.add("in two places from the same time", "inventory", path, None, row_text(record))
+        reasons = np.full(len(dropped), "in two places from the same time", dtype=object)
+        quarantine.add_frame(reasons, "inventory", path, dropped)
         if ended:
             self.counts["overlapping_stays_ended"] += len(ended)
             _LOG.warning("%s: %d stays overlap: %s", path, len(ended), "; ".join(ended[:_NAMED]))
@@ -343,10 +307,8 @@ class _Import:
     def _of_unit(self, frame: pd.DataFrame, unit: str, path: Path, quarantine: Quarantine) -> pd.DataFrame:
         if unit == "node":
             return frame
-        missing = frame["gpu"].isna()
-        for index in np.flatnonzero(missing.to_numpy()):
-            row = frame.iloc[index].dropna().to_dict()
-            quarantine.add("missing gpu", "inventory", path, None, str(row))
+        missing = frame["gpu"].isna().to_numpy()
+        quarantine.add_frame(np.where(missing, "missing gpu", "").astype(object), "inventory", path, frame)
         return frame[~missing].reset_index(drop=True)
 
     def _events(self, stays: Stays, quarantine: Quarantine) -> pd.DataFrame:
@@ -358,7 +320,7 @@ class _Import:
                 ahead = self._wrong_clock(ms_of(frames[-1]["timestamp"]))
                 ahead |= (frames[-1]["known_at"] > self.now + AHEAD + self.delay).to_numpy()
                 reasons = np.where(ahead, WRONG_CLOCK, "").astype(object)
-                quarantine_frame(frames[-1], reasons, file, quarantine)
+                quarantine.add_frame(reasons, "events", file, frames[-1])
                 frames[-1] = frames[-1][reasons == ""]
         return stack_events(frames)
 

@@ -16,14 +16,7 @@ import pyarrow as pa
 from telemetry.dataset.meta import instant_text
 from telemetry.dataset.schema import INVENTORY, Unit, ms_of
 from telemetry.errors import InputError
-from telemetry.importing.columns import (
-    KEY_ALIASES,
-    Columns,
-    as_text,
-    mapped_text,
-    require,
-    resolve_columns,
-)
+from telemetry.importing.columns import KEY_ALIASES, Columns, as_text, mapped_text, require, resolve_columns
 from telemetry.importing.instants import WRONG_CLOCK
 from telemetry.importing.mapping import InventoryMapping, nearest_hint
 from telemetry.importing.quarantine import Quarantine, row_text

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -100,7 +101,8 @@ class Losses:
             raise InputError(
                 f"too much of the {table} would be lost: " + " | ".join(over),
                 table,
-                f"Correct the files or the mapping, or allow a loss of more than {most:.0%} with --max-loss.",
+                "Correct the files or the mapping (`scale:`, where a column is in another unit), or allow a loss of "
+                f"more than {most:.0%} with --max-loss.",
             )
 
 
@@ -169,6 +171,12 @@ class Quarantine:
             for number, (index, record) in enumerate(zip(part, records, strict=True)):
                 detail = None if details is None else str(details[start + number])
                 self.add(reason, table, file, int(rows[index]), row_text(record), detail, lost_rows=lost_rows)
+
+    def add_frame(self, reasons: npt.NDArray[np.object_], table: str, file: Path, frame: pd.DataFrame) -> None:
+        """Set aside the rows of a frame that have a reason; their place in the file is not known any more."""
+        for reason, record in zip(reasons[reasons != ""], frame[reasons != ""].to_dict("records"), strict=True):
+            content = {str(name): value for name, value in record.items() if not pd.isna(value)}
+            self.add(str(reason), table, file, None, row_text(content))
 
     def close(self) -> None:
         """Write what is left."""

@@ -11,7 +11,7 @@ import contextlib
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Final
@@ -26,20 +26,10 @@ from telemetry.config import TelemetrySection, format_duration
 from telemetry.dataset.channel import Channel
 from telemetry.dataset.dataset import Dataset
 from telemetry.dataset.meta import META_NAME, DatasetMeta, instant_text
-from telemetry.dataset.schema import (
-    EVENTS,
-    INVENTORY,
-    JOBS,
-    conform,
-)
+from telemetry.dataset.schema import EVENTS, INVENTORY, JOBS, conform
 from telemetry.errors import InputError
 from telemetry.importing.importer import LANDED_ROLE, Fold, import_dataset
-from telemetry.importing.inventory import (
-    merge_stays,
-    read_inventory,
-    unit_of,
-    with_old_starts,
-)
+from telemetry.importing.inventory import merge_stays, read_inventory, unit_of, with_old_starts
 from telemetry.importing.mapping import ImportMapping
 from telemetry.importing.quarantine import Quarantine
 from telemetry.landing.folder import Landing, landing_of
@@ -66,7 +56,7 @@ _EXPECTED_DAYS: Final = 120
 
 
 @dataclass(frozen=True, slots=True)
-class FoldSettings:
+class CompactSettings:
     """What decides how landed rows become a dataset's.
 
     ``channels``: every channel that may occur, see :func:`telemetry.dataset.channels.resolve_channels`.
@@ -84,24 +74,24 @@ class FoldSettings:
 class CompactResult:
     """What a fold did.
 
-    ``folded``: landed files that the dataset took, by kind; empty if nothing waited.
+    ``compacted``: landed files that the dataset took, by kind; empty if nothing waited.
     ``refused``: landed files that cannot be read and were put aside under ``refused/``.
     ``meta``: of the dataset as it now is; None if there is none yet.
     ``waits_for``: why landed files still wait, or an empty text.
     """
 
-    folded: dict[str, int]
-    counts: dict[str, int]
-    quarantined: dict[str, int]
-    refused: int
-    meta: DatasetMeta | None
+    compacted: dict[str, int] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
+    quarantined: dict[str, int] = field(default_factory=dict)
+    refused: int = 0
+    meta: DatasetMeta | None = None
     waits_for: str = ""
 
 
 def compact(
     dataset: Path,
     *,
-    settings: FoldSettings,
+    settings: CompactSettings,
     inventory: Path | None = None,
     now: datetime,
     progress: Callable[[int, int], None] | None = None,
@@ -142,7 +132,7 @@ def _alone(landing: Landing, dataset: Path) -> Iterator[None]:
             lock.acquire(blocking=False)
     except Timeout:
         raise InputError(
-            "another process is folding into this dataset", str(dataset), "Wait until it has ended."
+            "another process is compacting this dataset", str(dataset), "Wait until it has ended."
         ) from None
     try:
         yield
@@ -162,7 +152,7 @@ def _key(path: Path) -> str:
     return f"{path.parent.name}/{path.name}"
 
 
-def _retire(landing: Landing, paths: list[Path], settings: FoldSettings, now: datetime) -> None:
+def _retire(landing: Landing, paths: list[Path], settings: CompactSettings, now: datetime) -> None:
     """Take folded files away: to ``folded/`` where raw samples are kept for a while, otherwise off the disk."""
     if not paths:
         return
@@ -178,7 +168,7 @@ def _retire(landing: Landing, paths: list[Path], settings: FoldSettings, now: da
             path.unlink(missing_ok=True)
 
 
-def _expire(landing: Landing, settings: FoldSettings, now: datetime) -> None:
+def _expire(landing: Landing, settings: CompactSettings, now: datetime) -> None:
     """Remove folded files that have been kept for as long as they should."""
     oldest = now.timestamp() - settings.telemetry.retention.raw.total_seconds()
     for path in (landing.root / "folded").glob("*/*.parquet"):
@@ -192,7 +182,7 @@ class _Folding:
     dataset: Path
     existing: Dataset | None
     landing: Landing
-    settings: FoldSettings
+    settings: CompactSettings
     now: datetime
     waiting: Waiting
 
@@ -203,16 +193,16 @@ class _Folding:
         before = self._state("derived")
         given = self._given(inventory, before, runs)
         if not any(files.values()) and (inventory is None or self.existing is None):
-            return self._nothing("")
+            return self._result()
         stays = derive_stays(runs, given, before)
         if stays.empty or (self.existing is None and not self._begins(stays)):
-            return self._nothing("a first sample: no GPU was seen yet")
+            return self._result(waits_for="a first sample: no GPU was seen yet")
         held = self._state("pending").reindex(columns=PENDING_COLUMNS)
         placed = self._events(held, runs, stays)
         events = placed.events
         stays["installed_at"] = self._starts(stays, runs, events, before)
         if not any(files.values()) and self._holds(stays):
-            return self._nothing("")
+            return self._result()
         scratch = self.landing.root / "tmp"
         made = {
             "inventory": self._scratch(scratch / "inventory.parquet", conform(stays, INVENTORY)),
@@ -253,10 +243,12 @@ class _Folding:
         _retire(self.landing, paths, self.settings, self.now)
         for path in (*made.values(), *scratch.glob("settled-*.parquet")):
             path.unlink(missing_ok=True)
-        folded: dict[str, int] = {kind: len(paths) for kind, paths in files.items() if paths}
-        _LOG.info("folded %s into %s", ", ".join(f"{n} files of {kind}" for kind, n in folded.items()), self.dataset)
+        taken: dict[str, int] = {kind: len(paths) for kind, paths in files.items() if paths}
+        _LOG.info("compacted %s into %s", ", ".join(f"{n} files of {kind}" for kind, n in taken.items()), self.dataset)
         counts = result.counts | ({"xids_without_a_gpu": placed.without_gpu} if placed.without_gpu else {})
-        return self._result(folded, counts, result.quarantined, result.dataset.meta, "")
+        return replace(
+            self._result(), compacted=taken, counts=counts, quarantined=result.quarantined, meta=result.dataset.meta
+        )
 
     def _begins(self, stays: pd.DataFrame) -> bool:
         """Whether a dataset may be made: of GPUs, or of nodes that send samples. Watched nodes decide nothing."""
@@ -266,17 +258,7 @@ class _Folding:
         """Whether the dataset has this very inventory."""
         return self.existing is not None and set(_rows(stays)) == set(_rows(self.existing.inventory()))
 
-    def _nothing(self, waits_for: str) -> CompactResult:
-        return self._result({}, {}, {}, None if self.existing is None else self.existing.meta, waits_for)
-
-    def _result(
-        self,
-        folded: dict[str, int],
-        counts: dict[str, int],
-        quarantined: dict[str, int],
-        meta: DatasetMeta | None,
-        waits_for: str,
-    ) -> CompactResult:
+    def _result(self, waits_for: str = "") -> CompactResult:
         waiting = self.waiting
         reasons = [waits_for] if waits_for and not waiting.held_back else []
         if waiting.held_back:
@@ -285,7 +267,8 @@ class _Folding:
         if waiting.undeclared:
             names = ", ".join(sorted(waiting.undeclared))
             reasons.append(f"a declaration of {names} under `channels:` in the parameters")
-        return CompactResult(folded, counts, quarantined, waiting.refused, meta, "; ".join(reasons))
+        meta = None if self.existing is None else self.existing.meta
+        return CompactResult(refused=waiting.refused, meta=meta, waits_for="; ".join(reasons))
 
     def _given(self, inventory: Path | None, derived: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame | None:
         """Return the stays that somebody told: now, before, and by imports since the last fold.

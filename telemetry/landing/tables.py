@@ -11,13 +11,7 @@ import pyarrow.compute as pc
 
 from telemetry.dataset.channel import Channel
 from telemetry.dataset.channels import with_rollups
-from telemetry.dataset.schema import (
-    CHANNEL_TYPES,
-    EVENTS,
-    INSTANT,
-    INVENTORY,
-    JOBS,
-)
+from telemetry.dataset.schema import CHANNEL_TYPES, EVENTS, INSTANT, INVENTORY, JOBS
 
 Kind = Literal["samples", "events", "inventory", "jobs"]
 """What a landed file holds."""

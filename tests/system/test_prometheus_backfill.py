@@ -141,7 +141,7 @@ def test_the_history_comes_back_as_it_was(fleet: Fleet, tmp_path: Path) -> None:
     assert_same_events(fleet, tmp_path / "out")
     assert_same_telemetry(fleet, tmp_path / "out")
     again = collect(fleet.server.url, tmp_path / "out")
-    assert (again["samples"], again["folded files"]) == (0, {})
+    assert (again["samples"], again["compacted files"]) == (0, {})
     # A longer time brings what is new, once; nothing else changes.
     digest = Dataset.open(tmp_path / "out").digest
     collect(fleet.server.url, tmp_path / "out", end="2026-02-02T00:00:00Z")

@@ -17,14 +17,7 @@ from telemetry.dataset.channels import by_source_name, with_rollups
 from telemetry.dataset.layout import node_hash
 from telemetry.dataset.schema import CHANNEL_TYPES
 from telemetry.errors import InputError
-from telemetry.importing.columns import (
-    KEY_ALIASES,
-    LABELS,
-    Columns,
-    as_text,
-    require,
-    resolve_columns,
-)
+from telemetry.importing.columns import KEY_ALIASES, LABELS, Columns, as_text, require, resolve_columns
 from telemetry.importing.instants import WRONG_CLOCK
 from telemetry.importing.mapping import TableMapping
 from telemetry.importing.quarantine import Quarantine

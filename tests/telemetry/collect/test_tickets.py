@@ -77,7 +77,7 @@ def test_rows_that_cannot_be_used_are_told(tmp_path: Path):
     assert result.landed == 1
     assert result.refused == {
         "unknown event type": 1,
-        "naive timestamp in timestamp": 1,
+        "naive timestamp": 1,
         "missing node and gpu": 1,
         "the node of the gpu is not known": 1,
     }
@@ -101,7 +101,7 @@ def test_a_pci_address_is_brought_to_one_form(tmp_path: Path):
 @pytest.mark.parametrize(
     ("rows", "head", "problem"),
     [
-        (["2026-03-01 12:00:00,n1,,repair,,"], HEAD, "no row can be used: naive timestamp"),
+        (["2026-03-01 12:00:00,n1,,repair,,"], HEAD, "timestamps are naive .*timezone: UTC"),
         (["x,n1,,repair,,"], HEAD, "no row can be used: unreadable timestamp"),
         (["2026-03-01T12:00:00Z,n1"], "timestamp,node\n", "type"),
         (["2026-03-01T12:00:00Z,n1,repair,1"], "timestamp,node,type,priority\n", "unknown column 'priority'"),

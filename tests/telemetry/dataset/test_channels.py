@@ -2,13 +2,7 @@ import numpy as np
 import pytest
 
 from telemetry.config import ChannelDeclaration
-from telemetry.dataset.channels import (
-    CATALOGUE,
-    by_source_name,
-    is_sentinel,
-    resolve_channels,
-    with_rollups,
-)
+from telemetry.dataset.channels import CATALOGUE, by_source_name, is_sentinel, resolve_channels, with_rollups
 from telemetry.errors import InputError
 
 

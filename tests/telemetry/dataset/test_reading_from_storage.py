@@ -12,7 +12,7 @@ import pytest
 
 from features.matrix.matrix import FeatureMatrix
 from telemetry.atomic import FolderSwap
-from telemetry.dataset.place import S3Place, place_of
+from telemetry.dataset.place import S3Place
 from telemetry.dataset.store import Dataset
 from telemetry.errors import InputError
 from telemetry.landing.folder import landing_of
@@ -175,14 +175,3 @@ def test_an_upload_that_is_not_whole_is_refused(place, write, storage):
     storage.direct.delete_file(f"{place.root}/{name}")
     with pytest.raises(InputError, match=rf"not whole: {name} is missing, one of 1 .*Upload"):
         Dataset.open(place)
-
-
-def test_what_an_earlier_version_published_is_read_by_its_version(place, write, storage):
-    here = write("fleet", 48)
-    version = S3Place(place.bucket, f"{place.prefix}/versions/0123456789abcdef")
-    upload(storage, here.path, version.root)
-    with storage.direct.open_output_stream(f"{place.root}/current.json") as stream:
-        stream.write(b"{}")
-    with pytest.raises(InputError, match=r"earlier predrain published versions here.*versions/"):
-        Dataset.open(place)
-    assert Dataset.open(place_of(str(version))).events().equals(here.events())

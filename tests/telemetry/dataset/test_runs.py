@@ -16,13 +16,7 @@ from hypothesis import strategies as st
 import telemetry.dataset.parts
 from telemetry.dataset.channels import CATALOGUE
 from telemetry.dataset.files import FolderFiles, sha256_of
-from telemetry.dataset.runs import (
-    DAY_MS,
-    MOST_RUN_DAYS,
-    RUN_ROWS,
-    Runs,
-    choose_runs,
-)
+from telemetry.dataset.runs import DAY_MS, MOST_RUN_DAYS, RUN_ROWS, Runs, choose_runs
 from telemetry.dataset.schema import RUNS_SCHEMA_VERSION, SCHEMA_VERSION
 from telemetry.dataset.store import Dataset, DatasetWriter
 from telemetry.errors import InputError

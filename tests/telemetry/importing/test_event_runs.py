@@ -15,13 +15,7 @@ from features.groups.history import History, history_columns
 from features.labels.evidence import Record
 from features.labels.incidents import down_intervals, find_incidents, known_onsets
 from telemetry.dataset.schema import EVENT_RUNS, EVENTS, conform
-from telemetry.importing.event_runs import (
-    KEPT_PER_MINUTE,
-    dedupe_events,
-    merge_floods,
-    stack_events,
-    total_count,
-)
+from telemetry.importing.event_runs import KEPT_PER_MINUTE, dedupe_events, merge_floods, stack_events, total_count
 from tests.telemetry.helpers import DAY, events_frame, gpu, run_import, write_csv
 
 SPAN = timedelta(seconds=60)

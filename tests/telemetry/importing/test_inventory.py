@@ -62,8 +62,8 @@ def test_overlaps_of_a_real_inventory_cost_nothing_else(tmp_path: Path):
         ({"node": None}, "missing node"),
         ({"gpu": None}, "missing gpu"),
         ({"removed_at": "2025-12-01T00:00:00Z"}, "removed before installed"),
-        ({"installed_at": "some day"}, "unreadable timestamp"),
-        ({"installed_at": "2026-01-01T00:00:00"}, "naive timestamp"),
+        ({"installed_at": "some day"}, "unreadable timestamp in installed_at"),
+        ({"installed_at": "2026-01-01T00:00:00"}, "naive timestamp in installed_at"),
     ],
 )
 def test_a_stay_that_cannot_be_used_is_set_aside(values: dict[str, object], reason: str, tmp_path: Path):

@@ -22,7 +22,7 @@ from telemetry.dataset.channels import resolve_channels
 from telemetry.dataset.store import Dataset
 from telemetry.errors import InputError
 from telemetry.importing.importer import ImportResult
-from telemetry.landing.compaction import CompactResult, FoldSettings, compact
+from telemetry.landing.compaction import CompactResult, CompactSettings, compact
 from telemetry.landing.folder import Landing, landing_of
 from tests.killed import die_at, exit_code_of
 from tests.telemetry.helpers import DAY, all_samples, gpu, inventory_frame, run_import, samples_frame, write_csv
@@ -30,8 +30,8 @@ from tests.telemetry.helpers import DAY, all_samples, gpu, inventory_frame, run_
 NOW = datetime(2026, 5, 1, tzinfo=UTC)
 
 
-def fold_settings(**telemetry: object) -> FoldSettings:
-    return FoldSettings(
+def fold_settings(**telemetry: object) -> CompactSettings:
+    return CompactSettings(
         TelemetrySection.model_validate(telemetry), resolve_channels({}), timedelta(seconds=60), timedelta(minutes=10)
     )
 
@@ -107,7 +107,7 @@ def test_nothing_to_fold_changes_nothing(tmp_path: Path):
     first = fold(tmp_path)
     assert first.meta is not None
     again = fold(tmp_path)
-    assert again.folded == {}
+    assert again.compacted == {}
     assert again.meta is not None
     assert again.meta.digest == first.meta.digest
 
@@ -231,7 +231,7 @@ def test_an_event_with_an_address_only_finds_its_gpu(tmp_path: Path):
 def test_events_wait_until_something_was_seen(tmp_path: Path):
     land_events(tmp_path, [event(DAY, "79", node="nowhere", gpu="GPU-unknown")])
     result = fold(tmp_path)
-    assert result.folded == {}
+    assert result.compacted == {}
     assert "no GPU was seen yet" in result.waits_for
     assert len(Landing(landing_of(tmp_path / "dataset"), writer="t").waiting()) == 1
 
@@ -250,7 +250,7 @@ def test_a_damaged_file_is_put_aside(tmp_path: Path):
     assert damaged is not None
     damaged.write_bytes(damaged.read_bytes()[:-40])
     result = fold(tmp_path)
-    assert (result.refused, result.folded["samples"]) == (1, 1)
+    assert (result.refused, result.compacted["samples"]) == (1, 1)
     assert (landing_of(tmp_path / "dataset") / "refused/samples" / damaged.name).exists()
 
 
@@ -316,14 +316,14 @@ def test_one_fold_at_a_time(tmp_path: Path):
     try:
         assert holder.stdout is not None
         holder.stdout.readline()
-        with pytest.raises(InputError, match="another process is folding"):
+        with pytest.raises(InputError, match="another process is compacting"):
             fold(tmp_path)
     finally:
         holder.kill()
         holder.wait()
         assert holder.stdout is not None
         holder.stdout.close()
-    assert fold(tmp_path).folded == {"samples": 1}
+    assert fold(tmp_path).compacted == {"samples": 1}
 
 
 def test_another_step_is_refused(tmp_path: Path):

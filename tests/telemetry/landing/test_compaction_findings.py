@@ -61,7 +61,7 @@ def test_an_inventory_with_a_gpu_in_two_places_costs_nothing_else(tmp_path: Path
     land(tmp_path, raw(gpus=2))
     twice = pd.concat([inventory_frame(1).assign(node="node-7"), inventory_frame(2)])
     result = fold(tmp_path, inventory=write_csv(tmp_path / "hosts.csv", twice))
-    assert result.folded == {"samples": 1}
+    assert result.compacted == {"samples": 1}
     assert result.quarantined["in two places from the same time"] == 1
 
 
@@ -113,9 +113,9 @@ def test_rows_of_steps_that_are_not_over_wait_and_lagging_sources_join_them(tmp_
 def test_nothing_is_folded_before_a_step_is_over_and_it_says_so(tmp_path: Path):
     land(tmp_path, raw(gpus=1, times=4))
     result = fold(tmp_path, now=(DAY + pd.Timedelta("5min")).to_pydatetime())
-    assert (result.folded, result.meta) == ({}, None)
+    assert (result.compacted, result.meta) == ({}, None)
     assert "4 rows later than" in result.waits_for
-    assert fold(tmp_path).folded == {"samples": 1}
+    assert fold(tmp_path).compacted == {"samples": 1}
 
 
 def test_clocks_that_cannot_be_right_move_nothing(tmp_path: Path):
@@ -156,7 +156,7 @@ def test_a_told_fleet_of_which_nothing_is_known_yet_waits_for_a_usable_row(tmp_p
     with pytest.raises(InputError, match="no sample row can be used"):
         fold(tmp_path, inventory=hosts)
     land(tmp_path, raw(gpus=1))
-    assert fold(tmp_path).folded == {"samples": 2}
+    assert fold(tmp_path).compacted == {"samples": 2}
 
 
 def test_a_node_that_joins_later_was_not_there_before(tmp_path: Path):
@@ -275,7 +275,7 @@ def test_a_file_that_no_collector_of_ours_writes_is_put_aside(table: pa.Table, t
     assert good is not None
     pq.write_table(table, good.with_name("foreign.parquet"))
     result = fold(tmp_path)
-    assert (result.refused, result.folded) == (1, {"samples": 1})
+    assert (result.refused, result.compacted) == (1, {"samples": 1})
 
 
 def test_a_damaged_page_inside_a_file_is_found_before_the_fold(tmp_path: Path):
@@ -286,7 +286,7 @@ def test_a_damaged_page_inside_a_file_is_found_before_the_fold(tmp_path: Path):
     content[len(content) // 3 : len(content) // 3 + 40] = b"\xff" * 40
     damaged.write_bytes(bytes(content))
     result = fold(tmp_path)
-    assert (result.refused, result.folded) == (1, {"samples": 1})
+    assert (result.refused, result.compacted) == (1, {"samples": 1})
 
 
 def test_a_channel_that_nobody_declared_waits_for_its_declaration(tmp_path: Path):
@@ -296,7 +296,7 @@ def test_a_channel_that_nobody_declared_waits_for_its_declaration(tmp_path: Path
     pq.write_table(table.append_column("bus_errors_total", pa.array([1.0] * table.num_rows)), path)
     land(tmp_path, raw(start=DAY + pd.Timedelta("1h")))
     result = fold(tmp_path)
-    assert result.folded == {"samples": 1}
+    assert result.compacted == {"samples": 1}
     assert "a declaration of bus_errors_total under `channels:`" in result.waits_for
     assert landing(tmp_path).waiting() == [path]
 

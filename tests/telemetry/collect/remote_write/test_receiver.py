@@ -21,7 +21,7 @@ from telemetry.config import TelemetrySection
 from telemetry.dataset.channels import resolve_channels
 from telemetry.dataset.dataset import Dataset
 from telemetry.errors import InputError
-from telemetry.landing.compaction import FoldSettings, compact
+from telemetry.landing.compaction import CompactSettings, compact
 from telemetry.landing.folder import Landing
 from tests.telemetry.collect.remote_write.encoding import (
     STALE,
@@ -203,7 +203,7 @@ def test_a_request_sent_again_lands_equal_rows(tmp_path: Path) -> None:
     assert len(rows["samples"]) == 2
     assert rows["samples"][0] == rows["samples"][1]
     channels = resolve_channels({})
-    rules = FoldSettings(TelemetrySection(step=timedelta(seconds=1)), channels, timedelta(0), timedelta(0))
+    rules = CompactSettings(TelemetrySection(step=timedelta(seconds=1)), channels, timedelta(0), timedelta(0))
     folded = compact(tmp_path / "d", settings=rules, now=NOW + timedelta(days=1))
     assert sum(folded.quarantined.values()) == 0
     assert Dataset.open(tmp_path / "d").meta.counts["samples"] == 1

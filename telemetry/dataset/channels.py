@@ -47,10 +47,9 @@ _FP64_BLANKS = (140737488355328.0, 140737488355331.0)
 
 
 def is_sentinel(values: npt.ArrayLike) -> npt.NDArray[np.bool_]:
-    """Mark values that mean "not supported" rather than a measurement.
+    """Mark values that mean "not supported": 2**62 or more, and DCGM's 32-bit and floating-point blanks.
 
-    Returns: true at values of 2**62 or more (older exporters pass DCGM's 64-bit blanks through, for instance
-    9223372036854775794) and at DCGM's 32-bit and floating-point blanks. NaN and infinity are no sentinels.
+    NaN and infinity are none. Older exporters pass DCGM's 64-bit blanks through, such as 9223372036854775794.
     """
     array = np.asarray(values)
     numbers = array.astype(np.float64, copy=False)
@@ -65,11 +64,8 @@ def is_sentinel(values: npt.ArrayLike) -> npt.NDArray[np.bool_]:
 def resolve_channels(declared: Mapping[str, ChannelDeclaration]) -> dict[str, Channel]:
     """Return the catalogue with the user's declarations laid over it.
 
-    ``declared``: the ``channels`` section of params.yaml. A name of the catalogue keeps its sources (DCGM id and so on)
-    and takes kind, unit and range from the declaration.
-    Returns: catalogue order first, then the new names in the order given.
-    Raises ``InputError`` if a name is not a lower-case identifier, is a key column, or is the name of a roll-up of
-    another channel.
+    A name of the catalogue keeps its sources (DCGM id and so on) and takes kind, unit and range from the declaration.
+    Raises ``InputError`` if a name is not a lower-case identifier, is a key column, or is that of another's roll-up.
     """
     channels = dict(CATALOGUE)
     for name, declaration in declared.items():
@@ -112,8 +108,7 @@ def with_rollups(channels: Mapping[str, Channel]) -> dict[str, Channel]:
 def by_source_name(channels: Mapping[str, Channel] | None = None) -> dict[str, str]:
     """Map every name under which a source may report a channel to our name.
 
-    Returns: DCGM names (old and new), DCGM field ids as text, AMD metric names (upper and lower case), and our own
-    names.
+    DCGM names (old and new), DCGM field ids as text, AMD metric names (upper and lower case), and our own.
     """
     names: dict[str, str] = {}
     for channel in (CATALOGUE if channels is None else channels).values():

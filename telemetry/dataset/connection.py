@@ -28,16 +28,12 @@ _NOT_TRUSTED = ("curlCode: 60", "curlCode: 77")
 
 
 def connect(environment: Mapping[str, str] | None = None) -> S3FileSystem:
-    """Connect as the environment says, as other S3 clients do.
+    """Connect as the environment says, as other S3 clients do; nothing is sent yet.
 
-    ``environment``: Default: the process's own. ``AWS_ENDPOINT_URL_S3`` or ``AWS_ENDPOINT_URL`` (http or https; none:
-    Amazon's own), ``AWS_REGION`` or ``AWS_DEFAULT_REGION``, and ``AWS_CA_BUNDLE`` (a PEM file) are read here.
-    Credentials are found by Amazon's own library in the process's environment: ``AWS_ACCESS_KEY_ID``,
-    ``AWS_SECRET_ACCESS_KEY``, ``AWS_SESSION_TOKEN``, ``AWS_PROFILE`` and its files, a web identity, or the machine's
-    role.
-
-    Nothing is sent yet. The time an answer may stall is called ``request_timeout`` in pyarrow, whose documentation says
-    that it counts on Windows and macOS only; on Linux curl gives up on a transfer of less than a byte a second by it.
+    ``AWS_ENDPOINT_URL_S3`` or ``AWS_ENDPOINT_URL`` (none: Amazon's own), ``AWS_REGION`` or ``AWS_DEFAULT_REGION``, and
+    ``AWS_CA_BUNDLE`` (a PEM file) are read here; credentials by Amazon's own library, which reads the process's
+    environment. The time an answer may stall is called ``request_timeout`` in pyarrow, whose documentation says that it
+    counts on Windows and macOS only; on Linux curl gives up on a transfer of less than a byte a second by it.
 
     Raises ``InputError`` if the endpoint is not an address.
     """

@@ -32,9 +32,8 @@ from telemetry.errors import InputError
 
 @dataclass(frozen=True, slots=True)
 class SampleFile:
-    """A file of samples, as a dataset vouches for it.
+    """A file of samples, with the SHA-256 of its bytes; files with the same one hold the same samples.
 
-    ``sha256``: of its bytes, as hexadecimal text. Files that have the same one hold the same samples.
     ``span``: where its run begins and where the next one does; the dataset's span where a bucket is one run.
     """
 
@@ -48,8 +47,7 @@ class SampleFile:
 class Dataset:
     """A dataset in a folder or on S3-compatible storage, opened for reading; make it with :meth:`open`.
 
-    ``place``: the dataset's folder; on storage the prefix, with the digest of what is read.
-    ``files``: its files. This object goes on reading the same ones while another run replaces the dataset.
+    It goes on reading the same files while another run replaces the dataset.
     """
 
     def __init__(self, place: Place, meta: DatasetMeta, files: FolderFiles) -> None:
@@ -61,12 +59,9 @@ class Dataset:
     def open(cls, place: Place, *, lease: bool = True) -> Dataset:
         """Open the dataset at ``place``; in a folder, a swap that a killed writer left half done is undone first.
 
-        ``place``: on storage the connection is what the environment says
-        (:func:`telemetry.dataset.connection.connect`).
         ``lease``: whether the files in a folder shall stay while this object lives, even if another run replaces the
         dataset.
-        Raises ``InputError`` if there is no dataset at ``place``, it cannot be read by this version, or the storage
-        cannot be read.
+        Raises ``InputError`` if there is no dataset at ``place``, or it cannot be read.
         """
         if isinstance(place, S3Place):
             stored = StoredFiles.open(place)
@@ -81,20 +76,14 @@ class Dataset:
 
     @property
     def path(self) -> Path:
-        """The dataset's folder, for those that do more than read.
-
-        Raises ``ValueError`` if it is not in a folder.
-        """
+        """The dataset's folder, for those that do more than read; raises ``ValueError`` on storage."""
         if not isinstance(self.place, Path):
             raise ValueError(f"{self.place} is not in a folder")
         return self.place
 
     @property
     def root(self) -> Path:
-        """A path by which the very files that this object reads are found, whatever takes the folder's name.
-
-        Raises ``ValueError`` if the dataset is not in a folder.
-        """
+        """A path that finds the very files that this object reads, whatever takes the folder's name; not on storage."""
         if isinstance(self._files, StoredFiles):
             raise ValueError(f"{self.place} is not in a folder")
         return self._files.root
@@ -174,15 +163,11 @@ class Dataset:
         since: datetime | None = None,
         until: datetime | None = None,
     ) -> pa.Table:
-        """Read one bucket.
+        """Read one bucket: samples of ``since <= t < until`` (aware); runs outside are not opened.
 
-        ``bucket``: 0 .. ``meta.buckets`` - 1; one without samples gives an empty table.
-        ``columns``: columns to read, in that order; default all.
-        ``since``, ``until``: only samples of ``since <= t < until`` (aware); runs outside are not opened.
-        Returns: sorted by (gpu, timestamp); by (node, timestamp) where the unit is the node. ``node`` and ``gpu`` are
+        Returns: sorted by (gpu, timestamp), or (node, timestamp) where the unit is the node. ``node`` and ``gpu`` are
         dictionary-encoded, with one dictionary for the whole table.
-        Raises ``InputError`` if a column is not in the dataset, or files are missing (damaged, or replaced while being
-        read).
+        Raises ``InputError`` if a column is not in the dataset, or files are missing (damaged, or replaced meanwhile).
         """
         names = self._columns(columns)
         return self._joined(self.read_runs(bucket, self._with_key(names), since=since, until=until), names)
@@ -195,11 +180,9 @@ class Dataset:
         since: datetime | None = None,
         until: datetime | None = None,
     ) -> list[pa.Table]:
-        """Read one bucket as it lies on disk: a table a run or row group, for those who need not have one of all.
+        """Read one bucket as it lies on disk: a table a run or row group, in order of time, none empty.
 
-        ``bucket``, ``columns``, ``since``, ``until``: as for :meth:`read_bucket`.
-        Returns: in order of time, none empty, each sorted and encoded as :meth:`read_bucket` says.
-        Raises ``InputError`` as :meth:`read_bucket`.
+        Each is sorted and encoded as :meth:`read_bucket` says.
         """
         names = self._columns(columns)
         first, last = since_in_ms(since), since_in_ms(until)
@@ -216,10 +199,7 @@ class Dataset:
         return tables
 
     def read_run(self, bucket: int, run: int, columns: Sequence[str] | None = None) -> pa.Table:
-        """Read one run of a bucket, sorted and encoded as :meth:`read_bucket` says; empty where it has no samples.
-
-        Raises ``InputError`` as :meth:`read_bucket`.
-        """
+        """Read one run of a bucket, sorted and encoded as :meth:`read_bucket` says; empty where it has no samples."""
         names = self._columns(columns)
         return self._joined(self._read(bucket, run, self._with_key(names), None, None)[0], names)
 

@@ -26,11 +26,10 @@ _OF_CONTENT = re.compile(r"parquet|thrift|corrupt|decompress|deserializ|end of s
 
 @contextmanager
 def damage_told(where: object, do: str) -> Iterator[None]:
-    """Turn what is raised for a file that was cut off or overwritten into an InputError.
+    """Raise ``InputError`` for a file that is no Parquet, ends too early, or has other columns, or text that is none.
 
+    What the operating system or a storage says (a file that is not there, a disk that fails) passes through.
     ``do``: what its reader can do, such as "Import the sources of the dataset again."
-    Raises ``InputError`` for content that is no Parquet, ends too early, has other columns, or text that is none. What
-    the operating system or a storage says (a file that is not there, a disk that fails) passes through.
     """
     try:
         yield

@@ -41,10 +41,7 @@ _DICTIONARY_DISTINCT = 1 << 11
 
 @lru_cache(maxsize=1 << 18)
 def node_hash(node: str) -> int:
-    """Return a 64-bit hash of a node's name that is the same in every process and on every machine.
-
-    The first 8 bytes, little-endian, of the BLAKE2b digest of the UTF-8 name. Part of the layout: it must never change.
-    """
+    """Return the first 8 bytes of the BLAKE2b digest of a node's name. Part of the layout: it must never change."""
     return int.from_bytes(hashlib.blake2b(node.encode(), digest_size=8).digest(), "little")
 
 
@@ -59,10 +56,7 @@ def sort_columns(unit: Unit) -> tuple[str, str]:
 
 
 def dictionary_codes(column: pa.ChunkedArray) -> tuple[npt.NDArray[np.int32], list[str]]:
-    """Return codes in sorted-name order, and the sorted names, of a dictionary column without nulls.
-
-    Returns shape (n_rows,).
-    """
+    """Return codes in the order of the names, and the sorted names, of a dictionary column without nulls."""
     unified = column.unify_dictionaries()
     if unified.num_chunks == 0:
         return np.empty(0, np.int32), []
@@ -77,8 +71,7 @@ def dictionary_codes(column: pa.ChunkedArray) -> tuple[npt.NDArray[np.int32], li
 def sort_samples(table: pa.Table, unit: Unit) -> tuple[pa.Table, int | None]:
     """Sort samples by (gpu, timestamp), or (node, timestamp); a table already in order is returned as it is.
 
-    ``table``: ``timestamp`` and the unit's column without nulls.
-    Returns ``duplicate``: row of the sorted table that has the key of the row before it, if any.
+    Returns also the row of the sorted table that has the key of the row before it, if any.
     """
     name, _ = sort_columns(unit)
     codes, _ = dictionary_codes(table.column(name))
@@ -123,10 +116,7 @@ def _in_order(column: pa.ChunkedArray) -> pa.Array:
 
 
 def merge_runs(tables: Sequence[pa.Table], unit: Unit) -> pa.Table:
-    """Make one table, sorted by (gpu, timestamp), of successive runs that are each sorted so.
-
-    ``tables``: one at least, of the same columns, the unit's among them; in order of time.
-    """
+    """Make one sorted table of successive runs that are each sorted; one at least, in order of time."""
     whole = pa.concat_tables(tables).unify_dictionaries()
     if len(tables) == 1:
         return whole
@@ -140,9 +130,8 @@ def merge_runs(tables: Sequence[pa.Table], unit: Unit) -> pa.Table:
 def write_part(path: Path, tables: Sequence[pa.Table], footer: Mapping[str, str]) -> None:
     """Write one Parquet file of samples with the settings of this module.
 
-    ``tables``: one at least, each of sorted samples in the layout of :func:`samples_schema`. They
-    follow each other in time and have row groups of their own, so that a reader passes over those that it does not
-    want.
+    ``tables``: each sorted. They follow each other in time and have row groups of their own, so that a reader passes
+    over those that it does not want.
     ``footer``: metadata of the file, which the table that is read from it does not have.
     """
     dictionary, encoding = _encodings(pa.concat_tables(tables))

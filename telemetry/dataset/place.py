@@ -41,9 +41,8 @@ Place = Path | S3Place
 
 
 def place_of(written: str, option: str = "--dataset") -> Place:
-    """Read where a dataset is.
+    """Read where a dataset is: a folder, or ``s3://BUCKET/PREFIX``.
 
-    ``written``: a folder, or ``s3://BUCKET/PREFIX``.
     Raises ``InputError`` if it names storage that cannot be read, or no prefix in a bucket.
     """
     if not written.startswith(SCHEME):
@@ -64,10 +63,7 @@ def place_of(written: str, option: str = "--dataset") -> Place:
 
 
 def refuse_storage(path: Path) -> None:
-    """Refuse to take an address of storage for a path: it would become a folder named ``s3:`` here.
-
-    Raises ``InputError`` if ``path`` was written as ``s3://…``.
-    """
+    """Raise ``InputError`` if ``path`` was written as ``s3://…``: it would become a folder named ``s3:`` here."""
     if SCHEME.rstrip("/") in path.parts:
         raise InputError(
             "this needs a folder and not S3-compatible storage",

@@ -77,10 +77,7 @@ class Runs:
         return f"part-{first.replace('-', '')}.parquet"
 
     def of_file(self, name: str) -> int:
-        """Return the run of a file that :meth:`file_name` named.
-
-        Raises ``ValueError`` if it is no such name.
-        """
+        """Return the run of a file that :meth:`file_name` named."""
         if self.days is None:
             return 0
         digits = name.removeprefix("part-").removesuffix(".parquet")
@@ -92,12 +89,10 @@ class Runs:
 
 
 def choose_runs(rows_a_day: float, days: float | None = None) -> Runs:
-    """Choose the runs of a dataset that is being made.
+    """Return the shortest runs with :data:`RUN_ROWS` rows in a bucket that gets so many a day.
 
-    ``rows_a_day``: samples that a bucket gets in a day.
     ``days``: how long the dataset is, where it is known never to grow.
-    Returns: the shortest ones with :data:`RUN_ROWS` in a bucket; one run where they would exceed :data:`MOST_RUN_DAYS`,
-    or a dataset that does not grow would have fewer than two.
+    One run where they would exceed :data:`MOST_RUN_DAYS`, or a dataset that does not grow would have fewer than two.
     """
     length = 1
     while length <= MOST_RUN_DAYS and length * rows_a_day < RUN_ROWS:
@@ -108,10 +103,7 @@ def choose_runs(rows_a_day: float, days: float | None = None) -> Runs:
 
 
 def since_in_ms(instant: datetime | None) -> int | None:
-    """Return the first millisecond that is not before an aware instant.
-
-    Raises ``ValueError`` if it has no time zone.
-    """
+    """Return the first millisecond that is not before an aware instant."""
     if instant is None:
         return None
     if instant.tzinfo is None:

@@ -99,12 +99,7 @@ JOBS: Final = pa.schema(
 
 
 def samples_schema(channels: Mapping[str, Channel], *, sample_count: bool = False) -> pa.Schema:
-    """Return the schema of the sample table.
-
-    ``channels``: channels in the order of their columns, roll-ups included.
-    ``sample_count``: whether the raw samples behind a rolled-up row are counted in ``sample_count``.
-    Returns: ``timestamp``, ``node``, ``gpu``, the channels, ``sample_count``.
-    """
+    """Return the schema of the sample table: ``timestamp``, ``node``, ``gpu``, the channels, ``sample_count``."""
     fields = [pa.field("timestamp", INSTANT), pa.field("node", NAME), pa.field("gpu", NAME)]
     fields += [pa.field(channel.name, CHANNEL_TYPES[channel.kind]) for channel in channels.values()]
     if sample_count:
@@ -119,11 +114,7 @@ def ms_of(times: pd.Series, *, unknown: int = 0) -> npt.NDArray[np.int64]:
 
 
 def conform(frame: pd.DataFrame, schema: pa.Schema) -> pa.Table:
-    """Lay a frame out as ``schema``: add absent columns as null, order them, keep further columns after them.
-
-    ``frame``: instants must be aware.
-    Returns: further columns keep their order and the type that pandas gives them; the frame's index is left out.
-    """
+    """Lay a frame (aware instants) out as ``schema``: add absent columns as null, keep further columns after them."""
     extra = [name for name in frame.columns if name not in schema.names]
     arrays: list[pa.Array | pa.ChunkedArray] = []
     fields: list[pa.Field] = []

@@ -43,11 +43,7 @@ class DatasetWriter:
     Use it as a context manager: on an error nothing remains but what stood at ``path`` before. Several threads may call
     :meth:`write_samples` at once.
 
-    ``path``: where the dataset shall stand. A dataset there is replaced; any other non-empty folder is refused.
     ``channels``: channels of the sample table in column order, roll-ups included.
-    ``unit``: what a row is about.
-    ``buckets``: number of buckets; a node's samples go to bucket :meth:`bucket_of`.
-    ``sample_count``: whether samples carry ``sample_count``.
     ``runs``: how its time is cut, see :func:`telemetry.dataset.runs.choose_runs`; default: a bucket is one run.
     Raises ``InputError`` if ``path`` holds something else than a dataset, is being written by another run, or may not
     be written to.
@@ -72,19 +68,14 @@ class DatasetWriter:
                 str(path),
                 "Choose another folder, or remove this one yourself.",
             )
-        self._unit = unit
         self._step = step
-        self._channels = dict(channels)
         self._buckets = buckets
-        self._sample_count = sample_count
-        self._schema = samples_schema(self._channels, sample_count=sample_count)
-        self._runs = Runs() if runs is None else runs
         self._adopted: dict[int, int] = {}
         self._known: dict[str, str] = {}
         self._on_disk: set[str] = set()
         self._swap = FolderSwap(path)
-        self._parts = self._new_parts()
         self._written = False
+        self.declare(channels, unit=unit, sample_count=sample_count, runs=runs)
 
     @property
     def folder(self) -> Path:
@@ -100,22 +91,18 @@ class DatasetWriter:
         """Number of buckets."""
         return self._buckets
 
-    def set_unit(self, unit: Unit) -> None:
-        """Set the unit, before any sample is written."""
+    def declare(
+        self, channels: Mapping[str, Channel], *, unit: Unit, sample_count: bool, runs: Runs | None = None
+    ) -> None:
+        """Say what samples are like, before any is written; for a writer made before it was known."""
         if self._written or self._adopted:
             raise ValueError("samples were written already")
         self._unit = unit
-        self._parts = self._new_parts()
-
-    def declare(self, channels: Mapping[str, Channel], *, sample_count: bool, runs: Runs | None = None) -> None:
-        """Set channels and runs anew, before any sample is written; for a writer made before they were known."""
-        if self._written:
-            raise ValueError("samples were written already")
         self._channels = dict(channels)
         self._sample_count = sample_count
         self._schema = samples_schema(self._channels, sample_count=sample_count)
         self._runs = Runs() if runs is None else runs
-        self._parts = self._new_parts()
+        self._parts = PartWriter(self._swap.path, self._unit, self._runs)
 
     def adopt(self, dataset: Dataset, bucket: int, runs: Iterable[int] | None = None) -> None:
         """Take a bucket's runs over from a dataset of the same columns, without reading or hashing them again.
@@ -149,9 +136,8 @@ class DatasetWriter:
     def write_samples(self, bucket: int, table: pa.Table, *, last: bool = False) -> None:
         """Write samples of one bucket; any number of calls for each bucket, in any order.
 
-        ``bucket``: the bucket of every node in ``table``.
-        ``table``: ``timestamp``, ``node``, ``gpu`` and any of the channels; an absent channel is null. A table in the
-        order (gpu, timestamp), or (node, timestamp), is written without a copy; another is sorted. NaN becomes null.
+        ``table``: ``timestamp``, ``node``, ``gpu`` and any of the channels; an absent channel, and NaN, become null. A
+        table that is sorted is written without a copy.
         ``last``: whether no further table of this bucket will come: its runs are then made at once, not at the end.
         Raises ``InputError`` on an unknown column, a value that does not fit the channel's type, a null key, two
         samples of one unit at one time, or a full disk.
@@ -181,11 +167,9 @@ class DatasetWriter:
     ) -> Dataset:
         """Write the remaining tables and dataset.json, force all to the disk, and swap the dataset in.
 
-        ``events``, ``inventory``: in the layouts of ``schema``, in any order; absent nullable columns are
-        null.
+        ``events``, ``inventory``: in the layouts of ``schema``, in any order; absent nullable columns are null.
         ``sources``: what the dataset was made from, JSON types only, without paths or times of writing.
-        Raises ``InputError`` if the disk is full (the old dataset is unchanged), or parts of a bucket hold the same key
-        twice.
+        Raises ``InputError`` if the disk is full (the old dataset is unchanged), or a bucket holds a key twice.
         """
         for instant in span:
             if instant.tzinfo is None:
@@ -299,9 +283,6 @@ class DatasetWriter:
                 f"bucket {bucket}",
                 "Correct the values, or declare the channel with another kind.",
             ) from error
-
-    def _new_parts(self) -> PartWriter:
-        return PartWriter(self._swap.path, self._unit, self._runs)
 
     def _hashed(self, root: Path) -> dict[str, str]:
         """Return the SHA-256 of each file that the digest is made of; what was adopted is not read again."""

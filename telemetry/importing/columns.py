@@ -79,10 +79,10 @@ def resolve_columns(
 ) -> Columns:
     """Find our columns among a source's.
 
-    ``mapping``: rules of the mapping file; they go before everything else.
     ``aliases``: further names under which a source may have a column of ours.
-    ``ignored``: source columns that are left out without a word.
+    ``ignored``: source columns that are left out silently.
     ``kept``: unknown columns that ``ignore_others`` does not mean.
+    ``extras``: whether unknown columns stay under their own names.
     ``declare``: whether an unknown column could be a channel, for the advice in the error.
     Raises ``InputError`` if the mapping names a column that neither side has, two source columns are one of ours, or a
     column is unknown.
@@ -159,10 +159,7 @@ def _unknown_target(target: str, known: Sequence[str], where: str, *, declare: b
 
 
 def require(columns: Columns, names: Sequence[str], present: Sequence[str], where: str) -> None:
-    """Check that each of ``names`` is there.
-
-    Raises ``InputError`` if one is missing; the message names it and the columns that are there.
-    """
+    """Raise ``InputError`` if one of ``names`` is missing; it names it and the columns that are there."""
     for name in names:
         if name not in columns:
             hint = nearest_hint(name, present)

@@ -87,12 +87,10 @@ def sort_events(events: pd.DataFrame) -> pd.DataFrame:
 def merge_floods(events: pd.DataFrame) -> pd.DataFrame:
     """Drop what one source says twice of one time, and merge the tail of each flood of an XID into a run a minute.
 
-    ``events``: in any order; runs of earlier merges among them grow.
-    Returns: with the columns of runs where there are any, in no particular order. Applied again, it changes nothing.
-
     The members of a run happened in one minute, and were reported with the same delay to the minute; the run is known
     from when the last of them was. A further event of its source inside its span that is reported as late or later is
-    taken for one of its members. The work is that of a sort.
+    taken for one of its members. Runs among ``events`` grow; applied again, it changes nothing. The work is that of a
+    sort.
     """
     if len(events) < 2:
         return events
@@ -193,17 +191,14 @@ def _together(*parts: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
 
 
 def dedupe_events(events: pd.DataFrame, dedupe: timedelta) -> pd.DataFrame:
-    """Keep one event of those in which several sources tell the same, hearing of them one after the other.
+    """Keep one event of those in which several sources tell the same; sorted by ``known_at``, floods as runs.
 
-    ``events``: in the layout of :data:`EVENTS`, with or without the columns of runs, in any order.
-    ``dedupe``: an event is dropped when one of the same unit, type and code, but of another source, that was known
-    earlier lies within this span of its ``timestamp``. What one source says at two times are two events, for repeats
-    within minutes are what makes some XIDs a fault; at one time, it says one thing twice. What a source made of an
-    exporter's count never drops another source's event.
-    Returns: sorted by ``known_at``, floods as :func:`merge_floods` keeps them.
+    An event is dropped when one of the same unit, type and code, but of another source, that was known earlier lies
+    within ``dedupe`` of its ``timestamp``. What one source says at two times are two events, for repeats within minutes
+    are what makes some XIDs a fault. What a source made of an exporter's count never drops another source's event.
 
     Going by ``known_at`` makes it causal: what was known at a time does not depend on what was reported later (by more
-    than a minute, in a flood). The type is part of the key because a failure and its repair may both come without a
+    than two minutes, in a flood). The type is part of the key because a failure and its repair may both come without a
     code.
     """
     given = list(events.columns)
@@ -276,12 +271,10 @@ def same_thing(events: pd.DataFrame) -> npt.NDArray[np.int64]:
 def drop_told_edges(events: pd.DataFrame, interval: timedelta, source: str) -> pd.DataFrame:
     """Leave out the edges of the XID gauge, and the rises of an exporter's count, of which a better source tells.
 
-    ``events``: in the layout of :data:`telemetry.dataset.schema.EVENTS`: of this source and of others, new and stored.
     ``source``: ``source`` of edges.
-    Returns: without the edges that have an event of another source for the same GPU (or node) and code within
-    ``interval`` of them. What was known of it more than ``interval`` after the edge does not count: until then, the
-    edge was all that one could know. Rises of an exporter's count are treated alike, but edges are no better than they.
-    The rest is in the order given.
+    An edge goes if another source has an event of the same GPU (or node) and code within ``interval``, known at most
+    ``interval`` after it: until then, the edge was all that one could know. Rises of an exporter's count are treated
+    alike, but edges are no better than they. The rest is in the order given.
     """
     is_xid = (events["type"] == "xid").to_numpy(dtype=bool)
     edge = is_xid & (events["source"] == source).to_numpy(dtype=bool)

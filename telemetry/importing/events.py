@@ -21,10 +21,10 @@ from telemetry.errors import InputError
 from telemetry.importing.columns import KEY_ALIASES, Columns, mapped_text, require, resolve_columns
 from telemetry.importing.event_runs import RUN_MS, with_runs
 from telemetry.importing.instants import parse_instants, times_of
+from telemetry.importing.inventory import Stays
 from telemetry.importing.mapping import KernelLogMapping, TableMapping
 from telemetry.importing.quarantine import Quarantine
 from telemetry.importing.reading import Batch, read_batches
-from telemetry.importing.stays import Stays
 from telemetry.xids.kernel_log import locate, parse_kernel_log
 
 _XID = re.compile(r"(?:XID[\s:#_-]*)?(\d{1,6})(?:\.0+)?\Z", re.IGNORECASE)

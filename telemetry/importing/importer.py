@@ -43,7 +43,7 @@ from telemetry.importing.event_runs import (
 )
 from telemetry.importing.events import EventIntake, empty_events
 from telemetry.importing.instants import WRONG_CLOCK
-from telemetry.importing.inventory import InventorySource, end_overlaps, merge_stays, read_inventory, unit_of
+from telemetry.importing.inventory import InventorySource, Stays, end_overlaps, merge_stays, read_inventory, unit_of
 from telemetry.importing.jobs import merge_jobs, read_jobs
 from telemetry.importing.mapping import ImportMapping, load_mapping
 from telemetry.importing.quarantine import Quarantine, new_name
@@ -52,7 +52,6 @@ from telemetry.importing.samples.intake import SampleIntake, SamplePlan, no_usab
 from telemetry.importing.samples.merge import SampleMerger, plan_merge, read_newest, write_newest
 from telemetry.importing.samples.spill import Spill
 from telemetry.importing.sources import Source, channels_digest, fingerprint, new_sources, text_digest
-from telemetry.importing.stays import Stays
 from telemetry.xids.xid_gauge import SOURCE
 
 Progress = Callable[[int, int], None]
@@ -226,7 +225,6 @@ class _Import:
                         str(inventory),
                         "Import into an empty folder.",
                     )
-                writer.set_unit(unit)
                 held.frame = self._of_unit(held.frame, unit, inventory, quarantine)
                 held.frame = self._without_overlaps(held.frame, unit, inventory, quarantine)
                 self._check_loss("inventory", quarantine)
@@ -342,15 +340,17 @@ class _Import:
         if plan is None:
             if existing is not None:
                 held = existing.meta
-                writer.declare(held.channels, sample_count=held.sample_count, runs=held.runs)
+                writer.declare(held.channels, unit=held.unit, sample_count=held.sample_count, runs=held.runs)
                 write_newest(writer.folder, read_newest(existing.path))
                 for bucket in existing.buckets():
                     writer.adopt(existing, bucket)
+            else:
+                writer.declare({}, unit=stays.unit, sample_count=False)
             return empty_events()
         merge = plan_merge(
             spill, existing, plan.channels, self.channels, self.step, stays, sample_count=plan.sample_count
         )
-        writer.declare(merge.channels, sample_count=merge.rolled, runs=merge.runs)
+        writer.declare(merge.channels, unit=stays.unit, sample_count=merge.rolled, runs=merge.runs)
         keep_from = None if self.fold is None else self.fold.keep_from
         merger = SampleMerger(merge, stays, nodes, self.step, self.delay, files, quarantine, keep_from)
         for merged in merger.run(spill, existing):

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
 
@@ -23,6 +24,65 @@ from telemetry.importing.quarantine import Quarantine, row_text
 from telemetry.importing.reading import Batch, expand_sources, read_batches
 from telemetry.xids.pci import normalise_pci_bus_id
 
+# A key is code * 2**43 + milliseconds: 2**43 ms reach the year 2248, and codes up to a million stay below 2**63.
+_KEY_SHIFT = 43
+
+
+class Stays:
+    """Answers where a unit was at a time."""
+
+    def __init__(self, frame: pd.DataFrame, unit: Unit, parents: Mapping[str, str] | None = None) -> None:
+        name = "gpu" if unit == "gpu" else "node"
+        self.unit = unit
+        self.parents = dict(parents or {})
+        ordered = frame.sort_values([name, "installed_at"], kind="stable").reset_index(drop=True)
+        self.frame = ordered
+        self.units = list(dict.fromkeys(ordered[name]))
+        self._code = {unit_name: code for code, unit_name in enumerate(self.units)}
+        codes = ordered[name].map(self._code).to_numpy(np.int64)
+        self._start = ms_of(ordered["installed_at"])
+        self._end = ms_of(ordered["removed_at"], unknown=(1 << _KEY_SHIFT) - 1)
+        self._key = (codes << _KEY_SHIFT) + self._start
+        self._row_code = codes
+        self.nodes = ordered["node"].to_numpy(dtype=object)
+        first: dict[str, int] = {}
+        for node, start in zip(self.nodes, self._start, strict=True):
+            first[node] = min(start, first.get(node, start))
+        self.node_since = first
+
+    def codes(self, names: Sequence[str | None] | npt.NDArray[np.object_]) -> npt.NDArray[np.int64]:
+        """Return the code of each unit, -1 where it is unknown."""
+        known = self._code
+        parents = self.parents
+        return np.fromiter(
+            (-1 if name is None else known.get(parents.get(name, name), -1) for name in names), np.int64, len(names)
+        )
+
+    def find(self, codes: npt.NDArray[np.int64], ms: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Find the stay of each unit at each time.
+
+        ``codes``: from :meth:`codes`; negative is unknown; shape (n,).
+        ``ms``: milliseconds since the epoch; shape (n,).
+        Returns: row of :attr:`frame`; -1 unknown unit, -2 before its first installation, -3 after a removal. The
+        instant of the removal belongs to the stay; shape (n,).
+        """
+        if len(self._key) == 0:
+            return np.full(len(codes), -1, np.int64)
+        place = np.searchsorted(self._key, (codes << _KEY_SHIFT) + ms, side="right") - 1
+        safe = np.clip(place, 0, None)
+        owned = (place >= 0) & (self._row_code[safe] == codes)
+        result = np.where(owned, place, -2)
+        result = np.where(owned & (ms > self._end[safe]), -3, result)
+        # A sample at the very instant of a swap within one slot belongs to the later stay: searchsorted took it.
+        return np.where(codes < 0, -1, result)
+
+    def last_node(self, name: str, ms: int) -> str:
+        """Return the node that a unit was last installed in at a time; the unit must be known by then."""
+        code = self._code[self.parents.get(name, name)]
+        place = int(np.searchsorted(self._key, (code << _KEY_SHIFT) + ms, side="right")) - 1
+        return str(self.nodes[place])
+
+
 SEEN_AT: Final = "seen_at"
 """Column that makes the rows of an inventory source sightings instead of stays."""
 
@@ -32,8 +92,8 @@ _FIRST, _PLACE = "_first", ("gpu", "node")
 def condense_sightings(frame: pd.DataFrame) -> pd.DataFrame:
     """Condense sightings to one row a unit and node: when it was seen first and last, and what it was like last.
 
-    ``frame``: sightings (``seen_at`` and the inventory's columns), or rows that this function made, or both.
-    Returns: as given, ``seen_at`` being the last sighting, with ``_first``; sightings without a time are left out.
+    ``frame``: sightings (``seen_at`` and the inventory's columns), or rows that this function made, or both. Those
+    without a time are left out; ``_first`` is added.
     """
     seen = frame[frame[SEEN_AT].notna()]
     if _FIRST not in seen:
@@ -44,12 +104,11 @@ def condense_sightings(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def stays_of(parts: Sequence[pd.DataFrame], absent: timedelta) -> pd.DataFrame:
-    """Make stays of condensed sightings.
+    """Make stays of condensed sightings, one a unit and node.
 
-    ``parts``: from :func:`condense_sightings`.
     ``absent``: a unit that was last seen this long before the newest sighting of any is taken to be removed.
-    Returns: one row a unit and node: ``installed_at`` is the first sighting unless the source gives it, ``removed_at``
-    the last one where the unit was not seen again, else missing. A unit that reappears has been there all along.
+    ``installed_at`` is the first sighting unless the source gives it, ``removed_at`` the last one where the unit was
+    not seen again, else missing. A unit that reappears has been there all along.
     """
     whole = condense_sightings(pd.concat(parts, ignore_index=True))
     last = whole[SEEN_AT]
@@ -64,11 +123,9 @@ def stays_of(parts: Sequence[pd.DataFrame], absent: timedelta) -> pd.DataFrame:
 
 
 def with_parts(table: pa.Table, parts: Mapping[str, str], where: str, matched: set[str]) -> pa.Table:
-    """Add the named groups of patterns as columns of text.
+    """Add the named groups of patterns as columns of text, null where a value does not match.
 
-    ``parts``: source column to a regular expression that a whole value has to match; from the mapping file, where it
-    was compiled already.
-    Returns: with a further column for each named group; null where a value does not match, or is null.
+    ``parts``: source column to a regular expression that a whole value has to match.
     Raises ``InputError`` if the column is not there, or a group has the name of a column.
     """
     for name, pattern in parts.items():
@@ -128,11 +185,10 @@ class InventorySource:
 def read_inventory(
     path: Path, mapping: InventoryMapping, quarantine: Quarantine, not_after: datetime | None = None
 ) -> InventorySource:
-    """Read an inventory file.
+    """Read an inventory file, one row a stay.
 
-    ``path``: one row a stay. ``node`` is required; ``gpu`` may be missing (a fleet of nodes). ``parent`` names the GPU
-    of a MIG instance; rows of instances are left out and their names become other names of the parent. ``seen_at``
-    makes rows sightings, see :mod:`telemetry.sightings`.
+    ``node`` is required; ``gpu`` may be missing (a fleet of nodes). ``parent`` names the GPU of a MIG instance; rows of
+    instances are left out and their names become other names of the parent. ``seen_at`` makes rows sightings.
     ``quarantine``: takes rows without a node, with an unusable instant, that end before they begin, and MIG instances
     whose parent cannot be found.
     ``not_after``: a stay that begins later has a wrong clock; one that ends later has not ended.

@@ -10,10 +10,10 @@ import pandas as pd
 from telemetry.dataset.schema import JOBS
 from telemetry.importing.columns import KEY_ALIASES, as_text, mapped_text, require, resolve_columns
 from telemetry.importing.instants import WRONG_CLOCK
+from telemetry.importing.inventory import Stays
 from telemetry.importing.mapping import TableMapping
 from telemetry.importing.quarantine import Quarantine
 from telemetry.importing.reading import expand_sources, read_batches
-from telemetry.importing.stays import Stays
 
 _TIMES = ("started_at", "ended_at", "checkpointed_at")
 _TEXTS = ("job", "node", "gpu", "outcome")
@@ -24,10 +24,7 @@ def read_jobs(
 ) -> pd.DataFrame:
     """Read a table of jobs; ``job``, ``node`` and ``started_at`` are required.
 
-    ``quarantine``: takes rows without a required value, with an unusable instant, that end before they start, or on an
-    unknown node or GPU.
     ``not_after``: a job that starts later has a wrong clock; one that ends later still runs.
-    Returns: in the layout of :data:`telemetry.dataset.schema.JOBS`.
     Raises ``InputError`` if a required column is missing, a column is unknown, or all starts are naive.
     """
     frames: list[pd.DataFrame] = []

@@ -1,39 +1,6 @@
-r"""The mapping file of ``predrain import --mapping``: how a source's columns become ours.
+"""The mapping file of ``predrain import --mapping``: how a source's columns become ours.
 
-A YAML file with a section for each kind of source; every key may be left out::
-
-    samples:
-      columns:                      # source column -> our column; null leaves the source column out
-        host: node
-        uuid: gpu
-        ts: timestamp
-        board_power_mw: power_w
-        comment: null
-      constants: {node: node-17}    # our column -> the value of every row
-      time:                         # how instants are written
-        unit: s                     # numbers: ns, us, ms, s, m, h or d since `origin`
-        origin: 1970-01-01T00:00:00Z
-        format: "%d.%m.%Y %H:%M:%S"   # text that is not ISO 8601
-        timezone: Europe/Berlin     # of instants that are written without an offset
-      scale: {power_w: 0.001}       # our column -> factor: value * factor + offset
-      offset: {gpu_temp_c: -273.15}
-      values:                       # our column -> value in the source -> our value; null drops the row, counted
-        type: {fault_start: failure, fault_end: repair, heartbeat: null}
-      ignore_others: true           # source columns that are neither ours nor mapped are left out; without it, an error
-    events: {}                      # the same keys; our columns are those of events
-    inventory:
-      parts:                        # source column -> regular expression; its named groups become source columns
-        location: '(?P<rack>c\d+-\d+)c(?P<cage>\d)s(?P<blade>\d+)n\d'
-    jobs: {}
-    kernel_log:                     # for kernel logs among the events
-      node: node-17                 # where lines name no host; default: the file's name, if it is a node
-      boot_time: 2026-01-31T10:00:00Z   # for `[  12.345]` stamps
-      reference_time: 2026-02-01T00:00:00Z   # a moment after the last line, for stamps without a year
-      timezone: UTC                 # for stamps without an offset
-    span: [2024-03-30T00:00:00Z, 2025-03-13T00:00:00Z]   # what the sources observed, if more than what they hold
-
-Without a mapping, a source's columns are expected under our names, or under the names that DCGM's and AMD's exporters
-give them (``Hostname``, ``UUID``, ``DCGM_FI_DEV_GPU_TEMP``, old and new).
+docs/reference/mapping.md has an example of every key.
 """
 
 from __future__ import annotations
@@ -47,7 +14,7 @@ from typing import Annotated, Literal, TypeVar
 from zoneinfo import ZoneInfo
 
 import yaml
-from pydantic import AwareDatetime, Field, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, AwareDatetime, Field, ValidationError, field_validator, model_validator
 
 from telemetry.config import Duration, Section
 from telemetry.errors import InputError
@@ -56,18 +23,16 @@ from telemetry.yaml_text import read_yaml
 Scalar = str | int | float | bool | None
 
 
-def _known_zone(value: str | None) -> str | None:
-    if value is not None:
-        try:
-            ZoneInfo(value)
-        except (ValueError, OSError) as error:  # ZoneInfoNotFoundError is a KeyError, caught below
-            raise ValueError(f"{value!r} is not a time zone: write a name such as UTC or Europe/Berlin") from error
-        except KeyError as error:
-            raise ValueError(f"{value!r} is not a time zone: write a name such as UTC or Europe/Berlin") from error
+def _known_zone(value: str) -> str:
+    try:
+        ZoneInfo(value)
+    except (ValueError, OSError, KeyError) as error:
+        raise ValueError(f"{value!r} is not a time zone: write a name such as UTC or Europe/Berlin") from error
     return value
 
 
 _Mapping = TypeVar("_Mapping", bound=Section)
+_Zone = Annotated[str, AfterValidator(_known_zone)]
 
 
 class TimeFormat(Section):
@@ -82,13 +47,8 @@ class TimeFormat(Section):
     format: str | None = None
     """strptime format of instants that are text; None is ISO 8601."""
 
-    timezone: str | None = None
+    timezone: _Zone | None = None
     """Zone of instants written without an offset; None makes such instants an error."""
-
-    @field_validator("timezone")
-    @classmethod
-    def _zone(cls, value: str | None) -> str | None:
-        return _known_zone(value)
 
 
 class TableMapping(Section):
@@ -177,13 +137,8 @@ class KernelLogMapping(Section):
     reference_time: AwareDatetime | None = None
     """A moment after the last line; gives the year to stamps without one."""
 
-    timezone: str | None = None
+    timezone: _Zone | None = None
     """Zone of stamps without an offset."""
-
-    @field_validator("timezone")
-    @classmethod
-    def _zone(cls, value: str | None) -> str | None:
-        return _known_zone(value)
 
 
 class ImportMapping(Section):

@@ -123,9 +123,8 @@ def expand_sources(paths: tuple[Path, ...], what: str) -> list[Path]:
 def read_batches(path: Path, table: str, quarantine: Quarantine) -> Iterator[Batch]:
     """Read a source file in batches that fit into memory.
 
-    ``path``: ``.parquet``, ``.csv``, ``.tsv``, ``.json`` (a list of objects) or ``.jsonl`` (an object a line); text may
-    be compressed (``.csv.gz``). Objects inside an object become columns named ``outer.inner``.
-    ``quarantine``: takes rows that have too many or too few fields, or are no JSON object.
+    ``path``: ``.parquet``, ``.csv``, ``.tsv``, ``.json`` (a list of objects) or ``.jsonl``; text may be compressed
+    (``.csv.gz``). Objects inside an object become columns named ``outer.inner``.
     Raises ``InputError`` if the file is of another kind, damaged, or not UTF-8.
     """
     kind = kind_of(path)
@@ -224,45 +223,32 @@ def _csv_header(path: Path, delimiter: str) -> list[str]:
     return header
 
 
-@dataclass(slots=True)
-class _Json:
-    rows: list[int]
-    records: list[dict[str, Any]]
-    malformed: list[tuple[int, str, str]]
-
-
-def _read_json(path: Path) -> _Json:
+def _read_json(path: Path) -> tuple[dict[int, dict[str, Any]], list[tuple[int, str, str]]]:
+    """Return the objects of a list or of lines, by number, and what is none: number, text, and why."""
     with pa.input_stream(path) as stream:
         text = stream.read().decode("utf-8-sig")
-    found = _Json([], [], [])
     parsed: list[tuple[int, Any]] = []
+    malformed: list[tuple[int, str, str]] = []
     try:
         content = json.loads(text)
         parsed = list(enumerate(content if isinstance(content, list) else [content], start=1))
     except ValueError:
         for number, line in enumerate(text.splitlines(), start=1):
-            if not line.strip():
-                continue
             try:
-                parsed.append((number, json.loads(line)))
+                parsed += [(number, json.loads(line))] if line.strip() else []
             except ValueError:
-                found.malformed.append((number, line, "not JSON"))
-    for number, record in parsed:
-        if isinstance(record, Mapping):
-            found.rows.append(number)
-            found.records.append(_flat(record))
-        else:
-            found.malformed.append((number, json.dumps(record), "not a JSON object"))
-    return found
+                malformed.append((number, line, "not JSON"))
+    malformed += [(n, json.dumps(value), "not a JSON object") for n, value in parsed if not isinstance(value, Mapping)]
+    return {number: _flat(value) for number, value in parsed if isinstance(value, Mapping)}, malformed
 
 
 def _read_json_rows(path: Path, table: str, quarantine: Quarantine) -> Iterator[_Rows]:
-    found = _read_json(path)
-    for number, text, problem in found.malformed:
+    records, malformed = _read_json(path)
+    for number, text, problem in malformed:
         quarantine.add("malformed row", table, path, number, text, problem)
-    names = list(dict.fromkeys(name for record in found.records for name in record))
-    columns = {name: _json_column([record.get(name) for record in found.records]) for name in names}
-    yield np.array(found.rows, np.int64), pa.table(columns)
+    names = list(dict.fromkeys(name for record in records.values() for name in record))
+    columns = {name: _json_column([record.get(name) for record in records.values()]) for name in names}
+    yield np.array(list(records), np.int64), pa.table(columns)
 
 
 def _flat(record: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -290,10 +276,7 @@ def _numbered(table: pa.Table, first: int) -> _Rows:
 
 
 def column_names(path: Path) -> list[str]:
-    """Return the columns of a Parquet, CSV or JSON file without reading its rows (JSON is read whole).
-
-    Raises ``InputError`` as :func:`read_batches`.
-    """
+    """Return the columns of a Parquet, CSV or JSON file without reading its rows (JSON is read whole)."""
     kind = kind_of(path)
     try:
         if kind == "parquet":
@@ -304,8 +287,7 @@ def column_names(path: Path) -> list[str]:
         raise InputError(f"the file cannot be read: {error}", str(path), "Check that it is whole.") from error
     if kind == "other":
         raise _wrong_kind(path, "samples")
-    content = _read_json(path)
-    return list(dict.fromkeys(name for record in content.records for name in record))
+    return list(dict.fromkeys(name for record in _read_json(path)[0].values() for name in record))
 
 
 def _wrong_kind(path: Path, table: str) -> InputError:

@@ -96,12 +96,12 @@ def compact(
     now: datetime,
     progress: Callable[[int, int], None] | None = None,
 ) -> CompactResult:
-    """Fold what waits in a dataset's landing folder into the dataset, which is made if there is none.
+    """Compact what waits in a dataset's landing folder into the dataset, which is made if there is none.
 
     ``dataset``: any number of processes may read it meanwhile.
-    ``inventory``: stays that the operator knows (Parquet or CSV): they hold against what collectors saw. It is
+    ``inventory``: stays that the operator knows (Parquet or CSV): they override what collectors saw, and are
     remembered.
-    Raises ``InputError`` if another process is folding or importing into the dataset, the step differs from the
+    Raises ``InputError`` if another process is compacting or importing into the dataset, the step differs from the
     dataset's, or the disk is full. Nothing is lost: the files wait for the next run.
     """
     landing = Landing(landing_of(dataset), writer="compact", channels=settings.channels)

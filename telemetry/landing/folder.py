@@ -64,11 +64,10 @@ class Landing:
         self._names_stamp: tuple[int, int] | None = None
 
     def land(self, kind: Kind, table: pa.Table, *, name: str | None = None) -> Path | None:
-        """Write a table as one file.
+        """Write a table as one file; None where the table is empty or the name has landed before.
 
         ``table``: columns of :mod:`telemetry.landing.tables`; absent ones are null.
-        ``name``: the caller's own key: what landed under it once is never written again, folded or not.
-        Returns: the file, on the disk; None where the table is empty or the name has landed before.
+        ``name``: the caller's own key: what landed under it once is never written again, compacted or not.
         Raises ``ValueError`` if the table does not fit the kind, or the name has other characters than letters, digits,
         ``-._``.
         Raises ``InputError`` if the disk is full or may not be written to; nothing is then half written.

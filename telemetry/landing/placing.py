@@ -10,8 +10,7 @@ import pandas as pd
 
 from telemetry.dataset.schema import EVENTS
 from telemetry.importing.events import place_events
-from telemetry.importing.inventory import unit_of
-from telemetry.importing.stays import Stays
+from telemetry.importing.inventory import Stays, unit_of
 from telemetry.landing.tables import LANDED_EVENTS
 from telemetry.xids.kernel_log import locate
 from telemetry.xids.node_names import NodeNames, are_one_node

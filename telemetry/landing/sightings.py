@@ -42,12 +42,10 @@ def no_runs() -> pd.DataFrame:
 
 
 def merge_sightings(runs: pd.DataFrame, seen: pd.DataFrame) -> pd.DataFrame:
-    """Add sightings to runs.
+    """Add sightings to runs, sorted by (gpu, first_ms); an attribute is the last that was told.
 
-    ``runs``: in the layout of :data:`RUNS`.
     ``seen``: ``gpu`` (None: the node), ``node``, any of :data:`ATTRIBUTES`, ``first_ms`` and ``last_ms`` (one instant,
     or the ends of a time in which the GPU was seen there and nowhere else).
-    Returns: Runs, sorted by (gpu, first_ms); an attribute is the last that was told.
     """
     points = _settled(_points([runs, seen]))
     if points.empty:

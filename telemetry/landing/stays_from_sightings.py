@@ -70,9 +70,7 @@ def derive_stays(runs: pd.DataFrame, given: pd.DataFrame | None, before: pd.Data
 def late_nodes(runs: pd.DataFrame, events: pd.DataFrame, unit: Unit) -> dict[str, pd.Timestamp]:
     """Return the nodes first seen well after their fleet was, each with the first instant known of it.
 
-    ``runs``: in the layout of :data:`telemetry.landing.sightings.RUNS`.
-    ``events``: those of clocks that can be right and with the node of their GPU, in the layout of
-    :data:`telemetry.dataset.schema.EVENTS`.
+    ``events``: those of clocks that can be right and with the node of their GPU.
     ``unit``: what the fleet is of: a node of GPUs is seen when the first of them is.
     """
     counted = runs[runs["gpu"].notna()] if unit == "gpu" else runs
@@ -86,10 +84,7 @@ def late_nodes(runs: pd.DataFrame, events: pd.DataFrame, unit: Unit) -> dict[str
 
 
 def driver_changes(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return an event of type ``driver`` for each change of a GPU's driver, in the layout of events.
-
-    Its time, and when it was known, is the first sighting under the new driver.
-    """
+    """Return a ``driver`` event for each change of a GPU's driver, known from the first sighting under the new one."""
     rows: list[dict[str, Any]] = []
     last: dict[str, str] = {}
     on_gpu = runs[runs["gpu"].notna()].sort_values(["gpu", "first_ms"], kind="stable")

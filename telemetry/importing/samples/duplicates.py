@@ -28,9 +28,7 @@ class Merged:
 
 
 def merge_duplicates(block: Block) -> Merged:
-    """Make one row of each (unit, time).
-
-    ``block``: sorted by (unit, ms, order).
+    """Make one row of each (unit, time); ``block`` is sorted by (unit, ms, order).
 
     The first row of a key (the existing dataset's, then by file and row) is kept. A later one that reports a channel
     which is still missing fills it in, so that one file a metric works. One that reports another value for a channel

@@ -21,14 +21,13 @@ from telemetry.dataset.dataset import Dataset
 from telemetry.dataset.layout import write_small
 from telemetry.dataset.meta import instant_text
 from telemetry.dataset.runs import Runs, choose_runs
+from telemetry.importing.inventory import Stays
 from telemetry.importing.quarantine import Quarantine, row_text
 from telemetry.importing.samples.block import Block, block_table, join, read_block
 from telemetry.importing.samples.duplicates import merge_duplicates
-from telemetry.importing.samples.reach import Reach, Reaching
+from telemetry.importing.samples.reach import Reach, Reaching, StoredBlocks
 from telemetry.importing.samples.rollup import add_rollup_columns, cell_end, finer_units, roll_up
 from telemetry.importing.samples.spill import ORDER_SHIFT, Spill
-from telemetry.importing.samples.stored_blocks import StoredBlocks
-from telemetry.importing.stays import Stays
 from telemetry.xids.xid_gauge import CHANNEL, SOURCE, event_rows, untold_edges
 
 NEWEST_NAME = "newest.parquet"

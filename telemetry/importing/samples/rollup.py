@@ -24,11 +24,7 @@ def cell_end(ms: npt.NDArray[np.int64], step_ms: int) -> npt.NDArray[np.int64]:
 
 
 def finer_units(unit: npt.NDArray[np.int32], ms: npt.NDArray[np.int64], step_ms: int) -> npt.NDArray[np.int32]:
-    """Return the codes of the units whose samples come faster than the step.
-
-    ``unit``: shape (n,).
-    ``ms``: in any order, repeated instants count once; shape (n,).
-    """
+    """Return the codes of the units whose samples come faster than the step; repeated instants count once."""
     order = np.lexsort((ms, unit))
     unit, ms = unit[order], ms[order]
     gap = np.diff(ms)
@@ -46,12 +42,10 @@ def finer_units(unit: npt.NDArray[np.int32], ms: npt.NDArray[np.int64], step_ms:
 def reset_aware_rise(
     values: npt.NDArray[np.float64], valid: npt.NDArray[np.bool_], unit: npt.NDArray[np.int32]
 ) -> Series:
-    """Return how much a counter rose since the unit's previous reported value.
+    """Return how much a counter, sorted by (unit, time), rose since the unit's previous reported value.
 
-    ``values``, ``valid``: a counter, sorted by (unit, time); shape (n,).
-    ``unit``: shape (n,).
-    Returns: float64; not valid at a unit's first report and where the counter is missing. A counter that fell was
-    reset, and has risen by what it shows now.
+    Not valid at a unit's first report and where the counter is missing. One that fell was reset, and has risen by what
+    it shows now.
     """
     reported = np.flatnonzero(valid)
     rise = np.zeros(len(values), np.float64)
@@ -69,21 +63,18 @@ def reset_aware_rise(
 def rises_after_insertion(
     counter: Series, stored: Series, unit: npt.NDArray[np.int32], held: npt.NDArray[np.bool_]
 ) -> npt.NDArray[np.float64]:
-    """Return the stored rises, less what rows inserted before them account for now.
+    """Return the stored rises, less what rows inserted before them account for now; never negative.
 
-    ``counter``: float64, sorted by (unit, time), of held and of new rows.
-    ``stored``: the rises as stored; not valid where there is none.
-    ``unit``: shape (n,).
-    ``held``: rows whose counter was stored before; the other reported ones are new; shape (n,).
-    Returns: never negative. Only the first held row after new ones differs from ``stored``: its rise was measured
-    against the held row before it, and now is against the last new one between; shape (n,).
+    ``counter``: sorted by (unit, time), of held and of new rows; ``held`` marks those whose counter was stored before.
 
-    A held row may be a whole step, of which only the last value and the rise are known, so a reset inside the gap is
-    taken to lie where these say. A stored rise equal to the value began at zero: the reset came before the row. If the
-    new rows show the counter fall, they hold the reset, and the rise now begins at their last value; if they do not,
-    the reset came after them, and the rise stays. New rows may show a reset that the stored rise could not (the counter
-    had passed its old value again): then the rise grows. A new row above what the held row reached says that there was
-    a reset between the two: the rise is the held row's value. One reset in a gap is exact, several are not.
+    Only the first held row after new ones differs from ``stored``: its rise was measured against the held row before
+    it, and now is against the last new one between. A held row may be a whole step, of which only the last value and
+    the rise are known, so a reset inside the gap is taken to lie where these say. A stored rise equal to the value
+    began at zero: the reset came before the row. If the new rows show the counter fall, they hold the reset, and the
+    rise now begins at their last value; if they do not, the reset came after them, and the rise stays. New rows may
+    show a reset that the stored rise could not (the counter had passed its old value again): then the rise grows. A new
+    row above what the held row reached says that there was a reset between the two: the rise is the held row's value.
+    One reset in a gap is exact, several are not.
     """
     made = stored.values.astype(np.float64)
     reported = np.flatnonzero(counter.valid)
@@ -113,9 +104,9 @@ def rises_after_insertion(
 def add_rollup_columns(
     block: Block, channels: Mapping[str, Channel], held: Mapping[str, npt.NDArray[np.bool_]] | None = None
 ) -> None:
-    """Fill ``X_min``, ``X_max`` and ``X_rise`` of each row, where the source did not give them, from the row itself.
+    """Fill ``X_min``, ``X_max`` and ``X_rise`` of each row in place, where the source did not give them.
 
-    ``block``: sorted by (unit, ms), with series for every roll-up in ``channels``; changed in place.
+    ``block``: sorted by (unit, ms), with series for every roll-up in ``channels``.
     ``held``: for each counter, the rows whose value an existing dataset held: see :func:`rises_after_insertion`.
     """
     for channel in channels.values():
@@ -137,13 +128,11 @@ def add_rollup_columns(
 
 
 def roll_up(block: Block, channels: Mapping[str, Channel], rolled: npt.NDArray[np.bool_], step_ms: int) -> Block:
-    """Bring the chosen rows to the step; the others stay as they are.
+    """Bring the chosen rows to the step; the others stay as they are. Sorted by (unit, ms).
 
-    ``block``: sorted by (unit, ms), after :func:`add_rollup_columns`.
-    ``rolled``: rows to bring to the step; shape (n,).
-    Returns: sorted by (unit, ms). Gauges are the mean over the cell's reported values, weighted by the raw samples
-    behind each; ``X_min`` and ``X_max`` the extremes; counters and enums the last reported value; ``X_rise`` the sum;
-    flags all that were set; ``count`` the raw samples.
+    Gauges are the mean over the cell's reported values, weighted by the raw samples behind each; ``X_min`` and
+    ``X_max`` the extremes; counters and enums the last reported value; ``X_rise`` the sum; flags all that were set;
+    ``count`` the raw samples.
     """
     if len(block) == 0:
         return block

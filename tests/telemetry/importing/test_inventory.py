@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from telemetry.errors import InputError
-from telemetry.importing.stays import Stays
+from telemetry.importing.inventory import Stays
 from tests.telemetry.helpers import events_frame, gpu, inventory_frame, quarantine_of, run_import, samples_frame
 
 ONE = events_frame([("01:00", gpu(0), "xid", "79")])

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from telemetry.dataset.channels import resolve_channels
 from telemetry.dataset.store import Dataset
 from telemetry.errors import InputError
+from telemetry.importing.inventory import Stays
 from telemetry.importing.quarantine import Quarantine
 from telemetry.importing.samples.merge import SampleMerger, plan_merge
-from telemetry.importing.stays import Stays
 from tests.telemetry.helpers import DAY, STEP, gpu, run_import, samples_frame
 from tests.telemetry.landing.test_compaction import fold, land, samples_of
 

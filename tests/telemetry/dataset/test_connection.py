@@ -13,7 +13,6 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
-from hypothesis import given
 from hypothesis import strategies as st
 
 from telemetry.dataset import connection
@@ -40,15 +39,6 @@ def test_a_place_is_read_and_written_alike(written, place):
 
 
 NAMES = st.text("abcxyz0189._=-", min_size=1, max_size=8).filter(lambda name: name not in (".", ".."))
-
-
-@given(
-    bucket=st.from_regex(r"[a-z0-9][a-z0-9.-]{1,20}[a-z0-9]", fullmatch=True),
-    prefix=st.lists(NAMES, min_size=1, max_size=4).map("/".join),
-)
-def test_what_is_written_of_a_place_leads_back_to_it(bucket, prefix):
-    place = S3Place(bucket, prefix)
-    assert place_of(str(place)) == place
 
 
 @pytest.mark.parametrize(

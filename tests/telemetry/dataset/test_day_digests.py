@@ -92,7 +92,3 @@ def test_a_file_says_them_and_its_table_does_not(tmp_path):
 def test_a_file_of_an_older_version_says_none(tmp_path):
     pq.write_table(table_of([(0, ("n1", "g1"), 1.0, None, 2, 3)]), tmp_path / "old.parquet")
     assert read_day_digests(tmp_path / "old.parquet") is None
-
-
-def test_an_empty_table_has_no_days():
-    assert day_digests(SCHEMA.empty_table()) == {}

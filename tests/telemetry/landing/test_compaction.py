@@ -92,26 +92,6 @@ def test_folding_piece_by_piece_equals_one_import(tmp_path: Path):
     assert Landing(landing_of(tmp_path / "dataset"), writer="t").waiting() == []
 
 
-def test_the_order_in_which_files_land_does_not_matter(tmp_path: Path):
-    frame = raw(times=40)
-    for name, order in (("a", 1), ("b", -1)):
-        (tmp_path / name).mkdir()
-        for _, piece in list(frame.groupby(frame["timestamp"].dt.floor("90s")))[::order]:
-            land(tmp_path / name, piece)
-        fold(tmp_path / name)
-    pd.testing.assert_frame_equal(samples_of(tmp_path / "a"), samples_of(tmp_path / "b"))
-
-
-def test_nothing_to_fold_changes_nothing(tmp_path: Path):
-    land(tmp_path, raw())
-    first = fold(tmp_path)
-    assert first.meta is not None
-    again = fold(tmp_path)
-    assert again.compacted == {}
-    assert again.meta is not None
-    assert again.meta.digest == first.meta.digest
-
-
 def test_the_inventory_is_learned_from_what_is_seen(tmp_path: Path):
     land(tmp_path, raw())
     landing = Landing(landing_of(tmp_path / "dataset"), writer="test")
@@ -215,17 +195,6 @@ def test_an_operator_need_not_say_since_when_a_gpu_is_there(tmp_path: Path):
     stays = Dataset.open(tmp_path / "dataset").inventory()
     assert set(stays["installed_at"]) == {DAY}
     assert set(stays["rack"]) == {"r1"}
-
-
-def test_an_event_with_an_address_only_finds_its_gpu(tmp_path: Path):
-    inventory = write_csv(tmp_path / "hosts.csv", inventory_frame())
-    land(tmp_path, raw())
-    when = DAY + pd.Timedelta("5min")
-    land_events(tmp_path, [event(when, "79", pci_bus_id="0000:11:00.0", source="kernel_log")])
-    fold(tmp_path, inventory=inventory)
-    events = Dataset.open(tmp_path / "dataset").events().set_index("code")
-    assert events.loc["79", "gpu"] == gpu(1)
-    assert events.loc["79", "known_at"] == when
 
 
 def test_events_wait_until_something_was_seen(tmp_path: Path):

@@ -110,14 +110,6 @@ def test_rows_of_steps_that_are_not_over_wait_and_lagging_sources_join_them(tmp_
     assert landing(tmp_path).waiting() == []
 
 
-def test_nothing_is_folded_before_a_step_is_over_and_it_says_so(tmp_path: Path):
-    land(tmp_path, raw(gpus=1, times=4))
-    result = fold(tmp_path, now=(DAY + pd.Timedelta("5min")).to_pydatetime())
-    assert (result.compacted, result.meta) == ({}, None)
-    assert "4 rows later than" in result.waits_for
-    assert fold(tmp_path).compacted == {"samples": 1}
-
-
 def test_clocks_that_cannot_be_right_move_nothing(tmp_path: Path):
     land(tmp_path, raw(gpus=2))
     for wrong in ("2040-01-01", "2001-01-01"):
@@ -177,14 +169,6 @@ def test_a_node_that_joins_later_was_not_there_before(tmp_path: Path):
         assert fold(tmp_path).quarantined == {}
     stays = Dataset.open(tmp_path / "dataset").inventory()
     assert stays.loc[stays["node"] == "node-8", "installed_at"].tolist() == [joined - pd.Timedelta("5h")]
-
-
-def test_a_node_without_gpus_that_joins_later_was_not_there_before(tmp_path: Path):
-    joined = DAY + pd.Timedelta(days=20)
-    for node, start in (("node-0", DAY), ("node-9", joined)):
-        land(tmp_path, raw(gpus=1, start=start).assign(node=node).drop(columns=["gpu", "xid_last"]))
-        fold(tmp_path)
-    assert Dataset.open(tmp_path / "dataset").inventory()["installed_at"].tolist() == [DAY, joined]
 
 
 def put(folder: Path, number: int, when: pd.Timestamp, address: str = "0000:3b:00.0") -> None:
@@ -260,52 +244,6 @@ def test_an_empty_name_is_no_gpu(tmp_path: Path):
     land(tmp_path, raw(gpus=1))
     land(tmp_path, raw(gpus=1).assign(gpu=""))
     assert fold(tmp_path).quarantined == {"missing gpu": 60}
-
-
-@pytest.mark.parametrize(
-    "table",
-    [
-        pa.table({"timestamp": [DAY.to_pydatetime()], "node": ["n"], "gpu": ["g"]}),
-        pa.table({"timestamp": [DAY.to_pydatetime()], "node": ["n"], "gpu": ["g"], "gpu_temp_c": ["warm"]}),
-        pa.table({"when": [1]}),
-    ],
-)
-def test_a_file_that_no_collector_of_ours_writes_is_put_aside(table: pa.Table, tmp_path: Path):
-    good = land(tmp_path, raw())
-    assert good is not None
-    pq.write_table(table, good.with_name("foreign.parquet"))
-    result = fold(tmp_path)
-    assert (result.refused, result.compacted) == (1, {"samples": 1})
-
-
-def test_a_damaged_page_inside_a_file_is_found_before_the_fold(tmp_path: Path):
-    good, damaged = land(tmp_path, raw()), land(tmp_path, raw(start=DAY + pd.Timedelta("1h")))
-    assert good is not None
-    assert damaged is not None
-    content = bytearray(damaged.read_bytes())
-    content[len(content) // 3 : len(content) // 3 + 40] = b"\xff" * 40
-    damaged.write_bytes(bytes(content))
-    result = fold(tmp_path)
-    assert (result.refused, result.compacted) == (1, {"samples": 1})
-
-
-def test_a_channel_that_nobody_declared_waits_for_its_declaration(tmp_path: Path):
-    path = land(tmp_path, raw())
-    assert path is not None
-    table = pq.read_table(path)
-    pq.write_table(table.append_column("bus_errors_total", pa.array([1.0] * table.num_rows)), path)
-    land(tmp_path, raw(start=DAY + pd.Timedelta("1h")))
-    result = fold(tmp_path)
-    assert result.compacted == {"samples": 1}
-    assert "a declaration of bus_errors_total under `channels:`" in result.waits_for
-    assert landing(tmp_path).waiting() == [path]
-
-
-def test_an_endless_xid_code_is_no_reason_to_stop(tmp_path: Path):
-    land(tmp_path, raw(gpus=1))
-    land_events(tmp_path, [event(DAY, "9" * 5000, gpu=gpu(0)), event(DAY, "79", gpu=gpu(0))])
-    fold(tmp_path)
-    assert "79" in set(Dataset.open(tmp_path / "dataset").events()["code"])
 
 
 def test_a_gpu_told_under_two_node_names_is_kept_in_one_place(tmp_path: Path):

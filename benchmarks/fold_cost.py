@@ -34,7 +34,7 @@ import pyarrow.parquet as pq  # noqa: E402
 from benchmarks.generated import NODE, START, channels_of  # noqa: E402
 from telemetry.dataset.channels import CATALOGUE  # noqa: E402
 from telemetry.dataset.store import Dataset  # noqa: E402
-from telemetry.importing.importer import Fold, import_dataset  # noqa: E402
+from telemetry.importing.importer import CompactionInput, import_dataset  # noqa: E402
 
 GPUS = 2_000
 DAYS = 120
@@ -112,7 +112,7 @@ def bring_in(out: Path, inventory: Path, samples: Sequence[Path], *, name: str) 
         channels=CATALOGUE,
         dedupe=timedelta(seconds=60),
         delay=STEP,
-        fold=Fold(landed=(name,), expected_rows=GPUS * STEPS_A_DAY * DAYS),
+        compaction=CompactionInput(landed=(name,), expected_rows=GPUS * STEPS_A_DAY * DAYS),
     )
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
     now = [path.stat().st_ino for path in out.rglob("part-*.parquet")]

@@ -56,10 +56,10 @@ class RetentionSection(Section):
     """``telemetry.retention``: how long what was collected is kept; events, inventory and jobs always are."""
 
     raw: Duration = timedelta(days=3)
-    """Landed files stay this long after they were folded, to look at; 0s: not at all."""
+    """Landed files stay this long after they were compacted, to look at; 0s: not at all."""
 
     samples: Duration | None = None
-    """Samples of the dataset older than this go at a fold; null: never."""
+    """Samples of the dataset older than this go at a compaction; null: never."""
 
 
 class TelemetrySection(Section):

@@ -21,7 +21,7 @@ from telemetry.errors import InputError
 from telemetry.importing.columns import KEY_ALIASES, Columns, mapped_text, require, resolve_columns
 from telemetry.importing.event_runs import RUN_MS, with_runs
 from telemetry.importing.instants import parse_instants, times_of
-from telemetry.importing.inventory import Stays
+from telemetry.importing.inventory import Installations
 from telemetry.importing.mapping import KernelLogMapping, TableMapping
 from telemetry.importing.quarantine import Quarantine
 from telemetry.importing.reading import Batch, read_batches
@@ -47,7 +47,7 @@ class EventIntake:
 
     mapping: TableMapping
     kernel_log: KernelLogMapping
-    stays: Stays
+    stays: Installations
     quarantine: Quarantine
     delay: timedelta
     counts: Counter[str] = field(default_factory=Counter)
@@ -170,7 +170,7 @@ class EventIntake:
 
 
 def place_events(
-    text: dict[str, npt.NDArray[np.object_]], ms: npt.NDArray[np.int64], stays: Stays
+    text: dict[str, npt.NDArray[np.object_]], ms: npt.NDArray[np.int64], stays: Installations
 ) -> npt.NDArray[np.object_]:
     """Check events against the inventory, and fill in the node of a GPU and the parent of a MIG instance.
 

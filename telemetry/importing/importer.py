@@ -43,7 +43,14 @@ from telemetry.importing.event_runs import (
 )
 from telemetry.importing.events import EventIntake, empty_events
 from telemetry.importing.instants import WRONG_CLOCK
-from telemetry.importing.inventory import InventorySource, Stays, end_overlaps, merge_stays, read_inventory, unit_of
+from telemetry.importing.inventory import (
+    Installations,
+    InventorySource,
+    end_overlaps,
+    merge_stays,
+    read_inventory,
+    unit_of,
+)
 from telemetry.importing.jobs import merge_jobs, read_jobs
 from telemetry.importing.mapping import ImportMapping, load_mapping
 from telemetry.importing.quarantine import Quarantine, new_name
@@ -67,17 +74,17 @@ _CSV_BYTES_PER_ROW = 100
 
 
 LANDED_ROLE: Final = "landed"
-"""Role, in a dataset's sources, of the landed files that its last fold took."""
+"""Role, in a dataset's sources, of the landed files that its last compaction took."""
 
 
 @dataclass(frozen=True, slots=True)
-class Fold:
-    """What differs when an import folds landed files (see :mod:`telemetry.landing.compaction`) into a dataset.
+class CompactionInput:
+    """What differs when an import compacts landed files (see :mod:`telemetry.landing.compaction`) into a dataset.
 
     The inventory given is then the whole one, files are not remembered by their content but by ``landed``, and sources
     without a usable row are no error: nobody stands beside to mend them.
 
-    ``landed``: names that the dataset keeps in the same step, so that a fold cut short is never done twice.
+    ``landed``: names that the dataset keeps in the same step, so that a compaction cut short is never done twice.
     ``expected_rows``: rows that the dataset is going to hold; a new one gets buckets for them.
     ``not_before``, ``not_after``: instants outside have a wrong clock.
     """
@@ -116,7 +123,7 @@ def import_dataset(
     jobs: Path | None = None,
     mapping: Path | None = None,
     progress: Progress | None = None,
-    fold: Fold | None = None,
+    compaction: CompactionInput | None = None,
     max_loss: float = DEFAULT_MAX_LOSS,
     now: datetime | None = None,
 ) -> ImportResult:
@@ -129,7 +136,7 @@ def import_dataset(
     ``samples``, ``events``: Files, or folders of files. Events may be kernel logs (``.log``, ``.txt``, ``.jsonl`` of
     the journal).
     ``mapping``: see :mod:`telemetry.importing.mapping`.
-    ``fold``: set when the sources are landed files.
+    ``compaction``: set when the sources are landed files.
     ``max_loss``: share of a file's rows, or of a channel's values, that may be lost before the import is refused;
     landed files are never refused for it.
     ``now``: aware; what is dated more than :data:`AHEAD` after it is quarantined.
@@ -148,12 +155,12 @@ def import_dataset(
             f"{out}, telemetry.step",
             "Import into an empty folder, or set telemetry.step to the dataset's.",
         )
-    fresh = new_sources(sources, existing) if fold is None else sources
+    fresh = new_sources(sources, existing) if compaction is None else sources
     if not fresh and existing is not None:
         return ImportResult(existing, {}, {}, changed=False)
     distinct = {(source.role, source.sha256) for source in sources}
     now = now or datetime.now(UTC)
-    work = _Import(out, existing, rules, fresh, step, channels, dedupe, delay, progress, fold, max_loss, now)
+    work = _Import(out, existing, rules, fresh, step, channels, dedupe, delay, progress, compaction, max_loss, now)
     work.counts["source_files_given_twice"] = len(sources) - len(distinct)
     return work.run(inventory)
 
@@ -202,7 +209,7 @@ class _Import:
     dedupe: timedelta
     delay: timedelta
     progress: Progress | None
-    fold: Fold | None
+    compaction: CompactionInput | None
     max_loss: float
     now: datetime
     counts: Counter[str] = field(default_factory=Counter)
@@ -228,7 +235,7 @@ class _Import:
                 held.frame = self._of_unit(held.frame, unit, inventory, quarantine)
                 held.frame = self._without_overlaps(held.frame, unit, inventory, quarantine)
                 self._check_loss("inventory", quarantine)
-                stays = Stays(held.frame, unit, held.parents)
+                stays = Installations(held.frame, unit, held.parents)
                 given = self._events(stays, quarantine)
                 self._check_loss("events", quarantine)
                 detected = self._samples(writer, stays, quarantine)
@@ -269,7 +276,7 @@ class _Import:
         return rows
 
     def _bucket_number(self) -> int:
-        rows = max(self._expected_rows(), 0 if self.fold is None else self.fold.expected_rows)
+        rows = max(self._expected_rows(), 0 if self.compaction is None else self.compaction.expected_rows)
         buckets = DEFAULT_BUCKETS
         while rows > buckets * MAX_ROWS_PER_BUCKET:
             buckets *= 2
@@ -279,18 +286,18 @@ class _Import:
         # A known inventory is read again for its MIG names; what it sets aside was counted by the import it was new in.
         is_new = bool(self._files("inventory"))
         held = read_inventory(path, self.rules.inventory, quarantine if is_new else Quarantine(None), self.now + AHEAD)
-        old = None if self.existing is None or self.fold is not None else self.existing.inventory()
+        old = None if self.existing is None or self.compaction is not None else self.existing.inventory()
         held.frame = merge_stays(old, held.frame) if is_new or old is None else old
         return held
 
     def _wrong_clock(self, ms: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-        not_before = None if self.fold is None else self.fold.not_before
-        not_after = self.now + AHEAD if self.fold is None else self.fold.not_after
+        not_before = None if self.compaction is None else self.compaction.not_before
+        not_after = self.now + AHEAD if self.compaction is None else self.compaction.not_after
         wrong = np.zeros(len(ms), dtype=bool) if not_after is None else ms > not_after.timestamp() * 1000
         return wrong if not_before is None else wrong | (ms < not_before.timestamp() * 1000)
 
     def _check_loss(self, table: str, quarantine: Quarantine) -> None:
-        if self.fold is None:  # nobody is there to correct what has landed
+        if self.compaction is None:  # nobody is there to correct what has landed
             quarantine.loss.check(table, self.max_loss)
 
     def _without_overlaps(self, frame: pd.DataFrame, unit: Unit, path: Path, quarantine: Quarantine) -> pd.DataFrame:
@@ -309,7 +316,7 @@ class _Import:
         quarantine.add_frame(np.where(missing, "missing gpu", "").astype(object), "inventory", path, frame)
         return frame[~missing].reset_index(drop=True)
 
-    def _events(self, stays: Stays, quarantine: Quarantine) -> pd.DataFrame:
+    def _events(self, stays: Installations, quarantine: Quarantine) -> pd.DataFrame:
         intake = EventIntake(self.rules.events, self.rules.kernel_log, stays, quarantine, self.delay, self.counts)
         frames = [empty_events()]
         for file in self._files("events"):
@@ -322,7 +329,7 @@ class _Import:
                 frames[-1] = frames[-1][reasons == ""]
         return stack_events(frames)
 
-    def _samples(self, writer: DatasetWriter, stays: Stays, quarantine: Quarantine) -> pd.DataFrame:
+    def _samples(self, writer: DatasetWriter, stays: Installations, quarantine: Quarantine) -> pd.DataFrame:
         files = self._files("samples")
         plan: SamplePlan | None = None
         spill: Spill | None = None
@@ -331,7 +338,7 @@ class _Import:
             plan = plan_samples(files, self.rules.samples, self.channels, stays.unit)
             self._check_kinds(plan.channels)
             intake = SampleIntake(
-                plan, self.rules.samples, stays, quarantine, nodes, self.fold is None, self._wrong_clock
+                plan, self.rules.samples, stays, quarantine, nodes, self.compaction is None, self._wrong_clock
             )
             spill = intake.run(writer.folder / ".spill", writer.buckets, self._reading())
             self._check_loss("samples", quarantine)
@@ -351,7 +358,7 @@ class _Import:
             spill, existing, plan.channels, self.channels, self.step, stays, sample_count=plan.sample_count
         )
         writer.declare(merge.channels, unit=stays.unit, sample_count=merge.rolled, runs=merge.runs)
-        keep_from = None if self.fold is None else self.fold.keep_from
+        keep_from = None if self.compaction is None else self.compaction.keep_from
         merger = SampleMerger(merge, stays, nodes, self.step, self.delay, files, quarantine, keep_from)
         for merged in merger.run(spill, existing):
             if merged.kept:
@@ -410,7 +417,7 @@ class _Import:
         self.counts["events_in_runs"] += total_count(kept) - len(kept)
         return stored_layout(stack_events([old[~may_change], kept]))
 
-    def _jobs(self, stays: Stays, quarantine: Quarantine) -> pd.DataFrame | None:
+    def _jobs(self, stays: Installations, quarantine: Quarantine) -> pd.DataFrame | None:
         old = None if self.existing is None else self.existing.jobs()
         for file in self._files("jobs"):
             new = read_jobs(file, self.rules.jobs, stays, quarantine, self.now + AHEAD)
@@ -438,15 +445,15 @@ class _Import:
                 "Give --samples or --events with rows, or `span:` in the mapping if a quiet period was observed.",
             )
         first, last = min(seen).astimezone(UTC), max(seen).astimezone(UTC)
-        kept = None if self.fold is None else self.fold.keep_from
+        kept = None if self.compaction is None else self.compaction.keep_from
         return (first if kept is None else min(max(first, kept), last)), last
 
     def _entries(self) -> list[dict[str, Any]]:
         old = [] if self.existing is None else self.existing.meta.sources
-        if self.fold is None:
+        if self.compaction is None:
             entries = [*old, *(source.entry() for source in self.fresh)]
         else:
-            landed = [{"role": LANDED_ROLE, "name": name} for name in self.fold.landed]
+            landed = [{"role": LANDED_ROLE, "name": name} for name in self.compaction.landed]
             entries = [*(entry for entry in old if entry.get("role") != LANDED_ROLE), *landed]
         return sorted(
             entries, key=lambda entry: (entry.get("role", ""), entry.get("name", ""), entry.get("sha256", ""))

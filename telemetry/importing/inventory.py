@@ -28,7 +28,7 @@ from telemetry.xids.pci import normalise_pci_bus_id
 _KEY_SHIFT = 43
 
 
-class Stays:
+class Installations:
     """Answers where a unit was at a time."""
 
     def __init__(self, frame: pd.DataFrame, unit: Unit, parents: Mapping[str, str] | None = None) -> None:
@@ -84,15 +84,15 @@ class Stays:
 
 
 SEEN_AT: Final = "seen_at"
-"""Column that makes the rows of an inventory source sightings instead of stays."""
+"""Column that makes the rows of an inventory source observations instead of stays."""
 
 _FIRST, _PLACE = "_first", ("gpu", "node")
 
 
-def condense_sightings(frame: pd.DataFrame) -> pd.DataFrame:
-    """Condense sightings to one row a unit and node: when it was seen first and last, and what it was like last.
+def condense_observations(frame: pd.DataFrame) -> pd.DataFrame:
+    """Condense observations to one row a unit and node: when it was seen first and last, and what it was like last.
 
-    ``frame``: sightings (``seen_at`` and the inventory's columns), or rows that this function made, or both. Those
+    ``frame``: observations (``seen_at`` and the inventory's columns), or rows that this function made, or both. Those
     without a time are left out; ``_first`` is added.
     """
     seen = frame[frame[SEEN_AT].notna()]
@@ -104,13 +104,13 @@ def condense_sightings(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def stays_of(parts: Sequence[pd.DataFrame], absent: timedelta) -> pd.DataFrame:
-    """Make stays of condensed sightings, one a unit and node.
+    """Make stays of condensed observations, one a unit and node.
 
-    ``absent``: a unit that was last seen this long before the newest sighting of any is taken to be removed.
-    ``installed_at`` is the first sighting unless the source gives it, ``removed_at`` the last one where the unit was
+    ``absent``: a unit that was last seen this long before the newest observation of any is taken to be removed.
+    ``installed_at`` is the first observation unless the source gives it, ``removed_at`` the last one where the unit was
     not seen again, else missing. A unit that reappears has been there all along.
     """
-    whole = condense_sightings(pd.concat(parts, ignore_index=True))
+    whole = condense_observations(pd.concat(parts, ignore_index=True))
     last = whole[SEEN_AT]
     gone = last.where(last <= last.max() - absent)
     return whole.assign(
@@ -188,7 +188,7 @@ def read_inventory(
     """Read an inventory file, one row a stay.
 
     ``node`` is required; ``gpu`` may be missing (a fleet of nodes). ``parent`` names the GPU of a MIG instance; rows of
-    instances are left out and their names become other names of the parent. ``seen_at`` makes rows sightings.
+    instances are left out and their names become other names of the parent. ``seen_at`` makes rows observations.
     ``quarantine``: takes rows without a node, with an unusable instant, that end before they begin, and MIG instances
     whose parent cannot be found.
     ``not_after``: a stay that begins later has a wrong clock; one that ends later has not ended.
@@ -206,7 +206,7 @@ def read_inventory(
             columns = resolve_columns(names, mapping, known, KEY_ALIASES, str(file), kept=kept, extras=True)
             require(columns, ["node"], names, str(file))
             frame = _batch_frame(batch, columns, mapping, not_after)
-            frames.append(condense_sightings(frame) if SEEN_AT in columns else frame)
+            frames.append(condense_observations(frame) if SEEN_AT in columns else frame)
     whole = pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
     if SEEN_AT in whole:
         whole = stays_of([whole], mapping.absent)

@@ -10,7 +10,7 @@ import pandas as pd
 from telemetry.dataset.schema import JOBS
 from telemetry.importing.columns import KEY_ALIASES, as_text, mapped_text, require, resolve_columns
 from telemetry.importing.instants import WRONG_CLOCK
-from telemetry.importing.inventory import Stays
+from telemetry.importing.inventory import Installations
 from telemetry.importing.mapping import TableMapping
 from telemetry.importing.quarantine import Quarantine
 from telemetry.importing.reading import expand_sources, read_batches
@@ -20,7 +20,7 @@ _TEXTS = ("job", "node", "gpu", "outcome")
 
 
 def read_jobs(
-    path: Path, mapping: TableMapping, stays: Stays, quarantine: Quarantine, not_after: datetime
+    path: Path, mapping: TableMapping, stays: Installations, quarantine: Quarantine, not_after: datetime
 ) -> pd.DataFrame:
     """Read a table of jobs; ``job``, ``node`` and ``started_at`` are required.
 

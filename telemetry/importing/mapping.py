@@ -96,14 +96,14 @@ class TableMapping(Section):
 
 
 class InventoryMapping(TableMapping):
-    """How an inventory source becomes stays; with a column ``seen_at`` its rows are sightings."""
+    """How an inventory source becomes stays; with a column ``seen_at`` its rows are observations."""
 
     parts: dict[str, str] = Field(default_factory=dict)
     """Source column to a regular expression; each of its named groups becomes a source column, see
     :func:`telemetry.importing.inventory.with_parts`."""
 
     absent: Duration = timedelta(days=7)
-    """For sightings: a unit last seen this long before the newest sighting of any is taken to be removed then."""
+    """For observations: a unit last seen this long before the newest observation of any is taken to be removed then."""
 
     @field_validator("parts")
     @classmethod

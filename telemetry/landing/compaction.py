@@ -1,7 +1,7 @@
-"""Folding what has landed into the dataset, in one step that a kill at any point leaves done or not done.
+"""Compacting what has landed into the dataset, in one step that a kill at any point leaves done or not done.
 
 The dataset records, in the swap that brings the new rows in, which landed files they came from. Whatever happens
-afterwards, the next run sees from that record which files are folded and only takes them away. Readers go on reading
+afterwards, the next run sees from that record which files are compacted and only takes them away. Readers go on reading
 the old dataset while the new one takes its name (:class:`telemetry.atomic.ReadLease`), collectors go on landing.
 """
 
@@ -28,14 +28,14 @@ from telemetry.dataset.dataset import Dataset
 from telemetry.dataset.meta import META_NAME, DatasetMeta, instant_text
 from telemetry.dataset.schema import EVENTS, INVENTORY, JOBS, conform
 from telemetry.errors import InputError
-from telemetry.importing.importer import LANDED_ROLE, Fold, import_dataset
+from telemetry.importing.importer import LANDED_ROLE, CompactionInput, import_dataset
 from telemetry.importing.inventory import merge_stays, read_inventory, unit_of, with_old_starts
 from telemetry.importing.mapping import ImportMapping
 from telemetry.importing.quarantine import Quarantine
 from telemetry.landing.folder import Landing, landing_of
+from telemetry.landing.installations import derive_installations, driver_changes, late_nodes
+from telemetry.landing.observations import RUNS, merge_observations, no_runs
 from telemetry.landing.placing import PENDING_COLUMNS, Placed, place_landed
-from telemetry.landing.sightings import RUNS, merge_sightings, no_runs
-from telemetry.landing.stays_from_sightings import derive_stays, driver_changes, late_nodes
 from telemetry.landing.tables import KINDS, LANDED_EVENTS
 from telemetry.landing.waiting import AHEAD, EARLIEST, Waiting
 from telemetry.xids.node_names import NodeNames
@@ -72,7 +72,7 @@ class CompactSettings:
 
 @dataclass(frozen=True, slots=True)
 class CompactResult:
-    """What a fold did.
+    """What a compaction did.
 
     ``compacted``: landed files that the dataset took, by kind; empty if nothing waited.
     ``refused``: landed files that cannot be read and were put aside under ``refused/``.
@@ -116,9 +116,9 @@ def compact(
                 f"{dataset}, telemetry.step",
                 "Set telemetry.step to the dataset's, or collect into another folder.",
             )
-        _retire(landing, _folded_before(landing, existing), settings, now)
+        _retire(landing, _compacted_before(landing, existing), settings, now)
         waiting = Waiting(landing, settings.channels, settings.telemetry.step, now)
-        work = _Folding(Path(dataset), existing, landing, settings, now, waiting)
+        work = _Compaction(Path(dataset), existing, landing, settings, now, waiting)
         result = work.run(inventory, progress)
         _expire(landing, settings, now)
         return result
@@ -140,8 +140,8 @@ def _alone(landing: Landing, dataset: Path) -> Iterator[None]:
         lock.release()
 
 
-def _folded_before(landing: Landing, existing: Dataset | None) -> list[Path]:
-    """Return the waiting files that the dataset's last fold took already."""
+def _compacted_before(landing: Landing, existing: Dataset | None) -> list[Path]:
+    """Return the waiting files that the dataset's last compaction took already."""
     if existing is None:
         return []
     names = {entry["name"] for entry in existing.meta.sources if entry.get("role") == LANDED_ROLE}
@@ -153,7 +153,7 @@ def _key(path: Path) -> str:
 
 
 def _retire(landing: Landing, paths: list[Path], settings: CompactSettings, now: datetime) -> None:
-    """Take folded files away: to ``folded/`` where raw samples are kept for a while, otherwise off the disk."""
+    """Take compacted files away: to ``folded/`` where raw samples are kept for a while, otherwise off the disk."""
     if not paths:
         return
     landing.remember_folded(paths, now.timestamp())
@@ -169,7 +169,7 @@ def _retire(landing: Landing, paths: list[Path], settings: CompactSettings, now:
 
 
 def _expire(landing: Landing, settings: CompactSettings, now: datetime) -> None:
-    """Remove folded files that have been kept for as long as they should."""
+    """Remove compacted files that have been kept for as long as they should."""
     oldest = now.timestamp() - settings.telemetry.retention.raw.total_seconds()
     for path in (landing.root / "folded").glob("*/*.parquet"):
         with contextlib.suppress(FileNotFoundError):
@@ -178,7 +178,7 @@ def _expire(landing: Landing, settings: CompactSettings, now: datetime) -> None:
 
 
 @dataclass(slots=True)
-class _Folding:
+class _Compaction:
     dataset: Path
     existing: Dataset | None
     landing: Landing
@@ -189,12 +189,12 @@ class _Folding:
     def run(self, inventory: Path | None, progress: Callable[[int, int], None] | None) -> CompactResult:
         waiting, files = self.waiting, self.waiting.files
         waiting.look()
-        runs = merge_sightings(self._state("sightings"), waiting.seen)
+        runs = merge_observations(self._state("sightings"), waiting.seen)
         before = self._state("derived")
         given = self._given(inventory, before, runs)
         if not any(files.values()) and (inventory is None or self.existing is None):
             return self._result()
-        stays = derive_stays(runs, given, before)
+        stays = derive_installations(runs, given, before)
         if stays.empty or (self.existing is None and not self._begins(stays)):
             return self._result(waits_for="a first sample: no GPU was seen yet")
         held = self._state("pending").reindex(columns=PENDING_COLUMNS)
@@ -215,7 +215,7 @@ class _Folding:
         if given is not None:
             self._save("given", conform(given, _GIVEN))
         self._save("derived", conform(_stacked(before, stays), INVENTORY))
-        # What waited until now leaves only after the swap, or a fold that fails would lose it; in between it is told
+        # What waited leaves only after the swap, or a compaction that fails would lose it; in between it is told
         # twice, which one source does not do at one time.
         self._save("pending", conform(_told([held, placed.waiting]), LANDED_EVENTS))
         result = import_dataset(
@@ -230,7 +230,7 @@ class _Folding:
             delay=self.settings.delay,
             progress=progress,
             now=self.now,
-            fold=Fold(
+            compaction=CompactionInput(
                 landed=tuple(_key(path) for path in paths),
                 keep_from=self._keep_from(),
                 expected_rows=self._expected_rows(stays),
@@ -271,7 +271,7 @@ class _Folding:
         return CompactResult(refused=waiting.refused, meta=meta, waits_for="; ".join(reasons))
 
     def _given(self, inventory: Path | None, derived: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame | None:
-        """Return the stays that somebody told: now, before, and by imports since the last fold.
+        """Return the stays that somebody told: now, before, and by imports since the last compaction.
 
         A file says all that there is to say of the units it names: it replaces what was told of them before.
         """
@@ -317,7 +317,7 @@ class _Folding:
 
         On a node that joined its fleet later, it is the first instant known of that node.
         """
-        # Events of clocks that cannot be right are quarantined by the fold; a fold that failed may have left theirs.
+        # Events of clocks that cannot be right are quarantined; a compaction that failed may have left theirs.
         events = events[events["timestamp"].between(EARLIEST, self.now + AHEAD)]
         before = before[before["installed_at"].between(EARLIEST, self.now + AHEAD)]
         instants: list[pd.Timestamp] = [pd.Timestamp(ms, unit="ms", tz="UTC") for ms in runs["first_ms"]]
@@ -386,7 +386,7 @@ def _stacked(before: pd.DataFrame, stays: pd.DataFrame) -> pd.DataFrame:
 
 
 def _told(frames: list[pd.DataFrame]) -> pd.DataFrame:
-    """Return events as they wait, each once: a fold that failed has left them among those that wait, and landed."""
+    """Return events as they wait, each once: a failed compaction has left them among those that wait, and landed."""
     stamps = dict.fromkeys(("timestamp", "known_at"), "datetime64[ms, UTC]")
     full = [frame.reindex(columns=PENDING_COLUMNS).astype({**stamps, "since_ms": float}) for frame in frames]
     return pd.concat(full, ignore_index=True).drop_duplicates(LANDED_EVENTS.names, ignore_index=True)

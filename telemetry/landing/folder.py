@@ -25,7 +25,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,180}\Z")
 _NAMED: Final = "named-"
 _LEDGER: Final = "folded-names.txt"
 NAMES_KEPT_S: Final = 30 * 86400
-"""A name is remembered this long after its file was folded: longer than any backfill or outage should last."""
+"""A name is remembered this long after its file was compacted: longer than any backfill or outage should last."""
 
 _STALE_TEMPORARY_S = 3600
 
@@ -96,17 +96,17 @@ class Landing:
         return final
 
     def has_landed(self, kind: Kind, name: str) -> bool:
-        """Whether a file of that name has landed, folded since or not (remembered for :data:`NAMES_KEPT_S`)."""
+        """Whether a file of that name has landed, compacted since or not (remembered for :data:`NAMES_KEPT_S`)."""
         return (self.root / kind / f"{_NAMED}{name}.parquet").exists() or (kind, name) in self._folded_names()
 
     def waiting(self, kind: Kind | None = None) -> list[Path]:
-        """Return the files that wait to be folded, oldest first."""
+        """Return the files that wait to be compacted, oldest first."""
         found: list[tuple[int, str, Path]] = []
         for each in KINDS if kind is None else (kind,):
             for path in (self.root / each).glob("*.parquet"):
                 try:
                     found.append((path.stat().st_mtime_ns, path.name, path))
-                except FileNotFoundError:  # folded just now
+                except FileNotFoundError:  # compacted just now
                     continue
         return [path for _, _, path in sorted(found)]
 
@@ -120,7 +120,7 @@ class Landing:
         return folder / name
 
     def remember_folded(self, paths: list[Path], now_s: float) -> None:
-        """Note the names of files that are folded, before they are taken away; forget those of long ago."""
+        """Note the names of files that are compacted, before they are taken away; forget those of long ago."""
         ledger = self.state(_LEDGER)
         lines = [line for line in _ledger_lines(ledger) if float(line.split(" ", 1)[0]) > now_s - NAMES_KEPT_S]
         known = {line.split(" ", 1)[1] for line in lines}

@@ -1,4 +1,4 @@
-"""Which GPU or node the events of a fold belong to, and which of them wait for theirs to be seen."""
+"""Which GPU or node the events of a compaction belong to, and which of them wait for theirs to be seen."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pandas as pd
 
 from telemetry.dataset.schema import EVENTS
 from telemetry.importing.events import place_events
-from telemetry.importing.inventory import Stays, unit_of
+from telemetry.importing.inventory import Installations, unit_of
 from telemetry.landing.tables import LANDED_EVENTS
 from telemetry.xids.kernel_log import locate
 from telemetry.xids.node_names import NodeNames, are_one_node
@@ -24,11 +24,11 @@ _NOT_SEEN_YET: Final = ("unknown gpu", "unknown node", "before installation")
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """What a fold does with its events.
+    """What a compaction does with its events.
 
-    ``events``: those to fold, in the layout of :data:`telemetry.dataset.schema.EVENTS`.
+    ``events``: those to compact, in the layout of :data:`telemetry.dataset.schema.EVENTS`.
     ``waiting``: those that wait, with the columns :data:`PENDING_COLUMNS`.
-    ``without_gpu``: XIDs to fold of which no GPU was found at their address; they are their nodes'.
+    ``without_gpu``: XIDs to compact of which no GPU was found at their address; they are their nodes'.
     """
 
     events: pd.DataFrame
@@ -59,7 +59,7 @@ def place_landed(told: pd.DataFrame, stays: pd.DataFrame, *, waited_ms: float) -
     names = NodeNames(known["node"])
     text["node"][:] = [names.written(node) for node in text["node"]]
     ms = told["timestamp"].dt.tz_convert(None).to_numpy().astype("datetime64[ms]").astype(np.int64)
-    where = Stays(known, unit)
+    where = Installations(known, unit)
     if unit == "gpu":
         # Of two nodes that a bare name may be, the GPU tells which.
         for index, stay in enumerate(where.find(where.codes(text["gpu"]), ms)):

@@ -29,7 +29,7 @@ SAMPLE_KEYS: Final = pa.schema(
 """Key columns of landed samples, before the channels: ``gpu`` is null for a node without GPUs."""
 
 LANDED_EVENTS: Final = EVENTS.append(pa.field("pci_bus_id", pa.string()))
-"""Events as collectors know them: where only a PCI address is known, the GPU is found when they are folded."""
+"""Events as collectors know them: where only a PCI address is known, the GPU is found when they are compacted."""
 
 LANDED_INVENTORY: Final = pa.schema(
     [

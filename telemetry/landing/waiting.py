@@ -1,4 +1,4 @@
-"""What waits in a landing folder, looked at before anything of it is folded."""
+"""What waits in a landing folder, looked at before anything of it is compacted."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from telemetry.dataset.channel import Channel
 from telemetry.dataset.channels import with_rollups
 from telemetry.dataset.schema import INSTANT
 from telemetry.landing.folder import Landing
-from telemetry.landing.sightings import collapse, from_landed, from_samples, no_runs
+from telemetry.landing.observations import collapse, from_landed, from_samples, no_runs
 from telemetry.landing.tables import KINDS, SAMPLE_KEYS, Kind, lay_out
 
 _LOG = logging.getLogger(__name__)
 
 SETTLING_STEPS: Final = 2
-"""Rows of this many newest steps wait for the next fold: a step is rolled up once, and sources lag."""
+"""Rows of this many newest steps wait for the next compaction: a step is rolled up once, and sources lag."""
 
 AHEAD: Final = timedelta(hours=1)
 """A row this far in the future has a wrong clock."""
@@ -39,15 +39,16 @@ _KEYS: Final = frozenset({*SAMPLE_KEYS.names, "sample_count"})
 
 @dataclass(slots=True)
 class Waiting:
-    """The landed files of one fold.
+    """The landed files of one compaction.
 
     ``channels``: every channel that may occur.
-    ``files``: landed files that can be folded, by kind.
-    ``pieces``: what is folded of the sample files: the files themselves, or those of their rows that have settled.
+    ``files``: landed files that can be compacted, by kind.
+    ``pieces``: what is compacted of the sample files: the files themselves, or those of their rows that have settled.
     ``undeclared``: channels that no parameter declares; files that hold them go on waiting.
     ``held_back``: rows that are too new.
     ``refused``: files that cannot be used and were put aside.
-    ``seen``: sightings of all rows that are folded, see :func:`telemetry.landing.sightings.merge_sightings`.
+    ``seen``: observations of all rows that are compacted, see
+    :func:`telemetry.landing.observations.merge_observations`.
     """
 
     landing: Landing
@@ -111,9 +112,9 @@ class Waiting:
         return bool(unknown)
 
     def _settle(self, path: Path, table: pa.Table) -> pa.Table:
-        """Land the rows that are too new once more, under a name of their own, and keep the others for this fold."""
+        """Land the rows that are too new once more, under a name of their own, and keep the others."""
         limit = pa.scalar(self.settled_until, INSTANT)
-        # A clock in the future would be too new for ever: such a row is folded now, into the quarantine.
+        # A clock in the future would be too new for ever: such a row is compacted now, into the quarantine.
         wrong = pc.greater(table.column("timestamp"), pa.scalar(self.now + AHEAD, INSTANT))
         done = pc.or_(pc.less_equal(table.column("timestamp"), limit), wrong)
         settled = table.filter(done)
@@ -123,7 +124,7 @@ class Waiting:
         rest = table.filter(pc.invert(done))
         self.held_back += rest.num_rows
         if settled.num_rows == 0:
-            return settled  # nothing of it is folded: the file itself goes on waiting
+            return settled  # nothing of it is compacted: the file itself goes on waiting
         self.landing.land("samples", rest, name=f"rest-{_digest(path)}-{limit.value // 1000}")
         piece = self.landing.root / "tmp" / f"settled-{_digest(path)}.parquet"
         with disk_errors(piece):
@@ -133,7 +134,7 @@ class Waiting:
         return settled
 
     def _plausible(self, table: pa.Table, column: str) -> pa.Table:
-        """Leave out the rows of clocks that cannot be right; the fold quarantines them."""
+        """Leave out the rows of clocks that cannot be right; the compaction quarantines them."""
         low, high = pa.scalar(EARLIEST, INSTANT), pa.scalar(self.now + AHEAD, INSTANT)
         stamps = table.column(column)
         return table.filter(pc.and_(pc.greater_equal(stamps, low), pc.less_equal(stamps, high)))

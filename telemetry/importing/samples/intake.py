@@ -19,7 +19,7 @@ from telemetry.dataset.schema import CHANNEL_TYPES
 from telemetry.errors import InputError
 from telemetry.importing.columns import KEY_ALIASES, LABELS, Columns, as_text, require, resolve_columns
 from telemetry.importing.instants import WRONG_CLOCK
-from telemetry.importing.inventory import Stays
+from telemetry.importing.inventory import Installations
 from telemetry.importing.mapping import TableMapping
 from telemetry.importing.quarantine import Quarantine
 from telemetry.importing.reading import Batch, column_names, read_batches
@@ -27,7 +27,7 @@ from telemetry.importing.samples.spill import ORDER_SHIFT, Spill, spill_schema
 from telemetry.importing.samples.values import parse_values
 
 STAY_PROBLEMS = {-1: "unknown {unit}", -2: "before installation", -3: "after removal"}
-"""Reason of the quarantine by what :meth:`telemetry.importing.inventory.Stays.find` says."""
+"""Reason of the quarantine by what :meth:`telemetry.importing.inventory.Installations.find` says."""
 
 _LABELS = LABELS | {"mig_instance"}
 _FRACTION_LEAST = 20
@@ -90,7 +90,7 @@ class SampleIntake:
 
     plan: SamplePlan
     mapping: TableMapping
-    stays: Stays
+    stays: Installations
     quarantine: Quarantine
     nodes: list[str]
     strict: bool

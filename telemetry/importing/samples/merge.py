@@ -21,7 +21,7 @@ from telemetry.dataset.dataset import Dataset
 from telemetry.dataset.layout import write_small
 from telemetry.dataset.meta import instant_text
 from telemetry.dataset.runs import Runs, choose_runs
-from telemetry.importing.inventory import Stays
+from telemetry.importing.inventory import Installations
 from telemetry.importing.quarantine import Quarantine, row_text
 from telemetry.importing.samples.block import Block, block_table, join, read_block
 from telemetry.importing.samples.duplicates import merge_duplicates
@@ -66,7 +66,7 @@ def plan_merge(
     present: Mapping[str, Channel],
     every: Mapping[str, Channel],
     step: timedelta,
-    stays: Stays,
+    stays: Installations,
     *,
     sample_count: bool,
 ) -> MergePlan:
@@ -117,7 +117,7 @@ class SampleMerger:
     """
 
     plan: MergePlan
-    stays: Stays
+    stays: Installations
     nodes: list[str]
     step: timedelta
     delay: timedelta

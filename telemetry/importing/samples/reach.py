@@ -21,7 +21,7 @@ from telemetry.dataset.channel import Channel
 from telemetry.dataset.dataset import Dataset
 from telemetry.dataset.layout import part_rows
 from telemetry.errors import InputError
-from telemetry.importing.inventory import Stays
+from telemetry.importing.inventory import Installations
 from telemetry.importing.samples.block import Block, read_block
 from telemetry.importing.samples.rollup import cell_end
 from telemetry.xids.xid_gauge import CHANNEL
@@ -38,7 +38,7 @@ class StoredBlocks:
     def __init__(
         self,
         existing: Dataset,
-        stays: Stays,
+        stays: Installations,
         nodes: list[str],
         channels: Mapping[str, Channel],
         finer: npt.NDArray[np.int32],

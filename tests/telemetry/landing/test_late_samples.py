@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from telemetry.dataset.channels import resolve_channels
 from telemetry.dataset.store import Dataset
 from telemetry.errors import InputError
-from telemetry.importing.inventory import Stays
+from telemetry.importing.inventory import Installations
 from telemetry.importing.quarantine import Quarantine
 from telemetry.importing.samples.merge import SampleMerger, plan_merge
 from tests.telemetry.helpers import DAY, STEP, gpu, run_import, samples_frame
@@ -112,7 +112,7 @@ def test_in_whatever_order_whole_steps_land_each_xid_is_told_once(
 
 def test_samples_of_a_gpu_that_the_inventory_no_longer_names_are_never_given_to_another(tmp_path: Path) -> None:
     dataset = run_import(tmp_path, samples=samples_frame(gpus=4)).dataset
-    fewer = Stays(dataset.inventory().iloc[:3], "gpu", {})
+    fewer = Installations(dataset.inventory().iloc[:3], "gpu", {})
     plan = plan_merge(None, dataset, {}, resolve_channels({}), STEP, fewer, sample_count=False)
     later = (DAY + STEP).to_pydatetime()  # so that something is dropped, and the rest is read
     merger = SampleMerger(plan, fewer, ["node-0", "node-1"], STEP, STEP, [], Quarantine(None), later)

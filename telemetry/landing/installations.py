@@ -1,4 +1,4 @@
-"""From sightings, and from what the operator says, to the inventory: who was where, when."""
+"""From observations, and from what the operator says, to the inventory: who was where, when."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from telemetry.dataset.schema import EVENTS, INVENTORY, Unit
-from telemetry.landing.sightings import ATTRIBUTES
+from telemetry.landing.observations import ATTRIBUTES
 
 SOURCE: Final = "inventory"
 """``source`` of driver events made here."""
@@ -25,21 +25,21 @@ _CLEARLY_MS: Final = int(FROM_THE_START.total_seconds() * 1000)
 # Sources lag: what was there at one time may be seen at times as far apart as this.
 
 
-def derive_stays(runs: pd.DataFrame, given: pd.DataFrame | None, before: pd.DataFrame) -> pd.DataFrame:
+def derive_installations(runs: pd.DataFrame, given: pd.DataFrame | None, before: pd.DataFrame) -> pd.DataFrame:
     """Make the inventory.
 
-    ``runs``: in the layout of :data:`telemetry.landing.sightings.RUNS`.
+    ``runs``: in the layout of :data:`telemetry.landing.observations.RUNS`.
     ``given``: stays that somebody told, in the layout of :data:`telemetry.dataset.schema.INVENTORY` with further static
     columns. They hold, and what was seen fills their gaps: attributes nobody gave, GPUs they do not name, moves after
     them.
-    ``before``: what was made of earlier sightings, in the layout of :data:`INVENTORY`. An end told
+    ``before``: what was made of earlier observations, in the layout of :data:`INVENTORY`. An end told
     there stays where it is until the GPU itself is seen again.
-    Returns: stays without overlaps. ``installed_at`` is missing where a GPU was there from the first sighting of its
+    Returns: stays without overlaps. ``installed_at`` is missing where a GPU was there from the first observation of its
     node. ``removed_at`` is when the GPU was seen elsewhere, or another GPU at its address; a GPU that merely fell
     silent is still there: that is how GPUs fail.
     """
     seen = _places(runs)
-    # Sightings of the node itself do not count: whoever watches nodes may have begun long before anybody saw GPUs.
+    # Observations of the node itself do not count: whoever watches nodes may have begun long before anybody saw GPUs.
     node_since = runs[runs["gpu"].notna()].groupby("node")["first_ms"].min().to_dict()
     statics = _node_statics(runs)
     stays: list[dict[str, Any]] = [] if given is None else [_plain(row) for row in given.to_dict("records")]
@@ -84,7 +84,7 @@ def late_nodes(runs: pd.DataFrame, events: pd.DataFrame, unit: Unit) -> dict[str
 
 
 def driver_changes(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return a ``driver`` event for each change of a GPU's driver, known from the first sighting under the new one."""
+    """Return a ``driver`` event for each change of a GPU's driver, known when the new one was first seen."""
     rows: list[dict[str, Any]] = []
     last: dict[str, str] = {}
     on_gpu = runs[runs["gpu"].notna()].sort_values(["gpu", "first_ms"], kind="stable")

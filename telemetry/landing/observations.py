@@ -1,7 +1,7 @@
 """Which GPU was seen where, from when to when: what collectors observe, brought down to runs.
 
-A run is one GPU on one node under one driver, from its first sighting to its last. A late sighting of another place
-inside a run splits it, so that the order in which files land does not matter.
+A run is one GPU on one node under one driver, from its first observation to its last. A late observation of another
+place inside a run splits it, so that the order in which files land does not matter.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def no_runs() -> pd.DataFrame:
     return RUNS.empty_table().to_pandas()
 
 
-def merge_sightings(runs: pd.DataFrame, seen: pd.DataFrame) -> pd.DataFrame:
-    """Add sightings to runs, sorted by (gpu, first_ms); an attribute is the last that was told.
+def merge_observations(runs: pd.DataFrame, seen: pd.DataFrame) -> pd.DataFrame:
+    """Add observations to runs, sorted by (gpu, first_ms); an attribute is the last that was told.
 
     ``seen``: ``gpu`` (None: the node), ``node``, any of :data:`ATTRIBUTES`, ``first_ms`` and ``last_ms`` (one instant,
     or the ends of a time in which the GPU was seen there and nowhere else).
@@ -99,21 +99,21 @@ def _points(frames: list[pd.DataFrame]) -> pd.DataFrame:
     points = points.where(points.notna(), None)
     addresses = points["pci_bus_id"].map(lambda text: None if text is None else normalise_pci_bus_id(text) or text)
     points["pci_bus_id"] = addresses.astype(object)
-    # A GPU keeps its identity when it moves; a sighting without one is the node's own.
+    # A GPU keeps its identity when it moves; a observation without one is the node's own.
     points["owner"] = points["gpu"].where(points["gpu"].notna(), "\0" + points["node"].astype(str))
     points = points.sort_values(["owner", "ms", "begins", "node"], kind="stable")
     return points.groupby(["owner", "ms", "node"], sort=False, as_index=False).last()
 
 
 def from_landed(table: pa.Table) -> pd.DataFrame:
-    """Return the sightings of a landed inventory table."""
+    """Return the observations of a landed inventory table."""
     frame = table.to_pandas()
     ms = _ms(frame["seen_at"])
     return frame.drop(columns=["seen_at"]).assign(first_ms=ms, last_ms=ms)
 
 
 def from_samples(table: pa.Table) -> pd.DataFrame:
-    """Return the sightings that a landed sample table implies: first and last sample of each GPU (or node).
+    """Return the observations that a landed sample table implies: first and last sample of each GPU (or node).
 
     ``table``: ``timestamp``, ``node`` and ``gpu``. Where a GPU is on two nodes within the file, each sample counts by
     itself.
@@ -131,7 +131,7 @@ def from_samples(table: pa.Table) -> pd.DataFrame:
 
 
 def collapse(frames: list[pd.DataFrame]) -> pd.DataFrame:
-    """Bring the sightings of many sample files down to one row for each GPU that was in one place in all of them."""
+    """Bring the observations of many sample files down to one row for each GPU that was in one place in all of them."""
     full = [frame for frame in frames if len(frame)]
     if not full:
         return no_runs()

@@ -115,18 +115,12 @@ class Dataset:
         """Return the numbers of the runs that a bucket has samples in, ascending; see :class:`Runs`."""
         return sorted(self._names.get(bucket, {}))
 
-    def parts(self, bucket: int, *, since: datetime | None = None, until: datetime | None = None) -> list[Path]:
-        """Return the files that may hold a bucket's samples of ``since <= t < until`` (aware), in order of time."""
-        first, last = since_in_ms(since), since_in_ms(until)
-        wanted = [run for run in self.runs_of(bucket) if self.meta.runs.overlaps(run, first, last)]
-        return [path for run in wanted for path in self.parts_of_run(bucket, run)]
-
     def parts_of_run(self, bucket: int, run: int) -> list[Path]:
         """Return the files of one run of a bucket: one, or those that an older version wrote where time is one run."""
         return [self.root / name for name in self._names_of(bucket, run)]
 
     def rows_in(self, bucket: int, *, since: datetime | None = None) -> int:
-        """Return the samples in the files that :meth:`parts` gives; of all of them as dataset.json says."""
+        """Return the samples in the files that may hold any since then; of all of them as dataset.json says."""
         if since is None:
             return int(self.meta.counts["samples_by_bucket"].get(str(bucket), 0))
         rows = 0

@@ -42,12 +42,11 @@ LANDED_INVENTORY: Final = pa.schema(
 _FIXED: Final = MappingProxyType({"events": LANDED_EVENTS, "inventory": LANDED_INVENTORY, "jobs": JOBS})
 
 
-def landed_schema(kind: Kind, table: pa.Table, channels: Mapping[str, Channel]) -> pa.Schema:
-    """Return the schema in which a table lands.
+def lay_out(kind: Kind, table: pa.Table, channels: Mapping[str, Channel]) -> pa.Table:
+    """Bring a table into the schema in which it lands; absent columns are null, of samples only its own channels there.
 
-    ``table``: what a collector gives; of samples, only its channels are in the schema.
     ``channels``: channels that may occur in samples.
-    Raises ``ValueError`` if the table has a column that the kind does not know, or lacks one that may not be null.
+    Raises ``ValueError`` if a column is unknown or missing, holds nulls where none may be, or values of another type.
     """
     if kind == "samples":
         known = with_rollups(channels)
@@ -64,15 +63,6 @@ def landed_schema(kind: Kind, table: pa.Table, channels: Mapping[str, Channel]) 
     missing = [field.name for field in schema if not field.nullable and field.name not in table.column_names]
     if missing:
         raise ValueError(f"{kind} cannot land without the columns {missing}")
-    return schema
-
-
-def lay_out(kind: Kind, table: pa.Table, channels: Mapping[str, Channel]) -> pa.Table:
-    """Bring a table into the schema in which it lands; absent columns are null.
-
-    Raises ``ValueError`` if a column is unknown or missing, holds nulls where none may be, or values of another type.
-    """
-    schema = landed_schema(kind, table, channels)
     arrays = []
     for field in schema:
         if field.name not in table.column_names:

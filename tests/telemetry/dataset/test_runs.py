@@ -181,15 +181,14 @@ def test_runs_outside_are_not_opened(tmp_path: Path, monkeypatch: pytest.MonkeyP
     found = dataset.read_bucket(1, since=BEGIN + timedelta(days=7, hours=3), until=BEGIN + timedelta(days=8, hours=1))
     assert found.num_rows == 22
     assert opened == ["part-20260308.parquet", "part-20260309.parquet"]
-    assert [path.name for path in dataset.parts(1, since=BEGIN + timedelta(days=8))] == ["part-20260309.parquet"]
 
 
 def row_groups(dataset: Dataset) -> list[list[int]]:
     """Return the hours since the beginning of the samples in each row group of the first bucket with any."""
     return [
         [(time.value // 1_000_000 - BEGIN_MS) // 3_600_000 for time in group.column("timestamp").to_pandas()]
-        for path in dataset.parts(1)
-        for file in [pq.ParquetFile(path)]
+        for part in dataset.sample_files()
+        for file in [pq.ParquetFile(dataset.path / part.path)]
         for group in map(file.read_row_group, range(file.num_row_groups))
     ]
 
@@ -253,7 +252,7 @@ def test_a_dataset_without_files_and_run_days_is_read(tmp_path: Path):
 
 def test_a_run_that_is_lost_is_said(tmp_path: Path):
     dataset = write(tmp_path / "d", [table_of([(0, "g1", 1.0, 1), (100, "g2", 2.0, None)])], 1)
-    dataset.parts(1)[1].unlink()
+    (dataset.path / dataset.sample_files()[1].path).unlink()
     assert dataset.read_bucket(1, until=BEGIN + timedelta(days=1)).num_rows == 1
     with pytest.raises(InputError, match=r"bucket 1 has lost part-20260305\.parquet.*damaged or was replaced"):
         dataset.read_bucket(1)

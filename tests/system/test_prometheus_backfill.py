@@ -100,7 +100,6 @@ def add_events(fleet: Fleet, dataset: Path) -> None:
         channels=resolve_channels({}),
         dedupe=timedelta(seconds=60),
         delay=timedelta(minutes=10),
-        late=timedelta(days=7),
     )
 
 

@@ -162,6 +162,14 @@ def test_a_late_sample_at_the_end_of_a_run_corrects_the_first_rise_of_the_next(t
     assert [path[-16:] for path in changed] == ["20260301.parquet", "20260302.parquet"]
 
 
+def test_a_stored_sample_of_a_unit_that_becomes_finer_goes_to_a_run_that_was_not_there(tmp_path: Path):
+    first = [(DAY - pd.Timedelta(minutes=4), 0, {"energy_mj": 0.0})]
+    finer = [(DAY + pd.Timedelta(days=3, minutes=minutes), 0, {"energy_mj": 1.0}) for minutes in (2, 4, 6)]
+    with runs_of(1):
+        found = all_samples(import_all(tmp_path / "d", [frame_of(first), frame_of(finer)]))
+    assert found["timestamp"].tolist() == [DAY, DAY + pd.Timedelta(days=3, minutes=10)]
+
+
 def test_an_unfinished_step_that_ends_where_retention_begins_is_kept(tmp_path: Path):
     """Its newest raw sample is older; in one run as in runs of a day."""
     begins = DAY + pd.Timedelta(days=2)

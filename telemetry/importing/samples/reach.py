@@ -156,11 +156,14 @@ class Reaching:
         reach = Reach(dropped=sum(part_rows(path) for run in past for path in dataset.parts_of_run(bucket, run)))
         landing = np.empty(0, np.int64) if new is None else self._landing(new)
         reach.written.update(np.unique(landing).tolist())
-        if self.everything or (new is not None and self._rolled_anew(bucket, new, left)):
+        rewrites_all = self.everything or (new is not None and self._rolled_anew(bucket, new, left))
+        if rewrites_all:
             reach.written.update(left)
         elif self.keep_ms is not None:
             reach.written.update(run for run in left[:1] if self._begins_before(bucket, run, self.keep_ms))
         whole = {run: self.stored.read(bucket, run) for run in left if run in reach.written}
+        if rewrites_all:  # a row of a unit that has become finer goes to the end of its cell, perhaps in the next run
+            reach.written.update(run for block in whole.values() for run in np.unique(self._landing(block)).tolist())
         seen: dict[int, Block] = {}
         told = new is not None and (bool(self.counters) or CHANNEL in new.series)
         if new is not None and told and len(whole) < len(left):

@@ -61,7 +61,6 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
         channels=dict(CATALOGUE),
         dedupe=timedelta(seconds=60),
         delay=timedelta(minutes=10),
-        late=timedelta(days=7),
     )
     return folder / "fleet"
 

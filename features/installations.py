@@ -90,7 +90,8 @@ class Installations:
         removed = np.where(removed > as_of_ms, NEVER, removed)
         kept = installed <= as_of_ms
         slots = inventory["slot"] if "slot" in inventory.columns else pd.Series([None] * len(inventory))
-        units, code = _factorize(names)
+        code, units = pd.factorize(names, sort=True)
+        code, units = code.astype(np.int64), np.asarray(units, dtype=object)
         order = np.lexsort((removed, installed, code))
         order = order[kept[order]]
         return cls(
@@ -116,16 +117,10 @@ class Installations:
 
         A stay that is followed at once by another of the same unit (a move, or a row rewritten) is not a leave.
         """
-        unit, time = [], []
-        for first, last in _runs(self.unit):
-            latest = -NEVER
-            for i in range(first, last):
-                latest = max(latest, int(self.removed[i]))
-                followed = i + 1 < last and self.installed[i + 1] <= latest
-                if latest < NEVER and not followed:
-                    unit.append(int(self.unit[i]))
-                    time.append(latest)
-        return np.asarray(unit, dtype=np.int64), np.asarray(time, dtype=np.int64)
+        latest = pd.Series(self.removed).groupby(self.unit).cummax().to_numpy(np.int64)
+        followed = (self.unit[1:] == self.unit[:-1]) & (self.installed[1:] <= latest[:-1])
+        left = (latest < NEVER) & ~np.append(followed, False)[: latest.size]
+        return self.unit[left], latest[left]
 
     def on_node(self, node: NDArray[np.object_], time: Int64Array) -> tuple[Int64Array, Int64Array]:
         """Pairs (position in ``node``, unit code) of the units on each node at each time, both ends included."""
@@ -137,15 +132,3 @@ class Installations:
         both = both[(both["installed"] <= both["time"]) & (both["time"] <= both["removed"])]
         both = both[["position", "unit"]].drop_duplicates().sort_values(["position", "unit"])
         return both["position"].to_numpy(np.int64), both["unit"].to_numpy(np.int64)
-
-
-def _factorize(names: NDArray[np.object_]) -> tuple[NDArray[np.object_], Int64Array]:
-    code, units = pd.factorize(names, sort=True)
-    return np.asarray(units, dtype=object), code.astype(np.int64)
-
-
-def _runs(sorted_codes: Int64Array) -> list[tuple[int, int]]:
-    if not len(sorted_codes):
-        return []
-    starts = np.flatnonzero(np.r_[True, sorted_codes[1:] != sorted_codes[:-1]]).tolist()
-    return list(zip(starts, [*starts[1:], len(sorted_codes)], strict=True))

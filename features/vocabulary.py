@@ -156,11 +156,11 @@ def _quantity(column: FeatureColumn, value: float) -> str:
     return with_unit(decimal(value), column.unit)
 
 
-def _telemetry(column: FeatureColumn, value: float) -> str:
+def _measured(column: FeatureColumn, value: float) -> str:
+    """Say a value of the groups ``telemetry``, ``gaps`` and ``workload``, whose statistics have names of their own."""
     name = channel_words(str(column.channel))
     span = duration(column.window) if column.window is not None else ""
-    size = _quantity(column, abs(value))
-    shown = _quantity(column, value)
+    size, shown, share = _quantity(column, abs(value)), _quantity(column, value), percent(value)
     flag = column.unit == "bool"
     sentences = {
         "last": f"{name} was {_yes(value) if flag else shown} when last seen",
@@ -178,6 +178,18 @@ def _telemetry(column: FeatureColumn, value: float) -> str:
         "changes": f"{name} changed {_times(value)} in the last {span}",
         "step_mean": f"{name} averaged {shown} in the step that began {span} back",
         "step_rise": f"{name} rose by {shown} in the step that began {span} back",
+        "missing": f"{share} of the samples expected in the last {span} are missing",
+        "longest_gap": f"{_hours(value)} without a sample at the longest in the last {span}",
+        "age": f"{_hours(value)} since the last sample",
+        "repeated": f"{share} of samples in the last {span} repeat the one before in every reading",
+        "vanished": f"{whole(value)} {'channel' if value == 1 else 'channels'} fell silent in the last {span}",
+        "fresh": f"{share} of the node's GPUs sent a sample in the last {span}",
+        "idle_share": f"idle in {share} of samples over the last {span}",
+        "busy_share": f"busy in {share} of samples over the last {span}",
+        "transitions": f"switched between idle and busy {_times(value)} in the last {span}",
+        "swing": f"power swung by {shown} within the last {span}",
+        "swing_ratio": f"the latest power swing is {share} of that of the last {span}",
+        "step_change": f"power changed by {shown} from sample to sample over the last {span}",
     }
     return sentences[column.statistic]
 
@@ -207,19 +219,6 @@ def _peers(column: FeatureColumn, value: float) -> str:
     return f"{name} {size} {'above' if value > 0 else 'below'} the median of {peers} over the last {span}"
 
 
-def _gaps(column: FeatureColumn, value: float) -> str:
-    span = duration(column.window) if column.window is not None else ""
-    sentences = {
-        "missing": f"{percent(value)} of the samples expected in the last {span} are missing",
-        "longest_gap": f"{_hours(value)} without a sample at the longest in the last {span}",
-        "age": f"{_hours(value)} since the last sample",
-        "repeated": f"{percent(value)} of samples in the last {span} repeat the one before in every reading",
-        "vanished": f"{whole(value)} {'channel' if value == 1 else 'channels'} fell silent in the last {span}",
-        "fresh": f"{percent(value)} of the node's GPUs sent a sample in the last {span}",
-    }
-    return sentences[column.statistic]
-
-
 def _onset(column: FeatureColumn, value: float) -> str:
     span = duration(column.window) if column.window is not None else ""
     times = _ratio(value)
@@ -239,19 +238,6 @@ def _onset(column: FeatureColumn, value: float) -> str:
 
 def _ratio(logarithm: float) -> str:
     return decimal(math.exp(min(logarithm, 40.0)))
-
-
-def _workload(column: FeatureColumn, value: float) -> str:
-    span = duration(column.window) if column.window is not None else ""
-    sentences = {
-        "idle_share": f"idle in {percent(value)} of samples over the last {span}",
-        "busy_share": f"busy in {percent(value)} of samples over the last {span}",
-        "transitions": f"switched between idle and busy {_times(value)} in the last {span}",
-        "swing": f"power swung by {_quantity(column, value)} within the last {span}",
-        "swing_ratio": f"the latest power swing is {percent(value)} of that of the last {span}",
-        "step_change": f"power changed by {_quantity(column, value)} from sample to sample over the last {span}",
-    }
-    return sentences[column.statistic]
 
 
 def _static(column: FeatureColumn, value: float) -> str:
@@ -302,11 +288,11 @@ def _against(beginning: str, value: float, size: str, more: str, less: str, span
 
 
 _SENTENCES = {
-    "telemetry": _telemetry,
+    "telemetry": _measured,
     "history": _history,
     "peers": _peers,
     "onset": _onset,
-    "gaps": _gaps,
-    "workload": _workload,
+    "gaps": _measured,
+    "workload": _measured,
     "static": _static,
 }

@@ -16,8 +16,6 @@ from telemetry.dataset.layout import merge_runs, sort_samples
 from telemetry.dataset.parts import split_by_run
 from telemetry.dataset.runs import DAY_MS, Runs
 from telemetry.dataset.schema import samples_schema
-from telemetry.dataset.store import Dataset, DatasetWriter
-from tests.features.small_fleet import gpus, inventory_of, make_matrix, samples_of, write_dataset
 
 CHANNELS = {name: CATALOGUE[name] for name in ("gpu_temp_c", "energy_mj", "clocks_event_reasons", "xid_last")}
 LAYOUT = ChannelLayout.of(CHANNELS)
@@ -120,28 +118,3 @@ def test_a_block_holds_what_the_samples_say_whichever_are_missing(count, begin, 
     np.testing.assert_array_equal(block.values[gauge], np.array(finite, dtype=np.float64))
     assert block.flags[mask].tolist() == [each or 0 for each in masks[begin:]]
     assert block.flags_known[mask].tolist() == [each is not None for each in masks[begin:]]
-
-
-def test_a_matrix_of_runs_is_that_of_one_run_bit_for_bit(tmp_path):
-    inventory = inventory_of(gpus(8))
-    dataset = write_dataset(tmp_path / "one", inventory, samples=samples_of(inventory, 60))
-    matrix = make_matrix(dataset, tmp_path / "matrix-of-one")
-    with DatasetWriter(
-        tmp_path / "cut",
-        step=dataset.meta.step,
-        channels=dataset.meta.channels,
-        buckets=dataset.meta.buckets,
-        sample_count=dataset.meta.sample_count,
-        runs=Runs(1),
-    ) as writer:
-        for bucket in dataset.buckets():
-            writer.write_samples(bucket, dataset.read_bucket(bucket), last=True)
-        cut = writer.finish(
-            events=dataset.events(), inventory=dataset.inventory(), jobs=dataset.jobs(), span=dataset.meta.span
-        )
-    assert len(cut.runs_of(cut.buckets()[0])) >= 2
-    made = make_matrix(cut, tmp_path / "matrix")
-    assert made.values().tobytes() == matrix.values().tobytes()
-    read = Dataset.open(tmp_path / "cut")
-    for bucket in dataset.buckets():
-        assert read.read_bucket(bucket).equals(dataset.read_bucket(bucket).unify_dictionaries())

@@ -11,11 +11,9 @@ import pandas as pd
 import pytest
 
 from features.config import DecisionSection, FeatureSection, LabelSection
-from features.fleet_percentile import FleetPercentile, describe_percentile
 from features.groups.onset import MIN_UNITS, QUANTILE, OnsetPlan
 from features.matrix.building import build_matrix
 from features.matrix.live_rows import live_plan, live_rows
-from features.vocabulary import amount, describe
 from features.windows.layout import ChannelLayout
 from models.config import TrainingSection
 from simulator.simulate import simulate
@@ -161,18 +159,3 @@ def test_traffic_energy_and_time_are_no_errors():
     plan = OnsetPlan.of(ChannelLayout.of(channels), FEATURES.onset, step=DELAY)
     assert {column.channel for column in plan.columns} == {"wear_total", "errors"}
     assert OnsetPlan.of(ChannelLayout.of({"energy_mj": channels["energy_mj"]}), FEATURES.onset, step=DELAY) is None
-
-
-def test_a_surge_is_told_in_words(world):
-    matrix, *_ = world
-    by_name = {column.name: column for column in matrix.columns}
-    surge = by_name["onset__pcie_replay_total__surge__6h"]
-    assert describe(surge, math.log(12)) == (
-        "PCIe replays rose 12.0 times as much in the last 6 h as before and as 95% of like units"
-    )
-    assert describe(surge, -0.5) == "PCIe replays did not rise beyond the usual in the last 6 h"
-    assert amount(surge, math.log(12)) == "12.0 times"
-    existing = FleetPercentile(math.log(0.2), math.log(0.4), math.log(1.4), 0, 99, 1, 100, 100)
-    assert describe_percentile(surge, math.log(12), existing) == (
-        "fleet at that time: median 0.4 times, 99th percentile 1.4 times; the highest of 100 GPUs"
-    )

@@ -1,9 +1,6 @@
 """Comparison with peers against a plain reading, and the fleet's bookkeeping."""
 
-from datetime import timedelta
-
 import numpy as np
-import pandas as pd
 import pytest
 
 from features.fleet import Fleet
@@ -124,20 +121,6 @@ def test_augmented_rows_are_held_against_the_fleet_of_the_last_grid_time_and_the
         others = [taken(gpu, time) for gpu in place.index[place["node"] == row["node"]] if gpu != row["gpu"]]
         node = taken(row["gpu"], time) - np.median(others)
         assert row["peers__gpu_temp_c__node_deviation__2h"] == pytest.approx(node, abs=1e-4)
-
-
-def test_service_and_stays_follow_the_inventory():
-    rows = gpus(2)
-    rows[0]["removed_at"] = T0 + HOUR
-    rows.append({**rows[0], "installed_at": T0 + 3 * HOUR, "removed_at": None})
-    fleet = Fleet.of(inventory_of(rows))
-    hours = (
-        pd.DatetimeIndex([T0 + timedelta(hours=h) for h in (-999, 0, 1, 2, 3)]).as_unit("ms").astype("int64").to_numpy()
-    )
-    assert fleet.pairs == (("node0", "gpu00"), ("node0", "gpu01"))
-    np.testing.assert_array_equal(fleet.in_service(hours)[:, 0], [False, True, False, False, True])
-    np.testing.assert_array_equal(fleet.stay_at(np.zeros(5, np.int64), hours), [-1, 0, 0, 0, 1])
-    np.testing.assert_array_equal(fleet.numbers(["node0", "node9"], ["gpu01", "gpu01"]), [1, -1])
 
 
 def test_a_later_stay_does_not_change_a_units_model():

@@ -232,15 +232,6 @@ def test_known_onsets_up_to_t_depend_only_on_what_was_known_at_t(pair):
     pd.testing.assert_frame_equal(one, two)
 
 
-@SLOW
-@given(worlds(kinds=("failure", "repair", "other", "diagnostic"), delay=st.just(timedelta(minutes=10))))
-def test_known_onsets_are_the_starts_of_incidents_where_all_is_known_after_one_delay(world):
-    found = find_incidents(world.events, world.inventory, LABELS)
-    onsets = known_onsets(Record.of(world.events, world.inventory, LABELS))
-    expected = sorted(zip(found["unit"], found["start"], strict=True))
-    assert sorted(zip(onsets["unit"], onsets["timestamp"], strict=True)) == expected
-
-
 def test_an_old_repair_that_becomes_known_late_takes_nothing_back():
     frame = events(
         event(at(0), code="79"), event(at(2), "repair", known=at(3)), event(at(-1), "repair", known=at(4))

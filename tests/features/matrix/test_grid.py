@@ -111,18 +111,6 @@ def test_companions_vary_with_time_and_seed_and_repeat_for_the_same():
     assert len(sets) > 1
 
 
-def test_few_steps_give_few_rows_and_none_off_the_grid_gives_none():
-    frame = events(event(at(60), code="79", gpu="g5"))
-    assert extra(frame, fleet(), step=timedelta(hours=6)).empty
-    assert extra(frame, fleet(), augmentation=0).empty
-    assert (extra(frame, fleet(), step=timedelta(hours=12), span=(at(0), at(50)))).empty
-    found = extra(frame, fleet(), step=timedelta(hours=4))
-    assert sorted(set(found["decision_time"])) == [at(40), at(44), at(52), at(56)]
-    early = extra(frame, fleet(), span=(at(55), at(57)))
-    assert early["decision_time"].between(at(55), at(57)).all()
-    assert early["unit"].eq("g5").sum() == 4
-
-
 def test_a_unit_has_no_extra_row_while_it_is_not_there_or_known_to_be_down():
     held = pd.concat([fleet(5), inventory(stay("g5", since=at(50)))], ignore_index=True)
     found = extra(events(event(at(60), code="79", gpu="g5")), held)

@@ -205,13 +205,6 @@ def test_a_channel_that_cannot_be_taken_is_named(channels, what, do):
     assert raised.value.where == "parameter features.sequence.channels"
 
 
-def test_auto_takes_the_papers_channels_that_are_there_and_refuses_where_none_is():
-    plan = SequencePlan.of(SequenceSection(channels="auto"), CHANNELS, delay=DELAY)
-    assert [channel.name for channel in plan.channels] == ["gpu_temp_c", "power_w", "gpu_util_pct"]
-    with pytest.raises(InputError, match="the dataset has none of the channels that 'auto' takes"):
-        SequencePlan.of(SequenceSection(channels="auto"), {"xid_last": CHANNELS["xid_last"]}, delay=DELAY)
-
-
 def test_a_step_must_be_a_multiple_of_the_dataset_s(small, tmp_path):
     section = SequenceSection(channels="auto", window=timedelta(minutes=60), step=timedelta(minutes=15))
     with pytest.raises(InputError, match="15m is not a multiple of the dataset's step of 10m"):

@@ -138,7 +138,7 @@ class FeatureSection(Section):
         (timedelta(hours=6), timedelta(days=3)),
         (timedelta(hours=24), timedelta(days=7)),
     )
-    """Windows of the group ``onset``, ascending, each with the longer past that its rises are held against."""
+    """Windows of the group ``onset``, ascending, each with the longer past that its rises are compared with."""
 
     history_windows: tuple[Duration, ...] = (
         timedelta(days=1),

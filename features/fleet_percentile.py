@@ -1,4 +1,4 @@
-"""Where a value stands in the fleet at the same time, in words."""
+"""Where a value is in the fleet at the same time, in words."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
 """Feature group ``onset``: which errors have just begun to rise, beyond the fleet's and beyond the unit's own past.
 
 Many healthy units count errors all their life, and a driver can multiply a counter on every unit that runs it. So each
-counter's rise over a window is held against two things at once: the 95th percentile of the units of the same model and
+counter's rise over a window is compared with two things: the 95th percentile of the units of the same model and
 driver at that decision time, and what the unit's own past would make one expect. A *surge* is the smaller of the two
 log ratios; the largest surge of all counters lets a model learn from a failure of one kind what precedes another.
 
-The fleet is looked at on the decision grid only: a row off the grid (an augmented one) is held against the last grid
+The fleet is looked at on the decision grid only: a row off the grid (an augmented one) is compared with the last grid
 time before it.
 """
 
@@ -155,7 +155,7 @@ class OnsetPlan:
     ) -> OnsetPlan | None:
         """Plan the group; None where the dataset has no counter of errors.
 
-        ``pairs``: ``features.onset``: windows, ascending, and the longer past each is held against.
+        ``pairs``: ``features.onset``: windows, ascending, and the longer past each is compared with.
         """
         spans = sorted({span for pair in pairs for span in pair})
         errors = _errors(layout)
@@ -172,7 +172,7 @@ class OnsetPlan:
             columns += [FeatureColumn.of("onset", ALL, statistic, window=window) for statistic in _JOINED]
         hour, counted = timedelta(hours=1), np.tile([channel in shares for channel in channels], len(pairs))
 
-        def each(values: Sequence[float]) -> FloatArray:
+        def by_surge(values: Sequence[float]) -> FloatArray:
             return np.repeat(np.array(values), len(channels))
 
         return cls(
@@ -181,10 +181,10 @@ class OnsetPlan:
             alone=WindowPlan.amounts(layout.counting(errors), spans, errors),
             now=np.array([at[channel, window] for window, _ in pairs for channel in channels], dtype=np.int64),
             past=np.array([at[channel, past] for _, past in pairs for channel in channels], dtype=np.int64),
-            hours_now=each([window / hour for window, _ in pairs]),
-            hours_past=each([past / hour for _, past in pairs]),
-            steps_now=np.where(counted, each([window / step for window, _ in pairs]), 1.0),
-            steps_past=np.where(counted, each([past / step for _, past in pairs]), 1.0),
+            hours_now=by_surge([window / hour for window, _ in pairs]),
+            hours_past=by_surge([past / hour for _, past in pairs]),
+            steps_now=np.where(counted, by_surge([window / step for window, _ in pairs]), 1.0),
+            steps_past=np.where(counted, by_surge([past / step for _, past in pairs]), 1.0),
             window_of=np.repeat(np.arange(len(pairs)), len(channels)),
             windows=len(pairs),
         )

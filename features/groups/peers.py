@@ -7,7 +7,7 @@ same with one decision time, or is given the medians.
 
 The fleet is looked at on the decision grid only: a row off the grid (an augmented one) has the comparison with the
 fleet of the last grid time before it, so that what the fleet costs does not grow with the number of incidents. Its own
-newest value is not held against an older median: the fleet's load changes through the day.
+newest value is not compared with an older median: the fleet's load changes through the day.
 """
 
 from __future__ import annotations

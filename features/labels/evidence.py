@@ -100,8 +100,8 @@ class Facts:
         # What is dated before a unit's first installation happened to something else.
         unit = np.where(stays.timeline().last(unit, time) < 0, -1, unit)
         xid = np.where(kind == "xid", _mapped(code, _leading_number).astype(np.int64), -1)
-        words = [pd.factorize(values, sort=True)[0] for values in (source, detail, code, kind, text(node))]
-        order = np.lexsort((*words, unit, time, known))
+        texts = [pd.factorize(values, sort=True)[0] for values in (source, detail, code, kind, text(node))]
+        order = np.lexsort((*texts, unit, time, known))
         order = order[known[order] <= as_of_ms]
         return cls(
             time=time[order],
@@ -123,7 +123,7 @@ class Facts:
 
     def releases(self) -> BoolArray:
         """Drains taken back."""
-        return (self.type == "drain") & _test(self.code, lambda code: folded(code) in RELEASE_CODES)
+        return (self.type == "drain") & _test(self.code, lambda code: normalized(code) in RELEASE_CODES)
 
     def drains(self) -> BoolArray:
         """Drains begun."""
@@ -131,7 +131,7 @@ class Facts:
 
     def ends(self) -> BoolArray:
         """Repairs, replacements and resets: after any of them the unit is taken to be sound."""
-        reset = (self.type == "other") & _test(self.code, lambda code: folded(code) in RESET_CODES)
+        reset = (self.type == "other") & _test(self.code, lambda code: normalized(code) in RESET_CODES)
         return (self.type == "repair") | (self.type == "replacement") | reset
 
     def diagnostics(self, *, passed: bool) -> BoolArray:
@@ -153,7 +153,7 @@ class Facts:
 
 def diagnostic_outcome(code: str, detail: str) -> bool | None:
     """Whether a diagnostic passed (True) or failed (False); None if neither its code nor its detail says so."""
-    if folded(code) == "inconclusive":  # whatever words its detail uses
+    if normalized(code) == "inconclusive":  # whatever words its detail uses
         return None
     for value in (code, detail):
         if _FAILED.search(value):
@@ -204,7 +204,7 @@ def xid_classes(labels: LabelSection) -> dict[int, int]:
 def gather(facts: Facts, stays: Installations, labels: LabelSection) -> dict[int, UnitEvidence]:
     """Collect the evidence of every unit that has any label-worthy event, by unit code in ascending order."""
     table = xid_classes(labels)
-    classes = {folded(code): FAILURE_CLASSES.index(name) for code, name in labels.classes.items()}
+    classes = {normalized(code): FAILURE_CLASSES.index(name) for code, name in labels.classes.items()}
     other = FAILURE_CLASSES.index("other")
     listed = np.isin(facts.xid, list(table))
     conditional = listed & np.isin(facts.xid, list(CONDITIONAL_XIDS))
@@ -214,7 +214,7 @@ def gather(facts: Facts, stays: Installations, labels: LabelSection) -> dict[int
     certain = failure | (listed & ~np.isin(facts.xid, list(CONDITIONAL_XIDS)))
 
     def sign(i: int, established: int) -> Sign:
-        index = classes.get(folded(facts.code[i]), other) if failure[i] else table[int(facts.xid[i])]
+        index = classes.get(normalized(facts.code[i]), other) if failure[i] else table[int(facts.xid[i])]
         return Sign(int(facts.time[i]), established, index, facts.code[i], facts.node[i] or "")
 
     out: dict[int, UnitEvidence] = {}
@@ -273,7 +273,7 @@ def _collect_ends(
             moment = (int(facts.time[i]), int(facts.known[i]))
             out[unit].ends.append(moment)
             confirmers.setdefault(unit, []).append(moment)
-            if facts.type[i] != "other" and folded(facts.code[i]) not in RESET_CODES and not facts.node_wide[i]:
+            if facts.type[i] != "other" and normalized(facts.code[i]) not in RESET_CODES and not facts.node_wide[i]:
                 out[unit].own_ends.append(moment[0])
     for code, time in zip(*stays.leaves(), strict=True):
         unit = int(code)
@@ -314,7 +314,7 @@ def established_at(candidates: list[tuple[int, int]], confirmers: list[tuple[int
     return out
 
 
-def folded(code: str) -> str:
+def normalized(code: str) -> str:
     """Give a code as it is compared: without surrounding blanks and case."""
     return code.strip().casefold()
 

@@ -130,16 +130,16 @@ class FeatureMatrix:
         sorted_wanted = None if wanted is None or order is None else wanted[order]
         out = np.empty((total if wanted is None else wanted.size, len(names)), dtype=np.float32)
         begin = 0
-        for each in self.meta.parts:
-            end = begin + each.rows
+        for part in self.meta.parts:
+            end = begin + part.rows
             if sorted_wanted is None or order is None:
-                _read_part(self.path / each.file, names, None, out[begin:end])
+                _read_part(self.path / part.file, names, None, out[begin:end])
             else:
                 low, high = np.searchsorted(sorted_wanted, [begin, end])
                 if high > low:
-                    part = np.empty((int(high - low), len(names)), dtype=np.float32)
-                    _read_part(self.path / each.file, names, sorted_wanted[low:high] - begin, part)
-                    out[order[low:high]] = part
+                    values = np.empty((int(high - low), len(names)), dtype=np.float32)
+                    _read_part(self.path / part.file, names, sorted_wanted[low:high] - begin, values)
+                    out[order[low:high]] = values
             begin = end
         return out
 

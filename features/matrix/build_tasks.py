@@ -24,7 +24,6 @@ import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
 
-from features.config import DecisionSection, FeatureSection, LabelSection
 from features.errors import InputError
 from features.fleet import Fleet
 from features.groups.history import History
@@ -37,7 +36,7 @@ from features.labels.outages import out_of_use
 from features.matrix.buckets import BucketStore, buckets_of, read_samples
 from features.matrix.filling import Rows, bucket_values, compile_kernels
 from features.matrix.grid import augmented_rows, decision_rows, decision_times, grid_time
-from features.matrix.meta import ROW_COLUMNS, MatrixPart, read_meta
+from features.matrix.meta import ROW_COLUMNS, MatrixConfig, MatrixPart, read_meta
 from features.matrix.part_files import ExistingParts, write_part
 from features.matrix.parts import PartJoiner, PartTimes
 from features.matrix.plan import FeaturePlan
@@ -56,21 +55,16 @@ class BuildOrder:
     ``dataset``: absolute; on storage one version.
     ``target``: where the matrix will be; absolute.
     ``folder``: where its parts are written until then.
+    ``config``: without columns and sources.
     ``digest``: of the matrix: :func:`digest_of` where the build began.
     ``base``: digest of the matrix at ``target`` that is extended; empty: all rows are computed.
     ``since``: rows decided and established before this instant (ms) are taken over from it.
     """
 
     dataset: Place
-    dataset_digest: str
     target: Path
     folder: Path
-    decision: DecisionSection
-    labels: LabelSection
-    features: FeatureSection
-    augmentation: int
-    negative_ratio: int
-    seed: int
+    config: MatrixConfig
     digest: str = ""
     base: str = ""
     since: int | None = None
@@ -85,20 +79,20 @@ def code_digest() -> str:
     return total.hexdigest()
 
 
-def settings_digest(order: BuildOrder) -> str:
+def settings_digest(config: MatrixConfig) -> str:
     """Digest what a matrix is a function of beside the dataset: the settings, and this room's code as it runs here."""
     content = {
-        **{name: getattr(order, name).model_dump(mode="json") for name in ("decision", "labels", "features")},
-        "training": [order.augmentation, order.negative_ratio],
-        "seed": order.seed,
+        **{name: getattr(config, name).model_dump(mode="json") for name in ("decision", "labels", "features")},
+        "training": [config.augmentation, config.negative_ratio],
+        "seed": config.seed,
         "code": code_digest(),
     }
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def digest_of(order: BuildOrder) -> str:
+def digest_of(config: MatrixConfig) -> str:
     """Digest what a matrix is a function of, the dataset's content among it."""
-    return hashlib.sha256(f"{order.dataset_digest} {settings_digest(order)}".encode()).hexdigest()
+    return hashlib.sha256(f"{config.dataset_digest} {settings_digest(config)}".encode()).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -113,16 +107,17 @@ class Known:
     @classmethod
     def of(cls, order: BuildOrder, dataset: Dataset) -> Known:
         """Read events and inventory, and plan columns and parts of the matrix of a dataset."""
-        events, inventory = reported(dataset.events(), order.features.delay), dataset.inventory()
+        config = order.config
+        events, inventory = reported(dataset.events(), config.features.delay), dataset.inventory()
         plan = FeaturePlan.of(
-            order.features,
-            dataset.meta.channels,
-            unit=dataset.meta.unit,
-            step=dataset.meta.step,
-            decision=order.decision,
-            static=StaticPlan.of(inventory, events, order.features.static),
+            config.features,
+            config.channels,
+            unit=config.unit,
+            step=config.step,
+            decision=config.decision,
+            static=StaticPlan.of(inventory, events, config.features.static),
         )
-        return cls(events, inventory, plan, PartTimes.of(order.decision, len(pd.unique(units_of(inventory)))))
+        return cls(events, inventory, plan, PartTimes.of(config.decision, len(pd.unique(units_of(inventory)))))
 
     @cached_property
     def tables(self) -> tuple[pa.Table, pa.Table]:
@@ -137,11 +132,12 @@ def rows_of(order: BuildOrder, dataset: Dataset, inventory: pd.DataFrame, record
     also the fleet at the last time of the grid before, which they are compared with.
     Raises ``InputError`` if all rows are asked for and no unit is in service at any decision time.
     """
-    span, since = dataset.meta.span, order.since
+    config, since = order.config, order.since
+    span = config.span
     down = out_of_use(record)
-    times = decision_times(order.decision, span)
+    times = decision_times(config.decision, span)
     extra = None
-    if order.augmentation:  # finding the onsets is a tenth of a small build
+    if config.augmentation:  # finding the onsets is a tenth of a small build
         onsets = known_onsets(record)
         if since is not None:
             onsets = onsets[milliseconds(onsets["known_at"], "known_at") >= since]
@@ -150,19 +146,19 @@ def rows_of(order: BuildOrder, dataset: Dataset, inventory: pd.DataFrame, record
                 onsets,
                 inventory,
                 down,
-                decision=order.decision,
-                labels=order.labels,
-                step=dataset.meta.step,
+                decision=config.decision,
+                labels=config.labels,
+                step=config.step,
                 span=span,
-                augmentation=order.augmentation,
-                negative_ratio=order.negative_ratio,
-                seed=order.seed,
+                augmentation=config.augmentation,
+                negative_ratio=config.negative_ratio,
+                seed=config.seed,
             )
     if since is not None:
         at = milliseconds(times, "decision time")
         wanted = at >= since
         if extra is not None:
-            wanted |= np.isin(at, grid_time(order.decision, milliseconds(extra["decision_time"], "decision_time")))
+            wanted |= np.isin(at, grid_time(config.decision, milliseconds(extra["decision_time"], "decision_time")))
         times = instants(at[wanted])
     grid = decision_rows(times, inventory, down)
     if not len(grid) and since is None:
@@ -186,10 +182,10 @@ class Build:
     def __init__(self, order: BuildOrder, dataset: Dataset, known: Known) -> None:
         self.order, self.dataset, self.known, self.plan = order, dataset, known, known.plan
         self.store = BucketStore(order.folder / "buckets")
-        self._record = Record.of(known.events, known.inventory, order.labels)
+        self._record = Record.of(known.events, known.inventory, order.config.labels)
         self.keys = rows_of(order, dataset, known.inventory, self._record)
         self.fleet = Fleet.of(known.inventory)
-        self.rows = Rows.of(self.keys, self.fleet, order.decision)
+        self.rows = Rows.of(self.keys, self.fleet, order.config.decision)
         self.parts = known.times.cut(self.rows)
         self.existing: ExistingParts | None = None
         self._first: datetime | None = None
@@ -218,7 +214,7 @@ class Build:
         Raises ``InputError`` if this machine does not see the dataset or the folder of the matrix, or runs other code.
         """
         here = f"machine {socket.gethostname()}, process {os.getpid()}"
-        if digest_of(order) != order.digest:
+        if digest_of(order.config) != order.digest:
             raise InputError("a worker runs another version of predrain", here, _SHARED)
         try:
             dataset = Dataset.open(order.dataset)
@@ -226,7 +222,7 @@ class Build:
             raise InputError(
                 f"a worker cannot read the dataset: {error.what}", f"{here}: {error.where}", _SHARED
             ) from None
-        if dataset.digest != order.dataset_digest:
+        if dataset.digest != order.config.dataset_digest:
             raise InputError(
                 "a worker sees another dataset than the one that the build began with",
                 f"{here}: {order.dataset}",
@@ -271,7 +267,7 @@ class Build:
     def _joiner(self) -> PartJoiner:
         events, inventory, history = self.known.events, self.known.inventory, None
         if "history" in self.plan.features.groups:
-            history = History.of(self._record, self.order.features, unit=self.dataset.meta.unit)
+            history = History.of(self._record, self.order.config.features, unit=self.order.config.unit)
         return PartJoiner(
             self.plan, self.fleet, self.rows, self.keys, events, inventory, history, self.work, self.store
         )

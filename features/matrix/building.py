@@ -81,19 +81,22 @@ def build_matrix(
     """
     out = Path(out)
     engine = engine or LocalEngine()
-    order = BuildOrder(
-        dataset=dataset.pinned,
-        dataset_digest=dataset.digest,
-        target=Path(os.path.realpath(out)),
-        folder=building_path(Path(os.path.realpath(out))),
+    meta, target = dataset.meta, Path(os.path.realpath(out))
+    config = MatrixConfig(
         decision=decision,
         labels=labels,
         features=features,
         augmentation=training.augmentation,
         negative_ratio=training.negative_ratio,
         seed=seed,
+        unit=meta.unit,
+        step=meta.step,
+        span=meta.span,
+        channels=meta.channels,
+        columns=(),
+        dataset_digest=dataset.digest,
     )
-    order = replace(order, digest=digest_of(order))
+    order = BuildOrder(dataset.pinned, target, building_path(target), config, digest_of(config))
     existing = _existing(out)
     if existing is not None and existing.digest == order.digest:
         return existing
@@ -133,23 +136,20 @@ def _existing(out: Path) -> FeatureMatrix | None:
 
 def _extending(order: BuildOrder, dataset: Dataset, existing: FeatureMatrix, known: Known) -> BuildOrder:
     """Let an order take over what it can of the matrix at its target."""
-    before, config, meta = BuiltFrom.read(existing.path), existing.config, dataset.meta
-    if before is None or (before.settings, before.part_length) != (settings_digest(order), known.times.length):
+    before, old, new = BuiltFrom.read(existing.path), existing.config, order.config
+    if before is None or (before.settings, before.part_length) != (settings_digest(new), known.times.length):
         return order
-    if not _mean_the_same(config.columns, known.plan.columns) or (config.channels, config.step) != (
-        meta.channels,
-        meta.step,
-    ):
+    if not _mean_the_same(old.columns, known.plan.columns) or (old.channels, old.step) != (new.channels, new.step):
         return order
     events, inventory = known.tables
     since = first_other_row(
         before,
         dataset,
-        delay=order.features.delay,
+        delay=new.features.delay,
         events=(read_file(existing.path / EVENTS_NAME), events),
         inventory=(read_file(existing.path / INVENTORY_NAME), inventory),
     )
-    begins = decision_times(order.decision, meta.span)
+    begins = decision_times(new.decision, new.span)
     if not len(begins) or since <= instant_ms(begins[0]):
         return order
     return replace(order, base=existing.digest, since=since)
@@ -181,7 +181,7 @@ def _check(dataset: Dataset, decision: DecisionSection, features: FeatureSection
 
 
 def _write(build: Build, engine: Engine, progress: Progress | None) -> None:
-    order, meta, folder = build.order, build.dataset.meta, build.order.folder
+    order, config, folder = build.order, build.order.config, build.order.folder
     if engine.in_process and len(build.keys) <= HELD_ROWS:
         build.store = BucketStore(None)
     samples, rows = [work.samples for work in build.work], [part.rows for part in build.parts]
@@ -204,29 +204,15 @@ def _write(build: Build, engine: Engine, progress: Progress | None) -> None:
     )
     engine.run(partial(run_part, order), _largest_first(rows), wrote, max_workers=4)
     shutil.rmtree(folder / "buckets", ignore_errors=True)
-    if order.features.sequence.channels:
-        windows = SequencePlan.of(order.features.sequence, meta.channels, delay=order.features.delay)
-        write_sequences(build.dataset, build.fleet, windows, order.decision, folder)
+    if config.features.sequence.channels:
+        windows = SequencePlan.of(config.features.sequence, config.channels, delay=config.features.delay)
+        write_sequences(build.dataset, build.fleet, windows, config.decision, folder)
     for table, name in zip(build.known.tables, (EVENTS_NAME, INVENTORY_NAME), strict=True):
         pq.write_table(table, folder / name, compression="zstd")
-    built_from = BuiltFrom.of(build.dataset, settings=settings_digest(order), part_length=build.known.times.length)
+    built_from = BuiltFrom.of(build.dataset, settings=settings_digest(config), part_length=build.known.times.length)
     write_bytes(folder / BUILT_FROM_NAME, built_from.encode())
     parts = _all_parts(build, written)
-    config = MatrixConfig(
-        decision=order.decision,
-        labels=order.labels,
-        features=order.features,
-        augmentation=order.augmentation,
-        negative_ratio=order.negative_ratio,
-        seed=order.seed,
-        unit=meta.unit,
-        step=meta.step,
-        span=meta.span,
-        channels=meta.channels,
-        columns=build.plan.columns,
-        dataset_digest=build.dataset.digest,
-        sources=tuple(meta.sources),
-    )
+    config = replace(config, columns=build.plan.columns, sources=tuple(build.dataset.meta.sources))
     counts = {
         "rows": sum(part.rows for part in parts),
         "augmented": sum(part.augmented for part in parts),

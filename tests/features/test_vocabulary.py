@@ -48,64 +48,47 @@ def test_every_column_survives_json_and_has_its_own_name():
     assert COLUMNS.validate_json(COLUMNS.dump_json(columns)) == columns
 
 
-def column(group, channel, statistic, **kwargs):
-    return FeatureColumn.of(group, channel, statistic, **kwargs)
+SLOT_REPAIR = FeatureColumn.of("history", "repair", "since", scope="slot", unit="h")
+MODEL = FeatureColumn.of("static", "model", "code", categories=("A100", "H100"))
 
 
 @pytest.mark.parametrize(
     ("made", "value", "words"),
     [
         (
-            column("telemetry", "power_w", "std", window=DAY, unit="W"),
-            42.0,
-            "power varied by 42.0 W (standard deviation) over the last 24 h",
-        ),
-        (
-            column("telemetry", "ecc_sbe_volatile_total", "rise", window=6 * HOUR, unit="errors"),
+            FeatureColumn.of("telemetry", "ecc_sbe_volatile_total", "rise", window=6 * HOUR, unit="errors"),
             17_700.0,
             "correctable ECC errors (volatile) rose by 17,700 in the last 6 h",
         ),
         (
-            column("telemetry", "gpu_temp_c", "slope", window=6 * HOUR, unit="C"),
-            -1.5,
-            "GPU temperature fell by 1.5 °C an hour over the last 6 h",
-        ),
-        (
-            column("telemetry", "gpu_temp_c", "delta", window=6 * HOUR, unit="C"),
+            FeatureColumn.of("telemetry", "gpu_temp_c", "delta", window=6 * HOUR, unit="C"),
             3.0,
             "GPU temperature averaged 3.0 °C higher over the last 6 h than over the 6 h before",
         ),
         (
-            column("telemetry", "clocks_event_reasons_hw_thermal", "share", window=DAY),
+            FeatureColumn.of("telemetry", "clocks_event_reasons_hw_thermal", "share", window=DAY),
             0.125,
             "hardware thermal slowdown was active in 12% of samples over the last 24 h",
         ),
         (
-            column("telemetry", "row_remap_pending", "last", window=HOUR, unit="bool"),
-            1.0,
-            "memory row remap pending was set when last seen",
-        ),
-        (
-            column("history", "xid_memory", "count", window=7 * DAY, scope="node"),
+            FeatureColumn.of("history", "xid_memory", "count", window=7 * DAY, scope="node"),
             3.0,
             "3 memory XIDs on this node in the last 7 d",
         ),
+        (SLOT_REPAIR, 0.5, "0.5 h since the last repair in this slot"),
+        (SLOT_REPAIR, math.nan, "no repair in this slot so far"),
         (
-            column("history", "incident", "count", window=30 * DAY, scope="gpu"),
-            1.0,
-            "1 incident on this GPU in the last 30 d",
-        ),
-        (column("history", "repair", "since", scope="slot", unit="h"), 0.5, "0.5 h since the last repair in this slot"),
-        (column("history", "repair", "since", scope="slot", unit="h"), math.nan, "no repair in this slot so far"),
-        (column("gaps", "samples", "age", unit="h"), 0.5, "0.5 h since the last sample"),
-        (
-            column("peers", "gpu_temp_c", "node_deviation", window=6 * HOUR, unit="C"),
+            FeatureColumn.of("peers", "gpu_temp_c", "node_deviation", window=6 * HOUR, unit="C"),
             7.25,
             "GPU temperature 7.2 °C above the median of the node's other GPUs over the last 6 h",
         ),
-        (column("static", "model", "code", categories=("A100", "H100")), 1.0, "model is H100"),
-        (column("static", "driver", "code", categories=("535.1",)), 7.0, "driver version is not one seen in training"),
-        (column("static", "age", "days", unit="d"), 100.5, "100.5 d in service"),
+        (
+            FeatureColumn.of("onset", "pcie_replay_total", "surge", window=6 * HOUR),
+            math.log(12),
+            "PCIe replays rose 12.0 times as much in the last 6 h as before and as 95% of like units",
+        ),
+        (MODEL, 1.0, "model is H100"),
+        (MODEL, 7.0, "model is not one seen in training"),
     ],
 )
 def test_reasons_read_as_plain_words(made, value, words):
@@ -113,5 +96,7 @@ def test_reasons_read_as_plain_words(made, value, words):
 
 
 def test_names_have_group_what_statistic_and_window():
-    assert column("telemetry", "gpu_temp_c", "mean", window=6 * HOUR).name == "telemetry__gpu_temp_c__mean__6h"
-    assert column("history", "repair", "since", scope="slot").name == "history__slot_repair__since"
+    assert (
+        FeatureColumn.of("telemetry", "gpu_temp_c", "mean", window=6 * HOUR).name == "telemetry__gpu_temp_c__mean__6h"
+    )
+    assert FeatureColumn.of("history", "repair", "since", scope="slot").name == "history__slot_repair__since"

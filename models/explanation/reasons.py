@@ -9,8 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from features.fleet_percentile import FleetPercentile, describe_percentile
-from features.vocabulary import FeatureColumn, describe
+from features.vocabulary import FeatureColumn, FleetPercentile, describe, describe_percentile
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 

@@ -10,8 +10,7 @@ import pytest
 import xgboost
 from sklearn.ensemble import RandomForestClassifier
 
-from features.fleet_percentile import FleetPercentile, describe_percentile
-from features.vocabulary import FeatureColumn, describe
+from features.vocabulary import FeatureColumn, FleetPercentile, describe, describe_percentile
 from models.bundle.store import load_bundle, save_bundle
 from models.explanation.contributions import explainable
 from models.explanation.members import (

@@ -48,7 +48,7 @@ SMALL_GPUS, SMALL_DAYS = 32, 40
 TIMES = 5
 """How often the day is added."""
 
-MOST_SHARE = 0.03
+MOST_SHARE = 0.04
 """What a day may cost of the whole."""
 
 AIM = f"{MOST_SHARE:.0%} of building anew at most"

@@ -129,7 +129,6 @@ class OnsetPlan:
     the longest past counts, not even as the value that its first sample rose from.
 
     ``amounts``: rises and shares over every window and past.
-    ``alone``: the same, of blocks of samples that hold what the group reads and nothing else.
     ``now``, ``past``: columns of ``amounts``: the window and its past; shape (surges,).
     ``hours_now``, ``hours_past``: shape (surges,).
     ``steps_now``, ``steps_past``: what makes an amount a count: 1 for a counter, samples in the window for a share;
@@ -139,7 +138,6 @@ class OnsetPlan:
 
     columns: tuple[FeatureColumn, ...]
     amounts: WindowPlan
-    alone: WindowPlan
     now: IntArray
     past: IntArray
     hours_now: FloatArray
@@ -178,7 +176,6 @@ class OnsetPlan:
         return cls(
             columns=tuple(columns),
             amounts=amounts,
-            alone=WindowPlan.amounts(layout.counting(errors), spans, errors),
             now=np.array([at[channel, window] for window, _ in pairs for channel in channels], dtype=np.int64),
             past=np.array([at[channel, past] for _, past in pairs for channel in channels], dtype=np.int64),
             hours_now=by_surge([window / hour for window, _ in pairs]),

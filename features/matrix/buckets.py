@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 
 from features.fleet import Fleet
-from features.matrix.filling import BucketBlocks, BucketValues, BucketWork, Float32Array, Rows
+from features.matrix.filling import BucketValues, BucketWork, Float32Array, Rows
 from features.matrix.plan import FeaturePlan
 from features.times import instant_ms
-from features.windows.blocks import blocks_of, chunks_of, cut_blocks, key_columns
+from features.windows.blocks import SampleBlock, blocks_of, key_columns
 from telemetry.dataset.store import Dataset
 
 
@@ -87,29 +87,12 @@ def buckets_of(dataset: Dataset, fleet: Fleet, rows: Rows, *, since: datetime | 
     ]
 
 
-def read_samples(plan: FeaturePlan, dataset: Dataset, bucket: int, first: datetime | None) -> BucketBlocks:
-    """Read what rows of a bucket look at.
-
-    ``first``: decision time of the first row, aware; None: everything is read.
-    """
-    keys = key_columns(plan.unit)
-    columns = [*keys, *plan.layout.numbers, *plan.layout.masks]
+def read_samples(plan: FeaturePlan, dataset: Dataset, bucket: int, first: datetime | None) -> Iterator[SampleBlock]:
+    """Read what rows of a bucket look at; ``first`` is the decision time of the first row, None: everything is read."""
+    columns = [*key_columns(plan.unit), *plan.layout.numbers, *plan.layout.masks]
     if first is None:
-        return BucketBlocks(plan, blocks_of(dataset.read_runs(bucket, columns), plan.layout, unit=plan.unit))
-    near, far = first - plan.near.look_back, first - plan.look_back
+        return blocks_of(dataset.read_runs(bucket, columns), plan.layout, unit=plan.unit)
+    since = first - plan.look_back
     # whole row groups are read: samples of one that are too old are passed over when blocks are cut, without a copy
-    begin = dataset.meta.runs.groups.begin_of(near)
-    runs = dataset.read_runs(bucket, columns, since=begin)
-    if plan.onset is None or far >= near:
-        chunks = chunks_of(runs, plan.layout, plan.unit)
-        return BucketBlocks(plan, cut_blocks(chunks, plan.layout, since=instant_ms(near)))
-    alone = plan.onset.alone.layout
-    if begin is not None and far < begin:
-        columns = [*keys, *alone.numbers, *alone.masks]
-        runs = [*dataset.read_runs(bucket, columns, since=dataset.meta.runs.groups.begin_of(far), until=begin), *runs]
-    chunks = chunks_of(runs, plan.layout, plan.unit)
-    return BucketBlocks(
-        plan.near,
-        cut_blocks(chunks, plan.layout, since=instant_ms(near)),
-        cut_blocks(chunks, alone, since=instant_ms(far)),
-    )
+    runs = dataset.read_runs(bucket, columns, since=dataset.meta.runs.groups.begin_of(since))
+    return blocks_of(runs, plan.layout, unit=plan.unit, since=instant_ms(since))

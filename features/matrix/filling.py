@@ -91,19 +91,6 @@ class BucketWork:
 
 
 @dataclass(frozen=True, slots=True)
-class BucketBlocks:
-    """The samples that rows of a bucket look at.
-
-    ``plan``: of the columns that ``blocks`` fill: all, or those that are not the group ``onset``'s.
-    ``onset``: where ``onset`` looks back further than the other groups: what it looks at, its own channels alone.
-    """
-
-    plan: FeaturePlan
-    blocks: Iterable[SampleBlock]
-    onset: Iterable[SampleBlock] | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class BucketValues:
     """What the samples of a bucket decide.
 
@@ -124,7 +111,7 @@ def own_columns(plan: FeaturePlan) -> IntArray:
 
 
 def bucket_values(
-    plan: FeaturePlan, fleet: Fleet, rows: Rows, service: BoolArray, work: BucketWork, samples: BucketBlocks
+    plan: FeaturePlan, fleet: Fleet, rows: Rows, service: BoolArray, work: BucketWork, blocks: Iterable[SampleBlock]
 ) -> BucketValues:
     """Compute what a bucket's samples decide. A node without a sample has rows like any other.
 
@@ -139,28 +126,17 @@ def bucket_values(
         amounts=np.empty((order.size, len(plan.onset.amounts.columns) if plan.onset else 0), dtype=np.float32),
         peers=np.empty((int(rows.grid.sum()), compared, work.pairs.size), dtype=np.float32),
     )
-
-    def rows_of(spans: list[tuple[int, int]]) -> IntArray:
-        return np.concatenate([order[starts[first] : starts[last]] for first, last in spans])
-
-    def take_amounts(amounts: WindowPlan, panes: Panes, chosen: IntArray) -> None:
-        found.amounts[chosen] = _onset_amounts(plan, amounts, panes, fleet, own.take(chosen))
-
-    for block, spans in _block_by_block(samples.blocks, work.nodes, samples.plan.layout):
+    for block, spans in _block_by_block(blocks, work.nodes, plan.layout):
         pairs = np.concatenate([np.arange(first, last, dtype=np.int64) for first, last in spans])
-        chosen, panes = rows_of(spans), Panes(block, samples.plan.panes)
+        chosen = np.concatenate([order[starts[first] : starts[last]] for first, last in spans])
+        panes, chosen_rows = Panes(block, plan.panes), own.take(chosen)
         filled = np.full((chosen.size, len(plan.columns)), np.nan, dtype=np.float32)
-        taken = _fill_block(samples.plan, panes, fleet, pairs, own.take(chosen), service, filled)
+        taken = _fill_block(plan, panes, fleet, pairs, chosen_rows, service, filled)
         _copy_columns(filled, columns, chosen, found.values)
         if taken is not None:
             found.peers[:, :, np.searchsorted(work.pairs, pairs)] = taken
-        if samples.plan.onset is not None:
-            take_amounts(samples.plan.onset.amounts, panes, chosen)
-    if samples.onset is not None:
-        assert plan.onset is not None
-        alone = plan.onset.alone
-        for block, spans in _block_by_block(samples.onset, work.nodes, alone.layout):
-            take_amounts(alone, Panes(block, plan.panes), rows_of(spans))
+        if plan.onset is not None:
+            found.amounts[chosen] = _onset_amounts(plan, plan.onset.amounts, panes, fleet, chosen_rows)
     return found
 
 
@@ -170,7 +146,7 @@ def compile_kernels(plan: FeaturePlan, fleet: Fleet) -> None:
     rows = Rows(none, none, none, np.zeros(0, dtype=np.bool_))
     service = np.zeros((0, len(fleet.pairs)), dtype=np.bool_)
     work = BucketWork(0, {"": (0, 0)}, none, none)  # a node without units: the kernels are called, with nothing
-    bucket_values(plan, fleet, rows, service, work, BucketBlocks(plan, ()))
+    bucket_values(plan, fleet, rows, service, work, ())
 
 
 @njit(cache=True, nogil=True)
@@ -194,7 +170,7 @@ def _block_by_block(
 
 
 def _onset_amounts(plan: FeaturePlan, amounts: WindowPlan, panes: Panes, fleet: Fleet, rows: Rows) -> Float32Array:
-    """Take the amounts of the group ``onset``, by their plan for the block's layout, shape (rows, amounts)."""
+    """Take the amounts of the group ``onset``, shape (rows, amounts)."""
     wanted = np.unique(rows.pair)
     begins, ends = panes.block.ranges([fleet.pairs[pair] for pair in wanted.tolist()])
     local = np.searchsorted(wanted, rows.pair)

@@ -19,7 +19,7 @@ from features.known_at import reported
 from features.labels.evidence import Record
 from features.labels.outages import out_of_use
 from features.matrix.buckets import BucketStore, node_ranges
-from features.matrix.filling import BucketBlocks, BucketWork, Rows, bucket_values
+from features.matrix.filling import BucketWork, Rows, bucket_values
 from features.matrix.grid import decision_rows
 from features.matrix.meta import ROW_COLUMNS, MatrixConfig
 from features.matrix.parts import PartJoiner, PartRows
@@ -86,7 +86,7 @@ def live_rows(
         blocks = (block for runs in prefetch(samples) for block in blocks_of(runs, plan.layout, unit=plan.unit))
         # buckets are read, and the next block is cut, while rows are computed
         service = fleet.in_service(rows.times)
-        store.keep(0, bucket_values(plan, fleet, rows, service, work[0], BucketBlocks(plan, prefetch(blocks))))
+        store.keep(0, bucket_values(plan, fleet, rows, service, work[0], prefetch(blocks)))
     if "history" in config.features.groups:
         history = History.of(record, config.features, unit=config.unit)
     joiner = PartJoiner(plan, fleet, rows, keys, events, inventory, history, work, store)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Literal
 
@@ -111,12 +111,6 @@ class FeaturePlan:
     def look_back(self) -> timedelta:
         """How old a sample can be, counted from the decision time, and still matter to a row."""
         return _look_back(self.features, with_onset=self.onset is not None) + self.features.delay
-
-    @property
-    def near(self) -> FeaturePlan:
-        """The plan without the group ``onset``, which looks back further than the others; its columns stay unfilled."""
-        look_back = duration_ms(_look_back(self.features, with_onset=False))
-        return replace(self, onset=None, panes=replace(self.panes, look_back=look_back))
 
 
 def _look_back(features: FeatureSection, *, with_onset: bool) -> timedelta:

@@ -75,7 +75,12 @@ class SampleBlock:
 
 
 def blocks_of(
-    samples: pa.Table | Sequence[pa.Table], layout: ChannelLayout, *, unit: str, block_samples: int = BLOCK_SAMPLES
+    samples: pa.Table | Sequence[pa.Table],
+    layout: ChannelLayout,
+    *,
+    unit: str,
+    since: int | None = None,
+    block_samples: int = BLOCK_SAMPLES,
 ) -> Iterator[SampleBlock]:
     """Cut samples into blocks; all units of a node are in the same block.
 
@@ -84,26 +89,15 @@ def blocks_of(
     ``samples``: with ``timestamp``, ``node``, ``gpu`` (unless the unit is the node) and channels; any order. Tables
     that follow each other in time, each sorted by pair and time (:meth:`Dataset.read_runs`), are not copied first.
     A channel of the layout that a table lacks is unknown in all of its rows.
-    Yields: in order of node name.
-    """
-    tables = [samples] if isinstance(samples, pa.Table) else list(samples)
-    yield from cut_blocks(chunks_of(tables, layout, unit), layout, block_samples=block_samples)
-
-
-def cut_blocks(
-    chunks: Sequence[Chunk], layout: ChannelLayout, *, since: int | None = None, block_samples: int = BLOCK_SAMPLES
-) -> Iterator[SampleBlock]:
-    """Cut chunks into blocks, as :func:`blocks_of` does; the same ones may be cut in several ways.
-
-    ``layout``: channels to take: those that the chunks were made for, or some of them.
     ``since``: samples before this instant (milliseconds since 1970) are left out.
     Yields: in order of node name.
     """
-    by_node: dict[str, dict[Pair, list[RowRange]]] = {}
+    chunks = _chunks_of([samples] if isinstance(samples, pa.Table) else samples, layout, unit)
+    by_node: dict[str, dict[Pair, list[_RowRange]]] = {}
     for chunk in chunks:
         for pair, rows in chunk.since(since):
             by_node.setdefault(pair[0], {}).setdefault(pair, []).append(rows)
-    pending: list[tuple[Pair, list[RowRange]]] = []
+    pending: list[tuple[Pair, list[_RowRange]]] = []
     size = 0
     for node in sorted(by_node):
         own = sorted(by_node[node].items(), key=lambda item: item[0])
@@ -123,7 +117,7 @@ def key_columns(unit: str) -> tuple[str, ...]:
 
 
 def _block(
-    chunks: Sequence[Chunk], layout: ChannelLayout, chosen: Sequence[tuple[Pair, list[RowRange]]]
+    chunks: Sequence[_Chunk], layout: ChannelLayout, chosen: Sequence[tuple[Pair, list[_RowRange]]]
 ) -> SampleBlock:
     spans: dict[Pair, tuple[int, int]] = {}
     copies: dict[int, list[tuple[int, int, int]]] = {}
@@ -147,7 +141,7 @@ _MAX_CHUNKS = 64
 # Of one table: cut into more chunks than this, it is made one first, for each costs calls for each block and column.
 
 
-class RowRange(NamedTuple):
+class _RowRange(NamedTuple):
     """Rows of one pair that follow each other in a chunk: ``rows`` of them from ``begin`` on."""
 
     chunk: int
@@ -164,7 +158,7 @@ class _Column(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
+class _Chunk:
     """A table in one chunk, as arrays that share its memory.
 
     ``times``: milliseconds since 1970.
@@ -179,14 +173,14 @@ class Chunk:
     pairs: list[Pair]
     begins: IntArray
 
-    def since(self, time: int | None = None) -> list[tuple[Pair, RowRange]]:
+    def since(self, time: int | None = None) -> list[tuple[Pair, _RowRange]]:
         """Return the rows of each pair, without samples before an instant (ms), if one is given."""
         begins, ends = self.begins[:-1], self.begins[1:]
         if time is not None:
             begins = _first_since(self.times, self.begins, time)
         rows = (ends - begins).tolist()
         return [
-            (pair, RowRange(self.number, begin, count))
+            (pair, _RowRange(self.number, begin, count))
             for pair, begin, count in zip(self.pairs, begins.tolist(), rows, strict=True)
             if count
         ]
@@ -202,7 +196,6 @@ class Chunk:
     ) -> None:
         """Copy ranges of rows into a block's arrays.
 
-        ``layout``: of the block: the one that the chunk was made for, or some of its channels.
         ``rows``: where each range begins here, where it begins in the block, and how many rows it has; shape (n, 3).
         """
         _copy(self.times, rows, times)
@@ -221,7 +214,7 @@ class Chunk:
                 _masks(column.held, column.bits, column.offset, rows, series, there)
 
 
-def chunks_of(tables: Sequence[pa.Table], layout: ChannelLayout, unit: str) -> list[Chunk]:
+def _chunks_of(tables: Sequence[pa.Table], layout: ChannelLayout, unit: str) -> list[_Chunk]:
     """Lay tables out as chunks in which the samples of each pair ascend in time, from chunk to chunk as well.
 
     ``tables``: see :func:`blocks_of`. Tables that are not in such an order are sorted into one.
@@ -237,8 +230,8 @@ def chunks_of(tables: Sequence[pa.Table], layout: ChannelLayout, unit: str) -> l
     return chunks
 
 
-def _in_order(tables: Sequence[pa.Table], layout: ChannelLayout, unit: str) -> list[Chunk] | None:
-    found: list[Chunk] = []
+def _in_order(tables: Sequence[pa.Table], layout: ChannelLayout, unit: str) -> list[_Chunk] | None:
+    found: list[_Chunk] = []
     newest: dict[Pair, int] = {}
     for table in tables:
         cut = max(column.num_chunks for column in table.columns)
@@ -259,7 +252,7 @@ def _in_order(tables: Sequence[pa.Table], layout: ChannelLayout, unit: str) -> l
             there = set(part.column_names)
             numbers = {name: _number(part.column(name)) for name in layout.numbers if name in there}
             masks = {name: _column(part.column(name).cast(pa.uint64())) for name in layout.masks if name in there}
-            found.append(Chunk(len(found), times, numbers, masks, pairs, begins))
+            found.append(_Chunk(len(found), times, numbers, masks, pairs, begins))
     return found
 
 

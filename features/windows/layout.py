@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -48,12 +48,6 @@ class ChannelLayout:
         }
         gauges, counters, flags, enums = (tuple(channels_of_kind) for channels_of_kind in base.values())
         return cls(gauges, counters, flags, enums, rolled["_min"], rolled["_max"], rolled["_rise"])
-
-    def counting(self, counters: Collection[str]) -> ChannelLayout:
-        """Return the layout of the named counters with their rises, and of all bitmasks; in the same order."""
-        kept = [at for at, channel in enumerate(self.counters) if channel.name in counters]
-        rises = {name: kept.index(at) for name, at in self.rises.items() if at in kept}
-        return ChannelLayout((), tuple(self.counters[at] for at in kept), self.flags, (), {}, {}, rises)
 
     @property
     def numbers(self) -> tuple[str, ...]:

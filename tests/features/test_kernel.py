@@ -179,16 +179,6 @@ def test_a_rise_reaches_back_to_the_last_value_before_the_window():
     assert np.isnan(value_of(samples[1:], 1_800_000, "telemetry__odd_total__rise__10m"))
 
 
-def test_a_layout_of_counters_alone_keeps_their_own_rises():
-    channels = {**CHANNELS, **{rise.name: rise for rise in DECLARED["odd_total"].rollups()}}
-    alone = ChannelLayout.of(channels).counting({"odd_total", "row_remap_correctable_total"})
-    names = ("odd_total", "odd_total_rise", "row_remap_correctable_total")
-    assert alone == ChannelLayout.of(
-        {name: channel for name, channel in channels.items() if name in names or channel.kind == "flags"}
-    )
-    assert list(alone.rises) == ["odd_total_rise"]
-
-
 def test_a_roll_ups_own_rise_is_taken_once():
     channels = {"odd_total": DECLARED["odd_total"], "odd_total_rise": DECLARED["odd_total"].rollups()[0]}
     samples = counter([10.0, 12.0, 1.0])

@@ -11,7 +11,7 @@ time before it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -46,69 +46,36 @@ _NOT_ERRORS = frozenset({"mJ", "J", "ns", "us", "ms", "s", "B", "bytes", "MiB", 
 
 
 @dataclass(frozen=True, slots=True)
-class Reference:
-    """Percentiles of log rises at some decision times, by kind of unit.
-
-    ``times``: decision times in milliseconds since the epoch, ascending; shape (t,).
-    ``kinds``: position of each kind in ``values``; ``(model, None)`` stands for all drivers of a model, ``(None,
-    None)`` for the fleet.
-    ``values``: NaN where fewer than :data:`MIN_UNITS` units had a value; shape (t, kinds, amounts).
-    """
-
-    times: IntArray
-    kinds: Mapping[tuple[str | None, str | None], int]
-    values: FloatArray
-
-
-@dataclass(frozen=True, slots=True)
-class Kinds:
-    """What kind of unit each row is of: positions in ``names``, shape (rows,) each, from the narrowest to the fleet."""
-
-    names: tuple[tuple[str | None, str | None], ...]
-    levels: tuple[IntArray, IntArray, IntArray]
-
-    def take(self, chosen: IntArray) -> Kinds:
-        """Return those of some of the rows."""
-        narrow, wider, widest = self.levels
-        return Kinds(self.names, (narrow[chosen], wider[chosen], widest[chosen]))
-
-
-@dataclass(frozen=True, slots=True)
 class FleetKinds:
     """Models and drivers of a fleet."""
 
-    models: tuple[str, ...]
     model_of_pair: IntArray
-    drivers: tuple[str, ...]
+    models: int
     driver: StaticFacts | None
+    drivers: int
 
     @classmethod
     def of(cls, fleet: Fleet, inventory: pd.DataFrame, events: pd.DataFrame) -> FleetKinds:
         """Read a fleet's inventory and events."""
-        models, model_of_pair = model_codes(fleet, inventory)
+        model_of_pair, models = model_codes(fleet, inventory)
         if "driver" not in inventory.columns:
-            return cls(tuple(models), model_of_pair, (), None)
+            return cls(model_of_pair, models, None, 0)
         plan = StaticPlan.of(inventory, events, ("driver",))
-        facts = plan.of_fleet(fleet, inventory, events)
-        return cls(tuple(models), model_of_pair, plan.columns[0].categories, facts)
+        return cls(model_of_pair, models, plan.of_fleet(fleet, inventory, events), len(plan.columns[0].categories))
 
-    def kinds(self, pair: IntArray, time: IntArray) -> Kinds:
-        """Give the kinds of rows by pair and decision time (ms); a driver is the one known at that time."""
-        model, models, drivers = self.model_of_pair[pair], self.models, self.drivers
+    def levels(self, pair: IntArray, time: IntArray) -> IntArray:
+        """Give the kinds of rows as numbers: by model and driver, by model, and for the whole fleet; shape (3, rows).
+
+        ``pair``, ``time``: of each row; the time in ms: a driver is the one known at that time.
+        """
+        model = self.model_of_pair[pair]
         driver = np.zeros(pair.size, dtype=np.int64)
         if self.driver is not None:
             found = self.driver.values(pair, time)[:, 0]
             driver = np.where(np.isnan(found), 0, found + 1).astype(np.int64)
-        narrow = model * (len(drivers) + 1) + driver
-        distinct, position = np.unique(narrow, return_inverse=True)
-        names: list[tuple[str | None, str | None]] = []
-        for code in distinct.tolist():
-            which = code % (len(drivers) + 1)
-            names.append((models[code // (len(drivers) + 1)], drivers[which - 1] if which else ""))
-        names += [(name, None) for name in models]
-        names.append((None, None))
-        everyone = np.full(pair.size, len(names) - 1, dtype=np.int64)
-        return Kinds(tuple(names), (position.astype(np.int64), len(distinct) + model, everyone))
+        distinct, narrow = np.unique(model * (self.drivers + 1) + driver, return_inverse=True)
+        everyone = np.full(pair.size, len(distinct) + self.models, dtype=np.int64)
+        return np.stack((narrow.astype(np.int64), len(distinct) + model, everyone))
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,42 +153,34 @@ class OnsetPlan:
             windows=len(pairs),
         )
 
-    def reference(self, amounts: Float32Array, kinds: Kinds, time: IntArray) -> Reference:
-        """Take the percentiles of grid rows: every unit in service and not down at each time (ms)."""
-        times, code = np.unique(time, return_inverse=True)
-        values = np.full((times.size, len(kinds.names), self.now.size), np.nan)
-        order = np.argsort(code, kind="stable")
-        bounds = np.searchsorted(code[order], np.arange(times.size + 1))
-        for at in range(times.size):
-            chosen = order[bounds[at] : bounds[at + 1]]
-            logs = self._logs(amounts[chosen])
-            for level in kinds.levels:
-                _percentiles(logs, level[chosen], QUANTILE, MIN_UNITS, values[at])
-        names = {name: position for position, name in enumerate(kinds.names)}
-        return Reference(times, names, values)
-
-    def finish(
-        self, amounts: Float32Array, kinds: Kinds, last: IntArray, reference: Reference, out: Float32Array, offset: int
+    def fill(
+        self,
+        amounts: Float32Array,
+        levels: IntArray,
+        time: IntArray,
+        augmented: npt.NDArray[np.bool_],
+        before: IntArray,
+        out: Float32Array,
+        offset: int,
     ) -> None:
-        """Write the group's columns into ``out[:, offset:]``.
+        """Write the group's columns into ``out[:, offset:]``, for all rows of some decision times.
 
-        ``last``: the last decision time of the grid that is not later than each row's (ms), which it is compared with;
-        unknown where the reference has no such time.
+        ``levels``: from :meth:`FleetKinds.levels`.
+        ``time``, ``before``: decision time of each row, and the last one of the grid that is not later (ms).
         """
-        at = np.searchsorted(reference.times, last, side="right") - 1
+        grid = np.flatnonzero(~augmented)
+        times, percentiles = self._reference(amounts[grid], levels[:, grid], time[grid])
+        at = np.searchsorted(times, before, side="right") - 1
         there = at >= 0
-        there[there] = reference.times[at[there]] == last[there]
-        position = np.array([reference.kinds.get(name, -1) for name in kinds.names], dtype=np.int64)
+        there[there] = times[at[there]] == before[there]
         surges = self.now.size
-        for begin in range(0, last.size, _TILE):
-            tile = slice(begin, min(begin + _TILE, last.size))
-            logs = self._logs(amounts[tile])
+        for begin in range(0, before.size, _TILE):
+            tile = slice(begin, min(begin + _TILE, before.size))
+            logs, known = self._logs(amounts[tile]), there[tile]
             usual = np.full(logs.shape, np.nan)
-            for level in kinds.levels:
-                kind = position[level[tile]]
-                known = there[tile] & (kind >= 0)
+            for level in levels:
                 found = np.full(logs.shape, np.nan)
-                found[known] = reference.values[at[tile][known], kind[known]]
+                found[known] = percentiles[at[tile][known], level[tile][known]]
                 usual = np.where(np.isnan(usual), found, usual)
             excess = logs - usual
             surge = np.minimum(excess, logs - self._expected(amounts[tile]))
@@ -231,6 +190,20 @@ class OnsetPlan:
                 joined = np.column_stack([*_join(surge[:, mine]), *_join(excess[:, mine])])
                 first = offset + surges + window * len(_JOINED)
                 out[tile, first : first + len(_JOINED)] = joined
+
+    def _reference(self, amounts: Float32Array, levels: IntArray, time: IntArray) -> tuple[IntArray, FloatArray]:
+        """Take the percentiles of log rises at each distinct time, by kind; NaN where too few units had a value."""
+        times, code = np.unique(time, return_inverse=True)
+        kinds = int(levels.max(initial=-1)) + 1
+        values = np.full((times.size, kinds, self.now.size), np.nan)
+        order = np.argsort(code, kind="stable")
+        bounds = np.searchsorted(code[order], np.arange(times.size + 1))
+        for at in range(times.size):
+            chosen = order[bounds[at] : bounds[at + 1]]
+            logs = self._logs(amounts[chosen])
+            for level in levels:
+                _percentiles(logs, level[chosen], QUANTILE, MIN_UNITS, values[at])
+        return times, values
 
     def _logs(self, amounts: Float32Array) -> FloatArray:
         return np.log1p(amounts[:, self.now].astype(np.float64) * self.steps_now)

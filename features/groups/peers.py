@@ -141,19 +141,16 @@ class PeerPlan:
             out[:, offset + column] = out[:, offset + column].astype(np.float64) - reference
 
 
-def model_codes(fleet: Fleet, inventory: pd.DataFrame) -> tuple[list[str], IntArray]:
-    """Return the models of a fleet, sorted, and each pair's position among them.
+def model_codes(fleet: Fleet, inventory: pd.DataFrame) -> tuple[IntArray, int]:
+    """Give each pair's model as a number, and how many models there are.
 
     A pair's model is that of its first stay, which no later one changes; it is empty where the inventory does not say.
     """
     models = inventory["model"] if "model" in inventory.columns else pd.Series([None] * len(inventory))
-    named = ["" if pd.isna(model) else str(model) for model in models]
-    names = [""] * len(fleet.pairs)
-    for pair, row in zip(fleet.stay_pair[::-1].tolist(), fleet.stay_row[::-1].tolist(), strict=True):
-        names[pair] = named[row]  # backwards, so that the first stay is written last
-    distinct = sorted(set(names))
-    position = {name: code for code, name in enumerate(distinct)}
-    return distinct, np.array([position[name] for name in names], dtype=np.int64)
+    named = np.array(["" if pd.isna(model) else str(model) for model in models], dtype=object)
+    first = np.searchsorted(fleet.stay_pair, np.arange(len(fleet.pairs)))
+    codes, distinct = pd.factorize(named[fleet.stay_row[first]], sort=True)
+    return codes.astype(np.int64), len(distinct)
 
 
 def fleet_medians(values: Float32Array, model: IntArray, n_models: int) -> FloatArray:

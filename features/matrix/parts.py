@@ -91,7 +91,7 @@ class PartJoiner:
         self._work, self._store = work, store
         self._kept = threading.local()  # arrays this large cost more to get from the system than to fill
         self._own = own_columns(plan)
-        self._models, self._model = model_codes(fleet, inventory)
+        self._model, self._models = model_codes(fleet, inventory)
         self._static = plan.static.of_fleet(fleet, inventory, events) if plan.static else None
         self._kinds = FleetKinds.of(fleet, inventory, events) if plan.onset else None
 
@@ -130,15 +130,14 @@ class PartJoiner:
             found = read(work.bucket, "peers", first, last, (compared, work.pairs.size))
             peers[:, :, work.pairs] = np.moveaxis(found, 0, 1)
         if plan.peers is not None:
-            medians = fleet_medians(peers, self._model, len(self._models))
+            medians = fleet_medians(peers, self._model, self._models)
             plan.peers.fill_fleet(medians, at - first, self._model[rows.pair], out, plan.at["peers"])
         if plan.onset is not None:
             assert self._kinds is not None
-            time, kinds = rows.milliseconds, self._kinds.kinds(rows.pair, rows.milliseconds)
-            grid = np.flatnonzero(~self._keys["augmented"].to_numpy(dtype=bool)[part.begin : part.end])
-            reference = plan.onset.reference(amounts[grid], kinds.take(grid), time[grid])
-            before = rows.times[rows.grid][rows.last_grid]
-            plan.onset.finish(amounts, kinds, before, reference, out, plan.at["onset"])
+            levels = self._kinds.levels(rows.pair, rows.milliseconds)
+            augmented = self._keys["augmented"].to_numpy(dtype=bool)[part.begin : part.end]
+            before = rows.times[rows.grid][at]
+            plan.onset.fill(amounts, levels, rows.milliseconds, augmented, before, out, plan.at["onset"])
 
 
 @njit(cache=True, nogil=True)

@@ -126,5 +126,6 @@ def test_augmented_rows_are_held_against_the_fleet_of_the_last_grid_time_and_the
 def test_a_later_stay_does_not_change_a_units_model():
     rows = gpus(1)
     rows.append({**rows[0], "model": "B200", "installed_at": T0 + HOUR})
-    models, codes = model_codes(Fleet.of(inventory_of(rows)), inventory_of(rows))
-    assert models[codes[0]] == rows[0]["model"]
+    rows.append({**rows[0], "gpu": "other"})
+    codes, models = model_codes(Fleet.of(inventory_of(rows)), inventory_of(rows))
+    assert (codes.tolist(), models) == ([0, 0], 1)

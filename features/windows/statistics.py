@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -109,11 +109,9 @@ class WindowPlan:
         return cls._build(
             layout,
             windows,
-            gauges=[state if channel.unit == "bool" else usual for channel in layout.gauges],
-            counters=[
-                [("last", (0,)), *counter] if _level_matters(channel) else counter for channel in layout.counters
-            ],
-            enums=[enum for _ in layout.enums],
+            gauge=lambda channel: state if channel.unit == "bool" else usual,
+            counter=lambda channel: [("last", (0,)), *counter] if _level_matters(channel) else counter,
+            enum=lambda _: enum,
             flag_windows=larger,
         )
 
@@ -123,10 +121,8 @@ class WindowPlan:
         return cls._build(
             layout,
             (window,),
-            gauges=[[] if channel.unit == "bool" else [("mean", (0,))] for channel in layout.gauges],
-            counters=[[("rise", (0,))] for _ in layout.counters],
-            enums=[[] for _ in layout.enums],
-            flag_windows=(),
+            gauge=lambda channel: [] if channel.unit == "bool" else [("mean", (0,))],
+            counter=lambda _: [("rise", (0,))],
         )
 
     @classmethod
@@ -135,13 +131,12 @@ class WindowPlan:
 
         ``windows``: ascending.
         """
+        every = range(len(windows))
         return cls._build(
             layout,
             windows,
-            gauges=[[] for _ in layout.gauges],
-            counters=[[("rise", range(len(windows)))] if each.name in counters else [] for each in layout.counters],
-            enums=[[] for _ in layout.enums],
-            flag_windows=range(len(windows)),
+            counter=lambda channel: [("rise", every)] if channel.name in counters else [],
+            flag_windows=every,
             look_further=False,
         )
 
@@ -151,10 +146,10 @@ class WindowPlan:
         layout: ChannelLayout,
         windows: Sequence[timedelta],
         *,
-        gauges: Sequence[Sequence[_Wanted]],
-        counters: Sequence[Sequence[_Wanted]],
-        enums: Sequence[Sequence[_Wanted]],
-        flag_windows: Sequence[int],
+        gauge: Callable[[Channel], Sequence[_Wanted]] = lambda _: (),
+        counter: Callable[[Channel], Sequence[_Wanted]] = lambda _: (),
+        enum: Callable[[Channel], Sequence[_Wanted]] = lambda _: (),
+        flag_windows: Sequence[int] = (),
         look_further: bool = True,
     ) -> WindowPlan:
         columns: list[FeatureColumn] = []
@@ -163,17 +158,19 @@ class WindowPlan:
             columns.append(FeatureColumn.of("telemetry", channel, statistic, window=windows[window], unit=unit))
             return len(columns) - 1
 
-        def fill(channels: Sequence[Channel], wanted: Sequence[Sequence[_Wanted]], names: tuple[str, ...]) -> IntArray:
+        def fill(
+            channels: Sequence[Channel], wanted: Callable[[Channel], Sequence[_Wanted]], names: tuple[str, ...]
+        ) -> IntArray:
             table = np.full((len(names), len(windows), len(channels)), -1, dtype=np.int64)
             for c, channel in enumerate(channels):
-                for statistic, over in wanted[c]:
+                for statistic, over in wanted(channel):
                     for w in over:
                         table[names.index(statistic), w, c] = add(channel.name, statistic, w, channel.unit)
             return table
 
-        gauge_table = fill(layout.gauges, gauges, GAUGE_STATISTICS)
-        counter_table = fill(layout.counters, counters, COUNTER_STATISTICS)
-        enum_table = fill(layout.enums, enums, ENUM_STATISTICS)
+        gauge_table = fill(layout.gauges, gauge, GAUGE_STATISTICS)
+        counter_table = fill(layout.counters, counter, COUNTER_STATISTICS)
+        enum_table = fill(layout.enums, enum, ENUM_STATISTICS)
         sets = [(f, name, bits) for f, channel in enumerate(layout.flags) for name, bits in _bits_of(channel)]
         flag_table = np.full((len(windows), len(sets)), -1, dtype=np.int64)
         for p, (_, name, _) in enumerate(sets):

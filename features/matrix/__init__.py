@@ -1,5 +1,7 @@
 """A dataset in, a feature matrix on disk out, bucket by bucket and extended by a day; live rows by the same code.
 
-Start with :mod:`features.matrix.building`; :mod:`features.matrix.plan` decides the columns,
-:mod:`features.matrix.filling` fills rows, :mod:`features.matrix.live_rows` scores one decision time.
+Start with :mod:`features.matrix.building`. :mod:`~features.matrix.plan` decides the columns,
+:mod:`~features.matrix.grid` the rows, :mod:`~features.matrix.filling` fills the rows of a bucket,
+:mod:`~features.matrix.parts` compares them with the fleet, :mod:`~features.matrix.extension` says which rows of an
+older matrix hold, and :mod:`~features.matrix.live_rows` makes those of one decision time.
 """

@@ -55,18 +55,7 @@ WHATS = (
 and resets."""
 
 _BIT = {what: bit for bit, what in enumerate(WHATS)}
-_OF_A_GPU = (
-    "xid_memory",
-    "xid_bus",
-    "xid_firmware",
-    "xid_interconnect",
-    "xid_precursor",
-    "xid_watch",
-    "xid_app",
-    "incident",
-    "repair",
-    "diagnostic_failed",
-)
+_OF_A_GPU = tuple(what for what in WHATS if what not in ("xid_hardware", "failure", "driver"))
 _COUNTED: dict[Scope, tuple[str, ...]] = {
     "gpu": _OF_A_GPU,
     # The device's own columns hold the rest; a slot adds what its earlier devices met.

@@ -69,7 +69,8 @@ def fleet(dataset: Path, decided: datetime) -> list[RiskRecord]:
 def site(small_fleet: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     """The service on scores, a dataset, and a ledger."""
     folder = tmp_path_factory.mktemp("site")
-    decided = datetime.now(UTC).replace(minute=0, second=0, microsecond=0)
+    # an hour ago at least: a record is issued minutes after its decision, and none of the future is acted on
+    decided = (datetime.now(UTC) - timedelta(hours=1)).replace(minute=0, second=0, microsecond=0)
     for back in (12, 6, 0):
         when = decided - timedelta(hours=back)
         records = fleet(small_fleet, when)

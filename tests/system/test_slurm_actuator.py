@@ -138,11 +138,11 @@ policy:
   budget: {{disruption_budgets: [], rate_limits: []}}
   breaker: {{max_risky: 1.0, jump: 100.0}}
   cost_benefit: {{always: true}}
-controller: {{every: 1s}}
+controller: {{interval: 1s}}
 evacuation:
   enabled: true
-  verification: {{by: command, command: {{argv: ["{python}", "-SE", "{diagnose}"]}}}}
-slurm: {{folder: "{folder}", cluster: c, conf: "{conf}"}}
+  verification: {{method: command, command: {{argv: ["{python}", "-SE", "{diagnose}"]}}}}
+slurm: {{folder: "{folder}", cluster: c, slurm_conf: "{slurm_conf}"}}
 """
 DIAGNOSE = """\
 import datetime, json, sys

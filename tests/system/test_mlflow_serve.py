@@ -65,6 +65,7 @@ def mlflow_serve(store: str, folder: Path, port: int) -> Iterator[None]:
     env = os.environ | {
         "PATH": f"{BIN}:{os.environ['PATH']}",  # it starts its web server by name
         "MLFLOW_TRACKING_URI": store,
+        "MLFLOW_REGISTRY_URI": store,  # MLflow itself sets it for the process that asked a registry
         "MLFLOW_DISABLE_TELEMETRY": "true",
     }
     log = folder / "serve.log"

@@ -21,7 +21,7 @@ SMALL = {
         "parallel": {"members": ["lightgbm", "logistic"]},
         "cascade": {"stages": ["lightgbm", "logistic"]},
     },
-    "training": {"spans": ["14d"], "refit_every": "14d"},
+    "training": {"candidate_windows": ["14d"], "refit_every": "14d"},
     "backtest": {"bootstrap": 20},
 }
 

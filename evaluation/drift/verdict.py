@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from pydantic import TypeAdapter
+
 Cause = Literal["fleet", "telemetry", "workload", "readings", "failures", "risks"]
 
 CAUSES: Mapping[Cause, str] = {
@@ -32,15 +34,6 @@ class Verdict:
     drift: bool
     text: str
     facts: tuple[str, ...] = ()
-
-    def to_json(self) -> dict[str, Any]:
-        """Give the verdict as a JSON object."""
-        return {"cause": self.cause, "drift": self.drift, "text": self.text, "facts": list(self.facts)}
-
-    @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> Verdict:
-        """Read what :meth:`to_json` wrote."""
-        return cls(content["cause"], bool(content["drift"]), str(content["text"]), tuple(content["facts"]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,25 +78,12 @@ class Findings:
 
     def to_json(self) -> dict[str, Any]:
         """Give the findings as a JSON object."""
-        return {
-            "start_ms": self.start_ms,
-            "end_ms": self.end_ms,
-            "rows": self.rows,
-            "verdicts": [verdict.to_json() for verdict in self.verdicts],
-            "groups": [dict(each) for each in self.groups],
-            "features": [dict(each) for each in self.features],
-            "outcomes": dict(self.outcomes),
-        }
+        return dict(_FINDINGS.dump_python(self, mode="json"))
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Findings:
         """Read what :meth:`to_json` wrote."""
-        return cls(
-            start_ms=int(content["start_ms"]),
-            end_ms=int(content["end_ms"]),
-            rows=int(content["rows"]),
-            verdicts=tuple(Verdict.from_json(each) for each in content["verdicts"]),
-            groups=tuple(content["groups"]),
-            features=tuple(content["features"]),
-            outcomes=dict(content["outcomes"]),
-        )
+        return _FINDINGS.validate_python(content)
+
+
+_FINDINGS = TypeAdapter(Findings)

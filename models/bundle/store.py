@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pydantic import ValidationError
 
 from features.errors import InputError
 from features.vocabulary import COLUMNS, FeatureColumn
@@ -211,9 +212,11 @@ def _rebuild(facts: FittedFacts, columns: tuple[FeatureColumn, ...], files: Mapp
 
 def _reference(content: bytes) -> Reference:
     try:
-        return Reference.from_json(json.loads(content))
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise damaged(Path(REFERENCE), f"lacks or misstates {error}") from None
+        return Reference.decode(content)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        raise damaged(Path(REFERENCE), f"lacks or misstates {where}: {first['msg']}") from None
 
 
 def _rebuild_cascade(

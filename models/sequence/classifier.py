@@ -6,10 +6,12 @@ The file is safetensors, with all but the weights as JSON in its header: nothing
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from datetime import timedelta
 from typing import Any, Self
 
 import numpy as np
+from pydantic import TypeAdapter
 from scipy.special import expit
 
 from features.times import duration_ms
@@ -217,7 +219,7 @@ def dump_sequence(learner: SequenceClassifier) -> bytes:
         "network": learner.network,
         "hidden": learner.hidden,
         "filters": learner.filters,
-        "layout": scaler.layout.to_json(),
+        "layout": asdict(scaler.layout),
         "features": int(learner.n_features_in_),
         "epochs": int(learner.epochs_),
         "early_stopped": bool(learner.early_stopped_),
@@ -242,7 +244,7 @@ def load_sequence(name: str, content: bytes) -> SequenceClassifier:
         said = _header(content)
         if said["format"] != 1 or said["network"] != name:
             raise ValueError(f"it holds format {said['format']} of {said['network']}")
-        layout = SequenceLayout.from_json(said["layout"])
+        layout = TypeAdapter(SequenceLayout).validate_python(said["layout"])
         learner = SequenceClassifier(name, layout, hidden=int(said["hidden"]), filters=int(said["filters"]))
         learner.scaler_ = SequenceScaler(layout, *(tensors[f"scaler.{each}"] for each in _SCALER))
         learner.weights_ = {

@@ -51,27 +51,6 @@ class SequenceLayout:
         window = X[:, self.begin : self.begin + self.steps * self.channels]
         return window.reshape(len(X), self.steps, self.channels), X[:, list(self.statics)]
 
-    def to_json(self) -> dict[str, Any]:
-        """Give the layout as a JSON object."""
-        return {
-            "begin": self.begin,
-            "steps": self.steps,
-            "channels": self.channels,
-            "statics": list(self.statics),
-            "categories": list(self.categories),
-        }
-
-    @classmethod
-    def from_json(cls, content: Any) -> SequenceLayout:
-        """Read what :meth:`to_json` wrote."""
-        return cls(
-            int(content["begin"]),
-            int(content["steps"]),
-            int(content["channels"]),
-            tuple(map(int, content["statics"])),
-            tuple(map(int, content["categories"])),
-        )
-
 
 @dataclass(frozen=True, slots=True)
 class WindowFacts:

@@ -11,17 +11,30 @@ the rest of it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated
 
 import numpy as np
+from pydantic import BeforeValidator, PlainSerializer, PlainValidator
 
 from models.rows.ranking import Floats, Ints
 
 KNOTS = 64
 """Values at which a feature's distribution is kept; the Kolmogorov-Smirnov distance is taken at these, so that it lies
 at most 1/64 below the exact one, and is exact for features of fewer values."""
+
+# Values are float32: the shortest text that gives the same one again.
+Knots = Annotated[
+    Floats,
+    PlainValidator(lambda value: np.array(value, dtype=np.float32).astype(np.float64)),
+    PlainSerializer(lambda value: [float(str(each)) for each in value.astype(np.float32)]),
+]
+Shares = Annotated[
+    Floats,
+    PlainValidator(lambda value: np.array(value, dtype=np.float64)),
+    PlainSerializer(lambda value: [float(each) for each in value]),
+]
+MaybeNaN = Annotated[float, BeforeValidator(lambda value: float("nan") if value is None else value)]
 
 _BIN_SHARE = 0.1
 _LEAST_ROWS = 200
@@ -38,12 +51,12 @@ class Distribution:
     reference against the rest; NaN where the reference has too few rows for blocks.
     """
 
-    knots: Floats
-    cumulative: Floats
+    knots: Knots
+    cumulative: Shares
     present: int
     missing: int
-    usual_psi: float = float("nan")
-    usual_missing: float = float("nan")
+    usual_psi: MaybeNaN = float("nan")
+    usual_missing: MaybeNaN = float("nan")
 
     @property
     def missing_share(self) -> float:
@@ -73,30 +86,6 @@ class Distribution:
                 chosen.append(float(knot))
                 taken = share
         return np.array(chosen)
-
-    def to_json(self) -> dict[str, Any]:
-        """Give the distribution as a JSON object."""
-        return {
-            # Values are float32: the shortest text that gives the same one again.
-            "knots": [float(str(each)) for each in self.knots.astype(np.float32)],
-            "cumulative": [float(each) for each in self.cumulative],
-            "present": self.present,
-            "missing": self.missing,
-            "usual_psi": None if np.isnan(self.usual_psi) else float(self.usual_psi),
-            "usual_missing": None if np.isnan(self.usual_missing) else float(self.usual_missing),
-        }
-
-    @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> Distribution:
-        """Read what :meth:`to_json` wrote."""
-        usual = [content[name] for name in ("usual_psi", "usual_missing")]
-        return cls(
-            np.array(content["knots"], dtype=np.float32).astype(np.float64),
-            np.array(content["cumulative"], dtype=np.float64),
-            int(content["present"]),
-            int(content["missing"]),
-            *(float("nan") if each is None else float(each) for each in usual),
-        )
 
 
 @dataclass(frozen=True, slots=True)

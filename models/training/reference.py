@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
 import numpy as np
+from pydantic import TypeAdapter
 
-from features.errors import InputError
 from features.times import NEVER, duration_ms
-from features.vocabulary import COLUMNS, FeatureColumn
+from features.vocabulary import FeatureColumn
 from models.rows.ranking import Ints, mix, seed_of
 from models.rows.row_reader import RowReader
 from models.rows.training_set import Labels, Rows
@@ -25,7 +24,6 @@ BLOCK = timedelta(days=7)
 """Length of the blocks of the reference that give the usual fluctuation; also the least recent window."""
 
 _DAY_MS = 86_400_000
-_FORMAT = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,45 +65,17 @@ class Reference:
     times_per_day: float
     outcomes: Outcomes
 
-    def to_json(self) -> dict[str, Any]:
-        """Give the reference as a JSON object."""
-        return {
-            "format": _FORMAT,
-            "start_ms": self.start_ms,
-            "end_ms": self.end_ms,
-            "columns": COLUMNS.dump_python(self.columns, mode="json"),
-            "features": [each.to_json() for each in self.features],
-            "rows_per_time": self.rows_per_time,
-            "times_per_day": self.times_per_day,
-            "outcomes": {"rows": self.outcomes.rows, "incidents": dict(self.outcomes.incidents)},
-        }
-
-    @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> Reference:
-        """Read what :meth:`to_json` wrote.
-
-        Raises ``InputError`` if it is of another format.
-        """
-        if content.get("format") != _FORMAT:
-            raise InputError(
-                f"the reference has format {content.get('format')}, this code reads {_FORMAT}",
-                "reference of a bundle",
-                "Train the bundle again.",
-            )
-        said = content["outcomes"]
-        return cls(
-            start_ms=int(content["start_ms"]),
-            end_ms=int(content["end_ms"]),
-            columns=COLUMNS.validate_python(content["columns"]),
-            features=tuple(Distribution.from_json(each) for each in content["features"]),
-            rows_per_time=float(content["rows_per_time"]),
-            times_per_day=float(content["times_per_day"]),
-            outcomes=Outcomes(int(said["rows"]), {str(name): int(n) for name, n in said["incidents"].items()}),
-        )
-
     def encode(self) -> bytes:
         """Give the reference as the bytes of a JSON file; the same reference gives the same bytes."""
-        return json.dumps(self.to_json(), sort_keys=True, allow_nan=False, ensure_ascii=False).encode() + b"\n"
+        return bytes(_REFERENCE.dump_json(self)) + b"\n"
+
+    @classmethod
+    def decode(cls, content: bytes) -> Reference:
+        """Read what :meth:`encode` wrote; raises pydantic's ``ValidationError``."""
+        return _REFERENCE.validate_json(content)
+
+
+_REFERENCE = TypeAdapter(Reference)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from evaluation.drift.movement import by_group
 from evaluation.drift.outcomes import AlertCounts, RiskCounts, rate_change, rate_changes
 from evaluation.drift.verdict import Findings
 from models.rows.training_set import Rows
-from models.training.reference import LabelledRows, Outcomes, Reference, dated, sample_rows
+from models.training.reference import LabelledRows, Outcomes, dated, sample_rows
 from models.training.schedule import instant_of
 from tests.models.drifting_fleet import COLUMNS, DAY_MS, DriftingFleet
 
@@ -299,11 +299,6 @@ def test_ages_are_compared_as_dates_so_that_time_passing_changes_nothing():
     dates = dated(fleet.X, rows.time, COLUMNS)[:, at].reshape(-1, fleet.units)
     assert (dates == dates[0]).all()
     assert (fleet.X[:, 0] == dated(fleet.X, rows.time, COLUMNS)[:, 0]).all()
-
-
-def test_a_reference_of_another_format_is_refused():
-    with pytest.raises(Exception, match="the reference has format 9, this code reads 1"):
-        Reference.from_json({"format": 9})
 
 
 def test_a_check_without_rows_finds_nothing():

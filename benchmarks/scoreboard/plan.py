@@ -203,6 +203,6 @@ def key_of(part: Part, params: Params, code: str) -> str:
     """Return what a part's result depends on, as one digest: code, parameters, fleet."""
     content = params.model_dump(mode="json", exclude={"simulate", "data"})
     content["backtest"].pop("bootstrap")
-    content["models"].pop("promises")  # made of the part when the page is
+    content["models"].pop("precision_targets")  # made of the part when the page is
     told = json.dumps([code, content, part.name], sort_keys=True)
     return hashlib.sha256(told.encode()).hexdigest()

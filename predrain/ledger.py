@@ -13,7 +13,7 @@ from predrain.console import FAILED, reported
 from predrain.options import JsonOption
 
 ledger_app = typer.Typer(
-    name="ledger", help="Ask the record of every decision and action.", no_args_is_help=True, add_completion=False
+    name="ledger", help="Query the audit log of every decision and action.", no_args_is_help=True, add_completion=False
 )
 
 LedgerOption = Annotated[Path, typer.Option("--ledger", help="File of the ledger.")]

@@ -63,7 +63,8 @@ def act(
     ),
     resume: Annotated[bool, typer.Option("--resume", help="Clear what --kill and --release-all set.")] = False,
     release_all: Annotated[
-        bool, typer.Option("--release-all", help="Take off everything of ours, and put nothing on until --resume.")
+        bool,
+        typer.Option("--release-all", help="Remove all predrain taints and labels; put nothing on until --resume."),
     ] = False,
     reset_breaker: Annotated[bool, typer.Option("--reset-breaker", help="Close the breaker by hand.")] = False,
     listen: Annotated[
@@ -286,7 +287,8 @@ def _show(report: RoundReport, as_json: bool, more: Mapping[str, Any] | None = N
 
 def _lines(report: RoundReport) -> list[str]:
     content: dict[str, Any] = report.to_json()
-    lines = [f"{report.at:%Y-%m-%d %H:%M:%S} UTC" + ("" if report.active else ": not active, nothing is done here")]
+    inactive = "not active" if report.errors else "standby: another replica holds the lease"
+    lines = [f"{report.at:%Y-%m-%d %H:%M:%S} UTC" + ("" if report.active else f": {inactive}")]
     said: dict[str, tuple[str, ...]] = {}
     for step in report.steps:
         action = step.action

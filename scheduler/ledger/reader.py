@@ -105,10 +105,8 @@ class LedgerReader:
 
         Returns: ``at``, ``kind``, ``workload``, ``means``, ``key``, ``answer``, ``words`` and ``wrote`` of a call;
         ``at``, ``kind``, ``words`` and what belongs to it of a finding, whose ``answer`` is null. Empty for a node that
-        was never emptied, and in a ledger of an older predrain.
+        was never emptied.
         """
-        if not self._has("calls"):
-            return []
         calls = self._rows(
             "SELECT c.at, c.kind, c.content, s.kind, s.content FROM calls c LEFT JOIN calls_settled s ON s.call = c.id "
             "WHERE c.node = ? ORDER BY c.id DESC LIMIT ?", node, most,
@@ -133,17 +131,12 @@ class LedgerReader:
 
     def results(self) -> list[dict[str, Any]]:
         """Give what diagnostics on emptied nodes came to, each once, oldest first."""
-        if not self._has("findings"):
-            return []
         rows = self._rows("SELECT node, content FROM findings WHERE kind = 'verified' ORDER BY id")
         once: dict[str, dict[str, Any]] = {}
         for node, text in rows:
             content = _json(text)
             once.setdefault(content["key"], {"node": node, **content})
         return list(once.values())
-
-    def _has(self, table: str) -> bool:
-        return bool(self._rows("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?", table))
 
     def replay(self, number: int) -> Replayed:
         """Make a decision again from what it was made from, and compare.

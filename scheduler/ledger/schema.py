@@ -68,37 +68,34 @@ CREATE TABLE skipped (
     why TEXT NOT NULL
 );
 CREATE INDEX skipped_by_node ON skipped (node, round);
-"""
-
-_LATER = """
-CREATE TABLE IF NOT EXISTS calls (
+CREATE TABLE calls (
     id INTEGER PRIMARY KEY AUTOINCREMENT,
     at TEXT NOT NULL,
     node TEXT NOT NULL,
     kind TEXT NOT NULL,
     content TEXT NOT NULL
 );
-CREATE INDEX IF NOT EXISTS calls_by_node ON calls (node, id);
-CREATE TABLE IF NOT EXISTS calls_settled (
+CREATE INDEX calls_by_node ON calls (node, id);
+CREATE TABLE calls_settled (
     call INTEGER PRIMARY KEY REFERENCES calls (id),
     at TEXT NOT NULL,
     kind TEXT NOT NULL,
     confirmed INTEGER NOT NULL,
     content TEXT NOT NULL
 );
-CREATE TABLE IF NOT EXISTS findings (
+CREATE TABLE findings (
     id INTEGER PRIMARY KEY AUTOINCREMENT,
     at TEXT NOT NULL,
     node TEXT NOT NULL,
     kind TEXT NOT NULL,
     content TEXT NOT NULL
 );
-CREATE INDEX IF NOT EXISTS findings_by_node ON findings (node, id);
+CREATE INDEX findings_by_node ON findings (node, id);
 """
-# Of evacuations. They came after the first release of version 1: an older ledger gets them when it is next written, and
-# an older reader passes them over.
 
-LATER_NAMES = ("calls", "calls_settled", "findings")
+_NAMES = (
+    "blobs", "rounds", "decisions", "alerts", "intents", "settled", "skipped", "calls", "calls_settled", "findings",
+)  # fmt: skip
 """Tables that an older ledger of this version lacks until it is written again."""
 
 _NAMES = ("blobs", "rounds", "decisions", "alerts", "intents", "settled", "skipped")
@@ -165,8 +162,6 @@ def _check(link: sqlite3.Connection, path: Path | None, where: str, writable: bo
         check_result = link.execute("PRAGMA quick_check(1)").fetchone()[0]
         if check_result != "ok":
             raise InputError(f"the ledger is damaged: {check_result}", where, _AWAY)
-        if writable and not set(LATER_NAMES) <= tables:
-            link.executescript(f"BEGIN IMMEDIATE;\n{_LATER}{_triggers(LATER_NAMES)}COMMIT;")
     if writable:
         if path is not None:
             link.execute("PRAGMA journal_mode = WAL")
@@ -175,16 +170,13 @@ def _check(link: sqlite3.Connection, path: Path | None, where: str, writable: bo
 
 
 def _make(link: sqlite3.Connection) -> None:
-    link.executescript(
-        f"BEGIN IMMEDIATE;\n{_TABLES}{_LATER}{_triggers((*_NAMES, *LATER_NAMES))}"
-        f"PRAGMA application_id = {APPLICATION};\nPRAGMA user_version = {VERSION};\nCOMMIT;"
-    )
-
-
-def _triggers(names: tuple[str, ...]) -> str:
-    return "".join(
-        f"CREATE TRIGGER IF NOT EXISTS {name}_no_{verb} BEFORE {verb} ON {name} "
+    triggers = "".join(
+        f"CREATE TRIGGER {name}_no_{verb} BEFORE {verb} ON {name} "
         f"BEGIN SELECT RAISE(ABORT, 'the ledger is append-only'); END;\n"
-        for name in names
+        for name in _NAMES
         for verb in ("update", "delete")
+    )
+    link.executescript(
+        f"BEGIN IMMEDIATE;\n{_TABLES}{triggers}"
+        f"PRAGMA application_id = {APPLICATION};\nPRAGMA user_version = {VERSION};\nCOMMIT;"
     )

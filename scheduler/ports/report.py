@@ -113,10 +113,7 @@ class RoundReport:
                     "outcome": step.outcome,
                     "message": step.words,
                     "reasons": list(step.action.reasons),
-                    "writes": [
-                        {"target": each.target, "path": each.path, "before": each.before, "after": each.after}
-                        for each in step.writes
-                    ],
+                    "writes": plain_of(step.writes),
                 }
                 for step in self.steps
             ],
@@ -127,7 +124,7 @@ class RoundReport:
                     "workload": step.workload,
                     "outcome": step.outcome,
                     "message": step.words,
-                    "writes": [plain_of(each) for each in step.writes],
+                    "writes": plain_of(step.writes),
                 }
                 for step in self.work
             ],

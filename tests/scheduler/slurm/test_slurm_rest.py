@@ -8,7 +8,7 @@ import re
 import socketserver
 import tempfile
 import threading
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -99,9 +99,11 @@ def test_one_that_knows_no_version_of_ours_is_not_read(token):
 def test_what_is_not_answered_wholly_is_not_read_and_not_taken_for_written(token, fault, words):
     rest = Rest()
     with serving(rest) as where:
-        port = opened(where, token, timeout=timedelta(seconds=0.3))
+        port = opened(where, token)
         port.nodes()
         rest.fault = fault
+        if fault == "slow":
+            port._settings = replace(port._settings, timeout=timedelta(seconds=0.3))
         with pytest.raises(SchedulerError, match=words):
             port.nodes()
         said = port.update("n0", NodeChange(weight=2))

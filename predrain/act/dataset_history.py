@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from features.config import LabelSection
     from policy.alert_outcomes import Happening
-    from scheduler.controller.judged_facts import History
+    from scheduler.controller.facts import History
 
 _Kind = Literal["incident", "repair", "diagnostic_failed", "diagnostic_passed", "drained", "returned", "left"]
 _Found = list[tuple[datetime, str | None, str, _Kind, datetime]]
@@ -44,7 +44,7 @@ class DatasetHistory:
         Raises ``SourceError`` if the files cannot be read.
         """
         from policy.alert_outcomes import Happening
-        from scheduler.controller.judged_facts import History
+        from scheduler.controller.facts import History
 
         self._load()
         units: dict[str, list[Happening]] = {}

@@ -71,8 +71,7 @@ def facts_of(
     ``ledger``: says when we took a node out of service.
     """
     from predrain.act.dataset_history import DatasetHistory
-    from scheduler.controller.facts import EventFacts, VerifiedFacts
-    from scheduler.controller.judged_facts import JudgedFacts
+    from scheduler.controller.facts import EventFacts, JudgedFacts, VerifiedFacts
     from scheduler.ports.risks import MemoryFacts
 
     def results() -> tuple[Result, ...] | None:
@@ -85,7 +84,8 @@ def facts_of(
     verified = known if evacuation is None else VerifiedFacts(known, results)
     if events is None or not (events.parent / "inventory.parquet").is_file():
         return verified
-    return JudgedFacts(verified, DatasetHistory(events.parent, events, scores), results, ledger.service, homes)
+    history = DatasetHistory(events.parent, events, scores)
+    return JudgedFacts(verified, history.read, results, ledger.service, homes)
 
 
 def _verification(chosen: ChosenScheduler, settings: EvacuationSettings, clock: Clock) -> Verification | None:

@@ -1,20 +1,117 @@
-"""Facts from a dataset's events: what hard rules look at, and since when a unit's past is void."""
+"""Facts of units from events, diagnostics and a history: what rules look at, and what became of earlier alerts."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from policy.alert_outcomes import Alert, Outcome
+from policy.alert_outcomes import Alert, Happening, Outcome, judge
 from policy.fleet import Fact
 from policy.hard_rules import RULES
 from scheduler.evacuation.progress import Result
-from scheduler.ports.errors import SourceError
+from scheduler.ports.errors import LedgerError, SourceError
 from scheduler.ports.protocols import FactSource
 from scheduler.ports.risks import Facts
+
+OUTCOME_TIMEOUT = timedelta(days=7)
+"""How long after the horizon a diagnostic of a drained GPU is waited for before its alert is inconclusive."""
+
+Service = Callable[[datetime], tuple[tuple[datetime, str, bool], ...]]
+"""Gives each time since a time at which we took a node out of service (true) or gave it back, oldest first."""
+
+Homes = Callable[[], Mapping[str, str]]
+"""Gives the node of each unit."""
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """What is known to have happened.
+
+    ``homes``: the node of each GPU, where that is known.
+    ``until``: up to when it is complete; aware. After it, silence says nothing.
+    """
+
+    units: Mapping[str, Sequence[Happening]]
+    nodes: Mapping[str, Sequence[Happening]] = field(default_factory=dict)
+    homes: Mapping[str, str] = field(default_factory=dict)
+    until: datetime | None = None
+
+
+class JudgedFacts:
+    """Judges alerts, beside the facts of another source.
+
+    ``history``: gives what was known at a time; raises ``SourceError`` if it cannot be read.
+    ``service``: our own hard marks, from the ledger: a GPU that took no work did not serve on.
+    ``homes``: the newest node of each unit.
+
+    An alert is judged as of the time up to which the history is complete, never later: that nothing is heard of a GPU
+    whose events do not arrive is no sign of health. What we do not know the node of is judged by its own events alone.
+    """
+
+    def __init__(
+        self,
+        inner: FactSource,
+        history: Callable[[datetime], History],
+        results: Results,
+        service: Service,
+        homes: Homes,
+        timeout: timedelta = OUTCOME_TIMEOUT,
+    ) -> None:
+        self._inner = inner
+        self._history = history
+        self._results = results
+        self._service = service
+        self._homes = homes
+        self._timeout = timeout
+
+    def read(self, now: datetime) -> Mapping[str, Facts]:
+        """Give the facts of the other source."""
+        return self._inner.read(now)
+
+    def outcomes(self, alerts: Sequence[Alert], now: datetime) -> Sequence[Outcome]:
+        """Judge alerts.
+
+        Raises ``SourceError`` if what happened cannot be read: then nothing is judged.
+        """
+        if not alerts:
+            return ()
+        history = self._history(now)
+        until = now if history.until is None else min(now, history.until)
+        results = self._results()
+        if results is None:
+            raise SourceError("the results of diagnostics were never read")
+        try:
+            # a node that was taken out before its alert, and is still out, counts too
+            marks = self._service(min(alert.at for alert in alerts) - self._timeout)
+        except LedgerError as error:
+            raise SourceError(str(error)) from error
+        homes = {**history.homes, **self._homes()}
+        units = {name: list(each) for name, each in history.units.items()}
+        nodes = {name: list(each) for name, each in history.nodes.items()}
+        for at, node, out in marks:
+            nodes.setdefault(node, []).append(Happening("drained" if out else "returned", at))
+        for result in results:
+            for unit in result.units:
+                homes.setdefault(unit, result.node)
+                if result.kind == "passed":
+                    units.setdefault(unit, []).append(Happening("diagnostic_passed", result.at))
+                elif result.kind == "failed" and unit in (result.failed_units or result.units):
+                    units.setdefault(unit, []).append(Happening("diagnostic_failed", result.at))
+        return tuple(
+            judge(
+                alert,
+                [*units.get(alert.unit, ()), *nodes.get(homes.get(alert.unit, ""), ())],
+                until,
+                timeout=self._timeout,
+            )
+            for alert in alerts
+            if alert.at <= until
+        )
+
 
 _REPAIRS = frozenset({"repair", "replacement"})
 _LONGEST = max(rule.holds for rule in RULES)
@@ -32,7 +129,7 @@ class EventFacts:
     XID 154 that names a recovery action is the fact ``recovery_action NAME``, or none where the action was taken back.
     A run of events was seen last at its ``last_at``, and at its beginning where that lies in the future.
     An event of a whole node is about none of its units. No alert is judged here: an incident is more than an event, and
-    silence of a source is not health. :class:`scheduler.controller.judged_facts.JudgedFacts` does that from a history.
+    silence of a source is not health. :class:`scheduler.controller.facts.JudgedFacts` does that from a history.
     """
 
     def __init__(self, file: Path, back: timedelta = _LONGEST) -> None:

@@ -96,9 +96,6 @@ CREATE INDEX findings_by_node ON findings (node, id);
 _NAMES = (
     "blobs", "rounds", "decisions", "alerts", "intents", "settled", "skipped", "calls", "calls_settled", "findings",
 )  # fmt: skip
-"""Tables that an older ledger of this version lacks until it is written again."""
-
-_NAMES = ("blobs", "rounds", "decisions", "alerts", "intents", "settled", "skipped")
 
 
 def connect(path: Path | None, *, writable: bool) -> sqlite3.Connection:

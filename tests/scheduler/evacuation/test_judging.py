@@ -13,8 +13,7 @@ from policy.alert_outcomes import Alert, Happening
 from policy.fleet import Fact
 from policy.stages import Bar, StagesConfig
 from predrain.act.dataset_history import DatasetHistory
-from scheduler.controller.facts import VerifiedFacts
-from scheduler.controller.judged_facts import History, JudgedFacts
+from scheduler.controller.facts import History, JudgedFacts, VerifiedFacts
 from scheduler.evacuation.progress import Result
 from scheduler.ports.errors import LedgerError, SourceError
 from scheduler.ports.risks import Facts, MemoryFacts
@@ -29,20 +28,9 @@ def alert(unit="g0", at=T0):
     return Alert(unit, "c/g", "high", at, DAY)
 
 
-class Given:
-    """A history that is set by hand."""
-
-    def __init__(self, history: History) -> None:
-        self.history = history
-
-    def read(self, now):
-        """Give it."""
-        return self.history
-
-
 def verdicts(history, now, *alerts, results=(), service=(), homes=None):
     source = JudgedFacts(
-        MemoryFacts(), Given(history), lambda: tuple(results), lambda since: tuple(service), lambda: homes or {}
+        MemoryFacts(), lambda _: history, lambda: tuple(results), lambda since: tuple(service), lambda: homes or {}
     )
     return [each.verdict for each in source.outcomes(alerts or (alert(),), now)]
 
@@ -81,10 +69,10 @@ def test_what_cannot_be_read_judges_nothing():
     def broken(since):
         raise LedgerError("the ledger cannot be read")
 
-    source = JudgedFacts(MemoryFacts(), Given(History({})), tuple, broken, dict)
+    source = JudgedFacts(MemoryFacts(), lambda _: History({}), tuple, broken, dict)
     with pytest.raises(SourceError, match="the ledger cannot be read"):
         source.outcomes((alert(),), T0)
-    source = JudgedFacts(MemoryFacts(), Given(History({})), lambda: None, lambda _: (), dict)
+    source = JudgedFacts(MemoryFacts(), lambda _: History({}), lambda: None, lambda _: (), dict)
     with pytest.raises(SourceError, match="were never read"):
         source.outcomes((alert(),), T0)
 
@@ -93,8 +81,8 @@ def test_a_stage_moves_by_what_became_of_the_alerts_that_the_ledger_holds():
     stages = StagesConfig(soft=Bar(0.3, 0.1), min_outcomes=3, min_time=timedelta(0), window=60 * DAY, confidence=0.6)
     cluster = Cluster(policy=config("g", free=True, stages=stages))
     units: dict[str, list[Happening]] = {}
-    history = Given(History(units))
-    cluster.facts = JudgedFacts(cluster.facts, history, tuple, cluster.ledger.service, dict)
+    history = History(units)
+    cluster.facts = JudgedFacts(cluster.facts, lambda _: history, tuple, cluster.ledger.service, dict)
     cluster.restart()
     for i, name in enumerate(("n1", "n2", "n3", "n4", "n5")):
         cluster.clock.move(HOUR)

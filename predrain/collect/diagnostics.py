@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def diagnostics(
     files: Annotated[list[Path], typer.Argument(help="Output of `dcgmi diag -r LEVEL -j`, DCGM 3 or 4.")],
-    dataset: Annotated[Path, typer.Option(help="The dataset; events land in the folder DATASET.live beside it.")],
+    dataset: Annotated[Path, typer.Option(help="The dataset; events are written to DATASET.live beside it.")],
     node: Annotated[str, typer.Option(help="The node that was tested.")],
     gpus: Annotated[
         Path | None,
@@ -35,7 +35,7 @@ def diagnostics(
     params: ParamsOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Land pass, fail or inconclusive for each GPU; what was skipped, warned or cut short is never a pass.
+    """Write pass, fail or inconclusive for each GPU; what was skipped, warned or cut short is never a pass.
 
     Example: predrain collect diagnostics diag.json --dataset fleet --node node07 --gpus gpus.csv
     """
@@ -59,7 +59,7 @@ def diagnostics(
             if counts is None:
                 before += 1
             verdicts.update(counts or {})
-        show({"dataset": str(dataset), "verdicts": dict(verdicts), "had landed before": before}, as_json=as_json)
+        show({"dataset": str(dataset), "verdicts": dict(verdicts), "already_written": before}, as_json=as_json)
 
 
 def _known_gpus(dataset: Path, observed: list[Path], node: str) -> GpuNames:

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 def kernel_log(
     source: Annotated[
         list[str],
-        typer.Option(help="kmsg, journal, or a log file (syslog, dmesg --time-format iso); files may be repeated."),
+        typer.Option(help="journal, or a log file (syslog, dmesg --time-format iso); files may be repeated."),
     ],
-    dataset: Annotated[Path, typer.Option(help="The dataset; events land in the folder DATASET.live beside it.")],
+    dataset: Annotated[Path, typer.Option(help="The dataset; events are written to DATASET.live beside it.")],
     node: Annotated[
         str | None,
         typer.Option(help="This node's name.  Default: the host name; of a file, the hosts that its lines name."),
@@ -33,13 +33,13 @@ def kernel_log(
     since: Annotated[
         str | None, typer.Option(help="Where to begin in a journal the first time (ISO 8601).  Default: at the boot.")
     ] = None,
-    once: Annotated[bool, typer.Option("--once", help="Read what is there, then leave.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Read what is there, then exit.")] = False,
     params: ParamsOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Follow the kernel log, through rotations and restarts, until SIGTERM; nothing is read twice or left out.
 
-    Example: predrain collect kernel-log --source kmsg --dataset fleet
+    Example: predrain collect kernel-log --source journal --dataset fleet
     """
     with reported():
         import logging
@@ -69,7 +69,7 @@ def kernel_log(
                 once=once,
                 delay=delay,
             )
-            show({"dataset": str(dataset), "landed events": outbox.landed, **counts}, as_json=as_json)
+            show({"dataset": str(dataset), "events_written": outbox.landed["events"], **counts}, as_json=as_json)
         if once and counts["undated"] and not counts["events"]:
             fail(
                 f"none of {counts['undated']} lines about XIDs has a time that can be read. Write the log with "
@@ -95,23 +95,19 @@ def _source(
     from datetime import UTC, datetime
 
     from telemetry.collect.kernel_log.journal import Journal
-    from telemetry.collect.kernel_log.kmsg import Kmsg
     from telemetry.collect.kernel_log.log_files import LogFiles
 
-    kinds = {each for each in sources if each in ("kmsg", "journal")}
-    if kinds and len(sources) > 1:
-        raise typer.BadParameter(
-            "kmsg and journal stand alone: run one collector for each source", param_hint="--source"
-        )
+    if "kmsg" in sources:
+        raise typer.BadParameter("kmsg is no longer read: use journal, or a log file", param_hint="--source")
+    if "journal" in sources and len(sources) > 1:
+        raise typer.BadParameter("the journal needs a collector of its own", param_hint="--source")
 
     def now() -> datetime:
         return datetime.now(UTC)
 
     start = None if since is None else instant_option(since, "--since")
     zone = _zone(timezone)
-    if kinds == {"kmsg"}:
-        return "kmsg", lambda position, _sleep: Kmsg(position, clock=now)
-    if kinds == {"journal"}:
+    if sources == ["journal"]:
         return "journal", lambda position, sleep: Journal(position, follow=not once, since=start, sleep=sleep)
     paths = [Path(each).absolute() for each in sources]
     return "file", lambda position, sleep: LogFiles(paths, position, clock=now, zone=zone, once=once, sleep=sleep)

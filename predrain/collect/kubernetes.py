@@ -12,7 +12,7 @@ from predrain.options import JsonOption
 
 
 def collect_kubernetes(
-    dataset: Annotated[Path, typer.Option(help="Dataset to collect for; new rows land beside it.")],
+    dataset: Annotated[Path, typer.Option(help="Dataset to collect for; rows are written to DATASET.live beside it.")],
     kubeconfig: Annotated[
         Path | None, typer.Option(help="Default: the pod's service account, else what kubectl uses.")
     ] = None,
@@ -30,7 +30,7 @@ def collect_kubernetes(
         Path | None,
         typer.Option(help="YAML file with rules for taints, conditions and events; they go before the defaults."),
     ] = None,
-    interval: Annotated[str, typer.Option(help="How often new rows are landed.")] = "60s",
+    interval: Annotated[str, typer.Option(help="How often new rows are written.")] = "60s",
     once: Annotated[bool, typer.Option("--once", help="Compare once with the saved state, then exit.")] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -68,5 +68,5 @@ def collect_kubernetes(
             finally:
                 collector.close()
                 api.close()
-        result = {"dataset": str(dataset), "nodes": len(collector.nodes), "landed": dict(collector.journal.landed)}
+        result = {"dataset": str(dataset), "nodes": len(collector.nodes), "written": dict(collector.outbox.landed)}
         show(result, as_json=as_json)

@@ -11,7 +11,6 @@ from predrain.console import reported, show
 from predrain.options import JsonOption, ParamsOption, params_files
 
 if TYPE_CHECKING:
-    from telemetry.collect.nvml.child import Graveyard
     from telemetry.collect.nvml.collector import Collector
     from telemetry.collect.pushing import Pusher, Spool
 
@@ -20,14 +19,14 @@ _LAST_PUSH_S = 10.0
 
 def nvml(
     dataset: Annotated[
-        Path | None, typer.Option(help="Dataset to land beside; `predrain collect compact` folds it in.")
+        Path | None, typer.Option(help="Dataset to write beside; `predrain collect compact` adds the rows to it.")
     ] = None,
     spool: Annotated[
-        Path | None, typer.Option(help="Folder to land in instead, where the dataset is on another machine.")
+        Path | None, typer.Option(help="Folder to write to instead, where the dataset is on another machine.")
     ] = None,
     push: Annotated[
         str | None,
-        typer.Option(help="Send what has landed to `predrain collect receive` at this address (https://…)."),
+        typer.Option(help="Send what was written to `predrain collect receive` at this address (https://…)."),
     ] = None,
     bearer_token_file: Annotated[
         Path | None, typer.Option(help="File with a token of the receiver; read again when it changes.")
@@ -38,11 +37,11 @@ def nvml(
     spool_limit: Annotated[
         str, typer.Option(help="Size beyond which the oldest samples that could not be pushed are dropped.")
     ] = "1GiB",
-    once: Annotated[bool, typer.Option("--once", help="Read once, send it, and leave.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Read once, send it, and exit.")] = False,
     params: ParamsOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Read this node's GPUs through NVML, every 30 s until SIGTERM, with the XIDs that the driver tells.
+    """Read this node's GPUs through NVML, every 30 s until SIGTERM, with the XIDs that the driver reports.
 
     For nodes without an exporter. One GPU that is lost or blocks the driver does not stop the others.
 
@@ -66,7 +65,6 @@ def nvml(
             raise ValueError("an interval of 0 s would never rest: write 1s or more")
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
-    # A collector tells its state on stderr, which the journal keeps; never a line a sample.
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     with reported():
         import socket
@@ -74,10 +72,10 @@ def nvml(
         from time import monotonic
 
         from pipeline.params import load_params
-        from telemetry.collect.nvml.child import Graveyard, Process
-        from telemetry.collect.nvml.collector import Collector, writer_of
-        from telemetry.collect.nvml.node_reader import NodeReader
-        from telemetry.collect.nvml.tables import RunState, boot_id
+        from telemetry.collect.nvml.child import Process
+        from telemetry.collect.nvml.collector import Collector, boot_id, writer_of
+        from telemetry.collect.nvml.library import Identity
+        from telemetry.collect.nvml.node_reader import NodeReader, TroubleCode
         from telemetry.collect.pushing import HttpTarget, Pusher, Spool
         from telemetry.dataset.channels import resolve_channels
         from telemetry.landing.folder import Landing, landing_of
@@ -88,20 +86,18 @@ def nvml(
         root = landing_of(dataset) if dataset is not None else spool
         assert root is not None
         landing = Landing(root, writer=writer, channels=channels)
-        # Beside a dataset and without a push, what waits belongs to the fold, and is not for us to drop.
+        # Beside a dataset and without a push, what waits is the compaction's, and is not for us to drop.
         held = Spool(landing, writer, None if push is None and spool is None else limit_bytes)
         pusher = None if push is None else Pusher(held, HttpTarget(push, token_file=bearer_token_file, ca_file=ca_file))
-        graveyard = Graveyard()
 
-        def reader(state: RunState) -> NodeReader:
+        def reader(known: dict[int, Identity], troubles: dict[str, TroubleCode]) -> NodeReader:
             return NodeReader(
-                lambda: Process(graveyard),
-                graveyard.stuck,
+                Process,
+                Process.stuck,
                 clock=lambda: datetime.now(UTC),
                 monotonic=monotonic,
-                known=state.known,
-                lost=set(state.lost),
-                hung=set(state.hung),
+                known=known,
+                troubles=troubles,
             )
 
         collector = Collector(
@@ -113,24 +109,13 @@ def nvml(
             monotonic=monotonic,
             interval=every,
             boot=boot_id(),
-            waker=pusher or _Trimmer(held),
+            wake=held.trim if pusher is None else pusher.wake,
         )
         if once:
             _once(collector, pusher)
         else:
-            _daemon(collector, pusher, graveyard)
+            _daemon(collector, pusher)
         show(_summary(name, root, collector, held, pusher), as_json=as_json)
-
-
-class _Trimmer:
-    """Keeps a spool that somebody else empties within its limit."""
-
-    def __init__(self, spool: Spool) -> None:
-        self._spool = spool
-
-    def wake(self) -> None:
-        """Trim."""
-        self._spool.trim()
 
 
 def _once(collector: Collector, pusher: Pusher | None) -> None:
@@ -149,14 +134,14 @@ def _once(collector: Collector, pusher: Pusher | None) -> None:
             )
 
 
-def _daemon(collector: Collector, pusher: Pusher | None, graveyard: Graveyard) -> None:
+def _daemon(collector: Collector, pusher: Pusher | None) -> None:
     import time
 
     from telemetry.collect.nvml.child import Process
     from telemetry.collect.nvml.xid_watcher import XidWatcher
     from telemetry.collect.running import stop_on_signals
 
-    watcher = XidWatcher(lambda: Process(graveyard), collector.hear)
+    watcher = XidWatcher(Process, collector.hear)
     collector.on_return(watcher.renew)
     if pusher is not None:
         pusher.start()
@@ -176,19 +161,19 @@ def _summary(name: str, root: Path, collector: Collector, spool: Spool, pusher: 
     counts = collector.counts
     shown: dict[str, Any] = {
         "node": name,
-        "landed in": str(root),
-        "readings": counts.rows,
+        "folder": str(root),
+        "samples": counts.rows,
         "xids": counts.xids,
-        "other events": counts.events,
+        "other_events": counts.events,
     }
     if collector.errors:
-        shown["failed questions"] = collector.errors
+        shown["read_errors"] = collector.errors
     if counts.dropped_rows:
-        shown["readings dropped for a full disk"] = counts.dropped_rows
+        shown["samples_dropped"] = counts.dropped_rows
     if pusher is not None:
-        shown |= {"files pushed": pusher.sent, "files waiting": len(spool.files())}
+        shown |= {"files_pushed": pusher.sent, "files_pending": len(spool.files())}
     if spool.refused:
-        shown["files refused"] = spool.refused
+        shown["files_rejected"] = spool.refused
     if spool.dropped:
-        shown["files dropped for the limit"] = spool.dropped
+        shown["files_dropped"] = spool.dropped
     return shown

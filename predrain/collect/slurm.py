@@ -12,7 +12,7 @@ from predrain.options import JsonOption, duration_option, instant_option
 
 
 def slurm(
-    dataset: Annotated[Path, typer.Option(help="The dataset; what is new lands in the folder DATASET.live beside it.")],
+    dataset: Annotated[Path, typer.Option(help="The dataset; rows are written to DATASET.live beside it.")],
     since: Annotated[
         str | None, typer.Option(help="Where jobs begin the first time (ISO 8601).  Default: a day ago.")
     ] = None,
@@ -22,10 +22,10 @@ def slurm(
     ] = None,
     cluster: Annotated[str, typer.Option(help="Name of the cluster, where several feed one dataset.")] = "default",
     timeout: Annotated[str, typer.Option(help="Time limit of each Slurm command.")] = "60s",
-    once: Annotated[bool, typer.Option("--once", help="Look once, then leave.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Look once, then exit.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Ask Slurm on an interval, until SIGTERM, and land what changed. Run one for a cluster, where `sinfo` works.
+    """Ask Slurm on an interval, until SIGTERM, and write what changed. Run one for a cluster, where `sinfo` works.
 
     Example: predrain collect slurm --dataset fleet --since 2026-01-01T00:00:00Z
     """

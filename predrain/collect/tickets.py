@@ -15,14 +15,14 @@ def tickets(
     file: Annotated[
         Path, typer.Argument(help="CSV (or Parquet, JSON) with timestamp, type, and node or gpu; known_at: entry time.")
     ],
-    dataset: Annotated[Path, typer.Option(help="The dataset; events land in the folder DATASET.live beside it.")],
+    dataset: Annotated[Path, typer.Option(help="The dataset; events are written to DATASET.live beside it.")],
     mapping: Annotated[
         Path | None, typer.Option(help="YAML file with an `events` section, as for `predrain import --mapping`.")
     ] = None,
     params: ParamsOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Land the events of a table of tickets; the same table again changes nothing.
+    """Write the events of a table of tickets; the same table again changes nothing.
 
     Example: predrain collect tickets rma.csv --dataset fleet --mapping rma.yaml
     """
@@ -55,10 +55,10 @@ def tickets(
         show(
             {
                 "dataset": str(dataset),
-                "landed events": result.landed,
-                "had landed before": result.again,
-                "left out": result.refused,
-                "such as": result.examples,
+                "events_written": result.landed,
+                "already_written": result.again,
+                "rejected": result.refused,
+                "examples": result.examples,
             },
             as_json=as_json,
         )

@@ -13,9 +13,10 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from telemetry.collect.event import Event, events_table
+from telemetry.collect.event import Event
 from telemetry.errors import InputError
 from telemetry.landing.folder import Landing
+from telemetry.landing.tables import rows_table
 
 _NAMES: Final = {
     "index": ("index", "slot", "gpu_index"),
@@ -82,12 +83,6 @@ def read_gpu_names(path: Path) -> GpuNames:
     return made
 
 
-def unknown_gpu(index: str, serial: str | None, where: str) -> InputError:
-    """Return the error that a GPU of a report cannot be named."""
-    number = f", serial {serial}" if serial else ""
-    return InputError(f"it is not known which GPU index {index}{number} is", where, _DO)
-
-
 Verdict = Literal["pass", "fail", "inconclusive"]
 """Codes of ``diagnostic`` events."""
 
@@ -100,11 +95,11 @@ _WHOLE: Final = ""
 
 @dataclass(frozen=True, slots=True)
 class GpuVerdict:
-    """What a run says of one GPU.
+    """What a run reports of one GPU.
 
-    ``index``: DCGM's number of the GPU; empty for the node, where the run says nothing of GPUs.
-    ``detail``: the tests that decided. Of an inconclusive run it has no word for a success or a failure, so that nobody
-    who searches it for one is misled.
+    ``index``: DCGM's number of the GPU; empty for the node, where the run reports nothing of GPUs.
+    ``detail``: the tests that decided. Of an inconclusive run it has no word for a success or a failure, so that a
+    search for one is not misled.
     """
 
     index: str
@@ -121,12 +116,11 @@ class _Tests:
 
 
 def read_diagnostics(report: str, *, may_skip: Collection[str] = ()) -> list[GpuVerdict]:
-    """Read the output of one run.
+    """Read the JSON of one run, cut short or not; what is around it is left out.
 
-    ``report``: JSON, cut short or not; what is around it is left out.
     ``may_skip``: names of tests (without case) that do not count when they were skipped or not run, such as ``eud``,
     which needs a package of its own.
-    Returns: by index; a single one with an empty index where nothing can be told of any GPU.
+    Returns: by index; a single one with an empty index where nothing is known of any GPU.
     """
     content = _object(report)
     if content is None:
@@ -175,7 +169,6 @@ def _object(report: str) -> dict[str, Any] | None:
 
 
 def _gpus(content: Mapping[str, Any]) -> dict[str, str | None]:
-    """Return the serial number of every GPU of the run by index."""
     found: dict[str, str | None] = {}
     ids = content.get("GPU Device IDs")  # DCGM 3: device ids in the order of the GPUs
     if isinstance(ids, list):
@@ -224,7 +217,6 @@ def _aborted(content: Mapping[str, Any]) -> bool:
 
 
 def _neutral(status: str) -> str:
-    """Return a status in our own words: what we do not know may say anything."""
     if status.startswith("warn"):
         return "warning"
     if status in ("skip", "skipped"):
@@ -250,14 +242,11 @@ def collect_diagnostics(
     at: datetime | None = None,
     may_skip: Collection[str] = (),
 ) -> dict[str, int] | None:
-    """Land the verdicts of one report.
+    """Write the verdicts of one output of ``dcgmi diag -j`` to the landing folder, once.
 
-    ``path``: output of ``dcgmi diag -j``.
-    ``landing``: takes a report of the same node, time and content once.
     ``delay``: ``known_at`` is the run's time plus this.
-    ``at``: Aware; when the run ended. Default: when the file was last written.
-    ``may_skip``: see :func:`read_diagnostics`.
-    Returns: verdicts by code; None where the report landed before.
+    ``at``: when the run ended. Default: when the file was last written.
+    Returns: verdicts by code; None where the report was written before.
     Raises ``InputError`` if the file cannot be read, or a GPU of it cannot be named.
     """
     try:
@@ -274,11 +263,17 @@ def collect_diagnostics(
     for verdict in read_diagnostics(content.decode("utf-8", errors="replace"), may_skip=may_skip):
         gpu = names.find(verdict.index, verdict.serial) if verdict.index else None
         if verdict.index and gpu is None:
-            raise unknown_gpu(verdict.index, verdict.serial, f"{path}, node {node}")
+            number = f", serial {verdict.serial}" if verdict.serial else ""
+            what = f"it is not known which GPU index {verdict.index}{number} is"
+            raise InputError(what, f"{path}, node {node}", _DO)
         counts[verdict.code] += 1
         events.append(
             Event(when, node, "diagnostic", SOURCE, when + delay, verdict.code, verdict.detail, gpu),
         )
     digest = hashlib.sha256(content + f"\0{node}\0{when.isoformat()}".encode()).hexdigest()[:24]
     name = f"diagnostics-{re.sub('[^A-Za-z0-9.-]', '-', node)[:80]}-{digest}"
-    return None if landing.land("events", events_table(events), name=name) is None else dict(counts)
+    return (
+        None
+        if landing.land("events", rows_table("events", [event.row() for event in events]), name=name) is None
+        else dict(counts)
+    )

@@ -1,15 +1,11 @@
-"""One event as a collector hears of it, and many of them as the table that lands."""
+"""One event as a collector hears of it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
 
-import pyarrow as pa
-
-from telemetry.landing.tables import LANDED_EVENTS
 from telemetry.milliseconds import to_ms
 
 
@@ -41,14 +37,3 @@ class Event:
     def row(self) -> dict[str, Any]:
         """Return the event as JSON types, instants in whole milliseconds since 1970 UTC."""
         return asdict(self) | {"timestamp": to_ms(self.timestamp), "known_at": to_ms(self.known_at)}
-
-
-def rows_table(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
-    """Return rows of :meth:`Event.row` as a table of :data:`telemetry.landing.tables.LANDED_EVENTS`."""
-    arrays = [pa.array([row[field.name] for row in rows], type=field.type) for field in LANDED_EVENTS]
-    return pa.Table.from_arrays(arrays, schema=LANDED_EVENTS)
-
-
-def events_table(events: Sequence[Event]) -> pa.Table:
-    """Return events as a table of :data:`telemetry.landing.tables.LANDED_EVENTS`."""
-    return rows_table([event.row() for event in events])

@@ -24,13 +24,13 @@ def stop_on_signals() -> Iterator[threading.Event]:
     """
     stop = threading.Event()
 
-    def told(_number: int, _frame: FrameType | None) -> None:
+    def set_stop(_number: int, _frame: FrameType | None) -> None:
         stop.set()
 
     if threading.current_thread() is not threading.main_thread():
         yield stop
         return
-    before = {number: signal.signal(number, told) for number in _SIGNALS}
+    before = {number: signal.signal(number, set_stop) for number in _SIGNALS}
     try:
         yield stop
     finally:
@@ -38,12 +38,12 @@ def stop_on_signals() -> Iterator[threading.Event]:
             signal.signal(number, handler)
 
 
-def backoff_s(failures: int, *, first_s: float = 1.0, most_s: float = 60.0) -> float:
+def backoff_s(failures: int, *, first_s: float = 1.0, max_s: float = 60.0) -> float:
     """Return how long to wait after so many failures in a row: doubling, bounded, and spread by a quarter.
 
     ``failures``: from 1.
     """
-    bounded = min(first_s * 2.0 ** min(failures - 1, 30), most_s)
+    bounded = min(first_s * 2.0 ** min(failures - 1, 30), max_s)
     return bounded * random.uniform(0.75, 1.25)  # noqa: S311 - spreads retries of many nodes, no secret
 
 
@@ -71,5 +71,5 @@ class Backoff:
         return full * (0.5 + 0.5 * self._chance())
 
     def succeeded(self) -> None:
-        """Begin anew with the first pause."""
+        """Begin again with the first pause."""
         self._failures = 0

@@ -48,11 +48,7 @@ _TEXTS: Final = ("node", "gpu", "type", "code", "detail", "source", "pci_bus_id"
 
 @dataclass(frozen=True, slots=True)
 class TicketResult:
-    """What became of a table.
-
-    ``landed``: Events; 0 where this very table landed before.
-    ``examples``: one of each reason.
-    """
+    """Outcome of a table; ``again``: this very table was written before."""
 
     landed: int
     again: bool
@@ -63,12 +59,10 @@ class TicketResult:
 def collect_tickets(
     path: Path, landing: Landing, *, mapping: TableMapping, delay: timedelta, parents: Mapping[str, str] | None = None
 ) -> TicketResult:
-    """Land the events of one table.
+    """Write the events of one table to the landing folder, once.
 
-    ``path``: CSV, TSV, Parquet or JSON, see :func:`read_batches`; columns ``timestamp`` and ``type``,
-    and ``gpu`` or ``node``, through ``mapping``. ``known_at`` is the ticket's entry time.
-    ``landing``: takes a table of the same content and mapping once.
-    ``mapping``: the ``events`` section of a mapping file.
+    ``path``: CSV, TSV, Parquet or JSON with ``timestamp``, ``type``, and ``gpu`` or ``node``, through ``mapping``.
+    ``known_at`` is the ticket's entry time.
     ``delay``: ``known_at`` of a ticket without an entry time is its time plus this.
     ``parents``: GPU to node, for tickets that name a GPU only.
     Raises ``InputError`` if the table cannot be read, a required column is missing, a column is unknown, or no row can

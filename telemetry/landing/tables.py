@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Final, Literal, get_args
+from typing import Any, Final, Literal, get_args
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -40,6 +40,16 @@ LANDED_INVENTORY: Final = pa.schema(
 """Observations: this GPU (null: this node) was seen here, so, at this time."""
 
 _FIXED: Final = MappingProxyType({"events": LANDED_EVENTS, "inventory": LANDED_INVENTORY, "jobs": JOBS})
+
+Rows = Sequence[Mapping[str, Any]]
+"""Rows of one kind in JSON types, instants in milliseconds since 1970 UTC."""
+
+
+def rows_table(kind: Kind, rows: Rows) -> pa.Table:
+    """Return rows of events, of the inventory or of jobs as a table; keys that a row lacks are null."""
+    schema = _FIXED[kind]
+    arrays = [pa.array([row.get(field.name) for row in rows], type=field.type) for field in schema]
+    return pa.Table.from_arrays(arrays, schema=schema)
 
 
 def lay_out(kind: Kind, table: pa.Table, channels: Mapping[str, Channel]) -> pa.Table:

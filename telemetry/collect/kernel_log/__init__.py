@@ -1,1 +1,1 @@
-"""Kernel logs (journal, kmsg, syslog files) into XID and node events. Start at collector.py."""
+"""Kernel logs (journal, syslog files) into XID and node events. Start at ``lines``."""

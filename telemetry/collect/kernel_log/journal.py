@@ -21,20 +21,19 @@ from telemetry.xids.log_stamp import split_line
 _log = logging.getLogger(__name__)
 _FIELDS: Final = "MESSAGE,_HOSTNAME,_BOOT_ID"
 _CHUNK: Final = 1 << 18
-_MOST_LINE: Final = 1 << 20
+_MAX_LINE: Final = 1 << 20
 MAX_FAILURES: Final = 10
-"""So many ends of journalctl in a row without an entry, and the collector gives up: its supervisor shall know."""
+"""After so many ends of journalctl in a row without an entry the collector exits, so that its supervisor knows."""
 
 STALL_S: Final = 60.0
 """Reading what is there (not following), so long a silence is taken for a hang."""
 
 
 class Journal:
-    """Follows the kernel messages of the journal.
+    """Follows the kernel messages of the journal; a :class:`LogSource`.
 
-    ``position``: what :class:`Lines` of an earlier process ended with; empty for none.
-    ``since``: Aware; where to begin without a position. Default: at the running boot.
-    Raises ``InputError``: from :meth:`read`, if journalctl is not there, refuses, hangs, or keeps dying.
+    ``since``: where to begin without a position. Default: at the running boot.
+    :meth:`read` raises ``InputError`` if journalctl is not there, refuses, hangs, or keeps dying.
     """
 
     name = "journal"
@@ -71,7 +70,7 @@ class Journal:
             if not self._follow and self._monotonic() - self._heard_at > STALL_S:
                 self.close()
                 raise InputError(
-                    f"journalctl said nothing for {STALL_S:g} s",
+                    f"journalctl wrote nothing for {STALL_S:g} s",
                     " ".join(self._arguments()),
                     "Try the command by hand; the journal may be damaged (`journalctl --verify`).",
                 )
@@ -83,8 +82,8 @@ class Journal:
             self._end(process)
             return Lines([], self._position(), self._ended)
         *whole, self._rest = (self._rest + chunk).split(b"\n")
-        if len(self._rest) > _MOST_LINE:
-            _log.warning("a journal entry of over %d bytes is left out", _MOST_LINE)
+        if len(self._rest) > _MAX_LINE:
+            _log.warning("a journal entry of over %d bytes is left out", _MAX_LINE)
             self._rest = b""
         lines = [line for raw in whole if (line := self._line(raw)) is not None]
         return Lines(lines, self._position(), False)
@@ -108,7 +107,7 @@ class Journal:
         return {} if self._cursor is None else {"cursor": self._cursor, "realtime_us": self._last_us}
 
     def _arguments(self) -> list[str]:
-        # `-k` would mean the running boot only: what the kernel said just before a crash would never be read.
+        # `-k` would mean the running boot only: what the kernel wrote just before a crash would never be read.
         made = [*self._command, "--quiet", "--no-pager", "--all", "--output=json", f"--output-fields={_FIELDS}"]
         if self._cursor is not None and not self._by_time:
             made.append(f"--after-cursor={self._cursor}")
@@ -136,14 +135,14 @@ class Journal:
                 raise InputError(
                     f"journalctl cannot be started: {error.strerror}",
                     self._command[0],
-                    "Install systemd's journalctl, or take `--source kmsg`.",
+                    "Install systemd's journalctl, or give `--source` a log file.",
                 ) from None
             self._rest = b""
             self._heard_at = self._monotonic()
         return self._process
 
     def _chunk(self, process: subprocess.Popen[bytes], wait_s: float) -> bytes | None:
-        """Return what journalctl wrote; None if nothing within the time, empty if it has ended."""
+        """None: nothing within the time; empty: it has ended."""
         assert process.stdout is not None
         with selectors.DefaultSelector() as selector:
             selector.register(process.stdout, selectors.EVENT_READ)
@@ -152,30 +151,29 @@ class Journal:
         return os.read(process.stdout.fileno(), _CHUNK)
 
     def _end(self, process: subprocess.Popen[bytes]) -> None:
-        """Look at why journalctl ended; start anew, give up, or be done."""
-        said = b"" if process.stderr is None else process.stderr.read(4096)
-        reason = said.decode("utf-8", errors="replace").strip().splitlines()
+        stderr = b"" if process.stderr is None else process.stderr.read(4096)
+        lines = stderr.decode("utf-8", errors="replace").strip().splitlines()
         code = process.wait()
         self.close()
         if code == 0 and not self._follow:
             self._ended, self._history = True, False
             return
         self._failures += 1
-        told = reason[-1][:300] if reason else f"exit status {code}"
-        if "cursor" in told.lower() and not self._by_time and self._cursor is not None:
-            _log.warning("the journal no longer has our place (%s): reading on by time", told)
+        reason = lines[-1][:300] if lines else f"exit status {code}"
+        if "cursor" in reason.lower() and not self._by_time and self._cursor is not None:
+            _log.warning("the journal no longer has our place (%s): reading on by time", reason)
             self._by_time = self._last_us is not None
             if self._last_us is None:
                 self._cursor = None
             return
         if self._failures >= MAX_FAILURES or not self._follow:
             raise InputError(
-                f"journalctl ended {self._failures} times in a row: {told}",
+                f"journalctl ended {self._failures} times in a row: {reason}",
                 " ".join(self._arguments()),
                 "Try the command by hand; this user needs the group systemd-journal or adm.",
             )
         wait_s = backoff_s(self._failures)
-        _log.warning("journalctl ended (%s): starting it again in %.0f s", told, wait_s)
+        _log.warning("journalctl ended (%s): starting it again in %.0f s", reason, wait_s)
         self._sleep(wait_s)
 
     def _line(self, raw: bytes) -> LogLine | None:

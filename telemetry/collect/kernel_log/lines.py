@@ -20,7 +20,7 @@ _log = logging.getLogger(__name__)
 _SAVE_EVERY_S: Final = 5.0
 _WAIT_S: Final = 0.5
 # A signal sets a flag; it is looked at this often.
-_COUNTS: Final = ("lines", "events", "unknown_codes", "unclear", "undated")
+_COUNTS: Final = ("lines", "events", "unclear", "undated")
 
 
 def collect_kernel_log(
@@ -37,11 +37,8 @@ def collect_kernel_log(
 ) -> dict[str, int]:
     """Read until the source is drained (``once``) or ``stop`` says so, and land the events found.
 
-    ``outbox``: holds where an earlier process stopped.
-    ``node``, ``fixed``, ``clock``, ``delay``: as in :class:`KernelEvents`.
     ``stop``: ``stop(0)`` is true when the collector shall leave; ``stop(s)`` waits.
-    ``once``: leave when nothing more is there.
-    Returns: counts of :class:`KernelEvents`, and ``lost``: messages that the kernel dropped before they were read.
+    Returns: counts of :class:`KernelEvents`.
     Raises ``InputError`` if the source cannot be read, the disk is full, or a line about a GPU names no node and
     ``node`` is not given.
     """
@@ -49,7 +46,6 @@ def collect_kernel_log(
     source = open_source(dict(held.get("source", {})))
     try:
         events = KernelEvents(source.name, node=node, fixed=fixed, clock=clock, delay=delay, state=held.get("nodes"))
-        lost = saved_lost = 0
         saved_at = monotonic()
         position = dict(held.get("source", {}))
         while True:
@@ -61,25 +57,22 @@ def collect_kernel_log(
                     f"--source {source.name}, line {events.counts['lines']} or before",
                     "Give --node NAME.",
                 )
-            lost += got.lost
-            if lost and saved_lost == 0:
-                _log.warning("the kernel's ring overran: %d messages were lost before they could be read", lost)
-            saved_lost = lost
             moved = got.position != position
             leaving = stop(0.0) or (once and got.drained)
             if found or (moved and (leaving or monotonic() - saved_at >= _SAVE_EVERY_S)):
-                outbox.commit({"source": got.position, "nodes": events.state()}, found)
+                outbox.commit({"source": got.position, "nodes": events.state()}, events=found)
+                outbox.flush()
                 saved_at, position = monotonic(), got.position
             if leaving:
                 break
             if once and not got.lines:
                 stop(0.01)
-        return {name: int(events.counts[name]) for name in _COUNTS} | {"lost": lost}
+        return {name: int(events.counts[name]) for name in _COUNTS}
     finally:
         source.close()
 
 
-_MOST_NODES: Final = 20_000
+_MAX_NODES: Final = 20_000
 _SENTENCE: Final = timedelta(seconds=5)
 # The four messages of the oldest form of a loss come within milliseconds; syslog has whole seconds.
 
@@ -88,8 +81,7 @@ _SENTENCE: Final = timedelta(seconds=5)
 class LogLine:
     """One kernel message.
 
-    ``when``: Aware; None where the stamp cannot be read.
-    ``boot_id``: identity of the boot, where the source tells it.
+    ``when``: None where the stamp cannot be read.
     ``history``: it was there before anybody collected: its events are dated as an import would date them, not as news.
     """
 
@@ -102,22 +94,20 @@ class LogLine:
 
 @dataclass(frozen=True, slots=True)
 class Lines:
-    """What a source gives in one read.
-
-    ``position``: JSON types; where to go on after these lines.
-    """
+    """What a source gives in one read; ``position`` is where to go on after these lines, in JSON types."""
 
     lines: list[LogLine]
     position: dict[str, Any]
     drained: bool
-    lost: int = 0
 
 
 class LogSource(Protocol):
-    """Where kernel messages come from."""
+    """Where kernel messages come from: ``journal`` or ``file``.
+
+    Each is made from the ``position`` that the lines of an earlier process ended with, or an empty one.
+    """
 
     name: str
-    """``kmsg``, ``journal`` or ``file``."""
 
     def read(self, wait_s: float) -> Lines:
         """Return what is there, waiting up to ``wait_s`` seconds if that is nothing."""
@@ -140,14 +130,11 @@ class _Host:
 class KernelEvents:
     """Reads lines in their order and gives events.
 
-    ``source``: name of the source: ``kmsg``, ``journal`` or ``file``; the events' source is ``kernel_log:NAME``, so
-    that an event that two of them tell is recognised as one, and repeats within one are not.
-    ``node``: node of lines that name no host.
-    ``fixed``: whether ``node`` goes before the host in the lines.
+    ``source``: name of a :class:`LogSource`; the events' source is ``kernel_log:NAME``, so that an event that two of
+    them report is recognised as one, and repeats within one are not.
+    ``node``: node of lines that name no host; with ``fixed``, of all.
     ``delay``: ``known_at`` of history is its time plus this, now at the latest.
-    ``state``: what :meth:`state` gave.
-    ``counts``: ``lines``, ``events``, ``unclear`` (about an XID, without a code or a GPU), ``undated``, ``no_node``,
-    ``unknown_codes``.
+    ``counts``: ``lines``, ``events``, ``unclear`` (about an XID, without a code or a GPU), ``undated`` and ``no_node``.
     """
 
     def __init__(
@@ -216,14 +203,11 @@ class KernelEvents:
             finding = lost_gpu(begun[1] if begun is not None and near else None)
         if finding.code == BOOT and finding.type == "other":
             host.uuids.clear()
-        if not finding.described:
-            self.counts["unknown_codes"] += 1
         if finding.gpu is None and finding.pci_bus_id is not None:
             finding = replace(finding, gpu=host.uuids.get(finding.pci_bus_id))
         return [self._event(finding, node, line, now)]
 
     def _boot(self, line: LogLine, now: datetime) -> list[Event]:
-        """Note the boot of a line; a change is an event, the first one seen is not: nobody watched the one before."""
         node = self._name(line)
         if node is None:
             return []
@@ -258,7 +242,7 @@ class KernelEvents:
         host = self._hosts.get(node)
         if host is None:
             host = self._hosts[node] = _Host()
-            if len(self._hosts) > _MOST_NODES:  # a log with made-up host names must not fill the memory
+            if len(self._hosts) > _MAX_NODES:  # a log with made-up host names must not fill the memory
                 self._hosts.popitem(last=False)
         return host
 

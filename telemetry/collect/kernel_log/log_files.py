@@ -14,7 +14,7 @@ import os
 import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta, tzinfo
 from pathlib import Path
 from typing import IO, Any, Final
@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 _HEAD: Final = 1024
 # So many first bytes tell one log from another: a stamp and some lines.
 _CHUNK: Final = 1 << 20
-_MOST_LINE: Final = 1 << 16
+_MAX_LINE: Final = 1 << 16
 _OPENERS: Final[Mapping[str, Callable[[Path], Any]]] = {
     ".gz": gzip.GzipFile,
     ".xz": lzma.LZMAFile,
@@ -40,8 +40,7 @@ _DAMAGED: Final = (OSError, EOFError, lzma.LZMAError, zlib.error)
 class Place:
     """Where reading stopped.
 
-    ``head_bytes``, ``head``: hash of the first so many bytes read: what identifies the content when it gets another
-    name or inode.
+    ``head``: hash of the first ``head_bytes``: what identifies the content when it gets another name or inode.
     """
 
     inode: int
@@ -49,21 +48,9 @@ class Place:
     head_bytes: int
     head: str
 
-    def to_json(self) -> dict[str, Any]:
-        """Return it in JSON types."""
-        return {"inode": self.inode, "offset": self.offset, "head_bytes": self.head_bytes, "head": self.head}
-
-    @classmethod
-    def from_json(cls, kept: Mapping[str, Any]) -> Place:
-        """Return what :meth:`to_json` gave."""
-        return cls(int(kept["inode"]), int(kept["offset"]), int(kept["head_bytes"]), str(kept["head"]))
-
 
 class LogFile:
     """Reads the whole lines of one path, whatever file stands there.
-
-    ``path``: it may not exist yet, or be gone for the moment of a rotation.
-    ``place``: where an earlier process stopped; None begins at the start of what is there now.
 
     Rotated files are looked for beside ``path``: names that begin with its name (``syslog.1``, ``syslog-20260301.gz``)
     or with its stem (``kern-20260301.log``). The one we were in is known by inode or, being compressed or copied, by
@@ -72,21 +59,15 @@ class LogFile:
 
     def __init__(self, path: Path, place: Place | None = None) -> None:
         self.path = path
-        self.oversized = 0
-        self._place = place
+        self.place = place
         self._queue: list[Path] | None = None
         self._held: tuple[Path, IO[bytes]] | None = None
         self._skipping = False
 
-    @property
-    def place(self) -> Place | None:
-        """Where reading stopped: after the lines given so far."""
-        return self._place
-
     def read(self, *, final: bool = False) -> tuple[list[bytes], bool]:
         """Return some lines without their ends, and whether nothing more is waiting.
 
-        ``final``: whether a last line without an end is taken as it is: the writer is known to be done.
+        ``final``: the writer is known to be done, so a last line without an end is taken as it is.
         """
         if self._queue is None:
             self._queue = self._rotated()
@@ -98,9 +79,9 @@ class LogFile:
                 _log.warning("the rotated log %s cannot be read on: %s", path, error)
                 lines, done = [], True
             if done:
-                self._release()
+                self.close()
                 self._queue.pop(0)
-                self._place = None
+                self.place = None
             if lines:
                 return lines, False
         try:
@@ -108,24 +89,16 @@ class LogFile:
         except FileNotFoundError:
             lines, done = [], True
         if done:
-            self._release()
+            self.close()
             self._queue = None  # look again for a rotation the next time
         return lines, done
 
-    def close(self) -> None:
-        """Close what is open; the place stays."""
-        self._release()
-
     def _rotated(self) -> list[Path]:
-        """Return the files to read before the one at the path, oldest first."""
-        place = self._place
+        place = self.place
         if place is None:
             return []
-        try:
-            if self._holds(self.path, place):
-                return []
-        except FileNotFoundError:
-            pass
+        if self._holds(self.path, place):
+            return []
         found: list[tuple[float, str, Path]] = []
         for other in self._siblings():
             try:
@@ -140,16 +113,13 @@ class LogFile:
                 return [other, *(path for path in rotated[index + 1 :] if not self._holds(path, place))]
         if place.offset:
             _log.warning("%s was replaced, and what became of its old content is not known", self.path)
-        self._place = None
+        self.place = None
         return []
 
     def _holds(self, path: Path, place: Place) -> bool:
-        """Whether a file has the content that was read."""
         try:
             with _opened(path) as stream:
                 return _matches(stream, path, place)
-        except FileNotFoundError:
-            return False
         except _DAMAGED:
             return False
 
@@ -169,7 +139,7 @@ class LogFile:
 
     def _read_from(self, path: Path, *, final: bool) -> tuple[list[bytes], bool]:
         stream = self._stream(path)
-        place = self._place
+        place = self.place
         # The file may have been rotated since we looked: what is open is what counts.
         if place is not None and stream.tell() == 0 and not _matches(stream, path, place):
             return [], True
@@ -182,15 +152,13 @@ class LogFile:
             stream.seek(0)
             place = Place(0, 0, head_bytes, _hash(stream.read(head_bytes)))
             stream.seek(offset + whole)
-        self._place = Place(os.fstat(stream.fileno()).st_ino, offset + whole, place.head_bytes, place.head)
+        self.place = Place(os.fstat(stream.fileno()).st_ino, offset + whole, place.head_bytes, place.head)
         return lines, whole == 0 or len(content) < _CHUNK
 
     def _split(self, content: bytes, *, final: bool) -> tuple[list[bytes], int]:
-        """Return the whole lines of some content, and the bytes that they and their ends take."""
         whole = content.rfind(b"\n") + 1
-        if not whole and len(content) >= _MOST_LINE:
+        if not whole and len(content) >= _MAX_LINE:
             self._skipping = True
-            self.oversized += 1
             return [], len(content)
         if final and len(content) < _CHUNK:
             whole = len(content)
@@ -199,18 +167,17 @@ class LogFile:
             lines.pop()
         if self._skipping and whole:
             lines, self._skipping = lines[1:], False
-        kept = [line for line in lines if len(line) < _MOST_LINE]
-        self.oversized += len(lines) - len(kept)
-        return kept, whole
+        return [line for line in lines if len(line) < _MAX_LINE], whole
 
     def _stream(self, path: Path) -> IO[bytes]:
         """Return the open file; it stays open until read to its end, for a compressed one cannot be entered midway."""
         if self._held is None or self._held[0] != path:
-            self._release()
+            self.close()
             self._held = (path, _opened(path))
         return self._held[1]
 
-    def _release(self) -> None:
+    def close(self) -> None:
+        """Close what is open; the place stays."""
         if self._held is not None:
             self._held[1].close()
             self._held = None
@@ -240,56 +207,41 @@ def _hash(content: bytes) -> str:
 
 _AHEAD: Final = timedelta(days=1)
 # Clocks and zones of a log and its reader differ a little; a stamp further ahead is of the year before.
-_BACK: Final = timedelta(seconds=90)
-# Lines of several writers come slightly out of order; falling back further is the change of the clocks.
+_CLOCK_ERROR: Final = timedelta(minutes=5)
 
 
-class StampReader:
-    """Reads the stamps of one log, in its order.
+def instant_of(stamped: Stamped, zone: tzinfo | None, now: datetime) -> datetime | None:
+    """Return the aware instant of a stamp; None if it gives none, as seconds since an unknown boot do.
 
     ``zone``: of stamps without an offset; None is the zone of this machine.
 
-    A stamp without a year is in the latest year that does not put it more than a day after the time of reading: right
-    for a log that is read within a year of its writing. Of the hour that a change of the clocks repeats, the first is
-    taken until the stamps fall back.
+    A stamp without a year is in the latest year that does not put it more than a day after ``now``: right for a log
+    that is read within a year of its writing. Of the hour that a change of the clocks repeats, the later one is taken
+    that is not to come yet: right for a log that is followed.
     """
-
-    def __init__(self, zone: tzinfo | None) -> None:
-        self._zone = zone
-        self._before: datetime | None = None
-
-    def instant(self, stamped: Stamped, reference: datetime) -> datetime | None:
-        """Return the aware instant; None if the stamp gives none, as seconds since an unknown boot do."""
-        if stamped.aware is not None:
-            return stamped.aware.astimezone(UTC)
-        if stamped.naive is None:
-            return None
-        when = self._dated(stamped.naive, reference) if stamped.yearless else self._aware(stamped.naive)
-        if when is not None:
-            self._before = when
-        return when
-
-    def _dated(self, naive: datetime, reference: datetime) -> datetime | None:
-        limit = reference + _AHEAD
-        for year in range(limit.year + 1, limit.year - 8, -1):  # 29 February comes every four years, or eight
-            try:
-                when = self._aware(naive.replace(year=year))
-            except ValueError:
-                continue
-            if when <= limit:
-                return when
+    if stamped.aware is not None:
+        return stamped.aware.astimezone(UTC)
+    if stamped.naive is None:
         return None
+    if not stamped.yearless:
+        return _localised(stamped.naive, zone, now)
+    limit = now + _AHEAD
+    for year in range(limit.year + 1, limit.year - 8, -1):  # 29 February comes every four years, or eight
+        try:
+            when = _localised(stamped.naive.replace(year=year), zone, now)
+        except ValueError:
+            continue
+        if when <= limit:
+            return when
+    return None
 
-    def _aware(self, naive: datetime) -> datetime:
-        first = self._localised(naive.replace(fold=0))
-        second = self._localised(naive.replace(fold=1))
-        if second > first and self._before is not None and first < self._before - _BACK <= second:
-            return second
-        return first
 
-    def _localised(self, naive: datetime) -> datetime:
-        local = naive.astimezone() if self._zone is None else naive.replace(tzinfo=self._zone)
-        return local.astimezone(UTC)
+def _localised(naive: datetime, zone: tzinfo | None, now: datetime) -> datetime:
+    first, second = (
+        (local.astimezone() if zone is None else local.replace(tzinfo=zone)).astimezone(UTC)
+        for local in (naive.replace(fold=0), naive.replace(fold=1))
+    )
+    return second if first < second <= now + _CLOCK_ERROR else first
 
 
 _POLL_S: Final = 0.25
@@ -298,12 +250,11 @@ _WRITER_DONE: Final = timedelta(minutes=1)
 
 
 class LogFiles:
-    """Follows one or more log files.
+    """Follows one or more log files; a :class:`LogSource`.
 
-    ``position``: what :class:`Lines` of an earlier process ended with; empty for none.
     ``zone``: of stamps without an offset; None is the zone of this machine.
-    ``once``: whether what is there is all that is wanted: a file must then exist, and may end without a line end.
-    Raises ``InputError``: If, with ``once``, a file does not exist, or if a file may not be read.
+    ``once``: a file must exist, and may end without a line end.
+    Raises ``InputError`` if, with ``once``, a file does not exist, or if a file may not be read.
     """
 
     name = "file"
@@ -318,17 +269,15 @@ class LogFiles:
         once: bool = False,
         sleep: Callable[[float], object] = time.sleep,
     ) -> None:
-        self._clock, self._once, self._sleep = clock, once, sleep
+        self._clock, self._zone, self._once, self._sleep = clock, zone, once, sleep
         self._files: list[LogFile] = []
-        self._stamps: list[StampReader] = []
         self._new: list[bool] = []
         self._others = {key: value for key, value in position.items() if key not in {str(path) for path in paths}}
         for path in dict.fromkeys(paths):
             if once and not path.exists():
                 raise InputError("the log file does not exist", str(path), "Check the path.")
             kept = position.get(str(path))
-            self._files.append(LogFile(path, None if kept is None else Place.from_json(kept)))
-            self._stamps.append(StampReader(zone))
+            self._files.append(LogFile(path, None if kept is None else Place(**kept)))
             self._new.append(kept is None)
 
     def read(self, wait_s: float) -> Lines:
@@ -361,7 +310,7 @@ class LogFiles:
             file.close()
 
     def _position(self) -> dict[str, Any]:
-        own = {str(file.path): file.place.to_json() for file in self._files if file.place is not None}
+        own = {str(file.path): asdict(file.place) for file in self._files if file.place is not None}
         return self._others | own
 
     def _is_done(self, path: Path) -> bool:
@@ -383,6 +332,6 @@ class LogFiles:
             if stamped is None:
                 made.append(LogLine(text, None, history=self._new[index]))
                 continue
-            when = self._stamps[index].instant(stamped, now)
+            when = instant_of(stamped, self._zone, now)
             made.append(LogLine(stamped.message, when, stamped.host, None, self._new[index]))
         return made

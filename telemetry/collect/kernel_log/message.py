@@ -8,7 +8,6 @@ from typing import Final, Literal
 
 from telemetry.xids.pci import normalise_pci_bus_id
 from telemetry.xids.xid_message import (
-    DESCRIBED_XIDS,
     mentions_xid,
     parse_gpu_introduction,
     parse_xid_message,
@@ -45,7 +44,6 @@ class Finding:
     detail: str | None = None
     gpu: str | None = None
     pci_bus_id: str | None = None
-    described: bool = True
 
 
 def read_message(message: str, *, boots: bool = True) -> Finding | None:
@@ -66,7 +64,7 @@ def _xid(message: str) -> Finding | None:
     xid = parse_xid_message(message)
     if xid is None:
         return Finding("unclear", "xid")
-    return Finding("event", "xid", xid.code, xid.detail, xid.gpu, xid.pci_bus_id, xid.code in _DESCRIBED)
+    return Finding("event", "xid", xid.code, xid.detail, xid.gpu, xid.pci_bus_id)
 
 
 def _introduction(message: str) -> Finding | None:
@@ -96,5 +94,4 @@ def lost_gpu(pci_bus_id: str | None) -> Finding:
     return Finding("event", "failure", FALLEN_OFF, "the driver says that the GPU fell off the bus", None, pci_bus_id)
 
 
-_DESCRIBED: Final = frozenset(str(code) for code in DESCRIBED_XIDS)
 _READERS: Final = (_xid, _introduction, _driver, _loss)

@@ -5,7 +5,7 @@ GPUs as jobs, node places as inventory rows, all in the landing folder of a data
 
 Start with ``collector``. ``api`` is the port to a server and its errors, ``client`` the real connection, ``watching``
 keeps up with one kind of object. ``node_view``, ``node_tracker``, ``events`` and ``jobs`` make rows of objects by
-``rules``; ``journal`` survives a kill. ``discovery`` finds exporters behind a service.
+``rules``. ``discovery`` finds exporters behind a service.
 
 The scheduler reads through ``api``, ``client``, ``rules``, ``node_view`` and ``jobs``: both must mean the same by a
 GPU, a job and a cordon.

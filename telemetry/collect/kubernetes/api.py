@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final, Protocol, TypeVar
@@ -58,9 +56,10 @@ class Refused(Exception):
 class Unreachable(Exception):
     """No answer that says whether the request was carried out; ``sent`` False: nothing of it reached the server."""
 
-    def __init__(self, message: str, *, sent: bool = True) -> None:
+    def __init__(self, message: str, *, sent: bool = True, retry_after_s: float | None = None) -> None:
         super().__init__(message)
         self.sent = sent
+        self.retry_after_s = retry_after_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +97,6 @@ class Api(Protocol):
     """What collectors ask of a server; tests have an in-memory one."""
 
     name: str
-    """Host and port of the server."""
 
     def get(self, path: str, params: Mapping[str, str] | None = None) -> Object:
         """Read one object."""
@@ -142,25 +140,6 @@ def list_all(
     raise AssertionError("unreachable")
 
 
-@contextmanager
-def shut_after(seconds: float, shut: Callable[[], object]) -> Iterator[None]:
-    """Call ``shut`` from another thread while the block takes longer: a socket's timeout is of each single read."""
-    done = threading.Event()
-
-    def at_deadline() -> None:
-        pause_s = seconds
-        while not done.wait(pause_s):
-            pause_s = 0.1
-            with suppress(OSError, ValueError, RuntimeError, AttributeError):  # not open yet, or closed by itself
-                shut()
-
-    threading.Thread(target=at_deadline, daemon=True).start()
-    try:
-        yield
-    finally:
-        done.set()
-
-
 def is_named(content: Object, name: str) -> bool:
     """Whether an answer is the object of this name; a proxy may answer with something else."""
     metadata = content.get("metadata")
@@ -168,11 +147,7 @@ def is_named(content: Object, name: str) -> bool:
 
 
 def timestamp_ms(text: Any) -> int | None:
-    """Return an RFC 3339 instant as milliseconds since 1970 UTC.
-
-    None where there is none, where it is the zero instant that Go writes for none, and where it lies outside the years
-    that UTC can tell: anybody may write an annotation.
-    """
+    """Return an RFC 3339 instant as milliseconds since 1970 UTC; None for Go's zero instant and what is no instant."""
     if not isinstance(text, str) or not text:
         return None
     try:

@@ -14,7 +14,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -34,7 +34,6 @@ from telemetry.collect.kubernetes.api import (
     Response,
     Unreachable,
     is_named,
-    shut_after,
 )
 from telemetry.errors import InputError
 
@@ -79,13 +78,21 @@ _IN_CLUSTER_TOKEN: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/t
 Method = Literal["GET", "POST", "PUT", "PATCH", "DELETE"]
 
 
-class _TransientError(Exception):
-    """An attempt that failed in a way that may pass."""
+@contextmanager
+def _shut_after(seconds: float, shut: Callable[[], object]) -> Iterator[None]:
+    """Call ``shut`` from another thread while the block takes longer: a socket's timeout is of each single read."""
 
-    def __init__(self, message: str, retry_after_s: float | None, *, sent: bool) -> None:
-        super().__init__(message)
-        self.retry_after_s = retry_after_s
-        self.sent = sent
+    def at_deadline() -> None:
+        with suppress(OSError, ValueError, RuntimeError, AttributeError):  # closed by itself
+            shut()
+
+    timer = threading.Timer(seconds, at_deadline)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 class _HttpConnection(urllib3.connection.HTTPConnection):
@@ -93,7 +100,7 @@ class _HttpConnection(urllib3.connection.HTTPConnection):
 
     def getresponse(self) -> urllib3.HTTPResponse:  # type: ignore[override]
         answered = self.sock
-        with shut_after(float(self.timeout or IDLE_S), lambda: answered.shutdown(socket.SHUT_RDWR)):
+        with _shut_after(float(self.timeout or IDLE_S), lambda: answered.shutdown(socket.SHUT_RDWR)):
             return super().getresponse()
 
 
@@ -151,10 +158,7 @@ class KubernetesClient:
         arrive twice: ``body``, written as JSON, must be such that the second time changes nothing (a version, a
         ``test``, a name of its own). ``timeout`` shortens the time for all attempts.
 
-        Raises
-        ------
-        Unreachable
-            If there was no such answer in time.
+        Raises ``Unreachable`` if there was no such answer in time.
         """
         patience_s = self._limits.retry_timeout_s
         if timeout is not None:
@@ -165,9 +169,10 @@ class KubernetesClient:
         sent, failures = False, 0
 
         def backoff(error: Exception) -> bool | float:
-            nonlocal failures
-            if not isinstance(error, _TransientError) or self._closed:
+            nonlocal sent, failures
+            if not isinstance(error, Unreachable) or self._closed:
                 return False
+            sent = sent or error.sent
             failures += 1
             wait = None if error.retry_after_s is None else max(error.retry_after_s, _MIN_PAUSE_S)
             if wait is None:
@@ -178,19 +183,14 @@ class KubernetesClient:
             for attempt in stamina.retry_context(on=backoff, attempts=self._limits.attempts, timeout=None):
                 with attempt:
                     if time.monotonic() >= end:
-                        raise Unreachable(f"{method} {path}: no time is left", sent=sent)
+                        raise Unreachable("no time is left", sent=False)
                     self._bucket.take()
-                    try:
-                        response = self._send_once(method, path, params, data, headers, end)
-                    except Unreachable as error:
-                        sent = sent or error.sent
-                        raise _TransientError(str(error), None, sent=sent) from error
-                    sent = True
+                    response = self._send_once(method, path, params, data, headers, end)
                     if response.status in _TRANSIENT and response.status not in final:
-                        raise _TransientError(response.problem, response.retry_after_s, sent=True)
+                        raise Unreachable(response.problem, retry_after_s=response.retry_after_s)
                     return response
-        except _TransientError as error:
-            raise Unreachable(f"{method} {path}: {error}", sent=error.sent) from error
+        except Unreachable as error:
+            raise Unreachable(f"{method} {path}: {error}", sent=sent or error.sent) from error
         raise AssertionError("unreachable")
 
     def get(
@@ -203,12 +203,7 @@ class KubernetesClient:
     ) -> Object:
         """Read one object or one page of a listing; ``named``: it must be the object of this name.
 
-        Raises
-        ------
-        Refused
-            If the server refuses.
-        Unreachable
-            If it does not answer, or with something else.
+        Raises ``Refused`` if the server refuses; ``Unreachable`` if it does not answer, or with something else.
         """
         response = self.request("GET", path, params, accept=accept)
         if not response.ok:
@@ -220,10 +215,7 @@ class KubernetesClient:
     def pages(self, path: str, params: Mapping[str, str] | None = None, page_size: int = PAGE_SIZE) -> Iterator[Object]:
         """List page by page; each page has ``items`` and ``metadata.resourceVersion``.
 
-        Raises
-        ------
-        Refused
-            As :meth:`get`; 410 where the server forgot the listing between two pages.
+        Raises ``Refused`` as :meth:`get`; 410 where the server forgot the listing between two pages.
         """
         query = {**(params or {}), **({"limit": str(page_size)} if page_size else {})}
         while True:
@@ -242,12 +234,8 @@ class KubernetesClient:
     def watch(self, path: str, params: Mapping[str, str] | None, version: str) -> Iterator[Object]:
         """Yield what happens after ``version`` as ``{"type": …, "object": …}`` until the server ends the watch.
 
-        Raises
-        ------
-        Refused
-            If the server refuses to begin.
-        Unreachable
-            If the connection is cut. A silent one ends the watch as the server's own end does.
+        Raises ``Refused`` if the server refuses to begin; ``Unreachable`` if the connection is cut. A silent
+        one ends the watch as the server's own end does.
         """
         query = {
             **(params or {}),
@@ -300,7 +288,7 @@ class KubernetesClient:
             raise
         content = bytearray()
         try:
-            with shut_after(max(end - time.monotonic(), 0.001), response.shutdown):
+            with _shut_after(max(end - time.monotonic(), 0.001), response.shutdown):
                 while chunk := response.read1(2**16):
                     content += chunk
                     if len(content) > MAX_RESPONSE_BYTES:
@@ -387,10 +375,7 @@ def connect(
 ) -> KubernetesClient:
     """Connect with ``kubeconfig`` where given, else as the pod that this runs in, else as ``kubectl`` does.
 
-    Raises
-    ------
-    InputError
-        If the package is missing, or there is no usable configuration.
+    Raises ``InputError`` if the package is missing, or there is no usable configuration.
     """
     try:
         from kubernetes import config  # noqa: PLC0415 - an optional package, slow to import

@@ -13,24 +13,26 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
+from pydantic import TypeAdapter
+
 from telemetry.collect.event import Event
 from telemetry.collect.kubernetes.api import Api, Refused, Unreachable
 from telemetry.collect.kubernetes.client import not_allowed, unreachable
 from telemetry.collect.kubernetes.events import Notice, NoticeTracker, notice_of
 from telemetry.collect.kubernetes.jobs import ClaimLookup, JobTracker, PodRun, pod_run
-from telemetry.collect.kubernetes.journal import Journal
 from telemetry.collect.kubernetes.node_tracker import NodeTracker
 from telemetry.collect.kubernetes.node_view import NodeView, view_of
 from telemetry.collect.kubernetes.rules import KubernetesRules
-from telemetry.collect.kubernetes.watching import Change, Follower, Resource, list_resource
+from telemetry.collect.kubernetes.watching import Change, Resource, follow, list_resource
+from telemetry.collect.outbox import Outbox
 from telemetry.collect.running import backoff_s
 from telemetry.errors import InputError
 from telemetry.landing.folder import Landing
-from telemetry.landing.tables import Kind
 
 log = logging.getLogger(__name__)
 
 WRITER: Final = "kubernetes"
+_RUNS: Final = TypeAdapter(list[PodRun])
 _EVENTS_OF: Final = "events of "
 _QUEUE: Final = 2000
 _TICK_S: Final = 0.25
@@ -42,10 +44,9 @@ _LEAVE_S: Final = 5.0
 class Scope:
     """What of a cluster is collected.
 
-    ``cluster``: its name in the inventory, and that of the collector's state; default for the latter: the server's
-    address.
-    ``node_selector``: label selector of nodes; given, nodes without GPUs are taken too.
-    ``namespace_selector``: label selector of the namespaces whose pods are jobs; None: all.
+    ``cluster``: its name in the inventory and in that of the collector's state (default there: the server's address).
+    ``node_selector``: with one, nodes without GPUs are taken too.
+    ``namespace_selector``: of the namespaces whose pods are jobs.
     """
 
     cluster: str | None = None
@@ -66,7 +67,6 @@ def state_name(api: Api, scope: Scope) -> str:
 class KubernetesCollector:
     """Collects one cluster into one landing folder.
 
-    ``clock``: the time now, aware UTC.
     Raises ``InputError`` if another process collects the same cluster into this folder, or its state is damaged.
     """
 
@@ -83,8 +83,8 @@ class KubernetesCollector:
         self._rules = rules
         self._scope = scope
         self._clock = clock
-        self.journal = Journal(landing, state_name(api, scope))
-        content = self.journal.content
+        self.outbox = Outbox(landing, state_name(api, scope))
+        content = self.outbox.position
         claims = ClaimLookup(api, rules)
         self.nodes = NodeTracker(
             rules,
@@ -93,15 +93,16 @@ class KubernetesCollector:
             content=content.get("nodes"),
         )
         self._notices = NoticeTracker(content.get("notices"))
-        self._jobs = JobTracker(map(PodRun.of_content, content.get("pods", ())), gpus_of_claim=claims.gpus)
+        self._jobs = JobTracker(_RUNS.validate_python(content.get("pods", ())), gpus_of_claim=claims.gpus)
         self._versions: dict[str, str] = dict(content.get("versions", {}))
         self._namespaces: frozenset[str] | None = None
         self._events: list[Event] = []
-        self._rows: dict[Kind, list[dict[str, Any]]] = {"jobs": [], "inventory": []}
+        self._job_rows: list[dict[str, Any]] = []
+        self._places: list[dict[str, Any]] = []
         self._changed = False
 
     def resources(self) -> list[Resource]:
-        """Return what is followed, nodes first."""
+        """Return what is followed; nodes first, for events are of known nodes."""
         rules, scope = self._rules, self._scope
         selector = {"labelSelector": scope.node_selector} if scope.node_selector else {}
         found = [Resource("nodes", "/api/v1/nodes", lambda node: view_of(node, rules), selector)]
@@ -116,33 +117,32 @@ class KubernetesCollector:
         return found
 
     def once(self) -> None:
-        """List everything, compare it with what was known, land the difference.
+        """List everything, compare it with what was known, write the difference.
 
         Raises ``InputError`` if the server refuses or does not answer, or the disk is full.
         """
-        for resource in self.resources():
-            try:
-                self.take(list_resource(self._api, resource, self._clock))
-            except Refused as refused:
-                raise not_allowed(refused, resource.path, self._api) from refused
-            except Unreachable as error:
-                raise unreachable(error, self._api) from error
+        path = ""
         try:
+            for resource in self.resources():
+                path = resource.path
+                self.take(list_resource(self._api, resource, self._clock))
+            path = "/api/v1/namespaces"
             self._read_namespaces()
         except Refused as refused:
-            raise not_allowed(refused, "/api/v1/namespaces", self._api) from refused
+            raise not_allowed(refused, path, self._api) from refused
         except Unreachable as error:
             raise unreachable(error, self._api) from error
         self.commit()
-        self.journal.flush()
+        self.outbox.flush()
 
     def run(self, stop: threading.Event, *, interval_s: float = 60.0) -> None:
-        """Follow the cluster until ``stop`` is set, land every ``interval_s``, and at the end what is held.
+        """Follow the cluster until ``stop`` is set; write every ``interval_s``, and at the end what is held.
 
-        Raises ``InputError`` if the server refuses us from the start, or at the end the disk is still full.
+        Raises ``InputError`` if the first listing fails, or at the end the disk is still full.
         """
+        if not self._versions:
+            self.once()
         resources = self.resources()
-        self._check_access(resources)
         changes: queue.Queue[Change] = queue.Queue(_QUEUE)
 
         def put(change: Change) -> bool:
@@ -154,32 +154,31 @@ class KubernetesCollector:
                 return True
             return False
 
-        followers = [
-            Follower(self._api, each, put, clock=self._clock, wait=stop.wait, version=self._versions.get(each.name))
-            for each in resources
-        ]
         threads = [
-            threading.Thread(target=each.run, name=f"follow {resource.name}", daemon=True)
-            for each, resource in zip(followers, resources, strict=True)
+            threading.Thread(
+                target=follow,
+                args=(self._api, resource, put),
+                kwargs={"clock": self._clock, "wait": stop.wait, "version": self._versions.get(resource.name)},
+                name=f"follow {resource.name}",
+                daemon=True,
+            )
+            for resource in resources
         ]
         log.info("%s: following %s", self._api.name, ", ".join(each.name for each in resources))
-        # Events are of nodes that we know: nodes go first where none is known yet.
-        waiting = threads[1:] if "nodes" not in self._versions else []
-        for thread in threads if not waiting else threads[:1]:
+        for thread in threads:
             thread.start()
         try:
-            self._work(stop, changes, waiting, interval_s)
+            self._work(stop, changes, interval_s)
         finally:
             stop.set()
             self._api.close()
             deadline = time.monotonic() + _LEAVE_S
             for thread in threads:
-                if thread.ident is not None:
-                    thread.join(max(0.0, deadline - time.monotonic()))
+                thread.join(max(0.0, deadline - time.monotonic()))
         while not changes.empty():
             self.take(changes.get_nowait())
         self.commit()
-        self.journal.flush()
+        self.outbox.flush()
         log.info("%s: left, with everything landed", self._api.name)
 
     def take(self, change: Change) -> None:
@@ -195,34 +194,29 @@ class KubernetesCollector:
             self._versions[change.resource] = change.version
 
     def commit(self) -> None:
-        """Land what is new, if anything is, and remember how far we are.
+        """Write what is new, if anything is, and remember how far we are.
 
         Raises ``InputError`` if the disk is full; what is held stays held.
         """
-        wanted = self._wanted
-        self._rows["jobs"] += self._jobs.changed_rows(wanted)
-        self._rows["inventory"] += self.nodes.observations(self._clock())
-        rows: dict[Kind, list[dict[str, Any]]] = {"events": [event.row() for event in self._events], **self._rows}
-        if not self._changed and not any(rows.values()):
+        self._job_rows += self._jobs.changed_rows(self._wanted)
+        self._places += self.nodes.observations(self._clock())
+        if not (self._changed or self._events or self._job_rows or self._places):
             return
         content = {
             "nodes": self.nodes.content(),
-            "notices": self._notices.told,
-            "pods": [run.content() for run in self._jobs.runs()],
+            "notices": self._notices.reported,
+            "pods": _RUNS.dump_python(self._jobs.runs(), mode="json"),
             "versions": self._versions,
         }
-        self.journal.commit(content, rows)
-        self._events = []
-        self._rows = {"jobs": [], "inventory": []}
+        self.outbox.commit(content, events=self._events, jobs=self._job_rows, inventory=self._places)
+        self._events, self._job_rows, self._places = [], [], []
         self._changed = False
 
     def close(self) -> None:
         """Let another process collect."""
-        self.journal.close()
+        self.outbox.close()
 
-    def _work(
-        self, stop: threading.Event, changes: queue.Queue[Change], waiting: list[threading.Thread], interval_s: float
-    ) -> None:
+    def _work(self, stop: threading.Event, changes: queue.Queue[Change], interval_s: float) -> None:
         due_s = time.monotonic() + min(_FIRST_COMMIT_S, interval_s)
         failures = 0
         while not stop.is_set():
@@ -232,16 +226,12 @@ class KubernetesCollector:
             else:
                 with contextlib.suppress(queue.Empty):
                     self.take(changes.get(timeout=_TICK_S))
-                if waiting and "nodes" in self._versions:
-                    for thread in waiting:
-                        thread.start()
-                    waiting = []
             if time.monotonic() < due_s:
                 continue
             try:
                 self._refresh_namespaces()
                 self.commit()
-                self.journal.flush()
+                self.outbox.flush()
             except InputError as error:
                 failures += 1
                 if failures == 1:
@@ -253,26 +243,11 @@ class KubernetesCollector:
             failures = 0
             due_s = time.monotonic() + interval_s
 
-    def _check_access(self, resources: list[Resource]) -> None:
-        """Ask for one object of each resource: what is not allowed is said now; a server that is down is waited for."""
-        asked = [(each.path, each.params) for each in resources]
-        if self._scope.namespace_selector is not None:
-            asked.append(("/api/v1/namespaces", {}))
-        for path, params in asked:
-            try:
-                self._api.get(path, {**params, "limit": "1"})
-            except Refused as refused:
-                if refused.status in (400, 401, 403, 404):
-                    raise not_allowed(refused, path, self._api) from refused
-            except Unreachable as error:
-                log.warning("%s does not answer yet: %s", self._api.name, error)
-                return
-
     def _take_nodes(self, change: Change) -> None:
         views: tuple[NodeView, ...] = change.objects
         if change.kind == "gone":
             for view in views:
-                # Its last state may be one that no watch told.
+                # Its last state may be one that no watch reported.
                 if view.name in self.nodes:
                     self._events += self.nodes.update(view, change.at)
                 self._events += self.nodes.remove(view.name, change.at)

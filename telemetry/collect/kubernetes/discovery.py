@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any, Final
 
 from telemetry.collect.exporters.targets import DEFAULT_PATH, Target
@@ -12,9 +12,7 @@ from telemetry.collect.kubernetes.api import Api, Object, Refused, Unreachable
 from telemetry.collect.kubernetes.client import connect, not_allowed, unreachable
 from telemetry.errors import InputError
 
-_SLICE_VERSIONS: Final = ("v1", "v1beta1")
 _SERVICE_LABEL: Final = "kubernetes.io/service-name"
-_MISSING: Final = 404
 _UNKNOWN_USER: Final = 401
 
 _connections: dict[str, Api] = {}
@@ -31,48 +29,44 @@ def service_targets(
     Returns: sorted by URL, one per pod, with the node that the pod runs on. Endpoints that are not ready are among them
     (an exporter that no longer gets ready is news), those that are being ended are not.
     Raises ``InputError`` if there is no such service or port, the server refuses, or does not answer.
-
-    Read from EndpointSlices (``discovery.k8s.io/v1``, or ``v1beta1`` before Kubernetes 1.21), and from Endpoints where
-    the server has neither.
     """
     where = f"kubernetes:{namespace}/{service}"
     api = api or _connected()
     try:
-        found = _from_slices(api, namespace, service, port, where)
-        if found is None:
-            found = _from_endpoints(api, namespace, service, port, where)
+        slices = _slices(api, namespace, service)
     except Refused as refused:
-        if refused.status == _MISSING:
-            raise InputError(
-                "there is no such service", where, f"Look it up with: kubectl get services -n {namespace}"
-            ) from refused
         if refused.status == _UNKNOWN_USER:
             _connections.clear()  # a certificate or token of the file was replaced: read it again the next time
         raise not_allowed(refused, f" ({where})", api) from refused
     except Unreachable as error:
         raise unreachable(error, api) from error
-    return sorted(found, key=lambda target: target.url)
+    if not slices:
+        raise InputError(
+            "there is no such service, or it selects no pods",
+            where,
+            f"Look it up with: kubectl get endpointslices -n {namespace}",
+        )
+    return sorted(slice_targets(slices, port, where), key=lambda target: target.url)
 
 
 def slice_targets(slices: Iterable[Object], port: int | str | None, where: str) -> list[Target]:
-    """Return the targets of EndpointSlices of one service, of either version.
+    """Return the targets of EndpointSlices of one service.
 
     Raises ``InputError`` if no port, or more than one, can be meant.
     """
     chosen: dict[str, tuple[int, Target]] = {}
-    for each in slices:
-        family = each.get("addressType", "IPv4")
+    for item in slices:
+        family = item.get("addressType", "IPv4")
         if family not in ("IPv4", "IPv6"):
             continue
         rank = 0 if family == "IPv4" else 1
         number: tuple[str, int] | None = None
-        for endpoint in each.get("endpoints") or ():
+        for endpoint in item.get("endpoints") or ():
             conditions = endpoint.get("conditions") or {}
             if conditions.get("terminating"):
                 continue
-            number = number or _port(each.get("ports") or (), port, where)
-            topology = endpoint.get("topology") or endpoint.get("deprecatedTopology") or {}
-            node = endpoint.get("nodeName") or topology.get("kubernetes.io/hostname")
+            number = number or _port(item.get("ports") or (), port, where)
+            node = endpoint.get("nodeName") or (endpoint.get("topology") or {}).get("kubernetes.io/hostname")
             for address in (endpoint.get("addresses") or ())[:1]:
                 target = _target(number, address, node)
                 # A dual-stack service has each pod in a slice of either family: one target, IPv4 for preference.
@@ -82,46 +76,16 @@ def slice_targets(slices: Iterable[Object], port: int | str | None, where: str) 
     return list({target.url: target for _, target in chosen.values()}.values())
 
 
-def endpoints_targets(endpoints: Object, port: int | str | None, where: str) -> list[Target]:
-    """Return the targets of an Endpoints object.
-
-    Raises ``InputError`` if no port, or more than one, can be meant.
-    """
-    found: dict[str, Target] = {}
-    for subset in endpoints.get("subsets") or ():
-        addresses = [*(subset.get("addresses") or ()), *(subset.get("notReadyAddresses") or ())]
-        if not addresses:
-            continue
-        number = _port(subset.get("ports") or (), port, where)
-        for address in addresses:
-            target = _target(number, address["ip"], address.get("nodeName"))
-            found[target.url] = target
-    return list(found.values())
-
-
-def _from_slices(api: Api, namespace: str, service: str, port: int | str | None, where: str) -> list[Target] | None:
-    for version in _SLICE_VERSIONS:
+def _slices(api: Api, namespace: str, service: str) -> list[Object]:
+    selector = {"labelSelector": f"{_SERVICE_LABEL}={service}"}
+    for version in ("v1", "v1beta1"):  # the latter before Kubernetes 1.21
         path = f"/apis/discovery.k8s.io/{version}/namespaces/{namespace}/endpointslices"
         try:
-            slices = list(_items(api, path, {"labelSelector": f"{_SERVICE_LABEL}={service}"}))
+            return [item for page in api.pages(path, selector) for item in page.get("items") or ()]
         except Refused as refused:
-            if refused.status == _MISSING:
-                continue
-            raise
-        if not slices:
-            break  # the service has no selector, or is not there: its Endpoints tell which
-        return slice_targets(slices, port, where)
-    return None
-
-
-def _from_endpoints(api: Api, namespace: str, service: str, port: int | str | None, where: str) -> list[Target]:
-    path = f"/api/v1/namespaces/{namespace}/endpoints/{service}"
-    return endpoints_targets(api.get(path), port, where)
-
-
-def _items(api: Api, path: str, params: dict[str, str]) -> Iterator[Object]:
-    for page in api.pages(path, params):
-        yield from page.get("items") or ()
+            if refused.status != 404 or version == "v1beta1":
+                raise
+    raise AssertionError("unreachable")
 
 
 def _port(ports: Iterable[Any], wanted: int | str | None, where: str) -> tuple[str, int]:

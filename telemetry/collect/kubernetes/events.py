@@ -19,11 +19,7 @@ _DETAIL_LENGTH = 400
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """A Kubernetes event that a rule names.
-
-    ``count``: how often it has happened; the server counts repeats instead of keeping each.
-    ``first_ms``, ``last_ms``: milliseconds since 1970 UTC.
-    """
+    """A Kubernetes event that a rule names; ``count``: the server counts repeats instead of keeping each."""
 
     uid: str
     kind: str
@@ -86,18 +82,10 @@ def notice_of(event: Object, rules: KubernetesRules) -> Notice | None:
 
 
 class NoticeTracker:
-    """Which Kubernetes events were reported already, and up to which count.
+    """Which Kubernetes events were reported already: their counts by uid, by kind of object."""
 
-    ``told``: from an earlier run, as :attr:`told`.
-    """
-
-    def __init__(self, told: Mapping[str, Mapping[str, int]] | None = None) -> None:
-        self._told = {kind: dict(counts) for kind, counts in (told or {}).items()}
-
-    @property
-    def told(self) -> dict[str, dict[str, int]]:
-        """Count by uid by kind of object, of the events that the server still has."""
-        return {kind: dict(counts) for kind, counts in self._told.items()}
+    def __init__(self, reported: Mapping[str, Mapping[str, int]] | None = None) -> None:
+        self.reported = {kind: dict(counts) for kind, counts in (reported or {}).items()}
 
     def update(self, notice: Notice, at: datetime) -> list[Event]:
         """Return our events for what is new in a Kubernetes event.
@@ -105,7 +93,7 @@ class NoticeTracker:
         One when it is first seen, at its first and, if it was repeated since, one more at its last occurrence; then one
         each time the count has risen.
         """
-        counts = self._told.setdefault(notice.kind, {})
+        counts = self.reported.setdefault(notice.kind, {})
         before = counts.get(notice.uid, 0)
         if notice.count <= before:
             return []
@@ -135,9 +123,9 @@ class NoticeTracker:
 
     def forget(self, notice: Notice) -> None:
         """Forget an event that the server deleted (after an hour by default)."""
-        self._told.get(notice.kind, {}).pop(notice.uid, None)
+        self.reported.get(notice.kind, {}).pop(notice.uid, None)
 
     def keep_only(self, kind: str, uids: Iterable[str]) -> None:
         """Forget all events about a kind of object that are not in this listing."""
         kept = set(uids)
-        self._told[kind] = {uid: count for uid, count in self._told.get(kind, {}).items() if uid in kept}
+        self.reported[kind] = {uid: count for uid, count in self.reported.get(kind, {}).items() if uid in kept}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Final
 
@@ -46,9 +46,8 @@ class PodRun:
     """One pod on its node. Instants are milliseconds since 1970 UTC.
 
     ``started_ms``: when the node took the pod in: from then on its GPUs are held.
-    ``claims``: names of resource claims in its namespace, whose GPUs are not in ``gpus`` yet.
-    ``outcome``: ``Succeeded``, or why it failed: ``Failed``, ``Evicted``, ``OOMKilled``, ``PreemptionByScheduler``, …;
-    None while it runs.
+    ``claims``: names of resource claims whose GPUs are not in ``gpus`` yet.
+    ``outcome``: ``Succeeded``, or why it failed (``Failed``, ``Evicted``, ``OOMKilled``, …); None while it runs.
     """
 
     uid: str
@@ -64,17 +63,8 @@ class PodRun:
 
     @property
     def key(self) -> Key:
-        """What its row is known by."""
+        """What identifies its row."""
         return (self.job, self.node, self.started_ms)
-
-    def content(self) -> dict[str, Any]:
-        """Return it as JSON types."""
-        return asdict(self)
-
-    @classmethod
-    def of_content(cls, content: Mapping[str, Any]) -> PodRun:
-        """Return what :meth:`content` wrote."""
-        return cls(**{**content, "claims": tuple(content["claims"])})
 
 
 def pod_run(pod: Object, rules: KubernetesRules) -> PodRun | None:
@@ -143,7 +133,7 @@ class JobTracker:
         """Take in how a pod is now."""
         known = self._known(run.uid)
         if known is not None:
-            # Deleted containers may leave a finished pod without its times: what was told once stays.
+            # Deleted containers may leave a finished pod without its times: what was reported once stays.
             if known.ended_ms is not None:
                 run = replace(run, ended_ms=known.ended_ms, outcome=known.outcome)
             run = replace(run, gpus=max(run.gpus, known.gpus), claims=run.claims if known.claims else ())
@@ -201,7 +191,7 @@ class JobTracker:
 
     def _put(self, run: PodRun) -> None:
         key = self._key_of.setdefault(run.uid, run.key)
-        if key != run.key:  # its start was corrected: it stays where it was told first
+        if key != run.key:  # its start was corrected: it stays where it was reported first
             run = replace(run, job=key[0], node=key[1], started_ms=key[2])
         self._groups.setdefault(key, {})[run.uid] = run
         self._dirty[key] = None
@@ -267,7 +257,7 @@ def _job(metadata: Object) -> str:
 
 
 def _ended_ms(metadata: Object, status: Object) -> int | None:
-    """When the last container ended, or, of a pod whose node never said, when its failure was noted."""
+    """When the last container ended, or, of a pod whose node never reported, when its failure was noted."""
     states = [each.get("state") or {} for each in status.get("containerStatuses") or ()]
     finished = [ms for each in states if (ms := timestamp_ms((each.get("terminated") or {}).get("finishedAt")))]
     if finished:

@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, Final
 
+from pydantic import TypeAdapter
+
 from telemetry.collect.event import Event
 from telemetry.collect.kubernetes.node_view import NodeView, own_taint
 from telemetry.collect.kubernetes.rules import KubernetesRules
@@ -16,6 +18,8 @@ SOURCE: Final = "kubernetes"
 OWN_SOURCE: Final = "predrain"
 """``source`` of what our own controller did: labels leave such drains out."""
 
+_VIEWS: Final = TypeAdapter(list[NodeView])
+_GONE: Final = TypeAdapter(list[tuple[NodeView, int]])
 READY: Final = "Ready"
 _SOFT: Final = "PreferNoSchedule"
 _DETAIL_LENGTH: Final = 400
@@ -31,9 +35,8 @@ GONE_KEPT: Final = timedelta(days=90)
 class NodeTracker:
     """The nodes of a fleet.
 
-    ``cluster``: name of the cluster, for the inventory; labels that tell one go before it.
+    ``cluster``: for the inventory, where no label names one.
     ``all_nodes``: whether nodes without GPUs are taken too. A node that once had GPUs is taken for ever.
-    ``content``: what :meth:`content` returned.
     """
 
     def __init__(
@@ -48,8 +51,8 @@ class NodeTracker:
         self._cluster = cluster
         self._all = all_nodes
         content = content or {}
-        self._nodes = {each["name"]: NodeView.of_content(each) for each in content.get("nodes", ())}
-        self._gone = {each["name"]: (NodeView.of_content(each), ms) for each, ms in content.get("gone", ())}
+        self._nodes = {view.name: view for view in _VIEWS.validate_python(content.get("nodes", ()))}
+        self._gone = {view.name: (view, ms) for view, ms in _GONE.validate_python(content.get("gone", ()))}
         self._observed: dict[str, tuple[dict[str, str], datetime]] = {}
 
     def __len__(self) -> int:
@@ -61,8 +64,8 @@ class NodeTracker:
     def content(self) -> dict[str, Any]:
         """Return everything as JSON types."""
         return {
-            "nodes": [view.content() for view in self._nodes.values()],
-            "gone": [[view.content(), ms] for view, ms in self._gone.values()],
+            "nodes": _VIEWS.dump_python(list(self._nodes.values()), mode="json"),
+            "gone": _GONE.dump_python(list(self._gone.values()), mode="json"),
         }
 
     def update(self, view: NodeView, at: datetime) -> list[Event]:
@@ -113,8 +116,8 @@ class NodeTracker:
                 place.setdefault("cluster", self._cluster)
             if not place:
                 continue
-            told = self._observed.get(name)
-            if told is not None and told[0] == place and timedelta() <= now - told[1] < OBSERVED_EVERY:
+            written = self._observed.get(name)
+            if written is not None and written[0] == place and timedelta() <= now - written[1] < OBSERVED_EVERY:
                 continue
             self._observed[name] = (place, now)
             rows.append({"node": name, **place, "seen_at": to_ms(now)})
@@ -185,7 +188,7 @@ def markers_of(view: NodeView, rules: KubernetesRules) -> dict[str, NodeMarker]:
 def node_changes(before: NodeView | None, after: NodeView, rules: KubernetesRules, at: datetime) -> list[Event]:
     """Return what happened to a node between two looks.
 
-    ``before``: None: never seen; what already holds then is told with the time that the object gives, else ``at``.
+    ``before``: None: never seen; what already holds then is reported with the time that the object gives, else ``at``.
     ``at``: Aware; when ``after`` was heard. Events carry it as ``known_at``, and as ``timestamp`` where the object does
     not say when.
     Returns: of the whole node. A drain is taken back (a ``drain`` event with code ``uncordon`` or ``undrain``) when the
@@ -227,13 +230,13 @@ def node_gone(view: NodeView, at: datetime) -> Event:
 
 def _machine(before: NodeView, after: NodeView, at: datetime) -> list[Event]:
     """Whether it is another machine, another instance of it, or another boot."""
-    anew = bool(before.uid and after.uid and before.uid != after.uid)
-    since_ms = after.created_ms if anew else None
+    recreated = bool(before.uid and after.uid and before.uid != after.uid)
+    since_ms = after.created_ms if recreated else None
     if before.system_uuid and after.system_uuid and before.system_uuid != after.system_uuid:
         detail = f"system UUID {before.system_uuid} -> {after.system_uuid}"
         return [_event(after.name, "replacement", "node_replaced", SOURCE, since_ms, detail, at)]
     events = []
-    if anew or (before.provider_id and after.provider_id and before.provider_id != after.provider_id):
+    if recreated or (before.provider_id and after.provider_id and before.provider_id != after.provider_id):
         moved: str | None = None
         if before.provider_id != after.provider_id:
             moved = f"provider ID {before.provider_id or 'none'} -> {after.provider_id or 'none'}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Final
 
 from telemetry.collect.kubernetes.api import Object, timestamp_ms
@@ -39,9 +39,7 @@ class Condition:
 class NodeView:
     """A node as we know it. Instants are milliseconds since 1970 UTC.
 
-    ``provider_id``, ``system_uuid``, ``boot_id``: the cloud's name of the machine, the firmware's name of it, and the
-    kernel's of this boot.
-    ``labelled_gpu``: whether a label says that it has GPUs, also when none works.
+    ``labelled_gpu``: a label says that it has GPUs, also when none works.
     ``cordoned_by``: field manager that set ``spec.unschedulable``.
     ``conditions``: ``Ready`` and those that a rule names.
     ``place``: ``cluster``, ``group``, ``rack``, ``nvlink_domain``, as far as labels tell.
@@ -66,22 +64,6 @@ class NodeView:
     def has_gpus(self) -> bool:
         """Whether it is a GPU node, by capacity or by label."""
         return self.gpus > 0 or self.labelled_gpu
-
-    def content(self) -> dict[str, Any]:
-        """Return the view as JSON types."""
-        return asdict(self)
-
-    @classmethod
-    def of_content(cls, content: Mapping[str, Any]) -> NodeView:
-        """Return the view that :meth:`content` wrote."""
-        return cls(
-            **{
-                **content,
-                "taints": tuple(Taint(**each) for each in content["taints"]),
-                "conditions": tuple(Condition(**each) for each in content["conditions"]),
-                "place": tuple((name, value) for name, value in content["place"]),
-            }
-        )
 
 
 def own_taint(key: str, rules: KubernetesRules) -> bool:
@@ -147,7 +129,6 @@ def _gpus(capacity: Mapping[str, Any], rules: KubernetesRules) -> int:
 
 
 def _cordoned_by(managed: Any) -> tuple[str | None, int | None]:
-    """Return who set ``spec.unschedulable``, and when he last wrote."""
     for entry in managed:
         fields = entry.get("fieldsV1") or {}
         if "f:unschedulable" in (fields.get("f:spec") or {}):

@@ -8,13 +8,10 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
-import yaml
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
+from telemetry.collect.rules_file import read_rules
 from telemetry.config import Section
-from telemetry.errors import InputError
-from telemetry.importing.mapping import nearest_hint
-from telemetry.yaml_text import read_yaml
 
 DEFAULTS: Final = Path(__file__).with_name("rules.yaml")
 """The documented defaults, in the form of a user's file."""
@@ -142,34 +139,18 @@ class KubernetesRules(Section):
 @cache
 def default_rules() -> KubernetesRules:
     """Return the rules of rules.yaml."""
-    return KubernetesRules.model_validate(read_yaml(DEFAULTS.read_text(encoding="utf-8")))
+    return read_rules(DEFAULTS, KubernetesRules, Rule)
 
 
 def load_rules(path: Path | None) -> KubernetesRules:
-    """Read a rules file and put the defaults after it.
+    """Read a rules file and put the defaults after it; None: the defaults alone.
 
-    ``path``: None: the defaults alone.
     Raises ``InputError`` if the file is missing, is no YAML, or has an unknown key or a wrong value.
     """
     base = default_rules()
     if path is None:
         return base
-    try:
-        content = read_yaml(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"the rules cannot be read: {error.strerror}", str(path), "Give a YAML file.") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise InputError(f"the rules are not valid YAML: {error}", str(path), "Correct the file.") from error
-    try:
-        own = KubernetesRules.model_validate({} if content is None else content)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        place = ".".join(str(part) for part in first["loc"])
-        do = "Correct the value."
-        if first["type"] == "extra_forbidden":
-            known = Rule.model_fields if len(first["loc"]) > 1 else KubernetesRules.model_fields
-            do = nearest_hint(str(first["loc"][-1]), list(known)) or "Remove the key."
-        raise InputError(f"rules: {first['msg']} (value {first['input']!r})", f"{path}, {place}", do) from error
+    own = read_rules(path, KubernetesRules, Rule)
     if not own.defaults:
         return own
     return own.model_copy(

@@ -4,8 +4,8 @@ NVML runs in a process of its own because a call into a sick GPU can block for e
 that is stuck in such a call cannot be ended, and the library's locks keep others out; a process can be left behind.
 It also is the only way to load the library of a driver that was replaced.
 
-Requests: ``{"do": "open", "skip": [index, …]}``, ``{"do": "read", "skip": […]}``, ``{"do": "watch", "skip": […]}``.
-Before each GPU the index is told (``{"at": index}``), so that the other side knows whose call hangs.
+Requests: ``{"do": "read", "skip": [index, …]}`` and ``{"do": "watch", "skip": […]}``; the first opens the library.
+Before each GPU comes its index (``{"at": index}``), so that the other side knows whose call hangs.
 """
 
 from __future__ import annotations
@@ -19,16 +19,22 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, ClassVar, Final
 
-from telemetry.collect.nvml.device import LOST, RELOADED, Nvml, NvmlFault
+from telemetry.collect.nvml.library import LOST, RELOADED, Library, NvmlFault
 from telemetry.collect.nvml.reader import Reader
 
 ROOT: Final = Path(__file__).resolve().parents[3]
+WAIT_MS: Final = 1000
+"""How long one wait for XIDs lasts; a message says after each that the watch goes on."""
+
 _READ_BYTES: Final = 65536
 _REAP_S: Final = 2.0
+
+Message = dict[str, Any]
 
 
 class Silent(Exception):
@@ -39,24 +45,12 @@ class Ended(Exception):
     """A child is gone: it crashed inside the library, or was killed."""
 
 
-class Child(Protocol):
-    """A process that answers requests with messages."""
-
-    def ask(self, request: Message) -> None:
-        """Send a request; :class:`Ended` where nobody listens."""
-
-    def hear(self, timeout_s: float) -> Message:
-        """Return the next message; :class:`Silent` or :class:`Ended` where there is none."""
-
-    def end(self) -> None:
-        """End the process, whatever it is doing. Harmless twice."""
-
-
 class Process:
-    """A child in a process of its own; implements :class:`Child`."""
+    """A child in a process of its own."""
 
-    def __init__(self, graveyard: Graveyard) -> None:
-        self._graveyard = graveyard
+    _unreaped: ClassVar[list[subprocess.Popen[bytes]]] = []
+
+    def __init__(self) -> None:
         path = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
         self._process = subprocess.Popen(
             # -P: a folder named telemetry in the working directory is not ours.
@@ -69,7 +63,7 @@ class Process:
         self._ended = False
 
     def ask(self, request: Message) -> None:
-        """Send a request."""
+        """Send a request; raises :class:`Ended` where nobody listens."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(json.dumps(request).encode() + b"\n")
@@ -78,7 +72,7 @@ class Process:
             raise Ended(str(error)) from error
 
     def hear(self, timeout_s: float) -> Message:
-        """Return the next message."""
+        """Return the next message; raises :class:`Silent` or :class:`Ended` where there is none."""
         assert self._process.stdout is not None
         descriptor = self._process.stdout.fileno()
         deadline = time.monotonic() + timeout_s
@@ -97,55 +91,33 @@ class Process:
         return message
 
     def end(self) -> None:
-        """Kill the process; one that the kernel holds is left to the graveyard."""
+        """Kill the process, whatever it is doing; harmless twice."""
         if self._ended:
             return
         self._ended = True
         self._process.kill()
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
-                try:
+                with suppress(OSError):  # what was left to send to a process that is gone
                     pipe.close()
-                except OSError:  # what was left to send to a process that is gone
-                    continue
-        self._graveyard.bury(self._process)
-
-
-class Graveyard:
-    """Processes that were killed, but that the kernel does not let go of while a driver call blocks."""
-
-    def __init__(self) -> None:
-        self._stuck: list[subprocess.Popen[bytes]] = []
-
-    def bury(self, process: subprocess.Popen[bytes]) -> None:
-        """Reap a killed process, or keep it where it does not die."""
         try:
-            process.wait(_REAP_S)
+            self._process.wait(_REAP_S)
         except subprocess.TimeoutExpired:
-            self._stuck.append(process)
+            self._unreaped.append(self._process)
 
-    def stuck(self) -> int:
-        """Return how many killed processes the kernel still holds."""
-        self._stuck = [each for each in self._stuck if each.poll() is None]
-        return len(self._stuck)
-
-
-WAIT_MS: Final = 1000
-"""How long one wait for XIDs lasts; the watcher says that it is alive after each."""
-
-Message = dict[str, Any]
+    @classmethod
+    def stuck(cls) -> int:
+        """Return how many killed processes the kernel still holds in a driver call."""
+        cls._unreaped = [process for process in cls._unreaped if process.poll() is None]
+        return len(cls._unreaped)
 
 
 class Session:
-    """Answers requests with messages; one to a process.
-
-    ``monotonic``: seconds of a clock that never jumps.
-    ``clock_ms``: milliseconds since 1970 UTC: the time of XIDs.
-    """
+    """Answers requests with messages; one to a process."""
 
     def __init__(
         self,
-        nvml: Nvml,
+        nvml: Library,
         *,
         monotonic: Callable[[], float] = time.monotonic,
         clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
@@ -155,104 +127,72 @@ class Session:
         self._reader = Reader(nvml, monotonic)
         self._clock_ms = clock_ms
         self._sleep = sleep
-        self._count = 0
+        self._count: int | None = None
 
     def answer(self, request: Message) -> Iterator[Message]:
-        """Answer a request; the last message is ``done`` or ``failed`` (the library has to be opened anew)."""
-        skip = frozenset(request.get("skip", ()))
+        """Answer a request; the last message is ``done`` or ``failed`` (the library has to be opened again)."""
+        skip = frozenset(request["skip"])
         try:
-            if request["do"] == "open":
-                yield from self._open(skip)
-            elif request["do"] == "read":
-                yield from self._read(skip)
-            else:
-                yield from self._watch(skip)
+            if self._count is None:
+                yield {"at": None}
+                self._nvml.open()
+                self._count = self._nvml.count()
+                yield {"driver": self._nvml.driver(), "count": self._count}
+            indices = [index for index in range(self._count) if index not in skip]
+            if request["do"] == "watch":
+                yield from self._watch(indices)
+            for index in indices:
+                yield {"at": index}
+                yield from self._read(index)
+            yield {"done": True}
         except NvmlFault as fault:
             yield {"failed": fault.code}
 
-    def _open(self, skip: frozenset[int]) -> Iterator[Message]:
-        yield {"at": None}
-        self._nvml.open()
-        self._count = self._nvml.count()
-        yield {"driver": self._nvml.driver(), "count": self._count}
-        for index in range(self._count):
-            if index not in skip:
-                yield {"at": index}
-                yield self._found(index)
-        yield {"done": True}
-
-    def _found(self, index: int) -> Message:
+    def _read(self, index: int) -> Iterator[Message]:
         try:
-            return {"device": asdict(self._reader.find(index))}
-        except NvmlFault as fault:
-            return _unless_reloaded(index, fault)
-
-    def _read(self, skip: frozenset[int]) -> Iterator[Message]:
-        for index in range(self._count):
-            if index in skip:
-                continue
-            yield {"at": index}
             if not self._reader.known(index):
-                found = self._found(index)
-                yield found
-                if "device" not in found:
-                    continue
-            try:
-                reading = self._reader.read(index)
-                yield {"row": index, "values": reading.values, "errors": reading.errors}
-            except NvmlFault as fault:
-                yield _unless_reloaded(index, fault)
-        yield {"done": True}
-
-    def _watch(self, skip: frozenset[int]) -> Iterator[Message]:
-        """Tell every XID until something breaks.
-
-        A lost GPU makes the wait fail for all GPUs of the set, so the set is then made anew without it.
-        """
-        while True:
-            watched: dict[int, Any] = {}
-            names: dict[int, str] = {}
-            for index in range(self._count):
-                if index in skip:
-                    continue
-                yield {"at": index}
-                handle = self._watchable(index, names)
-                if handle is not None:
-                    watched[index] = handle
-            yield {"at": None}
-            events, refused = self._nvml.watch(list(watched.values()))
-            for fault_or_none in refused:
-                if isinstance(fault_or_none, NvmlFault) and fault_or_none.code in RELOADED:
-                    raise fault_or_none
-            accepted = [each for each, why in zip(watched, refused, strict=True) if why is None]
-            yield {"watching": accepted}
-            yield from self._wait(events, {index: watched[index] for index in accepted}, names)
-
-    def _watchable(self, index: int, names: dict[int, str]) -> Any:
-        """Return the handle of a GPU that is there, else None."""
-        try:
-            handle = self._nvml.handle(index)
-            names[index] = self._nvml.identity(index, handle).gpu
-            try:
-                self._nvml.call("pstate", handle)  # a lost GPU can still be registered, and spoils the wait
-            except NvmlFault as fault:
-                if fault.code in LOST | RELOADED:
-                    raise
-            return handle
+                yield {"device": asdict(self._reader.find(index))}
+            reading = self._reader.read(index)
+            yield {"row": index, "values": reading.values, "errors": reading.errors}
         except NvmlFault as fault:
             if fault.code in RELOADED:
                 raise
-            return None
+            yield {"lost" if fault.code in LOST else "unreadable": index, "code": fault.code}
 
-    def _wait(self, events: Any, watched: dict[int, Any], names: dict[int, str]) -> Iterator[Message]:
-        """Tell XIDs until a GPU of the set is lost."""
+    def _watch(self, indices: list[int]) -> Iterator[Message]:
+        """Report every XID until something breaks.
+
+        A lost GPU makes the wait fail for all GPUs of the set, so the set is then made again without it.
+        """
         while True:
+            watched: dict[int, tuple[Any, str]] = {}
+            for index in indices:
+                yield {"at": index}
+                try:
+                    handle = self._nvml.handle(index)
+                    self._reader.check(handle)  # a lost GPU can still be registered, and spoils the wait
+                    watched[index] = (handle, self._nvml.identity(index, handle).gpu)
+                except NvmlFault as fault:
+                    if fault.code in RELOADED:
+                        raise
+            yield {"at": None}
+            events, refused = self._nvml.watch([handle for handle, _ in watched.values()])
+            for fault_or_none in refused:
+                if fault_or_none is not None and fault_or_none.code in RELOADED:
+                    raise fault_or_none
+            watched = {index: watched[index] for index, fault in zip(watched, refused, strict=True) if fault is None}
+            yield {"watching": list(watched)}
+            yield from self._wait(events, watched)
+
+    def _wait(self, events: Any, watched: dict[int, tuple[Any, str]]) -> Iterator[Message]:
+        """Report XIDs until a GPU of the set is lost."""
+        while True:
+            event = None
             try:
                 if watched:
                     event = self._nvml.wait(events, WAIT_MS)
                 else:  # nothing to wait for, but a GPU may come back
                     self._sleep(WAIT_MS / 1000)
-                    event = None
             except NvmlFault as fault:
                 if fault.code not in LOST:
                     raise
@@ -264,29 +204,12 @@ class Session:
                 yield {"alive": True}
                 continue
             handle, xid, instance = event
-            at_ms = self._clock_ms()
-            owner = next((index for index, each in watched.items() if self._nvml.same(each, handle)), None)
-            yield {
-                "xid": xid,
-                "index": owner,
-                "gpu": None if owner is None else names[owner],
-                "instance": instance,
-                "at_ms": at_ms,
-            }
-
-
-def _unless_reloaded(index: int, fault: NvmlFault) -> Message:
-    if fault.code in RELOADED:
-        raise fault
-    if fault.code in LOST:
-        return {"lost": index, "code": fault.code}
-    return {"unreadable": index, "code": fault.code}
+            gpu = next((gpu for known, gpu in watched.values() if self._nvml.same(known, handle)), None)
+            yield {"xid": xid, "gpu": gpu, "instance": instance, "at_ms": self._clock_ms()}
 
 
 def main() -> None:
     """Serve requests of the process that started this one, until it closes stdin or dies."""
-    from telemetry.collect.nvml.library import Library  # noqa: PLC0415  kept out of what tests of the session import
-
     # The other side ends this process by closing the pipe, or by SIGKILL when a call hangs; signals to the whole
     # group (Ctrl-C, a service manager's stop) are its own business.
     for number in (signal.SIGINT, signal.SIGTERM):

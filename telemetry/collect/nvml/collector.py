@@ -1,50 +1,54 @@
-"""The NVML collector of one node: reads on an interval, lands what it heard, remembers what it told."""
+"""The NVML collector of one node: reads on an interval, writes what it heard, remembers what it reported."""
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import hashlib
 import json
 import logging
-import os
+import math
 import re
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
-from typing import Final, Protocol
+from pathlib import Path
+from typing import Any, Final
 
-from telemetry.atomic import disk_errors
-from telemetry.collect.nvml.node_reader import NodeReader, Row, Trouble, Turn
-from telemetry.collect.nvml.tables import Event, RunState, address_of, events_table, inventory_table, samples_table
+import pyarrow as pa
+
+from telemetry.collect.event import Event
+from telemetry.collect.nvml.library import Identity
+from telemetry.collect.nvml.node_reader import NodeReader, Row, TroubleCode, Turn
 from telemetry.collect.nvml.xid_watcher import Xid
+from telemetry.collect.outbox import Outbox
 from telemetry.dataset.channel import Channel
+from telemetry.dataset.schema import CHANNEL_TYPES, INSTANT
 from telemetry.errors import InputError
 from telemetry.landing.folder import Landing
+from telemetry.milliseconds import to_ms
+from telemetry.xids.pci import normalise_pci_bus_id
 
 _LOG = logging.getLogger(__name__)
 
-LAND_EVERY: Final = timedelta(minutes=1)
-"""Samples land in one file for this long; events at once."""
+SOURCE: Final = "nvml"
+
+WRITE_EVERY: Final = timedelta(minutes=1)
+"""Samples of this long go into one file; events are written at once."""
 
 INVENTORY_EVERY: Final = timedelta(hours=1)
-"""An unchanged inventory lands this often, as a sign that it still holds."""
+"""An unchanged inventory is written this often, as a sign that it still holds."""
 
-MOST_ROWS: Final = 20_000
-"""Rows kept while they cannot land (a full disk): more than a day of eight GPUs every 30 s would need less."""
+MAX_ROWS: Final = 20_000
+"""Rows kept while they cannot be written (a full disk): a day of eight GPUs every 30 s."""
 
-MOST_EVENTS: Final = 10_000
-"""Events kept while they cannot land."""
+MAX_EVENTS: Final = 10_000
+"""Events kept while they cannot be written."""
 
 _WRITER_LENGTH: Final = 100
+_INT32_MAX: Final = 2**31 - 1
 
-
-class Waker(Protocol):
-    """Is told when something has landed."""
-
-    def wake(self) -> None:
-        """Look into the spool."""
+MakeReader = Callable[[dict[int, Identity], dict[str, TroubleCode]], NodeReader]
+"""Makes the reader from the GPUs that were seen before, by index, and the troubles that were reported before."""
 
 
 @dataclass(slots=True)
@@ -66,16 +70,22 @@ def writer_of(node: str) -> str:
     return name
 
 
+def boot_id() -> str:
+    """Return what the kernel calls this boot of the machine; an empty text where it does not say."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
+
+
 class Collector:
-    """Reads a node's GPUs and lands what they say.
+    """Reads a node's GPUs and writes what they report.
 
     ``landing``: of the writer :func:`writer_of`.
-    ``channels``: channels that samples may have.
-    ``reader``: makes the reader from the lost and hung GPUs that were told before.
-    ``clock``, ``monotonic``: now (aware UTC), and seconds of a clock that never jumps.
-    ``boot``: which boot of the machine this is, see :func:`telemetry.collect.nvml.tables.boot_id`.
-    ``waker``: told after each landing.
-    Raises ``InputError`` if another collector of the same node lands in the same folder.
+    ``boot``: which boot of the machine this is: after another one, GPUs may stand in other places, and a GPU that is
+    still lost is lost again.
+    ``wake``: called after each write.
+    Raises ``InputError`` if another collector of the same node writes to the same folder.
     """
 
     def __init__(
@@ -83,29 +93,33 @@ class Collector:
         landing: Landing,
         node: str,
         channels: Mapping[str, Channel],
-        reader: Callable[[RunState], NodeReader],
+        reader: MakeReader,
         *,
         clock: Callable[[], datetime],
         monotonic: Callable[[], float],
         interval: timedelta,
         boot: str = "",
-        waker: Waker | None = None,
+        wake: Callable[[], object] = lambda: None,
     ) -> None:
         self._landing = landing
         self._node = node
-        self._writer = writer_of(node)
         self._channels = channels
         self._clock = clock
         self._monotonic = monotonic
         self._interval_s = interval.total_seconds()
-        self._waker = waker
-        self._lock = self._only_one()
-        self._state = RunState.read(landing.state(f"{self._writer}.json"), boot)
-        self._reader = reader(self._state)
+        self._wake = wake
+        self._outbox = Outbox(landing, writer_of(node))
+        state = self._outbox.position or {"driver": None, "inventory": "", "inventory_at": 0}
+        if state.get("boot") != boot:
+            state |= {"boot": boot, "known": [], "troubles": {}}
+        self._state = state
+        known = {each["index"]: Identity(**each) for each in state["known"]}
+        self._reader = reader(known, dict(state["troubles"]))
         self._rows: list[Row] = []
-        self._landed_at_s = monotonic()
-        self._events: list[Event] = []
+        self._written_at_s = monotonic()
         self._guard = threading.Lock()
+        self._events: list[Event] = []
+        self._inventory: list[dict[str, Any]] = []
         self._blocked: set[str] = set()
         self._returned: Callable[[], None] = lambda: None
         self.counts = Counts()
@@ -120,20 +134,19 @@ class Collector:
         self._returned = act
 
     def run(self, stopped: threading.Event, begun: Callable[[], None] = lambda: None) -> None:
-        """Read on the interval until ``stopped``, then land what is held; call ``begun`` after the first reading.
+        """Read on the interval until ``stopped``, then write what is held; call ``begun`` after the first reading.
 
         Raises ``InputError`` if the node has no driver, at the first reading only.
         """
         try:
-            self._tell_again()
             due_s = self._monotonic()
             while not stopped.is_set():
                 self.turn()
                 if self.counts.turns == 1:
                     begun()
                 now_s = self._monotonic()
-                if self._rows and now_s - self._landed_at_s >= LAND_EVERY.total_seconds():
-                    self.land()
+                if self._rows and now_s - self._written_at_s >= WRITE_EVERY.total_seconds():
+                    self.write_samples()
                 # Ticks that were missed (a hang, a suspended machine) are not made up for.
                 due_s += self._interval_s * max(1, -(-(now_s - due_s) // self._interval_s))
                 stopped.wait(max(0.0, due_s - self._monotonic()))
@@ -141,12 +154,8 @@ class Collector:
             self.close()
 
     def once(self, pause: Callable[[float], object]) -> None:
-        """Read once and land it.
-
-        ``pause``: waits a number of seconds: profiling metrics are means since a first reading, which is not landed.
-        """
+        """Read once and write it, after a reading that is not written: profiling metrics are means since another."""
         try:
-            self._tell_again()
             self.turn(keep=False)
             pause(1.0)
             self.turn()
@@ -154,173 +163,150 @@ class Collector:
             self.close()
 
     def turn(self, *, keep: bool = True) -> None:
-        """Read every GPU once; land events and a changed inventory."""
+        """Read every GPU once; write events and a changed inventory."""
         turn = self._reader.turn()
         self.counts.turns += 1
         if keep:
             self._rows += turn.rows
             self.counts.rows += len(turn.rows)
-            if len(self._rows) > MOST_ROWS:
-                over = len(self._rows) - MOST_ROWS
+            if len(self._rows) > MAX_ROWS:
+                over = len(self._rows) - MAX_ROWS
                 self.counts.dropped_rows += over
                 del self._rows[:over]
-        self._tell(turn)
+        with self._guard:
+            self._note(turn)
+        self._try(self._commit)
         if turn.returned:
             self._returned()
-        if self._events:
-            self._try(self._land_events)
-        self._land_inventory()
 
     def hear(self, xid: Xid) -> None:
-        """Land an XID at once; called by the watcher's thread."""
+        """Write an XID at once; called by the watcher's thread."""
         detail = None if xid.instance is None else f"GPU instance {xid.instance}"
         with self._guard:
             self.counts.xids += 1
-            self._events.append(Event(None, xid.at, xid.gpu, None, "xid", str(xid.xid), detail))
-            del self._events[:-MOST_EVENTS]
-        self._try(self._land_events)
+            self._events.append(self._event(xid.at, "xid", str(xid.xid), detail, xid.gpu))
+        self._try(self._commit)
 
-    def land(self) -> None:
-        """Land the samples that are held; they stay held where the disk is full."""
-        self._landed_at_s = self._monotonic()
-        self._try(self._land_samples)
+    def write_samples(self) -> None:
+        """Write the samples that are held; they stay held where the disk is full."""
+        self._written_at_s = self._monotonic()
+        self._try(self._write_samples)
 
     def close(self) -> None:
-        """Land everything that is held, and let go of the driver."""
+        """Write everything that is held, and let go of the driver."""
         self._reader.close()
-        self._try(self._land_events)
-        self.land()
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+        self._try(self._commit)
+        self.write_samples()
+        self._outbox.close()
 
-    def _tell(self, turn: Turn) -> None:
-        """Write decided events into the state first, then land each under its name."""
-        state = self._state
-        events = [self._event_of(each) for each in turn.troubles]
-        driver = self._reader.driver
-        if driver is not None and state.driver is not None and driver != state.driver:
-            _LOG.info("the driver is now %s, it was %s", driver, state.driver)
-            at = self._clock()
-            # One a GPU, in the words of the fold, which sees the same change in the inventory.
-            events += [
-                Event(
-                    f"{self._writer}.driver.{each.gpu}.{_milliseconds(at)}",
-                    at,
-                    each.gpu,
-                    address_of(each),
-                    "driver",
-                    driver,
-                    f"driver {state.driver} before",
-                )
-                for each in self._reader.present
-            ]
-        if events or turn.returned or self._reader.known != state.known or driver not in (None, state.driver):
-            state.known = self._reader.known
-            state.driver = driver or state.driver
-            state.lost, state.hung = set(self._reader.lost), set(self._reader.hung)
-            state.outbox = [*state.outbox, *events][-MOST_EVENTS:]
-            self._try(state.write)
-        if state.outbox:
-            self._try(self._tell_outbox)
+    def _note(self, turn: Turn) -> None:
+        """Decide on events and on rows of the inventory, and change the state that goes with them."""
+        events = []
+        for trouble in turn.troubles:
+            gpu, address = _names(trouble.identity)
+            events.append(self._event(trouble.at, "other", trouble.code, trouble.detail, gpu, address))
+        driver, before, now = self._reader.driver, self._state["driver"], self._clock()
+        present = self._reader.present
+        if driver is not None and before is not None and driver != before:
+            _LOG.info("the driver is now %s, it was %s", driver, before)
+            # One a GPU, in the words of the compaction, which sees the same change in the inventory.
+            for identity in present:
+                events.append(self._event(now, "driver", driver, f"driver {before} before", *_names(identity)))
+        self.counts.events += len(events)
+        self._events = [*self._events, *events][-MAX_EVENTS:]
+        self._state = self._state | {
+            "driver": driver or before,
+            "known": [asdict(identity) for identity in self._reader.known.values()],
+            "troubles": dict(self._reader.troubles),
+        }
+        signature = json.dumps([driver, *(asdict(identity) for identity in present)], sort_keys=True)
+        written = self._state["inventory_at"]
+        # A clock that was set back must not keep the inventory from being written.
+        holds = written <= to_ms(now) < written + INVENTORY_EVERY.total_seconds() * 1000
+        if driver is None or not present or (signature == self._state["inventory"] and holds):
+            return
+        self._inventory = [_inventory_row(identity, self._node, driver, now) for identity in present]
+        self._state = self._state | {"inventory": signature, "inventory_at": to_ms(now)}
 
-    def _tell_again(self) -> None:
-        """Land what the last run had decided and perhaps not landed."""
-        if self._state.outbox:
-            self._try(self._tell_outbox)
-
-    def _tell_outbox(self) -> None:
-        for event in self._state.outbox:
-            self._landing.land("events", events_table([event], self._node), name=event.name)
-            self.counts.events += 1
-        self._state.outbox = []
-        self._state.write()
-        self._wake()
-
-    def _event_of(self, trouble: Trouble) -> Event:
-        place = re.sub(r"[^A-Za-z0-9-]", "-", trouble.key)
-        known = trouble.identity
-        return Event(
-            f"{self._writer}.{trouble.code}.{place}.{_milliseconds(trouble.at)}",
-            trouble.at,
-            None if known is None else known.gpu,
-            None if known is None else address_of(known),
-            "other",
-            trouble.code,
-            trouble.detail,
-        )
-
-    def _land_events(self) -> None:
+    def _commit(self) -> None:
         with self._guard:
-            if not self._events:
-                return
-            self._landing.land("events", events_table(self._events, self._node))
-            self._events = []
-        self._wake()
+            written = self._outbox.landed.total()
+            if self._events or self._inventory or self._state != self._outbox.position:
+                self._outbox.commit(self._state, events=self._events, inventory=self._inventory)
+                self._events, self._inventory = [], []
+            self._outbox.flush()
+            news = self._outbox.landed.total() > written
+        if news:
+            self._wake()
 
-    def _land_samples(self) -> None:
+    def _write_samples(self) -> None:
         if self._rows:
             self._landing.land("samples", samples_table(self._rows, self._node, self._channels))
             self._rows = []
             self._wake()
 
-    def _land_inventory(self) -> None:
-        state, present, driver = self._state, self._reader.present, self._reader.driver
-        if driver is None or not present:
-            return
-        now = self._clock()
-        signature = json.dumps([driver, *(asdict(each) for each in present)], sort_keys=True)
-        told = state.inventory_at
-        # A clock that was set back must not keep the inventory from landing.
-        if signature == state.inventory and told is not None and told <= now < told + INVENTORY_EVERY:
-            return
-
-        def land() -> None:
-            self._landing.land("inventory", inventory_table(present, self._node, driver, now))
-            state.inventory, state.inventory_at = signature, now
-            state.write()
-            self._wake()
-
-        self._try(land)
+    def _event(
+        self, at: datetime, kind: str, code: str, detail: str | None, gpu: str | None, address: str | None = None
+    ) -> Event:
+        return Event(at, self._node, kind, SOURCE, at, code, detail, gpu, address)
 
     def _try(self, act: Callable[[], None]) -> None:
-        """Do what writes; a disk that is full is waited for, and said once for each thing that cannot be written."""
+        """Do what writes; a disk that is full is waited for, and logged once for each thing that cannot be written."""
         what = act.__name__
         try:
             act()
         except (InputError, OSError) as error:
+            with self._guard:
+                self._events = self._events[-MAX_EVENTS:]
             if what not in self._blocked:
                 self._blocked.add(what)
-                _LOG.error("landing waits, and what was heard is held in memory (said once): %s", error)
+                _LOG.error("writing waits, and what was heard is held in memory (logged once): %s", error)
             return
         if what in self._blocked:
             self._blocked.discard(what)
-            _LOG.info("landing goes on")
-
-    def _wake(self) -> None:
-        if self._waker is not None:
-            self._waker.wake()
-
-    def _only_one(self) -> int | None:
-        """Lock the state; two collectors of one node would tell everything twice."""
-        path = self._landing.state(f"{self._writer}.lock")
-        with disk_errors(path):
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(descriptor)
-            raise InputError(
-                f"another collector of the node {self._node} lands here",
-                str(self._landing.root),
-                "Stop it first, or give this one another --node or --spool.",
-            ) from None
-        except OSError:  # a network file system without locks
-            with contextlib.suppress(OSError):
-                os.close(descriptor)
-            return None
-        return descriptor
+            _LOG.info("writing goes on")
 
 
-def _milliseconds(at: datetime) -> int:
-    return round(at.timestamp() * 1000)
+def samples_table(rows: Sequence[Row], node: str, channels: Mapping[str, Channel]) -> pa.Table:
+    """Return raw samples in the landing layout: one row a reading, one column a channel that any row has."""
+    columns: dict[str, pa.Array] = {
+        "timestamp": pa.array([row.at for row in rows], INSTANT),
+        "node": pa.array([node] * len(rows), pa.string()),
+        "gpu": pa.array([row.identity.gpu for row in rows], pa.string()),
+    }
+    reported = {name for row in rows for name in row.values}
+    for name, channel in channels.items():
+        if name in reported:
+            values = [_typed(row.values.get(name), channel) for row in rows]
+            columns[name] = pa.array(values, CHANNEL_TYPES[channel.kind])
+    return pa.table(columns)
+
+
+def _inventory_row(identity: Identity, node: str, driver: str, seen_at: datetime) -> dict[str, Any]:
+    gpu, address = _names(identity)
+    return {
+        "gpu": gpu,
+        "node": node,
+        "slot": str(identity.index),
+        "pci_bus_id": address,
+        "serial": identity.serial,
+        "model": identity.model,
+        "driver": driver,
+        "nvlink_domain": identity.nvlink_domain,
+        "seen_at": to_ms(seen_at),
+    }
+
+
+def _names(identity: Identity | None) -> tuple[str | None, str | None]:
+    """Return a GPU's UUID and its PCI address in the form of the dataset."""
+    if identity is None:
+        return None, None
+    return identity.gpu, None if identity.pci_bus_id is None else normalise_pci_bus_id(identity.pci_bus_id)
+
+
+def _typed(value: float | None, channel: Channel) -> float | int | None:
+    if value is None or math.isnan(value) or channel.kind in ("gauge", "counter"):
+        return value
+    number = round(value)
+    # Flags are a mask of 64 bits, an enum has 31: what does not fit is no value of the channel.
+    return number if 0 <= number < 2**64 and (channel.kind == "flags" or number <= _INT32_MAX) else None

@@ -1,61 +1,98 @@
-"""NVML through its Python binding: the only module that imports ``pynvml``, and only when it is opened."""
+"""NVML through its Python binding: the only module that imports ``pynvml``, and only when it is opened.
+
+The numbers of errors are those of ``nvmlReturn_t`` in ``nvml.h``; they have never changed.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import math
 from collections.abc import Callable, Sequence
-from ctypes import byref, c_void_p, cast
+from ctypes import c_void_p, cast
+from dataclasses import dataclass
 from typing import Any, Final
 
-from telemetry.collect.nvml.device import LIBRARY_NOT_FOUND, Identity, NvmlFault
+from telemetry.collect.nvml.questions import Call, fabric_of
 
+NAMES: Final = {
+    1: "uninitialized",
+    2: "invalid_argument",
+    3: "not_supported",
+    4: "no_permission",
+    6: "not_found",
+    9: "driver_not_loaded",
+    10: "timeout",
+    11: "irq_issue",
+    12: "library_not_found",
+    13: "function_not_found",
+    14: "corrupted_inforom",
+    15: "gpu_is_lost",
+    16: "reset_required",
+    17: "operating_system",
+    18: "lib_rm_version_mismatch",
+    19: "in_use",
+    20: "memory",
+    21: "no_data",
+    22: "vgpu_ecc_not_supported",
+    23: "insufficient_resources",
+    25: "argument_version_mismatch",
+    27: "not_ready",
+    28: "gpu_not_found",
+    999: "unknown",
+}
+
+LOST: Final = frozenset({15, 28})
+"""The GPU no longer answers (it fell off the bus), or the driver has dropped it."""
+
+UNSUPPORTED: Final = frozenset({3, 13, 22, 25, 26})
+"""This device, driver or version of a structure does not have the value: not worth asking again soon."""
+
+RELOADED: Final = frozenset({1, 9, 18})
+"""The driver under the library went away or was replaced: everything has to be opened again."""
+
+LIBRARY_NOT_FOUND: Final = 12
+ABSENT: Final = frozenset({9, LIBRARY_NOT_FOUND})
+"""There is no driver (nothing installed, or its module is not loaded)."""
+
+_NOT_SUPPORTED: Final = 3
 _UUID_ZERO: Final = bytes(16)
 _FABRIC_COMPLETED: Final = 3
 
-CALLS: Final[dict[str, Callable[[Any, Any], tuple[float, ...]]]] = {
-    "temperature": lambda n, h: (n.nvmlDeviceGetTemperatureV(h, n.NVML_TEMPERATURE_GPU),),
-    "temperature_v1": lambda n, h: (n.nvmlDeviceGetTemperature(h, n.NVML_TEMPERATURE_GPU),),
-    "margin_temperature": lambda n, h: (n.nvmlDeviceGetMarginTemperature(h),),
-    "slowdown_threshold": lambda n, h: (n.nvmlDeviceGetTemperatureThreshold(h, n.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN),),
-    "power": lambda n, h: (n.nvmlDeviceGetPowerUsage(h),),
-    "power_limit": lambda n, h: (n.nvmlDeviceGetPowerManagementLimit(h),),
-    "energy": lambda n, h: (n.nvmlDeviceGetTotalEnergyConsumption(h),),
-    "fan": lambda n, h: (n.nvmlDeviceGetFanSpeed(h),),
-    "violation_power": lambda n, h: (_violation(n, h, n.NVML_PERF_POLICY_POWER),),
-    "violation_thermal": lambda n, h: (_violation(n, h, n.NVML_PERF_POLICY_THERMAL),),
-    "violation_reliability": lambda n, h: (_violation(n, h, n.NVML_PERF_POLICY_RELIABILITY),),
-    "clock_sm": lambda n, h: (n.nvmlDeviceGetClockInfo(h, n.NVML_CLOCK_SM),),
-    "clock_memory": lambda n, h: (n.nvmlDeviceGetClockInfo(h, n.NVML_CLOCK_MEM),),
-    "utilisation": lambda n, h: _members(n.nvmlDeviceGetUtilizationRates(h), "gpu", "memory"),
-    "encoder": lambda n, h: (n.nvmlDeviceGetEncoderUtilization(h)[0],),
-    "decoder": lambda n, h: (n.nvmlDeviceGetDecoderUtilization(h)[0],),
-    "memory_v2": lambda n, h: _members(n.nvmlDeviceGetMemoryInfo(h, n.nvmlMemory_v2), "used", "free", "reserved"),
-    "memory": lambda n, h: _members(n.nvmlDeviceGetMemoryInfo(h), "used", "free"),
-    "ecc_volatile": lambda n, h: tuple(n.nvmlDeviceGetTotalEccErrors(h, kind, n.NVML_VOLATILE_ECC) for kind in (0, 1)),
-    "ecc_aggregate": lambda n, h: tuple(
-        n.nvmlDeviceGetTotalEccErrors(h, kind, n.NVML_AGGREGATE_ECC) for kind in (0, 1)
-    ),
-    "ecc_dram": lambda n, h: _located(n, h, n.NVML_MEMORY_LOCATION_DRAM),
-    "sram_counters": lambda n, h: _located(n, h, n.NVML_MEMORY_LOCATION_SRAM),
-    "sram": lambda n, h: _sram_status(n, n.c_nvmlEccSramErrorStatus_v1_t(), h),
-    # Not _v2 of it: the binding leaves its last argument out, and the driver would write through a wild pointer.
-    "retired_pages": lambda n, h: tuple(float(len(n.nvmlDeviceGetRetiredPages(h, cause))) for cause in (0, 1)),
-    "retired_pending": lambda n, h: (n.nvmlDeviceGetRetiredPagesPendingStatus(h),),
-    "remapped_rows": lambda n, h: tuple(n.nvmlDeviceGetRemappedRows(h)),
-    "pcie_replay": lambda n, h: (n.nvmlDeviceGetPcieReplayCounter(h),),
-    "pcie_generation": lambda n, h: (n.nvmlDeviceGetCurrPcieLinkGeneration(h),),
-    "pcie_width": lambda n, h: (n.nvmlDeviceGetCurrPcieLinkWidth(h),),
-    "clocks_event_reasons": lambda n, h: (n.nvmlDeviceGetCurrentClocksEventReasons(h),),
-    "clocks_throttle_reasons": lambda n, h: (n.nvmlDeviceGetCurrentClocksThrottleReasons(h),),
-    "pstate": lambda n, h: (n.nvmlDeviceGetPerformanceState(h),),
-    "fabric_health": lambda n, h: (_fabric(n, h).healthSummary,),
-}
-"""Each question by its name: takes the binding and a handle, answers NVML's own numbers."""
+
+class NvmlFault(Exception):
+    """A call into NVML that gave no value; ``code``: ``nvmlReturn_t``."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(code)
+        self.code = code
+
+    @property
+    def name(self) -> str:
+        """Name of the code, ``error_N`` where the table has none."""
+        return NAMES.get(self.code, f"error_{self.code}")
+
+    def __str__(self) -> str:
+        return f"NVML answered {self.name} ({self.code})"
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What is fixed about a GPU while the driver lists it.
+
+    ``gpu``: UUID, of the parent where the GPU is split into MIG instances.
+    ``nvlink_domain``: ``CLUSTER.CLIQUE`` of the fabric.
+    """
+
+    index: int
+    gpu: str
+    serial: str | None = None
+    model: str | None = None
+    pci_bus_id: str | None = None
+    nvlink_domain: str | None = None
 
 
 class Library:
-    """The driver's library of this process; implements :class:`telemetry.collect.nvml.device.Nvml`.
+    """The driver's library of this process. Every method may raise :class:`NvmlFault`, and any may hang.
 
     A library that is loaded stays loaded: after the driver was replaced it answers a version mismatch until the
     process ends, which is one reason why it only ever runs in a child process.
@@ -66,19 +103,13 @@ class Library:
         self._profiles: dict[int, _Profile] = {}
 
     def open(self) -> None:
-        """Load the library and initialise it; :class:`NvmlFault` where that fails."""
+        """Load the library and initialise it."""
         try:
             import pynvml  # noqa: PLC0415  the one lazy import
         except ImportError:
             raise NvmlFault(LIBRARY_NOT_FOUND) from None
         self._nvml = pynvml
         self._ask(pynvml.nvmlInit)
-
-    def close(self) -> None:
-        """Let go of the driver."""
-        for index in list(self._profiles):
-            self.forget(index)
-        self._ask(self._nvml.nvmlShutdown)
 
     def driver(self) -> str:
         """Return the driver's version."""
@@ -109,16 +140,17 @@ class Library:
         answers = self._ask(self._nvml.nvmlDeviceGetFieldValues, handle, list(numbers))
         return [(int(answer.nvmlReturn), _value(answer) if answer.nvmlReturn == 0 else 0.0) for answer in answers]
 
-    def call(self, name: str, handle: Any) -> tuple[float, ...]:
-        """Ask one question of :data:`CALLS`."""
-        return tuple(float(number) for number in self._ask(CALLS[name], self._nvml, handle))
+    def call(self, call: Call, handle: Any) -> tuple[float, ...]:
+        """Ask one question; return a number for each of its channels."""
+        answer = self._ask(call.ask, self._nvml, handle)
+        return tuple(float(number) for number in (answer if isinstance(answer, tuple) else (answer,)))
 
     def links(self) -> int:
         """Return how many NVLink links a GPU can have at most."""
         return int(self._nvml.NVML_NVLINK_MAX_LINKS)
 
     def link_active(self, handle: Any, link: int) -> bool:
-        """Whether a link is up; :class:`NvmlFault` where there is no such link."""
+        """Whether a link is up; a fault where there is no such link."""
         return bool(self._ask(self._nvml.nvmlDeviceGetNvLinkState, handle, link))
 
     def link_counter(self, handle: Any, link: int, counter: int) -> float:
@@ -126,12 +158,12 @@ class Library:
         return float(self._ask(self._nvml.nvmlDeviceGetNvLinkErrorCounter, handle, link, counter))
 
     def profile(self, index: int, handle: Any, numbers: Sequence[int]) -> list[tuple[int, float]]:
-        """Return the profiling metrics since the previous call for this GPU; none at the first one."""
+        """Return code and value of profiling metrics since the previous call for this GPU; none at the first one."""
         profile = self._profiles.get(index)
         if profile is None:
             support = self._ask(self._nvml.nvmlGpmQueryDeviceSupport, handle)
             if not support.isSupportedDevice:
-                raise NvmlFault(3)
+                raise NvmlFault(_NOT_SUPPORTED)
             profile = self._profiles[index] = self._ask(_Profile, self._nvml)
         return self._ask(profile.since_last, handle, numbers)
 
@@ -141,10 +173,10 @@ class Library:
         if profile is not None:
             profile.free()
 
-    def watch(self, handles: Sequence[Any]) -> tuple[Any, list[Exception | None]]:
+    def watch(self, handles: Sequence[Any]) -> tuple[Any, list[NvmlFault | None]]:
         """Make an event set for XIDs; return it, and for each handle why it could not be registered."""
         events = self._ask(self._nvml.nvmlEventSetCreate)
-        refused: list[Exception | None] = []
+        refused: list[NvmlFault | None] = []
         for handle in handles:
             try:
                 self._ask(self._nvml.nvmlDeviceRegisterEvents, handle, self._nvml.nvmlEventTypeXidCriticalError, events)
@@ -176,7 +208,7 @@ class Library:
         return cast(one, c_void_p).value == cast(other, c_void_p).value
 
     def _domain(self, handle: Any) -> str:
-        fabric = _fabric(self._nvml, handle)
+        fabric = fabric_of(self._nvml, handle)
         if fabric.state != _FABRIC_COMPLETED or bytes(fabric.clusterUuid) == _UUID_ZERO:
             return ""
         return f"{bytes(fabric.clusterUuid).hex()}.{fabric.cliqueId}"
@@ -242,29 +274,3 @@ def _value(answer: Any) -> float:
     if not 0 <= answer.valueType < len(member):
         return math.nan
     return float(getattr(answer.value, member[answer.valueType]))
-
-
-def _violation(nvml: Any, handle: Any, policy: int) -> float:
-    return float(nvml.nvmlDeviceGetViolationStatus(handle, policy).violationTime)
-
-
-def _located(nvml: Any, handle: Any, location: int) -> tuple[float, ...]:
-    return tuple(
-        float(nvml.nvmlDeviceGetMemoryErrorCounter(handle, kind, nvml.NVML_VOLATILE_ECC, location)) for kind in (0, 1)
-    )
-
-
-def _members(answer: Any, *names: str) -> tuple[float, ...]:
-    return tuple(float(getattr(answer, name)) for name in names)
-
-
-def _sram_status(nvml: Any, status: Any, handle: Any) -> tuple[float, ...]:
-    nvml.nvmlDeviceGetSramEccErrorStatus(handle, byref(status))
-    uncorrected = status.volatileUncParity + status.volatileUncSecDed
-    return float(status.volatileCor), float(uncorrected), float(status.bThresholdExceeded)
-
-
-def _fabric(nvml: Any, handle: Any) -> Any:
-    fabric = nvml.c_nvmlGpuFabricInfo_v3_t()
-    nvml.nvmlDeviceGetGpuFabricInfoV(handle, byref(fabric))
-    return fabric

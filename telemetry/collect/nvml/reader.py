@@ -1,10 +1,6 @@
 """Reads every channel of one GPU after the other, and learns what each of them does not have.
 
 Runs in a child process (see :mod:`telemetry.collect.nvml.child`), so it imports nothing heavy.
-
-A *field* is asked with all others in one ``nvmlDeviceGetFieldValues``; a *call* is a function of its own. Where a field
-and a call know the same thing the field comes first, as it costs nothing beside the others, and the call is asked by
-devices and drivers that do not have the field. ``xid_last`` is not read here: NVML tells XIDs as events only.
 """
 
 from __future__ import annotations
@@ -16,164 +12,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, TypeVar
 
-from telemetry.collect.nvml.device import (
-    LOST,
-    RELOADED,
-    UNSUPPORTED,
-    Identity,
-    Nvml,
-    NvmlFault,
-)
-
-_MIB: Final = 1.0 / 1048576.0
-
-
-@dataclass(frozen=True, slots=True)
-class Field:
-    """One id of ``nvmlDeviceGetFieldValues``.
-
-    ``number``: ``NVML_FI_*``.
-    """
-
-    channel: str
-    number: int
-    scale: float = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """One function of NVML.
-
-    ``name``: the question, see :data:`telemetry.collect.nvml.library.CALLS`; it answers a number a channel.
-    ``channels``: our channels, in the order of the answer.
-    """
-
-    name: str
-    channels: tuple[str, ...]
-    scale: float = 1.0
-    older: Call | None = None
-
-
-FIELDS: Final = (
-    Field("mem_temp_c", 82),
-    Field("energy_mj", 83),
-    Field("power_instant_w", 186, 1e-3),
-    Field("ecc_sbe_volatile_total", 3),
-    Field("ecc_dbe_volatile_total", 4),
-    Field("ecc_sbe_aggregate_total", 5),
-    Field("ecc_dbe_aggregate_total", 6),
-    Field("ecc_sbe_dram_volatile_total", 11),
-    Field("ecc_dbe_dram_volatile_total", 12),
-    Field("retired_pages_sbe_total", 29),
-    Field("retired_pages_dbe_total", 30),
-    Field("retired_pages_pending", 31),
-    Field("row_remap_correctable_total", 142),
-    Field("row_remap_uncorrectable_total", 143),
-    Field("row_remap_pending", 144),
-    Field("row_remap_failure", 145),
-    Field("pcie_replay_total", 94),
-    Field("nvlink_crc_flit_total", 38),
-    Field("nvlink_crc_data_total", 45),
-    Field("nvlink_replay_total", 52),
-    Field("nvlink_recovery_total", 59),
-    Field("recovery_action", 230),
-)
-"""Asked together. 38, 45, 52 and 59 are sums over all links, and what DCGM exports as well."""
-
-CALLS: Final = (
-    Call("temperature", ("gpu_temp_c",), older=Call("temperature_v1", ("gpu_temp_c",))),
-    Call("margin_temperature", ("gpu_margin_c",)),
-    Call("slowdown_threshold", ("slowdown_temp_c",)),
-    Call("power", ("power_w",), 1e-3),
-    Call("power_limit", ("power_limit_w",), 1e-3),
-    Call("fan", ("fan_speed_pct",)),
-    Call("violation_power", ("power_violation_ns",)),
-    Call("violation_thermal", ("thermal_violation_ns",)),
-    Call("violation_reliability", ("reliability_violation_ns",)),
-    Call("clock_sm", ("sm_clock_mhz",)),
-    Call("clock_memory", ("mem_clock_mhz",)),
-    Call("utilisation", ("gpu_util_pct", "mem_util_pct")),
-    Call("encoder", ("enc_util_pct",)),
-    Call("decoder", ("dec_util_pct",)),
-    # The second version counts what the driver holds back apart; in the first it is part of what is used.
-    Call(
-        "memory_v2",
-        ("fb_used_mib", "fb_free_mib", "fb_reserved_mib"),
-        _MIB,
-        Call("memory", ("fb_used_mib", "fb_free_mib"), _MIB),
-    ),
-    Call(
-        "sram",
-        ("ecc_sbe_sram_volatile_total", "ecc_dbe_sram_volatile_total", "sram_threshold_exceeded"),
-        older=Call("sram_counters", ("ecc_sbe_sram_volatile_total", "ecc_dbe_sram_volatile_total")),
-    ),
-    Call("pcie_generation", ("pcie_link_gen",)),
-    Call("pcie_width", ("pcie_link_width",)),
-    Call(
-        "clocks_event_reasons",
-        ("clocks_event_reasons",),
-        older=Call("clocks_throttle_reasons", ("clocks_event_reasons",)),
-    ),
-    Call("pstate", ("pstate",)),
-    Call("fabric_health", ("fabric_health",)),
-)
-"""Asked one by one."""
-
-INSTEAD: Final = (
-    Call("energy", ("energy_mj",)),
-    Call("ecc_volatile", ("ecc_sbe_volatile_total", "ecc_dbe_volatile_total")),
-    Call("ecc_aggregate", ("ecc_sbe_aggregate_total", "ecc_dbe_aggregate_total")),
-    Call("ecc_dram", ("ecc_sbe_dram_volatile_total", "ecc_dbe_dram_volatile_total")),
-    Call("retired_pages", ("retired_pages_sbe_total", "retired_pages_dbe_total")),
-    Call("retired_pending", ("retired_pages_pending",)),
-    Call(
-        "remapped_rows",
-        (
-            "row_remap_correctable_total",
-            "row_remap_uncorrectable_total",
-            "row_remap_pending",
-            "row_remap_failure",
-        ),
-    ),
-    Call("pcie_replay", ("pcie_replay_total",)),
-)
-"""Asked only of what the fields do not have."""
-
-LINK_COUNTERS: Final = (
-    ("nvlink_replay_total", 0),
-    ("nvlink_recovery_total", 1),
-    ("nvlink_crc_flit_total", 2),
-    ("nvlink_crc_data_total", 3),
-)
-"""Channel and ``nvmlNvLinkErrorCounter_t``: summed link by link where the device has no sums."""
-
-PROFILE: Final = (
-    ("gr_engine_active_ratio", 1, 0.01),
-    ("sm_active_ratio", 2, 0.01),
-    ("sm_occupancy_ratio", 3, 0.01),
-    ("tensor_active_ratio", 5, 0.01),
-    ("dram_active_ratio", 10, 0.01),
-    ("pcie_tx_bytes_s", 20, 1048576.0),
-    ("pcie_rx_bytes_s", 21, 1048576.0),
-)
-"""Channel, ``NVML_GPM_METRIC_*`` and scale: means over the time between two readings; Hopper and later have them."""
-
-
-def readable_channels() -> frozenset[str]:
-    """Return every channel that NVML may give."""
-    calls = [call for each in (*CALLS, *INSTEAD) for call in (each, each.older) if call is not None]
-    return frozenset(
-        [field.channel for field in FIELDS]
-        + [channel for call in calls for channel in call.channels]
-        + [channel for channel, _ in LINK_COUNTERS]
-        + [channel for channel, _, _ in PROFILE]
-    )
-
+from telemetry.collect.nvml.library import LOST, RELOADED, UNSUPPORTED, Identity, Library, NvmlFault
+from telemetry.collect.nvml.questions import CALLS, FIELDS, INSTEAD, LINK_COUNTERS, PROFILE, Call
 
 ASK_AGAIN_S: Final = 3600.0
 """What a device does not support is asked again after this long: a driver's setting may have changed."""
 
 _T = TypeVar("_T")
+_CHEAP: Final = next(call for call in CALLS if call.name == "pstate")
 _BLANK_32: Final = 4294967295.0
 _BLANK_FROM: Final = 2.0**62
 _INVALID_ARGUMENT: Final = 2
@@ -193,11 +39,7 @@ class _Device:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What one GPU told.
-
-    ``values``: channel to value, in our units; absent: not reported.
-    ``errors``: questions that failed otherwise than by not being supported: name of the error to count.
-    """
+    """Channel to value, in our units, and counts by name of errors other than that something is not supported."""
 
     values: dict[str, float]
     errors: dict[str, int]
@@ -209,7 +51,7 @@ class Reader:
     ``monotonic``: seconds of a clock that never jumps.
     """
 
-    def __init__(self, nvml: Nvml, monotonic: Callable[[], float]) -> None:
+    def __init__(self, nvml: Library, monotonic: Callable[[], float]) -> None:
         self._nvml = nvml
         self._monotonic = monotonic
         self._devices: dict[int, _Device] = {}
@@ -228,11 +70,19 @@ class Reader:
         """Whether :meth:`find` has found the GPU, and it was not lost since."""
         return index in self._devices
 
+    def check(self, handle: Any) -> None:
+        """Raise ``NvmlFault`` if a GPU is lost or the driver is gone."""
+        try:
+            self._nvml.call(_CHEAP, handle)
+        except NvmlFault as fault:
+            if fault.code in LOST | RELOADED:
+                raise
+
     def read(self, index: int) -> Reading:
         """Read all channels of a GPU.
 
-        Raises ``NvmlFault`` with a code of ``faults.LOST`` (the GPU has to be found anew, its handle
-        is void) or ``RELOADED`` (so has everything). Any other failure only leaves its channels out.
+        Raises ``NvmlFault`` with a code of ``LOST`` (the GPU has to be found again, its handle is void) or
+        ``RELOADED`` (so has everything). Any other failure only leaves its channels out.
         """
         turn = _Turn(self._nvml, self._devices[index], self._monotonic())
         try:
@@ -247,7 +97,7 @@ class Reader:
 class _Turn:
     """One reading of one GPU."""
 
-    def __init__(self, nvml: Nvml, device: _Device, now_s: float) -> None:
+    def __init__(self, nvml: Library, device: _Device, now_s: float) -> None:
         self._nvml = nvml
         self._device = device
         self._now_s = now_s
@@ -286,7 +136,7 @@ class _Turn:
     def _call(self, call: Call, only: Sequence[str] | None = None) -> None:
         answer = None
         if self._supported(call.name):
-            answer = self._try(call.name, lambda: self._nvml.call(call.name, self._device.handle))
+            answer = self._try(call.name, lambda: self._nvml.call(call, self._device.handle))
         for channel, value in zip(call.channels, answer or (), strict=False):
             if only is None or channel in only:
                 self._put(channel, value, call.scale)

@@ -13,15 +13,15 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from telemetry.collect.nvml.child import Child, Ended, Silent
-from telemetry.collect.nvml.device import NvmlFault
+from telemetry.collect.nvml.child import Ended, Process, Silent
+from telemetry.collect.nvml.library import NvmlFault
 from telemetry.collect.nvml.node_reader import OPEN_DEADLINE_S
 from telemetry.collect.running import Backoff
 
 _LOG = logging.getLogger(__name__)
 
 ALIVE_DEADLINE_S: Final = 30.0
-"""The child speaks every second; one that is silent for this long hangs in the driver."""
+"""The child sends a message every second; one that is silent for this long hangs in the driver."""
 
 LEFT_OUT_S: Final = 600.0
 """A GPU over which registering hung is left out for this long."""
@@ -29,9 +29,8 @@ LEFT_OUT_S: Final = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Xid:
-    """An XID that the driver told.
+    """An XID that the driver reported, at the time when the wait returned.
 
-    ``at``: when the wait returned; aware, UTC.
     ``gpu``: UUID; None where the driver named a GPU that it does not list.
     ``instance``: GPU instance (MIG) that it is about; None is the whole GPU.
     """
@@ -45,21 +44,20 @@ class Xid:
 class XidWatcher:
     """Calls back for each XID until it is stopped.
 
-    ``tell``: takes each :class:`Xid`, in the watcher's thread.
-    ``monotonic``, ``sleep``: seconds of a clock that never jumps; a wait that ends early when the watcher is stopped if
-    none is given.
+    ``report``: takes each :class:`Xid`, in the watcher's thread.
+    ``sleep``: default: a wait that ends early when the watcher is stopped.
     """
 
     def __init__(
         self,
-        spawn: Callable[[], Child],
-        tell: Callable[[Xid], None],
+        spawn: Callable[[], Process],
+        report: Callable[[Xid], None],
         *,
         monotonic: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], object] | None = None,
     ) -> None:
         self._spawn = spawn
-        self._tell = tell
+        self._report = report
         self._monotonic = monotonic
         self._stopped = threading.Event()
         self._sleep = sleep or self._stopped.wait
@@ -67,19 +65,14 @@ class XidWatcher:
         self._renew = threading.Event()
         self._backoff = Backoff(1.0, 60.0)
         self._watching: tuple[int, ...] | None = None
-        self._ready = threading.Event()
         self._thread = threading.Thread(target=self.run, name="nvml-xids", daemon=True)
 
     def start(self) -> None:
         """Begin in a thread of its own."""
         self._thread.start()
 
-    def ready(self, timeout_s: float) -> bool:
-        """Wait until XIDs are being heard; False where that takes longer."""
-        return self._ready.wait(timeout_s)
-
     def renew(self) -> None:
-        """Register all GPUs anew, as one that was lost is back."""
+        """Register all GPUs again, as one that was lost is back."""
         self._renew.set()
 
     def stop(self) -> None:
@@ -92,12 +85,11 @@ class XidWatcher:
         """Watch until stopped; each failure is followed by a pause."""
         while not self._stopped.is_set():
             why = self._watch()
-            self._ready.clear()
             if why is not None and not self._stopped.is_set():
-                self._watching = None  # so that it is said when they are heard again
+                self._watching = None  # so that it is logged when they are heard again
                 pause_s = self._backoff.pause_s()
                 if self._backoff.failures == 1:
-                    _LOG.warning("XID events stopped (%s); listening anew, with pauses up to a minute", why)
+                    _LOG.warning("XID events stopped (%s); listening again, with pauses up to a minute", why)
                 self._sleep(pause_s)
 
     def _watch(self) -> str | None:
@@ -109,22 +101,20 @@ class XidWatcher:
         child = self._spawn()
         at: int | None = None
         try:
-            child.ask({"do": "open", "skip": skip})
+            child.ask({"do": "watch", "skip": skip})
             deadline_s = OPEN_DEADLINE_S
             while not self._stopped.is_set():
                 message = child.hear(deadline_s)
                 if "failed" in message:
                     return str(NvmlFault(message["failed"]))
-                if "done" in message:
-                    child.ask({"do": "watch", "skip": skip})
-                elif "at" in message:
+                if "at" in message:
                     at = message["at"]
                 elif "watching" in message:
                     at, deadline_s = None, ALIVE_DEADLINE_S
                     self._heard(tuple(message["watching"]))
                 elif "xid" in message:
                     at_time = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=message["at_ms"])
-                    self._tell(Xid(at_time, message["gpu"], message["xid"], message["instance"]))
+                    self._report(Xid(at_time, message["gpu"], message["xid"], message["instance"]))
                 if self._renew.is_set() or (self._left_out and self._monotonic() > min(self._left_out.values())):
                     return None
         except Silent:
@@ -143,4 +133,3 @@ class XidWatcher:
         if watching != self._watching:
             self._watching = watching
             _LOG.info("listening for XIDs of %d GPUs", len(watching))
-        self._ready.set()

@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from telemetry.collect.event import rows_table
 from telemetry.collect.series.identity import XidCount
+from telemetry.landing.tables import rows_table
 
 SOURCE: Final = "exporter:DCGM_EXP_XID_ERRORS_COUNT"
 """``source`` of the events."""
@@ -118,9 +118,10 @@ def _telling(
 
 def _events(rows: list[tuple[int, str, str, str, str]], delay_ms: int) -> pa.Table:
     return rows_table(
+        "events",
         [
             {"timestamp": at, "node": node, "gpu": gpu, "type": "xid", "code": code, "detail": detail}
             | {"source": SOURCE, "known_at": at + delay_ms, "pci_bus_id": None}
             for at, gpu, code, node, detail in rows
-        ]
+        ],
     )

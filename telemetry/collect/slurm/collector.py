@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
+from pydantic import TypeAdapter
+
 from telemetry.collect.event import Event
 from telemetry.collect.outbox import Outbox
 from telemetry.collect.running import Wait, backoff_s
@@ -25,7 +27,7 @@ NODE_COMMANDS: Final[tuple[tuple[str, ...], ...]] = (
     ("scontrol", "--json", "show", "nodes"),
     ("sinfo", "--Node", "--json"),
 )
-"""Ways to ask for nodes, the best first: from 23.02 on scontrol tells every node by itself, before that sinfo did."""
+"""Ways to ask for nodes, the best first: from 23.02 on scontrol lists every node, before that sinfo did."""
 
 ENVIRONMENT: Final = {"SLURM_TIME_FORMAT": "%s", "TZ": "UTC"}
 """For every command: times as seconds since 1970, and the times that we give are UTC."""
@@ -40,14 +42,12 @@ FIRST_SINCE: Final = timedelta(days=1)
 """How far back the first look at accounting goes, unless told."""
 
 _ROWS_A_FILE: Final = 100_000
+_ATTEMPTS: Final = 3
+_NODES: Final = TypeAdapter(dict[str, NodeView])
 
 
 class SlurmCollector:
-    """Looks at Slurm.
-
-    ``since``: Aware; where jobs begin when nothing was collected before. Default: a day ago.
-    ``counts``: ``rounds``, ``events``, ``jobs``, ``job_rows``, ``unreadable``, ``failed``.
-    """
+    """Looks at Slurm; ``since``: where jobs begin when nothing was collected before. Default: a day ago."""
 
     def __init__(
         self,
@@ -63,20 +63,20 @@ class SlurmCollector:
         self._rules, self._clock, self._since = rules, clock, since
         self._node_command: tuple[str, ...] | None = None
         self._accounting = True
-        self._down: dict[str, str] = {}
+        self._down: set[str] = set()
         self.counts: Counter[str] = Counter()
 
-    def once(self, stop: Wait, *, attempts: int = 3) -> None:
-        """Take one look; what fails is tried again, ``attempts`` times in all.
+    def once(self, stop: Wait) -> None:
+        """Take one look; what fails is tried again, three times in all.
 
         Raises ``InputError`` if Slurm does not answer, or the disk is full.
         """
-        for attempt in range(1, attempts + 1):
+        for attempt in range(1, _ATTEMPTS + 1):
             failed = self._round()
             if not failed:
                 return
             lasting = any(isinstance(error, CommandError) and error.lasting for error in failed)
-            if lasting or attempt == attempts or stop(backoff_s(attempt)):
+            if lasting or attempt == _ATTEMPTS or stop(backoff_s(attempt)):
                 break
         raise InputError(
             f"Slurm does not answer: {'; '.join(str(error) for error in failed)}",
@@ -97,69 +97,57 @@ class SlurmCollector:
         position = dict(self._outbox.position)
         failed: list[Exception] = []
         events: list[Event] = []
-        try:
-            events = self._look_at_nodes(position)
-            self._said("nodes", None)
-        except (CommandError, SlurmFormatError) as error:
-            failed.append(error)
-            self._said("nodes", error)
-        try:
-            self._look_at_jobs(position)
-            self._said("jobs", None)
-        except (CommandError, SlurmFormatError) as error:
-            failed.append(error)
-            self._said("jobs", error)
+        for what, look in (("nodes", self._look_at_nodes), ("jobs", self._look_at_jobs)):
+            try:
+                events += look(position)
+                self._log_change(what, None)
+            except (CommandError, SlurmFormatError) as error:
+                failed.append(error)
+                self._log_change(what, error)
         if position != self._outbox.position or events:
-            self._outbox.commit(position, events)
+            self._outbox.commit(position, events=events)
+            self._outbox.flush()
         self.counts["events"] += len(events)
         self.counts["failed"] += bool(failed)
         return failed
 
-    def _said(self, what: str, error: Exception | None) -> None:
-        """Log a change between working and failing, not each failure."""
-        before = self._down.get(what)
-        if error is not None:
-            self._down[what] = str(error)
-            if before is None:
-                _log.warning("Slurm's %s cannot be read: %s; trying again every round", what, error)
-        elif before is not None:
-            del self._down[what]
+    def _log_change(self, what: str, error: Exception | None) -> None:
+        if error is not None and what not in self._down:
+            self._down.add(what)
+            _log.warning("Slurm's %s cannot be read: %s; trying again every round", what, error)
+        elif error is None and what in self._down:
+            self._down.discard(what)
             _log.info("Slurm's %s can be read again", what)
 
     def _look_at_nodes(self, position: dict[str, Any]) -> list[Event]:
         views = read_nodes(self._nodes_report())
         now = self._clock()
         looked_at = from_ms(position["looked_at"]) if "looked_at" in position else None
-        known = {name: NodeView.from_json(name, kept) for name, kept in position.get("nodes", {}).items()}
+        known = _NODES.validate_python(position.get("nodes", {}))
         events: list[Event] = []
-        seen: dict[str, Any] = {}
         for name, view in sorted(views.items()):
-            found, remembered = changes(known.get(name), view, self._rules, now=now, last_look=looked_at)
+            # A node that is not listed may be so for a moment (a restart of the controller): its drain stays open.
+            found, known[name] = changes(known.get(name), view, self._rules, now=now, last_look=looked_at)
             events += found
-            seen[name] = remembered.to_json()
-        # A node that is not listed now may be so for a moment (a restart of the controller): its drain stays open.
-        position["nodes"] = {name: kept for name, kept in position.get("nodes", {}).items() if name not in seen} | seen
+        position["nodes"] = _NODES.dump_python(known, mode="json", exclude_defaults=True)
         position["looked_at"] = to_ms(now)
         return events
 
     def _nodes_report(self) -> str:
         if self._node_command is not None:
             return self._run(self._node_command)
-        failed: CommandError | None = None
         for command in NODE_COMMANDS:
             try:
                 report = self._run(command)
             except CommandError as error:
-                if not error.lasting:
+                if not error.lasting or command == NODE_COMMANDS[-1]:
                     raise
-                failed = error
                 continue
             self._node_command = command
             return report
-        assert failed is not None
-        raise failed
+        raise AssertionError("unreachable")
 
-    def _look_at_jobs(self, position: dict[str, Any]) -> None:
+    def _look_at_jobs(self, position: dict[str, Any]) -> list[Event]:
         now = self._clock()
         jobs = dict(position.get("jobs", {}))
         known: dict[str, str] = dict(jobs.get("known", {}))
@@ -189,6 +177,7 @@ class SlurmCollector:
             self._land(found, known, floor=now - WINDOW)
             self.counts["unreadable"] += counts.get("unreadable", 0)
             position["jobs"] = {"until": to_ms(now), "known": known}
+        return []
 
     def _land(self, jobs: Sequence[Job], known: dict[str, str], *, floor: datetime) -> None:
         """Land jobs that are new or changed; forget those that can bring no news."""

@@ -39,10 +39,7 @@ class CommandError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ProgramResult:
-    """How a program ended.
-
-    ``said``: what it wrote to stderr, on one line; the first 16 KiB.
-    """
+    """How a program ended; ``said``: the first 16 KiB of what it wrote to stderr, on one line."""
 
     status: int
     said: str

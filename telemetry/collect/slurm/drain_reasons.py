@@ -21,13 +21,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, Literal
 
-import yaml
-from pydantic import ValidationError, field_validator
+from pydantic import field_validator
 
+from telemetry.collect.rules_file import read_rules
 from telemetry.config import Section
-from telemetry.errors import InputError
-from telemetry.importing.mapping import nearest_hint
-from telemetry.yaml_text import read_yaml
 
 
 class ReasonRule(Section):
@@ -86,27 +83,5 @@ DEFAULT_RULES: Final = ReasonRules(
 
 
 def load_reason_rules(path: Path | None) -> ReasonRules:
-    """Read and check a file of rules.
-
-    ``path``: none gives :data:`DEFAULT_RULES`.
-    Raises ``InputError`` if the file is missing, is no YAML, or has an unknown key or a wrong value.
-    """
-    if path is None:
-        return DEFAULT_RULES
-    try:
-        content = read_yaml(path.read_text(encoding="utf-8"))
-        return ReasonRules.model_validate({} if content is None else content)
-    except FileNotFoundError:
-        raise InputError(
-            "the file of reason rules does not exist", str(path), "Give the path of a YAML file."
-        ) from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise InputError(f"the reason rules are not valid YAML: {error}", str(path), "Correct the file.") from error
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        place = ".".join(str(part) for part in first["loc"])
-        do = "Correct the value."
-        if first["type"] == "extra_forbidden":
-            known = ReasonRule.model_fields if len(first["loc"]) > 1 else ReasonRules.model_fields
-            do = nearest_hint(str(first["loc"][-1]), list(known)) or "Remove the key."
-        raise InputError(f"reason rules: {first['msg']} (value {first['input']!r})", f"{path}, {place}", do) from error
+    """Read and check a file of rules; None gives :data:`DEFAULT_RULES`."""
+    return DEFAULT_RULES if path is None else read_rules(path, ReasonRules, ReasonRule)

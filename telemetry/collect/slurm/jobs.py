@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime, tzinfo
+from datetime import UTC, datetime
 from typing import Any, Final
 
 import pyarrow as pa
 
 from telemetry.collect.slurm.hostlist import expand_hostlist
-from telemetry.collect.slurm.slurm_json import SlurmFormatError, instant, load, number, text, words
+from telemetry.collect.slurm.slurm_json import instant, load, number, text, words
 from telemetry.dataset.schema import JOBS
 from telemetry.milliseconds import to_ms
 
@@ -74,37 +74,24 @@ def jobs_table(jobs: Iterable[Job]) -> pa.Table:
     return pa.Table.from_arrays([pa.array([r[f.name] for r in rows], type=f.type) for f in JOBS], schema=JOBS)
 
 
-def read_sacct(
-    report: str, *, columns: Sequence[str] | None = SACCT_COLUMNS, zone: tzinfo | None = UTC
-) -> tuple[list[Job], dict[str, int]]:
-    """Read ``sacct --parsable2``.
+def read_sacct(report: str) -> tuple[list[Job], dict[str, int]]:
+    """Read ``sacct --parsable2 --noheader`` with :data:`SACCT_COLUMNS`.
 
-    ``report``: rows of fields between ``|``.
-    ``columns``: their names; None: the first row has them.
-    ``zone``: of instants without an offset; None is this machine's. Whole numbers are seconds since 1970.
     Returns ``counts``: ``jobs``, and rows left out: ``steps``, ``not_started``, ``unreadable``.
-    Raises ``SlurmFormatError`` if a column that we need is missing.
     """
-    lines = [line for line in report.splitlines() if line.strip()]
-    if columns is None:
-        columns, lines = (lines[0].split("|"), lines[1:]) if lines else (SACCT_COLUMNS, [])
-    missing = [name for name in SACCT_COLUMNS if name not in columns]
-    if missing:
-        raise SlurmFormatError(f"sacct's output has no column {', '.join(missing)}")
-    place = {name: columns.index(name) for name in columns}
     counts: Counter[str] = Counter()
     jobs: list[Job] = []
-    for line in lines:
-        fields = line.split("|")
-        if len(fields) != len(columns):
+    for line in filter(str.strip, report.splitlines()):
+        fields = [field.strip() for field in line.split("|")]
+        if len(fields) != len(SACCT_COLUMNS):
             counts["unreadable"] += 1
             continue
-        row = {name: fields[index].strip() for name, index in place.items()}
+        row = dict(zip(SACCT_COLUMNS, fields, strict=True))
         if "." in row["JobID"]:
             counts["steps"] += 1
             continue
         try:
-            job = _accounted(row, zone)
+            job = _accounted(row)
         except ValueError:
             counts["unreadable"] += 1
             continue
@@ -116,8 +103,8 @@ def read_sacct(
     return jobs, dict(counts)
 
 
-def _accounted(row: Mapping[str, str], zone: tzinfo | None) -> Job | None:
-    started_at, ended_at = (_instant(row[name], zone) for name in ("Start", "End"))
+def _accounted(row: Mapping[str, str]) -> Job | None:
+    started_at, ended_at = _instant(row["Start"]), _instant(row["End"])
     nodes = () if row["NodeList"].lower() in ("", "none assigned", "none") else tuple(expand_hostlist(row["NodeList"]))
     state = (row["State"].split() or [""])[0].rstrip("+")  # "CANCELLED by 1000"; a narrow column ends in "+"
     if started_at is None or not nodes or not row["JobID"]:
@@ -129,15 +116,12 @@ def _accounted(row: Mapping[str, str], zone: tzinfo | None) -> Job | None:
     return Job(row["JobID"], nodes, started_at, ended_at if done else None, gpus, state.lower() if done else None)
 
 
-def _instant(written: str, zone: tzinfo | None) -> datetime | None:
+def _instant(written: str) -> datetime | None:
     if written.lower() in ("", "unknown", "none", "n/a"):
         return None
     if written.isdecimal():
         return instant(int(written))
-    when = datetime.fromisoformat(written)
-    if when.tzinfo is None:
-        when = when.astimezone() if zone is None else when.replace(tzinfo=zone)
-    return when.astimezone(UTC)
+    return datetime.fromisoformat(written).replace(tzinfo=UTC)  # a sacct that knows no time format, under TZ=UTC
 
 
 def gpus_of(resources: str) -> int:

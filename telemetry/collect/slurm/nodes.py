@@ -1,4 +1,4 @@
-"""What Slurm says of its nodes, and what changed since it said it last: drains, failures, resumes, repairs, boots."""
+"""What Slurm reports of its nodes, and what changed since: drains, failures, resumes, repairs, boots."""
 
 from __future__ import annotations
 
@@ -10,9 +10,7 @@ from typing import Any, Final
 from telemetry.collect.event import Event
 from telemetry.collect.kernel_log.message import BOOT
 from telemetry.collect.slurm.drain_reasons import ReasonRules
-from telemetry.collect.slurm.hostlist import expand_hostlist
 from telemetry.collect.slurm.slurm_json import SlurmFormatError, instant, load, text, words
-from telemetry.milliseconds import from_ms, to_ms
 
 SOURCE: Final = "slurm"
 OWN_PREFIX: Final = "predrain:"
@@ -46,48 +44,18 @@ class NodeView:
     booted_at: datetime | None = None
     reasons: tuple[str, ...] = ()
 
-    def to_json(self) -> dict[str, Any]:
-        """Return what is remembered, in JSON types."""
-        kept: dict[str, Any] = {
-            "out": self.out,
-            "reason": self.reason,
-            "user": self.user,
-            "reason_at": None if self.reason_at is None else to_ms(self.reason_at),
-            "booted_at": None if self.booted_at is None else to_ms(self.booted_at),
-            "reasons": list(self.reasons),
-        }
-        return {key: value for key, value in kept.items() if value not in (None, [])}
-
-    @classmethod
-    def from_json(cls, name: str, kept: Mapping[str, Any]) -> NodeView:
-        """Return what :meth:`to_json` gave."""
-
-        def when(key: str) -> datetime | None:
-            return from_ms(int(kept[key])) if key in kept else None
-
-        reasons = tuple(str(reason) for reason in kept.get("reasons", ()))
-        told = (kept.get("out"), kept.get("reason"), kept.get("user"))
-        return cls(name, *told, when("reason_at"), when("booted_at"), reasons)
-
 
 def read_nodes(report: str) -> dict[str, NodeView]:
-    """Read ``sinfo --json`` or ``scontrol show nodes --json``.
+    """Read ``scontrol --json show nodes``, or ``sinfo --json`` up to 22.05.
 
     Returns: a node that several partitions list stands there once. One whose state Slurm does not know yet, just after
     a start, is left out.
     Raises ``SlurmFormatError`` if it is neither.
-
-    Up to 22.05 sinfo lists ``nodes``, with ``state`` a text and ``state_flags`` beside; later scontrol does, with
-    ``state`` a list, and sinfo lists ``sinfo``: groups of nodes that agree.
     """
-    shape, rows = load(report, ("nodes", "sinfo"))
-    if not rows:  # sinfo 22.05 says so, and calls it a success, when the controller is down
+    _, rows = load(report, ("nodes",))
+    if not rows:  # sinfo 22.05 writes so, and calls it a success, when the controller is down
         raise SlurmFormatError("Slurm lists no nodes: the controller does not answer")
-    views: dict[str, NodeView] = {}
-    for row in rows:
-        for view in _of_node(row) if shape == "nodes" else _of_group(row):
-            views[view.name] = view
-    return views
+    return {view.name: view for row in rows if (view := _of_node(row)) is not None}
 
 
 def out_of_service(states: Iterable[str]) -> str | None:
@@ -96,31 +64,14 @@ def out_of_service(states: Iterable[str]) -> str | None:
     return next((code for code, known in _OUT if held & known), None)
 
 
-def _of_node(row: Mapping[str, Any]) -> list[NodeView]:
+def _of_node(row: Mapping[str, Any]) -> NodeView | None:
     name = text(row.get("name"))
-    states = [*words(row.get("state")), *words(row.get("state_flags"))]
+    states = [*words(row.get("state")), *words(row.get("state_flags"))]  # one text up to 22.05, later a list
     if name is None or _unknown(states):
-        return []
+        return None
     view = NodeView(name, booted_at=instant(row.get("boot_time")))
-    return [
-        _with_reason(
-            view, states, row.get("reason"), row.get("reason_set_by_user"), instant(row.get("reason_changed_at"))
-        )
-    ]
-
-
-def _of_group(row: Mapping[str, Any]) -> list[NodeView]:
-    node = row.get("node")
-    states = words(node.get("state") if isinstance(node, Mapping) else row.get("state"))
-    if _unknown(states):
-        return []
-    nodes = row.get("nodes")
-    listed = nodes.get("nodes") if isinstance(nodes, Mapping) else nodes
-    names = [name for each in listed for name in expand_hostlist(str(each))] if isinstance(listed, list) else []
-    reason = row.get("reason")
-    told: Mapping[str, Any] = reason if isinstance(reason, Mapping) else {"description": reason}
-    when = instant(told.get("time"))
-    return [_with_reason(NodeView(name), states, told.get("description"), told.get("user"), when) for name in names]
+    reason_at = instant(row.get("reason_changed_at"))
+    return _with_reason(view, states, row.get("reason"), row.get("reason_set_by_user"), reason_at)
 
 
 def _with_reason(
@@ -131,9 +82,14 @@ def _with_reason(
         return view
     first = reason[0] if isinstance(reason, list) and reason else reason
     who = user[0] if isinstance(user, list) and user else user
-    said = text(first)
+    written = text(first)
     return replace(
-        view, out=out, reason=said, user=text(who), reason_at=reason_at, reasons=() if said is None else (said,)
+        view,
+        out=out,
+        reason=written,
+        user=text(who),
+        reason_at=reason_at,
+        reasons=() if written is None else (written,),
     )
 
 
@@ -146,7 +102,7 @@ def changes(
 ) -> tuple[list[Event], NodeView]:
     """Return what happened to a node between two looks, and the view to remember.
 
-    ``old``: None: first seen; a drain that is on is then an event of the time its reason was set.
+    A drain that is on when a node is first seen is an event of the time when its reason was set.
     """
     events: list[Event] = []
     before = old or NodeView(new.name)

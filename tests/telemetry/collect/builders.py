@@ -41,7 +41,7 @@ def landed(where: Landing, kind: str = "events") -> list[dict[str, Any]]:
 class ScriptedSource:
     """Gives prepared reads."""
 
-    name = "kmsg"
+    name = "journal"
 
     def __init__(self, reads: list[list[LogLine]], position: dict[str, Any]) -> None:
         self.at = int(position.get("at", 0))

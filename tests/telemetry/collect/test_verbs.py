@@ -36,7 +36,7 @@ def test_a_log_once_and_followed_until_a_signal(tmp_path: Path):
     log.write_text(f"2026-03-01T10:00:00+00:00 h1 {XID}\n")
     words = ("kernel-log", "--source", "kern.log", "--json")
     result = json.loads(predrain(tmp_path, *words, "--once").stdout)
-    assert (result["landed events"], result["unclear"]) == (1, 0)
+    assert (result["events_written"], result["unclear"]) == (1, 0)
     process = subprocess.Popen(
         [PREDRAIN, "collect", *words, "--dataset", "fleet"], cwd=tmp_path, stdout=subprocess.PIPE, text=True
     )
@@ -51,7 +51,7 @@ def test_a_log_once_and_followed_until_a_signal(tmp_path: Path):
     finally:
         process.kill()
         process.wait()
-    assert (process.returncode, json.loads(out)["landed events"]) == (0, 1)
+    assert (process.returncode, json.loads(out)["events_written"]) == (0, 1)
     assert [(row["node"], row["code"], row["pci_bus_id"]) for row in events(tmp_path)] == [
         ("h1", "79", "00000000:10:00")
     ] * 2
@@ -78,15 +78,17 @@ def test_wrong_words(tmp_path: Path):
     assert run.exit_code == 1
     assert "a line about a GPU names no host" in run.stderr
     assert "Give --node NAME." in run.stderr
-    run = predrain(tmp_path, "kernel-log", "--source", "kmsg", "--source", "journal")
-    assert (run.exit_code, "stand alone" in run.stderr) == (2, True)
+    run = predrain(tmp_path, "kernel-log", "--source", "kern.log", "--source", "journal")
+    assert (run.exit_code, "a collector of its own" in run.stderr) == (2, True)
+    run = predrain(tmp_path, "kernel-log", "--source", "kmsg")
+    assert (run.exit_code, "no longer read" in run.stderr) == (2, True)
     run = predrain(tmp_path, "kernel-log", "--source", "kern.log", "--timezone", "Mars")
     assert (run.exit_code, "is not a time zone" in run.stderr) == (2, True)
 
 
 def test_tickets_and_diagnostics(tmp_path: Path):
     (tmp_path / "t.csv").write_text("timestamp,node,type\n2026-03-01T10:00:00Z,n1,RMA\n")
-    assert json.loads(predrain(tmp_path, "tickets", "t.csv", "--json").stdout)["landed events"] == 1
+    assert json.loads(predrain(tmp_path, "tickets", "t.csv", "--json").stdout)["events_written"] == 1
     os.symlink(DIAG, tmp_path / "diag.json")
     run = predrain(tmp_path, "diagnostics", "diag.json", "--node", "n1", "--json")
     assert (run.exit_code, "it is not known which GPU" in run.stderr) == (1, True)

@@ -34,7 +34,7 @@ def arguments(folder: Path) -> list[str]:
 
 def read(source: Journal, count: int) -> list[LogLine]:
     found: list[LogLine] = []
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while len(found) < count:
         assert time.monotonic() < deadline, "the journal gave too little"
         found += source.read(0.05).lines
@@ -105,7 +105,7 @@ def test_no_journalctl(tmp_path: Path):
 def test_one_that_hangs(tmp_path: Path):
     now = iter(range(0, 1000, 50))
     source = Journal({}, follow=False, command=program(tmp_path, "exec sleep 60"), monotonic=lambda: float(next(now)))
-    with pytest.raises(InputError, match="journalctl said nothing for 60 s"):
+    with pytest.raises(InputError, match="journalctl wrote nothing for 60 s"):
         read(source, 1)
 
 

@@ -24,6 +24,7 @@ class MemoryApi:
         self.page_size = 2
         self.failures: list[Exception] = []
         self.asked: list[str] = []
+        self.params: list[Mapping[str, str] | None] = []
 
     def put(self, path: str, item: Mapping[str, Any]) -> None:
         """Create or change an object."""
@@ -53,6 +54,7 @@ class MemoryApi:
 
     def pages(self, path: str, params: Mapping[str, str] | None = None, page_size: int = 0) -> Iterator[Object]:
         self._maybe_fail(path)
+        self.params.append(params)
         items = [item for (place, _), item in sorted(self.objects.items()) if place == path]
         version = str(self.version)
         for start in range(0, max(len(items), 1), self.page_size):

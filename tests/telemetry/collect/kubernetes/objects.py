@@ -3,10 +3,21 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter
 
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 EARLIER = "2026-03-01T11:00:00Z"
+
+
+T = TypeVar("T")
+
+
+def saved_and_read(kind: type[T], value: T) -> T:
+    """Write a value as a collector's state does, and read it again."""
+    codec = TypeAdapter(kind)
+    return codec.validate_json(codec.dump_json(value))
 
 
 def node(

@@ -16,13 +16,6 @@ def run(*arguments: str) -> tuple[int, str]:
     return result.exit_code, result.output
 
 
-def test_help_ends_with_an_example() -> None:
-    code, text = run("--help")
-    assert code == 0
-    assert "Example: predrain collect kubernetes --dataset fleet" in text
-    assert "collector-rbac.yaml" in text
-
-
 def test_what_cannot_work_is_said_in_one_line(tmp_path: Path) -> None:
     dataset = f"--dataset={tmp_path / 'fleet'}"
     code, text = run(dataset, f"--kubeconfig={tmp_path / 'nothing'}", "--once")

@@ -57,7 +57,7 @@ def test_one_round_after_another_lands_the_difference(api: MemoryApi, tmp_path: 
     for round_number in range(4):
         with collecting(api, tmp_path, clock) as collector:
             collector.once()
-            assert collector.journal.landed["events"] == (0, 2, 0, 2)[round_number]
+            assert collector.outbox.landed["events"] == (0, 2, 0, 2)[round_number]
         clock.now += timedelta(minutes=1)
         if round_number == 0:
             api.put(NODES, node("n1", cordoned=True))
@@ -121,38 +121,22 @@ def test_a_full_disk_holds_everything_until_there_is_room(
         assert len(rows(tmp_path, "jobs")) == 1
 
 
-def test_a_full_disk_at_the_state_file_takes_nothing_in(
-    api: MemoryApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(_path: Path, _content: bytes) -> None:
-        raise InputError("the disk is full", "here", "Free space.")
-
-    with collecting(api, tmp_path, Clock()) as collector:
-        with monkeypatch.context() as patched:
-            patched.setattr("telemetry.collect.kubernetes.journal.write_bytes", full)
-            with pytest.raises(InputError, match="disk is full"):
-                collector.once()
-        assert rows(tmp_path, "jobs") == []
-        collector.commit()
-        assert len(rows(tmp_path, "jobs")) == 1
-
-
 def test_following_lands_what_happens_and_everything_at_the_end(api: MemoryApi, tmp_path: Path) -> None:
     stop = threading.Event()
     with collecting(api, tmp_path, Clock(), cluster="east") as collector:
         thread = threading.Thread(target=collector.run, args=(stop,), kwargs={"interval_s": 0.05})
         thread.start()
-        for _ in range(200):
+        for _ in range(600):
             if rows(tmp_path, "jobs"):
                 break
-            stop.wait(0.02)
+            stop.wait(0.1)
         api.put(NODES, node("n1", cordoned=True))
-        for _ in range(200):
+        for _ in range(600):
             if codes(tmp_path):
                 break
-            stop.wait(0.02)
+            stop.wait(0.1)
         stop.set()
-        thread.join(10)
+        thread.join(60)
         assert not thread.is_alive()
     assert codes(tmp_path) == ["cordon"]
     assert [row["cluster"] for row in rows(tmp_path, "inventory")] == ["east"]
@@ -166,14 +150,15 @@ def test_following_lands_what_happens_and_everything_at_the_end(api: MemoryApi, 
     with collecting(api, tmp_path, Clock(), cluster="east") as collector:
         thread = threading.Thread(target=collector.run, args=(stop,), kwargs={"interval_s": 0.05})
         thread.start()
-        for _ in range(200):
-            if len(codes(tmp_path)) == 3 and len(rows(tmp_path, "jobs")) > 1:
+        for _ in range(600):
+            if len(codes(tmp_path)) == 3 and rows(tmp_path, "jobs")[-1]["outcome"] == "Succeeded":
                 break
-            stop.wait(0.02)
+            stop.wait(0.1)
         stop.set()
-        thread.join(10)
+        thread.join(60)
     assert codes(tmp_path) == ["cordon", "uncordon", "cordon"]
-    assert [row["outcome"] for row in rows(tmp_path, "jobs")] == [None, "Succeeded"]
+    outcomes = {row["job"]: row["outcome"] for row in rows(tmp_path, "jobs")}  # the last row of a job counts
+    assert list(outcomes.values()) == [None, "Succeeded"]
 
 
 def test_events_of_nodes_that_are_not_ours_are_left_out(api: MemoryApi, tmp_path: Path) -> None:
@@ -191,25 +176,6 @@ def test_only_jobs_of_the_selected_namespaces(api: MemoryApi, tmp_path: Path) ->
     with collecting(api, tmp_path, Clock(), namespace_selector="team=llm") as collector:
         collector.once()
     assert [row["job"] for row in rows(tmp_path, "jobs")] == ["train/p1/uid-p1"]
-
-
-def test_two_collectors_of_one_cluster_do_not_run_at_once(api: MemoryApi, tmp_path: Path) -> None:
-    with (
-        collecting(api, tmp_path, Clock()),
-        pytest.raises(InputError, match="another collector 'kubernetes-memory-6443'"),
-    ):
-        collecting(api, tmp_path, Clock()).__enter__()
-    with collecting(api, tmp_path, Clock()), collecting(api, tmp_path, Clock(), cluster="west"):
-        pass
-
-
-def test_a_damaged_state_is_named(api: MemoryApi, tmp_path: Path) -> None:
-    with collecting(api, tmp_path, Clock()) as collector:
-        collector.once()
-    (path,) = (tmp_path / "state").glob("kubernetes-*.json")
-    path.write_text("{")
-    with pytest.raises(InputError, match=r"state cannot be read.*Remove it"), collecting(api, tmp_path, Clock()):
-        pass
 
 
 @pytest.mark.parametrize(
@@ -240,7 +206,7 @@ def test_a_long_life_stays_small(api: MemoryApi, tmp_path: Path) -> None:
             api.remove(EVENTS, name)
             api.remove(PODS, name)
         collector.once()
-        content = collector.journal.content
+        content = collector.outbox.position
     assert content["notices"] == {"Node": {}}
     assert [run["uid"] for run in content["pods"]] == ["uid-p1"]
     assert len(rows(tmp_path, "jobs")) == 1 + 2 * 60

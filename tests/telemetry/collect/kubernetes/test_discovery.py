@@ -1,12 +1,11 @@
-"""Targets from EndpointSlices and Endpoints."""
+"""Targets from EndpointSlices."""
 
-from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
 
-from telemetry.collect.kubernetes.api import Object, Refused, Unreachable
-from telemetry.collect.kubernetes.discovery import endpoints_targets, service_targets, slice_targets
+from telemetry.collect.kubernetes.api import Refused, Unreachable
+from telemetry.collect.kubernetes.discovery import service_targets, slice_targets
 from telemetry.errors import InputError
 from tests.telemetry.collect.kubernetes.memory_api import MemoryApi
 
@@ -66,46 +65,14 @@ def test_a_port_that_is_not_clear_is_refused() -> None:
     assert target.url.startswith("https://10.0.0.1:443/")
 
 
-def test_endpoints_of_old_servers() -> None:
-    subsets = [
-        {
-            "addresses": [{"ip": "10.0.0.1", "nodeName": "a"}],
-            "notReadyAddresses": [{"ip": "10.0.0.2"}],
-            "ports": METRICS,
-        },
-        {"addresses": [], "ports": []},
-    ]
-    assert [(each.host, each.node) for each in endpoints_targets({"subsets": subsets}, None, WHERE)] == [
-        ("10.0.0.1", "a"),
-        ("10.0.0.2", None),
-    ]
-    assert endpoints_targets({}, None, WHERE) == []
-
-
-class OldApi(MemoryApi):
-    """Knows only some versions of EndpointSlices."""
-
-    def __init__(self, *served: str) -> None:
-        super().__init__()
-        self.served = served
-
-    def pages(self, path: str, params: Mapping[str, str] | None = None) -> Iterator[Object]:
-        if not any(f"/{version}/" in path for version in self.served):
-            self.asked.append(path)
-            raise Refused(404, "not found")
-        assert params == {"labelSelector": "kubernetes.io/service-name=dcgm"}
-        yield from super().pages(path, params)
-
-
-def test_the_newest_version_that_the_server_has() -> None:
-    place = "/apis/discovery.k8s.io/{}/namespaces/gpu-operator/endpointslices"
-    for version in ("v1", "v1beta1"):
-        api = OldApi(version)
-        api.put(place.format(version), slice_of(endpoint("10.0.0.1", "a")))
-        assert len(service_targets("gpu-operator", "dcgm", api=api)) == 1
-    api = OldApi()
-    api.put("/api/v1/namespaces/gpu-operator/endpoints", {"metadata": {"name": "dcgm"}, "subsets": []})
-    assert service_targets("gpu-operator", "dcgm", api=api) == []
+@pytest.mark.parametrize("version", ["v1", "v1beta1"])
+def test_slices_are_asked_for_by_the_services_label(version: str) -> None:
+    api = MemoryApi()
+    api.failures = [Refused(404, "not found")] * (version == "v1beta1")
+    place = f"/apis/discovery.k8s.io/{version}/namespaces/gpu-operator/endpointslices"
+    api.put(place, slice_of(endpoint("10.0.0.1", "a")))
+    assert len(service_targets("gpu-operator", "dcgm", api=api)) == 1
+    assert api.params == [{"labelSelector": "kubernetes.io/service-name=dcgm"}]
 
 
 @pytest.mark.parametrize(
@@ -120,5 +87,5 @@ def test_what_goes_wrong_is_said(failure: Exception, message: str) -> None:
     api.failures = [failure]
     with pytest.raises(InputError, match=message):
         service_targets("gpu-operator", "dcgm", api=api)
-    with pytest.raises(InputError, match=r"there is no such service.*kubectl get services -n gpu-operator"):
+    with pytest.raises(InputError, match=r"there is no such service.*kubectl get endpointslices -n gpu-operator"):
         service_targets("gpu-operator", "dcgm", api=api)

@@ -39,7 +39,7 @@ def test_a_repeated_event_is_told_for_each_rise_of_its_count() -> None:
     assert seen(book, event("GpuLost")) == []
     (again,) = seen(book, event("GpuLost", count=4, last=NOON))
     assert again[3] == NOW
-    restored = NoticeTracker(book.told)
+    restored = NoticeTracker(book.reported)
     assert seen(restored, event("GpuLost", count=4, last=NOON)) == []
 
 
@@ -65,11 +65,11 @@ def test_a_listing_forgets_what_the_server_forgot() -> None:
     for uid in ("a", "b"):
         seen(book, event("GpuLost", uid=uid))
     book.keep_only("Node", ["a"])
-    assert book.told == {"Node": {"a": 1}}
+    assert book.reported == {"Node": {"a": 1}}
     notice = notice_of(event("GpuLost", uid="a"), RULES)
     assert notice is not None
     book.forget(notice)
-    assert book.told == {"Node": {}}
+    assert book.reported == {"Node": {}}
 
 
 def test_rules_may_name_pods_and_take_the_gpu_from_the_message() -> None:

@@ -12,7 +12,7 @@ from telemetry.collect.kubernetes.jobs import ClaimLookup, JobTracker, PodRun, g
 from telemetry.collect.kubernetes.rules import default_rules
 from telemetry.milliseconds import to_ms
 from tests.telemetry.collect.kubernetes.memory_api import MemoryApi
-from tests.telemetry.collect.kubernetes.objects import EARLIER, NOW, ended, pod
+from tests.telemetry.collect.kubernetes.objects import NOW, ended, pod, saved_and_read
 
 RULES = default_rules()
 ELEVEN = to_ms(datetime(2026, 3, 1, 11, tzinfo=UTC))
@@ -143,7 +143,7 @@ def test_what_vanished_while_nobody_looked_ended_some_time_before() -> None:
     book.update(run_of(pod("a")))
     book.update(run_of(pod("b")))
     book.changed_rows()
-    again = JobTracker(PodRun.of_content(run.content()) for run in book.runs())
+    again = JobTracker(saved_and_read(list[PodRun], book.runs()))
     assert again.changed_rows() == []  # it was landed by the earlier run
     again.keep_only(["uid-b"], NOW)
     (row,) = again.changed_rows()
@@ -173,7 +173,7 @@ def test_the_last_landed_rows_are_the_truth(steps: list[tuple[int, str]], shared
         if step == "save":
             for row in book.changed_rows():
                 landed[(row["job"], row["started_at"])] = row
-            book = JobTracker(PodRun.of_content(run.content()) for run in book.runs())
+            book = JobTracker(saved_and_read(list[PodRun], book.runs()))
         elif step == "run" and number not in truth:
             book.update(run_of(pod(name, owner=owner)))
             alive[number] = truth[number] = "run"
@@ -237,9 +237,3 @@ def test_claims_that_may_not_be_read_are_asked_for_seldom(caplog: pytest.LogCapt
     now_s = 700.0
     assert book.gpus("train", "c1") == 0  # not found under any version
     assert len(api.asked) == 4
-
-
-def test_the_unchanging_start_is_that_of_the_pod() -> None:
-    assert run_of(pod(status=ended("2026-03-01T10:00:00Z"), phase="Failed")).ended_ms == ELEVEN  # never before it began
-    assert run_of(pod()).started_ms == ELEVEN
-    assert EARLIER.startswith("2026-03-01T11")

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from telemetry.collect.kubernetes import watching
 from telemetry.collect.kubernetes.api import Object, Refused, Unreachable
-from telemetry.collect.kubernetes.watching import Change, Follower, Resource, list_resource
+from telemetry.collect.kubernetes.watching import Change, Resource, list_resource
 from tests.telemetry.collect.kubernetes.memory_api import CUT, NODES, MemoryApi
 from tests.telemetry.collect.kubernetes.objects import NOW
 
@@ -53,10 +54,8 @@ class Listener:
         return False
 
 
-def follow(api: MemoryApi, listener: Listener, version: str | None = None) -> Follower:
-    follower = Follower(api, RESOURCE, listener.put, clock=clock, wait=listener.wait, version=version)
-    follower.run()
-    return follower
+def follow(api: MemoryApi, listener: Listener, version: str | None = None) -> None:
+    watching.follow(api, RESOURCE, listener.put, clock=clock, wait=listener.wait, version=version)
 
 
 def item(name: str, value: int) -> dict[str, Any]:
@@ -106,9 +105,9 @@ def test_after_a_cut_it_goes_on_where_it_was() -> None:
         api.failures = [CUT]
 
     listener.between = [lambda: None, cut]
-    follower = follow(api, listener)
+    follow(api, listener)
     assert listener.values == [1, 2, 3]
-    assert follower.listings == 1
+    assert listener.kinds.count("listed") == 1
     assert len(listener.waits) >= 1
 
 
@@ -122,8 +121,8 @@ def test_a_forgetful_server_is_listed_anew() -> None:
         api.forget()
 
     listener.between = [lambda: None, forget]
-    follower = follow(api, listener)
-    assert follower.listings == 2
+    follow(api, listener)
+    assert listener.kinds.count("listed") == 2
     assert listener.known == {"b": 2}
 
 
@@ -132,7 +131,8 @@ def test_from_a_version_there_is_no_listing() -> None:
     api.put(NODES, item("n", 1))
     version = str(api.version)
     api.put(NODES, item("n", 2))
-    assert follow(api, listener, version).listings == 0
+    follow(api, listener, version)
+    assert "listed" not in listener.kinds
     assert listener.values == [2]
 
 
@@ -156,7 +156,7 @@ def test_an_object_that_cannot_be_read_is_left_out_and_the_rest_is_not(caplog: p
     api, listener = MemoryApi(), Listener(1)
     api.put(NODES, item("bad", 0))
     api.put(NODES, item("good", 5))
-    Follower(api, Resource("nodes", NODES, trim, {}), listener.put, clock=clock, wait=listener.wait).run()
+    watching.follow(api, Resource("nodes", NODES, trim, {}), listener.put, clock=clock, wait=listener.wait)
     assert listener.known == {"good": 2}
     assert "'bad' cannot be read" in caplog.text
 
@@ -175,6 +175,5 @@ def test_a_server_that_ends_watches_at_once_is_not_asked_in_a_hurry() -> None:
 def test_whoever_does_not_want_more_stops_it() -> None:
     api = MemoryApi()
     api.put(NODES, item("n", 1))
-    follower = Follower(api, RESOURCE, lambda _change: False, clock=clock, wait=lambda _s: False)
-    follower.run()
-    assert follower.watches == 0
+    watching.follow(api, RESOURCE, lambda _change: False, clock=clock, wait=lambda _s: False)
+    assert api.asked == [NODES]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
-from telemetry.collect.nvml.child import Ended, Message, Session, Silent
+from telemetry.collect.nvml.child import Ended, Message, Process, Session, Silent
 from telemetry.collect.nvml.node_reader import NodeReader
 from tests.telemetry.collect.nvml.memory_nvml import MemoryGpu, MemoryNvml
 
@@ -26,7 +26,7 @@ class Clock:
         self.s += s
 
 
-class InlineChild:
+class InlineChild(Process):
     """A child that hangs or crashes at the GPUs that ``hang`` and ``crash`` name (None: while opening)."""
 
     def __init__(self, node: MemoryNode) -> None:

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from telemetry.collect.nvml.device import Identity, NvmlFault
+from telemetry.collect.nvml.library import Identity, Library, NvmlFault
+from telemetry.collect.nvml.questions import Call
 
 _NOT_SUPPORTED = 3
 
@@ -36,8 +37,8 @@ class MemoryGpu:
             raise NvmlFault(self.lost)
 
 
-class MemoryNvml:
-    """A node whose driver is a list of :class:`MemoryGpu`; implements :class:`telemetry.collect.nvml.device.Nvml`."""
+class MemoryNvml(Library):
+    """A node whose driver is a list of :class:`MemoryGpu`."""
 
     def __init__(self, gpus: Sequence[MemoryGpu], *, version: str = "580.95.05") -> None:
         self.gpus = list(gpus)
@@ -49,9 +50,6 @@ class MemoryNvml:
     def open(self) -> None:
         """Open, unless ``broken`` says how that fails."""
         self._check()
-
-    def close(self) -> None:
-        """Nothing to let go of."""
 
     def driver(self) -> str:
         """Return ``version``."""
@@ -82,12 +80,12 @@ class MemoryNvml:
         found = [handle.fields.get(number, NvmlFault(_NOT_SUPPORTED)) for number in numbers]
         return [(each.code, 0.0) if isinstance(each, NvmlFault) else (0, float(each)) for each in found]
 
-    def call(self, name: str, handle: Any) -> tuple[float, ...]:
+    def call(self, call: Call, handle: Any) -> tuple[float, ...]:
         """Return the GPU's answer."""
         self._check()
         handle.check()
-        handle.asked.append(name)
-        answer: tuple[float, ...] | NvmlFault = handle.calls.get(name, NvmlFault(_NOT_SUPPORTED))
+        handle.asked.append(call.name)
+        answer: tuple[float, ...] | NvmlFault = handle.calls.get(call.name, NvmlFault(_NOT_SUPPORTED))
         if isinstance(answer, NvmlFault):
             raise answer
         return answer
@@ -126,7 +124,7 @@ class MemoryNvml:
         """Forget the first sample."""
         self._sampled.discard(index)
 
-    def watch(self, handles: Sequence[Any]) -> tuple[Any, list[Exception | None]]:
+    def watch(self, handles: Sequence[Any]) -> tuple[Any, list[NvmlFault | None]]:
         """Register every GPU that is ``watchable``."""
         self._check()
         return object(), [None if each.watchable else NvmlFault(_NOT_SUPPORTED) for each in handles]

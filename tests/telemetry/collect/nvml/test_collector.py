@@ -13,11 +13,8 @@ import pytest
 from telemetry import atomic
 from telemetry.collect.nvml import collector as module
 from telemetry.collect.nvml.collector import Collector, writer_of
-from telemetry.collect.nvml.node_reader import NodeReader
-from telemetry.collect.nvml.tables import RunState
 from telemetry.collect.nvml.xid_watcher import Xid
 from telemetry.dataset.channels import CATALOGUE
-from telemetry.errors import InputError
 from telemetry.landing.folder import Landing
 from tests.telemetry.collect.nvml.helpers import MemoryNode
 
@@ -33,14 +30,11 @@ class Place:
         self.returned = 0
 
     def collector(self, boot: str = "boot-1", interval_s: float = 30) -> Collector:
-        def reader(state: RunState) -> NodeReader:
-            return self.node.reader(known=state.known, lost=set(state.lost), hung=set(state.hung))
-
         return Collector(
             Landing(self.root, writer=writer_of("node7")),
             "node7",
             CATALOGUE,
-            reader,
+            lambda known, troubles: self.node.reader(known=known, troubles=troubles),
             clock=self.node.clock,
             monotonic=self.node.clock.monotonic,
             interval=timedelta(seconds=interval_s),
@@ -172,7 +166,7 @@ def test_killed_at_any_write_a_loss_is_neither_lost_nor_told_twice(
 
         return run
 
-    monkeypatch.setattr("telemetry.collect.nvml.tables.write_bytes", counted(atomic.write_bytes))
+    monkeypatch.setattr("telemetry.collect.outbox.write_bytes", counted(atomic.write_bytes))
     monkeypatch.setattr(Landing, "land", counted(Landing.land))
     for point in range(1, 12):
         here = Place(place.root.with_name(f"at-{point}.live"))
@@ -185,14 +179,11 @@ def test_killed_at_any_write_a_loss_is_neither_lost_nor_told_twice(
             collector.turn()
             collector.close()
         except Killed:
-            monkeypatch.setattr(
-                "telemetry.collect.nvml.collector.fcntl.flock", lambda *_: None
-            )  # the kernel would have let go of the lock
+            collector._outbox.close()  # the kernel would have let go of the lock
         die_at = -1
         here.node.nvml.gpus[0].lost = 15
         here.node.clock.pass_(30)
         collector = here.collector()
-        collector._tell_again()
         collector.turn()
         collector.close()
         assert here.codes() == ["gpu_lost"], point
@@ -227,10 +218,10 @@ def test_a_full_disk_is_waited_for(
             place.node.clock.pass_(30)
             collector.hear(Xid(place.node.clock(), "GPU-0", 79, None))
             collector.turn()
-            collector.land()
+            collector.write_samples()
         assert place.codes() == []
     # Once for events and once for samples, not at each try.
-    assert sum("landing waits" in record.message for record in caplog.records) == 2
+    assert sum("writing waits" in record.message for record in caplog.records) == 2
     place.node.clock.pass_(30)
     collector.turn()
     assert place.codes() == ["79", "79", "79"]
@@ -239,7 +230,7 @@ def test_a_full_disk_is_waited_for(
 
 
 def test_rows_that_cannot_land_are_bounded(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MOST_ROWS", 5)
+    monkeypatch.setattr(module, "MAX_ROWS", 5)
     collector = place.collector()
     for _ in range(4):
         collector.turn()
@@ -253,24 +244,6 @@ def test_once_lands_one_reading_of_each_gpu(place: Place) -> None:
     place.collector().once(place.node.clock.pass_)
     rows = place.rows("samples")
     assert [(row["gpu"], row["gr_engine_active_ratio"]) for row in rows] == [("GPU-0", 0.5), ("GPU-1", None)]
-
-
-def test_a_second_collector_of_the_node_is_refused(place: Place) -> None:
-    collector = place.collector()
-    with pytest.raises(InputError, match="another collector of the node node7 lands here"):
-        place.collector()
-    collector.close()
-    place.collector().close()
-
-
-def test_a_damaged_state_is_forgotten(place: Place, caplog: pytest.LogCaptureFixture) -> None:
-    place.collector().close()
-    (place.root / "state" / "nvml-node7.json").write_text("{")
-    collector = place.collector()
-    collector.turn()
-    collector.close()
-    assert "cannot be read" in caplog.text
-    assert len(place.rows("samples")) == 2
 
 
 @pytest.mark.parametrize("node", ["node7", "a b", "ä", "x" * 300, "node_7"])

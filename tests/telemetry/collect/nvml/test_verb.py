@@ -33,8 +33,3 @@ def test_a_place_that_cannot_be_pushed_to_is_refused(tmp_path: Path, push: str) 
     result = CliRunner().invoke(app, ["collect", "nvml", "--spool", str(tmp_path), "--push", push, "--once"])
     assert result.exit_code == 1
     assert f"{push!r} is not the address of a server (--push)" in result.output
-
-
-def test_the_help_ends_with_an_example() -> None:
-    result = CliRunner().invoke(app, ["collect", "nvml", "--help"], env={"COLUMNS": "200"})
-    assert "Example: predrain collect nvml" in result.output

@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable
 from datetime import UTC, datetime
 
-from telemetry.collect.nvml.device import NvmlFault
+from telemetry.collect.nvml.library import NvmlFault
 from telemetry.collect.nvml.xid_watcher import Xid, XidWatcher
 from tests.telemetry.collect.nvml.helpers import MemoryNode
 
@@ -29,7 +29,7 @@ def listen(node: MemoryNode, enough: Callable[[list[Xid]], bool]) -> list[Xid]:
     watcher = XidWatcher(node.spawn, tell, monotonic=node.clock.monotonic, sleep=pause)
     thread = threading.Thread(target=watcher.run)
     thread.start()
-    thread.join(20)
+    thread.join(60)
     assert not thread.is_alive()
     return heard
 

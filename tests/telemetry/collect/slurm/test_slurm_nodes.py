@@ -1,9 +1,10 @@
 import json
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import TypeAdapter
 
 from telemetry.collect.event import Event
 from telemetry.collect.slurm.drain_reasons import DEFAULT_RULES, load_reason_rules
@@ -13,6 +14,7 @@ from telemetry.errors import InputError
 from tests.telemetry.collect.builders import NOW
 
 AT = int(NOW.timestamp())
+CODEC = TypeAdapter(NodeView)
 SINFO = Path(__file__).parents[5] / "shared" / "data" / "slurm-output" / "sinfo.txt"
 
 
@@ -41,17 +43,6 @@ DRAINED = {
             ]
         }
     ),
-    "24.11 sinfo": json.dumps(
-        {
-            "sinfo": [
-                {
-                    "node": {"state": ["MIXED", "DRAIN"]},
-                    "nodes": {"total": 1, "nodes": ["n1"]},
-                    "reason": {"description": "xid 79", "user": "ann", "time": later(AT)},
-                }
-            ]
-        }
-    ),
 }
 
 
@@ -60,16 +51,11 @@ def test_a_drained_node_in_every_version(version: str):
     assert read_nodes(DRAINED[version])["n1"] == NodeView("n1", "drain", "xid 79", "ann", NOW, None, ("xid 79",))
 
 
-def test_groups_of_nodes():
-    report = {"sinfo": [{"node": {"state": ["IDLE"]}, "nodes": {"nodes": ["gpu[1-2]", "x"]}, "reason": ""}]}
-    assert list(read_nodes(json.dumps(report))) == ["gpu1", "gpu2", "x"]
-
-
 @pytest.mark.parametrize(
     ("report", "problem"),
     [
         ("slurm_load_node: error", "no JSON"),
-        ('{"meta": {}}', "none of nodes, sinfo"),
+        ('{"meta": {}}', "none of nodes"),
         ('{"errors": [{"error": "Unspecified error"}], "nodes": []}', "Slurm reports .*Unspecified error"),
         ('{"errors": [], "nodes": []}', "Slurm lists no nodes"),
     ],
@@ -115,7 +101,7 @@ class Watch:
     def look(self, out: str | None = None, reason: str | None = None, **more: Any) -> list[tuple[Any, ...]]:
         seen = NodeView("n1", out, reason, reasons=() if reason is None else (reason,), **more)
         events, kept = changes(self.view, seen, DEFAULT_RULES, now=self.now, last_look=self.before)
-        self.view = NodeView.from_json("n1", json.loads(json.dumps(kept.to_json())))
+        self.view = CODEC.validate_json(CODEC.dump_json(kept, exclude_defaults=True))
         self.before, self.now = self.now, self.now + timedelta(minutes=1)
         return [brief(event) for event in events]
 
@@ -211,24 +197,10 @@ def test_rules_of_a_file(tmp_path: Path):
     assert (found[0].code, found[1]) == ("ticket", "Ticket closed")
 
 
-@pytest.mark.parametrize(
-    ("content", "problem"),
-    [
-        ("reasons: [{match: '(', type: repair}]", "is no regular expression"),
-        ("reasons: [{match: x, type: broken}]", "Input should be 'repair' or 'replacement'"),
-        ("reasons: [{mach: x, type: repair}]", "match"),
-        ("{", "not valid YAML"),
-    ],
-)
-def test_wrong_rules(tmp_path: Path, content: str, problem: str):
+def test_wrong_rules(tmp_path: Path):
     path = tmp_path / "rules.yaml"
-    path.write_text(content)
-    with pytest.raises(InputError) as error:
+    path.write_text("reasons: [{match: '(', type: repair}]")
+    with pytest.raises(InputError, match="is no regular expression"):
         load_reason_rules(path)
-    assert problem in str(error.value)
-    with pytest.raises(InputError, match="the file of reason rules does not exist"):
+    with pytest.raises(InputError, match="the rules cannot be read: No such file"):
         load_reason_rules(tmp_path / "none.yaml")
-
-
-def test_times_are_whole_seconds_of_slurm():
-    assert datetime.fromtimestamp(AT, UTC) == NOW

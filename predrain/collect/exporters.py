@@ -20,7 +20,7 @@ def exporters(
             "kubernetes:NAMESPACE/SERVICE[:PORT]; may be repeated."
         ),
     ],
-    dataset: Annotated[Path, typer.Option(help="The dataset; rows land in the folder DATASET.live beside it.")],
+    dataset: Annotated[Path, typer.Option(help="The dataset; rows are written to the folder DATASET.live beside it.")],
     interval: Annotated[str, typer.Option(help="Time between two scrapes of a target.")] = "30s",
     timeout: Annotated[
         str | None,
@@ -40,7 +40,7 @@ def exporters(
     listen: Annotated[
         str | None, typer.Option(help="Serve the collector's own /metrics and /healthz here, such as 127.0.0.1:9210.")
     ] = None,
-    once: Annotated[bool, typer.Option("--once", help="Scrape each target once, land it and leave.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Scrape each target once and exit.")] = False,
     params: ParamsOption = None,
     as_json: JsonOption = False,
 ) -> None:

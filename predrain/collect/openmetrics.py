@@ -16,19 +16,17 @@ def openmetrics(
         list[Path],
         typer.Argument(help="Dumps of lines `name{labels} value timestamp`, plain, .gz or .zst.", metavar="FILE"),
     ],
-    dataset: Annotated[
-        Path, typer.Option(help="Folder of the dataset; what is read lands in its sibling DATASET.live.")
-    ],
+    dataset: Annotated[Path, typer.Option(help="The dataset; rows are written to the folder DATASET.live beside it.")],
     mapping: Annotated[
         Path | None, typer.Option(help="YAML file that maps metric names and labels that differ from the exporters'.")
     ] = None,
     params: ParamsOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Read what `promtool tsdb dump`, `dump-openmetrics` or a backfill tool wrote. A file that has landed lands once.
+    """Read what `promtool tsdb dump`, `dump-openmetrics` or a backfill tool wrote. A file counts once.
 
-    Run the same command again after an interruption: it goes on. The file is sorted on disk, which takes some 20 bytes
-    a sample beside the dataset while it runs.
+    Run the same command again after an interruption: nothing counts twice. The file is sorted on disk, which takes some
+    20 bytes a sample beside the dataset while it runs.
 
     Example: predrain collect openmetrics march.om.gz --dataset fleet
     """

@@ -16,7 +16,7 @@ def collect_prometheus(
     url: Annotated[str, typer.Option(help="Address of the server (Prometheus, Thanos, VictoriaMetrics, Mimir).")],
     start: Annotated[str, typer.Option(help="First instant, ISO 8601 with a time zone.")],
     end: Annotated[str, typer.Option(help="Last instant; at most two minutes ago.")],
-    dataset: Annotated[Path, typer.Option(help="Folder of the dataset; an existing one is added to.")],
+    dataset: Annotated[Path, typer.Option(help="The dataset; an existing one is added to.")],
     mapping: Annotated[
         Path | None, typer.Option(help="YAML file that says which metric and label is what, and in which unit.")
     ] = None,
@@ -43,12 +43,12 @@ def collect_prometheus(
         Path | None, typer.Option(help="What you know of who was where, when: Parquet or CSV; it holds against labels.")
     ] = None,
     no_compact: Annotated[
-        bool, typer.Option("--no-compact", help="Leave what was fetched in DATASET.live; `collect compact` folds it.")
+        bool, typer.Option("--no-compact", help="Leave what was fetched in DATASET.live for `collect compact`.")
     ] = False,
     params: ParamsOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Fetch raw samples with their own time stamps, then fold them into the dataset. Killed, it goes on where it was.
+    """Fetch raw samples with their own time stamps and compact them into the dataset. Killed, it resumes.
 
     Example: predrain collect prometheus --url http://prom:9090 --start 2026-01-01T00:00Z --end 2026-03-01T00:00Z
     --dataset fleet
@@ -66,7 +66,7 @@ def collect_prometheus(
             raise InputError(
                 "an inventory that nothing would read",
                 "--inventory with --no-compact",
-                "Give it to `predrain collect compact`, which folds what was fetched.",
+                "Give it to `predrain collect compact`, which takes in what was fetched.",
             )
         loaded = load_params(params_files(params))
         channels = resolve_channels(loaded.channels)

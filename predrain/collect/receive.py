@@ -12,9 +12,7 @@ from predrain.options import ParamsOption, params_files
 
 
 def receive(
-    dataset: Annotated[
-        Path, typer.Option(help="Folder of the dataset; what arrives lands in its sibling DATASET.live.")
-    ],
+    dataset: Annotated[Path, typer.Option(help="The dataset; rows are written to the folder DATASET.live beside it.")],
     listen: Annotated[str, typer.Option(help="Address and port to listen on.")] = "127.0.0.1:9201",
     tokens: Annotated[
         Path | None,

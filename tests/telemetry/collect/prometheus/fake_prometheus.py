@@ -63,7 +63,6 @@ class FakePrometheus:
         self.right_open = False
         self.max_samples: int | None = None
         self.warnings: list[str] = []
-        self.pretty = False
         self.fault: Fault | None = None
         self.asked: list[Asked] = []
         self.url = ""
@@ -120,7 +119,7 @@ class FakePrometheus:
         document: dict[str, Any] = {"status": "success", "data": data}
         if self.warnings:
             document["warnings"] = self.warnings
-        text = json.dumps(document, indent=1) if self.pretty else json.dumps(document, separators=(",", ":"))
+        text = json.dumps(document, separators=(",", ":"))
         return Reply(200, text.encode(), {"Content-Type": "application/json"})
 
 

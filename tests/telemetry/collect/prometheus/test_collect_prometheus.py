@@ -73,7 +73,7 @@ def test_a_dataset_that_was_removed_is_told(fake: FakePrometheus, tmp_path: Path
         (
             ["--inventory", "x.csv", "--no-compact"],
             "predrain: error: an inventory that nothing would read (--inventory with --no-compact). "
-            "Give it to `predrain collect compact`, which folds what was fetched.\n",
+            "Give it to `predrain collect compact`, which takes in what was fetched.\n",
         ),
         (
             ["--mapping", "none.yaml"],

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from telemetry.collect.series.exposition import parse_line
-from telemetry.collect.series.identity import Series, SeriesCatalogue, XidCount
+from telemetry.collect.series.identity import Series, SeriesCatalogue
 from telemetry.collect.series.mapping import SourceMapping
 from telemetry.collect.series.unused import is_unused
 from telemetry.config import ChannelDeclaration
@@ -46,12 +46,6 @@ def test_a_series_of_the_old_exporter_tells_channel_device_and_inventory() -> No
     }
 
 
-def test_new_names_and_labels_are_the_same_series() -> None:
-    new = {"gpu": "3", "uuid": "GPU-a", "hostname": "n1", "modelName": "NVIDIA L4"}
-    old, renamed = series("DCGM_FI_DEV_GPU_TEMP", OLD), series("DCGM_FI_DEV_GPU_TEMP_CELSIUS", new)
-    assert (old.channel, old.gpu, old.node) == (renamed.channel, renamed.gpu, renamed.node)
-
-
 @pytest.mark.parametrize(
     ("labels", "node"),
     [
@@ -74,10 +68,6 @@ def test_a_domain_is_cut_only_when_asked_for_and_never_off_an_address() -> None:
     rules = {"node": {"drop_domain": True}}
     assert series("DCGM_FI_DEV_GPU_TEMP", {"UUID": "a", "instance": "n1.example.org:9"}, rules).node == "n1"
     assert series("DCGM_FI_DEV_GPU_TEMP", {"UUID": "a", "instance": "10.0.0.7:9"}, rules).node == "10.0.0.7"
-
-
-def test_the_pod_is_no_part_of_the_identity() -> None:
-    assert series("DCGM_FI_DEV_GPU_TEMP", OLD) == series("DCGM_FI_DEV_GPU_TEMP", OLD | {"pod": "other-7"})
 
 
 def test_links_and_mig_instances_are_parts_and_rows_of_their_own() -> None:
@@ -120,12 +110,6 @@ def test_amd_series_are_known_by_uuid_or_serial_and_their_clocks_are_told_apart(
 )
 def test_what_is_not_ours_is_none(name: str, labels: dict[str, str]) -> None:
     assert identify(name, labels) is None
-
-
-def test_an_xid_count_is_told_by_its_label() -> None:
-    found = identify("DCGM_EXP_XID_ERRORS_COUNT", OLD | {"xid": "79", "err_code": "79"})
-    assert isinstance(found, XidCount)
-    assert (found.gpu, found.node, found.xid) == ("GPU-a", "n1", 79)
 
 
 def test_a_page_without_host_names_is_of_the_node_it_was_fetched_from() -> None:

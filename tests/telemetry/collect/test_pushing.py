@@ -84,20 +84,6 @@ def test_over_the_limit_the_oldest_samples_go_first_and_events_last(landing: Lan
     assert events[0].exists()
 
 
-def test_dropping_is_said_once_until_there_was_room_again(landing: Landing, caplog: pytest.LogCaptureFixture) -> None:
-    spool = Spool(landing, "nvml-n", 1)
-    said = []
-    for _ in range(3):
-        land(landing, "samples", 1)
-        spool.trim()
-        said.append(sum("over its limit" in record.message for record in caplog.records))
-    spool.trim()
-    land(landing, "samples", 1)
-    spool.trim()
-    said.append(sum("over its limit" in record.message for record in caplog.records))
-    assert said == [1, 1, 1, 2]
-
-
 def test_refused_files_are_put_aside_with_the_reason_and_bounded(
     landing: Landing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -136,15 +122,6 @@ class MemoryTarget:
             raise Later("half an answer")
         if mood == "takes and we are killed":
             raise Killed
-
-
-def test_all_is_sent_in_order_and_leaves_the_spool(landing: Landing) -> None:
-    names = [land(landing, "events", age).stem for age in (3, 2, 1)]
-    target = MemoryTarget()
-    spool = Spool(landing, "nvml-n", None)
-    result = Pusher(spool, target).round()
-    assert (target.taken, spool.files()) == (names, [])
-    assert (result.sent, result.refused, result.pause_s) == (3, 0, None)
 
 
 def test_while_the_other_side_is_down_the_spool_keeps_all_and_pauses_grow(landing: Landing) -> None:

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -122,17 +121,6 @@ def test_rows_have_the_layout_in_which_samples_land() -> None:
     ]
 
 
-def test_a_series_that_goes_on_under_another_pod_is_one() -> None:
-    before, after = one(inventory=(("slot", "0"),)), one(inventory=(("slot", "0"), ("driver", "1")))
-    problems: dict[str, int] = {}
-    samples = [(before, 1, 1.0), (before, 2, 2.0), (after, 2, 2.0), (before, 3, math.nan), (after, 3, 3.0)]
-    _, found = rows(samples, problems)
-    assert [(row["timestamp"], row["gpu_temp_c"]) for row in found] == [(1, 1.0), (2, 2.0), (3, 3.0)]
-    assert problems == {}
-    _, found = rows([*samples, (after, 2, 7.0)], problems)
-    assert (found[1]["gpu_temp_c"], problems) == (2.0, {CONFLICT: 1})
-
-
 def test_links_are_summed_unless_the_whole_is_given() -> None:
     links = [one("energy_mj", part=str(number)) for number in range(3)]
     samples = [(each, 1, 10.0) for each in links] + [(each, 2, 10.0) for each in links] + [(one("energy_mj"), 2, 31.0)]
@@ -194,13 +182,3 @@ def test_sightings_tell_from_when_to_when_a_driver_was_seen() -> None:
     table = observed_spans(series, np.array([0, 0, 1, 1, 2], np.int32), np.array([1, 5, 6, 6, 6], np.int64))
     told = [(round(row["seen_at"].timestamp() * 1000), row["driver"]) for row in table.to_pylist()]
     assert told == [(1, "1"), (5, "1"), (6, "2")]
-
-
-@pytest.mark.parametrize("count", [200_000])
-def test_many_samples_take_little_time(count: int) -> None:
-    series = [one(channel, gpu=f"g{number}") for number in range(100) for channel in KINDS]
-    index = np.arange(count, dtype=np.int32) % len(series)
-    ms = np.arange(count, dtype=np.int64) // len(series) * 30_000
-    table = assemble(series, index, ms, np.ones(count))
-    assert table.num_rows == count / len(KINDS)
-    assert table.column("energy_mj").null_count == 0

@@ -34,10 +34,9 @@ from pipeline.matrix_stage import make_matrix  # noqa: E402
 from pipeline.params import Params, load_params  # noqa: E402
 from pipeline.stages import train_bundle  # noqa: E402
 from predrain.score import scoring_settings  # noqa: E402
-from serving.scores.batch import score_decision  # noqa: E402
+from serving.scores.batch import ServedModel, score_decision  # noqa: E402
 from serving.scores.feature_settings import live_config, window_plan  # noqa: E402
 from serving.scores.fleet_rows import fleet_rows  # noqa: E402
-from serving.scores.records import ServedModel  # noqa: E402
 from serving.scores.status import ScoringResult  # noqa: E402
 from serving.scores.writing import ScoresFolder  # noqa: E402
 from simulator.simulate import simulate  # noqa: E402

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -30,7 +29,7 @@ from predrain.options import (
 if TYPE_CHECKING:
     from pipeline.params import Params
     from serving.scores.decision_times import ScoringSettings
-    from serving.scores.status import Attempt, ScoringResult
+    from serving.scores.status import ScoringResult
     from serving.scores.writing import ScoresFolder
     from telemetry.dataset.store import Place
 
@@ -79,11 +78,14 @@ def score(
             raise typer.BadParameter("--at names one decision time, --interval goes on with those to come")
         place = read_place(dataset, out)
         scores = ScoresFolder(out)
-        with _failures_marked(scores):
+        began = _now()
+        try:
             settings = scoring_settings(load_params(params_files(params)))
+        except Exception as error:
+            _record_failure(scores, began, error)
+            raise
         rounds = _Rounds(place, model, store_uri(registry), name)
-        work = lambda: rounds.run(scores, settings, when)  # noqa: E731 - a name for what both ways repeat
-        failed = _once(scores, work, as_json) if pause is None else _follow(scores, work, pause, as_json)
+        failed = _run(scores, lambda: rounds.run(scores, settings, when), pause, as_json)
     if failed:
         raise typer.Exit(FAILED)
 
@@ -133,63 +135,45 @@ class _Rounds:
         return None if self._model[0] == "champion" else manifest_digest(Path(self._model[0]))
 
 
-@contextmanager
-def _failures_marked(scores: ScoresFolder) -> Iterator[None]:
-    """Leave a mark of whatever goes wrong in the scores' status, and let it pass."""
-    from serving.scores.status import Attempt
-
-    began = _now()
-    try:
-        yield
-    except Exception as error:
-        _recorded(scores, Attempt(began, None, str(error) or type(error).__name__))
-        raise
-
-
-def _once(scores: ScoresFolder, work: Callable[[], ScoringResult], as_json: bool) -> bool:
+def _run(scores: ScoresFolder, work: Callable[[], ScoringResult], pause: timedelta | None, as_json: bool) -> bool:
+    """Score once, or until a signal; then a failed round is logged and tried again. True: the last one failed."""
     from serving.scores.status import Attempt, record_attempt
-
-    began = _now()
-    with _failures_marked(scores):
-        result = work()
-    record_attempt(scores, Attempt(began, result))
-    show(told(result), as_json=as_json)
-    return False
-
-
-def _follow(scores: ScoresFolder, work: Callable[[], ScoringResult], pause: timedelta, as_json: bool) -> bool:
-    """Go round until a signal; a failed round is said and the next one tries again. True: the last one failed."""
-    from serving.scores.status import Attempt
 
     failed = False
     noted: tuple[str, ...] | None = None  # nothing has been said yet of how it stands
-    for _ in until_stopped(pause):
+    for _ in [None] if pause is None else until_stopped(pause):
         began = _now()
         try:
             result = work()
+            record_attempt(scores, Attempt(began, result))
         except Exception as error:  # whatever it is, the fleet is better served by another try than by none
+            text = _record_failure(scores, began, error)
+            if pause is None:
+                raise
             failed, noted = True, None
-            text = str(error) or type(error).__name__
             _say(as_json, {"at": began.isoformat(), "error": text}, f"round failed: {text}", sys.stderr)
-            _recorded(scores, Attempt(began, None, text))
             continue
         failed = False
-        if result.written or result.notes != noted:  # what stays as it was need not be said every few minutes
-            facts = told(result)
+        facts = told(result)
+        if pause is None:
+            show(facts, as_json=as_json)
+        elif result.written or result.notes != noted:  # what stays as it was need not be said every few minutes
             _say(as_json, facts, ", ".join(f"{key} {value}" for key, value in facts.items()), sys.stdout)
         noted = result.notes
-        _recorded(scores, Attempt(began, result))
     return failed
 
 
-def _recorded(scores: ScoresFolder, attempt: Attempt) -> None:
-    from serving.scores.status import record_attempt
+def _record_failure(scores: ScoresFolder, began: datetime, error: Exception) -> str:
+    """Mark the scores' status; return the error in words."""
+    from serving.scores.status import Attempt, record_attempt
 
+    text = str(error) or type(error).__name__
     try:
-        record_attempt(scores, attempt)
-    except Exception as error:  # a full disk must not end the loop: it may be freed
-        sys.stderr.write(f"predrain score: cannot write the status: {error}\n")
+        record_attempt(scores, Attempt(began, None, text))
+    except Exception as full:  # a full disk must not end the loop: it may be freed
+        sys.stderr.write(f"predrain score: cannot write the status: {full}\n")
         sys.stderr.flush()
+    return text
 
 
 def _say(as_json: bool, facts: dict[str, Any], words: str, stream: Any) -> None:

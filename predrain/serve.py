@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -12,6 +11,9 @@ from predrain.console import reported
 from predrain.options import ModelNameOption, RegistryOption, store_uri
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from scheduler.ledger.reader import LedgerReader
     from serving.champion.sources import BundleSource, StateFolder
     from serving.server import Tls
 
@@ -128,41 +130,18 @@ def serve(
             _source(model, store_uri(registry), name, kept, champion_interval),
             tokens=tokens,
             settings=settings,
-            ledger=None if ledger is None else LedgerFile(ledger),
+            ledger=None if ledger is None else _ledger_at(ledger),
             hosts=allow_host or (),
         )
         chosen = extender_number if extender else None
-        run(service, address, number, extender_port=chosen, tls=_tls(tls_cert, tls_key))
+        tls = _tls(tls_cert, tls_key)
+        run(service, address, number, extender_port=chosen, extender_host=extender_address, tls=tls)
 
 
-class LedgerFile:
-    """The ledger of a controller, opened anew for each question: it may be made, or moved away, meanwhile.
+def _ledger_at(path: Path) -> Callable[[], LedgerReader]:
+    from scheduler.ledger.reader import LedgerReader
 
-    ``path``: need not exist yet.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def why(self, node: str, most: int) -> list[dict[str, Any]]:
-        """Tell what was decided about a node, the newest first.
-
-        Raises ``InputError`` if nothing is recorded about it, or there is no ledger.
-        """
-        from scheduler.ledger.reader import LedgerReader
-
-        with contextlib.closing(LedgerReader(self._path)) as reader:
-            return reader.why(node, most)
-
-    def rounds(self, most: int) -> list[dict[str, Any]]:
-        """List the newest decisions, the newest first.
-
-        Raises ``InputError`` if there is no ledger.
-        """
-        from scheduler.ledger.reader import LedgerReader
-
-        with contextlib.closing(LedgerReader(self._path)) as reader:
-            return reader.rounds(most)
+    return lambda: LedgerReader(path)
 
 
 def _state_folder(state: Path | None, model: str | None) -> StateFolder | None:

@@ -43,7 +43,7 @@ with Python's own thresholds the whole heap was walked again and again, each tim
 
 _NOTIFY_SOCKET: Final = "NOTIFY_SOCKET"
 EXTENDER_HOST: Final = "127.0.0.1"
-"""The extender takes no tokens, so only its own machine reaches it."""
+"""The extender takes no tokens: only its own machine may reach it."""
 
 
 class _Loop(asyncio.SelectorEventLoop):
@@ -62,6 +62,7 @@ def serve(
     port: int = 8080,
     *,
     extender_port: int | None = 8081,
+    extender_host: str = EXTENDER_HOST,
     tls: Tls | None = None,
     started: Callable[[int, int | None], None] | None = None,
     stop: threading.Event | None = None,
@@ -69,7 +70,7 @@ def serve(
     """Run until SIGTERM or SIGINT: then nothing new is accepted, and what was accepted is answered.
 
     ``host``, ``port``: where to listen; port 0 takes a free one.
-    ``extender_port``: port of the scheduler extender on 127.0.0.1; None: none.
+    ``extender_port``, ``extender_host``: where the scheduler extender listens; None: nowhere.
     ``started``: told of both ports when the service listens.
     ``stop``: ends the service as a signal would, where it runs in a thread that gets none.
     Raises ``InputError`` if a port cannot be listened on.
@@ -78,7 +79,7 @@ def serve(
     listeners = [(service.api, listen(host, port), None if tls is None else tls.context)]
     try:
         if extender_port is not None:  # the extender stays on this machine, and so unencrypted
-            listener = listen(EXTENDER_HOST, extender_port, "--extender-listen")
+            listener = listen(extender_host, extender_port, "--extender-listen")
             listeners.append((service.extender, listener, None))
     except InputError:
         listeners[0][1].close()
@@ -213,20 +214,14 @@ class Tls:
 def _context(certificate: Path, key: Path) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    for path, option in ((certificate, "--tls-cert"), (key, "--tls-key")):
-        try:
-            path.read_bytes()
-        except OSError as error:
-            raise InputError(
-                f"{path} cannot be read: {error.strerror}", option, "Give a PEM file that this user may read."
-            ) from None
     try:
         context.load_cert_chain(certificate, key, _no_password)
-    except (ssl.SSLError, ValueError) as error:
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "reason", None) or getattr(error, "strerror", None) or error
         raise InputError(
-            f"the certificate and the key cannot be used: {getattr(error, 'reason', None) or error}",
-            f"{certificate}, {key}",
-            "Give PEM files that belong together, the key without a password.",
+            f"the certificate and the key cannot be used: {reason}",
+            f"--tls-cert {certificate}, --tls-key {key}",
+            "Give PEM files that belong together and that this user may read, the key without a password.",
         ) from None
     return context
 

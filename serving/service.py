@@ -26,7 +26,7 @@ from serving.http.score_cache import ScoreCache
 from serving.http.tokens import Grant, ScopedTokens
 from serving.logs import AccessLog
 from serving.pages.history import ScoreHistory
-from serving.pages.routes import FleetPages, Health, LedgerPages, is_open_page, is_page
+from serving.pages.routes import FleetPages, Health, is_open_page, is_page
 from serving.scores.reading import last_run_metrics
 from telemetry.collect.remote_write.problems import Refused
 
@@ -55,7 +55,7 @@ class Service:
         settings: ServiceSettings | None = None,
         clock: Callable[[], datetime] | None = None,
         log: AccessLog | None = None,
-        ledger: LedgerPages | None = None,
+        ledger: Callable[[], Any] | None = None,
         hosts: Sequence[str] = (),
     ) -> None:
         self.settings = settings or ServiceSettings()

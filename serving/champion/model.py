@@ -35,18 +35,11 @@ class FeatureRows:
     values: npt.NDArray[np.float32]
     units: list[str]
     times: npt.NDArray[np.int64]
-    timed: bool
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A bundle that is ready.
-
-    ``columns``: its features' names, in order.
-    ``digest``, ``profile``, ``version``: what answers say of it.
-    ``fitted_at``: end of what it knew (aware UTC).
-    ``horizon_seconds``: seconds that a risk is of, if the bundle tells.
-    """
+    """A bundle that is ready; ``fitted_at``: end of what it knew."""
 
     columns: tuple[str, ...]
     digest: str
@@ -155,10 +148,6 @@ class ModelHolder:
         _LOG.info("model %s (%s) is loaded", model.digest[:12], model.profile)
         return True
 
-    def load(self) -> None:
-        """Look now; what is wrong stands in ``trouble`` or ``refused``."""
-        self.look()
-
     def _replaced_since(self, stamp: object) -> bool:
         """Tell whether a bundle was replaced while it was read, and read it again soon; not for ever."""
         assert self._source is not None
@@ -205,7 +194,7 @@ def load_model(path: Path, *, version: int | None = None) -> LoadedModel:
         bundle,
     )
     empty = np.full((1, len(model.columns)), np.nan, dtype=np.float32)
-    model.score(FeatureRows(empty, ["0"], np.zeros(1, dtype=np.int64), False))
+    model.score(FeatureRows(empty, ["0"], np.zeros(1, dtype=np.int64)))
     return model
 
 

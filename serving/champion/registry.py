@@ -33,7 +33,7 @@ from serving.logs import log_to_stderr
 from serving.scores.reading import stamp_of
 
 if TYPE_CHECKING:
-    from serving.scores.records import ServedModel
+    from serving.scores.batch import ServedModel
 
 _LOG = logging.getLogger("champion")
 _LONGEST_REST_S: Final = 60.0
@@ -94,7 +94,7 @@ class ModelSource:
         Raises ``InputError`` if there is none, and none was given before.
         """
         from models.bundle.store import load_bundle  # noqa: PLC0415 - heavy, and not for the service
-        from serving.scores.records import ServedModel  # noqa: PLC0415 - as above
+        from serving.scores.batch import ServedModel  # noqa: PLC0415 - as above
 
         loaded = self._loaded
         try:

@@ -43,11 +43,6 @@ def read_json(body: bytes, *, containers: int | None = None, values: int | None 
         return json.loads(body.decode("utf-8-sig"), parse_constant=_refuse_constant)
 
 
-def may_hold_booleans(body: bytes) -> bool:
-    """Tell whether a JSON text may hold ``true`` or ``false``, at the cost of a search for either."""
-    return b"true" in body or b"false" in body
-
-
 class Encoded:
     """A part of an answer that is JSON already."""
 

@@ -15,7 +15,7 @@ from starlette.responses import PlainTextResponse, Response
 
 from serving.champion.model import LoadedModel
 from serving.http.application import guarded, problems
-from serving.http.bodies import JSON, may_hold_booleans, media_of, read_json, unknown_name
+from serving.http.bodies import JSON, media_of, read_json, unknown_name
 from serving.http.query_routes import QueryRoutes
 from serving.http.schemas import DataframeRecords, DataframeSplit, Inputs, Instances, Predictions, request_body
 from telemetry.collect.remote_write.problems import Refused
@@ -74,12 +74,11 @@ def _read(body: bytes, model: LoadedModel, limit: int) -> FeatureRows:
     if len(content) != 1:
         raise Refused(422, f"send exactly one of {', '.join(FORMS)}", "invalid")
     ((form, value),) = content.items()
-    booleans = may_hold_booleans(body)
     if form == "dataframe_split":
-        return rows_of_table(*_split(value), model.columns, limit, booleans=booleans)
+        return rows_of_table(*_split(value), model.columns, limit)
     if form == "inputs" and isinstance(value, dict):
-        return rows_of_table(*_turned(value), model.columns, limit, form, booleans=booleans)
-    return rows_of_records(value, model.columns, limit, form, booleans=booleans)
+        return rows_of_table(*_turned(value), model.columns, limit, form)
+    return rows_of_records(value, model.columns, limit, form)
 
 
 def _split(value: Any) -> tuple[Any, Any]:

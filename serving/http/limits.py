@@ -20,18 +20,12 @@ class ServiceSettings:
     """Limits of the service.
 
     ``decoded_bytes``: largest body after gzip, and most memory of an Arrow table; checked while it is unpacked.
-    ``held_bytes``: most bytes of bodies in memory at a time, those beyond it are answered 503; one body is always
-    taken.
-    ``page``: most nodes of one page of ``GET /v1/nodes``.
-    ``concurrent_anonymous``, ``concurrent_reads``, ``concurrent_writes``, ``concurrent_pages``: most requests at a time
-    of callers without a token that holds, of those that read, of tokens that may only write, and of pages; those beyond
-    it are answered 503 (``/healthz``, ``/readyz``, ``/ping`` and ``/metrics`` excepted).
+    ``held_bytes``: most bytes of bodies in memory at a time; beyond it 503, but one body is always taken.
+    ``concurrent_anonymous`` and so on: most requests at a time of callers without a token that holds, of those that
+    read, of tokens that may only write, and of pages; beyond it 503.
     ``scoring``: most requests at a time that wait for the model; one is scored at a time.
-    ``body_timeout_s``: longest time in which a client must have sent its body.
-    ``head_timeout_s``: longest time in which a client must have sent the head of a request; its connection is closed
-    then.
+    ``head_timeout_s``: a connection whose request's head is not there by then is closed.
     ``work_timeout_s``: longest time that an answer may take once the body is there; 503 after it.
-    ``retry_after_s``: what 503 asks a client to wait.
     ``stale_after_s``: ``/readyz`` fails when the decision is older than this, and the extender takes nothing from it;
     None: only when all scores have expired.
     ``grace_s``: how long requests under way may take to end after SIGTERM.

@@ -22,7 +22,6 @@ from serving.http.bodies import (
     JSON,
     Encoded,
     as_json,
-    may_hold_booleans,
     media_of,
     plain,
     read_json,
@@ -196,7 +195,7 @@ class QueryRoutes:
         from serving.http.rows import rows_of_records  # noqa: PLC0415 - numpy, for rows only
 
         model = self.model()
-        return model, rows_of_records(value, model.columns, self._settings.rows, booleans=may_hold_booleans(body))
+        return model, rows_of_records(value, model.columns, self._settings.rows)
 
     def _asked(self, body: bytes) -> tuple[str, Any]:
         model, rows = self._holder.model, self._settings.rows

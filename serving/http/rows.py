@@ -6,7 +6,6 @@ Only here and where the model is loaded is numpy needed; look-ups of nodes never
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from datetime import datetime
 from itertools import chain
 from typing import Any, Final
@@ -24,18 +23,16 @@ DECISION_TIME: Final = "decision_time"
 _OWN: Final = (UNIT, DECISION_TIME)
 _LARGEST: Final = float(np.finfo(np.float32).max)
 _MS: Final = 1000
+_NUMBERS: Final = frozenset({int, float, type(None)})
 _FIRST_MS: Final = -62_135_596_800_000  # the years 1 to 9999, which is what a datetime can say
 _LAST_MS: Final = 253_402_300_799_999
 
 
-def rows_of_records(
-    records: Any, columns: Sequence[str], limit: int, what: str = "rows", *, booleans: bool = True
-) -> FeatureRows:
+def rows_of_records(records: Any, columns: Sequence[str], limit: int, what: str = "rows") -> FeatureRows:
     """Read a list of objects, one a row.
 
     ``records``: as decoded; may be taken apart.
     ``columns``: the model's, in order.
-    ``booleans``: whether there may be ``true`` or ``false`` among them, which then is looked for value by value.
     Raises ``Refused``: 422, naming row and column; 413 for too many rows.
     """
     if not isinstance(records, list) or not all(isinstance(record, dict) for record in records):
@@ -44,21 +41,21 @@ def rows_of_records(
     first = list(records[0])
     if all(list(record) == first for record in records):  # as a program writes them
         data = [list(record.values()) for record in records]
-        return rows_of_table(first, data, columns, limit, what, booleans=booleans)
+        return rows_of_table(first, data, columns, limit, what)
     names = _union(records)
     if len(names) > len(columns) + len(_OWN):  # some are unknown: say which before all are spread out
         _places(names, columns)
     data = [[record.get(name) for name in names] for record in records]
-    return rows_of_table(names, data, columns, limit, what, booleans=booleans)
+    return rows_of_table(names, data, columns, limit, what)
 
 
 def rows_of_table(
-    names: Any, data: Any, columns: Sequence[str], limit: int, what: str = "dataframe_split", *, booleans: bool = True
+    names: Any, data: Any, columns: Sequence[str], limit: int, what: str = "dataframe_split"
 ) -> FeatureRows:
     """Read columns' names and a list of lists, one a row.
 
     ``names``, ``data``: as decoded; the rows may be taken apart.
-    ``columns``, ``limit``, ``what``, ``booleans``: as for :func:`rows_of_records`.
+    ``columns``, ``limit``, ``what``: as for :func:`rows_of_records`.
     Raises ``Refused`` as :func:`rows_of_records`.
     """
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
@@ -76,12 +73,12 @@ def rows_of_table(
         for row in data:
             del row[place]
     features = [name for name in names if name not in own]
-    given = _numbers(data, features, what, booleans=booleans)
+    given = _numbers(data, features, what)
     values = _spread(given, [places[name] for name in features], len(columns))
     return FeatureRows(
         values,
         _units(aside.get(UNIT), len(data), what),
-        *_times(aside.get(DECISION_TIME), len(data), what),
+        _times(aside.get(DECISION_TIME), len(data), what),
     )
 
 
@@ -114,9 +111,9 @@ def rows_of_arrow(body: bytes, columns: Sequence[str], limit: int, byte_limit: i
     units = table.column(UNIT).to_pylist() if UNIT in names else None
     times = table.column(DECISION_TIME) if DECISION_TIME in names else None
     if times is not None and pa.types.is_timestamp(times.type):
-        return FeatureRows(values, _units(units, count, "the table"), _stamps(times), True)
+        return FeatureRows(values, _units(units, count, "the table"), _stamps(times))
     texts = None if times is None else times.to_pylist()
-    return FeatureRows(values, _units(units, count, "the table"), *_times(texts, count, "the table"))
+    return FeatureRows(values, _units(units, count, "the table"), _times(texts, count, "the table"))
 
 
 def _matrix(table: Any, kinds: Mapping[str, Any]) -> npt.NDArray[Any]:
@@ -139,27 +136,17 @@ def _matrix(table: Any, kinds: Mapping[str, Any]) -> npt.NDArray[Any]:
     return given
 
 
-def _numbers(
-    data: Sequence[Sequence[Any]], names: Sequence[str], what: str, *, booleans: bool
-) -> npt.NDArray[np.float64]:
-    """Return rows of numbers and nulls as one array."""
-    import pyarrow as pa  # noqa: PLC0415 - loading a bundle has imported it
-
-    shape = len(data), len(names)
-    given: npt.NDArray[np.float64]
-    if not booleans:
-        # Arrow refuses what is no number, but for booleans, and integers that no float holds: those go the long way.
-        with suppress(pa.ArrowException, OverflowError):
-            flat = pa.array(list(chain.from_iterable(data)), pa.float64())
-            given = flat.to_numpy(zero_copy_only=False).reshape(shape)
-            _check_range(given, names, what)
-            return given
-    if not set(map(type, chain.from_iterable(data))) <= {int, float, type(None)}:
-        raise _wrong_type(data, names, what)
-    try:
-        given = np.array(data, dtype=np.float64).reshape(shape)
-    except OverflowError:
-        raise Refused(422, f"{what}: a number is beyond what can be held", "invalid") from None
+def _numbers(data: Sequence[Sequence[Any]], names: Sequence[str], what: str) -> npt.NDArray[np.float64]:
+    """Return rows of numbers and nulls as one array; row by row, so that other threads get their turn."""
+    given = np.empty((len(data), len(names)), dtype=np.float64)
+    for number, row in enumerate(data):
+        if not _NUMBERS.issuperset(map(type, row)):
+            name, value = next(pair for pair in zip(names, row, strict=True) if type(pair[1]) not in _NUMBERS)
+            raise Refused(422, f"{what}: row {number}, {name}: {shown(value)} is no number", "invalid")
+        try:
+            given[number] = row
+        except OverflowError:
+            raise Refused(422, f"{what}: a number is beyond what can be held", "invalid") from None
     _check_range(given, names, what)
     return given
 
@@ -216,14 +203,6 @@ def _places(names: Sequence[str], columns: Sequence[str]) -> dict[str, int]:
     return places
 
 
-def _wrong_type(rows: Sequence[Sequence[Any]], names: Sequence[str], what: str) -> Refused:
-    for number, row in enumerate(rows):
-        for name, value in zip(names, row, strict=True):
-            if value is not None and type(value) not in (int, float):
-                return Refused(422, f"{what}: row {number}, {name}: {shown(value)} is no number", "invalid")
-    return Refused(422, f"{what}: a value is no number", "invalid")
-
-
 def _check_range(values: npt.NDArray[np.float64], names: Sequence[str], what: str) -> None:
     wrong = np.abs(values) > _LARGEST  # infinity among them, NaN not
     if wrong.any():
@@ -241,10 +220,10 @@ def _units(given: Sequence[Any] | None, count: int, what: str) -> list[str]:
     return list(given)
 
 
-def _times(given: Sequence[Any] | None, count: int, what: str) -> tuple[npt.NDArray[np.int64], bool]:
-    if given is None or all(text is None for text in given):
-        return np.zeros(count, dtype=np.int64), False
+def _times(given: Sequence[Any] | None, count: int, what: str) -> npt.NDArray[np.int64]:
     times = np.zeros(count, dtype=np.int64)
+    if given is None or all(text is None for text in given):
+        return times
     for number, text in enumerate(given):
         if text is None:
             raise _no_time(what, number)
@@ -255,7 +234,7 @@ def _times(given: Sequence[Any] | None, count: int, what: str) -> tuple[npt.NDAr
             if _is_naive(text):
                 why = "has no time zone: write it with one, such as '2026-01-01T06:00:00Z'"
             raise Refused(422, f"{what}: row {number}, decision_time: {shown(text)} {why}", "invalid") from None
-    return times, True
+    return times
 
 
 def _no_time(what: str, number: int) -> Refused:

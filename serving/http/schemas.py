@@ -145,16 +145,8 @@ class NodesAnswer(Frame):
     nodes: list[Node]
 
 
-class NodeAnswer(NodeDetail):
+class NodeAnswer(NodeDetail, Frame):
     """One node, with the decision that it is answered from."""
-
-    decision: str
-    decision_time: datetime
-    issued_at: datetime
-    expired: bool
-    age_seconds: float
-    horizon_seconds: float | None
-    model: Model
 
 
 class Prediction(BaseModel):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from functools import wraps
-from typing import Annotated, Any, Final, Protocol
+from typing import Annotated, Any, Final
 
 from fastapi import FastAPI, Path, Query
 from pydantic import BaseModel
@@ -21,7 +22,7 @@ from serving.http.bodies import as_json, shown
 from serving.http.limits import ThreadWork
 from serving.http.metrics import fitted_at
 from serving.http.schemas import Query as QueryModel
-from serving.http.score_cache import Served
+from serving.http.score_cache import ScoreCache
 from serving.pages.charts import HeatMap, draw, risk_chart, spark
 from serving.pages.fleet_table import PAGE_SIZES, FleetQuery, FleetRow, FleetTable, Text, natural, select
 from serving.pages.history import ScoreHistory
@@ -36,24 +37,6 @@ LEDGER_MOST: Final = 50
 _PAGES: Final = frozenset({"/", "/outcomes", "/ledger"})
 _PAGE_PREFIXES: Final = ("/nodes/", "/gpus/", "/page/")
 _HTML: Final = "text/html"
-
-
-class ScoreSource(Protocol):
-    """Gives the scores to answer from; take them once a request."""
-
-    @property
-    def served(self) -> Served:
-        """The newest scores."""
-
-
-class LedgerPages(Protocol):
-    """Answers questions to a controller's ledger, from any thread."""
-
-    def why(self, node: str, most: int) -> list[dict[str, Any]]:
-        """Tell what was decided about a node, the newest first; InputError where nothing is recorded."""
-
-    def rounds(self, most: int) -> list[dict[str, Any]]:
-        """List the newest decisions, the newest first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,18 +84,18 @@ class FleetPages:
     """Serves the pages.
 
     ``health``: gives the service's :class:`Health`.
-    ``ledger``: None: the service was given no ledger.
+    ``ledger``: opens the controller's ledger, which may be made, or moved away, meanwhile; None: none was given.
     """
 
     def __init__(
         self,
-        newest: ScoreSource,
+        newest: ScoreCache,
         history: ScoreHistory,
         clock: Callable[[], datetime],
         work: ThreadWork,
         health: Callable[[], Health],
         *,
-        ledger: LedgerPages | None,
+        ledger: Callable[[], Any] | None,
     ) -> None:
         self._newest = newest
         self._history = history
@@ -310,7 +293,8 @@ class FleetPages:
         trouble = None
         if self._ledger is not None:
             try:
-                decisions = self._ledger.why(node, LEDGER_MOST) if node else self._ledger.rounds(LEDGER_MOST)
+                with contextlib.closing(self._ledger()) as reader:
+                    decisions = reader.why(node, LEDGER_MOST) if node else reader.rounds(LEDGER_MOST)
             except InputError as error:
                 trouble = str(error)
         return page(

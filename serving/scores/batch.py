@@ -2,27 +2,53 @@
 
 from __future__ import annotations
 
+import math
 import time
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Final
 
 from features.matrix.meta import MatrixConfig
-from policy.risk_record import ModelName, RiskRecord
-from policy.tiers import choose_thresholds
-from serving.scores.decision_times import ScoringSettings, asked_decision, due_decision, lag_seconds
-from serving.scores.feature_settings import live_config, window_plan
+from models.bundle.store import Bundle
+from policy.risk_record import FORMAT, ModelName, RiskRecord, instant_words
+from policy.tiers import TIERS, UNKNOWN, choose_thresholds
+from serving.scores.decision_times import (
+    ScoringSettings,
+    asked_decision,
+    due_decision,
+    expiry,
+    lag_seconds,
+    stale_after,
+)
+from serving.scores.feature_settings import live_config, missing_channels, window_plan
 from serving.scores.fleet_rows import fleet_rows
-from serving.scores.records import OUT_OF_USE, ServedModel, decision_summary, risk_records
 from serving.scores.status import ScoringResult
-from serving.scores.unit_scores import score_units
+from serving.scores.unit_scores import UnitScore, score_units
 from serving.scores.writing import ScoresFolder, write_decision
 from telemetry.dataset.store import Dataset
 
-__all__ = ["OUT_OF_USE", "Clock", "score_decision"]
-
 Clock = Callable[[], datetime]
 """Gives the present time, aware."""
+
+OUT_OF_USE: Final = "out of use: known to be down or drained"
+"""Why a unit in service that has no row has no risk."""
+
+_REASONS_COUNTED: Final = 10
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """A model that is ready to score.
+
+    ``version``: its version in the registry; None for a bundle from a folder.
+    ``note``: why a newer one was not taken, in words; empty: this is what was asked for.
+    """
+
+    bundle: Bundle
+    version: int | None = None
+    note: str = ""
 
 
 def score_decision(
@@ -77,26 +103,86 @@ def _score(
     t: datetime,
     issued_at: datetime,
 ) -> tuple[list[RiskRecord], dict[str, Any]]:
+    """Write a record of every unit in service, and count what was scored, by which thresholds and from which data."""
     decisions = model.bundle.manifest.get("decisions") or {}
     chosen = choose_thresholds(settings.tiers, decisions.get("thresholds"), why_none=str(decisions.get("why") or ""))
     rows = fleet_rows(dataset, config, settings, t, window_plan(model.bundle, config))
     scored, unexplained = score_units(model.bundle, rows, chosen.thresholds, settings, t)
-    records = risk_records(
-        rows,
-        scored,
-        thresholds=chosen.thresholds,
-        config=config,
-        t=t,
-        issued_at=issued_at,
-        model=ModelName(model.bundle.digest, model.bundle.profile, model.version),
-    )
-    return records, decision_summary(
-        records,
-        dataset=dataset,
-        model=model,
-        config=config,
-        settings=settings,
-        chosen=chosen,
-        rows=rows,
-        unexplained=unexplained,
-    )
+    model_name = ModelName(model.bundle.digest, model.bundle.profile, model.version)
+    expires_at = expiry(config, t, issued_at)
+
+    def record(unit: str, node: str, score: UnitScore | None, why: str | None, **telemetry: Any) -> RiskRecord:
+        known: dict[str, Any] = {"risk": None, "risks": {}, "score": None, "rank": None, "alert": False}
+        if score is not None:
+            known = {field.name: getattr(score, field.name) for field in fields(score)}
+        return RiskRecord(
+            unit=unit,
+            gpu=unit if config.unit == "gpu" else None,
+            node=node,
+            slot=rows.slots.get(unit),
+            status="unknown" if score is None else "ok",
+            unknown_reason=why,
+            tier=chosen.thresholds.tier(known["risk"]),
+            decision_time=t,
+            issued_at=issued_at,
+            expires_at=expires_at,
+            horizon=config.labels.horizon,
+            model=model_name,
+            **telemetry,
+            **known,
+        )
+
+    ages, shares = rows.fresh.sample_age_seconds.tolist(), rows.fresh.completeness.tolist()
+    units = zip(rows.keys["unit"].tolist(), rows.keys["node"].tolist(), rows.why, ages, shares, strict=True)
+    records = [
+        record(
+            unit,
+            node,
+            scored.get(row),
+            why,
+            sample_age_seconds=None if math.isnan(age_s) else age_s,
+            completeness=round(share, 4),
+        )
+        for row, (unit, node, why, age_s, share) in enumerate(units)
+    ]
+    idle = zip(rows.idle["unit"].tolist(), rows.idle["node"].tolist(), strict=True)
+    records += [record(unit, node, None, OUT_OF_USE, sample_age_seconds=None, completeness=0.0) for unit, node in idle]
+    records.sort(key=lambda entry: (entry.rank is None, entry.rank or 0, entry.unit))
+    fitted = model.bundle.fitted
+    newest = None if rows.newest_ms is None else datetime.fromtimestamp(rows.newest_ms / 1000, UTC)
+    tiers = Counter(record.tier for record in records)
+    why = Counter(record.unknown_reason for record in records if record.unknown_reason is not None)
+    summary = {
+        "format": FORMAT,
+        "decision_time": instant_words(t),
+        "issued_at": instant_words(issued_at),
+        "expires_at": instant_words(expires_at),
+        "horizon_seconds": config.labels.horizon.total_seconds(),
+        "labels": config.labels.model_dump(mode="json"),
+        "interval_seconds": config.decision.every.total_seconds(),
+        "delay_seconds": config.features.delay.total_seconds(),
+        "unit": config.unit,
+        "units": len(records),
+        "status": {"ok": len(records) - tiers[UNKNOWN], "unknown": tiers[UNKNOWN]},
+        "tiers": {name: tiers[name] for name in (*TIERS, UNKNOWN)},
+        "alerts": sum(record.alert for record in records),
+        "alert_budget": fitted.k,
+        "unknown_reasons": dict(why.most_common(_REASONS_COUNTED)),
+        "thresholds": chosen.thresholds.to_json(),
+        "threshold_sources": dict(chosen.sources),
+        "newest_sample": None if newest is None else instant_words(newest),
+        "newest_sample_age_seconds": None if newest is None else (t - newest).total_seconds(),
+        "stale_after_seconds": stale_after(config, settings.stale_after).total_seconds(),
+        "min_completeness": settings.min_completeness,
+        "missing_channels": list(missing_channels(config, dataset.meta)),
+        "unexplained": unexplained,
+        "in_training_period": t < fitted.refit_at,
+        "model": {
+            "digest": model.bundle.digest,
+            "profile": model.bundle.profile,
+            "version": model.version,
+            "fitted_at": instant_words(fitted.refit_at),
+        },
+        "dataset": {"digest": dataset.digest, "end": instant_words(dataset.meta.span[1])},
+    }
+    return records, summary

@@ -18,7 +18,7 @@ from models.calibration.horizons import HorizonMap, Link
 from models.ensembles.combining import Stacker
 from models.learners.factory import fit_learners, make_learner
 from models.training.fitted import FittedModels
-from serving.scores.records import ServedModel
+from serving.scores.batch import ServedModel
 from telemetry.dataset.store import Dataset
 from tests.features.small_fleet import (
     HOUR,

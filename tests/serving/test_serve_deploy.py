@@ -76,7 +76,7 @@ def test_the_supervisor_is_told_when_the_service_listens_and_when_it_leaves(
     write_scores(tmp_path / "scores", small_fleet())
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as supervisor:
         supervisor.bind(str(tmp_path / "notify"))
-        supervisor.settimeout(10)
+        supervisor.settimeout(60)
         monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
         with running(tmp_path / "scores"):
             assert supervisor.recv(100) == b"READY=1"

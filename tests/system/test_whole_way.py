@@ -46,9 +46,8 @@ from scheduler.ports.protocols import SchedulerAdapter
 from scheduler.ports.report import RoundReport
 from scheduler.ports.risks import MemoryFacts, Risks
 from scheduler.ports.workloads import Verification, Workloads
-from serving.scores.batch import score_decision
+from serving.scores.batch import ServedModel, score_decision
 from serving.scores.decision_times import ScoringSettings
-from serving.scores.records import ServedModel
 from serving.scores.writing import ScoresFolder
 from simulator.simulate import simulate
 from telemetry.collect.kubernetes.client import connect

@@ -20,7 +20,7 @@ FACTS = {"profile": "logistic", "version": 7, "params": {"labels": {"horizon": "
 
 def some_rows() -> FeatureRows:
     values, _ = rows(40, seed=6)
-    return FeatureRows(values, [f"g{at % 20}" for at in range(40)], np.arange(40) // 20 * 3_600_000, True)
+    return FeatureRows(values, [f"g{at % 20}" for at in range(40)], np.arange(40) // 20 * 3_600_000)
 
 
 def test_a_bundle_is_loaded_and_scores_rows(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -40,7 +40,7 @@ def test_a_damaged_bundle_is_left_to_nobody(tmp_path: Path) -> None:
     path = save_bundle(tmp_path / "bundle", fitted_models(), FACTS).path
     (path / "learners" / "mlp.skops").write_bytes(b"junk")
     holder = ModelHolder(path)
-    holder.load()
+    holder.look()
     assert holder.model is None
     assert str(holder.trouble).startswith(
         "the model cannot be served: mlp.skops is not the file that was saved: its SHA-256 differs"

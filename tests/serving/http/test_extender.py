@@ -247,7 +247,7 @@ def test_the_extender_asks_for_no_token_and_outlives_damaged_scores(tmp_path: Pa
 
 def test_bodies_that_wait_at_the_api_do_not_stop_the_extender(tmp_path: Path) -> None:
     write_scores(tmp_path, small_fleet())
-    with running(tmp_path, settings=ServiceSettings(held_bytes=10_000, body_timeout_s=5)) as service:
+    with running(tmp_path, settings=ServiceSettings(held_bytes=10_000, body_timeout_s=60)) as service:
         body = json.dumps({"nodes": ["n1"] * 1200}).encode()
         head = "POST /v1/predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         with socket.create_connection(("127.0.0.1", service.port), timeout=60) as waiting:

@@ -65,18 +65,7 @@ VALUES = st.recursive(
     max_leaves=12,
 )  # fmt: skip
 KEYS = st.sampled_from(
-    [
-        "nodes",
-        "gpus",
-        "rows",
-        "samples",
-        "instances",
-        "inputs",
-        "dataframe_split",
-        "dataframe_records",
-        "columns",
-        "data",
-    ]
+    ["nodes", "gpus", "rows", "instances", "inputs", "dataframe_split", "dataframe_records", "params", "columns"]
 )
 PATHS = st.sampled_from(["/v1/predict", "/invocations"])
 
@@ -105,14 +94,9 @@ def test_a_damaged_json_is_answered(client: Client, path: str, data: st.DataObje
         (b'{"rows":' + b"[" * 60 + b"]" * 60 + b"}", 422),
         (b'{"rows":[' + b'{"a":' * 30 + b"1" + b"}" * 30 + b"]}", 422),
         (b'{"rows":[{"%s":NaN}]}' % NAMES[0].encode(), 400),
-        (b'{"rows":[{"%s":1e999}]}' % NAMES[0].encode(), 422),
         (b'{"rows":[{"%s":' % NAMES[0].encode() + b"9" * 5000 + b"}]}", 400),
-        (b'{"rows":[{"%s":true}]}' % NAMES[0].encode(), 422),
-        (b'{"rows":[{"%s":"warm"}]}' % NAMES[0].encode(), 422),
         (b'{"nodes":["' + b"n" * 100_000 + b'"]}', 200),
         (b'{"nodes":["\\ud800"]}', 200),
-        (b"\xff\xfe{}", 400),
-        (b'{"nodes":[1]}', 422),
         (b'{"nodes":["a"],"nodes":["b"]}', 200),
         (b"", 400),
         (b"\x00", 400),
@@ -180,15 +164,6 @@ def test_arrow_of_another_kind_is_refused_or_read(client: Client, name: str) -> 
 
 def test_a_column_whose_name_is_no_text_is_refused(client: Client) -> None:
     assert send(client, "/v1/predict", plain_stream().replace(b"unit", b"\xffnit"), ARROW) == 400
-
-
-def test_a_dictionary_that_points_beyond_itself_is_refused(client: Client) -> None:
-    stream = stream_of(pa.table({NAMES[0]: [1.0], "unit": pa.array(["some unit"]).dictionary_encode()}))
-    found = [at for at in range(len(stream) - 4) if stream[at : at + 4] == b"\x00\x00\x00\x00"]
-    for at in found[-60:]:
-        changed = bytearray(stream)
-        struct.pack_into("<i", changed, at, 10**6)
-        send(client, "/v1/predict", bytes(changed), ARROW)
 
 
 @FEW

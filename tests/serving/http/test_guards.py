@@ -56,9 +56,7 @@ def guarded(folder: Path, log: io.StringIO, tmp_path_factory: pytest.TempPathFac
     tokens.write_text(
         "# who asks\n" + line("read", READ, "the scheduler") + line("write", WRITE) + line("admin", ADMIN)
     )
-    limits = ServiceSettings(
-        body_bytes=100_000, decoded_bytes=200_000, rows=50, body_timeout_s=0.5, head_timeout_s=2, poll_s=0.1
-    )
+    limits = ServiceSettings(body_bytes=100_000, decoded_bytes=200_000, rows=50, body_timeout_s=60, poll_s=0.1)
     with running(folder, tokens=tokens, settings=limits, log=AccessLog(log)) as started:
         yield started
 
@@ -167,17 +165,16 @@ def test_a_body_that_is_too_large_is_refused_before_it_is_read(guarded: Running)
     assert chunked.connection.getresponse().status == 413
 
 
-def test_a_body_that_comes_too_slowly_is_408_and_a_slow_head_is_cut_off(guarded: Running) -> None:
-    client = guarded.client(READ)
-    status, problem, _ = client.send("POST", "/v1/predict", b"{", Content_Length="10", Content_Type="application/json")
-    assert (status, problem["detail"]) == (408, "the body did not arrive within 0.5 s")
-    client.connection.close()
-    with socket.create_connection(("127.0.0.1", guarded.port), timeout=60) as slow:
-        slow.sendall(b"GET /healthz HTT")
-        began = time.monotonic()
-        with contextlib.suppress(ConnectionResetError):
-            assert slow.recv(10) == b""
-        assert time.monotonic() - began < 60
+def test_a_body_that_comes_too_slowly_is_408_and_a_slow_head_is_cut_off(folder: Path) -> None:
+    with running(folder, settings=ServiceSettings(body_timeout_s=0.5, head_timeout_s=1)) as service:
+        client = service.client()
+        status, problem, _ = client.send("POST", "/v1/predict", b"{", Content_Length="10")
+        assert (status, problem["detail"]) == (408, "the body did not arrive within 0.5 s")
+        client.connection.close()
+        with socket.create_connection(("127.0.0.1", service.port), timeout=60) as slow:
+            slow.sendall(b"GET /healthz HTT")
+            with contextlib.suppress(ConnectionResetError):
+                assert slow.recv(10) == b""
 
 
 def test_a_body_of_two_lengths_is_refused_and_what_follows_it_is_nobodys_request(guarded: Running) -> None:
@@ -212,12 +209,13 @@ def test_a_client_that_does_not_read_its_answer_loses_its_place(folder: Path) ->
             deaf.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
             wait(lambda: service.service.metrics.active == 1)
             wait(lambda: service.service.metrics.active == 0)
-        client = service.client()
-        page = client.get("/metrics").decode()
+        page = service.client().get("/metrics").decode()
         assert 'predrain_http_requests_total{route="/v1/predict",status="499"} 1.0' in page
-        # One that reads gets it all, though it comes in many pieces.
-        answer = client.post("/v1/predict", {"nodes": ["n1"] * 10_000})
-        assert len(answer["nodes"]) == 10_000
+
+
+def test_a_large_answer_comes_whole_in_pieces(folder: Path) -> None:
+    with running(folder) as service:
+        assert len(service.client().post("/v1/predict", {"nodes": ["n1"] * 10_000})["nodes"]) == 10_000
 
 
 def test_gzip_is_taken_and_bombs_and_damage_are_refused(guarded: Running) -> None:
@@ -309,7 +307,7 @@ def test_a_flood_without_a_token_holds_up_nobody_who_shows_one(folder: Path, tmp
 
 
 def test_bodies_in_memory_are_bounded_over_all_requests(folder: Path) -> None:
-    with running(folder, settings=ServiceSettings(held_bytes=10_000, body_timeout_s=5)) as service:
+    with running(folder, settings=ServiceSettings(held_bytes=10_000, body_timeout_s=60)) as service:
         body = json.dumps({"nodes": ["n1"] * 1200}).encode()
         first = socket.create_connection(("127.0.0.1", service.port), timeout=60)
         head = "POST /v1/predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"

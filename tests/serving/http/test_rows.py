@@ -1,7 +1,6 @@
 """Feature rows over HTTP: the bundle's own scores, whatever the form they come in; everything else is refused."""
 
 import gzip
-import json
 import math
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -12,8 +11,6 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from models.bundle.store import save_bundle
 from serving.http.limits import ServiceSettings
@@ -274,51 +271,6 @@ def test_a_column_of_nulls_is_missing(client: Client) -> None:
     values = np.full((2, len(NAMES)), np.nan, dtype=np.float32)
     values[:, 0], values[1, 2] = (61, 55), 3
     assert answer["predictions"] == expected(values, ["0", "1"], ["1970-01-01T00:00:00Z"] * 2)
-
-
-json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
-    lambda inner: (
-        st.lists(inner, max_size=4)
-        | st.dictionaries(
-            st.sampled_from([*NAMES, "unit", "decision_time", "x"]) | st.text(max_size=5), inner, max_size=4
-        )
-    ),
-    max_leaves=12,
-)
-keys = st.sampled_from(
-    ["nodes", "gpus", "rows", "dataframe_split", "dataframe_records", "instances", "inputs", "params", "columns"]
-)
-bodies = st.one_of(
-    st.binary(max_size=200),
-    st.dictionaries(keys, json_values, max_size=2).map(lambda value: json.dumps(value).encode()),
-    json_values.map(lambda value: json.dumps(value).encode()),
-)
-
-
-@settings(max_examples=150, deadline=None)
-@given(bodies, st.sampled_from(["/v1/predict", "/invocations"]), st.sampled_from(["application/json", ARROW]))
-def test_no_body_whatever_makes_a_fault(service: Running, body: bytes, path: str, media: str) -> None:
-    check(service, body, path, media)
-
-
-@settings(max_examples=150, deadline=None)
-@given(st.data())
-def test_no_damage_to_an_arrow_stream_makes_a_fault(service: Running, data: st.DataObject) -> None:
-    whole = bytearray(arrow({NAMES[0]: [1.0, 2.0], "unit": pa.array(["a", "b"]).dictionary_encode()}))
-    for _ in range(data.draw(st.integers(0, 3))):
-        whole[data.draw(st.integers(0, len(whole) - 1))] = data.draw(st.integers(0, 255))
-    check(service, bytes(whole[: data.draw(st.integers(0, len(whole)))]), "/v1/predict", ARROW)
-
-
-def check(service: Running, body: bytes, path: str, media: str) -> None:
-    client = service.clients[0] if service.clients else service.client()
-    status, content, headers = client.send("POST", path, body, media=media)
-    assert status == 200 or 400 <= status < 500, content
-    if status != 200:
-        assert headers["Content-Type"] == "application/problem+json"
-        assert content["status"] == status
-        assert content["detail"]
 
 
 def test_a_bundle_that_cannot_be_loaded_is_said_and_the_rest_is_served(tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ def encrypted(folder: Path, tls: Tls) -> Iterator[int]:
 def ask(port: int, trusted: Path) -> str:
     """Ask over TLS; returns the name in the certificate."""
     context = ssl.create_default_context(cafile=str(trusted))
-    connection = http.client.HTTPSConnection("127.0.0.1", port, context=context, timeout=10)
+    connection = http.client.HTTPSConnection("127.0.0.1", port, context=context, timeout=60)
     connection.request("GET", "/healthz")
     assert connection.getresponse().status == 200
     found = connection.sock.getpeercert()["subject"][0][0][1]
@@ -70,7 +70,7 @@ def test_answers_are_encrypted_and_a_renewed_certificate_is_taken_up(tmp_path: P
         assert ask(port, certificate) == "first"
         with pytest.raises(ssl.SSLError):
             ask(port, later)
-        plain = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+        plain = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
         plain.request("GET", "/healthz")
         with pytest.raises((http.client.HTTPException, OSError)):
             plain.getresponse()
@@ -112,8 +112,11 @@ def test_what_cannot_be_used_at_the_start_is_said(tmp_path: Path) -> None:
     locked, locked_key = certify(tmp_path, "locked", "-passout", "pass:secret")
     _, foreign = certify(tmp_path, "foreign")
     for pair, words in (
-        ((tmp_path / "none", key), "none cannot be read: No such file or directory (--tls-cert)"),
-        ((certificate, tmp_path / "none"), "none cannot be read: No such file or directory (--tls-key)"),
+        ((tmp_path / "none", key), "the certificate and the key cannot be used: No such file or directory (--tls-cert"),
+        (
+            (certificate, tmp_path / "none"),
+            "the certificate and the key cannot be used: No such file or directory (--tls-cert",
+        ),
         ((certificate, foreign), "the certificate and the key cannot be used: KEY_VALUES_MISMATCH"),
         ((locked, locked_key), "the key has a password"),
     ):

@@ -89,7 +89,7 @@ class Client:
     """One keep-alive connection."""
 
     def __init__(self, port: int, token: str | None = None) -> None:
-        self.connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+        self.connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
         self.headers = {"Authorization": f"Bearer {token}"} if token else {}
 
     def send(
@@ -164,7 +164,7 @@ def running(scores: Path, *, wait_for_scores: bool = True, **more: Any) -> Itera
     )
     thread.start()
     try:
-        assert listening.wait(20)
+        assert listening.wait(60)
         if wait_for_scores:
             wait(lambda: service.score_cache.served.fleet is not None)
         handle = Running(service, *ports)
@@ -177,7 +177,7 @@ def running(scores: Path, *, wait_for_scores: bool = True, **more: Any) -> Itera
         assert not thread.is_alive()
 
 
-def wait(what: Callable[[], Any], seconds: float = 20) -> Any:
+def wait(what: Callable[[], Any], seconds: float = 60) -> Any:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if found := what():

@@ -29,6 +29,9 @@ class Ledger:
                 "breaker": {"jump": "scores jumped"}, "calls": [call], "skipped": [skip]}  # fmt: skip
         return [told]
 
+    def close(self) -> None:
+        pass
+
     def rounds(self, most: int) -> list[dict[str, Any]]:
         assert most == 50
         return [{"decision": 7, "at": "2026-01-01T06:12:00Z", "nodes": 5, "tiers": {"high": 1},
@@ -39,7 +42,7 @@ class Ledger:
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     folder = tmp_path_factory.mktemp("scores")
     a_week(folder)
-    with running(folder, ledger=Ledger()) as started:
+    with running(folder, ledger=Ledger) as started:
         yield started
 
 

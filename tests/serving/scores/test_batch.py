@@ -18,10 +18,9 @@ from features.times import milliseconds
 from models.bundle.store import save_bundle
 from policy.risk_record import RiskRecord
 from policy.tiers import TierThresholds
-from serving.scores.batch import OUT_OF_USE, score_decision
+from serving.scores.batch import OUT_OF_USE, ServedModel, score_decision
 from serving.scores.decision_times import ScoringSettings, due_decision, expiry
 from serving.scores.feature_settings import live_config
-from serving.scores.records import ServedModel
 from serving.scores.status import nothing_due
 from serving.scores.writing import ScoresFolder
 from telemetry.dataset.store import Dataset

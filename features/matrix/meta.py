@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -9,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
-from pydantic_core import from_json
 
 from features.config import DecisionSection, Duration, FeatureSection, LabelSection
 from features.errors import InputError
@@ -102,7 +102,7 @@ def read_meta(path: Path) -> MatrixMeta:
     again = "Run the features stage again: `predrain features` or `dvc repro features`."
     try:
         content = file.read_bytes()
-        version = from_json(content).get("schema_version")
+        version = json.loads(content).get("schema_version")
         if version == MATRIX_SCHEMA_VERSION:
             return _META.validate_json(content)
     except (FileNotFoundError, NotADirectoryError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 from pathlib import Path
 
@@ -130,6 +131,12 @@ _AWAY = (
     "Keep the file for whoever looks into it, move it away, and begin with a new one: what safety needs stands in the "
     "scheduler."
 )
+
+
+def close(link: sqlite3.Connection) -> None:
+    """Close the file; a ledger that another thread drops stays open until the process ends."""
+    with contextlib.suppress(sqlite3.ProgrammingError):
+        link.close()
 
 
 def _open(path: Path | None, writable: bool) -> sqlite3.Connection:

@@ -170,6 +170,20 @@ def test_a_stored_sample_of_a_unit_that_becomes_finer_goes_to_a_run_that_was_not
     assert found["timestamp"].tolist() == [DAY, DAY + pd.Timedelta(days=3, minutes=10)]
 
 
+@pytest.mark.parametrize("minutes", [(2, 10), (10, 2), (-2, 0)])
+@pytest.mark.parametrize("days", [1, None])
+def test_stored_samples_of_one_step_become_one_when_their_unit_becomes_finer(
+    tmp_path: Path, minutes: tuple[int, int], days: int | None
+):
+    first, second = ([(DAY + pd.Timedelta(days=1, minutes=minute), 0, {"energy_mj": 1.0})] for minute in minutes)
+    finer = [(DAY + pd.Timedelta(days=3, minutes=minute), 0, {"energy_mj": 2.0}) for minute in (2, 4, 6)]
+    with runs_of(days):
+        result = import_all(tmp_path / "d", [frame_of(first), frame_of(second), frame_of(finer)])
+    end = DAY + pd.Timedelta(days=1, minutes=max(minutes))
+    assert all_samples(result)["timestamp"].tolist() == [end, DAY + pd.Timedelta(days=3, minutes=10)]
+    assert result.counts["samples_rolled_up"] == 3
+
+
 def test_an_unfinished_step_that_ends_where_retention_begins_is_kept(tmp_path: Path):
     """Its newest raw sample is older; in one run as in runs of a day."""
     begins = DAY + pd.Timedelta(days=2)

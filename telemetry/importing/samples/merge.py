@@ -129,12 +129,14 @@ class SampleMerger:
     last_ms: int | None = None
     newest: dict[str, int] = field(default_factory=dict)
     _before: dict[str, int] = field(default_factory=dict)
+    _rolled_before: npt.NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))
     _told: dict[tuple[int, int], list[int]] = field(default_factory=dict)
     events: list[pd.DataFrame] = field(default_factory=list)
 
     def run(self, spill: Spill | None, existing: Dataset | None) -> Iterator[MergedBucket]:
         """Yield each bucket; after the last one, the attributes are complete."""
         self._before = {} if existing is None else read_newest(existing.path)
+        self._rolled_before = self.stays.codes(list(self._before)).astype(np.int32)
         self.newest = dict(self._before)
         self._told = {} if existing is None else self._told_edges(existing)
         reaching = None if existing is None else self._reaching(existing)
@@ -210,9 +212,10 @@ class SampleMerger:
         )
 
     def _to_roll(self, block: Block) -> npt.NDArray[np.bool_]:
-        """Rows to bring to the step: those of finer units, without the existing dataset's finished cells."""
-        aligned = block.ms % _milliseconds(self.step) == 0
-        return np.isin(block.unit, self.plan.finer) & ~((block.order < 0) & aligned)
+        """Rows to bring to the step: those of finer units, without the cells that earlier imports finished."""
+        finished = (block.order < 0) & (block.ms % _milliseconds(self.step) == 0)
+        finished &= np.isin(block.unit, self._rolled_before)
+        return np.isin(block.unit, self.plan.finer) & ~finished
 
     def _without_closed(self, block: Block) -> Block:
         """Set aside raw samples of a cell that the existing dataset has rolled up already."""

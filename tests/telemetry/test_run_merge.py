@@ -184,6 +184,14 @@ def test_stored_samples_of_one_step_become_one_when_their_unit_becomes_finer(
     assert result.counts["samples_rolled_up"] == 3
 
 
+def test_a_run_whose_last_sample_ends_where_retention_begins_keeps_it_when_its_unit_becomes_finer(tmp_path: Path):
+    first = [(DAY - pd.Timedelta(minutes=4), 0, {"energy_mj": 0.0})]
+    finer = [(DAY - pd.Timedelta(days=1, minutes=minutes), 0, {"energy_mj": 1.0}) for minutes in (4, 0)]
+    with runs_of(1):
+        result = import_all(tmp_path / "d", [frame_of(first), frame_of(finer)], [None, DAY.to_pydatetime()])
+    assert all_samples(result)["timestamp"].tolist() == [DAY]
+
+
 def test_an_unfinished_step_that_ends_where_retention_begins_is_kept(tmp_path: Path):
     """Its newest raw sample is older; in one run as in runs of a day."""
     begins = DAY + pd.Timedelta(days=2)

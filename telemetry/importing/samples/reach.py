@@ -151,7 +151,10 @@ class Reaching:
         dataset = self.stored.dataset
         runs = dataset.meta.runs
         stored = dataset.runs_of(bucket)
-        past = [run for run in stored if not runs.overlaps(run, self.keep_ms, None)]
+        keep_ms = self.keep_ms
+        if keep_ms is not None and len(self.newly_finer):  # their last sample may end a step in the next run
+            keep_ms -= self.step // timedelta(milliseconds=1)
+        past = [run for run in stored if not runs.overlaps(run, keep_ms, None)]
         left = [run for run in stored if run not in past]
         reach = Reach(dropped=sum(part_rows(path) for run in past for path in dataset.parts_of_run(bucket, run)))
         landing = np.empty(0, np.int64) if new is None else self._landing(new)

@@ -2,5 +2,5 @@
 
 In: ``FittedModels``. Out: ``manifest.json``, ``learners/`` in the formats of their libraries, and a
 model card; and back again. Start with :mod:`~models.bundle.store`, which saves and loads. What a manifest holds is in
-:mod:`~models.bundle.manifest`, what is refused in :mod:`~models.bundle.files` and :mod:`~models.bundle.validation`.
+:mod:`~models.bundle.manifest`, how files are verified in :mod:`~models.bundle.files`.
 """

@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import (
     AwareDatetime,
@@ -18,7 +18,6 @@ from pydantic import (
     PositiveFloat,
     PositiveInt,
     ValidationError,
-    model_validator,
 )
 
 from features.errors import InputError
@@ -26,7 +25,6 @@ from features.vocabulary import COLUMNS, FeatureColumn
 from models.bundle.files import check_seal, damaged
 from models.calibration.fitting import Calibrator
 from models.calibration.horizons import HorizonMap
-from models.config import CASCADE, COMBINERS
 from models.ensembles.combining import Stacker
 
 FORMAT: Final = 4
@@ -105,32 +103,6 @@ class FittedFacts(_Facts):
     thinned_to: int | None
     stand_in: str | None
 
-    @model_validator(mode="after")
-    def _parts_fit(self) -> Self:
-        for holds, what in self._checks():
-            if not holds:
-                raise ValueError(what)
-        return self
-
-    def _checks(self) -> Iterator[tuple[bool, str]]:
-        yield self.train_start < self.train_end <= self.refit_at, "its times are out of order"
-        yield len(set(self.models)) == len(self.models), "models: one twice"
-        yield set(self.models) <= set(self.calibrators), "calibrators: one is missing"
-        if self.stand_in is not None:
-            yield self.stand_in in self.baselines, "stand_in"
-            return
-        yield set(self.members) <= set(self.learners), "members: one is no learner"
-        yield len(self.stacker.weights) == len(self.members), "stacker: a weight for each member"
-        yield CASCADE not in self.models or self.cascade is not None, CASCADE
-        if self.cascade is not None:
-            stages = self.cascade.stages
-            fits = len(self.cascade.thresholds) == len(stages) - 1
-            yield fits, "cascade: a threshold for each stage but the last"
-            yield len(stages) == 1 or stages[0] in self.learners, "cascade: its first stage is no learner"
-        for name in self.models:
-            known = name in self.learners or name in self.baselines or name in (*COMBINERS, CASCADE)
-            yield known, f"model {name}"
-
     def learner_files(self) -> tuple[str, ...]:
         """Name the files of all learners and of the cascade's stages."""
         cascade = self.cascade
@@ -175,8 +147,6 @@ def read_facts(content: Mapping[str, Any], file: Path) -> tuple[FittedFacts, tup
     try:
         facts = FittedFacts.model_validate_json(json.dumps(content.get("fitted")))
         columns = COLUMNS.validate_python(content["features"])
-        if not 0 < len({column.name for column in columns}) == len(columns):
-            raise ValueError("features: none, or one twice")
         if content["profile"] not in facts.models:
             raise ValueError("profile")
     except ValidationError as error:
@@ -202,9 +172,9 @@ def check_columns(given: Sequence[FeatureColumn], expected: Sequence[FeatureColu
     extra = [name for name in names if name not in set(wanted)]
     parts = [f"{len(absent)} missing ({', '.join(absent[:3])})"] if absent else []
     parts += [f"{len(extra)} unknown to it ({', '.join(extra[:3])})"] if extra else []
-    said = " and ".join(parts) or "the same ones in another order"
+    difference = " and ".join(parts) or "the same ones in another order"
     raise InputError(
-        f"the features are not those that the bundle was trained on: {said}",
+        f"the features are not those that the bundle was trained on: {difference}",
         f"bundle {path}",
         "Compute features with the params that the bundle was trained with, or train it again.",
     )
@@ -227,15 +197,15 @@ def previous(path: Path) -> Path:
 
 def running_versions() -> dict[str, str]:
     """Give the version of each library that is installed, without importing it."""
-    found = {}
+    versions = {}
     for name in PARTS:
         for distribution in _DISTRIBUTIONS.get(name, (name,)):
             try:
-                found[name] = importlib.metadata.version(distribution)
+                versions[name] = importlib.metadata.version(distribution)
                 break
             except importlib.metadata.PackageNotFoundError:
                 continue
-    return found
+    return versions
 
 
 def check_libraries(saved: Any, manifest: Path) -> None:
@@ -246,10 +216,10 @@ def check_libraries(saved: Any, manifest: Path) -> None:
     """
     running = running_versions()
     for name, parts in PARTS.items():
-        said, here = saved.get(name) if isinstance(saved, dict) else None, running.get(name)
-        if not isinstance(said, str) or (here is not None and said.split(".")[:parts] != here.split(".")[:parts]):
+        wrote, here = saved.get(name) if isinstance(saved, dict) else None, running.get(name)
+        if not isinstance(wrote, str) or (here is not None and wrote.split(".")[:parts] != here.split(".")[:parts]):
             raise InputError(
-                f"the bundle was written with {name} {said}, this is {here}",
+                f"the bundle was written with {name} {wrote}, this is {here}",
                 str(manifest),
-                f"Install {name} {'.'.join(str(said).split('.')[:parts])}, or train the bundle again.",
+                f"Install {name} {'.'.join(str(wrote).split('.')[:parts])}, or train the bundle again.",
             )

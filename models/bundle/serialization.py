@@ -1,7 +1,8 @@
 """Learners as files: each in its library's own format, none of which can run code when it is read.
 
 LightGBM as text, XGBoost as JSON, networks on sequences as safetensors, scikit-learn through skops with a fixed list
-of types. Nothing here pickles.
+of types. Nothing here pickles. XGBoost and LightGBM trust the files that they read: what guards them is the manifest's
+hash of each file.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ TRUSTED: tuple[str, ...] = (
 )
 """Types beyond skops' own list that a learner's file may hold; a file with any other is refused unread."""
 
+_MAX_UNPACKED = 2**31
 _SKLEARN_TYPES = (RandomForestClassifier, PreparedClassifier)
 
 # The zip format cannot hold an earlier date; a fixed one keeps a file's bytes those of its content.
@@ -75,13 +77,24 @@ def write_learner(name: str, learner: Any, path: Path) -> None:
         path.write_bytes(_canonical(skops.io.dumps(learner)))
 
 
-def read_learner(name: str, content: bytes, where: str) -> Any:
-    """Read a fitted learner.
+def read_learner(name: str, content: bytes, where: str, features: int) -> Any:
+    """Read a fitted learner of so many features, and ask it for a score.
 
     ``name``: which learner, one of :data:`models.bundle.manifest.SUFFIXES`.
     Returns: has ``predict_proba``; its probabilities are bit-identical to those of the learner that was written.
     Raises ``InputError`` if the file is not what it should be or holds a type that is not trusted.
     """
+    learner = _read(name, content, where)
+    try:
+        given = np.asarray(learner.predict_proba(np.zeros((2, features), np.float32)))
+        if given.shape != (2, 2) or not np.isfinite(given).all():
+            raise _unreadable(name, where, "it gives no probabilities")
+    except (ValueError, lightgbm.basic.LightGBMError, xgboost.core.XGBoostError) as error:
+        raise _unreadable(name, where, str(error)) from None
+    return learner
+
+
+def _read(name: str, content: bytes, where: str) -> Any:
     try:
         if name == "lightgbm":
             return LoadedLightGBM(lightgbm.Booster(model_str=content.decode("utf-8")))
@@ -100,6 +113,9 @@ def _read_sklearn(name: str, content: bytes, where: str) -> Any:
     import skops.io  # noqa: PLC0415 - as above
 
     try:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            if sum(entry.file_size for entry in archive.infolist()) > _MAX_UNPACKED:
+                raise ValueError("it unpacks to more than 2 GiB")
         foreign = sorted(set(skops.io.get_untrusted_types(data=content)) - set(TRUSTED))
     except (zipfile.BadZipFile, KeyError, ValueError, TypeError) as error:
         raise _unreadable(name, where, str(error)) from None

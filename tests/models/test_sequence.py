@@ -153,23 +153,23 @@ def test_a_file_gives_the_same_bits_and_the_same_file(name, tmp_path):
     learner = make_learner(name, seed=3, settings=QUICK).set_params(layout=LAYOUT).fit(X, y)
     write_learner(name, learner, tmp_path / "a")
     content = (tmp_path / "a").read_bytes()
-    loaded = read_learner(name, content, "a")
+    loaded = read_learner(name, content, "a", X.shape[1])
     np.testing.assert_array_equal(loaded.predict_proba(X), learner.predict_proba(X))
     np.testing.assert_array_equal(loaded.occluded(X[:3]), learner.occluded(X[:3]))
     write_learner(name, loaded, tmp_path / "b")
     assert (tmp_path / "b").read_bytes() == content
     other = {"lstm": "cnn1d", "cnn1d": "lstm"}[name]
     with pytest.raises(InputError, match=f"not a readable {other} model: it holds format 1 of {name}"):
-        read_learner(other, content, "a")
+        read_learner(other, content, "a", X.shape[1])
     with pytest.raises(InputError, match=f"not a readable {name} model"):
-        read_learner(name, content[: len(content) // 2], "a")
+        read_learner(name, content[: len(content) // 2], "a", X.shape[1])
     length = int.from_bytes(content[:8], "little")
     header = json.loads(content[8 : 8 + length])
     assert set(header["__metadata__"]) == {"predrain"}
     changed = content[8 : 8 + length].replace(b'\\"hidden\\": 8', b'\\"hidden\\": 9')
     assert changed != content[8 : 8 + length]
     with pytest.raises(InputError, match="weights of shapes"):
-        read_learner(name, content[:8] + changed + content[8 + length :], "a")
+        read_learner(name, content[:8] + changed + content[8 + length :], "a", X.shape[1])
 
 
 def test_a_wrapped_learner_sees_the_first_columns_only():

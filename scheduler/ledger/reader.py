@@ -155,9 +155,9 @@ class LedgerReader:
             signals = object_of(Signals, given["signals"], "signals")
             config = object_of(PolicyConfig, given["config"], "config")
             now = object_of(_Moment, {"now": then["now"]}, "plan").now
-        except (ValueError, KeyError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise InputError(
-                f"decision {number} cannot be read: {error}",
+                f"decision {number} cannot be replayed by this version: {error}",
                 self._where,
                 f"Replay it with predrain {code}, which made it.",
             ) from None

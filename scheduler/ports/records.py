@@ -120,7 +120,7 @@ def key_of(number: int, action: Action) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-CallKind = Literal["checkpoint", "evict", "verify"]
+CallKind = Literal["checkpoint", "evict", "verify", "escalate"]
 FindingKind = Literal[
     "began", "acknowledged", "no_answer", "waits", "stuck", "empty", "verified", "escalated", "ended", "called_off"
 ]  # fmt: skip
@@ -130,7 +130,7 @@ FindingKind = Literal[
 class Call:
     """A call that is about to be made.
 
-    ``kind``: ``checkpoint``, ``evict``, ``verify``.
+    ``kind``: ``checkpoint``, ``evict``, ``verify``; ``escalate`` only in ledgers of earlier versions.
     ``key``: the idempotency key: the same for each repetition.
     ``means``: through what: ``scheduler``, ``webhook``, ``command``.
     ``workload``: as it was listed just before; None: the call is about the node.

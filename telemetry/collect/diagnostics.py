@@ -274,6 +274,6 @@ def collect_diagnostics(
     name = f"diagnostics-{re.sub('[^A-Za-z0-9.-]', '-', node)[:80]}-{digest}"
     return (
         None
-        if landing.land("events", rows_table("events", [event.row() for event in events]), name=name) is None
+        if landing.stage("events", rows_table("events", [event.row() for event in events]), name=name) is None
         else dict(counts)
     )

@@ -141,10 +141,10 @@ def _land(
                 reader.series, block["index"], block["ms"], block["value"], xids=xids, problems=reader.left_out
             )
             # The inventory first: samples of an unknown GPU would be set aside.
-            landing.land("inventory", tables.inventory, name=name)
-            if landing.land("events", tables.events, name=name) is not None:
+            landing.stage("inventory", tables.inventory, name=name)
+            if landing.stage("events", tables.events, name=name) is not None:
                 events += tables.events.num_rows
-            if landing.land("samples", tables.samples, name=name) is not None:
+            if landing.stage("samples", tables.samples, name=name) is not None:
                 rows, files = rows + tables.samples.num_rows, files + 1
         progress(done, len(parts))
     known: dict[str, Any] = {

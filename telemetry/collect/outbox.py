@@ -77,7 +77,7 @@ class Outbox:
         Raises ``InputError`` if the disk is full or not writable.
         """
         for kind, rows in self._pending.items():
-            if self._landing.land(kind, rows_table(kind, rows), name=f"{self._name}.{self._batch:08d}") is not None:
+            if self._landing.stage(kind, rows_table(kind, rows), name=f"{self._name}.{self._batch:08d}") is not None:
                 self.landed[kind] += len(rows)
         self._pending = {}
 

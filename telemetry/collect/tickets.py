@@ -85,7 +85,7 @@ def collect_tickets(
     rules = mapping.model_dump_json()
     digest = hashlib.sha256(path.read_bytes() + rules.encode()).hexdigest()[:24]
     again = landing.has_landed("events", f"tickets-{digest}")
-    made = landing.land("events", table, name=f"tickets-{digest}")
+    made = landing.stage("events", table, name=f"tickets-{digest}")
     landed = table.num_rows if made is not None else 0
     return TicketResult(landed, again, dict(quarantine.counts), dict(quarantine.examples))
 

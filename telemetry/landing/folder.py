@@ -41,7 +41,7 @@ def landing_of(dataset: Path) -> Path:
 
 
 class Landing:
-    """Lands tables as files.
+    """Stages tables as files.
 
     ``root``: the landing folder, see :func:`landing_of`; made when something lands.
     ``writer``: short name of the collector, in the names of its files: letters, digits, ``-`` and ``.``.
@@ -63,7 +63,7 @@ class Landing:
         self._names: frozenset[tuple[str, str]] = frozenset()
         self._names_stamp: tuple[int, int] | None = None
 
-    def land(self, kind: Kind, table: pa.Table, *, name: str | None = None) -> Path | None:
+    def stage(self, kind: Kind, table: pa.Table, *, name: str | None = None) -> Path | None:
         """Write a table as one file; None where the table is empty or the name has landed before.
 
         ``table``: columns of :mod:`telemetry.landing.tables`; absent ones are null.

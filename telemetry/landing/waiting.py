@@ -125,7 +125,7 @@ class Waiting:
         self.held_back += rest.num_rows
         if settled.num_rows == 0:
             return settled  # nothing of it is compacted: the file itself goes on waiting
-        self.landing.land("samples", rest, name=f"rest-{_digest(path)}-{limit.value // 1000}")
+        self.landing.stage("samples", rest, name=f"rest-{_digest(path)}-{limit.value // 1000}")
         piece = self.landing.root / "tmp" / f"settled-{_digest(path)}.parquet"
         with disk_errors(piece):
             piece.parent.mkdir(parents=True, exist_ok=True)

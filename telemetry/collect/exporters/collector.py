@@ -246,7 +246,7 @@ class Collector:
                 continue
             table = pa.concat_tables(batch[kind], promote_options="default").combine_chunks()
             try:
-                self._landing.land(kind, table)
+                self._landing.stage(kind, table)
             except (InputError, OSError) as error:
                 if self.problem is None:
                     _log.error("nothing can be landed, it is tried again: %s", error)

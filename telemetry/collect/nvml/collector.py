@@ -241,7 +241,7 @@ class Collector:
 
     def _write_samples(self) -> None:
         if self._rows:
-            self._landing.land("samples", samples_table(self._rows, self._node, self._channels))
+            self._landing.stage("samples", samples_table(self._rows, self._node, self._channels))
             self._rows = []
             self._wake()
 

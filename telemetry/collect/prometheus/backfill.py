@@ -219,9 +219,9 @@ class _Run:
         follower = XidCounts(self.plan.delay, self.state.xid)
         samples = harvest.samples
         tables = harvest.tables(follower, result.problems)
-        self.landing.land("samples", tables.samples, name=name)
-        self.landing.land("events", tables.events, name=name)
-        self.landing.land("inventory", tables.inventory, name=name)
+        self.landing.stage("samples", tables.samples, name=name)
+        self.landing.stage("events", tables.events, name=name)
+        self.landing.stage("inventory", tables.inventory, name=name)
         self.state.xid = follower.as_state()
         self.state.finish(span)
         result.samples += samples

@@ -74,9 +74,9 @@ class SampleWriter:
             tables = read_batch(given[0].series, index, ms, values, xids=self._xids, problems=problems)
             self._hold_events(tables.events)
             # The inventory first: samples of a GPU that no inventory knows would be set aside.
-            self._landing.land("inventory", self._news.select(tables.inventory))
+            self._landing.stage("inventory", self._news.select(tables.inventory))
             self._land_events()
-            self._landing.land("samples", tables.samples)
+            self._landing.stage("samples", tables.samples)
             self._news.landed()
             rows += tables.samples.num_rows
         return rows, problems
@@ -97,7 +97,7 @@ class SampleWriter:
 
     def _land_events(self) -> None:
         if self._events:
-            self._landing.land("events", pa.concat_tables(self._events))
+            self._landing.stage("events", pa.concat_tables(self._events))
             self._events = []
             self._save()
         elif self._clock() - self._saved > _SAVE_EVERY:

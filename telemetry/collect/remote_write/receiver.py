@@ -268,7 +268,7 @@ class Receiver:
             for field in table.schema:  # the layout takes them for UTC, which nobody has said
                 if pa.types.is_timestamp(field.type) and field.type.tz is None:
                     raise ValueError(f"{known}: {field.name} has no time zone")
-            landed = self._landing.land(known, lay_out(known, table, self._channels), name=name)
+            landed = self._landing.stage(known, lay_out(known, table, self._channels), name=name)
         except BodyTooLarge as error:
             raise Refused(413, str(error), "too_large") from error
         except BodyError as error:

@@ -189,7 +189,7 @@ class SlurmCollector:
                 batch.append(job)
                 rows += len(job.nodes)
             if batch and (job is None or rows >= _ROWS_A_FILE):
-                self._landing.land("jobs", jobs_table(batch))
+                self._landing.stage("jobs", jobs_table(batch))
                 self.counts["jobs"] += len(batch)
                 self.counts["job_rows"] += rows
                 batch, rows = [], 0

@@ -173,7 +173,7 @@ def test_a_run_that_was_killed_anywhere_goes_on(tmp_path: Path, monkeypatch: pyt
         return wrapped
 
     with monkeypatch.context() as patch:
-        patch.setattr(Landing, "land", killing(Landing.land))
+        patch.setattr(Landing, "stage", killing(Landing.stage))
         with pytest.raises(Killed):
             land(path, live, held_samples=40)
     land(path, live, held_samples=40)

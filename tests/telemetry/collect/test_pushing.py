@@ -37,7 +37,7 @@ def land(landing: Landing, kind: Kind, age: int, name: str | None = None) -> Pat
             if kind == "events"
             else {"node": ["n"], "gpu": [f"GPU-{age}"], "seen_at": [AT]}
         )
-    path = landing.land(kind, table, name=name)
+    path = landing.stage(kind, table, name=name)
     assert path is not None
     os.utime(path, (1_700_000_000 - age, 1_700_000_000 - age))
     return path

@@ -56,13 +56,13 @@ def table_of(frame: pd.DataFrame) -> pa.Table:
 
 def land(folder: Path, frame: pd.DataFrame, **named: str) -> Path | None:
     landing = Landing(landing_of(folder / "dataset"), writer="test")
-    return landing.land("samples", table_of(frame), **named)
+    return landing.stage("samples", table_of(frame), **named)
 
 
 def land_events(folder: Path, rows: list[dict[str, object]]) -> None:
     landing = Landing(landing_of(folder / "dataset"), writer="test")
     names = dict.fromkeys(name for row in rows for name in row)
-    landing.land("events", pa.table({name: [row.get(name) for row in rows] for name in names}))
+    landing.stage("events", pa.table({name: [row.get(name) for row in rows] for name in names}))
 
 
 def event(when: pd.Timestamp, code: str, **more: object) -> dict[str, object]:
@@ -96,7 +96,7 @@ def test_the_inventory_is_learned_from_what_is_seen(tmp_path: Path):
     land(tmp_path, raw())
     landing = Landing(landing_of(tmp_path / "dataset"), writer="test")
     seen = inventory_frame().drop(columns="installed_at").assign(seen_at=DAY, driver="580.1")
-    landing.land("inventory", table_of(seen))
+    landing.stage("inventory", table_of(seen))
     fold(tmp_path)
     inventory = Dataset.open(tmp_path / "dataset").inventory()
     assert inventory["gpu"].tolist() == [gpu(number) for number in range(4)]
@@ -119,7 +119,7 @@ def test_a_gpu_that_moves_and_one_that_is_replaced_end_their_stays(tmp_path: Pat
     ]
     for frame in (first, second, third):
         land(tmp_path, frame)
-    landing.land("inventory", pa.Table.from_pylist(seen))
+    landing.stage("inventory", pa.Table.from_pylist(seen))
     fold(tmp_path)
     stays = Dataset.open(tmp_path / "dataset").inventory().set_index(["gpu", "node"])
     assert stays.loc[(gpu(0), "node-0"), "removed_at"] == later
@@ -131,7 +131,7 @@ def test_a_gpu_that_moves_and_one_that_is_replaced_end_their_stays(tmp_path: Pat
 def test_a_node_watched_before_its_gpus_does_not_make_them_newcomers(tmp_path: Path):
     landing = Landing(landing_of(tmp_path / "dataset"), writer="test")
     before = (DAY - pd.Timedelta(days=9)).to_pydatetime()
-    landing.land("inventory", pa.Table.from_pylist([{"node": "node-0", "rack": "r7", "seen_at": before}]))
+    landing.stage("inventory", pa.Table.from_pylist([{"node": "node-0", "rack": "r7", "seen_at": before}]))
     land(tmp_path, raw(gpus=2))
     fold(tmp_path)
     stays = Dataset.open(tmp_path / "dataset").inventory()
@@ -163,7 +163,7 @@ def test_a_changed_driver_is_an_event_once(tmp_path: Path):
         when = DAY + pd.Timedelta(days=day)
         land(tmp_path, raw(gpus=1, times=5, start=when))
         row = {"gpu": gpu(0), "node": "node-0", "driver": driver, "seen_at": when.to_pydatetime()}
-        landing.land("inventory", pa.Table.from_pylist([row]))
+        landing.stage("inventory", pa.Table.from_pylist([row]))
         fold(tmp_path)
     dataset = Dataset.open(tmp_path / "dataset")
     events = dataset.events()
@@ -227,10 +227,10 @@ def test_jobs_land_and_are_updated(tmp_path: Path):
     land(tmp_path, raw())
     landing = Landing(landing_of(tmp_path / "dataset"), writer="test")
     job = {"job": "7", "node": "node-0", "started_at": DAY.to_pydatetime(), "gpus": 8}
-    landing.land("jobs", pa.Table.from_pylist([job]))
+    landing.stage("jobs", pa.Table.from_pylist([job]))
     fold(tmp_path)
     ended = {**job, "ended_at": (DAY + pd.Timedelta("1h")).to_pydatetime(), "outcome": "COMPLETED"}
-    landing.land("jobs", pa.Table.from_pylist([ended]))
+    landing.stage("jobs", pa.Table.from_pylist([ended]))
     fold(tmp_path)
     jobs = Dataset.open(tmp_path / "dataset").jobs()
     assert jobs is not None

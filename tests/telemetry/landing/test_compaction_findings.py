@@ -175,7 +175,7 @@ def put(folder: Path, number: int, when: pd.Timestamp, address: str = "0000:3b:0
     """See a GPU at an address of node-0, with samples from then on."""
     land(folder, raw(gpus=1, start=when).assign(gpu=gpu(number)))
     row = {"gpu": gpu(number), "node": "node-0", "pci_bus_id": address, "seen_at": when.to_pydatetime()}
-    landing(folder).land("inventory", pa.Table.from_pylist([row]))
+    landing(folder).stage("inventory", pa.Table.from_pylist([row]))
 
 
 def ends(folder: Path) -> list[pd.Timestamp | None]:
@@ -232,7 +232,7 @@ def test_a_silent_gpu_whose_address_a_neighbour_gets_is_still_there(tmp_path: Pa
 
 def test_a_watched_node_alone_does_not_decide_what_a_fleet_is_of(tmp_path: Path):
     seen = {"node": "node-0", "rack": "r", "seen_at": DAY.to_pydatetime()}
-    landing(tmp_path).land("inventory", pa.Table.from_pylist([seen]))
+    landing(tmp_path).stage("inventory", pa.Table.from_pylist([seen]))
     land_events(tmp_path, [event(DAY, "cordon") | {"type": "drain"}])
     assert "no GPU was seen yet" in fold(tmp_path).waits_for
     land(tmp_path, raw(gpus=1))

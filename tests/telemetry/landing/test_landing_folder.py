@@ -23,7 +23,7 @@ def samples(value: float = 40.0, gpu: str = "GPU-1") -> pa.Table:
 
 def test_what_lands_has_the_schema_of_its_kind(tmp_path: Path):
     landing = Landing(tmp_path, writer="test")
-    path = landing.land("samples", samples())
+    path = landing.stage("samples", samples())
     assert path is not None
     table = pq.read_table(path)
     assert table.schema.names == ["timestamp", "node", "gpu", "mig_instance", "gpu_temp_c"]
@@ -36,7 +36,7 @@ def test_what_lands_has_the_schema_of_its_kind(tmp_path: Path):
 def test_flags_above_the_precision_of_floats_land_exactly(tmp_path: Path):
     flags = pa.array([2**63 + 1], pa.uint64())
     table = pa.table({"timestamp": [WHEN], "node": ["n1"], "gpu": ["g"], "clocks_event_reasons": flags})
-    path = Landing(tmp_path, writer="test").land("samples", table)
+    path = Landing(tmp_path, writer="test").stage("samples", table)
     assert path is not None
     assert pq.read_table(path).column("clocks_event_reasons").to_pylist() == [2**63 + 1]
 
@@ -52,26 +52,26 @@ def test_flags_above_the_precision_of_floats_land_exactly(tmp_path: Path):
 )
 def test_a_table_that_does_not_fit_is_refused(table: pa.Table, message: str, tmp_path: Path):
     with pytest.raises(ValueError, match=message):
-        Landing(tmp_path, writer="test").land("samples", table)
+        Landing(tmp_path, writer="test").stage("samples", table)
     assert not list(tmp_path.rglob("*.parquet"))
 
 
 def test_nothing_lands_for_an_empty_table(tmp_path: Path):
-    assert Landing(tmp_path, writer="test").land("samples", samples().slice(0, 0)) is None
+    assert Landing(tmp_path, writer="test").stage("samples", samples().slice(0, 0)) is None
     assert not list(tmp_path.iterdir())
 
 
 def test_a_name_lands_once_also_after_its_file_was_folded(tmp_path: Path):
     landing = Landing(tmp_path, writer="test")
-    path = landing.land("samples", samples(), name="chunk-1")
+    path = landing.stage("samples", samples(), name="chunk-1")
     assert path is not None
-    assert landing.land("samples", samples(41), name="chunk-1") is None
-    assert landing.land("events", pa.table(event()), name="chunk-1") is not None
+    assert landing.stage("samples", samples(41), name="chunk-1") is None
+    assert landing.stage("events", pa.table(event()), name="chunk-1") is not None
     landing.remember_folded([path], now_s=1000.0)
     path.unlink()
     for other in (landing, Landing(tmp_path, writer="other")):
         assert other.has_landed("samples", "chunk-1")
-        assert other.land("samples", samples(42), name="chunk-1") is None
+        assert other.stage("samples", samples(42), name="chunk-1") is None
     landing.remember_folded([], now_s=1001.0 + NAMES_KEPT_S)
     assert not landing.has_landed("samples", "chunk-1")
 
@@ -87,7 +87,7 @@ def test_of_many_writers_of_one_name_one_lands(tmp_path: Path):
     def write(number: int) -> None:
         landing = Landing(tmp_path, writer=f"w{number}")
         start.wait()
-        landed.append(landing.land("samples", samples(float(number)), name="same"))
+        landed.append(landing.stage("samples", samples(float(number)), name="same"))
 
     threads = [threading.Thread(target=write, args=(number,)) for number in range(6)]
     for thread in threads:
@@ -102,7 +102,7 @@ def land_killed_at(path: Path, at: int) -> None:
     """Land a file, and die before the call of that number among those that write it; 9 if it died, 7 if not."""
     places = ((folder.pq, "write_table"), (folder, "fsync_path"), (folder.os, "link"))
     die_at(at, places)
-    Landing(path, writer="killed").land("samples", samples(), name="mine")
+    Landing(path, writer="killed").stage("samples", samples(), name="mine")
     os._exit(7)
 
 
@@ -110,7 +110,7 @@ def land_killed_at(path: Path, at: int) -> None:
 def test_a_killed_writer_leaves_a_whole_file_or_none(call: int, tmp_path: Path):
     assert exit_code_of(land_killed_at, tmp_path, call) == 9
     landing = Landing(tmp_path, writer="test")
-    landing.land("samples", samples(), name="mine")
+    landing.stage("samples", samples(), name="mine")
     assert [pq.read_table(path).num_rows for path in landing.waiting()] == [1]
 
 
@@ -122,9 +122,9 @@ def test_a_full_disk_lands_nothing_and_says_so(tmp_path: Path, monkeypatch: pyte
     with monkeypatch.context() as patched:
         patched.setattr("telemetry.landing.folder.pq.write_table", full)
         with pytest.raises(InputError, match="the disk is full"):
-            landing.land("samples", samples(), name="mine")
+            landing.stage("samples", samples(), name="mine")
     assert landing.waiting() == []
-    assert landing.land("samples", samples(), name="mine") is not None
+    assert landing.stage("samples", samples(), name="mine") is not None
 
 
 def test_the_landing_folder_is_a_sibling_of_what_a_link_points_to(tmp_path: Path):
@@ -135,6 +135,6 @@ def test_the_landing_folder_is_a_sibling_of_what_a_link_points_to(tmp_path: Path
 
 def test_a_name_with_a_path_in_it_is_refused(tmp_path: Path):
     with pytest.raises(ValueError, match="cannot name a landed file"):
-        Landing(tmp_path, writer="test").land("samples", samples(), name="../x")
+        Landing(tmp_path, writer="test").stage("samples", samples(), name="../x")
     with pytest.raises(ValueError, match="cannot name a collector"):
         Landing(tmp_path, writer="a b")

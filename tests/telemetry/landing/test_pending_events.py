@@ -27,7 +27,7 @@ def landing(folder: Path) -> Landing:
 
 def see(folder: Path, name: str, *, node: str = "node-0", address: str, at: pd.Timestamp = DAY) -> None:
     row = {"gpu": name, "node": node, "pci_bus_id": address, "seen_at": at.to_pydatetime()}
-    landing(folder).land("inventory", pa.Table.from_pylist([row]))
+    landing(folder).stage("inventory", pa.Table.from_pylist([row]))
 
 
 def pending(folder: Path) -> pd.DataFrame:
@@ -141,7 +141,7 @@ def test_events_and_jobs_find_a_node_under_more_or_less_of_its_domain(seen: str,
         ],
     )
     job = {"job": "7", "node": told, "started_at": DAY.to_pydatetime()}
-    landing(tmp_path).land("jobs", pa.Table.from_pylist([job]))
+    landing(tmp_path).stage("jobs", pa.Table.from_pylist([job]))
     assert fold(tmp_path).quarantined == {}
     assert events_of(tmp_path) == {"79": (seen, gpu(0)), "48": (seen, gpu(0)), "cordon": (seen, None)}
     jobs = Dataset.open(tmp_path / "dataset").jobs()

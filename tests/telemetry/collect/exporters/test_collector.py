@@ -201,11 +201,11 @@ class FullDisk:
         self.inner = Landing(root, writer="exporters")
         self.full = full
 
-    def land(self, kind: Any, table: pa.Table) -> object:
+    def stage(self, kind: Any, table: pa.Table) -> object:
         since = (fleet_time() - START).total_seconds()
         if self.full[0] <= since < self.full[1]:
             raise InputError("the disk is full", "test", "Free space.")
-        return self.inner.land(kind, table)
+        return self.inner.stage(kind, table)
 
 
 def test_a_full_disk_is_waited_for_and_loses_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -273,7 +273,7 @@ def test_a_page_of_thousands_of_gpus_is_no_page_of_a_node(tmp_path: Path) -> Non
 
 def test_rows_are_bounded_while_a_landing_hangs(tmp_path: Path) -> None:
     class Hangs:
-        def land(self, kind: Any, table: pa.Table) -> object:
+        def stage(self, kind: Any, table: pa.Table) -> object:
             raise AssertionError("never called")
 
     async def hanging(work: Any, *given: object) -> Any:

@@ -76,7 +76,7 @@ def test_a_kill_at_any_write_loses_and_repeats_nothing(tmp_path: Path, monkeypat
 
     with monkeypatch.context() as patch:
         patch.setattr(outbox_module, "write_bytes", killing(outbox_module.write_bytes))
-        patch.setattr(Landing, "land", killing(Landing.land))
+        patch.setattr(Landing, "stage", killing(Landing.stage))
         with contextlib.suppress(Killed):
             collect(where, reads)
     collect(where, reads)
@@ -135,7 +135,7 @@ def test_rows_that_could_not_land_are_not_lost_by_the_next_commit(tmp_path: Path
     where = landing(tmp_path)
     with Outbox(where, "x") as outbox:
         with monkeypatch.context() as patch:
-            patch.setattr(Landing, "land", lambda *_args, **_more: (_ for _ in ()).throw(InputError("full", "", "")))
+            patch.setattr(Landing, "stage", lambda *_args, **_more: (_ for _ in ()).throw(InputError("full", "", "")))
             outbox.commit({"at": 1}, events=[Event(NOW, "n1", "other", "test", NOW, "boot")])
             with pytest.raises(InputError):
                 outbox.commit({"at": 2}, events=[Event(NOW, "n2", "other", "test", NOW, "boot")])

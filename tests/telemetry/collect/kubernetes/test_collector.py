@@ -74,7 +74,7 @@ def test_a_kill_between_remembering_and_landing_neither_loses_nor_repeats(
 ) -> None:
     clock = Clock()
     api.put(NODES, node("n1", cordoned=True))
-    land = Landing.land
+    stage = Landing.stage
     for after in range(3):  # killed before, between and after the files of one batch
         root = tmp_path / f"{after}.live"
         count = 0
@@ -84,12 +84,12 @@ def test_a_kill_between_remembering_and_landing_neither_loses_nor_repeats(
             count += 1
             if count > after:  # noqa: B023 - called within this round
                 raise KeyboardInterrupt
-            return land(self, *args, **more)
+            return stage(self, *args, **more)
 
-        monkeypatch.setattr(Landing, "land", dying)
+        monkeypatch.setattr(Landing, "stage", dying)
         with collecting(api, root, clock) as collector, suppress(KeyboardInterrupt):
             collector.once()
-        monkeypatch.setattr(Landing, "land", land)
+        monkeypatch.setattr(Landing, "stage", stage)
         clock.now += timedelta(hours=1)
         for _ in range(2):
             with collecting(api, root, clock) as collector:
@@ -103,19 +103,19 @@ def test_a_full_disk_holds_everything_until_there_is_room(
 ) -> None:
     clock = Clock()
     with collecting(api, tmp_path, clock) as collector:
-        land = Landing.land
+        stage = Landing.stage
 
         def full(self: Landing, *_args: Any, **_more: Any) -> Path | None:
             raise InputError("the disk is full", "here", "Free space.")
 
-        monkeypatch.setattr(Landing, "land", full)
+        monkeypatch.setattr(Landing, "stage", full)
         api.put(NODES, node("n1", cordoned=True))
         with pytest.raises(InputError, match="disk is full"):
             collector.once()
         api.put(NODES, node("n1"))
         with pytest.raises(InputError, match="disk is full"):
             collector.once()
-        monkeypatch.setattr(Landing, "land", land)
+        monkeypatch.setattr(Landing, "stage", stage)
         collector.once()
         assert codes(tmp_path) == ["cordon", "uncordon"]
         assert len(rows(tmp_path, "jobs")) == 1

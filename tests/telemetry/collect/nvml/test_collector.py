@@ -167,7 +167,7 @@ def test_killed_at_any_write_a_loss_is_neither_lost_nor_told_twice(
         return run
 
     monkeypatch.setattr("telemetry.collect.outbox.write_bytes", counted(atomic.write_bytes))
-    monkeypatch.setattr(Landing, "land", counted(Landing.land))
+    monkeypatch.setattr(Landing, "stage", counted(Landing.stage))
     for point in range(1, 12):
         here = Place(place.root.with_name(f"at-{point}.live"))
         writes, die_at = 0, point

@@ -212,15 +212,15 @@ def test_a_request_sent_again_lands_equal_rows(tmp_path: Path) -> None:
 def test_a_disk_that_does_not_take_them_is_503_and_unready_until_it_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = Landing.land
+    whole = Landing.stage
     broken = True
 
-    def land(self: Landing, *args: Any, **more: Any) -> Path | None:
+    def stage(self: Landing, *args: Any, **more: Any) -> Path | None:
         if broken:
             raise InputError("the disk is full", "somewhere", "Free space.")
         return whole(self, *args, **more)
 
-    monkeypatch.setattr(Landing, "land", land)
+    monkeypatch.setattr(Landing, "stage", stage)
 
     async def steps(app: Starlette, _: Receiver) -> list[Answer]:
         nonlocal broken
@@ -240,15 +240,15 @@ def test_a_disk_that_does_not_take_them_is_503_and_unready_until_it_does(
 
 
 def test_a_rise_that_a_full_disk_does_not_take_lands_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = Landing.land
+    whole = Landing.stage
     broken = False
 
-    def land(self: Landing, *args: Any, **more: Any) -> Path | None:
+    def stage(self: Landing, *args: Any, **more: Any) -> Path | None:
         if broken:
             raise InputError("the disk is full", "somewhere", "Free space.")
         return whole(self, *args, **more)
 
-    monkeypatch.setattr(Landing, "land", land)
+    monkeypatch.setattr(Landing, "stage", stage)
 
     async def steps(app: Starlette, _: Receiver) -> list[int]:
         nonlocal broken
@@ -288,13 +288,13 @@ def test_a_request_that_cannot_be_landed_does_not_hold_up_the_others(
 
 def test_memory_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gate = threading.Event()
-    whole = Landing.land
+    whole = Landing.stage
 
-    def land(self: Landing, *args: Any, **more: Any) -> Path | None:
+    def stage(self: Landing, *args: Any, **more: Any) -> Path | None:
         gate.wait(60)
         return whole(self, *args, **more)
 
-    monkeypatch.setattr(Landing, "land", land)
+    monkeypatch.setattr(Landing, "stage", stage)
 
     async def steps(app: Starlette, receiver: Receiver) -> list[Answer]:
         first = asyncio.create_task(write(app, [(labels(), [(T0 + i, 1.0) for i in range(8)])]))

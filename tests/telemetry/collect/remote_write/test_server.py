@@ -78,7 +78,7 @@ def test_our_own_client_pushes_what_a_node_has_landed(tmp_path: Path, port: int)
         return pa.table({"timestamp": times, "node": ["n"] * rows, "gpu": ["g"] * rows, "xid_last": [79] * rows})
 
     on_node = Landing(tmp_path / "node", writer="nvml")
-    good, large = on_node.land("samples", table(2), name="a"), on_node.land("samples", table(6), name="b")
+    good, large = on_node.stage("samples", table(2), name="a"), on_node.stage("samples", table(6), name="b")
     assert good is not None
     assert large is not None
     target = HttpTarget(f"http://127.0.0.1:{port}", token_file=tmp_path / "tokens")

@@ -28,9 +28,12 @@ if str(ROOT) not in sys.path:  # run as a file, this folder's parent is not on t
 from policy.config import PolicyConfig  # noqa: E402
 from policy.decide import carried_out, decide  # noqa: E402
 from policy.fleet import NO_MARKS, JobView, Level, Marks, NodeView, Published, Score, Signals, UnitView  # noqa: E402
-from policy.plan import Action, Plan  # noqa: E402
+from policy.plan import (  # noqa: E402
+    Action,
+    Plan,
+    PolicyState,  # noqa: E402
+)
 from policy.stages import StagesConfig  # noqa: E402
-from policy.state import PolicyState  # noqa: E402
 from policy.tiers import TierThresholds  # noqa: E402
 from scheduler.ports.stored_state import state_json  # noqa: E402
 

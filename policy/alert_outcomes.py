@@ -30,12 +30,6 @@ class Alert:
     by_rule: bool = False
     held_out: bool = False
 
-    def __post_init__(self) -> None:
-        if self.at.tzinfo is None:
-            raise ValueError(f"at is {self.at}: give a time with a zone")
-        if self.horizon <= timedelta(0):
-            raise ValueError(f"horizon is {self.horizon}: give a positive time")
-
 
 @dataclass(frozen=True, slots=True)
 class Happening:

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from policy.fleet import Level, NodeView
 from policy.hard_rules import HardRulesConfig, RuleHit, rule_hits
 from policy.hysteresis import NodeRiskConfig, Reading, Thresholds, adopt, advance, explain_tier, read_node
-from policy.state import NodeState
+from policy.plan import NodeState
 from policy.tiers import TIERS, Tier
 
 _UNKNOWN_SHOWN = 3
@@ -46,11 +46,6 @@ class Assessment:
         """Whether a rule asks for ``high``."""
         return bool(self.rules) and self.rules[0].rule.tier == "high"
 
-    @property
-    def urgent(self) -> bool:
-        """Whether ``high`` is true now, and not only held."""
-        return self.instant == "high"
-
     def changed_within(self, settle: timedelta, now: datetime) -> bool:
         """Tell whether driver or exporter changed so lately."""
         at = self.state.changed_at
@@ -71,10 +66,6 @@ class Assessment:
         by_risk = [each.unit for each in sorted(self.state.tier.support, key=lambda each: -each.risk)]
         return tuple(dict.fromkeys((*by_rule, *by_risk)))
 
-    def alerted_at(self, now: datetime) -> datetime:
-        """Give the time from which an alert that begins now looks ahead."""
-        return now if self.blamed[1] else self.state.tier.counted or now
-
 
 def assess(
     node: NodeView,
@@ -84,10 +75,7 @@ def assess(
     rules: HardRulesConfig,
     now: datetime,
 ) -> Assessment:
-    """Assess one node.
-
-    ``remembered``: None: nothing is.
-    """
+    """Assess one node; nothing may be remembered of it."""
     reading = read_node(node, now)
     before = remembered or NodeState()
     if remembered is None and node.readable and node.marks.level >= Level.SOFT:
@@ -96,19 +84,20 @@ def assess(
     tiered = advance(before.tier, reading, thresholds, risks, now)
     hits = rule_hits(node, rules, now)
     by_rule: Tier = hits[0].rule.tier if hits else "clear"
-    fresh = risks.combine(prediction.risk for prediction in reading.known.values())
-    by_risk: Tier = "clear" if fresh is None else thresholds.rise.tier(fresh)
-    tier = _higher(tiered.tier, by_rule)
-    kept = [prediction for prediction in tiered.support if prediction.unit not in reading.known]
     known = [prediction.risk for prediction in reading.known.values()]
-    risk = risks.combine([*known, *(prediction.risk for prediction in kept)]) if kept else fresh
+    fresh = risks.combine(known)
+    by_risk: Tier = "clear" if fresh is None else thresholds.rise.tier(fresh)
+    tier = max(tiered.tier, by_rule, key=TIERS.index)
+    kept = [prediction.risk for prediction in tiered.support if prediction.unit not in reading.known]
+    risk = risks.combine([*known, *kept]) if kept else fresh
     state, undone = _remember(node, before, hits, tier, now)
     state = replace(state, tier=tiered)
     sources = [(tiered.tier, tiered.expires_at), *((hit.rule.tier, hit.expires_at) for hit in hits)]
     ends = [end for name, end in sources if name == tier and end is not None]
+    explained = tier != "clear" or bool(node.marks.level)
     return Assessment(
         tier=tier,
-        instant=_higher(by_risk, by_rule),
+        instant=max(by_risk, by_rule, key=TIERS.index),
         reading=reading,
         rules=hits,
         risk=risk,
@@ -116,28 +105,20 @@ def assess(
         undone=undone,
         calm=not hits and (fresh is None or tiered.calm > 0),
         expires_at=max(ends) if ends and tier != "clear" else None,
-        reasons=explain_tier(tiered, fresh, thresholds) if tier != "clear" or node.marks.level else (),
-        explanations=_explain(node, reading, hits, state, risk) if tier != "clear" or node.marks.level else (),
+        reasons=explain_tier(tiered, fresh, thresholds) if explained else (),
+        explanations=_explain(node, reading, hits, state, risk) if explained else (),
     )
-
-
-def _higher(one: Tier, other: Tier) -> Tier:
-    return one if TIERS.index(one) >= TIERS.index(other) else other
 
 
 def _remember(
     node: NodeView, before: NodeState, hits: tuple[RuleHit, ...], tier: Tier, now: datetime
 ) -> tuple[NodeState, bool]:
-    state = before if before.absent_since is None else replace(before, absent_since=None)
-    if node.software is not None:
-        if before.software is not None and node.software != before.software:
-            state = replace(state, changed_at=now)
-        if before.software != node.software:
-            state = replace(state, software=node.software)
+    state = replace(before, absent_since=None)
+    if node.software is not None and node.software != before.software:
+        changed_at = now if before.software is not None else before.changed_at
+        state = replace(state, software=node.software, changed_at=changed_at)
     if tier == "clear":
-        if (state.episode, state.alerted, state.undone_at) != (None, "clear", None):
-            state = replace(state, episode=None, alerted="clear", undone_at=None)
-        return state, False
+        return replace(state, episode=None, alerted="clear", undone_at=None), False
     if state.episode is None or state.episode > now:
         state = replace(state, episode=now)
     level = node.marks.level
@@ -161,8 +142,7 @@ def _explain(
         explanations.append(f"a node risk of {risk:.1%}, mostly of {units}")
         scores = {unit.name: unit.score for unit in node.units}
         for prediction in support:
-            score = scores.get(prediction.unit)
-            if score is not None and prediction.unit in reading.known:
+            if prediction.unit in reading.known and (score := scores[prediction.unit]) is not None:
                 explanations += [f"{prediction.unit}: {reason}" for reason in score.reasons]
     elif not hits:
         explanations.append("nothing valid is known of it" if risk is None else f"a node risk of {risk:.1%}")

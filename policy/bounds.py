@@ -32,6 +32,9 @@ class PrecisionBound:
     lower: float
 
 
+NO_ALERTS = PrecisionBound(0, 0, 0, 0.0, math.nan, 0.0)
+
+
 def binomial_lower(hits: float, trials: float, confidence: float) -> float:
     """Give the one-sided lower bound of Clopper and Pearson (1934) of a share.
 
@@ -63,9 +66,6 @@ def precision_bound(hit: Bools, cluster: Ints, confidence: float) -> PrecisionBo
     ``(sum n)^2 / sum n^2``, which takes all alerts of a cluster for one and never exceeds the number of clusters: it
     keeps a sample without a single false alert from promising too much.
     """
-    hit = np.asarray(hit, dtype=np.bool_)
-    if len(hit) == 0:
-        return PrecisionBound(0, 0, 0, 0.0, math.nan, 0.0)
     _, group = np.unique(cluster, return_inverse=True)
     size = np.bincount(group).astype(np.float64)
     right = np.bincount(group, weights=hit.astype(np.float64)).astype(np.float64)
@@ -73,17 +73,12 @@ def precision_bound(hit: Bools, cluster: Ints, confidence: float) -> PrecisionBo
 
 
 def bound_of_sizes(size: Floats, right: Floats, confidence: float) -> PrecisionBound:
-    """As :func:`precision_bound`, from the alerts and the hits of each cluster.
-
-    ``size``, ``right``: alerts and right ones of each cluster; clusters without alerts do not count; shape (clusters,).
-    ``confidence``: One-sided, between 0 and 1.
-    Returns: see :func:`precision_bound`.
-    """
+    """As :func:`precision_bound`, from the alerts and the right ones of each cluster; shape (clusters,)."""
     kept = size > 0
     size, right = size[kept], right[kept]
     clusters, alerts, hits = len(size), float(size.sum()), float(right.sum())
     if clusters == 0:
-        return PrecisionBound(0, 0, 0, 0.0, math.nan, 0.0)
+        return NO_ALERTS
     precision = hits / alerts
     effective = min(alerts, alerts**2 / float((size**2).sum()))
     if clusters > 1 and 0 < precision < 1:

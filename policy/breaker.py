@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from statistics import median
@@ -49,8 +49,8 @@ class BreakerConfig:
     quiet: timedelta = timedelta(hours=1)
 
     def __post_init__(self) -> None:
-        of_nodes = ("max_risky", "min_jump", "max_down", "max_unreadable", "max_changed", "max_shrunk")
-        for name in (*of_nodes, "max_missing"):
+        shares = ("max_risky", "min_jump", "max_missing", "max_down", "max_unreadable", "max_changed", "max_shrunk")
+        for name in shares:
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} is {getattr(self, name)}: give a number from 0 to 1")
         if not self.jump >= 1:
@@ -144,14 +144,22 @@ def watch(
     ``looked``: nodes with units only: nodes without GPUs would water every share down.
     """
     groups: dict[str, list[ObservedNode]] = {"": list(looked)}
-    for each in looked:
-        groups.setdefault(each.node.group_key, []).append(each)
-    past = {name: tuple(each for each in seen if each.decided_at <= now) for name, seen in state.shares.items()}
+    for observed in looked:
+        groups.setdefault(observed.node.group_key, []).append(observed)
     present: Found = {**_of_signals(state, signals, config, now), **_of_listing(state, looked, config)}
+    shares = {name: tuple(each for each in seen if each.decided_at <= now) for name, seen in state.shares.items()}
     for name, members in groups.items():
-        present.update(_of_group(name, members, _before(past.get(name, ()), decided_at, config), config))
-    state = replace(state, shares=_remember(past, groups, present, decided_at, config))
-    state, reasons = _settle(state, present, signals, config, now)
+        seen = shares.get(name, ())
+        # Without the decision time at hand, so that looking at it twice gives the same.
+        past = tuple(each for each in seen if decided_at is None or each.decided_at < decided_at)[-config.history :]
+        causes = _of_group(name, members, past, config)
+        present.update(causes)
+        new = decided_at is not None and (not seen or decided_at > seen[-1].decided_at)
+        # What opened the breaker does not become what is usual.
+        if decided_at is not None and new and members and f"risky {name}" not in causes:
+            share = Share(decided_at, sum(each.risky for each in members) / len(members))
+            shares[name] = (*seen, share)[-config.history - 1 :]
+    state, reasons = _settle(replace(state, shares=shares), present, signals, config, now)
     return replace(state, nodes=len(looked), decided_at=now), reasons
 
 
@@ -162,14 +170,14 @@ def _settle(
     causes = dict(state.causes)
     acknowledged = {key for key in state.acknowledged if key in present}
     asked = signals.reset_breaker_at
-    new = asked is not None and asked <= now and (state.reset_at is None or asked > state.reset_at)
-    if new and asked is not None and state.decided_at is None and now - asked > config.quiet:
-        # the switch outlives the state: what was asked of an earlier one closes nothing that was not seen then
-        reasons.append(f"not closed by hand: that was asked for at {asked:%Y-%m-%d %H:%M} UTC, and no state is left")
-        state = replace(state, reset_at=asked)
-    elif new:
-        reasons += [f"closed by hand: {cause.words}" for _, cause in sorted(causes.items())]
-        causes, acknowledged = {}, set(present)
+    if asked is not None and asked <= now and (state.reset_at is None or asked > state.reset_at):
+        if state.decided_at is None and now - asked > config.quiet:
+            # the switch outlives the state: what was asked of an earlier one closes nothing that was not seen then
+            when = f"{asked:%Y-%m-%d %H:%M} UTC"
+            reasons.append(f"not closed by hand: that was asked for at {when}, and no state is left")
+        else:
+            reasons += [f"closed by hand: {cause.words}" for _, cause in sorted(causes.items())]
+            causes, acknowledged = {}, set(present)
         state = replace(state, reset_at=asked)
     for key, (group, words) in present.items():
         if key in acknowledged:
@@ -230,12 +238,11 @@ def _of_group(name: str, members: list[ObservedNode], past: tuple[Share, ...], c
     risky = sum(each.risky for each in members)
     usual = median(each.share for each in past) if len(past) >= config.min_history else None
     if risky >= config.min_risky:
+        at_once = f"{risky} of {total} nodes of {where} are at risk at once"
         if risky > config.max_risky * total:
-            words = f"{risky} of {total} nodes of {where} are at risk at once, {config.max_risky:.0%} may be"
-            causes[f"risky {name}"] = group, words
+            causes[f"risky {name}"] = group, f"{at_once}, {config.max_risky:.0%} may be"
         elif usual is not None and risky > max(config.jump * usual, config.min_jump) * total:
-            words = f"{risky} of {total} nodes of {where} are at risk at once, usually {usual:.1%}"
-            causes[f"risky {name}"] = group, words
+            causes[f"risky {name}"] = group, f"{at_once}, usually {usual:.1%}"
     up = [each for each in members if not each.node.down]
     units = sum(len(each.node.units) for each in up)
     missing = units - sum(each.known for each in up)
@@ -248,28 +255,3 @@ def _of_group(name: str, members: list[ObservedNode], past: tuple[Share, ...], c
         words = f"driver or exporter changed on {changed} of {total} nodes of {where} in the last {hours:g} h"
         causes[f"software {name}"] = group, words
     return causes
-
-
-def _before(past: tuple[Share, ...], decided_at: datetime | None, config: BreakerConfig) -> tuple[Share, ...]:
-    # Without the decision time at hand, so that looking at it twice gives the same.
-    return tuple(each for each in past if decided_at is None or each.decided_at < decided_at)[-config.history :]
-
-
-def _remember(
-    past: Mapping[str, tuple[Share, ...]],
-    groups: Mapping[str, list[ObservedNode]],
-    present: Iterable[str],
-    decided_at: datetime | None,
-    config: BreakerConfig,
-) -> dict[str, tuple[Share, ...]]:
-    alarmed = set(present)
-    shares = dict(past)
-    for name, members in groups.items():
-        seen = shares.get(name, ())
-        new = decided_at is not None and (not seen or decided_at > seen[-1].decided_at)
-        if not new or not members or f"risky {name}" in alarmed:
-            continue  # what opened the breaker does not become what is usual
-        assert decided_at is not None
-        share = Share(decided_at, sum(each.risky for each in members) / len(members))
-        shares[name] = (*seen, share)[-config.history - 1 :]
-    return shares

@@ -7,16 +7,11 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import Literal, get_args
+from typing import Literal
 
 Scope = Literal["fleet", "cluster", "group", "rack", "domain", "job"]
 ScopeName = tuple[str, str]
 """A scope and its name: ``("rack", "east/r17")``."""
-
-
-def _check_scope(scope: str) -> None:
-    if scope not in get_args(Scope):
-        raise ValueError(f"scope is {scope!r}: give one of {', '.join(get_args(Scope))}")
 
 
 def _share_of(share: float, total: int) -> int:
@@ -41,7 +36,6 @@ class DisruptionBudget:
     min_scope_size: int = 1
 
     def __post_init__(self) -> None:
-        _check_scope(self.scope)
         if (self.max_unavailable, self.max_unavailable_share, self.min_available) == (None, None, None):
             raise ValueError(
                 f"the disruption budget of scope {self.scope} limits nothing: give max_unavailable, "
@@ -81,7 +75,6 @@ class RateLimit:
     max_share: float | None = None
 
     def __post_init__(self) -> None:
-        _check_scope(self.scope)
         where = f"of the rate limit of scope {self.scope}"
         if self.max_nodes is None and self.max_share is None:
             raise ValueError(f"the rate limit of scope {self.scope} limits nothing: give max_nodes or max_share")
@@ -243,27 +236,41 @@ def grant(
     touched: set[ScopeName] = set(lost)
 
     def counts(ask: Ask) -> list[bool]:
-        """Tell of each rate whether the node counts in it anew."""
+        """Tell of each rate whether the node counts in it again."""
         since = own.get((ask.node, ask.episode))
         return [since is None or since <= now - rate.window for rate in config.rate_limits]
 
-    def again(ask: Ask) -> bool:
-        return (ask.node, ask.episode) in own and any(counts(ask))
+    def refusal(node: str, counted: list[bool]) -> str | None:
+        """Say which limit keeps a node in service; None: none does."""
+        for scope in scopes[node]:
+            for budget in limited.get(scope[0], ()):
+                allowed = budget.allowed(total[scope])
+                if lost[scope] + 1 > allowed:
+                    return f"{_name(scope)}: {lost[scope]} of {total[scope]} nodes are out of service, {allowed} may be"
+        for counter, rate, counts_in in zip(begun, config.rate_limits, counted, strict=True):
+            for scope in scopes[node] if counts_in else ():
+                if scope[0] == rate.scope and counter[scope] >= (allowed := rate.allowed(total[scope])):
+                    hours = rate.window / timedelta(hours=1)
+                    return f"{_name(scope)}: {counter[scope]} nodes were taken out in {hours:g} h, {allowed} may be"
+        return None
 
-    for ask in sorted(asks, key=lambda ask: (again(ask), -ask.risk, ask.node)):
-        mine, anew = scopes[ask.node], counts(ask)
-        why = _over_budget(mine, total, lost, limited) or _over_rate(mine, total, begun, config.rate_limits, anew)
+    def order(ask: Ask) -> tuple[bool, float, str]:
+        return (ask.node, ask.episode) in own and any(counts(ask)), -ask.risk, ask.node
+
+    for ask in sorted(asks, key=order):
+        mine, counted = scopes[ask.node], counts(ask)
+        why = refusal(ask.node, counted)
         touched.update(mine)
         if why is not None:
             refused[ask.node] = why
             continue
         granted.add(ask.node)
         lost.update(mine)
-        if any(anew) or (ask.node, ask.episode) not in own:
-            kept = [each for each in kept if (each.node, each.episode) != (ask.node, ask.episode)]
+        if any(counted) or (ask.node, ask.episode) not in own:
+            kept = [start for start in kept if (start.node, start.episode) != (ask.node, ask.episode)]
             kept.append(Start(ask.node, now, ask.episode, mine))
-            for counter, counted in zip(begun, anew, strict=True):
-                counter.update(mine if counted else ())
+            for counter, counts_in in zip(begun, counted, strict=True):
+                counter.update(mine if counts_in else ())
     uses = tuple(
         Use(scope, total[scope], lost[scope], min(budget.allowed(total[scope]) for budget in limited[scope[0]]))
         for scope in sorted(touched)
@@ -273,35 +280,5 @@ def grant(
     return Grant(frozenset(granted), refused, tuple(kept), uses)
 
 
-def _over_budget(
-    scopes: tuple[ScopeName, ...],
-    total: Counter[ScopeName],
-    lost: Counter[ScopeName],
-    limited: dict[str, list[DisruptionBudget]],
-) -> str | None:
-    for scope in scopes:
-        for budget in limited.get(scope[0], ()):
-            allowed = budget.allowed(total[scope])
-            if lost[scope] + 1 > allowed:
-                name = " ".join(each for each in scope if each)
-                return f"{name}: {lost[scope]} of {total[scope]} nodes are out of service, {allowed} may be"
-    return None
-
-
-def _over_rate(
-    scopes: tuple[ScopeName, ...],
-    total: Counter[ScopeName],
-    begun: list[Counter[ScopeName]],
-    rates: tuple[RateLimit, ...],
-    anew: Sequence[bool],
-) -> str | None:
-    for counter, rate, counted in zip(begun, rates, anew, strict=True):
-        for scope in scopes:
-            if not counted or scope[0] != rate.scope:
-                continue
-            allowed = rate.allowed(total[scope])
-            if counter[scope] >= allowed:
-                name = " ".join(each for each in scope if each)
-                hours = rate.window / timedelta(hours=1)
-                return f"{name}: {counter[scope]} nodes were taken out in {hours:g} h, {allowed} may be"
-    return None
+def _name(scope: ScopeName) -> str:
+    return " ".join(part for part in scope if part)

@@ -47,16 +47,13 @@ class PolicyConfig:
         for name in ("horizon", "renew", "forget"):
             if getattr(self, name) <= timedelta(0):
                 raise ValueError(f"{name} is {getattr(self, name)}: give a positive time")
-        if self.thresholds_from not in ("settings", "scores", "costs"):
-            raise ValueError(f"thresholds_from is {self.thresholds_from!r}: give settings, scores or costs")
 
     def thresholds_of(self, node: NodeView, now: datetime) -> TierThresholds:
         """Give the thresholds of one node.
 
-        Returns: the same for all nodes, but with ``costs``: there ``high`` is the risk from which on a drain of this
-        very node, with the jobs that run on it now, is expected to save more than it costs
-        (:attr:`policy.cost_benefit.Worth.break_even`), and never below a lower tier. No drain of it is ever worth its
-        cost: it is never ``high``.
+        With ``costs``, ``high`` is the risk from which on a drain of this very node, with the jobs that run on it now,
+        saves more than it costs (:attr:`policy.cost_benefit.Worth.break_even`), and never below a lower tier. Where no
+        drain of it is worth its cost it is never ``high``.
         """
         if self.thresholds_from != "costs":
             return self.thresholds
@@ -67,10 +64,5 @@ class PolicyConfig:
         return replace(self.thresholds, high=max(even, *below) if below else even)
 
     def by_scores(self, thresholds: TierThresholds) -> PolicyConfig:
-        """Give the settings for thresholds of units: a node is of the worst tier of its units, as everywhere else.
-
-        ``thresholds``: on the risk of one unit, as the scores' tiers were given.
-        Returns: with these, and the risk of a node taken to be that of its worst unit: the tier of the highest risk is
-        the highest tier.
-        """
+        """Give the settings with thresholds on the risk of one unit: the risk of a node is that of its worst unit."""
         return replace(self, thresholds=thresholds, node_risk=NodeRiskConfig("worst"))

@@ -11,7 +11,7 @@ from typing import Literal
 
 import numpy as np
 
-from policy.bounds import Bools, Ints, PrecisionBound, precision_bound
+from policy.bounds import precision_bound
 from policy.fleet import JobView
 from policy.thresholds import Decision, Evidence, drains_begun
 
@@ -71,11 +71,6 @@ class Worth:
     choice: Literal["drain", "wait", "leave"]
     words: str
 
-    @property
-    def net(self) -> float:
-        """Expected GPU-hours gained by draining now."""
-        return self.saved - self.lost
-
 
 def worth_of(
     gpus: int, jobs: Sequence[JobView], risk: float, horizon: timedelta, config: CostBenefitConfig, now: datetime
@@ -92,10 +87,6 @@ def worth_of(
     when that times what a failure under it costs more than a drain of the empty node is below what stopping the job
     now costs.
     """
-    if horizon <= timedelta(0):
-        raise ValueError(f"horizon is {horizon}: give a positive time")
-    if gpus < 1:
-        raise ValueError(f"gpus is {gpus}: give a positive number")
     stop = sum(job.gpus * _hours(_rework_now(job, config, now) + config.restart) for job in jobs)
     fail = sum(job.gpus * _hours(_rework_at_failure(job, config, now, horizon) + config.restart) for job in jobs)
     verify, planned, unplanned = (
@@ -181,54 +172,50 @@ class Costs:
         return self.unneeded_drain / (self.unneeded_drain + self.saved)
 
 
-def for_costs(evidence: Evidence, costs: Costs, confidence: float, *, repeat_ms: int) -> Decision:
+def for_costs(evidence: Evidence, costs: Costs, confidence: float) -> Decision:
     """Choose the threshold of least expected cost, and tell what it would have saved.
 
     ``evidence``: earlier decisions, scored out of time; ``risk`` must be a calibrated probability.
     ``confidence``: One-sided, between 0 and 1 exclusive.
-    ``repeat_ms``: alerts of a unit within this time (milliseconds) of the one that began a drain belong to that drain:
-    the horizon.
     Returns: the threshold is :attr:`Costs.break_even`, which no search has touched; ``promised`` says whether the lower
     bound of the saving is above zero. ``saving`` is a decision time's, against draining nothing.
-    Raises ``ValueError`` if the confidence is out of range.
 
-    A failure is saved once, however many alerts it had; a false drain counts each time it begins. The bound of the
-    saving is normal over units, which may depend on nothing but themselves.
+    A failure is saved once, however many alerts it had; a false drain, one none of whose alerts was a hit, counts each
+    time it begins. The bound of the saving is normal over units, which may depend on nothing but themselves.
     """
-    if not 0 < confidence < 1:
-        raise ValueError(f"confidence is {confidence}: give a number between 0 and 1")
-    threshold = costs.break_even
-    alert = evidence.risk >= threshold
-    bound = precision_bound(evidence.hit[alert], evidence.unit[alert], confidence)
     if not len(evidence.risk):
         return no_threshold(costs, confidence, "there are no earlier decisions")
-    chosen = np.flatnonzero(alert)
-    caught = np.unique(evidence.incident[alert & evidence.hit & (evidence.incident >= 0)], return_index=True)[1]
-    saved_by = evidence.unit[np.flatnonzero(alert & evidence.hit & (evidence.incident >= 0))[caught]]
-    false_by = evidence.unit[chosen[false_drains(evidence, chosen, repeat_ms)]]
-    _, unit = np.unique(evidence.unit, return_inverse=True)
-    number = dict(zip(evidence.unit.tolist(), unit.tolist(), strict=True))
-    of_unit = np.zeros(int(unit.max()) + 1)
-    np.add.at(of_unit, [number[each] for each in saved_by.tolist()], costs.saved)
-    np.add.at(of_unit, [number[each] for each in false_by.tolist()], -costs.unneeded_drain)
-    total, times = float(of_unit.sum()), evidence.times
-    spread = float(of_unit.std(ddof=1)) * math.sqrt(len(of_unit)) if len(of_unit) > 1 else math.inf
+    threshold, times = costs.break_even, evidence.times
+    alert = evidence.risk >= threshold
+    alerts = np.flatnonzero(alert)
+    alerts = alerts[np.lexsort((evidence.time[alerts], evidence.unit[alerts]))]
+    begun = drains_begun(evidence.unit[alerts], evidence.time[alerts], evidence.repeat_ms)
+    drains = alerts[begun]
+    needed = np.bincount(np.cumsum(begun) - 1, weights=evidence.hit[alerts], minlength=len(drains)) > 0
+    false = drains[~needed]
+    hits = np.flatnonzero(alert & evidence.hit & (evidence.incident >= 0))
+    saved = hits[np.unique(evidence.incident[hits], return_index=True)[1]]
+    units, unit = np.unique(evidence.unit, return_inverse=True)
+    gain = costs.saved * np.bincount(unit[saved], minlength=len(units))
+    gain -= costs.unneeded_drain * np.bincount(unit[false], minlength=len(units))
+    total = float(gain.sum())
+    spread = float(gain.std(ddof=1)) * math.sqrt(len(units)) if len(units) > 1 else math.inf
     lower = (total - NormalDist().inv_cdf(confidence) * spread) / times if math.isfinite(spread) else -math.inf
-    if not alert.any():
-        why = f"no earlier decision had a risk of {threshold:.1%}, from which on a drain is worth its cost"
-    else:
+    if len(alerts):
         why = (
-            f"{len(caught)} failures saved and {len(false_by)} unneeded drains in {times} decision times: "
+            f"{len(saved)} failures saved and {len(false)} unneeded drains in {times} decision times: "
             f"{total / times:.3g} a decision time, with {confidence:.0%} confidence at least {lower:.3g}"
         )
+    else:
+        why = f"no earlier decision had a risk of {threshold:.1%}, from which on a drain is worth its cost"
     return Decision(
         kind="cost",
         asked=costs.unneeded_drain / costs.saved,
         confidence=confidence,
-        promised=bool(alert.any() and lower > 0),
+        promised=bool(len(alerts) and lower > 0),
         threshold=threshold,
-        bound=bound,
-        drains_per_decision=_drains(evidence, chosen, repeat_ms) / times,
+        bound=precision_bound(evidence.hit[alerts], evidence.unit[alerts], confidence),
+        drains_per_decision=len(drains) / times,
         recall=evidence.recall(alert),
         saving=total / times,
         saving_lower=lower if math.isfinite(lower) else None,
@@ -237,27 +224,5 @@ def for_costs(evidence: Evidence, costs: Costs, confidence: float, *, repeat_ms:
 
 
 def no_threshold(costs: Costs, confidence: float, why: str) -> Decision:
-    """Give the decision where costs set no threshold, with the reason in words."""
-    nothing = PrecisionBound(0, 0, 0, 0.0, math.nan, 0.0)
-    asked = costs.unneeded_drain / costs.saved
-    return Decision("cost", asked, confidence, False, None, nothing, 0.0, math.nan, why=why)
-
-
-def _drains(evidence: Evidence, chosen: Ints, repeat_ms: int) -> int:
-    rows = chosen[np.lexsort((evidence.time[chosen], evidence.unit[chosen]))]
-    return int(drains_begun(evidence.unit[rows], evidence.time[rows], repeat_ms).sum())
-
-
-def false_drains(evidence: Evidence, chosen: Ints, repeat_ms: int) -> Bools:
-    """Tell which alerts begin a drain that nothing followed.
-
-    ``chosen``: positions of the alerts; shape (alerts,).
-    Returns: true for the first alert of each drain none of whose alerts was a hit; shape (alerts,).
-    """
-    out = np.zeros(len(chosen), dtype=np.bool_)
-    order = np.lexsort((evidence.time[chosen], evidence.unit[chosen]))
-    rows = chosen[order]
-    begun = drains_begun(evidence.unit[rows], evidence.time[rows], repeat_ms)
-    needed = np.bincount(np.cumsum(begun) - 1, weights=evidence.hit[rows], minlength=int(begun.sum())) > 0
-    out[order[begun]] = ~needed
-    return out
+    """Give the decision where costs set no threshold, with the reason."""
+    return Decision.refused("cost", costs.unneeded_drain / costs.saved, confidence, why, math.nan)

@@ -15,9 +15,8 @@ from policy.config import PolicyConfig
 from policy.cost_benefit import Worth, worth_of
 from policy.fleet import Level, NodeView, Signals
 from policy.hysteresis import Thresholds
-from policy.plan import VERBS, Action, NodeDecision, Plan, Verb
-from policy.stages import StageState, advance_stage, allowed_level, held_out
-from policy.state import NodeState, PolicyState
+from policy.plan import VERBS, Action, NodeDecision, NodeState, Plan, PolicyState, Verb
+from policy.stages import ALLOWED_LEVELS, StageState, advance_stage, held_out
 from policy.tiers import TIERS, Tier
 
 
@@ -40,6 +39,11 @@ class Case:
     asks: bool = False
     held_out: bool = False
     worth: Worth | None = None
+
+    @property
+    def level(self) -> Level:
+        """What of ours stands on the node."""
+        return self.node.marks.level
 
     @property
     def ordered_reasons(self) -> tuple[str, ...]:
@@ -68,6 +72,11 @@ class Case:
         if self.target is Level.SOFT and not marks.soft:  # a hard mark may not be exchanged for a soft one either
             self.lower(Level.PUBLISHED if publish or marks.published is not None else Level.NONE, why)
 
+    @property
+    def urgency(self) -> float:
+        """What nodes are ordered by, the highest first: their risk, and before all risks a fault that is there."""
+        return 2.0 if self.assessment.ruled else self.assessment.risk or 0.0
+
 
 def limit(
     case: Case,
@@ -85,7 +94,7 @@ def limit(
     if node.opt_out is not None:
         case.lower(Level.NONE, f"it opted out ({node.opt_out})")
     stage = stages[node.group_key].stage
-    case.lower(allowed_level(stage), f"group {node.group_key} is in stage {stage}")
+    case.lower(ALLOWED_LEVELS[stage], f"group {node.group_key} is in stage {stage}")
     if assessment.state.episode is not None and not assessment.ruled and case.target.hard and not level.hard:
         case.held_out = held_out(node.name, assessment.state.episode, config.stages.holdout)
         if case.held_out:
@@ -100,13 +109,14 @@ def limit(
     if assessment.calm:
         case.lower(max(level, Level.PUBLISHED), "its risk is calm or unknown now: nothing new on it")
     if case.target.hard and case.target > level:
+        soft = max(level, Level.SOFT)
         frozen = breaker.frozen(node.group_key)
         if frozen:
-            case.lower(max(level, Level.SOFT), f"the breaker is open: {'; '.join(frozen)}")
+            case.lower(soft, f"the breaker is open: {'; '.join(frozen)}")
         if not assessment.ruled and assessment.changed_within(config.breaker.settle, now):
-            case.lower(max(level, Level.SOFT), "its driver or exporter changed lately, and the model knows the old one")
-        if not assessment.urgent:
-            case.lower(max(level, Level.SOFT), "its risk is below the threshold of high now: nothing hard that is new")
+            case.lower(soft, "its driver or exporter changed lately, and the model knows the old one")
+        if assessment.instant != "high":
+            case.lower(soft, "its risk is below the threshold of high now: nothing hard that is new")
     case.asks = case.target.hard and not level.hard
 
 
@@ -137,13 +147,6 @@ def weigh(case: Case, config: PolicyConfig, now: datetime) -> None:
         case.lower(Level.TAINTED, f"its jobs are left to end by themselves: {case.worth.words}")
     else:
         case.reasons.append(case.worth.words)
-
-
-def urgency(case: Case) -> float:
-    """Give what nodes are ordered by, the highest first: their risk, and before all risks a fault that is there."""
-    if case.assessment.ruled:
-        return 2.0
-    return case.assessment.risk or 0.0
 
 
 _WANTED: Mapping[str, Level] = {
@@ -179,14 +182,15 @@ def decide(
     cases = [_open(node, state, config, now) for node in nodes]
     # Nothing new follows a release of everything, and whoever asks for it may well do so without scores: to look at the
     # fleet then would open the breaker, and keep it open when they go on.
-    breaker, reasons = (state.breaker, ()) if signals.release_all else _breaker(cases, state, signals, config, now)
+    breaker, opened = (state.breaker, ()) if signals.release_all else _breaker(cases, state, signals, config, now)
     stages, moved = _stages(nodes, state, signals.outcomes, config, now)
-    reasons = (*_switches(signals), *reasons, *moved)
+    reasons = ["release all: everything of ours is taken off"] if signals.release_all else []
+    reasons += ["the kill switch is on: nothing new anywhere"] if signals.kill else []
     for case in cases:
         limit(case, stages, breaker, signals, config, now)
     granted = grant(
         [Member(case.node.name, case.node.scopes, case.node.lost is not None) for case in cases],
-        [Ask(case.node.name, urgency(case), _episode(case, now)) for case in cases if case.asks],
+        [Ask(case.node.name, case.urgency, case.assessment.state.episode or now) for case in cases if case.asks],
         _starts(nodes, state, now),
         config.budget,
         now,
@@ -196,18 +200,18 @@ def decide(
             case.lower(Level.SOFT, f"over budget, so only softly tainted: {granted.refused[case.node.name]}")
         weigh(case, config, now)
     actions = [(case, action) for case in cases for action in _actions(case, config, now)]
-    actions.sort(key=lambda each: (VERBS.index(each[1].verb), -urgency(each[0]), each[1].node))
+    actions.sort(key=lambda each: (VERBS.index(each[1].verb), -each[0].urgency, each[1].node))
     remembered, alerts = _remember(cases, state, config, now)
     return Plan(
         now=now,
         actions=tuple(action for _, action in actions),
-        nodes={case.node.name: _decision(case) for case in cases if _tells(case)},
+        nodes={case.node.name: _decision(case) for case in cases if case.assessment.tier != "clear" or case.level},
         over_budget=dict(sorted(granted.refused.items())),
         uses=granted.uses,
         open_causes=breaker.causes,
         stages=stages,
         alerts=tuple(alerts),
-        reasons=reasons,
+        reasons=(*reasons, *opened, *moved),
         state=PolicyState(remembered, granted.starts, stages, breaker),
     )
 
@@ -243,7 +247,7 @@ def _breaker(
     looked = [
         ObservedNode(
             case.node,
-            TIERS.index(case.assessment.instant) >= TIERS.index("elevated"),
+            case.assessment.instant in ("elevated", "high"),
             len(case.assessment.reading.known),
             case.assessment.changed_within(settle, now),
         )
@@ -258,24 +262,15 @@ def _stages(
     nodes: list[NodeView], state: PolicyState, outcomes: Sequence[Outcome], config: PolicyConfig, now: datetime
 ) -> tuple[dict[str, StageState], tuple[str, ...]]:
     of_group: dict[str, list[Outcome]] = {node.group_key: [] for node in nodes}
-    for each in outcomes:
-        if each.alert.group in of_group:
-            of_group[each.alert.group].append(each)
+    for outcome in outcomes:
+        if outcome.alert.group in of_group:
+            of_group[outcome.alert.group].append(outcome)
     stages = dict(state.stages)
     reasons: list[str] = []
     for group, listed in sorted(of_group.items()):
         stages[group], why = advance_stage(group, stages.get(group), listed, config.stages, now)
         reasons += why
     return dict(sorted(stages.items())), tuple(reasons)
-
-
-def _switches(signals: Signals) -> tuple[str, ...]:
-    reasons = ("release all: everything of ours is taken off",) if signals.release_all else ()
-    return (*reasons, "the kill switch is on: nothing new anywhere") if signals.kill else reasons
-
-
-def _episode(case: Case, now: datetime) -> datetime:
-    return case.assessment.state.episode or now
 
 
 def _starts(nodes: list[NodeView], state: PolicyState, now: datetime) -> list[Start]:
@@ -338,39 +333,24 @@ def _remember(
     remembered: dict[str, NodeState] = {}
     alerts: list[Alert] = []
     for case in cases:
-        assessment, level = case.assessment, case.node.marks.level
-        kept = replace(assessment.state, seen=level, target=case.target)
-        if not case.node.readable:
-            kept = assessment.state  # its marks are not known
+        assessment = case.assessment
+        kept = assessment.state
+        if case.node.readable:  # else its marks are not known
+            kept = replace(kept, seen=case.level, target=case.target)
         if TIERS.index(assessment.tier) > max(TIERS.index(kept.alerted), TIERS.index("watch")):
             kept = replace(kept, alerted=assessment.tier)
             unit, by_rule = assessment.blamed
-            alerts.append(
-                Alert(
-                    unit,
-                    case.node.group_key,
-                    assessment.tier,
-                    assessment.alerted_at(now),
-                    config.horizon,
-                    by_rule,
-                    case.held_out,
-                )
-            )
+            at = now if by_rule else kept.tier.counted or now
+            group = case.node.group_key
+            alerts.append(Alert(unit, group, assessment.tier, at, config.horizon, by_rule, case.held_out))
         if kept != NodeState():
             remembered[case.node.name] = kept
     here = {case.node.name for case in cases}
-    for name, each in state.nodes.items():
-        if name in here:
-            continue
-        since = min(each.absent_since or now, now)
+    for name in state.nodes.keys() - here:
+        since = min(state.nodes[name].absent_since or now, now)
         if now - since < config.forget:
-            remembered[name] = replace(each, absent_since=since)
+            remembered[name] = replace(state.nodes[name], absent_since=since)
     return dict(sorted(remembered.items())), alerts
-
-
-def _tells(case: Case) -> bool:
-    assessment = case.assessment
-    return bool(assessment.tier != "clear" or case.node.marks.level)
 
 
 def _decision(case: Case) -> NodeDecision:

@@ -1,4 +1,7 @@
-"""What the controller saw of a fleet: units with their scores and facts, jobs, and whose marks stand on a node."""
+"""What the controller saw of a fleet: units with their scores and facts, jobs, and whose marks stand on a node.
+
+All times are aware.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,6 @@ from datetime import datetime
 from enum import IntEnum
 
 from policy.alert_outcomes import Outcome
-from policy.risk_record import RiskRecord
 
 
 class Level(IntEnum):
@@ -24,13 +26,6 @@ class Level(IntEnum):
     def hard(self) -> bool:
         """Whether the node takes no new work because of us."""
         return self >= Level.TAINTED
-
-
-def _aware(value: object, *names: str) -> None:
-    for name in names:
-        when: datetime | None = getattr(value, name)
-        if when is not None and when.tzinfo is None:
-            raise ValueError(f"{name} is {when}: give a time with a zone")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +45,6 @@ class Score:
     def __post_init__(self) -> None:
         if self.risk is not None and not 0 <= self.risk <= 1:
             raise ValueError(f"risk is {self.risk}: give a number from 0 to 1, or None")
-        _aware(self, "decided_at", "expires_at")
-
-
-def score_of(record: RiskRecord) -> Score:
-    """Take from a risk record what a decision needs of it."""
-    reasons = tuple(reason.text for reason in record.reasons)
-    return Score(record.risk, record.decision_time, record.expires_at, reasons)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +58,6 @@ class Fact:
 
     name: str
     seen_at: datetime
-
-    def __post_init__(self) -> None:
-        _aware(self, "seen_at")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +73,6 @@ class UnitView:
     score: Score | None = None
     facts: tuple[Fact, ...] = ()
     valid_from: datetime | None = None
-
-    def __post_init__(self) -> None:
-        _aware(self, "valid_from")
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +95,6 @@ class JobView:
     def __post_init__(self) -> None:
         if self.gpus < 1:
             raise ValueError(f"gpus of job {self.name} is {self.gpus}: give a positive number")
-        _aware(self, "started_at", "checkpointed_at", "ends_at")
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,9 +103,6 @@ class Published:
 
     tier: str
     expires_at: datetime
-
-    def __post_init__(self) -> None:
-        _aware(self, "expires_at")
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,9 +118,6 @@ class Marks:
     tainted: bool = False
     drained: bool = False
     hard_since: datetime | None = None
-
-    def __post_init__(self) -> None:
-        _aware(self, "hard_since")
 
     @property
     def level(self) -> Level:
@@ -198,9 +173,6 @@ class NodeView:
     software: str | None = None
     since: datetime | None = None
 
-    def __post_init__(self) -> None:
-        _aware(self, "since")
-
     @property
     def group_key(self) -> str:
         """The group with its cluster, as stages, budgets and outcomes name it."""
@@ -209,13 +181,13 @@ class NodeView:
     @property
     def scopes(self) -> tuple[tuple[str, str], ...]:
         """The scopes that the node counts in, each with its name."""
-        found = [("fleet", ""), ("cluster", self.cluster), ("group", self.group_key)]
+        scopes = [("fleet", ""), ("cluster", self.cluster), ("group", self.group_key)]
         if self.rack is not None:
-            found.append(("rack", f"{self.cluster}/{self.rack}"))
+            scopes.append(("rack", f"{self.cluster}/{self.rack}"))
         if self.domain is not None:
-            found.append(("domain", f"{self.cluster}/{self.domain}"))
-        found += [("job", f"{self.cluster}/{name}") for name in sorted({job.name for job in self.jobs})]
-        return tuple(found)
+            scopes.append(("domain", f"{self.cluster}/{self.domain}"))
+        scopes += [("job", f"{self.cluster}/{name}") for name in sorted({job.name for job in self.jobs})]
+        return tuple(scopes)
 
     @property
     def foreign(self) -> str | None:
@@ -266,6 +238,3 @@ class Signals:
     kill: bool = False
     release_all: bool = False
     reset_breaker_at: datetime | None = None
-
-    def __post_init__(self) -> None:
-        _aware(self, "read_at", "model_fitted_at", "reset_breaker_at")

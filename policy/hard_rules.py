@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import Literal
 
 from policy.fleet import NodeView
-from policy.tiers import RAISED, TIERS, Tier
+from policy.tiers import TIERS
 
 _DAY = timedelta(days=1)
 
@@ -22,14 +23,12 @@ class HardRule:
     """
 
     fact: str
-    tier: Tier
+    tier: Literal["watch", "elevated", "high"]
     holds: timedelta
     words: str
     event: bool = False
 
     def __post_init__(self) -> None:
-        if self.tier not in RAISED:
-            raise ValueError(f"tier of the rule on {self.fact} is {self.tier!r}: give one of {', '.join(RAISED)}")
         if self.holds <= timedelta(0):
             raise ValueError(f"holds of the rule on {self.fact} is {self.holds}: give a positive time")
 
@@ -91,22 +90,19 @@ def rule_hits(node: NodeView, config: HardRulesConfig, now: datetime) -> tuple[R
     the future, which only a wrong clock can have seen.
     """
     hits: dict[tuple[str, str], RuleHit] = {}
-    rules: dict[str, HardRule] | None = None
     for unit in node.units:
         for fact in unit.facts:
-            rules = {rule.fact: rule for rule in config.rules} if rules is None else rules
-            rule = rules.get(fact.name)
+            rule = next((rule for rule in config.rules if rule.fact == fact.name), None)
             if rule is None or fact.seen_at > now or now >= fact.seen_at + rule.holds:
                 continue
             if unit.valid_from is not None and fact.seen_at < unit.valid_from:
                 continue
             hit = RuleHit(unit.name, rule, fact.seen_at, fact.seen_at + rule.holds)
-            old = hits.get((unit.name, fact.name))
-            if old is None or old.seen_at < hit.seen_at:
+            earlier = hits.get((unit.name, fact.name))
+            if earlier is None or earlier.seen_at < hit.seen_at:
                 hits[unit.name, fact.name] = hit
-    return tuple(
-        sorted(
-            hits.values(),
-            key=lambda hit: (-TIERS.index(hit.rule.tier), -hit.expires_at.timestamp(), hit.unit, hit.rule.fact),
-        )
-    )
+
+    def worst_first(hit: RuleHit) -> tuple[int, float, str, str]:
+        return -TIERS.index(hit.rule.tier), -hit.expires_at.timestamp(), hit.unit, hit.rule.fact
+
+    return tuple(sorted(hits.values(), key=worst_first))

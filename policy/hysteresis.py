@@ -69,10 +69,6 @@ class TierState:
     support: tuple[Known, ...] = ()
     moved: str = ""
 
-    def __post_init__(self) -> None:
-        if self.tier not in TIERS:
-            raise ValueError(f"tier is {self.tier!r}: give one of {', '.join(TIERS)}")
-
     @property
     def expires_at(self) -> datetime | None:
         """When the first of the risks that hold the tier up expires; None while ``clear``."""
@@ -116,24 +112,16 @@ def advance(
         state = replace(state, tier="clear")  # from outside, for no step of ours leaves a tier that rests on nothing
     if state.counted is not None and state.counted > now:  # counted under a clock that went back since
         state = replace(state, counted=None, counted_until=None, elevated=NO_STREAK, high=NO_STREAK)
-    alive = {
-        prediction.unit: prediction
-        for prediction in state.support
-        if prediction.unit not in reading.known and _alive(prediction, reading, now)
-    }
-    dead = [
-        prediction
-        for prediction in state.support
-        if prediction.unit not in reading.known and prediction.unit not in alive
-    ]
-    fresh = risks.combine(prediction.risk for prediction in reading.known.values())
+    older = [prediction for prediction in state.support if prediction.unit not in reading.known]
+    ended = {prediction.unit: why for prediction in older if (why := _why_ended(prediction, reading, now))}
+    alive = [prediction for prediction in older if prediction.unit not in ended]
     known = [prediction.risk for prediction in reading.known.values()]
-    held = risks.combine([*known, *(prediction.risk for prediction in alive.values())]) if alive else fresh
-    if dead:
+    fresh = risks.combine(known)
+    held = risks.combine([*known, *(prediction.risk for prediction in alive)]) if alive else fresh
+    if ended:
         tier = "clear" if held is None else min(state.tier, thresholds.rise.tier(held), key=TIERS.index)
         if tier != state.tier:
-            words = "; ".join(_why_dead(prediction, reading, now) for prediction in dead)
-            state = replace(state, tier=tier, moved=f"from {state.tier} to {tier}: {words}")
+            state = _moved(state, tier, "; ".join(ended.values()))
         state = replace(state, calm=0, calm_worst=0.0)
     if held is None:
         return replace(state, tier="clear", elevated=NO_STREAK, high=NO_STREAK, calm=0, support=())
@@ -156,23 +144,22 @@ def adopt(at_most: Tier, reading: Reading, thresholds: Thresholds, risks: NodeRi
     if fresh is None or tier == "clear":
         return TierState()
     state = TierState(tier=tier, moved=f"{tier} as it was marked, nothing else being remembered: a risk of {fresh:.1%}")
-    return replace(state, support=_support(state, reading, {}, thresholds, risks))
+    return replace(state, support=_support(state, reading, (), thresholds, risks))
 
 
 def explain_tier(state: TierState, fresh: float | None, thresholds: Thresholds) -> tuple[str, ...]:
     """Say why a tier is what it is: why it last moved, and what keeps it from moving."""
     config = thresholds.config
-    said = [state.moved] if state.moved else []
+    reasons = [state.moved] if state.moved else []
     instant: Tier = "clear" if fresh is None else thresholds.rise.tier(fresh)
     if TIERS.index(instant) > TIERS.index(state.tier):
         count = (state.high if instant == "high" else state.elevated).count
-        said.append(
-            f"a risk of {fresh:.1%} is {instant}, but only {count} of {config.rise_after} consecutive decisions said so"
-        )
+        consecutive = f"only {count} of {config.rise_after} consecutive decisions said so"
+        reasons.append(f"a risk of {fresh:.1%} is {instant}, but {consecutive}")
     if state.calm:
         lower = thresholds.lower(state.tier)
-        said.append(f"held {state.tier}: {state.calm} of {config.fall_after} decisions below {lower:.1%}")
-    return tuple(said)
+        reasons.append(f"held {state.tier}: {state.calm} of {config.fall_after} decisions below {lower:.1%}")
+    return tuple(reasons)
 
 
 def _count(state: TierState, reading: Reading, fresh: float, held: float, thresholds: Thresholds) -> TierState:
@@ -212,38 +199,33 @@ def _longer(streak: Streak, reached: bool, at: datetime) -> Streak:
     return Streak(streak.count + 1, streak.since or at) if reached else NO_STREAK
 
 
-def _alive(each: Known, reading: Reading, now: datetime) -> bool:
-    if each.unit not in reading.present or now >= each.expires_at:
-        return False
-    since = reading.present[each.unit]
-    return since is None or each.decided_at >= since
-
-
-def _why_dead(each: Known, reading: Reading, now: datetime) -> str:
-    if each.unit not in reading.present:
-        return f"{each.unit} is not in the node any more"
-    since = reading.present[each.unit]
-    if since is not None and each.decided_at < since:
-        return f"{each.unit} was repaired or passed a diagnostic"
-    return f"the prediction on {each.unit} expired at {min(each.expires_at, now):%Y-%m-%d %H:%M} UTC"
+def _why_ended(prediction: Known, reading: Reading, now: datetime) -> str | None:
+    """Say why a risk holds nothing up any more; None: it still does."""
+    unit = prediction.unit
+    if unit not in reading.present:
+        return f"{unit} is not in the node any more"
+    since = reading.present[unit]
+    if since is not None and prediction.decided_at < since:
+        return f"{unit} was repaired or passed a diagnostic"
+    if now >= prediction.expires_at:
+        return f"the prediction on {unit} expired at {prediction.expires_at:%Y-%m-%d %H:%M} UTC"
+    return None
 
 
 def _support(
-    state: TierState, reading: Reading, alive: dict[str, Known], thresholds: Thresholds, risks: NodeRiskConfig
+    state: TierState, reading: Reading, alive: Iterable[Known], thresholds: Thresholds, risks: NodeRiskConfig
 ) -> tuple[Known, ...]:
     if state.tier == "clear":
         return ()
     needed = thresholds.lower(state.tier)
-    kept: list[Known] = []
-    every = [*reading.known.values(), *alive.values()]
-    for each in sorted(every, key=lambda each: (-each.risk, each.unit)):
-        kept.append(each)
-        risk = risks.combine(one.risk for one in kept)
+    predictions = sorted([*reading.known.values(), *alive], key=lambda each: (-each.risk, each.unit))
+    for count in range(1, len(predictions) + 1):
+        risk = risks.combine(prediction.risk for prediction in predictions[:count])
         if risk is not None and risk >= needed:
-            return tuple(kept)
+            return tuple(predictions[:count])
     # Calm, but the tier has not fallen yet: it goes on resting on the units that raised it.
-    before = {each.unit for each in state.support}
-    return tuple(sorted((each for each in every if each.unit in before), key=lambda each: (-each.risk, each.unit)))
+    before = {prediction.unit for prediction in state.support}
+    return tuple(prediction for prediction in predictions if prediction.unit in before)
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,10 +247,6 @@ class NodeRiskConfig:
     """
 
     basis: Literal["any", "worst"] = "any"
-
-    def __post_init__(self) -> None:
-        if self.basis not in ("any", "worst"):
-            raise ValueError(f"basis is {self.basis!r}: give any or worst")
 
     def combine(self, risks: Iterable[float]) -> float | None:
         """Give the risk of a node from those known of its units; None where none is known."""

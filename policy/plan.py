@@ -1,24 +1,62 @@
-"""What a decision comes to: intended actions with their reasons, and all that led to them."""
+"""What a decision comes to: intended actions with their reasons, all that led to them, and what is remembered."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Literal
 
 from policy.alert_outcomes import Alert
-from policy.breaker import Cause
-from policy.budget import Use
+from policy.breaker import BreakerState, Cause
+from policy.budget import Start, Use
 from policy.cost_benefit import Worth
 from policy.fleet import Level
+from policy.hysteresis import TierState
 from policy.stages import StageState
-from policy.state import PolicyState
 from policy.tiers import Tier
 
 Verb = Literal["release", "publish", "soft_taint", "taint", "drain"]
 VERBS: tuple[Verb, ...] = ("release", "publish", "soft_taint", "taint", "drain")
 """In the order in which they are carried out: what is given back comes first."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeState:
+    """What is remembered of one node.
+
+    ``episode``: when it last left ``clear``, by prediction or rule.
+    ``alerted``: the highest tier that was reported as an alert in this episode.
+    ``seen``: what of ours stood on it at the last decision.
+    ``undone_at``: when it was first noticed that a person took our mark off in this episode.
+    ``software``: versions of driver and exporter.
+    ``changed_at``: when they were first seen to be others than before.
+    ``absent_since``: when it was first missing from the listing.
+    """
+
+    tier: TierState = field(default_factory=TierState)
+    episode: datetime | None = None
+    alerted: Tier = "clear"
+    seen: Level = Level.NONE
+    target: Level = Level.NONE
+    undone_at: datetime | None = None
+    software: str | None = None
+    changed_at: datetime | None = None
+    absent_since: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyState:
+    """What is remembered of the fleet. An empty one is always safe to begin with.
+
+    ``starts``: nodes newly taken out of service, as far back as a rate looks.
+    ``stages``: by ``cluster/group``.
+    """
+
+    nodes: Mapping[str, NodeState] = field(default_factory=dict)
+    starts: tuple[Start, ...] = ()
+    stages: Mapping[str, StageState] = field(default_factory=dict)
+    breaker: BreakerState = field(default_factory=BreakerState)
 
 
 @dataclass(frozen=True, slots=True)

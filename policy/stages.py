@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -13,12 +14,13 @@ import numpy as np
 from policy.alert_outcomes import Outcome
 from policy.bounds import PrecisionBound, bound_of_sizes
 from policy.fleet import Level
-from policy.tiers import TIERS, Tier
+from policy.tiers import TIERS
 
 Stage = Literal["shadow", "soft", "hard"]
 STAGES: tuple[Stage, ...] = ("shadow", "soft", "hard")
 
-_ALLOWS: Mapping[Stage, Level] = {"shadow": Level.NONE, "soft": Level.SOFT, "hard": Level.DRAINED}
+ALLOWED_LEVELS: Mapping[Stage, Level] = {"shadow": Level.NONE, "soft": Level.SOFT, "hard": Level.DRAINED}
+"""The highest level that may stand on a node of a group in a stage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +80,6 @@ class StagesConfig:
         for name, least in (("window", timedelta(0)), ("min_time", timedelta(-1))):
             if getattr(self, name) <= least:
                 raise ValueError(f"{name} is {getattr(self, name)}: give a time, positive for a window")
-        if self.ceiling not in STAGES:
-            raise ValueError(f"ceiling is {self.ceiling!r}: give one of {', '.join(STAGES)}")
-        for group, stage in self.pinned.items():
-            if stage not in STAGES:
-                raise ValueError(f"pinned stage of {group} is {stage!r}: give one of {', '.join(STAGES)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,34 +120,29 @@ class Record:
         )
 
 
-def allowed_level(stage: Stage) -> Level:
-    """Give the highest level of ours that may stand on a node of a group in a stage."""
-    return _ALLOWS[stage]
-
-
-def record_of(outcomes: Iterable[Outcome], least: Tier, confidence: float, now: datetime) -> Record:
+def record_of(outcomes: Iterable[Outcome], least: str, confidence: float, now: datetime) -> Record:
     """Count outcomes and bound their precision.
 
     ``outcomes``: those of hard rules are passed over: they say nothing of the model.
     Returns: an alert counts only when two horizons have passed since: right ones are known sooner than wrong ones (a
     drained unit that passes a diagnostic is watched for a further horizon), so that a young record would look too good.
     """
-    size: dict[str, float] = {}
-    right: dict[str, float] = {}
+    size: Counter[str] = Counter()
+    right: Counter[str] = Counter()
     inconclusive = still_open = 0
-    for each in outcomes:
-        alert = each.alert
+    for outcome in outcomes:
+        alert = outcome.alert
         if alert.by_rule or TIERS.index(alert.tier) < TIERS.index(least):
             continue
-        if each.verdict == "open" or now < alert.at + 2 * alert.horizon:
+        if outcome.verdict == "open" or now < alert.at + 2 * alert.horizon:
             still_open += 1
-        elif each.verdict == "inconclusive":
+        elif outcome.verdict == "inconclusive":
             inconclusive += 1
         else:
-            size[alert.unit] = size.get(alert.unit, 0.0) + 1
-            right[alert.unit] = right.get(alert.unit, 0.0) + (each.verdict == "right")
+            size[alert.unit] += 1
+            right[alert.unit] += outcome.verdict == "right"
     alerts = np.array(list(size.values()), dtype=np.float64)
-    hits = np.array(list(right.values()), dtype=np.float64)
+    hits = np.array([right[unit] for unit in size], dtype=np.float64)
     bound = bound_of_sizes(alerts, hits, confidence)
     wrong = bound_of_sizes(alerts, alerts - hits, confidence)
     return Record(bound, 1 - wrong.lower, inconclusive, still_open)
@@ -180,13 +172,7 @@ def advance_stage(
     if state.since > now:  # a clock went back
         state = StageState(state.stage, now)
     since = max(state.since, now - config.window)
-    counted = [each for each in outcomes if each.alert.at >= since]
-    return _demoted(group, state, counted, config, now) or _promoted(group, state, counted, config, now)
-
-
-def _demoted(
-    group: str, state: StageState, counted: list[Outcome], config: StagesConfig, now: datetime
-) -> tuple[StageState, tuple[str, ...]] | None:
+    counted = [outcome for outcome in outcomes if outcome.alert.at >= since]
     at = STAGES.index(state.stage)
     if at > 0:
         record, bar = _record_for(state.stage, counted, config, now)
@@ -194,35 +180,29 @@ def _demoted(
             down = STAGES[at - 1]
             why = f"group {group} goes from {state.stage} back to {down}: {record.words}, below {bar.demote_below:.0%}"
             return StageState(down, now), (why,)
-    return None
+    return (state, ()) if state.stage == config.ceiling else _promoted(group, state, counted, config, now)
 
 
 def _promoted(
     group: str, state: StageState, counted: list[Outcome], config: StagesConfig, now: datetime
 ) -> tuple[StageState, tuple[str, ...]]:
-    at = STAGES.index(state.stage)
-    if at >= STAGES.index(config.ceiling):
-        return state, ()
-    up = STAGES[at + 1]
+    up = STAGES[STAGES.index(state.stage) + 1]
     record, bar = _record_for(up, counted, config, now)
     if record.bound.alerts < config.min_outcomes or record.bound.lower < bar.promote_at:
         return state, ()
-    missing = None
     if now - state.since < config.min_time:
-        missing = f"came into {state.stage} only at {state.since:%Y-%m-%d}"
-    elif record.inconclusive_share > config.max_inconclusive:
-        share, most = record.inconclusive_share, config.max_inconclusive
-        missing = f"{share:.0%} of its alerts are inconclusive, {most:.0%} may be"
-    if missing is not None:
-        return state, (f"group {group} has earned {up}, but {missing}",)
+        return state, (f"group {group} has earned {up}, but came into {state.stage} only at {state.since:%Y-%m-%d}",)
+    share, limit = record.inconclusive_share, config.max_inconclusive
+    if share > limit:
+        why = f"group {group} has earned {up}, but {share:.0%} of its alerts are inconclusive, {limit:.0%} may be"
+        return state, (why,)
     why = f"group {group} goes from {state.stage} to {up}: {record.words}, at least {bar.promote_at:.0%}"
     return StageState(up, now), (why,)
 
 
 def _record_for(stage: Stage, outcomes: list[Outcome], config: StagesConfig, now: datetime) -> tuple[Record, Bar]:
-    if stage == "hard":
-        return record_of(outcomes, "high", config.confidence, now), config.hard
-    return record_of(outcomes, "elevated", config.confidence, now), config.soft
+    tier, bar = ("high", config.hard) if stage == "hard" else ("elevated", config.soft)
+    return record_of(outcomes, tier, config.confidence, now), bar
 
 
 def held_out(node: str, episode: datetime, share: float) -> bool:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from policy.bounds import Bools, Floats, Ints, PrecisionBound, bound_of_sizes, clusters_needed
+from policy.bounds import NO_ALERTS, Bools, Floats, Ints, PrecisionBound, bound_of_sizes, clusters_needed
 
 START, START_AT_LEAST = 3, 30
 """Thresholds are tested from that on which alerts this many times the units that would do if all were right, and at
@@ -60,29 +60,27 @@ class Decision:
         """Give the decision as a JSON object; NaN is null."""
         return {key: _plain(value) for key, value in asdict(self).items()}
 
+    @classmethod
+    def refused(
+        cls, kind: Literal["precision", "budget", "cost"], asked: float, confidence: float, why: str, recall: float
+    ) -> Decision:
+        """Give the decision that sets no threshold, with the reason."""
+        return cls(kind, asked, confidence, False, None, NO_ALERTS, 0.0, recall, why=why)
 
-def for_precision(evidence: Evidence, target: float, confidence: float) -> Decision:
-    """Choose the lowest threshold whose precision can be promised.
 
-    ``target``: the precision, between 0 and 1 exclusive.
+def for_precisions(evidence: Evidence, targets: Sequence[float], confidence: float) -> list[Decision]:
+    """Choose for each target the lowest threshold whose precision can be promised; each promise is one on its own.
+
+    ``targets``: precisions, between 0 and 1 exclusive.
     ``confidence``: One-sided, between 0 and 1 exclusive: the chance that the true precision of the chosen threshold
     lies below the target is at most ``1 - confidence``, if later decisions are like the earlier ones.
     Returns: ``promised`` False where no threshold passes; ``best`` then says what could be promised.
-    Raises ``ValueError`` if target or confidence is not between 0 and 1.
 
     Choosing the best of many thresholds would promise too much. So thresholds are tested in an order fixed beforehand,
     from strict to loose by the number of units alerted (which the outcomes do not tell), and the first failure ends
     it: fixed-sequence testing, which needs no correction for the search (Angelopoulos, Bates, Candes, Jordan and Lei,
     Learn then Test, 2021, section 4). What is counted are drains (:attr:`policy.thresholds.Evidence.repeat_ms`).
     """
-    return for_precisions(evidence, (target,), confidence)[0]
-
-
-def for_precisions(evidence: Evidence, targets: Sequence[float], confidence: float) -> list[Decision]:
-    """As :func:`for_precision` for several targets, each a promise on its own; the rows are put in order once."""
-    for target in targets:
-        _between("target", target)
-    _between("confidence", confidence)
     ordered = _Ordered.of(evidence)
     best = _best(ordered, confidence)
     return [_precision(ordered, target, confidence, best) for target in targets]
@@ -91,7 +89,6 @@ def for_precisions(evidence: Evidence, targets: Sequence[float], confidence: flo
 def _precision(
     ordered: _Ordered, target: float, confidence: float, highest: tuple[float | None, int | None]
 ) -> Decision:
-    evidence = ordered.evidence
     passed: tuple[int, PrecisionBound] | None = None
     tried: PrecisionBound | None = None
     units = _first_tested(target, confidence)
@@ -102,48 +99,25 @@ def _precision(
         passed = end, tried
         units = max(units + 1, math.ceil(units * _STEP))
     best, best_end = highest
-    best_threshold = None if best_end is None else ordered.threshold(best_end)
-    if passed is not None:
-        end, bound = passed
-        why = (
-            f"{bound.hits} of {bound.alerts} earlier drains of {bound.clusters} units would have been right; with "
-            f"{confidence:.0%} confidence at least {_low(bound.lower)}"
+    if passed is None:
+        why = _refusal(ordered.evidence, target, confidence, tried, best)
+        return replace(
+            no_promise(target, confidence, why, ordered.evidence),
+            bound=tried or NO_ALERTS,
+            best=best,
+            best_threshold=None if best_end is None else ordered.threshold(best_end),
         )
-        return Decision(
-            kind="precision",
-            asked=target,
-            confidence=confidence,
-            promised=True,
-            threshold=ordered.threshold(end),
-            bound=bound,
-            drains_per_decision=bound.alerts / ordered.times,
-            recall=evidence.recall(ordered.drained(end)),
-            best=max(best or 0.0, bound.lower),
-            best_threshold=best_threshold if (best or 0.0) >= bound.lower else ordered.threshold(end),
-            why=why,
-        )
-    why = _refusal(evidence, target, confidence, tried, best)
-    refused = no_promise(target, confidence, why, evidence)
-    return replace(refused, bound=tried or refused.bound, best=best, best_threshold=best_threshold)
+    end, bound = passed
+    why = f"{bound.hits} of {bound.alerts} earlier drains of {bound.clusters} units would have been right"
+    decision = ordered.promise("precision", target, confidence, end, bound, why)
+    if best is not None and best_end is not None and best >= bound.lower:
+        return replace(decision, best=best, best_threshold=ordered.threshold(best_end))
+    return decision
 
 
 def no_promise(target: float, confidence: float, why: str, evidence: Evidence) -> Decision:
-    """Give the decision for a precision that is not promised, whatever the evidence.
-
-    ``target``, ``confidence``: as for :func:`for_precision`.
-    ``evidence``: earlier decisions; they only tell whether there was an incident to catch.
-    """
-    return Decision(
-        kind="precision",
-        asked=target,
-        confidence=confidence,
-        promised=False,
-        threshold=None,
-        bound=PrecisionBound(0, 0, 0, 0.0, math.nan, 0.0),
-        drains_per_decision=0.0,
-        recall=0.0 if evidence.incidents else math.nan,
-        why=why,
-    )
+    """Give the decision for a precision that is not promised; the evidence tells whether an incident was missed."""
+    return Decision.refused("precision", target, confidence, why, 0.0 if evidence.incidents else math.nan)
 
 
 def for_budget(evidence: Evidence, k: float, confidence: float) -> Decision:
@@ -152,34 +126,16 @@ def for_budget(evidence: Evidence, k: float, confidence: float) -> Decision:
     ``confidence``: One-sided, between 0 and 1 exclusive.
     Returns: the one threshold is set by the risks alone, so its bound needs no correction for a search. Rows of equal
     risk are alerted together or not at all: never more than the budget.
-    Raises ``ValueError`` if ``k`` or the confidence is out of range.
     """
-    _between("confidence", confidence)
-    if not k > 0:
-        raise ValueError(f"k is {k}: give a positive number")
     ordered = _Ordered.of(evidence, 1.0)
-    end = ordered.at_most(math.floor(k * ordered.times)) if len(evidence.risk) else 0
+    end = ordered.at_most(math.floor(k * evidence.times)) if len(evidence.risk) else 0
     if end == 0:
-        why = (
-            "there are no earlier decisions" if not len(evidence.risk) else "the riskiest rows are more than the budget"
-        )
-        bound = PrecisionBound(0, 0, 0, 0.0, math.nan, 0.0)
-        return Decision("budget", k, confidence, False, None, bound, 0.0, math.nan, why=why)
+        none = not len(evidence.risk)
+        why = "there are no earlier decisions" if none else "the riskiest rows are more than the budget"
+        return Decision.refused("budget", k, confidence, why, math.nan)
     bound = ordered.bound(end, confidence)
-    return Decision(
-        kind="budget",
-        asked=k,
-        confidence=confidence,
-        promised=True,
-        threshold=ordered.threshold(end),
-        bound=bound,
-        drains_per_decision=bound.alerts / ordered.times,
-        recall=evidence.recall(ordered.drained(end)),
-        best=bound.lower,
-        best_threshold=ordered.threshold(end),
-        why=f"{bound.hits} of {bound.alerts} drains within the budget would have been right; with {confidence:.0%} "
-        f"confidence at least {_low(bound.lower)}",
-    )
+    why = f"{bound.hits} of {bound.alerts} drains within the budget would have been right"
+    return ordered.promise("budget", k, confidence, end, bound, why)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +147,6 @@ class _Ordered:
     unit: Ints
     units_before: Ints
     ends: Ints
-    times: int
     by_unit: Ints
     """Places in ``order``, sorted by unit and time."""
 
@@ -210,9 +165,7 @@ class _Ordered:
         fresh[first] = 1
         ends = np.flatnonzero(np.append(np.diff(risk) != 0, True)) + 1 if len(order) else np.zeros(0, np.int64)
         by_unit = np.lexsort((evidence.time[order], unit))
-        return cls(
-            evidence, order, unit.astype(np.int64), np.cumsum(fresh), ends.astype(np.int64), evidence.times, by_unit
-        )
+        return cls(evidence, order, unit.astype(np.int64), np.cumsum(fresh), ends.astype(np.int64), by_unit)
 
     def end_of(self, units: int) -> int | None:
         """Give the shortest prefix that alerts this many units; None if there are not so many."""
@@ -242,11 +195,31 @@ class _Ordered:
     def threshold(self, end: int) -> float:
         return float(self.evidence.risk[self.order[end - 1]])
 
-    def drained(self, end: int) -> np.ndarray:
-        """Tell which rows begin a drain if a prefix is alerted."""
-        out = np.zeros(len(self.evidence.risk), dtype=np.bool_)
-        out[self.order[self.begun(end)]] = True
-        return out
+    def promise(
+        self,
+        kind: Literal["precision", "budget"],
+        asked: float,
+        confidence: float,
+        end: int,
+        bound: PrecisionBound,
+        why: str,
+    ) -> Decision:
+        """Give the decision that alerts a prefix."""
+        drained = np.zeros(len(self.evidence.risk), dtype=np.bool_)
+        drained[self.order[self.begun(end)]] = True
+        return Decision(
+            kind=kind,
+            asked=asked,
+            confidence=confidence,
+            promised=True,
+            threshold=self.threshold(end),
+            bound=bound,
+            drains_per_decision=bound.alerts / self.evidence.times,
+            recall=self.evidence.recall(drained),
+            best=bound.lower,
+            best_threshold=self.threshold(end),
+            why=f"{why}; with {confidence:.0%} confidence at least {_low(bound.lower)}",
+        )
 
 
 def _best(ordered: _Ordered, confidence: float) -> tuple[float | None, int | None]:
@@ -289,11 +262,6 @@ def _low(value: float) -> str:
     return f"{math.floor(1000 * value) / 10:.1f}%"
 
 
-def _between(name: str, value: float) -> None:
-    if not 0 < value < 1:
-        raise ValueError(f"{name} is {value}: give a number between 0 and 1")
-
-
 def _plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _plain(each) for key, each in value.items()}
@@ -325,9 +293,6 @@ class Evidence:
     repeat_ms: int = 0
 
     def __post_init__(self) -> None:
-        lengths = {len(each) for each in (self.risk, self.hit, self.unit, self.time, self.incident)}
-        if len(lengths) > 1:
-            raise ValueError(f"evidence arrays differ in length: {sorted(lengths)}")
         if not np.isfinite(self.risk).all():
             raise ValueError("evidence holds a risk that is not a number")
 
@@ -370,14 +335,3 @@ def drains_begun(unit: Ints, time: Ints, repeat_ms: int) -> Bools:
         inside = later < len(key)
         at = later[inside][place[later[inside]] == place[at[inside]]]
     return begun
-
-
-def join(parts: list[Evidence]) -> Evidence:
-    """Put evidence together; units and incidents must be numbered alike in all parts."""
-    return Evidence(
-        risk=np.concatenate([part.risk for part in parts]) if parts else np.zeros(0),
-        hit=np.concatenate([part.hit for part in parts]) if parts else np.zeros(0, np.bool_),
-        unit=np.concatenate([part.unit for part in parts]) if parts else np.zeros(0, np.int64),
-        time=np.concatenate([part.time for part in parts]) if parts else np.zeros(0, np.int64),
-        incident=np.concatenate([part.incident for part in parts]) if parts else np.zeros(0, np.int64),
-    )

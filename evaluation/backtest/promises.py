@@ -182,7 +182,7 @@ def _by_costs(
     costs = Costs(**section.costs.model_dump())
     if why := _orders_only(name):
         return [no_threshold(costs, section.confidence, why)]
-    return [for_costs(model.evidence(labels, known, reach), costs, section.confidence, repeat_ms=reach)]
+    return [for_costs(model.evidence(labels, known, reach), costs, section.confidence)]
 
 
 def _known(labels: Labels, at: datetime) -> Bools:

@@ -12,8 +12,7 @@ from policy.alert_outcomes import Outcome
 from policy.config import PolicyConfig
 from policy.decide import carried_out, decide
 from policy.fleet import NodeView, Signals, UnitView
-from policy.plan import Action, Plan
-from policy.state import PolicyState
+from policy.plan import Action, Plan, PolicyState
 from policy.tiers import TierThresholds
 from scheduler.controller.evidence import Evidence
 from scheduler.controller.executor import Executor, Expected, level_after, settled_by_reading

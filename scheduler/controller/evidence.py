@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from policy.fleet import NodeView, UnitView
-from policy.state import PolicyState
+from policy.plan import PolicyState
 from scheduler.ports.errors import SourceError
 from scheduler.ports.protocols import FactSource, RiskSource
 from scheduler.ports.risks import NO_RISKS, Facts, Risks

@@ -11,9 +11,8 @@ from typing import Any, Literal
 
 from policy.config import PolicyConfig
 from policy.fleet import Level, NodeView, Signals
-from policy.plan import Action, Plan, Verb
+from policy.plan import Action, Plan, PolicyState, Verb
 from policy.risk_record import ModelName
-from policy.state import PolicyState
 from scheduler.ports.codec import plain_of
 from scheduler.ports.readings import NodeReading, Write
 from scheduler.ports.workloads import Workload

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from policy.alert_outcomes import Alert, Outcome
-from policy.fleet import Fact, UnitView, score_of
+from policy.fleet import Fact, Score, UnitView
 from policy.risk_record import ModelName, RiskRecord
 from policy.tiers import TierThresholds
 
@@ -74,7 +74,9 @@ def risks_of(
         if (record.decision_time, record.model) != (first.decision_time, first.model):
             raise ValueError(f"the record of unit {record.unit} is of another decision or model than the first")
         seen.add(record.unit)
-        nodes.setdefault(record.node, []).append(UnitView(record.unit, score_of(record)))
+        reasons = tuple(reason.text for reason in record.reasons)
+        score = Score(record.risk, record.decision_time, record.expires_at, reasons)
+        nodes.setdefault(record.node, []).append(UnitView(record.unit, score))
     if first is None:
         return NO_RISKS
     units = {name: tuple(sorted(listed, key=lambda unit: unit.name)) for name, listed in sorted(nodes.items())}

@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Mapping
 from typing import Any
 
-from policy.state import PolicyState
+from policy.plan import PolicyState
 from scheduler.ports.codec import object_of, plain_of
 
 LONGEST = 900_000

@@ -11,9 +11,8 @@ from policy.config import PolicyConfig
 from policy.decide import decide
 from policy.fleet import NO_MARKS, Fact, Level, NodeView, Published, Score, Signals, UnitView
 from policy.hysteresis import HysteresisConfig
-from policy.plan import Action, Plan
+from policy.plan import Action, Plan, PolicyState
 from policy.stages import Stage, StagesConfig
-from policy.state import PolicyState
 from policy.tiers import TierThresholds
 
 T0 = datetime(2026, 3, 1, tzinfo=UTC)

@@ -3,15 +3,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from policy.cost_benefit import Costs, false_drains, for_costs
-from policy.thresholds import Evidence, join
+from policy.cost_benefit import Costs, for_costs
+from policy.thresholds import Evidence
 
 HOUR = 3_600_000
 
 
 def evidence(rows):
     risk, hit, unit, hours, incident = map(np.array, zip(*rows, strict=True))
-    return Evidence(risk.astype(float), hit.astype(bool), unit, hours * HOUR, incident)
+    return Evidence(risk.astype(float), hit.astype(bool), unit, hours * HOUR, incident, 24 * HOUR)
 
 
 ROWS = [
@@ -21,7 +21,7 @@ ROWS = [
 
 
 def test_a_failure_is_saved_once_and_a_false_drain_counts_each_time_it_begins():
-    decision = for_costs(evidence(ROWS), Costs(1.0, 2.0, lost_job=1.0), 0.9, repeat_ms=24 * HOUR)
+    decision = for_costs(evidence(ROWS), Costs(1.0, 2.0, lost_job=1.0), 0.9)
     assert decision.threshold == pytest.approx(0.25)
     # One failure saved at 3, and unit 1 drained twice, at hours 0 and 30, in three decision times.
     assert decision.saving == pytest.approx((3 - 2) / 3)
@@ -32,8 +32,8 @@ def test_a_failure_is_saved_once_and_a_false_drain_counts_each_time_it_begins():
 
 def test_a_drain_that_a_later_alert_proves_right_was_not_unneeded():
     rows = [(0.9, 0, 0, 0, -1), (0.9, 1, 0, 6, 3), (0.9, 0, 0, 48, -1)]
-    found = evidence(rows)
-    assert false_drains(found, np.arange(3), 24 * HOUR).tolist() == [False, False, True]
+    decision = for_costs(evidence(rows), Costs(1.0, 2.0), 0.9)
+    assert decision.why.startswith("1 failures saved and 1 unneeded drains")
 
 
 def test_a_clear_saving_is_promised_and_a_doubtful_one_is_not():
@@ -42,9 +42,9 @@ def test_a_clear_saving_is_promised_and_a_doubtful_one_is_not():
     hit = rng.random(4000) < risk
     unit = np.arange(4000)
     good = Evidence(risk, hit, unit, np.zeros(4000, int), np.where(hit, unit, -1))
-    assert for_costs(good, Costs(1, 3), 0.9, repeat_ms=HOUR).promised
+    assert for_costs(good, Costs(1, 3), 0.9).promised
     lying = Evidence(risk, rng.random(4000) < 0.01, unit, np.zeros(4000, int), np.where(hit, unit, -1))
-    assert not for_costs(lying, Costs(1, 3), 0.9, repeat_ms=HOUR).promised
+    assert not for_costs(lying, Costs(1, 3), 0.9).promised
 
 
 def test_the_break_even_threshold_is_the_cheapest_where_risks_are_calibrated():
@@ -60,16 +60,17 @@ def test_the_break_even_threshold_is_the_cheapest_where_risks_are_calibrated():
     best = max(np.linspace(0.02, 0.9, 45), key=saving)
     assert abs(best - costs.break_even) < 0.08
     unit = np.arange(60_000)
-    decision = for_costs(Evidence(risk, hit, unit, np.zeros(60_000, int), unit), costs, 0.9, repeat_ms=HOUR)
+    decision = for_costs(Evidence(risk, hit, unit, np.zeros(60_000, int), unit), costs, 0.9)
     assert decision.saving == pytest.approx(saving(costs.break_even))
 
 
 def test_no_risk_high_enough_saves_nothing_and_says_so():
-    decision = for_costs(evidence(ROWS), Costs(99.0, 1.0), 0.9, repeat_ms=HOUR)
+    decision = for_costs(evidence(ROWS), Costs(99.0, 1.0), 0.9)
     assert not decision.promised
     assert decision.saving == 0
     assert decision.why == "no earlier decision had a risk of 99.0%, from which on a drain is worth its cost"
-    assert for_costs(join([]), Costs(1, 1), 0.9, repeat_ms=HOUR).why == "there are no earlier decisions"
+    nothing = Evidence(np.zeros(0), np.zeros(0, bool), np.zeros(0, int), np.zeros(0, int), np.zeros(0, int))
+    assert for_costs(nothing, Costs(1, 1), 0.9).why == "there are no earlier decisions"
 
 
 def test_costs_that_make_no_sense_are_refused():
@@ -77,5 +78,3 @@ def test_costs_that_make_no_sense_are_refused():
         Costs(0, 1)
     with pytest.raises(ValueError, match="a drain saves -1"):
         Costs(1, 1, needed_drain=2)
-    with pytest.raises(ValueError, match="confidence is 1"):
-        for_costs(join([]), Costs(1, 1), 1, repeat_ms=HOUR)

@@ -10,7 +10,7 @@ import pytest
 from policy.budget import BudgetConfig
 from policy.decide import carried_out
 from policy.fleet import NO_MARKS, Level, UnitView
-from policy.state import PolicyState
+from policy.plan import PolicyState
 from tests.policy.decide_world import (
     HOUR,
     STEP,

@@ -17,7 +17,7 @@ from policy.cost_benefit import CostBenefitConfig
 from policy.decide import carried_out, decide
 from policy.fleet import Fact, JobView, Level, NodeView, Signals, UnitView
 from policy.hysteresis import NodeRiskConfig
-from policy.state import PolicyState
+from policy.plan import PolicyState
 from scheduler.ports.stored_state import state_from_json, state_json
 from tests.policy.decide_world import HOUR, STEP, T0, carry_out, config, score
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policy.thresholds import Evidence, drains_begun, for_precision, no_promise
+from policy.thresholds import Evidence, drains_begun, for_precisions
 
 HOUR = 3_600_000
 
@@ -42,21 +42,10 @@ def test_a_promise_counts_drains_by_their_first_alert():
     for first_hit, promised in ((0, True), (3, False)):
         hit = np.r_[np.tile(np.arange(4) >= first_hit, 80), quiet > 0]
         data = Evidence(np.r_[risk, quiet], hit, *rows, np.where(hit, rows[0], -1), 24 * HOUR)
-        decision = for_precision(data, 0.85, 0.9)
+        (decision,) = for_precisions(data, (0.85,), 0.9)
         assert decision.promised is promised
         assert decision.bound.alerts == 80
         assert decision.bound.hits == (80 if promised else 0)
         if promised:
             assert decision.drains_per_decision == pytest.approx(20)
             assert decision.recall == 1.0
-
-
-def test_no_promise_says_why_and_alerts_nothing():
-    nothing = Evidence(np.zeros(1), np.ones(1, bool), np.zeros(1, int), np.zeros(1, int), np.zeros(1, int))
-    decision = no_promise(0.5, 0.9, "it only orders", nothing)
-    assert (decision.promised, decision.threshold, decision.recall, decision.why) == (
-        False,
-        None,
-        0.0,
-        "it only orders",
-    )

@@ -65,8 +65,6 @@ def test_the_worst_rule_comes_first_and_each_fact_once_with_its_newest_time():
 
 
 def test_rules_that_make_no_sense_are_refused():
-    with pytest.raises(ValueError, match=r"^tier of the rule on x is 'clear': give one of watch, elevated, high$"):
-        HardRule("x", "clear", HOUR, "")
     with pytest.raises(ValueError, match=r"^holds of the rule on x is 0:00:00: give a positive time$"):
         HardRule("x", "high", timedelta(0), "")
     with pytest.raises(ValueError, match=r"^rules holds more than one rule on xid 79: give one rule a fact$"):

@@ -166,8 +166,6 @@ def test_settings_that_make_no_sense_are_refused():
     for given, words in [
         ({"confidence": 0.2}, "confidence is 0.2: give a number from 0.5 up to 1"),
         ({"holdout": 2}, "holdout is 2: give a number from 0 to 1"),
-        ({"ceiling": "all"}, "ceiling is 'all': give one of shadow, soft, hard"),
-        ({"pinned": {"c/g": "on"}}, "pinned stage of c/g is 'on': give one of shadow, soft, hard"),
         ({"window": timedelta(0)}, "window is 0:00:00: give a time, positive for a window"),
     ]:
         with pytest.raises(ValueError, match=f"^{words}$"):

@@ -20,6 +20,10 @@ def job(gpus=64, age=HOUR, **others):
     return JobView("j", gpus, started_at=T0 - age, **others)
 
 
+def net(worth):
+    return worth.saved - worth.lost
+
+
 def simulate(gpus, job_gpus, risk, wait_hours, config, *, age_hours, rounds=200_000):
     """Mean GPU-hours lost by leaving, draining now, and waiting, by playing it out."""
     rng = np.random.default_rng(0)
@@ -41,7 +45,7 @@ def test_the_sums_are_those_of_playing_it_out():
     for risk in (0.1, 0.4, 0.8):
         worth = worth_of(8, [job(ends_at=T0 + 6 * HOUR)], risk, DAY, CONFIG, T0)
         leave, drain, wait = simulate(8, 64, risk, 6, CONFIG, age_hours=1)
-        assert worth.net == pytest.approx(leave - drain, rel=0.02, abs=0.5)
+        assert net(worth) == pytest.approx(leave - drain, rel=0.02, abs=0.5)
         assert worth.wait == pytest.approx(drain - wait, rel=0.02, abs=0.5)
 
 
@@ -51,7 +55,7 @@ def test_a_drain_that_gains_nothing_but_the_rounding_of_its_terms_is_never_worth
     for gpus in (1, 3, 7):  # stopped or failed, a job of unknown age loses the same
         worth = worth_of(gpus, [JobView("j", 8 * gpus)], 0.3, DAY, even, T0)
         assert worth.choice == "leave"
-        assert worth.net < 0
+        assert net(worth) < 0
 
 
 def test_break_even_is_where_a_drain_saves_what_it_loses():
@@ -68,7 +72,7 @@ def test_a_big_job_long_after_its_checkpoint_makes_a_drain_dearer_and_a_fresh_ch
     old = worth_of(8, [job(512, 2 * HOUR)], 0.3, DAY, CONFIG, T0)
     fresh = worth_of(8, [job(512, 10 * DAY, checkpointed_at=T0)], 0.3, DAY, CONFIG, T0)
     asked = worth_of(8, [job(512, 2 * HOUR, can_checkpoint=True)], 0.3, DAY, CONFIG, T0)
-    assert old.net < asked.net < fresh.net
+    assert net(old) < net(asked) < net(fresh)
     assert idle.choice == small.choice == "drain"
     assert old.choice == "leave"
     assert old.words.startswith("a drain now saves ")
@@ -107,9 +111,9 @@ def test_a_drain_that_can_never_pay_is_left_and_one_that_is_ordered_is_done():
 def test_the_choice_is_the_best_of_the_three(gpus, job_gpus, risk, age, ends, can):
     jobs = [job(job_gpus, age * HOUR, ends_at=T0 + ends * HOUR, can_checkpoint=can)]
     worth = worth_of(gpus, jobs, risk, DAY, CONFIG, T0)
-    values = {"leave": 0.0, "drain": worth.net}
+    values = {"leave": 0.0, "drain": net(worth)}
     if worth.wait is not None:
-        values["wait"] = worth.net + worth.wait
+        values["wait"] = net(worth) + worth.wait
     assert values[worth.choice] == pytest.approx(max(values.values()), abs=1e-6)
     assert worth.saved >= 0 or worth.break_even is None
     assert worth.lost >= 0
@@ -122,5 +126,3 @@ def test_settings_that_make_no_sense_are_refused():
         CostBenefitConfig(restart=-HOUR)
     with pytest.raises(ValueError, match=r"^gpus of job j is 0: give a positive number$"):
         job(0)
-    with pytest.raises(ValueError, match=r"^horizon is 0:00:00: give a positive time$"):
-        worth_of(8, [], 0.5, timedelta(0), CONFIG, T0)

@@ -12,7 +12,7 @@ import pytest
 
 from policy.config import PolicyConfig
 from policy.fleet import Fact, JobView, Level, Marks, NodeView, Published, Score, Signals, UnitView
-from policy.state import PolicyState
+from policy.plan import PolicyState
 from scheduler.ledger.export import drain_events, write_events
 from scheduler.ledger.reader import LedgerReader
 from scheduler.ledger.sqlite_ledger import SqliteLedger, fleet_of, inputs_of

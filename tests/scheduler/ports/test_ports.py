@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from policy.alert_outcomes import Alert, Outcome
 from policy.fleet import Level, NodeView, Signals
-from policy.plan import Action
-from policy.state import PolicyState
+from policy.plan import Action, PolicyState
 from scheduler.ports.codec import object_of, plain_of
 from scheduler.ports.node_object import Keys, NodeObject, Taint, after, marks_of, view_of, writes_between
 from scheduler.ports.stored_state import state_of, state_text

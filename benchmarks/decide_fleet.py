@@ -31,7 +31,7 @@ from policy.fleet import NO_MARKS, JobView, Level, Marks, NodeView, Published, S
 from policy.plan import (  # noqa: E402
     Action,
     Plan,
-    PolicyState,  # noqa: E402
+    PolicyState,
 )
 from policy.stages import StagesConfig  # noqa: E402
 from policy.tiers import TierThresholds  # noqa: E402

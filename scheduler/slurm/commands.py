@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from scheduler.ports.errors import SchedulerError
-from scheduler.slurm.job import HELD, CheckpointSignal, SlurmJob, job_of
-from scheduler.slurm.node import NodeChange, SlurmNode, node_of
-from scheduler.slurm.port import SlurmAnswer, SlurmAnswerKind
-from scheduler.slurm.report import NEWEST, OLDEST, Report, ReportReader
+from scheduler.ports.readings import Answer, AnswerKind
+from scheduler.slurm.job import HELD, CheckpointSignal, SlurmJob
+from scheduler.slurm.node import NodeChange
+from scheduler.slurm.port import NEWEST, OLDEST, Report, SlurmPort, read_report
 from scheduler.slurm.settings import SlurmSettings
-from telemetry.collect.slurm.commands import CommandError, ProgramResult, run_program
+from telemetry.collect.slurm.commands import CommandError, run_program
 from telemetry.collect.slurm.slurm_json import SlurmFormatError
 
-_Row = TypeVar("_Row")
-
-_SAID: Final[tuple[tuple[str, SlurmAnswerKind], ...]] = (
+_ERRORS: Final[tuple[tuple[str, AnswerKind], ...]] = (
     ("invalid node name", "gone"),
     ("invalid job id", "gone"),
     ("already completing or completed", "gone"),
@@ -33,13 +29,13 @@ _SAID: Final[tuple[tuple[str, SlurmAnswerKind], ...]] = (
 # What Slurm writes for ESLURM_INVALID_NODE_NAME, ESLURM_INVALID_JOB_ID, ESLURM_ALREADY_DONE, ESLURM_JOB_PENDING and
 # for a controller that does not answer (slurm_errno.c); all else it refuses.
 
-
 _NO_SUCH_NODE: Final = ("not found", "invalid node name")
+_NO_JSON: Final = ("unrecognized option", "doesn't allow an argument")
 _FOREIGN_FILTERS: Final = ("SQUEUE_", "SINFO_", "SCANCEL_", "SLURM_CLUSTERS", "SLURM_TIME_FORMAT")
 # With them set a user's own defaults would filter the lists that decisions rest on (squeue(1), ENVIRONMENT VARIABLES).
 
 
-class SlurmCommands:
+class SlurmCommands(SlurmPort):
     """Slurm through ``scontrol``, ``sinfo``, ``squeue`` and ``scancel``.
 
     Nodes come from ``scontrol show node --json`` (23.02 and later), else from ``sinfo --json`` (22.05), which has
@@ -49,33 +45,10 @@ class SlurmCommands:
     """
 
     def __init__(self, settings: SlurmSettings) -> None:
-        self._settings = settings
-        self._environment = {} if settings.slurm_conf is None else {"SLURM_CONF": settings.slurm_conf}
-        self._scontrol: bool | None = None  # whether it writes JSON; None: not tried yet
+        super().__init__(settings)
+        self._scontrol_writes_json = True  # until it says that it does not
         self._json = "--json"
         self._versions: dict[str, int | None] = {}
-
-    def nodes(self) -> tuple[SlurmNode, ...]:
-        """List the nodes."""
-        rows = self._nodes(None)
-        if not rows:
-            raise SchedulerError("Slurm lists no nodes")
-        return rows
-
-    def node(self, name: str) -> SlurmNode | None:
-        """Read one node; 22.05 can only list all of them, of which the one is kept."""
-        return next((each for each in self._nodes(name) if each.name == name), None)
-
-    def jobs(self, node: str | None = None) -> tuple[SlurmJob, ...]:
-        """List the jobs that hold nodes."""
-
-        def keep(row: Mapping[str, Any]) -> SlurmJob | None:
-            job = job_of(row, self._settings.gres)
-            return job if job is not None and (node is None or node in job.nodes) else None
-
-        # of one node all states, for nothing on it may be missed; of the fleet not the queue, which may be long
-        only = (f"--states={','.join(sorted(HELD))}",) if node is None else ("--states=all", f"--nodelist={node}")
-        return self._report(("squeue", *only), "jobs", keep).rows
 
     def read_only(self) -> str | None:
         """Say why nothing may be written."""
@@ -89,9 +62,9 @@ class SlurmCommands:
                 )
         return None if self._versions else "Slurm was not read yet"
 
-    def update(self, node: str, change: NodeChange) -> SlurmAnswer:
+    def update(self, node: str, change: NodeChange) -> Answer:
         """Write to a node by ``scontrol update``."""
-        command = [self._program("scontrol"), "update", f"NodeName={node}"]
+        command = ["scontrol", "update", f"NodeName={node}"]
         if change.state is not None:
             command.append(f"State={change.state}")
         if change.reason is not None:
@@ -101,105 +74,95 @@ class SlurmCommands:
             command.append(f"Weight={change.weight}")
         if change.extra is not None:
             command.append(f"Extra={change.extra}")
-        return self._write(command)
+        return self._write(*command)
 
-    def signal(self, job: SlurmJob, signal: CheckpointSignal) -> SlurmAnswer:
+    def signal(self, job: SlurmJob, signal: CheckpointSignal) -> Answer:
         """Send a signal by ``scancel --signal``."""
         batch = ("--batch",) if signal.batch else ()
-        return self._write([self._program("scancel"), f"--signal={signal.name}", *batch, str(job.number)])
+        return self._write("scancel", f"--signal={signal.name}", *batch, str(job.number))
 
-    def requeue(self, job: SlurmJob) -> SlurmAnswer:
+    def requeue(self, job: SlurmJob) -> Answer:
         """Requeue by ``scontrol requeue``."""
-        return self._write([self._program("scontrol"), "requeue", str(job.leader)])
+        return self._write("scontrol", "requeue", str(job.leader))
 
-    def _nodes(self, name: str | None) -> tuple[SlurmNode, ...]:
-        def keep(row: Mapping[str, Any]) -> SlurmNode | None:
-            other = name is not None and row.get("name") != name
-            return None if other else node_of(row, self._settings.gres)
+    def _job_rows(self, node: str | None) -> list[dict[str, Any]]:
+        # of one node all states, for nothing on it may be missed; of the fleet not the queue, which may be long
+        only = (f"--states={','.join(sorted(HELD))}",) if node is None else ("--states=all", f"--nodelist={node}")
+        return self._report("jobs", "squeue", *only).rows
 
-        if self._scontrol is not False:
+    def _node_rows(self, name: str | None) -> list[dict[str, Any]]:
+        if self._scontrol_writes_json:
             one = () if name is None else (name,)
             try:
-                report = self._report(("scontrol", "show", "node", *one), "nodes", keep, missing=name is not None)
+                return self._report("nodes", "scontrol", "show", "node", *one).rows
             except _NoJsonError:
-                self._scontrol = False
-            else:
-                self._scontrol = True
-                return report.rows
-        return self._report(("sinfo", "--Node"), "nodes", keep).rows
+                self._scontrol_writes_json = False
+            except _NoSuchNodeError:
+                if name is None:
+                    raise
+                return []
+        rows = self._report("nodes", "sinfo", "--Node").rows  # 22.05 can only list all of them
+        return [row for row in rows if name is None or row.get("name") == name]
 
-    def _report(
-        self,
-        command: tuple[str, ...],
-        key: str,
-        keep: Callable[[Mapping[str, Any]], _Row | None],
-        *,
-        missing: bool = False,
-    ) -> Report[_Row]:
-        report = self._read((*command, self._json), key, keep, missing=missing)
+    def _report(self, key: str, *command: str) -> Report:
+        report = self._read(key, *command, self._json)
         if report.version is not None and report.version > NEWEST and self._json == "--json":
+            older = f"--json=v0.0.{NEWEST}"
             try:
-                older = f"--json=v0.0.{NEWEST}"
-                report = self._read((*command, older), key, keep, missing=missing)
+                report = self._read(key, *command, older)
                 self._json = older
             except SchedulerError:
                 pass  # it cannot write that one: read on, and write nothing
-        if not (missing and not report.rows):
-            self._versions[key] = report.version
+        self._versions[key] = report.version
         return report
 
-    def _read(
-        self, command: tuple[str, ...], key: str, keep: Callable[[Mapping[str, Any]], _Row | None], *, missing: bool
-    ) -> Report[_Row]:
-        reader = ReportReader(key, keep)
+    def _read(self, key: str, *command: str) -> Report:
         try:
-            ended = self._run([self._program(command[0]), *command[1:]], reader.feed)
-            if ended.status:
-                if "unrecognized option" in ended.said or "doesn't allow an argument" in ended.said:
-                    raise _NoJsonError(f"`{' '.join(command)}`: {ended.said}")
-                why = ended.said or _errors_of(reader) or f"exit status {ended.status}"
-                if missing and any(text in why.lower() for text in _NO_SUCH_NODE):
-                    return Report((), None)
-                raise SchedulerError(f"`{' '.join(command)}`: {why}")
-            return reader.finish()
-        except CommandError as error:
-            raise SchedulerError(str(error)) from None
-        except SlurmFormatError as error:
-            raise SchedulerError(f"`{' '.join(command)}`: {error}") from None
+            status, errors, output = self._run(*command)
+            if status == 0:
+                return read_report(output, key)
+        except (CommandError, SlurmFormatError) as error:
+            where = "" if isinstance(error, CommandError) else f"`{' '.join(command)}`: "
+            raise SchedulerError(f"{where}{error}") from None
+        message = f"`{' '.join(command)}`: {errors or _errors_in(output, key) or f'exit status {status}'}"
+        if any(text in errors for text in _NO_JSON):
+            raise _NoJsonError(message)
+        if any(text in message.lower() for text in _NO_SUCH_NODE):
+            raise _NoSuchNodeError(message)
+        raise SchedulerError(message)
 
-    def _write(self, command: list[str]) -> SlurmAnswer:
-        if any("\0" in each for each in command):
-            return SlurmAnswer("refused", "a text with a zero byte cannot be given to a program")
+    def _write(self, *command: str) -> Answer:
+        if any("\0" in argument for argument in command):
+            return Answer("refused", "a text with a zero byte cannot be given to a program")
         refused = self.read_only()
         if refused is not None:
-            return SlurmAnswer("refused", refused)
+            return Answer("refused", refused)
         try:
-            ended = self._run(command, lambda _: None)
+            status, errors, _ = self._run(*command)
         except CommandError as error:
-            return SlurmAnswer("refused" if error.lasting else "timeout", str(error))
-        if not ended.status:
-            return SlurmAnswer("done", ended.said)
-        said = ended.said.lower()
-        kind: SlurmAnswerKind = next((kind for text, kind in _SAID if text in said), "refused")
-        return SlurmAnswer(kind, ended.said or f"exit status {ended.status}")
+            return Answer("refused" if error.lasting else "timeout", str(error))
+        if status == 0:
+            return Answer("done", errors)
+        kind: AnswerKind = next((kind for text, kind in _ERRORS if text in errors.lower()), "refused")
+        return Answer(kind, errors or f"exit status {status}")
 
-    def _run(self, command: list[str], sink: Callable[[bytes], None]) -> ProgramResult:
-        settings = self._settings
+    def _run(self, program: str, *arguments: str) -> tuple[int, str, bytes]:
+        """Run a program; gives its exit status, the start of its errors, and its output."""
+        settings, output = self._settings, bytearray()
         kept = {name: text for name, text in os.environ.items() if not name.startswith(_FOREIGN_FILTERS)}
+        conf = {} if settings.slurm_conf is None else {"SLURM_CONF": settings.slurm_conf}
+        path = program if settings.bin_dir is None else str(Path(settings.bin_dir) / program)
         ended = run_program(
-            command, sink, timeout_s=settings.timeout.total_seconds(), most_bytes=settings.max_response_bytes,
-            environment={**kept, "LC_ALL": "C", **self._environment},
+            [path, *arguments], output.extend, timeout_s=settings.timeout.total_seconds(),
+            most_bytes=settings.max_response_bytes, environment={**kept, "LC_ALL": "C", **conf},
         )  # fmt: skip
-        return replace(ended, said=ended.said[:400])
-
-    def _program(self, name: str) -> str:
-        return name if self._settings.bin_dir is None else str(Path(self._settings.bin_dir) / name)
+        return ended.status, ended.said[:400], bytes(output)
 
 
-def _errors_of(reader: ReportReader[_Row]) -> str:
+def _errors_in(output: bytes, key: str) -> str:
     """Give the errors that a report tells; scontrol writes them there and not to stderr."""
     try:
-        reader.finish()
+        read_report(output, key)
     except SlurmFormatError as error:
         return str(error)
     return ""
@@ -207,3 +170,7 @@ def _errors_of(reader: ReportReader[_Row]) -> str:
 
 class _NoJsonError(SchedulerError):
     """The program does not know ``--json``."""
+
+
+class _NoSuchNodeError(SchedulerError):
+    """There is no such node."""

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime
+from typing import cast
 
 from policy.fleet import JobView, Level, Marks, NodeView, Published
 from policy.plan import Action
+from policy.tiers import Tier
 from scheduler.ports.readings import Write
 from scheduler.slurm.node import NodeChange, SlurmNode
 from scheduler.slurm.record import (
@@ -56,7 +58,7 @@ def standing_on(node: SlurmNode, now: datetime) -> Standing:
         record is None or record.reason is None or record.reason == digest_of(node.reason or "")
     )
     if record is None and hard and reason is not None:
-        record = Record(reason.tier, None, reason.until, Level.TAINTED, node.reason_at)
+        record = Record(cast(Tier, reason.tier), None, reason.expires_at, Level.TAINTED, node.reason_at)
     if record is None:
         return Standing(Marks(), None, damaged)
     soft = record.soft is not None and node.weight in (record.soft, record.weight)
@@ -148,15 +150,6 @@ def weight_again(node: SlurmNode, now: datetime) -> NodeChange:
     if not due or record is None or foreign_words(node, standing) is not None:
         return NodeChange()
     return NodeChange(weight=record.soft)
-
-
-def weight_left_over(node: SlurmNode, found: int, soft: int, now: datetime) -> NodeChange:
-    """Give what takes a weight of ours off whose record somebody wiped out of ``extra``; empty where it is not so."""
-    standing = standing_on(node, now)
-    recorded = standing.record is not None and standing.record.soft is not None
-    if not node.readable or recorded or standing.damaged is not None or node.weight != soft:
-        return NodeChange()
-    return NodeChange(weight=found)
 
 
 def _softened(

@@ -1,54 +1,121 @@
-"""What the adapter needs of Slurm, whichever way it is reached."""
+"""What the adapter needs of Slurm, whichever way it is reached, and how Slurm's reports in JSON are read."""
 
 from __future__ import annotations
 
+import json
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Final
 
-from scheduler.slurm.job import CheckpointSignal, SlurmJob
-from scheduler.slurm.node import NodeChange, SlurmNode
+from scheduler.ports.errors import SchedulerError
+from scheduler.ports.readings import Answer
+from scheduler.slurm.job import CheckpointSignal, SlurmJob, job_of
+from scheduler.slurm.node import NodeChange, SlurmNode, node_of
+from scheduler.slurm.settings import SlurmSettings
+from telemetry.collect.slurm.slurm_json import SlurmFormatError
 
-SlurmAnswerKind = Literal["done", "already", "gone", "refused", "timeout"]
+OLDEST: Final = 38
+NEWEST: Final = 45
+"""Versions of Slurm's data parser (``v0.0.38``: Slurm 22.05) whose reports we know well enough to write after."""
 
-
-@dataclass(frozen=True, slots=True)
-class SlurmAnswer:
-    """What Slurm said to a write.
-
-    ``kind``: ``timeout``: nobody knows whether it had an effect.
-    """
-
-    kind: SlurmAnswerKind
-    words: str = ""
+_VERSION = re.compile(r"v0\.0\.(\d{1,4})\Z")
 
 
-class SlurmPort(Protocol):
+class SlurmPort(ABC):
     """Slurm. Reads raise SchedulerError; what is not listed wholly is not listed at all."""
+
+    def __init__(self, settings: SlurmSettings) -> None:
+        self._settings = settings
 
     def nodes(self) -> tuple[SlurmNode, ...]:
         """List the nodes."""
-        ...
+        nodes = self._nodes(None)
+        if not nodes:
+            raise SchedulerError("Slurm lists no nodes")
+        return nodes
 
     def node(self, name: str) -> SlurmNode | None:
         """Read one node; None: there is no such node."""
-        ...
+        return next((node for node in self._nodes(name) if node.name == name), None)
 
     def jobs(self, node: str | None = None) -> tuple[SlurmJob, ...]:
         """List the jobs that hold nodes: one node's, or all."""
-        ...
+        try:
+            jobs = [job_of(row, self._settings.gres) for row in self._job_rows(node)]
+        except (ValueError, TypeError, OverflowError) as error:
+            raise SchedulerError(f"a row of jobs cannot be read: {error}") from None
+        return tuple(job for job in jobs if job is not None and (node is None or node in job.nodes))
 
+    def _nodes(self, name: str | None) -> tuple[SlurmNode, ...]:
+        try:
+            return tuple(node_of(row, self._settings.gres) for row in self._node_rows(name))
+        except (ValueError, TypeError, OverflowError) as error:
+            raise SchedulerError(f"a row of nodes cannot be read: {error}") from None
+
+    @abstractmethod
+    def _node_rows(self, name: str | None) -> list[dict[str, Any]]:
+        """Read one node's row (none where there is no such node), or those of all."""
+
+    @abstractmethod
+    def _job_rows(self, node: str | None) -> list[dict[str, Any]]:
+        """Read the rows of jobs, at least those that hold the node, or any node."""
+
+    @abstractmethod
     def read_only(self) -> str | None:
         """Say why nothing may be written, by what was read so far; None: it may."""
-        ...
 
-    def update(self, node: str, change: NodeChange) -> SlurmAnswer:
+    @abstractmethod
+    def update(self, node: str, change: NodeChange) -> Answer:
         """Write to a node, all of the change in one request."""
-        ...
 
-    def signal(self, job: SlurmJob, signal: CheckpointSignal) -> SlurmAnswer:
+    @abstractmethod
+    def signal(self, job: SlurmJob, signal: CheckpointSignal) -> Answer:
         """Send a job a signal; at least once."""
-        ...
 
-    def requeue(self, job: SlurmJob) -> SlurmAnswer:
+    @abstractmethod
+    def requeue(self, job: SlurmJob) -> Answer:
         """Requeue a batch job; it goes with Slurm's own KillWait between SIGTERM and SIGKILL."""
-        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A report's rows, and the version of the data parser that wrote it; None: not told."""
+
+    rows: list[dict[str, Any]]
+    version: int | None
+
+
+def read_report(content: bytes, key: str) -> Report:
+    """Read a report whose rows stand under ``key``: ``nodes`` or ``jobs``.
+
+    Raises ``SlurmFormatError`` if it is cut off, is no JSON, has no such list, or tells errors: a list that may not be
+    whole is none.
+    """
+    text = content.decode("utf-8", errors="replace")
+    try:
+        report = json.loads(text[max(text.find("{"), 0) :])  # plugins' debug lines may come before it
+    except (ValueError, RecursionError) as error:
+        raise SlurmFormatError(f"the report is cut off or no JSON: {error}") from None
+    if not isinstance(report, dict):
+        raise SlurmFormatError("the report is no JSON object")
+    if report.get("errors"):
+        raise SlurmFormatError(f"Slurm reports {str(report['errors'])[:300]}")
+    rows = report.get(key)
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise SlurmFormatError(f"no list of {key} in it, but {', '.join(sorted(report))[:200] or 'nothing'}")
+    return Report(rows, parser_version(report.get("meta")))
+
+
+def parser_version(meta: object) -> int | None:
+    """Give the data parser's number from a report's ``meta``; None where it does not tell.
+
+    22.05 and 23.02 tell it as ``plugin.type`` (``openapi/v0.0.38``), later ones as ``plugin.data_parser``
+    (``data_parser/v0.0.42``).
+    """
+    plugin = meta.get("plugin") if isinstance(meta, Mapping) else None
+    if not isinstance(plugin, Mapping):
+        return None
+    found = (_VERSION.search(str(plugin.get(key) or "")) for key in ("data_parser", "type"))
+    return next((int(version[1]) for version in found if version), None)

@@ -7,18 +7,18 @@ import json
 import re
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final, get_args
+from typing import Final, cast
 
-from policy.fleet import Level
+from policy.fleet import Level, Published
 from policy.plan import Action
 from policy.tiers import TIERS, Tier
+from scheduler.ports.codec import object_of, plain_of
 from scheduler.slurm.settings import HIGHEST_WEIGHT
 from telemetry.collect.slurm.nodes import OWN_PREFIX
 
 KEY: Final = "predrain"
 _RECORD = re.compile(r'"predrain"\s*:\s*(?P<record>\{[^{}]*\})')
 _ALONE: Final = "alone"
-_WHOLE: Final = frozenset({"tier", "until", "level"})
 
 
 class DamagedRecordError(ValueError):
@@ -45,6 +45,11 @@ class Record:
     soft: int | None = None
     reason: str | None = None
 
+    def __post_init__(self) -> None:
+        for weight in (self.weight, self.soft):
+            if weight is not None and not 0 <= weight <= HIGHEST_WEIGHT:
+                raise ValueError(f"a weight is {weight}")
+
 
 def digest_of(reason: str) -> str:
     """Give the digest of a reason that stands in a record."""
@@ -64,8 +69,10 @@ def record_in(extra: str) -> Record | None:
     if len(found) > 1 or extra.count(f'"{KEY}"') > 1:
         raise DamagedRecordError(f"extra holds {KEY!r} twice")
     try:
-        return _record(json.loads(found[0]["record"]))
-    except (ValueError, TypeError, KeyError) as error:
+        content = {"risk": None} | json.loads(found[0]["record"])
+        content.pop(_ALONE, None)
+        return cast(Record, object_of(Record, content, "it"))
+    except ValueError as error:
         raise DamagedRecordError(f"our record in extra cannot be read: {error}") from None
 
 
@@ -113,59 +120,9 @@ def _is_object(text: str) -> bool:
 
 
 def _text(record: Record, more: dict[str, int]) -> str:
-    content: dict[str, Any] = {
-        "tier": record.tier,
-        "risk": None if record.risk is None else round(record.risk, 6),
-        "until": _written(record.until),
-        "level": record.level.name.lower(),
-        "since": _written(record.since),
-        "drain_at": _written(record.drain_at),
-        "weight": record.weight,
-        "soft": record.soft,
-        "reason": record.reason,
-    }
+    content = plain_of(replace(record, risk=None if record.risk is None else round(record.risk, 6)))
     return json.dumps({k: v for k, v in content.items() if v is not None} | more, separators=(",", ":"))
 
-
-def _record(content: dict[str, Any]) -> Record:
-    lacking = _WHOLE - content.keys()
-    if lacking:
-        raise ValueError(f"it lacks {', '.join(sorted(lacking))}")
-    if content["tier"] not in get_args(Tier):
-        raise ValueError(f"tier is {content['tier']!r}")
-    made = Record(
-        content["tier"],
-        None if content.get("risk") is None else float(content["risk"]),
-        _read(content["until"]),
-        Level[str(content["level"]).upper()],
-    )
-    reason = content.get("reason")
-    if reason is not None and not isinstance(reason, str):
-        raise ValueError(f"reason is {reason!r}")
-    since, drain_at = (_read(content[name]) if name in content else None for name in ("since", "drain_at"))
-    weight, soft = (_weight(content.get(name)) for name in ("weight", "soft"))
-    return replace(made, since=since, drain_at=drain_at, weight=weight, soft=soft, reason=reason)
-
-
-def _weight(value: object) -> int | None:
-    if value is None or (isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= HIGHEST_WEIGHT):
-        return value
-    raise ValueError(f"a weight is {value!r}")
-
-
-def _written(when: datetime | None) -> str | None:
-    return None if when is None else when.astimezone(UTC).isoformat().replace("+00:00", "Z")
-
-
-def _read(text: object) -> datetime:
-    when = datetime.fromisoformat(str(text))
-    if when.tzinfo is None:
-        raise ValueError(f"{text!r} has no zone")
-    return when
-
-
-PREFIX: Final = OWN_PREFIX
-"""By it the collector of Slurm's events knows our drains from others."""
 
 LONGEST: Final = 240
 _OURS = re.compile(
@@ -173,14 +130,6 @@ _OURS = re.compile(
     r"until=(?P<until>\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2}Z)(?P<words>; [^\"\\]+)?"
 )
 _UNSAFE = re.compile(r"[\x00-\x1f\x7f\"\\]+")
-
-
-@dataclass(frozen=True, slots=True)
-class OurReason:
-    """What a reason of ours says."""
-
-    tier: Tier
-    until: datetime
 
 
 def reason_for(action: Action, until: datetime) -> str:
@@ -191,19 +140,17 @@ def reason_for(action: Action, until: datetime) -> str:
     """
     until += timedelta(microseconds=-until.microsecond % 1_000_000)
     risk = "unknown" if action.risk is None else f"{action.risk:.4f}"
-    text = f"{PREFIX} tier={action.tier} risk={risk} until={until.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"
+    text = f"{OWN_PREFIX} tier={action.tier} risk={risk} until={until.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"
     words = " ".join(_UNSAFE.sub(" ", action.reasons[0]).split()) if action.reasons else ""
     return f"{text}; {words}"[:LONGEST].rstrip() if words else text
 
 
-def read_reason(reason: str | None) -> OurReason | None:
+def read_reason(reason: str | None) -> Published | None:
     """Read a reason; None where it is not one that we wrote, also if it only begins like one."""
     found = _OURS.fullmatch(reason or "")
-    if found is None:
+    if found is None or found["tier"] not in TIERS:
         return None
-    tier = next((each for each in TIERS if each == found["tier"]), None)
     try:
-        until = datetime.fromisoformat(found["until"])
+        return Published(found["tier"], datetime.fromisoformat(found["until"]))
     except ValueError:
         return None
-    return None if tier is None else OurReason(tier, until)

@@ -7,8 +7,9 @@ import re
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
+from policy.fleet import JobView
 from policy.plan import Action
 from scheduler.ports.errors import SchedulerError
 from scheduler.ports.protocols import Clock
@@ -18,7 +19,6 @@ from scheduler.ports.readings import (
     NodeReading,
     Precondition,
     StoredState,
-    Switches,
     Write,
     stands,
 )
@@ -31,16 +31,13 @@ from scheduler.slurm.marks import (
     standing_on,
     view_of,
     weight_again,
-    weight_left_over,
     writes_of,
 )
 from scheduler.slurm.node import NodeChange, SlurmNode
-from scheduler.slurm.port import SlurmAnswer, SlurmPort
+from scheduler.slurm.port import SlurmPort
 from scheduler.slurm.settings import SlurmSettings
 
 STATE: Final = "state"
-WEIGHTS: Final = "weights"
-_REMEMBERED: Final = timedelta(days=365)
 _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\Z")
 
 
@@ -56,6 +53,9 @@ class SlurmScheduler:
     def __init__(self, port: SlurmPort, folder: SharedFolder, clock: Clock, settings: SlurmSettings) -> None:
         self.port, self.folder = port, folder
         self._clock, self._settings = clock, settings
+        # what Slurm has no place for lies in the shared folder
+        self.read_switches, self.set_switches = folder.read_switches, folder.set_switches
+        self.hold_lease, self.drop_lease = folder.hold_lease, folder.drop_lease
         self._boots = Boots()
         self._late = LateWrites()
         self._read: dict[str, SlurmNode] = {}
@@ -76,9 +76,8 @@ class SlurmScheduler:
         if found is None:
             self._read.pop(node, None)
             return None
-        jobs = views_by_node(self.port.jobs(node))
         self._read[node] = found
-        return self._reading(found, jobs.get(node, ()))
+        return self._reading(found, views_by_node(self.port.jobs(node)).get(node, ()))
 
     def preview(self, actions: Sequence[Action], reading: NodeReading) -> tuple[tuple[Write, ...], ...]:
         """Give what would be written to the node as it was last read."""
@@ -110,31 +109,17 @@ class SlurmScheduler:
             return Answer("refused", f"nothing was written: {error}")
 
     def upkeep(self, holder: str, until: datetime) -> tuple[Write, ...]:
-        """Set lost soft marks again, take off left-over ones, and put back reasons that we overwrote.
+        """Set soft marks again that a reconfigure or restart of Slurm took off, and put back reasons that we overwrote.
 
-        A soft mark is lost by each reconfigure and restart of Slurm. It is left over where somebody wiped its record
-        out of ``extra``; the weight that was found then comes from the folder. A reason is overwritten by a write of
-        ours that Slurm carried out late.
-
-        ``holder``: of the lease; without it nothing is written.
-        Returns: what was written; left-over marks only while the kill switch is on. What fails is left to the next
-        time.
-        Raises ``SchedulerError`` if the lease or a node cannot be read.
+        A reason is overwritten by a write of ours that Slurm carried out late. What fails is left to the next time.
         """
         now, switches = self._clock.now(), self.folder.read_switches()
-        left = {name: _weights(entry) for name, entry in self.folder.notes(WEIGHTS).items() if name in self._read}
-
-        def left_over(node: SlurmNode) -> NodeChange:
-            return weight_left_over(node, *left[node.name], now)
-
-        over = [name for name in left if not left_over(self._read[name]).empty]
-        made = [self._again(name, holder, until, left_over) for name in over]
         if switches.kill or switches.release_all:
-            return tuple(itertools.chain.from_iterable(made))
-        lost = [each.name for each in self._read.values() if not weight_again(each, now).empty]
-        made += [self._again(name, holder, until, self._late.put_back) for name in self._late.nodes]
-        made += [self._again(name, holder, until, lambda node: weight_again(node, now)) for name in lost]
-        return tuple(itertools.chain.from_iterable(made))
+            return ()
+        lost = [node.name for node in self._read.values() if not weight_again(node, now).empty]
+        writes = [self._again(name, holder, until, self._late.put_back) for name in self._late.nodes]
+        writes += [self._again(name, holder, until, lambda node: weight_again(node, now)) for name in lost]
+        return tuple(itertools.chain.from_iterable(writes))
 
     def _again(
         self, name: str, holder: str, until: datetime, change_of: Callable[[SlurmNode], NodeChange]
@@ -156,22 +141,6 @@ class SlurmScheduler:
         """Replace the safety state."""
         return self.folder.save(STATE, text, version)
 
-    def read_switches(self) -> Switches:
-        """Read the switches."""
-        return self.folder.read_switches()
-
-    def set_switches(self, switches: Switches) -> Answer:
-        """Set the switches."""
-        return self.folder.set_switches(switches)
-
-    def hold_lease(self, holder: str, lasts: timedelta) -> datetime | None:
-        """Take or prolong the lease."""
-        return self.folder.hold_lease(holder, lasts)
-
-    def drop_lease(self, holder: str) -> None:
-        """Give the lease back."""
-        self.folder.drop_lease(holder)
-
     def _ours(self, node: SlurmNode) -> bool:
         wanted = self._settings.partitions
         inside = not wanted or bool(set(wanted) & set(node.partitions))
@@ -181,10 +150,10 @@ class SlurmScheduler:
         standing = standing_on(node, self._clock.now())
         return standing.record is not None or standing.damaged is not None
 
-    def _reading(self, node: SlurmNode, jobs: Sequence[object]) -> NodeReading:
+    def _reading(self, node: SlurmNode, jobs: Sequence[JobView]) -> NodeReading:
         now = self._clock.now()
         self._late.seen(node, foreign_words(node, standing_on(node, now)) is not None)
-        view = view_of(node, jobs, self._settings, now)  # type: ignore[arg-type]
+        view = view_of(node, jobs, self._settings, now)
         return NodeReading(view, node.version, self._boots.of(node.name, node.booted_at))
 
     def _unfit(self, action: Action, node: SlurmNode, precondition: Precondition) -> Answer | None:
@@ -209,10 +178,6 @@ class SlurmScheduler:
     def _write(self, action: Action, node: SlurmNode, change: NodeChange) -> Answer:
         if change.empty:
             return Answer("already", "it stood so", (), node.version)
-        if action.verb == "soft_taint" and change.weight is not None:
-            why = self._keep_weight(node, change.weight, action.expires_at)
-            if why is not None:
-                return Answer("refused", why)
         said = self._sent(node, change)
         try:
             found = self.port.node(node.name)
@@ -224,20 +189,8 @@ class SlurmScheduler:
             return Answer("gone", f"there is no node {node.name} any more")
         return self._read_back(action, node, found, change, said)
 
-    def _keep_weight(self, node: SlurmNode, soft: int, end: datetime | None) -> str | None:
-        """Keep the weight that was found in the folder too, where nobody edits it; gives why it is not."""
-        now = self._clock.now()
-        known = self.folder.notes(WEIGHTS).get(node.name)
-        if known is not None and not weight_left_over(node, *_weights(known), now).empty:
-            return "its weight is left over from an earlier mark, and is to be taken off first"
-        entry = {"weight": node.weight, "soft": soft, "until": int(((end or now) + _REMEMBERED).timestamp())}
-        if standing_on(node, now).lost_weight and known is not None:
-            return None  # set again: what was found is known
-        self.folder.note(WEIGHTS, node.name, entry, lambda each: each.get("until", 0) > now.timestamp())
-        return None
-
     def _read_back(
-        self, action: Action, before: SlurmNode, found: SlurmNode, change: NodeChange, said: SlurmAnswer
+        self, action: Action, before: SlurmNode, found: SlurmNode, change: NodeChange, said: Answer
     ) -> Answer:
         """Answer by what stands now, whatever Slurm said."""
         now = self._clock.now()
@@ -253,7 +206,7 @@ class SlurmScheduler:
             return Answer("conflict", "it was written, and does not stand so when read back: somebody else writes too")
         return Answer(said.kind if said.kind in ("gone", "timeout") else "refused", said.words)
 
-    def _sent(self, node: SlurmNode, change: NodeChange) -> SlurmAnswer:
+    def _sent(self, node: SlurmNode, change: NodeChange) -> Answer:
         said = self.port.update(node.name, change)
         if said.kind == "timeout":
             self._late.unanswered(node.name, change)
@@ -261,7 +214,7 @@ class SlurmScheduler:
             self._late.settled(node.name)
         return said
 
-    def _unfail(self, found: SlurmNode, said: SlurmAnswer) -> tuple[SlurmNode | None, SlurmAnswer]:
+    def _unfail(self, found: SlurmNode, said: Answer) -> tuple[SlurmNode | None, Answer]:
         """Take FAIL off: UNDRAIN leaves it, but not once DRAIN has taken its place; the base state is not touched."""
         if foreign_words(found, standing_on(found, self._clock.now())) is not None or found.reason is None:
             return found, said
@@ -277,11 +230,6 @@ class SlurmScheduler:
         undo = NodeChange(extra=extra, weight=weight)
         if not undo.empty:
             self.port.update(before.name, undo)
-
-
-def _weights(entry: dict[str, Any]) -> tuple[int, int]:
-    weight, soft = entry.get("weight"), entry.get("soft")
-    return (weight, soft) if isinstance(weight, int) and isinstance(soft, int) else (0, -1)
 
 
 def open_slurm(settings: SlurmSettings, clock: Clock) -> SlurmScheduler:

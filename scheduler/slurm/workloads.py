@@ -11,7 +11,7 @@ from scheduler.ports.readings import Answer, StoredState, Write
 from scheduler.ports.workloads import CheckpointAsk, CheckpointOffer, CheckpointState, Fence, WorkAnswer, Workload
 from scheduler.slurm.folder import SharedFolder
 from scheduler.slurm.job import SlurmJob, views_by_node
-from scheduler.slurm.port import SlurmAnswer, SlurmPort
+from scheduler.slurm.port import SlurmPort
 
 PROGRESS: Final = "progress"
 ASKED: Final = "asked"
@@ -174,7 +174,7 @@ def _writes(job: SlurmJob) -> tuple[Write, ...]:
     return (Write(f"job {job.leader}", "JobState", "+".join(sorted(job.states)), "REQUEUE"),)
 
 
-def _answer(said: SlurmAnswer, writes: tuple[Write, ...]) -> WorkAnswer:
+def _answer(said: Answer, writes: tuple[Write, ...]) -> WorkAnswer:
     return WorkAnswer(said.kind, said.words, None, writes if said.kind in ("done", "timeout") else ())
 
 

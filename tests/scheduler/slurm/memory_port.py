@@ -8,9 +8,9 @@ from datetime import datetime
 
 from scheduler.ports.clock import ManualClock
 from scheduler.ports.errors import SchedulerError
+from scheduler.ports.readings import Answer
 from scheduler.slurm.job import CheckpointSignal, SlurmJob
 from scheduler.slurm.node import NodeChange, SlurmNode
-from scheduler.slurm.port import SlurmAnswer
 
 
 class MemorySlurm:
@@ -52,15 +52,15 @@ class MemorySlurm:
     def read_only(self) -> str | None:
         return self.version_problem
 
-    def update(self, node: str, change: NodeChange) -> SlurmAnswer:
+    def update(self, node: str, change: NodeChange) -> Answer:
         fault = self.failing.pop(0) if self.failing else None
         if fault == "refused":
-            return SlurmAnswer("refused", "Access/permission denied")
+            return Answer("refused", "Access/permission denied")
         if fault == "timeout_before":
-            return SlurmAnswer("timeout", "no answer")
+            return Answer("timeout", "no answer")
         if fault == "timeout_late":
             self.late.append(lambda: self.update(node, change))
-            return SlurmAnswer("timeout", "no answer")
+            return Answer("timeout", "no answer")
         self.writes.append((node, change))
         self.person(node, change.state, change.reason, user="slurm")
         found = self.all[node]
@@ -71,7 +71,7 @@ class MemorySlurm:
         )
         if self.meanwhile:
             self.meanwhile.pop(0)()
-        return SlurmAnswer("timeout", "no answer") if fault == "timeout_after" else SlurmAnswer("done")
+        return Answer("timeout", "no answer") if fault == "timeout_after" else Answer("done")
 
     def person(self, node: str, state: str | None, reason: str | None = None, user: str = "ann") -> None:
         """What `scontrol update State= Reason=` does to a node, by whomever."""
@@ -99,21 +99,21 @@ class MemorySlurm:
     def now(self) -> datetime:
         return self.clock.now().replace(microsecond=0)
 
-    def signal(self, job: SlurmJob, signal: CheckpointSignal) -> SlurmAnswer:
+    def signal(self, job: SlurmJob, signal: CheckpointSignal) -> Answer:
         if job.number not in self.running:
-            return SlurmAnswer("gone", "Invalid job id specified")
+            return Answer("gone", "Invalid job id specified")
         fault = self.failing.pop(0) if self.failing else None
         if fault == "timeout_before":
-            return SlurmAnswer("timeout", "no answer")
+            return Answer("timeout", "no answer")
         self.sent.append((job.number, signal.name))
-        return SlurmAnswer("timeout", "no answer") if fault == "timeout_after" else SlurmAnswer("done")
+        return Answer("timeout", "no answer") if fault == "timeout_after" else Answer("done")
 
-    def requeue(self, job: SlurmJob) -> SlurmAnswer:
+    def requeue(self, job: SlurmJob) -> Answer:
         if job.number not in self.running:
-            return SlurmAnswer("gone", "Invalid job id specified")
+            return Answer("gone", "Invalid job id specified")
         self.requeued.append(job.leader)
         self.running = {n: each for n, each in self.running.items() if each.leader != job.leader}
-        return SlurmAnswer("done")
+        return Answer("done")
 
     def _answers(self) -> None:
         if self.unreadable:

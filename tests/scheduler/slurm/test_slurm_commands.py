@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import itertools
-import json
 import os
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from scheduler.ports.errors import SchedulerError
 from scheduler.slurm.commands import SlurmCommands
 from scheduler.slurm.job import CheckpointSignal, job_of, views_by_node
 from scheduler.slurm.node import NodeChange
-from scheduler.slurm.report import ReportReader, parser_version
+from scheduler.slurm.port import parser_version
 from scheduler.slurm.settings import SlurmSettings
 from telemetry.collect.slurm.commands import CommandError, run_program
-from telemetry.collect.slurm.slurm_json import SlurmFormatError
 from tests.scheduler.slurm.fake_slurm import FakeSlurm, job_row
 
 SECOND = timedelta(seconds=1)
@@ -206,39 +201,6 @@ def test_a_requeued_job_is_another_run():
     assert first is not None
     assert second is not None
     assert first.uid != second.uid
-
-
-_VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
-    max_leaves=6,
-)
-
-
-@settings(max_examples=40)
-@given(
-    rows=st.lists(st.dictionaries(st.text(max_size=4), _VALUES, max_size=3), max_size=5),
-    rest=st.dictionaries(st.text(max_size=6).filter(lambda key: key not in ("nodes", "errors")), _VALUES, max_size=3),
-    first=st.booleans(),
-    cuts=st.lists(st.integers(0, 400), max_size=8),
-    indent=st.sampled_from([None, 1]),
-)
-def test_a_report_reads_alike_however_it_is_cut_into_pieces(rows, rest, first, cuts, indent):
-    content = {"nodes": rows, **rest} if first else {**rest, "nodes": rows}
-    text = json.dumps(content, indent=indent, ensure_ascii=False).encode()
-    reader = ReportReader("nodes", dict)
-    places = sorted({0, len(text), *(min(cut, len(text)) for cut in cuts)})
-    for start, end in itertools.pairwise(places):
-        reader.feed(text[start:end])
-    assert list(reader.finish().rows) == rows
-    short = ReportReader("nodes", dict)
-    with pytest.raises(SlurmFormatError):
-        _feed_all(short, text[: len(text) - 1])
-
-
-def _feed_all(reader: ReportReader, text: bytes) -> None:
-    reader.feed(text)
-    reader.finish()
 
 
 def test_where_each_version_tells_itself():

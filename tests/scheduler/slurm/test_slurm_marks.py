@@ -95,7 +95,7 @@ def test_a_reason_says_tier_risk_and_end_and_survives_scontrol(words, risk):
     assert reason == reason.strip().strip('"')
     found = read_reason(reason)
     assert found is not None
-    assert (found.tier, found.until) == ("high", T0 + timedelta(hours=6, seconds=1))
+    assert (found.tier, found.expires_at) == ("high", T0 + timedelta(hours=6, seconds=1))
 
 
 @pytest.mark.parametrize(

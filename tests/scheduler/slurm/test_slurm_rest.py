@@ -19,13 +19,11 @@ from hypothesis import strategies as st
 
 from scheduler.ports.clock import SystemClock
 from scheduler.ports.errors import SchedulerError
-from scheduler.slurm.job import CheckpointSignal, job_of
-from scheduler.slurm.node import NodeChange, node_of
-from scheduler.slurm.report import ReportReader
+from scheduler.slurm.job import CheckpointSignal
+from scheduler.slurm.node import NodeChange
 from scheduler.slurm.rest import SlurmRest, _errors
 from scheduler.slurm.scheduler import open_slurm
 from scheduler.slurm.settings import SlurmSettings
-from telemetry.collect.slurm.slurm_json import SlurmFormatError
 from telemetry.errors import InputError
 from tests.scheduler.slurm.rest_server import Rest, serving
 
@@ -213,10 +211,7 @@ BODIES = st.fixed_dictionaries({}, optional={"errors": ANY, "meta": ANY, "rows":
 def test_an_answer_of_any_shape_is_a_report_or_an_error_in_words(body, key):
     content = json.dumps({key if name == "rows" else name: value for name, value in body.items()}).encode()
     assert _errors(content) is not None
-    reader = ReportReader(key, lambda row: node_of(row, "gpu") if key == "nodes" else job_of(row, "gpu"))
-    try:
-        reader.feed(content)
-        report = reader.finish()
-    except SlurmFormatError:
-        return
-    assert isinstance(report.rows, tuple)
+    port = SlurmRest(SlurmSettings("/nowhere", rest_url="unix:/nowhere"))
+    port._ask = lambda *_: (200, content)
+    with contextlib.suppress(SchedulerError):
+        assert isinstance(port.nodes() if key == "nodes" else port.jobs(), tuple)

@@ -273,20 +273,6 @@ def test_a_round_sets_lost_weights_again_and_says_so(world):
     assert world.slurm.all["n6"].weight == 1
 
 
-@pytest.mark.parametrize("kill", [False, True])
-def test_a_weight_whose_record_somebody_wiped_is_given_back_from_the_folder(world, kill):
-    world.apply(action("soft_taint"))
-    world.slurm.all["n0"] = replace(world.slurm.all["n0"], extra="theirs")
-    assert world.apply(action("soft_taint")).kind == "refused"  # it would add to its own weight
-    world.scheduler.set_switches(Switches(kill=kill))
-    world.restart()
-    world.scheduler.read_fleet()
-    until = world.lease()
-    assert [write.words for write in world.scheduler.upkeep(ME, until)] == ["node n0: Weight: 1000001 -> 1"]
-    assert world.slurm.all["n0"].extra == "theirs"
-    assert world.apply(action("soft_taint")).kind == "done"
-
-
 @pytest.mark.parametrize("how", ["kill", "no lease", "expired", "a person's weight", "another reason"])
 def test_a_soft_mark_is_not_set_again_where_it_must_not_be(world, how):
     world.apply(action("soft_taint"))

@@ -13,15 +13,15 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import os
-from datetime import datetime, timedelta
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from pydantic import TypeAdapter
 
 from evaluation.metrics.evaluation import Evaluation
-from pipeline.report import AlertEntry, ReportContext, Simulated
+from pipeline.report import ReportContext
 from telemetry.atomic import FolderSwap, disk_errors, write_bytes
 from telemetry.errors import InputError
 
@@ -32,6 +32,7 @@ _ATTRIBUTIONS = "attributions.parquet"
 # `predrain doctor` reads this file for the importance of channels.
 
 _EXTRA = "extra_"
+_CONTEXT = TypeAdapter(ReportContext)
 
 _FRAMES = tuple(field.name for field in dataclasses.fields(Evaluation) if field.type in ("pd.DataFrame", pd.DataFrame))
 _SCALARS = ("k", "replicates", "units", "times", "oracle_coverage")
@@ -40,13 +41,7 @@ _SCALARS = ("k", "replicates", "units", "times", "oracle_coverage")
 def write_frame(frame: pd.DataFrame, path: Path) -> None:
     """Write a frame as Parquet, atomically; the same frame gives the same bytes."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with disk_errors(path):
-        try:
-            frame.to_parquet(temporary, index=False, compression="zstd")
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
+    write_bytes(path, frame.to_parquet(index=False, compression="zstd"))
 
 
 def write_json(content: dict[str, Any], path: Path) -> None:
@@ -72,15 +67,11 @@ def save_evaluation(out: Path, evaluation: Evaluation, context: ReportContext) -
             write_frame(context.attributions, swap.path / _ATTRIBUTIONS)
         for name, frame in context.extras.items():
             write_frame(frame, swap.path / f"{_EXTRA}{name}.parquet")
-        content = {
-            "evaluation": {name: _plain(getattr(evaluation, name)) for name in _SCALARS}
-            | {"first_time": evaluation.first_time.isoformat(), "last_time": evaluation.last_time.isoformat()},
-            "context": {
-                field.name: _plain(getattr(context, field.name))
-                for field in dataclasses.fields(context)
-                if field.name not in ("folds", "attributions", "extras")
-            },
-        }
+        measured = {name: getattr(evaluation, name) for name in _SCALARS}
+        measured |= {name: getattr(evaluation, name).isoformat() for name in ("first_time", "last_time")}
+        if math.isnan(evaluation.oracle_coverage):
+            measured["oracle_coverage"] = None
+        content = {"evaluation": measured, "context": _CONTEXT.dump_python(context, mode="json")}
         write_json(content, swap.path / "context.json")
         swap.commit()
 
@@ -111,47 +102,6 @@ def load_evaluation(out: Path) -> tuple[Evaluation, ReportContext]:
         measured["oracle_coverage"] = math.nan
     for name in ("first_time", "last_time"):
         measured[name] = datetime.fromisoformat(measured[name])
-    told = content["context"]
-    context = ReportContext(
-        **told
-        | {
-            "span": tuple(datetime.fromisoformat(instant) for instant in told["span"]),
-            "simulated": None if told["simulated"] is None else Simulated(**told["simulated"]),
-            "every": timedelta(seconds=told["every"]),
-            "gap": timedelta(seconds=told["gap"]),
-            "horizon": timedelta(seconds=told["horizon"]),
-            "alerts": tuple(_alert(each) for each in told["alerts"]),
-            "folds": folds,
-            "attributions": attributions,
-            "extras": extras,
-        }
-    )
+    frames_of_context = {"folds": folds, "attributions": attributions, "extras": extras}
+    context = _CONTEXT.validate_python(content["context"] | frames_of_context)
     return Evaluation(**measured, **frames), context
-
-
-def _alert(told: dict[str, Any]) -> AlertEntry:
-    start = told["incident_start"]
-    return AlertEntry(
-        **told
-        | {
-            "decision_time": datetime.fromisoformat(told["decision_time"]),
-            "incident_start": None if start is None else datetime.fromisoformat(start),
-            "risk": float("nan") if told["risk"] is None else told["risk"],
-            "reasons": tuple(told["reasons"]),
-        }
-    )
-
-
-def _plain(value: Any) -> Any:
-    """Turn a value into what JSON holds: durations in seconds, instants in ISO form, NaN as null."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
-    if isinstance(value, timedelta):
-        return value.total_seconds()
-    if isinstance(value, datetime):
-        return value.isoformat()
-    if isinstance(value, dict):
-        return {str(key): _plain(each) for key, each in value.items()}
-    if isinstance(value, tuple | list):
-        return [_plain(each) for each in value]
-    return None if isinstance(value, float) and math.isnan(value) else value

@@ -28,7 +28,7 @@ def decision_extras(
 ) -> dict[str, pd.DataFrame]:
     """Work out what the report's section on decisions shows and what a bundle takes over.
 
-    Returns: ``promises`` and ``promise_folds`` (``Promises``), ``decisions`` (the promises that
+    Returns: ``promises`` (``Promises``), ``decisions`` (the promises that
     all outcomes at the end allow), ``unforeseen`` (``unforeseen_incidents``), and ``horizons``
     (:func:`models.calibration.horizons.horizon_table`) where further horizons were asked for.
     """
@@ -36,7 +36,6 @@ def decision_extras(
     best = None if truth is None else oracle_predictions(result.predictions, truth, result.k)
     extras = {
         "promises": made.pooled,
-        "promise_folds": made.folds,
         "decisions": decisions_frame(made),
         "unforeseen": unforeseen_incidents(result.predictions, best),
     }

@@ -269,7 +269,7 @@ def _alerts(result: BacktestResult, profile: str) -> tuple[AlertEntry, ...]:
                 decision_time=row.decision_time.to_pydatetime(),
                 node=str(row.node),
                 unit=str(row.unit),
-                risk=float(row.risk),
+                risk=None if pd.isna(row.risk) else float(row.risk),
                 label=label,
                 failure_class=str(row.failure_class) if label == 1 else None,
                 incident_start=row.incident_start.to_pydatetime() if label == 1 else None,

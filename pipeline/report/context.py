@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from typing import Annotated
 
 import pandas as pd
+from pydantic import ConfigDict, Field
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +29,7 @@ class AlertEntry:
 
     ``decision_time``: when it was given (UTC).
     ``unit``: the GPU, or the node where there are no GPUs.
-    ``risk``: calibrated probability; NaN where the model gives none.
+    ``risk``: calibrated probability; None where the model gives none.
     ``label``: 1: an incident followed, 0: none did, None: not known.
     ``failure_class``: class of the incident that followed.
     ``incident_start``: its start (UTC).
@@ -38,7 +40,7 @@ class AlertEntry:
     decision_time: datetime
     node: str
     unit: str
-    risk: float
+    risk: float | None
     label: int | None
     failure_class: str | None
     incident_start: datetime | None
@@ -77,12 +79,14 @@ class ReportContext:
     every: timedelta
     gap: timedelta
     horizon: timedelta
-    folds: pd.DataFrame
-    skipped: Sequence[str] = ()
-    alerts: Sequence[AlertEntry] = ()
+    folds: Annotated[pd.DataFrame, Field(exclude=True)]
+    skipped: tuple[str, ...] = ()
+    alerts: tuple[AlertEntry, ...] = ()
     params: Mapping[str, str] = field(default_factory=dict)
-    attributions: pd.DataFrame | None = None
-    extras: Mapping[str, pd.DataFrame] = field(default_factory=dict)
+    attributions: Annotated[pd.DataFrame | None, Field(exclude=True)] = None
+    extras: Annotated[Mapping[str, pd.DataFrame], Field(exclude=True)] = field(default_factory=dict)
+
+    __pydantic_config__ = ConfigDict(arbitrary_types_allowed=True, ser_json_timedelta="float")
 
     @property
     def unit_word(self) -> str:

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import pandas as pd
 
-from evaluation.metrics.evaluation import Evaluation
 from evaluation.metrics.lead_time import TOP_SHARE
 from pipeline.report.context import ReportContext
-from pipeline.report.tables import Cell, Section, Table
+from pipeline.report.tables import Cell, Section, Table, table_of
 from pipeline.report.wording import NONE, count, number, percent, percent_at_least
 
 
-def decisions(_evaluation: Evaluation, context: ReportContext) -> Section | None:
+def decisions(context: ReportContext) -> Section | None:
     """Make the section; None where promises were not worked out."""
     promises, now = context.extras.get("promises"), context.extras.get("decisions")
     if promises is None or now is None or promises.empty:
         return None
-    folds = context.extras["promise_folds"]
     mine = promises[promises["model"] == context.profile]
     tables = [_now(now[now["model"] == context.profile], context), _kept(promises, context)]
-    made = folds[(folds["model"] == context.profile) & folds["promised"].astype(bool)]
-    if len(made):
-        tables.append(_by_fold(made, context))
     horizons, unforeseen = context.extras.get("horizons"), context.extras.get("unforeseen")
     if horizons is not None:
         tables.append(_horizons(horizons))
@@ -39,7 +37,7 @@ def decisions(_evaluation: Evaluation, context: ReportContext) -> Section | None
         name="Decisions",
         title="From score to decision: what can be promised",
         before=(_made(mine, context), _counted(promises)),
-        tables=tuple(tables),
+        tables=tuple(table for table in tables if table is not None),
         after=tuple(after),
     )
 
@@ -86,113 +84,74 @@ def _counted(promises: pd.DataFrame) -> str:
     )
 
 
-def _now(mine: pd.DataFrame, context: ReportContext) -> Table:
-    rows = []
-    for row in mine.itertuples():
-        asked = {
+def _now(mine: pd.DataFrame, context: ReportContext) -> Table | None:
+    def asked(row: Any) -> str:
+        return {
             "precision": f"a precision of {percent(row.asked)}",
             "budget": f"{number(row.asked, 1)} alerts a decision time",
             "cost": "the least cost",
         }[str(row.kind)]
-        stands = row.threshold == row.threshold  # NaN: nothing is alerted
-        rows.append(
-            (
-                Cell(asked),
-                Cell(_standing(str(row.kind), promised=bool(row.promised), stands=stands)),
-                Cell(_risk(row.threshold)),
-                Cell(percent_at_least(row.bound_lower) if stands else NONE),
-                Cell(number(row.drains_per_decision, 2) if stands else NONE),
-                Cell(percent(row.recall) if stands else NONE),
-                Cell(str(row.why)),
-            )
-        )
-    return Table(
+
+    confidence = percent(float(mine["confidence"].iloc[0])) if len(mine) else NONE
+    return table_of(
         f"What the outcomes known at the end of the data allow {context.profile} for the time after, with a confidence "
-        f"of {percent(float(mine['confidence'].iloc[0])) if len(mine) else NONE}.",
-        ("asked", "promised?", "alert from a risk of", "precision at least", "drains a decision", "recall", "why"),
-        tuple(rows),
+        f"of {confidence}.",
+        mine,
+        ("asked", asked),
+        ("promised?", _standing),
+        ("alert from a risk of", lambda row: _risk(row.threshold)),
+        ("precision at least", lambda row: percent_at_least(row.bound_lower) if _stands(row) else NONE),
+        ("drains a decision", lambda row: number(row.drains_per_decision, 2) if _stands(row) else NONE),
+        ("recall", lambda row: percent(row.recall) if _stands(row) else NONE),
+        ("why", lambda row: row.why),
         words=frozenset({0, 1, 6}),
     )
 
 
-def _standing(kind: str, *, promised: bool, stands: bool) -> str:
+def _stands(row: Any) -> bool:
+    return not math.isnan(row.threshold)  # NaN: nothing is alerted
+
+
+def _standing(row: Any) -> str:
     """Say what a row of the table is: a promise, or a threshold that a budget or costs set without one."""
-    if kind == "precision":
-        return "yes" if promised else "no"
-    if not stands:
+    if row.kind == "precision":
+        return "yes" if row.promised else "no"
+    if not _stands(row):
         return "not set"
-    if kind == "cost":
-        return "set, a saving is sure" if promised else "set, a saving is not sure"
+    if row.kind == "cost":
+        return "set, a saving is sure" if row.promised else "set, a saving is not sure"
     return "set, not promised"
 
 
-def _kept(promises: pd.DataFrame, context: ReportContext) -> Table:
-    rows, strong = [], set()
-    shown = promises[(promises["promised"] > 0) | (promises["model"] == context.profile)]
-    for at, row in enumerate(shown.itertuples()):
-        judged = row.known_drains > 0
-        if row.model == context.profile:
-            strong.add(at)
-        rows.append(
-            (
-                Cell(str(row.model)),
-                Cell(percent(row.target)),
-                Cell(f"{count(row.promised)} of {count(row.folds)}"),
-                Cell(count(row.drains)),
-                Cell(percent(row.precision) if judged else NONE),
-                Cell(("kept" if row.kept else "broken") if judged else NONE),
-                Cell(percent(row.recall) if judged else NONE),
-                Cell(percent(row.recall_promised) if row.promised else NONE),
-                Cell(percent_at_least(row.best) if row.best > 0 else NONE),
-            )
-        )
-    return Table(
+def _kept(promises: pd.DataFrame, context: ReportContext) -> Table | None:
+    return table_of(
         "Promises walked forward: made at a refit on earlier outcomes, judged until the next. Models without any "
         "promise are left out.",
-        ("model", "target", "refits with a promise", "drains", "precision", "", "recall", "recall while it stood",
-         "most that could be promised"),
-        tuple(rows),
-        frozenset(strong),
+        promises[(promises["promised"] > 0) | (promises["model"] == context.profile)],
+        ("model", lambda row: row.model),
+        ("target", lambda row: percent(row.target)),
+        ("refits with a promise", lambda row: f"{count(row.promised)} of {count(row.folds)}"),
+        ("drains", lambda row: count(row.drains)),
+        ("precision", lambda row: percent(row.precision) if row.known_drains else NONE),
+        ("", lambda row: ("kept" if row.kept else "broken") if row.known_drains else NONE),
+        ("recall", lambda row: percent(row.recall) if row.known_drains else NONE),
+        ("recall while it stood", lambda row: percent(row.recall_promised) if row.promised else NONE),
+        ("most that could be promised", lambda row: percent_at_least(row.best) if row.best > 0 else NONE),
+        strong=lambda row: row.model == context.profile,
         words=frozenset({0, 5}),
-    )  # fmt: skip
-
-
-def _by_fold(made: pd.DataFrame, context: ReportContext) -> Table:
-    rows = tuple(
-        (
-            Cell(f"{row.refit_at:%Y-%m-%d}"),
-            Cell(percent(row.target)),
-            Cell(_risk(row.threshold)),
-            Cell(percent(row.lower), f"{count(row.earlier_hits)} of {count(row.earlier_drains)} earlier drains"),
-            Cell(count(row.drains)),
-            Cell(count(row.hits)),
-            Cell(f"{count(row.caught)} of {count(row.incidents)}"),
-        )
-        for row in made.itertuples()
-    )
-    return Table(
-        f"The promises of {context.profile}, refit by refit.",
-        ("refit", "target", "alert from a risk of", "precision at least", "drains", "right", "incidents caught"),
-        rows,
     )
 
 
-def _horizons(frame: pd.DataFrame) -> Table:
-    rows = tuple(
-        (
-            Cell(f"{row.hours:g} h"),
-            Cell(count(row.positives)),
-            Cell(_risk(row.mean_risk)),
-            Cell(_risk(row.rate)),
-            Cell(number(row.ratio)),
-            Cell(number(100 * row.brier_skill, 2)),
-        )
-        for row in frame.itertuples()
-    )
-    return Table(
+def _horizons(frame: pd.DataFrame) -> Table | None:
+    return table_of(
         "Risks at several horizons, out of time: a risk never falls as its horizon grows.",
-        ("within", "rows followed by an incident", "mean risk", "rate", "mean risk over rate", "Brier skill in %"),
-        rows,
+        frame,
+        ("within", lambda row: f"{row.hours:g} h"),
+        ("rows followed by an incident", lambda row: count(row.positives)),
+        ("mean risk", lambda row: _risk(row.mean_risk)),
+        ("rate", lambda row: _risk(row.rate)),
+        ("mean risk over rate", lambda row: number(row.ratio)),
+        ("Brier skill in %", lambda row: number(100 * row.brier_skill, 2)),
     )
 
 
@@ -240,4 +199,4 @@ def _unforeseen(frame: pd.DataFrame) -> list[str]:
 
 
 def _risk(value: float) -> str:
-    return NONE if value != value else f"{100 * value:.3g} %"  # noqa: PLR0124 - NaN alone differs from itself
+    return NONE if math.isnan(value) else f"{100 * value:.3g} %"

@@ -1,20 +1,20 @@
-"""The report's section on what changed: verdicts, features by group, precision and calibration over time."""
+"""The report's section on what changed: verdicts, precision and calibration over time."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pandas as pd
 
 from evaluation.drift.verdict import CAUSES
-from evaluation.metrics.evaluation import Evaluation
-from features.config import GROUPS
 from pipeline.report.context import ReportContext
-from pipeline.report.tables import Cell, Section, Table
-from pipeline.report.wording import NONE, between, count, day, number, percent
+from pipeline.report.tables import Cell, Section, Table, table_of
+from pipeline.report.wording import between, count, day, number, percent
 
 _FACTS_SHOWN = 5
 
 
-def what_changed(_evaluation: Evaluation, context: ReportContext) -> Section | None:
+def what_changed(context: ReportContext) -> Section | None:
     """Make the section; None where no check was made, as with a single fold."""
     checks = context.extras.get("drift_checks")
     if checks is None or checks.empty:
@@ -23,7 +23,6 @@ def what_changed(_evaluation: Evaluation, context: ReportContext) -> Section | N
     tables = [
         _checks(checks),
         _verdicts(verdicts),
-        _groups(context.extras["drift_groups"]),
         _outcomes(context.extras["drift_outcomes"], context),
     ]
     return Section(
@@ -60,101 +59,64 @@ def _reading(context: ReportContext) -> str:
     )
 
 
-def _checks(checks: pd.DataFrame) -> Table:
-    rows = []
-    for row in checks.itertuples():
-        rows.append(
-            (
-                Cell(day(row.check_at), f"rows from {day(row.window_start)} on"),
-                Cell(row.summary),
-                Cell(
-                    f"{count(row.incidents_before)} / {count(row.incidents_now)}",
-                    f"rate × {number(row.ratio)} {between(number(row.ratio_low), number(row.ratio_high))}"
-                    if pd.notna(row.ratio)
-                    else "",
-                ),
-            )
-        )
-    caption = (
+def _checks(checks: pd.DataFrame) -> Table | None:
+    return table_of(
         "Each check: what it found, and incidents in the training span and since, with the ratio of the rates and its "
-        "exact 95 % interval."
+        "exact 95 % interval.",
+        checks,
+        ("check", lambda row: Cell(day(row.check_at), f"rows from {day(row.window_start)} on")),
+        ("found", lambda row: row.summary),
+        (
+            "incidents before / since",
+            lambda row: Cell(
+                f"{count(row.incidents_before)} / {count(row.incidents_now)}",
+                f"rate × {number(row.ratio)} {between(number(row.ratio_low), number(row.ratio_high))}"
+                if pd.notna(row.ratio)
+                else "",
+            ),
+        ),
+        words=frozenset({0, 1}),
     )
-    header = ("check", "found", "incidents before / since")
-    return Table(caption, header, tuple(rows), words=frozenset({0, 1}))
 
 
 def _verdicts(verdicts: pd.DataFrame) -> Table | None:
-    if verdicts.empty:
-        return None
-    rows = []
-    for row in verdicts.itertuples():
+    def evidence(row: Any) -> Cell:
         facts = row.facts.split("\n")
         shown = "; ".join(facts[:_FACTS_SHOWN])
         shown += f"; and {len(facts) - _FACTS_SHOWN} more" if len(facts) > _FACTS_SHOWN else ""
-        rows.append(
-            (Cell(day(row.check_at)), Cell(row.cause, "" if row.drift else "worth knowing"), Cell(row.text, shown))
-        )
-    caption = "Every verdict with its evidence. What is worth knowing only is no reason to refit by itself."
-    return Table(caption, ("check", "cause", "verdict"), tuple(rows), words=frozenset({0, 1, 2}))
+        return Cell(row.text, shown)
 
-
-def _groups(groups: pd.DataFrame) -> Table | None:
-    if groups.empty:
-        return None
-    names = [name for name in GROUPS if (groups["group"] == name).any()]
-    rows = []
-    for at, mine in groups.groupby("check_at", sort=True):
-        by_name = mine.set_index("group")
-        cells = [Cell(day(at))]
-        for name in names:
-            if name not in by_name.index:
-                cells.append(Cell(NONE))
-                continue
-            row = by_name.loc[name]
-            missing = f"missing {percent(row['missing_before'])} → {percent(row['missing_now'])}"
-            cells.append(
-                Cell(
-                    f"{percent(row['moved'] / row['features'])}, {number(row['psi'])}, {number(row['ks'])}",
-                    missing if row["missing_moved"] else "",
-                )
-            )
-        rows.append(tuple(cells))
-    caption = (
-        "By feature group: the share of features that moved, the largest stability index, and the largest "
-        "Kolmogorov-Smirnov distance; beneath, the mean share of missing values where that moved. History grows with "
-        "the data at hand, and onset follows errors, which are there to be alerted on: neither decides by itself."
+    return table_of(
+        "Every verdict with its evidence. What is worth knowing only is no reason to refit by itself.",
+        verdicts,
+        ("check", lambda row: day(row.check_at)),
+        ("cause", lambda row: Cell(row.cause, "" if row.drift else "worth knowing")),
+        ("verdict", evidence),
+        words=frozenset({0, 1, 2}),
     )
-    return Table(caption, ("check", *names), tuple(rows))
 
 
 def _outcomes(outcomes: pd.DataFrame, context: ReportContext) -> Table | None:
-    if outcomes.empty:
-        return None
-    rows = [
-        (
-            Cell(f"{day(row['from'])} to {day(row['until'])}"),
-            Cell(count(row["right"])),
-            Cell(count(row["wrong"])),
-            Cell(count(row["open"])),
-            Cell(
-                percent(row["precision"]),
-                between(percent(row["precision_low"]), percent(row["precision_high"]))
-                if row["right"] + row["wrong"]
-                else "",
-            ),
-            Cell(count(row["incidents"])),
-            Cell(
-                number(row["calibration"]),
-                between(number(row["calibration_low"]), number(row["calibration_high"])),
-            ),
-        )
-        for _, row in outcomes.iterrows()
-    ]
-    caption = (
+    def precision(row: Any) -> Cell:
+        bounds = between(percent(row.precision_low), percent(row.precision_high))
+        return Cell(percent(row.precision), bounds if row.right + row.wrong else "")
+
+    return table_of(
         f"Outcomes of {context.profile} as they came in, in windows of at most 28 days: alerted {context.unit_word}s "
         f"that failed, that did not, and that nothing is known of yet (each {context.unit_word} once a window), with "
         "the exact 95 % interval of the share; and positives over the sum of risks, with the exact interval of the "
-        "number of incidents behind them (1: calibrated)."
+        "number of incidents behind them (1: calibrated).",
+        outcomes.rename(columns={"from": "since"}),  # a keyword is no name of a tuple's field
+        ("decisions", lambda row: f"{day(row.since)} to {day(row.until)}"),
+        ("right", lambda row: count(row.right)),
+        ("wrong", lambda row: count(row.wrong)),
+        ("open", lambda row: count(row.open)),
+        ("share right", precision),
+        ("incidents", lambda row: count(row.incidents)),
+        (
+            "positives / risk",
+            lambda row: Cell(
+                number(row.calibration), between(number(row.calibration_low), number(row.calibration_high))
+            ),
+        ),
     )
-    header = ("decisions", "right", "wrong", "open", "share right", "incidents", "positives / risk")
-    return Table(caption, header, tuple(rows))

@@ -178,41 +178,6 @@ def lead_times(evaluation: Evaluation, profile: str) -> Plot | None:
     return _render("lead-times", "Lead time", caption, draw, height=2.8)
 
 
-def recall_by_class(evaluation: Evaluation, profile: str) -> Plot | None:
-    """Share of the incidents of each failure class that was caught."""
-    table = evaluation.by_class
-    mine = table[(table["model"] == profile) & (table["variant"] == SLIDING)].iloc[::-1]
-    if mine.empty:
-        return None
-    best = table[table["model"] == ORACLE].set_index("failure_class")["recall"]
-
-    def draw(axes: Axes) -> None:
-        place = np.arange(len(mine))
-        axes.barh(place, np.ones(len(mine)), color=_FAINT, height=0.55, alpha=0.6)
-        axes.barh(place, mine["recall"], color=SECOND, height=0.55, label=profile)
-        if not best.empty:
-            values = best.reindex(mine["failure_class"]).to_numpy()
-            axes.plot(
-                values, place, "D", color=ACCENT, markeredgecolor=_PAGE, markersize=7, label="oracle", clip_on=False
-            )
-            axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2)
-        names = [
-            f"{name}  ({caught} of {of})"
-            for name, caught, of in zip(mine["failure_class"], mine["caught"], mine["incidents"], strict=True)
-        ]
-        axes.set_yticks(place, names)
-        axes.grid(visible=False, axis="y")
-        axes.set(xlabel="share of incidents caught", xlim=(0, 1.01))
-        axes.xaxis.set_major_formatter(FuncFormatter(_percent_tick))
-
-    said = "; ".join(
-        f"{name} {caught} of {of}"
-        for name, caught, of in zip(mine["failure_class"], mine["caught"], mine["incidents"], strict=True)
-    )
-    caption = f"Recall of incidents by failure class, {profile} at K = {evaluation.k}. {said}."
-    return _render("by-class", "Recall by failure class", caption, draw, height=0.9 + 0.42 * len(mine))
-
-
 def calibration(evaluation: Evaluation, profile: str) -> Plot | None:
     """Observed rates against risks, both logarithmic."""
     bins = evaluation.calibration

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
-from collections.abc import Callable
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -15,15 +12,7 @@ from pipeline.report import plots, summary, tables, wording
 from pipeline.report.context import ReportContext
 from pipeline.report.decisions import decisions
 from pipeline.report.drift import what_changed
-from pipeline.report.tables import Section
-from telemetry.errors import InputError
-
-Maker = Callable[[Evaluation, ReportContext], Section | None]
-"""Makes a section, or None where there is nothing to tell."""
-
-
-MAKERS: tuple[Maker, ...] = (decisions, what_changed)
-"""Sections in the order of the page."""
+from telemetry.atomic import disk_errors, write_bytes
 
 _HERE = Path(__file__).parent
 
@@ -37,23 +26,10 @@ def write_report(out: Path, *, evaluation: Evaluation, context: ReportContext) -
     ``out``: the output folder of a backtest; made where it does not exist.
     Raises ``InputError`` if it cannot be written; an older report stays as it was.
     """
-    page = render_report(evaluation, context)
     target = out / "report" / "index.html"
-    try:
+    with disk_errors(target):
         target.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=".index-", suffix=".html")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
-                file.write(page)
-            os.chmod(temporary, 0o644)
-            os.replace(temporary, target)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
-    except OSError as error:
-        raise InputError(
-            f"cannot write the report: {error.strerror}", str(target), "Free some space or choose another --out."
-        ) from None
+        write_bytes(target, render_report(evaluation, context).encode())
     return target
 
 
@@ -67,7 +43,6 @@ def render_report(evaluation: Evaluation, context: ReportContext) -> str:
         "precision_recall": plots.precision_recall(evaluation, profile),
         "by_month": plots.precision_by_month(evaluation, profile),
         "lead_times": plots.lead_times(evaluation, profile),
-        "by_class": plots.recall_by_class(evaluation, profile),
         "calibration": plots.calibration(evaluation, profile),
     }
     against_once = "Each model refitted on a sliding span against the same model trained once, on the same resamples."
@@ -88,20 +63,13 @@ def render_report(evaluation: Evaluation, context: ReportContext) -> str:
         ensembles=tables.paired(evaluation, "ensemble", against_best),
         baselines=tables.paired(evaluation, "baseline", against_base),
         equal_alerts=tables.equal_alerts(evaluation),
-        budgets=tables.budgets(evaluation, context),
         months=tables.by_month(evaluation, profile),
         classes=tables.by_class(evaluation, profile),
         folds=tables.folds(evaluation, context),
         made_of=tables.made_of(context),
-        sections=sections(evaluation, context),
-        alerts=tables.alert_rows(tuple(context.alerts)),
+        sections=[section for section in (decisions(context), what_changed(context)) if section is not None],
+        alerts=tables.alert_rows(context.alerts),
         methods=sorted({alert.method for alert in context.alerts if alert.method}),
         day=wording.day,
         duration=wording.duration,
     )
-
-
-def sections(evaluation: Evaluation, context: ReportContext) -> list[Section]:
-    """Give the sections that have something to tell."""
-    made = [make(evaluation, context) for make in MAKERS]
-    return [section for section in made if section is not None]

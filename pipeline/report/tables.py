@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import pandas as pd
 
@@ -73,40 +75,50 @@ class Section:
     after: tuple[str, ...] = ()
 
 
-def models(evaluation: Evaluation, context: ReportContext) -> Table:
+Column = tuple[str, Callable[[Any], "str | Cell"]]
+"""A column's header, and what its cell says of a row (a tuple of ``itertuples``)."""
+
+
+def table_of(
+    caption: str,
+    frame: pd.DataFrame,
+    *columns: Column,
+    strong: Callable[[Any], bool] = lambda _: False,
+    words: frozenset[int] = frozenset({0}),
+) -> Table | None:
+    """Write a row of cells for each row of a frame; None if it has none.
+
+    ``strong``: tells which rows stand out.
+    """
+    if frame.empty:
+        return None
+    rows, marked = [], set()
+    for at, row in enumerate(frame.itertuples()):
+        cells = (write(row) for _, write in columns)
+        rows.append(tuple(cell if isinstance(cell, Cell) else Cell(str(cell)) for cell in cells))
+        if strong(row):
+            marked.add(at)
+    return Table(caption, tuple(header for header, _ in columns), tuple(rows), frozenset(marked), words)
+
+
+def models(evaluation: Evaluation, context: ReportContext) -> Table | None:
     """Every model, ensemble and baseline, with intervals."""
     table = _ordered(evaluation.table)
     with_oracle = "oracle_share_precision_at_k" in table
-    header = [
-        "model", "training", "alerts", f"precision at K = {evaluation.k}", "of its own alerts", "incidents caught",
-        "average precision", "ROC-AUC", "in top 5 %", "median lead", "false alert days", "calibr. error",
-    ]  # fmt: skip
-    if with_oracle:
-        header.append("of the oracle")
-    rows = []
-    for _, row in table.iterrows():
-        cells = [
-            Cell(str(row["model"]), str(row["kind"])),
-            Cell(_VARIANTS.get(row["variant"], str(row["variant"]))),
-            Cell(count(row["alerts"])),
-            _share(row, "precision_at_k"),
-            _share(row, "precision"),
-            _share(row, "recall"),
-            _plain(row, "average_precision"),
-            _plain(row, "roc_auc"),
-            _share(row, "capture"),
-            Cell(hours(row["lead_time_median_hours"])),
-            Cell(number(row["false_alert_days_per_1000_unit_days"], 1)),
-            Cell(percent(row["calibration_error"])),
-        ]
-        if with_oracle:
-            cells.append(_share(row, "oracle_share_precision_at_k"))
-        rows.append(tuple(cells))
-    strong = frozenset(
-        at
-        for at, name in enumerate(zip(table["model"], table["variant"], strict=True))
-        if name == (context.profile, SLIDING)
-    )
+    columns: list[Column] = [
+        ("model", lambda row: Cell(row.model, row.kind)),
+        ("training", lambda row: _VARIANTS.get(row.variant, row.variant)),
+        ("alerts", lambda row: count(row.alerts)),
+        (f"precision at K = {evaluation.k}", _measured("precision_at_k", percent)),
+        ("of its own alerts", _measured("precision", percent)),
+        ("incidents caught", _measured("recall", percent)),
+        ("average precision", _measured("average_precision", _three)),
+        ("ROC-AUC", _measured("roc_auc", _three)),
+        ("in top 5 %", _measured("capture", percent)),
+        ("median lead", lambda row: hours(row.lead_time_median_hours)),
+        ("false alert days", lambda row: number(row.false_alert_days_per_1000_unit_days, 1)),
+        ("calibr. error", lambda row: percent(row.calibration_error)),
+    ]
     caption = (
         f"Every model, pooled over all folds. In brackets: 95 % intervals from {evaluation.replicates} resamples of "
         f"whole {context.unit_word}s; a share of 0 or 100 %, which resampling cannot vary, has exact bounds instead "
@@ -115,11 +127,15 @@ def models(evaluation: Evaluation, context: ReportContext) -> Table:
         else "Every model, pooled over all folds. No intervals: backtest.bootstrap is 0."
     )
     if with_oracle:
+        columns.append(("of the oracle", _measured("oracle_share_precision_at_k", percent)))
         caption += (
             " The oracle is the best in the mean, not in each run: a share of its precision, or a bound of one, can "
             "pass 100 % by chance."
         )
-    return Table(caption, tuple(header), tuple(rows), strong, words=frozenset({0, 1}))
+    strong = (context.profile, SLIDING)
+    return table_of(
+        caption, table, *columns, strong=lambda row: (row.model, row.variant) == strong, words=frozenset({0, 1})
+    )
 
 
 def paired(evaluation: Evaluation, comparison: str, caption: str) -> Table | None:
@@ -127,180 +143,122 @@ def paired(evaluation: Evaluation, comparison: str, caption: str) -> Table | Non
     mine = evaluation.paired[evaluation.paired["comparison"] == comparison]
     precision = mine[mine["statistic"] == "precision_at_k"].reset_index(drop=True)
     average = mine[mine["statistic"] == "average_precision"].reset_index(drop=True)
-    if precision.empty:
-        return None
-    rows = []
-    for one, two in zip(precision.itertuples(), average.itertuples(), strict=True):
-        left = one.model if comparison != "sliding" else f"{one.model}, sliding"
-        right = one.other_model if comparison != "sliding" else "trained once"
-        rows.append(
-            (
-                Cell(left),
-                Cell(right),
-                Cell(f"{percent(one.value)} / {percent(one.other_value)}"),
-                Cell(points(one.difference), between(points(one.low), points(one.high))),
-                Cell(verdict(one.low, one.high)),
-                Cell(signed(two.difference), between(signed(two.low), signed(two.high))),
-                Cell(verdict(two.low, two.high)),
-            )
-        )
-    header = (
-        "model", "against", "precision at K", "difference in points", "verdict",
-        "difference in average precision", "verdict",
-    )  # fmt: skip
-    return Table(caption, header, tuple(rows), words=frozenset({0, 1, 4, 6}))
+    same = comparison == "sliding"
+    return table_of(
+        caption,
+        precision.join(average[["difference", "low", "high"]].add_suffix("_average")),
+        ("model", lambda row: f"{row.model}, sliding" if same else row.model),
+        ("against", lambda row: "trained once" if same else row.other_model),
+        ("precision at K", lambda row: f"{percent(row.value)} / {percent(row.other_value)}"),
+        ("difference in points", _difference),
+        ("verdict", lambda row: verdict(row.low, row.high)),
+        (
+            "difference in average precision",
+            lambda row: Cell(
+                signed(row.difference_average), between(signed(row.low_average), signed(row.high_average))
+            ),
+        ),
+        ("verdict", lambda row: verdict(row.low_average, row.high_average)),
+        words=frozenset({0, 1, 4, 6}),
+    )
 
 
 def equal_alerts(evaluation: Evaluation) -> Table | None:
     """Every ensemble beside the single learner that is best at as many alerts."""
     table = evaluation.equal_alerts
-    best = table[(table["variant"] == SLIDING) & table["best"].astype(bool)]
-    if best.empty:
-        return None
-    rows = tuple(
-        (
-            Cell(row.model),
-            Cell(row.other_model),
-            Cell(count(row.alerts)),
-            Cell(percent(row.precision)),
-            Cell(percent(row.other_precision)),
-            Cell(points(row.difference), between(points(row.low), points(row.high))),
-            Cell(verdict(row.low, row.high)),
-        )
-        for row in best.itertuples()
-    )
-    header = (
-        "model", "the best learner", "alerts", "its precision", "the learner's", "difference in points", "verdict",
-    )  # fmt: skip
-    return Table(
+    return table_of(
         "Every ensemble beside the single learner that is best at as many alerts. An ensemble that alerts less than K "
         "allows looks more precise for that alone; the learner is chosen after the fact, which favours it.",
-        header,
-        rows,
+        table[(table["variant"] == SLIDING) & table["best"].astype(bool)],
+        ("model", lambda row: row.model),
+        ("the best learner", lambda row: row.other_model),
+        ("alerts", lambda row: count(row.alerts)),
+        ("its precision", lambda row: percent(row.precision)),
+        ("the learner's", lambda row: percent(row.other_precision)),
+        ("difference in points", _difference),
+        ("verdict", lambda row: verdict(row.low, row.high)),
         words=frozenset({0, 1, 6}),
-    )
-
-
-def budgets(evaluation: Evaluation, context: ReportContext) -> Table | None:
-    """Precision of every model at several budgets."""
-    frame = evaluation.budgets[evaluation.budgets["variant"] == SLIDING]
-    if frame.empty:
-        return None
-    steps = sorted(frame["k"].unique())
-    rows = []
-    strong = set()
-    for at, (model, mine) in enumerate(frame.groupby("model", sort=False)):
-        by_k = mine.set_index("k")
-        cells = [Cell(str(model))]
-        for k in steps:
-            row = by_k.loc[k]
-            cells.append(Cell(percent(row["precision"]), between(percent(row["low"]), percent(row["high"]))))
-        rows.append(tuple(cells))
-        if model == context.profile:
-            strong.add(at)
-    header = ("model", *(f"K = {k}" for k in steps))
-    return Table(
-        "Precision as the budget of alerts at each decision time changes.", header, tuple(rows), frozenset(strong)
     )
 
 
 def by_month(evaluation: Evaluation, profile: str) -> Table | None:
     """Precision at K by month, sliding and trained once."""
     mine = evaluation.monthly[evaluation.monthly["model"] == profile]
-    sliding = mine[mine["variant"] == SLIDING].set_index("month")
-    once = mine[mine["variant"] == TRAIN_ONCE].set_index("month")
-    if sliding.empty:
-        return None
-    rows = tuple(
-        (
-            Cell(str(month)),
-            Cell(percent(row["base_rate"])),
-            Cell(count(row["incidents"])),
-            Cell(count(row["caught"])),
-            Cell(percent(row["precision_at_k"])),
-            Cell(percent(once.loc[month, "precision_at_k"]) if month in once.index else NONE),
-        )
-        for month, row in sliding.iterrows()
+    once = mine[mine["variant"] == TRAIN_ONCE].set_index("month")["precision_at_k"]
+    return table_of(
+        f"{profile} by calendar month of the decision (UTC).",
+        mine[mine["variant"] == SLIDING],
+        ("month", lambda row: row.month),
+        ("base rate", lambda row: percent(row.base_rate)),
+        ("incidents", lambda row: count(row.incidents)),
+        ("caught", lambda row: count(row.caught)),
+        ("precision at K, sliding", lambda row: percent(row.precision_at_k)),
+        ("precision at K, trained once", lambda row: percent(once.get(row.month, float("nan")))),
     )
-    header = ("month", "base rate", "incidents", "caught", "precision at K, sliding", "precision at K, trained once")
-    return Table(f"{profile} by calendar month of the decision (UTC).", header, rows)
 
 
 def by_class(evaluation: Evaluation, profile: str) -> Table | None:
-    """Recall by failure class."""
-    mine = evaluation.by_class
-    mine = mine[(mine["model"] == profile) & (mine["variant"] == SLIDING)]
-    if mine.empty:
-        return None
-    rows = tuple(
-        (
-            Cell(row.failure_class),
-            Cell(count(row.incidents)),
-            Cell(count(row.caught)),
-            Cell(percent(row.recall)),
-            Cell(hours(row.lead_time_median_hours)),
-        )
-        for row in mine.itertuples()
+    """Recall by failure class, of the profile and of the oracle."""
+    table = evaluation.by_class
+    best = table[table["model"] == ORACLE].set_index("failure_class")["recall"]
+    return table_of(
+        f"Incidents by failure class, {profile} at K = {evaluation.k}.",
+        table[(table["model"] == profile) & (table["variant"] == SLIDING)],
+        ("failure class", lambda row: row.failure_class),
+        ("incidents", lambda row: count(row.incidents)),
+        ("caught", lambda row: count(row.caught)),
+        ("recall", lambda row: percent(row.recall)),
+        ("the oracle's recall", lambda row: percent(best.get(row.failure_class, float("nan")))),
+        ("median lead time", lambda row: hours(row.lead_time_median_hours)),
     )
-    header = ("failure class", "incidents", "caught", "recall", "median lead time")
-    return Table(f"Incidents by failure class, {profile} at K = {evaluation.k}.", header, rows)
 
 
 def folds(evaluation: Evaluation, context: ReportContext) -> Table | None:
     """Each refit: when, on what, and what its decisions were worth."""
     mine = context.folds[context.folds["variant"] == SLIDING].drop_duplicates("fold").sort_values("fold")
-    if mine.empty:
-        return None
     measured = evaluation.folds
-    measured = measured[(measured["model"] == context.profile) & (measured["variant"] == SLIDING)].set_index("fold")
-    rows = []
-    for row in mine.itertuples():
-        found = measured.loc[row.fold] if row.fold in measured.index else None
-        rows.append(
-            (
-                Cell(str(row.fold)),
-                Cell(minute(row.refit_at)),
-                Cell(_span(row.span)),
-                Cell(day(row.train_start), f"to {day(row.train_end)}"),
-                Cell(f"{count(row.n_positive)} / {count(row.n_negative)}"),
-                Cell(NONE if found is None else percent(found["base_rate"])),
-                Cell(NONE if found is None else percent(found["precision_at_k"])),
-                Cell(NONE if found is None else f"{count(found['caught'])} of {count(found['incidents'])}"),
-                Cell(NONE if found is None else number(found["average_precision"], 3)),
-            )
-        )
-    header = (
-        "fold", "refitted at (UTC)", "span", "trained on", "positive / negative rows", "base rate", "precision at K",
-        "incidents caught", "average precision",
-    )  # fmt: skip
-    caption = f"Each refit of the sliding training, and what {context.profile} was worth on the decisions it scored."
-    return Table(caption, header, tuple(rows))
+    measured = measured[(measured["model"] == context.profile) & (measured["variant"] == SLIDING)]
+    names = ["fold", "base_rate", "precision_at_k", "caught", "incidents", "average_precision"]
+    return table_of(
+        f"Each refit of the sliding training, and what {context.profile} was worth on the decisions it scored.",
+        mine.merge(measured[names], on="fold", how="left"),
+        ("fold", lambda row: row.fold),
+        ("refitted at (UTC)", lambda row: minute(row.refit_at)),
+        ("span", lambda row: _span(row.span)),
+        ("trained on", lambda row: Cell(day(row.train_start), f"to {day(row.train_end)}")),
+        ("positive / negative rows", lambda row: f"{count(row.n_positive)} / {count(row.n_negative)}"),
+        ("base rate", lambda row: percent(row.base_rate)),
+        ("precision at K", lambda row: percent(row.precision_at_k)),
+        (
+            "incidents caught",
+            lambda row: NONE if pd.isna(row.incidents) else f"{count(row.caught)} of {count(row.incidents)}",
+        ),
+        ("average precision", lambda row: _three(row.average_precision)),
+    )
 
 
 def made_of(context: ReportContext) -> Table | None:
     """Show what the profile's scores are made of, by feature group; None where nothing was explained."""
     if context.attributions is None or context.attributions.empty:
         return None
-    rows = tuple(
-        (
-            Cell(str(row.group)),
-            Cell(percent(row.share)),
-            Cell(", ".join(f"{name} {percent(share)}" for name, share in row.channels.items())),
-        )
-        for row in by_group(context.attributions).itertuples()
+    return table_of(
+        f"Shares of the attributions of {context.profile}: mean absolute contribution, averaged over the folds.",
+        by_group(context.attributions),
+        ("group", lambda row: row.group),
+        ("share", lambda row: percent(row.share)),
+        ("most by", lambda row: ", ".join(f"{name} {percent(share)}" for name, share in row.channels.items())),
+        words=frozenset({0, 2}),
     )
-    caption = f"Shares of the attributions of {context.profile}: mean absolute contribution, averaged over the folds."
-    return Table(caption, ("group", "share", "most by"), rows, words=frozenset({0, 2}))
 
 
-def alert_rows(alerts: tuple[AlertEntry, ...]) -> list[dict[str, object]]:
+def alert_rows(alerts: Iterable[AlertEntry]) -> list[dict[str, object]]:
     """Alerts for the template: when, where, risk, outcome, reasons."""
     return [
         {
             "time": minute(alert.decision_time),
             "unit": alert.unit,
             "node": "" if alert.node == alert.unit else alert.node,
-            "risk": percent(alert.risk),
+            "risk": NONE if alert.risk is None else percent(alert.risk),
             "outcome": _outcome(alert),
             "right": alert.label == 1,
             "reasons": alert.reasons,
@@ -335,12 +293,20 @@ def _ordered(table: pd.DataFrame) -> pd.DataFrame:
     return table.loc[key.sort_values(["kind", "place", "model", "variant"], kind="stable").index].reset_index(drop=True)
 
 
-def _share(row: pd.Series, name: str) -> Cell:
-    return Cell(percent(row[name]), between(percent(row[f"{name}_low"]), percent(row[f"{name}_high"])))
+def _difference(row: Any) -> Cell:
+    return Cell(points(row.difference), between(points(row.low), points(row.high)))
 
 
-def _plain(row: pd.Series, name: str) -> Cell:
-    return Cell(number(row[name], 3), between(number(row[f"{name}_low"], 3), number(row[f"{name}_high"], 3)))
+def _measured(name: str, write: Callable[[float], str]) -> Callable[[Any], Cell]:
+    def cell(row: Any) -> Cell:
+        value, low, high = (write(getattr(row, f"{name}{end}")) for end in ("", "_low", "_high"))
+        return Cell(value, between(low, high))
+
+    return cell
+
+
+def _three(value: float) -> str:
+    return number(value, 3)
 
 
 def _span(value: object) -> str:

@@ -33,30 +33,27 @@ def context(extras, profile="good"):
 
 
 def test_a_run_leaves_its_promises_and_decisions_as_frames(extras):
-    assert set(extras) == {"promises", "promise_folds", "decisions", "unforeseen"}
+    assert set(extras) == {"promises", "decisions", "unforeseen"}
     assert set(extras["decisions"]["kind"]) == {"precision", "budget"}
 
 
 def test_the_report_says_what_was_promised_and_what_became_of_it(extras):
-    made = section(None, context(extras))
+    made = section(context(extras))
     assert made.key == "decisions"
     assert "A precision of 30.0 % was promised at" in made.before[0]
     assert "and kept:" in made.before[0]
-    captions = " ".join(table.caption for table in made.tables)
-    assert "refit by refit" in captions
     assert any("stood out to no model of this run" in line for line in made.after)
     for table in made.tables:
         assert all(len(row) == len(table.header) for row in table.rows)
 
 
 def test_the_report_says_what_cannot_be_promised(extras):
-    made = section(None, context(extras, "blind"))
+    made = section(context(extras, "blind"))
     assert "A precision of 85.0 % was never promised:" in made.before[0]
-    assert "refit by refit" not in " ".join(table.caption for table in made.tables)
 
 
 def test_a_report_without_promises_has_no_such_section():
-    assert section(None, context({})) is None
+    assert section(context({})) is None
 
 
 def test_a_bundle_carries_the_decisions_of_its_profile(extras, monkeypatch, tmp_path):

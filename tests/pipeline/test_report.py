@@ -178,14 +178,14 @@ def test_headings_descend_one_level_at_a_time_and_tables_are_captioned(page):
     assert levels[0] == 1
     assert levels.count(1) == 1
     assert all(after - before <= 1 for before, after in itertools.pairwise(levels))
-    assert len(page.tables) >= 9
+    assert len(page.tables) >= 8
     for table in page.tables:
         assert table["caption"].strip()
         assert len({len(row) for row in table["rows"]}) == 1
 
 
 def test_plots_have_a_title_and_a_description_and_take_the_pages_colours(html, page):
-    assert len(page.svgs) == 5
+    assert len(page.svgs) == 4
     for svg in page.svgs:
         assert svg["role"] == "img"
         assert svg["viewbox"]
@@ -275,7 +275,7 @@ def test_each_outcome_has_its_own_words(evaluation, context):
     alerts = (
         AlertEntry(t, "n1", "g1", 0.5, 1, "memory", t + timedelta(hours=13.4)),
         AlertEntry(t, "n1", "g2", 0.4, 0, None, None, (), "exact tree contributions of xgboost"),
-        AlertEntry(t, "n1", "n1", float("nan"), None, None, None),
+        AlertEntry(t, "n1", "n1", None, None, None, None),
     )
     rows = Page(render_report(evaluation, replace(context, alerts=alerts))).table("Alerts of mean_rank")[1:]
     assert [row[3] for row in rows] == ["right: memory 13.4 h later", "wrong: no incident followed", "not known yet"]
@@ -333,11 +333,8 @@ def test_a_full_disk_leaves_the_old_report(tmp_path, evaluation, context, monkey
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr("os.replace", full)
-    with pytest.raises(InputError) as raised:
+    with pytest.raises(InputError, match="the disk is full"):
         write_report(tmp_path, evaluation=evaluation, context=replace(context, dataset="other"))
-    assert str(raised.value) == (
-        f"cannot write the report: No space left on device ({path}). Free some space or choose another --out."
-    )
     assert path.read_bytes() == before
     assert [each.name for each in path.parent.iterdir()] == ["index.html"]
 

@@ -225,7 +225,7 @@ def test_a_full_disk_loses_nothing(
     def full(*_args: object, **_kwargs: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(pd.DataFrame, "to_parquet", full)
+    monkeypatch.setattr("os.fsync", full)
     with pytest.raises(InputError, match="the disk is full"):
         replay(FeatureMatrix.open(small_backtest / "matrix"), small_params, out)
     after = digests(out)

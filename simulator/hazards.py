@@ -102,66 +102,39 @@ def build_chain(parameters: Parameters, *, acceleration: float, detects: bool) -
     """Make the chain of hidden states; ``detects``: whether the new health check starts (row 1 of ``fail``)."""
     hazards = parameters.hazards
     models = parameters.fleet.models
-    phases: list[Phase] = [Phase.HEALTHY]
-    owners, names = [-1], ["healthy"]
-    advance, heal, fail = [0.0], [0.0], [0.0]
-    onset: list[list[float]] = [[0.0] * len(models)]
+    nowhere = [0.0] * len(models)
     direct = np.zeros((len(models), len(hazards.mechanisms)))
     scale = acceleration / HOURS_PER_YEAR / mean_multiplier(parameters.heterogeneity)
-
-    def add(phase: Phase, owner: int, rates: list[float], leave: tuple[float, float, float]) -> None:
-        phases.append(phase)
-        owners.append(owner)
-        names.append(f"{'check' if owner < 0 else hazards.mechanisms[owner].name}_{phase.name.lower()}")
-        onset.append(rates)
-        advance.append(leave[0])
-        heal.append(leave[1])
-        fail.append(leave[2])
-
+    # Of each state: its phase, its mechanism, the rates into it from healthy, and of advancing, healing and failing.
+    states: list[tuple[Phase, int, list[float], float, float, float]] = [(Phase.HEALTHY, -1, nowhere, 0.0, 0.0, 0.0)]
     for owner, each in enumerate(hazards.mechanisms):
         first = [scale * rate * _first_share(each, hazards.recurs) for rate in _rates(each, parameters)]
-        direct[:, owner] = first
-        paths: list[tuple[float, float]] = []
-        if each.weak > 0:
-            rate = 1.0 / hazards.weak_mean_h
-            fails = hazards.weak_fails
-            add(Phase.WEAK, owner, _entries(first, each.weak, fails), (0.0, rate * (1 - fails), rate * fails))
-            paths.append((each.weak, fails))
-        if each.strong > 0:
-            rate = 1.0 / hazards.mild_mean_h
-            advances = hazards.mild_advances
-            ends_badly = advances * hazards.advanced_fails
-            add(
-                Phase.MILD, owner, _entries(first, each.strong, ends_badly), (rate * advances, rate * (1 - advances), 0)
-            )
-            paths.append((each.strong, ends_badly))
+        ends_badly = 0.0  # A path that never fails leaves its share to the direct failures: the class keeps its rate.
+        for phase, share, mean_h, fails in (
+            (Phase.WEAK, each.weak, hazards.weak_mean_h, hazards.weak_fails),
+            (Phase.MILD, each.strong, hazards.mild_mean_h, hazards.mild_advances * hazards.advanced_fails),
+            (Phase.STRUCTURAL, each.structural, hazards.structural_mean_h, hazards.structural_fails),
+        ):
+            if share <= 0:
+                continue
+            ends_badly += share if fails > 0 else 0.0
+            rate, into = 1.0 / mean_h, _entries(first, share, fails)
+            if phase != Phase.MILD:
+                states.append((phase, owner, into, 0.0, rate * (1 - fails), rate * fails))
+                continue
+            goes_on = hazards.mild_advances
+            states.append((phase, owner, into, rate * goes_on, rate * (1 - goes_on), 0.0))
             count = hazards.advanced_phases
-            rate = count / hazards.advanced_mean_h
-            on = hazards.advanced_fails ** (1.0 / count)
-            for number in range(count):
-                last = number == count - 1
-                leave = (0.0, rate * (1 - on), rate * on) if last else (rate * on, rate * (1 - on), 0.0)
-                add(Phase.ADVANCED, owner, [0.0] * len(models), leave)
-        if each.structural > 0:
-            rate = 1.0 / hazards.structural_mean_h
-            fails = hazards.structural_fails
-            add(
-                Phase.STRUCTURAL,
-                owner,
-                _entries(first, each.structural, fails),
-                (0.0, rate * (1 - fails), rate * fails),
-            )
-            paths.append((each.structural, fails))
-        # A path that never fails leaves its share to the direct failures, so that the class keeps its rate.
-        direct[:, owner] *= 1.0 - sum(share for share, fails in paths if fails > 0)
-    add(
-        Phase.UNDETECTED,
-        -1,
-        [scale * hazards.undetected_rate] * len(models),
-        (0.0, 1.0 / hazards.undetected_mean_h, 0.0),
-    )
-    detected = list(fail)
-    detected[-1] = 1.0 / hazards.detection_mean_h if detects else 0.0
+            rate, goes_on = count / hazards.advanced_mean_h, hazards.advanced_fails ** (1.0 / count)
+            leave = rate * goes_on, rate * (1 - goes_on)
+            states += [(Phase.ADVANCED, owner, nowhere, *leave, 0.0)] * (count - 1)
+            states.append((Phase.ADVANCED, owner, nowhere, 0.0, leave[1], leave[0]))
+        direct[:, owner] = np.array(first) * (1.0 - ends_badly)
+    undetected = [scale * hazards.undetected_rate] * len(models)
+    states.append((Phase.UNDETECTED, -1, undetected, 0.0, 1.0 / hazards.undetected_mean_h, 0.0))
+    phases, owners, onset, advance, heal, fail = zip(*states, strict=True)
+    detected = (*fail[:-1], 1.0 / hazards.detection_mean_h if detects else 0.0)
+    makers = [*(each.name for each in hazards.mechanisms), "check"]  # the last, -1, is no mechanism
     return Chain(
         phase=np.array(phases, np.int64),
         mechanism=np.array(owners, np.int64),
@@ -170,7 +143,7 @@ def build_chain(parameters: Parameters, *, acceleration: float, detects: bool) -
         advance=np.array(advance, np.float64),
         heal=np.array(heal, np.float64),
         fail=np.array([fail, detected], np.float64),
-        names=tuple(names),
+        names=("healthy", *(f"{makers[owner]}_{phase.name.lower()}" for phase, owner, *_ in states[1:])),
     )
 
 

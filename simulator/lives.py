@@ -7,6 +7,7 @@ ends) the time to the next transition is exponential.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numba
@@ -97,20 +98,17 @@ def lemon_periods(parameters: Parameters, clock: Clock, seed: int, node: int) ->
 def live(node: Node, parameters: Parameters, clock: Clock, laws: Laws, *, seed: int) -> Lives:
     """Simulate one node from the clock's origin to its end."""
     lemon = lemon_periods(parameters, clock, seed, node.index)
-    capacity = 4096
-    while True:
-        segments = np.empty((capacity, len(SEGMENT)), np.int64)
-        failures = np.empty((capacity, len(FAILURE)), np.int64)
-        stays = np.empty((capacity, len(STAY)), np.int64)
-        counts = _live(
-            seed, node.index, node.model, node.slots, node.installed, node.bad, node.position_factor,
-            clock.origin, clock.end, lemon, node.plan, laws.chain.mechanism, laws.chain.phase, laws.chain.onset,
-            laws.chain.direct, laws.chain.advance, laws.chain.heal, laws.chain.fail, laws.check_day, laws.ages,
-            laws.epidemic, laws.lemon_factor, laws.replaced, laws.recurrence, laws.repairs, segments, failures, stays,
-        )  # fmt: skip
-        if counts[0] >= 0:
-            return Lives(segments[: counts[0]], failures[: counts[1]], stays[: counts[2]], lemon)
-        capacity *= 4
+    tables = _live(
+        seed, node.index, node.model, node.slots, node.installed, node.bad, node.position_factor,
+        clock.origin, clock.end, lemon, node.plan, laws.chain.mechanism, laws.chain.phase, laws.chain.onset,
+        laws.chain.direct, laws.chain.advance, laws.chain.heal, laws.chain.fail, laws.check_day, laws.ages,
+        laws.epidemic, laws.lemon_factor, laws.replaced, laws.recurrence, laws.repairs,
+    )  # fmt: skip
+    segments, failures, stays = (
+        np.array(rows, np.int64).reshape(-1, len(names))
+        for rows, names in zip(tables, (SEGMENT, FAILURE, STAY), strict=True)
+    )
+    return Lives(segments, failures, stays, lemon)
 
 
 @numba.njit(cache=True, nogil=True)
@@ -172,12 +170,8 @@ def _live(  # noqa: PLR0912, PLR0915 - one loop over a slot's transitions; piece
     replaced: FloatArray,
     recurrence: FloatArray,
     repairs: FloatArray,
-    segments: Int64Array,
-    failures: Int64Array,
-    stays: Int64Array,
-) -> tuple[int, int, int]:
-    n_segments, n_failures, n_stays = 0, 0, 0
-    room = segments.shape[0] - 2
+) -> tuple[Sequence[tuple[int, ...]], ...]:
+    segments, failures, stays = [], [], []
     hours = float(HOUR)
     for slot in range(slots):
         rng = stream(seed, node, slot, Purpose.LIFE)
@@ -191,8 +185,6 @@ def _live(  # noqa: PLR0912, PLR0915 - one loop over a slot's transitions; piece
             next_plan += 1
         present = time < end
         while present:
-            if n_segments >= room or n_failures >= room or n_stays >= room:
-                return -1, -1, -1
             while next_plan < plan.shape[0] and plan[next_plan, 0] == slot and plan[next_plan, 1] <= time:
                 next_plan += 1  # a change planned for before this GPU came
             planned = float(NEVER)
@@ -234,8 +226,7 @@ def _live(  # noqa: PLR0912, PLR0915 - one loop over a slot's transitions; piece
                         else:
                             cause = Cause.STRONG
                     if not failed:
-                        _segment(segments, n_segments, slot, stay, begin, int(time), previous, degraded, reset)
-                        n_segments += 1
+                        segments.append((slot, stay, begin, int(time), previous, degraded, reset))
                         begin = int(time)
                         if previous == 0:
                             degraded = begin
@@ -243,16 +234,12 @@ def _live(  # noqa: PLR0912, PLR0915 - one loop over a slot's transitions; piece
             else:
                 time = until
                 if time >= end:
-                    _segment(segments, n_segments, slot, stay, begin, end, state, degraded, reset)
-                    n_segments += 1
-                    _stay(stays, n_stays, slot, stay, installed, NEVER, bad)
-                    n_stays += 1
+                    segments.append((slot, stay, begin, end, state, degraded, reset))
+                    stays.append((slot, stay, installed, NEVER, int(bad)))
                     break
                 if time == planned:
-                    _segment(segments, n_segments, slot, stay, begin, int(time), state, degraded, reset)
-                    n_segments += 1
-                    _stay(stays, n_stays, slot, stay, installed, int(time), bad)
-                    n_stays += 1
+                    segments.append((slot, stay, begin, int(time), state, degraded, reset))
+                    stays.append((slot, stay, installed, int(time), int(bad)))
                     installed, bad, stay = plan[next_plan, 2], False, stay + 1
                     time, state, reset, recurs_at = float(installed), 0, -1, float(NEVER)
                     begin = installed
@@ -263,29 +250,31 @@ def _live(  # noqa: PLR0912, PLR0915 - one loop over a slot's transitions; piece
                 failed, cause, kind = True, Cause.RECURRENCE, recurs_as
             # A failure: repair by a reset or by another GPU.
             start = int(time)
-            _segment(segments, n_segments, slot, stay, begin, start, state, degraded, reset)
-            n_segments += 1
+            segments.append((slot, stay, begin, start, state, degraded, reset))
             exchanged = uniform(rng) < replaced[kind]
             back = int(time + repair_time(rng, repairs)) + 1
             comes_back, again = uniform(rng) < recurrence[0], normal(rng)
             leaves = planned if planned <= back and plan[next_plan, 2] == NEVER else float(NEVER)
-            failures[n_failures, 0] = slot
-            failures[n_failures, 1] = stay
-            failures[n_failures, 2] = start
-            failures[n_failures, 3] = kind
-            failures[n_failures, 4] = cause
-            failures[n_failures, 5] = is_lemon
-            failures[n_failures, 6] = back if leaves >= NEVER else NEVER
-            failures[n_failures, 7] = exchanged and leaves >= NEVER
-            failures[n_failures, 8] = degraded if state != 0 else -1
-            n_failures += 1
+            repaired = back if leaves >= NEVER else NEVER
+            came = degraded if state != 0 else -1
+            failures.append(
+                (
+                    slot,
+                    stay,
+                    start,
+                    int(kind),
+                    int(cause),
+                    int(is_lemon),
+                    repaired,
+                    int(exchanged and leaves >= NEVER),
+                    came,
+                )
+            )
             stop = int(min(float(back), leaves, float(end)))
-            _segment(segments, n_segments, slot, stay, start, stop, DOWN, start, -1)
-            n_segments += 1
+            segments.append((slot, stay, start, stop, DOWN, start, -1))
             gone = int(leaves) if leaves < end else (back if exchanged and back < end else NEVER)
             if gone < NEVER or stop == end:
-                _stay(stays, n_stays, slot, stay, installed, gone, bad)
-                n_stays += 1
+                stays.append((slot, stay, installed, gone, int(bad)))
             if stop == end or leaves < end:
                 break
             time, state, begin = float(back), 0, back
@@ -296,42 +285,4 @@ def _live(  # noqa: PLR0912, PLR0915 - one loop over a slot's transitions; piece
                 reset, recurs_as = back, kind
                 if comes_back:
                     recurs_at = time + max(1.0, math.exp(recurrence[1] + recurrence[2] * again))
-    return n_segments, n_failures, n_stays
-
-
-@numba.njit(cache=True, nogil=True)
-def _segment(
-    table: Int64Array,
-    row: int,
-    slot: int,
-    stay: int,
-    begin: int,
-    end: int,
-    state: int,
-    onset: int,
-    reset: int,
-) -> None:
-    table[row, 0] = slot
-    table[row, 1] = stay
-    table[row, 2] = begin
-    table[row, 3] = end
-    table[row, 4] = state
-    table[row, 5] = onset
-    table[row, 6] = reset
-
-
-@numba.njit(cache=True, nogil=True)
-def _stay(
-    table: Int64Array,
-    row: int,
-    slot: int,
-    stay: int,
-    installed: int,
-    removed: int,
-    bad: bool,
-) -> None:
-    table[row, 0] = slot
-    table[row, 1] = stay
-    table[row, 2] = installed
-    table[row, 3] = removed
-    table[row, 4] = bad
+    return segments, failures, stays

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
-from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.fleet import DAY, HOUR, NEVER, Clock, Node, driver_at, gpu_name
+from simulator.fleet import DAY, HOUR, NEVER, Clock, Node, driver_at
 from simulator.hazards import Cause, Chain, Phase
 from simulator.lives import DOWN, Lives
 from simulator.parameters import Parameters
@@ -22,18 +20,6 @@ Int64Array = NDArray[np.int64]
 MINUTE = 60_000
 KERNEL_DELAY = 10 * MINUTE
 """Time after which a logged event is known: the default reporting delay of the design."""
-
-
-FAILURE_CODES: Mapping[str, str] = MappingProxyType(
-    {
-        "gpu_lost": "bus",
-        "pcie_bandwidth": "bus",
-        "thermal_shutdown": "thermal_power",
-        "power_brake": "thermal_power",
-        "silent_data_corruption": "other",
-    }
-)
-"""Failure class by the code of a ``failure`` event: what ``labels.classes`` has to say for a simulated dataset."""
 
 
 class Mark(IntEnum):
@@ -78,31 +64,34 @@ class Records:
     app_errors: list[int] = field(default_factory=list)
 
 
+@dataclass
 class _Writer:
-    """Collects one node's records; each method adds one kind of them, in a fixed order of random draws."""
+    """Collects one node's records; each method adds one kind of them, in a fixed order of random draws.
 
-    def __init__(
-        self, node: Node, lives: Lives, parameters: Parameters, chain: Chain, clock: Clock, seed: int, rate: float
-    ) -> None:
-        self.node = node
-        self.lives = lives
-        self.parameters = parameters
-        self.noise = parameters.noise
-        self.chain = chain
-        self.clock = clock
-        self.seed = seed
-        self.rate = rate
-        self.rng = generator(seed, node.index, Purpose.EVENTS)
+    ``rate``: the acceleration; it holds for hardware errors, not for those of applications.
+    """
+
+    node: Node
+    lives: Lives
+    parameters: Parameters
+    chain: Chain
+    clock: Clock
+    seed: int
+    rate: float
+
+    def __post_init__(self) -> None:
+        self.noise = self.parameters.noise
+        self.rng = generator(self.seed, self.node.index, Purpose.EVENTS)
         self.out = Records()
-        self.alive = lives.segments[lives.segments[:, 4] != DOWN]
-        self.span_years = clock.days / 365.25
+        self.alive = self.lives.segments[self.lives.segments[:, 4] != DOWN]
+        self.span_years = self.clock.days / 365.25
 
-    def add(self, time: int, device: tuple[int, int], kind: str, code: str, **more: object) -> None:
-        detail, source, known = more.get("detail"), more.get("source", "kernel"), more.get("known")
-        at = time + KERNEL_DELAY if known is None else max(int(str(known)), time)
-        self.out.events.append(
-            Event(time, *device, kind, code, None if detail is None else str(detail), str(source), at)
-        )
+    def add(
+        self, time: int, device: tuple[int, int], kind: str, code: str, source: str = "kernel",
+        known: int | None = None, detail: str | None = None,
+    ) -> None:  # fmt: skip
+        at = time + KERNEL_DELAY if known is None else max(known, time)
+        self.out.events.append(Event(time, *device, kind, code, detail, source, at))
 
     def xid(self, time: int, device: tuple[int, int], code: int) -> None:
         self.add(time, device, "xid", str(code))
@@ -293,17 +282,10 @@ class _Writer:
 
 
 def write_records(
-    node: Node,
-    lives: Lives,
-    parameters: Parameters,
-    chain: Chain,
-    clock: Clock,
-    *,
-    seed: int,
-    acceleration: float,
+    node: Node, lives: Lives, parameters: Parameters, chain: Chain, clock: Clock, seed: int, acceleration: float,
     chronic_sbe: set[tuple[int, int]],
-) -> Records:
-    """Write down what is known of a node's life; ``acceleration`` holds for hardware errors, not for applications'."""
+) -> Records:  # fmt: skip
+    """Write down what is known of a node's life; ``chronic_sbe``: devices with corrected errors for ever."""
     writer = _Writer(node, lives, parameters, chain, clock, seed, acceleration)
     writer.failures()
     writer.planned()
@@ -314,16 +296,3 @@ def write_records(
     out.marks.sort()
     out.reloads = sorted(time for time in out.reloads if time < clock.end)
     return out
-
-
-def event_rows(
-    node: Node, records: Records, seed: int
-) -> list[tuple[int, str, str | None, str, str, str | None, str, int]]:
-    """Return a node's events as rows."""
-    return [
-        (
-            each.time, node.name, None if each.slot < 0 else gpu_name(seed, node.index, each.slot, each.stay),
-            each.type, each.code, each.detail, each.source, each.known,
-        )
-        for each in records.events
-    ]  # fmt: skip

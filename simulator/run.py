@@ -16,7 +16,6 @@ from simulator.randomness import Purpose, generator
 from simulator.records import Records, write_records
 from simulator.samples import Device, sample_range
 from simulator.scenarios import Scenario
-from simulator.truth import History
 from simulator.workload import OUTCOMES, Jobs, node_series, schedule
 
 Traits = dict[tuple[int, int], tuple[NDArray[np.float64], list[str]]]
@@ -24,19 +23,19 @@ Traits = dict[tuple[int, int], tuple[NDArray[np.float64], list[str]]]
 
 @dataclass(frozen=True, slots=True)
 class Simulation:
-    """A fleet's hidden side and what was written down of it.
+    """A fleet's hidden side and what was written down of it; the lists hold an entry for each node.
 
-    ``traits`` holds for each node, by (slot, stay), a device's constants and in which ways it looks bad for ever.
+    ``traits`` holds, by (slot, stay), a device's constants and in which ways it looks bad for ever.
     """
 
-    scenario: Scenario
     parameters: Parameters
     clock: Clock
     seed: int
-    acceleration: float
     chain: Chain
     laws: Laws
-    history: History
+    nodes: list[Node]
+    lives: list[Lives]
+    records: list[Records]
     jobs: list[Jobs]
     traits: list[Traits]
     inflation: float
@@ -54,28 +53,20 @@ def run_fleet(scenario: Scenario, clock: Clock, *, gpus: int, seed: int, acceler
     traits: list[Traits] = []
     records, jobs = [], []
     for node, life in zip(nodes, lives, strict=True):
-        own = {
-            (slot, stay): device_traits(parameters, node, seed, slot, stay) for slot, stay in life.stays[:, :2].tolist()
-        }
-        traits.append(own)
+        devices = life.stays[:, :2].tolist()
+        own = {(slot, stay): device_traits(parameters, node, seed, slot, stay) for slot, stay in devices}
         chronic = {device for device, (_, ways) in own.items() if "sbe" in ways}
-        written = write_records(
-            node, life, parameters, chain, clock, seed=seed, acceleration=acceleration, chronic_sbe=chronic
-        )
+        written = write_records(node, life, parameters, chain, clock, seed, acceleration, chronic)
+        errors = np.array(sorted(written.app_errors), np.int64)
+        shifts = "workload" in scenario.drifts
+        traits.append(own)
         records.append(written)
-        jobs.append(
-            schedule(
-                node, parameters, clock, seed,
-                outages=outages(node, life, clock),
-                errors=np.array(sorted(written.app_errors), np.int64),
-                shifts="workload" in scenario.drifts,
-            )
-        )  # fmt: skip
+        ended = outages(node, life, clock)
+        jobs.append(schedule(node, parameters, clock, seed, outages=ended, errors=errors, shifts=shifts))
     low, high = parameters.drift.counter_factor
     dice = float(generator(seed, -1, Purpose.LAYOUT).random())
     inflation = low * (high / low) ** dice if "counters" in scenario.drifts else 1.0
-    history = History(nodes, lives, records)
-    return Simulation(scenario, parameters, clock, seed, acceleration, chain, laws, history, jobs, traits, inflation)
+    return Simulation(parameters, clock, seed, chain, laws, nodes, lives, records, jobs, traits, inflation)
 
 
 def outages(node: Node, life: Lives, clock: Clock) -> NDArray[np.int64]:
@@ -93,8 +84,8 @@ def outages(node: Node, life: Lives, clock: Clock) -> NDArray[np.int64]:
 
 def node_devices(simulation: Simulation, number: int) -> list[Device]:
     """Return what the telemetry of one node's devices is made from, stays without any sample left out."""
-    clock, parameters, history = simulation.clock, simulation.parameters, simulation.history
-    node, life, records = history.nodes[number], history.lives[number], history.records[number]
+    clock, parameters = simulation.clock, simulation.parameters
+    node, life, records = simulation.nodes[number], simulation.lives[number], simulation.records[number]
     model = parameters.fleet.models[node.model]
     series = node_series(node, parameters, clock, simulation.seed, simulation.jobs[number])
     noise = parameters.noise

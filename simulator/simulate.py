@@ -83,7 +83,7 @@ def simulate(
     truth = out.with_name(out.name + "-truth") if truth is None else truth
     _check_places(out, truth)
     simulation = run_fleet(chosen, clock, gpus=gpus, seed=seed, acceleration=acceleration)
-    failures = failures_frame(simulation.history, simulation.parameters, clock, seed)
+    failures = failures_frame(simulation)
     about = {
         "kind": "simulated",
         "scenario": scenario,
@@ -99,17 +99,15 @@ def simulate(
     # (truth.json) tell apart from the new dataset's.
     with FolderSwap(truth) as swap:
         with disk_errors(truth):
-            write_truth(
-                swap.path, simulation.history, failures, about, simulation.laws, simulation.parameters, clock, seed=seed
-            )
+            write_truth(swap.path, simulation, failures, about)
         buckets = _buckets(gpus, clock)
         runs = choose_runs(gpus * (timedelta(days=1) / step) / buckets, days)
         with DatasetWriter(out, step=step, channels=channels(), buckets=buckets, runs=runs) as writer:
             _write_samples(writer, simulation, threads or os.cpu_count() or 1, progress)
             dataset = writer.finish(
-                events=events_frame(simulation.history, seed),
-                inventory=inventory_frame(simulation.history, simulation.parameters, clock, seed),
-                jobs=jobs_frame(simulation.history, simulation.jobs, simulation.parameters),
+                events=events_frame(simulation),
+                inventory=inventory_frame(simulation),
+                jobs=jobs_frame(simulation),
                 span=(start.astimezone(UTC), start.astimezone(UTC) + timedelta(days=days) - step),
                 sources=[about],
             )
@@ -121,7 +119,7 @@ def simulate(
         seed=seed,
         acceleration=acceleration,
         gpus=gpus,
-        nodes=len(simulation.history.nodes),
+        nodes=len(simulation.nodes),
         days=days,
         samples=int(dataset.meta.counts["samples"]),
         events=int(dataset.meta.counts["events"]),
@@ -141,9 +139,9 @@ def _write_samples(writer: DatasetWriter, simulation: Simulation, threads: int, 
     clock = simulation.clock
     signs = signatures(simulation.parameters, simulation.chain)
     by_bucket: dict[int, list[int]] = {}
-    for number, node in enumerate(simulation.history.nodes):
+    for number, node in enumerate(simulation.nodes):
         by_bucket.setdefault(writer.bucket_of(node.name), []).append(number)
-    total = sum(node.slots for node in simulation.history.nodes) * clock.steps
+    total = sum(node.slots for node in simulation.nodes) * clock.steps
     done = 0
     guard = threading.Lock()
 
@@ -161,18 +159,9 @@ def _write_samples(writer: DatasetWriter, simulation: Simulation, threads: int, 
 
     # The largest first, so that no thread is left alone with it at the end.
     order = sorted(by_bucket, key=lambda bucket: (-len(by_bucket[bucket]), bucket))
-    if threads == 1:
-        for bucket in order:
-            write(bucket)
-    else:
-        with ThreadPoolExecutor(threads) as pool:
-            tasks = [pool.submit(write, bucket) for bucket in order]
-            try:
-                for task in tasks:
-                    task.result()
-            except BaseException:
-                pool.shutdown(wait=True, cancel_futures=True)
-                raise
+    with ThreadPoolExecutor(threads) as pool:
+        for _ in pool.map(write, order):  # an error ends it: tasks that have not begun are cancelled
+            pass
     if progress is not None:
         progress(total, total)
 
@@ -197,22 +186,30 @@ def _checked(
         near = difflib.get_close_matches(scenario, list(SCENARIOS), n=1, cutoff=0.4)
         hint = f"Did you mean {near[0]!r}? " if near else ""
         raise InputError(f"unknown scenario {scenario!r}", "scenario", f"{hint}Choose one of {', '.join(SCENARIOS)}.")
-    if not 1 <= gpus <= MAX_GPUS:
-        raise InputError(f"a fleet of {gpus} GPUs", "gpus", f"Give a number from 1 to {MAX_GPUS}.")
-    if not 1 <= days <= 3660:
-        raise InputError(f"a simulation of {days} days", "days", "Give a number from 1 to 3660.")
-    if not 0 <= seed < 2**63:
-        raise InputError(f"seed {seed}", "seed", "Give an integer from 0 to 2**63 - 1.")
-    if not 0.0 < acceleration <= 100.0:
-        raise InputError(f"an acceleration of {acceleration}", "acceleration", "Give a number above 0, at most 100.")
     ms = step // timedelta(milliseconds=1)
-    if ms <= 0 or timedelta(days=1) % step or step > timedelta(hours=6):
-        raise InputError(f"a step of {step}", "step", "Give a duration that divides a day, at most 6 h.")
-    if start.tzinfo is None:
-        raise InputError(f"start {start.isoformat()} has no time zone", "start", "Give an aware time in UTC.")
+    whole = ms > 0 and not timedelta(days=1) % step and step <= timedelta(hours=6)
     begin = int(start.timestamp() * 1000)
-    if begin % 86_400_000:
-        raise InputError(f"start {start.isoformat()} is not a midnight in UTC", "start", "Give 00:00 UTC of a day.")
+    for sound, what, where, do in (
+        (1 <= gpus <= MAX_GPUS, f"a fleet of {gpus} GPUs", "gpus", f"Give a number from 1 to {MAX_GPUS}."),
+        (1 <= days <= 3660, f"a simulation of {days} days", "days", "Give a number from 1 to 3660."),
+        (0 <= seed < 2**63, f"seed {seed}", "seed", "Give an integer from 0 to 2**63 - 1."),
+        (
+            0.0 < acceleration <= 100.0,
+            f"an acceleration of {acceleration}",
+            "acceleration",
+            "Give a number above 0, at most 100.",
+        ),
+        (whole, f"a step of {step}", "step", "Give a duration that divides a day, at most 6 h."),
+        (start.tzinfo, f"start {start.isoformat()} has no time zone", "start", "Give an aware time in UTC."),
+        (
+            not begin % 86_400_000,
+            f"start {start.isoformat()} is not a midnight in UTC",
+            "start",
+            "Give 00:00 UTC of a day.",
+        ),
+    ):
+        if not sound:
+            raise InputError(what, where, do)
     chosen = SCENARIOS[scenario]
     return chosen, Clock(begin, days, ms, chosen.parameters.warm_up_days)
 

@@ -6,26 +6,33 @@ from typing import Any
 
 import pandas as pd
 
-from simulator.fleet import NEVER, Clock, bus_id, driver_at, gpu_name, serial_number
-from simulator.parameters import Parameters
-from simulator.records import event_rows
-from simulator.truth import History, instants
-from simulator.workload import OUTCOMES, Jobs
+from simulator.fleet import NEVER, bus_id, driver_at, gpu_name, serial_number
+from simulator.run import Simulation
+from simulator.workload import OUTCOMES
+from telemetry.dataset.schema import EVENTS, JOBS
 
 _BAD_LOT = 0
 _SPARE_LOT = 40
 
 
-def inventory_frame(history: History, parameters: Parameters, clock: Clock, seed: int) -> pd.DataFrame:
+def with_instants(frame: pd.DataFrame, *names: str) -> pd.DataFrame:
+    """Turn columns of milliseconds (null allowed) into aware UTC instants."""
+    for name in names:
+        instants = pd.to_datetime(frame[name].astype("Int64"), unit="ms", utc=True)
+        frame[name] = instants.astype("datetime64[ms, UTC]")
+    return frame
+
+
+def inventory_frame(simulation: Simulation) -> pd.DataFrame:
     """Return one row for each stay that overlaps the simulated time; ``rack_position`` is the third of the rack."""
-    fleet = parameters.fleet
+    clock = simulation.clock
     rows: list[dict[str, Any]] = []
-    for node, life in zip(history.nodes, history.lives, strict=True):
-        model = fleet.models[node.model]
+    for node, life in zip(simulation.nodes, simulation.lives, strict=True):
+        model = simulation.parameters.fleet.models[node.model]
         for slot, stay, installed, removed, bad in life.stays.tolist():
             if installed >= clock.end or removed <= clock.start:
                 continue
-            name = gpu_name(seed, node.index, slot, stay)
+            name = gpu_name(simulation.seed, node.index, slot, stay)
             lot = _BAD_LOT if bad else (node.lot if stay == 0 else _SPARE_LOT)
             rows.append(
                 {
@@ -45,47 +52,31 @@ def inventory_frame(history: History, parameters: Parameters, clock: Clock, seed
                     "rack_position": ("bottom", "middle", "top")[node.height],
                 }
             )
-    frame = pd.DataFrame(rows)
-    for name in ("installed_at", "removed_at"):
-        frame[name] = instants(frame[name])
-    return frame
+    return with_instants(pd.DataFrame(rows), "installed_at", "removed_at")
 
 
-def events_frame(history: History, seed: int) -> pd.DataFrame:
+def events_frame(simulation: Simulation) -> pd.DataFrame:
     """Return all events."""
-    rows = [
-        row
-        for node, records in zip(history.nodes, history.records, strict=True)
-        for row in event_rows(node, records, seed)
-    ]
-    names = ["timestamp", "node", "gpu", "type", "code", "detail", "source", "known_at"]
-    frame = pd.DataFrame(rows, columns=names)
-    for name in ("timestamp", "known_at"):
-        frame[name] = instants(frame[name])
-    return frame
+    rows = []
+    for node, records in zip(simulation.nodes, simulation.records, strict=True):
+        for event in records.events:
+            gpu = None if event.slot < 0 else gpu_name(simulation.seed, node.index, event.slot, event.stay)
+            rest = (event.type, event.code, event.detail, event.source, event.known)
+            rows.append((event.time, node.name, gpu, *rest))
+    return with_instants(pd.DataFrame(rows, columns=EVENTS.names), "timestamp", "known_at")
 
 
-def jobs_frame(history: History, jobs: list[Jobs], parameters: Parameters) -> pd.DataFrame:
+def jobs_frame(simulation: Simulation) -> pd.DataFrame:
     """Return all jobs, each on one whole node; what is running at the end has no end and no outcome."""
-    rows: list[dict[str, Any]] = []
-    running = OUTCOMES.index("running")
-    for node, run in zip(history.nodes, jobs, strict=True):
-        for number in range(len(run.begin)):
-            over = run.outcome[number] != running
+    rows = []
+    for node, run in zip(simulation.nodes, simulation.jobs, strict=True):
+        gpus = min(node.slots, simulation.parameters.fleet.gpus_per_node)
+        columns = (run.kind, run.begin, run.end, run.checkpoint, run.outcome)
+        for number, job in enumerate(zip(*(column.tolist() for column in columns), strict=True)):
+            kind, begin, end, checkpoint, outcome = job
+            name = f"{'train' if kind == 1 else 'serve'}-{node.index:05d}-{number:05d}"
+            end_and_outcome = (None, None) if OUTCOMES[outcome] == "running" else (end, OUTCOMES[outcome])
             rows.append(
-                {
-                    "job": f"{'train' if run.kind[number] == 1 else 'serve'}-{node.index:05d}-{number:05d}",
-                    "node": node.name,
-                    "gpu": None,
-                    "started_at": int(run.begin[number]),
-                    "ended_at": int(run.end[number]) if over else None,
-                    "gpus": min(node.slots, parameters.fleet.gpus_per_node),
-                    "checkpointed_at": int(run.checkpoint[number]) or None,
-                    "outcome": OUTCOMES[int(run.outcome[number])] if over else None,
-                }
+                (name, node.name, None, begin, end_and_outcome[0], gpus, checkpoint or None, end_and_outcome[1])
             )
-    names = ["job", "node", "gpu", "started_at", "ended_at", "gpus", "checkpointed_at", "outcome"]
-    frame = pd.DataFrame(rows, columns=names)
-    for name in ("started_at", "ended_at", "checkpointed_at"):
-        frame[name] = instants(frame[name])
-    return frame
+    return with_instants(pd.DataFrame(rows, columns=JOBS.names), "started_at", "ended_at", "checkpointed_at")

@@ -40,7 +40,7 @@ def failure_rows(simulation: Simulation) -> np.ndarray:
     """All failures within the simulated time: node, then the columns of simulator.lives.FAILURE."""
     tables = [
         np.column_stack([np.full(len(life.failures), node.index), life.failures])
-        for node, life in zip(simulation.history.nodes, simulation.history.lives, strict=True)
+        for node, life in zip(simulation.nodes, simulation.lives, strict=True)
     ]
     rows = np.concatenate(tables)
     return rows[rows[:, 3] >= simulation.clock.start]
@@ -50,7 +50,7 @@ def gpu_years(simulation: Simulation) -> float:
     """GPU-years in service within the simulated time."""
     clock = simulation.clock
     total = 0
-    for life in simulation.history.lives:
+    for life in simulation.lives:
         began = np.maximum(life.stays[:, 2], clock.start)
         ended = np.minimum(life.stays[:, 3], clock.end)
         total += int(np.maximum(ended - began, 0).sum())

@@ -21,7 +21,7 @@ def large(fleet: Fleet) -> Simulation:
 def test_segments_tile_each_stay(fleet: Fleet) -> None:
     simulation = fleet("drift", 160, 60, acceleration=20.0)
     clock = simulation.clock
-    for life in simulation.history.lives:
+    for life in simulation.lives:
         for slot, stay, installed, removed, _ in life.stays.tolist():
             own = life.segments[(life.segments[:, 0] == slot) & (life.segments[:, 1] == stay)]
             assert own[0, 2] == max(installed, clock.origin)
@@ -47,7 +47,7 @@ def test_half_of_the_failures_have_no_precursor(large: Simulation, tools: Tools)
 def test_most_degradations_heal_and_none_always_fails(large: Simulation) -> None:
     ended: dict[str, list[int]] = {}
     phase = large.chain.phase
-    for life in large.history.lives:
+    for life in large.lives:
         table = life.segments
         following = table[1:]
         for now, then in zip(table[:-1], following, strict=True):
@@ -73,7 +73,7 @@ def test_leads_of_strong_precursors_are_a_day_or_two(large: Simulation, tools: T
 
 def test_failures_gather_on_few_nodes_as_in_the_studies(large: Simulation, tools: Tools) -> None:
     rows = tools["failure_rows"](large)
-    count = np.bincount(rows[:, 0], minlength=len(large.history.nodes))
+    count = np.bincount(rows[:, 0], minlength=len(large.nodes))
     assert 2.0 < count.var() / count.mean() < 4.0
     top = np.sort(count)[::-1][: len(count) // 20].sum() / count.sum()
     assert 0.2 < top < 0.4
@@ -105,8 +105,8 @@ def test_without_precursors_failures_have_no_memory(fleet: Fleet, tools: Tools) 
     simulation = fleet("noprecursor", 4000, 120, acceleration=4.0)
     rows = tools["failure_rows"](simulation)
     assert set(rows[:, 5]) == {Cause.DIRECT}
-    count = np.bincount(rows[:, 0], minlength=len(simulation.history.nodes))
+    count = np.bincount(rows[:, 0], minlength=len(simulation.nodes))
     assert count.var() / count.mean() == pytest.approx(1.0, abs=0.25)
     assert mean_multiplier(SCENARIOS["noprecursor"].parameters.heterogeneity) == 1.0
-    degraded = sum(int((life.segments[:, 4] > 0).sum()) for life in simulation.history.lives)
+    degraded = sum(int((life.segments[:, 4] > 0).sum()) for life in simulation.lives)
     assert degraded > 100  # they still look ill now and then

@@ -1,13 +1,16 @@
 """What the labels make of a simulated dataset is what happened."""
 
+from pathlib import Path
+
 import pandas as pd
 import pytest
 
-from features.config import LabelSection
 from features.labels.incidents import find_incidents
-from simulator.records import FAILURE_CODES
+from pipeline.params import load_params
 from simulator.simulate import SimulationSummary
 from telemetry.dataset.store import Dataset
+
+LABELS = load_params([Path("params.yaml")]).labels
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +25,7 @@ def failures(written: SimulationSummary) -> pd.DataFrame:
 
 def test_incidents_found_by_the_labels_are_the_failures(written: SimulationSummary, failures: pd.DataFrame) -> None:
     data = Dataset.open(written.dataset)
-    incidents = find_incidents(data.events(), data.inventory(), LabelSection(classes=dict(FAILURE_CODES)))
+    incidents = find_incidents(data.events(), data.inventory(), LABELS)
     columns = ["gpu", "start", "failure_class"]
     left = incidents[columns].astype({"gpu": object}).sort_values("start")
     right = failures[["gpu", "logged", "failure_class"]].rename(columns={"logged": "at", "failure_class": "true_class"})

@@ -17,9 +17,7 @@ Tools = dict[str, Callable[..., object]]
 def risks(simulation: Simulation, tools: Tools) -> tuple[HiddenRows, np.ndarray, np.ndarray]:
     """Hidden rows whose interval ends in time, their risks, and what came."""
     parameters, clock = simulation.parameters, simulation.clock
-    rows = hidden_rows(
-        simulation.history.nodes, simulation.history.lives, simulation.laws, clock, every=parameters.risk_every_h * HOUR
-    )
+    rows = hidden_rows(simulation.nodes, simulation.lives, simulation.laws, clock, every=parameters.risk_every_h * HOUR)
     risk = true_risk(rows, simulation.laws, parameters, clock)
     table = tools["failure_rows"](simulation)
     failures = pd.DataFrame({"unit": table[:, 0] << 32 | table[:, 1] << 24 | table[:, 2], "start": table[:, 3]})
@@ -93,20 +91,14 @@ def test_drifting_risks_are_calibrated_before_and_after(fleet: Fleet, tools: Too
     assert risk[after].mean() > 1.2 * risk[~after].mean()
 
 
-def test_an_announced_fleet_lets_the_oracle_reach_its_precision(fleet: Fleet, tools: Tools) -> None:
-    _, risk, came = risks(fleet("announced", 1024, 60, acceleration=5.0), tools)
-    order = np.argsort(-risk, kind="stable")
-    hits = np.cumsum(came[order])
+@pytest.mark.parametrize(("scenario", "gpus", "low", "high"), [("announced", 1024, 0.9, 1.0), ("base", 3000, 0.0, 0.5)])
+def test_only_an_announced_fleet_lets_the_oracle_reach_its_precision(
+    fleet: Fleet, tools: Tools, scenario: str, gpus: int, low: float, high: float
+) -> None:
+    _, risk, came = risks(fleet(scenario, gpus, 60, acceleration=5.0), tools)
+    hits = np.cumsum(came[np.argsort(-risk, kind="stable")])
     needed = int(np.searchsorted(hits, 0.3 * came.sum())) + 1
-    assert hits[needed - 1] / needed >= 0.90
-
-
-def test_a_realistic_fleet_does_not(fleet: Fleet, tools: Tools) -> None:
-    _, risk, came = risks(fleet("base", 3000, 60, acceleration=5.0), tools)
-    order = np.argsort(-risk, kind="stable")
-    hits = np.cumsum(came[order])
-    needed = int(np.searchsorted(hits, 0.3 * came.sum())) + 1
-    assert hits[needed - 1] / needed < 0.5
+    assert low <= hits[needed - 1] / needed <= high
 
 
 def test_without_precursors_all_gpus_of_a_model_have_one_risk(fleet: Fleet, tools: Tools) -> None:
@@ -114,16 +106,6 @@ def test_without_precursors_all_gpus_of_a_model_have_one_risk(fleet: Fleet, tool
     for model in np.unique(rows.model):
         own = risk[rows.model == model]
         assert own.max() - own.min() < 1e-12
-
-
-def test_the_interval_may_not_reach_the_second_midnight(fleet: Fleet) -> None:
-    simulation = fleet("base", 16, 10, acceleration=5.0)
-    clock, laws = simulation.clock, simulation.laws
-    late = hidden_rows(
-        simulation.history.nodes, simulation.history.lives, laws, clock, every=DAY, first=clock.start + 24 * HOUR - 1
-    )
-    with pytest.raises(ValueError, match="before the second midnight"):
-        true_risk(late, laws, simulation.parameters, clock)
 
 
 def test_recurrence_survival_ends_at_the_share_that_is_cured(fleet: Fleet) -> None:

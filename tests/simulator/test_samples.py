@@ -22,7 +22,7 @@ def simulation(fleet: Fleet) -> Simulation:
 @pytest.fixture(scope="module")
 def plain(simulation: Simulation) -> Device:
     """A sound device of a busy node with NVLink, without any mark."""
-    for number, node in enumerate(simulation.history.nodes):
+    for number, node in enumerate(simulation.nodes):
         model = simulation.parameters.fleet.models[node.model]
         if node.spare or node.flaky or node.mig or not model.has_nvlink:
             continue
@@ -146,7 +146,7 @@ def test_sound_gpus_that_look_bad_for_ever_exist_and_are_as_safe_as_others(fleet
     simulation = fleet("base", 8000, 348)
     ways: dict[str, int] = dict.fromkeys(CHRONIC, 0)
     devices, chronic, failed_chronic, failed = 0, 0, 0, 0
-    for number, life in enumerate(simulation.history.lives):
+    for number, life in enumerate(simulation.lives):
         has_failed = {(int(row[0]), int(row[1])) for row in life.failures}
         for device, (_, own) in simulation.traits[number].items():
             devices += 1

@@ -98,7 +98,7 @@ def promote(
     source: MatrixSource | None,
     params: Params,
     *,
-    track: str,
+    registry: str,
     model: str,
     to: int | None = None,
     dry_run: bool = False,
@@ -112,29 +112,29 @@ def promote(
     Raises ``InputError`` if there is nothing to promote, the bundles or the data cannot be used, or another promotion
     is at work.
     """
-    standing_of(track, model)  # refuses an absent store before a lock file is made beside it
-    with alone(track), tempfile.TemporaryDirectory(prefix="predrain-promote-") as folder:
-        standing = standing_of(track, model)
+    standing_of(registry, model)  # refuses an absent store before a lock file is made beside it
+    with alone(registry), tempfile.TemporaryDirectory(prefix="predrain-promote-") as folder:
+        standing = standing_of(registry, model)
         number = to if to is not None else standing.aliases.get(CHALLENGER)
         if number is None:
             raise InputError(
                 "there is no challenger",
                 f"model {model}",
-                "Register one with `predrain train --track`, or name a version with --to.",
+                "Register one with `predrain train --registry`, or name a version with --to.",
             )
         if number == standing.champion:
             raise InputError(
                 f"version {number} is the champion already",
                 f"model {model}",
-                "Train a new challenger with `predrain train --track`, or name another version with --to.",
+                "Train a new challenger with `predrain train --registry`, or name another version with --to.",
             )
-        bundle, version = _load(track, model, number, Path(folder))
+        bundle, version = _load(registry, model, number, Path(folder))
         if source is None and force_reason is None:
             raise ValueError("nothing to compare on")
         verdict, notes = None, []
         if source is not None:
             try:
-                verdict = _compare(source(), params, standing, (number, bundle), track, model, Path(folder))
+                verdict = _compare(source(), params, standing, (number, bundle), registry, model, Path(folder))
             except InputError as error:
                 if force_reason is None:
                     raise
@@ -152,22 +152,22 @@ def promote(
             reason=force_reason or "",
             notes=tuple(notes),
         )
-        return decision if dry_run else _carry_out(track, decision, standing, version, bundle, params, Path(folder))
+        return decision if dry_run else _carry_out(registry, decision, standing, version, bundle, params, Path(folder))
 
 
-def roll_back(*, track: str, model: str, dry_run: bool = False, reason: str = "") -> Decision:
+def roll_back(*, registry: str, model: str, dry_run: bool = False, reason: str = "") -> Decision:
     """Make the champion before the present one champion again; repeated, this goes back step by step.
 
     Raises ``InputError`` if there was no champion before, its bundle is damaged, or another promotion is at work.
     """
-    standing_of(track, model)
-    with alone(track), tempfile.TemporaryDirectory(prefix="predrain-promote-") as folder:
-        standing = standing_of(track, model)
+    standing_of(registry, model)
+    with alone(registry), tempfile.TemporaryDirectory(prefix="predrain-promote-") as folder:
+        standing = standing_of(registry, model)
         now, before = standing.champion, standing.previous
         if now is None or before is None:
             raise nothing_before(model, now)
         try:  # who serves must get a bundle that loads
-            _, version = _load(track, model, before, Path(folder))
+            _, version = _load(registry, model, before, Path(folder))
         except InputError as error:
             raise InputError(
                 error.what,
@@ -179,18 +179,18 @@ def roll_back(*, track: str, model: str, dry_run: bool = False, reason: str = ""
         if dry_run:
             return decision
         tags = {"rolled_back_at": _now(), "rolled_back_reason": reason or "none given"}
-        recorded = _recorded(track, decision, {}, (), version)
+        recorded = _recorded(registry, decision, {}, (), version)
         assert recorded.run_id is not None
-        step_back(track, model, expected=now, tags=tags | {"rollback_run": recorded.run_id})
-        tag_run(track, recorded.run_id, {_APPLIED: "yes"})
+        step_back(registry, model, expected=now, tags=tags | {"rollback_run": recorded.run_id})
+        tag_run(registry, recorded.run_id, {_APPLIED: "yes"})
         return recorded
 
 
-def _load(track: str, model: str, number: int, folder: Path) -> tuple[Bundle, Version]:
-    version = version_at(track, model, number)
+def _load(registry: str, model: str, number: int, folder: Path) -> tuple[Bundle, Version]:
+    version = version_at(registry, model, number)
     target = folder / f"version-{number}"
     target.mkdir()
-    bundle = load_bundle(fetch_bundle(track, model, version, target))
+    bundle = load_bundle(fetch_bundle(registry, model, version, target))
     if version.digest != bundle.digest:
         raise InputError(
             f"its bundle's digest is {bundle.digest[:12]}, registered was {version.digest[:12] or 'none'}",
@@ -205,13 +205,13 @@ def _compare(
     params: Params,
     standing: Standing,
     challenger: tuple[int, Bundle],
-    track: str,
+    registry: str,
     model: str,
     folder: Path,
 ) -> Verdict:
     sides = [(f"version {challenger[0]}", challenger[1])]
     if standing.champion is not None:
-        sides.append((f"version {standing.champion}", _load(track, model, standing.champion, folder)[0]))
+        sides.append((f"version {standing.champion}", _load(registry, model, standing.champion, folder)[0]))
     decisions = untouched(matrix, sides, params.promotion.period)
     # the budget is what operations can handle: the champion's, as long as nobody says otherwise
     k = params.backtest.k if isinstance(params.backtest.k, int) else sides[-1][1].fitted.k
@@ -222,7 +222,7 @@ def _compare(
 
 
 def _carry_out(
-    track: str,
+    registry: str,
     decision: Decision,
     standing: Standing,
     version: Version,
@@ -236,20 +236,20 @@ def _carry_out(
     card = (bundle.path / "MODEL_CARD.md").read_text(encoding="utf-8")
     (papers / "MODEL_CARD.md").write_text(card + promotion_section(decision.to_json()), encoding="utf-8")
     flat = {f"promotion.{key}": value for key, value in params.promotion.model_dump(mode="json").items()}
-    recorded = _recorded(track, decision, flat, (papers / "verdict.json", papers / "MODEL_CARD.md"), version)
+    recorded = _recorded(registry, decision, flat, (papers / "verdict.json", papers / "MODEL_CARD.md"), version)
     assert recorded.run_id is not None
     tags = {"promotion": decision.action, "promotion_run": recorded.run_id}
     if decision.action == "refused":
-        tag_version(track, decision.model, decision.version, tags)
+        tag_version(registry, decision.model, decision.version, tags)
         return recorded
     tags |= {"promoted_at": _now(), "promotion_reason": decision.reason or "passed the gate"}
-    crown(track, decision.model, decision.version, expected=standing.champion, tags=tags)
-    tag_run(track, recorded.run_id, {_APPLIED: "yes"})
+    crown(registry, decision.model, decision.version, expected=standing.champion, tags=tags)
+    tag_run(registry, recorded.run_id, {_APPLIED: "yes"})
     return recorded
 
 
 def _recorded(
-    track: str, decision: Decision, params: dict[str, Any], artifacts: tuple[Path, ...], version: Version
+    registry: str, decision: Decision, params: dict[str, Any], artifacts: tuple[Path, ...], version: Version
 ) -> Decision:
     """Write the record before the deed: a kill between them leaves a run that says it was not applied."""
     metrics: dict[str, float | None] = {}
@@ -259,7 +259,7 @@ def _recorded(
             metrics |= {f"{name}/challenger": each.challenger, f"{name}/other": each.champion}
         metrics |= {"incidents": decision.verdict.incidents, "rows": decision.verdict.rows}
     run_id = log_run(
-        track,
+        registry,
         EXPERIMENT,
         params=params | {"model": decision.model, "version": decision.version},
         metrics=metrics,

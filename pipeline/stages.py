@@ -54,7 +54,7 @@ def train_bundle(
     params: Params,
     out: Path,
     *,
-    track: str | None = None,
+    registry: str | None = None,
     until: datetime | None = None,
     backtest: Path | None = None,
     progress: Progress | None = None,
@@ -68,8 +68,8 @@ def train_bundle(
     check_made_with(matrix, params)
     measured = {} if backtest is None else {"metrics": measurements_of(backtest)}  # before hours of fitting
     decisions = bundle_decisions(backtest, params.models.profile, matrix.config.dataset_digest, _shown_params(params))
-    if track is not None:
-        check_store(track)
+    if registry is not None:
+        check_store(registry)
     fitted = fit_final(
         matrix,
         training=params.training,
@@ -105,18 +105,18 @@ def train_bundle(
     }
     if fitted.thinned_to is not None:
         summary["negatives_a_positive_in_memory"] = fitted.thinned_to
-    if track is not None:
+    if registry is not None:
         from models.registry.store import register_bundle  # noqa: PLC0415 - MLflow takes seconds to import
 
         run_id = record_training(
-            track,
+            registry,
             EXPERIMENT,
             params=_flatten(params.model_dump(mode="json")),
             tags=_tags(matrix) | {"bundle_digest": bundle.digest, "refit_at": fitted.refit_at.isoformat()},
             metrics={key: float(value) for key, value in summary.items() if isinstance(value, int)},
             card=out / CARD,
         )
-        summary["challenger"] = f"{MODEL} version {register_bundle(track, MODEL, out, run_id=run_id)}"
+        summary["challenger"] = f"{MODEL} version {register_bundle(registry, MODEL, out, run_id=run_id)}"
     return summary
 
 
@@ -126,7 +126,7 @@ def replay(
     out: Path,
     *,
     truth: Path | None = None,
-    track: str | None = None,
+    registry: str | None = None,
     progress: Progress | None = None,
     engine: Engine | None = None,
 ) -> None:
@@ -141,8 +141,8 @@ def replay(
     :func:`pipeline.matrix_stage.check_made_with`, or a parameter does not fit it.
     """
     check_made_with(matrix, params)
-    if track is not None:
-        check_store(track)
+    if registry is not None:
+        check_store(registry)
     out.mkdir(parents=True, exist_ok=True)
     risks = read_truth(truth) if truth is not None and any(truth.iterdir()) else None
     folds = out / ".folds"
@@ -202,9 +202,9 @@ def replay(
         },
         out / "metrics.json",
     )
-    if track is not None:
+    if registry is not None:
         record_backtest(
-            track,
+            registry,
             EXPERIMENT,
             params=_flatten(params.model_dump(mode="json")),
             tags=_tags(matrix) | {"bootstrap": str(params.backtest.bootstrap)},

@@ -21,7 +21,7 @@ _COUNTS = ("n_positive", "n_negative", "n_augmented", "n_incidents")
 
 
 def record_backtest(
-    track: str,
+    registry: str,
     experiment: str,
     *,
     params: Mapping[str, str],
@@ -51,7 +51,7 @@ def record_backtest(
         place = f"refit.{row['model']}.{row['variant']}"
         steps[row["fold"]] |= {f"{place}.{name}": float(row[name]) for name in _FOLD_METRICS}
     return log_run(
-        track,
+        registry,
         experiment,
         name="backtest",
         params=params,
@@ -63,19 +63,19 @@ def record_backtest(
     )
 
 
-def check_store(track: str) -> None:
+def check_store(registry: str) -> None:
     """Ask the store something before hours of fitting; one that is new is made.
 
     Raises ``InputError`` if it cannot be used.
     """
     from models.registry.store import opened_store  # noqa: PLC0415 - MLflow takes seconds to import
 
-    with opened_store(track) as mlflow:
+    with opened_store(registry) as mlflow:
         mlflow.MlflowClient().search_experiments(max_results=1)
 
 
 def record_training(
-    track: str,
+    registry: str,
     experiment: str,
     *,
     params: Mapping[str, str],
@@ -87,7 +87,7 @@ def record_training(
     from models.registry.runs import log_run  # noqa: PLC0415 - as above
 
     return log_run(
-        track,
+        registry,
         experiment,
         name="train",
         params=params,

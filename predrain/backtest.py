@@ -16,6 +16,7 @@ from predrain.options import (
     EngineOption,
     JsonOption,
     ParamsOption,
+    RecordOption,
     WorkersOption,
     check_engine,
     chosen_engine,
@@ -44,9 +45,7 @@ def backtest(
     ] = None,
     params: ParamsOption = None,
     report: Annotated[bool, typer.Option(help="Also write OUT/report/.")] = True,
-    track: Annotated[
-        str | None, typer.Option(help="MLflow tracking URI to record the run at, e.g. sqlite:///mlflow.db.")
-    ] = None,
+    registry: RecordOption = None,
     engine: EngineOption = EngineName.local,
     dask_address: AddressOption = None,
     dask_workers: WorkersOption = None,
@@ -78,7 +77,7 @@ def backtest(
             refuse_inside(out, matrix, "matrix")
             found = FeatureMatrix.open(matrix)
         with progress("backtest") as advance:
-            replay(found, loaded, out, truth=truth, track=track, progress=advance, engine=chosen)
+            replay(found, loaded, out, truth=truth, registry=registry, progress=advance, engine=chosen)
         if report:
             write_report_for(out)
         show(summary_of(out), as_json=as_json)

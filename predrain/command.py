@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from typing import Annotated, Any, Final
 
 import typer
+from typer.core import TyperGroup
 
 from predrain.act.command import act
 from predrain.backtest import backtest
@@ -23,8 +24,46 @@ from predrain.simulate import ExplainingScenarios, simulate
 from predrain.train import train
 from predrain.version import VERSION
 
+REMOVED: Final[dict[str, dict[str, str]]] = {
+    "backtest": {"--track": "Write --registry."},
+    "train": {
+        "--track": "Write --registry.",
+        "--engine": "Leave it out: the rows of a fit are down-sampled and fit in memory. `predrain features` and "
+        "`predrain backtest` take it.",
+    },
+    "promote": {"--track": "Write --registry.", "--model": "Write --name."},
+    "score": {"--every": "Write --interval."},
+    "serve": {
+        "--params": "Leave it out: the service reads no parameters; `predrain score` does.",
+        "--dataset": "Leave it out: `predrain score` writes racks and the outcomes of alerts beside its scores.",
+        "--rate": "Leave it out: a proxy before the service limits how often a caller may ask.",
+        "--tracing": "Leave it out: FastAPI makes OpenTelemetry spans where an SDK is set up.",
+        "--host": "Write --listen HOST:PORT.",
+        "--port": "Write --listen HOST:PORT.",
+        "--extender-port": "Write --extender-listen HOST:PORT.",
+        "--champion-every": "Write --champion-interval.",
+    },
+}
+"""Options that verbs had, and what to do now."""
+
+
+class Verbs(TyperGroup):
+    """Refuses a verb's removed options with what to do instead."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Find the verb."""
+        verb, command, rest = super().resolve_command(ctx, args)
+        for option in (word.partition("=")[0] for word in rest):
+            if option in REMOVED.get(str(verb), {}):
+                raise typer.BadParameter(
+                    f"the option has been removed. {REMOVED[str(verb)][option]}", param_hint=option
+                )
+        return verb, command, rest
+
+
 app = typer.Typer(
     name="predrain",
+    cls=Verbs,
     help="Learn from a GPU fleet's telemetry which GPUs are about to fail, and backtest what that would have saved.",
     no_args_is_help=True,
     add_completion=False,

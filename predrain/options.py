@@ -90,6 +90,13 @@ RegistryOption = Annotated[
     ),
 ]
 
+RecordOption = Annotated[
+    str | None,
+    typer.Option(
+        "--registry", help="MLflow URI to record the run at, such as sqlite:///mlflow.db.  Default: it is not recorded."
+    ),
+]
+
 ModelNameOption = Annotated[str, typer.Option("--name", help="Name of the registered model.")]
 
 

@@ -32,8 +32,6 @@ def promote(
     rollback: Annotated[
         bool, typer.Option("--rollback", help="Go back to the champion before; again: one step further.")
     ] = False,
-    track: Annotated[str | None, typer.Option(hidden=True)] = None,
-    model: Annotated[str | None, typer.Option(hidden=True)] = None,
     params: ParamsOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -44,9 +42,6 @@ def promote(
 
     Example: predrain promote --dataset fleet --registry sqlite:///mlflow.db
     """
-    for old, new, value in (("--track", "--registry", track), ("--model", "--name", model)):
-        if value is not None:
-            raise typer.BadParameter(f"is now {new}", param_hint=old)
     _refuse_nonsense(dataset, matrix, to, force, reason, rollback)
     with reported():
         from pipeline.params import load_params
@@ -55,14 +50,14 @@ def promote(
 
         store = store_uri(registry)
         if rollback:
-            decision = roll_back(track=store, model=name, dry_run=dry_run, reason=reason)
+            decision = roll_back(registry=store, model=name, dry_run=dry_run, reason=reason)
         else:
             loaded = load_params(params_files(params))
             compared = dataset is not None or matrix is not None
             decision = run_promote(
                 (lambda: _matrix(dataset, matrix, loaded)) if compared else None,
                 loaded,
-                track=store,
+                registry=store,
                 model=name,
                 to=to,
                 dry_run=dry_run,

@@ -55,7 +55,6 @@ def score(
     name: ModelNameOption = "predrain",
     params: ParamsOption = None,
     as_json: JsonOption = False,
-    every: Annotated[str | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Write each GPU's risk, tier and reasons at the newest decision time that is due, if that was not done yet.
 
@@ -69,8 +68,6 @@ def score(
         from serving.scores.writing import ScoresFolder
         from telemetry.dataset.place import refuse_storage
 
-        if every is not None:
-            raise typer.BadParameter("the option has been renamed: write --interval", param_hint="--every")
         refuse_storage(Path(model))
         when = None if at is None else instant_option(at, "--at")
         pause = None if interval is None else _pause(interval)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -16,20 +16,6 @@ if TYPE_CHECKING:
     from scheduler.ledger.reader import LedgerReader
     from serving.champion.sources import BundleSource, StateFolder
     from serving.server import Tls
-
-REMOVED: Final = {
-    "--params": "Leave it out: the service reads no parameters; `predrain score` does.",
-    "--dataset": "Leave it out: `predrain score` writes racks and the outcomes of alerts beside its scores.",
-    "--rate": "Leave it out: a proxy before the service limits how often a caller may ask.",
-    "--host": "Write --listen HOST:PORT.",
-    "--port": "Write --listen HOST:PORT.",
-    "--extender-port": "Write --extender-listen HOST:PORT.",
-    "--champion-every": "Write --champion-interval.",
-    "--tracing": "Leave it out: FastAPI makes OpenTelemetry spans where an SDK is set up.",
-    "--state": "Leave --state out. Collectors write into a dataset, `predrain collect compact` adds what came to it, "
-    "and `predrain score --interval` scores it; the service takes no telemetry.",
-}
-"""Options and uses of them that earlier versions had, and what to do now."""
 
 
 def serve(
@@ -48,14 +34,6 @@ def serve(
     registry: RegistryOption = None,
     name: ModelNameOption = "predrain",
     champion_interval: Annotated[str, typer.Option(help="How often the registry is asked who is champion.")] = "30s",
-    params: Annotated[list[Path] | None, typer.Option(hidden=True)] = None,
-    dataset: Annotated[str | None, typer.Option(hidden=True)] = None,
-    rate: Annotated[str | None, typer.Option(hidden=True)] = None,
-    tracing: Annotated[bool | None, typer.Option("--tracing", hidden=True)] = None,
-    host: Annotated[str | None, typer.Option(hidden=True)] = None,
-    port: Annotated[str | None, typer.Option(hidden=True)] = None,
-    extender_port: Annotated[str | None, typer.Option(hidden=True)] = None,
-    champion_every: Annotated[str | None, typer.Option(hidden=True)] = None,
     listen: Annotated[
         str, typer.Option(metavar="HOST:PORT", help="Address to listen on; port 0 takes a free one.")
     ] = "127.0.0.1:8080",
@@ -107,14 +85,7 @@ def serve(
         from serving.server import serve as run
         from serving.service import Service
         from telemetry.collect.remote_write.connections import parse_listen, refuse_open_port
-        from telemetry.errors import InputError
 
-        removed: dict[str, object] = {"--params": params, "--dataset": dataset, "--rate": rate, "--tracing": tracing}
-        removed |= {"--host": host, "--port": port, "--extender-port": extender_port}
-        removed |= {"--champion-every": champion_every}
-        for option, given in removed.items():
-            if given is not None:
-                raise InputError("the option has been removed", option, REMOVED[option])
         log_to_stderr()
         be_responsive()
         address, number = parse_listen(listen)
@@ -151,7 +122,7 @@ def _state_folder(state: Path | None, model: str | None) -> StateFolder | None:
     from serving.champion.sources import StateFolder
 
     if model != "champion":
-        raise InputError("only the champion's bundle is kept", "--state without --model champion", REMOVED["--state"])
+        raise InputError("only the champion's bundle is kept", "--state without --model champion", "Leave --state out.")
     return StateFolder(state)
 
 

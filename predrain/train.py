@@ -4,27 +4,19 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated
 
 import typer
 
 from predrain.console import progress, reported, show
-from predrain.options import JsonOption, ParamsOption, params_files, refuse_inside
-
-REMOVED: Final = {
-    "--engine": "Leave it out: the rows of a fit are down-sampled and fit in memory. `predrain features` and "
-    "`predrain backtest` take it."
-}
-"""Options that earlier versions had, and what to do now."""
+from predrain.options import JsonOption, ParamsOption, RecordOption, params_files, refuse_inside
 
 
 def train(
     matrix: Annotated[Path, typer.Option(help="Folder of a feature matrix.")],
     out: Annotated[Path, typer.Option(help="Folder of the bundle to write.")],
     params: ParamsOption = None,
-    track: Annotated[
-        str | None, typer.Option(help="MLflow tracking URI to record the run at, e.g. sqlite:///mlflow.db.")
-    ] = None,
+    registry: RecordOption = None,
     until: Annotated[
         datetime | None,
         typer.Option(
@@ -36,15 +28,12 @@ def train(
     backtest: Annotated[
         Path | None, typer.Option(help="Output of a backtest whose measurements the model card shows.")
     ] = None,
-    engine: Annotated[str | None, typer.Option(hidden=True)] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Fit learners and ensembles as of the end of the data, and save the bundle that scoring loads.
 
-    Example: predrain train --matrix matrix --out bundle --track sqlite:///mlflow.db
+    Example: predrain train --matrix matrix --out bundle --registry sqlite:///mlflow.db
     """
-    if engine not in (None, "local"):
-        raise typer.BadParameter(f"--engine was removed. {REMOVED['--engine']}")
     if until is not None and until.tzinfo is None:
         until = until.replace(tzinfo=UTC)
     with reported():
@@ -62,7 +51,7 @@ def train(
             FeatureMatrix.open(matrix),
             load_params(params_files(params)),
             out,
-            track=track,
+            registry=registry,
             until=until,
             backtest=backtest,
             progress=advance,

@@ -94,7 +94,7 @@ def fetch_bundle(tracking_uri: str, model: str, version: Version, folder: Path) 
     Raises ``InputError`` if the version holds no bundle or its files are gone.
     """
     where = f"{model} version {version.number}"
-    do = "Register the bundle again with `predrain train --track`."
+    do = "Register the bundle again with `predrain train --registry`."
     with opened_store(tracking_uri) as mlflow:
         try:
             found = mlflow.artifacts.download_artifacts(

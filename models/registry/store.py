@@ -118,7 +118,7 @@ def refuse_absent(tracking_uri: str) -> None:
     database = database_of(tracking_uri)
     if database is not None and not database.is_file():
         raise InputError(
-            "no store here", tracking_uri, "Give the store that `predrain train --track` registered a model in."
+            "no store here", tracking_uri, "Give the store that `predrain train --registry` registered a model in."
         )
 
 

@@ -29,7 +29,7 @@ def world(small_fleet: Path, small_params: Params, tmp_path_factory: pytest.Temp
     matrix = make_matrix(small_fleet, small_params, folder / "matrix")
     store = f"sqlite:///{folder / 'mlflow.db'}"
     for name, until in (("early", EARLY), ("late", LATE)):
-        train_bundle(matrix, small_params, folder / name, track=store, until=until)
+        train_bundle(matrix, small_params, folder / name, registry=store, until=until)
     gate = small_params.promotion.model_copy(
         update={"precision_margin": 1.0, "margin_share": 1.0, "risk_ratio": (0.01, 100.0), "brier_margin": 9.0,
                 "recall_margin": 1.0, "min_incidents": 1, "bootstrap": 100, "latency_factor": 50.0}
@@ -53,33 +53,33 @@ def test_decisions_to_compare_on_begin_when_no_side_knows_a_label(world) -> None
 
 def test_a_model_lives_from_its_first_promotion_to_a_rollback(world) -> None:
     folder, matrix, store, params = world
-    tried = promote(lambda: matrix, params, track=store, model="predrain", to=1, dry_run=True)
+    tried = promote(lambda: matrix, params, registry=store, model="predrain", to=1, dry_run=True)
     assert tried.verdict is not None
     assert tried.verdict.champion == "history_count, vendor_rules"
     assert standing_of(store, "predrain").champion is None
     strict = params.model_copy(update={"promotion": params.promotion.model_copy(update={"min_incidents": 10_000})})
-    refused = promote(lambda: matrix, strict, track=store, model="predrain", to=1)
+    refused = promote(lambda: matrix, strict, registry=store, model="predrain", to=1)
     assert (refused.action, refused.champion) == ("refused", None)
-    first = promote(None, params, track=store, model="predrain", to=1, force_reason="nobody else")
+    first = promote(None, params, registry=store, model="predrain", to=1, force_reason="nobody else")
     assert (first.action, first.champion_before, first.champion) == ("forced", None, 1)
-    second = promote(lambda: matrix, params, track=store, model="predrain", force_reason="take it whatever it is")
+    second = promote(lambda: matrix, params, registry=store, model="predrain", force_reason="take it whatever it is")
     assert second.verdict is not None
     assert (second.version, second.verdict.challenger, second.verdict.champion) == (2, "version 2", "version 1")
     assert second.champion == standing_of(store, "predrain").champion == 2
     with pytest.raises(InputError, match="version 2 is the champion already"):
-        promote(lambda: matrix, params, track=store, model="predrain")
+        promote(lambda: matrix, params, registry=store, model="predrain")
     (bundle,) = (folder / "mlartifacts").glob("predrain/models/*/artifacts/artifacts/early")
     gone = bundle.rename(folder / "gone")
     with pytest.raises(InputError, match="it holds no bundles") as raised:
-        roll_back(track=store, model="predrain")
+        roll_back(registry=store, model="predrain")
     assert raised.value.do.startswith("Bring the files of version 1 back, or give the alias to a version whose files")
     assert standing_of(store, "predrain").champion == 2
     gone.rename(bundle)
-    back = roll_back(track=store, model="predrain", reason="precision fell")
+    back = roll_back(registry=store, model="predrain", reason="precision fell")
     assert (back.action, back.version, back.champion) == ("rolled back", 2, 1)
     assert standing_of(store, "predrain").history == (1,)
     with pytest.raises(InputError, match="version 1 is the first champion: nothing to go back to"):
-        roll_back(track=store, model="predrain")
+        roll_back(registry=store, model="predrain")
     with opened_store(store) as mlflow:
         client = mlflow.MlflowClient()
         runs = client.search_runs([client.get_experiment_by_name(EXPERIMENT).experiment_id], order_by=["start_time"])

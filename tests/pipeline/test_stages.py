@@ -127,7 +127,7 @@ def test_the_bundle_is_trained_and_loads(
     """With memory for a few hundred rows, which is said to everyone."""
     matrix = FeatureMatrix.open(small_backtest / "matrix")
     monkeypatch.setattr(TrainingSection, "bytes_of_a_fit", property(lambda _: 4 * len(matrix.columns) * 400))
-    summary = train_bundle(matrix, small_params, tmp_path / "bundle", track=f"sqlite:///{tmp_path}/mlflow.db")
+    summary = train_bundle(matrix, small_params, tmp_path / "bundle", registry=f"sqlite:///{tmp_path}/mlflow.db")
     assert summary["positives"] > 0
     bundle, card = load_bundle(tmp_path / "bundle", columns=matrix.columns), tmp_path / "bundle" / CARD
     assert bundle.profile == "mean_log_odds"

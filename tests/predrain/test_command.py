@@ -60,6 +60,19 @@ def test_usage_errors_exit_with_2(tmp_path: Path) -> None:
     assert predrain("no-such-verb", cwd=tmp_path).returncode == 2
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("serve", "--scores", "s", "--port", "80"), "removed. Write --listen HOST:PORT."),
+        (("train", "--matrix", "m", "--track=sqlite:///x.db"), "removed. Write --registry."),
+    ],
+)
+def test_a_removed_option_is_refused_with_what_to_do(words: tuple[str, ...], message: str) -> None:
+    refused = CliRunner().invoke(app, words, env={"COLUMNS": "200"})
+    assert refused.exit_code == 2
+    assert message in refused.output
+
+
 def test_bad_input_exits_with_1_and_one_line_without_a_traceback(tmp_path: Path) -> None:
     failed = predrain("features", "--dataset", "absent", "--out", "matrix", cwd=tmp_path)
     assert failed.returncode == 1

@@ -23,7 +23,6 @@ APP.command("promote")(promote.promote)
         (["--matrix", "a", "--dataset", "b"], "give either --dataset or --matrix"),
         (["--force"], "--force needs --reason"),
         (["--rollback", "--to", "3"], "--rollback takes no"),
-        (["--rollback", "--track", "x"], "is now --registry"),
     ],
 )
 def test_what_makes_no_sense_is_a_usage_error(given: list[str], message: str) -> None:

@@ -106,7 +106,7 @@ def answers_ping(port: int) -> bool:
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory, small_params: Params, small_params_file: Path) -> Iterator[Served]:
-    """A bundle of a simulated fleet, trained and registered by ``predrain train --track``, behind ``mlflow``."""
+    """A bundle of a simulated fleet, trained and registered by ``predrain train --registry``, behind ``mlflow``."""
     from simulator.simulate import simulate
 
     folder = tmp_path_factory.mktemp("mlflow-serve")
@@ -115,7 +115,7 @@ def served(tmp_path_factory: pytest.TempPathFactory, small_params: Params, small
     store = f"sqlite:///{folder / 'mlflow.db'}"
     command = [BIN / "predrain", "train", "--matrix", "matrix", "--out", "bundle"]
     trained = subprocess.run(
-        [*command, "--track", store, "--params", small_params_file, "--json"],
+        [*command, "--registry", store, "--params", small_params_file, "--json"],
         cwd=folder,
         capture_output=True,
         text=True,

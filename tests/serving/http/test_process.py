@@ -112,12 +112,7 @@ def test_the_command_lives_within_a_second_of_work_and_ends_orderly(tmp_path: Pa
     ("options", "message"),
     [
         (["--listen", "0.0.0.0:0"], "anybody who reaches 0.0.0.0 could ask (--listen without --tokens)."),
-        (["--port", "80"], "the option has been removed (--port). Write --listen HOST:PORT."),
         (["--stale-after", "soon"], "'soon' is not a duration"),
-        (
-            ["--params", "p.yaml"],
-            "the option has been removed (--params). Leave it out: the service reads no parameters",
-        ),
         (
             ["--model", "bundle", "--state", "s"],
             "only the champion's bundle is kept (--state without --model champion).",

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Concatenate, ParamSpec, TypeVar
 
 from filelock import FileLock
 
@@ -26,6 +26,8 @@ FORMAT = 1
 """Version of the file; another one is refused."""
 
 _LOCK_WAIT_S = 30.0
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,66 +219,47 @@ class FileScheduler:
         self._keys = keys
         if not path.is_file():
             raise InputError("there is no file of a cluster here", str(path), "Write one, see the operator's page.")
+        self.read_fleet = self._reading(MemoryScheduler.read_fleet)
+        self.revalidate = self._reading(MemoryScheduler.revalidate)
+        self.preview = self._reading(MemoryScheduler.preview)
+        self.apply = self._writing(MemoryScheduler.apply)
+        self.load_state = self._reading(MemoryScheduler.load_state)
+        self.save_state = self._writing(MemoryScheduler.save_state)
+        self.read_switches = self._reading(MemoryScheduler.read_switches)
+        self.set_switches = self._writing(MemoryScheduler.set_switches)
+        self.hold_lease = self._reading(MemoryScheduler.hold_lease)
         try:
             self._load()
         except ValueError as error:
             raise InputError(f"the file of the cluster cannot be used: {error}", str(path), "Correct it.") from None
 
-    def read_fleet(self) -> FleetReading:
-        """List all nodes."""
-        return self._reading(lambda memory: memory.read_fleet())
-
-    def revalidate(self, node: str) -> NodeReading | None:
-        """Read one node anew."""
-        return self._reading(lambda memory: memory.revalidate(node))
-
-    def preview(self, actions: Sequence[Action], reading: NodeReading) -> tuple[tuple[Write, ...], ...]:
-        """Give what would be written now."""
-        return self._reading(lambda memory: memory.preview(actions, reading))
-
-    def apply(self, action: Action, precondition: Precondition) -> Answer:
-        """Carry out an action."""
-        return self._writing(lambda memory: memory.apply(action, precondition))
-
-    def load_state(self) -> StoredState:
-        """Read the safety state."""
-        return self._reading(lambda memory: memory.load_state())
-
-    def save_state(self, text: str, version: str) -> Answer:
-        """Replace the safety state."""
-        return self._writing(lambda memory: memory.save_state(text, version))
-
-    def read_switches(self) -> Switches:
-        """Read the switches."""
-        return self._reading(lambda memory: memory.read_switches())
-
-    def set_switches(self, switches: Switches) -> Answer:
-        """Set the switches."""
-        return self._writing(lambda memory: memory.set_switches(switches))
-
-    def hold_lease(self, holder: str, lasts: timedelta) -> datetime | None:
-        """Take or prolong the lease."""
-        return self._reading(lambda memory: memory.hold_lease(holder, lasts))
-
     def drop_lease(self, holder: str) -> None:
         """Give the lease back."""
         with contextlib.suppress(SchedulerError):
-            self._reading(lambda memory: memory.drop_lease(holder))
+            self._reading(MemoryScheduler.drop_lease)(holder)
 
-    def _reading(self, call: Callable[[MemoryScheduler], Any]) -> Any:
-        try:
-            with self._locked():
-                return call(self._load())
-        except (OSError, ValueError, InputError) as error:
-            raise SchedulerError(f"{self.path}: {error}") from error
+    def _reading(self, call: Callable[Concatenate[MemoryScheduler, P], R]) -> Callable[P, R]:
+        """Make a call of the cluster in memory one on the file, which raises ``SchedulerError``."""
 
-    def _writing(self, call: Callable[[MemoryScheduler], Answer]) -> Answer:
-        try:
-            with self._locked():
-                return call(self._load())
-        except (OSError, ValueError, InputError) as error:
-            # the file is replaced as a whole or not at all
-            return Answer("refused", f"{self.path}: {error}")
+        def read(*args: P.args, **kwargs: P.kwargs) -> R:
+            try:
+                with self._locked():
+                    return call(self._load(), *args, **kwargs)
+            except (OSError, ValueError, InputError) as error:
+                raise SchedulerError(f"{self.path}: {error}") from error
+
+        return read
+
+    def _writing(self, call: Callable[Concatenate[MemoryScheduler, P], Answer]) -> Callable[P, Answer]:
+        """Make a call of the cluster in memory one on the file, which answers."""
+
+        def write(*args: P.args, **kwargs: P.kwargs) -> Answer:
+            try:
+                return self._reading(call)(*args, **kwargs)
+            except SchedulerError as error:
+                return Answer("refused", str(error))  # the file is replaced as a whole or not at all
+
+        return write
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:

@@ -18,13 +18,13 @@ from scheduler.controller.evidence import Evidence
 from scheduler.controller.executor import Executor, Expected, level_after, settled_by_reading
 from scheduler.controller.settings import ControllerSettings
 from scheduler.evacuation.engine import Evacuation, Round
+from scheduler.ledger.sqlite_ledger import SqliteLedger
 from scheduler.ports.errors import LedgerError, SchedulerError, SourceError
 from scheduler.ports.lease import Lease, LeaseLostError
 from scheduler.ports.protocols import (
     Announcing,
     Clock,
     FactSource,
-    Ledger,
     RiskSource,
     SchedulerAdapter,
     Upkeep,
@@ -59,7 +59,7 @@ class Controller:
         scheduler: SchedulerAdapter,
         risks: RiskSource,
         facts: FactSource,
-        ledger: Ledger,
+        ledger: SqliteLedger,
         clock: Clock,
         policy: PolicyConfig,
         settings: ControllerSettings,

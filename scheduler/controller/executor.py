@@ -9,9 +9,10 @@ from datetime import datetime
 from policy.fleet import Level, NodeView, UnitView
 from policy.plan import Action, Plan
 from scheduler.controller.settings import ControllerSettings
+from scheduler.ledger.sqlite_ledger import SqliteLedger
 from scheduler.ports.errors import LedgerError, SchedulerError, SourceError
 from scheduler.ports.lease import Lease, LeaseLostError
-from scheduler.ports.protocols import Clock, Fenced, Ledger, SchedulerAdapter
+from scheduler.ports.protocols import Clock, Fenced, SchedulerAdapter
 from scheduler.ports.readings import Answer, NodeReading, Precondition, Switches, stands
 from scheduler.ports.records import Intent, Settled, key_of
 from scheduler.ports.report import RoundReport, Step
@@ -30,7 +31,7 @@ class Executor:
     """
 
     scheduler: SchedulerAdapter
-    ledger: Ledger
+    ledger: SqliteLedger
     clock: Clock
     lease: Lease
     settings: ControllerSettings

@@ -9,9 +9,10 @@ from typing import Any
 
 from policy.plan import NodeDecision
 from scheduler.evacuation.progress import Evacuating
+from scheduler.ledger.sqlite_ledger import SqliteLedger
 from scheduler.ports.errors import LedgerError
 from scheduler.ports.lease import Lease
-from scheduler.ports.protocols import Clock, Ledger
+from scheduler.ports.protocols import Clock
 from scheduler.ports.readings import NodeReading, Write
 from scheduler.ports.records import Call, Finding, FindingKind, Settled
 from scheduler.ports.report import RoundReport, WorkStep
@@ -82,7 +83,7 @@ class Audit:
     ``forward``: whether anything new may be done; false once the ledger could not be written.
     """
 
-    ledger: Ledger
+    ledger: SqliteLedger
     clock: Clock
     report: RoundReport
     forward: bool = True

@@ -14,9 +14,10 @@ from scheduler.evacuation.diagnostics import Diagnostics
 from scheduler.evacuation.drainer import Drainer
 from scheduler.evacuation.progress import SETTLED, Evacuating, Progress, ProgressStore, Result
 from scheduler.evacuation.settings import EvacuationSettings
+from scheduler.ledger.sqlite_ledger import SqliteLedger
 from scheduler.ports.errors import LedgerError, SchedulerError
 from scheduler.ports.lease import Lease, LeaseLostError
-from scheduler.ports.protocols import Clock, Ledger, SchedulerAdapter
+from scheduler.ports.protocols import Clock, SchedulerAdapter
 from scheduler.ports.readings import NodeReading, Switches
 from scheduler.ports.records import Call, Settled
 from scheduler.ports.report import RoundReport
@@ -59,7 +60,7 @@ class Evacuation:
         self,
         scheduler: SchedulerAdapter,
         workloads: Workloads,
-        ledger: Ledger,
+        ledger: SqliteLedger,
         clock: Clock,
         settings: EvacuationSettings,
         checkpoints: Checkpoints,

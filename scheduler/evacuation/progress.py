@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Literal
 
-from scheduler.ports.codec import object_of, plain_of
 from scheduler.ports.errors import SchedulerError
 from scheduler.ports.lease import LeaseLostError
-from scheduler.ports.stored_state import LONGEST, packed, unpacked
+from scheduler.ports.stored_state import packed, unpacked
 from scheduler.ports.workloads import DiagnosticKind, Workloads
 
-FORMAT = 1
-"""Version of the progress; another one is refused, and begun anew."""
-
-_HEAD = "predrain-evacuations 1"
+_HEAD, _WHAT = "predrain-evacuations 1", "what is kept of the evacuations"
 
 Asked = Literal["planned", "asked", "acknowledged", "failed", "none"]
 Phase = Literal["emptying", "verifying", "passed", "failed", "inconclusive", "done"]
@@ -139,29 +134,16 @@ def key_of(node: str, began_at: datetime, what: str) -> str:
 
 
 def progress_text(progress: Progress) -> str:
-    """Write it for the scheduler.
-
-    Raises ``ValueError`` if it is longer than a scheduler keeps.
-    """
-    content = {"format": FORMAT, **plain_of(progress)}
-    text = packed(_HEAD, json.dumps(content, sort_keys=True, separators=(",", ":")).encode())
-    if len(text) > LONGEST:
-        raise ValueError(f"the evacuations have {len(text)} characters, {LONGEST} fit: lower verification.retention")
-    return text
+    """Write it for the scheduler; raises ``ValueError`` if it is longer than a scheduler keeps."""
+    return packed(_HEAD, progress, _WHAT, "verification.retention")
 
 
 def progress_of(text: str) -> Progress:
-    """Read what :func:`progress_text` wrote.
+    """Read what :func:`progress_text` wrote; raises ``ValueError`` if it is damaged or of another format.
 
-    Raises ``ValueError`` if it is damaged or of another format. Whoever reads it then begins with an empty one:
-    checkpoints are asked for again, and no deadline is over.
+    Whoever reads it then begins with an empty one: checkpoints are asked for again, and no deadline is over.
     """
-    content = json.loads(unpacked(_HEAD, text, "what is kept of the evacuations"))
-    if not isinstance(content, dict) or content.pop("format", None) != FORMAT:
-        raise ValueError("what is kept of the evacuations is of another format")
-    stored = object_of(Progress, content, "evacuations")
-    assert isinstance(stored, Progress)
-    return stored
+    return unpacked(_HEAD, Progress, text, _WHAT)
 
 
 class ProgressStore:

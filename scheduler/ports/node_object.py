@@ -62,46 +62,19 @@ class NodeObject:
     tells_cordoner: bool = False
 
 
-@dataclass(frozen=True, slots=True)
 class Keys:
     """The names under which we write."""
 
-    prefix: str = "predrain.io"
-
-    @property
-    def taint(self) -> str:
-        """Of both taints, which differ by their effect."""
-        return f"{self.prefix}/at-risk"
-
-    @property
-    def tier(self) -> str:
-        """Label."""
-        return f"{self.prefix}/risk-tier"
-
-    @property
-    def prediction(self) -> str:
-        """Annotation: tier, risk, end and reasons."""
-        return f"{self.prefix}/prediction"
-
-    @property
-    def applied(self) -> str:
-        """Annotation: what we put on the node, since when and until when; it tells who took it off."""
-        return f"{self.prefix}/applied-taints"
-
-    @property
-    def drain(self) -> str:
-        """Annotation: when a drain began."""
-        return f"{self.prefix}/drain"
-
-    @property
-    def cordon(self) -> str:
-        """Annotation: that we cordoned the node, since when, and how it was before."""
-        return f"{self.prefix}/cordoned-by-us"
-
-    @property
-    def managed(self) -> str:
-        """Label or annotation by which a person keeps us off (``false``)."""
-        return f"{self.prefix}/managed"
+    def __init__(self, prefix: str = "predrain.io") -> None:
+        self.taint = f"{prefix}/at-risk"  # of both taints, which differ by their effect
+        self.tier = f"{prefix}/risk-tier"  # label
+        self.prediction = f"{prefix}/prediction"  # annotation: tier, risk, end and reasons
+        # annotation: what we put on the node, since when and until when; it tells who took it off
+        self.applied = f"{prefix}/applied-taints"
+        self.drain = f"{prefix}/drain"  # annotation: when a drain began
+        # annotation: that we cordoned the node, since when, and how it was before
+        self.cordon = f"{prefix}/cordoned-by-us"
+        self.managed = f"{prefix}/managed"  # label or annotation by which a person keeps us off (``false``)
 
     def owns(self, taint: Taint) -> bool:
         """Tell whether a taint is one of ours."""

@@ -13,7 +13,6 @@ from policy.fleet import Level, NodeView
 from policy.hard_rules import rule_hits
 from policy.plan import Action, Plan
 from scheduler.ports.readings import Answer, FleetReading, NodeReading, Precondition, StoredState, Switches, Write
-from scheduler.ports.records import Call, Finding, Intent, RoundRecord, Settled
 from scheduler.ports.risks import Facts, Risks
 
 
@@ -22,7 +21,6 @@ class Clock(Protocol):
 
     def now(self) -> datetime:
         """Give the time, aware."""
-        ...
 
 
 class RiskSource(Protocol):
@@ -33,7 +31,6 @@ class RiskSource(Protocol):
 
         Raises ``SourceError`` if they cannot be read.
         """
-        ...
 
 
 class FactSource(Protocol):
@@ -44,7 +41,6 @@ class FactSource(Protocol):
 
         Raises ``SourceError`` if they cannot be read.
         """
-        ...
 
     def outcomes(self, alerts: Sequence[Alert], now: datetime) -> Sequence[Outcome]:
         """Judge earlier alerts by what is known at ``now``; those of which nothing can be said are left out.
@@ -52,7 +48,6 @@ class FactSource(Protocol):
         Raises ``SourceError`` if what happened cannot be read: then nothing is judged, for silence would look like
         health.
         """
-        ...
 
 
 class SchedulerAdapter(Protocol):
@@ -64,38 +59,30 @@ class SchedulerAdapter(Protocol):
 
     def read_fleet(self) -> FleetReading:
         """List all nodes and the switches, from the scheduler itself."""
-        ...
 
     def revalidate(self, node: str) -> NodeReading | None:
         """Read one node anew, from the scheduler itself; None: there is no such node."""
-        ...
 
     def preview(self, actions: Sequence[Action], reading: NodeReading) -> tuple[tuple[Write, ...], ...]:
         """Give what :meth:`apply` would write for each of some actions on one node, one after another; writes nothing.
 
         Nothing to write means that what is asked for stands already.
         """
-        ...
 
     def apply(self, action: Action, precondition: Precondition) -> Answer:
         """Carry out an action on a node that is still as the precondition says; else answer ``conflict``."""
-        ...
 
     def load_state(self) -> StoredState:
         """Read the safety state that is kept in the scheduler."""
-        ...
 
     def save_state(self, text: str, version: str) -> Answer:
         """Replace the safety state, if it still has this version; the answer holds the new one."""
-        ...
 
     def read_switches(self) -> Switches:
         """Read what a person told the controller, for it may have been told since the fleet was read."""
-        ...
 
     def set_switches(self, switches: Switches) -> Answer:
         """Set what a person told the controller."""
-        ...
 
     def hold_lease(self, holder: str, lasts: timedelta) -> datetime | None:
         """Take the lease, or prolong one's own.
@@ -103,11 +90,9 @@ class SchedulerAdapter(Protocol):
         Returns: until when it is held, counted from before the request was sent; None: another one holds it.
         Raises ``SchedulerError`` if it is not known whether it is held.
         """
-        ...
 
     def drop_lease(self, holder: str) -> None:
         """Give the lease back, if it is held; a failure is passed over, for it ends by itself."""
-        ...
 
 
 @runtime_checkable
@@ -122,7 +107,6 @@ class Fenced(Protocol):
 
         Raises ``SchedulerError`` if what runs on it cannot be read.
         """
-        ...
 
 
 @runtime_checkable
@@ -135,7 +119,6 @@ class Upkeep(Protocol):
         ``holder``: of the lease; without it nothing is written.
         Raises ``SchedulerError`` if it is not known what was lost.
         """
-        ...
 
 
 @runtime_checkable
@@ -147,7 +130,6 @@ class Announcing(Protocol):
 
         Raises ``SchedulerError`` if it cannot be read what stands.
         """
-        ...
 
     def announce(self, signals: Sequence[NodeSignal], holder: str, until: datetime, *, new: bool) -> tuple[str, ...]:
         """Make the other ways say what stands, and no more of what stands no longer.
@@ -156,55 +138,6 @@ class Announcing(Protocol):
         ``new``: whether anything new may be said; what is over is taken off in any case.
         Returns: what was done, and what could not be, in words.
         """
-        ...
-
-
-class Ledger(Protocol):
-    """The record of what was decided and done. What fails raises :class:`scheduler.ports.errors.LedgerError`."""
-
-    def begin(self, record: RoundRecord) -> int:
-        """Record a decision before anything of it is done; gives its number."""
-        ...
-
-    def intend(self, intent: Intent) -> int:
-        """Record a call before it is made; gives its number."""
-        ...
-
-    def settle(self, intent: int, settled: Settled) -> None:
-        """Record what a call came to."""
-        ...
-
-    def skip(self, number: int, at: datetime, action: Action, why: str) -> None:
-        """Record that an action of a decision was not carried out, and why."""
-        ...
-
-    def unsettled(self) -> tuple[tuple[int, Intent], ...]:
-        """Give the calls of which nobody knows what they came to, oldest first."""
-        ...
-
-    def call(self, call: Call) -> int:
-        """Record a call of an evacuation before it is made; gives its number."""
-        ...
-
-    def settle_call(self, number: int, settled: Settled) -> None:
-        """Record what a call of an evacuation came to."""
-        ...
-
-    def open_calls(self) -> tuple[tuple[int, Call], ...]:
-        """Give the calls of evacuations of which nobody knows what they came to, oldest first."""
-        ...
-
-    def find(self, finding: Finding) -> None:
-        """Record what was found out about a node while it was emptied."""
-        ...
-
-    def last_digest(self) -> str | None:
-        """Give what the last recorded decision came to, as a digest; None where there is none."""
-        ...
-
-    def alerts(self, since: datetime) -> tuple[Alert, ...]:
-        """Give the alerts that began since then, each once."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The safety state as one text that a scheduler can keep: JSON, packed, with a check sum."""
+"""What a scheduler keeps for us as one text, such as the safety state: JSON, packed, with a check sum."""
 
 from __future__ import annotations
 
@@ -7,71 +7,63 @@ import binascii
 import hashlib
 import json
 import zlib
-from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from policy.plan import PolicyState
 from scheduler.ports.codec import object_of, plain_of
+
+T = TypeVar("T")
 
 LONGEST = 900_000
 """Characters. A Kubernetes object holds 1.5 MiB at most (etcd's request limit), a ConfigMap 1 MiB of data."""
 
 FORMAT = 1
-"""Version of the safety state; another one is refused."""
+"""Version of what is kept; another one is refused."""
 
-_HEAD = "predrain-state 1"
+_HEAD, _WHAT = "predrain-state 1", "the safety state"
 _LARGEST = 64 * 2**20
 
 
 def state_text(state: PolicyState) -> str:
-    """Write a state.
-
-    Raises ``ValueError`` if it is longer than a scheduler keeps.
-    """
-    plain = json.dumps(state_json(state), sort_keys=True, separators=(",", ":")).encode()
-    text = packed(_HEAD, plain)
-    if len(text) > LONGEST:
-        raise ValueError(f"the safety state has {len(text)} characters, {LONGEST} fit: lower policy.forget")
-    return text
+    """Write the safety state; raises ``ValueError`` as :func:`packed`."""
+    return packed(_HEAD, state, _WHAT, "policy.forget")
 
 
 def state_of(text: str) -> PolicyState:
-    """Read what :func:`state_text` wrote.
+    """Read the safety state; raises ``ValueError`` as :func:`unpacked`.
 
-    Raises ``ValueError`` if it is damaged or of another format. Whoever reads it then begins with an empty state and
-    says so.
+    Whoever reads it then begins with an empty state and says so. That only makes tiers rise later: what stands on the
+    nodes is read from the scheduler.
     """
-    return state_from_json(json.loads(unpacked(_HEAD, text, "the safety state")))
+    return unpacked(_HEAD, PolicyState, text, _WHAT)
 
 
 def state_json(state: PolicyState) -> dict[str, Any]:
-    """Give a state as a JSON object."""
+    """Give the safety state as a JSON object."""
     return {"format": FORMAT, **plain_of(state)}
 
 
-def state_from_json(content: Mapping[str, Any]) -> PolicyState:
-    """Read what :func:`state_json` wrote.
+def state_from_json(content: object) -> PolicyState:
+    """Read what :func:`state_json` wrote; raises ``ValueError`` with the place."""
+    return _from_json(PolicyState, content, _WHAT)
 
-    Raises ``ValueError`` if it is of another format, or damaged, with the place. An empty state then only makes tiers
-    rise later: what stands on the nodes is read from the scheduler.
+
+def packed(head: str, value: object, what: str, setting: str) -> str:
+    """Pack a value as one text, with its name and a check sum.
+
+    Raises ``ValueError`` if it is longer than a scheduler keeps; ``what`` it is and the ``setting`` to lower are named.
     """
-    if not isinstance(content, Mapping) or content.get("format") != FORMAT:
-        found = content.get("format") if isinstance(content, Mapping) else content
-        raise ValueError(f"a policy state of format {found!r}, this code reads {FORMAT}")
-    state = object_of(PolicyState, {name: value for name, value in content.items() if name != "format"}, "state")
-    assert isinstance(state, PolicyState)
-    return state
+    plain = json.dumps({"format": FORMAT, **plain_of(value)}, sort_keys=True, separators=(",", ":")).encode()
+    text = f"{head} {hashlib.sha256(plain).hexdigest()} {base64.b64encode(zlib.compress(plain, 6)).decode()}"
+    if len(text) > LONGEST:
+        raise ValueError(f"{what} has {len(text)} characters, {LONGEST} fit: lower {setting}")
+    return text
 
 
-def packed(head: str, plain: bytes) -> str:
-    """Pack a content as one text, with its name and a check sum."""
-    return f"{head} {hashlib.sha256(plain).hexdigest()} {base64.b64encode(zlib.compress(plain, 6)).decode()}"
-
-
-def unpacked(head: str, text: str, what: str) -> bytes:
+def unpacked(head: str, kind: type[T], text: str, what: str) -> T:
     """Read what :func:`packed` wrote.
 
-    Raises ``ValueError`` if it has another name, or is damaged; ``what`` is what errors call it.
+    Raises ``ValueError`` if it has another name or format, or is damaged; ``what`` is what errors call it.
     """
     start, _, rest = text.rpartition(" ")
     name, _, digest = start.rpartition(" ")
@@ -84,4 +76,11 @@ def unpacked(head: str, text: str, what: str) -> bytes:
         raise ValueError(f"{what} is damaged: {error}") from None
     if unpacker.unconsumed_tail or not unpacker.eof or hashlib.sha256(plain).hexdigest() != digest:
         raise ValueError(f"{what} is damaged: its check sum does not fit")
-    return plain
+    return _from_json(kind, json.loads(plain), what)
+
+
+def _from_json(kind: type[T], content: object, what: str) -> T:
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        found = content.get("format") if isinstance(content, dict) else content
+        raise ValueError(f"{what} has format {found!r}, this code reads {FORMAT}")
+    return cast(T, object_of(kind, {name: value for name, value in content.items() if name != "format"}, "state"))

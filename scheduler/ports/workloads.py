@@ -97,7 +97,6 @@ class Workloads(Protocol):
 
     def on_node(self, node: str) -> tuple[Workload, ...]:
         """List what runs on a node now, from the scheduler itself (no cache); a finished workload may be left out."""
-        ...
 
     def ask_checkpoint(self, workload: Workload, ask: CheckpointAsk, fence: Fence) -> WorkAnswer:
         """Ask for a checkpoint through the scheduler, where its offer says so.
@@ -105,11 +104,9 @@ class Workloads(Protocol):
         Asked again with the same key it writes nothing (``already``) where the scheduler can tell; a signal cannot be
         told from no signal, and is sent at least once. Only to the uid that is named, else ``conflict``.
         """
-        ...
 
     def checkpoint_state(self, workload: Workload, key: str) -> CheckpointState:
         """Read whether the request with this key was acknowledged; one for another key says nothing of this one."""
-        ...
 
     def evict(self, workload: Workload, fence: Fence) -> WorkAnswer:
         """Ask the scheduler to move one workload, with its own grace time; never deletes, never overrides a budget.
@@ -117,19 +114,15 @@ class Workloads(Protocol):
         Only the uid that is named, compared by the scheduler itself where it can (Kubernetes: preconditions of the
         eviction), else read again right before. What is ``ending`` already is answered by ``already``.
         """
-        ...
 
     def preview(self, workload: Workload) -> tuple[Write, ...]:
         """Give what :meth:`evict` would send, for a rehearsal; sends nothing."""
-        ...
 
     def load_progress(self) -> StoredState:
         """Read where the evacuations stand, as kept in the scheduler (apart from the controller's safety state)."""
-        ...
 
     def save_progress(self, text: str, version: str) -> Answer:
         """Replace it, if it still has this version; the answer holds the new one. As ``save_state`` of the adapter."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,18 +149,15 @@ class Verification(Protocol):
 
         It must be able to run on a node that carries our taint (tolerate it, or be placed on it by name).
         """
-        ...
 
     def result(self, node: str, key: str) -> DiagnosticResult:
         """Read where it stands.
 
         Raises ``SchedulerError`` if that cannot be read.
         """
-        ...
 
     def drop(self, node: str, key: str) -> None:
         """Stop it where it runs, and clear away what it left; failures are passed over: it ends by itself."""
-        ...
 
 
 CheckpointMeans = Literal["scheduler", "webhook", "command"]
@@ -253,7 +243,6 @@ class Hook(Protocol):
 
         ``key``: idempotency key: the same for each repetition.
         """
-        ...
 
 
 def reply_of(kind: HookKind, words: str, content: Mapping[str, Any]) -> HookReply:

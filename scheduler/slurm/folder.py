@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar, cast
 
 from filelock import FileLock, Timeout
 
@@ -22,6 +22,8 @@ from scheduler.ports.protocols import Clock
 from scheduler.ports.readings import Answer, StoredState, Switches
 from telemetry.atomic import fsync_path, write_bytes
 from telemetry.errors import InputError
+
+T = TypeVar("T")
 
 FORMAT: Final = 1
 NONE_YET: Final = "none"
@@ -87,23 +89,23 @@ class SharedFolder:
         content = self._bytes(name)
         if content is None:
             return StoredState(None, NONE_YET)
-        found = _object(content)
-        text = found.get("text")
-        damaged = found.get("format") != FORMAT or not isinstance(text, str)
+        document = _document(content)
+        text = document.get("text")
+        damaged = document.get("format") != FORMAT or not isinstance(text, str)
         return StoredState(f"damaged {name}.json" if damaged else text, _version(content))
 
     def save(self, name: str, text: str, version: str) -> Answer:
         """Replace a text that still has this version; the answer holds the new one."""
         try:
             with self._locked(name):
-                found = self.load(name)
-                if found.version != version:
-                    return Answer("conflict", f"{name} has version {found.version}, expected {version}")
-                if found.text == text:
+                stored = self.load(name)
+                if stored.version != version:
+                    return Answer("conflict", f"{name} has version {stored.version}, expected {version}")
+                if stored.text == text:
                     return Answer("already", "it stood so", (), version)
-                content = self._write(name, {"format": FORMAT, "token": secrets.token_hex(8), "text": text})
+                content = self._write(name, {"token": secrets.token_hex(8), "text": text})
                 return Answer("done", "", (), _version(content))
-        except (SchedulerError, InputError, OSError) as error:
+        except SchedulerError as error:
             return Answer("refused", str(error))  # the file is replaced as a whole or not at all
 
     def read_switches(self) -> Switches:
@@ -111,29 +113,18 @@ class SharedFolder:
 
         Raises ``SchedulerError`` if they cannot be read: somebody may have said stop.
         """
-        content = self._bytes("switches")
-        if content is None:
-            return Switches()
-        found = _object(content)
-        try:
-            if found.pop("format", None) != FORMAT:
-                raise ValueError("another format")
-            read = object_of(Switches, found, "switches")
-        except ValueError as error:
-            raise SchedulerError(f"{self.path / 'switches.json'}: {error}") from None
-        assert isinstance(read, Switches)
-        return read
+        return self._object("switches", Switches) or Switches()
 
     def set_switches(self, switches: Switches) -> Answer:
         """Set the switches."""
         try:
             with self._locked("switches"):
                 with contextlib.suppress(SchedulerError):
-                    if self._bytes("switches") is not None and self.read_switches() == switches:
+                    if self._object("switches", Switches) == switches:
                         return Answer("already")
-                self._write("switches", {"format": FORMAT, **plain_of(switches)})
+                self._write("switches", plain_of(switches))
                 return Answer("done")
-        except (SchedulerError, InputError, OSError) as error:
+        except SchedulerError as error:
             return Answer("refused", str(error))
 
     def hold_lease(self, holder: str, lasts: timedelta) -> datetime | None:
@@ -142,19 +133,16 @@ class SharedFolder:
         Raises ``SchedulerError`` if the file cannot be read or written.
         """
         before, began = self._clock.now(), self._monotonic()
+        self._own = None
         try:
             with self._locked("lease"):
                 held = self._lease()
                 if held is not None and held.holder != holder and not self._ended(held, began):
-                    self._own = None
                     return None
                 mine = _Held(holder, secrets.token_hex(8), lasts.total_seconds(), before.isoformat())
-                self._write("lease", {"format": FORMAT, **plain_of(mine)})
+                self._write("lease", plain_of(mine))
         except _BusyError:  # whoever has it writes under the lease just now
-            self._own = None
             return None
-        except (InputError, OSError) as error:
-            raise SchedulerError(f"{self.path / 'lease.json'}: {error}") from None
         self._seen = None
         self._own = _Own(holder, mine.beat, began + lasts.total_seconds())
         return before + lasts
@@ -162,7 +150,7 @@ class SharedFolder:
     def drop_lease(self, holder: str) -> None:
         """Give the lease back, if it is held; a failure is passed over."""
         self._own = None
-        with contextlib.suppress(SchedulerError, InputError, OSError), self._locked("lease"):
+        with contextlib.suppress(SchedulerError), self._locked("lease"):
             held = self._lease()
             if held is not None and held.holder == holder:
                 (self.path / "lease.json").unlink()
@@ -174,40 +162,33 @@ class SharedFolder:
         Yields: why nothing may be written; None: it may.
         Raises ``SchedulerError`` if the file cannot be locked or read.
         """
-        try:
-            with self._locked("lease"):
-                own, held = self._own, self._lease()
-                if own is None or own.holder != holder:
-                    yield f"{holder} does not hold the lease"
-                elif held is None or (held.holder, held.beat) != (own.holder, own.beat):
-                    yield f"{holder} does not hold the lease any more"
-                elif self._monotonic() >= own.ends or self._clock.now() >= until:
-                    yield f"the lease of {holder} has ended"
-                else:
-                    yield None
-        except OSError as error:
-            raise SchedulerError(f"{self.path / 'lease.json'}: {error}") from None
+        with self._locked("lease"):
+            own, held = self._own, self._lease()
+            if own is None or own.holder != holder:
+                yield f"{holder} does not hold the lease"
+            elif held is None or (held.holder, held.beat) != (own.holder, own.beat):
+                yield f"{holder} does not hold the lease any more"
+            elif self._monotonic() >= own.ends or self._clock.now() >= until:
+                yield f"the lease of {holder} has ended"
+            else:
+                yield None
 
     def note(self, name: str, key: str, value: dict[str, Any], keep: Callable[[dict[str, Any]], bool]) -> None:
         """Put one entry into a document of entries, and drop those that need not be kept.
 
         Raises ``SchedulerError`` if it is not sure to be kept.
         """
-        try:
-            with self._locked(name):
-                entries = {k: v for k, v in self.notes(name).items() if keep(v)}
-                self._write(name, {"format": FORMAT, "entries": {**entries, key: value}})
-        except (InputError, OSError) as error:
-            raise SchedulerError(f"{self.path / f'{name}.json'}: {error}") from None
+        with self._locked(name):
+            entries = {k: v for k, v in self.notes(name).items() if keep(v)}
+            self._write(name, {"entries": {**entries, key: value}})
 
     def notes(self, name: str) -> dict[str, dict[str, Any]]:
         """Read a document of entries; a damaged one has none.
 
         Raises ``SchedulerError`` if it cannot be read.
         """
-        content = self._bytes(name)
-        found = {} if content is None else _object(content)
-        entries = found.get("entries") if found.get("format") == FORMAT else None
+        document = _document(self._bytes(name) or b"")
+        entries = document.get("entries") if document.get("format") == FORMAT else None
         return {k: v for k, v in entries.items() if isinstance(v, dict)} if isinstance(entries, dict) else {}
 
     def _ended(self, held: _Held, now: float) -> bool:
@@ -224,18 +205,19 @@ class SharedFolder:
         return age >= _MANY_LEASES * held.lasts_s
 
     def _lease(self) -> _Held | None:
-        content = self._bytes("lease")
+        return self._object("lease", _Held, "; remove it when no controller runs")
+
+    def _object(self, name: str, kind: type[T], hint: str = "") -> T | None:
+        content = self._bytes(name)
         if content is None:
             return None
-        found = _object(content)
+        document = _document(content)
         try:
-            if found.pop("format", None) != FORMAT:
+            if document.pop("format", None) != FORMAT:
                 raise ValueError("another format")
-            held = object_of(_Held, found, "lease")
+            return cast(T, object_of(kind, document, name))
         except ValueError as error:
-            raise SchedulerError(f"{self.path / 'lease.json'}: {error}; remove it when no controller runs") from None
-        assert isinstance(held, _Held)
-        return held
+            raise SchedulerError(f"{self.path / f'{name}.json'}: {error}{hint}") from None
 
     def _bytes(self, name: str) -> bytes | None:
         file = self.path / f"{name}.json"
@@ -252,7 +234,8 @@ class SharedFolder:
             raise SchedulerError(f"{file} has over {_LONGEST_FILE:,} bytes")
         return content
 
-    def _write(self, name: str, content: dict[str, Any]) -> bytes:
+    def _write(self, name: str, document: dict[str, Any]) -> bytes:
+        content = {"format": FORMAT, **document}
         made = json.dumps(content, ensure_ascii=False, sort_keys=True, allow_nan=False).encode() + b"\n"
         if len(made) > _LONGEST_FILE:
             raise SchedulerError(f"{name} has {len(made):,} bytes, {_LONGEST_FILE:,} fit")
@@ -262,29 +245,27 @@ class SharedFolder:
 
     @contextlib.contextmanager
     def _locked(self, name: str) -> Iterator[None]:
+        """Hold a document's lock; what goes wrong with its file in the block is a ``SchedulerError``."""
         if not self.path.is_dir():
             raise SchedulerError(f"{self.path} is not there: is its disk mounted?")
         lock = FileLock(
             self.path / f".{name}.lock", timeout=_LOCK_WAIT_S, poll_interval=_POLL_S, mode=0o600, fallback_to_soft=False
         )
         try:
-            lock.acquire()
+            with lock:
+                yield
         except Timeout:
             raise _BusyError(f"{self.path}: {name} is locked by another process") from None
-        except OSError as error:
-            raise SchedulerError(f"{self.path}: files cannot be locked here: {error.strerror}") from None
-        try:
-            yield
-        finally:
-            lock.release()
+        except (InputError, OSError) as error:
+            raise SchedulerError(f"{self.path / f'{name}.json'}: {error}") from None
 
 
-def _object(content: bytes) -> dict[str, Any]:
+def _document(content: bytes) -> dict[str, Any]:
     try:
-        found = json.loads(content)
+        document = json.loads(content)
     except ValueError:
         return {}
-    return found if isinstance(found, dict) else {}
+    return document if isinstance(document, dict) else {}
 
 
 def _version(content: bytes) -> str:

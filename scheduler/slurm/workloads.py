@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, Final
 
@@ -66,16 +67,7 @@ class SlurmWorkloads:
 
     def ask_checkpoint(self, workload: Workload, ask: CheckpointAsk, fence: Fence) -> WorkAnswer:
         """Send the job the signal that its comment names; once for a run, whatever drains ask for it meanwhile."""
-        try:
-            with self._folder.fenced(fence.holder, fence.until) as barred:
-                if barred is not None:
-                    return WorkAnswer("refused", barred)
-                job = self._find(workload)
-                if isinstance(job, WorkAnswer):
-                    return job
-                return self._ask(job, ask)
-        except SchedulerError as error:
-            return WorkAnswer("refused", str(error))
+        return self._fenced(workload, fence, lambda job: self._ask(job, ask))
 
     def checkpoint_state(self, workload: Workload, key: str) -> CheckpointState:
         """Read whether the job says in its comment that it wrote a checkpoint since it was asked."""
@@ -83,9 +75,9 @@ class SlurmWorkloads:
         if isinstance(job, WorkAnswer):
             return CheckpointState("gone", job.words)
         entry = self._folder.notes(ASKED).get(job.uid)
-        asked = _seconds(entry, "at") if entry is not None and key in _keys(entry) else None
-        if asked is None:
+        if entry is None or key not in _keys(entry) or not _seconds(entry, "at"):
             return CheckpointState("waiting", "it was not asked with this key")
+        asked = _seconds(entry, "at")
         wrote, gave_up = job.checkpointed_at, job.gave_up_at
         if wrote is not None and int(wrote.timestamp()) >= asked:
             return CheckpointState("acknowledged", "its comment says so", wrote)
@@ -95,22 +87,7 @@ class SlurmWorkloads:
 
     def evict(self, workload: Workload, fence: Fence) -> WorkAnswer:
         """Requeue the job; a heterogeneous one goes as a whole."""
-        try:
-            with self._folder.fenced(fence.holder, fence.until) as barred:
-                if barred is not None:
-                    return WorkAnswer("refused", barred)
-                job = self._find(workload)
-                if isinstance(job, WorkAnswer):
-                    return job
-                if job.ending:
-                    return WorkAnswer("already", "it is completing")
-                held = _held(job)
-                if held is not None:
-                    return WorkAnswer("refused", held)
-                said = self._port.requeue(job)
-                return _answer(said, _writes(job) if said.kind == "done" else ())
-        except SchedulerError as error:
-            return WorkAnswer("refused", str(error))
+        return self._fenced(workload, fence, self._requeue)
 
     def preview(self, workload: Workload) -> tuple[Write, ...]:
         """Give what an eviction would do."""
@@ -125,6 +102,26 @@ class SlurmWorkloads:
     def save_progress(self, text: str, version: str) -> Answer:
         """Replace it, if it still has this version."""
         return self._folder.save(PROGRESS, text, version)
+
+    def _fenced(self, workload: Workload, fence: Fence, call: Callable[[SlurmJob], WorkAnswer]) -> WorkAnswer:
+        """Make a call about the very run of a job that is meant, under the lease."""
+        try:
+            with self._folder.fenced(fence.holder, fence.until) as barred:
+                if barred is not None:
+                    return WorkAnswer("refused", barred)
+                job = self._find(workload)
+                return job if isinstance(job, WorkAnswer) else call(job)
+        except SchedulerError as error:
+            return WorkAnswer("refused", str(error))
+
+    def _requeue(self, job: SlurmJob) -> WorkAnswer:
+        if job.ending:
+            return WorkAnswer("already", "it is completing")
+        held = _held(job)
+        if held is not None:
+            return WorkAnswer("refused", held)
+        before = "+".join(sorted(job.states))
+        return _answer(self._port.requeue(job), Write(f"job {job.leader}", "JobState", before, "REQUEUE"))
 
     def _find(self, workload: Workload) -> SlurmJob | WorkAnswer:
         jobs = self._port.jobs(workload.node)
@@ -142,24 +139,22 @@ class SlurmWorkloads:
         if "RUNNING" not in job.states:
             return WorkAnswer("refused", f"it is {'+'.join(sorted(job.states)).lower()}, and gets no signal")
         entry = self._folder.notes(ASKED).get(job.uid)
-        standing = entry is not None and (ask.key in _keys(entry) or (_seconds(entry, "until") or 0) > now.timestamp())
-        if entry is not None and standing:
-            if ask.key not in _keys(entry):
-                entry = {**entry, "keys": [*_keys(entry), ask.key]}
-                self._note(job.uid, entry)
-            if entry.get("sent") is True:
-                return WorkAnswer("already", f"SIG{signal.name} was sent to it")
-        else:
+        if entry is None or (ask.key not in _keys(entry) and _seconds(entry, "until") <= now.timestamp()):
             entry = {"at": int(now.timestamp()), "until": int(ask.deadline.timestamp()), "keys": [ask.key]}
             self._note(job.uid, entry)
-        said = self._port.signal(job, signal)
-        if said.kind == "done":
+        elif ask.key not in _keys(entry):
+            entry = {**entry, "keys": [*_keys(entry), ask.key]}
+            self._note(job.uid, entry)
+        if entry.get("sent") is True:
+            return WorkAnswer("already", f"SIG{signal.name} was sent to it")
+        answer = self._port.signal(job, signal)
+        if answer.kind == "done":
             self._note(job.uid, {**entry, "sent": True})
-        return _answer(said, (Write(f"job {job.name}", "signal", None, f"SIG{signal.name}"),))
+        return _answer(answer, Write(f"job {job.name}", "signal", None, f"SIG{signal.name}"))
 
     def _note(self, uid: str, entry: dict[str, Any]) -> None:
         oldest = (self._clock.now() - _REMEMBERED).timestamp()
-        self._folder.note(ASKED, uid, entry, lambda each: (_seconds(each, "until") or 0) > oldest)
+        self._folder.note(ASKED, uid, entry, lambda noted: _seconds(noted, "until") > oldest)
 
 
 def _held(job: SlurmJob) -> str | None:
@@ -170,19 +165,16 @@ def _held(job: SlurmJob) -> str | None:
     return None if job.requeue else "it may not be requeued"
 
 
-def _writes(job: SlurmJob) -> tuple[Write, ...]:
-    return (Write(f"job {job.leader}", "JobState", "+".join(sorted(job.states)), "REQUEUE"),)
-
-
-def _answer(said: Answer, writes: tuple[Write, ...]) -> WorkAnswer:
-    return WorkAnswer(said.kind, said.words, None, writes if said.kind in ("done", "timeout") else ())
+def _answer(answer: Answer, write: Write) -> WorkAnswer:
+    return WorkAnswer(answer.kind, answer.words, None, (write,) if answer.kind == "done" else ())
 
 
 def _keys(entry: dict[str, Any]) -> list[str]:
     keys = entry.get("keys")
-    return [str(each) for each in keys] if isinstance(keys, list) else []
+    return [str(key) for key in keys] if isinstance(keys, list) else []
 
 
-def _seconds(entry: dict[str, Any] | None, name: str) -> int | None:
-    value = None if entry is None else entry.get(name)
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
+def _seconds(entry: dict[str, Any], name: str) -> int:
+    """Read an instant of an entry, in seconds; 0 where it has none."""
+    value = entry.get(name)
+    return value if isinstance(value, int) and not isinstance(value, bool) else 0

@@ -18,7 +18,6 @@ from scheduler.file import MemoryNode
 from scheduler.ledger.sqlite_ledger import SqliteLedger
 from scheduler.ports.clock import ManualClock
 from scheduler.ports.node_object import NodeObject, Taint, marks_of
-from scheduler.ports.protocols import Ledger
 from scheduler.ports.report import RoundReport
 from scheduler.ports.risks import MemoryFacts, MemoryRisks, Risks
 from tests.policy.decide_world import STEP, T0, config
@@ -38,14 +37,14 @@ class Cluster:
     """All of it."""
 
     def __init__(
-        self, nodes: int = 8, ledger: Ledger | None = None, policy: PolicyConfig | None = None, **settings: object
+        self, nodes: int = 8, ledger: SqliteLedger | None = None, policy: PolicyConfig | None = None, **settings: object
     ) -> None:
         self.clock = ManualClock(T0)
         self.names = [f"n{i}" for i in range(nodes)]
         self.scheduler = FaultyScheduler([self._node(i) for i in range(nodes)], self.clock)
         self.risks = MemoryRisks()
         self.facts = MemoryFacts()
-        self.ledger: Ledger = ledger or SqliteLedger(None)
+        self.ledger = ledger or SqliteLedger(None)
         self.policy = policy or config(
             "g", budget=BudgetConfig(DISRUPTION_BUDGETS, RATE_LIMITS), breaker=BreakerConfig(max_risky=1.0, jump=100.0)
         )

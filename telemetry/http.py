@@ -1,26 +1,26 @@
 """The HTTP client of every room: credentials and TLS, timeouts, bounded bodies, one retry policy, clear errors.
 
-Start with :func:`connect_to` (checks what a user gave) and :func:`client` or :func:`async_client`; :func:`fetch` does
-one bounded request with retries. Redirects are never followed, so that no credentials leave for another host.
+Start with :func:`connect_to` (checks what a user gave); :func:`ask` makes one bounded request, :func:`fetch` repeats it
+where that may help, and :func:`exchange` is for callers with an event loop and a client of their own. Redirects are
+never followed, so that no credentials leave for another host.
 """
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import email.utils
 import logging
 import re
-import socket
 import ssl
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import SplitResult, urlsplit, urlunsplit
+from urllib.parse import urlsplit, urlunsplit
 
 from telemetry.errors import InputError
 
@@ -38,7 +38,7 @@ _HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+\Z")
 _API: Final = re.compile(r"/api/v1(/.*)?\Z")
 _LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
 _SHOWN: Final = 300
-_LONGEST_PAUSE_S: Final = 10.0
+_MAX_PAUSE_S: Final = 10.0
 
 
 class HttpError(Exception):
@@ -52,14 +52,9 @@ class HttpError(Exception):
         self.status = status
         self.retry_after_s = retry_after_s
 
-    @property
-    def may_retry(self) -> bool:
-        """Whether the same request may succeed later."""
-        return self.status is None or self.status in RETRIED_STATUS
 
-
-class BodyTooLarge(Exception):
-    """A body longer than allowed; the rest was not read."""
+class NoAnswerInTime(HttpError):
+    """No whole answer within the time of one request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,25 +123,21 @@ class Connection:
 def connect_to(
     url: str,
     *,
-    bearer_token_file: Path | None = None,
-    basic_auth_file: Path | None = None,
-    ca_file: Path | None = None,
-    client_cert: Path | None = None,
-    client_key: Path | None = None,
-    insecure_skip_verify: bool = False,
     headers: Sequence[str] = (),
+    insecure_skip_verify: bool = False,
     option: str = "--url",
+    **files: Path | None,
 ) -> Connection:
     """Check what the user gave (``headers`` as ``NAME=VALUE``) and make a connection of it; nothing is sent yet.
 
-    ``/api/v1`` and what follows it is cut off the address. Raises InputError if the address is not one or holds a
-    password, a file cannot be used, or options contradict each other.
+    ``files`` are those of :class:`Connection`. ``/api/v1`` and what follows it is cut off the address. Raises
+    InputError if the address is not one or holds a password, a file cannot be used, or options contradict each other.
     """
-    if bearer_token_file is not None and basic_auth_file is not None:
+    if files.get("bearer_token_file") is not None and files.get("basic_auth_file") is not None:
         raise InputError(
             "two ways to log in", "--bearer-token-file and --basic-auth-file", "Give the one that the server asks for."
         )
-    if client_key is not None and client_cert is None:
+    if files.get("client_key") is not None and files.get("client_cert") is None:
         raise InputError("a key without its certificate", "--client-key", "Give --client-cert too.")
     pairs = []
     for header in headers:
@@ -157,31 +148,11 @@ def connect_to(
             )
         pairs.append((name, value))
     connection = Connection(
-        url=_base(url, option),
-        bearer_token_file=bearer_token_file,
-        basic_auth_file=basic_auth_file,
-        ca_file=ca_file,
-        client_cert=client_cert,
-        client_key=client_key,
-        insecure_skip_verify=insecure_skip_verify,
-        headers=tuple(pairs),
+        url=_base(url, option), insecure_skip_verify=insecure_skip_verify, headers=tuple(pairs), **files
     )
     connection.request_headers()
     connection.tls()
     return connection
-
-
-def client(
-    connection: Connection, *, timeout_s: float, concurrency: int = 10, use_proxies: bool = True
-) -> httpx.Client:
-    """Return a client for one server; ``timeout_s`` bounds each wait for bytes (see :func:`bounded_body`).
-
-    ``use_proxies``: whether the environment's proxies are used; never for what carries out a decision.
-    """
-    import httpx  # noqa: PLC0415
-
-    options = _options(connection.url, connection.tls(), timeout_s, concurrency)
-    return httpx.Client(**(options if use_proxies else options | {"trust_env": False}))
 
 
 def async_client(
@@ -191,93 +162,101 @@ def async_client(
     concurrency: int = 10,
     use_proxies: bool = True,
     tls: ssl.SSLContext | None = None,
+    unix_socket: str | None = None,
 ) -> httpx.AsyncClient:
-    """Return an asynchronous client; ``concurrency`` bounds its connections, ``tls`` is the connection's, if made."""
-    import httpx  # noqa: PLC0415
+    """Return a client for one server; ``concurrency`` bounds its connections, ``tls`` is the connection's, if made.
 
-    options = _options(connection.url, tls or connection.tls(), timeout_s, concurrency)
-    return httpx.AsyncClient(**(options if use_proxies else options | {"trust_env": False}))
-
-
-def _options(url: str, tls: ssl.SSLContext, timeout_s: float, concurrency: int) -> dict[str, Any]:
+    ``use_proxies``: whether the environment's proxies are used; never for what carries out a decision. ``unix_socket``:
+    where the server listens in place of the connection's host.
+    """
     import httpx  # noqa: PLC0415
 
     logging.getLogger("httpx").setLevel(logging.WARNING)  # not a line for each request
-    return {
-        "verify": tls,
-        "timeout": httpx.Timeout(timeout_s, connect=min(timeout_s, CONNECT_TIMEOUT_S)),
-        "limits": httpx.Limits(max_connections=concurrency, max_keepalive_connections=concurrency),
-        "follow_redirects": False,
+    return httpx.AsyncClient(
+        verify=tls or connection.tls(),
+        transport=None if unix_socket is None else httpx.AsyncHTTPTransport(uds=unix_socket),
+        timeout=httpx.Timeout(timeout_s, connect=min(timeout_s, CONNECT_TIMEOUT_S)),
+        limits=httpx.Limits(max_connections=concurrency, max_keepalive_connections=concurrency),
+        follow_redirects=False,
         # This machine itself is never asked through a proxy.
-        "trust_env": urlsplit(url).hostname not in _LOOPBACK,
+        trust_env=use_proxies and urlsplit(connection.url).hostname not in _LOOPBACK,
         # Compressing costs a server more than sending, and a body that is not compressed is no bomb.
-        "headers": {"User-Agent": "predrain", "Accept-Encoding": "identity"},
-    }
+        headers={"User-Agent": "predrain", "Accept-Encoding": "identity"},
+    )
 
 
-def bounded_body(response: httpx.Response, max_bytes: int, *, deadline_s: float | None = None) -> bytes:
-    """Read a streamed body, at most ``max_bytes`` of it and until ``deadline_s`` (``time.monotonic``).
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A whole answer of any status; header names are in lower case, ``duration_s`` is to the last byte."""
 
-    Raises BodyTooLarge, or HttpError where the body drips on past the deadline.
+    body: bytes
+    headers: Mapping[str, str]
+    duration_s: float
+    status: int = 200
+
+
+class BodyTooLarge(Exception):
+    """A body longer than allowed, which was not read; ``answer`` has the status and the headers."""
+
+    def __init__(self, message: str, answer: Answer) -> None:
+        super().__init__(message)
+        self.answer = answer
+
+
+async def exchange(
+    session: httpx.AsyncClient,
+    method: str,
+    url: str,
+    *,
+    timeout_s: float,
+    max_bytes: int,
+    sink: Callable[[bytes], None] | None = None,
+    **request: Any,
+) -> Answer:
+    """Make one request; ``timeout_s`` is to the last byte, ``sink`` takes the body's pieces in place of the answer.
+
+    Raises HttpError where no whole answer arrives, BodyTooLarge, and InputError for a certificate that is not trusted.
     """
-    if _announced(response) > max_bytes:
-        raise BodyTooLarge(f"the answer has more than {max_bytes:,} bytes")
-    held = bytearray()
-    for piece in response.iter_bytes():
-        held += piece
-        if len(held) > max_bytes:
-            raise BodyTooLarge(f"the answer has more than {max_bytes:,} bytes")
-        if deadline_s is not None and time.monotonic() > deadline_s:
-            raise HttpError("the answer did not end in time")
-    return bytes(held)
+    began_s, size = time.monotonic(), 0
+    pieces: list[bytes] = []
+    take = pieces.append if sink is None else sink
+    with http_errors(url):
+        async with asyncio.timeout(timeout_s), session.stream(method, url, **request) as response:
+            headers = {name.lower(): value for name, value in response.headers.items()}
+            async for piece in response.aiter_bytes():
+                size += len(piece)
+                if size > max_bytes:
+                    empty = Answer(b"", headers, time.monotonic() - began_s, response.status_code)
+                    raise BodyTooLarge(f"the answer has more than {max_bytes:,} bytes", empty)
+                take(piece)
+    return Answer(b"".join(pieces), headers, time.monotonic() - began_s, response.status_code)
 
 
-@contextmanager
-def deadline_extensions(deadline_s: float) -> Iterator[dict[str, Any]]:
-    """Yield the ``extensions`` of one request on a new connection, which is shut at ``deadline_s``.
+def ask(
+    connection: Connection,
+    method: str = "GET",
+    path: str = "",
+    *,
+    timeout_s: float = 10.0,
+    max_bytes: int = 8 << 20,
+    use_proxies: bool = True,
+    unix_socket: str | None = None,
+    headers: Mapping[str, str] | None = None,
+    **request: Any,
+) -> Answer:
+    """Make one request on a connection of its own, outside of any event loop; raises as :func:`exchange`."""
 
-    A timeout bounds each wait for bytes only, so headers that drip would hold the caller for as long as they like.
-    """
-    sockets: list[socket.socket] = []
+    async def run() -> Answer:
+        sent = connection.request_headers() | dict(headers or {})
+        async with async_client(
+            connection, timeout_s=timeout_s, use_proxies=use_proxies, unix_socket=unix_socket
+        ) as session:
+            url = connection.url + path
+            return await exchange(
+                session, method, url, timeout_s=timeout_s, max_bytes=max_bytes, headers=sent, **request
+            )
 
-    def shut() -> None:
-        for each in sockets:
-            with suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
-
-    def trace(event: str, info: Mapping[str, Any]) -> None:
-        if event in ("connection.connect_tcp.complete", "connection.connect_unix_socket.complete"):
-            sockets.append(info["return_value"].get_extra_info("socket").dup())  # TLS takes the socket itself over
-            if time.monotonic() >= deadline_s:
-                shut()
-
-    timer = threading.Timer(max(0.0, deadline_s - time.monotonic()), shut)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield {"trace": trace}
-    finally:
-        timer.cancel()
-        timer.join()
-        for each in sockets:
-            each.close()
-
-
-async def bounded_body_async(response: httpx.Response, max_bytes: int) -> bytes:
-    """Read a streamed body, at most ``max_bytes`` of it; raises BodyTooLarge."""
-    if _announced(response) > max_bytes:
-        raise BodyTooLarge(f"the answer has more than {max_bytes:,} bytes")
-    held = bytearray()
-    async for piece in response.aiter_bytes():
-        held += piece
-        if len(held) > max_bytes:
-            raise BodyTooLarge(f"the answer has more than {max_bytes:,} bytes")
-    return bytes(held)
-
-
-def _announced(response: httpx.Response) -> int:
-    length = response.headers.get("Content-Length", "")
-    return int(length) if length.isdigit() else 0
+    return asyncio.run(run())
 
 
 @contextmanager
@@ -287,54 +266,48 @@ def http_errors(url: str) -> Iterator[None]:
 
     try:
         yield
+    except (httpx.ConnectTimeout, httpx.PoolTimeout) as error:
+        raise HttpError("no connection in time") from error
+    except (TimeoutError, httpx.TimeoutException) as error:
+        raise NoAnswerInTime("no whole answer in time") from error
     except httpx.HTTPError as error:
-        raise explained(error, url) from error
+        tls = _cause(error, ssl.SSLCertVerificationError)
+        if tls is not None:
+            raise InputError(
+                f"the secure connection failed: {str(tls)[:_SHOWN]}",
+                shown_url(url),
+                "Give the authority's certificate as --ca-file (and --client-cert where the server asks for one).",
+            ) from error
+        refused = _cause(error, ConnectionRefusedError)  # the library says that all attempts failed
+        text = str(error)[:_SHOWN] if refused is None else "connection refused"
+        raise HttpError(f"{type(error).__name__}: {text}") from error
     except httpx.InvalidURL as error:
         raise InputError("the address cannot be used", shown_url(url), "Correct the address.") from error
 
 
-def explained(error: httpx.HTTPError, url: str) -> Exception:
-    """Return what an error of the client library means: an untrusted certificate is final, the rest may pass."""
-    import httpx  # noqa: PLC0415
-
-    if isinstance(error, httpx.TimeoutException):
-        connecting = isinstance(error, httpx.ConnectTimeout | httpx.PoolTimeout)
-        return HttpError("no connection in time" if connecting else "no whole answer in time")
-    tls = _tls_cause(error)
-    if tls is not None:
-        return InputError(
-            f"the secure connection failed: {str(tls)[:_SHOWN]}",
-            shown_url(url),
-            "Give the authority's certificate as --ca-file (and --client-cert where the server asks for one).",
-        )
-    return HttpError(f"{type(error).__name__}: {str(error)[:_SHOWN]}")
-
-
-def _tls_cause(error: BaseException) -> BaseException | None:
+def _cause(error: BaseException, kind: type[BaseException]) -> BaseException | None:
     cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, ssl.SSLCertVerificationError):
-            return cause
+    while cause is not None and not isinstance(cause, kind):
         cause = cause.__cause__ or cause.__context__
-    return None
+    return cause
 
 
-def check_status(response: httpx.Response, body: bytes, url: str) -> None:
+def check_status(answer: Answer, url: str) -> None:
     """Raise HttpError for a status of 400 or more and InputError for a redirect."""
-    if response.is_redirect or 300 <= response.status_code < 400:
-        target = shown_url(response.headers.get("Location", "nowhere"))
+    if 300 <= answer.status < 400:
+        target = shown_url(answer.headers.get("location", "nowhere"))
         raise InputError(
-            f"the server redirects (HTTP {response.status_code} to {target})",
+            f"the server redirects (HTTP {answer.status} to {target})",
             shown_url(url),
             "Give that address if it is the same server; a login page means that credentials are missing. Redirects "
             "are not followed, so that no credentials go astray.",
         )
-    if response.status_code >= 400:
-        reason = " ".join(body[:_SHOWN].decode("utf-8", "replace").split())
+    if answer.status >= 400:
+        reason = " ".join(answer.body[:_SHOWN].decode("utf-8", "replace").split())
         raise HttpError(
-            f"HTTP status {response.status_code}{f': {reason}' if reason else ''}",
-            status=response.status_code,
-            retry_after_s=retry_after_s(response.headers.get("Retry-After")),
+            f"HTTP status {answer.status}{f': {reason}' if reason else ''}",
+            status=answer.status,
+            retry_after_s=retry_after_s(answer.headers.get("retry-after")),
         )
 
 
@@ -383,24 +356,9 @@ def retry_policy(
 
 def retried(error: Exception) -> bool | float:
     """Whether a request is repeated after an error, or after how many seconds."""
-    if not isinstance(error, HttpError) or not error.may_retry:
+    if not isinstance(error, HttpError) or not (error.status is None or error.status in RETRIED_STATUS):
         return False
     return True if error.retry_after_s is None else error.retry_after_s
-
-
-def _retried_soon(error: Exception) -> bool | float:
-    """As :func:`retried`, but a person waits for the answer: a server that wants a long pause gets a short one."""
-    wait = retried(error)
-    return wait if isinstance(wait, bool) else min(wait, _LONGEST_PAUSE_S)
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """A whole answer; header names are in lower case, ``duration_s`` is from the request to the last byte."""
-
-    body: bytes
-    headers: Mapping[str, str]
-    duration_s: float
 
 
 def fetch(
@@ -417,11 +375,14 @@ def fetch(
     Raises HttpError for a status of 400 or more, and InputError if the server cannot be reached, gives no whole answer
     in time or a larger one than allowed, or redirects.
     """
-    where = shown_url(connection.url)
+    where, method = shown_url(connection.url), "GET" if form is None else "POST"
     try:
-        for attempt in retry_policy(attempts=attempts, on=_retried_soon):
-            with attempt, http_errors(connection.url):
-                return _fetch_once(connection, path, form, timeout_s, max_bytes)
+        # A person waits for the answer: a server that wants a long pause gets a short one.
+        for attempt in retry_policy(attempts=attempts, on=lambda error: min(retried(error), _MAX_PAUSE_S)):
+            with attempt:
+                answer = ask(connection, method, path, data=form, timeout_s=timeout_s, max_bytes=max_bytes)
+                check_status(answer, connection.url)
+                return answer
     except BodyTooLarge as error:
         raise InputError(str(error), where, "Check that it is the right page.") from error
     except HttpError as error:
@@ -431,27 +392,6 @@ def fetch(
             f"no answer: {error}", where, "Check the address, that the server runs, and that this host may reach it."
         ) from error
     raise AssertionError("unreachable")
-
-
-def _fetch_once(
-    connection: Connection, path: str, form: Mapping[str, str] | None, timeout_s: float, max_bytes: int
-) -> Answer:
-    began_s = time.monotonic()
-    with (
-        client(connection, timeout_s=timeout_s) as session,
-        deadline_extensions(began_s + timeout_s) as extensions,
-        session.stream(
-            "GET" if form is None else "POST",
-            connection.url + path,
-            data=form,
-            headers=connection.request_headers(),
-            extensions=extensions,
-        ) as response,
-    ):
-        body = bounded_body(response, max_bytes, deadline_s=began_s + timeout_s)
-        check_status(response, body, connection.url)
-        headers = {name.lower(): value for name, value in response.headers.items()}
-        return Answer(body, headers, time.monotonic() - began_s)
 
 
 def shown_url(url: str) -> str:
@@ -465,15 +405,14 @@ def shown_url(url: str) -> str:
 def _base(url: str, option: str) -> str:
     try:
         parts = urlsplit(url.strip())
-        has_good_port = parts.port is None or parts.port > 0
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0:
+            raise ValueError("no server")
     except ValueError:
-        parts, has_good_port = SplitResult("", "", "", "", ""), False
-    if parts.scheme not in ("http", "https") or not parts.hostname or not has_good_port:
         raise InputError(
             f"{re.sub(r'//[^/@]*@', '//…@', url)!r} is not the address of a server",
             option,
             "Write it with http:// or https://, such as http://prometheus.example:9090.",
-        )
+        ) from None
     if parts.username is not None or parts.password is not None:
         raise InputError(
             "the address holds a user or a password",

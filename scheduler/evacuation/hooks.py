@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import http
 import json
@@ -20,16 +19,7 @@ from scheduler.evacuation.settings import CommandSettings, WebhookSettings
 from scheduler.ports.protocols import Clock
 from scheduler.ports.workloads import TRY_LATER, HookKind, HookReply, reply_of
 from telemetry.errors import InputError
-from telemetry.http import (
-    BodyTooLarge,
-    Connection,
-    HttpError,
-    async_client,
-    bounded_body_async,
-    http_errors,
-    retry_after_s,
-    retry_policy,
-)
+from telemetry.http import BodyTooLarge, Connection, HttpError, ask, retry_after_s, retry_policy
 
 _LONGEST_ANSWER = 65_536
 _LONGEST_PAUSE_S = 2.0
@@ -81,31 +71,24 @@ class Webhook:
             headers["Authorization"] = f"Bearer {token}"
         return headers
 
-    async def _post(self, headers: dict[str, str], body: bytes) -> tuple[int, str | None, bytes]:
-        where, seconds = self._settings.url, self._settings.timeout.total_seconds()
-        # a bound on the whole call: a timeout of each read would let a server that drips hold us for ever
-        with http_errors(where):
-            async with (
-                asyncio.timeout(seconds),
-                async_client(Connection(where), timeout_s=seconds, use_proxies=False) as session,
-                session.stream("POST", where, content=body, headers=headers) as answer,
-            ):
-                try:
-                    answer_body = await bounded_body_async(answer, _LONGEST_ANSWER)
-                except BodyTooLarge:
-                    answer_body = b""  # the status alone counts
-                return answer.status_code, answer.headers.get("Retry-After"), answer_body
-
     def _once(self, headers: dict[str, str], body: bytes) -> HookReply:
         """Post it once; raises ``_AgainError`` where another try may help."""
         place = urlsplit(self._settings.url).netloc
         try:
-            status, after, answer_body = asyncio.run(self._post(headers, body))
-        except TimeoutError:
-            raise _AgainError(HookReply("timeout", f"{place}: no answer in time")) from None
+            answer = ask(
+                Connection(self._settings.url),
+                "POST",
+                timeout_s=self._settings.timeout.total_seconds(),
+                max_bytes=_LONGEST_ANSWER,
+                use_proxies=False,
+                headers=headers,
+                content=body,
+            )
+        except BodyTooLarge as error:
+            answer = error.answer  # the status alone counts
         except (HttpError, InputError, ValueError) as error:
             raise _AgainError(HookReply("timeout", f"{place}: {error}")) from None
-        return self._answered(status, after, _object(answer_body))
+        return self._answered(answer.status, answer.headers.get("retry-after"), _object(answer.body))
 
     def _answered(self, status: int, after: str | None, content: Mapping[str, Any]) -> HookReply:
         if status in (http.HTTPStatus.OK, http.HTTPStatus.NO_CONTENT, http.HTTPStatus.ACCEPTED):

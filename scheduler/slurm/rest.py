@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote, urlencode
-
-import httpx
 
 from scheduler.ports.errors import SchedulerError
 from scheduler.ports.readings import Answer
@@ -18,15 +15,7 @@ from scheduler.slurm.port import NEWEST, OLDEST, SlurmPort, read_report
 from scheduler.slurm.settings import SlurmSettings
 from telemetry.collect.slurm.slurm_json import SlurmFormatError
 from telemetry.errors import InputError
-from telemetry.http import (
-    BodyTooLarge,
-    Connection,
-    HttpError,
-    bounded_body,
-    client,
-    deadline_extensions,
-    http_errors,
-)
+from telemetry.http import BodyTooLarge, Connection, HttpError, NoAnswerInTime, ask
 
 FIRST_WITH_NODE_WRITES: Final = 39
 """slurmrestd updates nodes from v0.0.39 (Slurm 23.02) on."""
@@ -147,32 +136,29 @@ class SlurmRest(SlurmPort):
 
     def _ask(self, method: str, path: str, body: dict[str, Any] | None) -> tuple[int, bytes]:
         """Send one request; gives the status and the body of its answer."""
-        timeout = self._settings.timeout.total_seconds()
-        deadline = time.monotonic() + timeout
+        timeout_s = self._settings.timeout.total_seconds()
         try:
             headers = self._headers()
         except InputError as error:
             raise SchedulerError(str(error)) from None
+        is_unix = self._where.startswith("unix:")
         try:
-            with (
-                http_errors(self._where),
-                self._client(timeout) as session,
-                deadline_extensions(deadline) as extensions,
-                session.stream(method, path, json=body, headers=headers, extensions=extensions) as answer,
-            ):
-                return answer.status_code, bounded_body(answer, self._settings.max_response_bytes, deadline_s=deadline)
+            answer = ask(
+                Connection("http://localhost" if is_unix else self._where.rstrip("/")),
+                method,
+                path,
+                timeout_s=timeout_s,
+                max_bytes=self._settings.max_response_bytes,
+                use_proxies=False,
+                unix_socket=self._where.removeprefix("unix:") if is_unix else None,
+                headers=headers,
+                json=body,
+            )
+        except NoAnswerInTime:
+            raise _NoAnswerError(f"{self._where}: no whole answer within {timeout_s:g} s") from None
         except (HttpError, InputError, BodyTooLarge) as error:
-            late = time.monotonic() >= deadline
-            why = f"no whole answer within {timeout:g} s" if late else str(error)
-            raise _NoAnswerError(f"{self._where}: {why}") from None
-
-    def _client(self, timeout_s: float) -> httpx.Client:
-        if self._where.startswith("unix:"):
-            socket = httpx.HTTPTransport(uds=self._where.removeprefix("unix:"))
-            return httpx.Client(transport=socket, base_url="http://localhost", timeout=timeout_s, trust_env=False)
-        session = client(Connection(self._where.rstrip("/")), timeout_s=timeout_s, use_proxies=False)
-        session.base_url = httpx.URL(self._where)
-        return session
+            raise _NoAnswerError(f"{self._where}: {error}") from None
+        return answer.status, answer.body
 
 
 def _errors(content: bytes) -> str | None:

@@ -11,11 +11,10 @@ import json
 import logging
 import re
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol, get_args
+from typing import Final, Protocol, get_args
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -23,12 +22,9 @@ from pydantic import ByteSize, TypeAdapter, ValidationError
 
 from telemetry.collect.running import Backoff
 from telemetry.errors import InputError
-from telemetry.http import BodyTooLarge, HttpError, bounded_body, client, connect_to, http_errors, retry_after_s
+from telemetry.http import Answer, BodyTooLarge, HttpError, ask, connect_to, retry_after_s
 from telemetry.landing.folder import Landing
 from telemetry.landing.tables import Kind
-
-if TYPE_CHECKING:
-    import httpx
 
 _LOG = logging.getLogger(__name__)
 
@@ -184,7 +180,8 @@ class HttpTarget:
         self, url: str, *, token_file: Path | None = None, ca_file: Path | None = None, timeout_s: float = TIMEOUT_S
     ) -> None:
         self._connection = connect_to(url, bearer_token_file=token_file, ca_file=ca_file, option="--push")
-        self._url = self._connection.url.removesuffix(PATH) + PATH
+        self._path = "" if self._connection.url.endswith(PATH) else PATH
+        self._url = self._connection.url + self._path
         self._timeout_s = timeout_s
 
     def __str__(self) -> str:
@@ -200,38 +197,34 @@ class HttpTarget:
         body = io.BytesIO()
         with pa.ipc.new_stream(body, table.schema) as stream:
             stream.write_table(table)
-        deadline_s = time.monotonic() + 2 * self._timeout_s
         try:
-            with (
-                http_errors(self._url),
-                client(self._connection, timeout_s=self._timeout_s) as session,
-                session.stream(
-                    "POST",
-                    self._url,
-                    params={"kind": kind, "name": name},
-                    content=body.getvalue(),
-                    headers={"Content-Type": CONTENT_TYPE, **self._connection.request_headers()},
-                ) as answer,
-            ):
-                self._check(answer, deadline_s)
+            answer = ask(
+                self._connection,
+                "POST",
+                self._path,
+                timeout_s=self._timeout_s,
+                max_bytes=_ANSWER_BYTES,
+                params={"kind": kind, "name": name},
+                content=body.getvalue(),
+                headers={"Content-Type": CONTENT_TYPE},
+            )
+        except BodyTooLarge as error:
+            answer = error.answer
         except (HttpError, InputError) as error:  # files also wait until a token or a certificate is mended
             raise Later(f"{self._url}: {error}") from error
+        self._check(answer)
 
-    def _check(self, answer: httpx.Response, deadline_s: float) -> None:
+    def _check(self, answer: Answer) -> None:
         """Raise what an answer other than 2xx means for the file."""
-        try:
-            content = bounded_body(answer, _ANSWER_BYTES, deadline_s=deadline_s)
-        except BodyTooLarge:
-            content = b""
-        if answer.is_success:
+        if 200 <= answer.status < 300:
             return
-        status, reason = answer.status_code, _reason(content)
+        status, reason = answer.status, _reason(answer.body)
         text = f"{self._url} answered {status}{f': {reason}' if reason else ''}"
         if 400 <= status < 500 and status not in _NOT_THE_FILE:
             raise Refused(text)
         if status in (401, 403):
             text += "; check the token in --bearer-token-file, nothing is lost meanwhile"
-        after_s = retry_after_s(answer.headers.get("Retry-After"), longest_s=_LONGEST_WAIT_S)
+        after_s = retry_after_s(answer.headers.get("retry-after"), longest_s=_LONGEST_WAIT_S)
         raise Later(text, after_s, server_error=status >= 500 and status != 503)
 
 

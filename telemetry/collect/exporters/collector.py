@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import zlib
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -13,7 +14,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from telemetry.collect.exporters.scraping import ScrapeError, Scraper
-from telemetry.collect.exporters.targets import Target, TargetLocks, target_hash
+from telemetry.collect.exporters.targets import Target
 from telemetry.collect.exporters.watch import TargetWatch
 from telemetry.collect.series.identity import SeriesCatalogue
 from telemetry.errors import InputError
@@ -28,9 +29,11 @@ LATE_S: Final = 1.0
 REMEMBERED_BYTES: Final = 512 << 20
 """Text of lines that is remembered of all targets."""
 
+HUNG_INTERVALS: Final = 5.0
+"""A page that is unchanged for longer is called hung."""
+
 _KINDS: Final[tuple[Kind, ...]] = ("events", "inventory", "samples")
-_PHASES: Final = 1 << 20
-_EARLIEST_AGAIN_S: Final = 5.0
+_REFRESH_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,15 +42,13 @@ class ScrapeSettings:
 
     ``timeout_s`` is for one scrape, from connecting to the last byte; ``concurrency`` bounds the scrapes under way, and
     a quarter of it those of targets that failed the last time, so that dead ones never delay the others. Rows are held
-    up to ``max_buffered_rows`` while nothing can be landed, then the oldest are dropped. A page that is unchanged for
-    more than ``hung_intervals`` is called hung.
+    up to ``max_buffered_rows`` while nothing can be landed, then the oldest are dropped.
     """
 
     interval_s: float = 30.0
     timeout_s: float = 10.0
     concurrency: int = 512
     max_buffered_rows: int = 600_000
-    hung_intervals: float = 5.0
 
     def __post_init__(self) -> None:
         for name in ("interval_s", "timeout_s"):
@@ -79,8 +80,8 @@ class Counts:
 class Collector:
     """Scrapes targets until it is told to stop.
 
-    ``read_targets`` is called at the start and once an interval; ``locks`` says which of them are ours;
-    ``run_blocking`` runs what waits for a disk beside the loop.
+    ``read_targets`` is called at the start and once an interval; ``run_blocking`` runs what waits for a disk or a
+    server beside the loop.
     """
 
     def __init__(
@@ -91,7 +92,6 @@ class Collector:
         landing: Landing,
         catalogue: SeriesCatalogue,
         settings: ScrapeSettings,
-        locks: TargetLocks | None = None,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
         run_blocking: Callable[..., Awaitable[Any]] = asyncio.to_thread,
     ) -> None:
@@ -100,10 +100,9 @@ class Collector:
         self._landing = landing
         self._catalogue = catalogue
         self.settings = settings
-        self._locks = locks
         self.clock = clock
         self._run_blocking = run_blocking
-        self.named = 0
+        self.is_standby = False
         self.watches: dict[str, TargetWatch] = {}
         self.counts = Counts()
         self.problem: str | None = None
@@ -112,11 +111,6 @@ class Collector:
         self._slots_of_failing = asyncio.Semaphore(max(1, settings.concurrency // 4))
         self._held: dict[Kind, list[pa.Table]] = {kind: [] for kind in _KINDS}
         self._landing_lock = asyncio.Lock()
-
-    @property
-    def is_standby(self) -> bool:
-        """Whether other collectors scrape all targets."""
-        return self.named > 0 and not self.watches
 
     @property
     def buffered_rows(self) -> int:
@@ -129,24 +123,20 @@ class Collector:
         Raises InputError if the targets cannot be read at the start.
         """
         await self.refresh_targets()
-        landing = asyncio.create_task(self._keep_landing())
-        others: list[asyncio.Task[Any]] = [
-            asyncio.create_task(stop.wait()),
-            asyncio.create_task(self._keep_refreshing()),
+        works: list[asyncio.Task[Any]] = [
+            asyncio.create_task(work) for work in (stop.wait(), self._keep_landing(), self._keep_refreshing())
         ]
         self._follow_all()
         try:
-            done, _ = await asyncio.wait([landing, *others], return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait(works, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()  # a failure of ours must not pass in silence
         finally:
-            ending = [*others, *self._tasks.values()]
-            for task in ending:
-                task.cancel()
-            await asyncio.gather(*ending, return_exceptions=True)
             async with self._landing_lock:  # a landing under way is let finish: its rows are in nobody else's hands
-                landing.cancel()
-            await asyncio.gather(landing, return_exceptions=True)
+                ending = [*works, *self._tasks.values()]
+                for task in ending:
+                    task.cancel()
+            await asyncio.gather(*ending, return_exceptions=True)
             landed = await self.land()
         return landed
 
@@ -161,26 +151,19 @@ class Collector:
         return landed
 
     async def refresh_targets(self) -> None:
-        """Read the targets again; raises InputError if they cannot be read and never could."""
-        targets = await self._run_blocking(self._read_targets)
-        wanted = {target.url: target for target in targets}
+        """Read the targets again; raises InputError if they cannot be read."""
+        wanted = {target.url: target for target in await self._run_blocking(self._read_targets)}
         for url, watch in list(self.watches.items()):
             if wanted.get(url) != watch.target:
                 del self.watches[url]
                 if url in self._tasks:
                     self._tasks.pop(url).cancel()
-                if self._locks is not None and url not in wanted:
-                    self._locks.release(watch.target)
-        was_standby = self.is_standby
-        self.named = len(wanted)
-        hung_s = self.settings.hung_intervals * self.settings.interval_s
         for url, target in wanted.items():
-            if url not in self.watches and (self._locks is None or self._locks.acquire(target)):
+            if url not in self.watches:
+                hung_s = HUNG_INTERVALS * self.settings.interval_s
                 self.watches[url] = TargetWatch(target, self._catalogue, hung_s)
         for watch in self.watches.values():
             watch.lines.max_bytes = REMEMBERED_BYTES // len(self.watches)
-        if self.is_standby and not was_standby:
-            _log.info("standby: another collector scrapes these targets")
 
     def _follow_all(self) -> None:
         for url, watch in self.watches.items():
@@ -190,7 +173,7 @@ class Collector:
     async def _follow(self, watch: TargetWatch) -> None:
         """Scrape one target on its own grid of times; a scrape that takes long skips the times that it missed."""
         interval_s = self.settings.interval_s
-        phase_s = target_hash(watch.target.url) % _PHASES / _PHASES * interval_s
+        phase_s = zlib.crc32(watch.target.url.encode()) / 2**32 * interval_s
         while True:
             now_s = asyncio.get_running_loop().time()
             due_s = phase_s + (math.floor((now_s - phase_s) / interval_s) + 1) * interval_s
@@ -205,64 +188,49 @@ class Collector:
             self.counts.scrapes += 1
             try:
                 rows = watch.take(await self._scraper.fetch(watch.target.url), at, started_s)
-            except ScrapeError as error:
-                self._failed(watch, error)
-                return
             except Exception as error:
                 # A page that breaks our own code must not stop the other thousand targets.
-                _log.exception("%s: its page could not be read", watch.target.address)
-                self._failed(watch, ScrapeError("parse", f"our own error: {type(error).__name__}"))
+                if not isinstance(error, ScrapeError):
+                    _log.exception("%s: its page could not be read", watch.target.address)
+                    error = ScrapeError("parse", f"our own error: {type(error).__name__}")
+                self.counts.scrapes_failed += 1
+                watch.failed(error)
                 return
         self.counts.scrapes_succeeded += 1
-        self.counts.pages_repeated += rows.samples is None
-        self._hold("events", rows.events)
-        self._hold("inventory", rows.inventory)
-        self._hold("samples", rows.samples)
-
-    def _failed(self, watch: TargetWatch, error: ScrapeError) -> None:
-        self.counts.scrapes_failed += 1
-        watch.failed(error)
-
-    def _hold(self, kind: Kind, table: pa.Table | None) -> None:
-        if table is not None and table.num_rows:
-            self._held[kind].append(table)
-            self._drop_oldest(kind)
+        self.counts.pages_repeated += "samples" not in rows
+        for kind, table in rows.items():
+            if table.num_rows:
+                self._held[kind].append(table)
+                self._drop_oldest(kind)
 
     async def land(self) -> bool:
-        """Land what is held; return whether all rows are on the disk."""
+        """Write one file a kind of what is held; return whether all of it is on the disk."""
+        problem = None
         async with self._landing_lock:
-            batch, self._held = self._held, {kind: [] for kind in _KINDS}
-            left = await self._run_blocking(self._write, batch)
-            for kind, tables in left.items():
-                self._held[kind] = tables + self._held[kind]
-                self._drop_oldest(kind)
-            return not left
-
-    def _write(self, batch: dict[Kind, list[pa.Table]]) -> dict[Kind, list[pa.Table]]:
-        """Write one file a kind; return what could not be written."""
-        left: dict[Kind, list[pa.Table]] = {}
-        for kind in _KINDS:
-            if not batch[kind]:
-                continue
-            table = pa.concat_tables(batch[kind], promote_options="default").combine_chunks()
-            try:
-                self._landing.stage(kind, table)
-            except (InputError, OSError) as error:
-                if self.problem is None:
-                    _log.error("nothing can be landed, it is tried again: %s", error)
-                self.problem = str(error)
-                left[kind] = [table]
-            except ValueError:
-                # A table that can never land must not keep all others from landing.
-                _log.exception("%d rows of %s cannot land and are dropped", table.num_rows, kind)
-                self.counts.rows_dropped += table.num_rows
-            else:
-                self.counts.rows_written += table.num_rows if kind == "samples" else 0
-                self.counts.events_written += table.num_rows if kind == "events" else 0
-        if self.problem is not None and not left:
-            _log.warning("landing works again")
-            self.problem = None
-        return left
+            for kind in _KINDS:
+                tables, self._held[kind] = self._held[kind], []
+                if not tables:
+                    continue
+                table = pa.concat_tables(tables, promote_options="default").combine_chunks()
+                try:
+                    await self._run_blocking(self._landing.stage, kind, table)
+                except (InputError, OSError) as error:
+                    problem = str(error)
+                    self._held[kind].insert(0, table)
+                    self._drop_oldest(kind)
+                except ValueError:
+                    # A table that can never land must not keep all others from landing.
+                    _log.exception("%d rows of %s cannot land and are dropped", table.num_rows, kind)
+                    self.counts.rows_dropped += table.num_rows
+                else:
+                    self.counts.rows_written += table.num_rows if kind == "samples" else 0
+                    self.counts.events_written += table.num_rows if kind == "events" else 0
+            if problem is not None and self.problem is None:
+                _log.error("nothing can be landed, it is tried again: %s", problem)
+            elif problem is None and self.problem is not None:
+                _log.warning("landing works again")
+            self.problem = problem
+        return problem is None
 
     def _drop_oldest(self, kind: Kind) -> None:
         """Keep what is held within its bound, also while a landing hangs; a tenth more goes, not a page at a time."""
@@ -282,12 +250,10 @@ class Collector:
 
     async def _keep_refreshing(self) -> None:
         while True:
-            await asyncio.sleep(max(self.settings.interval_s, _EARLIEST_AGAIN_S))
+            await asyncio.sleep(max(self.settings.interval_s, _REFRESH_S))
             try:
                 await self.refresh_targets()
-            except InputError as error:
-                _log.error("targets stay as they were: %s", error)
-            except Exception:
-                # A client library's surprise must not stop the scraping of the targets that are known.
-                _log.exception("targets stay as they were")
+            except Exception as error:
+                # A broken list, or a client library's surprise, must not stop the scraping of the known targets.
+                _log.error("targets stay as they were: %s", error, exc_info=not isinstance(error, InputError))
             self._follow_all()

@@ -2,38 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import ssl
-import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import TYPE_CHECKING, Final, Literal, get_args
+from typing import Final, Literal, get_args
 
 from telemetry.errors import InputError
-from telemetry.http import Connection, async_client
+from telemetry.http import Answer, BodyTooLarge, Connection, HttpError, NoAnswerInTime, async_client, exchange
 
-if TYPE_CHECKING:
-    import httpx
-
-FailureKind = Literal[
-    "refused",
-    "unreachable",
-    "timeout",
-    "tls",
-    "status",
-    "redirect",
-    "truncated",
-    "too_large",
-    "protocol",
-    "parse",
-    "empty",
-]
+FailureKind = Literal["unreachable", "timeout", "tls", "status", "truncated", "too_large", "protocol", "parse", "empty"]
 """Kinds of failed scrapes.
 
-``unreachable``: no route, no such name, connection lost. ``truncated``: the body ended early. ``too_large``: over a
-bound of bytes or rows. ``protocol``: no HTTP. ``parse``: no page of an exporter. ``empty``: no series of any device.
+``unreachable``: nobody listens, no such name, connection lost. ``status``: other than 200, redirects among them.
+``truncated``: the body ended early. ``too_large``: over a bound of bytes or rows. ``protocol``: no plain HTTP.
+``parse``: no page of an exporter. ``empty``: no series of any device.
 """
 
 FAILURE_KINDS: Final[tuple[FailureKind, ...]] = get_args(FailureKind)
@@ -57,14 +41,13 @@ class ScrapeError(Exception):
 class Page:
     """One fetched page.
 
-    ``duration_s`` is to the last byte, ``date`` the server's clock (whole seconds), ``date_after_s`` when it arrived.
-    ``framed`` says whether the transport told where the body ends: if not, a page that was cut looks like a whole one.
+    ``duration_s`` is to the last byte, ``date`` the server's clock (whole seconds). ``framed`` says whether the
+    transport told where the body ends: if not, a page that was cut looks like a whole one.
     """
 
     body: bytes
     duration_s: float
     date: datetime | None = None
-    date_after_s: float = 0.0
     framed: bool = True
     openmetrics: bool | None = None
 
@@ -85,83 +68,65 @@ class Scraper:
 
     async def fetch(self, url: str) -> Page:
         """Return the page at ``url``; raises ScrapeError."""
-        import httpx  # noqa: PLC0415
-
         with contextlib.suppress(InputError):  # in the middle of a rotation: the credentials of before hold
             self._headers = self._connection.request_headers()
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                return await self._get(url)
-        except (TimeoutError, httpx.TimeoutException):
-            raise ScrapeError("timeout", f"no whole page within {self._timeout_s:g} s") from None
-        except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
-            raise _explained(error) from error
+        body = bytearray()
 
-    async def _get(self, url: str) -> Page:
-        began_s = time.monotonic()
-        async with (
-            async_client(self._connection, timeout_s=self._timeout_s, use_proxies=False, tls=self._tls) as client,
-            client.stream("GET", url, headers={"Accept": _ACCEPT, **self._headers}) as response,
-        ):
-            head_s = time.monotonic() - began_s
-            if response.is_redirect:
-                raise ScrapeError("redirect", "the server redirects, which is not followed")
-            if response.status_code != 200:
-                raise ScrapeError("status", f"HTTP status {response.status_code}")
-            if response.headers.get("Content-Encoding", "identity").lower() != "identity":
-                raise ScrapeError("protocol", "the page is compressed, which was not asked for")
-            body = await self._body(response)
-            media = response.headers.get("Content-Type", "").partition(";")[0].strip().lower()
-            return Page(
-                body,
-                time.monotonic() - began_s,
-                _http_date(response),
-                head_s,
-                "Content-Length" in response.headers or "Transfer-Encoding" in response.headers,
-                {"application/openmetrics-text": True, "text/plain": False}.get(media),
+        def take(piece: bytes) -> None:
+            body.extend(piece)
+            self._held_bytes += len(piece)
+            if self._held_bytes > self._limit_bytes:
+                raise ScrapeError("too_large", f"pages of more than {self._limit_bytes} bytes arrive at a time")
+
+        try:
+            answer = await self._get(url, take)
+        except NoAnswerInTime:
+            raise ScrapeError("timeout", f"no whole page within {self._timeout_s:g} s") from None
+        except BodyTooLarge as error:
+            raise ScrapeError("too_large", str(error)) from None
+        except InputError as error:
+            raise ScrapeError("tls", error.what) from None
+        except HttpError as error:
+            text = str(error).splitlines()[0][:160]
+            kind: FailureKind = "protocol" if text.startswith("RemoteProtocolError") else "unreachable"
+            if "peer closed connection without sending complete" in text:
+                kind = "truncated"
+            elif "disconnected without sending" in text:
+                kind = "unreachable"
+            raise ScrapeError(kind, text) from error
+        finally:
+            self._held_bytes -= len(body)
+        if answer.status != 200:
+            raise ScrapeError("status", f"HTTP status {answer.status}")
+        if answer.headers.get("content-encoding", "identity").lower() != "identity":
+            raise ScrapeError("protocol", "the page is compressed, which was not asked for")
+        media = answer.headers.get("content-type", "").partition(";")[0].strip().lower()
+        return Page(
+            bytes(body),
+            answer.duration_s,
+            _http_date(answer.headers.get("date", "")),
+            "content-length" in answer.headers or "transfer-encoding" in answer.headers,
+            {"application/openmetrics-text": True, "text/plain": False}.get(media),
+        )
+
+    async def _get(self, url: str, take: Callable[[bytes], None]) -> Answer:
+        async with async_client(
+            self._connection, timeout_s=self._timeout_s, use_proxies=False, tls=self._tls
+        ) as client:
+            return await exchange(
+                client,
+                "GET",
+                url,
+                timeout_s=self._timeout_s,
+                max_bytes=PAGE_BYTES,
+                sink=take,
+                headers={"Accept": _ACCEPT, **self._headers},
             )
 
-    async def _body(self, response: httpx.Response) -> bytes:
-        held = bytearray()
-        try:
-            async for piece in response.aiter_bytes():
-                held += piece
-                self._held_bytes += len(piece)
-                if len(held) > PAGE_BYTES:
-                    raise ScrapeError("too_large", f"the page has more than {PAGE_BYTES} bytes")
-                if self._held_bytes > self._limit_bytes:
-                    raise ScrapeError("too_large", f"pages of more than {self._limit_bytes} bytes arrive at a time")
-        finally:
-            self._held_bytes -= len(held)
-        return bytes(held)
 
-
-def _http_date(response: httpx.Response) -> datetime | None:
+def _http_date(text: str) -> datetime | None:
     try:
-        date = parsedate_to_datetime(response.headers["Date"])
-    except (KeyError, ValueError, TypeError, IndexError, OverflowError):
+        date = parsedate_to_datetime(text)
+    except (ValueError, OverflowError):
         return None
     return date.replace(tzinfo=UTC) if date.tzinfo is None else date.astimezone(UTC)
-
-
-def _explained(error: Exception) -> ScrapeError:
-    import httpx  # noqa: PLC0415
-
-    text = (str(error) or type(error).__name__).splitlines()[0][:160]
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, ssl.SSLError):
-            return ScrapeError("tls", text)
-        if isinstance(cause, ConnectionRefusedError):
-            return ScrapeError("refused", "nobody listens there")
-        cause = cause.__cause__ or cause.__context__
-    if "connection attempts failed" in text:  # one for each address of the name
-        return ScrapeError("refused", "nobody listens there")
-    kind: FailureKind = "unreachable"
-    if isinstance(error, httpx.RemoteProtocolError) and ("incomplete" in text or "peer closed" in text):
-        kind, text = "truncated", "the body ended before its announced end"
-    elif isinstance(error, httpx.RemoteProtocolError) and "without sending" in text:
-        text = "the connection was closed without an answer"
-    elif isinstance(error, httpx.ProtocolError | httpx.DecodingError | httpx.InvalidURL):
-        kind = "protocol"
-    return ScrapeError(kind, text)

@@ -1,19 +1,22 @@
-"""``predrain collect exporters`` put together: locks, own /metrics and /healthz, signals."""
+"""``predrain collect exporters`` put together: one collector a dataset, own /metrics and /healthz, signals."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import signal
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from filelock import FileLock, Timeout
+
+from telemetry.atomic import disk_errors
 from telemetry.collect.exporters.collector import Collector, ScrapeSettings
 from telemetry.collect.exporters.scraping import FAILURE_KINDS, Scraper
 from telemetry.collect.exporters.target_lists import TargetLists
-from telemetry.collect.exporters.targets import TargetLocks
 from telemetry.collect.exporters.watch import fleet_catalogue
 from telemetry.collect.series.mapping import SourceMapping
 from telemetry.dataset.channel import Channel
@@ -23,6 +26,8 @@ from telemetry.landing.folder import Landing, landing_of
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
+
+_log = logging.getLogger(__name__)
 
 
 async def collect_exporters(
@@ -49,12 +54,23 @@ async def collect_exporters(
         landing=landing,
         catalogue=fleet_catalogue(channels, mapping),
         settings=settings,
-        locks=TargetLocks(landing.state("exporters.lock")),
     )
+    lock = FileLock(landing.state("exporters.lock"), fallback_to_soft=False)
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     async with _listening(collector, listen):
+        while not _acquire(lock):
+            if once:
+                raise InputError("another collector scrapes for this dataset", str(dataset), "Stop it first.")
+            if not collector.is_standby:
+                collector.is_standby = True
+                _log.info("standby: another collector scrapes for this dataset")
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(settings.interval_s):
+                    await stop.wait()
+                    return collector_state(collector)
+        collector.is_standby = False
         landed = await (collector.once() if once else collector.run(stop))
     if not landed:
         raise InputError(
@@ -62,15 +78,7 @@ async def collect_exporters(
             str(landing.root),
             "Free space and start the collector again.",
         )
-    if once:
-        _check_once(collector)
-    return collector_state(collector)
-
-
-def _check_once(collector: Collector) -> None:
-    if collector.is_standby:
-        raise InputError("another collector scrapes these targets", "--targets", "Stop it first, or leave it to work.")
-    if collector.counts.scrapes and collector.counts.scrapes_failed == collector.counts.scrapes:
+    if once and collector.counts.scrapes and collector.counts.scrapes_failed == collector.counts.scrapes:
         worst = next(watch for watch in collector.watches.values() if watch.last_failure is not None)
         raise InputError(
             f"none of {collector.counts.scrapes} targets could be scraped, such as "
@@ -78,13 +86,23 @@ def _check_once(collector: Collector) -> None:
             "--targets",
             "Check the addresses, and that the exporters run.",
         )
+    return collector_state(collector)
+
+
+def _acquire(lock: FileLock) -> bool:
+    try:
+        with disk_errors(Path(lock.lock_file)):
+            lock.acquire(blocking=False)
+    except Timeout:
+        return False
+    return True
 
 
 def collector_state(collector: Collector) -> dict[str, Any]:
     """Return a collector's own totals."""
     return {
         "interval_s": collector.settings.interval_s,
-        "targets_configured": collector.named,
+        "targets_configured": len(collector.watches),
         "targets_owned": len(collector.watches),
         **asdict(collector.counts),
         "buffered_rows": collector.buffered_rows,

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 import json
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -14,11 +12,6 @@ import yaml
 from telemetry.collect.exporters.targets import PLACE_LABELS, Target, parse_target
 from telemetry.errors import InputError
 from telemetry.yaml_text import read_yaml
-
-_log = logging.getLogger(__name__)
-
-MAX_TARGETS: Final = 100_000
-"""Targets of one collector: more is a mistake."""
 
 _FILE_SUFFIXES: Final = (".txt", ".list", ".json", ".yaml", ".yml")
 _KUBERNETES: Final = "kubernetes:"
@@ -30,8 +23,7 @@ FindService = Callable[[str, str, Any], list[Target]]
 class TargetLists:
     """The targets of all ``--targets`` values, each a file, a Kubernetes service, or addresses with commas between.
 
-    A value that cannot be read later keeps the targets that it had. Raises ``InputError`` if nothing is given, or a
-    value cannot be understood.
+    Raises ``InputError`` if nothing is given, or a value cannot be understood.
     """
 
     def __init__(self, values: Sequence[str], *, find_service: FindService | None = None) -> None:
@@ -43,37 +35,20 @@ class TargetLists:
             elif Path(value).is_file() or (value.endswith(_FILE_SUFFIXES) and "://" not in value):
                 self._sources.append(lambda path=Path(value): _read_file(path))  # type: ignore[misc]
             else:
-                addresses += [parse_target(each, "--targets") for each in value.split(",") if each.strip()]
+                addresses += [parse_target(part, "--targets") for part in value.split(",") if part.strip()]
         if addresses:
             self._sources.insert(0, lambda: addresses)
         if not self._sources:
             raise InputError(
                 "no target is given", "--targets", "Give a file, kubernetes:NAMESPACE/SERVICE, or host:port."
             )
-        self._held: dict[int, list[Target]] = {}
-        self._failing: set[int] = set()
 
     def read(self) -> list[Target]:
-        """Return the targets of now, each address once; may wait for a server or a disk.
-
-        Raises ``InputError`` if a value cannot be read and never could.
-        """
-        for number, source in enumerate(self._sources):
-            try:
-                self._held[number] = source()
-            except InputError as error:
-                if number not in self._held:
-                    raise
-                if number not in self._failing:
-                    _log.error("targets stay as they were: %s", error)
-                self._failing.add(number)
-                continue
-            if number in self._failing:
-                _log.warning("targets can be read again")
-                self._failing.discard(number)
-        by_url = {target.url: target for number in reversed(self._held) for target in self._held[number]}
-        if len(by_url) > MAX_TARGETS:
-            raise InputError(f"{len(by_url)} targets are named", "targets", f"Name at most {MAX_TARGETS}.")
+        """Return the targets of now, each address once; raises ``InputError`` if a value cannot be read."""
+        by_url: dict[str, Target] = {}
+        for source in self._sources:
+            for target in source():
+                by_url.setdefault(target.url, target)
         return list(by_url.values())
 
 
@@ -90,41 +65,33 @@ def _service(value: str, find: FindService | None) -> Callable[[], list[Target]]
 
 
 def _read_file(path: Path) -> list[Target]:
-    try:
-        stat = path.stat()
-        return _parse_file(path, (stat.st_mtime_ns, stat.st_size, stat.st_ino))
-    except OSError as error:
-        raise InputError(
-            f"the list of targets cannot be read: {error.strerror}", str(path), "Give a file with targets."
-        ) from None
-    except UnicodeDecodeError:
-        raise InputError("the list of targets is no text", str(path), "Give a file with targets.") from None
-
-
-@functools.lru_cache(maxsize=64)
-def _parse_file(path: Path, _stamp: tuple[int, int, int]) -> list[Target]:
     """Read text (a target a line, then its node if it is known), or Prometheus' file_sd as JSON or YAML."""
-    text = path.read_text(encoding="utf-8")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise InputError(
+            f"the list of targets cannot be read: {reason}", str(path), "Give a file with targets."
+        ) from None
     if path.suffix in (".json", ".yaml", ".yml"):
         return _file_sd(text, path)
     targets = []
     for number, line in enumerate(text.splitlines(), start=1):
-        words = line.split("#", 1)[0].split()
+        fields = line.split("#", 1)[0].split()
         where = f"{path}, line {number}"
-        if len(words) > 2:
+        if len(fields) > 2:
             raise InputError(f"{line.strip()!r} is no target", where, "Write a target and its node, or a target.")
-        if words:
-            targets.append(parse_target(words[0], where, node=words[1] if len(words) == 2 else None))
+        if fields:
+            targets.append(parse_target(fields[0], where, node=fields[1] if len(fields) == 2 else None))
     return targets
 
 
 def _file_sd(text: str, path: Path) -> list[Target]:
     do = "Write a list of groups: [{targets: [host:port], labels: {node: name}}], as Prometheus' file_sd has it."
     try:
-        content = json.loads(text) if path.suffix == ".json" else read_yaml(text)
+        groups = (json.loads(text) if path.suffix == ".json" else read_yaml(text)) or []
     except (ValueError, yaml.YAMLError) as error:
         raise InputError(f"cannot be parsed: {str(error).splitlines()[0]}", str(path), do) from None
-    groups = [] if content is None else content
     if not isinstance(groups, list):
         raise InputError("the file holds no list", str(path), do)
     targets = []
@@ -133,7 +100,7 @@ def _file_sd(text: str, path: Path) -> list[Target]:
         labels = group.get("labels") or {} if isinstance(group, dict) else None
         if not isinstance(labels, dict) or not isinstance(group.get("targets"), list):
             raise InputError("the group has no list of targets", where, do)
-        targets += [_of_group(str(each), labels, where) for each in group["targets"]]
+        targets += [_of_group(str(address), labels, where) for address in group["targets"]]
     return targets
 
 

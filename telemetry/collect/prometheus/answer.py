@@ -10,10 +10,12 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
+from telemetry.http import HttpError
+
 _EARLIEST_MS, _LATEST_MS = -(2.0**52), 2.0**52
 
 
-class Unreadable(ValueError):
+class Unreadable(HttpError):
     """An answer that is not what the API promises; the text says in what."""
 
 

@@ -19,10 +19,10 @@ from telemetry.http import (
     BodyTooLarge,
     Connection,
     HttpError,
+    NoAnswerInTime,
     async_client,
-    bounded_body_async,
     check_status,
-    http_errors,
+    exchange,
     retried,
     retry_after_s,
     retry_policy,
@@ -37,11 +37,20 @@ Meaning = Literal["too much", "later", "wrong"]
 """``too much``: less at a time may be given; ``later``: the same may be given then; ``wrong``: never."""
 
 _SLOW_TRIES: Final = 2
-_UNREADABLE_TRIES: Final = 5
-_ERROR_BODY: Final = 65536
 _SHOWN: Final = 300
 _LESS: Final = (413, 504)
 _RETRIED: Final = (200, 408, 425, 429, 500, 502, 503)
+_FINAL: Final = {
+    401: (
+        "the server requires a login",
+        "Give --bearer-token-file or --basic-auth-file; if one was given, renew what it holds.",
+    ),
+    403: ("the server denies access", "Ask for the right to query, or use another login."),
+    404: (
+        "there is no Prometheus API here",
+        "Give the address with its path prefix, for instance http://vmselect:8481/select/0/prometheus.",
+    ),
+}
 
 # Each server takes the ones it knows. Thanos: one sample a series instead of one a replica, whole answers or none, raw
 # resolution. VictoriaMetrics: no answers from its cache.
@@ -66,21 +75,16 @@ class TooMuch(Exception):
     """The server gives this answer only in smaller pieces; the text is its own."""
 
 
-class SlowAnswer(Exception):
-    """No whole answer within the time of one request."""
-
-
 @dataclass(frozen=True, slots=True)
 class Bounds:
     """What one request may take.
 
-    ``request_s`` bounds one answer (Prometheus itself gives up after 120 s by default), ``silence_s`` the wait between
-    two pieces of it, ``body_bytes`` its size. A request is repeated for ``retry_for_s``; until the server has answered
-    once only for ``first_retry_for_s``, so that a wrong address is reported soon.
+    ``request_s`` bounds one answer (Prometheus itself gives up after 120 s by default), ``body_bytes`` its size. A
+    request is repeated for ``retry_for_s``; until the server has answered once only for ``first_retry_for_s``, so that
+    a wrong address is reported soon.
     """
 
     request_s: float = 150.0
-    silence_s: float = 60.0
     body_bytes: int = 32 << 20
     retry_for_s: float = 300.0
     first_retry_for_s: float = 10.0
@@ -115,8 +119,7 @@ class PrometheusClient:
         self.retries = 0
 
     async def __aenter__(self) -> PrometheusClient:
-        silence_s = min(self._bounds.silence_s, self._bounds.request_s)
-        self._session = async_client(self._connection, timeout_s=silence_s, concurrency=self._concurrency)
+        self._session = async_client(self._connection, timeout_s=self._bounds.request_s, concurrency=self._concurrency)
         return self
 
     async def __aexit__(
@@ -181,20 +184,19 @@ class PrometheusClient:
         began_s = time.monotonic()
         first = not self._has_answered
         retry_for_s = self._bounds.first_retry_for_s if first else self._bounds.retry_for_s
-        slow = unreadable = 0
+        slow = 0
 
         def again(error: Exception) -> bool | float:
-            nonlocal slow, unreadable
-            slow += isinstance(error, SlowAnswer)
-            unreadable += isinstance(error, Unreadable)
-            if isinstance(error, SlowAnswer):
-                pause: bool | float = slow < _SLOW_TRIES or not self._has_answered
-            elif isinstance(error, Unreadable):
-                pause = unreadable < _UNREADABLE_TRIES
-            else:
-                pause = retried(error)
+            nonlocal slow
+            slow += isinstance(error, NoAnswerInTime)
+            pause = retried(error)
+            if isinstance(error, NoAnswerInTime) and not first:
+                pause = slow < _SLOW_TRIES
             if pause is not False:
-                self._note_trouble(error, retry_for_s)
+                self.retries += 1
+                if not self._in_trouble:
+                    self._in_trouble = True
+                    _log.warning("%s: %s; asking again for up to %.0f s", self._connection.url, error, retry_for_s)
             return pause
 
         try:
@@ -204,23 +206,15 @@ class PrometheusClient:
                         body = await self._once(path, parameters, by_get=by_get)
                         async with self._reading:
                             answer = await asyncio.to_thread(read, body)
-        except SlowAnswer as error:
-            if self._has_answered and slow >= _SLOW_TRIES:
-                raise TooMuch(str(error)) from error
-            raise self._given_up(error, time.monotonic() - began_s, first=first) from error
-        except (HttpError, Unreadable) as error:
+        except HttpError as error:
+            if isinstance(error, NoAnswerInTime) and not first and slow >= _SLOW_TRIES:
+                raise TooMuch(f"no whole answer within {self._bounds.request_s:g} s") from error
             raise self._given_up(error, time.monotonic() - began_s, first=first) from error
         self._has_answered = True
         if self._in_trouble:
             self._in_trouble = False
             _log.info("%s answers again", self._connection.url)
         return answer
-
-    def _note_trouble(self, error: Exception, retry_for_s: float) -> None:
-        self.retries += 1
-        if not self._in_trouble:
-            self._in_trouble = True
-            _log.warning("%s: %s; asking again for up to %.0f s", self._connection.url, error, retry_for_s)
 
     def _given_up(self, error: Exception, waited_s: float, *, first: bool) -> InputError:
         if isinstance(error, Unreadable):
@@ -234,43 +228,32 @@ class PrometheusClient:
         return InputError(f"no usable answer for {waited_s:.0f} s: {error}", self._connection.url, do)
 
     async def _once(self, path: str, parameters: Mapping[str, str], *, by_get: bool) -> bytes:
-        self.requests += 1
-        try:
-            async with asyncio.timeout(self._bounds.request_s):
-                with http_errors(self._connection.url):
-                    return await self._request(path, parameters, get=by_get or self._by_get)
-        except TimeoutError as error:
-            raise SlowAnswer(f"no whole answer within {self._bounds.request_s:g} s") from error
-        except HttpError as error:
-            if str(error) == "no whole answer in time":
-                raise SlowAnswer(f"no whole answer within {self._bounds.silence_s:g} s") from error
-            raise
-
-    async def _request(self, path: str, parameters: Mapping[str, str], *, get: bool) -> bytes:
         assert self._session is not None, "use the client as a context manager"
-        url = self._connection.url
+        self.requests += 1
+        url, get = self._connection.url, by_get or self._by_get
         own = {**parameters, "partial_response": "true" if self._allow_partial else "false"}
-        async with self._session.stream(
-            "GET" if get else "POST",
-            url + path,
-            params=own if get else None,
-            data=None if get else own,
-            headers=self._connection.request_headers(),
-        ) as response:
-            if response.status_code == 405 and not get:  # a gateway that lets only GET through
-                self._by_get = True
-                raise HttpError("HTTP 405 to POST; asking by GET from now on", retry_after_s=0.0)
-            if response.status_code != 200:
-                body = await _error_body(response)
-                if response.status_code < 400:
-                    check_status(response, body, url)
-                refuse(response.status_code, body, url=url, retry_after=response.headers.get("Retry-After"))
-            try:
-                body = await bounded_body_async(response, self._bounds.body_bytes)
-            except BodyTooLarge as error:
-                raise TooMuch(f"an answer of more than {self._bounds.body_bytes >> 20} MiB") from error
-            self._check_kind(response.headers.get("Content-Type", ""), body)
-            return body
+        try:
+            answer = await exchange(
+                self._session,
+                "GET" if get else "POST",
+                url + path,
+                timeout_s=self._bounds.request_s,
+                max_bytes=self._bounds.body_bytes,
+                params=own if get else None,
+                data=None if get else own,
+                headers=self._connection.request_headers(),
+            )
+        except BodyTooLarge as error:
+            raise TooMuch(f"an answer of more than {self._bounds.body_bytes >> 20} MiB") from error
+        if answer.status == 405 and not get:  # a gateway that lets only GET through
+            self._by_get = True
+            raise HttpError("HTTP 405 to POST; asking by GET from now on", retry_after_s=0.0)
+        if answer.status != 200:
+            if answer.status < 400:
+                check_status(answer, url)
+            refuse(answer.status, answer.body, url=url, retry_after=answer.headers.get("retry-after"))
+        self._check_kind(answer.headers.get("content-type", ""), answer.body)
+        return answer.body
 
     def _check_kind(self, content_type: str, body: bytes) -> None:
         if "html" in content_type.lower() or body[:64].lstrip()[:1] == b"<":
@@ -282,13 +265,6 @@ class PrometheusClient:
             )
         if body[:32].startswith(b'{"status":"error"'):
             refuse(200, body, url=self._connection.url, retry_after=None)
-
-
-async def _error_body(response: httpx.Response) -> bytes:
-    try:
-        return await bounded_body_async(response, _ERROR_BODY)
-    except BodyTooLarge:
-        return b""
 
 
 def meaning_of(status: int, text: str) -> Meaning:
@@ -310,24 +286,9 @@ def refuse(status: int, body: bytes, *, url: str, retry_after: str | None, now: 
     whole = error_text(body)
     # VictoriaMetrics names the query before the reason, which decides the meaning: it is shortened only where shown.
     text = whole if len(whole) <= _SHOWN else f"{whole[: _SHOWN // 3]} … {whole[-2 * _SHOWN // 3 :]}"
-    if status == 401:
-        raise InputError(
-            f"the server requires a login (HTTP 401: {text})",
-            url,
-            "Give --bearer-token-file or --basic-auth-file; if one was given, renew what it holds.",
-        )
-    if status == 403:
-        raise InputError(
-            f"the server denies access (HTTP 403: {text})",
-            url,
-            "Ask for the right to query, or use another login.",
-        )
-    if status == 404:
-        raise InputError(
-            f"there is no Prometheus API here (HTTP 404: {text})",
-            url,
-            "Give the address with its path prefix, for instance http://vmselect:8481/select/0/prometheus.",
-        )
+    if status in _FINAL:
+        what, do = _FINAL[status]
+        raise InputError(f"{what} (HTTP {status}: {text})", url, do)
     meaning = meaning_of(status, whole)
     if meaning == "too much":
         raise TooMuch(text)

@@ -181,7 +181,7 @@ def test_a_server_that_drips_is_left_in_time():
         began = time.monotonic()
         reply = hook(place, timeout=0.3 * SECOND, attempts=1).tell({}, KEY)
         assert time.monotonic() - began < 20
-    assert (reply.kind, reply.words) == ("timeout", f"{place}: no answer in time")
+    assert (reply.kind, reply.words) == ("timeout", f"{place}: no whole answer in time")
 
 
 def test_nobody_there_is_a_timeout_and_a_missing_token_is_said():

@@ -14,6 +14,7 @@ import pytest
 
 from telemetry.collect.exporters.collector import ScrapeSettings
 from telemetry.collect.exporters.scraping import ScrapeError
+from telemetry.collect.exporters.target_lists import TargetLists
 from telemetry.collect.exporters.targets import Target
 from telemetry.errors import InputError
 from telemetry.importing.event_runs import is_from_exporter
@@ -290,6 +291,26 @@ def test_rows_are_bounded_while_a_landing_hangs(tmp_path: Path) -> None:
         task.cancel()
 
     run_virtual(work)
+
+
+def test_a_list_that_breaks_keeps_the_targets_that_are_known(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "targets.json"
+    path.write_text('[{"targets": ["n1"]}]')
+
+    async def work() -> None:
+        collector = make_collector(tmp_path, FakeFetcher(moving), [])
+        collector._read_targets = TargetLists([str(path)]).read
+        running = asyncio.create_task(run_for(collector, 200))
+        await asyncio.sleep(1)
+        path.write_text('[{"targets": ["n1"')
+        await asyncio.sleep(100)
+        assert len(collector.watches) == 1
+        path.write_text('[{"targets": ["n1", "n2"]}]')
+        assert await running
+        assert len(collector.watches) == 2
+
+    run_virtual(work)
+    assert caplog.records[0].message.startswith("targets stay as they were: cannot be parsed: ")
 
 
 def test_dead_targets_do_not_delay_the_good(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from telemetry.dataset.channels import CATALOGUE
 from telemetry.http import connect_to
 from tests.telemetry.collect.prometheus.fake_prometheus import START, FakePrometheus, serving
 
-PATIENT = Bounds(request_s=60.0, silence_s=30.0, first_retry_for_s=60.0)
+PATIENT = Bounds(request_s=60.0, first_retry_for_s=60.0)
 """No test depends on the speed of the machine; tests of silence bring bounds of their own."""
 
 

@@ -90,7 +90,7 @@ def test_a_body_that_stops_in_the_middle_is_asked_for_again_and_then_in_halves(
         return Reply(made.status, made.body, made.headers, pause_s=1.5)
 
     fake.fault = slow_when_long
-    fetch(bounds=Bounds(request_s=60.0, silence_s=0.5), end=START.replace(hour=1))
+    fetch(bounds=Bounds(request_s=1.0, first_retry_for_s=60.0), end=START.replace(hour=1))
     assert told(landed(tmp_path), "gpu_temp_c") == {k: v for k, v in expected.items() if k[1] <= START_MS + HOUR_MS}
 
 

@@ -57,8 +57,7 @@ def test_an_unknown_authority_is_refused_and_told(secure: FakePrometheus, tmp_pa
         fetch(connect_to(secure.url), tmp_path)
     assert str(caught.value).startswith("the secure connection failed: ")
     assert str(caught.value).endswith(
-        f"({secure.url}). Give the authority's certificate as --ca-file "
-        "(and --client-cert where the server asks for one)."
+        "). Give the authority's certificate as --ca-file (and --client-cert where the server asks for one)."
     )
 
 

@@ -3,9 +3,6 @@
 from collections import Counter
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from prometheus_client.parser import text_string_to_metric_families
 
 from telemetry.collect.series.exposition import BAD_LINE, LineReader, is_openmetrics, parse_line
 
@@ -77,19 +74,3 @@ def test_what_is_remembered_is_bounded_in_bytes() -> None:
         rows, _ = read(parser, f'x{{gpu="{number}",pod="{"p" * 500}"}} {number}')
         assert rows == [(("x", str(number)), float(number), None)]
     assert sum(map(len, parser._known)) <= 2000
-
-
-@given(
-    st.from_regex(r"[a-z_:]{1,3}", fullmatch=True),
-    st.lists(st.tuples(st.sampled_from(["a", "b", "gpu"]), st.text(alphabet='x {}",=#\\', max_size=4)), max_size=3),
-    st.sampled_from(["1", "-2.5e3", "1e400", "+3", "1.", ".", "1e", "NaN", "1-2"]),
-)
-def test_plain_lines_read_as_the_library_reads_them(name: str, labels: list[tuple[str, str]], number: str) -> None:
-    line = name + "{" + ",".join(f'{label}="{value}"' for label, value in labels) + "} " + number
-    try:
-        (sample,) = [each for family in text_string_to_metric_families(line) for each in family.samples]
-    except ValueError:
-        return
-    found = parse_line(line)
-    assert found is not None
-    assert (found.name, found.labels, str(found.value)) == (sample.name, sample.labels, str(float(sample.value)))

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -180,21 +178,12 @@ def _source(
     from telemetry.http import Connection
 
     target = parse_target(source, "SOURCE, which is no file")
-    with _no_file_either(source):
+    try:
         return observe_page(
             Connection(target.url, **access), channels=known, mapping=source_mapping, timeout_s=timeout_s, now=now
         )
-
-
-@contextmanager
-def _no_file_either(source: str) -> Iterator[None]:
-    """Say of a bare word that does not answer that it may have been meant for a file."""
-    from telemetry.errors import InputError
-
-    try:
-        yield
     except InputError as error:
-        if "://" in source or ":" in source:
+        if ":" in source:
             raise
         what = f"there is no file or folder {source!r}, and as an exporter's host it gives {error.what}"
         raise InputError(what, error.where, "Check the path or the address.") from error

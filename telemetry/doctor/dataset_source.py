@@ -15,9 +15,8 @@ import pyarrow.compute as pc
 from telemetry.config import format_duration
 from telemetry.dataset.channel import Channel
 from telemetry.dataset.dataset import Dataset
-from telemetry.dataset.meta import DatasetMeta
 from telemetry.dataset.place import Place
-from telemetry.doctor.observation import ChannelSeen, Finding, Observation
+from telemetry.doctor.observation import ChannelSeen, Finding, Observation, findings_of
 
 LOOKED_AT: Final = timedelta(days=7)
 """The newest part of a dataset, which is looked at."""
@@ -68,23 +67,8 @@ def observe_dataset(place: Place, *, channels: Mapping[str, Channel], now: datet
         channels=seen,
         xid_events=bool((events["type"] == "xid").any()),
         facts=_facts(dataset, events, buckets),
-        findings=(*_silent(looked_at[~looked_at[meta.unit].isin(sending)], meta), *_findings(dataset, events, now)),
+        findings=tuple(_findings(dataset, events, looked_at[~looked_at[meta.unit].isin(sending)], now)),
     )
-
-
-def _silent(installations: pd.DataFrame, meta: DatasetMeta) -> list[Finding]:
-    """Report units that the inventory has in service and that sent nothing."""
-    if installations.empty or not meta.channels:
-        return []
-    first = installations.iloc[0]
-    what = "GPU" if meta.unit == "gpu" else "node"
-    return [
-        Finding(
-            f"{len(installations):,} {what}s of the inventory sent nothing in the newest "
-            f"{format_duration(LOOKED_AT)}, such as {first[meta.unit]} on {first['node']}",
-            "Are they dead, or gone? Record those taken out: `removed_at` in an --inventory, or a ticket.",
-        )
-    ]
 
 
 def _facts(dataset: Dataset, events: pd.DataFrame, buckets: list[int]) -> dict[str, str]:
@@ -103,46 +87,48 @@ def _facts(dataset: Dataset, events: pd.DataFrame, buckets: list[int]) -> dict[s
     }
 
 
-def _findings(dataset: Dataset, events: pd.DataFrame, now: datetime) -> list[Finding]:
+def _findings(dataset: Dataset, events: pd.DataFrame, silent: pd.DataFrame, now: datetime) -> list[Finding]:
+    """Check a dataset; ``silent``: installations in service that sent nothing."""
     meta = dataset.meta
-    found = []
-    if not meta.channels:
-        found.append(
-            Finding(
-                "the dataset holds no telemetry, only events and inventory",
-                "Collect some: `predrain collect prometheus` for history, `predrain collect exporters` from now on.",
-            )
-        )
-    if not (events["type"] == "xid").any():
-        found.append(
-            Finding(
-                "no XID is among the events",
-                "Import the kernel logs (`predrain import --events`), or follow them (`predrain collect kernel-log`).",
-            )
-        )
     kinds = set(events["type"])
-    if not kinds & {"repair", "replacement"}:
-        found.append(
-            Finding(
-                "no repair and no replacement is among the events: incidents end only by time",
-                "Bring in the tickets (`predrain collect tickets`), or what the scheduler knows "
-                "(`predrain collect slurm`, `predrain collect kubernetes`).",
-                problem=False,
-            )
-        )
+    what = "GPU" if meta.unit == "gpu" else "node"
+    first = "" if silent.empty else f"{silent.iloc[0][meta.unit]} on {silent.iloc[0]['node']}"
     age = now - meta.span[1]
-    if age > _OLD:
-        found.append(
-            Finding(f"the newest row is {age.days:,} days old", "Start a live collector, if it shall score.", False)
-        )
-    rows = meta.counts.get("samples", 0)
     aside = sum(meta.quarantine.values())
-    if rows and aside > rows / 100:
-        first = max(meta.quarantine, key=lambda reason: meta.quarantine[reason])
-        found.append(
-            Finding(
-                f"{aside:,} rows or values were set aside, most for: {first}",
-                f"Look at {dataset.place}/quarantine and correct the source or the mapping.",
-            )
-        )
-    return found
+    reason = max(meta.quarantine, key=lambda name: meta.quarantine[name], default="")
+    return findings_of(
+        (
+            first and meta.channels,
+            f"{len(silent):,} {what}s of the inventory sent nothing in the newest {format_duration(LOOKED_AT)}, such "
+            f"as {first}",
+            "Are they dead, or gone? Record those taken out: `removed_at` in an --inventory, or a ticket.",
+        ),
+        (
+            not meta.channels,
+            "the dataset holds no telemetry, only events and inventory",
+            "Collect some: `predrain collect prometheus` for history, `predrain collect exporters` from now on.",
+        ),
+        (
+            "xid" not in kinds,
+            "no XID is among the events",
+            "Import the kernel logs (`predrain import --events`), or follow them (`predrain collect kernel-log`).",
+        ),
+        (
+            not kinds & {"repair", "replacement"},
+            "no repair and no replacement is among the events: incidents end only by time",
+            "Bring in the tickets (`predrain collect tickets`), or what the scheduler knows "
+            "(`predrain collect slurm`, `predrain collect kubernetes`).",
+            False,
+        ),
+        (
+            age > _OLD,
+            f"the newest row is {age.days:,} days old",
+            "Start a live collector, if it shall score.",
+            False,
+        ),
+        (
+            0 < meta.counts.get("samples", 0) < 100 * aside,
+            f"{aside:,} rows or values were set aside, most for: {reason}",
+            f"Look at {dataset.place}/quarantine and correct the source or the mapping.",
+        ),
+    )

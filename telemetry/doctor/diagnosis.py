@@ -165,14 +165,12 @@ def diagnose(
 
 
 def _state(channel: Channel, group: Group, observation: Observation, importance: Importance | None) -> ChannelState:
-    name = channel.name
-    seen = observation.channels.get(name)
-    used = None if importance is None else name in importance.used
-    share = None if importance is None else importance.of([name])
-    if seen is not None and seen.gpus:
-        status, remark = _of_seen(seen, observation)
-    else:
-        status, remark = _of_unseen(channel, group, seen, observation)
+    seen = observation.channels.get(channel.name)
+    used = None if importance is None else channel.name in importance.used
+    share = None if importance is None else importance.of([channel.name])
+    status, remark = (
+        _of_seen(seen, observation) if seen is not None and seen.gpus else _of_unseen(channel, group, seen, observation)
+    )
     return ChannelState(channel, group, status, seen, used, share, remark)
 
 
@@ -183,14 +181,11 @@ def _of_unseen(
     if reason is not None:
         return "not on this board", reason
     if observation.kind != "dataset":
-        elsewhere = _not_from_exporters(channel, group, observation)
-        if elsewhere:
+        if elsewhere := _not_from_exporters(channel, group, observation):
             return "not from here", elsewhere
         if channel.name == "xid_last":
-            return (
-                "unsure",
-                "single XIDs are reported instead" if observation.xid_events else "left out until the first XID",
-            )
+            instead = "single XIDs are reported instead"
+            return "unsure", instead if observation.xid_events else "left out until the first XID"
     if seen is None:
         return "missing", ""
     return "empty", f"{seen.sentinels:,} values say not supported" if seen.sentinels else "no value"

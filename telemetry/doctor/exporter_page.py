@@ -17,13 +17,11 @@ from telemetry.collect.series.mapping import SourceMapping
 from telemetry.collect.series.unused import is_unused
 from telemetry.dataset.channel import Channel
 from telemetry.dataset.channels import is_sentinel
-from telemetry.doctor.observation import ChannelSeen, Finding, Observation
+from telemetry.doctor.observation import ChannelSeen, Finding, Observation, findings_of
 from telemetry.errors import InputError
 from telemetry.http import Answer, Connection, HttpError, fetch, shown_url
 
 MAX_PAGE_BYTES: Final = 64 << 20
-MAX_LINES: Final = 200_000
-"""Lines of a page that are looked at: 3,000 GPUs' worth."""
 
 _SKEW_S: Final = 5.0  # a Date header is whole seconds, and NTP keeps clocks far closer
 _SLOW_S: Final = 5.0  # half of the usual scrape timeout of 10 s
@@ -32,15 +30,10 @@ _OLD_STAMP_S: Final = 300.0  # the look-back of Prometheus
 
 @dataclass(slots=True)
 class _Page:
-    """What the lines of a page hold.
+    """What the lines of a page hold; ``nameless`` counts those whose labels name no GPU or no node."""
 
-    ``gpus``: GPUs with a value by channel.
-    ``names``: metric name by channel, the first seen.
-    ``nameless``: lines of a channel whose labels name no GPU or no node.
-    """
-
-    gpus: dict[str, set[str]] = field(default_factory=dict)
-    names: dict[str, str] = field(default_factory=dict)
+    gpus: dict[str, set[str]] = field(default_factory=dict)  # with a value, by channel
+    names: dict[str, str] = field(default_factory=dict)  # the first metric seen, by channel
     sentinels: Counter[str] = field(default_factory=Counter)
     newest_ms: int | None = None
     nodes: set[str] = field(default_factory=set)
@@ -57,10 +50,7 @@ class _Page:
 def observe_file(
     path: Path, *, channels: Mapping[str, Channel], mapping: SourceMapping | None = None, now: datetime
 ) -> Observation:
-    """Look at a saved page.
-
-    Raises ``InputError`` if the file cannot be read, is too large, or holds no series of a device.
-    """
+    """Look at a saved page; ``InputError`` if the file cannot be read, is too large, or holds no series of a device."""
     try:
         if path.stat().st_size > MAX_PAGE_BYTES:
             raise InputError(
@@ -81,10 +71,7 @@ def observe_page(
     timeout_s: float = 10.0,
     now: datetime,
 ) -> Observation:
-    """Look at a served page.
-
-    Raises ``InputError`` if the page cannot be had, or holds no series of a device.
-    """
+    """Look at a served page; ``InputError`` if it cannot be had, or holds no series of a device."""
     host = connection.url.split("//", 1)[-1].split("/", 1)[0].rsplit(":", 1)[0].strip("[]")
     where = shown_url(connection.url)
     try:
@@ -97,10 +84,7 @@ def observe_page(
 def observe_body(
     body: bytes, catalogue: SeriesCatalogue, where: str, now: datetime, answer: Answer | None = None
 ) -> Observation:
-    """Look at the text of a page, and at the ``answer`` that brought it.
-
-    Raises ``InputError`` if it holds no series of a device.
-    """
+    """Look at the text of a page, and at the ``answer`` that brought it."""
     text = body.decode("utf-8", "replace")
     page = _read(text, catalogue)
     if not page.names:
@@ -114,6 +98,7 @@ def observe_body(
         )
     age_s = None if page.newest_ms is None else now.timestamp() - page.newest_ms / 1000.0
     skew_s = None if answer is None else _skew(answer, now)
+    whole = is_openmetrics(text) or text.endswith("\n")
     facts = {
         "exporter": "AMD" if page.amd else "NVIDIA",
         "drivers": ", ".join(sorted(page.drivers)) or "unknown",
@@ -124,9 +109,8 @@ def observe_body(
         facts["response time"] = f"{answer.duration_s:.2f} s"
     if skew_s is not None:
         facts["clock"] = f"{skew_s:+.1f} s against ours"
-    findings = _findings(page, age_s, skew_s, 0.0 if answer is None else answer.duration_s)
-    if not (is_openmetrics(text) or text.endswith("\n")):
-        findings.append(Finding("the page ends inside a line", "Save or fetch it again: it is cut short."))
+    findings = _findings(page, age_s or 0.0, skew_s or 0.0, 0.0 if answer is None else answer.duration_s)
+    findings += findings_of((not whole, "the page ends inside a line", "Save or fetch it again: it is cut short."))
     return Observation(
         kind="exporter page",
         where=where,
@@ -150,9 +134,7 @@ def _read(text: str, catalogue: SeriesCatalogue) -> _Page:
     openmetrics = is_openmetrics(text)
     page = _Page()
     metrics = catalogue.metric_names()
-    lines = text.split("\n")
-    for number, raw in enumerate(lines[:MAX_LINES], start=1):
-        line = raw.removesuffix("\r")
+    for number, line in enumerate(text.replace("\r\n", "\n").split("\n"), start=1):
         if line.startswith("#"):
             page.xid_metric = page.xid_metric or XID_COUNT_METRIC in line
             continue
@@ -163,8 +145,6 @@ def _read(text: str, catalogue: SeriesCatalogue) -> _Page:
             continue
         if sample is not None:
             _take(page, catalogue, metrics, sample)
-    if len(lines) > MAX_LINES:
-        page.faults.append(f"only the first {MAX_LINES:,} lines were looked at")
     return page
 
 
@@ -208,46 +188,37 @@ def _skew(answer: Answer, at: datetime) -> float | None:
     return (date - at).total_seconds() + 0.5 - answer.duration_s / 2
 
 
-def _findings(page: _Page, age_s: float | None, skew_s: float | None, duration_s: float) -> list[Finding]:
-    found = []
-    if page.faults:
-        found.append(
-            Finding(
-                f"{len(page.faults)} lines are not of the format: {page.faults[0]}",
-                "Update the exporter, or report it.",
-            )
-        )
-    if page.nameless:
-        found.append(
-            Finding(
-                f"{page.nameless} lines of channels name no GPU or no node",
-                "Name the labels that do in a mapping file (--mapping, `labels:`).",
-            )
-        )
-    if skew_s is not None and abs(skew_s) > _SKEW_S:
-        found.append(Finding(f"the exporter's clock is {skew_s:+.0f} s off ours", "Check time synchronisation there."))
-    if duration_s > _SLOW_S:
-        found.append(
-            Finding(
-                f"the page took {duration_s:.1f} s",
-                "Look at the node: a slow driver precedes a GPU that falls off the bus. Raise the scrape timeout "
-                "only if it always was so.",
-            )
-        )
-    if age_s is not None and age_s > _OLD_STAMP_S:
-        found.append(Finding(f"the newest time stamp on a line is {age_s:,.0f} s old", "Restart the exporter."))
-    if page.sentinels:
-        names = ", ".join(sorted(page.sentinels))
-        found.append(
-            Finding(f"values that mean not supported are passed on ({names}); they are read as null", problem=False)
-        )
-    if not page.xid_metric and not page.amd:
-        found.append(
-            Finding(
-                "single XIDs are not reported, only the last one",
-                "Add `DCGM_EXP_XID_ERRORS_COUNT, gauge, XIDs of the last window by number` to the counter file, and "
-                "follow the kernel log (`predrain collect kernel-log`).",
-                problem=False,
-            )
-        )
-    return found
+def _findings(page: _Page, age_s: float, skew_s: float, duration_s: float) -> list[Finding]:
+    sentinels = ", ".join(sorted(page.sentinels))
+    return findings_of(
+        (
+            page.faults,
+            f"{len(page.faults)} lines are not of the format: {''.join(page.faults[:1])}",
+            "Update the exporter, or report it.",
+        ),
+        (
+            page.nameless,
+            f"{page.nameless} lines of channels name no GPU or no node",
+            "Name the labels that do in a mapping file (--mapping, `labels:`).",
+        ),
+        (
+            abs(skew_s) > _SKEW_S,
+            f"the exporter's clock is {skew_s:+.0f} s off ours",
+            "Check time synchronisation there.",
+        ),
+        (
+            duration_s > _SLOW_S,
+            f"the page took {duration_s:.1f} s",
+            "Look at the node: a slow driver precedes a GPU that falls off the bus. Raise the scrape timeout "
+            "only if it always was so.",
+        ),
+        (age_s > _OLD_STAMP_S, f"the newest time stamp on a line is {age_s:,.0f} s old", "Restart the exporter."),
+        (sentinels, f"values that mean not supported are passed on ({sentinels}); they are read as null", "", False),
+        (
+            not page.xid_metric and not page.amd,
+            "single XIDs are not reported, only the last one",
+            "Add `DCGM_EXP_XID_ERRORS_COUNT, gauge, XIDs of the last window by number` to the counter file, and "
+            "follow the kernel log (`predrain collect kernel-log`).",
+            False,
+        ),
+    )

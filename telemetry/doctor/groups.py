@@ -75,11 +75,6 @@ OTHER: Final = Group("your own", "channels declared in params", ())
 _BY_CHANNEL: Final[Mapping[str, Group]] = {name: group for group in GROUPS for name in group.channels}
 
 
-def group_of(channel: str) -> Group:
-    """Return a channel's group; :data:`OTHER` for one that the catalogue does not have."""
-    return _BY_CHANNEL.get(channel, OTHER)
-
-
 def grouped(channels: Mapping[str, Channel]) -> list[tuple[Group, list[Channel]]]:
     """Return the groups with those of their channels that are given; groups without any are left out."""
     found = [(group, [channels[name] for name in group.channels if name in channels]) for group in GROUPS]
@@ -136,10 +131,6 @@ def _row(channel: Channel) -> str:
 
 
 def _range(channel: Channel) -> str:
-    if channel.low is None and channel.high is None:
-        return "any"
-    if channel.high is None:
-        return f"from {channel.low:g}"
-    if channel.low is None:
-        return f"to {channel.high:g}"
-    return f"{channel.low:g} to {channel.high:g}"
+    low = "" if channel.low is None else f"{channel.low:g}"
+    high = "" if channel.high is None else f"to {channel.high:g}"
+    return f"{low} {high}".strip() if high else f"from {low}" if low else "any"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,14 +23,11 @@ Columns: ``fold`` (int), ``model`` (string), ``feature`` (string, the column's n
 sum over all features, so that the shares of one fold and model add up to 1), ``rows`` (int: rows explained).
 """
 
+# Keys of :attr:`Importance.shares` for features of no channel: made of the history of XIDs; of incidents, repairs,
+# diagnostics and driver changes; of no source of telemetry at all (the inventory, gaps, counts of samples).
 XIDS: Final = "XIDs"
-"""Key of :attr:`Importance.shares` for features made of the history of XIDs."""
-
 EVENTS: Final = "other events"
-"""Key of :attr:`Importance.shares` for features made of incidents, repairs, diagnostics and driver changes."""
-
 NO_TELEMETRY: Final = "no telemetry"
-"""Key of :attr:`Importance.shares` for features of no source of telemetry: the inventory, gaps, counts of samples."""
 
 _NO_CHANNELS: Final = frozenset({XIDS, EVENTS, NO_TELEMETRY})
 _SUFFIXES: Final = tuple(suffix for suffixes in ROLLUP_SUFFIXES.values() for suffix in suffixes)
@@ -118,13 +114,11 @@ def _from_attributions(file: Path, profile: str | None, known: list[str]) -> tup
     except (pa.ArrowInvalid, OSError, KeyError, ValueError, IndexError) as error:
         raise _damaged(file, str(error) or "it has no rows") from error
     mine = table[(table["model"] == model) & table["share"].notna() & (table["rows"] > 0)]
-    shares: dict[str, float] = defaultdict(float)
-    for row in mine.itertuples(index=False):
-        channel = row.channel if isinstance(row.channel, str) else None
-        shares[_key(str(row.group), channel, known)] += float(row.share) * float(row.rows)
-    total = math.fsum(shares.values())
-    normalised = {name: share / total for name, share in sorted(shares.items())} if total > 0 else {}
-    return Importance(model, str(file), frozenset(shares) - _NO_CHANNELS, normalised), mine["fold"].nunique()
+    channels = [channel if isinstance(channel, str) else None for channel in mine["channel"]]
+    keys = [_key(str(group), channel, known) for group, channel in zip(mine["group"], channels, strict=True)]
+    sums = (mine["share"] * mine["rows"]).groupby(keys).sum()
+    shares = (sums / sums.sum()).to_dict() if sums.sum() > 0 else {}
+    return Importance(model, str(file), frozenset(sums.index) - _NO_CHANNELS, shares), mine["fold"].nunique()
 
 
 def _from_bundle(bundle: Path, known: list[str]) -> Importance:

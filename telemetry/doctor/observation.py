@@ -36,6 +36,11 @@ class Finding:
     problem: bool = True
 
 
+def findings_of(*checks: tuple[object, str, str] | tuple[object, str, str, bool]) -> list[Finding]:
+    """Return a finding for each check that holds: (whether it holds, what, do, problem)."""
+    return [Finding(*finding) for holds, *finding in checks if holds]
+
+
 @dataclass(frozen=True, slots=True)
 class Observation:
     """One look at one source.

@@ -16,7 +16,7 @@ from telemetry.collect.series.identity import XID_COUNT_METRIC, SeriesCatalogue
 from telemetry.collect.series.mapping import SourceMapping
 from telemetry.collect.series.unused import is_unused
 from telemetry.dataset.channel import Channel
-from telemetry.doctor.observation import ChannelSeen, Finding, Observation
+from telemetry.doctor.observation import ChannelSeen, Finding, Observation, findings_of
 from telemetry.errors import InputError
 from telemetry.http import Connection, HttpError, fetch, shown_url
 
@@ -137,12 +137,8 @@ def _observe(
         if known[name] not in seen or made.gpus > seen[known[name]].gpus:
             seen[known[name]] = made
     chosen = questions.one(map(re.escape, mine))
-    findings = _findings(questions, mine[0], {known[name] for name in mine} - {known[name] for name in series})
-    if sum(blanks.values()):
-        what = ", ".join(sorted({known[name] for name, count in blanks.items() if count}))
-        findings.append(
-            Finding(f"values that mean not supported are stored ({what}); they are read as null", "", False)
-        )
+    stopped = {known[name] for name in mine} - {known[name] for name in series}
+    blank = {known[name] for name, count in blanks.items() if count}
     return Observation(
         kind="Prometheus",
         where=where,
@@ -153,7 +149,7 @@ def _observe(
         channels=seen,
         xid_events=XID_COUNT_METRIC in names,
         facts={"exporter": "AMD" if not any(name.startswith("DCGM") for name in mine) else "NVIDIA"},
-        findings=tuple(findings),
+        findings=tuple(_findings(questions, mine[0], ", ".join(sorted(stopped)), ", ".join(sorted(blank)))),
         unknown=tuple(
             sorted(
                 name
@@ -193,20 +189,16 @@ def _models(questions: Questions, name: str) -> dict[str, int]:
     return {}
 
 
-def _findings(questions: Questions, name: str, stopped: set[str]) -> list[Finding]:
-    findings = []
-    if stopped:
-        findings.append(
-            Finding(
-                f"within the last day there was {', '.join(sorted(stopped))}, and now there is none",
-                "Look at the exporters' counter file and targets: they were changed, or they stopped.",
-            )
-        )
+def _findings(questions: Questions, name: str, stopped: str, blank: str) -> list[Finding]:
     jobs = questions.vector(f"count by (job) ({questions.metric(name)})")
     pattern = "|".join(re.escape(labels["job"]) for labels, _ in jobs if labels.get("job"))
     down = questions.number(f"count(up{{job=~{quoted(pattern)}}} == 0)") if pattern else None
-    if down:
-        findings.append(
-            Finding(f"{down:,.0f} targets of the exporters' jobs are down", "Look at `up == 0` in Prometheus.")
-        )
-    return findings
+    return findings_of(
+        (
+            stopped,
+            f"within the last day there was {stopped}, and now there is none",
+            "Look at the exporters' counter file and targets: they were changed, or they stopped.",
+        ),
+        (down, f"{down or 0:,.0f} targets of the exporters' jobs are down", "Look at `up == 0` in Prometheus."),
+        (blank, f"values that mean not supported are stored ({blank}); they are read as null", "", False),
+    )

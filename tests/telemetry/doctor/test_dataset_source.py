@@ -9,8 +9,6 @@ import pytest
 
 from telemetry.dataset.channels import CATALOGUE
 from telemetry.doctor.dataset_source import observe_dataset
-from telemetry.doctor.diagnosis import diagnose
-from telemetry.errors import InputError
 from telemetry.importing.importer import import_dataset
 from tests.telemetry.doctor.looks import H100
 
@@ -77,26 +75,12 @@ def test_channels_are_counted_over_gpus_and_rows(dataset: Path) -> None:
     assert seen.facts["XIDs"].startswith("1")
 
 
-def test_what_is_only_partly_there_is_said_so(dataset: Path) -> None:
-    seen = observe_dataset(dataset, channels=CATALOGUE, now=START + timedelta(days=1))
-    states = {each.channel.name: each for each in diagnose(seen, None, "", CATALOGUE).states}
-    assert states["mem_temp_c"].remark == "2 of 4 GPUs"
-    assert states["pcie_replay_total"].remark == "50% of the rows without a value"
-    assert states["ecc_sbe_volatile_total"].status == "missing"
-    assert states["power_w"].status == "ok"
-
-
 def test_what_events_lack_and_age_are_findings(dataset: Path) -> None:
     seen = observe_dataset(dataset, channels=CATALOGUE, now=START + timedelta(days=30))
     told = {each.what: each.problem for each in seen.findings}
     assert told["no repair and no replacement is among the events: incidents end only by time"] is False
     assert told["the newest row is 29 days old"] is False
     assert not any("XID" in what for what in told)
-
-
-def test_no_dataset(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"not a dataset: it has no dataset\.json"):
-        observe_dataset(tmp_path, channels=CATALOGUE, now=START)
 
 
 def test_a_silent_gpu_is_told_and_is_no_missing_channel(dataset: Path, tmp_path: Path) -> None:

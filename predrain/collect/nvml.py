@@ -69,44 +69,28 @@ def nvml(
     with reported():
         import socket
         from datetime import UTC, datetime
-        from time import monotonic
 
         from pipeline.params import load_params
         from telemetry.collect.nvml.child import Process
         from telemetry.collect.nvml.collector import Collector, boot_id, writer_of
-        from telemetry.collect.nvml.library import Identity
-        from telemetry.collect.nvml.node_reader import NodeReader, TroubleCode
         from telemetry.collect.pushing import HttpTarget, Pusher, Spool
         from telemetry.dataset.channels import resolve_channels
         from telemetry.landing.folder import Landing, landing_of
 
         channels = resolve_channels(load_params(params_files(params)).channels)
         name = node or socket.gethostname()
-        writer = writer_of(name)
         root = landing_of(dataset) if dataset is not None else spool
         assert root is not None
-        landing = Landing(root, writer=writer, channels=channels)
+        landing = Landing(root, writer=writer_of(name), channels=channels)
         # Beside a dataset and without a push, what waits is the compaction's, and is not for us to drop.
-        held = Spool(landing, writer, None if push is None and spool is None else limit_bytes)
+        held = Spool(landing, writer_of(name), None if push is None and spool is None else limit_bytes)
         pusher = None if push is None else Pusher(held, HttpTarget(push, token_file=bearer_token_file, ca_file=ca_file))
-
-        def reader(known: dict[int, Identity], troubles: dict[str, TroubleCode]) -> NodeReader:
-            return NodeReader(
-                Process,
-                Process.stuck,
-                clock=lambda: datetime.now(UTC),
-                monotonic=monotonic,
-                known=known,
-                troubles=troubles,
-            )
-
         collector = Collector(
             landing,
             name,
             channels,
-            reader,
+            Process,
             clock=lambda: datetime.now(UTC),
-            monotonic=monotonic,
             interval=every,
             boot=boot_id(),
             wake=held.trim if pusher is None else pusher.wake,
@@ -115,65 +99,43 @@ def nvml(
             _once(collector, pusher)
         else:
             _daemon(collector, pusher)
-        show(_summary(name, root, collector, held, pusher), as_json=as_json)
+        show({"node": name, "folder": str(root)} | _counts(collector, held, pusher), as_json=as_json)
 
 
 def _once(collector: Collector, pusher: Pusher | None) -> None:
-    import time
-
     from telemetry.errors import InputError
 
-    collector.once(time.sleep)
-    if pusher is not None:
-        result = pusher.round()
-        if result.why is not None:
-            raise InputError(
-                f"what was read could not be pushed: {result.why}",
-                "--push",
-                "It waits in the spool; run again when the other side is up.",
-            )
+    collector.once()
+    reason = None if pusher is None else pusher.round().reason
+    if reason is not None:
+        raise InputError(
+            f"what was read could not be pushed: {reason}",
+            "--push",
+            "It waits in the spool; run again when the other side is up.",
+        )
 
 
 def _daemon(collector: Collector, pusher: Pusher | None) -> None:
     import time
 
-    from telemetry.collect.nvml.child import Process
-    from telemetry.collect.nvml.xid_watcher import XidWatcher
     from telemetry.collect.running import stop_on_signals
 
-    watcher = XidWatcher(Process, collector.hear)
-    collector.on_return(watcher.renew)
     if pusher is not None:
         pusher.start()
     with stop_on_signals() as stopped:
         try:
-            # Not before the first reading: where there is no driver, that one says so.
-            collector.run(stopped, watcher.start)
+            collector.run(stopped)
         finally:
-            watcher.stop()
             if pusher is not None:
                 pusher.stop(_LAST_PUSH_S)
                 until_s = time.monotonic() + _LAST_PUSH_S
                 pusher.round(lambda: time.monotonic() < until_s)
 
 
-def _summary(name: str, root: Path, collector: Collector, spool: Spool, pusher: Pusher | None) -> dict[str, Any]:
-    counts = collector.counts
-    shown: dict[str, Any] = {
-        "node": name,
-        "folder": str(root),
-        "samples": counts.rows,
-        "xids": counts.xids,
-        "other_events": counts.events,
-    }
+def _counts(collector: Collector, spool: Spool, pusher: Pusher | None) -> dict[str, Any]:
+    counts: dict[str, Any] = dict(collector.counts)
     if collector.errors:
-        shown["read_errors"] = collector.errors
-    if counts.dropped_rows:
-        shown["samples_dropped"] = counts.dropped_rows
+        counts["read_errors"] = collector.errors
     if pusher is not None:
-        shown |= {"files_pushed": pusher.sent, "files_pending": len(spool.files())}
-    if spool.refused:
-        shown["files_rejected"] = spool.refused
-    if spool.dropped:
-        shown["files_dropped"] = spool.dropped
-    return shown
+        counts |= {"files_pushed": pusher.sent, "files_pending": len(spool.files())}
+    return counts | {name: times for name, times in spool.counts.items() if times}

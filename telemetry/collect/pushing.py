@@ -11,16 +11,17 @@ import json
 import logging
 import re
 import threading
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol, get_args
+from typing import Final, get_args
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import ByteSize, TypeAdapter, ValidationError
 
-from telemetry.collect.running import Backoff
+from telemetry.collect.running import backoff_s
 from telemetry.errors import InputError
 from telemetry.http import Answer, BodyTooLarge, HttpError, ask, connect_to, retry_after_s
 from telemetry.landing.folder import Landing
@@ -32,11 +33,13 @@ LONGEST_PAUSE_S: Final = 300.0
 """Longest pause between two tries, where the receiver does not ask for a longer one."""
 
 MAX_SERVER_ERRORS: Final = 10
-"""After so many server errors over one file the next is tried; if that is taken, the first is put aside."""
+"""A file over which the receiver failed so often, while it took others, is put aside."""
 
-REFUSED_BYTES: Final = 64 << 20
+MAX_SKIPPED: Final = 3
+"""Server errors in one round after which the server is taken to be down."""
+
 REFUSED_FILES: Final = 1000
-"""Refused files are kept for a look up to this size and number; beyond it the oldest go."""
+"""Refused files are kept for a look up to this number; beyond it the oldest go."""
 
 PATH: Final = "/v1/telemetry"
 CONTENT_TYPE: Final = "application/vnd.apache.arrow.stream"
@@ -57,8 +60,8 @@ class Later(Exception):
     reason: the receiver is there, and stumbled over it.
     """
 
-    def __init__(self, why: str, after_s: float | None = None, *, server_error: bool = False) -> None:
-        super().__init__(why)
+    def __init__(self, reason: str, after_s: float | None = None, *, server_error: bool = False) -> None:
+        super().__init__(reason)
         self.after_s = after_s
         self.server_error = server_error
 
@@ -91,7 +94,7 @@ class Spool:
     """The files of one writer in a landing folder; those of other writers are left alone.
 
     Beyond ``limit_bytes`` (None: without a limit) the oldest samples are dropped, and only when there are none left
-    anything else.
+    anything else. ``counts``: ``files_dropped`` and ``files_rejected``.
     """
 
     def __init__(self, landing: Landing, writer: str, limit_bytes: int | None) -> None:
@@ -100,8 +103,7 @@ class Spool:
         own = re.escape(writer)
         self._own = re.compile(rf"(?:\d{{13}}-{own}-\d+-\d{{6,}}-[0-9a-f]{{8}}|{_NAMED}{own}\..*)\Z")
         self._over = False
-        self.dropped = 0
-        self.refused = 0
+        self.counts: Counter[str] = Counter()
 
     def files(self) -> list[SpoolFile]:
         """Return the files that wait, oldest first."""
@@ -118,40 +120,30 @@ class Spool:
             return
         sizes = [(file, _size(file.path)) for file in self.files()]
         over_bytes = sum(size for _, size in sizes) - self._limit_bytes
-        if over_bytes <= 0:
-            self._over = False
-            return
+        if over_bytes > 0 and not self._over:
+            limit = self._limit_bytes
+            _LOG.error("the spool %s is over its limit of %d bytes: the oldest samples go", self._landing.root, limit)
+        self._over = over_bytes > 0
         for file, size in sorted(sizes, key=lambda each: _DROP_ORDER.index(each[0].kind)):
             if over_bytes > 0:
                 file.path.unlink(missing_ok=True)
                 over_bytes -= size
-                self.dropped += 1
-        if not self._over:
-            self._over = True
-            _LOG.error(
-                "the spool %s is over its limit of %d bytes: the oldest samples go (said once; %d so far)",
-                self._landing.root,
-                self._limit_bytes,
-                self.dropped,
-            )
+                self.counts["files_dropped"] += 1
 
-    def refuse(self, file: SpoolFile, why: str) -> None:
+    def refuse(self, file: SpoolFile, reason: str) -> None:
         """Put a file aside that the receiver will never take, with the reason beside it."""
         folder = self._landing.root / "refused"
         folder.mkdir(parents=True, exist_ok=True)
         aside = folder / f"{file.kind}-{file.path.name}"
         # The reason first: killed between the two, the file is sent again and refused again.
-        aside.with_suffix(".json").write_text(json.dumps({"kind": file.kind, "name": file.name, "why": why}) + "\n")
+        aside.with_suffix(".json").write_text(json.dumps({"kind": file.kind, "name": file.name, "why": reason}) + "\n")
         file.path.replace(aside)
-        self.refused += 1
-        _LOG.error("refused for good, put aside as %s: %s", aside, why)
-        total = 0
+        self.counts["files_rejected"] += 1
+        _LOG.error("refused for good, put aside as %s: %s", aside, reason)
         kept = sorted(folder.glob("*.parquet"), key=lambda path: path.stat().st_mtime_ns, reverse=True)
-        for place, path in enumerate(kept):
-            total += path.stat().st_size
-            if total > REFUSED_BYTES or place >= REFUSED_FILES:
-                path.unlink(missing_ok=True)
-                path.with_suffix(".json").unlink(missing_ok=True)
+        for path in kept[REFUSED_FILES:]:
+            path.unlink(missing_ok=True)
+            path.with_suffix(".json").unlink(missing_ok=True)
 
 
 def _size(path: Path) -> int:
@@ -159,14 +151,6 @@ def _size(path: Path) -> int:
         return path.stat().st_size
     except FileNotFoundError:  # sent just now
         return 0
-
-
-class Target(Protocol):
-    """Takes landed files, each of them once however often it is sent under its name."""
-
-    def send(self, kind: Kind, path: Path, name: str) -> None:
-        """Return once the file is safe; raise Later or Refused, and FileNotFoundError if it is gone from the spool."""
-        ...
 
 
 class HttpTarget:
@@ -188,7 +172,10 @@ class HttpTarget:
         return self._url
 
     def send(self, kind: Kind, path: Path, name: str) -> None:
-        """Post the file as an Arrow stream under its name."""
+        """Post the file as an Arrow stream under its name, which the receiver takes once.
+
+        Raises Later or Refused, and FileNotFoundError if the file is gone from the spool.
+        """
         try:
             with pq.ParquetFile(path) as stored:
                 table = stored.read()
@@ -237,82 +224,80 @@ def _reason(content: bytes) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Pushed:
-    """What one round sent; ``pause_s`` is how long to wait before the next one, None if everything is sent."""
+class Round:
+    """How one round ended; ``pause_s``: how long to wait before the next one, None if everything is sent."""
 
-    sent: int
-    refused: int
-    pause_s: float | None
-    why: str | None
+    pause_s: float | None = None
+    reason: str | None = None
 
 
 class Pusher:
-    """Moves files from a spool to a target, in the order in which they landed."""
+    """Moves files from a spool to a target, in the order in which they landed; ``sent`` counts them."""
 
-    def __init__(self, spool: Spool, target: Target, backoff: Backoff | None = None) -> None:
+    def __init__(self, spool: Spool, target: HttpTarget) -> None:
         self._spool = spool
         self._target = target
-        self._backoff = backoff or Backoff(1.0, LONGEST_PAUSE_S)
+        self._failures = 0
+        self._server_errors: Counter[str] = Counter()
         self._stopped = threading.Event()
         self._wake = threading.Event()
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self.run, name="push", daemon=True)
-        self._server_errors: tuple[str, int] = ("", 0)
         self.sent = 0
 
-    def round(self, go_on: Callable[[], bool] = lambda: True) -> Pushed:
-        """Send what waits until it is all sent, the target is down, or ``go_on`` says no."""
+    def round(self, go_on: Callable[[], bool] = lambda: True) -> Round:
+        """Send what waits until it is all sent, the target is down, or ``go_on`` returns False."""
         with self._lock:
             return self._round(go_on)
 
-    def _round(self, go_on: Callable[[], bool]) -> Pushed:
-        sent = refused = 0
-        suspect: tuple[SpoolFile, str] | None = None
+    def _round(self, go_on: Callable[[], bool]) -> Round:
+        skipped: list[tuple[SpoolFile, Later]] = []
+        sent = self.sent
         self._spool.trim()
         for file in self._spool.files():
             if not go_on():
-                return Pushed(sent, refused, None, "stopped")
+                return Round(None, "stopped")
             try:
                 self._target.send(file.kind, file.path, file.name)
             except FileNotFoundError:  # dropped for the spool's limit, or taken by another process
                 continue
             except Refused as error:
                 self._spool.refuse(file, str(error))
-                refused += 1
                 continue
             except Later as error:
-                if error.server_error and self._is_suspect(file.name) and suspect is None:
-                    suspect = (file, str(error))  # whether it is the file or the target, the next one tells
-                    continue
-                pause_s = self._backoff.pause_s()
-                if self._backoff.failures == 1:
-                    _LOG.warning("pushing waits (said once): %s", error)
-                return Pushed(sent, refused, max(pause_s, error.after_s or 0.0), str(error))
+                skipped.append((file, error))
+                if error.server_error and len(skipped) < MAX_SKIPPED:
+                    continue  # whether it is the file or the server, the next one tells
+                break
             file.path.unlink(missing_ok=True)
-            if suspect is not None:
-                self._spool.refuse(suspect[0], f"{suspect[1]}, {MAX_SERVER_ERRORS} times, while others were taken")
-                suspect, refused = None, refused + 1
-            sent += 1
             self.sent += 1
-            if self._backoff.failures:
+        if not skipped:
+            if self._failures:
                 _LOG.info("pushing to %s goes on", self._target)
-                self._backoff.succeeded()
-        if suspect is not None:
-            return Pushed(sent, refused, self._backoff.pause_s(), suspect[1])
-        return Pushed(sent, refused, None, None)
+            self._failures = 0
+            return Round()
+        if self.sent > sent:
+            self._failures = 0
+            for file, later in skipped:
+                self._server_errors[file.name] += later.server_error
+                if self._server_errors[file.name] >= MAX_SERVER_ERRORS:
+                    self._spool.refuse(file, f"{later}, {MAX_SERVER_ERRORS} times, while others were taken")
+        last = skipped[-1][1]
+        return Round(max(self._fail(str(last)), last.after_s or 0.0), str(last))
 
-    def _is_suspect(self, name: str) -> bool:
-        """Whether the target has failed over this file often enough to try the next one."""
-        last, count = self._server_errors
-        self._server_errors = (name, count + 1 if last == name else 1)
-        return self._server_errors[1] >= MAX_SERVER_ERRORS
+    def _fail(self, reason: str) -> float:
+        """Count a failure; return how long to wait after it."""
+        self._failures += 1
+        if self._failures == 1:
+            _LOG.warning("pushing waits (logged once): %s", reason)
+        return backoff_s(self._failures, max_s=LONGEST_PAUSE_S)
 
     def start(self) -> None:
         """Push in a thread of its own until stopped."""
         self._thread.start()
 
     def wake(self) -> None:
-        """Say that something has landed."""
+        """Send what has landed now."""
         self._wake.set()
 
     def run(self) -> None:
@@ -322,9 +307,7 @@ class Pusher:
             try:
                 pause_s = self.round(lambda: not self._stopped.is_set()).pause_s
             except OSError as error:  # the spool itself: a full disk while putting a file aside, say
-                pause_s = self._backoff.pause_s()
-                if self._backoff.failures == 1:
-                    _LOG.exception("the spool cannot be used: %s", error.strerror)
+                pause_s = self._fail(f"the spool cannot be used: {error}")
             if pause_s is None:
                 self._wake.wait(_IDLE_S)
             else:

@@ -5,7 +5,7 @@
  *   epoch=N              after it changes every call answers "uninitialized" until the library is initialised anew
  *   driver=VERSION       count=N          gpm=1 (profiling is supported)
  *   I.NAME=NUMBER        the answer of GPU I to the question NAME; absent is "not supported", "!CODE" fails with CODE
- *   I.field.ID=NUMBER    the same for a field value; I.link.L.C a counter of a link, I.link.L.up whether it is active
+ *   I.field.ID=NUMBER    the same for a field value; I.link.L.C a counter of a link
  *   I.uuid=TEXT, I.serial=TEXT, I.model=TEXT, I.pci=TEXT
  *   I.lost=CODE          GPU I answers CODE to everything    I.hang=1   a call about GPU I never returns
  *   xid=SEQ:I:NUMBER     an event that is delivered once, when SEQ exceeds the last one that this process has seen
@@ -322,12 +322,6 @@ int nvmlDeviceGetRemappedRows(gpu_t *gpu, unsigned *corrected, unsigned *uncorre
     code = code ? code : ask_unsigned(gpu, "remap.uncorrected", uncorrected);
     code = code ? code : ask_unsigned(gpu, "remap.pending", pending);
     return code ? code : ask_unsigned(gpu, "remap.failure", failure);
-}
-
-int nvmlDeviceGetNvLinkState(gpu_t *gpu, unsigned link, unsigned *out) {
-    char name[32];
-    snprintf(name, sizeof name, "link.%u.up", link);
-    return ask_unsigned(gpu, name, out);
 }
 
 int nvmlDeviceGetNvLinkErrorCounter(gpu_t *gpu, unsigned link, unsigned counter, unsigned long long *out) {

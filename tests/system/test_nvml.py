@@ -1,22 +1,164 @@
 """The NVML collector with the real binding over a driver library that is built here."""
 
 import json
+import os
+import shutil
+import signal
+import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
-from tests.system.nvml_node import Node, build_library, daemons_of, stop
 from tests.waiting import wait
 
 pytestmark = pytest.mark.system
 
+STUB = Path(__file__).with_name("nvml_stub.c")
+PREDRAIN = [sys.executable, "-c", "from predrain.command import main; main()"]
+
+GPU = """
+{i}.uuid=GPU-{i}
+{i}.serial=132{i}
+{i}.model=NVIDIA H200
+{i}.pci=00000000:{i}B:00.0
+{i}.temperature=4{i}
+{i}.margin=-3
+{i}.slowdown=90
+{i}.power=123456
+{i}.power_limit=700000
+{i}.clock_sm=1980
+{i}.clock_memory=3201
+{i}.util=97
+{i}.util_memory=55
+{i}.encoder=1
+{i}.decoder=2
+{i}.memory_used=1073741824
+{i}.memory_free=2147483648
+{i}.memory_reserved=536870912
+{i}.pstate=0
+{i}.pcie_gen=5
+{i}.pcie_width=16
+{i}.reasons=132
+{i}.violation.0=5000000001
+{i}.violation.1=7
+{i}.violation.5=9
+{i}.fabric=1
+{i}.field.82=66
+{i}.field.83=54700000000
+{i}.field.186=130000
+{i}.field.3=1
+{i}.field.4=2
+{i}.field.5=17000001
+{i}.field.6=4
+{i}.field.142=5
+{i}.field.143=6
+{i}.field.144=1
+{i}.field.145=0
+{i}.field.94=11
+{i}.field.230=1
+{i}.sram.parity=1
+{i}.sram.secded=2
+{i}.sram.corrected=8
+{i}.sram.exceeded=1
+{i}.ecc.0.0.2=21
+{i}.ecc.1.0.2=22
+{i}.retired.0=3
+{i}.retired.1=0
+{i}.pending=1
+{i}.link.0.0=10
+{i}.link.0.1=1
+{i}.link.1.0=20
+{i}.link.1.1=2
+{i}.gpm.1=50
+{i}.gpm.2=25.5
+{i}.gpm.20=2
+{i}.fan=4294967295
+"""
+
+
+class Node:
+    """A node: the driver's state file, the environment that finds its library, and a collector on it."""
+
+    def __init__(self, folder: Path, library: Path) -> None:
+        self.folder = folder
+        self.state = folder / "state.txt"
+        self.spool = folder / "spool"
+        self.env = {**os.environ, "LD_LIBRARY_PATH": str(library), "NVML_STUB_STATE": str(self.state)}
+        self.lines: dict[str, str] = {}
+        self.set(driver="580.95.05", count="2", gpm="1")
+        for gpu in range(2):
+            self.set(**dict(line.split("=", 1) for line in GPU.format(i=gpu).split("\n") if line))
+
+    def set(self, **lines: str | None) -> None:
+        for key, value in lines.items():
+            if value is None:
+                self.lines.pop(key, None)
+            else:
+                self.lines[key] = value
+        temporary = self.state.with_suffix(".new")
+        temporary.write_text("".join(f"{key}={value}\n" for key, value in self.lines.items()))
+        temporary.replace(self.state)
+
+    def command(self, *options: str) -> list[str]:
+        return [*PREDRAIN, "collect", "nvml", "--spool", str(self.spool), "--node", "node7", *options]
+
+    def once(self) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            self.command("--once", "--json"),
+            env=self.env, cwd=self.folder, capture_output=True, text=True, timeout=600, check=False,
+        )  # fmt: skip
+
+    def daemon(self, *options: str) -> subprocess.Popen[str]:
+        with (self.folder / "log.txt").open("a") as log:
+            return subprocess.Popen(
+                self.command("--interval", "1s", *options),
+                env=self.env, cwd=self.folder, stderr=log, stdout=subprocess.DEVNULL, text=True,
+            )  # fmt: skip
+
+    def rows(self, kind: str, root: Path | None = None) -> list[dict[str, Any]]:
+        paths = sorted(((root or self.spool) / kind).glob("*.parquet"))
+        return [row for path in paths for row in _read(path)]
+
+    def log(self) -> str:
+        return (self.folder / "log.txt").read_text()
+
+
+def _read(path: Path) -> list[dict[str, Any]]:
+    try:
+        with pq.ParquetFile(path) as stored:
+            rows: list[dict[str, Any]] = stored.read().to_pylist()
+            return rows
+    except FileNotFoundError:  # pushed meanwhile
+        return []
+
+
+def stop(daemon: subprocess.Popen[str]) -> None:
+    daemon.send_signal(signal.SIGTERM)
+    assert daemon.wait(120) == 0
+
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_library(tmp_path_factory.mktemp("library"))
+    """The folder that holds a stand-in for the driver's library."""
+    folder = tmp_path_factory.mktemp("library")
+    if shutil.which("gcc") is None:
+        pytest.skip("gcc is not installed")
+    subprocess.run(
+        [
+            *("gcc", "-Wall", "-Wextra", "-Werror", "-O1", "-shared", "-fPIC", "-Wl,-soname,libnvidia-ml.so.1"),
+            *("-o", str(folder / "libnvidia-ml.so.1"), str(STUB)),
+        ],
+        check=True,
+        timeout=300,
+    )
+    return folder
 
 
 @pytest.fixture
@@ -24,10 +166,24 @@ def node(tmp_path: Path, library: Path) -> Node:
     return Node(tmp_path, library)
 
 
+Start = Callable[..., subprocess.Popen[str]]
+
+
 @pytest.fixture
-def daemons(node: Node) -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    with daemons_of(node) as start:
-        yield start
+def daemons(node: Node) -> Iterator[Start]:
+    """Starts daemons, and leaves none behind."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(*options: str) -> subprocess.Popen[str]:
+        started.append(node.daemon(*options))
+        wait(lambda: "listening for XIDs of" in node.log())
+        return started[-1]
+
+    yield start
+    for daemon in started:
+        if daemon.poll() is None:
+            daemon.kill()
+            daemon.wait(120)
 
 
 def test_one_reading_has_every_value_in_our_units(node: Node) -> None:
@@ -128,12 +284,9 @@ def test_a_node_without_a_driver_says_so(node: Node, lines: dict[str, str], env:
     assert "Traceback" not in run.stderr
 
 
-def test_the_daemon_lands_xids_at_once_and_samples_when_stopped(
-    node: Node, daemons: Callable[..., subprocess.Popen[str]]
-) -> None:
+def test_the_daemon_lands_xids_at_once_and_samples_when_stopped(node: Node, daemons: Start) -> None:
     node.env["NVML_STUB_PRINTS"] = "1"
-    daemon = daemons("--interval", "1s")
-    wait(lambda: "listening for XIDs of 2 GPUs" in node.log())
+    daemon = daemons()
     node.set(xid="1:1:79")
     wait(lambda: len(node.rows("events")) == 1)
     node.set(xid="2:0:48")
@@ -151,11 +304,8 @@ def test_the_daemon_lands_xids_at_once_and_samples_when_stopped(
     assert len(samples) == len({(row["gpu"], row["timestamp"]) for row in samples})
 
 
-def test_a_lost_gpu_is_told_once_and_stops_neither_the_others_nor_their_xids(
-    node: Node, daemons: Callable[..., subprocess.Popen[str]]
-) -> None:
-    daemon = daemons("--interval", "1s")
-    wait(lambda: "listening for XIDs of 2 GPUs" in node.log())
+def test_a_lost_gpu_is_told_once_and_stops_neither_the_others_nor_their_xids(node: Node, daemons: Start) -> None:
+    daemon = daemons()
     node.set(**{"0.lost": "15"})
     wait(lambda: "listening for XIDs of 1 GPUs" in node.log())
     wait(lambda: node.rows("events"))
@@ -173,7 +323,7 @@ def test_a_lost_gpu_is_told_once_and_stops_neither_the_others_nor_their_xids(
     after = [row["gpu"] for row in node.rows("samples") if row["timestamp"] > lost_at]
     assert set(after) == {"GPU-1"}
     # A restart does not tell the same loss again; the return is heard by watching all GPUs again.
-    daemon = daemons("--interval", "1s")
+    daemon = daemons()
     wait(lambda: node.log().count("listening for XIDs of 1 GPUs") == 2)
     node.set(**{"0.lost": None})
     wait(lambda: node.log().count("listening for XIDs of 2 GPUs") == 2)
@@ -181,37 +331,24 @@ def test_a_lost_gpu_is_told_once_and_stops_neither_the_others_nor_their_xids(
     assert len(node.rows("events")) == 2
 
 
-def test_a_driver_reload_is_survived_and_a_new_version_told(
-    node: Node, daemons: Callable[..., subprocess.Popen[str]]
-) -> None:
-    daemon = daemons("--interval", "1s")
-    wait(lambda: "listening for XIDs of 2 GPUs" in node.log())
+def test_a_driver_reload_is_survived_and_a_new_version_seen(node: Node, daemons: Start) -> None:
+    daemon = daemons()
     node.set(init="9", epoch="1")
     wait(lambda: "driver_not_loaded" in node.log() or "uninitialized" in node.log())
     node.set(init=None, driver="590.10", **{"0.field.83": "5"})
     wait(lambda: "driver 590.10 opened" in node.log())
-    wait(lambda: len(node.rows("events")) == 2)
     wait(lambda: node.log().count("listening for XIDs of 2 GPUs") == 2)
-    time.sleep(1.5)
     node.set(xid="1:0:31")
-    wait(lambda: len(node.rows("events")) == 3)
+    wait(lambda: node.rows("events"))
     stop(daemon)
-    assert [(each["type"], each["code"], each["gpu"]) for each in node.rows("events")] == [
-        ("driver", "590.10", "GPU-0"),
-        ("driver", "590.10", "GPU-1"),
-        ("xid", "31", "GPU-0"),
-    ]
-    assert node.rows("events")[0]["detail"] == "driver 580.95.05 before"
+    assert [(event["type"], event["code"], event["gpu"]) for event in node.rows("events")] == [("xid", "31", "GPU-0")]
     energy = [row["energy_mj"] for row in node.rows("samples") if row["gpu"] == "GPU-0"]
     assert (energy[0], energy[-1]) == (54700000000.0, 5.0)
     assert {row["driver"] for row in node.rows("inventory")} == {"580.95.05", "590.10"}
 
 
-def test_a_gpu_that_blocks_the_driver_is_told_and_the_others_are_read(
-    node: Node, daemons: Callable[..., subprocess.Popen[str]]
-) -> None:
-    daemon = daemons("--interval", "1s")
-    wait(lambda: "listening for XIDs of 2 GPUs" in node.log())
+def test_a_gpu_that_blocks_the_driver_is_told_and_the_others_are_read(node: Node, daemons: Start) -> None:
+    daemon = daemons()
     node.set(**{"0.hang": "1"})
     wait(lambda: node.rows("events"))
     told_at = node.rows("events")[0]["timestamp"]
@@ -225,16 +362,13 @@ def test_a_gpu_that_blocks_the_driver_is_told_and_the_others_are_read(
     assert "GPU-0" not in later
 
 
-def test_no_process_outlives_a_daemon_that_is_killed_while_a_gpu_hangs(
-    node: Node, daemons: Callable[..., subprocess.Popen[str]]
-) -> None:
-    daemon = daemons("--interval", "1s")
-    wait(lambda: "listening for XIDs of 2 GPUs" in node.log())
+def test_no_process_outlives_a_daemon_that_is_killed_while_a_gpu_hangs(node: Node, daemons: Start) -> None:
+    daemon = daemons()
     node.set(**{"0.hang": "1"})
     time.sleep(1.5)  # the next reading now stands in the call
     threads = Path(f"/proc/{daemon.pid}/task").iterdir()
     children = [pid for task in threads for pid in (task / "children").read_text().split()]
-    assert len(children) == 2
+    assert len(children) == 1
     daemon.kill()
     daemon.wait(120)
     wait(lambda: not any(_runs(pid) for pid in children))
@@ -245,3 +379,58 @@ def _runs(pid: str) -> bool:
         return b"telemetry.collect.nvml.child" in Path(f"/proc/{pid}/cmdline").read_bytes()
     except (FileNotFoundError, ProcessLookupError):
         return False
+
+
+def arrived(node: Node, live: Path, events: int) -> bool:
+    return len(node.rows("events", live)) >= events
+
+
+def test_the_service_gets_everything_once_though_it_comes_late_and_is_killed(node: Node, daemons: Start) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    tokens = node.folder / "tokens"
+    tokens.write_text("s3cret-" * 8 + "\n")
+
+    def receive() -> subprocess.Popen[str]:
+        with (node.folder / "receive.txt").open("a") as log:
+            return subprocess.Popen(
+                [
+                    *(*PREDRAIN, "collect", "receive", "--dataset", str(node.folder / "fleet")),
+                    *("--listen", f"127.0.0.1:{port}", "--tokens", str(tokens)),
+                ],
+                cwd=node.folder,
+                stderr=log,
+                stdout=log,
+                text=True,
+            )
+
+    live = node.folder / "fleet.live"
+    daemons("--push", f"http://127.0.0.1:{port}", "--bearer-token-file", str(tokens))
+    wait(lambda: "pushing waits" in node.log())
+    node.set(xid="1:0:79")
+    wait(lambda: node.rows("events"))
+    heard = 1
+    for _ in range(2):
+        server = receive()
+        try:
+            wait(partial(arrived, node, live, heard))
+            heard += 1
+            node.set(xid=f"{heard}:1:48")
+            wait(partial(arrived, node, live, heard))
+        finally:
+            server.kill()
+            server.wait(120)
+        heard += 1
+        node.set(xid=f"{heard}:0:31")
+        wait(lambda: node.rows("events"))
+    server = receive()
+    try:
+        wait(lambda: len(node.rows("events", live)) >= heard and not node.rows("events"))
+    finally:
+        server.terminate()
+        server.wait(120)
+    assert [event["code"] for event in sorted(node.rows("events", live), key=lambda each: each["timestamp"])] == [
+        *("79", "48", "31", "48", "31")
+    ]
+    assert "s3cret" not in node.log()

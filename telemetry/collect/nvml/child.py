@@ -4,32 +4,38 @@ NVML runs in a process of its own because a call into a sick GPU can block for e
 that is stuck in such a call cannot be ended, and the library's locks keep others out; a process can be left behind.
 It also is the only way to load the library of a driver that was replaced.
 
-Requests: ``{"do": "read", "skip": [index, …]}`` and ``{"do": "watch", "skip": […]}``; the first opens the library.
-Before each GPU comes its index (``{"at": index}``), so that the other side knows whose call hangs.
+A request ``{"skip": [index, …]}`` asks for a reading of all other GPUs; the first opens the library. Before each GPU
+comes its index (``{"at": index}``), so that the other side knows whose call hangs. XIDs come from a second thread,
+whenever the driver reports them.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import queue
 import select
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+import traceback
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 from telemetry.collect.nvml.library import LOST, RELOADED, Library, NvmlFault
-from telemetry.collect.nvml.reader import Reader
+from telemetry.collect.nvml.reader import Gpu
 
 ROOT: Final = Path(__file__).resolve().parents[3]
 WAIT_MS: Final = 1000
 """How long one wait for XIDs lasts; a message says after each that the watch goes on."""
+
+DEAF_PAUSE_S: Final = 10.0
+"""Pause after the driver has refused to report XIDs."""
 
 _READ_BYTES: Final = 65536
 _REAP_S: Final = 2.0
@@ -48,8 +54,6 @@ class Ended(Exception):
 class Process:
     """A child in a process of its own."""
 
-    _unreaped: ClassVar[list[subprocess.Popen[bytes]]] = []
-
     def __init__(self) -> None:
         path = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
         self._process = subprocess.Popen(
@@ -60,13 +64,12 @@ class Process:
             env={**os.environ, "PYTHONPATH": os.pathsep.join(path)},
         )
         self._buffer = b""
-        self._ended = False
 
-    def ask(self, request: Message) -> None:
-        """Send a request; raises :class:`Ended` where nobody listens."""
+    def ask(self, skip: Iterable[int]) -> None:
+        """Ask for a reading of all GPUs but some; raises :class:`Ended` where nobody listens."""
         assert self._process.stdin is not None
         try:
-            self._process.stdin.write(json.dumps(request).encode() + b"\n")
+            self._process.stdin.write(json.dumps({"skip": sorted(skip)}).encode() + b"\n")
             self._process.stdin.flush()
         except OSError as error:
             raise Ended(str(error)) from error
@@ -79,8 +82,7 @@ class Process:
         poll = select.poll()
         poll.register(descriptor, select.POLLIN)
         while b"\n" not in self._buffer:
-            left_s = deadline - time.monotonic()
-            if left_s <= 0 or not poll.poll(left_s * 1000):
+            if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
                 raise Silent
             got = os.read(descriptor, _READ_BYTES)
             if not got:
@@ -91,29 +93,22 @@ class Process:
         return message
 
     def end(self) -> None:
-        """Kill the process, whatever it is doing; harmless twice."""
-        if self._ended:
-            return
-        self._ended = True
+        """Kill the process, whatever it is doing."""
         self._process.kill()
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
                 with suppress(OSError):  # what was left to send to a process that is gone
                     pipe.close()
-        try:
+        with suppress(subprocess.TimeoutExpired):
             self._process.wait(_REAP_S)
-        except subprocess.TimeoutExpired:
-            self._unreaped.append(self._process)
 
-    @classmethod
-    def stuck(cls) -> int:
-        """Return how many killed processes the kernel still holds in a driver call."""
-        cls._unreaped = [process for process in cls._unreaped if process.poll() is None]
-        return len(cls._unreaped)
+    def is_gone(self) -> bool:
+        """Whether the process has ended; the kernel may hold a killed one in a driver call."""
+        return self._process.poll() is not None
 
 
 class Session:
-    """Answers requests with messages; one to a process."""
+    """Reads and watches the GPUs of one process."""
 
     def __init__(
         self,
@@ -124,24 +119,21 @@ class Session:
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._nvml = nvml
-        self._reader = Reader(nvml, monotonic)
+        self._monotonic = monotonic
         self._clock_ms = clock_ms
         self._sleep = sleep
         self._count: int | None = None
+        self._gpus: dict[int, Gpu] = {}
 
-    def answer(self, request: Message) -> Iterator[Message]:
-        """Answer a request; the last message is ``done`` or ``failed`` (the library has to be opened again)."""
-        skip = frozenset(request["skip"])
+    def read(self, skip: Iterable[int]) -> Iterator[Message]:
+        """Read all GPUs but some; the last message is ``done`` or ``failed`` (the library has to be opened again)."""
         try:
             if self._count is None:
                 yield {"at": None}
                 self._nvml.open()
                 self._count = self._nvml.count()
                 yield {"driver": self._nvml.driver(), "count": self._count}
-            indices = [index for index in range(self._count) if index not in skip]
-            if request["do"] == "watch":
-                yield from self._watch(indices)
-            for index in indices:
+            for index in sorted(set(range(self._count)).difference(skip)):
                 yield {"at": index}
                 yield from self._read(index)
             yield {"done": True}
@@ -150,66 +142,67 @@ class Session:
 
     def _read(self, index: int) -> Iterator[Message]:
         try:
-            if not self._reader.known(index):
-                yield {"device": asdict(self._reader.find(index))}
-            reading = self._reader.read(index)
-            yield {"row": index, "values": reading.values, "errors": reading.errors}
+            gpu = self._gpus.get(index)
+            if gpu is None:
+                gpu = Gpu(self._nvml, index, self._monotonic)
+                yield {"device": asdict(gpu.identity)}
+            values, errors = gpu.read()
+            self._gpus[index] = gpu
+            yield {"row": index, "values": values, "errors": errors}
         except NvmlFault as fault:
             if fault.code in RELOADED:
                 raise
+            self._gpus.pop(index, None)
             yield {"lost" if fault.code in LOST else "unreadable": index, "code": fault.code}
 
-    def _watch(self, indices: list[int]) -> Iterator[Message]:
-        """Report every XID until something breaks.
+    def watch(self) -> Iterator[Message]:
+        """Report the XIDs of all GPUs that were read, for ever.
 
         A lost GPU makes the wait fail for all GPUs of the set, so the set is then made again without it.
         """
-        while True:
-            watched: dict[int, tuple[Any, str]] = {}
-            for index in indices:
-                yield {"at": index}
-                try:
-                    handle = self._nvml.handle(index)
-                    self._reader.check(handle)  # a lost GPU can still be registered, and spoils the wait
-                    watched[index] = (handle, self._nvml.identity(index, handle).gpu)
-                except NvmlFault as fault:
-                    if fault.code in RELOADED:
-                        raise
-            yield {"at": None}
-            events, refused = self._nvml.watch([handle for handle, _ in watched.values()])
-            for fault_or_none in refused:
-                if fault_or_none is not None and fault_or_none.code in RELOADED:
-                    raise fault_or_none
-            watched = {index: watched[index] for index, fault in zip(watched, refused, strict=True) if fault is None}
-            yield {"watching": list(watched)}
-            yield from self._wait(events, watched)
-
-    def _wait(self, events: Any, watched: dict[int, tuple[Any, str]]) -> Iterator[Message]:
-        """Report XIDs until a GPU of the set is lost."""
+        gpus: list[Gpu] = []
+        events, watched = None, 0
         while True:
             event = None
             try:
-                if watched:
+                # Only this thread touches the set: a GPU that was found or lost meanwhile makes it new.
+                if events is None or list(self._gpus.values()) != gpus:
+                    gpus = list(self._gpus.values())
+                    if events is not None:
+                        self._nvml.unwatch(events)
+                        events = None
+                    if gpus:
+                        events, watched = self._nvml.watch([gpu.handle for gpu in gpus if _answers(gpu)])
+                        yield {"watching": watched}
+                if events is not None and watched:
                     event = self._nvml.wait(events, WAIT_MS)
-                else:  # nothing to wait for, but a GPU may come back
+                else:
                     self._sleep(WAIT_MS / 1000)
             except NvmlFault as fault:
+                events = None
                 if fault.code not in LOST:
-                    raise
-                self._nvml.unwatch(events)
-                yield {"alive": True}
-                self._sleep(WAIT_MS / 1000)
-                return
+                    yield {"deaf": fault.code}
+                self._sleep(WAIT_MS / 1000 if fault.code in LOST else DEAF_PAUSE_S)
             if event is None:
                 yield {"alive": True}
                 continue
             handle, xid, instance = event
-            gpu = next((gpu for known, gpu in watched.values() if self._nvml.same(known, handle)), None)
+            gpu = next((gpu.identity.gpu for gpu in gpus if self._nvml.same(gpu.handle, handle)), None)
             yield {"xid": xid, "gpu": gpu, "instance": instance, "at_ms": self._clock_ms()}
 
 
+def _answers(gpu: Gpu) -> bool:
+    try:
+        gpu.check()  # a lost GPU can still be registered, and spoils the wait
+    except NvmlFault as fault:
+        if fault.code in RELOADED:
+            raise
+        return False
+    return True
+
+
 def main() -> None:
-    """Serve requests of the process that started this one, until it closes stdin or dies."""
+    """Serve the process that started this one, until it closes stdin or dies."""
     # The other side ends this process by closing the pipe, or by SIGKILL when a call hangs; signals to the whole
     # group (Ctrl-C, a service manager's stop) are its own business.
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -217,28 +210,30 @@ def main() -> None:
     # A library that prints must not write between our lines.
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
-    requests: list[str] = []
-    arrived = threading.Condition()
-
-    def listen() -> None:
-        for line in sys.stdin:
-            with arrived:
-                requests.append(line)
-                arrived.notify()
-        os._exit(0)  # the main thread may be stuck in a call
-
-    threading.Thread(target=listen, daemon=True).start()
+    lock = threading.Lock()
+    requests: queue.SimpleQueue[list[int]] = queue.SimpleQueue()
     session = Session(Library())
-    while True:
-        with arrived:
-            arrived.wait_for(lambda: bool(requests))
-            line = requests.pop(0)
-        for message in session.answer(json.loads(line)):
-            try:
-                answers.write(json.dumps(message) + "\n")
-                answers.flush()
-            except BrokenPipeError:
-                os._exit(0)
+
+    def send(messages: Iterable[Message]) -> None:
+        try:
+            for message in messages:
+                with lock:
+                    answers.write(json.dumps(message) + "\n")
+                    answers.flush()
+        except BaseException as error:
+            if not isinstance(error, BrokenPipeError):
+                traceback.print_exc()
+            os._exit(1)
+
+    def read() -> None:
+        while True:
+            send(session.read(requests.get()))
+
+    threading.Thread(target=read, daemon=True).start()
+    threading.Thread(target=lambda: send(session.watch()), daemon=True).start()
+    for line in sys.stdin:
+        requests.put(json.loads(line)["skip"])
+    os._exit(0)  # the other threads may be stuck in a call
 
 
 if __name__ == "__main__":

@@ -8,8 +8,10 @@ import logging
 import math
 import re
 import threading
+import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
@@ -17,9 +19,9 @@ from typing import Any, Final
 import pyarrow as pa
 
 from telemetry.collect.event import Event
+from telemetry.collect.nvml.child import Process
 from telemetry.collect.nvml.library import Identity
-from telemetry.collect.nvml.node_reader import NodeReader, Row, TroubleCode, Turn
-from telemetry.collect.nvml.xid_watcher import Xid
+from telemetry.collect.nvml.node_reader import NodeReader, Row, Turn, Xid
 from telemetry.collect.outbox import Outbox
 from telemetry.dataset.channel import Channel
 from telemetry.dataset.schema import CHANNEL_TYPES, INSTANT
@@ -32,8 +34,8 @@ _LOG = logging.getLogger(__name__)
 
 SOURCE: Final = "nvml"
 
-WRITE_EVERY: Final = timedelta(minutes=1)
-"""Samples of this long go into one file; events are written at once."""
+WRITE_EVERY_S: Final = 60.0
+"""Samples of this long go into one file; events are written immediately."""
 
 INVENTORY_EVERY: Final = timedelta(hours=1)
 """An unchanged inventory is written this often, as a sign that it still holds."""
@@ -44,22 +46,10 @@ MAX_ROWS: Final = 20_000
 MAX_EVENTS: Final = 10_000
 """Events kept while they cannot be written."""
 
+_LISTEN_S: Final = 1.0
+# A signal sets a flag; it is looked at this often.
 _WRITER_LENGTH: Final = 100
 _INT32_MAX: Final = 2**31 - 1
-
-MakeReader = Callable[[dict[int, Identity], dict[str, TroubleCode]], NodeReader]
-"""Makes the reader from the GPUs that were seen before, by index, and the troubles that were reported before."""
-
-
-@dataclass(slots=True)
-class Counts:
-    """What one run did; read by any thread."""
-
-    turns: int = 0
-    rows: int = 0
-    xids: int = 0
-    events: int = 0
-    dropped_rows: int = 0
 
 
 def writer_of(node: str) -> str:
@@ -85,6 +75,7 @@ class Collector:
     ``boot``: which boot of the machine this is: after another one, GPUs may stand in other places, and a GPU that is
     still lost is lost again.
     ``wake``: called after each write.
+    ``counts``: ``samples``, ``xids``, ``other_events`` and, where there were too many to keep, ``samples_dropped``.
     Raises ``InputError`` if another collector of the same node writes to the same folder.
     """
 
@@ -93,11 +84,12 @@ class Collector:
         landing: Landing,
         node: str,
         channels: Mapping[str, Channel],
-        reader: MakeReader,
+        spawn: Callable[[], Process],
         *,
         clock: Callable[[], datetime],
-        monotonic: Callable[[], float],
         interval: timedelta,
+        monotonic: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
         boot: str = "",
         wake: Callable[[], object] = lambda: None,
     ) -> None:
@@ -106,35 +98,31 @@ class Collector:
         self._channels = channels
         self._clock = clock
         self._monotonic = monotonic
+        self._sleep = sleep
         self._interval_s = interval.total_seconds()
         self._wake = wake
         self._outbox = Outbox(landing, writer_of(node))
-        state = self._outbox.position or {"driver": None, "inventory": "", "inventory_at": 0}
-        if state.get("boot") != boot:
-            state |= {"boot": boot, "known": [], "troubles": {}}
-        self._state = state
-        known = {each["index"]: Identity(**each) for each in state["known"]}
-        self._reader = reader(known, dict(state["troubles"]))
+        self._state: dict[str, Any] = {"inventory": "", "inventory_at": 0, **self._outbox.position}
+        if self._state.get("boot") != boot:
+            self._state |= {"boot": boot, "known": [], "troubles": {}}
+        known = {kept["index"]: Identity(**kept) for kept in self._state["known"]}
+        self._reader = NodeReader(
+            spawn, clock=clock, monotonic=monotonic, sleep=sleep, known=known, troubles=self._state["troubles"]
+        )
         self._rows: list[Row] = []
         self._written_at_s = monotonic()
-        self._guard = threading.Lock()
         self._events: list[Event] = []
         self._inventory: list[dict[str, Any]] = []
-        self._blocked: set[str] = set()
-        self._returned: Callable[[], None] = lambda: None
-        self.counts = Counts()
+        self._blocked = False
+        self.counts: Counter[str] = Counter(samples=0, xids=0, other_events=0)
 
     @property
     def errors(self) -> dict[str, int]:
         """Questions that failed otherwise than by not being supported, by the name of the error."""
         return dict(self._reader.errors)
 
-    def on_return(self, act: Callable[[], None]) -> None:
-        """Call this when a GPU that was in trouble answers again."""
-        self._returned = act
-
-    def run(self, stopped: threading.Event, begun: Callable[[], None] = lambda: None) -> None:
-        """Read on the interval until ``stopped``, then write what is held; call ``begun`` after the first reading.
+    def run(self, stopped: threading.Event) -> None:
+        """Read on the interval until ``stopped``, and listen for XIDs meanwhile; then write what is held.
 
         Raises ``InputError`` if the node has no driver, at the first reading only.
         """
@@ -142,129 +130,95 @@ class Collector:
             due_s = self._monotonic()
             while not stopped.is_set():
                 self.turn()
-                if self.counts.turns == 1:
-                    begun()
                 now_s = self._monotonic()
-                if self._rows and now_s - self._written_at_s >= WRITE_EVERY.total_seconds():
-                    self.write_samples()
                 # Ticks that were missed (a hang, a suspended machine) are not made up for.
                 due_s += self._interval_s * max(1, -(-(now_s - due_s) // self._interval_s))
-                stopped.wait(max(0.0, due_s - self._monotonic()))
+                while not stopped.is_set() and (left_s := due_s - self._monotonic()) > 0:
+                    self.write(self._reader.listen(min(left_s, _LISTEN_S)))
         finally:
             self.close()
 
-    def once(self, pause: Callable[[float], object]) -> None:
+    def once(self) -> None:
         """Read once and write it, after a reading that is not written: profiling metrics are means since another."""
         try:
-            self.turn(keep=False)
-            pause(1.0)
+            self.turn()
+            self._rows.clear()
+            self.counts["samples"] = 0
+            self._sleep(1.0)
             self.turn()
         finally:
             self.close()
 
-    def turn(self, *, keep: bool = True) -> None:
+    def turn(self) -> None:
         """Read every GPU once; write events and a changed inventory."""
         turn = self._reader.turn()
-        self.counts.turns += 1
-        if keep:
-            self._rows += turn.rows
-            self.counts.rows += len(turn.rows)
-            if len(self._rows) > MAX_ROWS:
-                over = len(self._rows) - MAX_ROWS
-                self.counts.dropped_rows += over
-                del self._rows[:over]
-        with self._guard:
-            self._note(turn)
-        self._try(self._commit)
-        if turn.returned:
-            self._returned()
+        self._rows += turn.rows
+        self.counts["samples"] += len(turn.rows)
+        if (over := len(self._rows) - MAX_ROWS) > 0:
+            self.counts["samples_dropped"] += over
+            del self._rows[:over]
+        self._note(turn)
+        self.write(self._reader.listen(0.0))
 
-    def hear(self, xid: Xid) -> None:
-        """Write an XID at once; called by the watcher's thread."""
-        detail = None if xid.instance is None else f"GPU instance {xid.instance}"
-        with self._guard:
-            self.counts.xids += 1
+    def write(self, xids: Sequence[Xid] = (), *, everything: bool = False) -> None:
+        """Write XIDs and what else is held; samples once a minute. A disk that is full is waited for."""
+        for xid in xids:
+            detail = None if xid.instance is None else f"GPU instance {xid.instance}"
             self._events.append(self._event(xid.at, "xid", str(xid.xid), detail, xid.gpu))
-        self._try(self._commit)
-
-    def write_samples(self) -> None:
-        """Write the samples that are held; they stay held where the disk is full."""
-        self._written_at_s = self._monotonic()
-        self._try(self._write_samples)
-
-    def close(self) -> None:
-        """Write everything that is held, and let go of the driver."""
-        self._reader.close()
-        self._try(self._commit)
-        self.write_samples()
-        self._outbox.close()
-
-    def _note(self, turn: Turn) -> None:
-        """Decide on events and on rows of the inventory, and change the state that goes with them."""
-        events = []
-        for trouble in turn.troubles:
-            gpu, address = _names(trouble.identity)
-            events.append(self._event(trouble.at, "other", trouble.code, trouble.detail, gpu, address))
-        driver, before, now = self._reader.driver, self._state["driver"], self._clock()
-        present = self._reader.present
-        if driver is not None and before is not None and driver != before:
-            _LOG.info("the driver is now %s, it was %s", driver, before)
-            # One a GPU, in the words of the compaction, which sees the same change in the inventory.
-            for identity in present:
-                events.append(self._event(now, "driver", driver, f"driver {before} before", *_names(identity)))
-        self.counts.events += len(events)
-        self._events = [*self._events, *events][-MAX_EVENTS:]
-        self._state = self._state | {
-            "driver": driver or before,
-            "known": [asdict(identity) for identity in self._reader.known.values()],
-            "troubles": dict(self._reader.troubles),
-        }
-        signature = json.dumps([driver, *(asdict(identity) for identity in present)], sort_keys=True)
-        written = self._state["inventory_at"]
-        # A clock that was set back must not keep the inventory from being written.
-        holds = written <= to_ms(now) < written + INVENTORY_EVERY.total_seconds() * 1000
-        if driver is None or not present or (signature == self._state["inventory"] and holds):
-            return
-        self._inventory = [_inventory_row(identity, self._node, driver, now) for identity in present]
-        self._state = self._state | {"inventory": signature, "inventory_at": to_ms(now)}
-
-    def _commit(self) -> None:
-        with self._guard:
-            written = self._outbox.landed.total()
+        self.counts["xids"] += len(xids)
+        self._events = self._events[-MAX_EVENTS:]
+        samples_due = everything or self._monotonic() - self._written_at_s >= WRITE_EVERY_S
+        try:
+            landed = self._outbox.landed.total()
             if self._events or self._inventory or self._state != self._outbox.position:
                 self._outbox.commit(self._state, events=self._events, inventory=self._inventory)
                 self._events, self._inventory = [], []
             self._outbox.flush()
-            news = self._outbox.landed.total() > written
-        if news:
-            self._wake()
+            if self._rows and samples_due:
+                self._written_at_s = self._monotonic()
+                self._landing.stage("samples", samples_table(self._rows, self._node, self._channels))
+                self._rows = []
+                self._wake()
+            elif self._outbox.landed.total() > landed:
+                self._wake()
+        except (InputError, OSError) as error:
+            if not self._blocked:
+                _LOG.error("writing waits, and what was heard is held in memory (logged once): %s", error)
+            self._blocked = True
+            return
+        if self._blocked:
+            self._blocked = False
+            _LOG.info("writing goes on")
 
-    def _write_samples(self) -> None:
-        if self._rows:
-            self._landing.stage("samples", samples_table(self._rows, self._node, self._channels))
-            self._rows = []
-            self._wake()
+    def close(self) -> None:
+        """Write everything that is held, and let go of the driver."""
+        self._reader.close()
+        self.write(everything=True)
+        self._outbox.close()
+
+    def _note(self, turn: Turn) -> None:
+        """Take events and rows of the inventory from a turn, and change the state that goes with them."""
+        for trouble in turn.troubles:
+            gpu, address = _names(trouble.identity)
+            self._events.append(self._event(trouble.at, "other", trouble.code, trouble.detail, gpu, address))
+        self.counts["other_events"] += len(turn.troubles)
+        driver, present, now_ms = self._reader.driver, self._reader.present, to_ms(self._clock())
+        self._state = self._state | {
+            "known": [asdict(identity) for identity in self._reader.known.values()],
+            "troubles": dict(self._reader.troubles),
+        }
+        signature = json.dumps([driver, *(asdict(identity) for identity in present)], sort_keys=True)
+        # A clock that was set back must not keep the inventory from being written.
+        is_recent = 0 <= now_ms - self._state["inventory_at"] < INVENTORY_EVERY.total_seconds() * 1000
+        if driver is None or not present or (signature == self._state["inventory"] and is_recent):
+            return
+        self._inventory = [_inventory_row(identity, self._node, driver, now_ms) for identity in present]
+        self._state = self._state | {"inventory": signature, "inventory_at": now_ms}
 
     def _event(
         self, at: datetime, kind: str, code: str, detail: str | None, gpu: str | None, address: str | None = None
     ) -> Event:
         return Event(at, self._node, kind, SOURCE, at, code, detail, gpu, address)
-
-    def _try(self, act: Callable[[], None]) -> None:
-        """Do what writes; a disk that is full is waited for, and logged once for each thing that cannot be written."""
-        what = act.__name__
-        try:
-            act()
-        except (InputError, OSError) as error:
-            with self._guard:
-                self._events = self._events[-MAX_EVENTS:]
-            if what not in self._blocked:
-                self._blocked.add(what)
-                _LOG.error("writing waits, and what was heard is held in memory (logged once): %s", error)
-            return
-        if what in self._blocked:
-            self._blocked.discard(what)
-            _LOG.info("writing goes on")
 
 
 def samples_table(rows: Sequence[Row], node: str, channels: Mapping[str, Channel]) -> pa.Table:
@@ -282,7 +236,7 @@ def samples_table(rows: Sequence[Row], node: str, channels: Mapping[str, Channel
     return pa.table(columns)
 
 
-def _inventory_row(identity: Identity, node: str, driver: str, seen_at: datetime) -> dict[str, Any]:
+def _inventory_row(identity: Identity, node: str, driver: str, seen_at_ms: int) -> dict[str, Any]:
     gpu, address = _names(identity)
     return {
         "gpu": gpu,
@@ -293,7 +247,7 @@ def _inventory_row(identity: Identity, node: str, driver: str, seen_at: datetime
         "model": identity.model,
         "driver": driver,
         "nvlink_domain": identity.nvlink_domain,
-        "seen_at": to_ms(seen_at),
+        "seen_at": seen_at_ms,
     }
 
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import Final, Literal
 
 from telemetry.collect.nvml.child import Ended, Message, Process, Silent
 from telemetry.collect.nvml.library import ABSENT, LIBRARY_NOT_FOUND, Identity, NvmlFault
-from telemetry.collect.running import Backoff
+from telemetry.collect.running import backoff_s
 from telemetry.errors import InputError
 
 _LOG = logging.getLogger(__name__)
@@ -21,6 +22,9 @@ GPU_DEADLINE_S: Final = 10.0
 
 OPEN_DEADLINE_S: Final = 60.0
 """Opening the driver, and a GPU for the first time, wakes sleeping boards: seconds where persistence mode is off."""
+
+ALIVE_DEADLINE_S: Final = 30.0
+"""The child sends a message every second; one that is silent for this long hangs in the driver."""
 
 MAX_STUCK: Final = 4
 """A GPU that hangs is left alone while this many killed children still hang in the kernel."""
@@ -50,55 +54,63 @@ class Trouble:
     detail: str
 
 
+@dataclass(frozen=True, slots=True)
+class Xid:
+    """An XID that the driver reported, at the time when the wait returned.
+
+    ``gpu``: UUID; None where the driver named a GPU that it does not list.
+    ``instance``: GPU instance (MIG) that it is about; None is the whole GPU.
+    """
+
+    at: datetime
+    gpu: str | None
+    xid: int
+    instance: int | None
+
+
 @dataclass(slots=True)
 class Turn:
-    """What one turn over the node gave; ``returned``: GPUs that were in trouble and answer again."""
+    """What one turn over the node gave."""
 
     rows: list[Row] = field(default_factory=list)
     troubles: list[Trouble] = field(default_factory=list)
-    returned: list[str] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class _Hang:
-    """A GPU that is left alone for a while, longer each time."""
-
-    backoff: Backoff = field(default_factory=lambda: Backoff(60.0, 3600.0))
-    until_s: float = 0.0
 
 
 class NodeReader:
     """All GPUs of a node.
 
-    ``stuck``: how many killed children the kernel still holds.
     ``known``: GPUs seen before by index; ``troubles``: those in trouble that were reported, by UUID or place.
     """
 
     def __init__(
         self,
         spawn: Callable[[], Process],
-        stuck: Callable[[], int],
         *,
         clock: Callable[[], datetime],
-        monotonic: Callable[[], float],
-        known: dict[int, Identity] | None = None,
-        troubles: dict[str, TroubleCode] | None = None,
+        monotonic: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+        known: Mapping[int, Identity] | None = None,
+        troubles: Mapping[str, TroubleCode] | None = None,
     ) -> None:
         self._spawn = spawn
-        self._stuck = stuck
         self._clock = clock
         self._monotonic = monotonic
+        self._sleep = sleep
         self.known = dict(known or {})
         self.troubles = dict(troubles or {})
         self.driver: str | None = None
         self.errors: Counter[str] = Counter()
         self._failures: Counter[str] = Counter()
         self._child: Process | None = None
+        self._killed: list[Process] = []
+        self._heard_at_s = 0.0
         self._at: int | None = None
         self._began = (clock(), monotonic())
         self._present: dict[int, Identity] = {}
-        self._hangs: dict[int, _Hang] = {}
-        self._reopening = Backoff(1.0, 60.0)
+        self._hangs: dict[int, tuple[int, float]] = {}  # how often in a row, and until when it is left alone
+        self._xids: list[Xid] = []
+        self._watched: int | None = None
+        self._open_failures = 0
         self._reopen_at_s = float("-inf")
 
     @property
@@ -117,17 +129,39 @@ class NodeReader:
         self._read(turn, left_alone)
         for index in sorted(left_alone):
             # After all others, so that a GPU that still hangs delays nobody.
-            if self._monotonic() >= self._hangs[index].until_s and self._stuck() < MAX_STUCK and self._child:
+            if self._monotonic() >= self._hangs[index][1] and self._stuck() < MAX_STUCK and self._child:
                 self._read(turn, (set(self.known) | left_alone) - {index})
         answered = {row.identity.gpu for row in turn.rows}
         self._failures.update(identity.gpu for identity in self.known.values() if identity.gpu not in answered)
         return turn
 
+    def listen(self, timeout_s: float) -> list[Xid]:
+        """Return the XIDs that were reported since the last call; wait for one where there is none."""
+        deadline_s = self._monotonic() + timeout_s
+        while not self._xids and (left_s := deadline_s - self._monotonic()) > 0:
+            if self._child is None:
+                self._sleep(left_s)
+                break
+            try:
+                self._notice(self._child.hear(left_s))
+            except Silent:
+                if self._monotonic() - self._heard_at_s > ALIVE_DEADLINE_S:
+                    self._later("the driver does not answer")
+            except Ended as error:
+                self._later(f"the process that reads the driver ended ({error})")
+        xids, self._xids = self._xids, []
+        return xids
+
     def close(self) -> None:
         """Let go of the driver."""
         if self._child is not None:
             self._child.end()
-            self._child = None
+            self._killed = [child for child in (*self._killed, self._child) if not child.is_gone()]
+            self._child, self._watched = None, None
+
+    def _stuck(self) -> int:
+        self._killed = [child for child in self._killed if not child.is_gone()]
+        return len(self._killed)
 
     def _read(self, turn: Turn, skip: set[int]) -> None:
         """Read all GPUs but those of ``skip``, with a new child for the rest after each one that hangs."""
@@ -135,13 +169,14 @@ class NodeReader:
         while self._child is not None or self._monotonic() >= self._reopen_at_s:
             expected: dict[int, Identity] = {}
             if self._child is None:
-                self._child = self._spawn()
+                self._child, self._heard_at_s = self._spawn(), self._monotonic()
                 expected = {index: identity for index, identity in self.known.items() if index not in skip}
             try:
                 for message in self._messages(self._child, skip):
                     skip |= self._take(message, turn)
                     if "device" in message:
-                        expected = {i: each for i, each in expected.items() if each.gpu != message["device"]["gpu"]}
+                        gpu = message["device"]["gpu"]
+                        expected = {index: identity for index, identity in expected.items() if identity.gpu != gpu}
                     expected.pop(message.get("lost", -1), None)
                 for index, identity in expected.items():
                     self._report(turn, "gpu_lost", index, "is no longer listed by the driver", identity)
@@ -159,8 +194,9 @@ class NodeReader:
                     return
                 self.close()
                 skip.add(self._at)
-                hang = self._hangs.setdefault(self._at, _Hang())
-                hang.until_s = self._monotonic() + hang.backoff.pause_s()
+                times = self._hangs.get(self._at, (0, 0.0))[0] + 1
+                pause_s = backoff_s(times, first_s=60.0, max_s=3600.0)
+                self._hangs[self._at] = times, self._monotonic() + pause_s
                 self._present.pop(self._at, None)
                 if isinstance(error, Silent):
                     self._report(turn, "nvml_hang", self._at, f"did not answer in {self._deadline_s():g} s")
@@ -168,42 +204,60 @@ class NodeReader:
                     _LOG.warning("the process that reads the driver ended at GPU %d: %s", self._at, error)
 
     def _messages(self, child: Process, skip: set[int]) -> Iterator[Message]:
-        self._at = None
-        child.ask({"do": "read", "skip": sorted(skip)})
+        """Yield what one request is answered with; the child's other news is noticed meanwhile."""
+        self._at, self._began = None, (self._clock(), self._monotonic())
+        child.ask(skip)
         while True:
-            message = child.hear(self._deadline_s())
+            message = child.hear(self._began[1] + self._deadline_s() - self._monotonic())
             if "failed" in message:
                 raise NvmlFault(message["failed"])
             if "done" in message:
                 return
             if "at" in message:
-                self._at = message["at"]
-                self._began = (self._clock(), self._monotonic())
-            else:
+                self._at, self._began = message["at"], (self._clock(), self._monotonic())
+            elif not self._notice(message):
                 yield message
 
     def _deadline_s(self) -> float:
         return GPU_DEADLINE_S if self._at in self._present or self._at in self._hangs else OPEN_DEADLINE_S
 
+    def _notice(self, message: Message) -> bool:
+        """Take a message of the thread that listens for XIDs; return whether it is one."""
+        self._heard_at_s = self._monotonic()
+        if "xid" in message:
+            at = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=message["at_ms"])
+            self._xids.append(Xid(at, message["gpu"], message["xid"], message["instance"]))
+        elif "watching" in message:
+            if message["watching"] != self._watched:
+                _LOG.info("listening for XIDs of %d GPUs", message["watching"])
+            self._watched = message["watching"]
+        elif "deaf" in message:
+            if self._watched is not None:
+                _LOG.warning("XID events stopped (%s); listening again", NvmlFault(message["deaf"]))
+            self._watched = None
+        else:
+            return "alive" in message
+        return True
+
     def _take(self, message: Message, turn: Turn) -> set[int]:
         """Take a message of a reading; return the indices that are done with."""
         if "driver" in message:
-            if self._reopening.failures or message["driver"] != self.driver:
+            if self._open_failures or message["driver"] != self.driver:
                 _LOG.info("driver %s opened, %d GPUs listed", message["driver"], message["count"])
-            self._reopening.succeeded()
-            self._returned(turn, DRIVER)
+            self._open_failures = 0
+            self._recovered(DRIVER)
             self.driver = message["driver"]
             return set()
         if "device" in message:
             identity = Identity(**message["device"])
-            self.known = {index: each for index, each in self.known.items() if each.gpu != identity.gpu}
+            self.known = {index: known for index, known in self.known.items() if known.gpu != identity.gpu}
             self._present[identity.index] = self.known[identity.index] = identity
             return set()
         if "row" in message:
             index, values = message["row"], message["values"]
             identity = self._present[index]
-            self._returned(turn, identity.gpu)
-            self._returned(turn, _place(index))
+            self._recovered(identity.gpu)
+            self._recovered(_place(index))
             self._hangs.pop(index, None)
             for name, times in message["errors"].items():
                 self._count(name, times)
@@ -237,18 +291,18 @@ class NodeReader:
         _LOG.warning("%s: %s", key, detail)
         turn.troubles.append(Trouble(code, self._clock(), identity, detail))
 
-    def _returned(self, turn: Turn, key: str) -> None:
+    def _recovered(self, key: str) -> None:
         if self.troubles.pop(key, None) is not None:
-            turn.returned.append(key)
             _LOG.info("%s answers again", key)
 
-    def _later(self, why: str) -> None:
+    def _later(self, reason: str) -> None:
         """Give the child up, and open the driver again after a pause."""
         self.close()
         self._present = {}
-        self._reopen_at_s = self._monotonic() + self._reopening.pause_s()
-        if self._reopening.failures == 1:
-            _LOG.warning("%s; opening it again, with pauses up to a minute", why)
+        self._open_failures += 1
+        self._reopen_at_s = self._monotonic() + backoff_s(self._open_failures)
+        if self._open_failures == 1:
+            _LOG.warning("%s; opening it again, with pauses up to a minute", reason)
 
     def _count(self, name: str, times: int = 1) -> None:
         if name not in self.errors:

@@ -1,8 +1,8 @@
 """What is read of a GPU: NVML's questions, and the channels that their answers are.
 
-A *field* is asked with all others in one ``nvmlDeviceGetFieldValues``; a *call* is a function of its own. Where a field
-and a call know the same thing the field comes first, as it costs nothing beside the others, and the call is asked by
-devices and drivers that do not have the field. ``xid_last`` is not read here: NVML reports XIDs as events only.
+A *field* is asked with all others in one ``nvmlDeviceGetFieldValues``. A *call* is a function of its own, asked only
+for channels that nothing before it supports: fields come first, and a newer function before an older one. ``xid_last``
+is not read here: NVML reports XIDs as events only.
 """
 
 from __future__ import annotations
@@ -15,47 +15,37 @@ from operator import attrgetter
 from typing import Any, Final
 
 _MIB: Final = 1.0 / 1048576.0
-
-
-@dataclass(frozen=True, slots=True)
-class Field:
-    """One id of ``nvmlDeviceGetFieldValues``; ``number``: ``NVML_FI_*``."""
-
-    channel: str
-    number: int
-    scale: float = 1.0
+_CORRECTED, _UNCORRECTED = 0, 1
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One function of NVML.
-
-    ``ask``: takes the binding and a handle; returns a number, or one for each of ``channels``.
-    ``older``: what to ask where the device or driver does not have this one.
-    """
+    """One function of NVML; ``ask`` takes the binding and a handle, and returns a number for each of ``channels``."""
 
     name: str
     channels: tuple[str, ...]
     ask: Callable[[Any, Any], Any]
     scale: float = 1.0
-    older: Call | None = None
 
 
 def _violation(policy: str, nvml: Any, handle: Any) -> Any:
     return nvml.nvmlDeviceGetViolationStatus(handle, getattr(nvml, policy)).violationTime
 
 
-def _located(nvml: Any, handle: Any, location: int) -> tuple[float, ...]:
-    return tuple(
-        float(nvml.nvmlDeviceGetMemoryErrorCounter(handle, kind, nvml.NVML_VOLATILE_ECC, location)) for kind in (0, 1)
-    )
+def _ecc_errors(counter: str, nvml: Any, handle: Any) -> tuple[int, ...]:
+    kinds = (_CORRECTED, _UNCORRECTED)
+    return tuple(nvml.nvmlDeviceGetTotalEccErrors(handle, kind, getattr(nvml, counter)) for kind in kinds)
 
 
-def _sram_status(nvml: Any, handle: Any) -> tuple[float, ...]:
+def _memory_errors(location: str, nvml: Any, handle: Any) -> tuple[int, ...]:
+    where = nvml.NVML_VOLATILE_ECC, getattr(nvml, location)
+    return tuple(nvml.nvmlDeviceGetMemoryErrorCounter(handle, kind, *where) for kind in (_CORRECTED, _UNCORRECTED))
+
+
+def _sram_status(nvml: Any, handle: Any) -> tuple[int, ...]:
     status = nvml.c_nvmlEccSramErrorStatus_v1_t()
     nvml.nvmlDeviceGetSramEccErrorStatus(handle, byref(status))
-    uncorrected = status.volatileUncParity + status.volatileUncSecDed
-    return float(status.volatileCor), float(uncorrected), float(status.bThresholdExceeded)
+    return status.volatileCor, status.volatileUncParity + status.volatileUncSecDed, status.bThresholdExceeded
 
 
 def fabric_of(nvml: Any, handle: Any) -> Any:
@@ -65,45 +55,49 @@ def fabric_of(nvml: Any, handle: Any) -> Any:
     return fabric
 
 
-def _ecc_errors(nvml: Any, handle: Any, counter: int) -> tuple[float, ...]:
-    return tuple(nvml.nvmlDeviceGetTotalEccErrors(handle, kind, counter) for kind in (0, 1))
-
+_SRAM: Final = ("ecc_sbe_sram_volatile_total", "ecc_dbe_sram_volatile_total")
+_REASONS: Final = ("clocks_event_reasons",)
+_UTILISATION: Final = attrgetter("gpu", "memory")
+_MEMORY: Final = ("fb_used_mib", "fb_free_mib", "fb_reserved_mib")
+_USED: Final = attrgetter("used", "free")
+_RESERVED: Final = attrgetter("used", "free", "reserved")
+_RETIRED: Final = ("retired_pages_sbe_total", "retired_pages_dbe_total")
+_REMAPPED: Final = (
+    "row_remap_correctable_total",
+    "row_remap_uncorrectable_total",
+    "row_remap_pending",
+    "row_remap_failure",
+)
 
 FIELDS: Final = (
-    Field("mem_temp_c", 82),
-    Field("energy_mj", 83),
-    Field("power_instant_w", 186, 1e-3),
-    Field("ecc_sbe_volatile_total", 3),
-    Field("ecc_dbe_volatile_total", 4),
-    Field("ecc_sbe_aggregate_total", 5),
-    Field("ecc_dbe_aggregate_total", 6),
-    Field("ecc_sbe_dram_volatile_total", 11),
-    Field("ecc_dbe_dram_volatile_total", 12),
-    Field("retired_pages_sbe_total", 29),
-    Field("retired_pages_dbe_total", 30),
-    Field("retired_pages_pending", 31),
-    Field("row_remap_correctable_total", 142),
-    Field("row_remap_uncorrectable_total", 143),
-    Field("row_remap_pending", 144),
-    Field("row_remap_failure", 145),
-    Field("pcie_replay_total", 94),
-    Field("nvlink_crc_flit_total", 38),
-    Field("nvlink_crc_data_total", 45),
-    Field("nvlink_replay_total", 52),
-    Field("nvlink_recovery_total", 59),
-    Field("recovery_action", 230),
+    ("mem_temp_c", 82, 1.0),
+    ("energy_mj", 83, 1.0),
+    ("power_instant_w", 186, 1e-3),
+    ("ecc_sbe_volatile_total", 3, 1.0),
+    ("ecc_dbe_volatile_total", 4, 1.0),
+    ("ecc_sbe_aggregate_total", 5, 1.0),
+    ("ecc_dbe_aggregate_total", 6, 1.0),
+    ("ecc_sbe_dram_volatile_total", 11, 1.0),
+    ("ecc_dbe_dram_volatile_total", 12, 1.0),
+    ("retired_pages_sbe_total", 29, 1.0),
+    ("retired_pages_dbe_total", 30, 1.0),
+    ("retired_pages_pending", 31, 1.0),
+    ("row_remap_correctable_total", 142, 1.0),
+    ("row_remap_uncorrectable_total", 143, 1.0),
+    ("row_remap_pending", 144, 1.0),
+    ("row_remap_failure", 145, 1.0),
+    ("pcie_replay_total", 94, 1.0),
+    ("nvlink_crc_flit_total", 38, 1.0),
+    ("nvlink_crc_data_total", 45, 1.0),
+    ("nvlink_replay_total", 52, 1.0),
+    ("nvlink_recovery_total", 59, 1.0),
+    ("recovery_action", 230, 1.0),
 )
-"""Asked together. 38, 45, 52 and 59 are sums over all links, and what DCGM exports as well."""
+"""Channel, ``NVML_FI_*`` and scale. 38, 45, 52 and 59 are sums over all links, and what DCGM exports as well."""
 
 CALLS: Final = (
-    Call(
-        "temperature",
-        ("gpu_temp_c",),
-        lambda n, h: n.nvmlDeviceGetTemperatureV(h, n.NVML_TEMPERATURE_GPU),
-        older=Call(
-            "temperature_v1", ("gpu_temp_c",), lambda n, h: n.nvmlDeviceGetTemperature(h, n.NVML_TEMPERATURE_GPU)
-        ),
-    ),
+    Call("temperature", ("gpu_temp_c",), lambda n, h: n.nvmlDeviceGetTemperatureV(h, n.NVML_TEMPERATURE_GPU)),
+    Call("temperature_v1", ("gpu_temp_c",), lambda n, h: n.nvmlDeviceGetTemperature(h, n.NVML_TEMPERATURE_GPU)),
     Call("margin_temperature", ("gpu_margin_c",), lambda n, h: n.nvmlDeviceGetMarginTemperature(h)),
     Call(
         "slowdown_threshold",
@@ -113,104 +107,53 @@ CALLS: Final = (
     Call("power", ("power_w",), lambda n, h: n.nvmlDeviceGetPowerUsage(h), 1e-3),
     Call("power_limit", ("power_limit_w",), lambda n, h: n.nvmlDeviceGetPowerManagementLimit(h), 1e-3),
     Call("fan", ("fan_speed_pct",), lambda n, h: n.nvmlDeviceGetFanSpeed(h)),
-    *(
-        Call(
-            f"violation_{name}",
-            (channel,),
-            partial(_violation, policy),
-        )
-        for name, channel, policy in (
-            ("power", "power_violation_ns", "NVML_PERF_POLICY_POWER"),
-            ("thermal", "thermal_violation_ns", "NVML_PERF_POLICY_THERMAL"),
-            ("reliability", "reliability_violation_ns", "NVML_PERF_POLICY_RELIABILITY"),
-        )
-    ),
+    Call("violation_power", ("power_violation_ns",), partial(_violation, "NVML_PERF_POLICY_POWER")),
+    Call("violation_thermal", ("thermal_violation_ns",), partial(_violation, "NVML_PERF_POLICY_THERMAL")),
+    Call("violation_reliability", ("reliability_violation_ns",), partial(_violation, "NVML_PERF_POLICY_RELIABILITY")),
     Call("clock_sm", ("sm_clock_mhz",), lambda n, h: n.nvmlDeviceGetClockInfo(h, n.NVML_CLOCK_SM)),
     Call("clock_memory", ("mem_clock_mhz",), lambda n, h: n.nvmlDeviceGetClockInfo(h, n.NVML_CLOCK_MEM)),
     Call(
         "utilisation",
         ("gpu_util_pct", "mem_util_pct"),
-        lambda n, h: attrgetter("gpu", "memory")(n.nvmlDeviceGetUtilizationRates(h)),
+        lambda n, h: _UTILISATION(n.nvmlDeviceGetUtilizationRates(h)),
     ),
     Call("encoder", ("enc_util_pct",), lambda n, h: n.nvmlDeviceGetEncoderUtilization(h)[0]),
     Call("decoder", ("dec_util_pct",), lambda n, h: n.nvmlDeviceGetDecoderUtilization(h)[0]),
     # The second version counts what the driver holds back apart; in the first it is part of what is used.
-    Call(
-        "memory_v2",
-        ("fb_used_mib", "fb_free_mib", "fb_reserved_mib"),
-        lambda n, h: attrgetter("used", "free", "reserved")(n.nvmlDeviceGetMemoryInfo(h, n.nvmlMemory_v2)),
-        _MIB,
-        Call(
-            "memory",
-            ("fb_used_mib", "fb_free_mib"),
-            lambda n, h: attrgetter("used", "free")(n.nvmlDeviceGetMemoryInfo(h)),
-            _MIB,
-        ),
-    ),
-    Call(
-        "sram",
-        ("ecc_sbe_sram_volatile_total", "ecc_dbe_sram_volatile_total", "sram_threshold_exceeded"),
-        _sram_status,
-        older=Call(
-            "sram_counters",
-            ("ecc_sbe_sram_volatile_total", "ecc_dbe_sram_volatile_total"),
-            lambda n, h: _located(n, h, n.NVML_MEMORY_LOCATION_SRAM),
-        ),
-    ),
+    Call("memory_v2", _MEMORY, lambda n, h: _RESERVED(n.nvmlDeviceGetMemoryInfo(h, n.nvmlMemory_v2)), _MIB),
+    Call("memory", _MEMORY[:2], lambda n, h: _USED(n.nvmlDeviceGetMemoryInfo(h)), _MIB),
+    Call("sram", (*_SRAM, "sram_threshold_exceeded"), _sram_status),
+    Call("sram_counters", _SRAM, partial(_memory_errors, "NVML_MEMORY_LOCATION_SRAM")),
     Call("pcie_generation", ("pcie_link_gen",), lambda n, h: n.nvmlDeviceGetCurrPcieLinkGeneration(h)),
     Call("pcie_width", ("pcie_link_width",), lambda n, h: n.nvmlDeviceGetCurrPcieLinkWidth(h)),
-    Call(
-        "clocks_event_reasons",
-        ("clocks_event_reasons",),
-        lambda n, h: n.nvmlDeviceGetCurrentClocksEventReasons(h),
-        older=Call(
-            "clocks_throttle_reasons",
-            ("clocks_event_reasons",),
-            lambda n, h: n.nvmlDeviceGetCurrentClocksThrottleReasons(h),
-        ),
-    ),
+    Call("clocks_event_reasons", _REASONS, lambda n, h: n.nvmlDeviceGetCurrentClocksEventReasons(h)),
+    Call("clocks_throttle_reasons", _REASONS, lambda n, h: n.nvmlDeviceGetCurrentClocksThrottleReasons(h)),
     Call("pstate", ("pstate",), lambda n, h: n.nvmlDeviceGetPerformanceState(h)),
     Call("fabric_health", ("fabric_health",), lambda n, h: fabric_of(n, h).healthSummary),
-)
-"""Asked one by one."""
-
-INSTEAD: Final = (
+    # What the fields of some devices and drivers do not have.
     Call("energy", ("energy_mj",), lambda n, h: n.nvmlDeviceGetTotalEnergyConsumption(h)),
     Call(
         "ecc_volatile",
         ("ecc_sbe_volatile_total", "ecc_dbe_volatile_total"),
-        lambda n, h: _ecc_errors(n, h, n.NVML_VOLATILE_ECC),
+        partial(_ecc_errors, "NVML_VOLATILE_ECC"),
     ),
     Call(
         "ecc_aggregate",
         ("ecc_sbe_aggregate_total", "ecc_dbe_aggregate_total"),
-        lambda n, h: _ecc_errors(n, h, n.NVML_AGGREGATE_ECC),
+        partial(_ecc_errors, "NVML_AGGREGATE_ECC"),
     ),
     Call(
         "ecc_dram",
         ("ecc_sbe_dram_volatile_total", "ecc_dbe_dram_volatile_total"),
-        lambda n, h: _located(n, h, n.NVML_MEMORY_LOCATION_DRAM),
+        partial(_memory_errors, "NVML_MEMORY_LOCATION_DRAM"),
     ),
     # Not _v2 of it: the binding leaves its last argument out, and the driver would write through a wild pointer.
-    Call(
-        "retired_pages",
-        ("retired_pages_sbe_total", "retired_pages_dbe_total"),
-        lambda n, h: tuple(len(n.nvmlDeviceGetRetiredPages(h, cause)) for cause in (0, 1)),
-    ),
+    Call("retired_pages", _RETIRED, lambda n, h: tuple(len(n.nvmlDeviceGetRetiredPages(h, cause)) for cause in (0, 1))),
     Call("retired_pending", ("retired_pages_pending",), lambda n, h: n.nvmlDeviceGetRetiredPagesPendingStatus(h)),
-    Call(
-        "remapped_rows",
-        (
-            "row_remap_correctable_total",
-            "row_remap_uncorrectable_total",
-            "row_remap_pending",
-            "row_remap_failure",
-        ),
-        lambda n, h: tuple(n.nvmlDeviceGetRemappedRows(h)),
-    ),
+    Call("remapped_rows", _REMAPPED, lambda n, h: tuple(n.nvmlDeviceGetRemappedRows(h))),
     Call("pcie_replay", ("pcie_replay_total",), lambda n, h: n.nvmlDeviceGetPcieReplayCounter(h)),
 )
-"""Asked only of what the fields do not have."""
+"""Asked one by one, in this order."""
 
 LINK_COUNTERS: Final = (
     ("nvlink_replay_total", 0),

@@ -1,12 +1,15 @@
-"""NVML in memory: the port's twin for tests and rehearsals, with faults to switch on."""
+"""A node in memory: NVML's twin with faults to switch on, and a child that answers in this process."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from telemetry.collect.nvml.child import Ended, Message, Process, Session, Silent
 from telemetry.collect.nvml.library import Identity, Library, NvmlFault
+from telemetry.collect.nvml.node_reader import NodeReader
 from telemetry.collect.nvml.questions import Call
 
 _NOT_SUPPORTED = 3
@@ -17,22 +20,19 @@ class MemoryGpu:
     """A GPU that answers what it was told to.
 
     ``fields``, ``calls``: field number and question to NVML's own numbers, or to the code of a failure (an
-    ``NvmlFault``); absent ones are not supported.
-    ``links``: (link, counter) to its value; ``down`` holds the links that are not active.
+    ``NvmlFault``); absent ones are not supported. ``links``: (link, counter) to its value.
     """
 
     gpu: str
     fields: dict[int, float | NvmlFault] = field(default_factory=dict)
     calls: dict[str, tuple[float, ...] | NvmlFault] = field(default_factory=dict)
     links: dict[tuple[int, int], float] = field(default_factory=dict)
-    down: set[int] = field(default_factory=set)
     profile: dict[int, float] = field(default_factory=dict)
     lost: int | None = None
     watchable: bool = True
     asked: list[str] = field(default_factory=list)
 
     def check(self) -> None:
-        """Raise if the GPU is lost."""
         if self.lost is not None:
             raise NvmlFault(self.lost)
 
@@ -40,48 +40,39 @@ class MemoryGpu:
 class MemoryNvml(Library):
     """A node whose driver is a list of :class:`MemoryGpu`."""
 
-    def __init__(self, gpus: Sequence[MemoryGpu], *, version: str = "580.95.05") -> None:
+    max_links = 4
+
+    def __init__(self, gpus: Sequence[MemoryGpu], pause: Callable[[float], None] = lambda _s: None) -> None:
         self.gpus = list(gpus)
-        self.version = version
+        self.version = "580.95.05"
         self.broken: int | None = None
         self.events: list[tuple[MemoryGpu, int, int | None] | NvmlFault] = []
-        self._sampled: set[int] = set()
+        self._pause = pause
 
     def open(self) -> None:
-        """Open, unless ``broken`` says how that fails."""
         self._check()
 
     def driver(self) -> str:
-        """Return ``version``."""
-        self._check()
         return self.version
 
     def count(self) -> int:
-        """Return the number of GPUs."""
-        self._check()
         return len(self.gpus)
 
     def handle(self, index: int) -> MemoryGpu:
-        """Return the GPU itself."""
         self._check()
         self.gpus[index].check()
         return self.gpus[index]
 
     def identity(self, index: int, handle: Any) -> Identity:
-        """Return an identity made of the UUID and the index."""
-        handle.check()
         return Identity(index, handle.gpu, f"serial-{index}", "Memory GPU", f"00000000:{index + 1:02X}:00.0")
 
     def fields(self, handle: Any, numbers: Sequence[int]) -> list[tuple[int, float]]:
-        """Return the GPU's fields."""
         self._check()
         handle.check()
-        handle.asked.append("fields")
-        found = [handle.fields.get(number, NvmlFault(_NOT_SUPPORTED)) for number in numbers]
-        return [(each.code, 0.0) if isinstance(each, NvmlFault) else (0, float(each)) for each in found]
+        answers = [handle.fields.get(number, NvmlFault(_NOT_SUPPORTED)) for number in numbers]
+        return [(answer.code, 0.0) if isinstance(answer, NvmlFault) else (0, float(answer)) for answer in answers]
 
     def call(self, call: Call, handle: Any) -> tuple[float, ...]:
-        """Return the GPU's answer."""
         self._check()
         handle.check()
         handle.asked.append(call.name)
@@ -90,53 +81,33 @@ class MemoryNvml(Library):
             raise answer
         return answer
 
-    def links(self) -> int:
-        """Return the highest number of links."""
-        return 4
-
-    def link_active(self, handle: Any, link: int) -> bool:
-        """Whether the link is not ``down``."""
-        handle.check()
-        if not any(each == link for each, _ in handle.links):
-            raise NvmlFault(_NOT_SUPPORTED)
-        return link not in handle.down
-
     def link_counter(self, handle: Any, link: int, counter: int) -> float:
-        """Return a counter of a link."""
-        handle.check()
         if (link, counter) not in handle.links:
             raise NvmlFault(_NOT_SUPPORTED)
         return float(handle.links[link, counter])
 
-    def profile(self, index: int, handle: Any, numbers: Sequence[int]) -> list[tuple[int, float]]:
-        """Return the metrics, but not at the first call."""
-        handle.check()
+    def profile(self, handle: Any, samples: list[Any], numbers: Sequence[int]) -> list[tuple[int, float]]:
         if not handle.profile:
             raise NvmlFault(_NOT_SUPPORTED)
-        if index not in self._sampled:
-            self._sampled.add(index)
+        if not samples:
+            samples.append("first")
             return []
         return [
             (0, handle.profile[number]) if number in handle.profile else (_NOT_SUPPORTED, 0.0) for number in numbers
         ]
 
-    def forget(self, index: int) -> None:
-        """Forget the first sample."""
-        self._sampled.discard(index)
-
-    def watch(self, handles: Sequence[Any]) -> tuple[Any, list[NvmlFault | None]]:
-        """Register every GPU that is ``watchable``."""
+    def watch(self, handles: Sequence[Any]) -> tuple[Any, int]:
         self._check()
-        return object(), [None if each.watchable else NvmlFault(_NOT_SUPPORTED) for each in handles]
+        return object(), sum(handle.watchable for handle in handles)
 
     def unwatch(self, events: Any) -> None:
         """Nothing to free."""
 
     def wait(self, events: Any, timeout_ms: int) -> tuple[Any, int, int | None] | None:
-        """Return the next of ``events`` at once."""
-        del events, timeout_ms
+        """Return the next of ``events`` immediately."""
         self._check()
         if not self.events:
+            self._pause(timeout_ms / 1000)
             return None
         event = self.events.pop(0)
         if isinstance(event, NvmlFault):
@@ -144,9 +115,77 @@ class MemoryNvml(Library):
         return event
 
     def same(self, one: Any, other: Any) -> bool:
-        """Whether it is the same object."""
         return one is other
 
     def _check(self) -> None:
         if self.broken is not None:
             raise NvmlFault(self.broken)
+
+
+class Clock:
+    """Time that only passes when told to."""
+
+    def __init__(self) -> None:
+        self.s = 0.0
+
+    def __call__(self) -> datetime:
+        return datetime(2026, 3, 1, tzinfo=UTC) + timedelta(seconds=self.s)
+
+    def monotonic(self) -> float:
+        return self.s
+
+    def pass_(self, s: float) -> None:
+        self.s += s
+
+
+class InlineChild(Process):
+    """A child that hangs or crashes at the GPUs that ``hang`` and ``crash`` name (None: while opening)."""
+
+    def __init__(self, node: MemoryNode) -> None:
+        self._node = node
+        self._session = Session(node.nvml, monotonic=node.clock.monotonic, clock_ms=lambda: 0, sleep=node.clock.pass_)
+        self._messages: Iterator[Message] = iter(())
+        self._news = self._session.watch()
+        self._at: int | None = -1
+        self.ended = False
+
+    def ask(self, skip: Iterable[int]) -> None:
+        self._messages = self._session.read(skip)
+
+    def hear(self, timeout_s: float) -> Message:
+        if self._at in self._node.hang:
+            self._node.clock.pass_(timeout_s)
+            raise Silent
+        if self._at in self._node.crash:
+            raise Ended("exit status -11")
+        message = next(self._messages, None) or next(self._news)
+        self._at = message.get("at", -1)
+        return message
+
+    def end(self) -> None:
+        self.ended = True
+
+    def is_gone(self) -> bool:
+        return not self._node.stuck
+
+
+class MemoryNode:
+    """A node of which everything can be changed between two turns; ``stuck``: no killed child ever ends."""
+
+    def __init__(self, gpus: int = 2) -> None:
+        self.clock = Clock()
+        answers: dict[str, tuple[float, ...] | NvmlFault] = {"temperature": (40.0,), "power": (250_000.0,)}
+        devices = [MemoryGpu(f"GPU-{each}", fields={83: 5000.0, 230: 0.0}, calls=dict(answers)) for each in range(gpus)]
+        self.nvml = MemoryNvml(devices, self.clock.pass_)
+        self.hang: set[int | None] = set()
+        self.crash: set[int | None] = set()
+        self.children: list[InlineChild] = []
+        self.stuck = False
+
+    def spawn(self) -> InlineChild:
+        self.children.append(InlineChild(self))
+        return self.children[-1]
+
+    def reader(self, **options: Any) -> NodeReader:
+        clock = self.clock
+        return NodeReader(self.spawn, clock=clock, monotonic=clock.monotonic, sleep=clock.pass_, **options)

@@ -9,14 +9,17 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from typer.testing import CliRunner
 
+from predrain.command import app
 from telemetry import atomic
 from telemetry.collect.nvml import collector as module
 from telemetry.collect.nvml.collector import Collector, writer_of
-from telemetry.collect.nvml.xid_watcher import Xid
 from telemetry.dataset.channels import CATALOGUE
 from telemetry.landing.folder import Landing
-from tests.telemetry.collect.nvml.helpers import MemoryNode
+from tests.telemetry.collect.nvml.memory_nvml import MemoryNode
+
+START = datetime(2026, 3, 1, tzinfo=UTC)
 
 
 class Killed(BaseException):
@@ -27,19 +30,27 @@ class Place:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.node = MemoryNode()
-        self.returned = 0
 
-    def collector(self, boot: str = "boot-1", interval_s: float = 30) -> Collector:
+    def collector(self, boot: str = "boot-1") -> Collector:
+        clock = self.node.clock
         return Collector(
             Landing(self.root, writer=writer_of("node7")),
             "node7",
             CATALOGUE,
-            lambda known, troubles: self.node.reader(known=known, troubles=troubles),
-            clock=self.node.clock,
-            monotonic=self.node.clock.monotonic,
-            interval=timedelta(seconds=interval_s),
+            self.node.spawn,
+            clock=clock,
+            interval=timedelta(seconds=30),
+            monotonic=clock.monotonic,
+            sleep=clock.pass_,
             boot=boot,
         )
+
+    def run(self, turns: int, boot: str = "boot-1", pause_s: float = 30.0) -> None:
+        collector = self.collector(boot)
+        for _ in range(turns):
+            collector.turn()
+            self.node.clock.pass_(pause_s)
+        collector.close()
 
     def rows(self, kind: str) -> list[dict[str, Any]]:
         return [row for path in sorted((self.root / kind).glob("*.parquet")) for row in pq.read_table(path).to_pylist()]
@@ -53,100 +64,52 @@ def place(tmp_path: Path) -> Place:
     return Place(tmp_path / "fleet.live")
 
 
-class Stop(threading.Event):
-    """An event whose waits pass the clock's time, and which is set after a number of them."""
-
-    def __init__(self, node: MemoryNode, waits: int) -> None:
-        super().__init__()
-        self._node = node
-        self._left = waits
-
-    def wait(self, timeout: float | None = None) -> bool:
-        self._node.clock.pass_(timeout or 0.0)
-        self._left -= 1
-        if self._left <= 0:
-            self.set()
-        return self.is_set()
-
-
-def test_samples_land_once_a_minute_and_the_rest_when_stopped(place: Place) -> None:
-    place.collector().run(Stop(place.node, 6))
-    rows = place.rows("samples")
-    assert len(rows) == 12
-    assert sorted({row["timestamp"] for row in rows}) == [
-        datetime(2026, 3, 1, tzinfo=UTC) + timedelta(seconds=30 * turn) for turn in range(6)
-    ]
-    assert len(list((place.root / "samples").glob("*.parquet"))) == 3
-
-
-def test_missed_ticks_are_not_made_up_for(place: Place) -> None:
+def test_turns_keep_the_interval_samples_land_once_a_minute_and_the_rest_when_stopped(place: Place) -> None:
+    stopped = threading.Event()
     collector = place.collector()
     turn = collector.turn
     began: list[float] = []
 
-    def slow(**options: bool) -> None:
+    def timed() -> None:
         began.append(place.node.clock.s)
-        turn(**options)
+        turn()
         if len(began) == 2:
-            place.node.clock.pass_(100)
+            place.node.clock.pass_(100)  # ticks that are missed are not made up for
+        if len(began) == 3:
+            place.node.nvml.events = [(place.node.nvml.gpus[0], 31, 3)]
+        if len(began) == 5:
+            stopped.set()
 
-    collector.turn = slow  # type: ignore[method-assign]  # one slow turn
-    collector.run(Stop(place.node, 4))
-    assert began == [0.0, 30.0, 150.0, 180.0]
+    collector.turn = timed  # type: ignore[method-assign]  # one slow turn
+    collector.run(stopped)
+    assert began == [0.0, 30.0, 150.0, 180.0, 210.0]
+    assert len(place.rows("samples")) == 10
+    assert len(list((place.root / "samples").glob("*.parquet"))) == 3
+    (event,) = place.rows("events")
+    assert (event["type"], event["code"], event["gpu"], event["detail"]) == ("xid", "31", "GPU-0", "GPU instance 3")
 
 
 def test_the_inventory_lands_when_it_changes_and_once_an_hour(place: Place) -> None:
     for _ in range(2):  # a restart is no change
-        collector = place.collector()
-        for _ in range(10):
-            collector.turn()
-            place.node.clock.pass_(60)
-        collector.close()
+        place.run(10, pause_s=60)
     assert len(place.rows("inventory")) == 2
     place.node.clock.pass_(3600)
-    collector = place.collector()
-    collector.turn()
-    collector.close()
+    place.run(1)
     assert len(place.rows("inventory")) == 4
     row = place.rows("inventory")[0]
-    assert row["seen_at"] == datetime(2026, 3, 1, tzinfo=UTC)
+    assert row["seen_at"] == START
     assert (row["gpu"], row["node"], row["slot"], row["pci_bus_id"]) == ("GPU-0", "node7", "0", "00000000:01:00")
     assert (row["serial"], row["model"], row["driver"]) == ("serial-0", "Memory GPU", "580.95.05")
-
-
-def test_a_new_driver_is_an_event_of_each_gpu_also_over_a_restart(place: Place) -> None:
-    collector = place.collector()
-    collector.turn()
-    collector.close()
-    assert place.codes() == []
-    place.node.nvml.version = "590.10"
-    for _ in range(2):
-        collector = place.collector()
-        collector.turn()
-        collector.close()
-    assert place.codes() == ["590.10", "590.10"]
-    assert place.rows("events")[0] == {
-        "timestamp": datetime(2026, 3, 1, tzinfo=UTC),
-        "node": "node7",
-        "gpu": "GPU-0",
-        "type": "driver",
-        "code": "590.10",
-        "detail": "driver 580.95.05 before",
-        "source": "nvml",
-        "known_at": datetime(2026, 3, 1, tzinfo=UTC),
-        "pci_bus_id": "00000000:01:00",
-    }
+    place.node.nvml.version = "590.10"  # the compaction makes the event of it
+    place.run(1)
+    assert [row["driver"] for row in place.rows("inventory")[4:]] == ["590.10", "590.10"]
 
 
 def test_a_loss_is_told_once_in_a_boot_and_again_after_a_reboot(place: Place) -> None:
+    place.run(1)
+    place.node.nvml.gpus[0].lost = 15
     for boot, expected in (("boot-1", 1), ("boot-1", 1), ("boot-2", 2)):
-        collector = place.collector(boot)
-        if not expected - 1:
-            collector.turn()
-        place.node.nvml.gpus[0].lost = 15
-        place.node.clock.pass_(30)
-        collector.turn()
-        collector.close()
+        place.run(1, boot)
         assert place.codes() == ["gpu_lost"] * expected
 
 
@@ -183,24 +146,10 @@ def test_killed_at_any_write_a_loss_is_neither_lost_nor_told_twice(
         die_at = -1
         here.node.nvml.gpus[0].lost = 15
         here.node.clock.pass_(30)
-        collector = here.collector()
-        collector.turn()
-        collector.close()
+        here.run(1)
         assert here.codes() == ["gpu_lost"], point
         rows = here.rows("samples")
         assert len(rows) == len({(row["gpu"], row["timestamp"]) for row in rows})
-
-
-def test_an_xid_lands_at_once(place: Place) -> None:
-    collector = place.collector()
-    at = datetime(2026, 3, 1, 12, tzinfo=UTC)
-    collector.hear(Xid(at, "GPU-1", 79, None))
-    collector.hear(Xid(at, "GPU-0", 31, 3))
-    told = [
-        (each["type"], each["code"], each["gpu"], each["detail"], each["timestamp"]) for each in place.rows("events")
-    ]
-    assert told == [("xid", "79", "GPU-1", None, at), ("xid", "31", "GPU-0", "GPU instance 3", at)]
-    collector.close()
 
 
 def test_a_full_disk_is_waited_for(
@@ -216,12 +165,11 @@ def test_a_full_disk_is_waited_for(
         full.setattr("telemetry.landing.folder.pq.write_table", refuse)
         for _ in range(3):
             place.node.clock.pass_(30)
-            collector.hear(Xid(place.node.clock(), "GPU-0", 79, None))
+            place.node.nvml.events = [(place.node.nvml.gpus[0], 79, None)]
+            collector.write(collector._reader.listen(1))
             collector.turn()
-            collector.write_samples()
         assert place.codes() == []
-    # Once for events and once for samples, not at each try.
-    assert sum("writing waits" in record.message for record in caplog.records) == 2
+    assert sum("writing waits" in record.message for record in caplog.records) == 1
     place.node.clock.pass_(30)
     collector.turn()
     assert place.codes() == ["79", "79", "79"]
@@ -231,17 +179,17 @@ def test_a_full_disk_is_waited_for(
 
 def test_rows_that_cannot_land_are_bounded(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_ROWS", 5)
+    monkeypatch.setattr(module, "WRITE_EVERY_S", 1e9)
     collector = place.collector()
     for _ in range(4):
         collector.turn()
-        place.node.clock.pass_(30)
     collector.close()
-    assert (len(place.rows("samples")), collector.counts.dropped_rows) == (5, 3)
+    assert (len(place.rows("samples")), collector.counts["samples_dropped"]) == (5, 3)
 
 
 def test_once_lands_one_reading_of_each_gpu(place: Place) -> None:
     place.node.nvml.gpus[0].profile = {1: 50.0}
-    place.collector().once(place.node.clock.pass_)
+    place.collector().once()
     rows = place.rows("samples")
     assert [(row["gpu"], row["gr_engine_active_ratio"]) for row in rows] == [("GPU-0", 0.5), ("GPU-1", None)]
 
@@ -252,3 +200,21 @@ def test_any_node_has_a_writer_of_its_own(node: str, tmp_path: Path) -> None:
     Landing(tmp_path, writer=writer)
     assert len(writer) <= 100
     assert writer_of(node + "-") != writer
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        (["--dataset", "a", "--spool", "b"], "give one of --dataset and --spool"),
+        (["--spool", "b", "--bearer-token-file", "t"], "is only used with --push"),
+        (["--spool", "b", "--interval", "0s"], "an interval of 0 s would never rest"),
+        (["--spool", "b", "--spool-limit", "much"], "'much' is not a size"),
+    ],
+)
+def test_options_that_make_no_sense_are_usage_errors(
+    options: list[str], problem: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+    result = CliRunner().invoke(app, ["collect", "nvml", *options])
+    assert result.exit_code == 2
+    assert problem in result.output

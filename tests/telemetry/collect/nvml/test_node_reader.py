@@ -1,25 +1,32 @@
-"""A node goes on being read while one of its GPUs, or its driver, does not."""
+"""A node goes on being read, and its XIDs heard, while one of its GPUs, or its driver, does not answer."""
 
 import os
 import subprocess
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
 from telemetry.collect.nvml.child import ROOT
 from telemetry.collect.nvml.library import Identity, NvmlFault
-from telemetry.collect.nvml.node_reader import GPU_DEADLINE_S, MAX_STUCK, NodeReader, Turn
+from telemetry.collect.nvml.node_reader import GPU_DEADLINE_S, MAX_STUCK, NodeReader, Turn, Xid
 from telemetry.errors import InputError
-from tests.telemetry.collect.nvml.helpers import MemoryNode
+from tests.telemetry.collect.nvml.memory_nvml import MemoryGpu, MemoryNode
 
 
 def gpus(turn: Turn) -> list[str]:
     return [row.identity.gpu for row in turn.rows]
 
 
-def told(turn: Turn) -> list[tuple[str, str | None]]:
+def troubles(turn: Turn) -> list[tuple[str, str | None]]:
     return [(trouble.code, trouble.identity and trouble.identity.gpu) for trouble in turn.troubles]
+
+
+def read(node: MemoryNode) -> NodeReader:
+    reader = node.reader()
+    reader.turn()
+    return reader
 
 
 def test_each_turn_has_a_row_of_each_gpu_with_how_the_reading_went() -> None:
@@ -44,95 +51,75 @@ def test_each_turn_has_a_row_of_each_gpu_with_how_the_reading_went() -> None:
 @pytest.mark.parametrize("code", [15, 28])
 def test_a_lost_gpu_is_told_once_until_it_was_back(code: int) -> None:
     node = MemoryNode()
-    reader = node.reader()
-    reader.turn()
+    reader = read(node)
     node.nvml.gpus[0].lost = code
     turn = reader.turn()
-    assert (gpus(turn), told(turn)) == (["GPU-1"], [("gpu_lost", "GPU-0")])
+    assert (gpus(turn), troubles(turn)) == (["GPU-1"], [("gpu_lost", "GPU-0")])
     assert turn.troubles[0].identity == Identity(0, "GPU-0", "serial-0", "Memory GPU", "00000000:01:00.0")
-    assert told(reader.turn()) == []
+    assert troubles(reader.turn()) == []
     assert [identity.gpu for identity in reader.present] == ["GPU-1"]
     node.nvml.gpus[0].lost = None
     turn = reader.turn()
-    assert (gpus(turn), turn.returned) == (["GPU-0", "GPU-1"], ["GPU-0"])
+    assert gpus(turn) == ["GPU-0", "GPU-1"]
     assert turn.rows[0].values["scrape_failures_total"] == 2.0
     node.nvml.gpus[0].lost = code
-    assert told(reader.turn()) == [("gpu_lost", "GPU-0")]
+    assert troubles(reader.turn()) == [("gpu_lost", "GPU-0")]
 
 
 def test_a_gpu_that_is_lost_from_the_start_is_told_by_what_is_known_of_it() -> None:
     node = MemoryNode()
     node.nvml.gpus[0].lost = 15
     turn = node.reader().turn()
-    assert (gpus(turn), told(turn)) == (["GPU-1"], [("gpu_lost", None)])
+    assert (gpus(turn), troubles(turn)) == (["GPU-1"], [("gpu_lost", None)])
     known = {0: Identity(0, "GPU-0")}
-    assert told(node.reader(known=known).turn()) == [("gpu_lost", "GPU-0")]
-    assert told(node.reader(known=known, troubles={"GPU-0": "gpu_lost"}).turn()) == []
+    assert troubles(node.reader(known=known).turn()) == [("gpu_lost", "GPU-0")]
+    assert troubles(node.reader(known=known, troubles={"GPU-0": "gpu_lost"}).turn()) == []
 
 
 def test_a_gpu_that_the_driver_no_longer_lists_is_lost() -> None:
     node = MemoryNode()
-    reader = node.reader()
-    reader.turn()
+    reader = read(node)
     node.nvml.broken = 1
     reader.turn()
     node.nvml.broken = None
     del node.nvml.gpus[0]
     node.clock.pass_(2)
     turn = reader.turn()
-    assert (gpus(turn), told(turn)) == (["GPU-1"], [("gpu_lost", "GPU-0")])
+    assert (gpus(turn), troubles(turn)) == (["GPU-1"], [("gpu_lost", "GPU-0")])
     assert "no longer listed" in turn.troubles[0].detail
 
 
-def test_a_gpu_that_hangs_costs_one_deadline_and_the_others_are_read_in_the_same_turn() -> None:
+def test_a_gpu_that_hangs_costs_one_deadline_and_is_tried_again_with_growing_pauses() -> None:
     node = MemoryNode(3)
-    reader = node.reader()
-    reader.turn()
+    reader = read(node)
     node.hang = {1}
-    before_s = node.clock.s
     turn = reader.turn()
-    assert (gpus(turn), told(turn)) == (["GPU-0", "GPU-2"], [("nvml_hang", "GPU-1")])
-    assert node.clock.s - before_s == GPU_DEADLINE_S
+    assert (gpus(turn), troubles(turn)) == (["GPU-0", "GPU-2"], [("nvml_hang", "GPU-1")])
+    assert node.clock.s == GPU_DEADLINE_S
     assert node.children[0].ended
-    before_s = node.clock.s
-    turn = reader.turn()
-    assert (gpus(turn), told(turn), node.clock.s) == (["GPU-0", "GPU-2"], [], before_s)
-
-
-def test_a_gpu_that_hung_is_tried_again_after_all_others_and_ever_more_rarely() -> None:
-    node = MemoryNode(3)
-    reader = node.reader()
-    reader.turn()
-    node.hang = {0}
-    reader.turn()
     tries = 0
     for _ in range(240):
-        node.clock.pass_(30)
         children = len(node.children)
         turn = reader.turn()
-        assert gpus(turn) == ["GPU-1", "GPU-2"]
-        assert told(turn) == []
+        assert (gpus(turn), troubles(turn)) == (["GPU-0", "GPU-2"], [])
         tries += len(node.children) > children
+        node.clock.pass_(30)
     assert 3 <= tries <= 10
     node.hang = set()
-    node.clock.pass_(3600)
-    turn = reader.turn()
-    assert (sorted(gpus(turn)), turn.returned) == (["GPU-0", "GPU-1", "GPU-2"], ["GPU-0"])
-    node.hang = {0}
-    assert told(reader.turn()) == [("nvml_hang", "GPU-0")]
+    node.clock.pass_(4500)
+    assert sorted(gpus(reader.turn())) == ["GPU-0", "GPU-1", "GPU-2"]
+    node.hang = {1}
+    assert troubles(reader.turn()) == [("nvml_hang", "GPU-1")]
 
 
 def test_no_further_process_is_risked_while_many_hang_in_the_kernel() -> None:
     node = MemoryNode()
-    reader = node.reader()
-    reader.turn()
-    node.hang = {0}
-    reader.turn()
-    node.stuck = MAX_STUCK
-    node.clock.pass_(7200)
-    children = len(node.children)
-    assert gpus(reader.turn()) == ["GPU-1"]
-    assert len(node.children) == children
+    reader = read(node)
+    node.hang, node.stuck = {0}, True
+    for _ in range(10):
+        assert gpus(reader.turn()) == ["GPU-1"]
+        node.clock.pass_(7200)
+    assert sum(child.ended for child in node.children) == MAX_STUCK
 
 
 def test_a_driver_that_hangs_while_it_is_opened_is_told_once_and_tried_again() -> None:
@@ -140,32 +127,29 @@ def test_a_driver_that_hangs_while_it_is_opened_is_told_once_and_tried_again() -
     node.hang = {None}
     reader = node.reader()
     turn = reader.turn()
-    assert (gpus(turn), told(turn)) == ([], [("nvml_hang", None)])
+    assert (gpus(turn), troubles(turn)) == ([], [("nvml_hang", None)])
     node.clock.pass_(2)
-    assert told(reader.turn()) == []
+    assert troubles(reader.turn()) == []
     node.hang = set()
     node.clock.pass_(60)
-    turn = reader.turn()
-    assert (gpus(turn), turn.returned) == (["GPU-0", "GPU-1"], ["driver"])
+    assert gpus(reader.turn()) == ["GPU-0", "GPU-1"]
 
 
 def test_a_gpu_over_which_the_library_crashes_is_left_alone_for_a_while() -> None:
     node = MemoryNode()
-    reader = node.reader()
-    reader.turn()
+    reader = read(node)
     node.crash = {0}
     turn = reader.turn()
-    assert (gpus(turn), told(turn)) == (["GPU-1"], [])
+    assert (gpus(turn), troubles(turn)) == (["GPU-1"], [])
     node.crash = set()
-    node.clock.pass_(61)
+    node.clock.pass_(80)
     assert sorted(gpus(reader.turn())) == ["GPU-0", "GPU-1"]
 
 
 @pytest.mark.parametrize("code", [1, 9, 18])
-def test_a_driver_that_goes_away_is_opened_anew_with_pauses(code: int) -> None:
+def test_a_driver_that_goes_away_is_opened_again_with_pauses(code: int) -> None:
     node = MemoryNode()
-    reader = node.reader()
-    reader.turn()
+    reader = read(node)
     node.nvml.broken = code
     assert gpus(reader.turn()) == []
     opened = len(node.children)
@@ -174,41 +158,80 @@ def test_a_driver_that_goes_away_is_opened_anew_with_pauses(code: int) -> None:
         assert reader.turn() == Turn()
     assert 5 <= len(node.children) - opened <= 20
     node.nvml.broken, node.nvml.version = None, "590.10"
-    node.clock.pass_(60)
+    node.clock.pass_(80)
     assert gpus(reader.turn()) == ["GPU-0", "GPU-1"]
     assert reader.driver == "590.10"
 
 
 @pytest.mark.parametrize(
-    ("code", "what"),
+    ("code", "problem"),
     [
         (12, "there is no NVIDIA driver: its library libnvidia-ml.so.1 was not found"),
         (9, "the NVIDIA driver is not loaded"),
     ],
 )
-def test_a_node_that_never_had_a_driver_is_an_error_of_the_user(code: int, what: str) -> None:
+def test_a_node_that_never_had_a_driver_is_an_error_of_the_user(code: int, problem: str) -> None:
     node = MemoryNode()
     node.nvml.broken = code
     with pytest.raises(InputError) as caught:
         node.reader().turn()
-    assert str(caught.value) == (
-        f"{what} (this node). Install or load the driver (`nvidia-smi` must work for this user), or collect from "
-        "elsewhere: `predrain collect exporters` scrapes nodes that run an exporter."
-    )
+    assert caught.value.what == problem
+    assert "`predrain collect exporters`" in caught.value.do
 
 
 def test_a_gpu_that_only_fails_is_counted_and_stops_nobody() -> None:
     node = MemoryNode()
-
-    def handle(index: int) -> object:
-        if index == 0:
-            raise NvmlFault(16)
-        return node.nvml.gpus[index]
-
-    node.nvml.handle = handle  # type: ignore[method-assign, assignment]  # one odd driver
-    reader: NodeReader = node.reader()
+    node.nvml.gpus[0].lost = 16
+    reader = node.reader()
     turn = reader.turn()
-    assert (gpus(turn), told(turn), dict(reader.errors)) == (["GPU-1"], [], {"reset_required": 1})
+    assert (gpus(turn), troubles(turn), dict(reader.errors)) == (["GPU-1"], [], {"reset_required": 1})
+
+
+def test_an_xid_is_of_its_gpu_and_of_the_moment_of_the_wait_s_return() -> None:
+    node = MemoryNode()
+    reader = read(node)
+    node.nvml.events = [(node.nvml.gpus[1], 79, None), (node.nvml.gpus[0], 31, 3), (MemoryGpu("GPU-9"), 79, None)]
+    xids = [xid for _ in range(3) for xid in reader.listen(5)]
+    epoch = datetime(1970, 1, 1, tzinfo=UTC)
+    assert xids == [Xid(epoch, "GPU-1", 79, None), Xid(epoch, "GPU-0", 31, 3), Xid(epoch, None, 79, None)]
+    assert (reader.listen(5), node.clock.s) == ([], 5)
+
+
+@pytest.mark.parametrize("trouble", ["lost", "without events", "hang", "refused"])
+def test_one_gpu_s_trouble_does_not_make_the_others_deaf(trouble: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    node = MemoryNode()
+    reader = read(node)
+    faults: list[NvmlFault] = []
+    if trouble == "lost":
+        reader.listen(5)
+        node.nvml.gpus[0].lost, faults = 15, [NvmlFault(15)]
+    elif trouble == "without events":
+        node.nvml.gpus[0].watchable = False
+    elif trouble == "hang":
+        node.hang = {0}
+        reader.turn()
+    else:
+        faults = [NvmlFault(999)]
+    node.nvml.events = [*faults, (node.nvml.gpus[1], 63, None)]
+    assert [(xid.gpu, xid.xid) for xid in reader.listen(30)] == [("GPU-1", 63)]
+    assert ("XID events stopped" in caplog.text) is (trouble == "refused")
+    watched = [record.message for record in caplog.records if "listening" in record.message]
+    assert watched[-1] == f"listening for XIDs of {2 if trouble == 'refused' else 1} GPUs"
+
+
+@pytest.mark.parametrize("trouble", ["crash", "hang"])
+def test_a_child_that_breaks_while_it_only_listens_is_replaced(trouble: str) -> None:
+    node = MemoryNode()
+    reader = read(node)
+    getattr(node, trouble).add(-1)  # at no GPU
+    for _ in range(40):
+        reader.listen(1)
+    getattr(node, trouble).clear()
+    assert node.children[0].ended
+    assert gpus(reader.turn()) == ["GPU-0", "GPU-1"]
+    node.nvml.events = [(node.nvml.gpus[0], 31, None)]
+    assert [xid.xid for xid in reader.listen(5)] == [31]
 
 
 def test_the_child_finds_the_program_where_that_is_not_installed(tmp_path: Path) -> None:

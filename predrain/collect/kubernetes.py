@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from predrain.console import reported, show
-from predrain.options import JsonOption
+from predrain.options import JsonOption, duration_option
 
 
 def collect_kubernetes(
@@ -42,31 +43,32 @@ def collect_kubernetes(
     """
     with reported():
         from telemetry.collect.kubernetes.client import connect
-        from telemetry.collect.kubernetes.collector import WRITER, KubernetesCollector, Scope
+        from telemetry.collect.kubernetes.collector import WRITER, KubernetesCollector
         from telemetry.collect.kubernetes.rules import load_rules
         from telemetry.collect.running import stop_on_signals
-        from telemetry.config import parse_duration
-        from telemetry.errors import InputError
         from telemetry.landing.folder import Landing, landing_of
 
-        try:
-            interval_s = parse_duration(interval).total_seconds()
-        except ValueError as error:
-            raise InputError(str(error), "--interval", "Write for instance 60s.") from error
+        interval_s = duration_option(interval, "--interval").total_seconds()
         if interval_s <= 0:
-            raise InputError(f"{interval!r} must be positive", "--interval", "Write for instance 60s.")
+            raise typer.BadParameter("must be positive", param_hint="--interval")
         loaded = load_rules(rules)
-        scope = Scope(cluster, node_selector, namespace_selector, jobs)
         with stop_on_signals() as stop:
             api = connect(kubeconfig, context)
-            collector = KubernetesCollector(api, Landing(landing_of(dataset), writer=WRITER), loaded, scope)
-            try:
+            landing = Landing(landing_of(dataset), writer=WRITER)
+            with closing(
+                KubernetesCollector(
+                    api,
+                    landing,
+                    loaded,
+                    cluster=cluster,
+                    node_selector=node_selector,
+                    namespace_selector=namespace_selector,
+                    jobs=jobs,
+                )
+            ) as collector:
                 if once:
                     collector.once()
                 else:
                     collector.run(stop, interval_s=interval_s)
-            finally:
-                collector.close()
-                api.close()
         result = {"dataset": str(dataset), "nodes": len(collector.nodes), "written": dict(collector.outbox.landed)}
         show(result, as_json=as_json)

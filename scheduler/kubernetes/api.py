@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from scheduler.ports.errors import SchedulerError
-from telemetry.collect.kubernetes.api import Object, Refused, Unreachable, list_all
+from telemetry.collect.kubernetes.api import Object, Refused, Unreachable
 from telemetry.collect.kubernetes.client import KubernetesClient
 
 _NOT_FOUND = 404
@@ -46,7 +46,7 @@ class ApiServer:
     ) -> list[T]:
         """List objects page by page (0: all in one), as ``view`` gives them (None: left out), or ``SchedulerError``."""
         try:
-            return list_all(self._client, path, params, view, page_size)[0]
+            return self._client.list_all(path, params, view, page_size)[0]
         except Refused as refused:
             raise SchedulerError(f"{self.name}{path}: {refused}") from refused
         except Unreachable as error:

@@ -14,8 +14,8 @@ from scheduler.kubernetes.settings import KubernetesSettings
 from scheduler.ports.node_object import FOREIGN_OWNER_TAINTS, Keys, NodeObject, Taint, view_of
 from scheduler.ports.readings import NodeReading
 from telemetry.collect.kubernetes.api import Object
-from telemetry.collect.kubernetes.node_view import NodeView as Collected
-from telemetry.collect.kubernetes.node_view import view_of as collected
+from telemetry.collect.kubernetes.nodes import NodeView as Collected
+from telemetry.collect.kubernetes.nodes import view_of as collected
 from telemetry.collect.kubernetes.rules import KubernetesRules
 
 _UUID: Final = re.compile(r"GPU-[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}")
@@ -92,7 +92,6 @@ def _parsed(
         bool(metadata.get("managedFields")),
     )
     place = dict(found.place)
-    ready = any(each.type == "Ready" and each.status == "True" for each in found.conditions)
     base = NodeView(
         node_object.name,
         place.get("cluster", settings.cluster),
@@ -101,7 +100,7 @@ def _parsed(
         place.get("nvlink_domain"),
         tuple(UnitView(unit) for unit in _units(annotations, settings)),
         cordoned_by=_cordoned_by(found, node_object, rules, keys),
-        down=bool(metadata.get("deletionTimestamp")) or not ready,  # one that never reported is not ready either
+        down=bool(metadata.get("deletionTimestamp")) or not found.ready,  # one that never reported is not ready either
         software=_software(labels),
         since=None if found.created_ms is None else datetime.fromtimestamp(found.created_ms / 1000, UTC),
     )

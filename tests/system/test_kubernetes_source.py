@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from telemetry.collect.kubernetes.client import connect
-from telemetry.collect.kubernetes.collector import KubernetesCollector, Scope
+from telemetry.collect.kubernetes.collector import KubernetesCollector
 from telemetry.collect.kubernetes.rules import load_rules
 from telemetry.errors import InputError
 from telemetry.landing.folder import Landing
@@ -144,8 +144,8 @@ class Running:
     def __init__(self, server: KubernetesServer, root: Path) -> None:
         self._stop = threading.Event()
         api = connect(server.kubeconfig("collector"))
-        scope = Scope(cluster="east")
-        self._collector = KubernetesCollector(api, Landing(root, writer="kubernetes"), load_rules(None), scope)
+        landing = Landing(root, writer="kubernetes")
+        self._collector = KubernetesCollector(api, landing, load_rules(None), cluster="east")
         self._thread = threading.Thread(target=self._collector.run, args=(self._stop,), kwargs={"interval_s": 0.2})
 
     def __enter__(self) -> "Running":
@@ -163,11 +163,10 @@ def test_without_rights_it_says_which(server: KubernetesServer, tmp_path: Path) 
     api = connect(server.kubeconfig("collector"))
     server.request("DELETE", "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings/predrain-collector", check=False)
     wait(lambda: server.request("GET", "/api/v1/nodes?limit=1", user="collector", check=False)[0] == 403)
-    collector = KubernetesCollector(api, Landing(tmp_path / "d.live", writer="k"), load_rules(None), Scope())
+    collector = KubernetesCollector(api, Landing(tmp_path / "d.live", writer="k"), load_rules(None))
     with pytest.raises(InputError, match=r'cannot list resource "nodes".*collector-rbac\.yaml'):
         collector.once()
     collector.close()
-    api.close()
 
 
 def test_the_rights_are_the_least(allowed: KubernetesServer) -> None:

@@ -1,11 +1,11 @@
-"""What collectors and the scheduler ask of a Kubernetes API server, and how it may answer."""
+"""How a Kubernetes API server may answer, and the bounds of what collectors and the scheduler ask of it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final
 
 from telemetry.milliseconds import to_ms
 
@@ -18,11 +18,10 @@ PAGE_SIZE: Final = 500
 CLAIM_VERSIONS: Final = ("v1", "v1beta2", "v1beta1")
 """Versions of ``resource.k8s.io`` with resource claims, newest first."""
 
-_GONE: Final = 410
-_LISTINGS: Final = 3
-_MAX_MESSAGE: Final = 500
+GONE: Final = 410
+"""Status of a version, or of the rest of a listing, that the server no longer has."""
 
-T = TypeVar("T")
+_MAX_MESSAGE: Final = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,53 +90,6 @@ class Response:
         details = self.content.get("details")
         causes = details.get("causes") if isinstance(details, dict) else None
         return tuple(cause for cause in causes or () if isinstance(cause, dict))
-
-
-class Api(Protocol):
-    """What collectors ask of a server; tests have an in-memory one."""
-
-    name: str
-
-    def get(self, path: str, params: Mapping[str, str] | None = None) -> Object:
-        """Read one object."""
-        ...
-
-    def pages(self, path: str, params: Mapping[str, str] | None = None, page_size: int = PAGE_SIZE) -> Iterator[Object]:
-        """List page by page; a ``page_size`` of 0 asks for everything in one page."""
-        ...
-
-    def watch(self, path: str, params: Mapping[str, str] | None, version: str) -> Iterator[Object]:
-        """Yield the changes after a version."""
-        ...
-
-    def close(self) -> None:
-        """End all requests."""
-        ...
-
-
-def list_all(
-    api: Api, path: str, params: Mapping[str, str], view: Callable[[Object], T | None], page_size: int = PAGE_SIZE
-) -> tuple[list[T], str]:
-    """List objects page by page, and keep of each what ``view`` makes of it (None: nothing).
-
-    Returns the views and the listing's resourceVersion. A listing that the server forgets between two pages (410) is
-    begun again, three times.
-    """
-    for attempt in range(1, _LISTINGS + 1):
-        kept: list[T] = []
-        version = ""
-        try:
-            for page in api.pages(path, params, page_size):
-                version = str(page["metadata"]["resourceVersion"])
-                kept += [made for item in page.get("items") or () if (made := view(item)) is not None]
-        except Refused as refused:
-            if refused.status != _GONE:
-                raise
-            if attempt == _LISTINGS:
-                raise Refused(_GONE, f"the listing expired {_LISTINGS} times before its last page") from refused
-            continue
-        return kept, version
-    raise AssertionError("unreachable")
 
 
 def is_named(content: Object, name: str) -> bool:

@@ -7,17 +7,15 @@ age sends, and drop the fields that they do not know from what is written back.
 
 from __future__ import annotations
 
-import json
 import os
 import random
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeVar
 from urllib.parse import urlencode
 
 import orjson
@@ -26,8 +24,8 @@ import yaml
 
 from telemetry.collect.kubernetes.api import (
     DEFAULT_LIMITS,
+    GONE,
     PAGE_SIZE,
-    Api,
     ClientLimits,
     Object,
     Refused,
@@ -35,6 +33,7 @@ from telemetry.collect.kubernetes.api import (
     Unreachable,
     is_named,
 )
+from telemetry.collect.running import backoff_s
 from telemetry.errors import InputError
 
 
@@ -69,51 +68,14 @@ MAX_RESPONSE_BYTES: Final = 64 * 2**20
 """A larger answer is given up; a page of a listing has a hundredth of it."""
 
 _MAX_LINE_BYTES: Final = 16 * 2**20
-_MAX_BACKOFF_S: Final = 5.0
+_LISTINGS: Final = 3
 _MIN_PAUSE_S: Final = 0.1
 _MAX_RETRY_AFTER_S: Final = 86_400
 _TRANSIENT: Final = frozenset({408, 429, 500, 502, 503, 504})
 _IN_CLUSTER_TOKEN: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
 
 Method = Literal["GET", "POST", "PUT", "PATCH", "DELETE"]
-
-
-@contextmanager
-def _shut_after(seconds: float, shut: Callable[[], object]) -> Iterator[None]:
-    """Call ``shut`` from another thread while the block takes longer: a socket's timeout is of each single read."""
-
-    def at_deadline() -> None:
-        with suppress(OSError, ValueError, RuntimeError, AttributeError):  # closed by itself
-            shut()
-
-    timer = threading.Timer(seconds, at_deadline)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
-
-
-class _HttpConnection(urllib3.connection.HTTPConnection):
-    """Gives all headers of an answer together the time of one read."""
-
-    def getresponse(self) -> urllib3.HTTPResponse:  # type: ignore[override]
-        answered = self.sock
-        with _shut_after(float(self.timeout or IDLE_S), lambda: answered.shutdown(socket.SHUT_RDWR)):
-            return super().getresponse()
-
-
-class _HttpsConnection(_HttpConnection, urllib3.connection.HTTPSConnection):
-    pass
-
-
-class _HttpPool(urllib3.HTTPConnectionPool):
-    ConnectionCls = _HttpConnection
-
-
-class _HttpsPool(urllib3.HTTPSConnectionPool):
-    ConnectionCls = _HttpsConnection
+T = TypeVar("T")
 
 
 class KubernetesClient:
@@ -131,14 +93,10 @@ class KubernetesClient:
         self.host = host.rstrip("/")
         self.name = self.host.split("://", 1)[-1]
         self._pool = pool
-        self._pool.pool_classes_by_scheme = {"http": _HttpPool, "https": _HttpsPool}
         self._headers = headers
         self._limits = limits
-        self._bucket = TokenBucket(limits.requests_per_second, limits.burst)
+        self._rate = RateLimit(limits.requests_per_second, limits.burst)
         self._agent = agent
-        self._watches: set[Any] = set()
-        self._lock = threading.Lock()
-        self._closed = False
 
     def request(
         self,
@@ -160,32 +118,31 @@ class KubernetesClient:
 
         Raises ``Unreachable`` if there was no such answer in time.
         """
-        patience_s = self._limits.retry_timeout_s
+        timeout_s = self._limits.retry_timeout_s
         if timeout is not None:
-            patience_s = min(timeout.total_seconds(), patience_s)
-        end = time.monotonic() + patience_s
+            timeout_s = min(timeout.total_seconds(), timeout_s)
+        end = time.monotonic() + timeout_s
         data = None if body is None else orjson.dumps(body)
         headers = {"Accept": accept} if data is None else {"Accept": accept, "Content-Type": content_type}
         sent, failures = False, 0
 
-        def backoff(error: Exception) -> bool | float:
+        def pause(error: Exception) -> bool | float:
             nonlocal sent, failures
-            if not isinstance(error, Unreachable) or self._closed:
+            if not isinstance(error, Unreachable):
                 return False
-            sent = sent or error.sent
-            failures += 1
-            wait = None if error.retry_after_s is None else max(error.retry_after_s, _MIN_PAUSE_S)
-            if wait is None:
-                wait = min(_MAX_BACKOFF_S, 0.1 * 2.0 ** min(failures, 10)) * random.uniform(0.75, 1.25)  # noqa: S311 - no secret
+            sent, failures = sent or error.sent, failures + 1
+            wait = backoff_s(failures, first_s=0.2, max_s=5.0)
+            if error.retry_after_s is not None:
+                wait = max(error.retry_after_s, _MIN_PAUSE_S)
             return time.monotonic() + wait < end and wait
 
         try:
-            for attempt in stamina.retry_context(on=backoff, attempts=self._limits.attempts, timeout=None):
+            for attempt in stamina.retry_context(on=pause, attempts=self._limits.attempts, timeout=None):
                 with attempt:
                     if time.monotonic() >= end:
                         raise Unreachable("no time is left", sent=False)
-                    self._bucket.take()
-                    response = self._send_once(method, path, params, data, headers, end)
+                    self._rate.wait()
+                    response = self._send(method, path, params, data, headers, end)
                     if response.status in _TRANSIENT and response.status not in final:
                         raise Unreachable(response.problem, retry_after_s=response.retry_after_s)
                     return response
@@ -212,64 +169,65 @@ class KubernetesClient:
             raise Unreachable(f"{path}: the answer is not {named}")
         return response.content
 
-    def pages(self, path: str, params: Mapping[str, str] | None = None, page_size: int = PAGE_SIZE) -> Iterator[Object]:
-        """List page by page; each page has ``items`` and ``metadata.resourceVersion``.
+    def list_all(
+        self, path: str, params: Mapping[str, str], view: Callable[[Object], T | None], page_size: int = PAGE_SIZE
+    ) -> tuple[list[T], str]:
+        """List objects page by page (0: all in one), and keep of each what ``view`` makes of it (None: nothing).
 
-        Raises ``Refused`` as :meth:`get`; 410 where the server forgot the listing between two pages.
+        Returns the views and the listing's resourceVersion. A listing that the server forgets between two pages (410)
+        is begun again, three times. Raises as :meth:`get`.
         """
-        query = {**(params or {}), **({"limit": str(page_size)} if page_size else {})}
-        while True:
-            page = self.get(path, query)
-            items, metadata = page.get("items"), page.get("metadata")
-            # also an empty listing has a version: an answer without one comes from somewhere else
-            has_version = isinstance(metadata, dict) and metadata.get("resourceVersion")
-            if not has_version or not (items is None or isinstance(items, list)):
-                raise Unreachable(f"{path}: the answer is no listing")
-            yield page
-            token = page["metadata"].get("continue")
-            if not token:
-                return
-            query = {**query, "continue": str(token)}
+        for _ in range(_LISTINGS):
+            kept: list[T] = []
+            query = {**params, **({"limit": str(page_size)} if page_size else {})}
+            try:
+                while True:
+                    page = self.get(path, query)
+                    items, metadata = page.get("items"), page.get("metadata")
+                    # also an empty listing has a version: an answer without one comes from somewhere else
+                    version = metadata.get("resourceVersion") if isinstance(metadata, dict) else None
+                    if not version or not (items is None or isinstance(items, list)):
+                        raise Unreachable(f"{path}: the answer is no listing")
+                    kept += [made for item in items or () if (made := view(item)) is not None]
+                    token = page["metadata"].get("continue")
+                    if not token:
+                        return kept, str(version)
+                    query["continue"] = str(token)
+            except Refused as refused:
+                if refused.status != GONE:
+                    raise
+        raise Refused(GONE, f"the listing expired {_LISTINGS} times before its last page")
 
-    def watch(self, path: str, params: Mapping[str, str] | None, version: str) -> Iterator[Object]:
+    def watch(self, path: str, params: Mapping[str, str], version: str) -> Iterator[Object]:
         """Yield what happens after ``version`` as ``{"type": …, "object": …}`` until the server ends the watch.
 
         Raises ``Refused`` if the server refuses to begin; ``Unreachable`` if the connection is cut. A silent
-        one ends the watch as the server's own end does.
+        one ends the watch as the server's own end does: the next request finds out.
         """
         query = {
-            **(params or {}),
+            **params,
             "watch": "1",
             "resourceVersion": version,
             "allowWatchBookmarks": "true",
             "timeoutSeconds": str(int(WATCH_S * random.uniform(0.8, 1.2))),  # noqa: S311 - spreads load, no secret
         }
-        response = self._open("GET", path, query, None, {"Accept": "application/json"}, IDLE_S, IDLE_S)
-        with self._lock:
-            if self._closed:
-                response.close()
-                return
-            self._watches.add(response)
-        try:
-            with closing(response):
-                if response.status != 200:
-                    answer = _response(response.status, response.read1(2**16), response.headers)
-                    raise Refused(answer.status, answer.message, answer.retry_after_s)
-                yield from _lines(response)
-        finally:
-            with self._lock:
-                self._watches.discard(response)
+        accept, timeout = {"Accept": "application/json"}, urllib3.Timeout(IDLE_S)
+        with (
+            self._explained("the watch was cut"),
+            suppress(urllib3.exceptions.ReadTimeoutError),
+            closing(self._open("GET", path, query, None, accept, timeout)) as response,
+        ):
+            if response.status != 200:
+                answer = _response(response.status, response.read1(2**16), response.headers)
+                raise Refused(answer.status, answer.message, answer.retry_after_s)
+            held = b""
+            for chunk in response.stream(2**16, decode_content=False):
+                *lines, held = (held + chunk).split(b"\n")
+                if len(held) > _MAX_LINE_BYTES:
+                    raise Unreachable("a watched object is larger than any that a server can hold")
+                yield from (orjson.loads(line) for line in lines if line.strip())
 
-    def close(self) -> None:
-        """End all requests, also watches in which another thread waits; a later request is an error."""
-        with self._lock:
-            self._closed = True
-            responses = list(self._watches)
-        for response in responses:
-            with suppress(OSError, ValueError):
-                response.shutdown()
-
-    def _send_once(
+    def _send(
         self,
         method: Method,
         path: str,
@@ -279,31 +237,21 @@ class KubernetesClient:
         end: float,
     ) -> Response:
         left = max(end - time.monotonic(), 0.001)
-        connect_s, read_s = min(self._limits.connect_timeout_s, left), min(self._limits.read_timeout_s, left)
-        try:
-            response = self._open(method, path, params, data, headers, connect_s, read_s)
-        except Unreachable as error:
-            if error.sent:
-                _check_in_time(end)
-            raise
+        limits = self._limits
+        timeout = urllib3.Timeout(min(limits.connect_timeout_s, left), min(limits.read_timeout_s, left))
         content = bytearray()
-        try:
-            with _shut_after(max(end - time.monotonic(), 0.001), response.shutdown):
-                while chunk := response.read1(2**16):
-                    content += chunk
-                    if len(content) > MAX_RESPONSE_BYTES:
-                        raise Unreachable(f"the answer is larger than {MAX_RESPONSE_BYTES} bytes")
-            _check_in_time(end)
-        except (urllib3.exceptions.HTTPError, OSError, ValueError, AttributeError) as error:
-            # AttributeError: urllib3 loses its socket when the response is shut down while it reads
-            response.close()
-            _check_in_time(end)
-            raise Unreachable(f"the answer was cut: {error}") from error
-        except Unreachable:
-            response.close()
-            raise
-        response.release_conn()
-        return _response(response.status, bytes(content), response.headers)
+        with (
+            self._explained(f"{self.name} gave no whole answer"),
+            closing(self._open(method, path, params, data, headers, timeout)) as response,
+        ):
+            while chunk := response.read1(2**16):
+                content += chunk
+                if len(content) > MAX_RESPONSE_BYTES:
+                    raise Unreachable(f"the answer is larger than {MAX_RESPONSE_BYTES} bytes")
+                if time.monotonic() >= end:  # a socket's timeout is of each single read
+                    raise Unreachable("timed out: the answer was not complete in time")
+            response.release_conn()
+            return _response(response.status, bytes(content), response.headers)
 
     def _open(
         self,
@@ -312,32 +260,35 @@ class KubernetesClient:
         params: Mapping[str, str] | None,
         data: bytes | None,
         headers: Mapping[str, str],
-        connect_s: float,
-        read_s: float,
+        timeout: urllib3.Timeout,
     ) -> urllib3.BaseHTTPResponse:
-        if self._closed:
-            raise Unreachable("the connection was closed", sent=False)
-        query = f"?{urlencode(params)}" if params else ""
         try:
-            return self._pool.request(
-                method, f"{self.host}{path}{query}", body=data, headers=self._all_headers(headers),
-                timeout=urllib3.Timeout(connect=connect_s, read=read_s), retries=False, redirect=False,
-                preload_content=False,
-            )  # fmt: skip
+            credentials = self._headers()
+        except Exception as error:  # a credential plug-in may fail in any way, and work the next time
+            raise Unreachable(f"no credentials for {self.name}: {error}", sent=False) from error
+        return self._pool.request(
+            method,
+            f"{self.host}{path}{f'?{urlencode(params)}' if params else ''}",
+            body=data,
+            headers={"User-Agent": self._agent, **headers, **credentials},
+            timeout=timeout,
+            retries=False,
+            redirect=False,
+            preload_content=False,
+        )
+
+    @contextmanager
+    def _explained(self, problem: str) -> Iterator[None]:
+        try:
+            yield
         except (urllib3.exceptions.NewConnectionError, urllib3.exceptions.ConnectTimeoutError) as error:
             raise Unreachable(f"{self.name} cannot be reached: {error}", sent=False) from error
         except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
-            raise Unreachable(f"{self.name} cannot be reached: {error}") from error
-
-    def _all_headers(self, headers: Mapping[str, str]) -> dict[str, str]:
-        try:
-            return {"User-Agent": self._agent, **headers, **self._headers()}
-        except Exception as error:  # a credential plug-in may fail in any way, and work the next time
-            raise Unreachable(f"no credentials for {self.name}: {error}", sent=False) from error
+            raise Unreachable(f"{problem}: {error}") from error
 
 
-class TokenBucket:
-    """A bound on requests per second, shared by all threads of a process."""
+class RateLimit:
+    """A bound on requests per second after a burst, shared by all threads of a process."""
 
     def __init__(
         self,
@@ -346,24 +297,21 @@ class TokenBucket:
         elapsed: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], object] = time.sleep,
     ) -> None:
-        self._per_second = per_second
-        self._burst = float(burst)
+        self._interval_s = 1.0 / per_second
+        self._burst_s = burst / per_second
         self._elapsed = elapsed
         self._sleep = sleep
-        self._left = self._burst
-        self._at = elapsed()
+        self._due = float("-inf")
         self._lock = threading.Lock()
 
-    def take(self) -> float:
-        """Take the right to one request, wait until it holds, and return the seconds waited."""
+    def wait(self) -> None:
+        """Wait for the right to one request."""
         with self._lock:
             now = self._elapsed()
-            self._left = min(self._burst, self._left + max(0.0, now - self._at) * self._per_second) - 1.0
-            self._at = now
-            wait = max(0.0, -self._left / self._per_second)
-        if wait:
+            self._due = max(self._due, now - self._burst_s) + self._interval_s
+            wait = self._due - now
+        if wait > 0:
             self._sleep(wait)  # the right is taken already: threads wait one after another
-        return wait
 
 
 def connect(
@@ -417,27 +365,18 @@ def connect(
     return KubernetesClient(pool, configuration.host, headers, limits=limits, agent=agent)
 
 
-def not_allowed(refused: Refused, path: str, api: Api) -> InputError:
-    """Return what to tell the user of an answer that waiting does not change."""
-    if refused.status == 401:
-        do = "Give a token or certificate that the server knows; a kubeconfig's may have expired."
-    elif refused.status == 403:
-        do = "Grant get, list and watch as deploy/kubernetes/collector-rbac.yaml does."
-    else:
-        do = "Check the server's address and version."
-    return InputError(f"the Kubernetes API server refuses: {refused.message}", f"{api.name}{path}", do)
-
-
-def unreachable(error: Exception, api: Api) -> InputError:
-    """Return what to tell the user of a server that no attempt reached."""
-    return InputError(
-        f"the Kubernetes API server does not answer: {error}", api.name, "Check that it runs, then retry."
-    )
-
-
-def _check_in_time(end: float) -> None:
-    if time.monotonic() >= end:
-        raise Unreachable("timed out: the answer was not complete in time")
+def input_error(error: Refused | Unreachable, api: KubernetesClient, path: str) -> InputError:
+    """Return what to tell the user of a server that refuses, or that no attempt reached."""
+    if isinstance(error, Unreachable):
+        return InputError(
+            f"the Kubernetes API server does not answer: {error}", api.name, "Check that it runs, then retry."
+        )
+    actions = {
+        401: "Give a token or certificate that the server knows; a kubeconfig's may have expired.",
+        403: "Grant get, list and watch as deploy/kubernetes/collector-rbac.yaml does.",
+    }
+    do = actions.get(error.status, "Check the server's address and version.")
+    return InputError(f"the Kubernetes API server refuses: {error.message}", f"{api.name}{path}", do)
 
 
 def _response(status: int, data: bytes, headers: Mapping[str, str]) -> Response:
@@ -451,20 +390,3 @@ def _response(status: int, data: bytes, headers: Mapping[str, str]) -> Response:
         raise Unreachable("the answer is no object")
     wait = (headers.get("Retry-After") or "").strip()
     return Response(status, content, min(int(wait), _MAX_RETRY_AFTER_S) if wait.isascii() and wait.isdigit() else None)
-
-
-def _lines(response: urllib3.BaseHTTPResponse) -> Iterator[Object]:
-    held = b""
-    try:
-        for chunk in response.stream(2**16, decode_content=False):
-            *lines, held = (held + chunk).split(b"\n")
-            if len(held) > _MAX_LINE_BYTES:
-                raise Unreachable("a watched object is larger than any that a server can hold")
-            for line in lines:
-                if line.strip():
-                    yield json.loads(line)
-    except urllib3.exceptions.ReadTimeoutError:
-        return  # quiet, or dead: the next request finds out
-    except (urllib3.exceptions.HTTPError, OSError, ValueError, AttributeError) as error:
-        # AttributeError: urllib3 loses its socket when the response is shut down while it reads
-        raise Unreachable(f"the watch was cut: {error}") from error

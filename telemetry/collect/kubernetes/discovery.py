@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import ipaddress
-import threading
 from collections.abc import Iterable
+from functools import cache
 from typing import Any, Final
 
 from telemetry.collect.exporters.targets import DEFAULT_PATH, Target
-from telemetry.collect.kubernetes.api import Api, Object, Refused, Unreachable
-from telemetry.collect.kubernetes.client import connect, not_allowed, unreachable
+from telemetry.collect.kubernetes.api import Object, Refused, Unreachable
+from telemetry.collect.kubernetes.client import KubernetesClient, connect, input_error
 from telemetry.errors import InputError
 
-_SERVICE_LABEL: Final = "kubernetes.io/service-name"
-_UNKNOWN_USER: Final = 401
+_METRICS_PORTS: Final = ("metrics", "http-metrics", "https-metrics")
 
-_connections: dict[str, Api] = {}
-_connecting = threading.Lock()
+
+@cache
+def _connected() -> KubernetesClient:
+    return connect()
 
 
 def service_targets(
-    namespace: str, service: str, port: int | str | None = None, *, api: Api | None = None
+    namespace: str, service: str, port: int | str | None = None, *, api: KubernetesClient | None = None
 ) -> list[Target]:
     """Return a target for each endpoint of a service, as it is now; ask again to see nodes come and go.
 
@@ -32,14 +33,13 @@ def service_targets(
     """
     where = f"kubernetes:{namespace}/{service}"
     api = api or _connected()
+    path = f"/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices"
     try:
-        slices = _slices(api, namespace, service)
-    except Refused as refused:
-        if refused.status == _UNKNOWN_USER:
-            _connections.clear()  # a certificate or token of the file was replaced: read it again the next time
-        raise not_allowed(refused, f" ({where})", api) from refused
-    except Unreachable as error:
-        raise unreachable(error, api) from error
+        slices, _ = api.list_all(path, {"labelSelector": f"kubernetes.io/service-name={service}"}, lambda item: item)
+    except (Refused, Unreachable) as error:
+        # After a refusal the file is read again the next time: its certificate or token may have been replaced.
+        _connected.cache_clear()
+        raise input_error(error, api, f" ({where})") from error
     if not slices:
         raise InputError(
             "there is no such service, or it selects no pods",
@@ -54,65 +54,36 @@ def slice_targets(slices: Iterable[Object], port: int | str | None, where: str) 
 
     Raises ``InputError`` if no port, or more than one, can be meant.
     """
-    chosen: dict[str, tuple[int, Target]] = {}
-    for item in slices:
-        family = item.get("addressType", "IPv4")
-        if family not in ("IPv4", "IPv6"):
-            continue
-        rank = 0 if family == "IPv4" else 1
-        number: tuple[str, int] | None = None
-        for endpoint in item.get("endpoints") or ():
-            conditions = endpoint.get("conditions") or {}
-            if conditions.get("terminating"):
+    chosen: dict[str, Target] = {}
+    # A dual-stack service has each pod in a slice of either family: one target, IPv4 for preference.
+    for family in ("IPv6", "IPv4"):
+        for item in slices:
+            if item.get("addressType", "IPv4") != family:
                 continue
-            number = number or _port(item.get("ports") or (), port, where)
-            node = endpoint.get("nodeName") or (endpoint.get("topology") or {}).get("kubernetes.io/hostname")
-            for address in (endpoint.get("addresses") or ())[:1]:
-                target = _target(number, address, node)
-                # A dual-stack service has each pod in a slice of either family: one target, IPv4 for preference.
-                key = str((endpoint.get("targetRef") or {}).get("uid") or target.url)
-                if key not in chosen or rank < chosen[key][0]:
-                    chosen[key] = (rank, target)
-    return list({target.url: target for _, target in chosen.values()}.values())
-
-
-def _slices(api: Api, namespace: str, service: str) -> list[Object]:
-    selector = {"labelSelector": f"{_SERVICE_LABEL}={service}"}
-    for version in ("v1", "v1beta1"):  # the latter before Kubernetes 1.21
-        path = f"/apis/discovery.k8s.io/{version}/namespaces/{namespace}/endpointslices"
-        try:
-            return [item for page in api.pages(path, selector) for item in page.get("items") or ()]
-        except Refused as refused:
-            if refused.status != 404 or version == "v1beta1":
-                raise
-    raise AssertionError("unreachable")
+            for endpoint in item.get("endpoints") or ():
+                if (endpoint.get("conditions") or {}).get("terminating") or not endpoint.get("addresses"):
+                    continue
+                target = _target(_port(item.get("ports") or (), port, where), endpoint)
+                chosen[str((endpoint.get("targetRef") or {}).get("uid") or target.url)] = target
+    return list({target.url: target for target in chosen.values()}.values())
 
 
 def _port(ports: Iterable[Any], wanted: int | str | None, where: str) -> tuple[str, int]:
     """Return name and number of the port that is meant."""
-    known = [(str(each.get("name") or ""), int(each["port"])) for each in ports if each.get("port")]
+    known = [(str(port.get("name") or ""), int(port["port"])) for port in ports if port.get("port")]
     if wanted is not None:
-        fitting = [each for each in known if str(wanted) in (each[0], str(each[1]))]
+        fitting = [(name, number) for name, number in known if str(wanted) in (name, str(number))]
     else:
-        fitting = [each for each in known if each[0] in ("metrics", "http-metrics", "https-metrics")]
-        fitting = fitting or known
+        fitting = [(name, number) for name, number in known if name in _METRICS_PORTS] or known
     if len(fitting) == 1:
         return fitting[0]
     shown = ", ".join(f"{name or 'unnamed'} ({number})" for name, number in known) or "none"
-    what = f"the service has no port {wanted!r}" if wanted is not None else "it is not clear which port is meant"
-    raise InputError(
-        f"{what}: it has {shown}", where, f"Write one of them: {where.split(':', 2)[0]}:NAMESPACE/SERVICE:PORT."
-    )
+    problem = f"the service has no port {wanted!r}" if wanted is not None else "it is not clear which port is meant"
+    raise InputError(f"{problem}: it has {shown}", where, "Write one of them: kubernetes:NAMESPACE/SERVICE:PORT.")
 
 
-def _target(port: tuple[str, int], address: str, node: str | None) -> Target:
+def _target(port: tuple[str, int], endpoint: Object) -> Target:
+    address = endpoint["addresses"][0]
     host = f"[{address}]" if ipaddress.ip_address(address).version == 6 else address
     scheme = "https" if port[0].startswith("https") else "http"
-    return Target(f"{scheme}://{host}:{port[1]}{DEFAULT_PATH}", node)
-
-
-def _connected() -> Api:
-    with _connecting:
-        if "default" not in _connections:
-            _connections["default"] = connect()
-        return _connections["default"]
+    return Target(f"{scheme}://{host}:{port[1]}{DEFAULT_PATH}", endpoint.get("nodeName"))

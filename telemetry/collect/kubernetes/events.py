@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Final
 
 from telemetry.collect.event import Event
 from telemetry.collect.kubernetes.api import Object, timestamp_ms
-from telemetry.collect.kubernetes.node_tracker import SOURCE
+from telemetry.collect.kubernetes.nodes import SOURCE
 from telemetry.collect.kubernetes.rules import KubernetesRules
+from telemetry.collect.kubernetes.watching import Tracker
 from telemetry.milliseconds import from_ms
 from telemetry.xids.pci import normalise_pci_bus_id
 from telemetry.xids.xid_message import parse_xid_message
 
-_DETAIL_LENGTH = 400
+_DETAIL_LENGTH: Final = 400
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +24,6 @@ class Notice:
     """A Kubernetes event that a rule names; ``count``: the server counts repeats instead of keeping each."""
 
     uid: str
-    kind: str
     node: str
     count: int
     first_ms: int | None
@@ -40,18 +41,16 @@ def notice_of(event: Object, rules: KubernetesRules) -> Notice | None:
     Of an XID whose message names no GPU the code is kept as ``xid_N`` in an event of type ``other``: an XID without a
     GPU would count as one of every GPU of the node, and the kernel log tells which it was.
     """
-    about = event.get("involvedObject") or {}
+    about, metadata = event.get("involvedObject") or {}, event.get("metadata") or {}
     reason, message = str(event.get("reason") or ""), str(event.get("message") or "")
-    found = rules.for_event(str(about.get("kind") or ""), reason, message)
-    source = event.get("source") or {}
-    node = about.get("name") if about.get("kind") == "Node" else source.get("host")
-    uid = (event.get("metadata") or {}).get("uid")
-    if found is None or not node or not uid:
+    match = rules.for_event(str(about.get("kind") or ""), reason, message)
+    node = about.get("name") if about.get("kind") == "Node" else (event.get("source") or {}).get("host")
+    uid = metadata.get("uid")
+    if match is None or not node or not uid:
         return None
-    rule, groups = found
+    rule, groups = match
     kind, code = str(rule.type), rule.code or reason
     gpu, address = groups.get("gpu"), normalise_pci_bus_id(groups.get("pci", ""))
-    detail = f"{reason}: {message}" if message else reason
     if kind == "xid":
         xid = parse_xid_message(message)
         number = xid.code if xid is not None else groups.get("xid")
@@ -62,70 +61,67 @@ def notice_of(event: Object, rules: KubernetesRules) -> Notice | None:
         if gpu is None and address is None:
             kind, code = "other", f"xid_{code}"
     series = event.get("series") or {}
-    stamps = [series.get("lastObservedTime"), event.get("lastTimestamp"), event.get("eventTime")]
-    stamps += [event.get("firstTimestamp"), (event.get("metadata") or {}).get("creationTimestamp")]
-    known = [ms for ms in map(timestamp_ms, stamps) if ms is not None]
-    first_ms = next((ms for ms in map(timestamp_ms, (event.get("firstTimestamp"), event.get("eventTime"))) if ms), None)
+    first, newer_first = event.get("firstTimestamp"), event.get("eventTime")
+    last = (series.get("lastObservedTime"), event.get("lastTimestamp"), newer_first, first)
     return Notice(
         uid=uid,
-        kind=str(about["kind"]),
         node=str(node),
         count=int(series.get("count") or event.get("count") or 1),
-        first_ms=first_ms,
-        last_ms=known[0] if known else None,
+        first_ms=_first_ms(first, newer_first),
+        last_ms=_first_ms(*last, metadata.get("creationTimestamp")),
         type=kind,
         code=code,
-        detail=detail[:_DETAIL_LENGTH],
+        detail=(f"{reason}: {message}" if message else reason)[:_DETAIL_LENGTH],
         gpu=gpu,
         pci_bus_id=address,
     )
 
 
-class NoticeTracker:
-    """Which Kubernetes events were reported already: their counts by uid, by kind of object."""
+def _first_ms(*stamps: object) -> int | None:
+    return next((ms for ms in map(timestamp_ms, stamps) if ms is not None), None)
 
-    def __init__(self, reported: Mapping[str, Mapping[str, int]] | None = None) -> None:
-        self.reported = {kind: dict(counts) for kind, counts in (reported or {}).items()}
 
-    def update(self, notice: Notice, at: datetime) -> list[Event]:
+class NoticeTracker(Tracker[Notice, int]):
+    """How often each Kubernetes event was reported already, by uid.
+
+    ``is_known``: whether a node is one of the fleet; events of others are left out.
+    """
+
+    def __init__(
+        self, known: Mapping[str, int] | None = None, *, is_known: Callable[[str], bool] = lambda _node: True
+    ) -> None:
+        super().__init__(known or {})
+        self._is_known = is_known
+
+    def update(self, view: Notice, at: datetime) -> list[Event]:
         """Return our events for what is new in a Kubernetes event.
 
         One when it is first seen, at its first and, if it was repeated since, one more at its last occurrence; then one
         each time the count has risen.
         """
-        counts = self.reported.setdefault(notice.kind, {})
-        before = counts.get(notice.uid, 0)
-        if notice.count <= before:
+        before = self.known.get(view.uid, 0)
+        if view.count <= before or not self._is_known(view.node):
             return []
-        counts[notice.uid] = notice.count
-        moments = [notice.last_ms]
-        first_also = before == 0 and notice.count > 1 and notice.first_ms is not None
-        if first_also and notice.first_ms != notice.last_ms:
-            moments.insert(0, notice.first_ms)
-        news = notice.count - before
-        made = []
-        for number, ms in enumerate(moments):
-            repeated = news - (len(moments) - 1) if number == len(moments) - 1 else 1
-            made.append(
-                Event(
-                    timestamp=at if ms is None else from_ms(ms),
-                    node=notice.node,
-                    type=notice.type,
-                    source=SOURCE,
-                    known_at=at,
-                    code=notice.code,
-                    detail=notice.detail + (f" ({repeated} times)" if repeated > 1 else ""),
-                    gpu=notice.gpu,
-                    pci_bus_id=notice.pci_bus_id,
-                )
+        self.known[view.uid] = view.count
+        repeats, instants_ms = view.count - before, [view.last_ms]
+        if before == 0 and repeats > 1 and view.first_ms not in (None, view.last_ms):
+            repeats, instants_ms = repeats - 1, [view.first_ms, view.last_ms]
+        return [
+            Event(
+                timestamp=at if ms is None else from_ms(ms),
+                node=view.node,
+                type=view.type,
+                source=SOURCE,
+                known_at=at,
+                code=view.code,
+                detail=view.detail + (f" ({repeats} times)" if repeats > 1 and ms == view.last_ms else ""),
+                gpu=view.gpu,
+                pci_bus_id=view.pci_bus_id,
             )
-        return made
+            for ms in instants_ms
+        ]
 
-    def forget(self, notice: Notice) -> None:
+    def remove(self, key: str, at: datetime, *, watched: bool = True) -> list[Event]:  # noqa: ARG002
         """Forget an event that the server deleted (after an hour by default)."""
-        self.reported.get(notice.kind, {}).pop(notice.uid, None)
-
-    def keep_only(self, kind: str, uids: Iterable[str]) -> None:
-        """Forget all events about a kind of object that are not in this listing."""
-        kept = set(uids)
-        self.reported[kind] = {uid: count for uid, count in self.reported.get(kind, {}).items() if uid in kept}
+        self.known.pop(key, None)
+        return []

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Final
 
-from telemetry.collect.kubernetes.api import CLAIM_VERSIONS, Api, Object, Refused, Unreachable, timestamp_ms
+from telemetry.collect.event import Event
+from telemetry.collect.kubernetes.api import CLAIM_VERSIONS, Object, Refused, timestamp_ms
+from telemetry.collect.kubernetes.client import KubernetesClient
 from telemetry.collect.kubernetes.rules import KubernetesRules
+from telemetry.collect.kubernetes.watching import Tracker
 from telemetry.milliseconds import to_ms
 
 CHECKPOINTED: Final = "checkpointed-at"
@@ -31,11 +33,7 @@ _GROUP_LABELS: Final = (
 )
 # Whole jobs of several pods whose direct owner is only a part of them, outermost first.
 
-_BETTER_FIRST: Final = ("Succeeded", DELETED, UNKNOWN)
-
-_MAX_CLAIMS: Final = 50_000
-_CLAIM_RETRY_S: Final = 600.0
-
+log = logging.getLogger(__name__)
 
 Key = tuple[str, str, int]
 """job, node, start: what a row of jobs is known by."""
@@ -101,121 +99,91 @@ def pod_run(pod: Object, rules: KubernetesRules) -> PodRun | None:
     )
 
 
-class JobTracker:
-    """The pods that hold GPUs, and which of their rows are to be landed.
+class JobTracker(Tracker[PodRun, PodRun]):
+    """The pods that hold GPUs, and which of their rows are to be written.
 
-    Pods of one job that began on one node in the same second share a row, for a row is known by job, node and start:
-    their GPUs add up, and the row ends with the last of them.
-
-    ``gpus_of_claim``: ``(namespace, claim)`` to the number of GPUs that it holds.
+    A row is known by job, node and start. Of pods of one job that began on one node in the same second, each further
+    one begins a millisecond later.
     """
 
     def __init__(
-        self, runs: Iterable[PodRun] = (), *, gpus_of_claim: Callable[[str, str], int] = lambda _namespace, _claim: 0
+        self, api: KubernetesClient, rules: KubernetesRules, known: Mapping[str, PodRun] | None = None
     ) -> None:
-        self._groups: dict[Key, dict[str, PodRun]] = {}
-        self._key_of: dict[str, Key] = {}
-        self._gone: set[str] = set()
-        self._dirty: dict[Key, None] = {}
-        self._landed: dict[Key, dict[str, Any]] = {}
-        self._gpus_of_claim = gpus_of_claim
-        for run in runs:
-            self._put(run)
-        # What an earlier run knew, it has landed.
-        self._landed = {key: _row(group.values()) for key, group in self._groups.items()}
-        self._dirty.clear()
+        super().__init__(known or {})
+        self._api = api
+        self._rules = rules
+        self._keys = {run.key for run in self.known.values()}
+        self._unwritten: dict[str, PodRun] = {}
+        self._may_read_claims = True
 
-    def runs(self) -> list[PodRun]:
-        """Return the pods that are known."""
-        return [run for group in self._groups.values() for run in group.values()]
-
-    def update(self, run: PodRun) -> None:
-        """Take in how a pod is now."""
-        known = self._known(run.uid)
+    def update(self, view: PodRun, at: datetime) -> list[Event]:  # noqa: ARG002
+        """Apply how a pod is now."""
+        run, known = view, self.known.get(view.uid)
         if known is not None:
             # Deleted containers may leave a finished pod without its times: what was reported once stays.
             if known.ended_ms is not None:
                 run = replace(run, ended_ms=known.ended_ms, outcome=known.outcome)
-            run = replace(run, gpus=max(run.gpus, known.gpus), claims=run.claims if known.claims else ())
+            claims = run.claims if known.claims else ()
+            run = replace(run, gpus=max(run.gpus, known.gpus), claims=claims)
+            # A start that was corrected: it stays where it was reported first.
+            run = replace(run, job=known.job, node=known.node, started_ms=known.started_ms)
         if run.claims:
-            held = sum(self._gpus_of_claim(run.namespace, claim) for claim in run.claims)
-            if not held and not run.gpus:
-                return
+            held = sum(self._claimed_gpus(run.namespace, claim) for claim in run.claims)
             if held:
                 run = replace(run, gpus=run.gpus + held, claims=())
+            elif not run.gpus:
+                return []
+        while known is None and run.key in self._keys:
+            run = replace(run, started_ms=run.started_ms + 1)
         if run != known:
-            self._put(run)
+            self._keys.add(run.key)
+            self.known[run.uid] = self._unwritten[run.uid] = run
+        return []
 
-    def remove(self, uid: str, at: datetime, outcome: str = DELETED) -> None:
-        """Take in that a pod was removed; if it ran until then, that is its end."""
-        run = self._known(uid)
-        if run is None:
-            return
-        if run.ended_ms is None:
-            self._put(replace(run, ended_ms=max(to_ms(at), run.started_ms), outcome=outcome))
-        self._gone.add(uid)
-        self._dirty[run.key] = None
-
-    def keep_only(self, uids: Iterable[str], at: datetime) -> None:
-        """Apply a listing: a pod that is not in it vanished since the last one."""
-        there = set(uids)
-        for uid in [uid for uid in self._key_of if uid not in there and uid not in self._gone]:
-            self.remove(uid, at, UNKNOWN)
+    def remove(self, key: str, at: datetime, *, watched: bool = True) -> list[Event]:
+        """Remove a pod; if it ran until then, that is its end."""
+        run = self.known.pop(key, None)
+        if run is not None:
+            self._keys.discard(run.key)
+            if run.ended_ms is None:
+                outcome = DELETED if watched else UNKNOWN
+                self._unwritten[key] = replace(run, ended_ms=max(to_ms(at), run.started_ms), outcome=outcome)
+        return []
 
     def changed_rows(self, wanted: Callable[[str], bool] = lambda _namespace: True) -> list[dict[str, Any]]:
-        """Return the rows that changed since they were last returned, and forget pods that are gone.
+        """Return the rows that changed since they were last returned; those of unwanted namespaces wait.
 
         Returns: in the layout of :data:`telemetry.dataset.schema.JOBS`, instants in milliseconds.
         """
-        rows = []
-        for key in list(self._dirty):
-            group = self._groups[key]
-            if wanted(next(iter(group.values())).namespace):
-                row = _row(group.values())
-                if self._landed.get(key) != row:
-                    rows.append(row)
-                    self._landed[key] = row
-                del self._dirty[key]
-            if group.keys() <= self._gone:
-                for uid in group:
-                    del self._key_of[uid]
-                    self._gone.discard(uid)
-                del self._groups[key]
-                self._landed.pop(key, None)
-                self._dirty.pop(key, None)
+        changed = self._unwritten.values()
+        rows = [_row(run) for run in changed if wanted(run.namespace)]
+        self._unwritten = {run.uid: run for run in changed if not wanted(run.namespace) and run.uid in self.known}
         return rows
 
-    def _known(self, uid: str) -> PodRun | None:
-        key = self._key_of.get(uid)
-        return None if key is None else self._groups[key][uid]
+    def _claimed_gpus(self, namespace: str, claim: str) -> int:
+        """Return how many GPUs a resource claim holds; 0 without the right to read it, or where there is none."""
+        for version in CLAIM_VERSIONS if self._may_read_claims else ():
+            path = f"/apis/resource.k8s.io/{version}/namespaces/{namespace}/resourceclaims/{claim}"
+            try:
+                return gpus_of(self._api.get(path), self._rules)
+            except Refused as refused:
+                if refused.status != 404:
+                    log.warning("%s: GPUs of resource claims are not counted: %s", self._api.name, refused)
+                    self._may_read_claims = False
+                    break
+        return 0
 
-    def _put(self, run: PodRun) -> None:
-        key = self._key_of.setdefault(run.uid, run.key)
-        if key != run.key:  # its start was corrected: it stays where it was reported first
-            run = replace(run, job=key[0], node=key[1], started_ms=key[2])
-        self._groups.setdefault(key, {})[run.uid] = run
-        self._dirty[key] = None
 
-
-def _row(runs: Iterable[PodRun]) -> dict[str, Any]:
-    members = list(runs)
-    first = members[0]
-    ends = [run.ended_ms for run in members]
-    over = None if None in ends else max(end for end in ends if end is not None)
-    saved = [run.checkpointed_ms for run in members if run.checkpointed_ms is not None]
-    outcome = None
-    if over is not None:
-        rank = {name: place for place, name in enumerate(_BETTER_FIRST)}
-        outcome = max((run.outcome or UNKNOWN for run in members), key=lambda name: rank.get(name, len(rank)))
+def _row(run: PodRun) -> dict[str, Any]:
     return {
-        "job": first.job,
-        "node": first.node,
+        "job": run.job,
+        "node": run.node,
         "gpu": None,
-        "started_at": first.started_ms,
-        "ended_at": over,
-        "gpus": sum(run.gpus for run in members),
-        "checkpointed_at": max(saved) if saved else None,
-        "outcome": outcome,
+        "started_at": run.started_ms,
+        "ended_at": run.ended_ms,
+        "gpus": run.gpus,
+        "checkpointed_at": run.checkpointed_ms,
+        "outcome": run.outcome,
     }
 
 
@@ -285,9 +253,6 @@ def _failure(status: Object) -> str:
     return reasons[0] if reasons else "Failed"
 
 
-log = logging.getLogger(__name__)
-
-
 def gpus_of(claim: Object, rules: KubernetesRules) -> int:
     """Return how many GPUs a ResourceClaim holds: its allocated devices of GPU drivers, parts of one GPU once."""
     allocation = (claim.get("status") or {}).get("allocation") or {}
@@ -297,56 +262,3 @@ def gpus_of(claim: Object, rules: KubernetesRules) -> int:
             # NVIDIA's driver calls whole GPUs gpu-0 and parts of one gpu-0-mig-1g.5gb-0-1.
             devices.add((result.get("pool"), str(result.get("device")).split("-mig-", 1)[0]))
     return len(devices)
-
-
-class ClaimLookup:
-    """Looks claims up when a pod names one; without the permission, or on a server without claims, each holds none.
-
-    ``monotonic_s``: seconds of a clock that never jumps.
-    """
-
-    def __init__(self, api: Api, rules: KubernetesRules, *, monotonic_s: Callable[[], float] = time.monotonic) -> None:
-        self._api = api
-        self._rules = rules
-        self._monotonic_s = monotonic_s
-        self._known: dict[tuple[str, str], int] = {}
-        self._version: str | None = None
-        self._closed_until_s = float("-inf")
-
-    def gpus(self, namespace: str, name: str) -> int:
-        """Return how many GPUs a claim holds; 0 where that is unknown now."""
-        key = (namespace, name)
-        if key in self._known:
-            return self._known[key]
-        claim = self._read(namespace, name)
-        if claim is None:
-            return 0
-        count = gpus_of(claim, self._rules)
-        if count:
-            if len(self._known) >= _MAX_CLAIMS:
-                self._known.pop(next(iter(self._known)))
-            self._known[key] = count
-        return count
-
-    def _read(self, namespace: str, name: str) -> Object | None:
-        if self._monotonic_s() < self._closed_until_s:
-            return None
-        for version in CLAIM_VERSIONS if self._version is None else (self._version,):
-            path = f"/apis/resource.k8s.io/{version}/namespaces/{namespace}/resourceclaims/{name}"
-            try:
-                claim = self._api.get(path)
-            except Refused as refused:
-                if refused.status == 404:
-                    continue
-                self._close(refused)
-                return None
-            except Unreachable as error:
-                self._close(error)
-                return None
-            self._version = version
-            return claim
-        return None
-
-    def _close(self, error: Exception) -> None:
-        log.warning("%s: GPUs of resource claims are not counted: %s", self._api.name, error)
-        self._closed_until_s = self._monotonic_s() + _CLAIM_RETRY_S

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Final, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from telemetry.collect.rules_file import read_rules
 from telemetry.config import Section
@@ -21,48 +22,21 @@ Place = Literal["cluster", "group", "rack", "nvlink_domain"]
 
 
 class Rule(Section):
-    """One rule; it has exactly one of ``taint``, ``condition`` and ``reason``."""
+    """One rule, as rules.yaml explains; it has exactly one of ``taint``, ``condition`` and ``reason``."""
 
     taint: str | None = None
-    """Pattern of taint keys."""
-
     condition: str | None = None
-    """Pattern of node condition types."""
-
     status: Literal["True", "False", "Unknown"] = "True"
-    """Status in which a condition reports a problem."""
-
-    reason: str | None = None
-    """Regular expression of the whole reason of a Kubernetes event."""
-
+    reason: re.Pattern[str] | None = None
     kind: str = "Node"
-    """Kind of the object that a Kubernetes event is about."""
-
-    message: str | None = None
-    """Regular expression somewhere in the message of a Kubernetes event."""
-
+    message: re.Pattern[str] | None = None
     type: EventType | Literal["ignore"]
-    """Type of our event."""
-
     code: Annotated[str, Field(min_length=1)] | None = None
-    """Code of our event; None: see rules.yaml."""
-
     ended: EventType | None = None
-    """Type of our event when a taint or condition goes."""
-
-    @field_validator("reason", "message")
-    @classmethod
-    def _compiles(cls, value: str | None) -> str | None:
-        if value is not None:
-            try:
-                re.compile(value)
-            except re.error as error:
-                raise ValueError(f"{value!r} is no regular expression: {error}") from error
-        return value
 
     @model_validator(mode="after")
     def _one_subject(self) -> Rule:
-        if sum(each is not None for each in (self.taint, self.condition, self.reason)) != 1:
+        if sum(subject is not None for subject in (self.taint, self.condition, self.reason)) != 1:
             raise ValueError("a rule needs exactly one of taint, condition and reason")
         if self.message is not None and self.reason is None:
             raise ValueError("message goes with reason")
@@ -70,28 +44,20 @@ class Rule(Section):
 
 
 class KubernetesRules(Section):
-    """The whole file."""
+    """The whole file, as rules.yaml explains; of resources and drivers None is the default.
+
+    ``prefix``: DNS prefix of our own taints, labels and annotations.
+    ``defaults``: whether the default rules follow these, of which the first match counts.
+    ``labels``: of a node's place; keys left out have the default.
+    """
 
     prefix: str = "predrain.io"
-    """DNS prefix of our own taints, labels and annotations."""
-
     defaults: bool = True
-    """Whether the default rules follow these."""
-
     rules: tuple[Rule, ...] = ()
-    """First match counts."""
-
     labels: dict[Place, list[str]] = Field(default_factory=dict)
-    """Labels of a node with its place; keys left out have the default."""
-
     gpu_resources: list[str] | None = None
-    """Extended resources that are whole GPUs; None: the default."""
-
     slice_resources: list[str] | None = None
-    """Patterns of extended resources that are parts of GPUs; None: the default."""
-
     claim_drivers: list[str] | None = None
-    """Drivers of dynamic resource allocation whose devices are GPUs; None: the default."""
 
     def for_taint(self, key: str) -> Rule | None:
         """Return the rule for a taint; None: ignore it."""
@@ -103,21 +69,15 @@ class KubernetesRules(Section):
 
     def for_event(self, kind: str, reason: str, message: str) -> tuple[Rule, dict[str, str]] | None:
         """Return the rule for a Kubernetes event and its named groups; None: ignore it."""
-        groups: dict[str, str] = {}
-
-        def fits(rule: Rule) -> bool:
-            if rule.reason is None or rule.kind != kind:
-                return False
-            by_reason = re.fullmatch(rule.reason, reason)
-            by_message = re.search(rule.message, message) if rule.message is not None else None
+        for rule in self.rules:
+            by_reason = rule.reason.fullmatch(reason) if rule.reason is not None and rule.kind == kind else None
+            by_message = rule.message.search(message) if rule.message is not None else None
             if by_reason is None or (rule.message is not None and by_message is None):
-                return False
-            for match in (by_reason, by_message):
-                groups.update({name: text for name, text in (match.groupdict() if match else {}).items() if text})
-            return True
-
-        rule = self._first(fits)
-        return None if rule is None else (rule, groups)
+                continue
+            groups = by_reason.groupdict() | (by_message.groupdict() if by_message else {})
+            named = {name: text for name, text in groups.items() if text}
+            return None if rule.type == "ignore" else (rule, named)
+        return None
 
     def event_kinds(self) -> list[str]:
         """Return the kinds of objects whose Kubernetes events are asked for."""
@@ -131,7 +91,7 @@ class KubernetesRules(Section):
         """Whether a resource is parts of GPUs."""
         return any(fnmatchcase(resource, pattern) for pattern in self.slice_resources or ())
 
-    def _first(self, fits: Any) -> Rule | None:
+    def _first(self, fits: Callable[[Rule], bool]) -> Rule | None:
         rule = next((rule for rule in self.rules if fits(rule)), None)
         return None if rule is None or rule.type == "ignore" else rule
 
@@ -153,14 +113,6 @@ def load_rules(path: Path | None) -> KubernetesRules:
     own = read_rules(path, KubernetesRules, Rule)
     if not own.defaults:
         return own
-    return own.model_copy(
-        update={
-            "rules": own.rules + base.rules,
-            "labels": base.labels | own.labels,
-            **{
-                name: getattr(base, name)
-                for name in ("gpu_resources", "slice_resources", "claim_drivers")
-                if getattr(own, name) is None
-            },
-        }
-    )
+    resources = ("gpu_resources", "slice_resources", "claim_drivers")
+    unset = {name: getattr(base, name) for name in resources if getattr(own, name) is None}
+    return own.model_copy(update={"rules": own.rules + base.rules, "labels": base.labels | own.labels, **unset})

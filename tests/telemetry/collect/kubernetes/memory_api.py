@@ -6,25 +6,24 @@ import copy
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from telemetry.collect.kubernetes.api import Object, Refused, Unreachable
+from telemetry.collect.kubernetes.api import Object, Refused
+from telemetry.collect.kubernetes.client import KubernetesClient
 
 NODES, PODS, EVENTS = "/api/v1/nodes", "/api/v1/pods", "/api/v1/events"
 
 
-class MemoryApi:
+class MemoryApi(KubernetesClient):
     """Selectors are not looked at; what a test does not want selected it does not put in."""
 
-    name = "memory:6443"
-
     def __init__(self) -> None:
+        self.name = "memory:6443"
         self.objects: dict[tuple[str, str], dict[str, Any]] = {}
         self.changes: list[tuple[int, str, str, dict[str, Any]]] = []
         self.version = 100
         self.oldest = 0
-        self.page_size = 2
         self.failures: list[Exception] = []
         self.asked: list[str] = []
-        self.params: list[Mapping[str, str] | None] = []
+        self.params: list[Mapping[str, str]] = []
 
     def put(self, path: str, item: Mapping[str, Any]) -> None:
         """Create or change an object."""
@@ -43,27 +42,18 @@ class MemoryApi:
         self.version += 1
         self.oldest = self.version
 
-    def get(self, path: str, params: Mapping[str, str] | None = None) -> Object:
+    def get(self, path: str, params: Mapping[str, str] | None = None, **_: Any) -> Object:
         self._maybe_fail(path)
-        if (params or {}).get("limit"):
-            return {"items": [], "metadata": {"resourceVersion": str(self.version)}}
+        if params is not None:  # a listing
+            self.params.append(params)
+            items = [copy.deepcopy(item) for (place, _), item in sorted(self.objects.items()) if place == path]
+            return {"items": items, "metadata": {"resourceVersion": str(self.version)}}
         folder, _, name = path.rpartition("/")
         if (folder, name) not in self.objects:
             raise Refused(404, f"{path} not found")
         return self.objects[(folder, name)]
 
-    def pages(self, path: str, params: Mapping[str, str] | None = None, page_size: int = 0) -> Iterator[Object]:
-        self._maybe_fail(path)
-        self.params.append(params)
-        items = [item for (place, _), item in sorted(self.objects.items()) if place == path]
-        version = str(self.version)
-        for start in range(0, max(len(items), 1), self.page_size):
-            yield {
-                "items": copy.deepcopy(items[start : start + self.page_size]),
-                "metadata": {"resourceVersion": version},
-            }
-
-    def watch(self, path: str, params: Mapping[str, str] | None, version: str) -> Iterator[Object]:
+    def watch(self, path: str, params: Mapping[str, str], version: str) -> Iterator[Object]:
         self._maybe_fail(path)
         if int(version) < self.oldest:
             yield {"type": "ERROR", "object": {"kind": "Status", "code": 410, "message": "too old resource version"}}
@@ -72,9 +62,6 @@ class MemoryApi:
             if number > int(version) and place == path:
                 yield {"type": kind, "object": item}
         yield {"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": str(self.version)}}}
-
-    def close(self) -> None:
-        pass
 
     def _change(self, kind: str, path: str, item: dict[str, Any]) -> None:
         self.version += 1
@@ -85,6 +72,3 @@ class MemoryApi:
         self.asked.append(path)
         if self.failures:
             raise self.failures.pop(0)
-
-
-CUT = Unreachable("the watch was cut")

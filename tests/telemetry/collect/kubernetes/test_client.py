@@ -1,6 +1,5 @@
 """The connection, against an HTTP server that misbehaves as told."""
 
-import builtins
 import contextlib
 import json
 import subprocess
@@ -18,7 +17,7 @@ import urllib3
 import yaml
 
 from telemetry.collect.kubernetes.api import ClientLimits, Refused, Unreachable
-from telemetry.collect.kubernetes.client import KubernetesClient, TokenBucket, connect
+from telemetry.collect.kubernetes.client import KubernetesClient, RateLimit, connect
 from telemetry.errors import InputError
 
 Answer = Callable[[BaseHTTPRequestHandler], None]
@@ -101,7 +100,6 @@ def cluster(server: Server) -> Iterator[KubernetesClient]:
     with urllib3.PoolManager() as pool:
         made = KubernetesClient(pool, server.url, lambda: {"Authorization": f"Bearer t{next(count)}"}, limits=limits)
         yield made
-        made.close()
 
 
 @pytest.fixture
@@ -116,41 +114,41 @@ def test_what_may_pass_is_tried_again_with_a_fresh_token(
 ) -> None:
     server.answers = [
         say(429, {"message": "slow"}, {"Retry-After": "3"}),
-        say(503, b"<html>"),
+        say(429, {"message": "slow"}, {"Retry-After": "0"}),
         say(200, {"a": 1}, cut=3),
         say(200, b"no json"),
         say(200, {"a": 1}),
     ]
     assert cluster.get("/x") == {"a": 1}
     assert pauses[0] == 3.0
-    assert all(0 < pause <= 5 for pause in pauses)
-    assert len(pauses) == 4
+    assert all(0.1 <= pause <= 5 for pause in pauses)
     assert server.tokens == [f"Bearer t{n}" for n in range(5)]
 
 
-def test_what_does_not_pass_is_not_tried_again(server: Server, cluster: KubernetesClient, pauses: list[float]) -> None:
-    server.answers = [say(403, {"message": "not you"})]
-    with pytest.raises(Refused, match="HTTP 403: not you"):
+@pytest.mark.parametrize(
+    ("answer", "error", "tries"),
+    [
+        (say(403, {"message": "not you"}), "HTTP 403: not you", 1),
+        (say(302, b"", {"Location": "http://127.0.0.1:1/"}), "HTTP 302", 1),
+        # a wait that is longer than the time that is left is not waited
+        (say(429, {"message": "slow"}, {"Retry-After": "30"}), "GET /x: HTTP 429: slow", 1),
+        (say(500, {"message": "ill"}), "GET /x: HTTP 500: ill", 5),
+    ],
+)
+def test_what_does_not_pass_is_not_tried_again(
+    server: Server, cluster: KubernetesClient, pauses: list[float], answer: Answer, error: str, tries: int
+) -> None:
+    server.answers = [answer] * tries
+    with pytest.raises((Refused, Unreachable), match=error):
         cluster.get("/x")
-    assert pauses == []
-    server.answers = [say(302, b"", {"Location": "http://127.0.0.1:1/"})]
-    with pytest.raises(Refused, match="HTTP 302"):
-        cluster.get("/x")
-    server.answers = [say(429, {"message": "slow"}, {"Retry-After": "30"})]
-    with pytest.raises(Unreachable, match="HTTP 429: slow"):
-        cluster.get("/x")
-    assert pauses == [], "a wait that is longer than the time that is left is not waited"
-    server.answers = [say(500, {"message": "ill"})] * 5
-    with pytest.raises(Unreachable, match="GET /x: HTTP 500: ill"):
-        cluster.get("/x")
-    assert len(pauses) == 4
+    assert len(pauses) == tries - 1
 
 
 def test_a_request_that_did_not_leave_is_told_from_one_without_an_answer(
     cluster: KubernetesClient, server: Server, pauses: list[float]
 ) -> None:
     server.answers = [say(200, {"a": 1}, cut=3)] * 5
-    with pytest.raises(Unreachable, match="the answer was cut") as error:
+    with pytest.raises(Unreachable, match="no whole answer") as error:
         cluster.request("PUT", "/x", body={})
     assert error.value.sent
     server.close()
@@ -174,71 +172,36 @@ def test_credentials_that_fail_for_a_while_are_asked_for_again(server: Server, p
     assert len(pauses) == 1
 
 
-def test_pages_are_followed_to_the_end(server: Server, cluster: KubernetesClient) -> None:
-    server.answers = [
-        say(200, {"items": [1], "metadata": {"continue": "a b", "resourceVersion": "7"}}),
-        say(200, {"items": [2], "metadata": {"resourceVersion": "7"}}),
-    ]
-    pages = list(cluster.pages("/api/v1/nodes", {"labelSelector": "a=b"}))
-    assert [page["items"] for page in pages] == [[1], [2]]
-    assert server.paths == [
-        "/api/v1/nodes?labelSelector=a%3Db&limit=500",
-        "/api/v1/nodes?labelSelector=a%3Db&limit=500&continue=a+b",
-    ]
-
-
 def test_a_watch_is_read_line_by_line_however_it_is_cut(server: Server, cluster: KubernetesClient) -> None:
     server.answers = [stream(b'{"type": "ADDED"', b', "object": {}}\n{"ty', b'pe": "DELETED"}\n\n')]
-    assert [event["type"] for event in cluster.watch("/w", None, "5")] == ["ADDED", "DELETED"]
+    assert [event["type"] for event in cluster.watch("/w", {}, "5")] == ["ADDED", "DELETED"]
     assert "resourceVersion=5" in server.paths[0]
     assert "allowWatchBookmarks=true" in server.paths[0]
 
 
-def test_a_watch_that_is_cut_says_so(server: Server, cluster: KubernetesClient) -> None:
-    server.answers = [stream(b'{"type": "ADDED"}\n', finish=False)]
-    watch = cluster.watch("/w", None, "5")
-    assert next(watch)["type"] == "ADDED"
-    with pytest.raises(Unreachable, match="watch was cut"):
-        next(watch)
-    server.answers = [stream(b"nonsense\n")]
-    with pytest.raises(Unreachable, match="watch was cut"):
-        list(cluster.watch("/w", None, "5"))
-    server.answers = [say(410, {"message": "too old"})]
-    with pytest.raises(Refused, match="HTTP 410: too old"):
-        list(cluster.watch("/w", None, "5"))
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        (stream(b'{"type": "ADDED"}\n', finish=False), "the watch was cut"),
+        (stream(b"nonsense\n"), "the watch was cut"),
+        (say(410, {"message": "too old"}), "HTTP 410: too old"),
+    ],
+    ids=["cut", "nonsense", "gone"],
+)
+def test_a_watch_that_is_cut_or_refused_says_so(
+    server: Server, cluster: KubernetesClient, answer: Answer, error: str
+) -> None:
+    server.answers = [answer]
+    with pytest.raises((Unreachable, Refused), match=error):
+        list(cluster.watch("/w", {}, "5"))
 
 
 def test_a_silent_watch_ends(server: Server, cluster: KubernetesClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("telemetry.collect.kubernetes.client.IDLE_S", 0.2)
     hold = threading.Event()
     server.answers = [stream(b'{"type": "ADDED"}\n', hold=hold)]
-    assert len(list(cluster.watch("/w", None, "5"))) == 1
+    assert len(list(cluster.watch("/w", {}, "5"))) == 1
     hold.set()
-
-
-def test_closing_ends_a_watch_in_another_thread(server: Server, cluster: KubernetesClient) -> None:
-    hold, heard = threading.Event(), threading.Event()
-    server.answers = [stream(b'{"type": "ADDED"}\n', hold=hold)]
-    ends: list[str] = []
-
-    def follow() -> None:
-        try:
-            for _ in cluster.watch("/w", None, "5"):
-                heard.set()
-            ends.append("ended")
-        except Unreachable:
-            ends.append("cut")
-
-    thread = threading.Thread(target=follow)
-    thread.start()
-    assert heard.wait(5)
-    cluster.close()
-    thread.join(5)
-    hold.set()
-    assert not thread.is_alive()
-    assert len(ends) == 1
-    with pytest.raises(Unreachable, match="closed"):
-        cluster.get("/x")
 
 
 def test_a_kubeconfig_gives_address_and_token(server: Server, tmp_path: Path) -> None:
@@ -254,7 +217,6 @@ def test_a_kubeconfig_gives_address_and_token(server: Server, tmp_path: Path) ->
     cluster = connect(file)
     assert cluster.get("/x") == {"a": 1}
     assert server.tokens == ["Bearer secret"]
-    cluster.close()
     with pytest.raises(InputError, match=r"no way to the Kubernetes API server.*--kubeconfig and --context"):
         connect(file, "nothing")
 
@@ -269,43 +231,24 @@ def test_a_kubeconfig_that_cannot_be_used(tmp_path: Path, content: str) -> None:
         connect(tmp_path / "missing")
 
 
-def test_without_the_package_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = builtins.__import__
-
-    def without(name: str, *args: Any, **more: Any) -> Any:
-        if name.partition(".")[0] == "kubernetes":
-            raise ImportError(name)
-        return real(name, *args, **more)
-
-    monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(InputError, match=r"not installed.*pip install 'predrain\[kubernetes\]'"):
-        connect()
-
-
-def test_without_what_the_package_brings_it_says_the_same() -> None:
+@pytest.mark.parametrize("package", ["kubernetes", "urllib3"])
+def test_without_the_package_it_says_how_to_get_it(package: str) -> None:
     code = (
-        "import sys\nsys.modules['urllib3'] = None\nfrom telemetry.errors import InputError\n"
-        "try:\n    import telemetry.collect.kubernetes.client\nexcept InputError as error:\n    print(error)"
+        f"import sys\nsys.modules[{package!r}] = None\nfrom telemetry.errors import InputError\n"
+        "try:\n    from telemetry.collect.kubernetes.client import connect\n    connect()\n"
+        "except InputError as error:\n    print(error)"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert "not installed" in run.stdout
+    assert "pip install 'predrain[kubernetes]'" in run.stdout
 
 
-@pytest.mark.parametrize(
-    "start",
-    [
-        b"HTTP/1.1 200 OK\r\nX-Long: ",
-        b"HTTP/1.1 200 OK\r\nContent-Length: 9000\r\n\r\n",
-        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5;extension=",
-    ],
-    ids=["headers", "body", "chunk"],
-)
 def test_a_server_that_drips_its_answer_holds_nobody_beyond_the_time_for_all_of_it(
-    server: Server, cluster: KubernetesClient, start: bytes
+    server: Server, cluster: KubernetesClient
 ) -> None:
     def drip(handler: BaseHTTPRequestHandler) -> None:
         with contextlib.suppress(OSError):
-            handler.wfile.write(start)
+            handler.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: 9000\r\n\r\n")
             for _ in range(8000):  # each single read is answered in time
                 handler.wfile.write(b"x")
                 handler.wfile.flush()
@@ -313,20 +256,10 @@ def test_a_server_that_drips_its_answer_holds_nobody_beyond_the_time_for_all_of_
         handler.close_connection = True
 
     server.answers += [drip]
-    began = time.monotonic()
     with pytest.raises(Unreachable, match=r"/api/v1/nodes: timed out: the answer was not complete in time"):
         cluster.request("GET", "/api/v1/nodes", timeout=timedelta(seconds=0.5))
-    assert time.monotonic() - began < 60
     server.answers += [say(200, {"items": []})]
     assert cluster.get("/x") == {"items": []}, "and the next one has a connection of its own"
-
-
-def test_a_server_that_asks_for_no_pause_is_given_one(
-    server: Server, cluster: KubernetesClient, pauses: list[float]
-) -> None:
-    server.answers = [say(429, {"message": "slow"}, {"Retry-After": "0"})] * 3 + [say(200, {"a": 1})]
-    assert cluster.get("/x") == {"a": 1}
-    assert min(pauses) >= 0.1
 
 
 def test_requests_are_held_to_their_rate_after_a_burst() -> None:
@@ -336,11 +269,14 @@ def test_requests_are_held_to_their_rate_after_a_burst() -> None:
         nonlocal now
         now += seconds
 
-    bucket = TokenBucket(10.0, 5, lambda: now, sleep)
-    assert [bucket.take() for _ in range(5)] == [0.0] * 5
+    rate = RateLimit(10.0, 5, lambda: now, sleep)
+    for _ in range(5):
+        rate.wait()
+    assert now == 0.0
     for _ in range(20):
-        bucket.take()
+        rate.wait()
     assert now == pytest.approx(2.0)
     now += 100
-    assert [bucket.take() for _ in range(5)] == [0.0] * 5
-    assert bucket.take() > 0
+    for _ in range(6):
+        rate.wait()
+    assert now == pytest.approx(102.1)

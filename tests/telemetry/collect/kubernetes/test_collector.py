@@ -1,7 +1,7 @@
 """The collector over a server in memory: what lands, and what is remembered."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -11,12 +11,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from telemetry.collect.kubernetes.api import Refused, Unreachable
-from telemetry.collect.kubernetes.collector import KubernetesCollector, Scope
+from telemetry.collect.kubernetes.collector import KubernetesCollector
 from telemetry.collect.kubernetes.rules import default_rules
+from telemetry.collect.outbox import Outbox
 from telemetry.errors import InputError
 from telemetry.landing.folder import Landing
 from tests.telemetry.collect.kubernetes.memory_api import EVENTS, NODES, PODS, MemoryApi
 from tests.telemetry.collect.kubernetes.objects import NOW, ended, event, node, pod
+from tests.waiting import wait
 
 
 class Clock:
@@ -29,7 +31,7 @@ class Clock:
 @contextmanager
 def collecting(api: MemoryApi, root: Path, clock: Clock, **scope: Any) -> Iterator[KubernetesCollector]:
     landing = Landing(root, writer="kubernetes")
-    collector = KubernetesCollector(api, landing, default_rules(), Scope(**scope), clock=clock)
+    collector = KubernetesCollector(api, landing, default_rules(), clock=clock, **scope)
     try:
         yield collector
     finally:
@@ -121,23 +123,24 @@ def test_a_full_disk_holds_everything_until_there_is_room(
         assert len(rows(tmp_path, "jobs")) == 1
 
 
-def test_following_lands_what_happens_and_everything_at_the_end(api: MemoryApi, tmp_path: Path) -> None:
+@contextmanager
+def following(api: MemoryApi, root: Path, until: Callable[[], object], **scope: Any) -> Iterator[KubernetesCollector]:
+    """Follow in a thread, and leave in the end when ``until`` is true."""
     stop = threading.Event()
-    with collecting(api, tmp_path, Clock(), cluster="east") as collector:
+    with collecting(api, root, Clock(), **scope) as collector:
         thread = threading.Thread(target=collector.run, args=(stop,), kwargs={"interval_s": 0.05})
         thread.start()
-        for _ in range(600):
-            if rows(tmp_path, "jobs"):
-                break
-            stop.wait(0.1)
-        api.put(NODES, node("n1", cordoned=True))
-        for _ in range(600):
-            if codes(tmp_path):
-                break
-            stop.wait(0.1)
+        yield collector
+        wait(until)
         stop.set()
         thread.join(60)
         assert not thread.is_alive()
+
+
+def test_following_lands_what_happens_and_everything_at_the_end(api: MemoryApi, tmp_path: Path) -> None:
+    with following(api, tmp_path, lambda: codes(tmp_path), cluster="east"):
+        wait(lambda: rows(tmp_path, "jobs"))
+        api.put(NODES, node("n1", cordoned=True))
     assert codes(tmp_path) == ["cordon"]
     assert [row["cluster"] for row in rows(tmp_path, "inventory")] == ["east"]
     # What happened while nobody looked is told in full by the next one.
@@ -146,19 +149,38 @@ def test_following_lands_what_happens_and_everything_at_the_end(api: MemoryApi, 
     api.put(PODS, pod("p2"))
     api.put(PODS, pod("p2", phase="Succeeded", status=ended("2026-03-01T11:30:00Z")))
     api.remove(PODS, "p2")
-    stop.clear()
-    with collecting(api, tmp_path, Clock(), cluster="east") as collector:
-        thread = threading.Thread(target=collector.run, args=(stop,), kwargs={"interval_s": 0.05})
-        thread.start()
-        for _ in range(600):
-            if len(codes(tmp_path)) == 3 and rows(tmp_path, "jobs")[-1]["outcome"] == "Succeeded":
-                break
-            stop.wait(0.1)
-        stop.set()
-        thread.join(60)
+    with following(
+        api, tmp_path, lambda: len(codes(tmp_path)) == 3 and len(rows(tmp_path, "jobs")) > 1, cluster="east"
+    ):
+        pass
     assert codes(tmp_path) == ["cordon", "uncordon", "cordon"]
     outcomes = {row["job"]: row["outcome"] for row in rows(tmp_path, "jobs")}  # the last row of a job counts
     assert list(outcomes.values()) == [None, "Succeeded"]
+
+
+def test_while_nothing_can_be_landed_nothing_more_is_taken_in(
+    api: MemoryApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("telemetry.collect.kubernetes.collector.backoff_s", lambda _failures: 0.01)
+    commit, full, failures = Outbox.commit, threading.Event(), [0]
+
+    def failing(self: Outbox, *args: Any, **more: Any) -> None:
+        if full.is_set():
+            failures[0] += 1
+            raise InputError("the disk is full", "here", "Free space.")
+        commit(self, *args, **more)
+
+    monkeypatch.setattr(Outbox, "commit", failing)
+    with following(api, tmp_path, lambda: codes(tmp_path)) as collector:
+        wait(lambda: rows(tmp_path, "jobs"))
+        full.set()
+        wait(lambda: failures[0])
+        api.put(NODES, node("n1", cordoned=True))
+        wait(lambda: failures[0] > 10)
+        assert not collector.nodes.known["n1"].cordoned
+        full.clear()
+    assert codes(tmp_path) == ["cordon"]
+    assert caplog.text.count("nothing can be landed") == 1
 
 
 def test_events_of_nodes_that_are_not_ours_are_left_out(api: MemoryApi, tmp_path: Path) -> None:
@@ -207,6 +229,6 @@ def test_a_long_life_stays_small(api: MemoryApi, tmp_path: Path) -> None:
             api.remove(PODS, name)
         collector.once()
         content = collector.outbox.position
-    assert content["notices"] == {"Node": {}}
-    assert [run["uid"] for run in content["pods"]] == ["uid-p1"]
+    assert content["resources"]["events of Node"]["known"] == {}
+    assert list(content["resources"]["pods"]["known"]) == ["uid-p1"]
     assert len(rows(tmp_path, "jobs")) == 1 + 2 * 60

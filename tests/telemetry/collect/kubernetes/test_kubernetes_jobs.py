@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from telemetry.collect.kubernetes.api import Refused
-from telemetry.collect.kubernetes.jobs import ClaimLookup, JobTracker, PodRun, gpus_of, pod_run
+from telemetry.collect.kubernetes.jobs import JobTracker, PodRun, gpus_of, pod_run
 from telemetry.collect.kubernetes.rules import default_rules
 from telemetry.milliseconds import to_ms
 from tests.telemetry.collect.kubernetes.memory_api import MemoryApi
@@ -18,6 +18,7 @@ RULES = default_rules()
 ELEVEN = to_ms(datetime(2026, 3, 1, 11, tzinfo=UTC))
 HALF_PAST = "2026-03-01T11:30:00Z"
 MINUTE = 60_000
+CLAIMS = "/apis/resource.k8s.io/v1beta1/namespaces/train/resourceclaims"
 
 
 def run_of(item: dict[str, Any]) -> PodRun:
@@ -26,10 +27,27 @@ def run_of(item: dict[str, Any]) -> PodRun:
     return run
 
 
+class Tracked(JobTracker):
+    """A tracker, and the pods it is told of."""
+
+    def __init__(self, known: dict[str, PodRun] | None = None, api: MemoryApi | None = None) -> None:
+        super().__init__(api or MemoryApi(), RULES, known)
+
+    def see(self, *items: dict[str, Any]) -> list[dict[str, Any]]:
+        """Take in pods; return the rows that changed."""
+        for item in items:
+            self.update(run_of(item), NOW)
+        return self.changed_rows()
+
+    def restarted(self) -> "Tracked":
+        """Return the tracker of the next process."""
+        return Tracked(saved_and_read(dict[str, PodRun], self.known))
+
+
 def test_a_pod_that_runs_has_no_end() -> None:
-    book = JobTracker()
-    book.update(run_of(pod(gpus=4, owner=("llama", "u9"), annotations={"predrain.io/checkpointed-at": HALF_PAST})))
-    assert book.changed_rows() == [
+    item = pod(gpus=4, owner=("llama", "u9"), annotations={"predrain.io/checkpointed-at": HALF_PAST})
+    tracker = Tracked()
+    assert tracker.see(item) == [
         {
             "job": "train/llama/u9",
             "node": "n1",
@@ -41,7 +59,12 @@ def test_a_pod_that_runs_has_no_end() -> None:
             "outcome": None,
         }
     ]
-    assert book.changed_rows() == []
+    assert tracker.see(item) == []
+
+
+DISRUPTED = {
+    "type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager", "lastTransitionTime": HALF_PAST,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -51,21 +74,7 @@ def test_a_pod_that_runs_has_no_end() -> None:
         ("Failed", ended(HALF_PAST, "Error"), "Failed", 30),
         ("Failed", ended(HALF_PAST, "OOMKilled"), "OOMKilled", 30),
         ("Failed", {"reason": "Evicted"}, "Evicted", 0),
-        (
-            "Failed",
-            {
-                "conditions": [
-                    {
-                        "type": "DisruptionTarget",
-                        "status": "True",
-                        "reason": "DeletionByTaintManager",
-                        "lastTransitionTime": HALF_PAST,
-                    }
-                ]
-            },
-            "DeletionByTaintManager",
-            30,
-        ),
+        ("Failed", {"conditions": [DISRUPTED]}, "DeletionByTaintManager", 30),
     ],
 )
 def test_how_a_pod_ended(phase: str, status: dict[str, Any], outcome: str, minutes: int) -> None:
@@ -73,10 +82,9 @@ def test_how_a_pod_ended(phase: str, status: dict[str, Any], outcome: str, minut
     assert (run.outcome, run.ended_ms) == (outcome, ELEVEN + minutes * MINUTE)
 
 
-def test_what_is_no_job_on_gpus_is_left_out() -> None:
-    assert pod_run(pod(gpus=0), RULES) is None
-    assert pod_run(pod(node_name=None), RULES) is None
-    assert pod_run(pod(started=None), RULES) is None
+@pytest.mark.parametrize("item", [pod(gpus=0), pod(node_name=None), pod(started=None)])
+def test_what_is_no_job_on_gpus_is_left_out(item: dict[str, Any]) -> None:
+    assert pod_run(item, RULES) is None
 
 
 def test_requests_of_all_kinds_of_gpus() -> None:
@@ -100,140 +108,115 @@ def test_the_job_of_a_pod_is_the_outermost_whole() -> None:
     assert run_of(torch).job == "train/bert/u"
 
 
-def test_pods_of_one_job_that_begin_together_share_a_row() -> None:
-    book = JobTracker()
-    for name in ("w0", "w1"):
-        book.update(run_of(pod(name, gpus=2, owner=("j", "u"))))
-    (row,) = book.changed_rows()
-    assert row["gpus"] == 4
-    book.update(run_of(pod("w0", gpus=2, owner=("j", "u"), phase="Succeeded", status=ended(HALF_PAST))))
-    assert book.changed_rows() == []  # the row goes on with the other
-    book.update(
-        run_of(pod("w1", gpus=2, owner=("j", "u"), phase="Failed", status=ended("2026-03-01T11:40:00Z", "Error")))
-    )
-    (row,) = book.changed_rows()
-    assert (row["ended_at"], row["outcome"]) == (ELEVEN + 40 * MINUTE, "Failed")
+def test_pods_of_one_job_that_begin_together_have_a_row_each() -> None:
+    def worker(name: str, **how: Any) -> dict[str, Any]:
+        return pod(name, gpus=2, owner=("j", "u"), **how)
 
-
-def test_a_pod_that_is_removed_ends_then_unless_it_had_ended() -> None:
-    book = JobTracker()
-    book.update(run_of(pod("a")))
-    book.update(run_of(pod("b", phase="Succeeded", status=ended(HALF_PAST))))
-    assert len(book.changed_rows()) == 2
-    book.remove("uid-a", NOW)
-    book.remove("uid-b", NOW)
-    book.remove("uid-never-seen", NOW)
-    (row,) = book.changed_rows()
-    assert (row["job"], row["ended_at"], row["outcome"]) == ("train/a/uid-a", to_ms(NOW), "Deleted")
-    assert book.runs() == []
-    assert book.changed_rows() == []
+    tracker = Tracked()
+    rows = tracker.see(worker("w0"), worker("w1"))
+    assert [(row["job"], row["started_at"], row["gpus"]) for row in rows] == [
+        ("train/j/u", ELEVEN, 2),
+        ("train/j/u", ELEVEN + 1, 2),
+    ]
+    (row,) = tracker.restarted().see(worker("w0"), worker("w1", phase="Succeeded", status=ended(HALF_PAST)))
+    assert (row["started_at"], row["outcome"]) == (ELEVEN + 1, "Succeeded")
 
 
 def test_a_finished_pod_keeps_its_end_when_its_containers_are_cleared() -> None:
-    book = JobTracker()
-    book.update(run_of(pod(phase="Succeeded", status=ended(HALF_PAST))))
-    before = book.changed_rows()
-    book.update(run_of(pod(phase="Succeeded")))
-    assert book.changed_rows() == []
-    assert before[0]["ended_at"] == ELEVEN + 30 * MINUTE
+    tracker = Tracked()
+    (row,) = tracker.see(pod(phase="Succeeded", status=ended(HALF_PAST)))
+    assert row["ended_at"] == ELEVEN + 30 * MINUTE
+    assert tracker.see(pod(phase="Succeeded")) == []
 
 
 def test_what_vanished_while_nobody_looked_ended_some_time_before() -> None:
-    book = JobTracker()
-    book.update(run_of(pod("a")))
-    book.update(run_of(pod("b")))
-    book.changed_rows()
-    again = JobTracker(saved_and_read(list[PodRun], book.runs()))
-    assert again.changed_rows() == []  # it was landed by the earlier run
-    again.keep_only(["uid-b"], NOW)
-    (row,) = again.changed_rows()
+    tracker = Tracked()
+    tracker.see(pod("a"), pod("b"))
+    again = tracker.restarted()
+    again.take("listed", [run_of(pod("b"))], NOW)
+    (row,) = again.changed_rows()  # what the earlier process landed is not landed again
     assert (row["job"], row["outcome"], row["ended_at"]) == ("train/a/uid-a", "Unknown", to_ms(NOW))
 
 
 def test_namespaces_that_are_not_wanted_wait() -> None:
-    book = JobTracker()
-    book.update(run_of(pod("a", namespace="x")))
-    assert book.changed_rows(lambda namespace: namespace == "y") == []
-    assert len(book.changed_rows()) == 1
+    tracker = Tracked()
+    tracker.update(run_of(pod("a", namespace="x")), NOW)
+    assert tracker.changed_rows(lambda namespace: namespace == "y") == []
+    assert len(tracker.changed_rows()) == 1
 
 
 @given(
     st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["run", "end", "lose", "save"])), max_size=20), st.booleans()
 )
 def test_the_last_landed_rows_are_the_truth(steps: list[tuple[int, str]], shared: bool) -> None:
-    book = JobTracker()
+    tracker = Tracked()
     landed: dict[tuple[str, int], dict[str, Any]] = {}
-    alive: dict[int, str] = {}
-    truth: dict[int, str] = {}
-    clock = NOW
-    for number, step in steps:
-        clock += timedelta(seconds=1)
-        name = f"p{number}"
-        owner = ("job", "u") if shared else None
+    alive: set[int] = set()
+    truth: dict[int, str | None] = {}
+    for second, (number, step) in enumerate([*steps, (0, "save")]):
+        started = f"2026-03-01T11:0{number // 2}:00Z"  # two pods of a job begin together
+        item = {"owner": ("job", "u") if shared else None, "started": started}
         if step == "save":
-            for row in book.changed_rows():
-                landed[(row["job"], row["started_at"])] = row
-            book = JobTracker(saved_and_read(list[PodRun], book.runs()))
+            landed |= {(row["job"], row["started_at"]): row for row in tracker.changed_rows()}
+            tracker = tracker.restarted()
         elif step == "run" and number not in truth:
-            book.update(run_of(pod(name, owner=owner)))
-            alive[number] = truth[number] = "run"
-        elif step == "end" and alive.get(number) == "run":
-            book.update(run_of(pod(name, owner=owner, phase="Succeeded", status=ended(HALF_PAST))))
-            alive[number] = truth[number] = "end"
+            tracker.update(run_of(pod(f"p{number}", **item)), NOW)
+            alive.add(number)
+            truth[number] = None
+        elif step == "end" and number in alive and truth[number] is None:
+            done = pod(f"p{number}", phase="Succeeded", status=ended(HALF_PAST) | {"startTime": started}, **item)
+            tracker.update(run_of(done), NOW)
+            truth[number] = "Succeeded"
         elif step == "lose" and number in alive:
-            book.remove(f"uid-{name}", clock)
-            if alive.pop(number) == "run":
-                truth[number] = "lost"
-    for row in book.changed_rows():
-        landed[(row["job"], row["started_at"])] = row
-    if shared:
-        # A row may be begun anew by pods that come when all others are gone and forgotten: only ask while some live.
-        if truth and "run" in truth.values():
-            assert landed[("train/job/u", ELEVEN)]["ended_at"] is None
-        return
-    assert {row["job"]: row["outcome"] for row in landed.values()} == {
-        f"train/p{number}/uid-p{number}": {"run": None, "end": "Succeeded", "lost": "Deleted"}[state]
-        for number, state in truth.items()
-    }
+            tracker.remove(f"uid-p{number}", NOW + timedelta(seconds=second))
+            alive.discard(number)
+            truth[number] = truth[number] or "Deleted"
+    if not shared:
+        expected = {f"train/p{number}/uid-p{number}": outcome for number, outcome in truth.items()}
+        assert {row["job"]: row["outcome"] for row in landed.values()} == expected
+    elif alive == set(truth):  # a pod that comes when another one is forgotten may take its row
+        assert sorted(str(row["outcome"]) for row in landed.values()) == sorted(map(str, truth.values()))
 
 
-def claim(*devices: tuple[str, str], driver: str = "gpu.nvidia.com") -> dict[str, Any]:
-    results = [{"driver": driver, "pool": pool, "device": device} for pool, device in devices]
+def claim(*devices: str, driver: str = "gpu.nvidia.com") -> dict[str, Any]:
+    results = [{"driver": driver, "pool": "n1", "device": device} for device in devices]
     return {"metadata": {"name": "c1"}, "status": {"allocation": {"devices": {"results": results}}}}
 
 
-def test_gpus_of_a_resource_claim() -> None:
-    assert gpus_of(claim(("n1", "gpu-0"), ("n1", "gpu-1")), RULES) == 2
-    assert gpus_of(claim(("n1", "gpu-0-mig-1g.10gb-19-1"), ("n1", "gpu-0-mig-1g.10gb-19-2")), RULES) == 1
-    assert gpus_of(claim(("n1", "nic-0"), driver="nic.example.com"), RULES) == 0
-    assert gpus_of({"metadata": {}}, RULES) == 0
+@pytest.mark.parametrize(
+    ("made", "gpus"),
+    [
+        (claim("gpu-0", "gpu-1"), 2),
+        (claim("gpu-0-mig-1g.10gb-19-1", "gpu-0-mig-1g.10gb-19-2"), 1),
+        (claim("nic-0", driver="nic.example.com"), 0),
+        ({"metadata": {}}, 0),
+    ],
+)
+def test_gpus_of_a_resource_claim(made: dict[str, Any], gpus: int) -> None:
+    assert gpus_of(made, RULES) == gpus
+
+
+def with_claim(name: str = "p1", **status: Any) -> dict[str, Any]:
+    item = pod(name, gpus=0)
+    item["spec"]["resourceClaims"] = [{"name": "gpus", "resourceClaimTemplateName": "t"}]
+    item["status"] |= {"resourceClaimStatuses": [{"name": "gpus", "resourceClaimName": "c1"}], **status}
+    return item
 
 
 def test_a_pod_with_claims_counts_the_gpus_that_they_hold() -> None:
     api = MemoryApi()
-    api.put("/apis/resource.k8s.io/v1beta1/namespaces/train/resourceclaims", claim(("n1", "gpu-0"), ("n1", "gpu-1")))
-    item = pod(gpus=0)
-    item["spec"]["resourceClaims"] = [{"name": "gpus", "resourceClaimTemplateName": "t"}]
-    item["status"]["resourceClaimStatuses"] = [{"name": "gpus", "resourceClaimName": "c1"}]
-    book = JobTracker(gpus_of_claim=ClaimLookup(api, RULES).gpus)
-    book.update(run_of(item))
-    assert [row["gpus"] for row in book.changed_rows()] == [2]
-    item["status"] |= ended(HALF_PAST) | {"phase": "Succeeded"}
+    api.put(CLAIMS, claim("gpu-0", "gpu-1"))
+    tracker = Tracked(api=api)
+    assert [row["gpus"] for row in tracker.see(with_claim())] == [2]
     asked = len(api.asked)
-    book.update(run_of(item))
-    assert [(row["gpus"], row["outcome"]) for row in book.changed_rows()] == [(2, "Succeeded")]
+    rows = tracker.see(with_claim(phase="Succeeded", **ended(HALF_PAST)))
+    assert [(row["gpus"], row["outcome"]) for row in rows] == [(2, "Succeeded")]
     assert len(api.asked) == asked
 
 
-def test_claims_that_may_not_be_read_are_asked_for_seldom(caplog: pytest.LogCaptureFixture) -> None:
+def test_claims_that_may_not_be_read_are_asked_for_once(caplog: pytest.LogCaptureFixture) -> None:
     api = MemoryApi()
-    now_s = 0.0
-    book = ClaimLookup(api, RULES, monotonic_s=lambda: now_s)
     api.failures = [Refused(403, "forbidden")]
-    assert book.gpus("train", "c1") == 0
-    assert book.gpus("train", "c2") == 0
+    assert Tracked(api=api).see(with_claim("a"), with_claim("b")) == []
     assert len(api.asked) == 1
     assert "forbidden" in caplog.text
-    now_s = 700.0
-    assert book.gpus("train", "c1") == 0  # not found under any version
-    assert len(api.asked) == 4

@@ -1,0 +1,309 @@
+"""Every known node: what of its object matters, the events between two looks at it, and its place in the fleet."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from operator import attrgetter
+from typing import Any, Final
+
+from telemetry.collect.event import Event
+from telemetry.collect.kubernetes.api import Object, timestamp_ms
+from telemetry.collect.kubernetes.rules import KubernetesRules, Rule
+from telemetry.collect.kubernetes.watching import Tracker
+from telemetry.milliseconds import from_ms, to_ms
+
+SOURCE: Final = "kubernetes"
+OWN_SOURCE: Final = "predrain"
+"""``source`` of what our own controller did: labels leave such drains out."""
+
+OBSERVED_EVERY: Final = timedelta(hours=1)
+"""The place of a node is written when it changes, and otherwise this often."""
+
+GONE_KEPT: Final = timedelta(days=90)
+"""A removed node is remembered so long: a repair takes weeks, and what comes back is compared with what went."""
+
+_READY: Final = "Ready"
+_CORDON: Final = "node.kubernetes.io/unschedulable"
+_GPU_LABELS: Final = ("nvidia.com/gpu.present", "nvidia.com/gpu.product", "amd.com/gpu.product-name")
+_PLACES: Final = ("cluster", "group", "rack", "nvlink_domain")
+_SOFT: Final = "PreferNoSchedule"
+_DETAIL_LENGTH: Final = 400
+_AGAIN_MS: Final = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class NodeMarker:
+    """Something that holds of a node for a while: a cordon, a taint, a condition.
+
+    ``ended`` and ``ended_code`` are type and code of the event when it goes. ``since_ms`` None: its time is not known.
+    """
+
+    type: str
+    code: str
+    ended: str
+    ended_code: str
+    source: str = SOURCE
+    since_ms: int | None = None
+    detail: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NodeView:
+    """A node as we know it, small enough to keep for every node. Instants are milliseconds since 1970 UTC.
+
+    ``has_gpus``: by capacity, or by a label, also when none works.
+    ``cordoned_by``: field manager that set ``spec.unschedulable``.
+    ``markers``: what holds of it, by a key that stays the same while it does.
+    ``transitions_ms``: of ``Ready`` and the conditions that a rule names, healthy or not, by the same key.
+    ``place``: ``cluster``, ``group``, ``rack``, ``nvlink_domain``, as far as labels tell.
+    """
+
+    name: str
+    uid: str = ""
+    created_ms: int | None = None
+    provider_id: str | None = None
+    system_uuid: str | None = None
+    boot_id: str | None = None
+    has_gpus: bool = False
+    ready: bool = False
+    cordoned: bool = False
+    cordoned_by: str | None = None
+    markers: Mapping[str, NodeMarker] = field(default_factory=dict)
+    transitions_ms: Mapping[str, int | None] = field(default_factory=dict)
+    place: Mapping[str, str] = field(default_factory=dict)
+    removed_ms: int | None = None
+
+
+def view_of(node: Object, rules: KubernetesRules) -> NodeView:
+    """Return what matters of a node object."""
+    metadata = node["metadata"]
+    spec = node.get("spec") or {}
+    status = node.get("status") or {}
+    info = status.get("nodeInfo") or {}
+    labels = metadata.get("labels") or {}
+    taints = spec.get("taints") or ()
+    conditions = status.get("conditions") or ()
+    capacity = status.get("capacity") or {}
+    counts = [str(count) for name, count in capacity.items() if rules.is_gpu(name) or rules.is_slice(name)]
+    cordon = next((taint for taint in taints if taint["key"] == _CORDON), None)
+    cordoned = bool(spec.get("unschedulable")) or cordon is not None
+    by, by_ms = _cordoned_by(metadata.get("managedFields") or ()) if cordoned else (None, None)
+    markers: dict[str, NodeMarker] = {}
+    if cordoned:
+        source = OWN_SOURCE if (by or "").startswith(OWN_SOURCE) else SOURCE
+        since_ms = timestamp_ms(cordon.get("timeAdded")) if cordon else None
+        since_ms = by_ms if since_ms is None else since_ms
+        markers["cordon"] = NodeMarker(
+            "drain", "cordon", "drain", "uncordon", source, since_ms, f"by {by}" if by else None
+        )
+    transitions_ms: dict[str, int | None] = {}
+    for taint in taints:
+        markers |= _taint_marker(taint, rules)
+    for condition in conditions:
+        _add_condition(condition, rules, markers, transitions_ms)
+    return NodeView(
+        name=metadata["name"],
+        uid=metadata.get("uid") or "",
+        created_ms=timestamp_ms(metadata.get("creationTimestamp")),
+        provider_id=spec.get("providerID") or None,
+        # Kubelets write upper or lower case, depending on the firmware's age.
+        system_uuid=(info.get("systemUUID") or "").lower() or None,
+        boot_id=info.get("bootID") or None,
+        has_gpus=any(labels.get(key, "false").lower() != "false" for key in _GPU_LABELS)
+        or any(count.isdigit() and int(count) > 0 for count in counts),
+        ready=any(condition["type"] == _READY and condition.get("status") == "True" for condition in conditions),
+        cordoned=cordoned,
+        cordoned_by=by,
+        markers=markers,
+        transitions_ms=transitions_ms,
+        place={
+            name: next(labels[key] for key in rules.labels[name] if labels.get(key))
+            for name in _PLACES
+            if any(labels.get(key) for key in rules.labels.get(name, ()))
+        },
+    )
+
+
+def _cordoned_by(managed: Any) -> tuple[str | None, int | None]:
+    for entry in managed:
+        fields = entry.get("fieldsV1") or {}
+        if "f:unschedulable" in (fields.get("f:spec") or {}):
+            return entry.get("manager") or None, timestamp_ms(entry.get("time"))
+    return None, None
+
+
+def _taint_marker(taint: Object, rules: KubernetesRules) -> dict[str, NodeMarker]:
+    key, effect = taint["key"], taint.get("effect") or ""
+    rule, own = rules.for_taint(key), key.startswith(f"{rules.prefix}/")
+    if rule is None and not own:
+        return {}
+    kind = "drain" if rule is None or own else rule.type
+    if kind == "drain" and effect == _SOFT:
+        kind = "other"
+    code = (rule.code if rule else None) or (key.split("/", 1)[-1] if own else key)
+    source = OWN_SOURCE if own else SOURCE
+    detail = f"{key}={taint.get('value') or ''}:{effect}"
+    return {f"taint {key} {effect}": _marker(kind, code, rule, source, timestamp_ms(taint.get("timeAdded")), detail)}
+
+
+def _add_condition(
+    condition: Object,
+    rules: KubernetesRules,
+    markers: dict[str, NodeMarker],
+    transitions_ms: dict[str, int | None],
+) -> None:
+    kind, status = condition["type"], condition.get("status") or "Unknown"
+    rule = None if kind == _READY else rules.for_condition(kind)
+    if rule is None and kind != _READY:
+        return
+    key = f"condition {kind}"
+    since_ms = transitions_ms[key] = timestamp_ms(condition.get("lastTransitionTime"))
+    detail = ": ".join(text for text in (status, condition.get("reason"), condition.get("message")) if text)
+    detail = detail[:_DETAIL_LENGTH]
+    if rule is None and status != "True":
+        markers[key] = NodeMarker("other", "node_not_ready", "other", "node_ready", SOURCE, since_ms, detail)
+    elif rule is not None and status == rule.status:
+        markers[key] = _marker(rule.type, rule.code or kind, rule, SOURCE, since_ms, detail)
+
+
+def _marker(kind: str, code: str, rule: Rule | None, source: str, since_ms: int | None, detail: str) -> NodeMarker:
+    ended = (rule.ended if rule else None) or ("drain" if kind == "drain" else "other")
+    return NodeMarker(kind, code, ended, "undrain" if ended == "drain" else f"{code}_ended", source, since_ms, detail)
+
+
+class NodeTracker(Tracker[NodeView, NodeView]):
+    """The nodes of a fleet.
+
+    ``cluster``: for the inventory, where no label names one.
+    ``all_nodes``: whether nodes without GPUs are taken too. A node that once had GPUs is taken for ever.
+    """
+
+    key = attrgetter("name")
+
+    def __init__(
+        self, known: Mapping[str, NodeView] | None = None, *, cluster: str | None = None, all_nodes: bool = False
+    ) -> None:
+        super().__init__(known or {})
+        self._cluster = cluster
+        self._all = all_nodes
+        self._observed: dict[str, tuple[Mapping[str, str], datetime]] = {}
+
+    def __len__(self) -> int:
+        return sum(view.removed_ms is None for view in self.known.values())
+
+    def update(self, view: NodeView, at: datetime) -> list[Event]:
+        """Apply the current state of a node; return what happened to it."""
+        before = self.known.get(view.name)
+        if before is None and not (self._all or view.has_gpus):
+            return []
+        if before is not None:
+            # A node that has just registered again may not say yet which machine it is: until then, it is the old one.
+            view = replace(
+                view,
+                system_uuid=view.system_uuid or before.system_uuid,
+                boot_id=view.boot_id or before.boot_id,
+                provider_id=view.provider_id or before.provider_id,
+            )
+        self.known[view.name] = view
+        return [] if view == before else node_changes(before, view, at)
+
+    def remove(self, key: str, at: datetime, *, watched: bool = True) -> list[Event]:  # noqa: ARG002
+        """Remove a node; return the event of that."""
+        view = self.known.get(key)
+        if view is None or view.removed_ms is not None:
+            return []
+        self.known[key] = replace(view, removed_ms=to_ms(at))
+        oldest = to_ms(at - GONE_KEPT)
+        self.known = {name: kept for name, kept in self.known.items() if (kept.removed_ms or oldest) >= oldest}
+        self._observed.pop(key, None)
+        detail = f"provider ID {view.provider_id}" if view.provider_id else None
+        return [Event(at, key, "other", SOURCE, at, "node_removed", detail)]
+
+    def observations(self, now: datetime) -> list[dict[str, Any]]:
+        """Return rows of the inventory that are due: ``gpu`` null, the node's place, when it was seen so.
+
+        Nodes of which no place is known have none: what is in them the exporter says.
+        """
+        default = {"cluster": self._cluster} if self._cluster is not None else {}
+        rows = []
+        for name, view in self.known.items():
+            place = {**default, **view.place}
+            written, written_at = self._observed.get(name, (None, now))
+            recent = written == place and timedelta() <= now - written_at < OBSERVED_EVERY
+            if place and view.removed_ms is None and not recent:
+                self._observed[name] = (place, now)
+                rows.append({"node": name, **place, "seen_at": to_ms(now)})
+        return rows
+
+
+def node_changes(before: NodeView | None, after: NodeView, at: datetime) -> list[Event]:
+    """Return what happened to a node between two looks.
+
+    ``before``: None: never seen; what already holds then is reported with the time that the object gives, else ``at``.
+    ``at``: Aware; when ``after`` was heard. Events carry it as ``known_at``, and as ``timestamp`` where the object does
+    not say when.
+    Returns: of the whole node. A drain is taken back (a ``drain`` event with code ``uncordon`` or ``undrain``) when the
+    last reason for it is gone; our own reasons do not hold up the release of others'.
+    """
+    events: list[Event] = []
+
+    def add(kind: str, code: str, detail: str | None, since_ms: int | None, source: str = SOURCE) -> None:
+        when = at if since_ms is None else from_ms(since_ms)
+        events.append(Event(when, after.name, kind, source, at, code, detail))
+
+    if before is not None:
+        for change in _machine_changes(before, after):
+            add(*change)
+    old = {} if before is None else before.markers
+    new = after.markers
+    left = [marker for marker in new.values() if marker.type == "drain"]
+    released: set[str] = set()
+    for key, marker in old.items():
+        if key in new:
+            continue
+        kind, code = marker.ended, marker.ended_code
+        if marker.type == kind == "drain":
+            if any(marker.source == OWN_SOURCE or other.source != OWN_SOURCE for other in left):
+                kind, code = "other", f"{marker.code}_ended"
+            elif marker.source in released:  # two reasons gone together: one release
+                continue
+            else:
+                released.add(marker.source)
+        # When a condition became healthy again; the removal time of a taint or cordon is not recorded anywhere.
+        since_ms = after.transitions_ms.get(key)
+        if since_ms is not None and since_ms < (marker.since_ms or 0):
+            since_ms = None
+        add(kind, code, marker.detail, since_ms, marker.source)
+    for key, marker in new.items():
+        if key not in old or _began_again(old[key], marker):
+            add(marker.type, marker.code, marker.detail, marker.since_ms, marker.source)
+    # Stable: of one instant, what ended comes before what began.
+    return sorted(events, key=attrgetter("timestamp"))
+
+
+def _machine_changes(before: NodeView, after: NodeView) -> list[tuple[str, str, str | None, int | None]]:
+    """Whether it is another machine, another instance of it, or another boot: type, code, detail and time of each."""
+    recreated = bool(before.uid and after.uid and before.uid != after.uid)
+    since_ms = after.created_ms if recreated else None
+    if before.system_uuid and after.system_uuid and before.system_uuid != after.system_uuid:
+        detail = f"system UUID {before.system_uuid} -> {after.system_uuid}"
+        return [("replacement", "node_replaced", detail, since_ms)]
+    changes: list[tuple[str, str, str | None, int | None]] = []
+    moved = before.provider_id != after.provider_id
+    if recreated or (moved and before.provider_id and after.provider_id):
+        detail = f"provider ID {before.provider_id or 'none'} -> {after.provider_id or 'none'}"
+        changes.append(("other", "node_recreated", detail if moved else None, since_ms))
+    if before.boot_id and after.boot_id and before.boot_id != after.boot_id:
+        # The object has no time of the boot: when the node turned ready after it, if it did since the last look.
+        old, new = (view.transitions_ms.get(f"condition {_READY}") for view in (before, after))
+        ready_again = after.ready and new is not None and (old is None or new > old)
+        boots = f"boot ID {before.boot_id} -> {after.boot_id}"
+        changes.append(("other", "boot", boots, new if ready_again else None))
+    return changes
+
+
+def _began_again(old: NodeMarker, new: NodeMarker) -> bool:
+    """Whether it went and came back between two looks, or from a soft taint became a hard one."""
+    return old.since_ms is not None and new.since_ms is not None and new.since_ms - old.since_ms > _AGAIN_MS

@@ -7,8 +7,7 @@ minute, the first :data:`KEPT_PER_MINUTE` XID events of one unit, code and sourc
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right, insort
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import Any, Final
 
@@ -30,7 +29,8 @@ RUN_MS: Final = 60_000
 _WITH_DETAIL: Final = frozenset(str(code) for code in (*range(144, 151), 154))
 # Of these XIDs the detail says whether the link failed for good, or what the driver asks for: it is part of the key.
 
-_KEY = ("known_at", "timestamp", "node", "gpu", "type", "code", "source", "detail")
+_KEY_SHIFT = 42  # Milliseconds below 2**42 reach the year 2109.
+_SORT_KEY = ["known_at", "timestamp", "node", "gpu", "type", "code", "source", "detail"]
 
 
 def with_runs(events: pd.DataFrame) -> pd.DataFrame:
@@ -76,12 +76,13 @@ def concerned(stored: pd.DataFrame, new: pd.DataFrame) -> npt.NDArray[np.bool_]:
 
 def sort_events(events: pd.DataFrame) -> pd.DataFrame:
     """Sort events by when they were known, and everything else after it, so that the order is the content's alone."""
-    keys = {
-        name: events[name] if name in ("known_at", "timestamp") else events[name].astype("str").fillna("")
-        for name in _KEY
-    }
-    order = pd.DataFrame(keys).sort_values(list(_KEY), kind="stable").index
+    texts = {name: _text(events[name]) for name in _SORT_KEY[2:]}
+    order = events[_SORT_KEY].assign(**texts).sort_values(_SORT_KEY, kind="stable").index
     return events.loc[order].reset_index(drop=True)
+
+
+def _text(column: pd.Series) -> pd.Series:
+    return column.astype("str").fillna("")
 
 
 def merge_floods(events: pd.DataFrame) -> pd.DataFrame:
@@ -94,100 +95,70 @@ def merge_floods(events: pd.DataFrame) -> pd.DataFrame:
     """
     if len(events) < 2:
         return events
-    events = with_runs(events)
-    key, source = same_thing(events), pd.factorize(events["source"])[0]
-    stamps, known = ms_of(events["timestamp"]), ms_of(events["known_at"])
-    last, count = ms_of(events["last_at"]), events["count"].to_numpy(np.int64)
-    once = _without_repeats(events, _together(key, source), stamps, known, count > 1)
-    rows = once[(events["type"] == "xid").to_numpy(dtype=bool)[once]]
-    delay = (known[rows] - last[rows]) // RUN_MS  # of a run, that of one of its members
-    group = _together(_mergeable(events, key, source, rows), stamps[rows] // RUN_MS, delay)
-    is_run = count[rows] > 1
-    size, runs = np.bincount(group), np.bincount(group[is_run], minlength=int(group.max(initial=0)) + 1)
-    chosen = ((size > KEPT_PER_MINUTE + 1) | ((runs > 0) & (size > 1)))[group]
-    if not chosen.any():
-        return _without_retold(events.iloc[np.sort(once)])
-    rows, group, is_run = rows[chosen], group[chosen], is_run[chosen]
-    order = np.lexsort((known[rows], ~is_run, stamps[rows], group))
-    rows, group, is_run = rows[order], group[order], is_run[order]
-    ends = pd.Series(np.where(is_run, last[rows], -1)).groupby(group, sort=False).cummax()
-    inside = stamps[rows] <= ends.groupby(group, sort=False).shift(fill_value=-1).to_numpy()  # of a run before it
-    rank = pd.Series(~inside).groupby(group, sort=False).cumsum().to_numpy() - 1
-    run_rank = pd.Series(np.where(is_run, rank, len(rows))).groupby(group, sort=False).transform("min").to_numpy()
-    tail = rank >= np.minimum(KEPT_PER_MINUTE, run_rank)
-    rest, rest_group, rest_inside = rows[tail], group[tail], inside[tail]
-    starts = np.flatnonzero(np.r_[True, rest_group[1:] != rest_group[:-1]])
-    merged = events.iloc[rest[starts]].copy()
-    merged["last_at"] = times_of(np.maximum.reduceat(last[rest], starts))
-    merged["known_at"] = times_of(np.maximum.reduceat(np.where(rest_inside, 0, known[rest]), starts))
-    merged["count"] = np.add.reduceat(np.where(rest_inside, 0, count[rest]), starts)
-    untouched = np.setdiff1d(once, rows, assume_unique=True)
-    return _without_retold(pd.concat([events.iloc[untouched], events.iloc[rows[~tail]], merged]))
+    events = _without_repeats(with_runs(events).reset_index(drop=True))
+    rows = _run_rows(events[events["type"] == "xid"])
+    by_group = rows.groupby("group", sort=False)
+    size, has_run = by_group["count"].transform("size"), by_group["is_run"].transform("any")
+    rows = rows[(size > KEPT_PER_MINUTE + 1) | (has_run & (size > 1))]
+    rows = rows.sort_values(["group", "first", "is_run", "known"], ascending=[True, True, False, True])
+    run_end = rows["last"].where(rows["is_run"], -1).groupby(rows["group"], sort=False).cummax()
+    inside = rows["first"] <= run_end.groupby(rows["group"], sort=False).shift(fill_value=-1)  # of a run before it
+    rank = (~inside).groupby(rows["group"], sort=False).cumsum() - 1
+    first_run = rank.where(rows["is_run"]).groupby(rows["group"], sort=False).transform("min")
+    tail = rows[rank >= first_run.fillna(KEPT_PER_MINUTE).clip(upper=KEPT_PER_MINUTE)]
+    if len(tail):
+        counted = ~inside[tail.index]
+        tail = tail.assign(row=tail.index, known=tail["known"].where(counted, 0), count=tail["count"].where(counted, 0))
+        runs = tail.groupby("group", sort=False).agg({"row": "first", "last": "max", "known": "max", "count": "sum"})
+        merged = events.loc[runs["row"]].assign(
+            last_at=times_of(runs["last"].to_numpy()),
+            known_at=times_of(runs["known"].to_numpy()),
+            count=runs["count"].to_numpy(),
+        )
+        events = pd.concat([events.drop(tail.index), merged])
+    return _without_retold(events)
+
+
+def _run_rows(events: pd.DataFrame) -> pd.DataFrame:
+    """Return what merging runs looks at: times in milliseconds, and a number that possible members of a run share."""
+    first, last, known = (ms_of(events[name]) for name in ("timestamp", "last_at", "known_at"))
+    detail = events["detail"].where(events["code"].isin(_WITH_DETAIL))
+    rows = pd.DataFrame({"first": first, "last": last, "known": known, "count": events["count"]}, index=events.index)
+    rows["kind"] = _number(same_thing(events), events["source"], events["node"], detail, first // RUN_MS)
+    rows["delay"] = (known - last) // RUN_MS  # of a run, that of one of its members
+    rows["group"] = _number(rows["kind"], rows["delay"])
+    return rows.assign(is_run=rows["count"] > 1)
 
 
 def _without_retold(events: pd.DataFrame) -> pd.DataFrame:
     """Leave out what lies inside a run of the same source that was reported sooner."""
-    is_run = (events["count"] > 1).to_numpy()
-    if not is_run.any():
+    if not (events["count"] > 1).any():
         return events
-    first, last = ms_of(events["timestamp"]), ms_of(events["last_at"])
-    source = pd.factorize(events["source"])[0]
-    kind = _mergeable(events, same_thing(events), source, np.arange(len(events)))
-    told = pd.DataFrame(
-        {
-            "kind": _together(kind, first // RUN_MS),
-            "delay": (ms_of(events["known_at"]) - last) // RUN_MS,
-            "first": first,
-            "last": last,
-            "row": np.arange(len(events)),
-        }
-    )
-    runs = told[is_run]
-    pairs = told[told["kind"].isin(runs["kind"])].merge(runs, on="kind", suffixes=("", "_run"))
+    rows = _run_rows(events)
+    rows["row"] = np.arange(len(rows))
+    runs = rows[rows["is_run"]]
+    pairs = rows[rows["kind"].isin(runs["kind"])].merge(runs, on="kind", suffixes=("", "_run"))
     inside = (pairs["first"] >= pairs["first_run"]) & (pairs["last"] <= pairs["last_run"])
     retold = pairs.loc[inside & (pairs["delay"] > pairs["delay_run"]), "row"]
-    return events[~np.isin(np.arange(len(events)), retold)]
+    return events[~np.isin(rows["row"], retold)]
 
 
-def _without_repeats(
-    events: pd.DataFrame,
-    said: npt.NDArray[np.int64],
-    stamps: npt.NDArray[np.int64],
-    known: npt.NDArray[np.int64],
-    is_run: npt.NDArray[np.bool_],
-) -> npt.NDArray[np.int64]:
-    """Return one row of those that one source says of one unit, code and time: the one known first."""
-    order = np.lexsort((known, ~is_run, stamps, said))
-    same = np.zeros(len(order), dtype=bool)
-    same[1:] = (said[order][1:] == said[order][:-1]) & (stamps[order][1:] == stamps[order][:-1])
-    if not same.any():
-        return order
-    tied = np.zeros(len(order), dtype=bool)
-    tied[order] = same | np.r_[same[1:], False]
+def _without_repeats(events: pd.DataFrame) -> pd.DataFrame:
+    """Keep one row of those that one source says of one unit, code and time: a run, or the one known first."""
+    told = events[["timestamp", "known_at"]].assign(
+        told=_number(same_thing(events), events["source"]), single=events["count"] == 1
+    )
+    tied = told.duplicated(["told", "timestamp"], keep=False)
     # Among equals the text decides, so that the order of the rows does not.
-    words = np.zeros((2, len(order)), np.int64)
-    for place, name in enumerate(("node", "detail")):
-        words[place, tied] = pd.factorize(events[name][tied].astype("str").fillna(""), sort=True)[0]
-    order = np.lexsort((words[1], words[0], known, ~is_run, stamps, said))
-    return order[~same]
+    ordered = told[tied].assign(**{name: _text(events[name][tied]) for name in ("node", "detail")})
+    ordered = ordered.sort_values(["told", "timestamp", "single", "known_at", "node", "detail"], kind="stable")
+    return events.drop(ordered.index[ordered.duplicated(["told", "timestamp"])])
 
 
-def _mergeable(
-    events: pd.DataFrame, key: npt.NDArray[np.int64], source: npt.NDArray[np.int64], rows: npt.NDArray[np.int64]
-) -> npt.NDArray[np.int64]:
-    """Return a number for each of ``rows`` that is the same for events that may be one run, apart from their times."""
-    chosen = events.iloc[rows]
-    detail = chosen["detail"].where(chosen["code"].isin(_WITH_DETAIL))
-    return _together(key[rows], source[rows], pd.factorize(chosen["node"])[0], pd.factorize(detail)[0])
-
-
-def _together(*parts: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
-    """Return a number for each row that is the same where all parts are."""
-    whole = np.zeros(len(parts[0]), np.int64)
-    for part in parts:
-        codes = pd.factorize(part)[0].astype(np.int64)
-        whole = pd.factorize(whole * (int(codes.max(initial=0)) + 1) + codes)[0].astype(np.int64)
-    return whole
+def _number(*columns: Any) -> npt.NDArray[np.int64]:
+    """Return a number for each row that is the same where all columns are."""
+    frame = pd.DataFrame({place: np.asarray(column) for place, column in enumerate(columns)})
+    return frame.groupby(list(frame), dropna=False, sort=False).ngroup().to_numpy()
 
 
 def dedupe_events(events: pd.DataFrame, dedupe: timedelta) -> pd.DataFrame:
@@ -207,55 +178,36 @@ def dedupe_events(events: pd.DataFrame, dedupe: timedelta) -> pd.DataFrame:
         events = events[given]
     if len(events) < 2:
         return events
-    span = int(dedupe.total_seconds() * 1000)
-    stamps = ms_of(events["timestamp"])
-    last = ms_of(events["last_at"]) if "last_at" in events else stamps
-    key = same_thing(events)
-    source = pd.factorize(events["source"])[0]
-    weak = is_from_exporter(events["source"])
-    made_of_counts = set(source[weak].tolist())
+    key, source = same_thing(events), pd.factorize(events["source"])[0]
     several = pd.Series(source).groupby(key).transform("nunique").to_numpy() > 1
+    from_counts = is_from_exporter(events["source"])
     keep = np.ones(len(events), dtype=bool)
-    kept: dict[int, dict[int, _Heard]] = {}
-    for index in np.flatnonzero(several).tolist():
-        by_source = kept.setdefault(int(key[index]), {})
-        first, end, said_by = int(stamps[index]), int(last[index]), int(source[index])
-        keep[index] = not any(
-            heard.within(first - span, end + span)
-            for other, heard in by_source.items()
-            if other != said_by and (weak[index] or other not in made_of_counts)
-        )
-        if keep[index]:
-            by_source.setdefault(said_by, _Heard()).add(first, end)
+    for index, near in _neighbours(events, key, np.flatnonzero(several), dedupe):
+        others = near[(near < index) & keep[near] & (source[near] != source[index])]
+        keep[index] = not (from_counts[index] | ~from_counts[others]).any()
     return events[keep].reset_index(drop=True)
 
 
-class _Heard:
-    """What one source has said of one unit and code: instants, and runs of at most a minute, both sorted."""
-
-    def __init__(self) -> None:
-        self._instants: list[int] = []
-        self._runs: list[tuple[int, int]] = []
-
-    def add(self, first: int, last: int) -> None:
-        if first == last:
-            insort(self._instants, first)
-        else:
-            insort(self._runs, (first, last))
-
-    def within(self, since: int, until: int) -> bool:
-        """Whether anything lies in ``since <= t <= until``."""
-        at = bisect_left(self._instants, since)
-        if at < len(self._instants) and self._instants[at] <= until:
-            return True
-        low = bisect_left(self._runs, (since - RUN_MS, 0))
-        high = bisect_right(self._runs, (until, 1 << 62))
-        return any(last >= since for _, last in self._runs[low:high])
+def _neighbours(
+    events: pd.DataFrame, key: npt.NDArray[np.int64], rows: npt.NDArray[np.int64], span: timedelta
+) -> Iterator[tuple[int, npt.NDArray[np.int64]]]:
+    """Yield each of ``rows`` with all events of its key that lie within ``span`` of it, itself included."""
+    span_ms = int(span.total_seconds() * 1000)
+    first = ms_of(events["timestamp"])
+    last = ms_of(events["last_at"]) if "last_at" in events else first
+    place = (key << _KEY_SHIFT) + first
+    order = np.argsort(place, kind="stable")
+    # A run that began within a minute before the span may reach into it.
+    low = np.searchsorted(place[order], place[rows] - span_ms - RUN_MS)
+    high = np.searchsorted(place[order], (key[rows] << _KEY_SHIFT) + last[rows] + span_ms, side="right")
+    for row, begin, end in zip(rows.tolist(), low.tolist(), high.tolist(), strict=True):
+        near = order[begin:end]
+        yield row, near[last[near] >= first[row] - span_ms]
 
 
 def is_from_exporter(source: pd.Series) -> npt.NDArray[np.bool_]:
     """Return which sources are the exporters' counts (``exporter:METRIC``), that tell late and not of every event."""
-    return source.astype("str").fillna("").str.startswith("exporter:").to_numpy(dtype=bool)
+    return _text(source).str.startswith("exporter:").to_numpy(dtype=bool)
 
 
 def same_thing(events: pd.DataFrame) -> npt.NDArray[np.int64]:
@@ -263,9 +215,7 @@ def same_thing(events: pd.DataFrame) -> npt.NDArray[np.int64]:
 
     A GPU keeps its identity when it moves; an event of the whole node is the node's.
     """
-    parts = {name: pd.factorize(events[name])[0] for name in ("node", "gpu", "type", "code")}
-    of_node = np.where(parts["gpu"] < 0, parts["node"], -1)
-    return _together(parts["gpu"], of_node, parts["type"], parts["code"])
+    return _number(events["gpu"], events["node"].where(events["gpu"].isna()), events["type"], events["code"])
 
 
 def drop_told_edges(events: pd.DataFrame, interval: timedelta, source: str) -> pd.DataFrame:
@@ -280,25 +230,11 @@ def drop_told_edges(events: pd.DataFrame, interval: timedelta, source: str) -> p
     edge = is_xid & (events["source"] == source).to_numpy(dtype=bool)
     rise = is_xid & is_from_exporter(events["source"])
     rank = np.where(edge, 0, np.where(rise, 1, 2))
-    weak = rank < 2
-    if not weak.any() or len(np.unique(rank)) == 1:
+    if not (rank < 2).any() or len(np.unique(rank)) == 1:
         return events
-    span = int(interval.total_seconds() * 1000)
-    key = same_thing(events)
-    stamps, known = ms_of(events["timestamp"]), ms_of(events["known_at"])
-    last = ms_of(events["last_at"]) if "last_at" in events else stamps
-    told = np.flatnonzero(~edge & np.isin(key, key[weak]))
-    told = told[np.lexsort((stamps[told], key[told]))]
-    told_key, told_at = key[told], stamps[told]
-    begins = dict(zip(*np.unique(told_key, return_index=True), strict=True))
-    ends = {each: begins[each] + size for each, size in zip(*np.unique(told_key, return_counts=True), strict=True)}
+    known = ms_of(events["known_at"])
+    latest = known + int(interval.total_seconds() * 1000)
     keep = np.ones(len(events), dtype=bool)
-    for index in np.flatnonzero(weak).tolist():
-        begin, end = begins.get(key[index], 0), ends.get(key[index], 0)
-        times = told_at[begin:end]
-        low = np.searchsorted(times, stamps[index] - span - RUN_MS)
-        high = np.searchsorted(times, last[index] + span, side="right")
-        others = told[begin + low : begin + high]
-        near = (rank[others] > rank[index]) & (last[others] >= stamps[index] - span)
-        keep[index] = not (near & (known[others] <= known[index] + span)).any()
+    for index, near in _neighbours(events, same_thing(events), np.flatnonzero(rank < 2), interval):
+        keep[index] = not ((rank[near] > rank[index]) & (known[near] <= latest[index])).any()
     return events[keep].reset_index(drop=True)

@@ -5,21 +5,21 @@ from __future__ import annotations
 import io
 import re
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from telemetry.dataset.schema import EVENT_RUNS, EVENT_TYPES, EVENTS, ms_of
 from telemetry.errors import InputError
 from telemetry.importing.columns import KEY_ALIASES, Columns, mapped_text, require, resolve_columns
-from telemetry.importing.event_runs import RUN_MS, with_runs
+from telemetry.importing.event_runs import RUN_MS, stack_events, with_runs
 from telemetry.importing.instants import parse_instants, times_of
 from telemetry.importing.inventory import Installations
 from telemetry.importing.mapping import KernelLogMapping, TableMapping
@@ -29,6 +29,17 @@ from telemetry.xids.kernel_log import locate, parse_kernel_log
 
 _XID = re.compile(r"(?:XID[\s:#_-]*)?(\d{1,6})(?:\.0+)?\Z", re.IGNORECASE)
 _PLACE = ("node", "gpu", "type")
+_TEXTS = ("node", "gpu", "code", "detail", "source")
+TYPE_ALIASES: Final[Mapping[str, str]] = {
+    "rma": "replacement",
+    "replaced": "replacement",
+    "swap": "replacement",
+    "repaired": "repair",
+    "reseat": "repair",
+    "fault": "failure",
+}
+"""What ticket systems call some event types."""
+
 AFTERWARDS: Final = frozenset({"repair", "replacement", "diagnostic", "driver", "other"})
 """Types that may follow a removal: the work on a part that is out of its node."""
 
@@ -38,12 +49,60 @@ def empty_events() -> pd.DataFrame:
     return EVENTS.empty_table().to_pandas()
 
 
-@dataclass(slots=True)
-class EventIntake:
-    """Reads event tables and places each event on its unit.
+def event_columns(
+    batch: Batch, mapping: TableMapping, known: Sequence[str], aliases: Mapping[str, str] = KEY_ALIASES
+) -> Columns:
+    """Find the columns of a table of events; ``timestamp`` and ``type`` are required, and ``gpu`` or ``node``.
+
+    Raises ``InputError`` if one of these is missing, or a column is unknown.
+    """
+    names = batch.table.column_names
+    columns = resolve_columns(names, mapping, known, aliases, str(batch.file))
+    require(columns, ["timestamp", "type", "node" if "node" in columns else "gpu"], names, str(batch.file))
+    return columns
+
+
+def parse_events(
+    batch: Batch,
+    columns: Columns,
+    mapping: TableMapping,
+    delay: timedelta,
+    counts: Counter[str],
+    texts: Sequence[str] = _TEXTS,
+) -> tuple[Batch, dict[str, npt.NDArray[Any]]]:
+    """Read events, and refuse those of an unknown type or at an unusable time.
 
     ``delay``: ``known_at`` of an event whose source does not give it is its time plus this.
+    Returns: the batch without the rows that the mapping leaves out, and its columns; instants in milliseconds.
+    Raises ``InputError`` if all instants are naive.
     """
+    kinds, dropped = mapped_text(columns, batch.table, "type", mapping)
+    counts["events_read"] += len(kinds)
+    if dropped.any():
+        # A source of states (a daily row a drive with `failure` of 0 and 1) has an event in few rows.
+        batch = replace(batch, rows=batch.rows[~dropped], table=batch.table.filter(pa.array(~dropped)))
+    rows: dict[str, npt.NDArray[Any]] = {"type": _types(kinds[~dropped])}
+    for name in texts:
+        rows[name], unwanted = mapped_text(columns, batch.table, name, mapping)
+        batch.good &= ~unwanted
+    counts["rows_left_out_by_mapping"] += int(dropped.sum() + (~batch.good).sum())
+    instants = batch.instants(columns, "timestamp", mapping.time)
+    assert instants is not None
+    batch.refuse("unknown event type", ~np.isin(rows["type"].astype(str), EVENT_TYPES), rows["type"])
+    rows["code"] = _codes(rows["code"], rows["type"])
+    batch.refuse("xid event without a code", (rows["type"] == "xid") & pd.isna(rows["code"]))
+    known = instants.ms + int(delay.total_seconds() * 1000)
+    entered = batch.instants(columns, "known_at", mapping.time, optional=True)
+    if entered is not None:
+        known = np.where(entered.ok, entered.ms, known)
+        counts["known_at_before_the_event"] += int((known < instants.ms).sum())
+    # Nothing is known before it happens: such an entry time is a clock error or a backdated ticket.
+    return batch, {**rows, "timestamp": instants.ms, "known_at": np.maximum(known, instants.ms)}
+
+
+@dataclass(slots=True)
+class EventIntake:
+    """Reads event tables and kernel logs, and places each event on its unit."""
 
     mapping: TableMapping
     kernel_log: KernelLogMapping
@@ -53,37 +112,26 @@ class EventIntake:
     counts: Counter[str] = field(default_factory=Counter)
 
     def read(self, file: Path) -> pd.DataFrame:
-        """Read one table of events; ``timestamp`` and ``type`` are required, and ``gpu`` or ``node``.
+        """Read one table of events.
 
         Returns: usable events in the layout of :data:`telemetry.dataset.schema.EVENTS`.
         Raises ``InputError`` if a required column is missing, a column is unknown, or all instants are naive.
         """
-        frames = []
+        frames = [empty_events()]
         for batch in read_batches(file, "events", self.quarantine):
-            names = batch.table.column_names
-            columns = resolve_columns(names, self.mapping, list(EVENT_RUNS.names), KEY_ALIASES, str(file))
-            require(columns, ["timestamp", "type", "node" if "node" in columns else "gpu"], names, str(file))
+            columns = event_columns(batch, self.mapping, EVENT_RUNS.names)
             if self.stays.unit == "node":
-                require(columns, ["node"], names, str(file))
-            wanted = self._of_interest(batch, columns)
-            if len(wanted.rows):
-                frames.append(self._frame(wanted, columns))
-        return pd.concat(frames, ignore_index=True) if frames else empty_events()
+                require(columns, ["node"], batch.table.column_names, str(file))
+            frames.append(self._frame(batch, columns))
+        return stack_events(frames)
 
     def read_kernel_log(self, file: Path) -> pd.DataFrame:
         """Read the XID events of a kernel log."""
-        said = self.kernel_log
-        node = said.node or (file.stem if file.stem in self.stays.node_since else None)
+        settings = self.kernel_log.model_dump()
+        settings["node"] = settings["node"] or (file.stem if file.stem in self.stays.node_since else None)
         try:
             with io.TextIOWrapper(pa.input_stream(file), encoding="utf-8", errors="replace") as lines:
-                log = parse_kernel_log(
-                    lines,
-                    node=node,
-                    boot_time=said.boot_time,
-                    reference_time=said.reference_time,
-                    timezone=said.timezone,
-                    source=file.name,
-                )
+                log = parse_kernel_log(lines, **settings, source=file.name)
         except InputError as error:
             raise InputError(error.what, f"{file}, {error.where}", error.do) from error
         self.quarantine.loss.read("events", file, len(log.events) + len(log.unparsed))
@@ -103,46 +151,18 @@ class EventIntake:
         found["gpu"], found["node"] = text["gpu"], text["node"]
         return found[reasons == ""]
 
-    def _of_interest(self, batch: Batch, columns: Columns) -> Batch:
-        """Leave out the rows whose type the mapping maps to null before anything else is made of them.
-
-        A source of states (a daily row a drive with a column ``failure`` of 0 and 1) has an event in few rows.
-        """
-        self.counts["events_read"] += len(batch.rows)
-        unwanted = [value for value, ours in self.mapping.values.get("type", {}).items() if ours is None]
-        column = columns.get(batch.table, "type")
-        if not unwanted or column is None or pa.types.is_floating(column.type):
-            return batch
-        text = pc.utf8_trim_whitespace(column.cast(pa.string()))
-        left_out = pc.is_in(text, value_set=pa.array(unwanted, pa.string()))
-        self.counts["rows_left_out_by_mapping"] += int(pc.sum(left_out).as_py() or 0)
-        kept = pc.invert(left_out)
-        return replace(batch, rows=batch.rows[kept.to_numpy(zero_copy_only=False)], table=batch.table.filter(kept))
-
     def _frame(self, batch: Batch, columns: Columns) -> pd.DataFrame:
-        text: dict[str, npt.NDArray[np.object_]] = {}
-        for name in ("node", "gpu", "type", "code", "detail", "source"):
-            text[name], dropped = mapped_text(columns, batch.table, name, self.mapping)
-            self.counts["rows_left_out_by_mapping"] += int((dropped & batch.good).sum())
-            batch.good &= ~dropped
-        instants = batch.instants(columns, "timestamp", self.mapping.time)
-        assert instants is not None
-        ms = instants.ms
-        text["type"] = _lowered(text["type"])
-        batch.refuse("unknown event type", ~np.isin(text["type"].astype(str), EVENT_TYPES), text["type"])
-        text["code"] = _codes(text["code"], text["type"])
-        batch.refuse("xid event without a code", (text["type"] == "xid") & pd.isna(text["code"]))
+        batch, rows = parse_events(batch, columns, self.mapping, self.delay, self.counts)
         if self.stays.unit == "node":
-            text["gpu"] = np.full(len(ms), None, dtype=object)
-        reasons = place_events(text, ms, self.stays)
-        for reason in sorted({each for each in reasons[batch.good] if each}):
+            rows["gpu"] = np.full(len(batch.rows), None, dtype=object)
+        reasons = place_events(rows, rows["timestamp"], self.stays)
+        for reason in sorted({reason for reason in reasons[batch.good] if reason}):
             batch.refuse(reason, reasons == reason)
-        known_ms = self._known_ms(batch, columns, ms)
-        good = batch.good
-        made = pd.DataFrame({name: values[good] for name, values in text.items()})
-        made["source"] = made["source"].where(made["source"].notna(), batch.file.name)
-        made["timestamp"], made["known_at"] = times_of(ms[good]), times_of(known_ms[good])
-        return self._with_runs(made[EVENTS.names], batch, columns)
+        events = pd.DataFrame(rows)[batch.good]
+        events["source"] = events["source"].where(events["source"].notna(), batch.file.name)
+        for name in ("timestamp", "known_at"):
+            events[name] = times_of(rows[name][batch.good])
+        return self._with_runs(events[EVENTS.names], batch, columns)
 
     def _with_runs(self, made: pd.DataFrame, batch: Batch, columns: Columns) -> pd.DataFrame:
         """Add the columns of runs of a dataset's own events, where the file has them."""
@@ -157,16 +177,6 @@ class EventIntake:
             ms = parse_instants(last, self.mapping.time, f"{batch.file}, column 'last_at'").ms[batch.good]
             made["last_at"] = times_of(np.clip(ms, first, first + RUN_MS))
         return with_runs(made)
-
-    def _known_ms(self, batch: Batch, columns: Columns, ms: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        default = ms + int(self.delay.total_seconds() * 1000)
-        instants = batch.instants(columns, "known_at", self.mapping.time, optional=True)
-        if instants is None:
-            return default
-        known = np.where(instants.ok, instants.ms, default)
-        self.counts["known_at_before_the_event"] += int((known < ms).sum())
-        # Nothing is known before it happens: such an entry time is a clock error or a backdated ticket.
-        return np.maximum(known, ms)
 
 
 def place_events(
@@ -207,9 +217,10 @@ def place_events(
     return reasons
 
 
-def _lowered(texts: npt.NDArray[np.object_]) -> npt.NDArray[np.object_]:
-    place, distinct = pd.factorize(texts)
-    return np.array([*(text.lower() for text in distinct), None], dtype=object)[place]
+def _types(kinds: npt.NDArray[np.object_]) -> npt.NDArray[np.object_]:
+    place, distinct = pd.factorize(kinds)
+    lowered = [text.lower() for text in distinct]
+    return np.array([*(TYPE_ALIASES.get(text, text) for text in lowered), None], dtype=object)[place]
 
 
 def _codes(codes: npt.NDArray[np.object_], kinds: npt.NDArray[np.object_]) -> npt.NDArray[np.object_]:

@@ -333,13 +333,11 @@ class _Import:
         files = self._files("samples")
         plan: SamplePlan | None = None
         spill: Spill | None = None
-        nodes = sorted(stays.node_since)
         if files:
             plan = plan_samples(files, self.rules.samples, self.channels, stays.unit)
             self._check_kinds(plan.channels)
-            intake = SampleIntake(
-                plan, self.rules.samples, stays, quarantine, nodes, self.compaction is None, self._wrong_clock
-            )
+            strict = self.compaction is None
+            intake = SampleIntake(plan, self.rules.samples, stays, quarantine, strict, self._wrong_clock)
             spill = intake.run(writer.folder / ".spill", writer.buckets, self._reading())
             self._check_loss("samples", quarantine)
             self.counts.update(intake.counts)
@@ -359,14 +357,14 @@ class _Import:
         )
         writer.declare(merge.channels, unit=stays.unit, sample_count=merge.rolled, runs=merge.runs)
         keep_from = None if self.compaction is None else self.compaction.keep_from
-        merger = SampleMerger(merge, stays, nodes, self.step, self.delay, files, quarantine, keep_from)
-        for merged in merger.run(spill, existing):
-            if merged.kept:
+        merger = SampleMerger(merge, stays, existing, self.delay, files, quarantine, keep_from)
+        for bucket, table, kept in merger.run(spill):
+            if kept:
                 assert existing is not None
-                writer.adopt(existing, merged.bucket, merged.kept)
-            if merged.table is not None:
-                writer.write_samples(merged.bucket, merged.table, last=True)
-            self._written(merged.bucket, writer.buckets)
+                writer.adopt(existing, bucket, kept)
+            if table is not None:
+                writer.write_samples(bucket, table, last=True)
+            self._written(bucket, writer.buckets)
         self._written(writer.buckets, writer.buckets)
         self.counts.update(merger.counts)
         self._check_loss("samples", quarantine)

@@ -45,10 +45,8 @@ class Installations:
         self._key = (codes << _KEY_SHIFT) + self._start
         self._row_code = codes
         self.nodes = ordered["node"].to_numpy(dtype=object)
-        first: dict[str, int] = {}
-        for node, start in zip(self.nodes, self._start, strict=True):
-            first[node] = min(start, first.get(node, start))
-        self.node_since = first
+        self.node_codes, self.node_names = pd.factorize(self.nodes, sort=True)
+        self.node_since = pd.Series(self._start).groupby(self.nodes).min().to_dict()
 
     def codes(self, names: Sequence[str | None] | npt.NDArray[np.object_]) -> npt.NDArray[np.int64]:
         """Return the code of each unit, -1 where it is unknown."""

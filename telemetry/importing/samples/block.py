@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from telemetry.dataset.channel import Channel, Kind
 from telemetry.dataset.schema import CHANNEL_TYPES, INSTANT, NAME
+from telemetry.importing.inventory import Installations
 
 DTYPES: Final[Mapping[Kind, np.dtype[Any]]] = {
     "gauge": np.dtype(np.float32),
@@ -99,37 +100,22 @@ def join(blocks: Sequence[Block]) -> Block:
     """Append blocks with the same channels to one another; one at least."""
     if len(blocks) == 1:
         return blocks[0]
-
-    def joined(values: Iterable[npt.NDArray[Any]]) -> npt.NDArray[Any]:
-        return np.concatenate(list(values))
-
-    return Block(
-        unit=joined(block.unit for block in blocks),
-        node=joined(block.node for block in blocks),
-        ms=joined(block.ms for block in blocks),
-        order=joined(block.order for block in blocks),
-        mig=joined(block.mig for block in blocks),
-        count=joined(block.count for block in blocks),
-        series={
-            name: Series(
-                joined(block.series[name].values for block in blocks),
-                joined(block.series[name].valid for block in blocks),
-            )
-            for name in blocks[0].series
-        },
-    )
+    keys = ("unit", "node", "ms", "order", "mig", "count")
+    joined: dict[str, Any] = {key: np.concatenate([getattr(block, key) for block in blocks]) for key in keys}
+    joined["series"] = {
+        name: Series(
+            np.concatenate([block.series[name].values for block in blocks]),
+            np.concatenate([block.series[name].valid for block in blocks]),
+        )
+        for name in blocks[0].series
+    }
+    return Block(**joined)
 
 
 def block_table(
-    block: Block,
-    channels: Mapping[str, Channel],
-    units: Sequence[str],
-    nodes: Sequence[str],
-    *,
-    unit_is_node: bool,
-    sample_count: bool,
+    block: Block, channels: Mapping[str, Channel], stays: Installations, nodes: Sequence[str], *, sample_count: bool
 ) -> pa.Table:
-    """Return a block as the store's sample table, in the block's order."""
+    """Return a block as the store's sample table, in the block's order; ``nodes`` are the names of the node codes."""
 
     def named(codes: npt.NDArray[np.int32], names: Sequence[str]) -> pa.Array:
         used, indices = np.unique(codes, return_inverse=True)
@@ -139,11 +125,11 @@ def block_table(
     columns: dict[str, pa.Array] = {
         "timestamp": pa.array(block.ms, pa.int64()).cast(INSTANT),
         "node": named(block.node, nodes),
-        "gpu": pa.nulls(len(block), NAME) if unit_is_node else named(block.unit, units),
+        "gpu": pa.nulls(len(block), NAME) if stays.unit == "node" else named(block.unit, stays.units),
     }
     for channel in channels.values():
-        each = block.series[channel.name]
-        columns[channel.name] = pa.array(each.values, CHANNEL_TYPES[channel.kind], mask=~each.valid)
+        series = block.series[channel.name]
+        columns[channel.name] = pa.array(series.values, CHANNEL_TYPES[channel.kind], mask=~series.valid)
     if sample_count:
         columns["sample_count"] = pa.array(block.count, pa.int32())
     return pa.table(columns)

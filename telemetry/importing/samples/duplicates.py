@@ -2,93 +2,73 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import numpy.typing as npt
 
 from telemetry.importing.samples.block import Block, Series
 
 _ROUNDS = 64
-# Rows of one key are compared one after the other this many times; a source that says the same instant more often is
-# broken, and its further rows are compared with the merged one without adding to it.
+# A source that contradicts itself more often about one instant is broken: its further rows are not compared in turn.
 
 
-@dataclass(slots=True)
-class Merged:
-    """What came of the rows with equal keys.
-
-    ``block``: one row a key.
-    ``conflicting``: orders of rows that contradicted an earlier row of their key.
-    """
-
-    block: Block
-    repeated: int
-    conflicting: npt.NDArray[np.int64]
-
-
-def merge_duplicates(block: Block) -> Merged:
+def merge_duplicates(block: Block) -> tuple[Block, int, npt.NDArray[np.int64]]:
     """Make one row of each (unit, time); ``block`` is sorted by (unit, ms, order).
 
     The first row of a key (the existing dataset's, then by file and row) is kept. A later one that reports a channel
     which is still missing fills it in, so that one file a metric works. One that reports another value for a channel
     conflicts and is set aside as a whole. Parts of a GPU (MIG) do not conflict: the parent gets the highest value of
     gauges, counters and enums and all flags, unless the whole GPU's own row gives the channel.
+
+    Returns: the rows, the number of rows that only repeated others, and the orders of those in conflict.
     """
-    if len(block) == 0:
-        return Merged(block, 0, np.empty(0, np.int64))
+    conflicting = [np.empty(0, np.int64)]
+    start, group = _keys(block)
+    if len(start) == len(block):
+        return block, 0, conflicting[0]
+    block = block.take(np.lexsort((block.mig, group)))  # the GPU's own rows before its parts'
+    while True:
+        first = {name: _first_own(series, block.mig, start) for name, series in block.series.items()}
+        conflict = np.zeros(len(block), dtype=bool)
+        for name, series in block.series.items():
+            differs = series.values != series.values[np.minimum(first[name], len(block) - 1)][group]
+            conflict |= series.valid & ~block.mig & differs
+        rows = np.flatnonzero(conflict)
+        if len(rows) == 0:
+            break
+        if len(conflicting) < _ROUNDS:  # of a key, the first row in conflict: those after it are not yet judged
+            rows = rows[np.unique(group[rows], return_index=True)[1]]
+        conflicting.append(block.order[rows])
+        block = block.take(np.setdiff1d(np.arange(len(block)), rows))
+        start, group = _keys(block)
+    merged = block.take(start)
+    merged.count = np.maximum.reduceat(block.count, start)
+    repeats = np.ones(len(block), dtype=bool)
+    repeats[start] = False
+    for name, series in block.series.items():
+        has_own = first[name] < len(block)
+        repeats[first[name][has_own]] = False
+        repeats &= ~(series.valid & ~has_own[group])
+        own = series.values[np.minimum(first[name], len(block) - 1)]
+        values = np.where(has_own, own, _highest(series, start)) if block.mig.any() else own
+        valid = np.logical_or.reduceat(series.valid, start)
+        merged.series[name] = Series(np.where(valid, values, np.zeros(1, values.dtype)), valid)
+    return merged, int(repeats.sum()), np.concatenate(conflicting)
+
+
+def _keys(block: Block) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Return the first row of each key, and the number of each row's key."""
     fresh = np.ones(len(block), dtype=bool)
     fresh[1:] = (block.unit[1:] != block.unit[:-1]) | (block.ms[1:] != block.ms[:-1])
-    if fresh.all():
-        return Merged(block, 0, np.empty(0, np.int64))
-    starts = np.flatnonzero(fresh)
-    group = np.cumsum(fresh) - 1
-    whole_first = np.lexsort((block.order, block.mig, group))  # the GPU's own rows before its parts'
-    if block.mig.any():
-        block = block.take(whole_first)
-    rank = np.arange(len(block)) - starts[group]
-    merged = block.take(starts)
-    own = {name: each.valid & ~merged.mig for name, each in merged.series.items()}
-    repeated, conflicting = 0, []
-    for turn in range(1, int(rank.max()) + 1):
-        rows = np.flatnonzero(rank == turn) if turn < _ROUNDS else np.flatnonzero(rank >= turn)
-        into = group[rows]
-        part = block.mig[rows]
-        clash = np.zeros(len(rows), dtype=bool)
-        news = np.zeros(len(rows), dtype=bool)
-        for name, each in block.series.items():
-            kept = merged.series[name]
-            said = each.valid[rows]
-            differs = said & kept.valid[into] & (each.values[rows] != kept.values[into])
-            clash |= differs & ~part
-            news |= (said & ~kept.valid[into]) | (differs & part & ~own[name][into])
-        conflicting.append(block.order[rows[clash]])
-        repeated += int((~clash & ~news).sum())
-        if turn >= _ROUNDS:
-            repeated += int((~clash & news).sum())
-            break
-        rows, into, part = rows[~clash], into[~clash], part[~clash]
-        for name, each in block.series.items():
-            _fill(merged.series[name], own[name], each, rows, into, part)
-        merged.count[into] = np.maximum(merged.count[into], block.count[rows])
-    return Merged(merged, repeated, np.concatenate(conflicting))
+    return np.flatnonzero(fresh), np.cumsum(fresh) - 1
 
 
-def _fill(
-    kept: Series,
-    own: npt.NDArray[np.bool_],
-    given: Series,
-    rows: npt.NDArray[np.int64],
-    into: npt.NDArray[np.int64],
-    part: npt.NDArray[np.bool_],
-) -> None:
-    said = given.valid[rows]
-    empty = said & ~kept.valid[into]
-    higher = said & kept.valid[into] & part & ~own[into]
-    kept.values[into[empty]] = given.values[rows[empty]]
-    if higher.any():
-        old, new = kept.values[into[higher]], given.values[rows[higher]]
-        is_flags = np.issubdtype(kept.values.dtype, np.unsignedinteger)
-        kept.values[into[higher]] = np.bitwise_or(old, new) if is_flags else np.maximum(old, new)
-    kept.valid[into[empty]] = True
-    own[into[empty & ~part]] = True
+def _first_own(series: Series, mig: npt.NDArray[np.bool_], start: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Return of each key the first row in which the whole GPU reports the channel; the number of rows where none."""
+    rows = np.arange(len(mig))
+    return np.minimum.reduceat(np.where(series.valid & ~mig, rows, len(mig)), start)
+
+
+def _highest(series: Series, start: npt.NDArray[np.int64]) -> npt.NDArray[np.generic]:
+    if np.issubdtype(series.values.dtype, np.unsignedinteger):
+        return np.bitwise_or.reduceat(np.where(series.valid, series.values, np.uint64(0)), start)
+    return np.maximum.reduceat(np.where(series.valid, series.values, series.values.min()), start)

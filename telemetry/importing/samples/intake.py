@@ -83,7 +83,6 @@ def plan_samples(
 class SampleIntake:
     """Reads sample files, judges each row and value, and spills what can be used.
 
-    ``nodes``: names of the node codes; grows.
     ``strict``: whether sources without a usable row, or in another unit, are an error.
     ``wrong_clock``: says of milliseconds whether they cannot be right.
     """
@@ -92,36 +91,33 @@ class SampleIntake:
     mapping: TableMapping
     stays: Installations
     quarantine: Quarantine
-    nodes: list[str]
     strict: bool
     wrong_clock: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.bool_]]
     counts: Counter[str] = field(default_factory=Counter)
     _usable: bool = False
     _nonzero: Counter[str] = field(default_factory=Counter)
     _fractions: Counter[str] = field(default_factory=Counter)
-    _node_code: dict[str, int] = field(default_factory=dict)
 
-    def run(self, folder: Path, buckets: int, told: Callable[[int], None] | None = None) -> Spill:
-        """Read everything; ``told`` is called with the rows read so far, once a batch.
+    def run(self, folder: Path, buckets: int, progress: Callable[[int], None] | None = None) -> Spill:
+        """Read everything; ``progress`` is called with the rows read so far, once a batch.
 
         Raises ``InputError`` if a column of instants is naive, percent seem to be fractions, or no row can be used.
         """
-        self._node_code = {name: code for code, name in enumerate(self.nodes)}
         schema = spill_schema(self.plan.channels, sample_count=self.plan.sample_count)
-        with Spill(folder, schema, buckets) as spill:
-            for number, (file, columns) in enumerate(zip(self.plan.files, self.plan.columns, strict=True)):
-                for batch in read_batches(file, "samples", self.quarantine):
-                    if len(batch.rows) == 0:
-                        continue
-                    self.counts["samples_read"] += len(batch.rows)
-                    if told is not None:
-                        told(self.counts["samples_read"])
-                    table, hashes = self._judge(batch, number, columns, schema)
-                    if table.num_rows:
-                        spill.add((hashes % np.uint64(buckets)).astype(np.int64), table)
-            if self.strict:
-                self._check_usable()
-            spill.close()
+        spill = Spill(folder, schema, buckets)
+        for number, (file, columns) in enumerate(zip(self.plan.files, self.plan.columns, strict=True)):
+            for batch in read_batches(file, "samples", self.quarantine):
+                if len(batch.rows) == 0:
+                    continue
+                self.counts["samples_read"] += len(batch.rows)
+                if progress is not None:
+                    progress(self.counts["samples_read"])
+                table, hashes = self._judge(batch, number, columns, schema)
+                if table.num_rows:
+                    spill.add((hashes % np.uint64(buckets)).astype(np.int64), table)
+        if self.strict:
+            self._check_usable()
+        spill.close()
         return spill
 
     def _check_usable(self) -> None:
@@ -170,7 +166,8 @@ class SampleIntake:
             part |= mig_index >= 0
         good = batch.good
         self._usable |= bool(good.any())
-        node_codes, hashes = self._nodes_of(stay_node[good])
+        node_codes = self.stays.node_codes[stay[good]].astype(np.int32)
+        hashes = np.array([node_hash(name) for name in self.stays.node_names], np.uint64)[node_codes]
         made: dict[str, pa.Array] = {
             "unit": pa.array(codes[good].astype(np.int32)),
             "node": pa.array(node_codes),
@@ -221,18 +218,6 @@ class SampleIntake:
             return column
         texts = [table.get(text, text) for text in as_text(column, len(column))]
         return pa.chunked_array([pa.array([None if text is None else str(text) for text in texts], pa.string())])
-
-    def _nodes_of(self, names: npt.NDArray[np.object_]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.uint64]]:
-        codes, uniques = pd.factorize(names)
-        for name in uniques:
-            if name not in self._node_code:
-                self._node_code[name] = len(self.nodes)
-                self.nodes.append(name)
-        known = np.array([self._node_code[name] for name in uniques], np.int32)
-        hashes = np.array([node_hash(name) for name in uniques], np.uint64)
-        if len(uniques) == 0:
-            return np.empty(0, np.int32), np.empty(0, np.uint64)
-        return known[codes], hashes[codes]
 
 
 def no_usable_rows(what: str, quarantine: Quarantine, where: str) -> InputError:

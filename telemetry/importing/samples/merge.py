@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from telemetry.atomic import disk_errors
@@ -20,44 +21,20 @@ from telemetry.dataset.channels import with_rollups
 from telemetry.dataset.dataset import Dataset
 from telemetry.dataset.layout import write_small
 from telemetry.dataset.meta import instant_text
-from telemetry.dataset.runs import Runs, choose_runs
+from telemetry.dataset.runs import choose_runs
+from telemetry.dataset.schema import ms_of
+from telemetry.importing.instants import times_of
 from telemetry.importing.inventory import Installations
 from telemetry.importing.quarantine import Quarantine, row_text
 from telemetry.importing.samples.block import Block, block_table, join, read_block
 from telemetry.importing.samples.duplicates import merge_duplicates
-from telemetry.importing.samples.reach import Reach, Reaching, StoredBlocks
+from telemetry.importing.samples.reach import MergePlan, Reach, StoredSamples
 from telemetry.importing.samples.rollup import add_rollup_columns, cell_end, finer_units, roll_up
 from telemetry.importing.samples.spill import ORDER_SHIFT, Spill
 from telemetry.xids.xid_gauge import CHANNEL, SOURCE, event_rows, untold_edges
 
 NEWEST_NAME = "newest.parquet"
 """File of a dataset with rolled-up units: their newest raw samples."""
-
-
-@dataclass(frozen=True, slots=True)
-class MergePlan:
-    """How samples become the dataset's.
-
-    ``channels``: the new dataset's channels in column order.
-    ``rolled``: whether the dataset has roll-up columns and ``sample_count``.
-    """
-
-    channels: dict[str, Channel]
-    finer: npt.NDArray[np.int32]
-    rolled: bool
-    runs: Runs
-
-
-@dataclass(frozen=True, slots=True)
-class MergedBucket:
-    """A bucket of the new dataset.
-
-    ``table``: samples of the runs that are made anew, sorted; None where there is none.
-    """
-
-    bucket: int
-    table: pa.Table | None
-    kept: list[int]
 
 
 def plan_merge(
@@ -77,7 +54,7 @@ def plan_merge(
     ``every``: all channels that may occur, in the catalogue's order.
     ``stays``: codes of the units; one that an earlier import rolled up stays rolled up.
     """
-    step_ms = _milliseconds(step)
+    step_ms = step // timedelta(milliseconds=1)
     finer: list[npt.NDArray[np.int32]] = [np.empty(0, np.int32)]
     if spill is not None:
         for bucket in spill.buckets():
@@ -103,7 +80,7 @@ def plan_merge(
         runs = choose_runs(
             0.0 if spill is None else len(stays.units) * (timedelta(days=1) / step) / spill.bucket_number
         )
-    return MergePlan(channels, units, rolled, runs)
+    return MergePlan(channels, units, rolled, runs, step_ms)
 
 
 @dataclass(slots=True)
@@ -118,8 +95,7 @@ class SampleMerger:
 
     plan: MergePlan
     stays: Installations
-    nodes: list[str]
-    step: timedelta
+    existing: Dataset | None
     delay: timedelta
     files: list[Path]
     quarantine: Quarantine
@@ -128,111 +104,97 @@ class SampleMerger:
     first_ms: int | None = None
     last_ms: int | None = None
     newest: dict[str, int] = field(default_factory=dict)
-    _before: dict[str, int] = field(default_factory=dict)
-    _rolled_before: npt.NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))
-    _told: dict[tuple[int, int], list[int]] = field(default_factory=dict)
     events: list[pd.DataFrame] = field(default_factory=list)
+    _nodes: list[str] = field(init=False)
+    _newest_before: npt.NDArray[np.int64] = field(init=False)
+    _edges: dict[tuple[int, int], list[int]] = field(init=False)
 
-    def run(self, spill: Spill | None, existing: Dataset | None) -> Iterator[MergedBucket]:
-        """Yield each bucket; after the last one, the attributes are complete."""
-        self._before = {} if existing is None else read_newest(existing.path)
-        self._rolled_before = self.stays.codes(list(self._before)).astype(np.int32)
-        self.newest = dict(self._before)
-        self._told = {} if existing is None else self._told_edges(existing)
-        reaching = None if existing is None else self._reaching(existing)
-        buckets = set() if spill is None else set(spill.buckets())
-        old_buckets = set() if existing is None else set(existing.buckets())
-        for bucket in sorted(buckets | old_buckets):
-            new = None if spill is None or bucket not in buckets else read_block(spill.read(bucket), self.plan.channels)
-            reach = None if reaching is None else reaching.of(bucket, new)
-            if reach is not None and reach.dropped:
-                self.counts["samples_past_retention"] += reach.dropped
+    def __post_init__(self) -> None:
+        self.newest = {} if self.existing is None else read_newest(self.existing.path)
+        self._newest_before = np.array([self.newest.get(name, -1) for name in self.stays.units], np.int64)
+        self._nodes = list(self.stays.node_names)
+        self._edges = {} if self.existing is None else self._stored_edges(self.existing)
+
+    def run(self, spill: Spill | None) -> Iterator[tuple[int, pa.Table | None, list[int]]]:
+        """Yield each bucket, the samples of its runs that are made anew, sorted, and its runs that are kept.
+
+        After the last one, the attributes are complete.
+        """
+        stored, old_buckets = None, set()
+        if self.existing is not None:
+            stored = StoredSamples(
+                self.existing, self.plan, self.stays, self._nodes, self._newest_before, self._keep_ms
+            )
+            old_buckets = set(self.existing.buckets())
+        new_buckets = set() if spill is None else set(spill.buckets())
+        for bucket in sorted(new_buckets | old_buckets):
+            new = None
+            if spill is not None and bucket in new_buckets:
+                new = read_block(spill.read(bucket), self.plan.channels)
+            reach = None if stored is None else stored.reach(bucket, new)
+            self.counts["samples_past_retention"] += 0 if reach is None else reach.dropped
             kept = [] if reach is None else reach.kept
             if new is None and (reach is None or not reach.written):
-                yield MergedBucket(bucket, None, kept)
+                yield bucket, None, kept
                 continue
             table = self._merge(new, reach)
-            times = table.column("timestamp").cast(pa.int64()).to_numpy()
-            if len(times):
-                self.first_ms = min(int(times.min()), self.first_ms if self.first_ms is not None else int(times.min()))
-                self.last_ms = max(int(times.max()), self.last_ms if self.last_ms is not None else int(times.max()))
-            yield MergedBucket(bucket, table, kept)
+            if len(table):
+                times = pc.min_max(table.column("timestamp").cast(pa.int64())).as_py()
+                self.first_ms = times["min"] if self.first_ms is None else min(times["min"], self.first_ms)
+                self.last_ms = times["max"] if self.last_ms is None else max(times["max"], self.last_ms)
+            yield bucket, table, kept
 
-    def _reaching(self, existing: Dataset) -> Reaching:
-        plan = self.plan
-        newest = np.array([self._before.get(name, -1) for name in self.stays.units], np.int64)
-        stored = StoredBlocks(existing, self.stays, self.nodes, plan.channels, plan.finer, newest, self.step)
-        same = list(existing.meta.channels.values()) == list(plan.channels.values())
-        counters = [name for name, channel in plan.channels.items() if channel.kind == "counter"]
-        return Reaching(
-            stored=stored,
-            finer=plan.finer,
-            newly_finer=plan.finer[newest[plan.finer] < 0],
-            counters=tuple(counters) if plan.rolled else (),
-            step=self.step,
-            everything=not same or existing.meta.sample_count != plan.rolled or existing.meta.runs != plan.runs,
-            keep_ms=None if self.keep_from is None else int(self.keep_from.timestamp() * 1000),
-        )
+    @property
+    def _keep_ms(self) -> int | None:
+        return None if self.keep_from is None else int(self.keep_from.timestamp() * 1000)
 
     def _merge(self, new: Block | None, reach: Reach | None) -> pa.Table:
+        plan = self.plan
         block = join([*([] if reach is None else reach.blocks), *([] if new is None else [new])])
-        if self.keep_from is not None:
+        if self._keep_ms is not None:
             # an unfinished cell stands at the end of its step, whatever its newest raw sample was
             cells = (block.order < 0) & self._to_roll(block)
-            times = np.where(cells, cell_end(block.ms, _milliseconds(self.step)), block.ms)
-            kept = np.flatnonzero(times >= int(self.keep_from.timestamp() * 1000))
-            self.counts["samples_past_retention"] += len(block) - len(kept)
-            block = block.take(kept)
+            times = np.where(cells, cell_end(block.ms, plan.step_ms), block.ms)
+            self.counts["samples_past_retention"] += int((times < self._keep_ms).sum())
+            block = block.take(np.flatnonzero(times >= self._keep_ms))
         block = block.take(np.lexsort((block.order, block.ms, block.unit)))
         block = self._without_closed(block)
         before_merge = block
-        merged = merge_duplicates(block)
-        self.counts["samples_repeated"] += merged.repeated
-        self._set_aside("conflicting duplicate sample", block, np.isin(block.order, merged.conflicting))
-        block = merged.block
+        block, repeated, conflicting = merge_duplicates(block)
+        self.counts["samples_repeated"] += repeated
+        self._set_aside("conflicting duplicate sample", before_merge, np.isin(before_merge.order, conflicting))
         held = self._held(before_merge, block)
         if CHANNEL in block.series:
             self._find_xids(block, held.get(CHANNEL, np.zeros(len(block), dtype=bool)))
         self._note_newest(block)
-        if self.plan.rolled:
-            add_rollup_columns(block, self.plan.channels, held)
+        if plan.rolled:
+            add_rollup_columns(block, plan.channels, held)
             before = len(block)
-            block = roll_up(block, self.plan.channels, self._to_roll(block), _milliseconds(self.step))
+            block = roll_up(block, plan.channels, self._to_roll(block), plan.step_ms)
             self.counts["samples_rolled_up"] += before - len(block)
-        if reach is not None and self.plan.runs.days is not None:
-            made = np.isin(self.plan.runs.of(block.ms), sorted(reach.written))
-            block = block if made.all() else block.take(np.flatnonzero(made))
-        return block_table(
-            block,
-            self.plan.channels,
-            self.stays.units,
-            self.nodes,
-            unit_is_node=self.stays.unit == "node",
-            sample_count=self.plan.rolled,
-        )
+        if reach is not None:  # without the rows that were only looked at
+            block = block.take(np.flatnonzero(np.isin(plan.runs.of(block.ms), sorted(reach.written))))
+        return block_table(block, plan.channels, self.stays, self._nodes, sample_count=plan.rolled)
 
     def _to_roll(self, block: Block) -> npt.NDArray[np.bool_]:
         """Rows to bring to the step: those of finer units, without the cells that earlier imports finished."""
-        finished = (block.order < 0) & (block.ms % _milliseconds(self.step) == 0)
-        finished &= np.isin(block.unit, self._rolled_before)
+        finished = (block.order < 0) & (block.ms % self.plan.step_ms == 0) & (self._newest_before[block.unit] >= 0)
         return np.isin(block.unit, self.plan.finer) & ~finished
 
     def _without_closed(self, block: Block) -> Block:
         """Set aside raw samples of a cell that the existing dataset has rolled up already."""
-        roll = self._to_roll(block)
-        if not (block.order < 0).any() or not roll.any():
+        roll, stored = self._to_roll(block), block.order < 0
+        if not stored.any() or not roll.any():
             return block
-        step_ms = _milliseconds(self.step)
-        codes = np.unique(block.unit)
-        newest = np.full(len(self.stays.units), -1, np.int64)
-        newest[codes] = [self._before.get(self.stays.units[code], -1) for code in codes.tolist()]
-        open_ms = np.where(newest % step_ms == 0, -1, newest)[block.unit]
+        step_ms = self.plan.step_ms
         end = cell_end(block.ms, step_ms)
-        old = (block.order < 0) & ~roll
-        cells = pd.MultiIndex.from_arrays([block.unit[old], block.ms[old]])
+        finished = stored & ~roll
+        cells = pd.MultiIndex.from_arrays([block.unit[finished], block.ms[finished]])
         closed = np.asarray(pd.MultiIndex.from_arrays([block.unit, end]).isin(cells))
-        in_open = (open_ms >= 0) & (end == cell_end(open_ms, step_ms)) & (block.ms <= open_ms)
-        closed = roll & (block.order >= 0) & (closed | in_open)
+        newest = self._newest_before[block.unit]
+        # The cell of the newest raw sample is open for later ones.
+        closed |= (newest % step_ms != 0) & (newest >= 0) & (end == cell_end(newest, step_ms)) & (block.ms <= newest)
+        closed &= roll & ~stored
         # Not lost: the dataset has their step.
         self._set_aside("its step was rolled up by an earlier import", block, closed, lost_rows=0)
         return block.take(np.flatnonzero(~closed))
@@ -256,27 +218,26 @@ class SampleMerger:
                 held[name][into] = given.series[name].valid[old]
         return held
 
-    def _told_edges(self, existing: Dataset) -> dict[tuple[int, int], list[int]]:
+    def _stored_edges(self, existing: Dataset) -> dict[tuple[int, int], list[int]]:
         events = existing.events()
         events = events[(events["source"] == SOURCE) & (events["type"] == "xid")]
-        told: dict[tuple[int, int], list[int]] = {}
-        units = self.stays.codes(events["node" if self.stays.unit == "node" else "gpu"].tolist()).tolist()
-        for code, xid, stamp in zip(units, events["code"], events["timestamp"], strict=True):
-            told.setdefault((code, int(xid)), []).append(round(stamp.timestamp() * 1000))
-        return told
+        edges: dict[tuple[int, int], list[int]] = {}
+        units = self.stays.codes(events[self.stays.unit].to_numpy(dtype=object)).tolist()
+        for unit, xid, ms in zip(units, events["code"], ms_of(events["timestamp"]).tolist(), strict=True):
+            edges.setdefault((unit, int(xid)), []).append(ms)
+        return edges
 
     def _find_xids(self, block: Block, held: npt.NDArray[np.bool_]) -> None:
         gauge = block.series[CHANNEL]
         read = gauge.values.astype(np.int32), gauge.valid
-        rows = untold_edges(block.unit, block.ms, read, block.order < 0, held, self._told)
+        rows = untold_edges(block.unit, block.ms, read, block.order < 0, held, self._edges)
         if len(rows) == 0:
             return
-        by_node = self.stays.unit == "node"
-        gpus = [None if by_node else self.stays.units[code] for code in block.unit[rows].tolist()]
+        units = self.stays.units
         found = event_rows(
-            pd.Series(pd.to_datetime(block.ms[rows], unit="ms", utc=True)).dt.as_unit("ms"),
-            pd.Series([self.nodes[code] for code in block.node[rows].tolist()], dtype=object),
-            pd.Series(gpus, dtype=object),
+            pd.Series(times_of(block.ms[rows])),
+            pd.Series([self._nodes[code] for code in block.node[rows].tolist()], dtype=object),
+            pd.Series([units[code] if self.stays.unit == "gpu" else None for code in block.unit[rows]], dtype=object),
             gauge.values[rows].astype(np.int32),
             self.delay,
         )
@@ -287,9 +248,9 @@ class SampleMerger:
             order = int(block.order[index])
             content = {
                 "timestamp": instant_text(datetime.fromtimestamp(block.ms[index] / 1000, UTC)),
-                "node": self.nodes[block.node[index]],
+                "node": self._nodes[block.node[index]],
                 self.stays.unit: self.stays.units[block.unit[index]],
-                **{name: each.values[index].item() for name, each in block.series.items() if each.valid[index]},
+                **{name: kept.values[index].item() for name, kept in block.series.items() if kept.valid[index]},
             }
             file, row = self.files[order >> ORDER_SHIFT], order & ((1 << ORDER_SHIFT) - 1)
             self.quarantine.add(reason, "samples", file, row, row_text(content), lost_rows=lost_rows)
@@ -311,7 +272,3 @@ def write_newest(root: Path, newest: Mapping[str, int]) -> None:
         table = pa.table({"unit": pa.array(names), "ms": pa.array([newest[name] for name in names], pa.int64())})
         with disk_errors(root):
             write_small(root / NEWEST_NAME, table)
-
-
-def _milliseconds(duration: timedelta) -> int:
-    return int(duration.total_seconds() * 1000)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 
 import numpy as np
 import numpy.typing as npt
@@ -16,8 +15,6 @@ from telemetry.dataset.schema import CHANNEL_TYPES
 
 ORDER_SHIFT = 40
 """A row's order is ``file number << 40 | row number``."""
-
-_KEYS = ("unit", "node", "ms", "order", "mig")
 
 
 def spill_schema(channels: Mapping[str, Channel], *, sample_count: bool) -> pa.Schema:
@@ -46,22 +43,17 @@ class Spill:
         self._folder = folder
         self._schema = schema
         self._writers: dict[int, pa.RecordBatchFileWriter] = {}
-        self._buckets = buckets
+        self.bucket_number = buckets
 
     def add(self, bucket_of_row: npt.NDArray[np.int64], table: pa.Table) -> None:
         """Append rows to their buckets, in the order they are given."""
-        order = np.argsort(bucket_of_row, kind="stable")
-        ordered = bucket_of_row[order]
-        table = table.take(pa.array(order))
-        edges = np.searchsorted(ordered, np.arange(self._buckets + 1))
         with disk_errors(self._folder):
-            for bucket in np.unique(ordered).tolist():
+            for bucket in np.unique(bucket_of_row).tolist():
                 if bucket not in self._writers:
                     self._folder.mkdir(parents=True, exist_ok=True)
                     options = pa.ipc.IpcWriteOptions(compression="lz4")
-                    path = str(self._path(bucket))
-                    self._writers[bucket] = pa.ipc.new_file(path, self._schema, options=options)
-                self._writers[bucket].write_table(table.slice(edges[bucket], edges[bucket + 1] - edges[bucket]))
+                    self._writers[bucket] = pa.ipc.new_file(str(self._path(bucket)), self._schema, options=options)
+                self._writers[bucket].write_table(table.take(np.flatnonzero(bucket_of_row == bucket)))
 
     def close(self) -> None:
         """End writing; reading may begin."""
@@ -69,36 +61,17 @@ class Spill:
             for writer in self._writers.values():
                 writer.close()
 
-    @property
-    def bucket_number(self) -> int:
-        """Number of buckets, with and without rows."""
-        return self._buckets
-
     def buckets(self) -> list[int]:
         """Return the buckets that got rows, ascending."""
         return sorted(self._writers)
 
     def read(self, bucket: int, columns: Sequence[str] | None = None) -> pa.Table:
-        """Read a bucket's rows; a bucket without rows gives an empty table."""
-        if bucket not in self._writers:
-            return self._schema.empty_table()
+        """Read the rows of a bucket that got some."""
         options = pa.ipc.IpcReadOptions()
         if columns is not None:
             options.included_fields = [self._schema.get_field_index(name) for name in columns]
         with pa.ipc.open_file(str(self._path(bucket)), options=options) as reader:
             return reader.read_all()
-
-    def __enter__(self) -> Spill:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for writer in self._writers.values():
-            try:
-                writer.close()
-            except (OSError, pa.ArrowInvalid):
-                continue
 
     def _path(self, bucket: int) -> Path:
         return self._folder / f"bucket-{bucket:04d}.arrow"

@@ -115,6 +115,6 @@ def test_samples_of_a_gpu_that_the_inventory_no_longer_names_are_never_given_to_
     fewer = Installations(dataset.inventory().iloc[:3], "gpu", {})
     plan = plan_merge(None, dataset, {}, resolve_channels({}), STEP, fewer, sample_count=False)
     later = (DAY + STEP).to_pydatetime()  # so that something is dropped, and the rest is read
-    merger = SampleMerger(plan, fewer, ["node-0", "node-1"], STEP, STEP, [], Quarantine(None), later)
+    merger = SampleMerger(plan, fewer, dataset, STEP, [], Quarantine(None), later)
     with pytest.raises(InputError, match=f"the dataset has samples of '{gpu(3)}', which the inventory does not name"):
-        list(merger.run(None, dataset))
+        list(merger.run(None))

@@ -217,26 +217,26 @@ def test_rows_of_one_key():
         (0, 1, 300, 7, None, None),  # contradicts
         (0, 2, 100, 1, None, None),
     ]
-    merged = merge_duplicates(block_of(rows))
-    assert merged.repeated == 1
-    assert merged.conflicting.tolist() == [3]
-    assert listed(merged.block.series["power_w"]) == [100, 100]
-    assert listed(merged.block.series["energy_mj"]) == [7, 1]
+    merged, repeated, conflicting = merge_duplicates(block_of(rows))
+    assert repeated == 1
+    assert conflicting.tolist() == [3]
+    assert listed(merged.series["power_w"]) == [100, 100]
+    assert listed(merged.series["energy_mj"]) == [7, 1]
 
 
 def test_parts_of_a_gpu_fold_into_it():
     rows = [(0, 1, 50, 3, 1, 2), (0, 1, 80, 4, 4, 1), (0, 1, 60, 2, 2, 0), (0, 2, 10, 1, 0, 0)]
-    parts = merge_duplicates(block_of(rows, mig=[True, True, True, False]))
-    assert (parts.repeated, parts.conflicting.tolist()) == (0, [])
-    assert listed(parts.block.series["power_w"]) == [80, 10]
-    assert listed(parts.block.series["clocks_event_reasons"]) == [7, 0]
-    own = merge_duplicates(block_of(rows, mig=[True, True, False, False]))
-    assert listed(own.block.series["power_w"]) == [60, 10]
+    parts, repeated, conflicting = merge_duplicates(block_of(rows, mig=[True, True, True, False]))
+    assert (repeated, conflicting.tolist()) == (0, [])
+    assert listed(parts.series["power_w"]) == [80, 10]
+    assert listed(parts.series["clocks_event_reasons"]) == [7, 0]
+    own, *_ = merge_duplicates(block_of(rows, mig=[True, True, False, False]))
+    assert listed(own.series["power_w"]) == [60, 10]
 
 
 def test_a_source_that_repeats_one_instant_for_ever():
     rows = [(0, 1, 100 + (index % 2), index if index else None, None, None) for index in range(500)]
-    merged = merge_duplicates(block_of(rows))
-    assert len(merged.block) == 1
-    assert listed(merged.block.series["power_w"]) == [100]
-    assert len(merged.conflicting) >= 498
+    merged, _, conflicting = merge_duplicates(block_of(rows))
+    assert len(merged) == 1
+    assert listed(merged.series["power_w"]) == [100]
+    assert len(conflicting) >= 498

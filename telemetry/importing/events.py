@@ -23,7 +23,7 @@ from telemetry.importing.event_runs import RUN_MS, stack_events, with_runs
 from telemetry.importing.instants import parse_instants, times_of
 from telemetry.importing.inventory import Installations
 from telemetry.importing.mapping import KernelLogMapping, TableMapping
-from telemetry.importing.quarantine import Quarantine
+from telemetry.importing.quarantine import Quarantine, rows_of
 from telemetry.importing.reading import Batch, read_batches
 from telemetry.xids.kernel_log import locate, parse_kernel_log
 
@@ -134,7 +134,7 @@ class EventIntake:
                 log = parse_kernel_log(lines, **settings, source=file.name)
         except InputError as error:
             raise InputError(error.what, f"{file}, {error.where}", error.do) from error
-        self.quarantine.loss.read("events", file, len(log.events) + len(log.unparsed))
+        self.quarantine.count_present("events", rows_of(file), len(log.events) + len(log.unparsed))
         for number, line, problem in log.unparsed:
             self.quarantine.add(problem, "events", file, number, line)
         self.counts["kernel_log_lines"] += log.n_lines

@@ -298,7 +298,7 @@ class _Import:
 
     def _check_loss(self, table: str, quarantine: Quarantine) -> None:
         if self.compaction is None:  # nobody is there to correct what has landed
-            quarantine.loss.check(table, self.max_loss)
+            quarantine.check_loss(table, self.max_loss)
 
     def _without_overlaps(self, frame: pd.DataFrame, unit: Unit, path: Path, quarantine: Quarantine) -> pd.DataFrame:
         kept, dropped, ended = end_overlaps(frame, unit)

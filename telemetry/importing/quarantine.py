@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -40,74 +41,36 @@ FEWEST_LOST: Final = 20
 
 @dataclass(slots=True)
 class _Loss:
+    """Of the rows of a file, or the values of a channel: how many there are, and why some are lost."""
+
     present: int = 0
-    lost: int = 0
     reasons: Counter[str] = field(default_factory=Counter)
     examples: list[str] = field(default_factory=list)
 
     def add(self, reason: str, lost: int, example: str) -> None:
-        self.lost += lost
         self.reasons[reason] += lost
         if len(self.examples) < _EXAMPLES:
             self.examples.append(example)
 
     @property
     def share(self) -> float:
-        return self.lost / max(self.present, self.lost)
+        lost = self.reasons.total()
+        return lost / max(self.present, lost, 1)
 
     def __str__(self) -> str:
-        reason, _ = self.reasons.most_common(1)[0]
-        shown = "; ".join(self.examples)
-        return f"{self.lost:,} of {self.present:,} lost ({self.share:.0%}), most for {reason!r}, such as {shown}"
+        return (
+            f"{self.reasons.total():,} of {self.present:,} lost ({self.share:.0%}), most for "
+            f"{self.reasons.most_common(1)[0][0]!r}, such as {'; '.join(self.examples)}"
+        )
 
 
-class Losses:
-    """What share of each file's rows, and of each channel's values, an import loses."""
-
-    def __init__(self) -> None:
-        self._files: dict[str, dict[Path, _Loss]] = {}
-        self._columns: dict[str, _Loss] = {}
-
-    def read(self, table: str, file: Path, rows: int) -> None:
-        """Count the rows of a file."""
-        self._files.setdefault(table, {}).setdefault(file, _Loss()).present += rows
-
-    def add(self, table: str, file: Path, reason: str, rows: int, example: str) -> None:
-        """Count rows of a file that are lost."""
-        if rows:
-            self._files.setdefault(table, {}).setdefault(file, _Loss()).add(reason, rows, example)
-
-    def values(self, column: str, present: int, problems: Mapping[str, int], examples: Sequence[str]) -> None:
-        """Count the values of a column that are there, and those of them that are lost, by reason."""
-        loss = self._columns.setdefault(column, _Loss())
-        loss.present += present
-        for reason, number in problems.items():
-            loss.lost += number
-            loss.reasons[reason] += number
-        loss.examples += examples[: max(_EXAMPLES - len(loss.examples), 0)]
-
-    def check(self, table: str, most: float) -> None:
-        """Stop an import that loses more than it may.
-
-        Raises ``InputError`` if of a file's rows, or of a column's values, more than the share ``most`` and at least
-        :data:`FEWEST_LOST` are lost; the message names all such files and columns.
-        """
-        of_files = self._files.get(table, {}).items()
-        judged = [(f"file {name}, rows", loss) for name, loss in of_files]
-        if table == "samples":
-            judged += [(f"column {name}, values", loss) for name, loss in self._columns.items()]
-        over = [f"{what}: {loss}" for what, loss in judged if loss.lost >= FEWEST_LOST and loss.share > most]
-        if over:
-            raise InputError(
-                f"too much of the {table} would be lost: " + " | ".join(over),
-                table,
-                "Correct the files or the mapping (`scale:`, where a column is in another unit), or allow a loss of "
-                f"more than {most:.0%} with --max-loss.",
-            )
+def rows_of(file: Path) -> str:
+    """Name a file's rows, to count them."""
+    return f"file {file}, rows"
 
 
 class Quarantine:
-    """Collects unusable rows into one Parquet file of the dataset being built.
+    """Collects unusable rows into one Parquet file of the dataset being built, and counts what an import loses.
 
     ``folder``: the dataset's ``quarantine`` folder, made with the first row; None keeps the counts only.
     ``name``: name of the file in it, new for each import, so that earlier imports' rows stay.
@@ -117,9 +80,37 @@ class Quarantine:
         self._path = None if folder is None else folder / name
         self._writer: pq.ParquetWriter | None = None
         self._rows: list[tuple[str, str, str, int | None, str | None, str]] = []
+        self._losses: defaultdict[tuple[str, str], _Loss] = defaultdict(_Loss)
         self.counts: Counter[str] = Counter()
-        self.loss = Losses()
         self.examples: dict[str, str] = {}
+
+    def count_present(self, table: str, what: str, number: int) -> None:
+        """Count the rows of a file, or the values of a channel, usable or not."""
+        self._losses[table, what].present += number
+
+    def count_lost(self, table: str, what: str, reason: str, number: int, example: str) -> None:
+        """Count rows or values that are lost."""
+        if number:
+            self._losses[table, what].add(reason, number, example)
+
+    def check_loss(self, table: str, most: float) -> None:
+        """Stop an import that loses more than it may.
+
+        Raises ``InputError`` if of a file's rows, or of a channel's values, more than the share ``most`` and at least
+        :data:`FEWEST_LOST` are lost; the message names all such files and channels.
+        """
+        over = [
+            f"{what}: {loss}"
+            for (of_table, what), loss in self._losses.items()
+            if of_table == table and loss.reasons.total() >= FEWEST_LOST and loss.share > most
+        ]
+        if over:
+            raise InputError(
+                f"too much of the {table} would be lost: " + " | ".join(over),
+                table,
+                "Correct the files or the mapping (`scale:`, where a column is in another unit), or allow a loss of "
+                f"more than {most:.0%} with --max-loss.",
+            )
 
     def add(
         self,
@@ -139,7 +130,7 @@ class Quarantine:
         ``lost_rows``: rows that are lost with it: 0 where only a value is, more where it has swallowed others.
         """
         self.counts[reason] += 1
-        self.loss.add(table, file, reason, lost_rows, f"row {row}: {detail or content}"[:120])
+        self.count_lost(table, rows_of(file), reason, lost_rows, f"row {row}: {detail or content}"[:120])
         self.examples.setdefault(reason, f"{file.name}, row {row}: {detail or content}"[:300])
         self._rows.append((reason, table, file.name, row, detail, content))
         if len(self._rows) >= _FLUSH_ROWS:
@@ -184,7 +175,6 @@ class Quarantine:
         if self._writer is not None and self._path is not None:
             with disk_errors(self._path):
                 self._writer.close()
-            self._writer = None
 
     def __enter__(self) -> Quarantine:
         return self
@@ -196,10 +186,8 @@ class Quarantine:
             self.close()
         elif self._writer is not None:
             # The whole folder is about to be discarded; a full disk must not hide the first error.
-            try:
+            with suppress(OSError):
                 self._writer.close()
-            except OSError:
-                self._writer = None
 
     def _flush(self) -> None:
         if not self._rows or self._path is None:

@@ -20,7 +20,7 @@ from telemetry.errors import InputError
 from telemetry.importing.columns import Columns
 from telemetry.importing.instants import MISSING, NAIVE, PROBLEMS, Instants, naive_error, parse_instants
 from telemetry.importing.mapping import TimeFormat
-from telemetry.importing.quarantine import Quarantine
+from telemetry.importing.quarantine import Quarantine, rows_of
 
 _BATCH_ROWS: Final = 1 << 17
 _PARQUET = (".parquet", ".pq")
@@ -137,7 +137,7 @@ def read_batches(path: Path, table: str, quarantine: Quarantine) -> Iterator[Bat
         raise _wrong_kind(path, table)
     try:
         for rows, content in readers[kind]():
-            quarantine.loss.read(table, path, len(rows))
+            quarantine.count_present(table, rows_of(path), len(rows))
             yield Batch(path, table, rows, content, quarantine)
     except pa.ArrowInvalid as error:
         problem = "is not UTF-8 text" if "UTF8" in str(error) or "utf-8" in str(error) else "cannot be read"
@@ -187,13 +187,13 @@ def _read_csv(path: Path, table: str, quarantine: Quarantine) -> Iterator[_Rows]
             made = pa.Table.from_batches([batch])
             for name, at, lines in _swallowed(made):
                 example = f"row {rows[at]}, column {name!r}: a quote that is not closed?"
-                quarantine.loss.read(table, path, lines)
-                quarantine.loss.add(table, path, "lines inside one value", lines, example)
+                quarantine.count_present(table, rows_of(path), lines)
+                quarantine.count_lost(table, rows_of(path), "lines inside one value", lines, example)
             yield rows, made
     for number, text in malformed:
         row = None if number is None else number - 1
         lines = text.count("\n") + 1  # a quote that is not closed swallows the lines after it
-        quarantine.loss.read(table, path, lines)
+        quarantine.count_present(table, rows_of(path), lines)
         quarantine.add("malformed row", table, path, row, text, f"expected {len(header)} fields", lost_rows=lines)
     if first == 1:
         yield np.empty(0, np.int64), pa.table({name: pa.array([], pa.string()) for name in header})

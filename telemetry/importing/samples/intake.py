@@ -199,17 +199,17 @@ class SampleIntake:
             self._nonzero[channel.name] += len(nonzero)
             self._fractions[channel.name] += int((nonzero < 1.0).sum())
         self.counts["values_not_supported"] += parsed.sentinels
-        lost = {reason: int(chosen.sum()) for reason, chosen in parsed.problems.items()}
-        shown = [column[at].as_py() for chosen in parsed.problems.values() for at in np.flatnonzero(chosen)[:3]]
-        present = int(parsed.valid.sum()) + sum(lost.values())
-        self.quarantine.loss.values(channel.name, present, lost, [f"{batch.file.name}: {value!r}" for value in shown])
-        if parsed.problems:
+        what = f"column {channel.name}, values"
+        lost = 0
+        for reason, chosen in parsed.problems.items():
+            values = column.filter(pa.array(chosen)).to_pylist()
+            details = [f"{channel.name} = {value}" for value in values]
             rows, content = batch.rows[good], batch.table.filter(pa.array(good))
-            texts = column.to_pylist()
-            for reason, chosen in parsed.problems.items():
-                details = [f"{channel.name} = {texts[index]}" for index in np.flatnonzero(chosen)]
-                self.quarantine.add_rows(reason, "samples", batch.file, chosen, rows, content, details, lost_rows=0)
-                self.counts["values_nulled"] += int(chosen.sum())
+            self.quarantine.add_rows(reason, "samples", batch.file, chosen, rows, content, details, lost_rows=0)
+            self.quarantine.count_lost("samples", what, reason, len(values), f"{batch.file.name}: {values[0]!r}")
+            lost += len(values)
+        self.counts["values_nulled"] += lost
+        self.quarantine.count_present("samples", what, int(parsed.valid.sum()) + lost)
         return pa.array(parsed.values, kind, mask=~parsed.valid)
 
     def _mapped(self, column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:

@@ -50,11 +50,8 @@ class Installations:
 
     def codes(self, names: Sequence[str | None] | npt.NDArray[np.object_]) -> npt.NDArray[np.int64]:
         """Return the code of each unit, -1 where it is unknown."""
-        known = self._code
-        parents = self.parents
-        return np.fromiter(
-            (-1 if name is None else known.get(parents.get(name, name), -1) for name in names), np.int64, len(names)
-        )
+        codes, parents = self._code, self.parents
+        return np.array([codes.get(parents.get(name, name), -1) for name in names], np.int64)  # type: ignore[arg-type]
 
     def find(self, codes: npt.NDArray[np.int64], ms: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Find the stay of each unit at each time.
@@ -101,26 +98,24 @@ def condense_observations(frame: pd.DataFrame) -> pd.DataFrame:
     return seen.assign(**{_FIRST: first}).drop_duplicates(list(_PLACE), keep="last", ignore_index=True)
 
 
-def stays_of(parts: Sequence[pd.DataFrame], absent: timedelta) -> pd.DataFrame:
+def stays_of(observations: pd.DataFrame, absent: timedelta) -> pd.DataFrame:
     """Make stays of condensed observations, one a unit and node.
 
     ``absent``: a unit that was last seen this long before the newest observation of any is taken to be removed.
     ``installed_at`` is the first observation unless the source gives it, ``removed_at`` the last one where the unit was
     not seen again, else missing. A unit that reappears has been there all along.
     """
-    whole = condense_observations(pd.concat(parts, ignore_index=True))
-    last = whole[SEEN_AT]
+    whole = condense_observations(observations)
+    first, last = whole[_FIRST], whole[SEEN_AT]
     gone = last.where(last <= last.max() - absent)
+    gone = gone.where(gone > first, gone + timedelta(milliseconds=1))  # seen once, and gone: a stay has some length
+    started, removed = whole["installed_at"], whole["removed_at"]
     return whole.assign(
-        installed_at=whole["installed_at"].where(whole["installed_at"].notna(), whole[_FIRST]),
-        # A unit seen once, and gone: a stay has some length.
-        removed_at=whole["removed_at"].where(
-            whole["removed_at"].notna(), gone.where(gone > whole[_FIRST], gone + timedelta(milliseconds=1))
-        ),
+        installed_at=started.where(started.notna(), first), removed_at=removed.where(removed.notna(), gone)
     ).drop(columns=[SEEN_AT, _FIRST])
 
 
-def with_parts(table: pa.Table, parts: Mapping[str, str], where: str, matched: set[str]) -> pa.Table:
+def with_parts(table: pa.Table, parts: Mapping[str, str], where: str) -> pa.Table:
     """Add the named groups of patterns as columns of text, null where a value does not match.
 
     ``parts``: source column to a regular expression that a whole value has to match.
@@ -133,36 +128,16 @@ def with_parts(table: pa.Table, parts: Mapping[str, str], where: str, matched: s
                 where,
                 nearest_hint(name, table.column_names) or f"Its columns are {', '.join(table.column_names)}.",
             )
-        compiled = re.compile(pattern)
-        matches = [
-            None if text is None else compiled.fullmatch(text) for text in as_text(table.column(name), len(table))
-        ]
-        if any(matches):
-            matched.add(name)
-        for group in compiled.groupindex:
+        texts = pd.Series(as_text(table.column(name), len(table)), dtype="str")
+        for group, values in texts.str.extract(rf"\A(?:{pattern})\Z")[list(re.compile(pattern).groupindex)].items():
             if group in table.column_names:
                 raise InputError(
                     f"the mapping takes {group!r} out of {name!r}, and there is a column of that name",
                     where,
                     "Name the group otherwise.",
                 )
-            values = [None if match is None else match[group] for match in matches]
-            table = table.append_column(group, pa.array(values, pa.string()))
+            table = table.append_column(str(group), pa.array(values, pa.string(), from_pandas=True))
     return table
-
-
-def refuse_unmatched(parts: Mapping[str, str], matched: set[str], where: str) -> None:
-    """Refuse patterns that no value matched.
-
-    Raises ``InputError`` if there is one: it would leave its columns empty without a word.
-    """
-    for name, pattern in parts.items():
-        if name not in matched:
-            raise InputError(
-                f"no value of column {name!r} matches {pattern!r}",
-                where,
-                "Correct the pattern under `parts` in the mapping; it has to match a whole value.",
-            )
 
 
 _TIMES = ("installed_at", "removed_at", SEEN_AT)
@@ -192,25 +167,32 @@ def read_inventory(
     ``not_after``: a stay that begins later has a wrong clock; one that ends later has not ended.
     Raises ``InputError`` if ``node`` is missing, instants are naive, or nothing is left.
     """
-    frames: list[pd.DataFrame] = []
+    frames = [pd.DataFrame()]
     matched: set[str] = set()
     for file in expand_sources((path,), "inventory"):
         for batch in read_batches(file, "inventory", quarantine):
-            known = [*INVENTORY.names, "parent", "mig_instance", SEEN_AT]
             given = set(batch.table.column_names)
-            batch.table = with_parts(batch.table, mapping.parts, str(file), matched)
+            batch.table = with_parts(batch.table, mapping.parts, str(file))
             names = batch.table.column_names
-            kept = set(names) - given
-            columns = resolve_columns(names, mapping, known, KEY_ALIASES, str(file), kept=kept, extras=True)
+            parts = set(names) - given
+            matched |= {name for name in parts if batch.table.column(name).null_count < len(batch.table)}
+            known = [*INVENTORY.names, "parent", "mig_instance", SEEN_AT]
+            columns = resolve_columns(names, mapping, known, KEY_ALIASES, str(file), kept=parts, extras=True)
             require(columns, ["node"], names, str(file))
             frame = _batch_frame(batch, columns, mapping, not_after)
             frames.append(condense_observations(frame) if SEEN_AT in columns else frame)
-    whole = pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
+    whole = pd.concat(frames, ignore_index=True)
     if SEEN_AT in whole:
-        whole = stays_of([whole], mapping.absent)
+        whole = stays_of(whole, mapping.absent)
     if whole.empty:
         raise InputError("the inventory has no usable rows", str(path), "Give one row for each GPU (or node).")
-    refuse_unmatched(mapping.parts, matched, str(path))
+    for name, pattern in mapping.parts.items():
+        if not matched & set(re.compile(pattern).groupindex):  # its columns would be empty silently
+            raise InputError(
+                f"no value of column {name!r} matches {pattern!r}",
+                str(path),
+                "Correct the pattern under `parts` in the mapping; it has to match a whole value.",
+            )
     return _fold_mig(whole, quarantine)
 
 
@@ -254,30 +236,25 @@ def _static(column: Any) -> pd.Series:
 
 
 def _fold_mig(frame: pd.DataFrame, quarantine: Quarantine) -> InventorySource:
+    """Leave out the rows of MIG instances, and find the GPU of each: by its name, or at the same address."""
+    gpu = frame["gpu"].astype("str")
+    given = frame["parent"] if "parent" in frame else pd.Series(None, index=frame.index, dtype=object)
+    is_mig = gpu.notna() & (gpu.str.startswith("MIG-").fillna(False) | given.notna())
+    places = pd.MultiIndex.from_frame(frame[["node", "pci_bus_id"]])
+    whole = (~is_mig & gpu.notna() & frame["pci_bus_id"].notna()).to_numpy()
+    by_place = dict(zip(places[whole], gpu[whole], strict=True))
     parents: dict[str, str] = {}
-    keep = np.ones(len(frame), dtype=bool)
-    given = frame["parent"] if "parent" in frame else pd.Series([None] * len(frame), dtype=object)
-    by_place = {
-        (row.node, row.pci_bus_id): row.gpu
-        for row in frame[["node", "pci_bus_id", "gpu"]].itertuples(index=False)
-        if isinstance(row.gpu, str) and isinstance(row.pci_bus_id, str) and not row.gpu.startswith("MIG-")
-    }
-    for index, (gpu, node, bus, parent) in enumerate(
-        zip(frame["gpu"], frame["node"], frame["pci_bus_id"], given, strict=True)
-    ):
-        if not isinstance(gpu, str) or not (gpu.startswith("MIG-") or isinstance(parent, str)):
+    for index in np.flatnonzero(is_mig):
+        old_name = _MIG_OLD.match(gpu[index])
+        parent = given[index] if pd.notna(given[index]) else old_name[1] if old_name else by_place.get(places[index])
+        if parent is not None:
+            parents[gpu[index]] = parent
             continue
-        keep[index] = False
-        old = _MIG_OLD.match(gpu)
-        found = parent if isinstance(parent, str) else old[1] if old else by_place.get((node, bus))
-        if found is None:
-            row = frame.iloc[index].dropna()
-            number, file = int(row.pop("_row")), Path(row.pop("_file"))
-            text = row_text(row.to_dict())
-            quarantine.add("MIG instance without a known parent", "inventory", file, number, text, gpu)
-        else:
-            parents[gpu] = found
-    folded = frame[keep].drop(columns=["_row", "_file", "parent", "mig_instance"], errors="ignore")
+        row = frame.iloc[index].dropna()
+        number, file = int(row.pop("_row")), Path(row.pop("_file"))
+        reason = "MIG instance without a known parent"
+        quarantine.add(reason, "inventory", file, number, row_text(row.to_dict()), gpu[index])
+    folded = frame[~is_mig].drop(columns=["_row", "_file", "parent", "mig_instance"], errors="ignore")
     return InventorySource(folded.drop_duplicates(ignore_index=True), parents)
 
 
@@ -295,22 +272,20 @@ def merge_stays(old: pd.DataFrame | None, new: pd.DataFrame) -> pd.DataFrame:
     if old is not None and new["installed_at"].isna().any():
         new = with_old_starts(old, new)
     merged = new if old is None else pd.concat([frame for frame in (old, new) if len(frame)], ignore_index=True)
-    key = [merged[name].astype("str").fillna("") for name in ("gpu", "node")]
-    repeated = pd.DataFrame({"g": key[0], "n": key[1], "t": merged["installed_at"]}).duplicated(keep="last")
+    repeated = _place(merged).assign(start=merged["installed_at"]).duplicated(keep="last")
     return merged[~repeated.to_numpy()].reset_index(drop=True)
 
 
 def with_old_starts(old: pd.DataFrame, new: pd.DataFrame) -> pd.DataFrame:
     """Give stays without a start that of the open stay which the dataset already has."""
-    stays = old[old["removed_at"].isna()]
-    started = dict(zip(_place(stays), stays["installed_at"], strict=True))
-    missing = new["installed_at"].isna()
-    found = pd.Series([started.get(place, pd.NaT) for place in _place(new)], index=new.index)
-    return new.assign(installed_at=new["installed_at"].where(~missing, found).astype(new["installed_at"].dtype))
+    starts = _place(old).assign(start=old["installed_at"])[old["removed_at"].isna()]
+    starts = starts.drop_duplicates(list(_PLACE), keep="last")
+    start = _place(new).merge(starts, how="left", on=list(_PLACE))["start"].set_axis(new.index)
+    return new.assign(installed_at=new["installed_at"].fillna(start))
 
 
-def _place(stays: pd.DataFrame) -> list[tuple[str, str]]:
-    return list(zip(*(stays[name].astype("str").fillna("") for name in ("gpu", "node")), strict=True))
+def _place(stays: pd.DataFrame) -> pd.DataFrame:
+    return stays[list(_PLACE)].astype("str").fillna("")
 
 
 def end_overlaps(frame: pd.DataFrame, unit: Unit) -> tuple[pd.DataFrame, pd.DataFrame, list[str]]:

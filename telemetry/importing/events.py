@@ -147,7 +147,8 @@ class EventIntake:
             name: found[name].astype(object).where(found[name].notna(), None).to_numpy(copy=True) for name in _PLACE
         }
         reasons = place_events(text, ms_of(found["timestamp"]), self.stays)
-        self.quarantine.add_frame(reasons, "events", file, found)
+        for reason in sorted(set(reasons) - {""}):
+            self.quarantine.add_frame(reason, "events", file, found[reasons == reason])
         found["gpu"], found["node"] = text["gpu"], text["node"]
         return found[reasons == ""]
 
@@ -156,7 +157,7 @@ class EventIntake:
         if self.stays.unit == "node":
             rows["gpu"] = np.full(len(batch.rows), None, dtype=object)
         reasons = place_events(rows, rows["timestamp"], self.stays)
-        for reason in sorted({reason for reason in reasons[batch.good] if reason}):
+        for reason in sorted(set(reasons) - {""}):
             batch.refuse(reason, reasons == reason)
         events = pd.DataFrame(rows)[batch.good]
         events["source"] = events["source"].where(events["source"].notna(), batch.file.name)

@@ -45,7 +45,6 @@ from telemetry.importing.events import EventIntake, empty_events
 from telemetry.importing.instants import WRONG_CLOCK
 from telemetry.importing.inventory import (
     Installations,
-    InventorySource,
     end_overlaps,
     merge_stays,
     read_inventory,
@@ -55,10 +54,9 @@ from telemetry.importing.jobs import merge_jobs, read_jobs
 from telemetry.importing.mapping import ImportMapping, load_mapping
 from telemetry.importing.quarantine import Quarantine, new_name
 from telemetry.importing.reading import expand_sources, is_kernel_log, kind_of
-from telemetry.importing.samples.intake import SampleIntake, SamplePlan, no_usable_rows, plan_samples
+from telemetry.importing.samples.intake import SampleIntake, no_usable_rows, plan_samples
 from telemetry.importing.samples.merge import SampleMerger, plan_merge, read_newest, write_newest
-from telemetry.importing.samples.spill import Spill
-from telemetry.importing.sources import Source, channels_digest, fingerprint, new_sources, text_digest
+from telemetry.importing.sources import Source, describe_source, new_sources, text_digest
 from telemetry.xids.xid_gauge import SOURCE
 
 Progress = Callable[[int, int], None]
@@ -158,7 +156,7 @@ def import_dataset(
     fresh = new_sources(sources, existing) if compaction is None else sources
     if not fresh and existing is not None:
         return ImportResult(existing, {}, {}, changed=False)
-    distinct = {(source.role, source.sha256) for source in sources}
+    distinct = {(source.role, source.entry["sha256"]) for source in sources}
     now = now or datetime.now(UTC)
     work = _Import(out, existing, rules, fresh, step, channels, dedupe, delay, progress, compaction, max_loss, now)
     work.counts["source_files_given_twice"] = len(sources) - len(distinct)
@@ -176,11 +174,12 @@ def _sources(
     def mapped(*sections: Section) -> str:
         return text_digest([section.model_dump(mode="json") for section in sections])
 
+    fates = [[channel.name, channel.kind, channel.low, channel.high] for channel in channels.values()]
     settings: dict[str, dict[str, Any]] = {
         "samples": {
             "step": format_duration(step),
             "delay": format_duration(delay),
-            "channels": channels_digest(channels),
+            "channels": text_digest(fates),
             "mapping": mapped(rules.samples),
         },
         "events": {
@@ -192,7 +191,7 @@ def _sources(
         "jobs": {"mapping": mapped(rules.jobs)},
     }
     return [
-        fingerprint(role, file, settings[role])
+        describe_source(role, file, settings[role])
         for role, paths in given.items()
         for file in expand_sources(tuple(paths), role)
     ]
@@ -214,6 +213,7 @@ class _Import:
     now: datetime
     counts: Counter[str] = field(default_factory=Counter)
     observed: list[datetime] = field(default_factory=list)
+    quarantine: Quarantine = field(default_factory=lambda: Quarantine(None))
 
     def run(self, inventory: Path) -> ImportResult:
         existing = self.existing
@@ -223,41 +223,28 @@ class _Import:
             folder = writer.folder / "quarantine"
             if existing is not None:
                 writer.adopt_quarantine(existing)
-            with Quarantine(folder, new_name(folder)) as quarantine:
-                held = self._inventory(inventory, quarantine)
-                unit = unit_of(held.frame)
-                if existing is not None and existing.meta.unit != unit:
-                    raise InputError(
-                        f"the dataset's unit is the {existing.meta.unit}, the inventory's is the {unit}",
-                        str(inventory),
-                        "Import into an empty folder.",
-                    )
-                held.frame = self._of_unit(held.frame, unit, inventory, quarantine)
-                held.frame = self._without_overlaps(held.frame, unit, inventory, quarantine)
-                self._check_loss("inventory", quarantine)
-                stays = Installations(held.frame, unit, held.parents)
-                given = self._events(stays, quarantine)
-                self._check_loss("events", quarantine)
-                detected = self._samples(writer, stays, quarantine)
-                final_events = self._all_events(given, detected)
-                final_jobs = self._jobs(stays, quarantine)
-                self._check_loss("jobs", quarantine)
-            span = self._span(final_events, quarantine)
+            with Quarantine(folder, new_name(folder)) as self.quarantine:
+                stays = self._inventory(inventory)
+                given = self._events(stays)
+                detected = self._samples(writer, stays)
+                events = self._all_events(given, detected)
+                jobs = self._jobs(stays)
+            span = self._span(events)
             shutil.rmtree(writer.folder / ".spill", ignore_errors=True)
-            frame = held.frame
-            start = pd.Timestamp(span[0]).as_unit("ms")
+            frame = stays.given
             self.counts["installed_before_anything_observed"] += int(frame["installed_at"].isna().sum())
-            frame["installed_at"] = frame["installed_at"].fillna(start)
+            frame["installed_at"] = frame["installed_at"].fillna(pd.Timestamp(span[0]).as_unit("ms"))
+            quarantined = self.quarantine.counts
             dataset = writer.finish(
-                events=final_events,
+                events=events,
                 inventory=frame,
-                jobs=final_jobs,
+                jobs=jobs,
                 span=span,
                 sources=self._entries(),
-                quarantine=dict(quarantine.counts + Counter({} if existing is None else existing.meta.quarantine)),
+                quarantine=dict(quarantined + Counter({} if existing is None else existing.meta.quarantine)),
                 counts={"imported": self._imported()},
             )
-        return ImportResult(dataset, _plain(self.counts), _plain(quarantine.counts))
+        return ImportResult(dataset, _plain(self.counts), _plain(quarantined))
 
     def _check_unchanged(self) -> None:
         """Make sure, now that no other run can write, that the dataset is still the one that was looked at."""
@@ -282,13 +269,30 @@ class _Import:
             buckets *= 2
         return buckets
 
-    def _inventory(self, path: Path, quarantine: Quarantine) -> InventorySource:
+    def _inventory(self, path: Path) -> Installations:
         # A known inventory is read again for its MIG names; what it sets aside was counted by the import it was new in.
         is_new = bool(self._files("inventory"))
-        held = read_inventory(path, self.rules.inventory, quarantine if is_new else Quarantine(None), self.now + AHEAD)
+        held = read_inventory(
+            path, self.rules.inventory, self.quarantine if is_new else Quarantine(None), self.now + AHEAD
+        )
         old = None if self.existing is None or self.compaction is not None else self.existing.inventory()
-        held.frame = merge_stays(old, held.frame) if is_new or old is None else old
-        return held
+        frame = merge_stays(old, held.frame) if is_new or old is None else old
+        unit = unit_of(frame)
+        if self.existing is not None and self.existing.meta.unit != unit:
+            raise InputError(
+                f"the dataset's unit is the {self.existing.meta.unit}, the inventory's is the {unit}",
+                str(path),
+                "Import into an empty folder.",
+            )
+        unnamed = frame[unit].isna()
+        self.quarantine.add_frame("missing gpu", "inventory", path, frame[unnamed])
+        kept, dropped, ended = end_overlaps(frame[~unnamed], unit)
+        self.quarantine.add_frame("in two places from the same time", "inventory", path, dropped)
+        if ended:
+            self.counts["overlapping_stays_ended"] += len(ended)
+            _LOG.warning("%s: %d stays overlap: %s", path, len(ended), "; ".join(ended[:_NAMED]))
+        self._check_loss("inventory")
+        return Installations(kept, unit, held.parents)
 
     def _wrong_clock(self, ms: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
         not_before = None if self.compaction is None else self.compaction.not_before
@@ -296,68 +300,40 @@ class _Import:
         wrong = np.zeros(len(ms), dtype=bool) if not_after is None else ms > not_after.timestamp() * 1000
         return wrong if not_before is None else wrong | (ms < not_before.timestamp() * 1000)
 
-    def _check_loss(self, table: str, quarantine: Quarantine) -> None:
+    def _check_loss(self, table: str) -> None:
         if self.compaction is None:  # nobody is there to correct what has landed
-            quarantine.check_loss(table, self.max_loss)
+            self.quarantine.check_loss(table, self.max_loss)
 
-    def _without_overlaps(self, frame: pd.DataFrame, unit: Unit, path: Path, quarantine: Quarantine) -> pd.DataFrame:
-        kept, dropped, ended = end_overlaps(frame, unit)
-        reasons = np.full(len(dropped), "in two places from the same time", dtype=object)
-        quarantine.add_frame(reasons, "inventory", path, dropped)
-        if ended:
-            self.counts["overlapping_stays_ended"] += len(ended)
-            _LOG.warning("%s: %d stays overlap: %s", path, len(ended), "; ".join(ended[:_NAMED]))
-        return kept
-
-    def _of_unit(self, frame: pd.DataFrame, unit: str, path: Path, quarantine: Quarantine) -> pd.DataFrame:
-        if unit == "node":
-            return frame
-        missing = frame["gpu"].isna().to_numpy()
-        quarantine.add_frame(np.where(missing, "missing gpu", "").astype(object), "inventory", path, frame)
-        return frame[~missing].reset_index(drop=True)
-
-    def _events(self, stays: Installations, quarantine: Quarantine) -> pd.DataFrame:
-        intake = EventIntake(self.rules.events, self.rules.kernel_log, stays, quarantine, self.delay, self.counts)
-        frames = [empty_events()]
+    def _events(self, stays: Installations) -> pd.DataFrame:
+        intake = EventIntake(self.rules.events, self.rules.kernel_log, stays, self.quarantine, self.delay, self.counts)
+        frames = []
         for file in self._files("events"):
-            frames.append(intake.read_kernel_log(file) if is_kernel_log(file) else intake.read(file))
-            if len(frames[-1]):
-                ahead = self._wrong_clock(ms_of(frames[-1]["timestamp"]))
-                ahead |= (frames[-1]["known_at"] > self.now + AHEAD + self.delay).to_numpy()
-                reasons = np.where(ahead, WRONG_CLOCK, "").astype(object)
-                quarantine.add_frame(reasons, "events", file, frames[-1])
-                frames[-1] = frames[-1][reasons == ""]
+            events = intake.read_kernel_log(file) if is_kernel_log(file) else intake.read(file)
+            ahead = self._wrong_clock(ms_of(events["timestamp"]))
+            ahead |= (events["known_at"] > self.now + AHEAD + self.delay).to_numpy()
+            self.quarantine.add_frame(WRONG_CLOCK, "events", file, events[ahead])
+            frames.append(events[~ahead])
+        self._check_loss("events")
         return stack_events(frames)
 
-    def _samples(self, writer: DatasetWriter, stays: Installations, quarantine: Quarantine) -> pd.DataFrame:
-        files = self._files("samples")
-        plan: SamplePlan | None = None
-        spill: Spill | None = None
-        if files:
-            plan = plan_samples(files, self.rules.samples, self.channels, stays.unit)
-            self._check_kinds(plan.channels)
-            strict = self.compaction is None
-            intake = SampleIntake(plan, self.rules.samples, stays, quarantine, strict, self._wrong_clock)
-            spill = intake.run(writer.folder / ".spill", writer.buckets, self._reading())
-            self._check_loss("samples", quarantine)
-            self.counts.update(intake.counts)
-        existing = self.existing
-        if plan is None:
-            if existing is not None:
-                held = existing.meta
-                writer.declare(held.channels, unit=held.unit, sample_count=held.sample_count, runs=held.runs)
-                write_newest(writer.folder, read_newest(existing.path))
-                for bucket in existing.buckets():
-                    writer.adopt(existing, bucket)
-            else:
-                writer.declare({}, unit=stays.unit, sample_count=False)
+    def _samples(self, writer: DatasetWriter, stays: Installations) -> pd.DataFrame:
+        files, existing = self._files("samples"), self.existing
+        if not files:
+            self._keep_samples(writer, stays.unit)
             return empty_events()
+        plan = plan_samples(files, self.rules.samples, self.channels, stays.unit)
+        self._check_kinds(plan.channels)
+        strict = self.compaction is None
+        intake = SampleIntake(plan, self.rules.samples, stays, self.quarantine, strict, self._wrong_clock)
+        spill = intake.run(writer.folder / ".spill", writer.buckets, self._reading())
+        self._check_loss("samples")
+        self.counts.update(intake.counts)
         merge = plan_merge(
             spill, existing, plan.channels, self.channels, self.step, stays, sample_count=plan.sample_count
         )
         writer.declare(merge.channels, unit=stays.unit, sample_count=merge.rolled, runs=merge.runs)
         keep_from = None if self.compaction is None else self.compaction.keep_from
-        merger = SampleMerger(merge, stays, existing, self.delay, files, quarantine, keep_from)
+        merger = SampleMerger(merge, stays, existing, self.delay, files, self.quarantine, keep_from)
         for bucket, table, kept in merger.run(spill):
             if kept:
                 assert existing is not None
@@ -367,11 +343,20 @@ class _Import:
             self._written(bucket, writer.buckets)
         self._written(writer.buckets, writer.buckets)
         self.counts.update(merger.counts)
-        self._check_loss("samples", quarantine)
+        self._check_loss("samples")
         write_newest(writer.folder, merger.newest)
-        if merger.first_ms is not None and merger.last_ms is not None:
-            self.observed += [_instant(merger.first_ms), _instant(merger.last_ms)]
-        return stack_events([empty_events(), *merger.events])
+        self.observed += [datetime.fromtimestamp(ms / 1000, UTC) for ms in merger.span_ms]
+        return stack_events(merger.events)
+
+    def _keep_samples(self, writer: DatasetWriter, unit: Unit) -> None:
+        if self.existing is None:
+            writer.declare({}, unit=unit, sample_count=False)
+            return
+        meta = self.existing.meta
+        writer.declare(meta.channels, unit=meta.unit, sample_count=meta.sample_count, runs=meta.runs)
+        write_newest(writer.folder, read_newest(self.existing.path))
+        for bucket in self.existing.buckets():
+            writer.adopt(self.existing, bucket)
 
     def _reading(self) -> Callable[[int], None] | None:
         """Give what is told of each batch that was read: CSV files hold as many rows as their size lets expect."""
@@ -415,18 +400,17 @@ class _Import:
         self.counts["events_in_runs"] += total_count(kept) - len(kept)
         return stored_layout(stack_events([old[~may_change], kept]))
 
-    def _jobs(self, stays: Installations, quarantine: Quarantine) -> pd.DataFrame | None:
-        old = None if self.existing is None else self.existing.jobs()
+    def _jobs(self, stays: Installations) -> pd.DataFrame | None:
+        jobs = None if self.existing is None else self.existing.jobs()
         for file in self._files("jobs"):
-            new = read_jobs(file, self.rules.jobs, stays, quarantine, self.now + AHEAD)
+            new = read_jobs(file, self.rules.jobs, stays, self.quarantine, self.now + AHEAD)
             self.counts["jobs_read"] += len(new)
-            old = merge_jobs(old, new)
-        return old
+            jobs = merge_jobs(jobs, new)
+        self._check_loss("jobs")
+        return jobs
 
-    def _span(self, events: pd.DataFrame, quarantine: Quarantine) -> tuple[datetime, datetime]:
-        seen = list(self.observed)
-        if self.existing is not None:
-            seen += self.existing.meta.span
+    def _span(self, events: pd.DataFrame) -> tuple[datetime, datetime]:
+        seen = [*self.observed, *(() if self.existing is None else self.existing.meta.span)]
         if len(events):
             seen += [events["timestamp"].min().to_pydatetime(), events["timestamp"].max().to_pydatetime()]
         if self.rules.span is not None:
@@ -434,9 +418,9 @@ class _Import:
                 raise InputError("`span:` ends in the future", "mapping, span", "Give the period that was observed.")
             seen += self.rules.span
         if not seen:
-            where = ", ".join(str(source.path) for source in self.fresh if source.role == "events") or str(self.out)
-            if quarantine.counts:
-                raise no_usable_rows("event" if self._files("events") else "sample", quarantine, where)
+            where = ", ".join(str(file) for file in self._files("events")) or str(self.out)
+            if self.quarantine.counts:
+                raise no_usable_rows("event" if self._files("events") else "sample", self.quarantine, where)
             raise InputError(
                 "nothing was observed: there are no samples and no events",
                 where,
@@ -449,7 +433,7 @@ class _Import:
     def _entries(self) -> list[dict[str, Any]]:
         old = [] if self.existing is None else self.existing.meta.sources
         if self.compaction is None:
-            entries = [*old, *(source.entry() for source in self.fresh)]
+            entries = [*old, *(source.entry for source in self.fresh)]
         else:
             landed = [{"role": LANDED_ROLE, "name": name} for name in self.compaction.landed]
             entries = [*(entry for entry in old if entry.get("role") != LANDED_ROLE), *landed]
@@ -464,10 +448,6 @@ class _Import:
 
 def _plain(counts: Counter[str]) -> dict[str, int]:
     return {name: int(number) for name, number in sorted(counts.items()) if number}
-
-
-def _instant(ms: int) -> datetime:
-    return datetime.fromtimestamp(ms / 1000, UTC)
 
 
 def _parquet_rows(path: Path) -> int:

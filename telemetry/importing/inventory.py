@@ -29,11 +29,14 @@ _KEY_SHIFT = 43
 
 
 class Installations:
-    """Answers where a unit was at a time."""
+    """Answers where a unit was at a time.
+
+    ``given``: the stays in the order in which they came; ``frame``: the same by unit and time.
+    """
 
     def __init__(self, frame: pd.DataFrame, unit: Unit, parents: Mapping[str, str] | None = None) -> None:
         name = "gpu" if unit == "gpu" else "node"
-        self.unit = unit
+        self.unit, self.given = unit, frame
         self.parents = dict(parents or {})
         ordered = frame.sort_values([name, "installed_at"], kind="stable").reset_index(drop=True)
         self.frame = ordered

@@ -163,11 +163,11 @@ class Quarantine:
                 detail = None if details is None else str(details[start + number])
                 self.add(reason, table, file, int(rows[index]), row_text(record), detail, lost_rows=lost_rows)
 
-    def add_frame(self, reasons: npt.NDArray[np.object_], table: str, file: Path, frame: pd.DataFrame) -> None:
-        """Set aside the rows of a frame that have a reason; their place in the file is not known any more."""
-        for reason, record in zip(reasons[reasons != ""], frame[reasons != ""].to_dict("records"), strict=True):
+    def add_frame(self, reason: str, table: str, file: Path, frame: pd.DataFrame) -> None:
+        """Set aside the rows of a frame; their place in the file is not known any more."""
+        for record in frame.to_dict("records"):
             content = {str(name): value for name, value in record.items() if not pd.isna(value)}
-            self.add(str(reason), table, file, None, row_text(content))
+            self.add(reason, table, file, None, row_text(content))
 
     def close(self) -> None:
         """Write what is left."""

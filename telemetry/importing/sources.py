@@ -9,47 +9,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from telemetry.dataset.channel import Channel
 from telemetry.dataset.dataset import Dataset
 from telemetry.errors import InputError
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One source file.
-
-    ``sha256``: of its bytes.
-    ``settings``: what decides how its rows are read, JSON types only.
-    """
+    """One source file; ``entry`` is what dataset.json keeps of it: no path, and no time of reading."""
 
     role: str
     path: Path
-    sha256: str
-    settings: dict[str, Any]
-
-    def entry(self) -> dict[str, Any]:
-        """Return what dataset.json keeps of the source: no path, and no time of reading."""
-        size = self.path.stat().st_size
-        return {
-            "role": self.role,
-            "name": self.path.name,
-            "bytes": size,
-            "sha256": self.sha256,
-            "settings": self.settings,
-        }
+    entry: dict[str, Any]
 
 
-def fingerprint(role: str, path: Path, settings: Mapping[str, Any]) -> Source:
-    """Hash a source file."""
+def describe_source(role: str, path: Path, settings: Mapping[str, Any]) -> Source:
+    """Hash a source file; ``settings``: what decides how its rows are read, JSON types only."""
     with path.open("rb") as stream:
-        digest = hashlib.file_digest(stream, "sha256").hexdigest()
-    return Source(role, path, digest, dict(settings))
-
-
-def channels_digest(channels: Mapping[str, Channel]) -> str:
-    """Hash what decides the fate of values: each channel's kind and range."""
-    content = [[channel.name, channel.kind, channel.low, channel.high] for channel in channels.values()]
-    return text_digest(content)
+        sha256 = hashlib.file_digest(stream, "sha256").hexdigest()
+    entry = {"role": role, "name": path.name, "bytes": path.stat().st_size, "sha256": sha256, "settings": settings}
+    return Source(role, path, entry)
 
 
 def text_digest(content: object) -> str:
@@ -63,18 +41,16 @@ def new_sources(sources: Sequence[Source], existing: Dataset | None) -> list[Sou
     Raises ``InputError`` if the dataset holds a source that was read with other settings: its rows cannot be taken
     back.
     """
-    known: dict[tuple[str, str], dict[str, Any]] = {}
-    if existing is not None:
-        known = {(each["role"], each["sha256"]): each for each in existing.meta.sources if "sha256" in each}
+    entries = [] if existing is None else existing.meta.sources
+    settings = {(entry["role"], entry["sha256"]): entry["settings"] for entry in entries if "sha256" in entry}
     fresh: list[Source] = []
     for source in sources:
-        key = (source.role, source.sha256)
-        if key not in known:
-            known[key] = {"settings": source.settings}
+        key, given = (source.role, source.entry["sha256"]), source.entry["settings"]
+        if key not in settings:
+            settings[key] = given
             fresh.append(source)
-            continue
-        before = known[key]["settings"]  # with what older versions knew of, too
-        changed = sorted(name for name, value in source.settings.items() if before.get(name) != value)
+        # Older versions kept settings that are none any more.
+        changed = sorted(name for name, value in given.items() if settings[key].get(name) != value)
         if changed:
             raise InputError(
                 f"this source was imported before with other settings: {', '.join(changed)}",

@@ -101,8 +101,7 @@ class SampleMerger:
     quarantine: Quarantine
     keep_from: datetime | None = None
     counts: Counter[str] = field(default_factory=Counter)
-    first_ms: int | None = None
-    last_ms: int | None = None
+    span_ms: list[int] = field(default_factory=list)
     newest: dict[str, int] = field(default_factory=dict)
     events: list[pd.DataFrame] = field(default_factory=list)
     _nodes: list[str] = field(init=False)
@@ -140,8 +139,7 @@ class SampleMerger:
             table = self._merge(new, reach)
             if len(table):
                 times = pc.min_max(table.column("timestamp").cast(pa.int64())).as_py()
-                self.first_ms = times["min"] if self.first_ms is None else min(times["min"], self.first_ms)
-                self.last_ms = times["max"] if self.last_ms is None else max(times["max"], self.last_ms)
+                self.span_ms = [min([*self.span_ms, times["min"]]), max([*self.span_ms, times["max"]])]
             yield bucket, table, kept
 
     @property

@@ -18,7 +18,6 @@ from policy.fleet import JobView, Level, NodeView, UnitView
 from scheduler.controller.controller import Controller
 from scheduler.controller.facts import VerifiedFacts
 from scheduler.controller.settings import ControllerSettings
-from scheduler.evacuation.checkpoint_requests import Checkpoints
 from scheduler.evacuation.engine import Evacuation
 from scheduler.evacuation.settings import EvacuationSettings, VerificationSettings
 from scheduler.file import MemoryNode, MemoryScheduler
@@ -254,7 +253,7 @@ class ReplayedCluster:
         )
         evacuation = Evacuation(
             self.scheduler, self.workloads, ledger, self.clock, settings,
-            Checkpoints(self.workloads, settings.checkpoint, {}), self.diagnostic,
+            {}, self.diagnostic,
         )  # fmt: skip
         verified = VerifiedFacts(facts, evacuation.results)
         self.controller = Controller(

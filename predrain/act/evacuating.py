@@ -29,7 +29,6 @@ def evacuation_of(
     diagnostics, so that what they say holds.
     Raises ``InputError`` if the settings ask for what this scheduler cannot do.
     """
-    from scheduler.evacuation.checkpoint_requests import Checkpoints
     from scheduler.evacuation.engine import Evacuation
     from telemetry.errors import InputError
 
@@ -53,8 +52,7 @@ def evacuation_of(
         "webhook": _webhook(settings.checkpoint.webhook, clock),
         "command": _command(settings.checkpoint.command),
     }
-    checkpoints = Checkpoints(chosen.workloads, settings.checkpoint, hooks)
-    return Evacuation(chosen.adapter, chosen.workloads, ledger, clock, settings, checkpoints, verification)
+    return Evacuation(chosen.adapter, chosen.workloads, ledger, clock, settings, hooks, verification)
 
 
 def facts_of(

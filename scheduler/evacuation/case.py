@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
@@ -68,6 +69,11 @@ class Case:
         known = self.entry.leaving
         self.change(leaving={**known, uid: replace(known[uid], **fields)})  # type: ignore[arg-type]
 
+    def wait_until(self, at: datetime | None) -> None:
+        """Note that there is reason to wait, up to a time."""
+        if at is not None and (self.entry.due_at is None or at > self.entry.due_at):
+            self.change(due_at=at)
+
     def first_time(self, what: str) -> bool:
         """Note that something was told to people; false where it was before."""
         if what in self.entry.told:
@@ -77,51 +83,48 @@ class Case:
 
 
 @dataclass(slots=True)
-class Audit:
-    """The ledger and the report of one round.
+class Turn:
+    """One round: the lease it runs under, and the ledger and the report that it is written down in.
 
+    ``until``: nothing is begun after it.
+    ``still``: re-reads a node and the switches just before a call: why it must not be made, or None.
     ``forward``: whether anything new may be done; false once the ledger could not be written.
     """
 
+    lease: Lease
     ledger: SqliteLedger
     clock: Clock
     report: RoundReport
+    until: datetime
+    still: Callable[[Case], str | None]
     forward: bool = True
+
+    def fence(self) -> Fence:
+        """Make sure of the lease; raises ``LeaseLostError`` if it is not held any more."""
+        return Fence(self.lease.holder, self.lease.hold())
+
+    def over(self, until: datetime | None = None) -> bool:
+        """Whether nothing more is to be begun."""
+        return self.clock.now() >= (until or self.until) or not self.forward
 
     def intend(self, call: Call) -> int | None:
         """Record a call; None: it could not be recorded, and must not be made."""
-        try:
-            return self.ledger.call(call)
-        except LedgerError as error:
-            self._failed(error)
-            return None
+        number = None
+        with self._recording():
+            number = self.ledger.call(call)
+        return number
 
     def settle(self, number: int, answer: WorkAnswer) -> None:
         """Record what a call came to."""
-        settled = Settled(self.clock.now(), answer.kind, answer.confirmed, answer.words, answer.writes)
-        try:
-            self.ledger.settle_call(number, settled)
-        except LedgerError as error:
-            self._failed(error)
+        with self._recording():
+            self.ledger.settle_call(
+                number, Settled(self.clock.now(), answer.kind, answer.confirmed, answer.words, answer.writes)
+            )
 
     def find(self, node: str, kind: FindingKind, words: str, content: Mapping[str, Any] | None = None) -> None:
         """Record what was found."""
-        try:
+        with self._recording():
             self.ledger.find(Finding(self.clock.now(), node, kind, words, content or {}))
-        except LedgerError as error:
-            self._failed(error)
-
-    def step(
-        self,
-        node: str,
-        verb: str,
-        outcome: str,
-        workload: str | None = None,
-        words: str = "",
-        writes: tuple[Write, ...] = (),
-    ) -> None:
-        """Add a step to the report."""
-        self.report.work.append(WorkStep(node, verb, outcome, workload, words, writes))
 
     def tell(self, case: Case, what: str, kind: FindingKind, words: str, content: Mapping[str, Any]) -> None:
         """Tell people once, in the ledger and the report, what a program must not settle by itself."""
@@ -129,33 +132,22 @@ class Audit:
             self.find(case.node, kind, words, content)
             self.step(case.node, "tell", "done", None, words)
 
+    def step(
+        self, node: str, verb: str, outcome: str, workload: str | None = None, words: str = "",
+        writes: tuple[Write, ...] = (),
+    ) -> None:  # fmt: skip
+        """Add a step to the report."""
+        self.report.work.append(WorkStep(node, verb, outcome, workload, words, writes))
+
     def trouble(self, words: str) -> None:
         """Say once what went wrong."""
         if words not in self.report.errors:
             self.report.errors.append(words)
 
-    def _failed(self, error: LedgerError) -> None:
-        self.forward = False
-        self.trouble(str(error))
-
-
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """What one round gives to whoever acts in it.
-
-    ``until``: nothing is begun after it.
-    ``still``: re-reads a node and the switches just before a call: why it must not be made, or None.
-    """
-
-    lease: Lease
-    audit: Audit
-    until: datetime
-    still: Callable[[Case], str | None]
-
-    def fence(self) -> Fence:
-        """Make sure of the lease; raises ``LeaseLostError`` if it is not held any more."""
-        return Fence(self.lease.holder, self.lease.hold())
-
-    def over(self) -> bool:
-        """Whether nothing more is to be begun."""
-        return self.audit.clock.now() >= self.until or not self.audit.forward
+    @contextlib.contextmanager
+    def _recording(self) -> Iterator[None]:
+        try:
+            yield
+        except LedgerError as error:
+            self.forward = False
+            self.trouble(str(error))

@@ -60,12 +60,12 @@ class Diagnostics:
 
     def settled(self, case: Case, turn: Turn) -> None:
         """Tell people what a diagnostic came to, where that is theirs to settle, and run it again after a while."""
-        entry, now = case.entry, turn.audit.clock.now()
+        entry, now = case.entry, turn.clock.now()
         if entry.phase not in ("failed", "inconclusive"):
             return
         words = f"the diagnostic {case.entry.phase}: {case.entry.words}"
         content = {"units": list(case.units), "result": case.entry.phase}
-        turn.audit.tell(case, entry.phase, "escalated", words, content)
+        turn.tell(case, entry.phase, "escalated", words, content)
         since = entry.ended_at or entry.began_at
         other = case.reading.boot_id != entry.boot_id or bool(case.units and entry.units and case.units != entry.units)
         if case.held is None and (other or now - since >= self._settings.retry_after):
@@ -73,24 +73,24 @@ class Diagnostics:
             case.change(phase="emptying", attempt=again, first=again, started_at=None, empty_at=None)
 
     def _start(self, verification: Verification, case: Case, turn: Turn) -> Result | None:
-        audit, now, entry = turn.audit, turn.audit.clock.now(), case.entry
+        now, entry = turn.clock.now(), case.entry
         if entry.empty_at is not None and now - entry.empty_at > self._settings.timeout:
             return self._ended(case, DiagnosticResult("inconclusive", f"it could not be started: {entry.words}"), turn)
         if not self._may_start(case, turn):
             return None
         fence = turn.fence()
         key = entry.verify_key(case.node)
-        number = audit.intend(Call(now, case.node, "verify", key, self._settings.method, None, case.why))
+        number = turn.intend(Call(now, case.node, "verify", key, self._settings.method, None, case.why))
         if number is None:
             return None
         answer = verification.start(case.node, case.units, key, fence)
-        audit.settle(number, answer)
+        turn.settle(number, answer)
         if answer.confirmed and answer.kind != "gone":
             case.change(started_at=now, words=answer.words)
         else:
             case.change(words=answer.words)
         outcome = "waiting" if answer.confirmed else OUTCOMES[answer.kind]
-        audit.step(case.node, "verify", outcome, None, answer.words)
+        turn.step(case.node, "verify", outcome, None, answer.words)
         return None
 
     def _may_start(self, case: Case, turn: Turn) -> bool:
@@ -104,47 +104,47 @@ class Diagnostics:
         try:
             back = [each.name for each in self._workloads.on_node(case.node) if each.stays is None]
         except SchedulerError as error:
-            turn.audit.trouble(f"what runs on {case.node} cannot be listed: {error}")
+            turn.trouble(f"what runs on {case.node} cannot be listed: {error}")
             return False
         if back:
             words = f"not empty any more: {', '.join(back[:5])}"
             case.change(phase="emptying", empty_at=None, words=words)
-            turn.audit.step(case.node, "hold", "held", None, words)
+            turn.step(case.node, "hold", "held", None, words)
         return not back
 
     def _read(self, verification: Verification, case: Case, turn: Turn) -> Result | None:
-        audit, now, entry = turn.audit, turn.audit.clock.now(), case.entry
+        now, entry = turn.clock.now(), case.entry
         key = entry.verify_key(case.node)
         try:
             found = verification.result(case.node, key)
         except SchedulerError as error:
-            audit.trouble(str(error))
+            turn.trouble(str(error))
             found = DiagnosticResult("running")
         if found.kind == "missing":
             found = DiagnosticResult("inconclusive", "it was started, and is not there any more")
         if found.kind == "running":
             if entry.started_at is None or now - entry.started_at <= self._settings.timeout:
-                audit.step(case.node, "verify", "waiting", None, found.words)
+                turn.step(case.node, "verify", "waiting", None, found.words)
                 return None
             verification.drop(case.node, key)
             found = DiagnosticResult("inconclusive", f"no result within {self._settings.timeout}")
         return self._ended(case, found, turn)
 
     def _ended(self, case: Case, found: DiagnosticResult, turn: Turn) -> Result | None:
-        entry, audit = case.entry, turn.audit
+        entry = case.entry
         key = entry.verify_key(case.node)
         began = entry.started_at or entry.began_at
-        now = audit.clock.now()
+        now = turn.clock.now()
         at = min(max(found.at or now, began), now)
         result = Result(case.node, key, case.units, found.kind, at, found.failed_units, found.words)
         content = {
             "key": key, "result": found.kind, "units": list(case.units), "at": at.isoformat(),
             "failed_units": list(found.failed_units),
         }  # fmt: skip
-        audit.find(case.node, "verified", f"{found.kind}: {found.words}".rstrip(": "), content)
-        if not audit.forward:
+        turn.find(case.node, "verified", f"{found.kind}: {found.words}".rstrip(": "), content)
+        if not turn.forward:
             return None  # a label that is not recorded is lost: read it again when it can be
-        audit.step(case.node, "verify", found.kind, None, found.words)
+        turn.step(case.node, "verify", found.kind, None, found.words)
         if found.kind == "inconclusive" and entry.attempt - entry.first + 1 < self._settings.attempts:
             # also an attempt that was never started has its own timeout
             case.change(attempt=entry.attempt + 1, started_at=None, empty_at=now, words=found.words)

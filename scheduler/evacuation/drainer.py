@@ -2,57 +2,110 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import Literal
+from typing import Any, Literal
 
-from scheduler.evacuation.case import OUTCOMES, Audit, Case, Turn
-from scheduler.evacuation.checkpoint_requests import AT_ONCE, Checkpoints, PendingRequest, RequestOutcome
+from scheduler.evacuation.case import OUTCOMES, Case, Turn
 from scheduler.evacuation.progress import Leaving, key_of
 from scheduler.evacuation.settings import EvacuationSettings
+from scheduler.ports.codec import plain_of
 from scheduler.ports.errors import SchedulerError
 from scheduler.ports.records import Call
-from scheduler.ports.workloads import CheckpointAsk, WorkAnswer, Workload, Workloads
+from scheduler.ports.workloads import (
+    CheckpointAsk,
+    CheckpointKind,
+    CheckpointOffer,
+    CheckpointState,
+    Fence,
+    Hook,
+    HookKind,
+    WorkAnswer,
+    Workload,
+    Workloads,
+)
+
+AT_ONCE = 8
+"""Hooks that are asked at the same time."""
+
+_TIME = "%Y-%m-%d %H:%M:%S"
 
 Next = Literal["going", "ask", "await", "held", "later", "evict"]
 
 
-class Drainer:
-    """Empties nodes."""
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A request for a checkpoint.
 
-    def __init__(self, workloads: Workloads, checkpoints: Checkpoints, settings: EvacuationSettings) -> None:
+    ``first``: whether it is to be asked; else only whether it was written.
+    """
+
+    case: Case
+    workload: Workload
+    offer: CheckpointOffer
+    ask: CheckpointAsk
+    first: bool
+
+    def payload(self) -> dict[str, Any]:
+        """Give what a hook is told."""
+        workload = self.workload
+        return {
+            "kind": "checkpoint", "key": self.ask.key, "node": workload.node, "reason": self.ask.why,
+            "deadline": plain_of(self.ask.deadline),
+            "workload": {
+                "name": workload.name, "uid": workload.uid, "kind": workload.kind, "owner": workload.owner,
+                "job": plain_of(workload.job),
+            },
+        }  # fmt: skip
+
+
+class Drainer:
+    """Empties nodes.
+
+    ``hooks``: how workloads are asked that are not asked through the scheduler, by what they name; None: not set up.
+    """
+
+    def __init__(self, workloads: Workloads, settings: EvacuationSettings, hooks: Mapping[str, Hook | None]) -> None:
         self._workloads = workloads
-        self._checkpoints = checkpoints
         self._settings = settings
+        self._hooks = {means: hook for means, hook in hooks.items() if hook is not None}
+
+    def _offer_of(self, workload: Workload) -> CheckpointOffer | None:
+        """Give the way to ask a workload; None: it names none, or one that is not set up."""
+        offer, default = workload.checkpoint, self._settings.checkpoint.default
+        if offer is None and workload.job is not None and default != "none":
+            offer = CheckpointOffer(default)
+        return None if offer is None or offer.means not in {"scheduler", *self._hooks} else offer
 
     def foresee(self, workload: Workload) -> tuple[Literal["evict", "wait"], str]:
         """Say what would be done with a workload if its node were drained now, and how."""
         workload = self._understood(workload)
         if workload.held is not None:
             return "wait", f"it may not be moved ({workload.held})"
-        offer = self._checkpoints.offer_of(workload)
+        offer = self._offer_of(workload)
         return "evict", "without a checkpoint" if offer is None else f"after a checkpoint by {offer.means}"
 
-    def look(self, case: Case, audit: Audit, now: datetime) -> None:
+    def look(self, case: Case, turn: Turn, now: datetime) -> None:
         """List what has to go from a node that is being emptied; with nothing left, it is empty."""
         try:
             listed = self._workloads.on_node(case.node)
         except SchedulerError as error:
-            audit.trouble(f"what runs on {case.node} cannot be listed: {error}")
+            turn.trouble(f"what runs on {case.node} cannot be listed: {error}")
             return
         case.going = tuple(self._understood(each) for each in listed if each.stays is None)
         here = {each.uid for each in case.going}
         case.change(leaving={uid: each for uid, each in case.entry.leaving.items() if uid in here})
         if not case.going:
             case.change(phase="verifying", empty_at=now, words="")
-            audit.find(case.node, "empty", "nothing that has to go is left on it")
-            audit.step(case.node, "empty", "done")
+            turn.find(case.node, "empty", "nothing that has to go is left on it")
+            turn.step(case.node, "empty", "done")
 
     def _understood(self, workload: Workload) -> Workload:
         """Hold a workload that wants to be asked in a way that we cannot: to move it unasked would lose its work."""
         offer = workload.checkpoint
-        if offer is None or workload.held is not None or self._checkpoints.offer_of(workload) is not None:
+        if offer is None or workload.held is not None or self._offer_of(workload) is not None:
             return workload
         return replace(workload, held=f"it wants to be asked for a checkpoint by {offer.means}, which is not set up")
 
@@ -66,43 +119,44 @@ class Drainer:
         for workload in case.going or ():
             if workload.uid in case.entry.leaving:
                 continue
-            offer = None if workload.ending else self._checkpoints.offer_of(workload)
+            offer = None if workload.ending else self._offer_of(workload)
             key = key_of(case.node, case.entry.began_at, f"checkpoint {workload.uid}")
-            deadline = None if offer is None else now + self._checkpoints.wait_of(offer)
+            deadline = None if offer is None else now + self._wait_of(offer)
             leaving = Leaving(workload.name, workload.uid, key, "none" if offer is None else "planned", deadline)
             case.change(leaving={**case.entry.leaving, workload.uid: leaving})
-            self._due(case, deadline)
+            case.wait_until(deadline)
 
-    def ask(self, cases: Iterable[Case], turn: Turn) -> None:
-        """Ask for checkpoints, and learn which were written."""
-        todo: list[tuple[Case, PendingRequest]] = []
+    def _wait_of(self, offer: CheckpointOffer) -> timedelta:
+        settings = self._settings.checkpoint
+        return min(max(offer.takes or settings.timeout, timedelta(0)), settings.max_timeout)
+
+    def ask(self, cases: Iterable[Case], turn: Turn, until: datetime) -> None:
+        """Ask for checkpoints, as long as there is time, and learn which were written."""
+        todo: list[Request] = []
         for case, workload, leaving, step, _ in self._steps(cases, turn):
-            offer = self._checkpoints.offer_of(workload)
+            offer = self._offer_of(workload)
             # also after the deadline, as long as it is there: the answer may have come in the last moment
             read = step in ("ask", "await") or (leaving.asked == "asked" and step != "going")
             if read and offer is not None and leaving.deadline is not None:
-                request = CheckpointAsk(leaving.key, leaving.deadline, case.why)
-                todo.append((case, PendingRequest(workload, offer, request, step == "ask")))
+                ask = CheckpointAsk(leaving.key, leaving.deadline, case.why)
+                todo.append(Request(case, workload, offer, ask, step == "ask"))
         # the scheduler answers at once, a hook may not: then who was not asked yet, then whose time is over first
-        todo.sort(key=lambda each: (each[1].offer.means != "scheduler", not each[1].first, each[1].ask.deadline))
+        todo.sort(key=lambda request: (request.offer.means != "scheduler", not request.first, request.ask.deadline))
         for at in range(0, len(todo), AT_ONCE):
-            chunk = todo[at : at + AT_ONCE]
-            if turn.over():
+            if turn.over(until):
                 return
-            self._ask_some(chunk, turn)
+            self._ask_some(todo[at : at + AT_ONCE], turn)
 
-    def evict(self, cases: Iterable[Case], turn: Turn, unseen: int = 0) -> None:
-        """Evict what is ready to go; ``unseen`` were evicted from nodes that could not be looked at in this round."""
-        listed = list(cases)
-        flying = unseen + sum(_flying(case) for case in listed)
-        for case, workload, leaving, step, words in self._steps(listed, turn):
+    def evict(self, cases: Iterable[Case], turn: Turn, flying: int) -> None:
+        """Evict what is ready to go, beside those that were evicted before and are still on their way."""
+        for case, workload, leaving, step, words in self._steps(cases, turn):
             self._silent(case, workload, leaving, turn)
             if step != "evict":
-                self._say_wait(case, workload, step, words, turn.audit)
+                self._say_wait(case, workload, step, words, turn)
                 continue
             again = leaving.evicted_at is not None
             if not again and flying >= self._settings.max_concurrent:
-                turn.audit.step(
+                turn.step(
                     case.node, "wait", "waiting", workload.name, f"{flying} workloads are on their way out already"
                 )
                 continue
@@ -116,96 +170,116 @@ class Drainer:
                 leaving = case.entry.leaving.get(workload.uid)
                 if case.stopped is not None or leaving is None:
                     continue
-                step, words = _next_step(workload, leaving, turn.audit.clock.now())
+                step, words = _next_step(workload, leaving, turn.clock.now())
                 yield case, workload, leaving, step, words
 
-    def _ask_some(self, chunk: list[tuple[Case, PendingRequest]], turn: Turn) -> None:
-        audit = turn.audit
-        ready: list[tuple[Case, PendingRequest, int | None]] = []
+    def _ask_some(self, requests: list[Request], turn: Turn) -> None:
         fence = turn.fence()
-        for case, pending in chunk:
-            number = None
-            if pending.first:
+        ready: list[tuple[Request, int | None]] = []
+        for request in requests:
+            case, number = request.case, None
+            if request.first:
                 case.held = case.held or turn.still(case)
                 if case.held is not None:
                     continue
-                means = pending.offer.means
-                call = Call(
-                    audit.clock.now(), case.node, "checkpoint", pending.ask.key, means, pending.workload, case.why
+                means, key = request.offer.means, request.ask.key
+                number = turn.intend(
+                    Call(turn.clock.now(), case.node, "checkpoint", key, means, request.workload, case.why)
                 )
-                number = audit.intend(call)
                 if number is None:
                     return
-            ready.append((case, pending, number))
-        outcome = self._checkpoints.ask([pending for _, pending, _ in ready], fence)
-        for (case, pending, number), each in zip(ready, outcome, strict=True):
-            self._asked(case, pending, number, each, audit)
+            ready.append((request, number))
+        with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="checkpoint") as pool:
+            hooked = [request for request, _ in ready if request.offer.means != "scheduler"]
+            replies = pool.map(self._tell, hooked)
+        for request, number in ready:
+            by_hook = request.offer.means != "scheduler"
+            answer, state = next(replies) if by_hook else self._through_scheduler(request, fence)
+            if number is not None:
+                turn.settle(number, answer)
+            self._asked(request, answer, state, turn)
 
-    def _asked(
-        self, case: Case, pending: PendingRequest, number: int | None, outcome: RequestOutcome, audit: Audit
-    ) -> None:
-        workload, answer, state = pending.workload, outcome.answer, outcome.state
-        if number is not None:
-            audit.settle(number, answer)
+    def _tell(self, request: Request) -> tuple[WorkAnswer, CheckpointState]:
+        reply = self._hooks[request.offer.means].tell(request.payload(), request.ask.key)
+        if reply.kind in ("refused", "timeout"):
+            return WorkAnswer(reply.kind, reply.words, reply.again_at), CheckpointState("waiting", reply.words)
+        states: dict[HookKind, CheckpointKind] = {"done": "acknowledged", "waiting": "waiting", "failed": "failed"}
+        return WorkAnswer("done", reply.words), CheckpointState(states[reply.kind], reply.words)
+
+    def _through_scheduler(self, request: Request, fence: Fence) -> tuple[WorkAnswer, CheckpointState]:
+        workload, answer = request.workload, WorkAnswer("already")
+        if request.first:
+            answer = self._workloads.ask_checkpoint(workload, request.ask, fence)
+            if not answer.confirmed:
+                return answer, CheckpointState("waiting", answer.words)
+        try:
+            return answer, self._workloads.checkpoint_state(workload, request.ask.key)
+        except SchedulerError as error:
+            return answer, CheckpointState("waiting", f"whether it was written cannot be read: {error}")
+
+    def _asked(self, request: Request, answer: WorkAnswer, state: CheckpointState, turn: Turn) -> None:
+        case, workload = request.case, request.workload
         if "gone" in (answer.kind, state.kind) or answer.kind == "conflict":
             return  # the next listing says what is there
-        if pending.first and answer.confirmed:
+        if request.first and answer.confirmed:
             case.move(workload.uid, asked="asked")
-        about = {"workload": workload.name, "uid": workload.uid, "key": pending.ask.key}
+        about = {"workload": workload.name, "uid": workload.uid, "key": request.ask.key}
         if state.kind == "acknowledged":
             case.move(workload.uid, asked="acknowledged")
             words = state.words or "the checkpoint is written"
-            audit.find(case.node, "acknowledged", words, about)
-            audit.step(case.node, "checkpoint", "done", workload.name, words)
+            turn.find(case.node, "acknowledged", words, about)
+            turn.step(case.node, "checkpoint", "done", workload.name, words)
         elif state.kind == "failed":
             case.move(workload.uid, asked="failed")
             words = f"it cannot write a checkpoint: {state.words}"
-            audit.find(case.node, "no_answer", words, about)
-            audit.step(case.node, "checkpoint", "inconclusive", workload.name, words)
-        elif pending.first:
+            turn.find(case.node, "no_answer", words, about)
+            turn.step(case.node, "checkpoint", "inconclusive", workload.name, words)
+        elif request.first:
+            words = answer.words
+            if not answer.confirmed:
+                until = f"it is asked again until {request.ask.deadline:{_TIME}} UTC, then moved all the same"
+                words = f"{words}; {until}" if words else until
             result = "waiting" if answer.confirmed else OUTCOMES[answer.kind]
-            words = answer.words if answer.confirmed else _unasked(pending, answer)
-            audit.step(case.node, "checkpoint", result, workload.name, words)
+            turn.step(case.node, "checkpoint", result, workload.name, words)
 
     def _silent(self, case: Case, workload: Workload, leaving: Leaving, turn: Turn) -> None:
         """Note once that a checkpoint was waited for in vain."""
-        now, key = turn.audit.clock.now(), f"no answer {workload.uid}"
+        now, key = turn.clock.now(), f"no answer {workload.uid}"
         if workload.ending or leaving.asked not in ("planned", "asked"):
             return
         if leaving.deadline is None or now < leaving.deadline or not case.first_time(key):
             return
         asked = "was asked and did not acknowledge" if leaving.asked == "asked" else "could not be asked"
-        words = f"{workload.name} {asked} a checkpoint by {leaving.deadline:%Y-%m-%d %H:%M:%S} UTC"
-        turn.audit.find(case.node, "no_answer", words, {"workload": workload.name, "uid": workload.uid})
+        words = f"{workload.name} {asked} a checkpoint by {leaving.deadline:{_TIME}} UTC"
+        turn.find(case.node, "no_answer", words, {"workload": workload.name, "uid": workload.uid})
 
-    def _say_wait(self, case: Case, workload: Workload, step: Next, words: str, audit: Audit) -> None:
+    def _say_wait(self, case: Case, workload: Workload, step: Next, words: str, turn: Turn) -> None:
         """Say what is waited for: always in the report; the end of what may not be moved once in the ledger."""
         if step == "ask":
             return
-        audit.step(case.node, "wait", "waiting", workload.name, words)
+        turn.step(case.node, "wait", "waiting", workload.name, words)
         if step == "held":
-            self._due(case, workload.ends_at)
+            case.wait_until(workload.ends_at)
             if case.first_time(f"held {workload.uid}"):
-                audit.find(case.node, "waits", words, {"workload": workload.name, "uid": workload.uid})
+                turn.find(case.node, "waits", words, {"workload": workload.name, "uid": workload.uid})
 
     def _evict_one(self, case: Case, workload: Workload, turn: Turn) -> bool:
-        audit = turn.audit
         fence = turn.fence()
         case.held = turn.still(case)
         if case.held is not None:
             return False
-        now = audit.clock.now()
+        now = turn.clock.now()
         if now >= fence.until:
             return False
         key = key_of(case.node, case.entry.began_at, f"evict {workload.uid}")
         writes = self._workloads.preview(workload)
-        number = audit.intend(Call(now, case.node, "evict", key, "scheduler", workload, case.why, writes))
+        number = turn.intend(Call(now, case.node, "evict", key, "scheduler", workload, case.why, writes))
         if number is None:
             return False
         answer = self._workloads.evict(workload, fence)
-        audit.settle(number, answer)
-        self._evicted(case, workload, answer, audit.clock.now())
-        audit.step(case.node, "evict", OUTCOMES[answer.kind], workload.name, answer.words, answer.writes)
+        turn.settle(number, answer)
+        self._evicted(case, workload, answer, turn.clock.now())
+        turn.step(case.node, "evict", OUTCOMES[answer.kind], workload.name, answer.words, answer.writes)
         return answer.kind in ("done", "already")
 
     def _evicted(self, case: Case, workload: Workload, answer: WorkAnswer, now: datetime) -> None:
@@ -213,7 +287,7 @@ class Drainer:
         if answer.kind in ("done", "already"):
             # it is asked again only where it neither went nor is on its way long after its own grace time
             again = now + (workload.grace or timedelta(0)) + settings.retry_max_delay
-            words = f"it was asked to go at {now:%Y-%m-%d %H:%M:%S} UTC and is still there"
+            words = f"it was asked to go at {now:{_TIME}} UTC and is still there"
             case.move(workload.uid, evicted_at=now, again_at=again, tries=0, words=words)
         elif answer.kind in ("blocked", "refused", "timeout"):
             pause = now + min(settings.retry_max_delay, settings.retry_initial_delay * 2 ** min(leaving.tries, 20))
@@ -221,30 +295,13 @@ class Drainer:
             words = f"{answer.kind}: {answer.words}; tried again from {again:%H:%M:%S} UTC"
             case.move(workload.uid, tries=leaving.tries + 1, again_at=again, words=words)
 
-    @staticmethod
-    def _due(case: Case, at: datetime | None) -> None:
-        if at is not None and (case.entry.due_at is None or at > case.entry.due_at):
-            case.change(due_at=at)
-
-
-def _unasked(pending: PendingRequest, answer: WorkAnswer) -> str:
-    until = f"it is asked again until {pending.ask.deadline:%Y-%m-%d %H:%M:%S} UTC, then moved all the same"
-    return f"{answer.words}; {until}" if answer.words else until
-
-
-def _flying(case: Case) -> int:
-    known = case.entry.leaving
-    return sum(
-        each.ending or (each.uid in known and known[each.uid].evicted_at is not None) for each in case.going or ()
-    )
-
 
 def _next_step(workload: Workload, leaving: Leaving, now: datetime) -> tuple[Next, str]:
     """Say what is next for a workload that does not ``stay``, and why."""
     if workload.ending:
         return "going", "it is on its way out"
     if leaving.deadline is not None and now < leaving.deadline and leaving.asked in ("planned", "asked"):
-        until = f"its checkpoint is waited for until {leaving.deadline:%Y-%m-%d %H:%M:%S} UTC"
+        until = f"its checkpoint is waited for until {leaving.deadline:{_TIME}} UTC"
         return ("ask", "") if leaving.asked == "planned" else ("await", until)
     if workload.held is not None:
         end = workload.ends_at

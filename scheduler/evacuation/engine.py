@@ -8,8 +8,7 @@ from datetime import datetime
 
 from policy.fleet import Level, NodeView
 from policy.plan import Plan
-from scheduler.evacuation.case import Audit, Case, Turn
-from scheduler.evacuation.checkpoint_requests import Checkpoints
+from scheduler.evacuation.case import Case, Turn
 from scheduler.evacuation.diagnostics import Diagnostics
 from scheduler.evacuation.drainer import Drainer
 from scheduler.evacuation.progress import SETTLED, Evacuating, Progress, ProgressStore, Result
@@ -20,8 +19,8 @@ from scheduler.ports.lease import Lease, LeaseLostError
 from scheduler.ports.protocols import Clock, SchedulerAdapter
 from scheduler.ports.readings import NodeReading, Switches
 from scheduler.ports.records import Call, Settled
-from scheduler.ports.report import RoundReport
-from scheduler.ports.workloads import Verification, Workload, Workloads
+from scheduler.ports.report import RoundReport, WorkStep
+from scheduler.ports.workloads import Hook, Verification, Workload, Workloads
 
 _MOST_OPEN = 100
 # Calls of dead processes that are looked into in one round.
@@ -63,7 +62,7 @@ class Evacuation:
         ledger: SqliteLedger,
         clock: Clock,
         settings: EvacuationSettings,
-        checkpoints: Checkpoints,
+        hooks: Mapping[str, Hook | None],
         verification: Verification | None,
     ) -> None:
         self._scheduler = scheduler
@@ -73,7 +72,7 @@ class Evacuation:
         self._settings = settings
         self._verification = verification
         self._store = ProgressStore(workloads)
-        self._drainer = Drainer(workloads, checkpoints, settings)
+        self._drainer = Drainer(workloads, settings, hooks)
         self._diagnostics = Diagnostics(workloads, verification, settings.verification)
 
     def results(self) -> tuple[Result, ...] | None:
@@ -99,17 +98,17 @@ class Evacuation:
         if not self._settings.enabled:
             return
         report = given.report
-        audit = Audit(self._ledger, self._clock, report, given.forward)
-        turn = Turn(given.lease, audit, self._clock.now() + self._settings.max_round_duration, self._still)
-        self._settle_open(audit)
-        cases = self._open(given, audit)
+        until = self._clock.now() + self._settings.max_round_duration
+        turn = Turn(given.lease, self._ledger, self._clock, report, until, self._still, given.forward)
+        self._settle_open(turn)
+        cases = self._open(given, turn)
         now = self._clock.now()
         emptying = [case for case in cases if case.entry.phase == "emptying"]
         for case in emptying:
-            self._drainer.look(case, audit, now)
+            self._drainer.look(case, turn, now)
             self._drainer.plan(case, now)
-        if not self._keep(cases, (), audit):
-            audit.forward = False
+        if not self._keep(cases, (), turn):
+            turn.forward = False
         # what is not empty, and stays so for this round
         emptying = [case for case in emptying if case.entry.phase == "emptying" and case.going is not None]
         results: list[Result] = []
@@ -117,16 +116,15 @@ class Evacuation:
             self._act(cases, emptying, results, turn)
         except LeaseLostError:
             # what was done is known all the same, and the version says whether it may still be kept
-            self._keep(cases, results, audit)
+            self._keep(cases, results, turn)
             raise
-        if not self._keep(cases, results, audit):
+        if not self._keep(cases, results, turn):
             report.notes.append("how far nodes are emptied is read again in the next round")
 
     def rehearse(self, plan: Plan, views: Mapping[str, NodeView], report: RoundReport) -> None:
         """Say what would be asked of whom on nodes that are or would be drained, after :meth:`load`; nothing is."""
         if not self._settings.enabled:
             return
-        audit = Audit(self._ledger, self._clock, report)
         wanted = {action.node for action in plan.actions if action.verb == "drain"}
         marked = {name for name, view in views.items() if view.marks.drained}
         ends = {action.node for action in plan.actions if action.verb == "release"}
@@ -134,21 +132,23 @@ class Evacuation:
             try:
                 listed = self._workloads.on_node(name)
             except SchedulerError as error:
-                audit.trouble(f"what runs on {name} cannot be listed: {error}")
+                report.errors.append(f"what runs on {name} cannot be listed: {error}")
                 continue
             for workload in listed:
                 if workload.stays is not None:
                     continue
                 verb, words = self._drainer.foresee(workload)
                 writes = self._workloads.preview(workload) if verb == "evict" else ()
-                audit.step(name, verb, "would", workload.name, words, writes)
+                report.work.append(WorkStep(name, verb, "would", workload.name, words, writes))
 
     def _act(self, cases: list[Case], emptying: list[Case], results: list[Result], turn: Turn) -> None:
         # slow hooks have half of the time at most: what is ready to go must not wait for them
-        self._drainer.ask(emptying, replace(turn, until=turn.until - self._settings.max_round_duration / 2))
-        self._drainer.evict(emptying, turn, _unseen(self._store.progress, {case.node for case in emptying}))
+        self._drainer.ask(emptying, turn, turn.until - self._settings.max_round_duration / 2)
+        entries = [entry for entry in self._store.progress.nodes.values() if entry.phase == "emptying"]
+        flying = sum(each.evicted_at is not None for entry in entries for each in entry.leaving.values())
+        self._drainer.evict(emptying, turn, flying)
         for case in emptying:
-            self._stuck(case, turn.audit)
+            self._stuck(case, turn)
         for case in cases:
             if case.entry.phase == "verifying":
                 result = self._diagnostics.advance(case, turn)
@@ -156,30 +156,30 @@ class Evacuation:
             self._diagnostics.settled(case, turn)
             why = case.stopped if case.entry.phase == "emptying" else case.held
             if why is not None and case.entry.phase not in SETTLED:
-                turn.audit.step(case.node, "hold", "held", None, why)
+                turn.step(case.node, "hold", "held", None, why)
 
-    def _open(self, given: Round, audit: Audit) -> list[Case]:
+    def _open(self, given: Round, turn: Turn) -> list[Case]:
         progress = self._store.progress
         marked = {name for name, view in given.views.items() if view.marks.drained}
         nodes = dict(progress.nodes)
         cases: list[Case] = []
-        switches = self._switches(audit)
+        switches = self._switches(turn)
         for name in sorted({*nodes, *marked, *given.drained}, key=lambda name: _urgency(given.plan, name)):
             before = self._clock.now()
             try:
                 reading = self._scheduler.revalidate(name)
             except SchedulerError as error:
-                audit.trouble(f"{name} cannot be read again: {error}")
+                turn.trouble(f"{name} cannot be read again: {error}")
                 continue
             why = _why_ended(reading)
             if reading is None or why is not None:
-                self._end(name, nodes.pop(name, None), why or "", audit)
+                self._end(name, nodes.pop(name, None), why or "", turn)
                 continue
             entry = nodes.get(name)
             if entry is None or name in given.drained or _newer(reading, entry, before):
-                self._end(name, entry, "another drain began", audit)
+                self._end(name, entry, "another drain began", turn)
                 entry = Evacuating(self._clock.now())
-                audit.find(name, "began", "its drain mark is followed")
+                turn.find(name, "began", "its drain mark is followed")
             nodes[name] = entry
             decision = given.plan.nodes.get(name)
             units = tuple(unit.name for unit in given.views[name].units) if name in given.views else ()
@@ -190,14 +190,14 @@ class Evacuation:
         self._store.progress = replace(progress, nodes=nodes)
         return cases
 
-    def _end(self, name: str, entry: Evacuating | None, why: str, audit: Audit) -> None:
+    def _end(self, name: str, entry: Evacuating | None, why: str, turn: Turn) -> None:
         if entry is None:
             return
-        audit.find(name, "ended" if entry.phase in SETTLED else "called_off", why, {"phase": entry.phase})
+        turn.find(name, "ended" if entry.phase in SETTLED else "called_off", why, {"phase": entry.phase})
         if entry.phase == "verifying" and entry.started_at is not None:
             self._diagnostics.drop(name, entry.verify_key(name))
         if entry.phase not in SETTLED:
-            audit.step(name, "hold", "held", None, f"no more is done to empty it: {why}")
+            turn.step(name, "hold", "held", None, f"no more is done to empty it: {why}")
 
     def _held(self, case: Case, reading: NodeReading, switches: Switches) -> str | None:  # noqa: PLR0911
         """Say why nothing new may be done to empty a node now, though its mark stands; None: it may be emptied."""
@@ -234,14 +234,14 @@ class Evacuation:
             return "it booted since it was read"
         return self._held(case, reading, switches)
 
-    def _switches(self, audit: Audit) -> Switches | None:
+    def _switches(self, turn: Turn) -> Switches | None:
         try:
             return self._scheduler.read_switches()
         except SchedulerError as error:
-            audit.trouble(f"the switches cannot be read: {error}")
+            turn.trouble(f"the switches cannot be read: {error}")
             return None
 
-    def _keep(self, cases: Iterable[Case], results: Iterable[Result], audit: Audit) -> bool:
+    def _keep(self, cases: Iterable[Case], results: Iterable[Result], turn: Turn) -> bool:
         progress = self._store.progress
         nodes = {**progress.nodes, **{case.node: case.entry for case in cases}}
         then = Progress(dict(sorted(nodes.items())), progress.results)
@@ -249,11 +249,11 @@ class Evacuation:
             then = then.with_result(result)
         trouble = self._store.save(then.without_old(self._clock.now() - self._settings.verification.retention))
         if trouble is not None:
-            audit.trouble(trouble)
+            turn.trouble(trouble)
         return trouble is None
 
-    def _stuck(self, case: Case, audit: Audit) -> None:
-        now, entry = audit.clock.now(), case.entry
+    def _stuck(self, case: Case, turn: Turn) -> None:
+        now, entry = turn.clock.now(), case.entry
         if case.stopped is not None or not case.going:
             return
         # up to then it had reason to wait: asked checkpoints, and ends of what may not be moved
@@ -267,9 +267,9 @@ class Evacuation:
             f"not empty since its drain began at {entry.began_at:%Y-%m-%d %H:%M} UTC; it keeps its taint, nothing is "
             f"forced: {'; '.join(waiting)}"
         )
-        audit.tell(case, "stuck", "stuck", words, {"workloads": [each.name for each in case.going]})
+        turn.tell(case, "stuck", "stuck", words, {"workloads": [each.name for each in case.going]})
 
-    def _settle_open(self, audit: Audit) -> None:
+    def _settle_open(self, turn: Turn) -> None:
         """Find out what became of calls that a dead process left without an answer."""
         try:
             listed: dict[str, Mapping[str, Workload]] = {}
@@ -280,10 +280,10 @@ class Evacuation:
                     continue  # the next round looks again
                 answer = Settled(self._clock.now(), "found" if kind else "not_found", kind, words)
                 self._ledger.settle_call(number, answer)
-                audit.report.notes.append(f"{call.kind} on {call.node} was interrupted: {words}")
+                turn.report.notes.append(f"{call.kind} on {call.node} was interrupted: {words}")
         except LedgerError as error:
-            audit.forward = False
-            audit.trouble(str(error))
+            turn.forward = False
+            turn.trouble(str(error))
 
     def _became(self, call: Call, listed: dict[str, Mapping[str, Workload]]) -> tuple[bool, str]:
         if call.kind == "verify" and self._verification is not None:
@@ -312,16 +312,6 @@ def _frozen(given: Round, reading: NodeReading) -> str | None:
         return "what its GPUs reported cannot be read"
     causes = given.plan.state.breaker.frozen(reading.view.group_key)
     return f"the breaker is open: {'; '.join(causes)}" if causes else None
-
-
-def _unseen(progress: Progress, seen: set[str]) -> int:
-    """Count workloads that were evicted from nodes on which nobody could look whether they are gone."""
-    return sum(
-        each.evicted_at is not None
-        for name, entry in progress.nodes.items()
-        if name not in seen and entry.phase == "emptying"
-        for each in entry.leaving.values()
-    )
 
 
 def _newer(reading: NodeReading, entry: Evacuating, before: datetime) -> bool:

@@ -23,7 +23,6 @@ from policy.tiers import TierThresholds
 from scheduler.controller.controller import Controller
 from scheduler.controller.facts import VerifiedFacts
 from scheduler.controller.settings import ControllerSettings
-from scheduler.evacuation.checkpoint_requests import Checkpoints
 from scheduler.evacuation.engine import Evacuation
 from scheduler.evacuation.settings import EvacuationSettings, VerificationSettings
 from scheduler.kubernetes.diagnostic_job import KubernetesVerification, read_manifest
@@ -94,7 +93,7 @@ class Replica:
         verification = KubernetesVerification(self.scheduler, read_manifest(DIAGNOSTIC)) if diagnostic else None
         evacuation = Evacuation(
             self.scheduler, workloads, self.ledger, clock, self.settings,
-            Checkpoints(workloads, self.settings.checkpoint, {}), verification,
+            {}, verification,
         )  # fmt: skip
         self.risks = MemoryRisks()
         facts = VerifiedFacts(MemoryFacts(), evacuation.results)

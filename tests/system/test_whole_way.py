@@ -34,7 +34,6 @@ from scheduler.controller.controller import Controller
 from scheduler.controller.facts import VerifiedFacts
 from scheduler.controller.scores_reader import ScoresReader
 from scheduler.controller.settings import ControllerSettings
-from scheduler.evacuation.checkpoint_requests import Checkpoints
 from scheduler.evacuation.engine import Evacuation
 from scheduler.evacuation.settings import EvacuationSettings, VerificationSettings
 from scheduler.kubernetes.diagnostic_job import KubernetesVerification, read_manifest
@@ -173,7 +172,7 @@ class Way:
         )  # fmt: skip
         evacuation = Evacuation(
             scheduler, workloads, ledger, clock, settings,
-            Checkpoints(workloads, settings.checkpoint, {}), verification,
+            {}, verification,
         )  # fmt: skip
         facts = VerifiedFacts(MemoryFacts(), evacuation.results)
         self.risks, self.sick, self.scheduler = Shifted(names), names[SICK], scheduler

@@ -9,7 +9,6 @@ from datetime import timedelta
 from policy.fleet import JobView, Level
 from scheduler.controller.controller import Controller
 from scheduler.controller.facts import VerifiedFacts
-from scheduler.evacuation.checkpoint_requests import Checkpoints
 from scheduler.evacuation.engine import Evacuation
 from scheduler.evacuation.progress import Progress, progress_of
 from scheduler.evacuation.settings import EvacuationSettings, VerificationSettings
@@ -67,10 +66,9 @@ class EmptyingCluster(Cluster):
             self.workloads = MemoryWorkloads([workload(f"w{i}", f"n{i}") for i in range(3)], self.clock)
         self.restarts += 1
         settings = self.evacuation_settings
-        checkpoints = Checkpoints(self.workloads, settings.checkpoint, self.hooks)
         verification = None if settings.verification.method == "none" else self.verification
         self.evacuation = Evacuation(
-            self.scheduler, self.workloads, self.ledger, self.clock, settings, checkpoints, verification
+            self.scheduler, self.workloads, self.ledger, self.clock, settings, self.hooks, verification
         )
         facts = VerifiedFacts(self.facts, self.evacuation.results)
         self.controller = Controller(

@@ -11,7 +11,6 @@ from policy.fleet import Level
 from scheduler.controller.controller import Controller
 from scheduler.controller.facts import VerifiedFacts
 from scheduler.controller.settings import ControllerSettings
-from scheduler.evacuation.checkpoint_requests import Checkpoints
 from scheduler.evacuation.engine import Evacuation
 from scheduler.ports.risks import MemoryFacts
 from scheduler.ports.workloads import DiagnosticResult
@@ -36,7 +35,7 @@ class EmptyingWorld(World):
         super().restart()
         evacuation = Evacuation(
             self.scheduler, self.workloads, self.ledger, self.clock, FAST,
-            Checkpoints(self.workloads, FAST.checkpoint, {}), self.verification,
+            {}, self.verification,
         )  # fmt: skip
         facts = VerifiedFacts(MemoryFacts(), evacuation.results)
         self.controller = Controller(

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from scheduler.ledger.reader import LedgerReader
-    from serving.champion.sources import BundleSource, StateFolder
+    from serving.champion.sources import FolderBundle
     from serving.server import Tls
 
 
@@ -95,10 +95,9 @@ def serve(
         settings = ServiceSettings()
         if stale_after is not None:
             settings = replace(settings, stale_after_s=_seconds(stale_after))
-        kept = _state_folder(state, model)
         service = Service(
             scores,
-            _source(model, store_uri(registry), name, kept, champion_interval),
+            _source(model, store_uri(registry), name, state, champion_interval),
             tokens=tokens,
             settings=settings,
             ledger=None if ledger is None else _ledger_at(ledger),
@@ -115,31 +114,22 @@ def _ledger_at(path: Path) -> Callable[[], LedgerReader]:
     return lambda: LedgerReader(path)
 
 
-def _state_folder(state: Path | None, model: str | None) -> StateFolder | None:
-    if state is None:
-        return None
-    from features.errors import InputError
-    from serving.champion.sources import StateFolder
-
-    if model != "champion":
-        raise InputError("only the champion's bundle is kept", "--state without --model champion", "Leave --state out.")
-    return StateFolder(state)
-
-
 def _source(
-    model: str | None, registry: str, name: str, kept: StateFolder | None, champion_interval: str
-) -> BundleSource | None:
-    from serving.champion.sources import FolderBundle
+    model: str | None, registry: str, name: str, state: Path | None, champion_interval: str
+) -> FolderBundle | None:
+    from features.errors import InputError
+    from serving.champion.sources import FolderBundle, held_folder, temporary_folder
 
+    if state is not None and model != "champion":
+        raise InputError("only the champion's bundle is kept", "--state without --model champion", "Leave --state out.")
     if model is None:
         return None
     if model != "champion":
         return FolderBundle(Path(model))
     from serving.champion.registry import ChampionBundle
-    from serving.champion.sources import temporary_folder
 
     every_s = _seconds(champion_interval, "--champion-interval")
-    return ChampionBundle(registry, name, temporary_folder() if kept is None else kept.champion, every_s)
+    return ChampionBundle(temporary_folder() if state is None else held_folder(state), registry, name, every_s)
 
 
 def _tls(certificate: Path | None, key: Path | None) -> Tls | None:

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from serving.champion.model import ModelHolder
-from serving.champion.sources import BundleSource
+from serving.champion.sources import FolderBundle
 from serving.http.application import describe, guarded, make_application, problem_response, problems
 from serving.http.bodies import PROBLEM, as_json, write_json
 from serving.http.extender import add_extender
@@ -49,7 +49,7 @@ class Service:
     def __init__(
         self,
         scores: Path,
-        model: Path | BundleSource | None = None,
+        model: Path | FolderBundle | None = None,
         *,
         tokens: Path | None = None,
         settings: ServiceSettings | None = None,

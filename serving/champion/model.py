@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from features.errors import InputError
-from serving.champion.sources import BundleSource, FolderBundle, NotNamedYet, manifest_digest
+from serving.champion.sources import FolderBundle, NotNamedYet, manifest_digest
 
 if TYPE_CHECKING:
     import numpy as np
@@ -79,18 +79,17 @@ class ModelHolder:
     ``loads``, ``refusals``: models that were taken, and attempts to load one that failed.
     """
 
-    def __init__(self, source: Path | BundleSource | None, poll_s: float = 1.0) -> None:
+    def __init__(self, source: Path | FolderBundle | None, poll_s: float = 1.0) -> None:
         self.wanted = source is not None
         self.model: LoadedModel | None = None
         self.trouble: str | None = "the model is being loaded" if self.wanted else None
         self.refused: str | None = None
         self.loads = 0
         self.refusals = 0
-        self._source: BundleSource | None = FolderBundle(source) if isinstance(source, Path) else source
+        self._source = FolderBundle(source) if isinstance(source, Path) else source
         self._poll_s = poll_s
         self._seen: object = _NEVER
         self._wait = 0
-        self._disturbed = 0
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="model", daemon=True)
 
@@ -135,26 +134,15 @@ class ModelHolder:
                 self._refuse(str(waiting))
             return False
         except InputError as error:
-            if not self._replaced_since(stamp):
-                self._refuse(str(error))
+            self._refuse(str(error))
             return False
         except Exception as error:  # told by /readyz; the thread must live to take the next one
             _LOG.exception("the model cannot be loaded")
             self._refuse(type(error).__name__)
             return False
         self.model, self.trouble, self.refused = model, None, named.note
-        self._disturbed = 0
         self.loads += 1
         _LOG.info("model %s (%s) is loaded", model.digest[:12], model.profile)
-        return True
-
-    def _replaced_since(self, stamp: object) -> bool:
-        """Tell whether a bundle was replaced while it was read, and read it again soon; not for ever."""
-        assert self._source is not None
-        if self._disturbed == _RETRY_ROUNDS or self._source.stamp() == stamp:
-            return False
-        self._disturbed += 1
-        self._seen = _NEVER
         return True
 
     def _refuse(self, why: str) -> None:

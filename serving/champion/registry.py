@@ -6,7 +6,6 @@ does, which is when the service that started it is gone, however it went.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import logging
 import os
@@ -14,30 +13,19 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from features.errors import InputError
-from serving.champion.sources import (
-    CURRENT,
-    ChampionCopy,
-    FolderBundle,
-    NamedBundle,
-    manifest_digest,
-    named_bundle,
-    temporary_folder,
-)
+from serving.champion.sources import ChampionCopy, FolderBundle, manifest_digest, temporary_folder
 from serving.logs import log_to_stderr
-from serving.scores.reading import stamp_of
 
 if TYPE_CHECKING:
     from serving.scores.batch import ServedModel
 
 _LOG = logging.getLogger("champion")
-_LONGEST_REST_S: Final = 60.0
-_SOUND_S: Final = 120.0  # a process that lived this long was no failed start
+_REST_S: Final = 10.0  # before a process that died is started again
 CHAMPION: Final = "champion"
 """What stands for the champion of the registry where a folder may be named."""
 
@@ -59,10 +47,8 @@ def look(copy: ChampionCopy, registry: str, name: str, *, again: bool = False) -
             f"model {name}, {registry}",
             "Make one with `predrain promote`, or give the folder of a bundle.",
         )
-    current = copy.current()
     version = version_at(registry, name, number)
-    same = current is not None and (current["version"], current["digest"]) == (number, version.digest)
-    if same and not again:
+    if copy.holds(number, version.digest) and not again:
         return False
     with tempfile.TemporaryDirectory(prefix="predrain-champion-") as folder:
         copy.take(fetch_bundle(registry, name, version, Path(folder)), number, version.digest)
@@ -83,8 +69,7 @@ class ModelSource:
     """
 
     def __init__(self, model: str, *, registry: str, name: str) -> None:
-        self._folder = None if model == CHAMPION else FolderBundle(Path(model))
-        self._copy = ChampionCopy(temporary_folder()) if model == CHAMPION else None
+        self._source = ChampionCopy(temporary_folder()) if model == CHAMPION else FolderBundle(Path(model))
         self._registry, self._name = registry, name
         self._loaded: ServedModel | None = None
 
@@ -98,7 +83,9 @@ class ModelSource:
 
         loaded = self._loaded
         try:
-            named = self._named()
+            if isinstance(self._source, ChampionCopy):
+                look(self._source, self._registry, self._name)
+            named = self._source.named()
             if loaded is None or loaded.version != named.version or loaded.bundle.digest != manifest_digest(named.path):
                 self._loaded = loaded = ServedModel(load_bundle(named.path), named.version)
         except InputError as error:
@@ -107,31 +94,18 @@ class ModelSource:
             return replace(self._loaded, note=f"the model in use is kept: {error}")
         return loaded
 
-    def _named(self) -> NamedBundle:
-        if self._copy is None:
-            assert self._folder is not None
-            return self._folder.named()
-        look(self._copy, self._registry, self._name)
-        return named_bundle(self._copy)
 
+class ChampionBundle(ChampionCopy):
+    """The champion of a registered model, kept up to date by a process of its own.
 
-class ChampionBundle:
-    """The champion of a registered model.
-
-    ``registry``: ``sqlite:///PATH`` or a tracking server's address.
     ``folder``: where its bundle is kept; one that is there already serves until the registry has been asked.
+    ``registry``: ``sqlite:///PATH`` or a tracking server's address.
     """
 
-    def __init__(self, registry: str, name: str, folder: Path, every_s: float = 30.0) -> None:
-        self._copy = ChampionCopy(folder)
-        self._command = [
-            sys.executable,
-            "-m",
-            "serving.champion.registry",
-            *("--registry", registry, "--name", name, "--out", str(folder), "--every", str(every_s)),
-        ]
+    def __init__(self, folder: Path, registry: str, name: str, every_s: float = 30.0) -> None:
+        super().__init__(folder)
+        self._command = [sys.executable, "-m", "serving.champion.registry", registry, name, str(folder), str(every_s)]
         self._stopped = threading.Event()
-        self._process: subprocess.Popen[bytes] | None = None
         self._thread = threading.Thread(target=self._supervise, name="champion", daemon=True)
 
     def start(self) -> None:
@@ -144,43 +118,30 @@ class ChampionBundle:
         if self._thread.is_alive():
             self._thread.join(10)
 
-    def stamp(self) -> object:
-        """Give what changes when another version is champion, or the registry can no longer be asked."""
-        return (*(stamp_of(self._copy.path / CURRENT)), self._copy.error())
-
-    def named(self) -> NamedBundle:
-        """Name the champion's bundle, see :class:`serving.champion.sources.BundleSource`."""
-        return named_bundle(self._copy)
-
     def _supervise(self) -> None:
-        rest = 1.0
         while not self._stopped.is_set():
-            began = time.monotonic()
             try:
-                self._process = subprocess.Popen(  # noqa: S603 - our own module, and no shell
-                    self._command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
-                )
+                self._run()
             except OSError as error:
                 _LOG.error("the process that asks the registry cannot be started: %s", error)
-            else:
-                self._wait(self._process)
-            if self._stopped.is_set():
-                return
-            rest = 1.0 if time.monotonic() - began > _SOUND_S else min(2 * rest, _LONGEST_REST_S)
-            _LOG.warning("the process that asks the registry has ended; it is started again in %.0f s", rest)
-            self._stopped.wait(rest)
+            if not self._stopped.is_set():
+                _LOG.warning("the process that asks the registry has ended; it is started again in %.0f s", _REST_S)
+                self._stopped.wait(_REST_S)
 
-    def _wait(self, process: subprocess.Popen[bytes]) -> None:
-        while process.poll() is None and not self._stopped.wait(0.2):
-            pass
-        assert process.stdin is not None
-        with contextlib.suppress(OSError):
-            process.stdin.close()  # it ends with its input
-        try:
-            process.wait(3)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait(5)
+    def _run(self) -> None:
+        """Run the process until it ends by itself or is to end; it ends with its input."""
+        with subprocess.Popen(  # noqa: S603 - our own module, and no shell
+            self._command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
+        ) as process:
+            while process.poll() is None and not self._stopped.wait(0.2):
+                pass
+            assert process.stdin is not None
+            with contextlib.suppress(OSError):
+                process.stdin.close()
+            try:
+                process.wait(3)
+            except subprocess.TimeoutExpired:
+                process.kill()
 
 
 def watch(copy: ChampionCopy, registry: str, name: str, every_s: float, stopped: threading.Event) -> None:
@@ -193,7 +154,7 @@ def watch(copy: ChampionCopy, registry: str, name: str, every_s: float, stopped:
             taken = look(copy, registry, name, again=first)
             first = False
             if taken:
-                _LOG.info("version %s is champion", (copy.current() or {}).get("version"))
+                _LOG.info("version %s is champion", copy.named().version)
         except Exception as fault:  # the next look may go well: a registry is restarted, a disk freed
             error = str(fault).splitlines()[0] if str(fault) else type(fault).__name__
             if error != reported:
@@ -208,17 +169,12 @@ def watch(copy: ChampionCopy, registry: str, name: str, every_s: float, stopped:
 
 def main() -> None:
     """Read the arguments, and watch until standard input ends."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--registry", required=True)
-    parser.add_argument("--name", required=True)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--every", type=float, default=30.0)
-    given = parser.parse_args()
+    registry, name, folder, every_s = sys.argv[1:]
     log_to_stderr()
     bound_registry_waits()
     stopped = threading.Event()
     threading.Thread(target=_until_end_of_input, args=(stopped,), daemon=True).start()
-    watch(ChampionCopy(given.out), given.registry, given.name, given.every, stopped)
+    watch(ChampionCopy(Path(folder)), registry, name, float(every_s), stopped)
 
 
 def _until_end_of_input(stopped: threading.Event) -> None:

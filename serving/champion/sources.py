@@ -3,8 +3,8 @@
 The champion's folder is written by one process and read by another that never imports MLflow::
 
     COPY/
-      versions/3-1f9a…/   the bundle of version 3; never changed once it is there
-      current.json        {"format": 1, "version": 3, "folder": "3-1f9a…", "digest": …}; replaced last
+      versions/3-1f9a…/   the bundle of version 3, and the beginning of its digest; never changed once it is there
+      current             a link to the version that is champion; replaced last
       status.json         {"checked_at": …, "error": null}: how the last look at the registry went
 """
 
@@ -18,7 +18,7 @@ import tempfile
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Final
 
 from filelock import FileLock, Timeout
 
@@ -27,10 +27,7 @@ from serving.scores.reading import stamp_of
 from telemetry.atomic import disk_errors, fsync_path, write_bytes
 
 MANIFEST: Final = "manifest.json"
-CURRENT: Final = "current.json"
-STATUS: Final = "status.json"
-VERSIONS: Final = "versions"
-_FORMAT: Final = 1
+_DIGITS: Final = 16  # of a digest, in the name of a version's folder
 
 
 class NotNamedYet(InputError):
@@ -50,17 +47,21 @@ class NamedBundle:
     note: str | None = None
 
 
-class BundleSource(Protocol):
-    """Names the bundle to serve."""
+class FolderBundle:
+    """Names the bundle to serve: the one in a folder."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
 
     def start(self) -> None:
-        """Begin to look after it."""
+        """Begin to look after it: nothing to do, a folder is there by itself."""
 
     def stop(self) -> None:
         """End what :meth:`start` has begun."""
 
     def stamp(self) -> object:
         """Give what changes when another bundle is named; cheap, for it is asked each second."""
+        return stamp_of(self.path / MANIFEST)
 
     def named(self) -> NamedBundle:
         """Name the bundle.
@@ -68,27 +69,7 @@ class BundleSource(Protocol):
         Raises ``NotNamedYet`` if that is still being found out for the first time.
         Raises ``InputError`` if there is none.
         """
-
-
-class FolderBundle:
-    """The bundle in one folder."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def start(self) -> None:
-        """Do nothing: a folder is there by itself."""
-
-    def stop(self) -> None:
-        """Do nothing."""
-
-    def stamp(self) -> object:
-        """Give what changes when the folder is replaced or its manifest is."""
-        return stamp_of(self._path / MANIFEST)
-
-    def named(self) -> NamedBundle:
-        """Name the folder."""
-        return NamedBundle(self._path)
+        return NamedBundle(self.path)
 
 
 def manifest_digest(bundle: Path) -> str:
@@ -99,23 +80,37 @@ def manifest_digest(bundle: Path) -> str:
         return ""
 
 
-class ChampionCopy:
-    """The folder, for both processes."""
+class ChampionCopy(FolderBundle):
+    """Names the bundle in a champion's folder; for both processes."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def stamp(self) -> object:
+        """Give what changes when another version is champion, or the registry can no longer be asked."""
+        return self.current(), self.error()
 
-    def current(self) -> dict[str, Any] | None:
-        """Read which version is there; None where there is none, or what says so is damaged."""
-        content = _read(self.path / CURRENT)
-        if content is None or content.get("format") != _FORMAT:
+    def named(self) -> NamedBundle:
+        """Name the champion's bundle; see :meth:`FolderBundle.named`."""
+        current, error = self.current(), self.error()
+        if current is None:
+            raise (NotNamedYet if error is None else InputError)(
+                error or "the champion has not been fetched yet",
+                "the registry",
+                "Check --registry and --name, and that there is a champion (`predrain promote`).",
+            )
+        note = None if error is None else f"the registry's champion cannot be known: {error}"
+        return NamedBundle(current, int(current.name.partition("-")[0]), note)
+
+    def current(self) -> Path | None:
+        """Find the folder of the version that is there; None where there is none."""
+        try:
+            folder = (self.path / "current").resolve(strict=True)
+        except OSError:
             return None
-        version, folder, digest = content.get("version"), content.get("folder"), content.get("digest")
-        if not (isinstance(version, int) and isinstance(folder, str) and isinstance(digest, str)):
-            return None
-        if folder != _folder_name(version, digest):  # it becomes part of a path
-            return None
-        return content
+        return folder if folder.name.partition("-")[0].isdigit() else None
+
+    def holds(self, version: int, digest: str) -> bool:
+        """Tell whether a version of the registry is the one that is there."""
+        current = self.current()
+        return current is not None and current.name == f"{version}-{digest[:_DIGITS]}"
 
     def take(self, bundle: Path, version: int, digest: str) -> None:
         """Copy a bundle and name it as the current one; what was there before stays until the next but one.
@@ -123,31 +118,31 @@ class ChampionCopy:
         Raises ``InputError`` if its manifest is not that of the digest, or the disk is full; the one of before stays
         current.
         """
-        actual = hashlib.sha256((bundle / MANIFEST).read_bytes()).hexdigest()
+        actual = manifest_digest(bundle)
         if actual != digest:
             raise InputError(
                 f"its bundle's digest is {actual[:12]}, registered was {digest[:12] or 'none'}",
                 f"version {version}",
                 "Do not use this version; train and register a bundle again.",
             )
-        name = _folder_name(version, digest)
-        target = self.path / VERSIONS / name
+        versions = self.path / "versions"
+        target = versions / f"{version}-{digest[:_DIGITS]}"
         with disk_errors(self.path):
-            target.parent.mkdir(parents=True, exist_ok=True)
-            building = target.with_name(f".{name}.building")
+            versions.mkdir(parents=True, exist_ok=True)
+            building, link = versions / f".{target.name}.building", versions / ".current"
             shutil.rmtree(building, ignore_errors=True)
             shutil.copytree(bundle, building)
             for path in sorted(building.rglob("*")):
                 fsync_path(path)
             shutil.rmtree(target, ignore_errors=True)
             building.rename(target)
-            fsync_path(target.parent)
-        content = {"format": _FORMAT, "version": version, "folder": name, "digest": digest}
-        before = self.current()
-        write_bytes(self.path / CURRENT, json.dumps(content).encode())
-        kept = {name, *([] if before is None else [str(before["folder"])])}
-        for folder in target.parent.iterdir():
-            if folder.name not in kept:
+            fsync_path(versions)
+            before = self.current()
+            link.unlink(missing_ok=True)
+            link.symlink_to(target.relative_to(self.path))
+            link.replace(self.path / "current")
+        for folder in versions.iterdir():
+            if folder.name not in (target.name, before and before.name):
                 shutil.rmtree(folder, ignore_errors=True)
 
     def note(self, error: str | None) -> None:
@@ -155,13 +150,15 @@ class ChampionCopy:
         with disk_errors(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
         now = datetime.now(UTC).isoformat(timespec="seconds")
-        write_bytes(self.path / STATUS, json.dumps({"checked_at": now, "error": error}).encode())
+        write_bytes(self.path / "status.json", json.dumps({"checked_at": now, "error": error}).encode())
 
     def error(self) -> str | None:
         """Read why the registry could not be looked at, or its champion not be taken; None: it was."""
-        status = _read(self.path / STATUS)
-        error = None if status is None else status.get("error")
-        return error if isinstance(error, str) and error else None
+        try:
+            error = json.loads((self.path / "status.json").read_bytes())["error"]
+        except (OSError, ValueError, TypeError, LookupError):
+            return None
+        return str(error) if error else None
 
 
 def temporary_folder() -> Path:
@@ -171,57 +168,21 @@ def temporary_folder() -> Path:
     return folder
 
 
-def _folder_name(version: int, digest: str) -> str:
-    return f"{version}-{''.join(char for char in digest[:16] if char.isalnum())}"
+def held_folder(state: Path) -> Path:
+    """Give the folder of the champion that stays over restarts, and hold the right to it as long as the process lives.
 
-
-def named_bundle(copy: ChampionCopy) -> NamedBundle:
-    """Name the bundle that a copy holds.
-
-    Raises ``NotNamedYet`` if the registry has not answered yet.
-    Raises ``InputError`` if it holds none, because the registry cannot be asked or has no champion.
-    """
-    current, error = copy.current(), copy.error()
-    if current is None:
-        raise (NotNamedYet if error is None else InputError)(
-            error or "the champion has not been fetched yet",
-            "the registry",
-            "Check --registry and --name, and that there is a champion (`predrain promote`).",
-        )
-    note = None if error is None else f"the registry's champion cannot be known: {error}"
-    return NamedBundle(copy.path / VERSIONS / str(current["folder"]), int(current["version"]), note)
-
-
-def _read(path: Path) -> dict[str, Any] | None:
-    try:
-        content = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return None
-    return content if isinstance(content, dict) else None
-
-
-class StateFolder:
-    """Holds the right to a folder as long as the process lives.
-
-    ``champion``: where the registry's champion is kept.
     Raises ``InputError`` if another process has it, or it may not be written to.
     """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.champion = path / "champion"
-        with disk_errors(path):
-            if path.exists() and not path.is_dir():
-                raise InputError("there is a file here", str(path), "Choose another folder.")
-            path.mkdir(parents=True, exist_ok=True)
-        self._lock = FileLock(path / "lock", timeout=0, fallback_to_soft=False)
-        try:
-            self._lock.acquire()
-        except Timeout:
-            raise InputError(
-                "another predrain serve keeps its state here", str(path), "End it, or give each its own --state."
-            ) from None
-
-    def close(self) -> None:
-        """Let another process have it."""
-        self._lock.release()
+    with disk_errors(state):
+        if state.exists() and not state.is_dir():
+            raise InputError("there is a file here", str(state), "Choose another folder.")
+        state.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(state / "lock", timeout=0, fallback_to_soft=False)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise InputError(
+            "another predrain serve keeps its state here", str(state), "End it, or give each its own --state."
+        ) from None
+    atexit.register(lock.release)  # which also keeps the lock from being collected
+    return state / "champion"

@@ -1,6 +1,5 @@
 """A model's life in a service: swapped under load, refused and kept, and copied from a registry by another process."""
 
-import json
 import os
 import shutil
 import subprocess
@@ -15,11 +14,10 @@ import pandas as pd
 import pytest
 
 from features.errors import InputError
-from models.bundle import store as bundles_module
 from models.bundle.store import Bundle, load_bundle, save_bundle
 from serving.champion.model import ModelHolder
 from serving.champion.registry import look
-from serving.champion.sources import ChampionCopy, FolderBundle, NamedBundle, NotNamedYet, StateFolder, named_bundle
+from serving.champion.sources import ChampionCopy, NotNamedYet, held_folder
 from serving.http.limits import ServiceSettings
 from tests.models.small_models import fitted_models, rows
 from tests.serving.http.world import running, wait
@@ -131,38 +129,10 @@ def test_a_bundle_that_cannot_be_served_is_refused_and_the_old_one_goes_on(
         assert "predrain_model_current 1.0" in client.get("/metrics").decode()
 
 
-@pytest.mark.parametrize(("swaps", "refusals"), [(1, 0), (3, 0), (40, 1)])
-def test_a_bundle_that_is_replaced_while_it_is_read_is_read_again(
-    tmp_path: Path, bundles: list[Bundle], monkeypatch: pytest.MonkeyPatch, swaps: int, refusals: int
-) -> None:
-    place, real = tmp_path / "bundle", bundles_module.read_manifest
-    put(bundles[0], place)
-    left = list(range(swaps, 0, -1))
-
-    def between(path: Path) -> Any:
-        manifest = real(path)
-        if left:
-            put(bundles[left.pop() % 2], place)
-        return manifest
-
-    monkeypatch.setattr(bundles_module, "read_manifest", between)
-    holder = ModelHolder(place)
-    looks = 0
-    while not holder.look() and looks < 60 and holder.refused is None:
-        looks += 1
-    assert holder.refusals == refusals
-    if refusals:  # somebody writes into it all the time
-        assert "is not the file that was saved" in str(holder.refused)
-    else:
-        assert looks == swaps
-        assert holder.model is not None
-        assert holder.model.digest == bundles[swaps % 2].digest
-
-
 def test_the_process_that_asks_ends_when_its_parent_is_gone(tmp_path: Path) -> None:
     reading, writing = os.pipe()
-    command = [sys.executable, "-m", "serving.champion.registry", "--registry", "sqlite:///none.db"]
-    command += ["--name", "predrain", "--out", str(tmp_path / "copy"), "--every", "60"]
+    command = [sys.executable, "-m", "serving.champion.registry", "sqlite:///none.db", "predrain"]
+    command += [str(tmp_path / "copy"), "60"]
     child = subprocess.Popen(command, stdin=reading, stderr=subprocess.DEVNULL, cwd=ROOT)
     os.close(reading)
     wait(lambda: ChampionCopy(tmp_path / "copy").error(), 60)
@@ -175,15 +145,7 @@ def test_waiting_for_the_first_champion_is_no_refusal(
     tmp_path: Path, bundles: list[Bundle], caplog: pytest.LogCaptureFixture
 ) -> None:
     copy = ChampionCopy(tmp_path / "copy")
-
-    class Source(FolderBundle):
-        def stamp(self) -> object:
-            return copy.current(), copy.error()
-
-        def named(self) -> NamedBundle:
-            return named_bundle(copy)
-
-    holder = ModelHolder(Source(tmp_path))
+    holder = ModelHolder(copy)
     assert holder.look() is False
     assert (holder.refusals, holder.refused) == (0, None)
     assert holder.trouble == "the model is being fetched: the champion has not been fetched yet"
@@ -204,29 +166,25 @@ def test_waiting_for_the_first_champion_is_no_refusal(
 def test_a_copy_is_whole_or_the_one_of_before_stays(tmp_path: Path, bundles: list[Bundle]) -> None:
     copy = ChampionCopy(tmp_path / "copy")
     with pytest.raises(NotNamedYet, match="has not been fetched yet"):
-        named_bundle(copy)
+        copy.named()
     copy.take(bundles[0].path, 3, bundles[0].digest)
     with pytest.raises(InputError, match="its bundle's digest is"):
         copy.take(bundles[1].path, 4, bundles[0].digest)
-    assert named_bundle(copy).version == 3
+    assert copy.named().version == 3
     (tmp_path / "copy" / "versions" / f".5-{bundles[1].digest[:16]}.building" / "x").mkdir(parents=True)  # killed there
     for number, bundle in ((5, bundles[1]), (6, bundles[2])):
         copy.take(bundle.path, number, bundle.digest)
-    named = named_bundle(copy)
+    named = copy.named()
     assert named.version == 6
     assert (named.path / "manifest.json").read_bytes() == (bundles[2].path / "manifest.json").read_bytes()
     assert len(list((tmp_path / "copy" / "versions").iterdir())) == 2  # the present one and the one before
-    (tmp_path / "copy" / "current.json").write_text(
-        json.dumps({"format": 1, "version": 6, "folder": "..", "digest": "x"})
-    )
-    assert copy.current() is None
 
 
 def test_a_copy_that_the_disk_has_damaged_is_made_anew(tmp_path: Path, bundles: list[Bundle]) -> None:
     copy = ChampionCopy(tmp_path / "copy")
     for _ in range(2):
         copy.take(bundles[0].path, 3, bundles[0].digest)
-        place = named_bundle(copy).path
+        place = copy.named().path
         assert load_bundle(place).digest == bundles[0].digest
         file = place / "manifest.json"
         file.write_bytes(file.read_bytes()[:-1])
@@ -238,11 +196,9 @@ def test_the_registry_is_asked_for_another_version_only(tmp_path: Path) -> None:
 
 
 def test_a_state_folder_is_one_process_s(tmp_path: Path) -> None:
-    held = StateFolder(tmp_path / "state")
+    assert held_folder(tmp_path / "state") == tmp_path / "state" / "champion"
     with pytest.raises(InputError, match="another predrain serve keeps its state here"):
-        StateFolder(tmp_path / "state")
-    held.close()
-    StateFolder(tmp_path / "state").close()
+        held_folder(tmp_path / "state")
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="there is a file here"):
-        StateFolder(tmp_path / "file")
+        held_folder(tmp_path / "file")

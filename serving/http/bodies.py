@@ -43,22 +43,12 @@ def read_json(body: bytes, *, containers: int | None = None, values: int | None 
         return json.loads(body.decode("utf-8-sig"), parse_constant=_refuse_constant)
 
 
-class Encoded:
-    """A part of an answer that is JSON already."""
-
-    __slots__ = ("text",)
-
-    def __init__(self, value: Any) -> None:
-        self.text = write_json(value)
-
-
 def write_json(value: Any) -> bytes:
     """Write a value as JSON; NaN and infinity, which JSON does not have, as null."""
     try:
-        return orjson.dumps(value, default=lambda part: orjson.Fragment(part.text))
+        return orjson.dumps(value)
     except TypeError:  # half a surrogate pair from a request, repeated in its answer
-        opened = lambda part: json.loads(part.text)  # noqa: E731 - short
-        return json.dumps(value, allow_nan=False, separators=(",", ":"), default=opened).encode("ascii")
+        return json.dumps(value, allow_nan=False, separators=(",", ":")).encode("ascii")
 
 
 def as_json(value: Any, status: int = 200) -> Response:

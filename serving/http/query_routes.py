@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any, Final
 from urllib.parse import urlencode
@@ -20,7 +19,6 @@ from serving.http.application import guarded
 from serving.http.bodies import (
     ARROW,
     JSON,
-    Encoded,
     as_json,
     media_of,
     plain,
@@ -47,11 +45,6 @@ if TYPE_CHECKING:
     from serving.champion.model import FeatureRows
 
 _KINDS: Final = ("nodes", "gpus", "rows")
-_REMOVED: Final = {
-    "samples": "samples are not scored by the service: write them to a dataset (`predrain collect`), "
-    "compact and score it (`predrain score --interval`), and ask for nodes or gpus",
-}
-"""Keys of earlier versions, and what to do now."""
 _AT_ONCE: Final = 512  # bytes of a body that names so few nodes that a thread would cost more than the answer
 _CONTAINERS: Final = 64
 _ROWS: Final = re.compile(rb'\s*\{\s*"rows"')
@@ -206,8 +199,6 @@ class QueryRoutes:
         if not isinstance(content, dict):
             raise Refused(422, "send an object with nodes, gpus or rows", "invalid")
         for key in content:
-            if key in _REMOVED:
-                raise Refused(422, _REMOVED[key], "invalid")
             if key not in _KINDS:
                 raise Refused(422, unknown_name(key, _KINDS, "key"), "invalid")
         if len(content) != 1:
@@ -229,8 +220,8 @@ class QueryRoutes:
     @staticmethod
     def _node_of(fleet: Fleet, name: str, now: datetime) -> dict[str, Any]:
         if name not in fleet.scores.nodes:
-            unscored = _EncodedNode.of(NodeState(name, UNKNOWN, None, 0, 0, 0), (), now)
-            return unscored.answer(now) | {"scored": False}
+            unscored = node_answer(NodeState(name, UNKNOWN, None, 0, 0, 0))
+            return unscored | {"expires_at": None, "sample_age_seconds": None, "units": [], "scored": False}
         return node_with_units(fleet, name, now) | {"scored": True}
 
     @staticmethod
@@ -270,19 +261,17 @@ class QueryRoutes:
 
 def frame(fleet: Fleet, now: datetime) -> dict[str, Any]:
     """Return what every answer from the scores carries: decision, times, model, staleness."""
-    scores, answers = fleet.scores, fleet.view(now).answers
-    constant = answers.get(None)
-    if constant is None:
-        constant = answers[None] = {
-            "decision": scores.decision,
-            "decision_time": instant_words(scores.decided),
-            "issued_at": instant_words(scores.issued),
-            "expires_at": instant_words(scores.expires),
-            "horizon_seconds": next(iter(scores.units.values())).horizon.total_seconds(),
-            "model": dict(scores.model),
-        }
-    age_s = round((now - scores.decided).total_seconds())
-    return constant | {"expired": fleet.expired(now), "age_seconds": age_s}
+    scores = fleet.scores
+    return {
+        "decision": scores.decision,
+        "decision_time": instant_words(scores.decided),
+        "issued_at": instant_words(scores.issued),
+        "expires_at": instant_words(scores.expires),
+        "horizon_seconds": next(iter(scores.units.values())).horizon.total_seconds(),
+        "model": scores.model,
+        "expired": fleet.expired(now),
+        "age_seconds": round((now - scores.decided).total_seconds()),
+    }
 
 
 def unit_answer(record: RiskRecord, now: datetime) -> dict[str, Any]:
@@ -315,41 +304,17 @@ def node_answer(state: NodeState) -> dict[str, Any]:
 
 
 def node_with_units(fleet: Fleet, node: str, now: datetime) -> dict[str, Any]:
-    """Return a node with its units, when its scores run out and how old its samples are; encoded once a decision."""
-    view = fleet.view(now)
-    encoded = view.answers.get(node)
-    if encoded is None:
-        encoded = view.answers[node] = _EncodedNode.of(view.by_node[node], fleet.scores.nodes[node], now)
-    answer: dict[str, Any] = encoded.answer(now)
-    return answer
-
-
-@dataclass(frozen=True, slots=True)
-class _EncodedNode:
-    """A node's answer while no further score expires; ``sampled_s``: when the oldest of its newest samples was."""
-
-    state: dict[str, Any]
-    sampled_s: float | None
-    units: Encoded
-
-    @classmethod
-    def of(cls, state: NodeState, records: Sequence[RiskRecord], now: datetime) -> _EncodedNode:
-        worst_first = sorted(records, key=lambda record: -1.0 if record.risk is None else record.risk, reverse=True)
-        known = [record.expires_at for record in records if record.status == "ok"]
-        sampled = [
-            record.decision_time.timestamp() - record.sample_age_seconds
-            for record in records
-            if record.sample_age_seconds is not None
-        ]
-        return cls(
-            node_answer(state) | {"expires_at": instant_words(min(known)) if known else None},
-            min(sampled, default=None),
-            Encoded([unit_answer(record, now) for record in worst_first]),
-        )
-
-    def answer(self, now: datetime) -> dict[str, Any]:
-        age_s = None if self.sampled_s is None else round(now.timestamp() - self.sampled_s)
-        return {**self.state, "sample_age_seconds": age_s, "units": self.units}
+    """Return a node with its units, the riskiest first, when its scores run out and how old its samples are."""
+    records = fleet.scores.nodes[node]
+    worst_first = sorted(records, key=lambda record: -1.0 if record.risk is None else record.risk, reverse=True)
+    expiries = [record.expires_at for record in records if record.status == "ok"]
+    ages = [record.sample_age_seconds for record in records if record.sample_age_seconds is not None]
+    since_s = (now - fleet.scores.decided).total_seconds()
+    return node_answer(fleet.view(now).by_node[node]) | {
+        "expires_at": instant_words(min(expiries)) if expiries else None,
+        "sample_age_seconds": round(max(ages) + since_s) if ages else None,
+        "units": [unit_answer(record, now) for record in worst_first],
+    }
 
 
 def _sorted(states: list[NodeState], sort: str) -> list[NodeState]:

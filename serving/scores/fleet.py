@@ -5,9 +5,9 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Final
 
 from policy.risk_record import RiskRecord
 from policy.tiers import TIERS, UNKNOWN, node_risk, worst_tier
@@ -58,15 +58,11 @@ def state_of(node: str, records: Iterable[RiskRecord], now: datetime) -> NodeSta
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """All nodes while no further score expires.
-
-    ``answers``: what was encoded of each node for an answer, and under None what all answers carry.
-    """
+    """All nodes while no further score expires."""
 
     epoch: int
     by_node: dict[str, NodeState]
     worst_first: list[NodeState]
-    answers: dict[str | None, Any] = field(default_factory=dict)
 
 
 class Fleet:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 from collections.abc import Mapping
@@ -11,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from features.errors import InputError
-from serving.scores.facts import FACTS, Facts, read_facts
 from serving.scores.fleet import Fleet
-from serving.scores.reading import LATEST, Scores, read_pointer, read_scores, stamp_of
+from serving.scores.reading import FACTS, LATEST, Facts, read_facts, read_json, read_pointer, read_scores, stamp_of
 
 _LOG = logging.getLogger(__name__)
 _RETRY_ROUNDS = 10
@@ -77,9 +75,12 @@ class ScoreCache:
             return False
         self._seen, self._wait = stamp, _RETRY_ROUNDS
         try:
-            scores = self._read()
+            scores = read_scores(self._folder)
         except InputError as error:
-            self._say(str(error))
+            if str(error) != self.served.trouble:
+                fleet = self.served.fleet
+                kept = "" if fleet is None else f"; decision {fleet.scores.decision} is kept"
+                _LOG.warning("newer scores cannot be served: %s%s", error, kept)
             self.failures += 1
             self.served = replace(self.served, trouble=str(error))
             return False
@@ -90,19 +91,13 @@ class ScoreCache:
 
     def _look_around(self) -> None:
         """Read what else the scoring wrote, where it has changed."""
-        status = self._status()
+        status = read_json(self._folder / "status.json") or {}
         if status != self.served.status:
             self.served = replace(self.served, status=status)
         stamp = stamp_of(self._folder / FACTS)
         if stamp != self._seen_facts:
             self._seen_facts = stamp
             self.served = replace(self.served, facts=read_facts(self._folder))
-
-    def _read(self) -> Scores:
-        scores = read_scores(self._folder)
-        if read_pointer(self._folder) != scores.decision:  # a newer one came meanwhile, the old may be half pruned
-            scores = read_scores(self._folder)
-        return scores
 
     def _stamp(self) -> object:
         """Return what changes when the scores do: the pointer, and the file that it points to."""
@@ -111,18 +106,6 @@ class ScoreCache:
         except InputError as error:
             return stamp_of(self._folder / LATEST), str(error)
         return stamp_of(self._folder / LATEST), records, stamp_of(records)
-
-    def _status(self) -> Mapping[str, Any]:
-        try:
-            status = json.loads((self._folder / "status.json").read_bytes())
-        except (OSError, ValueError, RecursionError):
-            return {}
-        return status if isinstance(status, dict) else {}
-
-    def _say(self, trouble: str) -> None:
-        if trouble != self.served.trouble:
-            kept = "" if self.served.fleet is None else f"; decision {self.served.fleet.scores.decision} is kept"
-            _LOG.warning("newer scores cannot be served: %s%s", trouble, kept)
 
     def _run(self) -> None:
         while not self._stopped.is_set():

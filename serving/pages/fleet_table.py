@@ -15,8 +15,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 from policy.risk_record import RiskRecord
 from policy.tiers import TIERS, UNKNOWN
 from serving.http.schemas import Tier
-from serving.scores.facts import NOWHERE, Place
 from serving.scores.fleet import Fleet, NodeState
+from serving.scores.reading import NOWHERE, Place
 
 LONGEST: Final = 200
 """Of a text in an address."""

@@ -27,8 +27,8 @@ from serving.pages.charts import HeatMap, draw, risk_chart, spark
 from serving.pages.fleet_table import PAGE_SIZES, FleetQuery, FleetRow, FleetTable, Text, natural, select
 from serving.pages.history import ScoreHistory
 from serving.pages.rendering import ASSETS, asset, page
-from serving.scores.facts import NOWHERE
 from serving.scores.fleet import Fleet
+from serving.scores.reading import NOWHERE
 from telemetry.collect.remote_write.problems import Refused
 
 LEDGER_MOST: Final = 50
@@ -232,7 +232,7 @@ class FleetPages:
         if state is None:
             raise Refused(404, f"there is no score of node {shown(node)}", "node")
         records = fleet.scores.nodes[state.node]
-        past = self._history.of_all(record.unit for record in records)
+        past = self._history.of([record.unit for record in records])
         return page(
             request,
             "node",
@@ -258,7 +258,7 @@ class FleetPages:
         record = fleet.scores.units.get(gpu)
         if record is None:
             raise Refused(404, f"there is no score of GPU {shown(gpu)}", "gpu")
-        past = self._history.of(record.unit)
+        past = self._history.of([record.unit])[record.unit]
         raw = fleet.scores.summary.get("thresholds")
         bounds = {
             tier: float(value)

@@ -22,8 +22,7 @@ from features.labels.evidence import Facts
 from features.labels.incidents import find_incidents
 from policy.alert_outcomes import Alert, Happening, judge
 from policy.tiers import Tier
-from serving.scores.facts import FACTS, Place
-from serving.scores.reading import STAMP
+from serving.scores.reading import FACTS, STAMP, Place
 from serving.scores.writing import DECISIONS, PARQUET, SUMMARY, ScoresFolder, write_json
 from telemetry.dataset.store import Dataset
 

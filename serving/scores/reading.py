@@ -1,15 +1,17 @@
 """Scores as ``predrain score`` writes them, read and checked: a folder's newest decision as one immutable value.
 
 ``latest.json`` names a decision; ``decisions/NAME/risks.jsonl`` holds one risk record a unit and ``summary.json`` what
-is true of all of them.
+is true of all of them; ``fleet.json`` tells where units stand and what came of earlier alerts. The service reads all of
+it, and never loads pandas.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
@@ -17,7 +19,9 @@ from typing import Any, Final
 from features.errors import InputError
 from policy.risk_record import FORMAT, RiskRecord
 
+_LOG = logging.getLogger(__name__)
 LATEST: Final = "latest.json"
+FACTS: Final = "fleet.json"
 TEXTFILE: Final = "predrain_score.prom"
 _MOST_TEXTFILE_BYTES: Final = 1 << 16
 
@@ -74,6 +78,49 @@ class Scores:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a unit stands, by the inventory; empty text: not said."""
+
+    cluster: str = ""
+    group: str = ""
+    rack: str = ""
+    model: str = ""
+
+
+NOWHERE: Final = Place()
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What is known of the fleet; replaced as a whole.
+
+    ``places``: by unit.
+    ``outcomes``: as :func:`serving.scores.alert_outcomes.outcomes_of` gives them; None: not judged yet.
+    """
+
+    places: Mapping[str, Place] = field(default_factory=dict)
+    outcomes: Mapping[str, Any] | None = None
+    data_end: datetime | None = None
+
+
+def read_facts(scores: Path) -> Facts:
+    """Read the facts of a folder of scores; without any where there are none, or they are damaged (logged)."""
+    try:
+        content = json.loads((scores / FACTS).read_bytes())
+        seen: dict[tuple[str, ...], Place] = {}  # ten thousand units stand in some hundred places
+        places = {
+            str(unit): seen.setdefault(key, Place(*key))
+            for unit, key in ((unit, tuple(map(str, place))) for unit, place in content["places"].items())
+        }
+        return Facts(places, dict(content["outcomes"]), datetime.fromisoformat(content["data_end"]))
+    except FileNotFoundError:
+        return Facts()
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        _LOG.warning("the facts of the fleet cannot be read: %s: %s", scores / FACTS, error)
+        return Facts()
+
+
 def read_pointer(folder: Path) -> str:
     """Return the name of the newest decision.
 
@@ -123,6 +170,15 @@ def read_scores(folder: Path) -> Scores:
     if not units:
         raise InputError("the decision holds no record", str(path), _DO)
     return Scores.of(units.values(), _summary(path.with_name("summary.json")), name)
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """Read a small JSON object; None where there is none or it is damaged."""
+    try:
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return None
+    return content if isinstance(content, dict) else None
 
 
 def stamp_of(path: Path) -> tuple[int, ...]:

@@ -10,8 +10,8 @@ from typing import Any
 
 from policy.risk_record import FORMAT, instant_words
 from policy.tiers import TIERS, UNKNOWN
-from serving.scores.reading import TEXTFILE
-from serving.scores.writing import STATUS, ScoresFolder, read_json, write_json
+from serving.scores.reading import TEXTFILE, read_json
+from serving.scores.writing import STATUS, ScoresFolder, write_json
 from telemetry.atomic import write_bytes
 
 

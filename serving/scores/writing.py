@@ -26,8 +26,7 @@ import pyarrow.parquet as pq
 
 from features.errors import InputError
 from policy.risk_record import FORMAT, RiskRecord
-from serving.scores.facts import FACTS
-from serving.scores.reading import LATEST, NAME, STAMP, TEXTFILE
+from serving.scores.reading import FACTS, LATEST, NAME, STAMP, TEXTFILE, read_json
 from telemetry.atomic import FolderSwap, disk_errors, fsync_path, recover_folder, write_bytes
 from telemetry.dataset.schema import INSTANT
 
@@ -199,15 +198,6 @@ def stamp(t: datetime) -> str:
     '20260101T060000Z'
     """
     return t.astimezone(UTC).strftime(STAMP)
-
-
-def read_json(path: Path) -> dict[str, Any] | None:
-    """Read a small JSON object; None where there is none or it is damaged."""
-    try:
-        content = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return None
-    return content if isinstance(content, dict) else None
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:

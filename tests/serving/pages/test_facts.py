@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from serving.scores.alert_outcomes import write_facts
-from serving.scores.facts import FACTS, read_facts
+from serving.scores.reading import FACTS, read_facts
 from serving.scores.writing import ScoresFolder
 from telemetry.dataset.store import Dataset
 from tests.serving.http.world import Running, record, running

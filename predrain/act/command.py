@@ -210,7 +210,7 @@ def _controller(
     return Controller(
         chosen.adapter,
         risks,
-        facts_of(events, risks, evacuation, record, scores),
+        facts_of(events, evacuation, record, scores),
         record,
         clock,
         given.policy,
@@ -241,19 +241,19 @@ def _follow(controller: Controller, given: ActSettings, listen: str | None, as_j
     import time
     from datetime import UTC, datetime
 
-    from scheduler.controller.metrics import MetricsPage, listening
+    from scheduler.controller.metrics import RoundMetrics, listening
     from scheduler.ports.clock import SystemClock
     from scheduler.ports.report import RoundReport
 
     every = given.controller.interval
     longest = given.controller.max_round_duration + given.evacuation.max_round_duration
-    page = MetricsPage(SystemClock(), every, longest)
+    metrics = RoundMetrics(SystemClock(), every, longest)
     report = RoundReport(datetime.now(UTC))
     before: list[str] = []
     with contextlib.ExitStack() as stack:
         stack.callback(controller.stop)
         if listen is not None:
-            port = stack.enter_context(listening(page, listen))
+            port = stack.enter_context(listening(metrics, listen))
             sys.stderr.write(f"predrain act: metrics on port {port}\n")
         for _ in until_stopped(every):
             began = time.monotonic()
@@ -261,7 +261,7 @@ def _follow(controller: Controller, given: ActSettings, listen: str | None, as_j
                 report = controller.round()
             except Exception as error:  # whatever it is, marks expire and must be taken off: go on
                 report = RoundReport(datetime.now(UTC), active=False, errors=[f"{type(error).__name__}: {error}"])
-            page.note(report, time.monotonic() - began)
+            metrics.note(report, time.monotonic() - began)
             said = [str(report.active), *report.errors, *report.notes, *(step.line for step in report.work)]
             if report.steps or said != before:  # what stays as it was need not be said every minute
                 _show(report, as_json)

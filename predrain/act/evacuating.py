@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +14,7 @@ if TYPE_CHECKING:
     from scheduler.evacuation.progress import Result
     from scheduler.evacuation.settings import CommandSettings, EvacuationSettings, WebhookSettings
     from scheduler.ledger.sqlite_ledger import SqliteLedger
-    from scheduler.ports.protocols import Clock, FactSource, RiskSource
+    from scheduler.ports.protocols import Clock, FactSource
     from scheduler.ports.workloads import Hook, Verification
 
 
@@ -57,7 +56,6 @@ def evacuation_of(
 
 def facts_of(
     events: Path | None,
-    risks: RiskSource,
     evacuation: Evacuation | None,
     ledger: SqliteLedger,
     scores: Path | None = None,
@@ -75,15 +73,12 @@ def facts_of(
     def results() -> tuple[Result, ...] | None:
         return () if evacuation is None else evacuation.results()
 
-    def homes() -> Mapping[str, str]:
-        return {unit.name: node for node, units in risks.read().nodes.items() for unit in units}
-
     known: FactSource = MemoryFacts() if events is None else EventFacts(events)
     verified = known if evacuation is None else VerifiedFacts(known, results)
     if events is None or not (events.parent / "inventory.parquet").is_file():
         return verified
     history = DatasetHistory(events.parent, events, scores)
-    return JudgedFacts(verified, history.read, results, ledger.service, homes)
+    return JudgedFacts(verified, history.read, results, ledger.service)
 
 
 def _verification(chosen: ChosenScheduler, settings: EvacuationSettings, clock: Clock) -> Verification | None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 
@@ -88,8 +86,7 @@ class Controller:
         try:
             report.active = self._lease.take()
             if report.active:
-                with search_deferred():
-                    self._active(report)
+                self._active(report)
         except SchedulerError as error:
             report.errors.append(f"the scheduler cannot be read: {error}")
         except LeaseLostError as error:
@@ -319,24 +316,6 @@ def _same(state: PolicyState, before: PolicyState) -> bool:
     if then is None or now is None or not timedelta(0) <= now - then < _KEEP_AT_LEAST:
         return state == before
     return replace(state, breaker=replace(state.breaker, decided_at=then)) == before
-
-
-@contextmanager
-def search_deferred() -> Iterator[None]:
-    """Search for no cyclic garbage until the end of the block; what has no cycles is freed at once, as ever.
-
-    A round of the controller makes and drops some hundred thousand objects of a fleet of 1,500 nodes. None of them is
-    in a cycle, yet the collector walks through all of them again and again: a quarter of a round's processor time, part
-    of it between a decision and its first write. Where another one has turned the search off already, it stays off.
-    """
-    if not gc.isenabled():
-        yield
-        return
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
 
 
 _HOUR = timedelta(hours=1)

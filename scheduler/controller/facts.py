@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -20,11 +21,8 @@ from scheduler.ports.risks import Facts
 OUTCOME_TIMEOUT = timedelta(days=7)
 """How long after the horizon a diagnostic of a drained GPU is waited for before its alert is inconclusive."""
 
-Service = Callable[[datetime], tuple[tuple[datetime, str, bool], ...]]
-"""Gives each time since a time at which we took a node out of service (true) or gave it back, oldest first."""
-
-Homes = Callable[[], Mapping[str, str]]
-"""Gives the node of each unit."""
+Results = Callable[[], tuple[Result, ...] | None]
+"""Gives the results of diagnostics kept in the scheduler; None: they could not be read since the process began."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,36 +39,26 @@ class History:
     until: datetime | None = None
 
 
+@dataclass(frozen=True, slots=True)
 class JudgedFacts:
     """Judges alerts, beside the facts of another source.
 
     ``history``: gives what was known at a time; raises ``SourceError`` if it cannot be read.
-    ``service``: our own hard marks, from the ledger: a GPU that took no work did not serve on.
-    ``homes``: the newest node of each unit.
+    ``service``: gives each time since a time at which we took a node out of service (true) or gave it back, oldest
+    first: a GPU that took no work did not serve on.
 
     An alert is judged as of the time up to which the history is complete, never later: that nothing is heard of a GPU
     whose events do not arrive is no sign of health. What we do not know the node of is judged by its own events alone.
     """
 
-    def __init__(
-        self,
-        inner: FactSource,
-        history: Callable[[datetime], History],
-        results: Results,
-        service: Service,
-        homes: Homes,
-        timeout: timedelta = OUTCOME_TIMEOUT,
-    ) -> None:
-        self._inner = inner
-        self._history = history
-        self._results = results
-        self._service = service
-        self._homes = homes
-        self._timeout = timeout
+    inner: FactSource
+    history: Callable[[datetime], History]
+    results: Results
+    service: Callable[[datetime], tuple[tuple[datetime, str, bool], ...]]
 
     def read(self, now: datetime) -> Mapping[str, Facts]:
         """Give the facts of the other source."""
-        return self._inner.read(now)
+        return self.inner.read(now)
 
     def outcomes(self, alerts: Sequence[Alert], now: datetime) -> Sequence[Outcome]:
         """Judge alerts.
@@ -79,38 +67,32 @@ class JudgedFacts:
         """
         if not alerts:
             return ()
-        history = self._history(now)
+        history = self.history(now)
         until = now if history.until is None else min(now, history.until)
-        results = self._results()
-        if results is None:
-            raise SourceError("the results of diagnostics were never read")
+        results = _known(self.results)
         try:
             # a node that was taken out before its alert, and is still out, counts too
-            marks = self._service(min(alert.at for alert in alerts) - self._timeout)
+            marks = self.service(min(alert.at for alert in alerts) - OUTCOME_TIMEOUT)
         except LedgerError as error:
             raise SourceError(str(error)) from error
-        homes = {**history.homes, **self._homes()}
-        units = {name: list(each) for name, each in history.units.items()}
-        nodes = {name: list(each) for name, each in history.nodes.items()}
+        homes = dict(history.homes)
+        units = defaultdict(list, {name: list(happenings) for name, happenings in history.units.items()})
+        nodes = defaultdict(list, {name: list(happenings) for name, happenings in history.nodes.items()})
         for at, node, out in marks:
-            nodes.setdefault(node, []).append(Happening("drained" if out else "returned", at))
+            nodes[node].append(Happening("drained" if out else "returned", at))
         for result in results:
             for unit in result.units:
                 homes.setdefault(unit, result.node)
                 if result.kind == "passed":
-                    units.setdefault(unit, []).append(Happening("diagnostic_passed", result.at))
+                    units[unit].append(Happening("diagnostic_passed", result.at))
                 elif result.kind == "failed" and unit in (result.failed_units or result.units):
-                    units.setdefault(unit, []).append(Happening("diagnostic_failed", result.at))
-        return tuple(
-            judge(
-                alert,
-                [*units.get(alert.unit, ()), *nodes.get(homes.get(alert.unit, ""), ())],
-                until,
-                timeout=self._timeout,
-            )
-            for alert in alerts
-            if alert.at <= until
-        )
+                    units[unit].append(Happening("diagnostic_failed", result.at))
+
+        def outcome(alert: Alert) -> Outcome:
+            happenings = [*units[alert.unit], *nodes[homes.get(alert.unit, "")]]
+            return judge(alert, happenings, until, timeout=OUTCOME_TIMEOUT)
+
+        return tuple(outcome(alert) for alert in alerts if alert.at <= until)
 
 
 _REPAIRS = frozenset({"repair", "replacement"})
@@ -132,9 +114,8 @@ class EventFacts:
     silence of a source is not health. :class:`scheduler.controller.facts.JudgedFacts` does that from a history.
     """
 
-    def __init__(self, file: Path, back: timedelta = _LONGEST) -> None:
+    def __init__(self, file: Path) -> None:
         self.file = file
-        self._back = back
         self._key: tuple[int, int, int] | None = None
         self._rows: list[dict[str, Any]] = []
 
@@ -144,7 +125,7 @@ class EventFacts:
         Raises ``SourceError`` if the file is missing or cannot be read.
         """
         self._load()
-        facts: dict[str, list[Fact]] = {}
+        facts: defaultdict[str, list[Fact]] = defaultdict(list)
         void: dict[str, datetime] = {}
         requested: dict[str, Fact] = {}
         for row in self._rows:
@@ -161,14 +142,14 @@ class EventFacts:
                     requested[unit] = Fact(f"recovery_action {_ACTIONS.get(int(action[1], 16), '')}", seen_at)
             name = f"xid {code}" if kind == "xid" else "diagnostic_failed"
             if name in _NAMES and (kind == "xid" or (kind == "diagnostic" and code == "fail")):
-                if seen_at > now - self._back:
-                    facts.setdefault(unit, []).append(Fact(name, seen_at))
+                if seen_at > now - _LONGEST:
+                    facts[unit].append(Fact(name, seen_at))
             elif kind in _REPAIRS or (kind == "diagnostic" and code == "pass"):
                 void[unit] = max(void.get(unit, seen_at), seen_at)
         for unit, fact in requested.items():
-            if fact.name in _NAMES and fact.seen_at > now - self._back:
-                facts.setdefault(unit, []).append(fact)
-        return {unit: Facts(tuple(facts.get(unit, ())), void.get(unit)) for unit in sorted({*facts, *void})}
+            if fact.name in _NAMES and fact.seen_at > now - _LONGEST:
+                facts[unit].append(fact)
+        return {unit: Facts(tuple(facts[unit]), void.get(unit)) for unit in sorted({*facts, *void})}
 
     def outcomes(self, alerts: Sequence[Alert], now: datetime) -> Sequence[Outcome]:  # noqa: ARG002 - see the notes
         """Judge none."""
@@ -189,49 +170,32 @@ class EventFacts:
                 if "last_at" in pq.read_schema(source).names:
                     columns.append("last_at")
                 table = pq.read_table(source, columns=columns)
-            wanted = pc.and_(
-                pc.is_in(table["type"], value_set=_texts(["xid", "diagnostic", *sorted(_REPAIRS)])),
-                pc.is_valid(table["gpu"]),
-            )
-            self._rows = table.filter(wanted).to_pylist()
+            kinds = pc.field("type").isin(["xid", "diagnostic", *_REPAIRS])
+            self._rows = table.filter(kinds & pc.field("gpu").is_valid()).to_pylist()
         except (OSError, ArrowException, KeyError) as error:
             raise SourceError(f"the events in {self.file} cannot be read: {error}") from error
         self._key = key
 
 
-def _texts(values: list[str]) -> Any:
-    import pyarrow as pa  # noqa: PLC0415
-
-    return pa.array(values, pa.string())
-
-
-Results = Callable[[], tuple[Result, ...] | None]
-"""Gives the results kept in the scheduler; None: they could not be read since the process began."""
-
-
+@dataclass(frozen=True, slots=True)
 class VerifiedFacts:
-    """Adds the results to the facts of another source.
-
-    ``results``: see :data:`Results`.
+    """Adds the results of diagnostics to the facts of another source.
 
     A failed diagnostic is the fact ``diagnostic_failed`` of the GPUs that it names, and of all GPUs of the node where
     it names none. One that passed says of each GPU that was in the node that what was before it is void. One that came
     to neither says nothing.
     """
 
-    def __init__(self, inner: FactSource, results: Results) -> None:
-        self._inner = inner
-        self._results = results
+    inner: FactSource
+    results: Results
 
     def read(self, now: datetime) -> Mapping[str, Facts]:
         """Give the facts known at ``now``, by unit.
 
         Raises ``SourceError`` if the other source fails, or no result could ever be read.
         """
-        results = self._results()
-        if results is None:
-            raise SourceError("the results of diagnostics were never read")
-        facts = dict(self._inner.read(now))
+        results = _known(self.results)
+        facts = dict(self.inner.read(now))
         for result in results:
             if result.at > now:
                 continue
@@ -247,4 +211,11 @@ class VerifiedFacts:
 
     def outcomes(self, alerts: Sequence[Alert], now: datetime) -> Sequence[Outcome]:
         """Judge as the other source does."""
-        return self._inner.outcomes(alerts, now)
+        return self.inner.outcomes(alerts, now)
+
+
+def _known(results: Results) -> tuple[Result, ...]:
+    known = results()
+    if known is None:
+        raise SourceError("the results of diagnostics were never read")
+    return known

@@ -6,7 +6,7 @@ import contextlib
 import socket
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime, timedelta
 from socketserver import ThreadingMixIn
 from typing import TYPE_CHECKING
@@ -28,70 +28,83 @@ if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 _RESULTS = ("decided", "standby", "failed")
+_ANSWER_WITHIN_S = 5.0
+_ROUNDS = 3
 
 
 class RoundMetrics:
     """What the rounds of this process did, and how the fleet stood at the last one.
 
-    Labels are bounded: verbs, answers, tiers, levels, stages, kinds of causes and kinds of budgets; never nodes, groups
-    or racks, which the ledger has.
+    Rounds are noted by one thread, pages written by others. Labels are bounded: verbs, answers, tiers, levels, stages,
+    kinds of causes and kinds of budgets; never nodes, groups or racks, which the ledger has.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock, every: timedelta, max_round_duration: timedelta) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._silent = _ROUNDS * (every + max_round_duration)
+        self._since = clock.now()
         self._rounds: Counter[str] = Counter(dict.fromkeys(_RESULTS, 0))
         self._steps: Counter[tuple[str, ...]] = Counter()
         self._work: Counter[tuple[str, ...]] = Counter()
         self._seconds = 0.0
-        self._last: RoundReport | None = None
-        self._last_s = 0.0
-        self._decided: Plan | None = None
-        self._decided_at: datetime | None = None
+        self._last: tuple[RoundReport, float] | None = None
+        self._decided: tuple[Plan, datetime] | None = None
 
     def note(self, report: RoundReport, seconds: float) -> None:
-        """Count a round."""
-        self._rounds["failed" if report.failed else "decided" if report.active else "standby"] += 1
-        self._steps.update((step.action.verb, step.outcome) for step in report.steps)
-        self._work.update((step.verb, step.outcome) for step in report.work)
-        self._seconds += seconds
-        self._last, self._last_s = report, seconds
-        if report.plan is not None:
-            self._decided, self._decided_at = report.plan, report.at
-        elif not report.active:
-            self._decided = None  # what this process decided before it lost the lease is not how things stand
+        """Count a round that has ended."""
+        with self._lock:
+            self._since = self._clock.now()
+            self._rounds["failed" if report.failed else "decided" if report.active else "standby"] += 1
+            self._steps.update((step.action.verb, step.outcome) for step in report.steps)
+            self._work.update((step.verb, step.outcome) for step in report.work)
+            self._seconds += seconds
+            self._last = report, seconds
+            if report.plan is not None:
+                self._decided = report.plan, report.at
+            elif not report.active:
+                self._decided = None  # what this process decided before it lost the lease is not how things stand
 
     def collect(self) -> Iterator[Metric]:
         """Give the numbers to ``prometheus_client``."""
-        yield _counter("rounds", "Rounds, by what they came to.", ("result",), _keyed(self._rounds))
+        rounds: dict[tuple[str, ...], float] = {(result,): count for result, count in self._rounds.items()}
+        yield _counter("rounds", "Rounds, by what they came to.", ("result",), rounds)
         yield _counter("round_duration_seconds", "Time that rounds took.", (), {(): self._seconds})
         labels = ("verb", "outcome")
         yield _counter("actions", "Actions, by what became of them.", labels, self._steps)
         yield _counter("evacuation_steps", "What was done to empty nodes, likewise.", labels, self._work)
-        last = self._last
-        if last is not None:
+        if self._last is not None:
+            last, seconds = self._last
             yield _gauge("last_round_timestamp_seconds", "When the last round began.", last.at.timestamp())
-            yield _gauge("last_round_duration_seconds", "What it took.", self._last_s)
+            yield _gauge("last_round_duration_seconds", "What it took.", seconds)
             yield _gauge("refused_scores", "Records of the newest scores that are refused.", last.refused_scores)
             yield _gauge("leader", "Whether this process holds the lease.", last.active)
-        if self._decided is not None and self._decided_at is not None:
-            yield _gauge("last_decision_timestamp_seconds", "When it last decided.", self._decided_at.timestamp())
-            yield from _fleet(self._decided)
+        if self._decided is not None:
+            plan, at = self._decided
+            yield _gauge("last_decision_timestamp_seconds", "When it last decided.", at.timestamp())
+            yield from _fleet(plan)
 
     def exposition(self) -> str:
         """Return the page of ``GET /metrics``."""
         registry = CollectorRegistry(auto_describe=False)
-        registry.register(self)
-        return generate_latest(registry).decode()
+        with self._lock:
+            registry.register(self)
+            return generate_latest(registry).decode()
+
+    def illness(self) -> str | None:
+        """Say why the process should be restarted; None: it works. A scheduler that is down is not its illness."""
+        with self._lock:
+            silent = self._clock.now() - self._since
+        return f"no round has ended for {silent.total_seconds():.0f} s" if silent > self._silent else None
 
 
 def _fleet(plan: Plan) -> Iterator[Metric]:
     """Say how the fleet stood at a decision; nodes that are clear and bear no mark of ours are not counted."""
-    tiers: Counter[str] = Counter(dict.fromkeys((*TIERS, UNKNOWN), 0))
-    tiers.update(node.tier for node in plan.nodes.values())
-    targets: Counter[str] = Counter(dict.fromkeys((level.name.lower() for level in Level), 0))
-    targets.update(node.target.name.lower() for node in plan.nodes.values())
-    del tiers["clear"], targets["none"]
-    stages: Counter[str] = Counter(dict.fromkeys(STAGES, 0))
-    stages.update(each.stage for each in plan.stages.values())
+    decisions = plan.nodes.values()
+    tiers = _counted((*TIERS[1:], UNKNOWN), (node.tier for node in decisions))
+    levels = [level.name.lower() for level in Level if level]
+    targets = _counted(levels, (node.target.name.lower() for node in decisions))
+    stages = _counted(STAGES, (group.stage for group in plan.stages.values()))
     causes = Counter(key.split(" ", 1)[0] for key in plan.open_causes)
     left: dict[str, int] = {}
     for use in plan.uses:
@@ -105,6 +118,11 @@ def _fleet(plan: Plan) -> Iterator[Metric]:
     yield _gauges("breaker_open", "The same by kind.", "cause", causes)
     text = "Nodes that the fullest budget of a kind still lets go; below zero where others took nodes out."
     yield _gauges("budget_remaining_nodes", text, "scope", left)
+
+
+def _counted(names: Iterable[str], values: Iterable[str]) -> dict[str, int]:
+    counts = Counter(values)
+    return {name: counts[name] for name in names}
 
 
 def _counter(name: str, text: str, labels: tuple[str, ...], counts: Mapping[tuple[str, ...], float]) -> Metric:
@@ -125,48 +143,9 @@ def _gauges(name: str, text: str, label: str, counts: Mapping[str, float]) -> Me
     return made
 
 
-def _keyed(counts: Mapping[str, float]) -> dict[tuple[str, ...], float]:
-    return {(key,): count for key, count in counts.items()}
-
-
-_ANSWER_WITHIN_S = 5.0
-_ROUNDS = 3
-
-
-class MetricsPage:
-    """What the page shows; rounds are noted by one thread, pages written by others.
-
-    ``max_round_duration``: what a round may take.
-    """
-
-    def __init__(self, clock: Clock, every: timedelta, max_round_duration: timedelta) -> None:
-        self._clock = clock
-        self._lock = threading.Lock()
-        self._metrics = RoundMetrics()
-        self._silent = _ROUNDS * (every + max_round_duration)
-        self._since: datetime = clock.now()
-
-    def note(self, report: RoundReport, seconds: float) -> None:
-        """Count a round that has ended."""
-        with self._lock:
-            self._metrics.note(report, seconds)
-            self._since = self._clock.now()
-
-    def text(self) -> str:
-        """Write the numbers."""
-        with self._lock:
-            return self._metrics.exposition()
-
-    def illness(self) -> str | None:
-        """Say why the process should be started anew; None: it works. A scheduler that is down is not its illness."""
-        with self._lock:
-            silent = self._clock.now() - self._since
-        return f"no round has ended for {silent.total_seconds():.0f} s" if silent > self._silent else None
-
-
 @contextlib.contextmanager
-def listening(page: MetricsPage, address: str) -> Iterator[int]:
-    """Serve a page while the context lasts.
+def listening(metrics: RoundMetrics, address: str) -> Iterator[int]:
+    """Serve the metrics while the context lasts.
 
     ``address``: ``host:port``; port 0 is any free one.
     Raises ``InputError`` if it is no address, or cannot be listened on.
@@ -177,7 +156,7 @@ def listening(page: MetricsPage, address: str) -> Iterator[int]:
             f"{address!r} is no address to listen on", "--listen", "Write host:port, such as 127.0.0.1:9220."
         )
     try:
-        server = _Server(host.strip("[]") or "127.0.0.1", int(port), page)
+        server = _Server(host.strip("[]") or "127.0.0.1", int(port), metrics)
     except OSError as error:
         raise InputError(
             f"cannot listen on {address}: {error.strerror}", "--listen", "Give a free address of this machine."
@@ -195,10 +174,10 @@ def listening(page: MetricsPage, address: str) -> Iterator[int]:
 class _Server(ThreadingMixIn, WSGIServer):
     daemon_threads = True
 
-    def __init__(self, host: str, port: int, page: MetricsPage) -> None:
+    def __init__(self, host: str, port: int, metrics: RoundMetrics) -> None:
         self.address_family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         super().__init__((host, port), _Handler)
-        self.set_app(_app(page))
+        self.set_app(_app(metrics))
 
 
 class _Handler(WSGIRequestHandler):
@@ -208,14 +187,14 @@ class _Handler(WSGIRequestHandler):
         """Say nothing: whoever scrapes would fill the log."""
 
 
-def _app(page: MetricsPage) -> WSGIApplication:
+def _app(metrics: RoundMetrics) -> WSGIApplication:
     def app(environ: WSGIEnvironment, start_response: StartResponse) -> list[bytes]:
         path = environ.get("PATH_INFO", "")
         status, media, body = "404 Not Found", "text/plain; charset=utf-8", "not found\n"
         if path == "/metrics":
-            status, media, body = "200 OK", CONTENT_TYPE_PLAIN_0_0_4, page.text()
+            status, media, body = "200 OK", CONTENT_TYPE_PLAIN_0_0_4, metrics.exposition()
         elif path == "/healthz":
-            ill = page.illness()
+            ill = metrics.illness()
             status, body = ("200 OK" if ill is None else "503 Service Unavailable"), f"{ill or 'ok'}\n"
         start_response(status, [("Content-Type", media)])
         return [body.encode()]

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
 
-from policy.fleet import UnitView
+from policy.fleet import Score, UnitView
 from policy.risk_record import FORMAT, RiskRecord
 from policy.tiers import RAISED, TierThresholds
 from scheduler.ports.codec import instant
 from scheduler.ports.errors import SourceError
 from scheduler.ports.protocols import Clock
-from scheduler.ports.risks import Risks, ScoreTiers, risks_of
+from scheduler.ports.risks import Risks, ScoreTiers
 
 _NAME = re.compile(r"\d{8}T\d{6}Z")
 _LARGEST_POINTER = 64 * 1024
@@ -69,21 +68,18 @@ class ScoresReader:
         if self._read is not None and self._read[0] == key and not self._believed_by_now():
             return self._read[1]
         summary = _object(folder / "summary.json", _LARGEST_SUMMARY)
-        listed = _Listed(name, self._clock.now(), self._max_lifetime)
+        decision = _Decision(name, self._clock.now(), self._max_lifetime)
         try:
-            listed.read(folder / "risks.jsonl")
-            risks = risks_of(
-                listed.records.values(), model_fitted_at=_fitted(summary), drift=_drift(summary), tiers=_tiers(summary)
-            )
+            decision.read(folder / "risks.jsonl")
+            risks = decision.risks(summary)
         except ValueError as error:
             raise SourceError(f"the scores in {folder} are damaged: {error}") from None
-        found, named = listed.lines, summary.get("units")
-        if isinstance(named, int) and found != named:
-            raise SourceError(f"the scores in {folder} are cut short: {found} of {named} units")
-        if listed.refused and not listed.records:
-            raise SourceError(f"none of the scores in {folder} can be used: {next(iter(listed.refused.values()))}")
-        risks = replace(risks, nodes=listed.with_refused(risks.nodes), refused=tuple(listed.refused.values()))
-        self._again_at = listed.again_at
+        units = summary.get("units")
+        if isinstance(units, int) and decision.lines != units:
+            raise SourceError(f"the scores in {folder} are cut short: {decision.lines} of {units} units")
+        if risks.refused and not decision.records:
+            raise SourceError(f"none of the scores in {folder} can be used: {risks.refused[0]}")
+        self._again_at = decision.again_at
         self._read = key, risks
         return risks
 
@@ -117,8 +113,8 @@ def _object(file: Path, largest: int) -> dict[str, Any]:
 
 
 @dataclass(slots=True)
-class _Listed:
-    """The records of one decision: those that can be believed, and why the others cannot."""
+class _Decision:
+    """The records of one decision: those that can be believed, why the others cannot, and the nodes of the latter."""
 
     name: str
     now: datetime
@@ -138,7 +134,7 @@ class _Listed:
                 self._take(line)
         models = Counter(record.model for record in self.records.values())
         for model, _ in models.most_common()[1:]:
-            for record in [each for each in self.records.values() if each.model == model]:
+            for record in [record for record in self.records.values() if record.model == model]:
                 self._refuse(record.unit, record.node, "is of another model than most")
 
     def _take(self, line: bytes) -> None:
@@ -155,12 +151,10 @@ class _Listed:
             return
         if record.unit in self.records or record.unit in self.units:
             self._refuse(record.unit, record.node, "has two records of its unit")
-            return
-        why = self._not_believed(record)
-        if why is not None:
+        elif (why := self._not_believed(record)) is not None:
             self._refuse(record.unit, record.node, why)
-            return
-        self.records[record.unit] = record
+        else:
+            self.records[record.unit] = record
 
     def _not_believed(self, record: RiskRecord) -> str | None:
         if record.issued_at > self.now + CLOCK_SKEW:
@@ -184,12 +178,26 @@ class _Listed:
         if node is not None:
             self.units.setdefault(unit, node)
 
-    def with_refused(self, nodes: Mapping[str, tuple[UnitView, ...]]) -> dict[str, tuple[UnitView, ...]]:
-        """Add the units of refused records without a score, so that they count as missing."""
-        every = dict(nodes)
+    def risks(self, summary: dict[str, Any]) -> Risks:
+        """Gather the units by node; those of refused records have no score, so that they count as missing."""
+        nodes: dict[str, list[UnitView]] = defaultdict(list)
+        for record in self.records.values():
+            reasons = tuple(reason.text for reason in record.reasons)
+            score = Score(record.risk, record.decision_time, record.expires_at, reasons)
+            nodes[record.node].append(UnitView(record.unit, score))
         for unit, node in self.units.items():
-            every[node] = tuple(sorted((*every.get(node, ()), UnitView(unit)), key=lambda each: each.name))
-        return dict(sorted(every.items()))
+            nodes[node].append(UnitView(unit))
+        first = next(iter(self.records.values()), None)
+        return Risks(
+            {name: tuple(sorted(units, key=lambda unit: unit.name)) for name, units in sorted(nodes.items())},
+            None if first is None else first.decision_time,
+            None if first is None else first.model,
+            _fitted(summary),
+            _drift(summary),
+            _tiers(summary),
+            None if first is None else first.horizon,
+            tuple(self.refused.values()),
+        )
 
 
 def _fitted(summary: dict[str, Any]) -> datetime | None:

@@ -68,43 +68,25 @@ class ActSettings:
     slurm: SlurmSettings | None = None
 
     def __post_init__(self) -> None:
-        policy = self.policy
-        if policy.thresholds_from == "settings":
-            return
-        if policy.thresholds_from == "costs":
-            if policy.thresholds.high is not None:
-                raise ValueError(
-                    "policy.thresholds.high is given, and policy.thresholds_from is 'costs': leave one of them out"
-                )
-            return
-        if policy.thresholds != TierThresholds():
-            raise ValueError(
-                "policy.thresholds are given, and policy.thresholds_from is 'scores': leave one of them out"
-            )
+        source, thresholds, twice = self.policy.thresholds_from, self.policy.thresholds, None
+        if source == "costs" and thresholds.high is not None:
+            twice = "policy.thresholds.high is"
+        elif source == "scores" and thresholds != TierThresholds():
+            twice = "policy.thresholds are"
+        if twice:
+            raise ValueError(f"{twice} given, and policy.thresholds_from is {source!r}: leave one of them out")
 
 
 RENAMED: dict[str, str] = {
     "kubernetes.patience": "kubernetes.retry_timeout",
-    "kubernetes.node_page": "kubernetes.node_page_size",
-    "kubernetes.pod_page": "kubernetes.pod_page_size",
     "kubernetes.evict": "kubernetes.eviction_scope",
     "kubernetes.jobs": "kubernetes.read_pods",
     "policy.worth": "policy.cost_benefit",
     "policy.budget.floors": "policy.budget.disruption_budgets",
-    "policy.budget.rates": "policy.budget.rate_limits",
     "policy.breaker.most_risky": "policy.breaker.max_risky",
-    "policy.breaker.most_missing": "policy.breaker.max_missing",
-    "policy.breaker.most_down": "policy.breaker.max_down",
-    "policy.breaker.most_unreadable": "policy.breaker.max_unreadable",
-    "policy.breaker.most_changed": "policy.breaker.max_changed",
-    "policy.breaker.most_shrunk": "policy.breaker.max_shrunk",
-    "policy.breaker.most_model_age": "policy.breaker.max_model_age",
-    "policy.breaker.most_read_age": "policy.breaker.max_read_age",
     "policy.breaker.least_jump": "policy.breaker.min_jump",
     "policy.breaker.least_risky": "policy.breaker.min_risky",
     "policy.breaker.least_history": "policy.breaker.min_history",
-    "policy.stages.least_outcomes": "policy.stages.min_outcomes",
-    "policy.stages.most_inconclusive": "policy.stages.max_inconclusive",
     "policy.stages.least_time": "policy.stages.min_time",
     "controller.every": "controller.interval",
     "controller.most_time": "controller.max_round_duration",
@@ -121,18 +103,14 @@ RENAMED: dict[str, str] = {
     "evacuation.verification.repeat": "evacuation.verification.retry_after",
     "evacuation.verification.again_after": "evacuation.verification.valid_for",
     "evacuation.verification.keep": "evacuation.verification.retention",
-    "slurm.bin": "slurm.bin_dir",
     "slurm.conf": "slurm.slurm_conf",
     "slurm.rest": "slurm.rest_url",
     "slurm.hard": "slurm.hard_state",
     "slurm.most_bytes": "slurm.max_response_bytes",
-    "slurm.opt_out": "slurm.opt_out_feature",
     "slurm.group": "slurm.group_prefix",
     "slurm.rack": "slurm.rack_prefix",
-    "slurm.domain": "slurm.domain_prefix",
 }
-"""The new name of a setting, by the old one; both dotted."""
-
+"""The new name of a setting, by the old one, both dotted, where a hint to the nearest name would not find it."""
 
 REMOVED: Final[Mapping[str, str]] = {
     "kubernetes.nvsentinel_socket": "Leave it out: NVSentinel reads the node condition (nvsentinel-values.yaml).",

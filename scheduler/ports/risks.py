@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from policy.alert_outcomes import Alert, Outcome
-from policy.fleet import Fact, Score, UnitView
-from policy.risk_record import ModelName, RiskRecord
+from policy.fleet import Fact, UnitView
+from policy.risk_record import ModelName
 from policy.tiers import TierThresholds
 
 
@@ -50,37 +50,6 @@ class Risks:
 
 
 NO_RISKS = Risks()
-
-
-def risks_of(
-    records: Iterable[RiskRecord],
-    *,
-    model_fitted_at: datetime | None = None,
-    drift: tuple[str, ...] = (),
-    tiers: ScoreTiers | None = None,
-) -> Risks:
-    """Gather the records of one decision time by node.
-
-    Raises ``ValueError`` if two records are of the same unit, or of different decision times or models: they are not
-    one decision.
-    """
-    nodes: dict[str, list[UnitView]] = {}
-    seen: set[str] = set()
-    first: RiskRecord | None = None
-    for record in records:
-        first = first or record
-        if record.unit in seen:
-            raise ValueError(f"two records of unit {record.unit}")
-        if (record.decision_time, record.model) != (first.decision_time, first.model):
-            raise ValueError(f"the record of unit {record.unit} is of another decision or model than the first")
-        seen.add(record.unit)
-        reasons = tuple(reason.text for reason in record.reasons)
-        score = Score(record.risk, record.decision_time, record.expires_at, reasons)
-        nodes.setdefault(record.node, []).append(UnitView(record.unit, score))
-    if first is None:
-        return NO_RISKS
-    units = {name: tuple(sorted(listed, key=lambda unit: unit.name)) for name, listed in sorted(nodes.items())}
-    return Risks(units, first.decision_time, first.model, model_fitted_at, drift, tiers, first.horizon)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import gc
 from dataclasses import replace
 from datetime import timedelta
 
 import pytest
 
 from policy.fleet import Fact, Level, UnitView
-from scheduler.controller.controller import search_deferred
 from scheduler.file import LeaseEntry
 from scheduler.ports.errors import LedgerError, SourceError
 from scheduler.ports.node_object import NodeObject
@@ -451,26 +449,3 @@ def test_a_node_without_anything_of_ours_is_never_written_to():
     cluster.scheduler.set_switches(Switches(release_all=True))
     cluster.round()
     assert cluster.scheduler.nodes["n5"] == before
-
-
-def fails_while_deferred():
-    with search_deferred():
-        assert not gc.isenabled()
-        raise ValueError("no")
-
-
-def test_the_search_for_garbage_is_off_within_and_on_again_after_whatever_ended_it():
-    assert gc.isenabled()
-    with pytest.raises(ValueError, match="no"):
-        fails_while_deferred()
-    assert gc.isenabled()
-
-
-def test_where_another_one_turned_the_search_for_garbage_off_it_stays_off():
-    gc.disable()
-    try:
-        with search_deferred():
-            assert not gc.isenabled()
-        assert not gc.isenabled()
-    finally:
-        gc.enable()

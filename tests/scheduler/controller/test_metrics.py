@@ -10,7 +10,7 @@ from datetime import timedelta
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from scheduler.controller.metrics import MetricsPage, RoundMetrics, listening
+from scheduler.controller.metrics import RoundMetrics, listening
 from scheduler.ports.clock import ManualClock
 from telemetry.errors import InputError
 from tests.policy.decide_world import STEP, T0, config
@@ -31,7 +31,7 @@ def values(page: str) -> dict[str, float]:
 def test_a_round_is_told_by_what_it_did_and_how_the_fleet_stands():
     cluster = Cluster(policy=config("g", free=True))
     cluster.scored(n1=0.15, n2=0.4, n3=0.9)
-    metrics = RoundMetrics()
+    metrics = RoundMetrics(ManualClock(T0), STEP, STEP)
     metrics.note(cluster.round(), 0.5)
     found = values(metrics.exposition())
     assert found["predrain_act_rounds_total result=decided"] == 1
@@ -49,7 +49,7 @@ def test_a_round_is_told_by_what_it_did_and_how_the_fleet_stands():
 def test_what_is_over_budget_and_what_opened_the_breaker_is_told_by_kind_and_never_by_name():
     cluster = Cluster()
     cluster.scored(n0=0.9, n1=0.9, n2=0.9, n3=0.9)
-    metrics = RoundMetrics()
+    metrics = RoundMetrics(ManualClock(T0), STEP, STEP)
     metrics.note(cluster.round(), 0.1)
     found = values(metrics.exposition())
     assert found["predrain_act_budget_deferred_nodes"] == 2
@@ -65,7 +65,7 @@ def test_what_is_over_budget_and_what_opened_the_breaker_is_told_by_kind_and_nev
 
 def test_a_standby_tells_nothing_of_the_fleet():
     cluster = Cluster()
-    metrics = RoundMetrics()
+    metrics = RoundMetrics(ManualClock(T0), STEP, STEP)
     cluster.scored(n1=0.9)
     metrics.note(cluster.round(), 0.1)
     assert "predrain_act_nodes" in metrics.exposition()
@@ -81,7 +81,7 @@ def test_a_standby_tells_nothing_of_the_fleet():
 
 def test_the_page_is_served_and_says_when_rounds_have_stopped():
     clock = ManualClock(T0)
-    page = MetricsPage(clock, MINUTE, MINUTE)
+    page = RoundMetrics(clock, MINUTE, MINUTE)
     with listening(page, "127.0.0.1:0") as port:
 
         def get(path: str) -> tuple[int, str]:
@@ -104,13 +104,13 @@ def test_the_page_is_served_and_says_when_rounds_have_stopped():
 def test_an_address_that_is_none_is_refused(address):
     with (
         pytest.raises(InputError, match="no address to listen on"),
-        listening(MetricsPage(ManualClock(T0), STEP, STEP), address),
+        listening(RoundMetrics(ManualClock(T0), STEP, STEP), address),
     ):
         pass
 
 
 def test_a_port_that_is_taken_is_refused():
-    page = MetricsPage(ManualClock(T0), STEP, STEP)
+    page = RoundMetrics(ManualClock(T0), STEP, STEP)
     with (
         listening(page, "127.0.0.1:0") as port,
         pytest.raises(InputError, match="cannot listen on"),
@@ -122,7 +122,7 @@ def test_a_port_that_is_taken_is_refused():
 def test_who_cannot_ask_for_the_lease_does_not_say_that_it_holds_it():
     cluster = Cluster()
     cluster.scheduler.faults.plan("refused", "hold_lease")
-    report, metrics = cluster.round(), RoundMetrics()
+    report, metrics = cluster.round(), RoundMetrics(ManualClock(T0), STEP, STEP)
     assert report.failed
     metrics.note(report, 0.1)
     assert values(metrics.exposition())["predrain_act_leader"] == 0
@@ -131,6 +131,6 @@ def test_who_cannot_ask_for_the_lease_does_not_say_that_it_holds_it():
 def test_rounds_that_fail_are_counted():
     cluster = Cluster()
     cluster.scheduler.faults.plan("refused", "read_fleet")
-    metrics = RoundMetrics()
+    metrics = RoundMetrics(ManualClock(T0), STEP, STEP)
     metrics.note(cluster.round(), 0.1)
     assert values(metrics.exposition())["predrain_act_rounds_total result=failed"] == 1

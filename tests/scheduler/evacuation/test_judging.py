@@ -28,10 +28,8 @@ def alert(unit="g0", at=T0):
     return Alert(unit, "c/g", "high", at, DAY)
 
 
-def verdicts(history, now, *alerts, results=(), service=(), homes=None):
-    source = JudgedFacts(
-        MemoryFacts(), lambda _: history, lambda: tuple(results), lambda since: tuple(service), lambda: homes or {}
-    )
+def verdicts(history, now, *alerts, results=(), service=()):
+    source = JudgedFacts(MemoryFacts(), lambda _: history, lambda: tuple(results), lambda since: tuple(service))
     return [each.verdict for each in source.outcomes(alerts or (alert(),), now)]
 
 
@@ -52,27 +50,27 @@ def test_nothing_is_judged_by_the_silence_of_a_source_that_ends_before():
 
 def test_a_drained_unit_is_judged_by_its_diagnostic():
     out = [(T0 + HOUR, "n0", True), (T0 + 4 * HOUR, "n0", False)]
-    homes = {"g0": "n0"}
+    silent = History({}, homes={"g0": "n0"})
     late = T0 + 3 * DAY
-    ask = {"service": out, "homes": homes}
-    assert verdicts(History({}), late, **ask) == ["open"]
-    assert verdicts(History({}), T0 + 30 * DAY, **ask) == ["inconclusive"]
-    assert verdicts(History({}), late, results=[result("passed", T0 + 3 * HOUR)], **ask) == ["wrong"]
-    assert verdicts(History({}), T0 + DAY, results=[result("passed", T0 + 3 * HOUR)], **ask) == ["open"]
-    assert verdicts(History({}), late, results=[result("failed", T0 + 3 * HOUR, "g0")], **ask) == ["right"]
-    assert verdicts(History({}), late, results=[result("failed", T0 + 3 * HOUR)], **ask) == ["right"]
-    assert verdicts(History({}), late, results=[result("failed", T0 + 3 * HOUR, "g1")], **ask) == ["open"]
-    assert verdicts(History({}), late, results=[result("inconclusive", T0 + 3 * HOUR)], **ask) == ["open"]
+    ask = {"service": out}
+    assert verdicts(silent, late, **ask) == ["open"]
+    assert verdicts(silent, T0 + 30 * DAY, **ask) == ["inconclusive"]
+    assert verdicts(silent, late, results=[result("passed", T0 + 3 * HOUR)], **ask) == ["wrong"]
+    assert verdicts(silent, T0 + DAY, results=[result("passed", T0 + 3 * HOUR)], **ask) == ["open"]
+    assert verdicts(silent, late, results=[result("failed", T0 + 3 * HOUR, "g0")], **ask) == ["right"]
+    assert verdicts(silent, late, results=[result("failed", T0 + 3 * HOUR)], **ask) == ["right"]
+    assert verdicts(silent, late, results=[result("failed", T0 + 3 * HOUR, "g1")], **ask) == ["open"]
+    assert verdicts(silent, late, results=[result("inconclusive", T0 + 3 * HOUR)], **ask) == ["open"]
 
 
 def test_what_cannot_be_read_judges_nothing():
     def broken(since):
         raise LedgerError("the ledger cannot be read")
 
-    source = JudgedFacts(MemoryFacts(), lambda _: History({}), tuple, broken, dict)
+    source = JudgedFacts(MemoryFacts(), lambda _: History({}), tuple, broken)
     with pytest.raises(SourceError, match="the ledger cannot be read"):
         source.outcomes((alert(),), T0)
-    source = JudgedFacts(MemoryFacts(), lambda _: History({}), lambda: None, lambda _: (), dict)
+    source = JudgedFacts(MemoryFacts(), lambda _: History({}), lambda: None, lambda _: ())
     with pytest.raises(SourceError, match="were never read"):
         source.outcomes((alert(),), T0)
 
@@ -82,7 +80,7 @@ def test_a_stage_moves_by_what_became_of_the_alerts_that_the_ledger_holds():
     cluster = Cluster(policy=config("g", free=True, stages=stages))
     units: dict[str, list[Happening]] = {}
     history = History(units)
-    cluster.facts = JudgedFacts(cluster.facts, lambda _: history, tuple, cluster.ledger.service, dict)
+    cluster.facts = JudgedFacts(cluster.facts, lambda _: history, tuple, cluster.ledger.service)
     cluster.restart()
     for i, name in enumerate(("n1", "n2", "n3", "n4", "n5")):
         cluster.clock.move(HOUR)

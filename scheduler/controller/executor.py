@@ -12,8 +12,8 @@ from scheduler.controller.settings import ControllerSettings
 from scheduler.ledger.sqlite_ledger import SqliteLedger
 from scheduler.ports.errors import LedgerError, SchedulerError, SourceError
 from scheduler.ports.lease import Lease, LeaseLostError
-from scheduler.ports.protocols import Clock, Fenced, SchedulerAdapter
-from scheduler.ports.readings import Answer, NodeReading, Precondition, Switches, stands
+from scheduler.ports.protocols import Clock, SchedulerAdapter
+from scheduler.ports.readings import Answer, NodeReading, Precondition, Switches, Write, stands
 from scheduler.ports.records import Intent, Settled, key_of
 from scheduler.ports.report import RoundReport, Step
 
@@ -77,13 +77,14 @@ class Executor:
     def _one(self, action: Action) -> None:
         for _ in range(self.settings.retries + 1):
             until = self.lease.hold()
-            reading = self._ready(action)
-            if reading is None:
+            ready = self._ready(action)
+            if ready is None:
                 return
+            reading, writes = ready
             if self.clock.now() >= until:
                 raise LeaseLostError("the lease ended while the node was read")
             try:
-                intent = self._intend(action, reading)
+                intent = self._intend(action, reading, writes)
             except LedgerError as error:
                 self._without_ledger(error)
                 if action.verb != "release":
@@ -97,17 +98,20 @@ class Executor:
         self._stuck.add(action.node)
         self._note(action, "failed", f"somebody else kept writing to it, {self.settings.retries + 1} times")
 
-    def _ready(self, action: Action) -> NodeReading | None:
-        """Read the node again; None: there is nothing to be done on it, or it must not be done, which is noted."""
+    def _ready(self, action: Action) -> tuple[NodeReading, tuple[Write, ...]] | None:
+        """Read the node again, and what is to be written.
+
+        None: there is nothing to be done on it, or it must not be done, which is noted.
+        """
         try:
-            left = self.scheduler.as_we_left(action.node) if isinstance(self.scheduler, Fenced) else None
-            reading = left or self.scheduler.revalidate(action.node)
+            reading = self.scheduler.revalidate(action.node)
             why = "there is no such node any more" if reading is None else self._why_not(action, reading)
             if reading is None or why is not None:
                 self._skip(action, why or "")
                 return None
-            if self.scheduler.preview((action,), reading)[0]:
-                return reading
+            writes = self.scheduler.preview((action,), reading)[0]
+            if writes:
+                return reading, writes
         except (SchedulerError, SourceError) as error:
             self._stuck.add(action.node)
             self._note(action, "failed", f"it could not be read again: {error}")
@@ -116,19 +120,27 @@ class Executor:
         return None
 
     def _why_not(self, action: Action, reading: NodeReading) -> str | None:
-        if action.verb == "release":
-            expected = self.expected[action.node]
-            return why_not(action, expected, reading, (), Switches(), self.clock.now())
-        switches = self.scheduler.read_switches()
-        units = self.evidence(reading.view)
-        return why_not(action, self.expected[action.node], reading, units, switches, self.clock.now())
+        """Say why an action must not be carried out any more; None: it is still right.
 
-    def _intend(self, action: Action, reading: NodeReading) -> int | None:
+        A release only has to find a node that can be read: it takes off nothing but what is ours, so that no change of
+        anything else makes it wrong.
+        """
+        view, expected = reading.view, self.expected[action.node]
+        if not view.readable:
+            return "its state cannot be read now"
+        if action.verb == "release":
+            return None
+        return (
+            _forbidden(action, view, self.scheduler.read_switches())
+            or _other_node(expected, reading)
+            or _other_marks(action, expected, view)
+            or _other_evidence(action, expected.view, view, self.evidence(view), self.clock.now())
+        )
+
+    def _intend(self, action: Action, reading: NodeReading, writes: tuple[Write, ...]) -> int | None:
         if self.number is None:
             raise LedgerError("the decision is not recorded")
-        writes = self.scheduler.preview((action,), reading)[0]
-        key = key_of(self.number, action)
-        now = self.clock.now()
+        key, now = key_of(self.number, action), self.clock.now()
         return self.ledger.intend(
             Intent(self.number, now, action.node, action.verb, action.to, key, action, reading, writes)
         )
@@ -221,38 +233,12 @@ class Expected:
     level: Level
 
 
-def why_not(
-    action: Action,
-    expected: Expected,
-    reading: NodeReading,
-    units: tuple[UnitView, ...],
-    switches: Switches,
-    now: datetime,
-) -> str | None:
-    """Say why an action must not be carried out any more.
-
-    Returns: in words; None: it is still right. A release only has to find a node that can be read: it takes off nothing
-    but what is ours, so that no change of anything else makes it wrong.
-    """
-    view = reading.view
-    if not view.readable:
-        return "its state cannot be read now"
-    if action.verb == "release":
-        return None
-    return (
-        _told_otherwise(action, view, switches)
-        or _other_node(expected, reading)
-        or _other_marks(action, expected, view)
-        or _other_evidence(action, expected.view, view, units, now)
-    )
-
-
 def level_after(action: Action, level: Level) -> Level:
     """Give the level of a node that stood at ``level`` after an action."""
     return min(level, action.to) if action.verb == "release" else max(level, action.to)
 
 
-def _told_otherwise(action: Action, view: NodeView, switches: Switches) -> str | None:
+def _forbidden(action: Action, view: NodeView, switches: Switches) -> str | None:
     if switches.kill:
         return "the kill switch was set"
     if switches.release_all:

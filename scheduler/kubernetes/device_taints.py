@@ -26,7 +26,6 @@ _PAGE: Final = 250
 _MAX_NEW: Final = 50
 """Rules created in one round; the rest is left to the next."""
 
-_LOOK_AGAIN_S: Final = 600.0
 _GONE: Final = 404
 _EXISTS: Final = 409
 _UUIDS: Final = ("uuid", "parentUUID")
@@ -58,7 +57,6 @@ class DeviceTaints:
         self._key = f"{prefix}/at-risk"
         self._drivers = frozenset(drivers)
         self._offered: tuple[str, str] | None = None
-        self._absent_until: float | None = None
 
     def follow(
         self, signals: Sequence[NodeSignal], blocked: Callable[[], str | None], may_begin: Callable[[], bool]
@@ -70,8 +68,8 @@ class DeviceTaints:
         """
         try:
             versions = self._versions()
-            if versions is None or isinstance(versions, str):
-                return () if versions is None else (versions,)
+            if versions is None:
+                return ("the server offers no device taints (resource.k8s.io, DeviceTaintRule): none is set",)
             notes, obsolete, missing = self._compared(signals, *versions)
             for name, metadata in obsolete.items():
                 notes.append(self._delete(versions[0], name, metadata, blocked()))
@@ -85,7 +83,7 @@ class DeviceTaints:
     def preview(self, signals: Sequence[NodeSignal], *, new: bool) -> tuple[Write, ...]:
         """Return the rules that :meth:`follow` would delete and create; writes nothing."""
         versions = self._versions()
-        if versions is None or isinstance(versions, str):
+        if versions is None:
             return ()
         _, obsolete, missing = self._compared(signals, *versions)
         writes = [
@@ -130,25 +128,19 @@ class DeviceTaints:
             return {}
         return about if isinstance(about, dict) else {}
 
-    def _versions(self) -> tuple[str, str] | str | None:
-        """Return the versions of rules and slices; a message where the server has none, once per interval."""
-        if self._offered is not None:
-            return self._offered
-        now = self._api.elapsed()
-        if self._absent_until is not None and now < self._absent_until:
-            return None
-        named = offered_versions(self._api.read(GROUP))
-        found: dict[str, str] = {}
-        for version in (each for each in NEWEST_FIRST if each in named):
-            listed = self._api.read(f"{GROUP}/{version}") or {}
-            for each in listed.get("resources") or ():
-                if isinstance(each, dict) and each.get("name") in (RULES, SLICES):
-                    found.setdefault(str(each["name"]), version)
-        if RULES in found and SLICES in found:
-            self._offered = (found[RULES], found[SLICES])
-            return self._offered
-        first, self._absent_until = self._absent_until is None, now + _LOOK_AGAIN_S
-        return "the server offers no device taints (resource.k8s.io, DeviceTaintRule): none is set" if first else None
+    def _versions(self) -> tuple[str, str] | None:
+        """Return the newest versions of rules and slices that the server offers; None: it has no device taints."""
+        if self._offered is None:
+            named = offered_versions(self._api.read(GROUP))
+            found: dict[str, str] = {}
+            for version in (version for version in NEWEST_FIRST if version in named):
+                listed = self._api.read(f"{GROUP}/{version}") or {}
+                for kind in listed.get("resources") or ():
+                    if isinstance(kind, dict):
+                        found.setdefault(str(kind.get("name")), version)
+            if RULES in found and SLICES in found:
+                self._offered = found[RULES], found[SLICES]
+        return self._offered
 
     def _existing(self, version: str) -> dict[str, Object]:
         def view(raw: Object) -> Object | None:

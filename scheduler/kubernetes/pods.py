@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -15,12 +14,10 @@ from scheduler.ports.errors import SchedulerError
 from telemetry.collect.kubernetes.api import CLAIM_VERSIONS, Object
 from telemetry.collect.kubernetes.jobs import gpus_of, pod_run
 from telemetry.collect.kubernetes.rules import KubernetesRules
+from telemetry.config import parse_duration
 
 LIVING: Final = "status.phase!=Succeeded,status.phase!=Failed"
 """Field selector of pods that hold anything."""
-
-_DURATION: Final = re.compile(r"(\d{1,6})(s|m|h|)")
-_SECONDS: Final = {"s": 1, "": 1, "m": 60, "h": 3600}
 
 _GROUP: Final = "/apis/resource.k8s.io"
 _PAGE: Final = 250
@@ -152,8 +149,10 @@ def version_of(thing: Object) -> int:
 
 def duration(text: str | None) -> timedelta | None:
     """Read a duration such as ``90s``, ``5m`` or ``1h``; None: it is none."""
-    found = _DURATION.fullmatch((text or "").strip())
-    return None if found is None else timedelta(seconds=int(found[1]) * _SECONDS[found[2]])
+    try:
+        return parse_duration((text or "").strip())
+    except (ValueError, OverflowError):
+        return None
 
 
 def _pick(choose: Callable[..., datetime | None], times: Iterable[datetime | None]) -> datetime | None:

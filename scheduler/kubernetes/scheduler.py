@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Final, Literal
@@ -22,7 +21,7 @@ from scheduler.kubernetes.settings import KubernetesSettings
 from scheduler.ports.errors import SchedulerError
 from scheduler.ports.node_object import WRITER, Keys, NodeObject, after, writes_between
 from scheduler.ports.protocols import Clock, NodeSignal
-from scheduler.ports.readings import Answer, FleetReading, NodeReading, Precondition, StoredState, Switches, Write
+from scheduler.ports.readings import Answer, FleetReading, NodeReading, Precondition, Switches, Write
 from telemetry.collect.kubernetes.api import Object, Response, Unreachable, is_named
 from telemetry.collect.kubernetes.client import JSON_PATCH, STRATEGIC_PATCH, KubernetesClient
 
@@ -30,7 +29,6 @@ NODES: Final = "/api/v1/nodes"
 PODS: Final = "/api/v1/pods"
 FIELD_MANAGER: Final = WRITER
 
-_REMEMBERED: Final = 64
 _MAX_REPAIRED: Final = 50
 _COMPANION_TIMEOUT: Final = timedelta(seconds=2)
 _NOT_FOUND: Final = 404
@@ -62,10 +60,12 @@ class KubernetesScheduler:
         self.leadership = Leadership(self.api, settings.namespace, settings.lease, clock, waits=waits, sleep=sleep)
         self._state = ConfigMapText(self.api, settings.namespace, settings.state)
         self._switches = SwitchAnnotations(self._state, settings.prefix)
+        self.load_state, self.save_state = self._state.load, self._state.save
+        self.set_switches = self._switches.write  # the operator may, whoever holds the lease
+        self.hold_lease, self.drop_lease = self.leadership.take, self.leadership.drop
         self.rules = settings.rules
         self.pod_keys = PodKeys(settings.prefix, settings.namespace)
-        self._snapshots: OrderedDict[str, NodeSnapshot] = OrderedDict()
-        self._left: set[str] = set()
+        self._newest: NodeSnapshot | None = None
         drivers = self.rules.claim_drivers or ()
         self._device_taints = DeviceTaints(self.api, settings.prefix, drivers) if settings.device_taints else None
         self._claims = ClaimCounts(self.api, self.rules)
@@ -76,7 +76,6 @@ class KubernetesScheduler:
     def read_fleet(self) -> FleetReading:
         """List all GPU nodes and predrain-managed nodes, their jobs, and the switches; correct outdated conditions."""
         read_at = self.clock.now()
-        self._left.clear()
         nodes = self._nodes()
         self._cordoner_known = not nodes or any(each.node_object.tells_cordoner for each in nodes)
         jobs = self._all_jobs()
@@ -94,14 +93,6 @@ class KubernetesScheduler:
         snapshot = self._read(node)
         if snapshot is None:
             return None
-        return snapshot.with_jobs(self._jobs_on(node))
-
-    def as_we_left(self, node: str) -> NodeReading | None:
-        """Return a node as the last write here left it, once per write; a patch is refused where it changed since."""
-        snapshot = self._snapshots.get(node)
-        if node not in self._left or snapshot is None:
-            return None
-        self._left.discard(node)
         return snapshot.with_jobs(self._jobs_on(node))
 
     def preview(self, actions: Sequence[Action], reading: NodeReading) -> tuple[tuple[Write, ...], ...]:
@@ -168,10 +159,10 @@ class KubernetesScheduler:
             notes.append(self._set_condition(action.node, condition))
         if event is not None:
             notes.append(self._companion("the event", "POST", event[0], event[1]))
-        self._left.add(action.node)
         if not any(notes):
             writes = (*writes, *self._companion_writes(action, snapshot, now))
-        return Answer("done", "; ".join(filter(None, notes)), writes, self._snapshots[action.node].reading.version)
+        version = None if self._newest is None else self._newest.reading.version
+        return Answer("done", "; ".join(filter(None, notes)), writes, version)
 
     def announce(self, signals: Sequence[NodeSignal], holder: str, until: datetime, *, new: bool) -> tuple[str, ...]:
         """Apply the current marks as device taints too, where the settings ask for them."""
@@ -190,29 +181,9 @@ class KubernetesScheduler:
             return ()
         return self._device_taints.preview(signals, new=new)
 
-    def load_state(self) -> StoredState:
-        """Read the safety state from its ConfigMap."""
-        return self._state.load()
-
-    def save_state(self, text: str, version: str) -> Answer:
-        """Replace the safety state, if it still has this version."""
-        return self._state.save(text, version)
-
     def read_switches(self) -> Switches:
         """Read the switches, annotations of the ConfigMap of the state."""
         return self._switches.read()[0]
-
-    def set_switches(self, switches: Switches) -> Answer:
-        """Set the switches; the operator may, whoever holds the lease."""
-        return self._switches.write(switches)
-
-    def hold_lease(self, holder: str, lasts: timedelta) -> datetime | None:
-        """Take or prolong the Lease."""
-        return self.leadership.take(holder, lasts)
-
-    def drop_lease(self, holder: str) -> None:
-        """Release the Lease."""
-        self.leadership.drop(holder)
 
     def whole_job(self, part: JobView) -> JobView:
         """Return the whole job of a part, with its GPUs on all nodes as of the last listing."""
@@ -288,16 +259,15 @@ class KubernetesScheduler:
 
     def _remember(self, raw: Mapping[str, Any]) -> NodeSnapshot | None:
         snapshot = snapshot_of(raw, self.settings, self.rules, self.keys, self.clock.now())
-        if snapshot is not None:
-            self._snapshots[snapshot.node_object.name] = snapshot
-            self._snapshots.move_to_end(snapshot.node_object.name)
-            while len(self._snapshots) > _REMEMBERED:
-                self._snapshots.popitem(last=False)
+        self._newest = snapshot or self._newest
         return snapshot
 
     def _known(self, node: str, version: str) -> NodeSnapshot | None:
-        snapshot = self._snapshots.get(node)
-        return snapshot if snapshot is not None and snapshot.reading.version == version else None
+        """Return the node that was read or written last, if it is this one in this version."""
+        newest = self._newest
+        if newest is None or (newest.node_object.name, newest.reading.version) != (node, version):
+            return None
+        return newest
 
     def _conflict(self, snapshot: NodeSnapshot, expected: Precondition) -> str | None:
         if not snapshot.reading.view.readable:

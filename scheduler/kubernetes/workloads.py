@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping
 from dataclasses import replace
@@ -15,7 +16,7 @@ from scheduler.kubernetes.pods import LIVING, annotations_of, duration, jobs_of,
 from scheduler.kubernetes.scheduler import FIELD_MANAGER, PODS, KubernetesScheduler
 from scheduler.ports.codec import instant
 from scheduler.ports.errors import SchedulerError
-from scheduler.ports.readings import Answer, StoredState, Write
+from scheduler.ports.readings import Write
 from scheduler.ports.workloads import (
     CheckpointAsk,
     CheckpointMeans,
@@ -64,7 +65,8 @@ class KubernetesWorkloads:
         self._api = scheduler.api
         self._keys = scheduler.pod_keys
         self._settings = scheduler.settings
-        self._progress = ConfigMapText(self._api, scheduler.settings.namespace, scheduler.settings.progress)
+        progress = ConfigMapText(self._api, scheduler.settings.namespace, scheduler.settings.progress)
+        self.load_progress, self.save_progress = progress.load, progress.save
         self._version: str | None = None
         self._may_patch: dict[str, tuple[bool, float]] = {}
 
@@ -230,14 +232,6 @@ class KubernetesWorkloads:
             return ()
         return (Write(f"pod {workload.name}", "eviction", None, f"uid {workload.uid}"),)
 
-    def load_progress(self) -> StoredState:
-        """Read where the evacuations stand, from a ConfigMap of its own."""
-        return self._progress.load()
-
-    def save_progress(self, text: str, version: str) -> Answer:
-        """Replace it, if it still has this version."""
-        return self._progress.save(text, version)
-
     def _may_annotate(self, namespace: str) -> bool:
         """Whether the server would let us patch pods; True where it does not say."""
         allowed, until = self._may_patch.get(namespace, (True, float("-inf")))
@@ -285,10 +279,9 @@ class KubernetesWorkloads:
                 return WorkAnswer("blocked", response.problem, self._scheduler.clock.now() + _AGAIN_AFTER_FAULT)
             return WorkAnswer("timeout", response.problem)
         if response.status in (_CONFLICT, 422):
-            try:
+            other = None
+            with contextlib.suppress(Unreachable):
                 other = self._another(self._api.request("GET", _path(workload)), workload)
-            except Unreachable:
-                other = None
             # the same pod: somebody wrote to it or to its budget at this moment
             return other or WorkAnswer("blocked" if response.status == _CONFLICT else "refused", response.problem)
         return WorkAnswer("refused", response.problem)

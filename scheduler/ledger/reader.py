@@ -37,11 +37,6 @@ class Replayed:
     plan: dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class _Moment:
-    now: datetime
-
-
 class LedgerReader:
     """Reads a ledger, also while a controller writes it.
 
@@ -86,19 +81,16 @@ class LedgerReader:
                 self._where,
                 "Check the name; nodes that were never at risk have no records.",
             )
-        return [self._told(node, *row) for row in rows]
-
-    def _told(
-        self, node: str, number: int, at: str, code: str, model: str, decided: str, *texts: str
-    ) -> dict[str, Any]:
-        summary, content = _json(texts[0]), _json(texts[1])
-        uses = [entry for entry in summary["uses"] if entry["lost"]]
-        return {
-            "decision": number, "at": at, "code": code, "model": _json(model), "scores_of": decided, **content,
-            "breaker": summary["breaker"], "budget": uses,
-            "calls": self._calls("round = ? AND node = ?", number, node),
-            "skipped": self._skipped("round = ? AND node = ?", number, node),
-        }  # fmt: skip
+        return [
+            {
+                "decision": number, "at": at, "code": code, "model": _json(model), "scores_of": decided,
+                **_json(content), "breaker": _json(summary)["breaker"],
+                "budget": [use for use in _json(summary)["uses"] if use["lost"]],
+                "calls": self._calls("round = ? AND node = ?", number, node),
+                "skipped": self._skipped("round = ? AND node = ?", number, node),
+            }
+            for number, at, code, model, decided, summary, content in rows
+        ]  # fmt: skip
 
     def work(self, node: str, most: int = 200) -> list[dict[str, Any]]:
         """Give what was done to empty a node: calls with their answers, and what was found; the newest last.
@@ -111,23 +103,24 @@ class LedgerReader:
             "SELECT c.at, c.kind, c.content, s.kind, s.content FROM calls c LEFT JOIN calls_settled s ON s.call = c.id "
             "WHERE c.node = ? ORDER BY c.id DESC LIMIT ?", node, most,
         )  # fmt: skip
-        found = self._rows("SELECT at, kind, content FROM findings WHERE node = ? ORDER BY id DESC LIMIT ?", node, most)
-        made: list[dict[str, Any]] = []
+        findings = self._rows(
+            "SELECT at, kind, content FROM findings WHERE node = ? ORDER BY id DESC LIMIT ?", node, most
+        )
+        work: list[dict[str, Any]] = []
         for at, kind, content, answer, settled in calls:
-            call, came = _json(content), _json(settled) or {}
-            workload = call["workload"]
-            made.append(
+            call, outcome = _json(content), _json(settled) or {}
+            workload = call["workload"] or {}
+            work.append(
                 {
-                    "at": at, "kind": kind, "workload": None if workload is None else workload["name"],
-                    "uid": None if workload is None else workload["uid"], "means": call["means"], "key": call["key"],
-                    "answer": answer or "not known", "message": came.get("words", ""), "meant": call["writes"],
-                    "wrote": came.get("writes", []),
+                    "at": at, "kind": kind, "workload": workload.get("name"), "uid": workload.get("uid"),
+                    "means": call["means"], "key": call["key"], "answer": answer or "not known",
+                    "message": outcome.get("words", ""), "meant": call["writes"], "wrote": outcome.get("writes", []),
                 }
             )  # fmt: skip
-        for at, kind, content in found:
+        for at, kind, content in findings:
             finding = _json(content)
-            made.append({"message": finding.pop("words"), **finding, "at": at, "kind": kind, "answer": None})
-        return sorted(made, key=lambda each: each["at"])[-most:]
+            work.append({"message": finding.pop("words"), **finding, "at": at, "kind": kind, "answer": None})
+        return sorted(work, key=lambda entry: entry["at"])[-most:]
 
     def results(self) -> list[dict[str, Any]]:
         """Give what diagnostics on emptied nodes came to, each once, oldest first."""
@@ -154,7 +147,7 @@ class LedgerReader:
             state = state_from_json(given["state"])
             signals = object_of(Signals, given["signals"], "signals")
             config = object_of(PolicyConfig, given["config"], "config")
-            now = object_of(_Moment, {"now": then["now"]}, "plan").now
+            now = object_of(datetime, then["now"], "plan.now")
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise InputError(
                 f"decision {number} cannot be replayed by this version: {error}",
@@ -177,17 +170,17 @@ class LedgerReader:
             f"SELECT i.id, i.at, i.node, i.verb, i.content, s.kind, s.confirmed, s.content FROM intents i "  # noqa: S608
             f"LEFT JOIN settled s ON s.intent = i.id WHERE {where} ORDER BY i.id", *values,
         )  # fmt: skip
-        made = []
+        calls = []
         for number, at, node, verb, content, kind, confirmed, settled in rows:
-            intent, came = _json(content), _json(settled) or {}
-            made.append(
+            intent, outcome = _json(content), _json(settled) or {}
+            calls.append(
                 {
                     "call": number, "at": at, "node": node, "verb": verb, "to": intent["to"], "key": intent["key"],
-                    "answer": kind or "not known", "confirmed": bool(confirmed), "message": came.get("words", ""),
-                    "read": intent["read"], "meant": intent["writes"], "wrote": came.get("writes", []),
+                    "answer": kind or "not known", "confirmed": bool(confirmed), "message": outcome.get("words", ""),
+                    "read": intent["read"], "meant": intent["writes"], "wrote": outcome.get("writes", []),
                 }
             )  # fmt: skip
-        return made
+        return calls
 
     def _skipped(self, where: str, *values: Any) -> list[dict[str, Any]]:
         rows = self._rows(f"SELECT at, node, verb, why FROM skipped WHERE {where} ORDER BY rowid", *values)  # noqa: S608

@@ -8,6 +8,7 @@ import json
 import sqlite3
 import weakref
 import zlib
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import fields
 from datetime import UTC, datetime
@@ -80,11 +81,7 @@ class SqliteLedger:
 
     def settle(self, intent: int, settled: Settled) -> None:
         """Record what a call came to."""
-        with self._adding(at_once=False):
-            self._add(
-                "INSERT INTO settled VALUES (?, ?, ?, ?, ?)",
-                intent, _words(settled.at), settled.kind, int(settled.confirmed), _text(plain_of(settled)),
-            )  # fmt: skip
+        self._settle("settled", intent, settled)
 
     def skip(self, number: int, at: datetime, action: Action, why: str) -> None:
         """Record that an action was not carried out."""
@@ -93,13 +90,7 @@ class SqliteLedger:
 
     def unsettled(self) -> tuple[tuple[int, Intent], ...]:
         """Give the calls of which nobody knows what they came to, oldest first."""
-        rows = self._read(
-            "SELECT id, content FROM intents WHERE id NOT IN (SELECT intent FROM settled) ORDER BY id LIMIT 1000"
-        )
-        try:
-            return tuple((number, object_of(Intent, json.loads(text), f"call {number}")) for number, text in rows)
-        except ValueError as error:
-            raise LedgerError(f"an unsettled call in the ledger cannot be read: {error}") from error
+        return self._open("intents", "intent FROM settled", Intent)
 
     def last_digest(self) -> str | None:
         """Give what the last recorded decision came to."""
@@ -122,21 +113,15 @@ class SqliteLedger:
 
     def settle_call(self, number: int, settled: Settled) -> None:
         """Record what a call of an evacuation came to."""
-        with self._adding(at_once=False):
-            self._add(
-                "INSERT INTO calls_settled VALUES (?, ?, ?, ?, ?)",
-                number, _words(settled.at), settled.kind, int(settled.confirmed), _text(plain_of(settled)),
-            )  # fmt: skip
+        self._settle("calls_settled", number, settled)
 
     def open_calls(self) -> tuple[tuple[int, Call], ...]:
-        """Give the calls of evacuations of which nobody knows what they came to, oldest first."""
-        rows = self._read(
-            "SELECT id, content FROM calls WHERE id NOT IN (SELECT call FROM calls_settled) ORDER BY id LIMIT 1000"
-        )
-        try:
-            return tuple((number, _open_call(json.loads(text), f"call {number}")) for number, text in rows)
-        except ValueError as error:
-            raise LedgerError(f"an open call in the ledger cannot be read: {error}") from error
+        """Give the calls of evacuations of which nobody knows what they came to, oldest first.
+
+        How a workload offered to write a checkpoint is left out: nobody looks at it any more, and earlier versions
+        wrote more of it (``url``, and ``exec`` as ``means``).
+        """
+        return self._open("calls", "call FROM calls_settled", Call)
 
     def find(self, finding: Finding) -> None:
         """Record what was found out on the way."""
@@ -159,6 +144,23 @@ class SqliteLedger:
             for at, node, verb, to in rows
             if verb != "release" or Level[to.upper()] < Level.TAINTED
         )
+
+    def _settle(self, table: str, number: int, settled: Settled) -> None:
+        with self._adding(at_once=False):
+            self._add(
+                f"INSERT INTO {table} VALUES (?, ?, ?, ?, ?)",  # noqa: S608 - a name of ours
+                number, _words(settled.at), settled.kind, int(settled.confirmed), _text(plain_of(settled)),
+            )  # fmt: skip
+
+    def _open(self, table: str, settled: str, kind: Any) -> tuple[tuple[int, Any], ...]:
+        rows = self._read(
+            f"SELECT id, json_remove(content, '$.workload.checkpoint') FROM {table} "  # noqa: S608 - names of ours
+            f"WHERE id NOT IN (SELECT {settled}) ORDER BY id LIMIT 1000"
+        )
+        try:
+            return tuple((number, object_of(kind, json.loads(text), f"call {number}")) for number, text in rows)
+        except ValueError as error:
+            raise LedgerError(f"an open call in the ledger cannot be read: {error}") from error
 
     def _keep(self, value: Any) -> str:
         plain = value if isinstance(value, bytes) else _text(value).encode()
@@ -223,19 +225,6 @@ def inputs_of(record: RoundRecord) -> dict[str, Any]:
     }
 
 
-def _open_call(content: Any, where: str) -> Call:
-    """Read a call that nobody settled, also of an earlier version.
-
-    How its workload offered to write a checkpoint is left out: nobody looks at it any more, and earlier versions wrote
-    more of it (``url``, and ``exec`` as ``means``).
-    """
-    if isinstance(content, dict) and isinstance(content.get("workload"), dict):
-        content["workload"].pop("checkpoint", None)
-    call = object_of(Call, content, where)
-    assert isinstance(call, Call)
-    return call
-
-
 def fleet_of(nodes: Any, units: Any) -> tuple[NodeView, ...]:
     """Put nodes and their units together again."""
     return tuple(
@@ -245,13 +234,10 @@ def fleet_of(nodes: Any, units: Any) -> tuple[NodeView, ...]:
 
 def _summary(record: RoundRecord) -> dict[str, Any]:
     plan = record.plan
-    tiers: dict[str, int] = {}
-    for each in plan.nodes.values():
-        tiers[each.tier] = tiers.get(each.tier, 0) + 1
     return {
         "nodes": len(record.fleet),
-        "tiers": tiers,
-        "actions": [f"{each.verb} {each.node}" for each in plan.actions],
+        "tiers": dict(Counter(node.tier for node in plan.nodes.values())),
+        "actions": [f"{action.verb} {action.node}" for action in plan.actions],
         "over_budget": dict(plan.over_budget),
         "uses": plain_of(plan.uses),
         "breaker": {key: cause.words for key, cause in plan.open_causes.items()},

@@ -422,7 +422,7 @@ def test_a_webhook_that_cannot_be_reached_would_fail_whole_rounds_and_is_one_ans
     (step,) = first.work
     assert (step.verb, step.outcome) == ("checkpoint", {"timeout": "unknown", "refused": "failed"}[kind])
     assert step.words == "w1.example: refused; it is asked again until 2026-03-01 00:05:00 UTC, then moved all the same"
-    numbers = RoundMetrics()
+    numbers = RoundMetrics(cluster.clock, HOUR, HOUR)
     numbers.note(first, 0.1)
     assert (
         f'predrain_act_evacuation_steps_total{{outcome="{step.outcome}",verb="checkpoint"}} 1.0' in numbers.exposition()

@@ -323,16 +323,11 @@ def test_whoever_writes_between_our_reading_and_our_writing_loses_nothing(at: in
             )
 
 
-def test_a_node_is_read_once_for_all_our_writes_to_it_in_a_row_and_anew_where_somebody_else_wrote() -> None:
+def test_who_opts_a_node_out_between_two_writes_of_ours_is_heeded() -> None:
     world = World()
-    add(world, *(node(name) for name in NAMES), pod("p0", "n0"))
+    add(world, *(node(name) for name in NAMES))
     with served(world) as cluster:
         fleet = Fleet(cluster, world)
-        fleet.scored(n0=0.9)
-        report = fleet.round()
-        assert [step.action.verb for step in report.steps] == ["publish", "taint", "drain"]
-        asked = [method for method, path in world.asked if path == "/api/v1/nodes/n0"]
-        assert asked == ["GET", "PATCH", "PATCH"], "and publishing patches the status"
         opted = {"predrain.io/managed": "false"}
         world.fail(
             "PATCH", "nodes/n1/status$", MEANWHILE, after=True,

@@ -9,8 +9,8 @@ as long and as dangerous on every GPU, so that acceleration keeps the structure 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from enum import IntEnum
+from typing import NamedTuple
 
 import numba
 import numpy as np
@@ -51,8 +51,7 @@ PRECURSOR = ("none", "weak", "strong", "structural", "none", "weak")
 """Precursor of a failure by its :class:`Cause`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Chain:
+class Chain(NamedTuple):
     """Hidden states of a GPU in service, and their rates per hour.
 
     ``phase``, ``mechanism``: state 0 is healthy (mechanism -1); shape (n_states,).
@@ -61,6 +60,7 @@ class Chain:
     (n_models, n_mechanisms).
     ``advance``, ``heal``: rate to the next state in order, and to healthy; shape (n_states,).
     ``fail``: rate of failing; row 1 holds once the new health check runs; shape (2, n_states).
+    ``names``: of the states, with spaces between them.
     """
 
     phase: NDArray[np.int64]
@@ -70,7 +70,7 @@ class Chain:
     advance: FloatArray
     heal: FloatArray
     fail: FloatArray
-    names: tuple[str, ...]
+    names: str
 
     @property
     def states(self) -> int:
@@ -143,7 +143,7 @@ def build_chain(parameters: Parameters, *, acceleration: float, detects: bool) -
         advance=np.array(advance, np.float64),
         heal=np.array(heal, np.float64),
         fail=np.array([fail, detected], np.float64),
-        names=("healthy", *(f"{makers[owner]}_{phase.name.lower()}" for phase, owner, *_ in states[1:])),
+        names=" ".join(["healthy", *(f"{makers[owner]}_{phase.name.lower()}" for phase, owner, *_ in states[1:])]),
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numba
 import numpy as np
@@ -32,8 +33,7 @@ STAY = ("slot", "stay", "installed", "removed", "bad")
 """Columns of a stays table; ``removed`` is :data:`simulator.fleet.NEVER` where the GPU stays."""
 
 
-@dataclass(frozen=True, slots=True)
-class Laws:
+class Laws(NamedTuple):
     """The compiled simulation's constants, the same for all nodes of a run."""
 
     chain: Chain
@@ -100,9 +100,7 @@ def live(node: Node, parameters: Parameters, clock: Clock, laws: Laws, *, seed: 
     lemon = lemon_periods(parameters, clock, seed, node.index)
     tables = _live(
         seed, node.index, node.model, node.slots, node.installed, node.bad, node.position_factor,
-        clock.origin, clock.end, lemon, node.plan, laws.chain.mechanism, laws.chain.phase, laws.chain.onset,
-        laws.chain.direct, laws.chain.advance, laws.chain.heal, laws.chain.fail, laws.check_day, laws.ages,
-        laws.epidemic, laws.lemon_factor, laws.replaced, laws.recurrence, laws.repairs,
+        clock.origin, clock.end, lemon, node.plan, laws,
     )  # fmt: skip
     segments, failures, stays = (
         np.array(rows, np.int64).reshape(-1, len(names))
@@ -144,7 +142,7 @@ def _pick(state: NDArray[np.uint64], weights: FloatArray) -> int:
 
 
 @numba.njit(cache=True, nogil=True)
-def _live(  # noqa: PLR0912, PLR0915 - one loop over a slot's transitions; pieces would pass twenty arrays around
+def _live(  # noqa: PLR0912, PLR0915 - one loop over a slot's transitions; pieces would share twenty variables
     seed: int,
     node: int,
     model: int,
@@ -156,22 +154,10 @@ def _live(  # noqa: PLR0912, PLR0915 - one loop over a slot's transitions; piece
     end: int,
     lemon: Int64Array,
     plan: Int64Array,
-    mechanism: Int64Array,
-    phase: Int64Array,
-    onset: FloatArray,
-    direct: FloatArray,
-    advance: FloatArray,
-    heal: FloatArray,
-    fail: FloatArray,
-    check_day: int,
-    ages: FloatArray,
-    epidemic: FloatArray,
-    lemon_factor: float,
-    replaced: FloatArray,
-    recurrence: FloatArray,
-    repairs: FloatArray,
+    laws: Laws,
 ) -> tuple[Sequence[tuple[int, ...]], ...]:
     segments, failures, stays = [], [], []
+    chain = laws.chain
     hours = float(HOUR)
     for slot in range(slots):
         rng = stream(seed, node, slot, Purpose.LIFE)
@@ -192,12 +178,16 @@ def _live(  # noqa: PLR0912, PLR0915 - one loop over a slot's transitions; piece
                 planned = float(plan[next_plan, 1])
             day = int((time - origin) // DAY)
             is_lemon, lemon_until = lemon_at(lemon, time)
-            index = multiplier_index(origin + day * DAY, installed, bad, position, epidemic[day], ages)
-            factor = math.exp(LOG_GRID * index) * (lemon_factor if is_lemon else 1.0)
-            regime = 1 if time >= check_day else 0
-            directly = factor * direct[model].sum() / hours
-            degrades = factor * onset[model].sum() / hours if state == 0 else 0.0
-            advances, heals, fails = advance[state] / hours, heal[state] / hours, fail[regime, state] / hours
+            index = multiplier_index(origin + day * DAY, installed, bad, position, laws.epidemic[day], laws.ages)
+            factor = math.exp(LOG_GRID * index) * (laws.lemon_factor if is_lemon else 1.0)
+            regime = 1 if time >= laws.check_day else 0
+            directly = factor * chain.direct[model].sum() / hours
+            degrades = factor * chain.onset[model].sum() / hours if state == 0 else 0.0
+            advances, heals, fails = (
+                chain.advance[state] / hours,
+                chain.heal[state] / hours,
+                chain.fail[regime, state] / hours,
+            )
             total = directly + degrades + advances + heals + fails
             until = min(origin + (day + 1.0) * DAY, lemon_until, recurs_at, planned, float(end))
             wait = exponential(rng) / total if total > 0.0 else float(NEVER)
@@ -206,22 +196,22 @@ def _live(  # noqa: PLR0912, PLR0915 - one loop over a slot's transitions; piece
                 time = max(time + wait, begin + 1.0)
                 u = uniform(rng) * total
                 if u < directly:
-                    failed, cause, kind = True, Cause.DIRECT, _pick(rng, direct[model])
+                    failed, cause, kind = True, Cause.DIRECT, _pick(rng, chain.direct[model])
                 else:
                     previous = state
                     if u < directly + degrades:
-                        state = _pick(rng, onset[model])
+                        state = _pick(rng, chain.onset[model])
                     elif u < directly + degrades + advances:
                         state = state + 1
                     elif u < directly + degrades + advances + heals:
                         state = 0
                     else:
-                        failed, kind = True, mechanism[state]
-                        if phase[state] == 1:
+                        failed, kind = True, chain.mechanism[state]
+                        if chain.phase[state] == 1:
                             cause = Cause.WEAK
-                        elif phase[state] == 4:
+                        elif chain.phase[state] == 4:
                             cause = Cause.STRUCTURAL
-                        elif phase[state] == 5:
+                        elif chain.phase[state] == 5:
                             cause = Cause.HEALTH_CHECK
                         else:
                             cause = Cause.STRONG
@@ -251,9 +241,9 @@ def _live(  # noqa: PLR0912, PLR0915 - one loop over a slot's transitions; piece
             # A failure: repair by a reset or by another GPU.
             start = int(time)
             segments.append((slot, stay, begin, start, state, degraded, reset))
-            exchanged = uniform(rng) < replaced[kind]
-            back = int(time + repair_time(rng, repairs)) + 1
-            comes_back, again = uniform(rng) < recurrence[0], normal(rng)
+            exchanged = uniform(rng) < laws.replaced[kind]
+            back = int(time + repair_time(rng, laws.repairs)) + 1
+            comes_back, again = uniform(rng) < laws.recurrence[0], normal(rng)
             leaves = planned if planned <= back and plan[next_plan, 2] == NEVER else float(NEVER)
             repaired = back if leaves >= NEVER else NEVER
             came = degraded if state != 0 else -1
@@ -284,5 +274,5 @@ def _live(  # noqa: PLR0912, PLR0915 - one loop over a slot's transitions; piece
             else:
                 reset, recurs_as = back, kind
                 if comes_back:
-                    recurs_at = time + max(1.0, math.exp(recurrence[1] + recurrence[2] * again))
+                    recurs_at = time + max(1.0, math.exp(laws.recurrence[1] + laws.recurrence[2] * again))
     return segments, failures, stays

@@ -5,7 +5,7 @@ A sample depends on the hidden state at its time and before, never on what comes
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numba
 import numpy as np
@@ -41,8 +41,7 @@ def channels() -> dict[str, Channel]:
     return {name: rolled[name] if name in rolled else CATALOGUE[name] for name in names}
 
 
-@dataclass(frozen=True, slots=True)
-class Device:
+class Device(NamedTuple):
     """What the kernel needs to know of one device's stay.
 
     ``segments`` are the stay's rows with a further column: until when a failed GPU still answers. ``marks`` are its
@@ -84,13 +83,7 @@ def sample_table(devices: list[Device], signs: NDArray[np.float64], *, seed: int
     counts = []
     row = 0
     for device in devices:
-        series = device.series
-        after = fill_device(
-            seed, device.node_index, device.slot, device.stay, start, step, device.first, device.last, device.segments,
-            signs, series.kind, series.level, series.memory, series.inlet, series.gap, device.traits,
-            device.electrical, device.marks, device.reloads, device.inflated_from, device.inflation, NORMAL_TABLE,
-            row, times, gauges, counters, flags, xids,
-        )  # fmt: skip
+        after = fill_device(device, signs, seed, start, step, NORMAL_TABLE, row, times, gauges, counters, flags, xids)
         counts.append(after - row)
         row = after
     nodes = list(dict.fromkeys(device.node for device in devices))
@@ -118,27 +111,11 @@ _PCIE_GRAIN = 1048576.0
 
 @numba.njit(cache=True, nogil=True)
 def fill_device(  # noqa: PLR0912, PLR0915 - one pass over the samples; splitting it would cost the speed it is for
+    device: Device,
+    signs: FloatArray,
     seed: int,
-    node: int,
-    slot: int,
-    stay: int,
     start: int,
     step: int,
-    first: int,
-    last: int,
-    segments: Int64Array,
-    signs: FloatArray,
-    kinds: NDArray[np.uint8],
-    levels: NDArray[np.float32],
-    memories: NDArray[np.float32],
-    inlets: NDArray[np.float32],
-    gaps: NDArray[np.uint8],
-    traits: FloatArray,
-    electrical: FloatArray,
-    marks: Int64Array,
-    reloads: Int64Array,
-    inflated_from: int,
-    inflation: float,
     table: NDArray[np.float32],
     row: int,
     times: Int64Array,
@@ -148,7 +125,9 @@ def fill_device(  # noqa: PLR0912, PLR0915 - one pass over the samples; splittin
     xids: NDArray[np.int32],
 ) -> int:
     """Write one device's samples from ``row`` on and return the row after the last."""
-    rng = stream(seed, node, slot + 64 * stay, Purpose.SAMPLES)
+    rng = stream(seed, device.node_index, device.slot + 64 * device.stay, Purpose.SAMPLES)
+    series, segments, marks, reloads = device.series, device.segments, device.marks, device.reloads
+    traits, electrical = device.traits, device.electrical
     minutes = step / 60_000.0
     idle_w, tdp_w, clock_mhz, memory_mib = electrical[0], electrical[1], electrical[2], electrical[3]
     sensor, nvlink, profiling = electrical[4] > 0, electrical[5] > 0, electrical[6] > 0
@@ -157,11 +136,11 @@ def fill_device(  # noqa: PLR0912, PLR0915 - one pass over the samples; splittin
     crc, link_replays, dbe = traits[Trait.CRC_BEFORE], 0.0, 0.0
     remap_good, remap_bad = 0.0, traits[Trait.REMAPS_BEFORE]
     xid, at, mark, load = 0, 0, 0, 0
-    temperature = inlets[first] + 12.0 if first < last else 0.0
+    temperature = series.inlet[device.first] + 12.0 if device.first < device.last else 0.0
     severity, severe_since = 1.0, -1
     mean_sbe, exp_sbe, mean_replay, exp_replay, mean_crc, exp_crc = -1.0, 1.0, -1.0, 1.0, -1.0, 1.0
     nan = np.float32(np.nan)
-    for index in range(first, last):
+    for index in range(device.first, device.last):
         now = start + index * step
         while at < segments.shape[0] - 1 and segments[at, 3] <= now:
             at += 1
@@ -197,17 +176,17 @@ def fill_device(  # noqa: PLR0912, PLR0915 - one pass over the samples; splittin
             state, working = 0, False
         if state > 0 and segments[at, 5] != severe_since:
             severe_since = segments[at, 5]
-            draw = mix(np.uint64(severe_since) ^ (np.uint64(seed) + np.uint64(node * 4096 + slot)))
+            draw = mix(np.uint64(severe_since) ^ (np.uint64(seed) + np.uint64(device.node_index * 4096 + device.slot)))
             severity = 0.5 + (draw >> np.uint64(11)) / 9007199254740992.0
         a, b, c = bits(rng), bits(rng), bits(rng)
         n0, n1, n2, n3 = table[a & _LOW], table[(a >> _S1) & _LOW], table[(a >> _S2) & _LOW], table[(a >> _S3) & _LOW]
         n4, n5, n6, n7 = table[b & _LOW], table[(b >> _S1) & _LOW], table[(b >> _S2) & _LOW], table[(b >> _S3) & _LOW]
         n8 = table[c & _LOW]
         shows = severity if state > 0 and uniform(rng) < signs[state, Effect.DUTY] else 0.0
-        kind = kinds[index] if working else 0
+        kind = series.kind[index] if working else 0
         use = 0.0
         if kind > 0:
-            use = min(1.0, max(0.0, levels[index] * (1.0 + 0.015 * n0)))
+            use = min(1.0, max(0.0, series.level[index] * (1.0 + 0.015 * n0)))
         # Counters run whether or not the sample arrives.
         mean = (traits[Trait.SBE_PER_HOUR] + shows * signs[state, Effect.SBE_PER_HOUR]) * minutes / 60.0
         if mean != mean_sbe:
@@ -216,8 +195,8 @@ def fill_device(  # noqa: PLR0912, PLR0915 - one pass over the samples; splittin
         mean = (
             traits[Trait.REPLAY_PER_MIN] * (1.0 if kind > 0 else 0.3) + shows * signs[state, Effect.REPLAY_PER_MIN]
         ) * minutes
-        if now >= inflated_from:
-            mean *= inflation
+        if now >= device.inflated_from:
+            mean *= device.inflation
         if mean != mean_replay:
             mean_replay, exp_replay = mean, np.exp(-mean)
         replays += poisson(rng, mean, exp_replay)
@@ -244,7 +223,7 @@ def fill_device(  # noqa: PLR0912, PLR0915 - one pass over the samples; splittin
         heat = rise_c * power / tdp_w + shows * signs[state, Effect.HEAT_C] * (
             0.25 + 0.75 * min(1.0, power / tdp_w / 0.7)
         )
-        target = inlets[index] + 6.0 + traits[Trait.OFFSET_C] * (0.4 + 0.6 * power / tdp_w) + heat
+        target = series.inlet[index] + 6.0 + traits[Trait.OFFSET_C] * (0.4 + 0.6 * power / tdp_w) + heat
         temperature += 0.8 * (target - temperature) + 0.35 * n4
         clock = clock_mhz * (0.25 + 0.01 * abs(n5))
         reason = _IDLE
@@ -261,7 +240,7 @@ def fill_device(  # noqa: PLR0912, PLR0915 - one pass over the samples; splittin
             if cut > 0.2:
                 reason |= _THERMAL_HARD
         lost = base_loss + shows * signs[state, Effect.SAMPLE_LOSS] if state > 0 else base_loss
-        if gaps[index] != 0 or uniform(rng) < lost:
+        if series.gap[index] != 0 or uniform(rng) < lost:
             continue
         times[row] = now
         gauges[0, row] = np.float32(np.floor(temperature * 4.0 + 0.5) * 0.25)
@@ -273,7 +252,7 @@ def fill_device(  # noqa: PLR0912, PLR0915 - one pass over the samples; splittin
         gauges[5, row] = np.float32(np.floor(min(100.0, 100.0 * use) * 2.0 + 0.5) * 0.5)
         moved = use * (0.5 if kind == 1 else 0.3) * (1.0 + 0.04 * n6)
         gauges[6, row] = np.float32(np.floor(min(100.0, max(0.0, 100.0 * moved)) * 2.0 + 0.5) * 0.5)
-        used = memory_mib * memories[index] * (1.0 + 0.003 * n8) if kind > 0 else 520.0
+        used = memory_mib * series.memory[index] * (1.0 + 0.003 * n8) if kind > 0 else 520.0
         gauges[7, row] = np.float32(np.floor(min(memory_mib, used) / 16.0 + 0.5) * 16.0)
         active = use * (0.86 if kind == 1 else 0.55) * (1.0 - 0.3 * loss) * (1.0 + 0.01 * n7)
         gauges[8, row] = np.float32(np.floor(min(1.0, max(0.0, active)) * 256.0 + 0.5) / 256.0) if profiling else nan

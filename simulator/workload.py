@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numba
 import numpy as np
@@ -19,8 +19,7 @@ OUTCOMES = ("completed", "node_fail", "drained", "app_error", "running")
 """How a job ends; ``running`` has not ended within the simulated time."""
 
 
-@dataclass(frozen=True, slots=True)
-class Jobs:
+class Jobs(NamedTuple):
     """A node's jobs in order of time; all arrays of shape (n_jobs,).
 
     ``begin``, ``end`` and ``checkpoint`` are ms (checkpoint 0: none), ``kind`` is training (1) or serving (2),
@@ -109,8 +108,7 @@ def _after_outages(outages: Int64Array, time: int) -> int:
         time = int(outages[inside, 1].max())
 
 
-@dataclass(frozen=True, slots=True)
-class NodeSeries:
+class NodeSeries(NamedTuple):
     """What all GPUs of a node share at each sample time; arrays of shape (n_steps,).
 
     ``kind`` (0 idle, 1 training, 2 serving), ``level`` (utilisation 0 to 1), ``memory`` (share in use), ``inlet`` (C),
@@ -138,11 +136,10 @@ def node_series(node: Node, parameters: Parameters, clock: Clock, seed: int, job
         np.empty(clock.steps, np.float32),
         np.zeros(clock.steps, np.uint8),
     )
+    inlet_c = work.inlet_c + place
     _fill_node(
-        seed, node.index, clock.start, clock.step, jobs.begin, jobs.end, jobs.kind, jobs.level, jobs.memory,
-        work.diurnal, work.inlet_c + place, work.inlet_daily_c, NORMAL_TABLE,
-        series.kind, series.level, series.memory, series.inlet,
-    )  # fmt: skip
+        seed, node.index, clock.start, clock.step, jobs, work.diurnal, inlet_c, work.inlet_daily_c, NORMAL_TABLE, series
+    )
     for _ in range(int(rng.poisson(noise.node_gap_rate_per_month * clock.days / 30.4))):
         begin = int(rng.integers(0, clock.steps))
         minutes = noise.node_gap_median_min * float(np.exp(rng.standard_normal()))
@@ -156,41 +153,34 @@ def _fill_node(
     node: int,
     start: int,
     step: int,
-    begins: Int64Array,
-    ends: Int64Array,
-    kinds: Int64Array,
-    levels: NDArray[np.float64],
-    memories: NDArray[np.float64],
+    jobs: Jobs,
     diurnal: float,
     inlet_mean: float,
     inlet_daily: float,
     table: NDArray[np.float32],
-    kind: NDArray[np.uint8],
-    level: NDArray[np.float32],
-    memory: NDArray[np.float32],
-    inlet: NDArray[np.float32],
+    series: NodeSeries,
 ) -> None:
     rng = stream(seed, node, 0, Purpose.AMBIENT)
     low = np.uint64(0xFFFF)
     job, weather, wander = 0, 0.0, 0.0
-    for index in range(len(kind)):
+    for index in range(len(series.kind)):
         time = start + index * step
-        while job < len(begins) and ends[job] <= time:
+        while job < len(jobs.begin) and jobs.end[job] <= time:
             job += 1
         draw = bits(rng)
         day = 2.0 * np.pi * (time % 86_400_000) / 86_400_000.0
         weather = 0.998 * weather + 0.05 * table[draw & low]
-        inlet[index] = inlet_mean + inlet_daily * np.sin(day - 2.4) + weather
-        if job < len(begins) and begins[job] <= time:
-            kind[index] = kinds[job]
-            memory[index] = memories[job]
-            if kinds[job] == 1:
+        series.inlet[index] = inlet_mean + inlet_daily * np.sin(day - 2.4) + weather
+        if job < len(jobs.begin) and jobs.begin[job] <= time:
+            series.kind[index] = jobs.kind[job]
+            series.memory[index] = jobs.memory[job]
+            if jobs.kind[job] == 1:
                 # A step loop is steady; now and then it evaluates, loads or saves.
                 pause = 0.5 if (draw >> np.uint64(16)) & low < np.uint64(4000) else 1.0
-                level[index] = min(
-                    1.0, max(0.02, levels[job] * pause * (1.0 + 0.03 * table[(draw >> np.uint64(32)) & low]))
+                series.level[index] = min(
+                    1.0, max(0.02, jobs.level[job] * pause * (1.0 + 0.03 * table[(draw >> np.uint64(32)) & low]))
                 )
             else:
                 wander = 0.95 * wander + 0.08 * table[(draw >> np.uint64(32)) & low]
                 tide = 1.0 + diurnal * np.sin(day - 1.8) + wander
-                level[index] = min(1.0, max(0.02, levels[job] * tide))
+                series.level[index] = min(1.0, max(0.02, jobs.level[job] * tide))

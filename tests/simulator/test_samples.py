@@ -1,5 +1,4 @@
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -45,11 +44,11 @@ def with_states(device: Device, states: list[tuple[int, int]], simulation: Simul
         "reloads": np.empty(0, np.int64),
         **more,
     }
-    return replace(device, segments=np.array(rows, np.int64), **given)  # type: ignore[arg-type]  # fields by name
+    return device._replace(segments=np.array(rows, np.int64), **given)  # type: ignore[arg-type]  # fields by name
 
 
 def state_of(simulation: Simulation, name: str) -> int:
-    return simulation.chain.names.index(name)
+    return simulation.chain.names.split().index(name)
 
 
 def frame(device: Device, simulation: Simulation) -> dict[str, np.ndarray]:

@@ -14,8 +14,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from telemetry.dataset.channel import Channel
-from telemetry.dataset.channels import CATALOGUE
+from telemetry.dataset.channels import CATALOGUE, Channel
 from telemetry.dataset.runs import Runs, choose_runs
 from telemetry.dataset.schema import EVENTS
 from telemetry.dataset.store import Dataset, DatasetWriter

@@ -15,7 +15,7 @@ from predrain.options import JsonOption, ParamsOption, duration_option, params_f
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from telemetry.dataset.channel import Channel
+    from telemetry.dataset.channels import Channel
     from telemetry.doctor.observation import Observation
 
 _BACKTEST, _BUNDLE = Path("data/backtest"), Path("data/models/candidate")

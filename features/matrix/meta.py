@@ -15,7 +15,7 @@ from features.config import DecisionSection, Duration, FeatureSection, LabelSect
 from features.errors import InputError
 from features.times import UnitKind
 from features.vocabulary import FeatureColumn
-from telemetry.dataset.channel import Channel
+from telemetry.dataset.channels import Channel
 
 MATRIX_SCHEMA_VERSION = 3
 """Version of the folder's layout."""

@@ -19,7 +19,7 @@ from features.vocabulary import FeatureColumn
 from features.windows.layout import ChannelLayout, unknown_channel
 from features.windows.pane_index import PaneSpec
 from features.windows.statistics import WindowPlan
-from telemetry.dataset.channel import ROLLUP_SUFFIXES, Channel
+from telemetry.dataset.channels import ROLLUP_SUFFIXES, Channel
 
 
 @dataclass(frozen=True, slots=True)

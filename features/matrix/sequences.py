@@ -26,7 +26,7 @@ from features.times import duration_ms, instant_ms
 from features.vocabulary import FeatureColumn
 from features.windows.blocks import FloatArray, IntArray, SampleBlock, blocks_of, key_columns
 from features.windows.layout import ChannelLayout, unknown_channel
-from telemetry.dataset.channel import Channel
+from telemetry.dataset.channels import Channel
 from telemetry.dataset.store import Dataset
 
 PAPER_CHANNELS = ("gpu_temp_c", "power_w", "gpu_util_pct", "mem_util_pct")

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from features.errors import InputError
-from telemetry.dataset.channel import ROLLUP_SUFFIXES, Channel
+from telemetry.dataset.channels import ROLLUP_SUFFIXES, Channel
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,8 +24,7 @@ from features.windows.flags import flag_nodes, flag_windows
 from features.windows.gauges import GAUGE_STATISTICS, gauge_nodes, gauge_windows
 from features.windows.layout import ChannelLayout
 from features.windows.pane_index import Panes
-from telemetry.dataset.channel import Channel
-from telemetry.dataset.channels import CATALOGUE
+from telemetry.dataset.channels import CATALOGUE, Channel
 
 FLAG_BITS: dict[str, tuple[tuple[str, int], ...]] = {
     "clocks_event_reasons": (("hw_slowdown", 0x8), ("sw_thermal", 0x20), ("hw_thermal", 0x40), ("power_brake", 0x80))

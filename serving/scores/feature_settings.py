@@ -17,8 +17,7 @@ from features.vocabulary import FeatureColumn
 from models.bundle.store import Bundle
 from models.sequence.layout import window_of
 from telemetry.config import format_duration, parse_duration
-from telemetry.dataset.channel import ROLLUP_SUFFIXES, Channel
-from telemetry.dataset.channels import CATALOGUE
+from telemetry.dataset.channels import CATALOGUE, ROLLUP_SUFFIXES, Channel
 from telemetry.dataset.meta import DatasetMeta
 
 _TRAIN = "Train it with `predrain train`."

@@ -35,7 +35,7 @@ from telemetry.collect.series.identity import XID_COUNT_METRIC, Series, SeriesCa
 from telemetry.collect.series.mapping import SourceMapping
 from telemetry.collect.series.unused import is_unused
 from telemetry.collect.series.xid_counts import XidCounts
-from telemetry.dataset.channel import channel_as_dict
+from telemetry.dataset.channels import channel_as_dict
 from telemetry.errors import InputError
 from telemetry.landing.folder import Landing
 

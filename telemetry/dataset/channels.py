@@ -11,29 +11,21 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import cast
+from typing import Any, Literal, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from telemetry.config import ChannelDeclaration
-from telemetry.dataset.channel import ROLLUP_SUFFIXES, Channel, Kind
 from telemetry.errors import InputError
 
-__all__ = [
-    "CATALOGUE",
-    "RESERVED_COLUMNS",
-    "ROLLUP_SUFFIXES",
-    "Channel",
-    "Kind",
-    "by_source_name",
-    "is_sentinel",
-    "resolve_channels",
-    "with_rollups",
-]
+Kind = Literal["gauge", "counter", "flags", "enum"]
+
+ROLLUP_SUFFIXES = MappingProxyType({"gauge": ("_min", "_max"), "counter": ("_rise",), "flags": (), "enum": ()})
+"""The columns that a roll-up adds to a channel of each kind."""
 
 RESERVED_COLUMNS = ("timestamp", "node", "gpu", "sample_count")
 """Column names of the sample table that can never be a channel."""
@@ -44,6 +36,48 @@ _SENTINEL_FROM = 2.0**62
 # DCGM_INT64_BLANK, DCGM_FP64_BLANK); the 64-bit ones lie above _SENTINEL_FROM.
 _INT32_BLANKS = (2147483632.0, 2147483635.0)
 _FP64_BLANKS = (140737488355328.0, 140737488355331.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Channel:
+    """One numeric telemetry series of a unit.
+
+    ``name``: our name, with the unit in it.
+    ``kind``: ``gauge`` is a level (stored as float32), ``counter`` only rises but may reset (float64), ``flags`` is a
+    bitmask (uint64), ``enum`` an integer code (int32).
+    ``low``, ``high``: inclusive valid range; None leaves that side open.
+    ``dcgm_names``: every name that DCGM and its exporter have given the field, newest first.
+    ``amd``: metric names of AMD's exporter with the same meaning and unit.
+    """
+
+    name: str
+    kind: Kind
+    unit: str
+    low: float | None
+    high: float | None
+    help: str
+    dcgm_id: int | None = None
+    dcgm_names: tuple[str, ...] = ()
+    nvml: str | None = None
+    amd: tuple[str, ...] = ()
+
+    def rollups(self) -> tuple[Channel, ...]:
+        """Return the channels that a roll-up to the step adds beside this one.
+
+        A gauge gets ``X_min`` and ``X_max``; a counter gets ``X_rise``, the reset-aware rise since the previous
+        sample, which is a gauge: it can be summed, and must not be differenced again.
+        """
+        meanings = {"_min": "lowest raw value of", "_max": "highest raw value of", "_rise": "rise within the step of"}
+        low, high = (0.0, None) if self.kind == "counter" else (self.low, self.high)
+        return tuple(
+            Channel(self.name + suffix, "gauge", self.unit, low, high, f"{meanings[suffix]} {self.name}: {self.help}")
+            for suffix in ROLLUP_SUFFIXES[self.kind]
+        )
+
+
+def channel_as_dict(channel: Channel) -> dict[str, Any]:
+    """Return a channel as plain JSON types, the way dataset.json keeps it."""
+    return asdict(channel) | {"dcgm_names": list(channel.dcgm_names), "amd": list(channel.amd)}
 
 
 def is_sentinel(values: npt.ArrayLike) -> npt.NDArray[np.bool_]:
@@ -80,13 +114,8 @@ def resolve_channels(declared: Mapping[str, ChannelDeclaration]) -> dict[str, Ch
             raise InputError(f"{name!r} is a key column, not a channel", where, "Give the channel another name.")
         low, high = declaration.range
         if name in channels:
-            channels[name] = replace(
-                channels[name],
-                kind=declaration.kind,
-                unit=declaration.unit or channels[name].unit,
-                low=low,
-                high=high,
-            )
+            unit = declaration.unit or channels[name].unit
+            channels[name] = replace(channels[name], kind=declaration.kind, unit=unit, low=low, high=high)
         else:
             channels[name] = Channel(name, declaration.kind, declaration.unit, low, high, "declared in params")
     for channel in list(channels.values()):
@@ -112,13 +141,9 @@ def by_source_name(channels: Mapping[str, Channel] | None = None) -> dict[str, s
     """
     names: dict[str, str] = {}
     for channel in (CATALOGUE if channels is None else channels).values():
-        names[channel.name] = channel.name
-        if channel.dcgm_id is not None:
-            names[str(channel.dcgm_id)] = channel.name
-        names.update(dict.fromkeys(channel.dcgm_names, channel.name))
-        for metric in channel.amd:
-            names[metric] = channel.name
-            names[metric.lower()] = channel.name
+        ids = () if channel.dcgm_id is None else (str(channel.dcgm_id),)
+        amd = (*channel.amd, *(metric.lower() for metric in channel.amd))
+        names |= dict.fromkeys((channel.name, *ids, *channel.dcgm_names, *amd), channel.name)
     return names
 
 

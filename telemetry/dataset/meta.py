@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, PlainSerializer, TypeAdapter, ValidationError
 
-from telemetry.dataset.channel import Channel, channel_as_dict
+from telemetry.dataset.channels import Channel, channel_as_dict
 from telemetry.dataset.runs import Runs
 from telemetry.dataset.schema import READ_SCHEMA_VERSIONS, Unit
 from telemetry.errors import InputError

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
 
-from telemetry.dataset.channel import Channel, Kind
+from telemetry.dataset.channels import Channel, Kind
 
 SCHEMA_VERSION: Final = 1
 """Version of a dataset whose buckets are one run; it rises when an older reader could no longer read a dataset."""

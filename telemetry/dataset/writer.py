@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from telemetry.atomic import FolderSwap, disk_errors, fsync_path, recover_folder
-from telemetry.dataset.channel import Channel, channel_as_dict
+from telemetry.dataset.channels import Channel, channel_as_dict
 from telemetry.dataset.dataset import Dataset
 from telemetry.dataset.files import sha256_of
 from telemetry.dataset.layout import DEFAULT_BUCKETS, node_hash, part_rows, sort_columns, sort_samples, write_small

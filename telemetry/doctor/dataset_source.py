@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from telemetry.config import format_duration
-from telemetry.dataset.channel import Channel
+from telemetry.dataset.channels import Channel
 from telemetry.dataset.dataset import Dataset
 from telemetry.dataset.place import Place
 from telemetry.doctor.observation import ChannelSeen, Finding, Observation, findings_of

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Final, Literal
 
-from telemetry.dataset.channel import Channel
+from telemetry.dataset.channels import Channel
 from telemetry.doctor.groups import LATER_FIELDS, OTHER, Group, counter_line, grouped
 from telemetry.doctor.importance import XIDS, Importance
 from telemetry.doctor.observation import ChannelSeen, Observation, SourceKind

@@ -15,8 +15,7 @@ from telemetry.collect.series.exposition import Sample, is_openmetrics, parse_li
 from telemetry.collect.series.identity import XID_COUNT_METRIC, SeriesCatalogue, XidCount
 from telemetry.collect.series.mapping import SourceMapping
 from telemetry.collect.series.unused import is_unused
-from telemetry.dataset.channel import Channel
-from telemetry.dataset.channels import is_sentinel
+from telemetry.dataset.channels import Channel, is_sentinel
 from telemetry.doctor.observation import ChannelSeen, Finding, Observation, findings_of
 from telemetry.errors import InputError
 from telemetry.http import Answer, Connection, HttpError, fetch, shown_url

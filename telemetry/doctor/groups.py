@@ -12,7 +12,7 @@ from typing import Final
 
 from pydantic import TypeAdapter
 
-from telemetry.dataset.channel import Channel
+from telemetry.dataset.channels import Channel
 from telemetry.yaml_text import read_yaml
 
 LATER_FIELDS: Final = frozenset({"DCGM_FI_DEV_GET_GPU_RECOVERY_ACTION", "DCGM_FI_DEV_FABRIC_HEALTH_SUMMARY"})

@@ -12,7 +12,7 @@ from typing import Final
 import pandas as pd
 import pyarrow as pa
 
-from telemetry.dataset.channel import ROLLUP_SUFFIXES
+from telemetry.dataset.channels import ROLLUP_SUFFIXES
 from telemetry.errors import InputError
 
 ATTRIBUTIONS: Final = "attributions.parquet"

@@ -15,7 +15,7 @@ from telemetry.collect.prometheus.selectors import quoted, selector
 from telemetry.collect.series.identity import XID_COUNT_METRIC, SeriesCatalogue
 from telemetry.collect.series.mapping import SourceMapping
 from telemetry.collect.series.unused import is_unused
-from telemetry.dataset.channel import Channel
+from telemetry.dataset.channels import Channel
 from telemetry.doctor.observation import ChannelSeen, Finding, Observation, findings_of
 from telemetry.errors import InputError
 from telemetry.http import Connection, HttpError, fetch, shown_url

@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 
 from telemetry.atomic import recover_folder
 from telemetry.config import Section, format_duration
-from telemetry.dataset.channel import Channel
+from telemetry.dataset.channels import Channel
 from telemetry.dataset.dataset import Dataset
 from telemetry.dataset.layout import DEFAULT_BUCKETS, MAX_ROWS_PER_BUCKET
 from telemetry.dataset.meta import META_NAME

@@ -23,7 +23,7 @@ from filelock import FileLock, Timeout
 
 from telemetry.atomic import disk_errors, recover_folder
 from telemetry.config import TelemetrySection, format_duration
-from telemetry.dataset.channel import Channel
+from telemetry.dataset.channels import Channel
 from telemetry.dataset.dataset import Dataset
 from telemetry.dataset.meta import META_NAME, DatasetMeta, instant_text
 from telemetry.dataset.schema import EVENTS, INVENTORY, JOBS, conform

@@ -15,8 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from telemetry.atomic import disk_errors, fsync_path, write_bytes
-from telemetry.dataset.channel import Channel
-from telemetry.dataset.channels import CATALOGUE
+from telemetry.dataset.channels import CATALOGUE, Channel
 from telemetry.dataset.place import refuse_storage
 from telemetry.errors import InputError
 from telemetry.landing.tables import KINDS, Kind, lay_out

@@ -9,8 +9,7 @@ from typing import Any, Final, Literal, get_args
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from telemetry.dataset.channel import Channel
-from telemetry.dataset.channels import with_rollups
+from telemetry.dataset.channels import Channel, with_rollups
 from telemetry.dataset.schema import CHANNEL_TYPES, EVENTS, INSTANT, INVENTORY, JOBS
 
 Kind = Literal["samples", "events", "inventory", "jobs"]

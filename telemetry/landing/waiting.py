@@ -16,8 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from telemetry.atomic import disk_errors
-from telemetry.dataset.channel import Channel
-from telemetry.dataset.channels import with_rollups
+from telemetry.dataset.channels import Channel, with_rollups
 from telemetry.dataset.schema import INSTANT
 from telemetry.landing.folder import Landing
 from telemetry.landing.observations import collapse, from_landed, from_samples, no_runs

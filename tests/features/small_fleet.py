@@ -15,8 +15,7 @@ from features.config import DecisionSection, FeatureSection, LabelSection
 from features.matrix.build_tasks import array_of
 from features.matrix.building import build_matrix
 from features.matrix.matrix import FeatureMatrix
-from telemetry.dataset.channel import Channel
-from telemetry.dataset.channels import CATALOGUE
+from telemetry.dataset.channels import CATALOGUE, Channel
 from telemetry.dataset.store import Dataset, DatasetWriter
 
 T0 = datetime(2026, 1, 1, tzinfo=UTC)

@@ -12,8 +12,7 @@ from features.windows.blocks import RowSpans, blocks_of
 from features.windows.layout import ChannelLayout
 from features.windows.pane_index import Panes, PaneSpec
 from features.windows.statistics import WindowPlan
-from telemetry.dataset.channel import Channel
-from telemetry.dataset.channels import CATALOGUE
+from telemetry.dataset.channels import CATALOGUE, Channel
 from tests.features import window_oracle
 
 MINUTE = timedelta(minutes=1)

@@ -10,8 +10,7 @@ from features.config import DecisionSection, FeatureSection
 from features.groups.static import StaticPlan
 from features.matrix.plan import FeaturePlan
 from features.vocabulary import COLUMNS, FeatureColumn, describe
-from telemetry.dataset.channel import Channel
-from telemetry.dataset.channels import CATALOGUE
+from telemetry.dataset.channels import CATALOGUE, Channel
 
 HOUR = timedelta(hours=1)
 DAY = timedelta(days=1)

@@ -19,7 +19,7 @@ from telemetry.collect.exporters.scraping import FAILURE_KINDS, Scraper
 from telemetry.collect.exporters.target_lists import TargetLists
 from telemetry.collect.exporters.watch import fleet_catalogue
 from telemetry.collect.series.mapping import SourceMapping
-from telemetry.dataset.channel import Channel
+from telemetry.dataset.channels import Channel
 from telemetry.errors import InputError
 from telemetry.http import Connection
 from telemetry.landing.folder import Landing, landing_of

@@ -20,7 +20,7 @@ from telemetry.collect.series.identity import Series, SeriesCatalogue, XidCount
 from telemetry.collect.series.inventory import InventoryNews
 from telemetry.collect.series.mapping import SourceMapping
 from telemetry.collect.series.xid_counts import XidCounts
-from telemetry.dataset.channel import Channel
+from telemetry.dataset.channels import Channel
 from telemetry.landing.tables import Kind
 from telemetry.milliseconds import to_ms
 

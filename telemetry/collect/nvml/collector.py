@@ -23,7 +23,7 @@ from telemetry.collect.nvml.child import Process
 from telemetry.collect.nvml.library import Identity
 from telemetry.collect.nvml.node_reader import NodeReader, Row, Turn, Xid
 from telemetry.collect.outbox import Outbox
-from telemetry.dataset.channel import Channel
+from telemetry.dataset.channels import Channel
 from telemetry.dataset.schema import CHANNEL_TYPES, INSTANT
 from telemetry.errors import InputError
 from telemetry.landing.folder import Landing

@@ -23,8 +23,7 @@ from telemetry.collect.prometheus.selectors import check_match
 from telemetry.collect.series.identity import SeriesCatalogue
 from telemetry.collect.series.mapping import SourceMapping
 from telemetry.collect.series.xid_counts import XidCounts
-from telemetry.dataset.channel import Channel
-from telemetry.dataset.channels import with_rollups
+from telemetry.dataset.channels import Channel, with_rollups
 from telemetry.errors import InputError
 from telemetry.http import Connection
 from telemetry.landing.folder import Landing

@@ -12,7 +12,7 @@ from pydantic import BaseModel, PrivateAttr
 
 from telemetry.atomic import write_bytes
 from telemetry.collect.series.mapping import SourceMapping
-from telemetry.dataset.channel import Channel, channel_as_dict
+from telemetry.dataset.channels import Channel, channel_as_dict
 from telemetry.errors import InputError
 
 

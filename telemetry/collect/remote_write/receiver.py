@@ -29,8 +29,7 @@ from telemetry.collect.remote_write.decoding import RemoteWriteDecoder, Samples,
 from telemetry.collect.remote_write.group_commit import GroupCommit, ReceiverSettings, SampleWriter
 from telemetry.collect.remote_write.problems import Refused
 from telemetry.collect.series.identity import SeriesCatalogue
-from telemetry.dataset.channel import Channel
-from telemetry.dataset.channels import CATALOGUE
+from telemetry.dataset.channels import CATALOGUE, Channel
 from telemetry.errors import InputError
 from telemetry.landing.folder import Landing
 from telemetry.landing.tables import Kind, lay_out

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from telemetry.collect.series.mapping import SourceMapping
-from telemetry.dataset.channel import Channel, Kind
-from telemetry.dataset.channels import by_source_name, with_rollups
+from telemetry.dataset.channels import Channel, Kind, by_source_name, with_rollups
 from telemetry.errors import InputError
 from telemetry.importing.mapping import nearest_hint
 from telemetry.xids.pci import normalise_pci_bus_id

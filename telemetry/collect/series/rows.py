@@ -11,8 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from telemetry.collect.series.identity import Series
-from telemetry.dataset.channel import Kind
-from telemetry.dataset.channels import is_sentinel
+from telemetry.dataset.channels import Kind, is_sentinel
 from telemetry.dataset.schema import CHANNEL_TYPES, INSTANT
 
 CONFLICT: Final = "two different values at one time"

@@ -12,8 +12,7 @@ import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
 
-from telemetry.dataset.channel import Channel
-from telemetry.dataset.channels import by_source_name, with_rollups
+from telemetry.dataset.channels import Channel, by_source_name, with_rollups
 from telemetry.dataset.layout import node_hash
 from telemetry.dataset.schema import CHANNEL_TYPES
 from telemetry.errors import InputError

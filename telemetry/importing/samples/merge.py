@@ -16,8 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from telemetry.atomic import disk_errors
-from telemetry.dataset.channel import Channel
-from telemetry.dataset.channels import with_rollups
+from telemetry.dataset.channels import Channel, with_rollups
 from telemetry.dataset.dataset import Dataset
 from telemetry.dataset.layout import write_small
 from telemetry.dataset.meta import instant_text

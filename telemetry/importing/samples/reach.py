@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
 
-from telemetry.dataset.channel import Channel
+from telemetry.dataset.channels import Channel
 from telemetry.dataset.dataset import Dataset
 from telemetry.dataset.layout import part_rows
 from telemetry.dataset.runs import Runs

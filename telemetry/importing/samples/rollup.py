@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
-from telemetry.dataset.channel import ROLLUP_SUFFIXES, Channel
+from telemetry.dataset.channels import ROLLUP_SUFFIXES, Channel
 from telemetry.importing.samples.block import Block, Series
 
 FINER_THAN = 0.9

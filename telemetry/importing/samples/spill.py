@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from telemetry.atomic import disk_errors
-from telemetry.dataset.channel import Channel
+from telemetry.dataset.channels import Channel
 from telemetry.dataset.schema import CHANNEL_TYPES
 
 ORDER_SHIFT = 40

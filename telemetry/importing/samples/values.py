@@ -12,8 +12,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from telemetry.dataset.channel import Channel
-from telemetry.dataset.channels import is_sentinel
+from telemetry.dataset.channels import Channel, is_sentinel
 from telemetry.importing.samples.block import DTYPES
 
 _WORDS: Final[Mapping[str, float]] = {"true": 1.0, "false": 0.0, "yes": 1.0, "no": 0.0, "on": 1.0, "off": 0.0}

@@ -16,7 +16,7 @@ from features.labels.incidents import find_incidents
 from features.labels.labelling import label_rows
 from features.matrix import buckets, build_tasks, building, part_files, parts
 from features.matrix.matrix import FeatureMatrix
-from telemetry.dataset.channel import Channel
+from telemetry.dataset.channels import Channel
 from telemetry.dataset.store import Dataset
 from tests.features.small_fleet import (
     HOUR,

@@ -1,7 +1,6 @@
 """The catalogue's channels by group."""
 
-from telemetry.dataset.channel import Channel
-from telemetry.dataset.channels import CATALOGUE
+from telemetry.dataset.channels import CATALOGUE, Channel
 from telemetry.doctor.groups import GROUPS, OTHER, channels_page, grouped
 
 

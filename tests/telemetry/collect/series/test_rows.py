@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from telemetry.collect.series.identity import Series
 from telemetry.collect.series.inventory import observed_at, observed_spans
 from telemetry.collect.series.rows import CONFLICT, INEXACT, NOT_WHOLE, OUTSIDE, SENTINEL, assemble
-from telemetry.dataset.channel import Kind
-from telemetry.dataset.channels import CATALOGUE
+from telemetry.dataset.channels import CATALOGUE, Kind
 from telemetry.landing.tables import LANDED_INVENTORY, lay_out
 
 KINDS: dict[str, Kind] = {

@@ -40,7 +40,7 @@ def evacuation_of(
                 "Set it to false: the jobs of drained nodes then end by themselves.",
             )
         return None
-    verification = _verification(chosen, settings, clock)
+    verification = _verification(chosen, settings)
     if verification is None and settings.verification.method != "none" and not undo:
         raise InputError(
             "evacuation.verification.method is 'scheduler', and this scheduler starts no diagnostics here",
@@ -48,7 +48,7 @@ def evacuation_of(
             "Use webhook or command, or none.",
         )
     hooks = {
-        "webhook": _webhook(settings.checkpoint.webhook, clock),
+        "webhook": _webhook(settings.checkpoint.webhook),
         "command": _command(settings.checkpoint.command),
     }
     return Evacuation(chosen.adapter, chosen.workloads, ledger, clock, settings, hooks, verification)
@@ -81,20 +81,20 @@ def facts_of(
     return JudgedFacts(verified, history.read, results, ledger.service)
 
 
-def _verification(chosen: ChosenScheduler, settings: EvacuationSettings, clock: Clock) -> Verification | None:
+def _verification(chosen: ChosenScheduler, settings: EvacuationSettings) -> Verification | None:
     from scheduler.evacuation.diagnostics import HookVerification
 
     asked = settings.verification
     if asked.method == "scheduler":
         return chosen.verification
-    hook = _webhook(asked.webhook, clock) if asked.method == "webhook" else _command(asked.command)
+    hook = _webhook(asked.webhook) if asked.method == "webhook" else _command(asked.command)
     return None if asked.method == "none" or hook is None else HookVerification(hook)
 
 
-def _webhook(settings: WebhookSettings | None, clock: Clock) -> Hook | None:
+def _webhook(settings: WebhookSettings | None) -> Hook | None:
     from scheduler.evacuation.hooks import Webhook
 
-    return None if settings is None else Webhook(settings, clock, AGENT)
+    return None if settings is None else Webhook(settings, AGENT)
 
 
 def _command(settings: CommandSettings | None) -> Hook | None:

@@ -21,6 +21,7 @@ from telemetry.errors import InputError
 from telemetry.yaml_text import read_yaml
 
 _EXEC = "Leave it out: let pods ask by annotation or webhook, or run kubectl exec from evacuation.checkpoint.command."
+_NEXT_ROUND = "Leave it out: who gave no answer is told again in the next round."
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +124,8 @@ REMOVED: Final[Mapping[str, str]] = {
     "evacuation.most_going_node": "Leave it out: max_concurrent bounds the whole fleet.",
     "evacuation.wait_for_end": "Leave it out: policy.cost_benefit.may_wait says whether jobs may end by themselves.",
     "evacuation.escalation": 'Leave it out, and alert on predrain_act_evacuation_steps_total{verb="tell"}.',
+    "evacuation.checkpoint.webhook.attempts": _NEXT_ROUND,
+    "evacuation.verification.webhook.attempts": _NEXT_ROUND,
     "evacuation.checkpoint.webhook.hosts": "Leave it out: workloads are asked through the url of the settings.",
 }
 """What to do instead, by the dotted name of a setting that is gone."""

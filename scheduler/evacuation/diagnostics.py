@@ -178,7 +178,7 @@ class HookVerification:
     def start(self, node: str, units: Sequence[str], key: str, fence: Fence) -> WorkAnswer:  # noqa: ARG002 - the key
         """Start it."""
         reply = self._hook.tell(_payload("start", node, key, units), key)
-        return WorkAnswer(_ANSWERS[reply.kind], reply.words, reply.again_at)
+        return WorkAnswer(_ANSWERS[reply.kind], reply.words)
 
     def result(self, node: str, key: str) -> DiagnosticResult:
         """Read where it stands."""

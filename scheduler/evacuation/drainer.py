@@ -202,7 +202,7 @@ class Drainer:
     def _tell(self, request: Request) -> tuple[WorkAnswer, CheckpointState]:
         reply = self._hooks[request.offer.means].tell(request.payload(), request.ask.key)
         if reply.kind in ("refused", "timeout"):
-            return WorkAnswer(reply.kind, reply.words, reply.again_at), CheckpointState("waiting", reply.words)
+            return WorkAnswer(reply.kind, reply.words), CheckpointState("waiting", reply.words)
         states: dict[HookKind, CheckpointKind] = {"done": "acknowledged", "waiting": "waiting", "failed": "failed"}
         return WorkAnswer("done", reply.words), CheckpointState(states[reply.kind], reply.words)
 

@@ -3,113 +3,71 @@
 from __future__ import annotations
 
 import contextlib
-import http
 import json
 import os
 import signal
 import subprocess
 import tempfile
 from collections.abc import Mapping
-from datetime import timedelta
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from scheduler.evacuation.settings import CommandSettings, WebhookSettings
-from scheduler.ports.protocols import Clock
 from scheduler.ports.workloads import TRY_LATER, HookKind, HookReply, reply_of
 from telemetry.errors import InputError
-from telemetry.http import BodyTooLarge, Connection, HttpError, ask, retry_after_s, retry_policy
+from telemetry.http import BodyTooLarge, Connection, HttpError, ask
 
 _LONGEST_ANSWER = 65_536
-_LONGEST_PAUSE_S = 2.0
-# Between two tries; a server that asks for more is asked again in the next round.
-_LONGEST_RETRY_AFTER_S = 3600.0
-_TOO_MANY, _SERVER = 429, 500
+_LONGEST_OUTPUT = 65_536
 
 
 class Webhook:
-    """Tells a server.
+    """Tells a server, once: who gave no answer is told again in the next round, with the same key.
 
     200 and 204 mean done, 202 on its way (it is asked again with the same key), unless a JSON body with a ``state``
-    says more. 429 and 5xx are tried again, then left to the next round; any other status, redirects among them, is a
-    refusal: a token must not follow to another host. Certificates are checked.
+    says more. 429 and 5xx are no answer; any other status, redirects among them, is a refusal: a token must not follow
+    to another host. Certificates are checked.
     """
 
-    def __init__(self, settings: WebhookSettings, clock: Clock, agent: str) -> None:
+    def __init__(self, settings: WebhookSettings, agent: str) -> None:
         self._settings = settings
-        self._clock = clock
         self._agent = agent
 
     def tell(self, payload: Mapping[str, Any], key: str) -> HookReply:
         """Post it; see :class:`scheduler.ports.workloads.Hook`."""
-        try:
-            headers = self._headers(key)
-        except OSError as error:
-            return HookReply("refused", f"the token cannot be read: {error}")
-        body = json.dumps(payload, ensure_ascii=False, allow_nan=False).encode()
-        tries = retry_policy(
-            attempts=self._settings.attempts,
-            wait_max_s=_LONGEST_PAUSE_S,
-            on=lambda error: isinstance(error, _AgainError),
-        )
-        try:
-            for attempt in tries:
-                with attempt:
-                    return self._once(headers, body)
-        except _AgainError as error:
-            return error.reply
-        raise AssertionError("unreachable")
-
-    def _headers(self, key: str) -> dict[str, str]:
+        settings = self._settings
         headers = {
             "Content-Type": "application/json", "Accept": "application/json", "Idempotency-Key": key,
             "User-Agent": self._agent,
         }  # fmt: skip
-        if self._settings.token_file is not None:
-            token = Path(self._settings.token_file).read_text(encoding="ascii").strip()
-            headers["Authorization"] = f"Bearer {token}"
-        return headers
-
-    def _once(self, headers: dict[str, str], body: bytes) -> HookReply:
-        """Post it once; raises ``_AgainError`` where another try may help."""
-        place = urlsplit(self._settings.url).netloc
+        try:
+            if settings.token_file is not None:
+                token = Path(settings.token_file).read_text(encoding="ascii").strip()
+                headers["Authorization"] = f"Bearer {token}"
+        except OSError as error:
+            return HookReply("refused", f"the token cannot be read: {error}")
         try:
             answer = ask(
-                Connection(self._settings.url),
+                Connection(settings.url),
                 "POST",
-                timeout_s=self._settings.timeout.total_seconds(),
+                timeout_s=settings.timeout.total_seconds(),
                 max_bytes=_LONGEST_ANSWER,
                 use_proxies=False,
                 headers=headers,
-                content=body,
+                content=json.dumps(payload, ensure_ascii=False, allow_nan=False).encode(),
             )
         except BodyTooLarge as error:
             answer = error.answer  # the status alone counts
         except (HttpError, InputError, ValueError) as error:
-            raise _AgainError(HookReply("timeout", f"{place}: {error}")) from None
-        return self._answered(answer.status, answer.headers.get("retry-after"), _object(answer.body))
-
-    def _answered(self, status: int, after: str | None, content: Mapping[str, Any]) -> HookReply:
-        if status in (http.HTTPStatus.OK, http.HTTPStatus.NO_CONTENT, http.HTTPStatus.ACCEPTED):
-            kind: HookKind = "waiting" if status == http.HTTPStatus.ACCEPTED else "done"
-            return reply_of(kind, f"status {status}", content)
-        if status == _TOO_MANY or status >= _SERVER:
-            seconds = retry_after_s(after, self._clock.now(), longest_s=_LONGEST_RETRY_AFTER_S) or 0.0
-            again = self._clock.now() + timedelta(seconds=seconds) if seconds else None
-            reply = HookReply("timeout", f"status {status}", {}, again)
-            if seconds > _LONGEST_PAUSE_S:
-                return reply
-            raise _AgainError(reply)
-        return HookReply("refused", f"status {status}", content)
-
-
-class _AgainError(Exception):
-    """No answer that settles it: another try may."""
-
-    def __init__(self, reply: HookReply) -> None:
-        super().__init__(reply.words)
-        self.reply = reply
+            return HookReply("timeout", f"{urlsplit(settings.url).netloc}: {error}")
+        status = answer.status
+        if status in (HTTPStatus.OK, HTTPStatus.NO_CONTENT, HTTPStatus.ACCEPTED):
+            kind: HookKind = "waiting" if status == HTTPStatus.ACCEPTED else "done"
+            return reply_of(kind, f"status {status}", _object(answer.body))
+        later = status == HTTPStatus.TOO_MANY_REQUESTS or status >= HTTPStatus.INTERNAL_SERVER_ERROR
+        return HookReply("timeout" if later else "refused", f"status {status}")
 
 
 def _object(text: bytes) -> Mapping[str, Any]:
@@ -118,9 +76,6 @@ def _object(text: bytes) -> Mapping[str, Any]:
     except (ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}
-
-
-_LONGEST_OUTPUT = 65_536
 
 
 class CommandHook:

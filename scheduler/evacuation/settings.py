@@ -22,18 +22,14 @@ class WebhookSettings:
 
     ``url``: ``https://…``; ``http://`` is for the same machine or a trusted net.
     ``token_file``: file with a bearer token, read at each call.
-    ``attempts``: how often one call tries, where there is no answer, a 429 or a 5xx.
     """
 
     url: str
     token_file: str | None = None
     timeout: timedelta = timedelta(seconds=5)
-    attempts: int = 2
 
     def __post_init__(self) -> None:
         _positive(self, "timeout")
-        if not 1 <= self.attempts <= 5:
-            raise ValueError(f"attempts is {self.attempts}: give a number from 1 to 5")
         if not _usable(self.url):
             raise ValueError(f"url is {self.url!r}: give an http or https address with a host, without a password")
 

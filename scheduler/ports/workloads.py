@@ -226,13 +226,11 @@ class HookReply:
     ``kind``: ``done``; ``waiting``: it was understood and is on its way; it is to be asked again with the same key;
     ``failed``: it says that it cannot; ``refused``: it did not take the request; ``timeout``: nobody knows.
     ``content``: the JSON object that it answered with; empty where it gave none.
-    ``again_at``: not before this, where it said so; aware.
     """
 
     kind: HookKind
     words: str = ""
     content: Mapping[str, Any] = field(default_factory=dict)
-    again_at: datetime | None = None
 
 
 class Hook(Protocol):

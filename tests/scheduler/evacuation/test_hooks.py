@@ -17,7 +17,6 @@ import pytest
 from scheduler.evacuation.diagnostics import HookVerification
 from scheduler.evacuation.hooks import CommandHook, Webhook
 from scheduler.evacuation.settings import CommandSettings, EvacuationSettings, WebhookSettings
-from scheduler.ports.clock import ManualClock
 from scheduler.ports.codec import object_of
 from scheduler.ports.errors import SchedulerError
 from scheduler.ports.workloads import Fence
@@ -101,7 +100,7 @@ def halved(handler):
 
 def hook(place, **others) -> Webhook:
     settings = WebhookSettings(url=f"http://{place}/hook", **{"timeout": 2 * SECOND, **others})
-    return Webhook(settings, ManualClock(T0), "predrain-test/1")
+    return Webhook(settings, "predrain-test/1")
 
 
 def test_it_posts_the_payload_with_the_key_and_the_token(tmp_path):
@@ -129,6 +128,7 @@ def test_it_posts_the_payload_with_the_key_and_the_token(tmp_path):
         (says(400), "refused"),
         (says(404), "refused"),
         (says(302, None, Location="http://127.0.0.1:1/other"), "refused"),
+        (says(429), "timeout"),
         (says(500), "timeout"),
         (cut, "timeout"),
         (halved, "timeout"),
@@ -139,47 +139,19 @@ def test_what_each_answer_means(answer, kind):
         assert hook(place).tell({}, KEY).kind == kind
 
 
-@pytest.mark.parametrize("after", ["²", "Mon, 01 Jan 99999999999 00:00:00 GMT", "soon", "-1"])
-def test_a_pause_that_cannot_be_read_is_no_fault(after):
-    def answer(handler):
-        handler.send_response(503)
-        handler._headers_buffer.append(f"Retry-After: {after}\r\n".encode("latin-1"))
-        handler.send_header("Content-Length", "0")
-        handler.end_headers()
-
-    with serving(answer) as (_, place):
-        assert hook(place, attempts=1).tell({}, KEY).kind == "timeout"
-
-
 def test_a_proxy_of_the_environment_answers_for_nobody(monkeypatch):
     with serving(says(200)) as (proxy, place):
         monkeypatch.setenv("http_proxy", f"http://{place}")
         monkeypatch.delenv("no_proxy", raising=False)
-        reply = hook("trainer.invalid:8080", attempts=1).tell({}, KEY)
+        reply = hook("trainer.invalid:8080").tell({}, KEY)
     assert reply.kind == "timeout"
     assert proxy.requests == []
-
-
-def test_a_server_in_trouble_is_tried_again_with_the_same_key_and_not_for_ever():
-    with serving(says(503), says(200)) as (asked, place):
-        assert hook(place).tell({}, KEY).kind == "done"
-    assert [headers["Idempotency-Key"] for _, headers, _ in asked.requests] == [KEY, KEY]
-    with serving(says(503)) as (asked, place):
-        assert hook(place, attempts=3).tell({}, KEY).kind == "timeout"
-    assert len(asked.requests) == 3
-
-
-def test_who_asks_for_time_is_not_asked_again_in_this_round():
-    with serving(says(429, None, Retry_After="120")) as (asked, place):
-        reply = hook(place).tell({}, KEY)
-    assert len(asked.requests) == 1
-    assert reply.again_at == T0 + 120 * SECOND
 
 
 def test_a_server_that_drips_is_left_in_time():
     with serving(drips) as (_, place):
         began = time.monotonic()
-        reply = hook(place, timeout=0.3 * SECOND, attempts=1).tell({}, KEY)
+        reply = hook(place, timeout=0.3 * SECOND).tell({}, KEY)
         assert time.monotonic() - began < 20
     assert (reply.kind, reply.words) == ("timeout", f"{place}: no whole answer in time")
 

@@ -59,7 +59,7 @@ def slurm(
                 outbox, landing, run=run, rules=rules, clock=lambda: datetime.now(UTC), since=start
             )
             if once:
-                collector.once(stop.wait)
+                collector.once()
             else:
                 collector.follow(pause_s, stop.wait)
             names = ("rounds", "events", "jobs", "job_rows", "unreadable", "failed")

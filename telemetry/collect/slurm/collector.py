@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 
 from telemetry.collect.event import Event
 from telemetry.collect.outbox import Outbox
-from telemetry.collect.running import Wait, backoff_s
+from telemetry.collect.running import Wait
 from telemetry.collect.slurm.commands import CommandError, Run
 from telemetry.collect.slurm.drain_reasons import ReasonRules
 from telemetry.collect.slurm.jobs import SACCT_COLUMNS, Job, jobs_table, read_sacct, read_squeue
@@ -41,8 +41,6 @@ OVERLAP: Final = timedelta(hours=1)
 FIRST_SINCE: Final = timedelta(days=1)
 """How far back the first look at accounting goes, unless told."""
 
-_ROWS_A_FILE: Final = 100_000
-_ATTEMPTS: Final = 3
 _NODES: Final = TypeAdapter(dict[str, NodeView])
 
 
@@ -61,28 +59,20 @@ class SlurmCollector:
     ) -> None:
         self._outbox, self._landing, self._run = outbox, landing, run
         self._rules, self._clock, self._since = rules, clock, since
-        self._node_command: tuple[str, ...] | None = None
+        self._node_commands = NODE_COMMANDS
         self._accounting = True
-        self._down: set[str] = set()
+        self._failing: set[str] = set()
         self.counts: Counter[str] = Counter()
 
-    def once(self, stop: Wait) -> None:
-        """Take one look; what fails is tried again, three times in all.
-
-        Raises ``InputError`` if Slurm does not answer, or the disk is full.
-        """
-        for attempt in range(1, _ATTEMPTS + 1):
-            failed = self._round()
-            if not failed:
-                return
-            lasting = any(isinstance(error, CommandError) and error.lasting for error in failed)
-            if lasting or attempt == _ATTEMPTS or stop(backoff_s(attempt)):
-                break
-        raise InputError(
-            f"Slurm does not answer: {'; '.join(str(error) for error in failed)}",
-            "predrain collect slurm",
-            "Run this where `sinfo` works (SLURM_CONF, munge), with the controller up.",
-        )
+    def once(self) -> None:
+        """Take one look; raises ``InputError`` if Slurm does not answer, or the disk is full."""
+        errors = self._round()
+        if errors:
+            raise InputError(
+                f"Slurm does not answer: {'; '.join(map(str, errors))}",
+                "predrain collect slurm",
+                "Run this where `sinfo` works (SLURM_CONF, munge), with the controller up.",
+            )
 
     def follow(self, interval_s: float, stop: Wait) -> None:
         """Look every ``interval_s`` seconds until told to stop; what fails is tried again the next time."""
@@ -95,29 +85,26 @@ class SlurmCollector:
         """Look once; return what failed. Nodes and jobs fail apart from each other."""
         self.counts["rounds"] += 1
         position = dict(self._outbox.position)
-        failed: list[Exception] = []
+        errors: list[Exception] = []
         events: list[Event] = []
-        for what, look in (("nodes", self._look_at_nodes), ("jobs", self._look_at_jobs)):
+        for kind, look in (("nodes", self._look_at_nodes), ("jobs", self._look_at_jobs)):
             try:
                 events += look(position)
-                self._log_change(what, None)
             except (CommandError, SlurmFormatError) as error:
-                failed.append(error)
-                self._log_change(what, error)
+                errors.append(error)
+                if kind not in self._failing:
+                    _log.warning("Slurm's %s cannot be read: %s; trying again every round", kind, error)
+                self._failing.add(kind)
+            else:
+                if kind in self._failing:
+                    _log.info("Slurm's %s can be read again", kind)
+                self._failing.discard(kind)
         if position != self._outbox.position or events:
             self._outbox.commit(position, events=events)
             self._outbox.flush()
         self.counts["events"] += len(events)
-        self.counts["failed"] += bool(failed)
-        return failed
-
-    def _log_change(self, what: str, error: Exception | None) -> None:
-        if error is not None and what not in self._down:
-            self._down.add(what)
-            _log.warning("Slurm's %s cannot be read: %s; trying again every round", what, error)
-        elif error is None and what in self._down:
-            self._down.discard(what)
-            _log.info("Slurm's %s can be read again", what)
+        self.counts["failed"] += bool(errors)
+        return errors
 
     def _look_at_nodes(self, position: dict[str, Any]) -> list[Event]:
         views = read_nodes(self._nodes_report())
@@ -127,72 +114,56 @@ class SlurmCollector:
         events: list[Event] = []
         for name, view in sorted(views.items()):
             # A node that is not listed may be so for a moment (a restart of the controller): its drain stays open.
-            found, known[name] = changes(known.get(name), view, self._rules, now=now, last_look=looked_at)
-            events += found
+            changed, known[name] = changes(known.get(name), view, self._rules, now=now, last_look=looked_at)
+            events += changed
         position["nodes"] = _NODES.dump_python(known, mode="json", exclude_defaults=True)
         position["looked_at"] = to_ms(now)
         return events
 
     def _nodes_report(self) -> str:
-        if self._node_command is not None:
-            return self._run(self._node_command)
-        for command in NODE_COMMANDS:
+        while True:
             try:
-                report = self._run(command)
+                return self._run(self._node_commands[0])
             except CommandError as error:
-                if not error.lasting or command == NODE_COMMANDS[-1]:
+                if not error.lasting or len(self._node_commands) == 1:
                     raise
-                continue
-            self._node_command = command
-            return report
-        raise AssertionError("unreachable")
+            self._node_commands = self._node_commands[1:]
 
     def _look_at_jobs(self, position: dict[str, Any]) -> list[Event]:
         now = self._clock()
-        jobs = dict(position.get("jobs", {}))
+        jobs = position.get("jobs", {})
         known: dict[str, str] = dict(jobs.get("known", {}))
-        until = from_ms(jobs["until"]) if "until" in jobs else None
-        start = until - OVERLAP if until is not None else (self._since or now - FIRST_SINCE)
+        start = from_ms(jobs["until"]) - OVERLAP if "until" in jobs else (self._since or now - FIRST_SINCE)
         while self._accounting and start < now:
             end = min(start + WINDOW, now + timedelta(minutes=1))
-            command = _sacct(start, end)
             try:
-                report = self._run(command)
+                report = self._run(_sacct(start, end))
             except CommandError as error:
-                if "accounting storage is" not in error.why.lower():
+                if "accounting storage is" not in error.reason.lower():
                     raise
                 self._accounting = False
                 _log.warning("Slurm keeps no accounting: jobs come from the controller's memory, from now on only")
                 break
-            found, counts = read_sacct(report)
-            self._land(found, known, floor=end - WINDOW - OVERLAP)
-            self.counts["unreadable"] += counts.get("unreadable", 0)
+            self._stage(*read_sacct(report), known, floor=end - WINDOW - OVERLAP)
             start = min(end, now)
-            # What is landed is noted piece by piece: a kill during months of history costs one piece.
+            # What is staged is noted piece by piece: a kill during months of history costs one piece.
             position["jobs"] = {"until": to_ms(start), "known": known}
             if start < now:
                 self._outbox.commit(self._outbox.position | {"jobs": position["jobs"]})
         if not self._accounting:
-            found, counts = read_squeue(self._run(("squeue", "--states=all", "--json")))
-            self._land(found, known, floor=now - WINDOW)
-            self.counts["unreadable"] += counts.get("unreadable", 0)
+            self._stage(*read_squeue(self._run(("squeue", "--states=all", "--json"))), known, floor=now - WINDOW)
             position["jobs"] = {"until": to_ms(now), "known": known}
         return []
 
-    def _land(self, jobs: Sequence[Job], known: dict[str, str], *, floor: datetime) -> None:
-        """Land jobs that are new or changed; forget those that can bring no news."""
+    def _stage(self, jobs: Sequence[Job], unreadable: int, known: dict[str, str], *, floor: datetime) -> None:
+        """Stage jobs that are new or changed; forget those that can bring no news."""
         news = {job.key: job for job in jobs if known.get(job.key) != job.digest}
-        batch: list[Job] = []
-        rows = 0
-        for job in [*news.values(), None]:
-            if job is not None:
-                batch.append(job)
-                rows += len(job.nodes)
-            if batch and (job is None or rows >= _ROWS_A_FILE):
-                self._landing.stage("jobs", jobs_table(batch))
-                self.counts["jobs"] += len(batch)
-                self.counts["job_rows"] += rows
-                batch, rows = [], 0
+        if news:
+            table = jobs_table(news.values())
+            self._landing.stage("jobs", table)
+            self.counts["job_rows"] += table.num_rows
+        self.counts["jobs"] += len(news)
+        self.counts["unreadable"] += unreadable
         known.update({key: job.digest for key, job in news.items()})
         old = to_ms(floor)
         for key, digest in list(known.items()):
@@ -209,11 +180,7 @@ def _sacct(start: datetime, end: datetime) -> tuple[str, ...]:
         "--duplicates",
         "--parsable2",
         "--noheader",
-        f"--starttime={_written(start)}",
-        f"--endtime={_written(end)}",
+        f"--starttime={start.astimezone(UTC):%Y-%m-%dT%H:%M:%S}",
+        f"--endtime={end.astimezone(UTC):%Y-%m-%dT%H:%M:%S}",
         f"--format={','.join(SACCT_COLUMNS)}",
     )
-
-
-def _written(when: datetime) -> str:
-    return when.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S")

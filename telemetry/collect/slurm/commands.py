@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import selectors
 import signal
 import subprocess
-import time
+import tempfile
+import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import IO, Final
+from typing import Final
 
 Run = Callable[[Sequence[str]], str]
 """Runs a program and returns what it prints; :class:`CommandError` where it fails."""
 
 _LASTING: Final = ("unrecognized option", "invalid option", "accounting storage is")
-_MOST_ERROR_BYTES: Final = 16_384
+_MAX_ERROR_BYTES: Final = 16_384
 _CHUNK: Final = 1 << 18
 
 
@@ -27,22 +27,23 @@ class CommandError(Exception):
     off, or could not reach what it asks, and nobody knows whether it had an effect.
     """
 
-    def __init__(self, command: Sequence[str], why: str, *, lasting: bool = False) -> None:
-        super().__init__(command, why)
+    def __init__(self, command: Sequence[str], reason: str, *, lasting: bool = False) -> None:
+        super().__init__(command, reason)
         self.command = " ".join(command)
-        self.why = why
+        self.reason = reason
         self.lasting = lasting
 
     def __str__(self) -> str:
-        return f"`{self.command[:400]}`: {self.why}"
+        return f"`{self.command[:400]}`: {self.reason}"
 
 
 @dataclass(frozen=True, slots=True)
 class ProgramResult:
-    """How a program ended; ``said``: the first 16 KiB of what it wrote to stderr, on one line."""
+    """How a program ended; ``errors``: the first 16 KiB of what it wrote to stderr, on one line."""
 
     status: int
-    said: str
+    output: bytes
+    errors: str
 
 
 def run_command(
@@ -53,84 +54,55 @@ def run_command(
     ``environment``: added to this process's own.
     Raises ``CommandError`` if it cannot be started, takes too long, or ends with another status than 0.
     """
-    printed: list[bytes] = []
-    ended = run_program(command, printed.append, timeout_s=timeout_s, environment={**os.environ, **(environment or {})})
+    ended = run_program(command, timeout_s=timeout_s, environment={**os.environ, **(environment or {})})
     if ended.status != 0:
-        why = ended.said[:300] or f"exit status {ended.status}"
-        raise CommandError(command, why, lasting=any(word in ended.said.lower() for word in _LASTING))
-    return b"".join(printed).decode("utf-8", errors="replace")
+        reason = ended.errors[:300] or f"exit status {ended.status}"
+        raise CommandError(command, reason, lasting=any(text in ended.errors.lower() for text in _LASTING))
+    return ended.output.decode("utf-8", errors="replace")
 
 
 def run_program(
-    command: Sequence[str],
-    sink: Callable[[bytes], None],
-    *,
-    timeout_s: float,
-    environment: Mapping[str, str],
-    most_bytes: int | None = None,
+    command: Sequence[str], *, timeout_s: float, environment: Mapping[str, str], max_bytes: int | None = None
 ) -> ProgramResult:
-    """Run a program and give what it prints to ``sink``, piece by piece.
+    """Run a program with these arguments, as they are, and this environment alone.
 
-    ``command``: the program and its arguments, as they are.
-    ``environment``: all of it.
-    Raises ``CommandError`` if it cannot be started, takes too long or prints too much.
+    Raises ``CommandError`` if it cannot be started, takes too long or prints more than ``max_bytes``.
     """
-    try:
-        process = subprocess.Popen(  # noqa: S603 - no shell; the programs are ours or the operator's
-            list(command),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=environment,
-            start_new_session=True,
-        )
-    except (OSError, ValueError) as error:
-        raise CommandError(command, getattr(error, "strerror", None) or str(error), lasting=True) from None
-    try:
-        said = _read(command, process, sink, time.monotonic() + timeout_s, timeout_s, most_bytes)
-    finally:
+    output, expired = bytearray(), threading.Event()
+
+    def end() -> None:
         if process.returncode is None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)  # its children too: they may hold its output open
+
+    def expire() -> None:
+        expired.set()
+        end()
+
+    with tempfile.TemporaryFile() as errors:
+        try:
+            process = subprocess.Popen(  # noqa: S603 - no shell; the programs are ours or the operator's
+                list(command), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, env=environment,
+                start_new_session=True,
+            )  # fmt: skip
+        except (OSError, ValueError) as error:
+            raise CommandError(command, getattr(error, "strerror", None) or str(error), lasting=True) from None
+        timer = threading.Timer(timeout_s, expire)
+        timer.start()
+        assert process.stdout is not None
+        try:
+            with process.stdout as stream:
+                while chunk := stream.read(_CHUNK):
+                    output += chunk
+                    if max_bytes is not None and len(output) > max_bytes:
+                        raise CommandError(command, f"it prints over {max_bytes:,} bytes")
             process.wait()
-        for stream in (process.stdout, process.stderr):
-            assert stream is not None
-            stream.close()
-    return ProgramResult(process.returncode, " ".join(said.decode("utf-8", errors="replace").split()))
-
-
-def _read(
-    command: Sequence[str],
-    process: subprocess.Popen[bytes],
-    sink: Callable[[bytes], None],
-    deadline: float,
-    timeout_s: float,
-    most_bytes: int | None,
-) -> bytes:
-    assert process.stdout is not None
-    assert process.stderr is not None
-    said, size = b"", 0
-    with selectors.DefaultSelector() as waiting:
-        waiting.register(process.stdout, selectors.EVENT_READ)
-        waiting.register(process.stderr, selectors.EVENT_READ)
-        while waiting.get_map():
-            ready = waiting.select(max(0.0, deadline - time.monotonic()))
-            if not ready and time.monotonic() >= deadline:
-                raise CommandError(command, f"no answer within {timeout_s:g} s")
-            for key, _ in ready:
-                stream: IO[bytes] = key.fileobj  # type: ignore[assignment]
-                chunk = os.read(stream.fileno(), _CHUNK)
-                if not chunk:
-                    waiting.unregister(stream)
-                elif stream is process.stderr:
-                    said = (said + chunk)[:_MOST_ERROR_BYTES]
-                else:
-                    size += len(chunk)
-                    if most_bytes is not None and size > most_bytes:
-                        raise CommandError(command, f"it prints over {most_bytes:,} bytes")
-                    sink(chunk)
-    try:
-        process.wait(max(0.0, deadline - time.monotonic()))
-    except subprocess.TimeoutExpired:
-        raise CommandError(command, f"it does not end within {timeout_s:g} s") from None
-    return said
+        finally:
+            timer.cancel()
+            end()
+            process.wait()
+        if expired.is_set():
+            raise CommandError(command, f"no answer within {timeout_s:g} s")
+        errors.seek(0)
+        message = errors.read(_MAX_ERROR_BYTES).decode("utf-8", errors="replace")
+    return ProgramResult(process.returncode, bytes(output), " ".join(message.split()))

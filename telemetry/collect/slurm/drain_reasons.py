@@ -19,64 +19,53 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 
-from pydantic import field_validator
+from pydantic import AfterValidator
 
 from telemetry.collect.rules_file import read_rules
 from telemetry.config import Section
 
 
+def _without_case(pattern: re.Pattern[str]) -> re.Pattern[str]:
+    return re.compile(pattern.pattern, re.IGNORECASE)
+
+
 class ReasonRule(Section):
-    """One rule."""
+    """One rule; of ``code`` None is the type."""
 
-    match: str
-    """Regular expression, searched without case."""
-
+    match: Annotated[re.Pattern[str], AfterValidator(_without_case)]
     type: Literal["repair", "replacement"]
-    """Type of the event."""
-
     code: str | None = None
-    """Code of the event; None is its type."""
-
-    @field_validator("match")
-    @classmethod
-    def _compiles(cls, value: str) -> str:
-        try:
-            re.compile(value)
-        except re.error as error:
-            raise ValueError(f"{value!r} is no regular expression: {error}") from error
-        return value
 
 
 class ReasonRules(Section):
-    """All rules, in their order."""
+    """All rules; the first that matches decides."""
 
     reasons: tuple[ReasonRule, ...] = ()
-    """The first that matches decides."""
 
     def of(self, reasons: Sequence[str]) -> tuple[ReasonRule, str] | None:
         """Return the rule for a drain's reasons, oldest first, and the reason that it matched; None for none."""
         for reason in reversed(reasons):
             for rule in self.reasons:
-                if re.search(rule.match, reason, re.IGNORECASE):
+                if rule.match.search(reason):
                     return rule, reason
         return None
 
 
-def _not_denied(words: str) -> str:
+def _not_denied(words: str) -> re.Pattern[str]:
     """Return an expression for any of some words, but not after "no", "not" or "without" in the same clause."""
-    return rf"(?:^|[,;.])(?:(?!\b(?:no|not|without)\b)[^,;.])*?\b(?:{words})\b"
+    return re.compile(rf"(?:^|[,;.])(?:(?!\b(?:no|not|without)\b)[^,;.])*?\b(?:{words})\b")
 
 
 # What is still to come ("needs RMA", "to be replaced") was not done when it was written; that the node is back says it
 # was done since.
+_REPLACED: Final = r"rma(?:'?e?d)?|replac(?:ed?|ing|ements?)|swap(?:ped)?|new gpu"
+_REPAIRED: Final = r"repair(?:ed|s)?|re-?seat(?:ed)?|fixed|re-?cabled"
 DEFAULT_RULES: Final = ReasonRules(
     reasons=(
-        ReasonRule(
-            match=_not_denied(r"rma(?:'?e?d)?|replac(?:ed?|ing|ements?)|swap(?:ped)?|new gpu"), type="replacement"
-        ),
-        ReasonRule(match=_not_denied(r"repair(?:ed|s)?|re-?seat(?:ed)?|fixed|re-?cabled"), type="repair"),
+        ReasonRule(match=_not_denied(_REPLACED), type="replacement"),
+        ReasonRule(match=_not_denied(_REPAIRED), type="repair"),
     )
 )
 """Rules where none are given."""

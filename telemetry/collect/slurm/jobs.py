@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import pyarrow as pa
 
 from telemetry.collect.slurm.hostlist import expand_hostlist
-from telemetry.collect.slurm.slurm_json import instant, load, number, text, words
+from telemetry.collect.slurm.slurm_json import instant, number, read_rows, text, words
 from telemetry.dataset.schema import JOBS
 from telemetry.milliseconds import to_ms
 
@@ -25,6 +24,7 @@ _UNFINISHED: Final = frozenset(
 _TRES_GPU = re.compile(r"(?:^|,)gres/gpu=(\d+)")
 _TRES_TYPED = re.compile(r"(?:^|,)gres/gpu:[^=,]+=(\d+)")
 _GRES_GPU = re.compile(r"(?:^|,)(?:gres[:/])?gpu(?::[^:,()=]+)?[:=](\d+)")
+Row = TypeVar("Row")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,57 +71,54 @@ def jobs_table(jobs: Iterable[Job]) -> pa.Table:
         for job in jobs
         for node, gpus in zip(job.nodes, job.gpus, strict=True)
     ]
-    return pa.Table.from_arrays([pa.array([r[f.name] for r in rows], type=f.type) for f in JOBS], schema=JOBS)
+    return pa.Table.from_pylist(rows, schema=JOBS)
 
 
-def read_sacct(report: str) -> tuple[list[Job], dict[str, int]]:
-    """Read ``sacct --parsable2 --noheader`` with :data:`SACCT_COLUMNS`.
+def read_sacct(report: str) -> tuple[list[Job], int]:
+    """Read ``sacct --allocations --parsable2 --noheader`` with :data:`SACCT_COLUMNS`.
 
-    Returns ``counts``: ``jobs``, and rows left out: ``steps``, ``not_started``, ``unreadable``.
+    Returns: the jobs that have started, and the number of rows that cannot be read.
     """
-    counts: Counter[str] = Counter()
+    return _read_jobs(filter(str.strip, report.splitlines()), _accounted)
+
+
+def read_squeue(report: str) -> tuple[list[Job], int]:
+    """Read ``squeue --json``: jobs that run, and those that ended within the controller's memory (``MinJobAge``).
+
+    Returns: as :func:`read_sacct`.
+    Raises ``SlurmFormatError`` if it is no such report.
+    """
+    return _read_jobs(read_rows(report, "jobs"), _remembered)
+
+
+def _read_jobs(rows: Iterable[Row], read: Callable[[Row], Job | None]) -> tuple[list[Job], int]:
     jobs: list[Job] = []
-    for line in filter(str.strip, report.splitlines()):
-        fields = [field.strip() for field in line.split("|")]
-        if len(fields) != len(SACCT_COLUMNS):
-            counts["unreadable"] += 1
-            continue
-        row = dict(zip(SACCT_COLUMNS, fields, strict=True))
-        if "." in row["JobID"]:
-            counts["steps"] += 1
-            continue
+    unreadable = 0
+    for row in rows:
         try:
-            job = _accounted(row)
-        except ValueError:
-            counts["unreadable"] += 1
-            continue
-        if job is None:
-            counts["not_started"] += 1
+            job = read(row)
+        except (ValueError, TypeError):
+            unreadable += 1
         else:
-            jobs.append(job)
-    counts["jobs"] = len(jobs)
-    return jobs, dict(counts)
+            jobs += [] if job is None else [job]
+    return jobs, unreadable
 
 
-def _accounted(row: Mapping[str, str]) -> Job | None:
-    started_at, ended_at = _instant(row["Start"]), _instant(row["End"])
-    nodes = () if row["NodeList"].lower() in ("", "none assigned", "none") else tuple(expand_hostlist(row["NodeList"]))
-    state = (row["State"].split() or [""])[0].rstrip("+")  # "CANCELLED by 1000"; a narrow column ends in "+"
-    if started_at is None or not nodes or not row["JobID"]:
+def _accounted(line: str) -> Job | None:
+    name, written_state, start, end, node_list, resources = (field.strip() for field in line.split("|"))
+    started_at, ended_at, listed = _sacct_instant(start), _sacct_instant(end), text(node_list)
+    state = (written_state.split() or [""])[0].rstrip("+")  # "CANCELLED by 1000"; a narrow column ends in "+"
+    if started_at is None or listed is None or listed == "None assigned" or not name or "." in name:
         return None
-    if ended_at is not None and ended_at < started_at:
-        raise ValueError("ends before it starts")
-    done = ended_at is not None and state not in _UNFINISHED
-    gpus = _each(gpus_of(row["AllocTRES"]), len(nodes))
-    return Job(row["JobID"], nodes, started_at, ended_at if done else None, gpus, state.lower() if done else None)
+    nodes = tuple(expand_hostlist(listed))
+    return _job(name, nodes, started_at, ended_at, [state], _shared(gpus_of(resources), len(nodes)))
 
 
-def _instant(written: str) -> datetime | None:
-    if written.lower() in ("", "unknown", "none", "n/a"):
-        return None
+def _sacct_instant(written: str) -> datetime | None:
     if written.isdecimal():
         return instant(int(written))
-    return datetime.fromisoformat(written).replace(tzinfo=UTC)  # a sacct that knows no time format, under TZ=UTC
+    # a sacct that knows no time format, under TZ=UTC
+    return None if text(written) is None else datetime.fromisoformat(written).replace(tzinfo=UTC)
 
 
 def gpus_of(resources: str) -> int:
@@ -133,34 +130,11 @@ def gpus_of(resources: str) -> int:
     if whole is not None:
         return int(whole[1])
     typed = _TRES_TYPED.findall(resources) or _GRES_GPU.findall(re.sub(r"\([^)]*\)", "", resources))
-    return sum(int(each) for each in typed)
+    return sum(map(int, typed))
 
 
-def _each(total: int, nodes: int) -> tuple[int | None, ...]:
+def _shared(total: int, nodes: int) -> tuple[int | None, ...]:
     return (total // nodes if total % nodes == 0 else None,) * nodes
-
-
-def read_squeue(report: str) -> tuple[list[Job], dict[str, int]]:
-    """Read ``squeue --json``: jobs that run, and those that ended within the controller's memory (``MinJobAge``).
-
-    Returns: as :func:`read_sacct`.
-    Raises ``SlurmFormatError`` if it is no such report.
-    """
-    _, rows = load(report, ("jobs",))
-    counts: Counter[str] = Counter()
-    jobs: list[Job] = []
-    for row in rows:
-        try:
-            job = _remembered(row)
-        except (ValueError, TypeError):
-            counts["unreadable"] += 1
-            continue
-        if job is None:
-            counts["not_started"] += 1
-        else:
-            jobs.append(job)
-    counts["jobs"] = len(jobs)
-    return jobs, dict(counts)
 
 
 def _remembered(row: Mapping[str, Any]) -> Job | None:
@@ -170,26 +144,33 @@ def _remembered(row: Mapping[str, Any]) -> Job | None:
     if not states or states[0] == "PENDING" or started_at is None or listed is None:
         return None
     nodes = tuple(expand_hostlist(listed))
-    done = not set(states) & _UNFINISHED and ended_at is not None  # while it runs, the end is that of its time limit
-    if done and ended_at is not None and ended_at < started_at:
+    return _job(_name(row), nodes, started_at, ended_at, states, _remembered_gpus(row, len(nodes)))
+
+
+def _job(
+    name: str,
+    nodes: tuple[str, ...],
+    started_at: datetime,
+    ended_at: datetime | None,
+    states: list[str],
+    gpus: tuple[int | None, ...],
+) -> Job:
+    if ended_at is None or set(states) & _UNFINISHED:  # squeue gives one that runs the end of its time limit
+        return Job(name, nodes, started_at, None, gpus, None)
+    if ended_at < started_at:
         raise ValueError("ends before it starts")
-    gpus = _remembered_gpus(row, len(nodes))
-    return Job(_name(row), nodes, started_at, ended_at if done else None, gpus, states[0].lower() if done else None)
+    return Job(name, nodes, started_at, ended_at, gpus, states[0].lower())
 
 
 def _remembered_gpus(row: Mapping[str, Any], nodes: int) -> tuple[int | None, ...]:
     """Return the GPUs on each node: what is bound there, else the accounted sum, else what was asked for."""
     detail = row.get("gres_detail")  # empty again when the job has ended
     if isinstance(detail, list) and len(detail) == nodes:
-        return tuple(gpus_of(str(each)) for each in detail)
-    total = gpus_of(str(row.get("tres_alloc_str") or ""))
-    if total:
-        return _each(total, nodes)
-    for key, over in (("tres_per_node", None), ("tres_per_job", nodes)):
-        asked = gpus_of(str(row.get(key) or ""))
-        if asked:
-            return (asked,) * nodes if over is None else _each(asked, over)
-    return (0,) * nodes
+        return tuple(gpus_of(str(gres)) for gres in detail)
+    total, per_node, per_job = (
+        gpus_of(str(row.get(key) or "")) for key in ("tres_alloc_str", "tres_per_node", "tres_per_job")
+    )
+    return _shared(total or per_node * nodes or per_job, nodes)
 
 
 def _name(row: Mapping[str, Any]) -> str:

@@ -15,26 +15,23 @@ class SlurmFormatError(ValueError):
     """Output of a Slurm command that is not what we know."""
 
 
-def load(text: str, keys: tuple[str, ...]) -> tuple[str, list[dict[str, Any]]]:
-    """Return the first of ``keys`` that a report has, and its list of objects.
+def read_rows(report: str, key: str) -> list[dict[str, Any]]:
+    """Return the objects that a report lists under ``key``.
 
-    Raises ``SlurmFormatError`` if the text is no JSON, has none of the keys, or tells an error.
+    Raises ``SlurmFormatError`` if it is no JSON, has no such list, or tells an error.
     """
     try:
         # Debug lines of plugins may come before the report.
-        content = json.loads(text[max(text.find("{"), 0) :])
+        content = json.loads(report[max(report.find("{"), 0) :])
     except ValueError as error:
         raise SlurmFormatError(f"no JSON: {error}") from None
-    if not isinstance(content, dict):
-        raise SlurmFormatError("no JSON object")
-    for key in keys:
-        found = content.get(key)
-        if isinstance(found, list):
-            rows = [each for each in found if isinstance(each, dict)]
-            if not rows and content.get("errors"):
-                raise SlurmFormatError(f"Slurm reports {str(content['errors'])[:300]}")
-            return key, rows
-    raise SlurmFormatError(f"none of {', '.join(keys)} in {', '.join(sorted(content))[:200]}")
+    listed = content.get(key) if isinstance(content, dict) else None
+    if not isinstance(listed, list):
+        raise SlurmFormatError(f"no list of {key} in it")
+    rows = [row for row in listed if isinstance(row, dict)]
+    if not rows and content.get("errors"):
+        raise SlurmFormatError(f"Slurm reports {str(content['errors'])[:300]}")
+    return rows
 
 
 def number(value: object) -> int | None:
@@ -60,9 +57,7 @@ def words(value: object) -> list[str]:
     """Return states in upper case, from one text or a list of texts."""
     if isinstance(value, str):
         value = value.replace("+", " ").replace(",", " ").split()
-    if not isinstance(value, list):
-        return []
-    return [str(each).upper() for each in value if str(each).strip()]
+    return [str(word).upper() for word in value if str(word).strip()] if isinstance(value, list) else []
 
 
 def text(value: object) -> str | None:

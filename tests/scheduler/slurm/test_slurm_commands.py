@@ -214,4 +214,4 @@ def test_where_each_version_tells_itself():
 def test_a_program_that_leaves_children_behind_is_ended_in_time():
     command = ["sh", "-c", "sleep 20 & echo started"]
     with pytest.raises(CommandError, match=r"no answer within 0\.3 s"):
-        run_program(command, lambda _: None, timeout_s=0.3, most_bytes=100, environment=os.environ)
+        run_program(command, timeout_s=0.3, max_bytes=100, environment=os.environ)

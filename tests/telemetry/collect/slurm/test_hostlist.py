@@ -23,15 +23,12 @@ def test_host_lists(written: str, names: list[str]):
     assert expand_hostlist(written) == names
 
 
-@pytest.mark.parametrize("written", ["n[1", "n1]", "n[[1]]", "n[3-1]", "n[a-b]", "n[]", "n[1-]", "n[0-9999999]"])
+@pytest.mark.parametrize(
+    "written", ["n[1", "n1]", "n[[1]]", "n[3-1]", "n[a-b]", "n[]", "n[1-]", "n[0-9999999]", "a[1-2000]b[1-2000]"]
+)
 def test_what_is_no_host_list(written: str):
     with pytest.raises(ValueError, match=r"brackets|no range|stands for"):
         expand_hostlist(written)
-
-
-def test_a_product_of_ranges_is_bounded():
-    with pytest.raises(ValueError, match="stands for over 1,000,000 nodes"):
-        expand_hostlist("a[1-2000]b[1-2000]")
 
 
 @given(st.lists(st.tuples(st.integers(0, 500), st.integers(0, 30), st.integers(1, 4)), min_size=1, max_size=5))

@@ -1,5 +1,5 @@
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -11,13 +11,7 @@ from telemetry.collect.slurm.collector import SlurmCollector
 from telemetry.collect.slurm.commands import CommandError, run_command
 from telemetry.collect.slurm.drain_reasons import DEFAULT_RULES
 from telemetry.errors import InputError
-from telemetry.landing.folder import Landing
-from tests.telemetry.collect.builders import (
-    NOW,
-    Clock,
-    landed,
-    landing,
-)
+from tests.telemetry.collect.builders import NOW, Clock, landed, landing
 
 
 class Slurm:
@@ -46,12 +40,35 @@ class Slurm:
         return json.dumps({"jobs": [job]})
 
 
-def collector(outbox: Outbox, where: Landing, slurm: Slurm, clock: Clock, since: datetime | None = None):
-    return SlurmCollector(outbox, where, run=slurm, rules=DEFAULT_RULES, clock=clock, since=since)
+class Watched:
+    """A collector of this Slurm, in a folder of its own; each look is a minute later."""
+
+    def __init__(self, folder: Path, since: datetime | None = None) -> None:
+        self.where, self.slurm, self.clock = landing(folder), Slurm(), Clock()
+        self._since = since
+        self.start()
+
+    def start(self) -> None:
+        """Begin as a new process."""
+        self.outbox = Outbox(self.where, "slurm")
+        self.collector = SlurmCollector(
+            self.outbox, self.where, run=self.slurm, rules=DEFAULT_RULES, clock=self.clock, since=self._since
+        )
+
+    def look(self, times: int = 1) -> None:
+        for _ in range(times):
+            self.collector.once()
+            self.clock.move(minutes=1)
+
+    def asked(self, program: str) -> list[Sequence[str]]:
+        return [command for command in self.slurm.asked if command[0] == program]
 
 
-def never(_seconds: float) -> bool:
-    return False
+@pytest.fixture
+def watched(tmp_path: Path) -> Iterator[Watched]:
+    made = Watched(tmp_path, since=NOW - timedelta(days=3))
+    yield made
+    made.outbox.close()
 
 
 def sacct(job: str, start: datetime, end: datetime | None = None, state: str = "RUNNING") -> str:
@@ -59,132 +76,99 @@ def sacct(job: str, start: datetime, end: datetime | None = None, state: str = "
     return f"{job}|{state}|{int(start.timestamp())}|{ended}|n1|gres/gpu=8"
 
 
-def test_rounds_land_what_changed_and_survive_a_restart(tmp_path: Path):
-    where, slurm, clock = landing(tmp_path), Slurm(), Clock()
-    with Outbox(where, "slurm") as outbox:
-        collector(outbox, where, slurm, clock).once(never)
-    slurm.nodes["n1"] = {"state": "idle", "state_flags": ["DRAIN"], "reason": "RMA"}
-    clock.move(minutes=1)
-    for _ in range(2):
-        with Outbox(where, "slurm") as outbox:
-            collector(outbox, where, slurm, clock).once(never)
-    slurm.nodes["n1"] = {"state": "idle"}
-    clock.move(minutes=1)
-    with Outbox(where, "slurm") as outbox:
-        collector(outbox, where, slurm, clock).once(never)
-    rows = landed(where)
+def test_looks_land_what_changed_and_survive_a_restart(watched: Watched):
+    watched.look()
+    for node in ({"state": "idle", "state_flags": ["DRAIN"], "reason": "RMA"}, {"state": "idle"}):
+        watched.slurm.nodes["n1"] = node
+        for _ in range(2):
+            watched.outbox.close()
+            watched.start()
+            watched.look()
+    rows = landed(watched.where)
     assert [(row["type"], row["code"], row["node"], row["gpu"]) for row in rows] == [
         ("drain", "drain", "n1", None),
         ("replacement", "replacement", "n1", None),
         ("drain", "resume", "n1", None),
     ]
     assert rows[0]["known_at"] == NOW + timedelta(minutes=1)
-    assert [command[0] for command in slurm.asked[:3]] == ["scontrol", "sinfo", "sacct"]
+    assert [command[0] for command in watched.slurm.asked[:3]] == ["scontrol", "sinfo", "sacct"]
 
 
-def test_a_running_job_lands_once_and_again_when_it_ends(tmp_path: Path):
-    where, slurm, clock = landing(tmp_path), Slurm(), Clock()
+def test_a_running_job_lands_once_and_again_when_it_ends(watched: Watched):
     start = NOW - timedelta(hours=2)
-    with Outbox(where, "slurm") as outbox:
-        watch = collector(outbox, where, slurm, clock)
-        slurm.rows = [sacct("7", start)]
-        watch.once(never)
-        watch.once(never)
-        slurm.rows = [sacct("7", start, NOW, "COMPLETED")]
-        clock.move(minutes=1)
-        watch.once(never)
-        watch.once(never)
-    rows = landed(where, "jobs")
-    assert [(row["job"], row["gpus"], row["ended_at"], row["outcome"]) for row in rows] == [
-        ("7", 8, None, None),
-        ("7", 8, NOW, "completed"),
+    watched.slurm.rows = [sacct("7", start)]
+    watched.look(2)
+    watched.slurm.rows = [sacct("7", start, NOW, "COMPLETED")]
+    watched.look(2)
+    rows = landed(watched.where, "jobs")
+    assert [(row["job"], row["started_at"], row["gpus"], row["ended_at"], row["outcome"]) for row in rows] == [
+        ("7", start, 8, None, None),
+        ("7", start, 8, NOW, "completed"),
     ]
-    assert {row["started_at"] for row in rows} == {start}
 
 
-def test_history_is_asked_for_a_day_at_a_time_and_gone_on_with_after_a_failure(tmp_path: Path):
-    where, slurm, clock = landing(tmp_path), Slurm(), Clock()
-    with Outbox(where, "slurm") as outbox:
-        watch = collector(outbox, where, slurm, clock, since=NOW - timedelta(days=3))
-        watch.once(never)
-        asked = [command[6:8] for command in slurm.asked if command[0] == "sacct"]
-        assert asked[0] == ("--starttime=2026-02-26T12:00:00", "--endtime=2026-02-27T12:00:00")
-        assert len(asked) == 3
-        slurm.asked.clear()
-        clock.move(minutes=5)
-        watch.once(never)
-        (command,) = [command for command in slurm.asked if command[0] == "sacct"]
-        assert command[6:8] == ("--starttime=2026-03-01T11:00:00", "--endtime=2026-03-01T12:06:00")
+def test_history_is_asked_for_a_day_at_a_time_and_gone_on_with(watched: Watched):
+    watched.look()
+    asked = watched.asked("sacct")
+    assert asked[0][6:8] == ("--starttime=2026-02-26T12:00:00", "--endtime=2026-02-27T12:00:00")
+    assert len(asked) == 3
+    watched.look()
+    assert watched.asked("sacct")[3][6:8] == ("--starttime=2026-03-01T11:00:00", "--endtime=2026-03-01T12:02:00")
 
 
-def test_without_accounting_jobs_come_from_the_controller(tmp_path: Path, caplog: pytest.LogCaptureFixture):
-    where, slurm = landing(tmp_path), Slurm()
-    slurm.accounting = False
-    with Outbox(where, "slurm") as outbox:
-        watch = collector(outbox, where, slurm, Clock())
-        watch.once(never)
-        watch.once(never)
-    assert [row["job"] for row in landed(where, "jobs")] == ["5"]
+def test_without_accounting_jobs_come_from_the_controller(watched: Watched, caplog: pytest.LogCaptureFixture):
+    watched.slurm.accounting = False
+    watched.look(2)
+    assert [row["job"] for row in landed(watched.where, "jobs")] == ["5"]
     assert caplog.text.count("Slurm keeps no accounting") == 1
 
 
-def test_a_controller_that_is_down_is_tried_again_and_told_of_once(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+def test_a_controller_that_is_down_is_tried_again_and_told_of_once(watched: Watched, caplog: pytest.LogCaptureFixture):
     caplog.set_level("INFO")
-    where, slurm, clock = landing(tmp_path), Slurm(), Clock()
-    with Outbox(where, "slurm") as outbox:
-        watch = collector(outbox, where, slurm, clock)
-        turns = 0
+    error = CommandError(["sinfo"], "Unable to contact slurm controller")
+    faults: list[dict[str, CommandError]] = [{"sinfo": error}, {"sinfo": error}, {}]
 
-        def stop(_seconds: float) -> bool:
-            nonlocal turns
-            turns += 1
-            slurm.refused = (
-                {"sinfo": CommandError(["sinfo"], "Unable to contact slurm controller")} if turns < 3 else {}
-            )
-            return turns == 4
+    def stop(_seconds: float) -> bool:
+        if not faults:
+            return True
+        watched.slurm.refused = faults.pop(0)
+        return False
 
-        watch.follow(60.0, stop)
-        assert (watch.counts["rounds"], watch.counts["failed"]) == (4, 2)
+    watched.collector.follow(60.0, stop)
+    assert (watched.collector.counts["rounds"], watched.collector.counts["failed"]) == (4, 2)
     assert caplog.text.count("cannot be read") == 1
     assert caplog.text.count("can be read again") == 1
 
 
-def test_once_says_that_slurm_does_not_answer(tmp_path: Path):
-    where, slurm = landing(tmp_path), Slurm()
-    slurm.refused = {"sinfo": CommandError(["sinfo"], "no answer within 60 s")}
-    waits: list[float] = []
-
-    def wait(seconds: float) -> bool:
-        waits.append(seconds)
-        return False
-
-    with Outbox(where, "slurm") as outbox:
-        with pytest.raises(InputError, match="Slurm does not answer: `sinfo`: no answer within 60 s") as error:
-            collector(outbox, where, slurm, Clock()).once(wait)
-        assert len(waits) == 2
-        assert "jobs" in outbox.position  # what could be had is kept
+def test_once_says_that_slurm_does_not_answer(watched: Watched):
+    watched.slurm.refused = {"sinfo": CommandError(["sinfo"], "no answer within 60 s")}
+    with pytest.raises(InputError, match="Slurm does not answer: `sinfo`: no answer within 60 s") as error:
+        watched.look()
+    assert "jobs" in watched.outbox.position  # what could be had is kept
     assert error.value.do.startswith("Run this where `sinfo` works")
 
 
-def test_a_node_that_is_not_listed_for_a_moment_keeps_its_drain(tmp_path: Path):
-    where, slurm, clock = landing(tmp_path), Slurm(), Clock()
-    slurm.nodes["n2"] = {"state": "idle", "state_flags": ["DRAIN"], "reason": "x"}
-    with Outbox(where, "slurm") as outbox:
-        watch = collector(outbox, where, slurm, clock)
-        for nodes in (slurm.nodes, {"n1": {"state": "idle"}}, slurm.nodes):
-            slurm.nodes = nodes
-            watch.once(never)
-    assert [row["node"] for row in landed(where)] == ["n2"]
+def test_a_node_that_is_not_listed_for_a_moment_keeps_its_drain(watched: Watched):
+    both = watched.slurm.nodes | {"n2": {"state": "idle", "state_flags": ["DRAIN"], "reason": "x"}}
+    for watched.slurm.nodes in (both, {"n1": {"state": "idle"}}, both):
+        watched.look()
+    assert [row["node"] for row in landed(watched.where)] == ["n2"]
 
 
-def test_commands_fail_clearly(tmp_path: Path):
-    assert run_command(["echo", "x"]) == "x\n"
+@pytest.mark.parametrize(
+    ("command", "message", "lasting"),
+    [
+        (["sleep", "9"], r"no answer within 0\.5 s", False),
+        (["/nowhere/none"], "No such file", True),
+        (["sh", "-c", "echo unrecognized option >&2; echo try --help >&2; exit 1"], "option try --help$", True),
+        (["false"], "exit status 1", False),
+    ],
+)
+def test_commands_fail_clearly(command: list[str], message: str, lasting: bool):
+    with pytest.raises(CommandError, match=message) as error:
+        run_command(command, timeout_s=0.5 if command[0] == "sleep" else 60.0)
+    assert error.value.lasting is lasting
+
+
+def test_a_command_gives_what_it_prints():
     assert run_command(["sh", "-c", "echo $SLURM_X"], environment={"SLURM_X": "1"}) == "1\n"
-    with pytest.raises(CommandError, match=r"no answer within 0\.1 s"):
-        run_command(["sleep", "9"], timeout_s=0.1)
-    with pytest.raises(CommandError, match="No such file"):
-        run_command([str(tmp_path / "none")])
-    with pytest.raises(CommandError) as error:
-        run_command(["sh", "-c", "echo unrecognized option >&2; echo try --help >&2; exit 1"])
-    assert error.value.lasting
-    assert str(error.value).endswith("unrecognized option try --help")

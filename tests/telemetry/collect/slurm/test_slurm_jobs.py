@@ -18,17 +18,12 @@ def row(job: str = "7", state: str = "COMPLETED", end: object = AT + 60, tres: s
 
 
 def test_a_job_is_a_row_for_each_node():
-    jobs, counts = read_sacct(row())
+    jobs, unreadable = read_sacct(row())
     table = jobs_table(jobs)
-    assert table.schema == JOBS
-    assert counts == {"jobs": 1}
-    rows = table.to_pylist()
-    assert [(each["job"], each["node"], each["gpus"], each["outcome"]) for each in rows] == [
-        ("7", "gpu01", 8, "completed"),
-        ("7", "gpu02", 8, "completed"),
-    ]
-    assert {(each["started_at"], each["ended_at"]) for each in rows} == {(NOW, NOW + timedelta(minutes=1))}
-    assert {(each["gpu"], each["checkpointed_at"]) for each in rows} == {(None, None)}
+    assert (table.schema, unreadable) == (JOBS, 0)
+    whole = {"job": "7", "gpu": None, "started_at": NOW, "ended_at": NOW + timedelta(minutes=1), "gpus": 8}
+    whole |= {"checkpointed_at": None, "outcome": "completed"}
+    assert table.to_pylist() == [whole | {"node": "gpu01"}, whole | {"node": "gpu02"}]
 
 
 @pytest.mark.parametrize(
@@ -52,30 +47,30 @@ def test_runs_of_a_requeued_job_and_tasks_of_an_array_are_apart():
     assert len({job.key for job in jobs}) == 3
 
 
-def test_what_is_left_out_is_counted():
-    report = "\n".join(
-        [
-            row("7.batch"),
-            row("7.0"),
-            "8|PENDING|Unknown|Unknown|None assigned|",
-            "9_[1-5]|PENDING|Unknown|Unknown||",
-            "10|COMPLETED|x",
-            row("11", end=AT - 5),
-            "12|COMPLETED|2026-13-01|5|n[|",
-        ]
-    )
-    assert read_sacct(report) == ([], {"steps": 2, "not_started": 2, "unreadable": 3, "jobs": 0})
+@pytest.mark.parametrize(
+    ("line", "unreadable"),
+    [
+        (row("7.batch"), 0),
+        ("8|PENDING|Unknown|Unknown|None assigned|", 0),
+        ("9_[1-5]|PENDING|Unknown|Unknown||", 0),
+        ("10|COMPLETED|x", 1),
+        (row("11", end=AT - 5), 1),
+        ("12|COMPLETED|2026-13-01|5|n[|", 1),
+    ],
+)
+def test_what_is_left_out_is_counted_where_it_cannot_be_read(line: str, unreadable: int):
+    assert read_sacct(line) == ([], unreadable)
 
 
-def test_the_real_sacct_output_holds_steps_only():
+def test_the_real_sacct_output():
     if not SACCT.exists():
         pytest.skip(f"the captured sacct output is not here: {SACCT}")
     header, *lines = SACCT.read_text().splitlines()
     place = [header.split("|").index(name) for name in SACCT_COLUMNS]
     report = "\n".join("|".join(line.split("|")[index] for index in place) for line in lines)
-    assert read_sacct(report) == ([], {"steps": 68, "jobs": 0})
-    jobs, counts = read_sacct(report.replace("8012944_24093.0", "8012944_24093"))
-    assert counts == {"jobs": 68}
+    assert read_sacct(report) == ([], 0), "steps only"
+    jobs, unreadable = read_sacct(report.replace("8012944_24093.0", "8012944_24093"))
+    assert (len(jobs), unreadable) == (68, 0)
     assert {(job.job, job.nodes, job.gpus, job.outcome) for job in jobs} == {
         ("8012944_24093", ("node077",), (0,), "completed")
     }
@@ -107,44 +102,41 @@ def test_gpus_that_do_not_divide_evenly_are_unknown():
     assert job.gpus == (None, None)
 
 
+def later(number: int, *, given: bool = True) -> dict[str, Any]:
+    return {"set": given, "infinite": False, "number": number}
+
+
+TIMES = {"start_time": later(AT), "end_time": later(AT + 5)}
+
+
+@pytest.mark.parametrize(
+    ("told", "name", "gpus", "outcome"),
+    [
+        ({"gres_detail": ["gpu:h100:2(IDX:0-1)", "gpu:h100:1(IDX:7)"]}, "5", (2, 1), None),
+        ({"job_state": "FAILED", "tres_per_node": "gres:gpu:2", "gres_detail": []}, "5", (2, 2), "failed"),
+        (
+            {"job_state": ["COMPLETED"], "array_job_id": later(4), "array_task_id": later(0), **TIMES}
+            | {"tres_alloc_str": "cpu=2,gres/gpu=4"},
+            "4_0", (2, 2), "completed",
+        ),
+        (
+            {"job_state": ["COMPLETED", "COMPLETING"], "array_job_id": later(0, given=False), **TIMES},
+            "5", (0, 0), None,
+        ),
+        ({"het_job_id": 3, "het_job_offset": 1}, "3+1", (0, 0), None),
+    ],
+)  # fmt: skip
+def test_what_the_controller_remembers(told: dict[str, Any], name: str, gpus: tuple[int, ...], outcome: str | None):
+    ((job,), _) = read_squeue(squeue(**told))
+    assert (job.job, job.nodes, job.gpus, job.outcome) == (name, ("n1", "n2"), gpus, outcome)
+    assert job.ended_at == (None if outcome is None else NOW + timedelta(seconds=5))
+
+
 def squeue(**job: Any) -> str:
-    base = {"job_id": 5, "job_state": "RUNNING", "start_time": AT, "end_time": AT + 999999, "nodes": "n[1-2]"}
+    base = {"job_id": 5, "job_state": "RUNNING", "start_time": AT, "end_time": AT + 5, "nodes": "n[1-2]"}
     return json.dumps({"errors": [], "jobs": [base | job]})
 
 
-def test_what_the_controller_remembers():
-    ((running,), _) = read_squeue(squeue(gres_detail=["gpu:h100:2(IDX:0-1)", "gpu:h100:1(IDX:7)"]))
-    assert (running.job, running.nodes, running.gpus, running.ended_at, running.outcome) == (
-        "5",
-        ("n1", "n2"),
-        (2, 1),
-        None,
-        None,
-    )
-    ((done,), _) = read_squeue(squeue(job_state="FAILED", end_time=AT + 5, tres_per_node="gres:gpu:2", gres_detail=[]))
-    assert (done.gpus, done.ended_at, done.outcome) == ((2, 2), NOW + timedelta(seconds=5), "failed")
-
-
-def test_what_a_newer_controller_remembers():
-    def value(number: int, *, given: bool = True) -> dict[str, Any]:
-        return {"set": given, "infinite": False, "number": number}
-
-    times = {"start_time": value(AT), "end_time": value(AT + 5)}
-    report = squeue(
-        job_state=["COMPLETED"],
-        array_job_id=value(4),
-        array_task_id=value(0),
-        tres_alloc_str="cpu=2,gres/gpu=4",
-        **times,
-    )
-    ((job,), _) = read_squeue(report)
-    assert (job.job, job.gpus, job.outcome) == ("4_0", (2, 2), "completed")
-    completing = squeue(job_state=["COMPLETED", "COMPLETING"], array_job_id=value(0, given=False), **times)
-    ((job,), _) = read_squeue(completing)
-    assert (job.job, job.ended_at) == ("5", None)
-
-
 def test_jobs_that_wait_have_not_started():
-    assert read_squeue(squeue(job_state="PENDING"))[1] == {"not_started": 1, "jobs": 0}
-    assert read_squeue(squeue(het_job_id=3, het_job_offset=1))[0][0].job == "3+1"
-    assert read_squeue(squeue(nodes="n["))[1] == {"unreadable": 1, "jobs": 0}
+    assert read_squeue(squeue(job_state="PENDING")) == ([], 0)
+    assert read_squeue(squeue(nodes="n[")) == ([], 1)

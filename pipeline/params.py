@@ -13,13 +13,16 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from features.config import DecisionSection, FeatureSection, LabelSection
 from models.config import BacktestSection, ModelsSection, PromotionSection, TrainingSection
-from pipeline.removed_params import removed_in
+from pipeline.removed_params import holds, removed_in
 from telemetry.config import ChannelDeclaration, Duration, EventsSection, Section, TelemetrySection
 from telemetry.errors import InputError
 from telemetry.yaml_text import read_yaml
 
 _NAMED = 3
 """Parameters that differ and are named in a sentence, at most."""
+
+Origin = Sequence[tuple[Path, Mapping[str, Any]]]
+"""What each file holds."""
 
 
 class SimulateSection(Section):
@@ -122,11 +125,10 @@ def load_params(paths: Iterable[Path]) -> Params:
     Raises ``InputError`` if a file is missing, is not YAML, holds an unknown key (the nearest valid name is given), or
     a bad value.
     """
+    origin = [(path, _read_yaml(path)) for path in paths]
     merged: dict[str, Any] = {}
-    origin: dict[tuple[str, ...], Path] = {}
-    for path in paths:
-        content = _read_yaml(path)
-        _merge(merged, content, path, origin, ())
+    for _, content in origin:
+        merged = _merged(merged, content)
     for where, what, hint in removed_in(merged):
         raise InputError(what, f"{_origin_of(where, origin)}, parameter {'.'.join(where)}", hint)
     try:
@@ -155,31 +157,13 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     return content
 
 
-def _merge(
-    into: dict[str, Any],
-    content: Mapping[str, Any],
-    path: Path,
-    origin: dict[tuple[str, ...], Path],
-    at: tuple[str, ...],
-) -> None:
-    for key, value in content.items():
-        here = (*at, str(key))
-        origin[here] = path
-        if isinstance(value, dict) and isinstance(into.get(key), dict):
-            _merge(into[key], value, path, origin, here)
-        else:
-            into[key] = value
-            _note_origin(value, path, origin, here)
+def _merged(under: Any, over: Any) -> Any:
+    if not (isinstance(under, dict) and isinstance(over, dict)):
+        return over
+    return under | {key: _merged(under.get(key), value) for key, value in over.items()}
 
 
-def _note_origin(value: Any, path: Path, origin: dict[tuple[str, ...], Path], at: tuple[str, ...]) -> None:
-    if isinstance(value, dict):
-        for key, inner in value.items():
-            origin[(*at, str(key))] = path
-            _note_origin(inner, path, origin, (*at, str(key)))
-
-
-def _explain(error: ValidationError, origin: Mapping[tuple[str, ...], Path]) -> InputError:
+def _explain(error: ValidationError, origin: Origin) -> InputError:
     # an unknown key often leaves a required one missing: name the cause, not its consequence
     first = min(error.errors(), key=lambda found: found["type"] != "extra_forbidden")
     loc = tuple(str(part) for part in first["loc"])
@@ -197,10 +181,12 @@ def _explain(error: ValidationError, origin: Mapping[tuple[str, ...], Path]) -> 
     return InputError(f"{first.get('input')!r} is not valid: {message}", where, "Correct the value.")
 
 
-def _origin_of(loc: tuple[str, ...], origin: Mapping[tuple[str, ...], Path]) -> str:
+def _origin_of(loc: tuple[str, ...], origin: Origin) -> str:
+    """Name the last file that gives a parameter, or what it lies in."""
     for end in range(len(loc), 0, -1):
-        if loc[:end] in origin:
-            return str(origin[loc[:end]])
+        for path, content in reversed(origin):
+            if holds(content, loc[:end]):
+                return str(path)
     return "parameters"
 
 
@@ -226,7 +212,7 @@ def _section_of(annotation: Any) -> type[BaseModel] | None:
     return None
 
 
-def _check_multiples(params: Params, origin: Mapping[tuple[str, ...], Path]) -> None:
+def _check_multiples(params: Params, origin: Origin) -> None:
     step = params.telemetry.step
     if step <= timedelta(0):
         raise InputError(

@@ -50,18 +50,19 @@ def removed_in(params: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], str
     """
     for name, hint in REMOVED.items():
         path = tuple(name.split("."))
-        if _holds(params, path):
+        if holds(params, path):
             yield path, f"the parameter {name} was removed", hint
     for name, new in RENAMED.items():
         path = tuple(name.split("."))
-        if _holds(params, path):
+        if holds(params, path):
             yield path, f"the parameter {name} is now {new}", f"Write {new}."
     for path, value in _leaves(params.get("models"), ("models",)):
         if value in REMOVED_LEARNERS:
             yield path, f"the learner {value} was removed", REMOVED_LEARNERS[value]
 
 
-def _holds(params: Any, path: tuple[str, ...]) -> bool:
+def holds(params: Any, path: tuple[str, ...]) -> bool:
+    """Tell whether parameters have a value at a path of keys."""
     for key in path:
         if not isinstance(params, Mapping) or key not in params:
             return False

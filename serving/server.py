@@ -6,9 +6,7 @@ import asyncio
 import contextlib
 import gc
 import logging
-import os
 import signal
-import socket
 import ssl
 import sys
 import threading
@@ -41,7 +39,6 @@ GARBAGE: Final = (50_000, 20, 100)
 """Thresholds of the collector of cycles. A decision makes hundreds of thousands of objects, none of them in cycles;
 with Python's own thresholds the whole heap was walked again and again, each time for up to 200 ms without an answer."""
 
-_NOTIFY_SOCKET: Final = "NOTIFY_SOCKET"
 EXTENDER_HOST: Final = "127.0.0.1"
 """The extender takes no tokens: only its own machine may reach it."""
 
@@ -96,7 +93,6 @@ def serve(
         quiet_accept_errors(loop)
 
         def end() -> None:
-            notify("STOPPING=1")
             for server, _ in servers:
                 server.should_exit = True
 
@@ -113,7 +109,6 @@ def serve(
             listener.listen(BACKLOG)  # whoever is told that the service listens may connect
         ports = [int(listener.getsockname()[1]) for _, listener in servers]
         _LOG.info("serving on %s:%d%s", host, ports[0], f", extender on {ports[1]}" if len(ports) > 1 else "")
-        notify("READY=1")
         if started is not None:
             started(ports[0], ports[1] if len(ports) > 1 else None)
         service.start()
@@ -139,27 +134,6 @@ def be_responsive() -> None:
     """Set both, for the whole process."""
     sys.setswitchinterval(SWITCH_S)
     gc.set_threshold(*GARBAGE)
-
-
-def notify(state: str) -> bool:
-    """Send a state, such as ``READY=1``.
-
-    ``state``: assignments as sd_notify(3) has them, one a line.
-    Returns: whether it was sent; False where nobody asked for it.
-    """
-    address = os.environ.get(_NOTIFY_SOCKET, "")
-    if not address.startswith(("/", "@")):
-        return False
-    if address.startswith("@"):  # an abstract name
-        address = f"\0{address[1:]}"
-    try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sender:
-            sender.settimeout(1.0)
-            sender.sendto(state.encode(), address)
-    except OSError as error:  # a supervisor that cannot be told is no reason to serve nobody
-        _LOG.warning("the supervisor cannot be told %s: %s", state, error)
-        return False
-    return True
 
 
 class Tls:

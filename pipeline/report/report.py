@@ -56,7 +56,6 @@ def render_report(evaluation: Evaluation, context: ReportContext) -> str:
         evaluation=evaluation,
         style=Markup((_HERE / "style.css").read_text(encoding="utf-8")),  # noqa: S704 - our own stylesheet
         summary=summary.sentences(evaluation, context),
-        figures=summary.figures(evaluation, context),
         plots={name: plot and (Markup(plot.svg), plot.caption) for name, plot in drawn.items()},  # noqa: S704 - escaped there
         models=tables.models(evaluation, context),
         sliding=tables.paired(evaluation, "sliding", against_once),

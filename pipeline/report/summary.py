@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import math
-
 import pandas as pd
 
 from evaluation.metrics.comparison import SLIDING
 from evaluation.metrics.evaluation import Evaluation
 from evaluation.metrics.lead_time import TOP_SHARE
 from evaluation.metrics.oracle import ORACLE
-from pipeline.report import wording
 from pipeline.report.context import ReportContext
 from pipeline.report.wording import between, count, day, duration, hours, join, percent, points, verdict
 
@@ -32,32 +29,6 @@ def sentences(evaluation: Evaluation, context: ReportContext) -> list[str]:
     if helped:
         said.append(helped)
     return [each for each in said if each]
-
-
-def figures(evaluation: Evaluation, context: ReportContext) -> list[tuple[str, str, str]]:
-    """Give the main figures of the profile.
-
-    ``context``: everything else.
-    Returns: the note is the interval or what the figure counts; possibly empty.
-    """
-    row = evaluation.row(context.profile, SLIDING)
-    if row is None:
-        return []
-    said = [
-        (f"precision at K = {evaluation.k}", percent(row["precision_at_k"]), _interval(row, "precision_at_k")),
-        ("incidents caught", percent(row["recall"]), f"{count(row['caught'])} of {count(row['incidents'])}"),
-        ("median lead time", hours(row["lead_time_median_hours"]), "first right alert to incident"),
-        (
-            "false alert days",
-            wording.number(row["false_alert_days_per_1000_unit_days"], 1),
-            f"per 1000 {context.unit_word}-days",
-        ),
-        ("base rate", percent(row["base_rate"]), "precision of drawing at random"),
-    ]
-    share = row.get("oracle_share_precision_at_k", math.nan)
-    if math.isfinite(share):
-        said.append(("of the oracle's precision", percent(share), _interval(row, "oracle_share_precision_at_k")))
-    return said
 
 
 def _replayed(evaluation: Evaluation, context: ReportContext) -> str:

@@ -1,9 +1,8 @@
-"""Bodies of requests and answers: strict JSON, gzip that cannot blow up, and what a refusal says of a wrong value."""
+"""Bodies of requests and answers: strict JSON, and what a refusal says of a wrong value."""
 
 from __future__ import annotations
 
 import json
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Final, NoReturn
@@ -18,9 +17,6 @@ JSON: Final = "application/json"
 ARROW: Final = "application/vnd.apache.arrow.stream"
 PROBLEM: Final = "application/problem+json"
 _SHOWN: Final = 80
-_CHUNK: Final = 2**20
-_GZIP: Final = 16 + zlib.MAX_WBITS
-_MOST_MEMBERS: Final = 64
 
 
 def read_json(body: bytes, *, containers: int | None = None, values: int | None = None) -> Any:
@@ -65,49 +61,6 @@ def shown(value: object) -> str:
 def media_of(request: Request) -> str:
     """Return the body's content type without its parameters, in lower case."""
     return request.headers.get("content-type", "").partition(";")[0].strip().lower()
-
-
-def plain(request: Request, body: bytes, limit: int) -> bytes:
-    """Return a request's body without its content encoding; may be called in a thread.
-
-    Raises ``Refused``: 415 for another encoding than gzip, 413 for more than ``limit`` bytes, 400 for a damaged one.
-    """
-    encoding = request.headers.get("content-encoding", "identity").strip().lower()
-    if encoding in ("identity", ""):
-        return body
-    if encoding not in ("gzip", "x-gzip"):
-        raise Refused(415, f"content encoding {shown(encoding)}: send the body plain or with gzip", "encoding")
-    return gunzip(body, limit)
-
-
-def gunzip(body: bytes, limit: int) -> bytes:
-    """Decompress gzip, of one member or several (RFC 1952), never making more than ``limit`` bytes.
-
-    Raises ``Refused``: 413 for more than ``limit``, 400 if it is damaged or cut short.
-    """
-    chunks: list[bytes] = []
-    size = 0
-    rest = body
-    members = 0
-    while rest:
-        members += 1
-        if members > _MOST_MEMBERS:  # each member copies what follows it: many small ones would take for ever
-            raise Refused(413, f"the body is gzip of more than {_MOST_MEMBERS} members", "too_large")
-        member = zlib.decompressobj(_GZIP)
-        while not member.eof:
-            try:
-                chunk = member.decompress(rest, _CHUNK)
-            except zlib.error:
-                raise Refused(400, "the body is no gzip", "garbage") from None
-            rest = member.unconsumed_tail
-            size += len(chunk)
-            if size > limit:
-                raise Refused(413, f"the body unpacks to more than {limit} bytes: send smaller ones", "too_large")
-            chunks.append(chunk)
-            if not chunk and not rest and not member.eof:
-                raise Refused(400, "the body is gzip that was cut short", "garbage")
-        rest = member.unused_data
-    return b"".join(chunks)
 
 
 def unknown_name(name: str, known: tuple[str, ...] | list[str], what: str) -> str:

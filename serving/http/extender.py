@@ -16,7 +16,7 @@ from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
 
-from serving.http.bodies import as_json, plain, read_json
+from serving.http.bodies import as_json, read_json
 from serving.http.limits import ServiceSettings, ThreadWork
 from serving.http.metrics import RequestMetrics
 from serving.http.score_cache import ScoreCache
@@ -109,9 +109,9 @@ def add_extender(
 
     async def read(request: Request) -> list[str]:
         body = await request.body()
-        if len(body) <= _AT_ONCE and request.headers.get("content-encoding") is None:
+        if len(body) <= _AT_ONCE:
             return candidates(read_json(body))
-        return await reading.run(lambda: candidates(read_json(plain(request, body, settings.decoded_bytes))))
+        return await reading.run(lambda: candidates(read_json(body)))
 
     async def filter_nodes(request: Request) -> Response:
         asked = await read(request)

@@ -192,6 +192,8 @@ class _Exchange:
         # A proxy that goes by the other length would take the body's end for another's request.
         if b"content-length" in self.headers and b"transfer-encoding" in self.headers:
             raise Refused(400, "send Content-Length or Transfer-Encoding, not both", "framing")
+        if self.headers.get(b"content-encoding", b"identity").lower() != b"identity":
+            raise Refused(415, "send the body without a content encoding", "encoding")
         if guard.hosts is not None:
             host = self.headers.get(b"host", b"").decode("latin-1") if b"host" in self.headers else None
             if not guard.hosts.allows(host):

@@ -21,7 +21,6 @@ from serving.http.bodies import (
     JSON,
     as_json,
     media_of,
-    plain,
     read_json,
     shown,
     unknown_name,
@@ -129,7 +128,7 @@ class QueryRoutes:
         """
         model = self.model()
         body = await request.body()
-        rows = await self._reading.run(lambda: read(self._plain(request, body), model))
+        rows = await self._reading.run(lambda: read(body, model))
         return await self._scored(model, rows, write)
 
     async def _scored(
@@ -169,12 +168,11 @@ class QueryRoutes:
         if media != JSON:
             raise Refused(415, f"send {JSON} or {ARROW}", "media_type")
         body = await request.body()
-        small = len(body) <= _AT_ONCE and request.headers.get("content-encoding") is None
-        if small:
+        if len(body) <= _AT_ONCE:
             kind, value = self._asked(body)
             if kind in ("nodes", "gpus"):
                 return self._looked_up(kind, value)
-        answer = await self._reading.run(lambda: self._large(self._plain(request, body)))
+        answer = await self._reading.run(lambda: self._large(body))
         if isinstance(answer, Response):
             return answer
         model, rows = answer
@@ -239,9 +237,6 @@ class QueryRoutes:
                 "scored": False,
             }
         return unit_answer(record, now) | {"scored": True}
-
-    def _plain(self, request: Request, body: bytes) -> bytes:
-        return plain(request, body, self._settings.decoded_bytes)
 
     def _read_arrow(self, body: bytes, model: LoadedModel) -> FeatureRows:
         from serving.http.rows import rows_of_arrow  # noqa: PLC0415 - numpy and Arrow, for rows only

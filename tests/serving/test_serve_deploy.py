@@ -5,18 +5,14 @@ from __future__ import annotations
 import re
 import shlex
 import shutil
-import socket
 import subprocess
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import typer
 
 from predrain.act.command import act
 from predrain.serve import serve
-from serving.server import notify
-from tests.serving.http.world import running, small_fleet, write_scores
 from tests.serving.test_batch_deploy import UNITS, unit, used
 
 HARDENING = (
@@ -50,9 +46,7 @@ def test_a_unit_runs_its_verb_with_options_that_it_has(name: str, verb: Callable
     assert service["MemoryMax"]
 
 
-def test_only_the_service_is_waited_for_until_it_listens() -> None:
-    assert unit("predrain-serve.service")["Service"]["Type"] == "notify"
-    assert unit("predrain-act.service")["Service"]["Type"] == "exec"
+def test_the_controller_starts_once_it_has_settings() -> None:
     assert unit("predrain-act.service")["Unit"]["ConditionPathExists"] == "/etc/predrain/act.yaml"
 
 
@@ -68,21 +62,3 @@ def test_systemd_finds_nothing_wrong_with_a_unit(name: str) -> None:
     )
     told = [line for line in run.stderr.splitlines() if f"predrain-{name}" in line]
     assert (run.returncode, told) == (0, [])
-
-
-def test_the_supervisor_is_told_when_the_service_listens_and_when_it_leaves(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_scores(tmp_path / "scores", small_fleet())
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as supervisor:
-        supervisor.bind(str(tmp_path / "notify"))
-        supervisor.settimeout(60)
-        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
-        with running(tmp_path / "scores"):
-            assert supervisor.recv(100) == b"READY=1"
-        assert supervisor.recv(100) == b"STOPPING=1"
-    assert notify("READY=1") is False  # nobody reads any more
-    monkeypatch.setenv("NOTIFY_SOCKET", "nowhere")
-    assert notify("READY=1") is False
-    monkeypatch.delenv("NOTIFY_SOCKET")
-    assert notify("READY=1") is False

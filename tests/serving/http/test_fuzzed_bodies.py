@@ -1,6 +1,5 @@
 """Bodies that nobody meant to send: each is answered with a 4xx problem, or a 200 that is whole; never a 500."""
 
-import gzip
 import http.client
 import io
 import json
@@ -42,10 +41,10 @@ def client(service: Running) -> Client:
     return service.client()
 
 
-def send(client: Client, path: str, body: bytes, media: str, **headers: str) -> int:
+def send(client: Client, path: str, body: bytes, media: str) -> int:
     """Send; check that the answer is one that may be given."""
     try:
-        status, content, answer = client.send("POST", path, body, media, **headers)
+        status, content, answer = client.send("POST", path, body, media)
     except (http.client.HTTPException, OSError):  # the service closed while more was being sent: ask what it is
         assert client.send("GET", "/healthz")[0] == 200
         return 413
@@ -166,32 +165,19 @@ def test_a_column_whose_name_is_no_text_is_refused(client: Client) -> None:
     assert send(client, "/v1/predict", plain_stream().replace(b"unit", b"\xffnit"), ARROW) == 400
 
 
-@FEW
-@given(st.data())
-def test_damaged_gzip_is_answered(client: Client, data: st.DataObject) -> None:
-    packed = bytearray(gzip.compress(json.dumps({"nodes": ["n1"] * 50}).encode()))
-    for _ in range(data.draw(st.integers(0, 3))):
-        packed[data.draw(st.integers(0, len(packed) - 1))] = data.draw(st.integers(0, 255))
-    cut = data.draw(st.integers(0, len(packed)))
-    send(client, "/v1/predict", bytes(packed[:cut]), "application/json", Content_Encoding="gzip")
-
-
-def test_bombs_and_refusals_leave_no_memory_behind(service: Running, client: Client) -> None:
+def test_refusals_leave_no_memory_behind(service: Running, client: Client) -> None:
     """What is refused a thousand times takes no more memory than what is refused once."""
-    bomb = gzip.compress(b" " * 50_000_000, 1)
     bodies = [
-        (bomb, "application/json", {"Content_Encoding": "gzip"}),
-        (gzip.compress(bomb), ARROW, {"Content_Encoding": "gzip"}),
-        (b"[" * 1_900_000, "application/json", {}),
-        (b'{"rows":[' + b"{}," * 100_000 + b"{}]}", "application/json", {}),
-        (plain_stream(190)[:-40], ARROW, {}),
-        (stream_of(HOSTILE["many columns"]), ARROW, {}),
+        (b"[" * 1_900_000, "application/json"),
+        (b'{"rows":[' + b"{}," * 100_000 + b"{}]}", "application/json"),
+        (plain_stream(190)[:-40], ARROW),
+        (stream_of(HOSTILE["many columns"]), ARROW),
     ]
 
     def storm(rounds: int) -> int:
         for _ in range(rounds):
-            for body, media, headers in bodies:
-                assert 400 <= send(client, "/v1/predict", body, media, **headers) < 500
+            for body, media in bodies:
+                assert 400 <= send(client, "/v1/predict", body, media) < 500
         return resident()
 
     storm(3)

@@ -1,6 +1,5 @@
 """Feature rows over HTTP: the bundle's own scores, whatever the form they come in; everything else is refused."""
 
-import gzip
 import math
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -103,8 +102,6 @@ def test_arrow_rows_get_the_same_scores_in_any_order_of_columns_and_any_numeric_
     assert answer["predictions"] == expected(values, units, times)
     columns["decision_time"] = times
     assert client.send("POST", "/v1/predict", arrow(columns), media=ARROW)[1]["predictions"] == answer["predictions"]
-    packed = gzip.compress(arrow(columns))
-    assert client.send("POST", "/v1/predict", packed, media=ARROW, Content_Encoding="gzip")[0] == 200
 
 
 def test_a_row_without_name_and_time_is_scored_alone(client: Client) -> None:

@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from predrain.console import fail, reported, show
 from predrain.options import JsonOption, ParamsOption, instant_option, params_files
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from datetime import datetime
-
-    from telemetry.collect.kernel_log.lines import LogSource
 
 
 def kernel_log(
@@ -47,24 +41,42 @@ def kernel_log(
         from datetime import UTC, datetime
 
         from pipeline.params import load_params
-        from telemetry.collect.kernel_log.lines import collect_kernel_log
+        from telemetry.collect.kernel_log.journal import Journal
+        from telemetry.collect.kernel_log.lines import LogSource, collect_kernel_log
+        from telemetry.collect.kernel_log.log_files import LogFiles
         from telemetry.collect.outbox import Outbox
         from telemetry.collect.running import stop_on_signals
         from telemetry.landing.folder import Landing, landing_of
 
         logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
-        kind, open_source = _source(source, timezone=timezone, since=since, once=once)
+        if "kmsg" in source:
+            raise typer.BadParameter("kmsg is no longer read: use journal, or a log file", param_hint="--source")
+        if "journal" in source and len(source) > 1:
+            raise typer.BadParameter("the journal needs a collector of its own", param_hint="--source")
+        paths = [] if source == ["journal"] else [Path(name).absolute() for name in source]
+        start = None if since is None else instant_option(since, "--since")
+        zone = _zone(timezone)
         delay = load_params(params_files(params)).features.delay
-        named = node or (None if kind == "file" else socket.gethostname())
-        where = _state_name(named or socket.gethostname(), kind, source)
-        landing = Landing(landing_of(dataset), writer=where[:60].rstrip("-."))
-        with stop_on_signals() as stop, Outbox(landing, where) as outbox:
+        named = node or (None if paths else socket.gethostname())
+        state = _state_name(named or socket.gethostname(), paths)
+        landing = Landing(landing_of(dataset), writer=state[:60].rstrip("-."))
+
+        def now() -> datetime:
+            return datetime.now(UTC)
+
+        with stop_on_signals() as stop, Outbox(landing, state) as outbox:
+
+            def open_source(position: dict[str, Any]) -> LogSource:
+                if paths:
+                    return LogFiles(paths, position, clock=now, zone=zone, once=once, sleep=stop.wait)
+                return Journal(position, follow=not once, since=start, sleep=stop.wait)
+
             counts = collect_kernel_log(
                 outbox,
-                lambda position: open_source(position, stop.wait),
+                open_source,
                 node=named,
-                fixed=node is not None and kind != "file",
-                clock=lambda: datetime.now(UTC),
+                fixed=node is not None and not paths,
+                clock=now,
                 stop=stop.wait,
                 once=once,
                 delay=delay,
@@ -77,40 +89,16 @@ def kernel_log(
             )
 
 
-def _state_name(node: str, kind: str, sources: list[str]) -> str:
-    """Return the name of a collector's state: of a node, a kind, and the very files."""
+def _state_name(node: str, paths: list[Path]) -> str:
+    """Return the name of a collector's state: of a node, and the journal or the very files."""
     import hashlib
     import re
 
     plain = re.sub(r"[^A-Za-z0-9.-]", "-", node)[:80]
-    if kind != "file":
-        return f"kernel-log-{plain}-{kind}"
-    files = "\0".join(sorted(str(Path(each).absolute()) for each in sources))
+    if not paths:
+        return f"kernel-log-{plain}-journal"
+    files = "\0".join(sorted(map(str, paths)))
     return f"kernel-log-{plain}-file-{hashlib.sha256(files.encode()).hexdigest()[:12]}"
-
-
-def _source(
-    sources: list[str], *, timezone: str | None, since: str | None, once: bool
-) -> tuple[str, Callable[[dict[str, Any], Callable[[float], object]], LogSource]]:
-    from datetime import UTC, datetime
-
-    from telemetry.collect.kernel_log.journal import Journal
-    from telemetry.collect.kernel_log.log_files import LogFiles
-
-    if "kmsg" in sources:
-        raise typer.BadParameter("kmsg is no longer read: use journal, or a log file", param_hint="--source")
-    if "journal" in sources and len(sources) > 1:
-        raise typer.BadParameter("the journal needs a collector of its own", param_hint="--source")
-
-    def now() -> datetime:
-        return datetime.now(UTC)
-
-    start = None if since is None else instant_option(since, "--since")
-    zone = _zone(timezone)
-    if sources == ["journal"]:
-        return "journal", lambda position, sleep: Journal(position, follow=not once, since=start, sleep=sleep)
-    paths = [Path(each).absolute() for each in sources]
-    return "file", lambda position, sleep: LogFiles(paths, position, clock=now, zone=zone, once=once, sleep=sleep)
 
 
 def _zone(name: str | None) -> Any:

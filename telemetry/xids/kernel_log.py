@@ -3,33 +3,28 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from zoneinfo import ZoneInfo
 
-import numpy as np
 import pandas as pd
 
 from telemetry.dataset.schema import EVENTS, ms_of
 from telemetry.errors import InputError
-from telemetry.xids.log_stamp import Stamped, split_line
+from telemetry.xids.log_stamp import Stamped, instant_of, split_line
 from telemetry.xids.node_names import NodeNames
 from telemetry.xids.pci import normalise_pci_bus_id
-from telemetry.xids.xid_message import (
-    DESCRIBED_XIDS,
-    mentions_xid,
-    parse_gpu_introduction,
-    parse_xid_message,
-)
+from telemetry.xids.xid_message import DESCRIBED_XIDS, mentions_xid, parse_gpu_introduction, parse_xid_message
 
 COLUMNS = ("timestamp", "node", "gpu", "pci_bus_id", "type", "code", "detail", "source")
 """Columns of parsed events before :func:`locate`."""
 
-_DESCRIBED = frozenset(str(code) for code in DESCRIBED_XIDS)
 _FOREVER = 1 << 62
-_REFERENCE_SLACK = timedelta(days=1)
-# A log is often fetched by a machine whose clock or zone differs a little.
+_DISORDER = timedelta(days=182)
+
+_Line = tuple[int, str, Stamped | None]
+# Number, text, and the text taken apart.
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,19 +57,19 @@ def parse_kernel_log(
     ``node``: node of lines that name no host.
     ``boot_time``: Aware; when the kernel of ``[ 12.345]`` stamps booted.
     ``reference_time``: Aware; a moment after the last line, such as when the log was fetched. It gives the year to
-    syslog stamps without one; a turn of the year inside the log is seen by the month falling back.
-    ``timezone``: zone of stamps without an offset; an hour that a change of the clocks repeats is taken as the first.
+    syslog stamps without one.
+    ``timezone``: zone of stamps without an offset.
     ``source``: ``source`` of the events.
     Raises ``InputError`` if an XID cannot be timed or placed without ``node``, ``boot_time``, ``reference_time`` or
     ``timezone``; the message says which to give.
     """
+    kept, n_lines = _lines_of_interest(lines)
+    instants = _instants(kept, boot_time, reference_time, None if timezone is None else ZoneInfo(timezone))
     unparsed: list[tuple[int, str, str]] = []
     unknown: Counter[str] = Counter()
     records: list[tuple[object, ...]] = []
     uuids: dict[tuple[str | None, str], str] = {}
-    n_lines = 0
-    for number, line, stamped in _dated(lines, reference_time):
-        n_lines = number
+    for (number, line, stamped), when in zip(kept, instants, strict=True):
         message = line if stamped is None else stamped.message
         host = node if stamped is None or stamped.host is None else stamped.host
         introduced = parse_gpu_introduction(message)
@@ -86,9 +81,8 @@ def parse_kernel_log(
         if xid is None:
             unparsed.append((number, line, "no XID number or GPU"))
             continue
-        if xid.code not in _DESCRIBED:
+        if int(xid.code) not in DESCRIBED_XIDS:
             unknown[xid.code] += 1
-        when = None if stamped is None else _instant(stamped, boot_time, timezone, number)
         if when is None:
             unparsed.append((number, line, "no usable time stamp"))
             continue
@@ -111,122 +105,92 @@ def locate(
     """Find the GPU of each event by its node and PCI address at its time.
 
     ``events``: with the columns of :data:`COLUMNS`.
-    ``inventory``: stays in the layout of :data:`telemetry.dataset.schema.INVENTORY`.
+    ``inventory``: installations in the layout of :data:`telemetry.dataset.schema.INVENTORY`.
     ``delay``: ``known_at`` is the event's time plus this.
     Returns ``events``: in the layout of :data:`EVENTS`, the node as the inventory writes it. An event
     whose address is not in the inventory at that time, or that of several GPUs, has a null ``gpu``: it is the node's.
     """
     names = NodeNames(inventory["node"])
-    by_place: dict[tuple[str, str], list[int]] = {}
-    by_gpu: dict[str, list[int]] = {}
-    stays = list(inventory[["gpu", "node", "pci_bus_id", "installed_at", "removed_at"]].itertuples(index=False))
-    for index, stay in enumerate(stays):
-        if isinstance(stay.gpu, str):
-            by_gpu.setdefault(stay.gpu, []).append(index)
-        if isinstance(stay.pci_bus_id, str):
-            bus = normalise_pci_bus_id(stay.pci_bus_id) or stay.pci_bus_id
-            by_place.setdefault((stay.node, bus), []).append(index)
-    made = events.copy()
-    gpus, places = np.full(len(events), None, dtype=object), np.full(len(events), None, dtype=object)
-    stamps = ms_of(events["timestamp"])
-    starts = ms_of(inventory["installed_at"], unknown=-_FOREVER)
-    ends = ms_of(inventory["removed_at"], unknown=_FOREVER)
-    # A flood names few places: each is looked up once.
-    asked = events[["node", "gpu", "pci_bus_id"]].astype(object).fillna("")
-    for (node, gpu, bus), rows in asked.groupby(["node", "gpu", "pci_bus_id"], sort=False).indices.items():
-        host = names.written(node)
-        candidates = by_gpu.get(gpu) or by_place.get((host, bus), [])
-        when = stamps[rows]
-        there = np.array([(starts[each] <= when) & (when <= ends[each]) for each in candidates], dtype=bool)
-        there = there.reshape(len(candidates), len(rows))
-        # At the instant of a swap both stays cover it; the newer one is in the slot.
-        inner = there & np.array([when != ends[each] for each in candidates], dtype=bool).reshape(there.shape)
-        there = np.where(inner.any(axis=0), inner, there)
-        patterns, pattern = np.unique(there, axis=1, return_inverse=True)
-        for number, column in enumerate(patterns.T):
-            found = [candidates[place] for place in np.flatnonzero(column)]
-            named = {stays[each].gpu for each in found if isinstance(stays[each].gpu, str)}
-            chosen = rows[pattern.reshape(-1) == number]
-            gpus[chosen] = named.pop() if len(named) == 1 else None
-            places[chosen] = stays[found[-1]].node if found else host
-    made["gpu"] = pd.Series(gpus, index=made.index, dtype=object)
-    made["node"] = pd.Series(places, index=made.index, dtype=object)
+    nodes = events["node"].map({node: names.written(node) for node in events["node"].unique()}).astype(object)
+    places = inventory[["gpu", "node"]].astype(object)
+    places["bus"] = inventory["pci_bus_id"].map(lambda bus: normalise_pci_bus_id(bus) or bus, na_action="ignore")
+    places["start"] = ms_of(inventory["installed_at"], unknown=-_FOREVER)
+    places["end"] = ms_of(inventory["removed_at"], unknown=_FOREVER)
+    by_address = places.assign(key=places["node"] + "\n" + places["bus"])
+    by_gpu = places.assign(key=places["gpu"])
+    is_known = events["gpu"].isin(by_gpu["key"].dropna())
+    key = events["gpu"].astype(object).where(is_known, nodes + "\n" + events["pci_bus_id"].astype(object))
+    asked = pd.DataFrame({"event": range(len(events)), "ms": ms_of(events["timestamp"]), "key": key.to_numpy()})
+    pairs = asked.dropna(subset="key").merge(pd.concat([by_gpu, by_address]), on="key")
+    pairs = pairs[(pairs["start"] <= pairs["ms"]) & (pairs["ms"] <= pairs["end"])]
+    # At the instant of a swap both installations cover it; the newer one is in the slot.
+    inner = pairs["ms"] < pairs["end"]
+    pairs = pairs[inner | ~pairs["event"].isin(pairs.loc[inner, "event"])]
+    found = pairs.groupby("event").agg(gpu=("gpu", "first"), gpus=("gpu", "nunique"), node=("node", "last"))
+    found = found.reindex(range(len(events))).set_axis(events.index)
+    gpus = found["gpu"].astype(object).where(found["gpus"] == 1, None)
     # The sum is in microseconds, which do not stack with the milliseconds of every other source.
-    made["known_at"] = (made["timestamp"] + delay).astype("datetime64[ms, UTC]")
-    return made[list(EVENTS.names)], int(pd.isna(gpus).sum())
+    known_at = (events["timestamp"] + delay).astype("datetime64[ms, UTC]")
+    located = events.assign(gpu=gpus, node=found["node"].astype(object).fillna(nodes), known_at=known_at)
+    return located[list(EVENTS.names)], int(located["gpu"].isna().sum())
 
 
-def _dated(lines: Iterable[str], reference: datetime | None) -> Iterator[tuple[int, str, Stamped | None]]:
-    """Split lines, give years to stamps without one, and yield those of the driver; an empty last one has the count.
+def _lines_of_interest(lines: Iterable[str]) -> tuple[list[_Line], int]:
+    """Return the driver's lines, a line of each month of a log without years, and the number of all lines.
 
-    The year of the last such stamp is the latest that does not pass the reference time; going back, it falls by one
-    where the stamps turn from December to January.
+    A log of a year has many others.
     """
-    split: list[tuple[int, str, Stamped | None]] = []
-    turns, newest, number = 0, None, 0
-    turn_of: dict[int, int] = {}
+    kept: list[_Line] = []
+    month, number = "", 0
     for number, raw in enumerate(lines, start=1):
         line = raw.rstrip("\r\n")
+        is_new_month = line[:3] != month
+        month = line[:3]
+        if not is_new_month and "NVRM" not in line and not line.startswith("{"):
+            continue
         stamped = split_line(line)
-        if "NVRM" in (
-            line if stamped is None else stamped.message
-        ):  # only these can say anything; a log of a year has many others
-            split.append((number, line, stamped))
-        if stamped is not None and stamped.yearless and stamped.naive is not None:
-            if newest is not None and newest - stamped.naive > timedelta(days=183):
-                turns += 1
-            newest = stamped.naive
-            turn_of[number] = turns
-    total = number
-    last_year: int | None = None
-    if newest is not None and reference is not None:
-        limit = reference.astimezone(UTC).replace(tzinfo=None) + _REFERENCE_SLACK
-        last_year = limit.year if _with_year(newest, limit.year, limit) <= limit else limit.year - 1
-    for number, line, stamped in split:
-        if stamped is None or not stamped.yearless:
-            yield number, line, stamped
-        elif last_year is None:
-            if mentions_xid(stamped.message):
-                raise InputError(
-                    "the kernel log's time stamps have no year",
-                    f"line {number}: {line[:120]}",
-                    "Give `kernel_log: {reference_time: …}` in the mapping: a moment after the last line.",
-                )
-            yield number, line, stamped
-        else:
-            assert stamped.naive is not None
-            year = last_year - turns + turn_of[number]
-            try:
-                yield number, line, replace(stamped, naive=stamped.naive.replace(year=year), yearless=False)
-            except ValueError:  # 29 February of a year without one
-                yield number, line, Stamped(stamped.message, stamped.host)
-    yield total, "", None
+        if is_new_month or "NVRM" in (line if stamped is None else stamped.message):
+            kept.append((number, line, stamped))
+    return kept, number
 
 
-def _with_year(naive: datetime, year: int, otherwise: datetime) -> datetime:
-    try:
-        return naive.replace(year=year)
-    except ValueError:
-        return otherwise + timedelta(days=1)
+def _instants(
+    lines: list[_Line], boot_time: datetime | None, reference_time: datetime | None, zone: ZoneInfo | None
+) -> list[datetime | None]:
+    """Return when each line was written; lines that nobody needs to time may lack what that takes.
+
+    From the last line to the first, none is over half a year later than the one after it: that tells the years.
+    """
+    instants: list[datetime | None] = []
+    limit = (reference_time or datetime.now(UTC)).astimezone(UTC)
+    for number, line, stamped in reversed(lines):
+        when = None
+        if stamped is not None and (lacking := _lacking(stamped, boot_time, reference_time, zone)) is None:
+            when = instant_of(stamped, zone or UTC, limit)
+            if boot_time is not None and stamped.since_boot is not None:
+                when = boot_time.astimezone(UTC) + stamped.since_boot
+            if when is not None:
+                limit = min(limit, when + _DISORDER)
+        elif stamped is not None and lacking is not None and mentions_xid(stamped.message):
+            raise InputError(f"the kernel log's time stamps {lacking[0]}", f"line {number}: {line[:120]}", lacking[1])
+        instants.append(when)
+    return instants[::-1]
 
 
-def _instant(stamped: Stamped, boot_time: datetime | None, timezone: str | None, number: int) -> datetime | None:
-    if stamped.aware is not None:
-        return stamped.aware.astimezone(UTC)
-    if stamped.naive is not None:
-        if timezone is None:
-            raise InputError(
-                "the kernel log's time stamps are naive (without a time zone)",
-                f"line {number}: {stamped.message[:120]}",
-                "Give `kernel_log: {timezone: UTC}` in the mapping, with the zone they were written in.",
-            )
-        return stamped.naive.replace(tzinfo=ZoneInfo(timezone)).astimezone(UTC)
-    if stamped.since_boot is not None:
-        if boot_time is None:
-            raise InputError(
-                "the kernel log counts seconds since boot",
-                f"line {number}: {stamped.message[:120]}",
-                "Give `kernel_log: {boot_time: …}` in the mapping, or write the log with `dmesg --time-format iso`.",
-            )
-        return boot_time.astimezone(UTC) + stamped.since_boot
+def _lacking(
+    stamped: Stamped, boot_time: datetime | None, reference_time: datetime | None, zone: ZoneInfo | None
+) -> tuple[str, str] | None:
+    """Return what a stamp lacks to be an instant, and what to do."""
+    if stamped.yearless and reference_time is None:
+        return "have no year", "Give `kernel_log: {reference_time: …}` in the mapping: a moment after the last line."
+    if stamped.naive is not None and zone is None:
+        return (
+            "are naive (without a time zone)",
+            "Give `kernel_log: {timezone: UTC}` in the mapping, with the zone they were written in.",
+        )
+    if stamped.since_boot is not None and boot_time is None:
+        return (
+            "are seconds since boot",
+            "Give `kernel_log: {boot_time: …}` in the mapping, or write the log with `dmesg --time-format iso`.",
+        )
     return None

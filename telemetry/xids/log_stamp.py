@@ -1,31 +1,35 @@
-"""The time stamp and host at the beginning of a kernel log line, in every usual form."""
+"""The time stamp and host at the beginning of a kernel log line, in every usual form, and the instant that it means."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta, tzinfo
 from typing import Any, Final
 
-_MONTHS: Final = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
-_MONTH = "(?P<month>" + "|".join(_MONTHS) + ")"
+_MONTH = r"(?P<month>Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)"
 _PRIORITY = r"(?:<\d{1,3}>(?:1 )?)?"
-_CLOCK = r"(?P<clock>\d{2}:\d{2}:\d{2})"
+_CLOCK = r"\d{2}:\d{2}:\d{2}"
 _SINCE_BOOT = re.compile(_PRIORITY + r"\s*\[\s*(?P<seconds>\d+\.\d+)\](?:\[[^\]]*\])?\s*(?P<rest>.*)", re.DOTALL)
 _BRACKETED = re.compile(
     _PRIORITY + rf"\s*\[(?:\w{{3}} )?{_MONTH}\s+(?P<day>\d{{1,2}}) "
-    rf"(?:{_CLOCK} (?P<year>\d{{4}})|(?P<year2>\d{{4}}) (?P<clock2>\d{{2}}:\d{{2}}:\d{{2}}))\]\s*(?P<rest>.*)",
+    rf"(?:(?P<clock>{_CLOCK}) (?P<year>\d{{4}})|(?P<year2>\d{{4}}) (?P<clock2>{_CLOCK}))\]\s*(?P<rest>.*)",
     re.DOTALL,
 )
-_SYSLOG = re.compile(_PRIORITY + rf"{_MONTH}\s+(?P<day>\d{{1,2}}) {_CLOCK}(?:\.\d+)?\s+(?P<rest>.*)", re.DOTALL)
+_SYSLOG = re.compile(
+    _PRIORITY + rf"{_MONTH}\s+(?P<day>\d{{1,2}}) (?P<clock>{_CLOCK})(?:\.\d+)?\s+(?P<rest>.*)", re.DOTALL
+)
 _ISO = re.compile(
-    _PRIORITY + r"\[?(?P<iso>\d{4}-\d{2}-\d{2}[T ]\d{2}:\d{2}:\d{2}(?:[.,]\d+)?)\s?"
+    _PRIORITY + rf"\[?(?P<iso>\d{{4}}-\d{{2}}-\d{{2}}[T ]{_CLOCK}(?:[.,]\d+)?)\s?"
     r"(?P<offset>Z|UTC|[+-]\d{2}:?\d{2})?\]?\s+(?P<rest>.*)",
     re.DOTALL,
 )
 _HOST = re.compile(r"(?P<host>[A-Za-z0-9][\w.-]*)\s+(?P<tag>[^\s:\[]+)(?:\[\d+\])?(?::|\s-)\s*(?P<rest>.*)", re.DOTALL)
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_AHEAD: Final = timedelta(days=1)
+# Clocks and zones of a log and its reader differ a little; a stamp further ahead is of the year before.
+_CLOCK_ERROR: Final = timedelta(minutes=5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,72 +53,77 @@ def split_line(line: str) -> Stamped | None:
     Known are journal JSON (``journalctl -o json``), syslog with and without a year, ISO syslog, ``dmesg`` with seconds
     since boot, ``dmesg -T``, and ``dmesg --time-format iso``.
     """
-    if line.lstrip().startswith("{"):
-        return _journal(line)
-    for form, take_apart in _FORMS:
-        match = form.match(line)
-        if match:
-            return take_apart(match)
+    try:
+        if line.lstrip().startswith("{"):
+            return _journal(json.loads(line))
+        if match := _ISO.match(line):
+            return _iso(match)
+        if match := _SYSLOG.match(line):
+            return Stamped(*_host(match["rest"]), naive=_date("2000", match, match["clock"]), yearless=True)
+        if match := _BRACKETED.match(line):
+            date = _date(match["year"] or match["year2"], match, match["clock"] or match["clock2"])
+            return Stamped(match["rest"], naive=date)
+        if match := _SINCE_BOOT.match(line):
+            return Stamped(match["rest"], since_boot=timedelta(seconds=float(match["seconds"])))
+    except (ValueError, KeyError, TypeError, OverflowError):  # a 77th of March, JSON that is no entry of a journal
+        pass
     return None
 
 
-def _iso(match: re.Match[str]) -> Stamped | None:
+def instant_of(stamped: Stamped, zone: tzinfo | None, now: datetime) -> datetime | None:
+    """Return the aware instant of a stamp; None if it gives none, as seconds since an unknown boot do.
+
+    ``zone``: of stamps without an offset; None is the zone of this machine.
+
+    A stamp without a year is in the latest year that does not put it more than a day after ``now``: right for a log
+    that is read within a year of its writing. Of the hour that a change of the clocks repeats, the later one is taken
+    that is not to come yet: right for a log that is followed.
+    """
+    if stamped.aware is not None:
+        return stamped.aware.astimezone(UTC)
+    if stamped.naive is None:
+        return None
+    if not stamped.yearless:
+        return _localised(stamped.naive, zone, now)
+    limit = now + _AHEAD
+    for year in range(limit.year + 1, limit.year - 8, -1):  # 29 February comes every four years, or eight
+        try:
+            when = _localised(stamped.naive.replace(year=year), zone, now)
+        except ValueError:
+            continue
+        if when <= limit:
+            return when
+    return None
+
+
+def _localised(naive: datetime, zone: tzinfo | None, now: datetime) -> datetime:
+    first, second = (
+        (local.astimezone() if zone is None else local.replace(tzinfo=zone)).astimezone(UTC)
+        for local in (naive.replace(fold=0), naive.replace(fold=1))
+    )
+    return second if first < second <= now + _CLOCK_ERROR else first
+
+
+def _iso(match: re.Match[str]) -> Stamped:
     whole, _, fraction = match["iso"].replace(",", ".").partition(".")
     text = f"{whole}.{fraction[:6]:0<6}" if fraction else whole
     offset = (match["offset"] or "").replace("UTC", "+00:00").replace("Z", "+00:00")
-    host, message = _host(match["rest"])
-    try:
-        when = datetime.fromisoformat(text + offset)
-    except ValueError:
-        return None
-    return Stamped(message, host, aware=when) if offset else Stamped(message, host, naive=when)
+    when = datetime.fromisoformat(text + offset)
+    return Stamped(*_host(match["rest"]), aware=when if offset else None, naive=None if offset else when)
 
 
-def _syslog(match: re.Match[str]) -> Stamped | None:
-    found = _date(2000, match["month"], match["day"], match["clock"])
-    host, message = _host(match["rest"])
-    return None if found is None else Stamped(message, host, naive=found, yearless=True)
-
-
-def _bracketed(match: re.Match[str]) -> Stamped | None:
-    year, clock = match["year"] or match["year2"], match["clock"] or match["clock2"]
-    found = _date(int(year), match["month"], match["day"], clock)
-    return None if found is None else Stamped(match["rest"], naive=found)
-
-
-def _since_boot(match: re.Match[str]) -> Stamped:
-    return Stamped(match["rest"], since_boot=timedelta(seconds=float(match["seconds"])))
-
-
-_FORMS: Final[tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], Stamped | None]], ...]] = (
-    (_ISO, _iso),
-    (_SYSLOG, _syslog),
-    (_BRACKETED, _bracketed),
-    (_SINCE_BOOT, _since_boot),
-)
-
-
-def _host(rest: str) -> tuple[str | None, str]:
+def _host(rest: str) -> tuple[str, str | None]:
     match = _HOST.match(rest)
-    return (match["host"], match["rest"]) if match else (None, rest)
+    return (match["rest"], match["host"]) if match else (rest, None)
 
 
-def _date(year: int, month: str, day: str, clock: str) -> datetime | None:
-    try:
-        text = f"{year:04d}-{_MONTHS.index(month) + 1:02d}-{int(day):02d}T{clock}"
-        return datetime.fromisoformat(text)
-    except ValueError:
-        return None
+def _date(year: str, match: re.Match[str], clock: str) -> datetime:
+    return datetime.strptime(f"{year} {match['month']} {match['day']} {clock}", "%Y %b %d %H:%M:%S")  # noqa: DTZ007
 
 
-def _journal(line: str) -> Stamped | None:
-    try:
-        content: Any = json.loads(line)
-        message: Any = content["MESSAGE"]
-        if isinstance(message, list):  # the journal writes text that is not UTF-8 as a list of bytes
-            message = bytes(message).decode("utf-8", errors="replace")
-        stamp = content.get("_SOURCE_REALTIME_TIMESTAMP", content["__REALTIME_TIMESTAMP"])
-        when = datetime.fromisoformat("1970-01-01T00:00:00+00:00") + timedelta(microseconds=int(stamp))
-        return Stamped(str(message), content.get("_HOSTNAME"), aware=when)
-    except (ValueError, KeyError, TypeError, OverflowError):
-        return None
+def _journal(entry: Any) -> Stamped:
+    message = entry["MESSAGE"]
+    if isinstance(message, list):  # the journal writes text that is not UTF-8 as a list of bytes
+        message = bytes(message).decode("utf-8", errors="replace")
+    stamp = entry.get("_SOURCE_REALTIME_TIMESTAMP", entry["__REALTIME_TIMESTAMP"])
+    return Stamped(str(message), entry.get("_HOSTNAME"), aware=_EPOCH + timedelta(microseconds=int(stamp)))

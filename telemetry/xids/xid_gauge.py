@@ -92,23 +92,6 @@ def untold_edges(
     return np.array(kept, np.int64)
 
 
-def xid_events(samples: pd.DataFrame, *, delay: timedelta, unit: str = "gpu") -> pd.DataFrame:
-    """Make XID events of samples.
-
-    ``samples``: ``timestamp``, ``node``, ``gpu`` and ``xid_last`` (null where not reported), in any order.
-    ``delay``: reporting delay: ``known_at`` is the sample's time plus it.
-    Returns: events in the layout of :data:`EVENTS`; their ``timestamp`` is that of the first sample
-    that shows the XID, which is at most one interval late.
-    """
-    ordered = samples.sort_values([unit, "timestamp"], kind="stable").reset_index(drop=True)
-    codes = pd.factorize(ordered[unit])[0].astype(np.int32)
-    valid = ordered[CHANNEL].notna().to_numpy()
-    values = ordered[CHANNEL].fillna(0).to_numpy(dtype=np.int32)
-    rows = xid_edges(codes, values, valid)
-    chosen = ordered.iloc[rows]
-    return event_rows(chosen["timestamp"], chosen["node"], chosen["gpu"], values[rows], delay)
-
-
 def event_rows(
     timestamp: pd.Series, node: pd.Series, gpu: pd.Series, values: npt.NDArray[np.int32], delay: timedelta
 ) -> pd.DataFrame:

@@ -13,39 +13,11 @@ from typing import Final
 
 from telemetry.xids.pci import normalise_pci_bus_id
 
-DESCRIBED_XIDS: Final = frozenset(
-    [
-        *(
-            13,
-            31,
-            32,
-            38,
-            43,
-            45,
-            46,
-            48,
-            61,
-            62,
-            63,
-            64,
-            68,
-            69,
-            74,
-            79,
-            92,
-            94,
-            95,
-            109,
-            110,
-            119,
-            120,
-            121,
-            122,
-            123,
-        ),
-        *(136, 137, 140, 143, 144, 145, 146, 147, 148, 149, 150, 154, 155, 156, 157, 158, 171, 172),
-    ]
-)
+_DESCRIBED: Final = """
+    13 31 32 38 43 45 46 48 61 62 63 64 68 69 74 79 92 94 95 109 110 119 120 121 122 123
+    136 137 140 143 144 145 146 147 148 149 150 154 155 156 157 158 171 172
+"""
+DESCRIBED_XIDS: Final = frozenset(map(int, _DESCRIBED.split()))
 """Codes that we know the meaning of (NVIDIA's XID catalogue, Ampere and later); others are kept and reported."""
 
 _NVLINK5 = range(144, 151)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-import selectors
+import select
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -25,15 +25,12 @@ _MAX_LINE: Final = 1 << 20
 MAX_FAILURES: Final = 10
 """After so many ends of journalctl in a row without an entry the collector exits, so that its supervisor knows."""
 
-STALL_S: Final = 60.0
-"""Reading what is there (not following), so long a silence is taken for a hang."""
-
 
 class Journal:
     """Follows the kernel messages of the journal; a :class:`LogSource`.
 
     ``since``: where to begin without a position. Default: at the running boot.
-    :meth:`read` raises ``InputError`` if journalctl is not there, refuses, hangs, or keeps dying.
+    :meth:`read` raises ``InputError`` if journalctl is not there, refuses, or keeps dying.
     """
 
     name = "journal"
@@ -45,48 +42,36 @@ class Journal:
         follow: bool,
         since: datetime | None = None,
         command: Sequence[str] = ("journalctl",),
-        monotonic: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], object] = time.sleep,
     ) -> None:
         self._cursor: str | None = position.get("cursor")
         self._last_us: int | None = position.get("realtime_us")
         self._history = not position
-        self._follow, self._since, self._command = follow, since, tuple(command)
-        self._monotonic, self._sleep = monotonic, sleep
+        self._follow, self._since, self._command, self._sleep = follow, since, tuple(command), sleep
         self._process: subprocess.Popen[bytes] | None = None
         self._rest = b""
         self._failures = 0
         self._by_time = False
-        self._heard_at = 0.0
         self._ended = False
 
     def read(self, wait_s: float) -> Lines:
         """Return what is there; see :class:`LogSource`. Not following, the last read is the one that is drained."""
-        if self._ended:
-            return Lines([], self._position(), True)
-        process = self._started()
-        chunk = self._chunk(process, wait_s)
-        if chunk is None:
-            if not self._follow and self._monotonic() - self._heard_at > STALL_S:
-                self.close()
-                raise InputError(
-                    f"journalctl wrote nothing for {STALL_S:g} s",
-                    " ".join(self._arguments()),
-                    "Try the command by hand; the journal may be damaged (`journalctl --verify`).",
-                )
-            if self._follow:
-                self._history = False
-            return Lines([], self._position(), self._follow)
-        self._heard_at = self._monotonic()
-        if not chunk:
-            self._end(process)
-            return Lines([], self._position(), self._ended)
-        *whole, self._rest = (self._rest + chunk).split(b"\n")
-        if len(self._rest) > _MAX_LINE:
-            _log.warning("a journal entry of over %d bytes is left out", _MAX_LINE)
-            self._rest = b""
-        lines = [line for raw in whole if (line := self._line(raw)) is not None]
-        return Lines(lines, self._position(), False)
+        lines: list[LogLine] = []
+        if not self._ended:
+            process = self._process or self._start()
+            assert process.stdout is not None
+            if not select.select([process.stdout], [], [], wait_s)[0]:
+                self._history &= not self._follow
+                return Lines([], self._position(), self._follow)
+            chunk = os.read(process.stdout.fileno(), _CHUNK)
+            if not chunk:
+                self._end(process)
+            *whole, self._rest = (self._rest + chunk).split(b"\n")
+            if len(self._rest) > _MAX_LINE:
+                _log.warning("a journal entry of over %d bytes is left out", _MAX_LINE)
+                self._rest = b""
+            lines = [line for raw in whole if (line := self._line(raw)) is not None]
+        return Lines(lines, self._position(), self._ended)
 
     def close(self) -> None:
         """End journalctl."""
@@ -121,50 +106,36 @@ class Journal:
             made += ["--follow", "--no-tail"]
         return [*made, "_TRANSPORT=kernel"]
 
-    def _started(self) -> subprocess.Popen[bytes]:
-        if self._process is None:
-            try:
-                self._process = subprocess.Popen(  # noqa: S603 - a fixed program, no shell
-                    self._arguments(),
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.PIPE,
-                    env={**os.environ, "LC_ALL": "C.UTF-8"},
-                )
-            except OSError as error:
-                raise InputError(
-                    f"journalctl cannot be started: {error.strerror}",
-                    self._command[0],
-                    "Install systemd's journalctl, or give `--source` a log file.",
-                ) from None
-            self._rest = b""
-            self._heard_at = self._monotonic()
+    def _start(self) -> subprocess.Popen[bytes]:
+        try:
+            self._process = subprocess.Popen(  # noqa: S603 - a fixed program, no shell
+                self._arguments(),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env={**os.environ, "LC_ALL": "C.UTF-8"},
+            )
+        except OSError as error:
+            raise InputError(
+                f"journalctl cannot be started: {error.strerror}",
+                self._command[0],
+                "Install systemd's journalctl, or give `--source` a log file.",
+            ) from None
+        self._rest = b""
         return self._process
-
-    def _chunk(self, process: subprocess.Popen[bytes], wait_s: float) -> bytes | None:
-        """None: nothing within the time; empty: it has ended."""
-        assert process.stdout is not None
-        with selectors.DefaultSelector() as selector:
-            selector.register(process.stdout, selectors.EVENT_READ)
-            if not selector.select(wait_s):
-                return None
-        return os.read(process.stdout.fileno(), _CHUNK)
 
     def _end(self, process: subprocess.Popen[bytes]) -> None:
         stderr = b"" if process.stderr is None else process.stderr.read(4096)
-        lines = stderr.decode("utf-8", errors="replace").strip().splitlines()
         code = process.wait()
         self.close()
         if code == 0 and not self._follow:
-            self._ended, self._history = True, False
+            self._ended = True
             return
         self._failures += 1
-        reason = lines[-1][:300] if lines else f"exit status {code}"
+        reason = (stderr.decode("utf-8", errors="replace").strip() or f"exit status {code}").splitlines()[-1][:300]
         if "cursor" in reason.lower() and not self._by_time and self._cursor is not None:
             _log.warning("the journal no longer has our place (%s): reading on by time", reason)
-            self._by_time = self._last_us is not None
-            if self._last_us is None:
-                self._cursor = None
+            self._by_time = True
             return
         if self._failures >= MAX_FAILURES or not self._follow:
             raise InputError(
@@ -177,14 +148,13 @@ class Journal:
         self._sleep(wait_s)
 
     def _line(self, raw: bytes) -> LogLine | None:
-        if not raw.strip():
-            return None
         text = raw.decode("utf-8", errors="replace")
         try:
             entry = json.loads(text)
             cursor, realtime_us = str(entry["__CURSOR"]), int(entry["__REALTIME_TIMESTAMP"])
         except (ValueError, KeyError, TypeError):
-            _log.warning("a journal entry cannot be read: %r", text[:120])
+            if raw.strip():
+                _log.warning("a journal entry cannot be read: %r", text[:120])
             return None
         if self._by_time and self._last_us is not None and realtime_us <= self._last_us:
             return None  # `--since` counts in whole seconds

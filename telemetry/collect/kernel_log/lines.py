@@ -4,77 +4,34 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter, OrderedDict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any, Final, Protocol
 
 from telemetry.collect.event import Event
-from telemetry.collect.kernel_log.message import BOOT, Finding, lost_gpu, read_message
+from telemetry.collect.kernel_log.message import (
+    BOOT,
+    LOSS_BEGINS,
+    LOSS_ENDS,
+    Finding,
+    Unclear,
+    lost_gpu,
+    read_message,
+)
 from telemetry.collect.outbox import Outbox
 from telemetry.collect.running import Wait
 from telemetry.errors import InputError
+from telemetry.xids.pci import normalise_pci_bus_id
+from telemetry.xids.xid_message import parse_gpu_introduction
 
 _log = logging.getLogger(__name__)
 _SAVE_EVERY_S: Final = 5.0
 _WAIT_S: Final = 0.5
 # A signal sets a flag; it is looked at this often.
-_COUNTS: Final = ("lines", "events", "unclear", "undated")
-
-
-def collect_kernel_log(
-    outbox: Outbox,
-    open_source: Callable[[dict[str, Any]], LogSource],
-    *,
-    node: str | None,
-    fixed: bool,
-    clock: Callable[[], datetime],
-    stop: Wait,
-    once: bool,
-    delay: timedelta = timedelta(minutes=10),
-    monotonic: Callable[[], float] = time.monotonic,
-) -> dict[str, int]:
-    """Read until the source is drained (``once``) or ``stop`` says so, and land the events found.
-
-    ``stop``: ``stop(0)`` is true when the collector shall leave; ``stop(s)`` waits.
-    Returns: counts of :class:`KernelEvents`.
-    Raises ``InputError`` if the source cannot be read, the disk is full, or a line about a GPU names no node and
-    ``node`` is not given.
-    """
-    held = outbox.position
-    source = open_source(dict(held.get("source", {})))
-    try:
-        events = KernelEvents(source.name, node=node, fixed=fixed, clock=clock, delay=delay, state=held.get("nodes"))
-        saved_at = monotonic()
-        position = dict(held.get("source", {}))
-        while True:
-            got = source.read(0.0 if once else _WAIT_S)
-            found = events.read(got.lines)
-            if events.counts["no_node"]:  # before anything is noted as read
-                raise InputError(
-                    "a line about a GPU names no host",
-                    f"--source {source.name}, line {events.counts['lines']} or before",
-                    "Give --node NAME.",
-                )
-            moved = got.position != position
-            leaving = stop(0.0) or (once and got.drained)
-            if found or (moved and (leaving or monotonic() - saved_at >= _SAVE_EVERY_S)):
-                outbox.commit({"source": got.position, "nodes": events.state()}, events=found)
-                outbox.flush()
-                saved_at, position = monotonic(), got.position
-            if leaving:
-                break
-            if once and not got.lines:
-                stop(0.01)
-        return {name: int(events.counts[name]) for name in _COUNTS}
-    finally:
-        source.close()
-
-
-_MAX_NODES: Final = 20_000
 _SENTENCE: Final = timedelta(seconds=5)
-# The four messages of the oldest form of a loss come within milliseconds; syslog has whole seconds.
+# The messages of one sentence come within milliseconds; syslog has whole seconds.
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +75,54 @@ class LogSource(Protocol):
         ...
 
 
+def collect_kernel_log(
+    outbox: Outbox,
+    open_source: Callable[[dict[str, Any]], LogSource],
+    *,
+    node: str | None,
+    fixed: bool,
+    clock: Callable[[], datetime],
+    stop: Wait,
+    once: bool,
+    delay: timedelta = timedelta(minutes=10),
+) -> dict[str, int]:
+    """Read until the source is drained (``once``) or ``stop`` says so, and land the events found.
+
+    ``stop``: ``stop(0)`` is true when the collector shall leave; ``stop(s)`` waits.
+    Returns: counts of :class:`KernelEvents`.
+    Raises ``InputError`` if the source cannot be read, the disk is full, or a line about a GPU names no node and
+    ``node`` is not given.
+    """
+    position = dict(outbox.position.get("source", {}))
+    source = open_source(dict(position))
+    try:
+        reader = KernelEvents(
+            source.name, node=node, fixed=fixed, clock=clock, delay=delay, state=outbox.position.get("nodes")
+        )
+        saved_at_s = time.monotonic()
+        while True:
+            batch = source.read(0.0 if once else _WAIT_S)
+            events = reader.read(batch.lines)
+            if reader.counts["no_node"]:  # before anything is noted as read
+                raise InputError(
+                    "a line about a GPU names no host",
+                    f"--source {source.name}, line {reader.counts['lines']} or before",
+                    "Give --node NAME.",
+                )
+            leaving = stop(0.0) or (once and batch.drained)
+            is_due = leaving or time.monotonic() - saved_at_s >= _SAVE_EVERY_S
+            if events or (is_due and batch.position != position):
+                outbox.commit({"source": batch.position, "nodes": reader.state()}, events=events)
+                outbox.flush()
+                saved_at_s, position = time.monotonic(), batch.position
+            if leaving:
+                return {name: reader.counts[name] for name in ("lines", "events", "unclear", "undated")}
+            if once and not batch.lines:
+                stop(0.01)
+    finally:
+        source.close()
+
+
 @dataclass(slots=True)
 class _Host:
     """What earlier messages of a node say of later ones."""
@@ -148,20 +153,16 @@ class KernelEvents:
         state: Mapping[str, Any] | None = None,
     ) -> None:
         self._source = f"kernel_log:{source}"
-        self._by_id = source != "file"
+        self._has_boot_ids = source != "file"
         self._node, self._fixed, self._clock, self._delay = node, fixed, clock, delay
-        self._hosts: OrderedDict[str, _Host] = OrderedDict()
+        self._hosts: defaultdict[str, _Host] = defaultdict(_Host)
         for name, kept in (state or {}).items():
             self._hosts[name] = _Host(kept.get("boot_id"), dict(kept.get("uuids", {})))
         self.counts: Counter[str] = Counter()
 
     def state(self) -> dict[str, Any]:
         """Return, in JSON types, what a next process needs to read on."""
-        return {
-            name: {"boot_id": host.boot_id, "uuids": host.uuids}
-            for name, host in self._hosts.items()
-            if host.boot_id is not None or host.uuids
-        }
+        return {name: {"boot_id": host.boot_id, "uuids": host.uuids} for name, host in self._hosts.items()}
 
     def read(self, lines: Iterable[LogLine]) -> list[Event]:
         """Return the events of further lines."""
@@ -169,84 +170,57 @@ class KernelEvents:
         events: list[Event] = []
         for line in lines:
             self.counts["lines"] += 1
-            if line.boot_id is not None:
-                events += self._boot(line, now)
-            finding = read_message(line.message, boots=not self._by_id)
-            if finding is not None:
-                events += self._found(finding, line, now)
+            node = self._node if self._fixed or line.host is None else line.host
+            for finding in self._boot(line, node), self._message(line, node):
+                if finding is None or line.when is None or node is None:
+                    continue
+                known_at = min(now, line.when + self._delay) if line.history else now
+                what = finding.code, finding.detail, finding.gpu, finding.pci_bus_id
+                events.append(Event(line.when, node, finding.type, self._source, known_at, *what))
         self.counts["events"] += len(events)
         return events
 
-    def _found(self, finding: Finding, line: LogLine, now: datetime) -> list[Event]:
-        node = self._name(line)
-        if finding.kind == "unclear":
-            self._odd("unclear", "an XID message tells no code or no GPU", line)
-            return []
+    def _boot(self, line: LogLine, node: str | None) -> Finding | None:
+        if line.boot_id is None or node is None or self._hosts[node].boot_id == line.boot_id:
+            return None
+        is_first = self._hosts[node].boot_id is None
+        self._hosts[node] = _Host(line.boot_id)
+        return None if is_first else Finding("other", BOOT, f"boot id {line.boot_id}")
+
+    def _message(self, line: LogLine, node: str | None) -> Finding | None:
+        try:
+            finding = read_message(line.message, boots=not self._has_boot_ids)
+        except Unclear:
+            self._count("unclear", "an XID message has no code or no GPU", line)
+            return None
+        if finding is None and "NVRM" not in line.message:
+            return None
+        introduced = parse_gpu_introduction(line.message)
+        begins, ends = LOSS_BEGINS.search(line.message), LOSS_ENDS.search(line.message)
+        if not (finding or introduced or begins or ends):
+            return None
         if line.when is None:
-            self._odd("undated", "the time stamp cannot be read", line)
-            return []
+            self._count("undated", "the time stamp cannot be read", line)
+            return None
         if node is None:
             self.counts["no_node"] += 1
-            return []
-        host = self._host(node)
-        if finding.kind == "introduction":
-            assert finding.gpu is not None
-            assert finding.pci_bus_id is not None
-            host.uuids[finding.pci_bus_id] = finding.gpu
-            return []
-        if finding.kind == "lost_begins":
-            host.lost = (line.when, finding.pci_bus_id)
-            return []
-        if finding.kind == "lost_ends":
+            return None
+        host = self._hosts[node]
+        if introduced:
+            host.uuids[introduced[0]] = introduced[1]
+        elif begins:
+            host.lost = line.when, normalise_pci_bus_id(begins["address"])
+        elif ends:
             begun, host.lost = host.lost, None
-            near = begun is not None and abs(line.when - begun[0]) <= _SENTENCE
-            finding = lost_gpu(begun[1] if begun is not None and near else None)
-        if finding.code == BOOT and finding.type == "other":
+            is_near = begun is not None and abs(line.when - begun[0]) <= _SENTENCE
+            finding = lost_gpu(begun[1] if begun is not None and is_near else None)
+        if finding is not None and finding.code == BOOT:
             host.uuids.clear()
-        if finding.gpu is None and finding.pci_bus_id is not None:
+        if finding is not None and finding.gpu is None and finding.pci_bus_id is not None:
             finding = replace(finding, gpu=host.uuids.get(finding.pci_bus_id))
-        return [self._event(finding, node, line, now)]
+        return finding
 
-    def _boot(self, line: LogLine, now: datetime) -> list[Event]:
-        node = self._name(line)
-        if node is None:
-            return []
-        host = self._host(node)
-        before = host.boot_id
-        if before == line.boot_id:
-            return []
-        host.boot_id = line.boot_id
-        host.uuids.clear()
-        if before is None or line.when is None:
-            return []
-        return [self._event(Finding("event", "other", BOOT, f"boot id {line.boot_id}"), node, line, now)]
-
-    def _event(self, finding: Finding, node: str, line: LogLine, now: datetime) -> Event:
-        assert line.when is not None
-        return Event(
-            timestamp=line.when,
-            node=node,
-            type=finding.type,
-            source=self._source,
-            known_at=min(now, line.when + self._delay) if line.history else now,
-            code=finding.code,
-            detail=finding.detail,
-            gpu=finding.gpu,
-            pci_bus_id=finding.pci_bus_id,
-        )
-
-    def _name(self, line: LogLine) -> str | None:
-        return self._node if self._fixed or line.host is None else line.host
-
-    def _host(self, node: str) -> _Host:
-        host = self._hosts.get(node)
-        if host is None:
-            host = self._hosts[node] = _Host()
-            if len(self._hosts) > _MAX_NODES:  # a log with made-up host names must not fill the memory
-                self._hosts.popitem(last=False)
-        return host
-
-    def _odd(self, what: str, why: str, line: LogLine) -> None:
+    def _count(self, what: str, problem: str, line: LogLine) -> None:
         self.counts[what] += 1
-        if self.counts[what] == 1:  # once; the count tells of the rest
-            _log.warning("%s: %r (further ones are only counted, as %s)", why, line.message[:160], what)
+        if self.counts[what] == 1:
+            _log.warning("%s: %r (further ones are only counted, as %s)", problem, line.message[:160], what)

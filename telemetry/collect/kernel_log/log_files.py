@@ -13,7 +13,8 @@ import lzma
 import os
 import time
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta, tzinfo
 from pathlib import Path
@@ -21,19 +22,21 @@ from typing import IO, Any, Final
 
 from telemetry.collect.kernel_log.lines import Lines, LogLine
 from telemetry.errors import InputError
-from telemetry.xids.log_stamp import Stamped, split_line
+from telemetry.xids.log_stamp import instant_of, split_line
 
 _log = logging.getLogger(__name__)
 _HEAD: Final = 1024
 # So many first bytes tell one log from another: a stamp and some lines.
 _CHUNK: Final = 1 << 20
-_MAX_LINE: Final = 1 << 16
 _OPENERS: Final[Mapping[str, Callable[[Path], Any]]] = {
     ".gz": gzip.GzipFile,
     ".xz": lzma.LZMAFile,
     ".bz2": bz2.BZ2File,
 }
 _DAMAGED: Final = (OSError, EOFError, lzma.LZMAError, zlib.error)
+_POLL_S: Final = 0.25
+_WRITER_DONE: Final = timedelta(minutes=1)
+# A last line without an end is taken when nobody has added to it for so long.
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,127 +63,100 @@ class LogFile:
     def __init__(self, path: Path, place: Place | None = None) -> None:
         self.path = path
         self.place = place
-        self._queue: list[Path] | None = None
-        self._held: tuple[Path, IO[bytes]] | None = None
-        self._skipping = False
+        self.is_new = place is None
+        self._batches: Iterator[list[bytes]] | None = None
 
-    def read(self, *, final: bool = False) -> tuple[list[bytes], bool]:
-        """Return some lines without their ends, and whether nothing more is waiting.
+    def read(self, *, final: bool = False) -> list[bytes]:
+        """Return some lines without their ends; none where nothing more is waiting.
 
         ``final``: the writer is known to be done, so a last line without an end is taken as it is.
         """
-        if self._queue is None:
-            self._queue = self._rotated()
-        while self._queue:
-            path = self._queue[0]
+        self._batches = self._batches or self._walk(final=final)
+        lines = next(self._batches, [])
+        if not lines:
+            self._batches = None  # look again for a rotation the next time
+            self.is_new = False
+        return lines
+
+    def _walk(self, *, final: bool) -> Iterator[list[bytes]]:
+        for path in self._rotated():
             try:
-                lines, done = self._read_from(path, final=True)
+                yield from self._read_from(path, final=True)
             except _DAMAGED as error:
                 _log.warning("the rotated log %s cannot be read on: %s", path, error)
-                lines, done = [], True
-            if done:
-                self.close()
-                self._queue.pop(0)
-                self.place = None
-            if lines:
-                return lines, False
-        try:
-            lines, done = self._read_from(self.path, final=final)
-        except FileNotFoundError:
-            lines, done = [], True
-        if done:
-            self.close()
-            self._queue = None  # look again for a rotation the next time
-        return lines, done
+            self.place = None
+        with suppress(FileNotFoundError):
+            yield from self._read_from(self.path, final=final)
 
     def _rotated(self) -> list[Path]:
+        """Return the file that we were in and those newer than it, oldest first; none where it is still in place."""
         place = self.place
-        if place is None:
+        if place is None or _holds(self.path, place):
             return []
-        if self._holds(self.path, place):
-            return []
-        found: list[tuple[float, str, Path]] = []
-        for other in self._siblings():
-            try:
-                found.append((other.stat().st_mtime, other.name, other))
-            except FileNotFoundError:
-                continue
-        rotated = [path for _, _, path in sorted(found)]
-        for index, other in enumerate(rotated):
-            if self._holds(other, place):
-                _log.info("%s was rotated to %s", self.path, other.name)
+        rotated: list[tuple[float, str, Path]] = []
+        for sibling in self._siblings():
+            with suppress(FileNotFoundError):
+                rotated.append((sibling.stat().st_mtime, sibling.name, sibling))
+        paths = [path for _, _, path in sorted(rotated)]
+        for index, path in enumerate(paths):
+            if _holds(path, place):
+                _log.info("%s was rotated to %s", self.path, path.name)
                 # A log that is being compressed stands there twice for a while.
-                return [other, *(path for path in rotated[index + 1 :] if not self._holds(path, place))]
+                return [path, *(newer for newer in paths[index + 1 :] if not _holds(newer, place))]
         if place.offset:
             _log.warning("%s was replaced, and what became of its old content is not known", self.path)
         self.place = None
         return []
 
-    def _holds(self, path: Path, place: Place) -> bool:
-        try:
-            with _opened(path) as stream:
-                return _matches(stream, path, place)
-        except _DAMAGED:
-            return False
-
-    def _siblings(self) -> list[Path]:
+    def _siblings(self) -> Iterator[Path]:
         name, stem, suffix = self.path.name, self.path.stem, self.path.suffix
-        found = []
-        try:
-            entries = list(os.scandir(self.path.parent))
-        except FileNotFoundError:
-            return []
-        for entry in entries:
-            other = entry.name
-            dated = other.startswith(f"{stem}-") and suffix != "" and suffix in other[len(stem) :]
-            if other != name and (other.startswith((f"{name}.", f"{name}-")) or dated) and entry.is_file():
-                found.append(Path(entry.path))
-        return found
+        for sibling in self.path.parent.glob("*"):
+            other = sibling.name
+            is_dated = other.startswith(f"{stem}-") and suffix != "" and suffix in other[len(stem) :]
+            if other != name and (other.startswith((f"{name}.", f"{name}-")) or is_dated) and sibling.is_file():
+                yield sibling
 
-    def _read_from(self, path: Path, *, final: bool) -> tuple[list[bytes], bool]:
-        stream = self._stream(path)
+    def _read_from(self, path: Path, *, final: bool) -> Iterator[list[bytes]]:
+        with _opened(path) as stream:
+            # The file may have been rotated since we looked: what is open is what counts.
+            if self.place is not None and not _matches(stream, path, self.place):
+                return
+            offset = 0 if self.place is None else self.place.offset
+            rest, at_end = b"", False
+            stream.seek(offset)
+            while not at_end:
+                chunk = stream.read(_CHUNK)
+                at_end = len(chunk) < _CHUNK
+                content = rest + chunk
+                end = content.rfind(b"\n") + 1
+                if (at_end and final) or len(content) - end > _CHUNK:  # nobody can use a line so long
+                    end = len(content)
+                rest = content[end:]
+                offset += end
+                if end:
+                    self._note(stream, offset)
+                    yield content[:end].removesuffix(b"\n").split(b"\n")
+            if self.place is None:
+                self._note(stream, offset)
+
+    def _note(self, stream: IO[bytes], offset: int) -> None:
+        """Remember how far the open file was read."""
         place = self.place
-        # The file may have been rotated since we looked: what is open is what counts.
-        if place is not None and stream.tell() == 0 and not _matches(stream, path, place):
-            return [], True
-        offset = 0 if place is None else place.offset
-        stream.seek(offset)
-        content = stream.read(_CHUNK)
-        lines, whole = self._split(content, final=final)
-        head_bytes = min(_HEAD, offset + whole)
+        head_bytes = min(_HEAD, offset)
         if place is None or place.head_bytes < head_bytes:
+            at = stream.tell()
             stream.seek(0)
             place = Place(0, 0, head_bytes, _hash(stream.read(head_bytes)))
-            stream.seek(offset + whole)
-        self.place = Place(os.fstat(stream.fileno()).st_ino, offset + whole, place.head_bytes, place.head)
-        return lines, whole == 0 or len(content) < _CHUNK
+            stream.seek(at)
+        self.place = Place(os.fstat(stream.fileno()).st_ino, offset, place.head_bytes, place.head)
 
-    def _split(self, content: bytes, *, final: bool) -> tuple[list[bytes], int]:
-        whole = content.rfind(b"\n") + 1
-        if not whole and len(content) >= _MAX_LINE:
-            self._skipping = True
-            return [], len(content)
-        if final and len(content) < _CHUNK:
-            whole = len(content)
-        lines = content[:whole].split(b"\n")
-        if lines[-1] == b"":
-            lines.pop()
-        if self._skipping and whole:
-            lines, self._skipping = lines[1:], False
-        return [line for line in lines if len(line) < _MAX_LINE], whole
 
-    def _stream(self, path: Path) -> IO[bytes]:
-        """Return the open file; it stays open until read to its end, for a compressed one cannot be entered midway."""
-        if self._held is None or self._held[0] != path:
-            self.close()
-            self._held = (path, _opened(path))
-        return self._held[1]
-
-    def close(self) -> None:
-        """Close what is open; the place stays."""
-        if self._held is not None:
-            self._held[1].close()
-            self._held = None
+def _holds(path: Path, place: Place) -> bool:
+    try:
+        with _opened(path) as stream:
+            return _matches(stream, path, place)
+    except _DAMAGED:
+        return False
 
 
 def _matches(stream: IO[bytes], path: Path, place: Place) -> bool:
@@ -205,50 +181,6 @@ def _hash(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()[:24]
 
 
-_AHEAD: Final = timedelta(days=1)
-# Clocks and zones of a log and its reader differ a little; a stamp further ahead is of the year before.
-_CLOCK_ERROR: Final = timedelta(minutes=5)
-
-
-def instant_of(stamped: Stamped, zone: tzinfo | None, now: datetime) -> datetime | None:
-    """Return the aware instant of a stamp; None if it gives none, as seconds since an unknown boot do.
-
-    ``zone``: of stamps without an offset; None is the zone of this machine.
-
-    A stamp without a year is in the latest year that does not put it more than a day after ``now``: right for a log
-    that is read within a year of its writing. Of the hour that a change of the clocks repeats, the later one is taken
-    that is not to come yet: right for a log that is followed.
-    """
-    if stamped.aware is not None:
-        return stamped.aware.astimezone(UTC)
-    if stamped.naive is None:
-        return None
-    if not stamped.yearless:
-        return _localised(stamped.naive, zone, now)
-    limit = now + _AHEAD
-    for year in range(limit.year + 1, limit.year - 8, -1):  # 29 February comes every four years, or eight
-        try:
-            when = _localised(stamped.naive.replace(year=year), zone, now)
-        except ValueError:
-            continue
-        if when <= limit:
-            return when
-    return None
-
-
-def _localised(naive: datetime, zone: tzinfo | None, now: datetime) -> datetime:
-    first, second = (
-        (local.astimezone() if zone is None else local.replace(tzinfo=zone)).astimezone(UTC)
-        for local in (naive.replace(fold=0), naive.replace(fold=1))
-    )
-    return second if first < second <= now + _CLOCK_ERROR else first
-
-
-_POLL_S: Final = 0.25
-_WRITER_DONE: Final = timedelta(minutes=1)
-# A last line without an end is taken when nobody has added to it for so long.
-
-
 class LogFiles:
     """Follows one or more log files; a :class:`LogSource`.
 
@@ -270,48 +202,42 @@ class LogFiles:
         sleep: Callable[[float], object] = time.sleep,
     ) -> None:
         self._clock, self._zone, self._once, self._sleep = clock, zone, once, sleep
+        self._position = dict(position)
         self._files: list[LogFile] = []
-        self._new: list[bool] = []
-        self._others = {key: value for key, value in position.items() if key not in {str(path) for path in paths}}
         for path in dict.fromkeys(paths):
             if once and not path.exists():
                 raise InputError("the log file does not exist", str(path), "Check the path.")
             kept = position.get(str(path))
             self._files.append(LogFile(path, None if kept is None else Place(**kept)))
-            self._new.append(kept is None)
 
     def read(self, wait_s: float) -> Lines:
         """Return what is there; see :class:`LogSource`."""
-        deadline = time.monotonic() + wait_s
+        deadline_s = time.monotonic() + wait_s
         while True:
             lines: list[LogLine] = []
             drained = True
-            for index, file in enumerate(self._files):
+            for file in self._files:
+                is_new = file.is_new
                 try:
-                    raw, done = file.read(final=self._once and self._is_done(file.path))
+                    raw = file.read(final=self._once and self._is_done(file.path))
                 except PermissionError as error:
                     raise InputError(
                         "the log file may not be read",
                         str(error.filename or file.path),
                         "Run as a user of the group adm, or take `--source journal`.",
                     ) from None
-                lines += self._lines(raw, index)
-                drained &= done
-                if done:
-                    self._new[index] = False
-            left_s = deadline - time.monotonic()
+                drained &= not raw
+                lines += self._lines(raw, history=is_new)
+                if file.place is not None:
+                    self._position = self._position | {str(file.path): asdict(file.place)}
+            left_s = deadline_s - time.monotonic()
             if lines or not drained or left_s <= 0:
-                return Lines(lines, self._position(), drained)
+                return Lines(lines, self._position, drained)
             self._sleep(min(_POLL_S, left_s))
 
     def close(self) -> None:
         """Close the files."""
-        for file in self._files:
-            file.close()
-
-    def _position(self) -> dict[str, Any]:
-        own = {str(file.path): asdict(file.place) for file in self._files if file.place is not None}
-        return self._others | own
+        self._files.clear()
 
     def _is_done(self, path: Path) -> bool:
         try:
@@ -320,8 +246,7 @@ class LogFiles:
             return True
         return self._clock() - written > _WRITER_DONE
 
-    def _lines(self, raw: list[bytes], index: int) -> list[LogLine]:
-        made: list[LogLine] = []
+    def _lines(self, raw: list[bytes], *, history: bool) -> Iterator[LogLine]:
         now = self._clock()
         for line in raw:
             # Only the driver and the kernel's first words matter, and a central syslog has very many others.
@@ -330,8 +255,6 @@ class LogFiles:
             text = line.decode("utf-8", errors="replace").rstrip("\r")
             stamped = split_line(text)
             if stamped is None:
-                made.append(LogLine(text, None, history=self._new[index]))
-                continue
-            when = instant_of(stamped, self._zone, now)
-            made.append(LogLine(stamped.message, when, stamped.host, None, self._new[index]))
-        return made
+                yield LogLine(text, None, history=history)
+            else:
+                yield LogLine(stamped.message, instant_of(stamped, self._zone, now), stamped.host, None, history)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from telemetry.collect.series.xid_counts import SOURCE as COUNT_SOURCE
 from telemetry.dataset.schema import EVENTS
 from telemetry.importing.event_runs import dedupe_events, drop_told_edges
-from telemetry.xids.xid_gauge import SOURCE, untold_edges, xid_events
+from telemetry.xids.xid_gauge import SOURCE, event_rows, untold_edges, xid_edges
 from tests.telemetry.helpers import DAY
 
 DELAY = timedelta(minutes=10)
@@ -26,6 +26,15 @@ def gauge(rows: list[tuple[str, int, int | None]]) -> pd.DataFrame:
             "xid_last": pd.array([value for *_, value in rows], dtype="Int32"),
         }
     )
+
+
+def xid_events(samples: pd.DataFrame) -> pd.DataFrame:
+    ordered = samples.sort_values(["gpu", "timestamp"], kind="stable").reset_index(drop=True)
+    values = ordered["xid_last"].fillna(0).to_numpy(dtype=np.int32)
+    units = pd.factorize(ordered["gpu"])[0].astype(np.int32)
+    rows = xid_edges(units, values, ordered["xid_last"].notna().to_numpy())
+    chosen = ordered.iloc[rows]
+    return event_rows(chosen["timestamp"], chosen["node"], chosen["gpu"], values[rows], DELAY)
 
 
 @given(
@@ -47,7 +56,7 @@ def test_events_are_the_changes_to_another_xid(rows):
             if (last is not None or turn > 0) and value not in (0, last):
                 expected.append((name, DAY + timedelta(minutes=minute), str(value)))
             last = value
-    found = xid_events(gauge(rows), delay=DELAY)
+    found = xid_events(gauge(rows))
     assert list(found.columns) == EVENTS.names
     assert list(zip(found["gpu"], found["timestamp"], found["code"], strict=True)) == expected
     assert (found["known_at"] - found["timestamp"]).eq(pd.Timedelta(DELAY)).all()
@@ -64,7 +73,7 @@ def test_events_are_the_changes_to_another_xid(rows):
     ],
 )
 def test_a_gauge_that_appears_tells_of_an_xid_where_the_gpu_was_seen_before(values, edges):
-    found = xid_events(gauge([("a", minute, value) for minute, value in enumerate(values)]), delay=DELAY)
+    found = xid_events(gauge([("a", minute, value) for minute, value in enumerate(values)]))
     assert [int((when - DAY) / timedelta(minutes=1)) for when in found["timestamp"]] == edges
 
 

@@ -11,7 +11,6 @@ from scheduler.ports.errors import SchedulerError
 from scheduler.slurm.commands import SlurmCommands
 from scheduler.slurm.job import CheckpointSignal, job_of, views_by_node
 from scheduler.slurm.node import NodeChange
-from scheduler.slurm.port import parser_version
 from scheduler.slurm.settings import SlurmSettings
 from telemetry.collect.slurm.commands import CommandError, run_program
 from tests.scheduler.slurm.fake_slurm import FakeSlurm, job_row
@@ -71,15 +70,6 @@ def test_a_version_that_is_not_known_is_read_and_never_written_to(tmp_path, told
     assert said.kind == "refused"
     assert words in said.words
     assert [call for call in fake.calls if "update" in call] == []
-
-
-def test_the_version_of_either_report_counts(tmp_path):
-    fake = FakeSlurm(tmp_path / "bin")
-    port = opened(fake)
-    port.nodes()
-    fake.tell(meta={"data_parser": "data_parser/v0.0.12"})
-    port.jobs()
-    assert "jobs is of data parser v0.0.12" in (port.read_only() or "")
 
 
 @pytest.mark.parametrize(
@@ -194,21 +184,6 @@ def test_a_comment_names_the_signal_and_keeps_the_job(comment, signal, kept):
     job = job_of(job_row(5, "n0", comment=comment), "gpu")
     assert job is not None
     assert (job.signal, job.stays_by_wish) == (signal, kept)
-
-
-def test_a_requeued_job_is_another_run():
-    first, second = (job_of(job_row(5, "n0", restart_cnt=n), "gpu") for n in (0, 1))
-    assert first is not None
-    assert second is not None
-    assert first.uid != second.uid
-
-
-def test_where_each_version_tells_itself():
-    assert parser_version({"plugin": {"type": "openapi/v0.0.38"}}) == 38
-    assert parser_version({"plugin": {"type": "openapi/v0.0.39", "data_parser": "v0.0.39"}}) == 39
-    assert parser_version({"plugin": {"type": "", "data_parser": "data_parser/v0.0.44"}}) == 44
-    assert parser_version({"plugin": []}) is None
-    assert parser_version(None) is None
 
 
 def test_a_program_that_leaves_children_behind_is_ended_in_time():

@@ -10,7 +10,6 @@ import pytest
 from policy.fleet import Level
 from scheduler.ports.readings import Switches
 from scheduler.slurm.job import SlurmJob
-from scheduler.slurm.node import NodeChange
 from tests.policy.decide_world import HOUR
 from tests.scheduler.slurm.slurm_world import LEASE, ME, World, action, release
 
@@ -149,19 +148,6 @@ def test_a_reason_that_a_late_write_of_ours_took_is_put_back(world, state):
     assert world.scheduler.upkeep(ME, world.lease()) == ()
 
 
-def test_a_late_write_to_a_node_that_nobody_took_is_left_standing(world):
-    world.slurm.failing.append("timeout_late")
-    world.apply(action("taint"))
-    world.slurm.person("n0", "DRAIN", "bad cable")
-    world.scheduler.revalidate("n0")
-    world.slurm.person("n0", "RESUME")
-    world.scheduler.revalidate("n0")
-    world.slurm.late.pop()()
-    world.scheduler.read_fleet()
-    assert world.scheduler.upkeep(ME, world.lease()) == ()
-    assert world.level("n0") is Level.TAINTED
-
-
 def test_a_node_that_changed_since_it_was_read_is_a_conflict(world):
     reading = world.scheduler.revalidate("n0")
     assert reading is not None
@@ -215,18 +201,6 @@ def test_a_second_replica_waits_and_takes_over(world):
         assert barred is not None
 
 
-def test_an_unknown_version_is_read_and_not_written_to(world):
-    world.slurm.version_problem = "data parser v0.0.99 is not known"
-    world.scored(n3=0.9)
-    report = world.round()
-    assert world.slurm.writes == []
-    assert "v0.0.99" in " ".join(
-        [*report.errors, *map(str, report.steps), *(report.plan.reasons if report.plan else ())]
-    )
-    world.controller.stop()
-    assert world.apply(action("taint")).kind == "refused"
-
-
 def test_a_slurm_that_cannot_be_read_is_left_as_it_is(world):
     world.slurm.unreadable = True
     report = world.round()
@@ -241,20 +215,6 @@ def _some_precondition(world):
     from scheduler.ports.readings import Precondition
 
     return Precondition("v", None, Marks(), ME, world.lease())
-
-
-def test_a_soft_mark_is_set_again_after_a_reconfigure(world):
-    world.apply(action("publish"))
-    world.apply(action("soft_taint"))
-    soft = world.slurm.all["n0"].weight
-    world.slurm.reconfigure()
-    reading = world.scheduler.read_fleet()
-    assert reading.nodes[0].view.marks.soft
-    assert not reading.nodes[0].view.undone
-    writes = world.scheduler.upkeep(ME, world.lease())
-    assert [write.words for write in writes] == [f"node n0: Weight: 1 -> {soft}"]
-    assert world.slurm.all["n0"].weight == soft
-    assert world.scheduler.upkeep(ME, world.lease()) == ()
 
 
 def test_a_round_sets_lost_weights_again_and_says_so(world):
@@ -301,29 +261,6 @@ def test_fail_is_taken_off_by_way_of_drain(world, tmp_path):
     assert [change.state for _, change in world.slurm.writes] == ["FAIL", "UNDRAIN", "DRAIN", "UNDRAIN"]
 
 
-def test_the_kill_switch_stops_what_is_new_and_lets_releases_through(world):
-    world.scored(n3=0.9)
-    world.round()
-    assert world.scheduler.set_switches(Switches(kill=True)).kind == "done"
-    assert world.scheduler.set_switches(Switches(kill=True)).kind == "already"
-    world.scored(n5=0.9)
-    world.round()
-    assert world.level("n5") is Level.NONE
-    world.clock.move(13 * HOUR)
-    world.round()
-    assert world.level("n3") is Level.NONE
-
-
-def test_everything_of_ours_is_taken_off_at_once_when_asked(world):
-    before = dict(world.slurm.all)
-    world.scored(n3=0.9, n6=0.4)
-    world.round()
-    assert world.slurm.all != before
-    world.scheduler.set_switches(Switches(release_all=True))
-    assert not world.round().failed
-    assert world.slurm.all == before
-
-
 def test_jobs_make_the_floors_of_their_nodes(world):
     job = SlurmJob(7, "7", 7, "7.0.1", ("n3", "n5"), frozenset({"RUNNING"}), "ann", 16)
     world.slurm.running[7] = job
@@ -334,15 +271,6 @@ def test_jobs_make_the_floors_of_their_nodes(world):
     world.scored(n3=0.9, n5=0.9)
     world.round()
     assert {world.level("n3"), world.level("n5")} == {Level.DRAINED, Level.SOFT}  # one node of a job at a time
-
-
-def test_a_rehearsal_writes_nothing_and_says_what_would_be(world):
-    world.scored(n3=0.9)
-    report = world.controller.rehearse()
-    assert world.slurm.writes == []
-    assert not (world.folder.path / "lease.json").exists()
-    words = [write.words for step in report.steps for write in step.writes]
-    assert "node n3: State: (none) -> DRAIN" in words
 
 
 def test_a_name_that_could_mean_many_nodes_is_refused(world):
@@ -366,13 +294,3 @@ def test_a_boot_time_that_wavers_is_one_boot(world):
     world.slurm.all["n0"] = replace(world.slurm.all["n0"], booted_at=world.clock.now() + HOUR)
     fourth = world.scheduler.revalidate("n0")
     assert first.boot_id == second.boot_id == third.boot_id != fourth.boot_id
-
-
-def test_a_change_is_one_request(world):
-    world.apply(action("taint"))
-    assert len(world.slurm.writes) == 1
-    change = world.slurm.writes[0][1]
-    assert isinstance(change, NodeChange)
-    assert (change.state, change.weight) == ("DRAIN", None)
-    assert change.reason is not None
-    assert change.extra is not None

@@ -196,11 +196,3 @@ def test_the_parts_of_a_heterogeneous_job_are_one_job_and_go_together(world):
     assert (part.job.name, part.job.gpus) == ("8", 12)
     assert world.workloads.evict(part, fence(world)).kind == "done"
     assert world.workloads.on_node("n2") == ()
-
-
-def test_progress_is_kept_beside_the_state(world):
-    stored = world.workloads.load_progress()
-    answer = world.workloads.save_progress("p", stored.version)
-    assert answer.kind == "done"
-    assert world.workloads.load_progress().text == "p"
-    assert world.scheduler.load_state().text is None

@@ -88,7 +88,7 @@ def parse_events(
     counts["rows_left_out_by_mapping"] += int(dropped.sum() + (~batch.good).sum())
     instants = batch.instants(columns, "timestamp", mapping.time)
     assert instants is not None
-    batch.refuse("unknown event type", ~np.isin(rows["type"].astype(str), EVENT_TYPES), rows["type"])
+    batch.refuse("unknown event type", ~np.isin(rows["type"].astype(str), EVENT_TYPES))
     rows["code"] = _codes(rows["code"], rows["type"])
     batch.refuse("xid event without a code", (rows["type"] == "xid") & pd.isna(rows["code"]))
     known = instants.ms + int(delay.total_seconds() * 1000)

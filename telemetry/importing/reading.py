@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -23,11 +24,17 @@ from telemetry.importing.mapping import TimeFormat
 from telemetry.importing.quarantine import Quarantine, rows_of
 
 _BATCH_ROWS: Final = 1 << 17
-_PARQUET = (".parquet", ".pq")
-_CSV = (".csv", ".tsv")
-_JSON = (".json", ".jsonl", ".ndjson")
-_PACKED = (".gz", ".bz2", ".zst", ".lz4")
-_BLOCK_BYTES = 1 << 24
+_BLOCK_BYTES: Final = 1 << 24
+_SUFFIXES: Final = {
+    **dict.fromkeys([".parquet", ".pq"], "parquet"),
+    **dict.fromkeys([".csv", ".tsv"], "csv"),
+    **dict.fromkeys([".json", ".jsonl", ".ndjson"], "json"),
+}
+_PACKED: Final = (".gz", ".bz2", ".zst", ".lz4")
+_MOST_LINES: Final = 50
+"""Lines that a value of a CSV may have."""
+
+_NULLS: Final = ("", "NA", "N/A", "n/a", "[N/A]", "NaN", "nan", "null", "NULL", "None", "[Not Supported]")
 
 
 @dataclass(slots=True)
@@ -50,14 +57,11 @@ class Batch:
     def __post_init__(self) -> None:
         self.good = np.ones(len(self.rows), dtype=bool)
 
-    def refuse(
-        self, reason: str, chosen: npt.NDArray[np.bool_], details: npt.NDArray[np.object_] | None = None
-    ) -> None:
-        """Set aside those of the chosen rows that are still good; ``details`` has a value for each row."""
+    def refuse(self, reason: str, chosen: npt.NDArray[np.bool_]) -> None:
+        """Set aside those of the chosen rows that are still good."""
         chosen = chosen & self.good
         if chosen.any():
-            shown = None if details is None else details[chosen].tolist()
-            self.quarantine.add_rows(reason, self.kind, self.file, chosen, self.rows, self.table, shown)
+            self.quarantine.add_rows(reason, self.kind, self.file, chosen, self.rows, self.table)
             self.good[chosen] = False
 
     def instants(self, columns: Columns, name: str, time: TimeFormat, *, optional: bool = False) -> Instants | None:
@@ -82,14 +86,8 @@ class Batch:
 
 def kind_of(path: Path) -> str:
     """Return ``parquet``, ``csv``, ``json`` or ``other`` by a file's name, seen through ``.gz`` and the like."""
-    suffixes = [suffix.lower() for suffix in path.suffixes]
-    if suffixes and suffixes[-1] in _PACKED:
-        suffixes.pop()
-    last = suffixes[-1] if suffixes else ""
-    for kind, known in (("parquet", _PARQUET), ("csv", _CSV), ("json", _JSON)):
-        if last in known:
-            return kind
-    return "other"
+    suffixes = [suffix.lower() for suffix in path.suffixes if suffix.lower() not in _PACKED]
+    return _SUFFIXES.get(suffixes[-1] if suffixes else "", "other")
 
 
 def is_kernel_log(path: Path) -> bool:
@@ -108,15 +106,13 @@ def expand_sources(paths: tuple[Path, ...], what: str) -> list[Path]:
     """
     files: list[Path] = []
     for path in paths:
-        if path.is_dir():
-            found = sorted(each for each in path.rglob("*") if each.is_file() and not each.name.startswith((".", "_")))
-            if not found:
-                raise InputError(f"the folder of {what} is empty", str(path), "Give files, or a folder with files.")
-            files += found
-        elif path.exists():
-            files.append(path)
-        else:
+        if not path.exists():
             raise InputError(f"the {what} file does not exist", str(path), "Check the path.")
+        inside = sorted(path.rglob("*")) if path.is_dir() else []
+        inside = [file for file in inside if file.is_file() and not file.name.startswith((".", "_"))]
+        if path.is_dir() and not inside:
+            raise InputError(f"the folder of {what} is empty", str(path), "Give files, or a folder with files.")
+        files += inside or [path]
     return files
 
 
@@ -127,23 +123,47 @@ def read_batches(path: Path, table: str, quarantine: Quarantine) -> Iterator[Bat
     (``.csv.gz``). Objects inside an object become columns named ``outer.inner``.
     Raises ``InputError`` if the file is of another kind, damaged, or not UTF-8.
     """
-    kind = kind_of(path)
-    readers: dict[str, Callable[[], Iterator[_Rows]]] = {
-        "parquet": lambda: _read_parquet(path),
-        "csv": lambda: _read_csv(path, table, quarantine),
-        "json": lambda: _read_json_rows(path, table, quarantine),
-    }
-    if kind not in readers:
-        raise _wrong_kind(path, table)
-    try:
-        for rows, content in readers[kind]():
+    kind = _known_kind(path, table)
+    with _read_errors(path):
+        if kind == "parquet":
+            batches = _read_parquet(path)
+        else:
+            batches = (_read_csv if kind == "csv" else _read_json_rows)(path, table, quarantine)
+        for rows, content in batches:
             quarantine.count_present(table, rows_of(path), len(rows))
             yield Batch(path, table, rows, content, quarantine)
-    except pa.ArrowInvalid as error:
-        problem = "is not UTF-8 text" if "UTF8" in str(error) or "utf-8" in str(error) else "cannot be read"
+
+
+def column_names(path: Path) -> list[str]:
+    """Return the columns of a file of samples without reading its rows (JSON is read whole)."""
+    kind = _known_kind(path, "samples")
+    with _read_errors(path):
+        if kind == "parquet":
+            return list(pq.read_schema(path).names)
+        if kind == "csv":
+            return _csv_header(path)
+        return list(dict.fromkeys(name for record in _read_json(path)[0].values() for name in record))
+
+
+def _known_kind(path: Path, table: str) -> str:
+    kind = kind_of(path)
+    if kind == "other":
+        raise InputError(
+            f"files of the kind {path.suffix or path.name!r} are not read as {table}",
+            str(path),
+            "Give Parquet, CSV, TSV or JSON.",
+        )
+    return kind
+
+
+@contextmanager
+def _read_errors(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (pa.ArrowInvalid, UnicodeDecodeError) as error:
+        is_text = not isinstance(error, UnicodeDecodeError) and "utf8" not in str(error).lower().replace("-", "")
+        problem = "cannot be read" if is_text else "is not UTF-8 text"
         raise InputError(f"the file {problem}: {error}", str(path), "Check that it is whole, or convert it.") from error
-    except UnicodeDecodeError as error:
-        raise InputError(f"the file is not UTF-8 text: {error}", str(path), "Convert it to UTF-8.") from error
 
 
 _Rows = tuple[npt.NDArray[np.int64], pa.Table]
@@ -153,15 +173,14 @@ def _read_parquet(path: Path) -> Iterator[_Rows]:
     first = 1
     with pq.ParquetFile(path) as file:
         for batch in file.iter_batches(batch_size=_BATCH_ROWS):
-            yield _numbered(pa.Table.from_batches([batch]), first)
+            yield np.arange(first, first + batch.num_rows), pa.Table.from_batches([batch])
             first += batch.num_rows
         if file.metadata.num_rows == 0:
-            yield _numbered(file.schema_arrow.empty_table(), 1)
+            yield np.empty(0, np.int64), file.schema_arrow.empty_table()
 
 
 def _read_csv(path: Path, table: str, quarantine: Quarantine) -> Iterator[_Rows]:
-    delimiter = "\t" if ".tsv" in [suffix.lower() for suffix in path.suffixes] else ","
-    header = _csv_header(path, delimiter)
+    header = _csv_header(path)
     malformed: list[tuple[int, str]] = []
 
     def skip(row: Any) -> str:
@@ -171,7 +190,9 @@ def _read_csv(path: Path, table: str, quarantine: Quarantine) -> Iterator[_Rows]
     reader = pa_csv.open_csv(
         path,
         read_options=pa_csv.ReadOptions(use_threads=False, block_size=_BLOCK_BYTES),
-        parse_options=pa_csv.ParseOptions(delimiter=delimiter, newlines_in_values=True, invalid_row_handler=skip),
+        parse_options=pa_csv.ParseOptions(
+            delimiter=_delimiter(path), newlines_in_values=True, invalid_row_handler=skip
+        ),
         convert_options=pa_csv.ConvertOptions(
             column_types=dict.fromkeys(header, pa.string()), strings_can_be_null=True, null_values=list(_NULLS)
         ),
@@ -184,12 +205,9 @@ def _read_csv(path: Path, table: str, quarantine: Quarantine) -> Iterator[_Rows]
             rows = np.arange(first, first + batch.num_rows + len(gone), dtype=np.int64)
             rows = np.setdiff1d(rows, gone)[: batch.num_rows]
             first = int(rows[-1]) + 1 if len(rows) else first
-            made = pa.Table.from_batches([batch])
-            for name, at, lines in _swallowed(made):
-                example = f"row {rows[at]}, column {name!r}: a quote that is not closed?"
-                quarantine.count_present(table, rows_of(path), lines)
-                quarantine.count_lost(table, rows_of(path), "lines inside one value", lines, example)
-            yield rows, made
+            content = pa.Table.from_batches([batch])
+            _count_swallowed(content, rows, table, path, quarantine)
+            yield rows, content
     for number, text in malformed:
         row = None if number is None else number - 1
         lines = text.count("\n") + 1  # a quote that is not closed swallows the lines after it
@@ -199,22 +217,26 @@ def _read_csv(path: Path, table: str, quarantine: Quarantine) -> Iterator[_Rows]
         yield np.empty(0, np.int64), pa.table({name: pa.array([], pa.string()) for name in header})
 
 
-def _swallowed(table: pa.Table) -> Iterator[tuple[str, int, int]]:
-    """Find values of more lines than any text has: column, row and lines."""
-    for name in table.column_names:
-        breaks = pc.count_substring(table.column(name), "\n").fill_null(0).to_numpy()
+def _count_swallowed(
+    content: pa.Table, rows: npt.NDArray[np.int64], table: str, path: Path, quarantine: Quarantine
+) -> None:
+    """Count the lines in values of more lines than any text has as lost."""
+    for name in content.column_names:
+        breaks = pc.count_substring(content.column(name), "\n").fill_null(0).to_numpy()
         for at in np.flatnonzero(breaks > _MOST_LINES):
-            yield name, int(at), int(breaks[at])
+            lines, example = int(breaks[at]), f"row {rows[at]}, column {name!r}: a quote that is not closed?"
+            quarantine.count_present(table, rows_of(path), lines)
+            quarantine.count_lost(table, rows_of(path), "lines inside one value", lines, example)
 
 
-_MOST_LINES: Final = 50
-_NULLS: Final = ("", "NA", "N/A", "n/a", "[N/A]", "NaN", "nan", "null", "NULL", "None", "[Not Supported]")
+def _delimiter(path: Path) -> str:
+    return "\t" if ".tsv" in [suffix.lower() for suffix in path.suffixes] else ","
 
 
-def _csv_header(path: Path, delimiter: str) -> list[str]:
+def _csv_header(path: Path) -> list[str]:
     with pa.input_stream(path) as stream:
         line = stream.read(1 << 16).decode("utf-8-sig", errors="replace")
-    header = next(csv.reader(line.splitlines()[:1], delimiter=delimiter), [])
+    header = next(csv.reader(line.splitlines()[:1], delimiter=_delimiter(path)), [])
     if not header:
         raise InputError("the file is empty", str(path), "Give a file with a header line and rows.")
     twice = sorted({name for name in header if header.count(name) > 1})
@@ -243,12 +265,17 @@ def _read_json(path: Path) -> tuple[dict[int, dict[str, Any]], list[tuple[int, s
 
 
 def _read_json_rows(path: Path, table: str, quarantine: Quarantine) -> Iterator[_Rows]:
+    """Read all values as text, as a CSV has them."""
     records, malformed = _read_json(path)
     for number, text, problem in malformed:
         quarantine.add("malformed row", table, path, number, text, problem)
-    names = list(dict.fromkeys(name for record in records.values() for name in record))
-    columns = {name: _json_column([record.get(name) for record in records.values()]) for name in names}
-    yield np.array(list(records), np.int64), pa.table(columns)
+    columns: dict[str, list[str | None]] = {}
+    for place, record in enumerate(records.values()):
+        for name, value in record.items():
+            text = value if isinstance(value, str) else json.dumps(value)
+            columns.setdefault(name, [None] * len(records))[place] = None if text in _NULLS else text
+    content = {name: pa.array(values, pa.string()) for name, values in columns.items()}
+    yield np.array(list(records), np.int64), pa.table(content)
 
 
 def _flat(record: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -259,40 +286,3 @@ def _flat(record: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             flat[f"{prefix}{key}"] = value
     return flat
-
-
-def _json_column(values: list[Any]) -> pa.Array:
-    try:
-        if all(value is None or (isinstance(value, int | float) and not isinstance(value, bool)) for value in values):
-            return pa.array(values)
-    except (pa.ArrowInvalid, OverflowError):
-        pass
-    texts = [value if value is None or isinstance(value, str) else json.dumps(value) for value in values]
-    return pa.array([None if text in _NULLS else text for text in texts], pa.string())
-
-
-def _numbered(table: pa.Table, first: int) -> _Rows:
-    return np.arange(first, first + table.num_rows, dtype=np.int64), table
-
-
-def column_names(path: Path) -> list[str]:
-    """Return the columns of a Parquet, CSV or JSON file without reading its rows (JSON is read whole)."""
-    kind = kind_of(path)
-    try:
-        if kind == "parquet":
-            return list(pq.read_schema(path).names)
-        if kind == "csv":
-            return _csv_header(path, "\t" if ".tsv" in [suffix.lower() for suffix in path.suffixes] else ",")
-    except pa.ArrowInvalid as error:
-        raise InputError(f"the file cannot be read: {error}", str(path), "Check that it is whole.") from error
-    if kind == "other":
-        raise _wrong_kind(path, "samples")
-    return list(dict.fromkeys(name for record in _read_json(path)[0].values() for name in record))
-
-
-def _wrong_kind(path: Path, table: str) -> InputError:
-    return InputError(
-        f"files of the kind {path.suffix or path.name!r} are not read as {table}",
-        str(path),
-        "Give Parquet, CSV, TSV or JSON.",
-    )

@@ -53,10 +53,17 @@ from telemetry.importing.inventory import (
 from telemetry.importing.jobs import merge_jobs, read_jobs
 from telemetry.importing.mapping import ImportMapping, load_mapping
 from telemetry.importing.quarantine import Quarantine, new_name
-from telemetry.importing.reading import expand_sources, is_kernel_log, kind_of
+from telemetry.importing.reading import (
+    Source,
+    describe_source,
+    expand_sources,
+    is_kernel_log,
+    kind_of,
+    new_sources,
+    text_digest,
+)
 from telemetry.importing.samples.intake import SampleIntake, no_usable_rows, plan_samples
 from telemetry.importing.samples.merge import SampleMerger, plan_merge, read_newest, write_newest
-from telemetry.importing.sources import Source, describe_source, new_sources, text_digest
 from telemetry.xids.xid_gauge import SOURCE
 
 Progress = Callable[[int, int], None]

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import telemetry.dataset.parts
 import telemetry.dataset.writer
-import telemetry.importing.samples.spill
+import telemetry.importing.samples.block
 from telemetry.dataset.store import Dataset
 from telemetry.errors import InputError
 from tests.killed import exit_code_of
@@ -172,7 +172,7 @@ def test_a_full_disk_at_any_write_leaves_the_old_dataset(tmp_path: Path, monkeyp
     places = [
         (telemetry.dataset.parts, "write_part"),
         (telemetry.dataset.writer, "write_small"),
-        (telemetry.importing.samples.spill.pa.ipc, "new_file"),
+        (telemetry.importing.samples.block.pa.ipc, "new_file"),
         (telemetry.importing.quarantine.pq, "ParquetWriter"),
         (telemetry.dataset.writer.shutil, "copyfile"),
     ]

@@ -25,11 +25,9 @@ from telemetry.dataset.schema import ms_of
 from telemetry.importing.instants import times_of
 from telemetry.importing.inventory import Installations
 from telemetry.importing.quarantine import Quarantine, row_text
-from telemetry.importing.samples.block import Block, block_table, join, read_block
-from telemetry.importing.samples.duplicates import merge_duplicates
+from telemetry.importing.samples.block import ORDER_SHIFT, Block, Spill, block_table, join, read_block
 from telemetry.importing.samples.reach import MergePlan, Reach, StoredSamples
-from telemetry.importing.samples.rollup import add_rollup_columns, cell_end, finer_units, roll_up
-from telemetry.importing.samples.spill import ORDER_SHIFT, Spill
+from telemetry.importing.samples.rollup import add_rollup_columns, cell_end, finer_units, merge_duplicates, roll_up
 from telemetry.xids.xid_gauge import CHANNEL, SOURCE, event_rows, untold_edges
 
 NEWEST_NAME = "newest.parquet"

@@ -7,11 +7,11 @@ from hypothesis import strategies as st
 
 from telemetry.dataset.channels import CATALOGUE, with_rollups
 from telemetry.importing.samples.block import DTYPES, Block, Series
-from telemetry.importing.samples.duplicates import merge_duplicates
 from telemetry.importing.samples.rollup import (
     add_rollup_columns,
     cell_end,
     finer_units,
+    merge_duplicates,
     reset_aware_rise,
     rises_after_insertion,
     roll_up,

@@ -31,8 +31,8 @@ from telemetry.landing.folder import Landing
 SETTLED_AFTER: Final = timedelta(minutes=2)
 """Newer samples may still be on their way: VictoriaMetrics shows none of its last 30 s, agents send in batches."""
 
-MAX_SAMPLES: Final = 4_000_000
-"""Samples held at once: 20 bytes each until they are rows, and 90 at the peak while they become rows (measured)."""
+MAX_SAMPLES: Final = 2_500_000
+"""Samples held at once: 20 bytes each until they are rows, and 150 at the peak while they become rows (measured)."""
 
 _MS: Final = timedelta(milliseconds=1)
 _SAFE_SHARE: Final = 0.7

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from datetime import datetime
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -11,8 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from telemetry.collect.series.identity import Series
-from telemetry.landing.tables import LANDED_INVENTORY
-from telemetry.milliseconds import to_ms
+from telemetry.landing.tables import rows_table
 
 _GPUS_KEPT = 200_000
 _Labels = tuple[tuple[str, str], ...]
@@ -31,18 +30,6 @@ def first_and_last(
     return dict(zip(seen.tolist(), zip(first[seen].tolist(), last[seen].tolist(), strict=True), strict=True))
 
 
-def observed_at(series: Sequence[Series], seen_at: datetime) -> pa.Table:
-    """Return what series that all were seen at one time tell of the inventory, a row for each (gpu, node).
-
-    ``series`` is in the order of age: of two values of one field the later series' counts.
-    """
-    merged: dict[tuple[str, str], dict[str, str]] = {}
-    for each in series:
-        merged.setdefault((each.gpu, each.node), {}).update(each.inventory)
-    ms = to_ms(seen_at)
-    return _table((gpu, node, tuple(fields.items()), ms) for (gpu, node), fields in sorted(merged.items()))
-
-
 def observed_spans(series: Sequence[Series], index: npt.NDArray[np.int32], ms: npt.NDArray[np.int64]) -> pa.Table:
     """Return the first and the last sight of each GPU in samples, and of each change of what the labels tell of it.
 
@@ -54,32 +41,20 @@ def observed_spans(series: Sequence[Series], index: npt.NDArray[np.int32], ms: n
         of_place = spans.setdefault((series[number].gpu, series[number].node), {})
         held = of_place.get(series[number].inventory, (low, high))
         of_place[series[number].inventory] = (min(held[0], low), max(held[1], high))
-    rows = [
-        (gpu, node, labels, at)
+    rows: list[dict[str, Any]] = [
+        {**dict(labels), "gpu": gpu, "node": node, "seen_at": at}
         for (gpu, node), of_place in spans.items()
         for labels, span in of_place.items()
         if not _has_wider(labels, span, of_place)
         for at in sorted(set(span))
     ]
-    return _table(sorted(rows, key=lambda row: (row[3], row[0], row[1])))
+    return rows_table("inventory", sorted(rows, key=lambda row: (row["seen_at"], row["gpu"], row["node"])))
 
 
 def _has_wider(labels: _Labels, span: tuple[int, int], of_place: dict[_Labels, tuple[int, int]]) -> bool:
     """Whether other series tell the same and more at the same time: NVLink rows have few labels."""
     return any(
         set(labels) < set(other) and low <= span[0] and span[1] <= high for other, (low, high) in of_place.items()
-    )
-
-
-def _table(rows: Iterable[tuple[str, str, _Labels, int]]) -> pa.Table:
-    made = [{**dict(labels), "gpu": gpu, "node": node, "seen_at": at} for gpu, node, labels, at in rows]
-    columns = [
-        pa.array([row.get(field.name) for row in made], pa.int64() if field.name == "seen_at" else field.type)
-        for field in LANDED_INVENTORY
-    ]
-    return pa.Table.from_arrays(
-        [column.cast(field.type) for column, field in zip(columns, LANDED_INVENTORY, strict=True)],
-        schema=LANDED_INVENTORY,
     )
 
 

@@ -1,7 +1,6 @@
 """From samples of series to rows, against a plain slow version."""
 
 import math
-from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
@@ -10,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from telemetry.collect.series.identity import Series
-from telemetry.collect.series.inventory import observed_at, observed_spans
+from telemetry.collect.series.inventory import observed_spans
 from telemetry.collect.series.rows import CONFLICT, INEXACT, NOT_WHOLE, OUTSIDE, SENTINEL, assemble
 from telemetry.dataset.channels import CATALOGUE, Kind
-from telemetry.landing.tables import LANDED_INVENTORY, lay_out
+from telemetry.landing.tables import lay_out
 
 KINDS: dict[str, Kind] = {
     "gpu_temp_c": "gauge",
@@ -156,23 +155,6 @@ def test_nothing_is_an_empty_table_with_keys() -> None:
         table, found = rows(samples)
         assert found == []
         assert table.schema.names == ["timestamp", "node", "gpu", "mig_instance"]
-
-
-def test_observations_merge_what_labels_tell() -> None:
-    seen = datetime(2026, 3, 1, tzinfo=UTC)
-    table = observed_at(
-        [
-            one(gpu="b", inventory=(("slot", "1"),)),
-            one(gpu="a", inventory=(("slot", "0"), ("driver", "1"))),
-            one("energy_mj", gpu="a", inventory=(("driver", "2"),)),
-        ],
-        seen,
-    )
-    assert table.schema == LANDED_INVENTORY
-    assert [(row["gpu"], row["slot"], row["driver"], row["seen_at"]) for row in table.to_pylist()] == [
-        ("a", "0", "2", seen),
-        ("b", "1", None, seen),
-    ]
 
 
 def test_sightings_tell_from_when_to_when_a_driver_was_seen() -> None:

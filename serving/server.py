@@ -19,12 +19,9 @@ from serving.scores.reading import stamp_of
 from serving.service import Service
 from telemetry.collect.remote_write.connections import (
     BACKLOG,
-    ConnectionBounds,
     ConnectionGate,
     QuietServer,
     listen,
-    quiet_accept_errors,
-    raise_descriptor_limit,
     server_config,
 )
 
@@ -72,7 +69,6 @@ def serve(
     ``stop``: ends the service as a signal would, where it runs in a thread that gets none.
     Raises ``InputError`` if a port cannot be listened on.
     """
-    bounds = ConnectionBounds.of(raise_descriptor_limit())
     listeners = [(service.api, listen(host, port), None if tls is None else tls.context)]
     try:
         if extender_port is not None:  # the extender stays on this machine, and so unencrypted
@@ -81,16 +77,15 @@ def serve(
     except InputError:
         listeners[0][1].close()
         raise
-    share, settings = max(1, bounds.connections // len(listeners)), service.settings
+    settings = service.settings
     servers = []
     for application, listener, context in listeners:
-        gate = ConnectionGate(share, settings.head_timeout_s)
-        config = server_config(application, gate, bounds.backlog, grace_s=settings.grace_s, tls=context)
+        gate = ConnectionGate(settings.head_timeout_s, servers=len(listeners))
+        config = server_config(application, gate, grace_s=settings.grace_s, tls=context)
         servers.append((QuietServer(config), listener))
 
     async def run() -> None:
         loop = asyncio.get_running_loop()
-        quiet_accept_errors(loop)
 
         def end() -> None:
             for server, _ in servers:

@@ -36,8 +36,7 @@ def receive(
         from pipeline.params import load_params
         from telemetry.collect.remote_write.connections import parse_listen, refuse_open_port
         from telemetry.collect.remote_write.group_commit import ReceiverSettings
-        from telemetry.collect.remote_write.receiver import Receiver
-        from telemetry.collect.remote_write.server import serve
+        from telemetry.collect.remote_write.receiver import Receiver, serve
         from telemetry.collect.series.identity import SeriesCatalogue
         from telemetry.collect.series.mapping import load_source_mapping
         from telemetry.dataset.channels import resolve_channels

@@ -14,10 +14,8 @@ import logging
 import resource
 import socket
 import ssl
-import time
-from collections.abc import AsyncIterator, Callable, Generator
-from dataclasses import dataclass
-from typing import Any, Final, Literal, Self, cast
+from collections.abc import AsyncIterator, Generator
+from typing import Any, Final, Literal, cast
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -27,36 +25,19 @@ from telemetry.errors import InputError
 
 _GRACE_S: Final = 20
 _KEEP_ALIVE_S: Final = 75
-_SMALL_CONNECTIONS: Final = 64
-_SMALL_HEAD_S: Final = 10.0
+_MOST_CONNECTIONS: Final = 4096
 BACKLOG: Final = 1024
 """Connections that the kernel keeps waiting."""
 
-_MOST_CONNECTIONS: Final = 4096
-_MOST_BACKLOG: Final = 1024
 _CONNECTION_SHARE: Final = 2
 _BACKLOG_SHARE: Final = 16
 # asyncio accepts a whole backlog at a time, and a few of them before the first protocol is told of its connection: the
-# other half of the descriptors must hold those, and the files that land.
+# other half of the descriptors must hold those, and the files that are written.
+
+_LOG = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class ConnectionBounds:
-    """What a number of file descriptors allows."""
-
-    connections: int
-    backlog: int
-
-    @classmethod
-    def of(cls, descriptors: int) -> Self:
-        """Return the bounds under a limit of file descriptors: at most half of them are connections."""
-        return cls(
-            max(1, min(_MOST_CONNECTIONS, descriptors // _CONNECTION_SHARE)),
-            max(1, min(_MOST_BACKLOG, descriptors // _BACKLOG_SHARE)),
-        )
-
-
-def raise_descriptor_limit() -> int:
+def descriptor_limit() -> int:
     """Raise this process's soft limit of file descriptors to its hard one; return the limit that then holds."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
@@ -70,70 +51,40 @@ def raise_descriptor_limit() -> int:
     return soft if soft >= 0 else _MOST_CONNECTIONS * _CONNECTION_SHARE
 
 
-_LOG = logging.getLogger(__name__)
-_SAID_AGAIN_S: Final = 60.0
-
-
-class Sparing:
-    """Tells when a warning may be logged: once a minute.
-
-    ``monotonic``: seconds that never go back.
-    """
-
-    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
-        self._monotonic = monotonic
-        self._next_s: float | None = None
-        self._count = 0
-
-    def due(self) -> int:
-        """Count one more; return how many there were since the last that was told, or 0 if it is too early."""
-        self._count += 1
-        now_s = self._monotonic()
-        if self._next_s is not None and now_s < self._next_s:
-            return 0
-        self._next_s = now_s + _SAID_AGAIN_S
-        count, self._count = self._count, 0
-        return count
-
-
 class ConnectionGate:
-    """Bounds the connections of one server. Lives in its event loop.
+    """Bounds the connections of one server to half of the file descriptors. Lives in its event loop.
 
-    ``most``: most connections; one more closes the one that has been idle for longest.
-    ``head_timeout_s``: longest time in which a client must have sent a request's head.
-    ``monotonic``: seconds that never go back, for the log.
-    ``closed``: connections closed to make room so far.
+    ``head_timeout_s``: longest time in which a client must have sent a request's head. ``servers``: how many servers of
+    this process share the descriptors. One connection too many closes the one that has been idle for longest.
     """
 
-    def __init__(self, most: int, head_timeout_s: float, monotonic: Callable[[], float] = time.monotonic) -> None:
-        self.most = most
+    def __init__(self, head_timeout_s: float, *, servers: int = 1) -> None:
+        descriptors = descriptor_limit()
+        self.most = max(1, min(_MOST_CONNECTIONS, descriptors // _CONNECTION_SHARE) // servers)
+        self.backlog = max(1, min(BACKLOG, descriptors // _BACKLOG_SHARE))
         self.head_timeout_s = head_timeout_s
-        self.closed = 0
+        self._is_full = False
         self._open: set[GuardedProtocol] = set()
         self._idle: dict[GuardedProtocol, None] = {}  # longest idle first
-        self._sparing = Sparing(monotonic)
 
     def enter(self, connection: GuardedProtocol) -> None:
         """Take a new connection; close another, or itself if none is idle, where there are too many."""
         self._open.add(connection)
         self._idle[connection] = None
         if len(self._open) > self.most:
+            if not self._is_full:
+                self._is_full = True
+                _LOG.warning("over %d connections: idle ones are closed to make room (said once)", self.most)
             oldest = next(iter(self._idle))
             self.leave(oldest)
-            self.closed += 1
-            count = self._sparing.due()
-            if count:
-                _LOG.warning("over %d connections: %d idle ones were closed to make room", self.most, count)
             oldest.transport.abort()
 
     def mark(self, connection: GuardedProtocol, *, idle: bool) -> None:
         """Note whether a connection may be closed to make room."""
-        if connection not in self._open or (connection in self._idle) == idle:
-            return
-        if idle:
-            self._idle[connection] = None
+        if connection in self._open and idle:
+            self._idle.setdefault(connection)
         else:
-            del self._idle[connection]
+            self._idle.pop(connection, None)
 
     def leave(self, connection: GuardedProtocol) -> None:
         """Forget a connection."""
@@ -165,7 +116,7 @@ class GuardedProtocol(H11Protocol):
     def data_received(self, data: bytes) -> None:
         """Read; a head that has begun must be whole in time."""
         super().data_received(data)
-        self._look()
+        self._update()
         if not self._is_serving():
             self._await_head()
 
@@ -173,26 +124,15 @@ class GuardedProtocol(H11Protocol):
         """Go on with the next request, or wait for it."""
         self._forget_timer()
         super().on_response_complete()
-        self._look()
-
-    def pause_writing(self) -> None:
-        """Wait for a client that does not read its answers: such a one may be closed to make room."""
-        super().pause_writing()
-        self._look()
-
-    def resume_writing(self) -> None:
-        """Write on."""
-        super().resume_writing()
-        self._look()
+        self._update()
 
     def _is_serving(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
 
-    def _look(self) -> None:
-        serving = self._is_serving()
-        if serving:
+    def _update(self) -> None:
+        if self._is_serving():
             self._forget_timer()
-        self._gate.mark(self, idle=not serving or self.flow.write_paused)
+        self._gate.mark(self, idle=not self._is_serving())
 
     def _await_head(self) -> None:
         if self._head_timer is None and not self.transport.is_closing():
@@ -202,21 +142,6 @@ class GuardedProtocol(H11Protocol):
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
-
-
-def quiet_accept_errors(loop: asyncio.AbstractEventLoop, monotonic: Callable[[], float] = time.monotonic) -> None:
-    """Log once a minute, in one line, that no connection can be accepted; asyncio does so thousands of times."""
-    sparing = Sparing(monotonic)
-
-    def handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        if "socket.accept()" not in str(context.get("message")):
-            loop.default_exception_handler(context)
-            return
-        count = sparing.due()
-        if count:
-            _LOG.error("connections cannot be accepted (%d times): %s", count, context.get("exception"))
-
-    loop.set_exception_handler(handle)
 
 
 def parse_listen(text: str, option: str = "--listen") -> tuple[str, int]:
@@ -260,8 +185,8 @@ class QuietServer(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen; the kernel keeps more connections waiting than asyncio takes in one go."""
         await super().startup(sockets)
-        for each in sockets or ():
-            each.listen(BACKLOG)
+        for listener in sockets or ():
+            listener.listen(BACKLOG)
 
 
 def listen(host: str, port: int, option: str = "--listen") -> socket.socket:
@@ -288,7 +213,6 @@ def listen(host: str, port: int, option: str = "--listen") -> socket.socket:
 def server_config(
     app: ASGIApp,
     gate: ConnectionGate,
-    backlog: int,
     *,
     grace_s: int = _GRACE_S,
     lifespan: Literal["on", "off"] = "off",
@@ -304,7 +228,7 @@ def server_config(
         log_level="error",
         access_log=False,
         server_header=False,
-        backlog=backlog,
+        backlog=gate.backlog,
         timeout_keep_alive=_KEEP_ALIVE_S,
         timeout_graceful_shutdown=grace_s,
         lifespan=lifespan,
@@ -313,16 +237,22 @@ def server_config(
 
 
 @contextlib.asynccontextmanager
-async def serving(app: ASGIApp, host: str, port: int) -> AsyncIterator[int]:
-    """Serve a small application beside other work while the context lasts; yields the port.
+async def serving(
+    app: ASGIApp, host: str, port: int, *, head_timeout_s: float = 10.0, lifespan: Literal["on", "off"] = "off"
+) -> AsyncIterator[int]:
+    """Serve an application while the context lasts; yields the port. Requests under way are answered at the end.
 
     Raises InputError if the address cannot be used.
     """
+    gate = ConnectionGate(head_timeout_s)
     listener = listen(host, port)
-    server = QuietServer(server_config(app, ConnectionGate(_SMALL_CONNECTIONS, _SMALL_HEAD_S), BACKLOG))
+    server = QuietServer(server_config(app, gate, lifespan=lifespan))
     task = asyncio.create_task(server.serve(sockets=[listener]))
     try:
-        yield int(listener.getsockname()[1])
+        listener.listen(BACKLOG)  # whoever is told of the port may connect
+        bound = int(listener.getsockname()[1])
+        _LOG.info("listening on %s:%d, up to %d connections", host, bound, gate.most)
+        yield bound
     finally:
         server.should_exit = True
         await task

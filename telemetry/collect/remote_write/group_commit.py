@@ -9,6 +9,7 @@ What several requests brought lands as one file, and the inventory notes what th
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 from collections import Counter
@@ -54,7 +55,7 @@ class SampleWriter:
         self._events: list[pa.Table] = []
         self._saved = clock()
 
-    def land(self, batches: Sequence[Samples]) -> tuple[int, Counter[str]]:
+    def write(self, batches: Sequence[Samples]) -> tuple[int, Counter[str]]:
         """Write the samples of ``batches``; return rows, and problems by reason. Then all are on the disk.
 
         Raises ``InputError`` if the disk is full or may not be written to. Nothing is half written; what has landed
@@ -147,30 +148,25 @@ class ReceiverSettings:
     inventory_every_s: float = 3600.0
 
 
-Land = Callable[[Sequence[Samples]], tuple[int, Counter[str]]]
-"""Writes batches to the disk, as :meth:`telemetry.collect.remote_write.group_commit.SampleWriter.land` does."""
-
-
 class GroupCommit:
-    """Gathers batches and lands them together. Lives in one event loop.
+    """Gathers batches and writes them together. Lives in one event loop.
 
-    ``land``: writes a group; called in ``executor``, one call at a time.
-    ``landed``: told of each group that has landed: samples, rows, problems.
+    ``write``: writes a group, as :meth:`SampleWriter.write` does; called in ``executor``, one call at a time.
+    ``written``: told of each group that was written: samples, rows, problems.
     """
 
     def __init__(
         self,
-        land: Land,
+        write: Callable[[Sequence[Samples]], tuple[int, Counter[str]]],
         settings: ReceiverSettings,
         executor: Executor,
-        landed: Callable[[int, int, Counter[str]], None],
+        written: Callable[[int, int, Counter[str]], None],
     ) -> None:
-        self._land = land
+        self._write_batches = write
         self._settings = settings
         self._executor = executor
-        self._landed = landed
+        self._written = written
         self._waiting: list[tuple[Samples, asyncio.Future[None]]] = []
-        self._gathered = 0
         self._writer: asyncio.Task[None] | None = None
         self._hurry = asyncio.Event()
         self.held = 0
@@ -183,36 +179,28 @@ class GroupCommit:
 
         Raises ``Refused``: 503 if too much is in memory or the disk does not take it.
         """
-        self._reserve(len(batch))
-        landed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append((batch, landed))
-        self._gathered += len(batch)
-        if self._gathered >= self._settings.flush_samples:
+        self.check_room(len(batch))
+        self.held += len(batch)
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((batch, done))
+        if sum(len(waiting) for waiting, _ in self._waiting) >= self._settings.flush_samples:
             self._hurry.set()
         if self._writer is None:
             self._writer = asyncio.create_task(self._write())
         # A client that goes away must not cancel what the others of its group wait for.
-        await asyncio.shield(landed)
+        await asyncio.shield(done)
 
-    def check_room(self) -> None:
-        """Refuse a request before its body is decoded, when memory is used up.
-
-        Raises ``Refused``: 503.
-        """
-        if self.held >= self._settings.held_samples:
-            raise self._busy("too many samples wait to be written", "memory")
-
-    async def close(self) -> None:
-        """Write what waits, at once."""
-        while self._writer is not None:
-            self._hurry.set()
-            await asyncio.shield(self._writer)
-
-    def _reserve(self, samples: int) -> None:
+    def check_room(self, samples: int = 1) -> None:
+        """Refuse a request when memory is used up; raises ``Refused``: 503."""
         # A request above the bound is taken when nothing else is held: else it could never be.
         if self.held and self.held + samples > self._settings.held_samples:
             raise self._busy("too many samples wait to be written", "memory")
-        self.held += samples
+
+    async def close(self) -> None:
+        """Write what waits, immediately."""
+        while self._writer is not None:
+            self._hurry.set()
+            await asyncio.shield(self._writer)
 
     def _busy(self, detail: str, reason: str) -> Refused:
         return Refused(503, detail, reason, retry_after_s=self._settings.retry_after_s)
@@ -220,47 +208,46 @@ class GroupCommit:
     async def _write(self) -> None:
         try:
             while self._waiting:
-                if self._gathered < self._settings.flush_samples:
-                    try:
-                        async with asyncio.timeout(self._settings.flush_interval_s):
-                            await self._hurry.wait()
-                    except TimeoutError:
-                        pass
-                group, self._waiting = self._waiting, []
-                size, self._gathered = self._gathered, 0
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(self._settings.flush_interval_s):
+                        await self._hurry.wait()
                 self._hurry.clear()
-                await self._write_group(group, size)
+                group, self._waiting = self._waiting, []
+                await self._write_group(group)
         finally:
             self._writer = None
 
-    async def _write_group(self, group: list[tuple[Samples, asyncio.Future[None]]], size: int) -> None:
+    async def _write_group(self, group: list[tuple[Samples, asyncio.Future[None]]]) -> None:
         batches = [batch for batch, _ in group]
+        size = sum(map(len, batches))
         failure: Refused | None = None
         try:
-            rows, problems = await asyncio.get_running_loop().run_in_executor(self._executor, self._land, batches)
+            rows, problems = await asyncio.get_running_loop().run_in_executor(
+                self._executor, self._write_batches, batches
+            )
         except (InputError, OSError) as error:
             if not self.failing:
-                _LOG.error("samples cannot be landed: %s", error)
+                _LOG.error("samples cannot be written: %s", error)
             failure = self._busy(f"samples cannot be stored now: {error}", "disk")
         except Exception:  # the requests of the group must be answered whatever happened
             if len(group) > 1:
-                # One request that cannot be landed must not hold up the others of its group for ever.
-                for batch, landed in group:
-                    await self._write_group([(batch, landed)], len(batch))
+                # One request that cannot be written must not hold up the others of its group for ever.
+                for alone in group:
+                    await self._write_group([alone])
                 return
-            _LOG.exception("samples cannot be landed")
+            _LOG.exception("samples cannot be written")
             failure = self._busy("samples cannot be stored now: see the receiver's log", "internal")
         else:
             if self.failing:
-                _LOG.info("samples land again")
-            self._landed(size, rows, problems)
+                _LOG.info("samples are written again")
+            self._written(size, rows, problems)
         self.failing = failure is not None
         self.held -= size
-        for _, landed in group:
-            if landed.cancelled():
+        for _, done in group:
+            if done.cancelled():
                 continue
             if failure is None:
-                landed.set_result(None)
+                done.set_result(None)
             else:
-                landed.set_exception(failure)
-                landed.exception()  # a client that has gone away does not fetch it
+                done.set_exception(failure)
+                done.exception()  # a client that has gone away does not fetch it

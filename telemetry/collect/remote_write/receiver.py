@@ -7,24 +7,23 @@ import contextlib
 import hashlib
 import hmac
 import logging
-import time
-from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, get_args
 
 import pyarrow as pa
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client import CollectorRegistry, Counter, Gauge, disable_created_metrics, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from telemetry.collect.remote_write.arrow_body import BodyError, BodyTooLarge, read_stream
+from telemetry.collect.remote_write.connections import serving
 from telemetry.collect.remote_write.decoding import RemoteWriteDecoder, Samples, WriteError, decompress
 from telemetry.collect.remote_write.group_commit import GroupCommit, ReceiverSettings, SampleWriter
 from telemetry.collect.remote_write.problems import Refused
@@ -36,6 +35,7 @@ from telemetry.landing.tables import Kind, lay_out
 
 _LOG = logging.getLogger(__name__)
 _SHORTEST = 16
+disable_created_metrics()  # type: ignore[no-untyped-call]  # the library has no annotation there
 
 
 class Tokens:
@@ -88,44 +88,40 @@ class Tokens:
         return [hashlib.sha256(token.encode()).digest() for token in tokens.values()]
 
 
-@dataclass(slots=True, eq=False)
-class Counts:
-    """What the receiver has done since it started; ``last_landed_s`` is since 1970, 0 if nothing ever landed."""
+class Metrics:
+    """What a receiver has done since it started."""
 
-    requests: Counter[tuple[str, int]] = field(default_factory=Counter)
-    dropped: Counter[str] = field(default_factory=Counter)
-    samples: int = 0
-    rows: int = 0
-    bytes_received: int = 0
-    files: int = 0
-    last_landed_s: float = 0.0
-    held: int = 0
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
 
-    def collect(self) -> Iterator[Metric]:
-        """Yield the metrics of this moment, as a collector of ``prometheus_client``."""
-        requests = CounterMetricFamily("predrain_receiver_requests", "Requests answered.", labels=["route", "status"])
-        for (route, status), count in sorted(self.requests.items()):
-            requests.add_metric([route, str(status)], count)
-        yield requests
-        dropped = CounterMetricFamily(
-            "predrain_receiver_dropped", "Samples and values that did not land.", labels=["reason"]
-        )
-        for reason, count in sorted(self.dropped.items()):
-            dropped.add_metric([reason.replace(" ", "_")], count)
-        yield dropped
-        for name, text, count in (
-            ("samples", "Samples of ours that landed.", self.samples),
-            ("rows", "Rows that landed.", self.rows),
-            ("landings", "Groups of requests and pushes that were written.", self.files),
-            ("bytes", "Bytes of bodies received.", self.bytes_received),
-        ):
-            yield CounterMetricFamily(f"predrain_receiver_{name}", text, value=count)
-        yield GaugeMetricFamily("predrain_receiver_buffered_samples", "Samples in memory.", value=self.held)
-        yield GaugeMetricFamily(
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"predrain_receiver_{name}", text, labels, registry=self.registry)
+
+        self.requests = counter("requests", "Requests answered.", "route", "status")
+        self.dropped = counter("dropped", "Samples and values that were not written.", "reason")
+        self.samples = counter("samples", "Samples of ours that were written.")
+        self.rows = counter("rows", "Rows that were written.")
+        self.writes = counter("writes", "Groups of requests and pushes that were written.")
+        self.received = counter("received_bytes", "Bytes of bodies received.")
+        self.buffered = Gauge("predrain_receiver_buffered_samples", "Samples in memory.", registry=self.registry)
+        self.last_write = Gauge(
             "predrain_receiver_last_write_timestamp_seconds",
-            "When something last landed, since 1970.",
-            value=self.last_landed_s,
+            "When something was last written, since 1970.",
+            registry=self.registry,
         )
+
+    def drop(self, reasons: Mapping[str, int]) -> None:
+        """Count what was dropped, by reason."""
+        for reason, count in reasons.items():
+            self.dropped.labels(reason.replace(" ", "_")).inc(count)
+
+    def write(self, samples: int, rows: int, problems: Mapping[str, int]) -> None:
+        """Count a group that was written."""
+        self.samples.inc(samples)
+        self.rows.inc(rows)
+        self.writes.inc()
+        self.drop(problems)
+        self.last_write.set_to_current_time()
 
 
 ARROW: Final = "application/vnd.apache.arrow.stream"
@@ -156,9 +152,7 @@ class Receiver:
         clock: Callable[[], datetime] | None = None,
     ) -> None:
         self.settings = ReceiverSettings() if settings is None else settings
-        self.counts = Counts()
-        self._registry = CollectorRegistry()
-        self._registry.register(self.counts)
+        self.metrics = Metrics()
         self._landing = landing
         self._channels = CATALOGUE if channels is None else channels
         self._clock = clock or (lambda: datetime.now(UTC))
@@ -168,8 +162,9 @@ class Receiver:
         self._decoding = ThreadPoolExecutor(1, thread_name_prefix="receive-decode")
         self._writing = ThreadPoolExecutor(1, thread_name_prefix="receive-write")
         self._pushing = ThreadPoolExecutor(4, thread_name_prefix="receive-push")
-        self._lander = SampleWriter(landing, inventory_every_s=self.settings.inventory_every_s, clock=self._clock)
-        self._commit = GroupCommit(self._lander.land, self.settings, self._writing, self._counts_landed)
+        self._writer = SampleWriter(landing, inventory_every_s=self.settings.inventory_every_s, clock=self._clock)
+        self._commit = GroupCommit(self._writer.write, self.settings, self._writing, self.metrics.write)
+        self.metrics.buffered.set_function(lambda: self._commit.held)
         self._active = 0
         self._held_bytes = 0
         self._closed = False
@@ -190,7 +185,7 @@ class Receiver:
             return
         self._closed = True
         await self._commit.close()
-        await asyncio.get_running_loop().run_in_executor(self._writing, self._lander.close)
+        await asyncio.get_running_loop().run_in_executor(self._writing, self._writer.close)
         for executor in (self._decoding, self._writing, self._pushing):
             executor.shutdown(wait=False)
 
@@ -211,14 +206,14 @@ class Receiver:
                 return self._refuse(route, Refused(400, "the client went away", "disconnect"))
             finally:
                 self._active -= 1
-            self.counts.requests[route, response.status_code] += 1
+            self.metrics.requests.labels(route, response.status_code).inc()
             return response
 
         return guarded
 
     def _refuse(self, route: str, refused: Refused) -> Response:
-        self.counts.requests[route, refused.status] += 1
-        self.counts.dropped[f"request_{refused.reason}"] += 1
+        self.metrics.requests.labels(route, refused.status).inc()
+        self.metrics.drop({f"request_{refused.reason}": 1})
         return Response(refused.body(), refused.status, headers=refused.headers())
 
     def _busy(self, detail: str, reason: str) -> Refused:
@@ -233,7 +228,7 @@ class Receiver:
         self._commit.check_room()
         async with self._body(request) as body:
             samples = await asyncio.get_running_loop().run_in_executor(self._decoding, self._decode, body)
-        self.counts.dropped.update(samples.dropped)
+        self.metrics.drop(samples.dropped)
         if len(samples):
             await self._commit.add(samples)
         return Response(status_code=204)
@@ -278,7 +273,7 @@ class Receiver:
         except (ValueError, pa.ArrowException) as error:
             raise Refused(422, str(error), "invalid") from error
         if landed is not None:
-            self._counts_landed(0, table.num_rows, Counter())
+            self.metrics.write(0, table.num_rows, {})
 
     @contextlib.asynccontextmanager
     async def _body(self, request: Request) -> AsyncIterator[bytes]:
@@ -304,17 +299,10 @@ class Receiver:
             except TimeoutError:
                 detail = f"the body did not arrive within {self.settings.body_timeout_s:g} s"
                 raise Refused(408, detail, "slow") from None
-            self.counts.bytes_received += size
+            self.metrics.received.inc(size)
             yield b"".join(chunks)
         finally:
             self._held_bytes -= size
-
-    def _counts_landed(self, samples: int, rows: int, problems: Counter[str]) -> None:
-        self.counts.samples += samples
-        self.counts.rows += rows
-        self.counts.files += 1
-        self.counts.dropped.update(problems)
-        self.counts.last_landed_s = time.time()
 
     async def _healthz(self, _: Request) -> Response:
         return PlainTextResponse("ok\n")
@@ -327,11 +315,43 @@ class Receiver:
         return PlainTextResponse("ready\n")
 
     async def _metrics(self, _: Request) -> Response:
-        self.counts.held = self._commit.held
-        return Response(generate_latest(self._registry), media_type=CONTENT_TYPE_PLAIN_0_0_4)
+        return Response(generate_latest(self.metrics.registry), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
 
 def _media_type(header: str) -> tuple[str, dict[str, str]]:
     media, *rest = header.split(";")
     pairs = (part.partition("=") for part in rest)
     return media.strip().lower(), {key.strip().lower(): value.strip().strip('"') for key, _, value in pairs}
+
+
+def application(receiver: Receiver) -> Starlette:
+    """Return the ASGI application; what waits is written when it is shut down."""
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        yield
+        await receiver.close()
+
+    return Starlette(routes=receiver.routes(), lifespan=lifespan)
+
+
+def serve(receiver: Receiver, host: str, port: int, *, started: Callable[[int], None] | None = None) -> None:
+    """Run until SIGTERM or SIGINT; requests under way are answered first.
+
+    ``host``, ``port``: where to listen; port 0 takes a free one.
+    ``started``: told of the port when the receiver listens.
+    Raises ``InputError`` if the port cannot be listened on.
+    """
+
+    async def run() -> None:
+        stop = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        timeout_s = receiver.settings.head_timeout_s
+        async with serving(application(receiver), host, port, head_timeout_s=timeout_s, lifespan="on") as bound:
+            if started is not None:
+                started(bound)
+            await stop.wait()
+            _LOG.info("leaving once what waits is written")
+
+    asyncio.run(run())

@@ -95,7 +95,7 @@ def test_requests_of_one_moment_become_one_file_and_are_answered_after_it(tmp_pa
         first = [(labels(), [(T0, 41.0), (T0 + 1, STALE)])]
         second = [(labels("DCGM_FI_DEV_POWER_USAGE", pod="p"), [(T0, 300.5)]), (labels("up"), [(T0, 1.0)])]
         answers = await asyncio.gather(write(app, first), write(app, second))
-        assert receiver.counts.rows == 1
+        assert receiver.metrics.registry.get_sample_value("predrain_receiver_rows_total") == 1
         return list(answers)
 
     answers, rows = run(tmp_path, steps)
@@ -164,7 +164,7 @@ def test_single_links_are_left_out_and_counted(tmp_path: Path) -> None:
     async def steps(app: Starlette, receiver: Receiver) -> int:
         name = "DCGM_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL"
         await write(app, [(labels(name, nvlink="0"), [(T0, 1.0)]), (labels(name), [(T0, 5.0)])])
-        return receiver.counts.dropped["nvlink_link"]
+        return receiver.metrics.registry.get_sample_value("predrain_receiver_dropped_total", {"reason": "nvlink_link"})
 
     dropped, rows = run(tmp_path, steps)
     assert (dropped, rows["samples"][0]["nvlink_replay_total"]) == (1, 5.0)

@@ -14,8 +14,7 @@ import uvicorn
 from telemetry.collect.pushing import HttpTarget, Later, Refused
 from telemetry.collect.remote_write.connections import parse_listen, refuse_open_port
 from telemetry.collect.remote_write.group_commit import ReceiverSettings
-from telemetry.collect.remote_write.receiver import Receiver
-from telemetry.collect.remote_write.server import application, serve
+from telemetry.collect.remote_write.receiver import Receiver, application, serve
 from telemetry.errors import InputError
 from telemetry.landing.folder import Landing
 

@@ -31,16 +31,13 @@ class Matrix:
     index: npt.NDArray[np.int32]
     ms: npt.NDArray[np.int64]
     values: npt.NDArray[np.float64]
-    warnings: tuple[str, ...]
 
 
-def read_matrix(body: bytes) -> Matrix:
-    """Read the answer to a range selector; series and samples stay in its order.
+def read_matrix(data: Any) -> Matrix:
+    """Read the data of an answer to a range selector; series and samples stay in its order.
 
-    Raises ``Unreadable`` if it is no JSON, no matrix, cut off, or holds a number that is none.
+    Raises ``Unreadable`` if it is no matrix, or holds a number that is none.
     """
-    document = read_json(body)
-    data = document.get("data")
     if not isinstance(data, dict) or data.get("resultType") != "matrix" or not isinstance(data.get("result"), list):
         kind = data.get("resultType") if isinstance(data, dict) else None
         raise Unreadable(f"a matrix was asked for, and the answer holds {kind or 'something else'}")
@@ -66,7 +63,7 @@ def read_matrix(body: bytes) -> Matrix:
     if not bool(np.all((scaled > _EARLIEST_MS) & (scaled < _LATEST_MS))):
         raise Unreadable("the answer holds a time stamp that is none")
     index = np.repeat(np.arange(len(labels), dtype=np.int32), counts)
-    return Matrix(labels, index, scaled.astype(np.int64), numbers, answer_warnings(document))
+    return Matrix(labels, index, scaled.astype(np.int64), numbers)
 
 
 def read_json(body: bytes) -> dict[str, Any]:
@@ -82,8 +79,8 @@ def read_json(body: bytes) -> dict[str, Any]:
 
 def answer_warnings(document: Mapping[str, Any]) -> tuple[str, ...]:
     """Return a server's warnings; VictoriaMetrics says ``isPartial`` instead."""
-    said = document.get("warnings") or []
-    warnings = [str(each) for each in said] if isinstance(said, list) else [str(said)]
+    given = document.get("warnings") or []
+    warnings = [str(each) for each in given] if isinstance(given, list) else [str(given)]
     if document.get("isPartial"):
         warnings.append("isPartial: some storage nodes did not answer")
     return tuple(warnings)

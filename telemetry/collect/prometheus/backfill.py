@@ -35,7 +35,6 @@ MAX_SAMPLES: Final = 2_500_000
 """Samples held at once: 20 bytes each until they are rows, and 150 at the peak while they become rows (measured)."""
 
 _MS: Final = timedelta(milliseconds=1)
-_SAFE_SHARE: Final = 0.7
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -115,13 +114,6 @@ def backfill(
 def _whole(plan: BackfillPlan, now: datetime) -> Span:
     if plan.chunk < timedelta(minutes=1):
         raise InputError(f"a chunk of {plan.chunk.total_seconds():g} s", "--chunk", "Give at least 1m.")
-    if not 1 <= plan.concurrency <= 64:
-        raise InputError(f"a concurrency of {plan.concurrency}", "--concurrency", "Give a number from 1 to 64.")
-    for option, instant in (("--start", plan.start), ("--end", plan.end)):
-        if instant.tzinfo is None:
-            raise InputError(
-                f"{instant.isoformat()} has no time zone", option, "Write it with one, such as 2026-01-31T00:00:00Z."
-            )
     end = min(plan.end, now - SETTLED_AFTER)
     # The instant of the start itself belongs to the history.
     whole = Span(_ms(plan.start) - 1, _ms(end))
@@ -176,25 +168,14 @@ class _Run:
             return
         bound = self.plan.max_samples if span.length_ms > LEAST_WINDOW_MS else None
         harvest = SpanSamples(self.catalogue, bound, result.unknown)
-        done = 0
-
-        async def metric(name: str) -> None:
-            nonlocal done
-            pieces = self.state.pieces.setdefault(name, Pieces())
-            await fetch_metric(client, name, self.matchers, span, pieces, take=harvest.take)
-            done += 1
-
+        pieces = [(name, self.state.pieces.setdefault(name, Pieces())) for name in result.metrics]
         try:
-            await _together([metric(name) for name in result.metrics])
-        except SpanTooLarge as error:
-            expected = error.samples * len(result.metrics) / max(1, done)
-            halves = 2
-            while (
-                expected / halves > self.plan.max_samples * _SAFE_SHARE and span.length_ms // halves > LEAST_WINDOW_MS
-            ):
-                halves *= 2
-            self.state.span_ms = -(-span.length_ms // halves)
+            await _together(
+                [fetch_metric(client, name, self.matchers, span, held, take=harvest.take) for name, held in pieces]
+            )
+        except SpanTooLarge:
             # Saved before anything of the pieces lands: a run after a kill must cut the same pieces.
+            self.state.span_ms = -(-span.length_ms // 2)
             self.state.save()
             spans.appendleft(span)
             return

@@ -10,8 +10,9 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import Any, Final, Literal, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
 
 from telemetry.collect.prometheus.answer import Matrix, Unreadable, answer_warnings, read_json, read_matrix, shown
 from telemetry.errors import InputError
@@ -28,14 +29,15 @@ from telemetry.http import (
     retry_policy,
 )
 
-if TYPE_CHECKING:
-    import httpx
-
 _log = logging.getLogger(__name__)
 
 Meaning = Literal["too much", "later", "wrong"]
 """``too much``: less at a time may be given; ``later``: the same may be given then; ``wrong``: never."""
 
+_Data = TypeVar("_Data")
+
+_NAMES: Final = TypeAdapter(list[str]).validate_python
+_SERIES: Final = TypeAdapter(list[dict[str, str]]).validate_python
 _SLOW_TRIES: Final = 2
 _SHOWN: Final = 300
 _LESS: Final = (413, 504)
@@ -93,8 +95,9 @@ class Bounds:
 class PrometheusClient:
     """Asks one server, repeating what may pass; an asynchronous context manager.
 
-    ``allow_partial`` accepts answers with warnings (of Thanos: a store did not answer). :class:`TooMuch` leaves to the
-    caller what to ask for instead.
+    ``allow_partial`` accepts answers with warnings (of Thanos: a store did not answer). Every method raises TooMuch if
+    the server, or our own bound on an answer, does not allow that much, which leaves to the caller what to ask for
+    instead, and InputError if the server refuses for good or could not answer for too long.
     """
 
     def __init__(
@@ -111,7 +114,6 @@ class PrometheusClient:
         self._reading = asyncio.Lock()  # an answer takes six times its bytes while it is read
         self._concurrency = concurrency
         self._allow_partial = allow_partial
-        self._session: httpx.AsyncClient | None = None
         self._has_answered = False
         self._by_get = False
         self._in_trouble = False
@@ -122,81 +124,42 @@ class PrometheusClient:
         self._session = async_client(self._connection, timeout_s=self._bounds.request_s, concurrency=self._concurrency)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._session is not None:
-            await self._session.aclose()
+    async def __aexit__(self, *_: object) -> None:
+        await self._session.aclose()
 
     async def samples(self, query: str, at_ms: int) -> Matrix:
-        """Ask a range selector at an instant (milliseconds since 1970 in UTC) for its raw samples.
-
-        Raises TooMuch if the server, or our own bound on an answer, does not allow that much, and InputError if the
-        server refuses for good or could not answer for too long.
-        """
-        parameters = {"query": query, "time": _seconds(at_ms), **_PARAMETERS}
-
-        def read(body: bytes) -> Matrix:
-            matrix = read_matrix(body)
-            self._check_whole(matrix.warnings)
-            return matrix
-
-        matrix: Matrix = await self._ask("/api/v1/query", parameters, read)
-        return matrix
+        """Ask a range selector at an instant (milliseconds since 1970 in UTC) for its raw samples."""
+        return await self._ask("/api/v1/query", {"query": query, "time": _seconds(at_ms)}, read_matrix)
 
     async def metric_names(self, match: str | None, start_ms: int, end_ms: int) -> list[str]:
-        """Return the names of the metrics that match within the time; raises as :meth:`samples`."""
-        parameters = self._span(start_ms, end_ms) | ({"match[]": match} if match else {})
-        names = await self._ask("/api/v1/label/__name__/values", parameters, self._data, by_get=True)
-        if not isinstance(names, list):
-            raise self._strange("a list of names was asked for")
-        return [str(name) for name in names]
+        """Return the names of the metrics that match within the time."""
+        parameters = _span(start_ms, end_ms) | ({"match[]": match} if match else {})
+        return await self._ask("/api/v1/label/__name__/values", parameters, _NAMES, by_get=True)
 
     async def series(self, match: str, start_ms: int, end_ms: int) -> list[dict[str, str]]:
-        """Return the labels of the series that match within the time; raises as :meth:`samples`."""
-        parameters = self._span(start_ms, end_ms) | {"match[]": match}
-        series = await self._ask("/api/v1/series", parameters, self._data)
-        if not isinstance(series, list) or not all(isinstance(labels, dict) for labels in series):
-            raise self._strange("a list of series was asked for")
-        return [{str(name): str(value) for name, value in labels.items()} for labels in series]
-
-    def _span(self, start_ms: int, end_ms: int) -> dict[str, str]:
-        return {"start": _seconds(start_ms), "end": _seconds(end_ms), **_PARAMETERS}
-
-    def _data(self, body: bytes) -> Any:
-        document = read_json(body)
-        self._check_whole(answer_warnings(document))
-        return document.get("data")
-
-    def _check_whole(self, warnings: tuple[str, ...]) -> None:
-        if warnings and not self._allow_partial:
-            raise HttpError(f"the answer is not whole: {'; '.join(warnings)[:300]}")
-
-    def _strange(self, what: str) -> InputError:
-        return InputError(
-            f"{what}, and the server answered something else", self._connection.url, "Is this a Prometheus API?"
-        )
+        """Return the labels of the series that match within the time."""
+        return await self._ask("/api/v1/series", _span(start_ms, end_ms) | {"match[]": match}, _SERIES)
 
     async def _ask(
-        self, path: str, parameters: Mapping[str, str], read: Callable[[bytes], Any], *, by_get: bool = False
-    ) -> Any:
+        self, path: str, parameters: Mapping[str, str], read: Callable[[Any], _Data], *, by_get: bool = False
+    ) -> _Data:
         """Ask until there is an answer, with growing pauses, for as long as the bounds allow."""
         began_s = time.monotonic()
-        first = not self._has_answered
+        first, url = not self._has_answered, self._connection.url
         retry_for_s = self._bounds.first_retry_for_s if first else self._bounds.retry_for_s
         slow = 0
 
         def again(error: Exception) -> bool | float:
             nonlocal slow
-            slow += isinstance(error, NoAnswerInTime)
             pause = retried(error)
             if isinstance(error, NoAnswerInTime) and not first:
+                slow += 1
                 pause = slow < _SLOW_TRIES
             if pause is not False:
                 self.retries += 1
                 if not self._in_trouble:
                     self._in_trouble = True
-                    _log.warning("%s: %s; asking again for up to %.0f s", self._connection.url, error, retry_for_s)
+                    _log.warning("%s: %s; asking again for up to %.0f s", url, error, retry_for_s)
             return pause
 
         try:
@@ -205,20 +168,35 @@ class PrometheusClient:
                     async with self._places:
                         body = await self._once(path, parameters, by_get=by_get)
                         async with self._reading:
-                            answer = await asyncio.to_thread(read, body)
+                            data = await asyncio.to_thread(self._read, body, read)
         except HttpError as error:
-            if isinstance(error, NoAnswerInTime) and not first and slow >= _SLOW_TRIES:
+            if slow >= _SLOW_TRIES:
                 raise TooMuch(f"no whole answer within {self._bounds.request_s:g} s") from error
             raise self._given_up(error, time.monotonic() - began_s, first=first) from error
         self._has_answered = True
         if self._in_trouble:
             self._in_trouble = False
-            _log.info("%s answers again", self._connection.url)
-        return answer
+            _log.info("%s answers again", url)
+        return data
+
+    def _read(self, body: bytes, read: Callable[[Any], _Data]) -> _Data:
+        document = read_json(body)
+        if document["status"] == "error":
+            refuse(200, body, url=self._connection.url, retry_after=None)
+        warnings = answer_warnings(document)
+        if warnings and not self._allow_partial:
+            raise HttpError(f"the answer is not whole: {'; '.join(warnings)[:_SHOWN]}")
+        try:
+            return read(document.get("data"))
+        except ValidationError as error:
+            raise Unreadable(f"the answer holds something else than was asked for: {shown(body)}") from error
 
     def _given_up(self, error: Exception, waited_s: float, *, first: bool) -> InputError:
         if isinstance(error, Unreadable):
-            do = "Give the address of a Prometheus API; a proxy in between may have cut or replaced its answers."
+            do = (
+                "Give the address of a Prometheus API; a proxy in between may have cut or replaced its answers. If it "
+                "asks for a login, give one that it takes (--bearer-token-file, --basic-auth-file, --header)."
+            )
         elif first:
             do = "Check the address, and that the server runs."
         else:
@@ -228,10 +206,9 @@ class PrometheusClient:
         return InputError(f"no usable answer for {waited_s:.0f} s: {error}", self._connection.url, do)
 
     async def _once(self, path: str, parameters: Mapping[str, str], *, by_get: bool) -> bytes:
-        assert self._session is not None, "use the client as a context manager"
         self.requests += 1
         url, get = self._connection.url, by_get or self._by_get
-        own = {**parameters, "partial_response": "true" if self._allow_partial else "false"}
+        own = {**parameters, **_PARAMETERS, "partial_response": "true" if self._allow_partial else "false"}
         try:
             answer = await exchange(
                 self._session,
@@ -248,23 +225,11 @@ class PrometheusClient:
         if answer.status == 405 and not get:  # a gateway that lets only GET through
             self._by_get = True
             raise HttpError("HTTP 405 to POST; asking by GET from now on", retry_after_s=0.0)
+        if answer.status < 400:
+            check_status(answer, url)
         if answer.status != 200:
-            if answer.status < 400:
-                check_status(answer, url)
             refuse(answer.status, answer.body, url=url, retry_after=answer.headers.get("retry-after"))
-        self._check_kind(answer.headers.get("content-type", ""), answer.body)
         return answer.body
-
-    def _check_kind(self, content_type: str, body: bytes) -> None:
-        if "html" in content_type.lower() or body[:64].lstrip()[:1] == b"<":
-            raise InputError(
-                "the server answers with a web page instead of JSON, perhaps that of a login",
-                self._connection.url,
-                "Give the address of the API behind the proxy, or a login that it takes "
-                "(--bearer-token-file, --basic-auth-file, --header).",
-            )
-        if body[:32].startswith(b'{"status":"error"'):
-            refuse(200, body, url=self._connection.url, retry_after=None)
 
 
 def meaning_of(status: int, text: str) -> Meaning:
@@ -308,6 +273,10 @@ def error_text(body: bytes) -> str:
     if isinstance(document, dict) and document.get("error"):
         return str(document["error"])
     return shown(body) if body.strip() else "no details"
+
+
+def _span(start_ms: int, end_ms: int) -> dict[str, str]:
+    return {"start": _seconds(start_ms), "end": _seconds(end_ms)}
 
 
 def _seconds(ms: int) -> str:

@@ -27,10 +27,6 @@ from telemetry.errors import InputError
 class SpanTooLarge(Exception):
     """The span holds more samples than may be held at once."""
 
-    def __init__(self, samples: int) -> None:
-        super().__init__(f"more than {samples} samples")
-        self.samples = samples
-
 
 class SpanSamples:
     """Gathers what answers hold of a span, up to ``max_samples`` (None: without a bound).
@@ -68,7 +64,7 @@ class SpanSamples:
         self._parts.append((index[chosen], matrix.ms[chosen], matrix.values[chosen]))
         self.samples += int(chosen.sum())
         if self._max_samples is not None and self.samples > self._max_samples:
-            raise SpanTooLarge(self.samples)
+            raise SpanTooLarge
 
     def tables(self, xids: XidCounts, problems: dict[str, int]) -> Tables:
         """Return the tables of the span, which give way to them in memory."""

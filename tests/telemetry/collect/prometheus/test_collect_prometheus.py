@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from predrain.collect.prometheus import collect_prometheus
 from telemetry.dataset.store import Dataset
-from tests.telemetry.collect.prometheus.fake_prometheus import START_MS, FakePrometheus, error
+from tests.telemetry.collect.prometheus.fake_prometheus import FakePrometheus
 from tests.telemetry.collect.prometheus.test_backfill import fill, landed
 
 app = typer.Typer()
@@ -65,50 +65,3 @@ def test_a_dataset_that_was_removed_is_told(fake: FakePrometheus, tmp_path: Path
     assert code == 1
     assert "history was fetched before, but the dataset is not there" in text
     assert "fleet.live as well to fetch everything again." in text
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (
-            ["--inventory", "x.csv", "--no-compact"],
-            "predrain: error: an inventory that nothing would read (--inventory with --no-compact). "
-            "Give it to `predrain collect compact`, which takes in what was fetched.\n",
-        ),
-        (
-            ["--mapping", "none.yaml"],
-            "predrain: error: the mapping file does not exist (none.yaml). Give the path of a YAML file.\n",
-        ),
-    ],
-)
-def test_mistakes_are_told_before_anything_is_asked(
-    fake: FakePrometheus, tmp_path: Path, options: list[str], message: str
-) -> None:
-    code, text = collect(fake, tmp_path / "fleet", *options)
-    assert (code, text) == (1, message)
-    assert fake.asked == []
-
-
-@pytest.mark.parametrize("start", ["yesterday", "2026-01-01", "2026-01-01T00:00:00"])
-def test_an_instant_needs_a_time_zone(fake: FakePrometheus, tmp_path: Path, start: str) -> None:
-    code, text = collect(fake, tmp_path / "fleet", start=start)
-    assert code == 2
-    assert "--start" in text
-    assert fake.asked == []
-
-
-def test_a_refusal_of_the_server_is_one_line_and_exit_code_1(fake: FakePrometheus, tmp_path: Path) -> None:
-    fill(fake)
-    fake.fault = lambda asked: error(403, "not you")
-    code, text = collect(fake, tmp_path / "fleet")
-    assert code == 1
-    assert text == (
-        f"predrain: error: the server denies access (HTTP 403: not you) ({fake.url}). "
-        "Ask for the right to query, or use another login.\n"
-    )
-
-
-def test_the_first_instant_is_in_the_dataset(fake: FakePrometheus, tmp_path: Path) -> None:
-    fill(fake, gpus=1)
-    assert collect(fake, tmp_path / "fleet")[0] == 0
-    assert int(Dataset.open(tmp_path / "fleet").meta.span[0].timestamp() * 1000) == START_MS

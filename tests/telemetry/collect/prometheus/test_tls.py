@@ -70,7 +70,3 @@ def test_a_given_authority_and_a_client_certificate_are_used(
     connection = connect_to(secure.url, ca_file=authority, client_cert=certificate, basic_auth_file=login)
     assert fetch(connection, tmp_path).rows == 1
     assert {asked.headers["Authorization"] for asked in secure.asked} == {"Basic bWU6c2VjcmV0"}
-
-
-def test_any_certificate_will_do_where_the_user_says_so(secure: FakePrometheus, tmp_path: Path) -> None:
-    assert fetch(connect_to(secure.url, insecure_skip_verify=True), tmp_path).rows == 1

@@ -142,7 +142,7 @@ class KubernetesClient:
                     if time.monotonic() >= end:
                         raise Unreachable("no time is left", sent=False)
                     self._rate.wait()
-                    response = self._send(method, path, params, data, headers, end)
+                    response = self._send(method, _url(path, params), data, headers, end)
                     if response.status in _TRANSIENT and response.status not in final:
                         raise Unreachable(response.problem, retry_after_s=response.retry_after_s)
                     return response
@@ -213,9 +213,8 @@ class KubernetesClient:
         }
         accept, timeout = {"Accept": "application/json"}, urllib3.Timeout(IDLE_S)
         with (
-            self._explained("the watch was cut"),
+            self._open("GET", _url(path, query), None, accept, timeout, "the watch was cut") as response,
             suppress(urllib3.exceptions.ReadTimeoutError),
-            closing(self._open("GET", path, query, None, accept, timeout)) as response,
         ):
             if response.status != 200:
                 answer = _response(response.status, response.read1(2**16), response.headers)
@@ -227,23 +226,11 @@ class KubernetesClient:
                     raise Unreachable("a watched object is larger than any that a server can hold")
                 yield from (orjson.loads(line) for line in lines if line.strip())
 
-    def _send(
-        self,
-        method: Method,
-        path: str,
-        params: Mapping[str, str] | None,
-        data: bytes | None,
-        headers: Mapping[str, str],
-        end: float,
-    ) -> Response:
-        left = max(end - time.monotonic(), 0.001)
+    def _send(self, method: Method, url: str, data: bytes | None, headers: Mapping[str, str], end: float) -> Response:
+        left, content = max(end - time.monotonic(), 0.001), bytearray()
         limits = self._limits
         timeout = urllib3.Timeout(min(limits.connect_timeout_s, left), min(limits.read_timeout_s, left))
-        content = bytearray()
-        with (
-            self._explained(f"{self.name} gave no whole answer"),
-            closing(self._open(method, path, params, data, headers, timeout)) as response,
-        ):
+        with self._open(method, url, data, headers, timeout, f"{self.name} gave no whole answer") as response:
             while chunk := response.read1(2**16):
                 content += chunk
                 if len(content) > MAX_RESPONSE_BYTES:
@@ -253,34 +240,29 @@ class KubernetesClient:
             response.release_conn()
             return _response(response.status, bytes(content), response.headers)
 
+    @contextmanager
     def _open(
         self,
         method: Method,
-        path: str,
-        params: Mapping[str, str] | None,
+        url: str,
         data: bytes | None,
         headers: Mapping[str, str],
         timeout: urllib3.Timeout,
-    ) -> urllib3.BaseHTTPResponse:
+        problem: str,
+    ) -> Iterator[urllib3.BaseHTTPResponse]:
+        """Give the response to one request; what goes wrong with it is ``problem``."""
         try:
-            credentials = self._headers()
+            headers = {"User-Agent": self._agent, **headers, **self._headers()}
         except Exception as error:  # a credential plug-in may fail in any way, and work the next time
             raise Unreachable(f"no credentials for {self.name}: {error}", sent=False) from error
-        return self._pool.request(
-            method,
-            f"{self.host}{path}{f'?{urlencode(params)}' if params else ''}",
-            body=data,
-            headers={"User-Agent": self._agent, **headers, **credentials},
-            timeout=timeout,
-            retries=False,
-            redirect=False,
-            preload_content=False,
-        )
-
-    @contextmanager
-    def _explained(self, problem: str) -> Iterator[None]:
         try:
-            yield
+            with closing(
+                self._pool.request(
+                    method, self.host + url, body=data, headers=headers, timeout=timeout, retries=False,
+                    redirect=False, preload_content=False,
+                )
+            ) as response:  # fmt: skip
+                yield response
         except (urllib3.exceptions.NewConnectionError, urllib3.exceptions.ConnectTimeoutError) as error:
             raise Unreachable(f"{self.name} cannot be reached: {error}", sent=False) from error
         except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
@@ -377,6 +359,10 @@ def input_error(error: Refused | Unreachable, api: KubernetesClient, path: str) 
     }
     do = actions.get(error.status, "Check the server's address and version.")
     return InputError(f"the Kubernetes API server refuses: {error.message}", f"{api.name}{path}", do)
+
+
+def _url(path: str, params: Mapping[str, str] | None) -> str:
+    return f"{path}?{urlencode(params)}" if params else path
 
 
 def _response(status: int, data: bytes, headers: Mapping[str, str]) -> Response:

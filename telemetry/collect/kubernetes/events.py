@@ -26,7 +26,6 @@ class Notice:
     uid: str
     node: str
     count: int
-    first_ms: int | None
     last_ms: int | None
     type: str
     code: str
@@ -61,24 +60,19 @@ def notice_of(event: Object, rules: KubernetesRules) -> Notice | None:
         if gpu is None and address is None:
             kind, code = "other", f"xid_{code}"
     series = event.get("series") or {}
-    first, newer_first = event.get("firstTimestamp"), event.get("eventTime")
-    last = (series.get("lastObservedTime"), event.get("lastTimestamp"), newer_first, first)
+    stamps = [series.get("lastObservedTime"), event.get("lastTimestamp"), event.get("eventTime")]
+    stamps += [event.get("firstTimestamp"), metadata.get("creationTimestamp")]
     return Notice(
         uid=uid,
         node=str(node),
         count=int(series.get("count") or event.get("count") or 1),
-        first_ms=_first_ms(first, newer_first),
-        last_ms=_first_ms(*last, metadata.get("creationTimestamp")),
+        last_ms=next((ms for ms in map(timestamp_ms, stamps) if ms is not None), None),
         type=kind,
         code=code,
         detail=(f"{reason}: {message}" if message else reason)[:_DETAIL_LENGTH],
         gpu=gpu,
         pci_bus_id=address,
     )
-
-
-def _first_ms(*stamps: object) -> int | None:
-    return next((ms for ms in map(timestamp_ms, stamps) if ms is not None), None)
 
 
 class NoticeTracker(Tracker[Notice, int]):
@@ -94,32 +88,14 @@ class NoticeTracker(Tracker[Notice, int]):
         self._is_known = is_known
 
     def update(self, view: Notice, at: datetime) -> list[Event]:
-        """Return our events for what is new in a Kubernetes event.
-
-        One when it is first seen, at its first and, if it was repeated since, one more at its last occurrence; then one
-        each time the count has risen.
-        """
-        before = self.known.get(view.uid, 0)
-        if view.count <= before or not self._is_known(view.node):
+        """Return our event for each rise of the count of a Kubernetes event, of its last occurrence."""
+        repeats = view.count - self.known.get(view.uid, 0)
+        if repeats <= 0 or not self._is_known(view.node):
             return []
         self.known[view.uid] = view.count
-        repeats, instants_ms = view.count - before, [view.last_ms]
-        if before == 0 and repeats > 1 and view.first_ms not in (None, view.last_ms):
-            repeats, instants_ms = repeats - 1, [view.first_ms, view.last_ms]
-        return [
-            Event(
-                timestamp=at if ms is None else from_ms(ms),
-                node=view.node,
-                type=view.type,
-                source=SOURCE,
-                known_at=at,
-                code=view.code,
-                detail=view.detail + (f" ({repeats} times)" if repeats > 1 and ms == view.last_ms else ""),
-                gpu=view.gpu,
-                pci_bus_id=view.pci_bus_id,
-            )
-            for ms in instants_ms
-        ]
+        when = at if view.last_ms is None else from_ms(view.last_ms)
+        detail = view.detail + (f" ({repeats} times)" if repeats > 1 else "")
+        return [Event(when, view.node, view.type, SOURCE, at, view.code, detail, view.gpu, view.pci_bus_id)]
 
     def remove(self, key: str, at: datetime, *, watched: bool = True) -> list[Event]:  # noqa: ARG002
         """Forget an event that the server deleted (after an hour by default)."""

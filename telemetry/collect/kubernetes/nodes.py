@@ -61,9 +61,7 @@ class NodeView:
     """
 
     name: str
-    uid: str = ""
     created_ms: int | None = None
-    provider_id: str | None = None
     system_uuid: str | None = None
     boot_id: str | None = None
     has_gpus: bool = False
@@ -105,9 +103,7 @@ def view_of(node: Object, rules: KubernetesRules) -> NodeView:
         _add_condition(condition, rules, markers, transitions_ms)
     return NodeView(
         name=metadata["name"],
-        uid=metadata.get("uid") or "",
         created_ms=timestamp_ms(metadata.get("creationTimestamp")),
-        provider_id=spec.get("providerID") or None,
         # Kubelets write upper or lower case, depending on the firmware's age.
         system_uuid=(info.get("systemUUID") or "").lower() or None,
         boot_id=info.get("bootID") or None,
@@ -200,12 +196,8 @@ class NodeTracker(Tracker[NodeView, NodeView]):
             return []
         if before is not None:
             # A node that has just registered again may not say yet which machine it is: until then, it is the old one.
-            view = replace(
-                view,
-                system_uuid=view.system_uuid or before.system_uuid,
-                boot_id=view.boot_id or before.boot_id,
-                provider_id=view.provider_id or before.provider_id,
-            )
+            system_uuid, boot_id = view.system_uuid or before.system_uuid, view.boot_id or before.boot_id
+            view = replace(view, system_uuid=system_uuid, boot_id=boot_id)
         self.known[view.name] = view
         return [] if view == before else node_changes(before, view, at)
 
@@ -218,8 +210,7 @@ class NodeTracker(Tracker[NodeView, NodeView]):
         oldest = to_ms(at - GONE_KEPT)
         self.known = {name: kept for name, kept in self.known.items() if (kept.removed_ms or oldest) >= oldest}
         self._observed.pop(key, None)
-        detail = f"provider ID {view.provider_id}" if view.provider_id else None
-        return [Event(at, key, "other", SOURCE, at, "node_removed", detail)]
+        return [Event(at, key, "other", SOURCE, at, "node_removed")]
 
     def observations(self, now: datetime) -> list[dict[str, Any]]:
         """Return rows of the inventory that are due: ``gpu`` null, the node's place, when it was seen so.
@@ -253,11 +244,17 @@ def node_changes(before: NodeView | None, after: NodeView, at: datetime) -> list
         when = at if since_ms is None else from_ms(since_ms)
         events.append(Event(when, after.name, kind, source, at, code, detail))
 
-    if before is not None:
-        for change in _machine_changes(before, after):
-            add(*change)
-    old = {} if before is None else before.markers
-    new = after.markers
+    before = before or NodeView(after.name)
+    if before.system_uuid and after.system_uuid and before.system_uuid != after.system_uuid:
+        detail = f"system UUID {before.system_uuid} -> {after.system_uuid}"
+        add("replacement", "node_replaced", detail, None if before.created_ms == after.created_ms else after.created_ms)
+    elif before.boot_id and after.boot_id and before.boot_id != after.boot_id:
+        # The object has no time of the boot: when the node turned ready after it, if it did since the last look.
+        was_ms, ready_ms = (view.transitions_ms.get(f"condition {_READY}") for view in (before, after))
+        ready_again = after.ready and ready_ms is not None and (was_ms is None or ready_ms > was_ms)
+        detail = f"boot ID {before.boot_id} -> {after.boot_id}"
+        add("other", "boot", detail, ready_ms if ready_again else None)
+    old, new = before.markers, after.markers
     left = [marker for marker in new.values() if marker.type == "drain"]
     released: set[str] = set()
     for key, marker in old.items():
@@ -277,33 +274,10 @@ def node_changes(before: NodeView | None, after: NodeView, at: datetime) -> list
             since_ms = None
         add(kind, code, marker.detail, since_ms, marker.source)
     for key, marker in new.items():
-        if key not in old or _began_again(old[key], marker):
+        was_ms, since_ms = old[key].since_ms if key in old else None, marker.since_ms
+        # Or it went and came back between two looks.
+        again = was_ms is not None and since_ms is not None and since_ms - was_ms > _AGAIN_MS
+        if key not in old or again:
             add(marker.type, marker.code, marker.detail, marker.since_ms, marker.source)
     # Stable: of one instant, what ended comes before what began.
     return sorted(events, key=attrgetter("timestamp"))
-
-
-def _machine_changes(before: NodeView, after: NodeView) -> list[tuple[str, str, str | None, int | None]]:
-    """Whether it is another machine, another instance of it, or another boot: type, code, detail and time of each."""
-    recreated = bool(before.uid and after.uid and before.uid != after.uid)
-    since_ms = after.created_ms if recreated else None
-    if before.system_uuid and after.system_uuid and before.system_uuid != after.system_uuid:
-        detail = f"system UUID {before.system_uuid} -> {after.system_uuid}"
-        return [("replacement", "node_replaced", detail, since_ms)]
-    changes: list[tuple[str, str, str | None, int | None]] = []
-    moved = before.provider_id != after.provider_id
-    if recreated or (moved and before.provider_id and after.provider_id):
-        detail = f"provider ID {before.provider_id or 'none'} -> {after.provider_id or 'none'}"
-        changes.append(("other", "node_recreated", detail if moved else None, since_ms))
-    if before.boot_id and after.boot_id and before.boot_id != after.boot_id:
-        # The object has no time of the boot: when the node turned ready after it, if it did since the last look.
-        old, new = (view.transitions_ms.get(f"condition {_READY}") for view in (before, after))
-        ready_again = after.ready and new is not None and (old is None or new > old)
-        boots = f"boot ID {before.boot_id} -> {after.boot_id}"
-        changes.append(("other", "boot", boots, new if ready_again else None))
-    return changes
-
-
-def _began_again(old: NodeMarker, new: NodeMarker) -> bool:
-    """Whether it went and came back between two looks, or from a soft taint became a hard one."""
-    return old.since_ms is not None and new.since_ms is not None and new.since_ms - old.since_ms > _AGAIN_MS

@@ -29,15 +29,14 @@ def node(
     conditions: list[dict[str, str]] | None = None,
     boot: str = "b1",
     machine: str = "AB-1",
-    uid: str = "u1",
     gpus: int = 8,
     labels: dict[str, str] | None = None,
     managed: list[dict[str, Any]] | None = None,
 ) -> dict[str, Any]:
     kubelet = {"type": "Ready", "status": ready[0], "reason": "Kubelet", "lastTransitionTime": ready[1]}
     return {
-        "metadata": {"name": name, "uid": uid, "labels": labels or {}, "managedFields": managed or []},
-        "spec": {"providerID": f"cloud:///{name}", **({"unschedulable": True} if cordoned else {}), "taints": taints},
+        "metadata": {"name": name, "labels": labels or {}, "managedFields": managed or []},
+        "spec": {**({"unschedulable": True} if cordoned else {}), "taints": taints},
         "status": {
             "capacity": {"cpu": "8", "nvidia.com/gpu": str(gpus)},
             "conditions": [kubelet, *(conditions or [])],

@@ -99,11 +99,10 @@ SICK, WELL = condition("GpuNvlinkWatch", "True"), condition("GpuNvlinkWatch", "F
         ),
         pytest.param(node(), node(boot="b2"), [("other", "boot", "kubernetes", None)], id="boot without its time"),
         pytest.param(
-            node(), node(machine="CD-2", boot="b2", uid="u2"), [("replacement", "node_replaced", "kubernetes", None)],
+            node(), node(machine="CD-2", boot="b2"), [("replacement", "node_replaced", "kubernetes", None)],
             id="another machine",
         ),
         pytest.param(node(), node(machine="ab-1"), [], id="the same machine in other letters"),
-        pytest.param(node(), node(uid="u2"), [("other", "node_recreated", "kubernetes", None)], id="registered again"),
     ],
 )  # fmt: skip
 def test_what_happened_between_two_looks(
@@ -118,9 +117,8 @@ def test_a_node_that_went_and_came_back_is_compared_with_what_went() -> None:
     assert [event.code for event in tracker.remove("n1", NOW)] == ["node_removed"]
     assert len(tracker) == 0
     assert tracker.remove("n1", NOW) == []
-    bare = node(uid="u2", gpus=0, machine="", boot="")
-    assert [event.code for event in tracker.update(view_of(bare, RULES), NOW)] == ["node_recreated"]
-    other = view_of(node(uid="u2", machine="CD"), RULES)
+    assert tracker.update(view_of(node(gpus=0, machine="", boot=""), RULES), NOW) == []
+    other = view_of(node(machine="CD"), RULES)
     assert [event.code for event in tracker.update(other, NOW)] == ["node_replaced"]
     tracker.remove("n1", NOW)
     tracker.update(view_of(node("n2"), RULES), NOW)

@@ -5,26 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
 from typing import Any, Literal
 
 from scheduler.file import MemoryScheduler
 from scheduler.ports.errors import SchedulerError
 from scheduler.ports.protocols import Clock
 from scheduler.ports.readings import Answer, StoredState, Write
-from scheduler.ports.workloads import (
-    CheckpointAsk,
-    CheckpointState,
-    DiagnosticResult,
-    Fence,
-    WorkAnswer,
-    Workload,
-)
-
-_WORDS: dict[FaultKind, str] = {
-    "conflict": "somebody wrote in between", "refused": "not allowed", "timeout_before": "no answer",
-    "timeout_after": "no answer", "unreadable": "unreadable", "crash_before": "", "crash_after": "",
-}  # fmt: skip
-
+from scheduler.ports.workloads import CheckpointAsk, CheckpointState, DiagnosticResult, Fence, WorkAnswer, Workload
 
 FaultKind = Literal[
     "conflict", "refused", "timeout_before", "timeout_after", "unreadable", "crash_before", "crash_after"
@@ -57,21 +45,39 @@ class Faults:
         self._planned.append(_Planned(kind, call, skip))
 
     def clear(self) -> None:
-        """Let everything succeed again."""
         self._planned.clear()
 
-    def meet(self, call: str) -> FaultKind | None:
-        """Note a call; give how it is to fail."""
+    def _meet(self, call: str) -> FaultKind | None:
         self.calls.append(call)
-        for each in self._planned:
-            if each.call not in (None, call):
+        for planned in self._planned:
+            if planned.call not in (None, call):
                 continue
-            if each.skip:
-                each.skip -= 1
-                continue
-            self._planned.remove(each)
-            return each.kind
+            if not planned.skip:
+                self._planned.remove(planned)
+                return planned.kind
+            planned.skip -= 1
         return None
+
+    def read(self, name: str, call: Callable[..., Any], *args: Any) -> Any:
+        fault = self._meet(name)
+        if fault in ("crash_before", "crash_after"):
+            raise Crash(name)
+        if fault is not None:
+            raise SchedulerError(f"{name}: {fault}")
+        return call(*args)
+
+    def write(self, name: str, call: Callable[..., Any], *args: Any, answer: Callable[..., Any] = Answer) -> Any:
+        fault = self._meet(name)
+        if fault == "crash_before":
+            raise Crash(name)
+        if fault in ("timeout_before", "unreadable"):
+            return answer("timeout", "no answer")
+        if fault in ("conflict", "refused"):
+            return answer(fault if answer is Answer else "refused", "not allowed")
+        result = call(*args)
+        if fault == "crash_after":
+            raise Crash(name)
+        return answer("timeout", "no answer") if fault == "timeout_after" else result
 
 
 class FaultyScheduler(MemoryScheduler):
@@ -81,36 +87,9 @@ class FaultyScheduler(MemoryScheduler):
         super().__init__(*args, **others)
         self.faults = Faults()
         for name in ("read_fleet", "revalidate", "load_state", "read_switches", "hold_lease"):
-            setattr(self, name, self._reads(name, getattr(self, name)))
+            setattr(self, name, partial(self.faults.read, name, getattr(self, name)))
         for name in ("apply", "save_state", "set_switches"):
-            setattr(self, name, self._writes(name, getattr(self, name)))
-
-    def _reads(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        def read(*args: Any) -> Any:
-            fault = self.faults.meet(name)
-            if fault in ("crash_before", "crash_after"):
-                raise Crash(name)
-            if fault is not None:
-                raise SchedulerError(f"{name}: {_WORDS[fault]}")
-            return call(*args)
-
-        return read
-
-    def _writes(self, name: str, call: Callable[..., Answer]) -> Callable[..., Answer]:
-        def write(*args: Any) -> Answer:
-            fault = self.faults.meet(name)
-            if fault == "crash_before":
-                raise Crash(name)
-            if fault in ("timeout_before", "unreadable"):
-                return Answer("timeout", _WORDS[fault])
-            if fault in ("conflict", "refused"):
-                return Answer(fault, _WORDS[fault])
-            answer = call(*args)
-            if fault == "crash_after":
-                raise Crash(name)
-            return Answer("timeout", _WORDS[fault]) if fault == "timeout_after" else answer
-
-        return write
+            setattr(self, name, partial(self.faults.write, name, getattr(self, name)))
 
 
 class MemoryWorkloads:
@@ -137,30 +116,25 @@ class MemoryWorkloads:
         self._clock = clock
 
     def on_node(self, node: str) -> tuple[Workload, ...]:
-        """List what runs on a node."""
-        self._readable("on_node")
-        return tuple(each for each in self.running.values() if each.node == node)
+        return self.faults.read("on_node", lambda: tuple(each for each in self.running.values() if each.node == node))
 
     def ask_checkpoint(self, workload: Workload, ask: CheckpointAsk, fence: Fence) -> WorkAnswer:
-        """Show a workload a request."""
+        return self.faults.write("ask_checkpoint", self._asked, workload, ask, fence, answer=WorkAnswer)
 
-        def effect() -> WorkAnswer:
-            if self._clock.now() >= fence.until:
-                return WorkAnswer("refused", "the lease has ended")
-            wrong = self._other(workload)
-            if wrong is not None:
-                return wrong
-            before = self.asked.get(workload.uid)
-            if before is not None and before.key == ask.key:
-                return WorkAnswer("already")
-            self.asked[workload.uid] = ask
-            return WorkAnswer("done")
-
-        return self._written("ask_checkpoint", effect)
+    def _asked(self, workload: Workload, ask: CheckpointAsk, fence: Fence) -> WorkAnswer:
+        wrong = self._wrong(workload, fence)
+        if wrong is not None:
+            return wrong
+        before = self.asked.get(workload.uid)
+        if before is not None and before.key == ask.key:
+            return WorkAnswer("already")
+        self.asked[workload.uid] = ask
+        return WorkAnswer("done")
 
     def checkpoint_state(self, workload: Workload, key: str) -> CheckpointState:
-        """Say whether a request was acknowledged."""
-        self._readable("checkpoint_state")
+        return self.faults.read("checkpoint_state", self._state, workload, key)
+
+    def _state(self, workload: Workload, key: str) -> CheckpointState:
         if workload.uid not in self.running:
             return CheckpointState("gone")
         if workload.uid in self.cannot:
@@ -168,76 +142,43 @@ class MemoryWorkloads:
         return CheckpointState("acknowledged" if key in self.written else "waiting")
 
     def evict(self, workload: Workload, fence: Fence) -> WorkAnswer:
-        """Let one go."""
+        return self.faults.write("evict", self._evicted, workload, fence, answer=WorkAnswer)
 
-        def effect() -> WorkAnswer:
-            if self._clock.now() >= fence.until:
-                return WorkAnswer("refused", "the lease has ended")
-            wrong = self._other(workload)
-            if wrong is not None:
-                return wrong
-            found = self.running[workload.uid]
-            if found.ending:
-                return WorkAnswer("already")
-            if found.uid in self.blocked:
-                return WorkAnswer("blocked", self.blocked[found.uid])
-            self.running[found.uid] = replace(found, ending=True)
-            self.evicted.append((self._clock.now(), found.node, found.uid))
-            return WorkAnswer("done", "", None, self.preview(found))
-
-        return self._written("evict", effect)
+    def _evicted(self, workload: Workload, fence: Fence) -> WorkAnswer:
+        wrong = self._wrong(workload, fence)
+        if wrong is not None:
+            return wrong
+        found = self.running[workload.uid]
+        if found.ending:
+            return WorkAnswer("already")
+        if found.uid in self.blocked:
+            return WorkAnswer("blocked", self.blocked[found.uid])
+        self.running[found.uid] = replace(found, ending=True)
+        self.evicted.append((self._clock.now(), found.node, found.uid))
+        return WorkAnswer("done", "", None, self.preview(found))
 
     def preview(self, workload: Workload) -> tuple[Write, ...]:
-        """Say what an eviction writes."""
         return (Write(f"{workload.kind} {workload.name}", "ending", None, "true"),)
 
     def load_progress(self) -> StoredState:
-        """Read the progress."""
-        self._readable("load_progress")
-        return StoredState(self.text, str(self.version))
+        return self.faults.read("load_progress", lambda: StoredState(self.text, str(self.version)))
 
     def save_progress(self, text: str, version: str) -> Answer:
-        """Replace the progress."""
-        fault = self.faults.meet("save_progress")
-        if fault == "crash_before":
-            raise Crash("save_progress")
-        if fault == "refused":
-            return Answer("refused", "not allowed")
-        if version != str(self.version) or fault == "conflict":
+        return self.faults.write("save_progress", self._saved, text, version)
+
+    def _saved(self, text: str, version: str) -> Answer:
+        if version != str(self.version):
             return Answer("conflict", f"the progress has version {self.version}, expected {version}")
-        if fault not in ("timeout_before", "unreadable"):
-            self.text, self.version = text, self.version + 1
-        if fault == "crash_after":
-            raise Crash("save_progress")
-        if fault is not None:
-            return Answer("timeout", "no answer")
+        self.text, self.version = text, self.version + 1
         return Answer("done", "", (), str(self.version))
 
-    def _other(self, workload: Workload) -> WorkAnswer | None:
+    def _wrong(self, workload: Workload, fence: Fence) -> WorkAnswer | None:
+        if self._clock.now() >= fence.until:
+            return WorkAnswer("refused", "the lease has ended")
         if workload.uid in self.running:
             return None
         same = any(each.name == workload.name for each in self.running.values())
         return WorkAnswer("conflict", "another one has its name") if same else WorkAnswer("gone")
-
-    def _readable(self, call: str) -> None:
-        fault = self.faults.meet(call)
-        if fault in ("crash_before", "crash_after"):
-            raise Crash(call)
-        if fault is not None:
-            raise SchedulerError(f"{call}: {fault}")
-
-    def _written(self, call: str, effect: Callable[[], WorkAnswer]) -> WorkAnswer:
-        fault = self.faults.meet(call)
-        if fault == "crash_before":
-            raise Crash(call)
-        if fault in ("timeout_before", "unreadable"):
-            return WorkAnswer("timeout", "no answer")
-        if fault in ("conflict", "refused"):
-            return WorkAnswer("refused", "not allowed")
-        answer = effect()
-        if fault == "crash_after":
-            raise Crash(call)
-        return WorkAnswer("timeout", "no answer") if fault == "timeout_after" else answer
 
 
 class MemoryVerification:
@@ -254,32 +195,20 @@ class MemoryVerification:
         self.faults = Faults()
 
     def start(self, node: str, units: Sequence[str], key: str, fence: Fence) -> WorkAnswer:
-        """Start one."""
-        fault = self.faults.meet("start")
-        if fault == "crash_before":
-            raise Crash("start")
-        if fault == "refused":
-            return WorkAnswer("refused", "not allowed")
+        return self.faults.write("start", self._start, node, units, key, answer=WorkAnswer)
+
+    def _start(self, node: str, units: Sequence[str], key: str) -> WorkAnswer:
         before = key in self.started
-        if fault != "timeout_before":
-            self.started.setdefault(key, (node, tuple(units)))
-        if fault == "crash_after":
-            raise Crash("start")
-        if fault is not None:
-            return WorkAnswer("timeout", "no answer")
+        self.started.setdefault(key, (node, tuple(units)))
         return WorkAnswer("already" if before else "done")
 
     def result(self, node: str, key: str) -> DiagnosticResult:
-        """Read one."""
-        fault = self.faults.meet("result")
-        if fault in ("crash_before", "crash_after"):
-            raise Crash("result")
-        if fault is not None:
-            raise SchedulerError("the result cannot be read")
-        if key not in self.started:
-            return DiagnosticResult("missing")
-        return self.results.get(node, DiagnosticResult("running"))
+        return self.faults.read("result", self._result, node, key)
+
+    def _result(self, node: str, key: str) -> DiagnosticResult:
+        return (
+            self.results.get(node, DiagnosticResult("running")) if key in self.started else DiagnosticResult("missing")
+        )
 
     def drop(self, node: str, key: str) -> None:
-        """Stop one."""
         self.dropped.append(key)

@@ -64,12 +64,6 @@ def test_a_second_round_at_the_same_time_calls_nothing_and_writes_nothing():
     assert {"ask_checkpoint", "evict", "save_progress"} & set(cluster.workloads.faults.calls) == set()
 
 
-def test_without_an_acknowledgement_it_is_evicted_at_the_deadline_and_not_before():
-    cluster = draining()
-    assert cluster.later(4.9).work[0].outcome == "waiting"
-    assert work(cluster.later(0.1)) == [("evict", "done", "w1")]
-
-
 def test_the_deadline_is_that_of_the_first_request_whoever_leads():
     cluster = draining()
     for _ in range(4):
@@ -99,14 +93,6 @@ def test_what_cannot_write_a_checkpoint_is_evicted_at_once_and_it_is_said():
     cluster = draining()
     cluster.workloads.cannot.add("w1-uid")
     assert work(cluster.later()) == [("checkpoint", "inconclusive", "w1"), ("evict", "done", "w1")]
-
-
-def test_what_names_no_way_is_not_asked():
-    cluster = EmptyingCluster()
-    cluster.runs("w1-uid", checkpoint=None)
-    cluster.scored(n1=0.9)
-    assert work(cluster.round()) == [("evict", "done", "w1")]
-    assert cluster.workloads.asked == {}
 
 
 def test_a_blocked_budget_is_tried_again_with_growing_pauses_and_never_forced():
@@ -192,24 +178,6 @@ def test_only_so_many_are_on_their_way_at_once():
         cluster.leave(uid)
     cluster.later()
     assert len(cluster.evicted()) == 6
-
-
-def test_what_is_on_its_way_counts_where_nobody_can_look():
-    """n1 is looked at first and cannot be listed; what was evicted from it may still be there."""
-    cluster = EmptyingCluster(settings=replace(FAST, max_concurrent=2))
-    cluster.workloads.running.clear()
-    for i in range(4):
-        cluster.workloads.running[f"u{i}"] = workload(f"u{i}", f"n{i // 2 + 1}", uid=f"u{i}", checkpoint=None)
-    cluster.scored(n1=0.95, n2=0.9)
-    cluster.round()
-    assert cluster.evicted() == ["u0", "u1"]
-    cluster.workloads.faults.plan("unreadable", "on_node")
-    cluster.later()
-    assert cluster.evicted() == ["u0", "u1"]
-    for uid in cluster.evicted():
-        cluster.leave(uid)
-    cluster.later()
-    assert cluster.evicted() == ["u0", "u1", "u2", "u3"]
 
 
 def test_a_workload_that_may_not_be_moved_is_asked_and_waited_for():
@@ -329,14 +297,6 @@ def test_a_rehearsal_says_whom_it_would_ask_and_evict_and_does_nothing():
     ]
     assert report.work[0].writes[0].words == "pod w1: ending: (none) -> true"
     assert (cluster.workloads.asked, cluster.workloads.text, cluster.evicted()) == ({}, None, [])
-
-
-def test_a_rehearsal_says_what_it_would_wait_for():
-    cluster = EmptyingCluster()
-    cluster.runs("w1-uid", held="local data")
-    cluster.scored(n1=0.65)
-    (step,) = cluster.controller.rehearse().work
-    assert (step.verb, step.workload, step.words) == ("wait", "w1", "it may not be moved (local data)")
 
 
 def test_a_leader_whose_progress_somebody_else_replaced_stops():

@@ -88,14 +88,6 @@ def test_a_job_that_says_nothing_is_requeued_when_its_time_is_over(world):
     assert world.slurm.requeued == [7]
 
 
-def test_a_job_that_may_not_be_requeued_is_waited_for(world):
-    world.slurm.running[7] = replace(JOB, requeue=False)
-    for _ in range(4):
-        report = world.later(10 * MINUTE)
-    assert world.slurm.requeued == []
-    assert "it may not be moved (it may not be requeued)" in report.work[0].words
-
-
 def test_a_reason_of_somebody_else_stops_it(world):
     world.slurm.person("n0", "DRAIN", "ann: bad fan")
     for _ in range(4):

@@ -12,7 +12,7 @@ from scheduler.controller.settings import ControllerSettings
 from scheduler.ledger.sqlite_ledger import SqliteLedger
 from scheduler.ports.errors import LedgerError, SchedulerError, SourceError
 from scheduler.ports.lease import Lease, LeaseLostError
-from scheduler.ports.protocols import Clock, SchedulerAdapter
+from scheduler.ports.protocols import Clock, Fenced, SchedulerAdapter
 from scheduler.ports.readings import Answer, NodeReading, Precondition, Switches, Write, stands
 from scheduler.ports.records import Intent, Settled, key_of
 from scheduler.ports.report import RoundReport, Step
@@ -104,7 +104,8 @@ class Executor:
         None: there is nothing to be done on it, or it must not be done, which is noted.
         """
         try:
-            reading = self.scheduler.revalidate(action.node)
+            left = self.scheduler.as_we_left(action.node) if isinstance(self.scheduler, Fenced) else None
+            reading = left or self.scheduler.revalidate(action.node)
             why = "there is no such node any more" if reading is None else self._why_not(action, reading)
             if reading is None or why is not None:
                 self._skip(action, why or "")

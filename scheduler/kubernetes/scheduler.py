@@ -66,6 +66,7 @@ class KubernetesScheduler:
         self.rules = settings.rules
         self.pod_keys = PodKeys(settings.prefix, settings.namespace)
         self._newest: NodeSnapshot | None = None
+        self._written: dict[str, NodeSnapshot] = {}
         drivers = self.rules.claim_drivers or ()
         self._device_taints = DeviceTaints(self.api, settings.prefix, drivers) if settings.device_taints else None
         self._claims = ClaimCounts(self.api, self.rules)
@@ -76,6 +77,7 @@ class KubernetesScheduler:
     def read_fleet(self) -> FleetReading:
         """List all GPU nodes and predrain-managed nodes, their jobs, and the switches; correct outdated conditions."""
         read_at = self.clock.now()
+        self._written.clear()
         nodes = self._nodes()
         self._cordoner_known = not nodes or any(each.node_object.tells_cordoner for each in nodes)
         jobs = self._all_jobs()
@@ -93,6 +95,14 @@ class KubernetesScheduler:
         snapshot = self._read(node)
         if snapshot is None:
             return None
+        return snapshot.with_jobs(self._jobs_on(node))
+
+    def as_we_left(self, node: str) -> NodeReading | None:
+        """Return a node as the last write here left it, once per write; a patch is refused where it changed since."""
+        snapshot = self._written.pop(node, None)
+        if snapshot is None:
+            return None
+        self._newest = snapshot
         return snapshot.with_jobs(self._jobs_on(node))
 
     def preview(self, actions: Sequence[Action], reading: NodeReading) -> tuple[tuple[Write, ...], ...]:
@@ -161,8 +171,9 @@ class KubernetesScheduler:
             notes.append(self._companion("the event", "POST", event[0], event[1]))
         if not any(notes):
             writes = (*writes, *self._companion_writes(action, snapshot, now))
-        version = None if self._newest is None else self._newest.reading.version
-        return Answer("done", "; ".join(filter(None, notes)), writes, version)
+        left = self._newest or snapshot
+        self._written[action.node] = left
+        return Answer("done", "; ".join(filter(None, notes)), writes, left.reading.version)
 
     def announce(self, signals: Sequence[NodeSignal], holder: str, until: datetime, *, new: bool) -> tuple[str, ...]:
         """Apply the current marks as device taints too, where the settings ask for them."""

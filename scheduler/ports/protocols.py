@@ -96,6 +96,19 @@ class SchedulerAdapter(Protocol):
 
 
 @runtime_checkable
+class Fenced(Protocol):
+    """A scheduler that itself refuses a write to a node that is not exactly as it was read (a conflict)."""
+
+    def as_we_left(self, node: str) -> NodeReading | None:
+        """Give a node as the answer to our last write in this round showed it, once, with what runs on it read anew.
+
+        It saves reading the node between two writes of our own: a third of the time of a burst of taints. None: there
+        was no such write. Raises ``SchedulerError`` if what runs on it cannot be read.
+        """
+        ...
+
+
+@runtime_checkable
 class Upkeep(Protocol):
     """What some schedulers' marks need between decisions."""
 

@@ -19,12 +19,6 @@ def test_the_binomial_bound_is_clopper_and_pearsons(trials, share, confidence):
     assert binomial_lower(hits, trials, confidence) == pytest.approx(expected, abs=1e-8)
 
 
-def test_no_alerts_bound_nothing():
-    bound = precision_bound(np.zeros(0, bool), np.zeros(0, np.int64), 0.9)
-    assert (bound.alerts, bound.lower) == (0, 0.0)
-    assert math.isnan(bound.precision)
-
-
 def test_independent_alerts_get_the_exact_bound():
     hit = np.arange(50) < 45
     bound = precision_bound(hit, np.arange(50), 0.9)

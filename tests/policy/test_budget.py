@@ -61,29 +61,6 @@ def test_the_riskiest_come_first_and_the_others_are_listed_with_why():
     assert (use.scope, use.nodes, use.lost, use.allowed) == (("cluster", "c"), 20, 2, 2)
 
 
-def test_in_order_of_arrival_the_worst_would_be_left_out():
-    wanted = [Ask(f"n{i:02}", 0.6 + i / 100, T0) for i in range(10)]
-    assert wanted[0].risk < wanted[-1].risk  # first come, first served would take n00 and leave n09
-    assert grant(members(20), wanted, (), floors(Budget("cluster", max_unavailable=1)), T0).nodes == {"n09"}
-
-
-def test_nodes_that_others_took_out_are_lost_capacity():
-    # Counting only its own drains, a tool takes two more although five are gone.
-    config = floors(Budget("cluster", max_unavailable=5))
-    assert grant(members(20, lost=0), asks("n10", "n11"), (), config, T0).nodes == {"n10", "n11"}
-    assert grant(members(20, lost=5), asks("n10", "n11"), (), config, T0).nodes == frozenset()
-
-
-@pytest.mark.parametrize("scope", ["cluster", "group", "rack", "domain", "job"])
-def test_every_scope_has_its_own_floor(scope):
-    listed = [Member(f"n{i}", (("cluster", "c"), (scope, "a" if i < 3 else "b")), False) for i in range(6)]
-    if scope == "cluster":
-        listed = [replace(each, scopes=each.scopes[1:]) for each in listed]
-    given_ = grant(listed, asks(*(f"n{i}" for i in range(6))), (), floors(Budget(scope, max_unavailable=1)), T0)
-    assert given_.nodes == {"n0", "n3"}
-    assert given_.refused["n1"].startswith(f"{scope} a: 1 of 3 nodes are out of service")
-
-
 def test_a_storm_would_take_everything_at_once_and_the_rate_lets_a_few_through_at_a_time():
     config = BudgetConfig((), (RateLimit("cluster", 4, HOUR),))
     everyone = [f"n{i:02}" for i in range(20)]
@@ -94,14 +71,6 @@ def test_a_storm_would_take_everything_at_once_and_the_rate_lets_a_few_through_a
     rest = asks(*everyone[4:])
     assert not grant(members(20, 4), rest, first.starts, config, T0 + HOUR / 2).nodes
     assert sorted(grant(members(20, 4), rest, first.starts, config, T0 + HOUR).nodes) == everyone[4:8]
-
-
-def test_a_budget_in_memory_is_empty_after_a_restart_and_the_starts_that_are_kept_are_not():
-    config = BudgetConfig((), (RateLimit("cluster", 1, HOUR),))
-    first = grant(members(9), asks("n00"), (), config, T0)
-    later = T0 + HOUR / 2
-    assert grant(members(9), asks("n01"), (), config, later).nodes == {"n01"}  # forgotten
-    assert grant(members(9), asks("n01"), first.starts, config, later).nodes == frozenset()
 
 
 def test_a_wish_that_is_repeated_costs_nothing_and_a_new_episode_of_the_same_node_does():
@@ -217,20 +186,6 @@ def test_no_round_takes_out_more_than_a_share_of_the_fleet_whatever_its_clusters
         starts = found.starts
         listed = [replace(member, lost=member.node in out) for member in listed]
         wanted = [ask for ask in wanted if ask.node not in out]
-
-
-def test_a_hundred_small_clusters_do_not_lose_a_node_each_in_one_round():
-    listed = [
-        Member(f"c{c:02}-n{i}", (("fleet", ""), ("cluster", f"c{c}")), False) for c in range(100) for i in range(3)
-    ]
-    wanted = [Ask(member.node, 0.9, T0) for member in listed]
-    assert (
-        len(grant(listed, wanted, (), BudgetConfig((Budget("cluster", max_unavailable_share=0.1),), ()), T0).nodes)
-        == 100
-    )
-    found = grant(listed, wanted, (), BudgetConfig(), T0)
-    assert len(found.nodes) == 15
-    assert "fleet: 15 nodes were taken out in 1 h, 15 may be" in found.refused.values()
 
 
 def test_limits_of_the_fleet_hold_unless_they_are_given():

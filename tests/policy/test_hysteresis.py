@@ -2,7 +2,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import timedelta
-from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -49,14 +48,6 @@ def test_a_tier_falls_only_below_its_lower_threshold_and_to_what_the_calm_still_
     assert follow([0.7, 0.7, 0.2, 0.16, 0.2]) == ["watch", "high", "high", "high", "elevated"]
     assert follow([0.7, 0.7, 0.01, 0.01, 0.01]) == ["watch", "high", "high", "high", "clear"]
     assert follow([0.7, 0.7, 0.01, 0.01, 0.4, 0.01, 0.01])[-1] == "high"
-
-
-def test_a_flapping_risk_would_flap_a_tier_without_memory_and_does_not_flap_this_one():
-    risks = [0.65, 0.55] * 12
-    naive = [THRESHOLDS.tier(risk) for risk in risks]
-    assert sum(a != b for a, b in pairwise(naive)) == 23
-    tiers = follow([0.65, *risks])
-    assert sum(a != b for a, b in pairwise(tiers)) == 1
 
 
 def test_the_same_score_read_again_and_again_is_no_new_evidence():
@@ -125,12 +116,6 @@ def test_marks_of_which_nothing_is_remembered_are_adopted_only_as_far_as_the_ris
     for risk, tier in [(0.9, "high"), (0.31, "high"), (0.2, "elevated"), (0.01, "clear"), (None, "clear")]:
         assert adopt("high", read_node(node("n", risk), T0), thresholds, RISKS).tier == tier
     assert adopt("elevated", read_node(node("n", 0.9), T0), thresholds, RISKS).tier == "elevated"
-
-
-def test_the_node_risk_may_be_recalibrated_or_that_of_the_worst_unit():
-    assert NodeRiskConfig().combine([0.5, 0.5]) == pytest.approx(0.75)
-    assert NodeRiskConfig("worst").combine([0.5, 0.2]) == 0.5
-    assert NodeRiskConfig().combine([]) is None
 
 
 @settings(max_examples=60, deadline=None)

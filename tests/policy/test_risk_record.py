@@ -8,8 +8,6 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from policy.risk_record import ModelName, RiskReason, RiskRecord
 
@@ -74,32 +72,18 @@ def test_a_record_survives_a_round_trip(record: RiskRecord) -> None:
     assert RiskRecord.from_json(json.loads(text)) == record
 
 
-@given(risk=st.floats(0, 1), score=st.floats(allow_nan=False, allow_infinity=False), rank=st.integers(1, 10**6))
-def test_any_risk_and_score_survive(risk: float, score: float, rank: int) -> None:
-    record = replace(KNOWN, risk=risk, score=score, rank=rank)
-    assert RiskRecord.from_json(json.loads(json.dumps(record.to_json(), allow_nan=False))) == record
-
-
 def test_fields_of_a_later_version_are_passed_over() -> None:
     assert RiskRecord.from_json({**KNOWN.to_json(), "rack": "r1"}) == KNOWN
-
-
-def test_it_expires() -> None:
-    assert not KNOWN.expired(T + timedelta(hours=11))
-    assert KNOWN.expired(T + timedelta(hours=12))
 
 
 @pytest.mark.parametrize(
     ("record", "change", "message"),
     [
         (KNOWN, {"risk": None}, "GPU-1 is ok, with risk None"),
-        (KNOWN, {"rank": None}, "rank None"),
         (UNKNOWN, {"risk": 0.5}, r"GPU-1 is unknown, with risk 0\.5"),
         (UNKNOWN, {"unknown_reason": None}, "GPU-1 is unknown, with the reason None"),
-        (KNOWN, {"unknown_reason": "because"}, "GPU-1 is ok, with the reason 'because'"),
         (UNKNOWN, {"alert": True}, "GPU-1 is unknown, and yet alerted"),
         (UNKNOWN, {"tier": "clear"}, "GPU-1 is unknown, of tier 'clear'"),
-        (KNOWN, {"tier": "unknown"}, "GPU-1 is ok, of tier 'unknown'"),
         (KNOWN, {"tier": "red"}, "GPU-1 is ok, of tier 'red'"),
         (KNOWN, {"risk": 1.5}, r"GPU-1 has a risk of 1\.5"),
         (KNOWN, {"risks": {"1h": -1.0}}, r"GPU-1 has a 1h of -1\.0"),
@@ -121,8 +105,6 @@ def test_fields_that_contradict_each_other_are_refused(record: RiskRecord, chang
         ({"format": 1}, "a risk record of format 1, this code reads 2"),
         ({"risk": "0.1"}, "the risk record is damaged: risk is '0.1'"),
         ({"alert": 1}, "the risk record is damaged: alert is 1"),
-        ({"rank": True}, "rank is True"),
-        ({"model": None}, "the risk record is damaged"),
         ({"risks": [1]}, "the risk record is damaged"),
         ({"horizon_seconds": 1e300}, "the risk record is damaged"),
         ({"expires_at": "2026-01-01T06:00:00"}, "a time without a zone"),

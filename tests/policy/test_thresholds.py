@@ -74,12 +74,6 @@ def test_taking_the_best_of_all_thresholds_would_break_it():
     assert broken / 120 > 0.3
 
 
-def test_more_evidence_promises_at_a_lower_threshold():
-    rng = np.random.default_rng(0)
-    few, many = evidence(rng, 200), evidence(rng, 8000)
-    assert for_precision(many, 0.5, 0.9).threshold < for_precision(few, 0.5, 0.9).threshold
-
-
 def test_chance_is_never_promised_to_be_more():
     rng = np.random.default_rng(3)
     kept = 0

@@ -47,11 +47,6 @@ def test_no_risk_is_unknown_whatever_the_thresholds(risk: float | None) -> None:
     assert TierThresholds(0.1, 0.2, 0.3).tier(risk) == UNKNOWN
 
 
-def test_a_tier_without_a_threshold_is_never_reached() -> None:
-    assert {TierThresholds(watch=0.1).tier(risk) for risk in (0.0, 0.05, 0.1, 0.99, 1.0)} == {"clear", "watch"}
-    assert TierThresholds().tier(1.0) == "clear"
-
-
 @pytest.mark.parametrize(
     ("values", "message"),
     [

@@ -58,14 +58,6 @@ def test_a_drain_that_gains_nothing_but_the_rounding_of_its_terms_is_never_worth
         assert net(worth) < 0
 
 
-def test_break_even_is_where_a_drain_saves_what_it_loses():
-    worth = worth_of(8, [job()], 0.5, DAY, CONFIG, T0)
-    even = worth_of(8, [job()], worth.break_even, DAY, CONFIG, T0)
-    assert even.saved == pytest.approx(even.lost)
-    assert worth_of(8, [job()], worth.break_even + 0.01, DAY, CONFIG, T0).choice == "drain"
-    assert worth_of(8, [job()], worth.break_even - 0.01, DAY, CONFIG, T0).choice == "leave"
-
-
 def test_a_big_job_long_after_its_checkpoint_makes_a_drain_dearer_and_a_fresh_checkpoint_cheaper():
     idle = worth_of(8, [], 0.3, DAY, CONFIG, T0)
     small = worth_of(8, [job(8)], 0.3, DAY, CONFIG, T0)

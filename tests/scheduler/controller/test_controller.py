@@ -10,7 +10,6 @@ import pytest
 from policy.fleet import Fact, Level, UnitView
 from scheduler.file import LeaseEntry
 from scheduler.ports.errors import LedgerError, SourceError
-from scheduler.ports.node_object import NodeObject
 from scheduler.ports.readings import Switches
 from scheduler.ports.risks import NO_RISKS, Facts
 from scheduler.ports.stored_state import state_of
@@ -189,21 +188,6 @@ def test_after_a_call_without_an_answer_the_node_itself_tells(kind, stands):
     assert ("taint", "done" if stands else "failed") in only(report, "n1")
     assert cluster.ledger.unsettled() == ()
     cluster.round()
-    assert cluster.level("n1") is Level.DRAINED
-
-
-def test_a_second_replica_stands_by_and_takes_over_when_the_lease_ends():
-    cluster = Cluster(lease=timedelta(seconds=30))
-    cluster.round()
-    cluster.clock.move(timedelta(seconds=1))
-    cluster.scored(n1=0.9)
-    cluster.restart()
-    report = cluster.round()
-    assert not report.active
-    assert not report.failed
-    assert cluster.levels() == {}
-    cluster.clock.move(timedelta(seconds=31))
-    assert cluster.round().active
     assert cluster.level("n1") is Level.DRAINED
 
 
@@ -438,14 +422,3 @@ def test_a_crash_after_a_write_leaves_a_call_open_and_the_next_process_looks():
     assert "taint n1 was interrupted" in report.notes[0]
     assert only(report, "n1") == [("drain", "done")]
     assert cluster.ledger.unsettled() == ()
-
-
-def test_a_node_without_anything_of_ours_is_never_written_to():
-    cluster = Cluster()
-    cluster.write("n5", lambda node: NodeObject("n5", {"only": "theirs"}))
-    before = cluster.scheduler.nodes["n5"]
-    cluster.scored(n1=0.9)
-    cluster.round()
-    cluster.scheduler.set_switches(Switches(release_all=True))
-    cluster.round()
-    assert cluster.scheduler.nodes["n5"] == before

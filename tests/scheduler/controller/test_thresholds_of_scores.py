@@ -135,22 +135,3 @@ def test_settings_that_contradict_each_other_are_refused(tmp_path, policy, words
     with pytest.raises(InputError) as error:
         read_settings(tmp_path / "act.yaml")
     assert words in str(error.value)
-
-
-def test_settings_that_take_them_from_the_scores_need_nothing_else(tmp_path):
-    (tmp_path / "act.yaml").write_text("policy: {thresholds_from: scores}")
-    assert read_settings(tmp_path / "act.yaml").policy.thresholds_from == "scores"
-
-
-def test_marks_stand_until_they_expire_where_a_new_process_cannot_read_the_scores():
-    cluster = on_scores(ScoreTiers(TierThresholds(0.05, 0.2, 0.3)))
-    cluster.round()
-    assert cluster.levels() == {"n1": Level.DRAINED}
-    cluster.clock.move(HOUR)
-    cluster.risks.failure = SourceError("gone")
-    cluster.restart()
-    assert cluster.round().errors
-    assert cluster.levels() == {"n1": Level.DRAINED}
-    cluster.clock.move(12 * HOUR)
-    cluster.round()
-    assert cluster.levels() == {}

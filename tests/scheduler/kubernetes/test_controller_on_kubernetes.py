@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from policy.breaker import BreakerConfig
 from policy.budget import BudgetConfig, DisruptionBudget
 from policy.config import PolicyConfig
-from policy.fleet import Level, Score, UnitView
+from policy.fleet import Score, UnitView
 from policy.hysteresis import HysteresisConfig
 from policy.stages import StagesConfig
 from policy.tiers import TierThresholds
@@ -245,27 +245,6 @@ def test_through_any_history_no_cordon_of_a_person_is_undone_and_none_of_ours_is
         for name in NAMES:
             left = world.objects[f"/api/v1/nodes/{name}"]["metadata"].get("annotations") or {}
             assert not [key for key in left if key.startswith(OURS)]
-
-
-def test_each_tier_reaches_its_call_and_a_second_round_changes_nothing() -> None:
-    world = World()
-    add(world, *(node(name) for name in NAMES))
-    with served(world) as cluster:
-        fleet = Fleet(cluster, world)
-        fleet.scored(n0=0.2, n1=0.45, n2=0.9)
-        report = fleet.round()
-        assert {(step.action.verb, step.action.node, step.outcome) for step in report.steps} == {
-            ("publish", "n0", "done"), ("publish", "n1", "done"), ("publish", "n2", "done"),
-            ("soft_taint", "n1", "done"), ("taint", "n2", "done"), ("drain", "n2", "done"),
-        }  # fmt: skip
-        version = world.version
-        assert fleet.round().steps == []
-        changed = [path for path, each in world.objects.items() if int(each["metadata"]["resourceVersion"]) > version]
-        assert [path for path in changed if "/nodes/" in path] == []
-        levels = {each.view.name: each.view.marks.level for each in fleet.controller._scheduler.read_fleet().nodes}
-        assert levels == {
-            "n0": Level.PUBLISHED, "n1": Level.SOFT, "n2": Level.DRAINED, "n3": Level.NONE, "n4": Level.NONE,
-        }  # fmt: skip
 
 
 @pytest.mark.parametrize("content", [{"items": None, "metadata": {}}, {"metadata": {"name": "another"}}])

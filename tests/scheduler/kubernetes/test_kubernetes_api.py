@@ -42,14 +42,6 @@ def test_what_may_pass_is_tried_again_for_the_time_of_the_settings(api: ApiServe
         api.read("/api/v1/nodes/n1")
 
 
-def test_a_listing_is_read_page_by_page(api: ApiServer, world: World) -> None:
-    names = api.listing("/api/v1/nodes", {}, 3, lambda each: each["metadata"]["name"])
-    assert names == [f"n{i}" for i in range(7)]
-    assert [(each.get("limit"), each.get("continue")) for each in world.params] == [
-        ("3", None), ("3", "3"), ("3", "6"),
-    ]  # fmt: skip
-
-
 def test_a_listing_that_expires_is_begun_anew_and_given_up_in_the_end(api: ApiServer, world: World) -> None:
     world.expire_pages = 2
     assert len(api.listing("/api/v1/nodes", {}, 3, lambda each: each["metadata"]["name"])) == 7

@@ -71,7 +71,8 @@ def test_who_writes_between_reading_and_patching_wins(world: World, hand: Hand) 
 
 
 @pytest.mark.parametrize(
-    ("status", "kind"), [(403, "refused"), (401, "refused"), (404, "gone"), (409, "conflict"), (400, "refused")]
+    ("status", "kind"),
+    [(403, "refused"), (401, "refused"), (404, "gone"), (409, "conflict"), (400, "refused"), (422, "refused")],
 )
 def test_each_refusal_has_its_kind(world: World, hand: Hand, status: int, kind: str) -> None:
     world.fail("PATCH", "nodes/n1", status, content={"message": "no"})
@@ -163,15 +164,6 @@ def hand_message(hand: Hand) -> str:
     """What the condition says of an action of the hand."""
     end = (hand.clock.now() + timedelta(hours=6)).strftime("%Y-%m-%dT%H:%M:%SZ")
     return f"tier high (risk 0.9), holds until {end}: its errors rise"
-
-
-def test_a_person_who_takes_our_taint_off_is_seen(world: World, hand: Hand) -> None:
-    hand.do("publish")
-    hand.do("taint")
-    world.edit("/api/v1/nodes/n1", lambda each: each["spec"].update(taints=[]))
-    reading = hand.scheduler.revalidate("n1")
-    assert reading is not None
-    assert reading.view.undone
 
 
 def test_switches_are_annotations_that_people_may_set_too(world: World, hand: Hand) -> None:

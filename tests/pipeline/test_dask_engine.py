@@ -4,7 +4,6 @@ import errno
 import gc
 import os
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -173,36 +172,6 @@ def test_workers_of_other_versions_are_refused():
         InputError, match=rf"a worker runs numpy 1\.0 instead of {here['numpy']} \(worker tcp://10.0.0.2:1"
     ):
         refuse_other_versions({"tcp://10.0.0.1:1": here, "tcp://10.0.0.2:1": {**here, "numpy": "1.0"}})
-
-
-def slow(item: tuple[Path, int]) -> int:
-    folder, number = item
-    (folder / f"{number}-{os.getpid()}").touch()
-    time.sleep(0.4)
-    return number * number
-
-
-def test_what_a_killed_worker_was_doing_is_done_again(cluster, tmp_path):
-    pids = cluster.client.run(os.getpid).values()
-    told = {}
-
-    def note(item: tuple[Path, int], result: int) -> None:
-        if not told:
-            os.kill(another(item), signal.SIGKILL)
-        told[item[1]] = result
-
-    def another(item: tuple[Path, int]) -> int:
-        while True:
-            began = [path.name.split("-") for path in tmp_path.iterdir()]
-            busy = {int(pid) for number, pid in began if int(number) != item[1]} & set(pids)
-            if busy:
-                return busy.pop()
-            time.sleep(0.01)
-
-    cluster.run(slow, [(tmp_path, number) for number in range(5)], note, max_workers=1)
-    assert told == {number: number * number for number in range(5)}
-    tries = [path.name.split("-")[0] for path in tmp_path.iterdir()]
-    assert len(tries) > len(set(tries))
 
 
 def times_out(number: int) -> int:

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 import pipeline.provenance
-from pipeline.provenance import code_revision
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -53,9 +52,3 @@ def test_an_installation_inside_somebody_elses_repository_is_no_checkout(checkou
     inside.mkdir(parents=True)
     shutil.copy(checkout / "pipeline" / "provenance.py", inside)
     assert revision_at(inside) == "unknown"
-
-
-def test_it_is_asked_of_the_code_and_not_of_the_folder_it_runs_in(tmp_path, monkeypatch):
-    before = code_revision()
-    monkeypatch.chdir(tmp_path)
-    assert code_revision() == before

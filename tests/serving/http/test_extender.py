@@ -162,17 +162,12 @@ def test_filter_of_names_removes_the_high_node_and_says_why(service: Running) ->
         "FailedAndUnresolvableNodes": {"n1": "predrain: a GPU is at high risk of failing (node risk 0.9)"},
         "Error": "",
     }
-
-
-def test_keys_are_read_whatever_their_case(service: Running) -> None:
-    answer = service.extender().post("/scheduler/filter", {"pod": POD, "nodenames": ["n1", "n2"], "nodes": None})
-    assert answer["NodeNames"] == ["n2"]
-
-
-def test_the_last_node_stays_however_risky(service: Running) -> None:
-    answer = service.extender().post("/scheduler/filter", {"Pod": POD, "NodeNames": ["n1"]})
-    assert (answer["NodeNames"], answer["FailedNodes"]) == (["n1"], {})
-    assert service.extender().post("/scheduler/filter", {"Pod": POD, "NodeNames": []})["NodeNames"] == []
+    # keys whatever their case, and the last node however risky
+    client = service.extender()
+    assert client.post("/scheduler/filter", {"pod": POD, "nodenames": ["n1", "n2"]})["NodeNames"] == ["n2"]
+    last = client.post("/scheduler/filter", {"Pod": POD, "NodeNames": ["n1"]})
+    assert (last["NodeNames"], last["FailedNodes"]) == (["n1"], {})
+    assert client.post("/scheduler/filter", {"Pod": POD, "NodeNames": []})["NodeNames"] == []
 
 
 def test_prioritize_prefers_the_less_risky(service: Running) -> None:

@@ -1,6 +1,5 @@
 """The service as a process: what it imports, how fast it lives, how it ends; and scores swapped under load."""
 
-import gc
 import http.client
 import json
 import os
@@ -21,7 +20,7 @@ import yaml
 
 from serving.http.limits import ServiceSettings
 from serving.logs import AccessLog
-from serving.server import be_responsive, serve
+from serving.server import serve
 from serving.service import Service
 from telemetry.errors import InputError
 from tests.serving.http.world import DECIDED, Client, record, routes_of, running, small_fleet, wait, write_scores
@@ -237,15 +236,3 @@ def test_the_shipped_scheduler_configuration_lets_pods_run_without_us() -> None:
     }
     routes = {route.path_format for route in routes_of(Service(Path("nowhere"), log=AccessLog(None)).extender)}
     assert {f"/scheduler/{extender[verb]}" for verb in ("filterVerb", "prioritizeVerb")} <= routes
-
-
-def test_the_interpreter_switches_threads_often_and_walks_the_heap_seldom() -> None:
-    before = sys.getswitchinterval(), gc.get_threshold()
-    try:
-        be_responsive()
-        assert sys.getswitchinterval() <= 0.001
-        assert gc.isenabled()
-        assert gc.get_threshold()[0] > before[1][0]
-    finally:
-        sys.setswitchinterval(before[0])
-        gc.set_threshold(*before[1])

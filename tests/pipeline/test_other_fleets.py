@@ -9,7 +9,7 @@ from features.matrix.matrix import FeatureMatrix
 from models.bundle.store import load_bundle
 from pipeline.matrix_stage import make_matrix
 from pipeline.params import load_params
-from pipeline.stages import replay, train_bundle
+from pipeline.stages import replay, train_bundle, write_report_for
 from telemetry.dataset.channels import resolve_channels
 from telemetry.importing.importer import import_dataset
 from tests.pipeline.device_fleets import write_disks, write_lifetimes

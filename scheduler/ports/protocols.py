@@ -27,20 +27,14 @@ class RiskSource(Protocol):
     """Where the scores come from."""
 
     def read(self) -> Risks:
-        """Read the newest scores; cheap where they are those read before.
-
-        Raises ``SourceError`` if they cannot be read.
-        """
+        """Read the newest scores; raises ``SourceError`` if they cannot be read."""
 
 
 class FactSource(Protocol):
     """What GPUs reported themselves, and what became of earlier alerts."""
 
     def read(self, now: datetime) -> Mapping[str, Facts]:
-        """Give the facts known at ``now``, by unit.
-
-        Raises ``SourceError`` if they cannot be read.
-        """
+        """Give the facts known at ``now``, by unit; raises ``SourceError`` if they cannot be read."""
 
     def outcomes(self, alerts: Sequence[Alert], now: datetime) -> Sequence[Outcome]:
         """Judge earlier alerts by what is known at ``now``; those of which nothing can be said are left out.
@@ -53,8 +47,7 @@ class FactSource(Protocol):
 class SchedulerAdapter(Protocol):
     """A scheduler. Every write may be repeated: what stands already is answered by ``already``.
 
-    A write never raises for what the scheduler says; it answers. A read raises
-    :class:`scheduler.ports.errors.SchedulerError`.
+    A write never raises for what the scheduler says; it answers. A read raises ``SchedulerError``.
     """
 
     def read_fleet(self) -> FleetReading:
@@ -88,7 +81,6 @@ class SchedulerAdapter(Protocol):
         """Take the lease, or prolong one's own.
 
         Returns: until when it is held, counted from before the request was sent; None: another one holds it.
-        Raises ``SchedulerError`` if it is not known whether it is held.
         """
 
     def drop_lease(self, holder: str) -> None:
@@ -113,11 +105,7 @@ class Upkeep(Protocol):
     """What some schedulers' marks need between decisions."""
 
     def upkeep(self, holder: str, until: datetime) -> tuple[Write, ...]:
-        """Put back what the scheduler itself lost of marks that stand; never what a person took off.
-
-        ``holder``: of the lease; without it nothing is written.
-        Raises ``SchedulerError`` if it is not known what was lost.
-        """
+        """Put back, under the lease, what the scheduler lost of marks that stand; never what a person took off."""
 
 
 @runtime_checkable
@@ -125,15 +113,11 @@ class Announcing(Protocol):
     """A scheduler that has further ways to say what stands on its nodes. Nothing rests on them."""
 
     def announcing(self, signals: Sequence[NodeSignal], *, new: bool) -> tuple[Write, ...]:
-        """Give what :meth:`announce` would write; nothing is.
-
-        Raises ``SchedulerError`` if it cannot be read what stands.
-        """
+        """Give what :meth:`announce` would write; nothing is."""
 
     def announce(self, signals: Sequence[NodeSignal], holder: str, until: datetime, *, new: bool) -> tuple[str, ...]:
-        """Make the other ways say what stands, and no more of what stands no longer.
+        """Make the other ways say, under the lease, what stands, and no more of what stands no longer.
 
-        ``holder``: of the lease; without it nothing is written.
         ``new``: whether anything new may be said; what is over is taken off in any case.
         Returns: what was done, and what could not be, in words.
         """

@@ -43,14 +43,14 @@ class WorkStep:
     verb: str
     outcome: str
     workload: str | None = None
-    words: str = ""
+    message: str = ""
     writes: tuple[Write, ...] = ()
 
     @property
     def line(self) -> str:
         """The step in one line."""
         what = self.node if self.workload is None else f"{self.workload} on {self.node}"
-        return f"{self.outcome:<8} {self.verb} {what}" + (f": {self.words}" if self.words else "")
+        return f"{self.outcome:<8} {self.verb} {what}" + (f": {self.message}" if self.message else "")
 
 
 @dataclass(slots=True)
@@ -117,17 +117,7 @@ class RoundReport:
                 }
                 for step in self.steps
             ],
-            "work": [
-                {
-                    "verb": step.verb,
-                    "node": step.node,
-                    "workload": step.workload,
-                    "outcome": step.outcome,
-                    "message": step.words,
-                    "writes": plain_of(step.writes),
-                }
-                for step in self.work
-            ],
+            "work": plain_of(self.work),
             "standing": [
                 {
                     "node": each.node,

@@ -1,4 +1,4 @@
-"""What the evacuation needs of a scheduler and of diagnostics, as protocols. ``memory`` has one of each in memory.
+"""What the evacuation needs of a scheduler, of diagnostics and of the operator's hooks, as protocols.
 
 Everything here may be called again with the same arguments: a process may die after a call and before it took note of
 it, and the next one, perhaps on another machine, calls again.
@@ -109,10 +109,9 @@ class Workloads(Protocol):
         """Read whether the request with this key was acknowledged; one for another key says nothing of this one."""
 
     def evict(self, workload: Workload, fence: Fence) -> WorkAnswer:
-        """Ask the scheduler to move one workload, with its own grace time; never deletes, never overrides a budget.
+        """Ask the scheduler to move the very uid that is named, with its grace time; never by force or past a budget.
 
-        Only the uid that is named, compared by the scheduler itself where it can (Kubernetes: preconditions of the
-        eviction), else read again right before. What is ``ending`` already is answered by ``already``.
+        What is ``ending`` already is answered by ``already``.
         """
 
     def preview(self, workload: Workload) -> tuple[Write, ...]:
@@ -151,10 +150,7 @@ class Verification(Protocol):
         """
 
     def result(self, node: str, key: str) -> DiagnosticResult:
-        """Read where it stands.
-
-        Raises ``SchedulerError`` if that cannot be read.
-        """
+        """Read where it stands; raises ``SchedulerError`` if that cannot be read."""
 
     def drop(self, node: str, key: str) -> None:
         """Stop it where it runs, and clear away what it left; failures are passed over: it ends by itself."""
@@ -237,10 +233,7 @@ class Hook(Protocol):
     """Something of the operator's that is told things. It may be called from several threads at once."""
 
     def tell(self, payload: Mapping[str, Any], key: str) -> HookReply:
-        """Tell it, and give its answer; never raises for what it says.
-
-        ``key``: idempotency key: the same for each repetition.
-        """
+        """Tell it, and give its answer; never raises for what it says. Each repetition has the same ``key``."""
 
 
 def reply_of(kind: HookKind, words: str, content: Mapping[str, Any]) -> HookReply:

@@ -166,7 +166,7 @@ def test_from_a_risk_to_an_empty_node_and_back(cluster: KubernetesCluster) -> No
     done = {"metadata": {"annotations": {"predrain.io/checkpoint-acknowledged": json.loads(asked)["key"]}}}
     cluster.server.request("PATCH", victim, done)
     work = wait(lambda: [step for step in one.round().work if step.outcome == "blocked"])
-    assert "disruption budget" in work[0].words
+    assert "disruption budget" in work[0].message
     node = cluster.node(sick)
     assert effects(node) == ["PreferNoSchedule", "NoSchedule"], "a node behind a budget stays tainted"
     assert "deletionTimestamp" not in cluster.server.request("GET", victim)[1]["metadata"], "and nothing is forced"

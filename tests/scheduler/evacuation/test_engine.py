@@ -234,7 +234,7 @@ def test_what_wants_to_be_asked_in_a_way_that_is_not_set_up_is_not_moved_unasked
     for _ in range(3):
         report = cluster.later(30)
     assert cluster.evicted() == []
-    assert "it wants to be asked for a checkpoint by webhook, which is not set up" in report.work[0].words
+    assert "it wants to be asked for a checkpoint by webhook, which is not set up" in report.work[0].message
 
 
 def test_slow_hooks_do_not_keep_what_is_ready_from_going():
@@ -292,7 +292,7 @@ def test_a_rehearsal_says_whom_it_would_ask_and_evict_and_does_nothing():
     cluster = EmptyingCluster()
     cluster.scored(n1=0.9)
     report = cluster.controller.rehearse()
-    assert [(s.verb, s.outcome, s.workload, s.words) for s in report.work] == [
+    assert [(s.verb, s.outcome, s.workload, s.message) for s in report.work] == [
         ("evict", "would", "w1", "after a checkpoint by scheduler")
     ]
     assert report.work[0].writes[0].words == "pod w1: ending: (none) -> true"
@@ -329,7 +329,7 @@ def test_a_process_that_never_heard_what_gpus_reported_moves_nobody():
     cluster.restart()
     report = cluster.round()
     assert cluster.evicted() == []
-    assert report.work[-1].words == "what its GPUs reported cannot be read"
+    assert report.work[-1].message == "what its GPUs reported cannot be read"
 
 
 def test_switched_off_nothing_is_asked_of_anybody():
@@ -381,7 +381,9 @@ def test_a_webhook_that_cannot_be_reached_would_fail_whole_rounds_and_is_one_ans
     assert not first.failed
     (step,) = first.work
     assert (step.verb, step.outcome) == ("checkpoint", {"timeout": "unknown", "refused": "failed"}[kind])
-    assert step.words == "w1.example: refused; it is asked again until 2026-03-01 00:05:00 UTC, then moved all the same"
+    assert (
+        step.message == "w1.example: refused; it is asked again until 2026-03-01 00:05:00 UTC, then moved all the same"
+    )
     numbers = RoundMetrics(cluster.clock, HOUR, HOUR)
     numbers.note(first, 0.1)
     assert (

@@ -95,7 +95,7 @@ def test_what_came_onto_an_empty_node_is_told_and_moved_before_the_diagnostic_be
     late = workload("late", "n1", uid="late-uid", checkpoint=None)
     cluster.workloads.running[late.uid] = late
     assert ("hold", "held", "not empty any more: late") in [
-        (step.verb, step.outcome, step.words) for step in cluster.later().work
+        (step.verb, step.outcome, step.message) for step in cluster.later().work
     ]
     cluster.later()
     assert cluster.evicted() == ["w1-uid", "late-uid"]
@@ -143,7 +143,7 @@ def test_the_jobs_of_a_node_that_passed_lately_are_not_moved_again_by_the_model_
     for _ in range(3):
         report = cluster.later()
     assert cluster.evicted() == []
-    assert "it passed a diagnostic at" in report.work[0].words
+    assert "it passed a diagnostic at" in report.work[0].message
     cluster.facts.facts["n1-0"] = Facts((Fact("xid 79", cluster.clock.now()),))
     cluster.later()
     assert cluster.evicted() == ["back"], "a fault that it reports since is something else"

@@ -51,22 +51,21 @@ def diagnostics(
         names = read_gpu_names(gpus) if gpus is not None else _known_gpus(dataset, landing.waiting("inventory"), node)
         delay = load_params(params_files(params)).features.delay
         verdicts: Counter[str] = Counter()
-        before = 0
+        repeated = 0
         for file in files:
             counts = collect_diagnostics(
                 file, landing, node=node, names=names, delay=delay, at=when, may_skip=may_skip or ()
             )
-            if counts is None:
-                before += 1
+            repeated += counts is None
             verdicts.update(counts or {})
-        show({"dataset": str(dataset), "verdicts": dict(verdicts), "already_written": before}, as_json=as_json)
+        show({"dataset": str(dataset), "verdicts": dict(verdicts), "already_written": repeated}, as_json=as_json)
 
 
 def _known_gpus(dataset: Path, observed: list[Path], node: str) -> GpuNames:
     """Return the GPUs of a node that the dataset holds now, and those seen there since."""
     import pyarrow.parquet as pq
 
-    from telemetry.collect.diagnostics import GpuNames
+    from telemetry.collect.diagnostics import gpu_names
     from telemetry.dataset.dataset import Dataset
     from telemetry.dataset.meta import META_NAME
 
@@ -81,4 +80,4 @@ def _known_gpus(dataset: Path, observed: list[Path], node: str) -> GpuNames:
         except FileNotFoundError:  # folded just now
             continue
         rows += [row for row in seen.to_pylist() if row["node"] == node]
-    return GpuNames.of_inventory(rows)
+    return gpu_names(rows)

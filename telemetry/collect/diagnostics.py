@@ -2,58 +2,42 @@
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import json
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final, Literal
+
+import pandas as pd
 
 from telemetry.collect.event import Event
 from telemetry.errors import InputError
 from telemetry.landing.folder import Landing
 from telemetry.landing.tables import rows_table
 
-_NAMES: Final = {
-    "index": ("index", "slot", "gpu_index"),
-    "gpu": ("gpu", "uuid", "gpu_uuid"),
-    "serial": ("serial",),
-}
+SOURCE: Final = "dcgmi-diag"
+_MAX_BYTES: Final = 64 << 20
+_COLUMNS: Final = {"index": "slot", "gpu_index": "slot", "uuid": "gpu", "gpu_uuid": "gpu"}
 _DO: Final = (
     "Give --gpus FILE, made on the node with `nvidia-smi --query-gpu=index,uuid,serial,pci.bus_id --format=csv`."
 )
 
+GpuNames = Mapping[tuple[str, str], str]
+"""UUIDs by ``("serial", NUMBER)`` and ``("slot", INDEX)``, of the GPUs of one node."""
 
-@dataclass(slots=True)
-class GpuNames:
-    """GPUs of one node."""
 
-    by_serial: dict[str, str] = field(default_factory=dict)
-    by_index: dict[str, str] = field(default_factory=dict)
-
-    def find(self, index: str, serial: str | None) -> str | None:
-        """Return the UUID; the serial number goes before the index, which changes when a GPU is lost."""
-        if serial and serial in self.by_serial:
-            return self.by_serial[serial]
-        return self.by_index.get(index)
-
-    @classmethod
-    def of_inventory(cls, rows: Iterable[Mapping[str, Any]]) -> GpuNames:
-        """Take GPUs from rows with ``gpu``, ``serial``, ``slot``; later rows go before earlier ones."""
-        made = cls()
-        for row in rows:
-            gpu = row.get("gpu")
-            if not isinstance(gpu, str):
-                continue
-            if isinstance(row.get("serial"), str):
-                made.by_serial[row["serial"]] = gpu
-            if isinstance(row.get("slot"), str):
-                made.by_index[row["slot"]] = gpu
-        return made
+def gpu_names(rows: Iterable[Mapping[Any, Any]]) -> GpuNames:
+    """Take GPUs from rows with ``gpu``, ``serial``, ``slot``; later rows go before earlier ones."""
+    return {
+        (key, row[key]): row["gpu"]
+        for row in rows
+        for key in ("serial", "slot")
+        if isinstance(row.get("gpu"), str) and isinstance(row.get(key), str)
+    }
 
 
 def read_gpu_names(path: Path) -> GpuNames:
@@ -62,35 +46,26 @@ def read_gpu_names(path: Path) -> GpuNames:
     Raises ``InputError`` if the file cannot be read or has no columns ``index`` and ``uuid``.
     """
     try:
-        with path.open(encoding="utf-8", newline="") as stream:
-            rows = list(csv.reader(stream, skipinitialspace=True))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        table = pd.read_csv(path, dtype=str, skipinitialspace=True, na_values=["[N/A]", "[Not Supported]"])
+    except (OSError, ValueError) as error:
         raise InputError(f"the list of GPUs cannot be read: {error}", str(path), _DO) from None
-    header = [name.strip().lower() for name in rows[0]] if rows else []
-    place = {own: next((header.index(name) for name in names if name in header), None) for own, names in _NAMES.items()}
-    if place["index"] is None or place["gpu"] is None:
+    header = [str(name).strip().lower() for name in table.columns]
+    table.columns = pd.Index([_COLUMNS.get(name, name) for name in header])
+    if not {"slot", "gpu"} <= set(table.columns):
         raise InputError(f"the list of GPUs has no columns index and uuid, but {header}", str(path), _DO)
-    made = GpuNames()
-    for number, row in enumerate(rows[1:], start=2):
-        if not row:
-            continue
-        if len(row) != len(header):
-            raise InputError(f"row {number} has {len(row)} fields, the header {len(header)}", str(path), _DO)
-        gpu = row[place["gpu"]].strip()
-        made.by_index[row[place["index"]].strip()] = gpu
-        if place["serial"] is not None and row[place["serial"]].strip() not in ("", "[N/A]", "[Not Supported]"):
-            made.by_serial[row[place["serial"]].strip()] = gpu
-    return made
+    return gpu_names(table.to_dict("records"))
 
 
 Verdict = Literal["pass", "fail", "inconclusive"]
 """Codes of ``diagnostic`` events."""
 
 _REPORTS: Final = ("DCGM Diagnostic", "DCGM GPU Diagnostic")  # DCGM 4 and 3
-_PASS: Final = frozenset({"pass", "passed"})
-_FAIL: Final = frozenset({"fail", "failed"})
-_WHOLE: Final = ""
+_STATUSES: Final = {"passed": "pass", "failed": "fail", "skip": "skipped", "warn": "warning", "notrun": "not run"}
+_NODE: Final = ""
 # Index of a result that names no GPU: it is about the node, as most tests of the software are.
+
+_Results = list[tuple[str, str]]
+# Test and status.
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,13 +83,6 @@ class GpuVerdict:
     detail: str | None
 
 
-@dataclass(slots=True)
-class _Tests:
-    failed: list[str] = field(default_factory=list)
-    odd: list[str] = field(default_factory=list)
-    passed: int = 0
-
-
 def read_diagnostics(report: str, *, may_skip: Collection[str] = ()) -> list[GpuVerdict]:
     """Read the JSON of one run, cut short or not; what is around it is left out.
 
@@ -122,114 +90,86 @@ def read_diagnostics(report: str, *, may_skip: Collection[str] = ()) -> list[Gpu
     which needs a package of its own.
     Returns: by index; a single one with an empty index where nothing is known of any GPU.
     """
-    content = _object(report)
-    if content is None:
-        return [GpuVerdict(_WHOLE, None, "inconclusive", "the report is not whole")]
-    gpus = _gpus(content)
-    body = next((content[name] for name in _REPORTS if isinstance(content.get(name), Mapping)), None)
-    tests: dict[str, _Tests] = {index: _Tests() for index in gpus}
-    everywhere = _Tests()
-    allowed = {name.lower() for name in may_skip}
-    for name, index, status in _results({} if body is None else body):
-        each = everywhere if index == _WHOLE else tests.setdefault(index, _Tests())
-        if status in _PASS:
-            each.passed += 1
-        elif status in _FAIL:
-            each.failed.append(name)
-        elif not (name.lower() in allowed and status in ("skip", "skipped", "not run", "notrun")):
-            each.odd.append(f"{name}: {_neutral(status)}")
-    cut = body is None or _aborted(content) or _aborted(body)
-    if not tests:
-        return [GpuVerdict(_WHOLE, None, "inconclusive", "the run was cut short" if cut else "no GPU was tested")]
-    order = sorted(tests, key=lambda index: (len(index), index))
-    return [GpuVerdict(index, gpus.get(index), *_verdict(tests[index], everywhere, cut=cut)) for index in order]
-
-
-def _verdict(own: _Tests, everywhere: _Tests, *, cut: bool) -> tuple[Verdict, str | None]:
-    if own.failed:
-        return "fail", "failed: " + ", ".join(dict.fromkeys(own.failed))
-    why: list[str] = ["the run was cut short"] if cut else []
-    # A failed test of the node (a library missing, a setting) says nothing of this GPU, but the run cleared nothing.
-    why += [f"{name}: not met on the node" for name in everywhere.failed]
-    why += dict.fromkeys([*own.odd, *everywhere.odd])
-    if not own.passed and not why:
-        why = ["no test of this GPU"]
-    return ("inconclusive", "; ".join(why)) if why else ("pass", None)
-
-
-def _object(report: str) -> dict[str, Any] | None:
-    start = report.find("{")
-    if start < 0:
-        return None
     try:
-        content, _ = json.JSONDecoder().raw_decode(report, start)
+        content, _ = json.JSONDecoder().raw_decode(report, max(0, report.find("{")))
     except ValueError:
-        return None
-    return content if isinstance(content, dict) else None
+        content = None
+    if not isinstance(content, dict):
+        return [GpuVerdict(_NODE, None, "inconclusive", "the report is not whole")]
+    serials = _serials(content)
+    body: Mapping[str, Any] = next((content[name] for name in _REPORTS if isinstance(content.get(name), Mapping)), {})
+    results: dict[str, _Results] = {index: [] for index in serials}
+    allowed = {name.lower() for name in may_skip}
+    for test, index, status in _results(body):
+        of_index = results.setdefault(index, [])
+        if not (test.lower() in allowed and status in ("skipped", "not run")):
+            of_index.append((test, status))
+    of_node = results.pop(_NODE, [])
+    is_cut = not body or any(part.get(key) for part in (content, body) for key in ("runtime_error", "error", "errors"))
+    if not results:
+        detail = "the run was cut short" if is_cut else "no GPU was tested"
+        return [GpuVerdict(_NODE, None, "inconclusive", detail)]
+    order = sorted(results, key=lambda index: (len(index), index))
+    return [GpuVerdict(index, serials.get(index), *_verdict(results[index], of_node, is_cut=is_cut)) for index in order]
 
 
-def _gpus(content: Mapping[str, Any]) -> dict[str, str | None]:
-    found: dict[str, str | None] = {}
+def _verdict(own: _Results, of_node: _Results, *, is_cut: bool) -> tuple[Verdict, str | None]:
+    failed = [test for test, status in own if status == "fail"]
+    if failed:
+        return "fail", "failed: " + ", ".join(dict.fromkeys(failed))
+    reasons = ["the run was cut short"] if is_cut else []
+    # A failed test of the node (a library missing, a setting) says nothing of this GPU, but the run cleared nothing.
+    reasons += [f"{test}: not met on the node" for test, status in of_node if status == "fail"]
+    odd = [f"{test}: {status}" for test, status in (*own, *of_node) if status not in ("pass", "fail")]
+    reasons += dict.fromkeys(odd)
+    if not reasons and not any(status == "pass" for _, status in own):
+        reasons = ["no test of this GPU"]
+    return ("inconclusive", "; ".join(reasons)) if reasons else ("pass", None)
+
+
+def _serials(content: Mapping[str, Any]) -> dict[str, str | None]:
+    """Return the serial number by index of each GPU that the report names."""
+    serials: dict[str, object] = {}
     ids = content.get("GPU Device IDs")  # DCGM 3: device ids in the order of the GPUs
     if isinstance(ids, list):
-        found |= {str(index): None for index in range(len(ids))}
-    serials = content.get("GPU Device Serials")
-    if isinstance(serials, Mapping):
-        found |= {str(index): _serial(serial) for index, serial in serials.items()}
+        serials |= {str(index): None for index in range(len(ids))}
+    by_index = content.get("GPU Device Serials")
+    if isinstance(by_index, Mapping):
+        serials |= {str(index): serial for index, serial in by_index.items()}
     for group in _list(content.get("entity_groups")):  # DCGM 4
         if str(group.get("entity_group", "")).upper() == "GPU":
-            for entity in _list(group.get("entities")):
-                if "entity_id" in entity:
-                    found[str(entity["entity_id"])] = _serial(entity.get("serial_num"))
-    return found
+            entities = [entity for entity in _list(group.get("entities")) if "entity_id" in entity]
+            serials |= {str(entity["entity_id"]): entity.get("serial_num") for entity in entities}
+    return {index: _text(serial) for index, serial in serials.items()}
 
 
-def _serial(value: object) -> str | None:
-    return value.strip() if isinstance(value, str) and value.strip() not in ("", "N/A") else None
+def _text(serial: object) -> str | None:
+    return serial.strip() if isinstance(serial, str) and serial.strip() not in ("", "N/A") else None
 
 
 def _results(body: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """Yield test, GPU index (empty: the node) and status in lower case."""
+    """Yield test, GPU index (empty: the node) and status: ``pass``, ``fail``, or one that decides nothing."""
     for category in _list(body.get("test_categories")):
         for test in _list(category.get("tests")):
-            name = str(test.get("name") or "unnamed test")
             for result in _list(test.get("results")):
                 status = " ".join(str(result.get("status", "")).lower().split())
+                status = _STATUSES.get(status, status)
+                known = status in ("pass", "fail", "skipped", "warning", "not run")
                 for index in _indices(result):
-                    yield name, index, status
+                    yield str(test.get("name") or "unnamed test"), index, status if known else "no known result"
 
 
 def _indices(result: Mapping[str, Any]) -> list[str]:
     if "entity_id" in result or "entity_group" in result:
-        group = str(result.get("entity_group", "GPU")).upper()
-        return [str(result["entity_id"])] if group == "GPU" and "entity_id" in result else [_WHOLE]
-    for key in ("gpu_id", "gpu_ids"):
-        if key in result:
-            value = result[key]
-            parts = value if isinstance(value, list) else str(value).split(",")
-            found = [str(part).strip() for part in parts if str(part).strip()]
-            return found or [_WHOLE]
-    return [_WHOLE]
-
-
-def _aborted(content: Mapping[str, Any]) -> bool:
-    return any(content.get(key) for key in ("runtime_error", "error", "errors"))
-
-
-def _neutral(status: str) -> str:
-    if status.startswith("warn"):
-        return "warning"
-    if status in ("skip", "skipped"):
-        return "skipped"
-    return "not run" if status in ("not run", "notrun", "") else "no known result"
+        is_gpu = str(result.get("entity_group", "GPU")).upper() == "GPU" and "entity_id" in result
+        return [str(result["entity_id"])] if is_gpu else [_NODE]
+    value = result.get("gpu_id", result.get("gpu_ids", []))
+    parts = value if isinstance(value, list) else str(value).split(",")
+    return [str(part).strip() for part in parts if str(part).strip()] or [_NODE]
 
 
 def _list(value: object) -> list[Mapping[str, Any]]:
     return [each for each in value if isinstance(each, Mapping)] if isinstance(value, list) else []
-
-
-SOURCE: Final = "dcgmi-diag"
-_MOST_BYTES: Final = 64 << 20
 
 
 def collect_diagnostics(
@@ -250,7 +190,7 @@ def collect_diagnostics(
     Raises ``InputError`` if the file cannot be read, or a GPU of it cannot be named.
     """
     try:
-        if path.stat().st_size > _MOST_BYTES:
+        if path.stat().st_size > _MAX_BYTES:
             raise InputError("the report is over 64 MiB", str(path), "Give the output of one `dcgmi diag -j`.")
         content = path.read_bytes()
         when = at or datetime.fromtimestamp(path.stat().st_mtime, UTC)
@@ -258,22 +198,17 @@ def collect_diagnostics(
         raise InputError(f"the report cannot be read: {error.strerror}", str(path), "Check the path.") from None
     if content.strip() and b"{" not in content:
         raise InputError("the file holds no JSON", str(path), "Give the output of `dcgmi diag -j`.")
-    counts: Counter[str] = Counter()
-    events = []
-    for verdict in read_diagnostics(content.decode("utf-8", errors="replace"), may_skip=may_skip):
-        gpu = names.find(verdict.index, verdict.serial) if verdict.index else None
+    verdicts = read_diagnostics(content.decode("utf-8", errors="replace"), may_skip=may_skip)
+    rows = []
+    for verdict in verdicts:
+        gpu = names.get(("serial", verdict.serial or "")) or names.get(("slot", verdict.index))
         if verdict.index and gpu is None:
             number = f", serial {verdict.serial}" if verdict.serial else ""
             what = f"it is not known which GPU index {verdict.index}{number} is"
             raise InputError(what, f"{path}, node {node}", _DO)
-        counts[verdict.code] += 1
-        events.append(
-            Event(when, node, "diagnostic", SOURCE, when + delay, verdict.code, verdict.detail, gpu),
-        )
+        rows.append(Event(when, node, "diagnostic", SOURCE, when + delay, verdict.code, verdict.detail, gpu).row())
     digest = hashlib.sha256(content + f"\0{node}\0{when.isoformat()}".encode()).hexdigest()[:24]
     name = f"diagnostics-{re.sub('[^A-Za-z0-9.-]', '-', node)[:80]}-{digest}"
-    return (
-        None
-        if landing.stage("events", rows_table("events", [event.row() for event in events]), name=name) is None
-        else dict(counts)
-    )
+    if landing.stage("events", rows_table("events", rows), name=name) is None:
+        return None
+    return dict(Counter(verdict.code for verdict in verdicts))

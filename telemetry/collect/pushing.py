@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, get_args
+from typing import Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -25,7 +25,6 @@ from telemetry.collect.running import backoff_s
 from telemetry.errors import InputError
 from telemetry.http import Answer, BodyTooLarge, HttpError, ask, connect_to, retry_after_s
 from telemetry.landing.folder import Landing
-from telemetry.landing.tables import Kind
 
 _LOG = logging.getLogger(__name__)
 
@@ -50,7 +49,7 @@ _LONGEST_WAIT_S: Final = 3600.0
 _NOT_THE_FILE: Final = frozenset({401, 403, 404, 405, 407, 408, 421, 425, 429})
 # 4xx that speak of the token, the address or the moment: every other file would get the same answer.
 _NAMED: Final = "named-"
-_DROP_ORDER: Final[tuple[Kind, ...]] = ("samples", "inventory", "jobs", "events")
+_DROP_ORDER: Final = ("samples", "inventory", "jobs", "events")
 
 
 class Later(Exception):
@@ -81,15 +80,6 @@ def parse_bytes(text: str) -> int:
     return size
 
 
-@dataclass(frozen=True, slots=True)
-class SpoolFile:
-    """A landed file that waits; ``name`` is the one that the receiver takes once."""
-
-    kind: Kind
-    path: Path
-    name: str
-
-
 class Spool:
     """The files of one writer in a landing folder; those of other writers are left alone.
 
@@ -105,45 +95,46 @@ class Spool:
         self._over = False
         self.counts: Counter[str] = Counter()
 
-    def files(self) -> list[SpoolFile]:
+    def files(self) -> list[Path]:
         """Return the files that wait, oldest first."""
-        kinds = {kind: kind for kind in get_args(Kind)}
-        return [
-            SpoolFile(kinds[path.parent.name], path, path.stem.removeprefix(_NAMED))
-            for path in self._landing.waiting()
-            if self._own.match(path.stem)
-        ]
+        return [path for path in self._landing.waiting() if self._own.match(path.stem)]
 
     def trim(self) -> None:
         """Drop the oldest files while the spool is over its limit."""
         if self._limit_bytes is None:
             return
-        sizes = [(file, _size(file.path)) for file in self.files()]
-        over_bytes = sum(size for _, size in sizes) - self._limit_bytes
+        sizes = {path: _size(path) for path in self.files()}
+        over_bytes = sum(sizes.values()) - self._limit_bytes
         if over_bytes > 0 and not self._over:
             limit = self._limit_bytes
             _LOG.error("the spool %s is over its limit of %d bytes: the oldest samples go", self._landing.root, limit)
         self._over = over_bytes > 0
-        for file, size in sorted(sizes, key=lambda each: _DROP_ORDER.index(each[0].kind)):
+        for path in sorted(sizes, key=lambda path: _DROP_ORDER.index(path.parent.name)):
             if over_bytes > 0:
-                file.path.unlink(missing_ok=True)
-                over_bytes -= size
+                path.unlink(missing_ok=True)
+                over_bytes -= sizes[path]
                 self.counts["files_dropped"] += 1
 
-    def refuse(self, file: SpoolFile, reason: str) -> None:
+    def refuse(self, path: Path, reason: str) -> None:
         """Put a file aside that the receiver will never take, with the reason beside it."""
         folder = self._landing.root / "refused"
         folder.mkdir(parents=True, exist_ok=True)
-        aside = folder / f"{file.kind}-{file.path.name}"
+        aside = folder / f"{path.parent.name}-{path.name}"
+        report = {"kind": path.parent.name, "name": name_of(path), "why": reason}
         # The reason first: killed between the two, the file is sent again and refused again.
-        aside.with_suffix(".json").write_text(json.dumps({"kind": file.kind, "name": file.name, "why": reason}) + "\n")
-        file.path.replace(aside)
+        aside.with_suffix(".json").write_text(json.dumps(report) + "\n")
+        path.replace(aside)
         self.counts["files_rejected"] += 1
         _LOG.error("refused for good, put aside as %s: %s", aside, reason)
         kept = sorted(folder.glob("*.parquet"), key=lambda path: path.stat().st_mtime_ns, reverse=True)
-        for path in kept[REFUSED_FILES:]:
-            path.unlink(missing_ok=True)
-            path.with_suffix(".json").unlink(missing_ok=True)
+        for old in kept[REFUSED_FILES:]:
+            old.unlink(missing_ok=True)
+            old.with_suffix(".json").unlink(missing_ok=True)
+
+
+def name_of(path: Path) -> str:
+    """Return the name of a landed file that the receiver takes once."""
+    return path.stem.removeprefix(_NAMED)
 
 
 def _size(path: Path) -> int:
@@ -171,7 +162,7 @@ class HttpTarget:
     def __str__(self) -> str:
         return self._url
 
-    def send(self, kind: Kind, path: Path, name: str) -> None:
+    def send(self, path: Path) -> None:
         """Post the file as an Arrow stream under its name, which the receiver takes once.
 
         Raises Later or Refused, and FileNotFoundError if the file is gone from the spool.
@@ -191,7 +182,7 @@ class HttpTarget:
                 self._path,
                 timeout_s=self._timeout_s,
                 max_bytes=_ANSWER_BYTES,
-                params={"kind": kind, "name": name},
+                params={"kind": path.parent.name, "name": name_of(path)},
                 content=body.getvalue(),
                 headers={"Content-Type": CONTENT_TYPE},
             )
@@ -251,25 +242,25 @@ class Pusher:
             return self._round(go_on)
 
     def _round(self, go_on: Callable[[], bool]) -> Round:
-        skipped: list[tuple[SpoolFile, Later]] = []
+        skipped: list[tuple[Path, Later]] = []
         sent = self.sent
         self._spool.trim()
-        for file in self._spool.files():
+        for path in self._spool.files():
             if not go_on():
                 return Round(None, "stopped")
             try:
-                self._target.send(file.kind, file.path, file.name)
+                self._target.send(path)
             except FileNotFoundError:  # dropped for the spool's limit, or taken by another process
                 continue
             except Refused as error:
-                self._spool.refuse(file, str(error))
+                self._spool.refuse(path, str(error))
                 continue
             except Later as error:
-                skipped.append((file, error))
+                skipped.append((path, error))
                 if error.server_error and len(skipped) < MAX_SKIPPED:
                     continue  # whether it is the file or the server, the next one tells
                 break
-            file.path.unlink(missing_ok=True)
+            path.unlink(missing_ok=True)
             self.sent += 1
         if not skipped:
             if self._failures:
@@ -278,10 +269,10 @@ class Pusher:
             return Round()
         if self.sent > sent:
             self._failures = 0
-            for file, later in skipped:
-                self._server_errors[file.name] += later.server_error
-                if self._server_errors[file.name] >= MAX_SERVER_ERRORS:
-                    self._spool.refuse(file, f"{later}, {MAX_SERVER_ERRORS} times, while others were taken")
+            for path, later in skipped:
+                self._server_errors[path.name] += later.server_error
+                if self._server_errors[path.name] >= MAX_SERVER_ERRORS:
+                    self._spool.refuse(path, f"{later}, {MAX_SERVER_ERRORS} times, while others were taken")
         last = skipped[-1][1]
         return Round(max(self._fail(str(last)), last.after_s or 0.0), str(last))
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from telemetry.collect.diagnostics import GpuNames, collect_diagnostics, read_diagnostics, read_gpu_names
+from telemetry.collect.diagnostics import GpuNames, collect_diagnostics, gpu_names, read_diagnostics, read_gpu_names
 from telemetry.errors import InputError
 from tests.telemetry.collect.builders import NOW, landed, landing
 
@@ -108,22 +108,27 @@ def test_verdicts_land_on_their_gpus_once(tmp_path: Path):
 def test_a_gpu_that_cannot_be_named_is_refused(tmp_path: Path):
     where = landing(tmp_path)
     with pytest.raises(InputError, match="it is not known which GPU index 0, serial 1652222000001 is") as error:
-        collect_diagnostics(DATA / "dcgm4.json", where, node="n1", names=GpuNames(), delay=timedelta(0))
+        collect_diagnostics(DATA / "dcgm4.json", where, node="n1", names={}, delay=timedelta(0))
     assert "nvidia-smi" in error.value.do
     assert landed(where) == []
     with pytest.raises(InputError, match="the report cannot be read: No such file"):
-        collect_diagnostics(tmp_path / "none", where, node="n1", names=GpuNames(), delay=timedelta(0))
+        collect_diagnostics(tmp_path / "none", where, node="n1", names={}, delay=timedelta(0))
 
 
-def test_gpus_of_an_inventory_are_known_by_serial_before_index():
-    known = GpuNames.of_inventory(
-        [{"gpu": "GPU-a", "serial": "1", "slot": "0"}, {"gpu": "GPU-b", "serial": None, "slot": "1"}, {"gpu": None}]
-    )
-    assert (known.find("1", "1"), known.find("1", None), known.find("2", "9")) == ("GPU-a", "GPU-b", None)
+def test_gpus_of_an_inventory_are_known_by_serial_before_index(tmp_path: Path):
+    rows = [
+        {"gpu": "GPU-a", "serial": "1652222000001", "slot": "1"},
+        {"gpu": "GPU-b", "serial": "1652222000002", "slot": "0"},
+        {"gpu": "GPU-k", "serial": None, "slot": "10"},
+        {"gpu": None, "slot": "2"},
+    ]
+    where = landing(tmp_path)
+    collect_diagnostics(DATA / "dcgm4.json", where, node="n1", names=gpu_names(rows), delay=timedelta(0))
+    assert [row["gpu"] for row in landed(where)] == ["GPU-a", "GPU-b", "GPU-k"]
 
 
 @pytest.mark.parametrize(
-    ("content", "problem"), [("", "has no columns index and uuid"), ("index,uuid\n0\n", "row 2 has 1 fields")]
+    ("content", "problem"), [("", "cannot be read"), ("index,name\n0,a\n", "no columns index and uuid")]
 )
 def test_a_wrong_list_of_gpus(tmp_path: Path, content: str, problem: str):
     path = tmp_path / "gpus.csv"

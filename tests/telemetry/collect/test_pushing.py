@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from telemetry.collect import pushing
-from telemetry.collect.pushing import HttpTarget, Later, Pusher, Refused, Spool, parse_bytes
+from telemetry.collect.pushing import HttpTarget, Later, Pusher, Refused, Spool, name_of, parse_bytes
 from telemetry.landing.folder import Landing
 from telemetry.landing.tables import Kind
 
@@ -53,11 +53,9 @@ def test_a_writer_s_own_files_come_in_the_order_in_which_they_landed(landing: La
     for writer in ("nvml-n-2", "exporters", "nvml-n.b"):
         land(Landing(landing.root, writer=writer), "events", 2)
     land(landing, "events", 3, name="nvml-n-2.gpu_lost.GPU-0.17")
-    assert [(file.kind, file.path, file.name) for file in Spool(landing, "nvml-n", None).files()] == [
-        ("events", old, old.stem),
-        ("events", named, "nvml-n.gpu_lost.GPU-0.17"),
-        ("samples", new, new.stem),
-    ]
+    files = Spool(landing, "nvml-n", None).files()
+    assert files == [old, named, new]
+    assert [name_of(path) for path in files] == [old.stem, "nvml-n.gpu_lost.GPU-0.17", new.stem]
 
 
 def test_over_the_limit_the_oldest_samples_go_first_and_events_last(landing: Landing) -> None:
@@ -109,7 +107,8 @@ class MemoryTarget(HttpTarget):
     def __str__(self) -> str:
         return "memory"
 
-    def send(self, kind: Kind, path: Path, name: str) -> None:
+    def send(self, path: Path) -> None:
+        name = path.stem
         mood = self.moods.pop(0) if self.moods else "takes"
         if name == self.bad or mood == "stumbles":
             raise Later("answered 500", server_error=True)
@@ -186,8 +185,8 @@ def test_the_thread_sends_what_lands_and_stops(landing: Landing) -> None:
     arrived = threading.Event()
 
     class Telling(MemoryTarget):
-        def send(self, kind: Kind, path: Path, name: str) -> None:
-            target.send(kind, path, name)
+        def send(self, path: Path) -> None:
+            target.send(path)
             arrived.set()
 
     pusher = Pusher(Spool(landing, "nvml-n", None), Telling())
@@ -266,7 +265,7 @@ def test_a_file_is_posted_as_an_arrow_stream_under_its_name(server: Server, path
     token = tmp_path / "token"
     token.write_text("s3cret\n")
     server.answers = [(204, {}, b"")] * 2
-    HttpTarget(server.url + "/", token_file=token).send("samples", path, path.stem)
+    HttpTarget(server.url + "/", token_file=token).send(path)
     (heard,) = server.heard
     assert (heard["path"], heard["query"]) == ("/v1/telemetry", {"kind": ["samples"], "name": [path.stem]})
     assert heard["Content-Type"] == "application/vnd.apache.arrow.stream"
@@ -275,7 +274,7 @@ def test_a_file_is_posted_as_an_arrow_stream_under_its_name(server: Server, path
         assert stream.read_all().equals(pq.read_table(path))
     # A token that was replaced is used at once; an address with the path is taken as it is.
     token.write_text("newer")
-    HttpTarget(server.url + "/v1/telemetry", token_file=token).send("samples", path, "n")
+    HttpTarget(server.url + "/v1/telemetry", token_file=token).send(path)
     assert server.heard[1]["path"] == "/v1/telemetry"
     assert server.heard[1]["Authorization"] == "Bearer newer"
 
@@ -285,7 +284,7 @@ def test_a_file_that_is_wrong_is_refused_with_the_server_s_reason(server: Server
     problem = json.dumps({"title": "Unprocessable", "detail": "unknown column 'x'"}).encode()
     server.answers = [(status, {"Content-Type": "application/problem+json"}, problem)]
     with pytest.raises(Refused, match=f"answered {status}: unknown column 'x'"):
-        HttpTarget(server.url).send("samples", path, "n")
+        HttpTarget(server.url).send(path)
 
 
 @pytest.mark.parametrize(
@@ -303,7 +302,7 @@ def test_what_says_nothing_of_the_file_is_tried_again(
 ) -> None:
     server.answers = [(status, headers, b"not json")]
     with pytest.raises(Later, match=f"answered {status}") as caught:
-        HttpTarget(server.url).send("samples", path, "n")
+        HttpTarget(server.url).send(path)
     assert caught.value.after_s == after_s
     assert caught.value.server_error is (status == 500)
     assert len(server.heard) == 1
@@ -313,12 +312,12 @@ def test_what_says_nothing_of_the_file_is_tried_again(
 def test_an_answer_that_never_comes_whole_is_tried_again(server: Server, path: Path, answer: str) -> None:
     server.answers = [answer]
     with pytest.raises(Later):
-        HttpTarget(server.url, timeout_s=0.3).send("samples", path, "n")
+        HttpTarget(server.url, timeout_s=0.3).send(path)
 
 
 def test_a_server_that_is_not_there_is_tried_again(path: Path) -> None:
     with pytest.raises(Later, match="ConnectError"):
-        HttpTarget("http://127.0.0.1:1").send("samples", path, "n")
+        HttpTarget("http://127.0.0.1:1").send(path)
 
 
 def test_a_token_that_vanishes_later_is_waited_for(server: Server, path: Path, tmp_path: Path) -> None:
@@ -327,7 +326,7 @@ def test_a_token_that_vanishes_later_is_waited_for(server: Server, path: Path, t
     target = HttpTarget(server.url, token_file=token)
     token.unlink()
     with pytest.raises(Later, match="the file cannot be read"):
-        target.send("samples", path, "n")
+        target.send(path)
     assert server.heard == []
 
 

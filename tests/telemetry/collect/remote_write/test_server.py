@@ -81,12 +81,12 @@ def test_our_own_client_pushes_what_a_node_has_landed(tmp_path: Path, port: int)
     assert good is not None
     assert large is not None
     target = HttpTarget(f"http://127.0.0.1:{port}", token_file=tmp_path / "tokens")
-    target.send("samples", good, "n-1")
-    target.send("samples", good, "n-1")  # the first answer was lost
+    target.send(good)
+    target.send(good)  # the first answer was lost
     with pytest.raises(Refused, match="413: the body holds more than 5 rows"):
-        target.send("samples", large, "n-2")
+        target.send(large)
     (tmp_path / "wrong").write_text("x" * 20)
     with pytest.raises(Later, match="401"):
-        HttpTarget(f"http://127.0.0.1:{port}", token_file=tmp_path / "wrong").send("samples", good, "n-3")
+        HttpTarget(f"http://127.0.0.1:{port}", token_file=tmp_path / "wrong").send(good)
     (landed,) = (tmp_path / "d.live" / "samples").iterdir()
     assert pq.read_table(landed).column("xid_last").to_pylist() == [79, 79]

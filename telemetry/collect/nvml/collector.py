@@ -18,21 +18,17 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from telemetry.collect.event import Event
 from telemetry.collect.nvml.child import Process
 from telemetry.collect.nvml.library import Identity
-from telemetry.collect.nvml.node_reader import NodeReader, Row, Turn, Xid
+from telemetry.collect.nvml.node_reader import NodeReader, Row
 from telemetry.collect.outbox import Outbox
 from telemetry.dataset.channels import Channel
 from telemetry.dataset.schema import CHANNEL_TYPES, INSTANT
 from telemetry.errors import InputError
 from telemetry.landing.folder import Landing
 from telemetry.milliseconds import to_ms
-from telemetry.xids.pci import normalise_pci_bus_id
 
 _LOG = logging.getLogger(__name__)
-
-SOURCE: Final = "nvml"
 
 WRITE_EVERY_S: Final = 60.0
 """Samples of this long go into one file; events are written immediately."""
@@ -107,11 +103,10 @@ class Collector:
             self._state |= {"boot": boot, "known": [], "troubles": {}}
         known = {kept["index"]: Identity(**kept) for kept in self._state["known"]}
         self._reader = NodeReader(
-            spawn, clock=clock, monotonic=monotonic, sleep=sleep, known=known, troubles=self._state["troubles"]
+            spawn, node, clock=clock, monotonic=monotonic, sleep=sleep, known=known, troubles=self._state["troubles"]
         )
         self._rows: list[Row] = []
         self._written_at_s = monotonic()
-        self._events: list[Event] = []
         self._inventory: list[dict[str, Any]] = []
         self._blocked = False
         self.counts: Counter[str] = Counter(samples=0, xids=0, other_events=0)
@@ -134,7 +129,8 @@ class Collector:
                 # Ticks that were missed (a hang, a suspended machine) are not made up for.
                 due_s += self._interval_s * max(1, -(-(now_s - due_s) // self._interval_s))
                 while not stopped.is_set() and (left_s := due_s - self._monotonic()) > 0:
-                    self.write(self._reader.listen(min(left_s, _LISTEN_S)))
+                    self._reader.listen(min(left_s, _LISTEN_S))
+                    self.write()
         finally:
             self.close()
 
@@ -151,28 +147,25 @@ class Collector:
 
     def turn(self) -> None:
         """Read every GPU once; write events and a changed inventory."""
-        turn = self._reader.turn()
-        self._rows += turn.rows
-        self.counts["samples"] += len(turn.rows)
+        rows = self._reader.turn()
+        self._rows += rows
+        self.counts["samples"] += len(rows)
         if (over := len(self._rows) - MAX_ROWS) > 0:
             self.counts["samples_dropped"] += over
             del self._rows[:over]
-        self._note(turn)
-        self.write(self._reader.listen(0.0))
+        self._note()
+        self.write()
 
-    def write(self, xids: Sequence[Xid] = (), *, everything: bool = False) -> None:
-        """Write XIDs and what else is held; samples once a minute. A disk that is full is waited for."""
-        for xid in xids:
-            detail = None if xid.instance is None else f"GPU instance {xid.instance}"
-            self._events.append(self._event(xid.at, "xid", str(xid.xid), detail, xid.gpu))
-        self.counts["xids"] += len(xids)
-        self._events = self._events[-MAX_EVENTS:]
+    def write(self, *, everything: bool = False) -> None:
+        """Write what is held; samples once a minute. A disk that is full is waited for."""
+        events = self._reader.events = self._reader.events[-MAX_EVENTS:]
         samples_due = everything or self._monotonic() - self._written_at_s >= WRITE_EVERY_S
         try:
             landed = self._outbox.landed.total()
-            if self._events or self._inventory or self._state != self._outbox.position:
-                self._outbox.commit(self._state, events=self._events, inventory=self._inventory)
-                self._events, self._inventory = [], []
+            if events or self._inventory or self._state != self._outbox.position:
+                self._outbox.commit(self._state, events=events, inventory=self._inventory)
+                self.counts.update("xids" if event.type == "xid" else "other_events" for event in events)
+                self._reader.events, self._inventory = [], []
             self._outbox.flush()
             if self._rows and samples_due:
                 self._written_at_s = self._monotonic()
@@ -196,12 +189,8 @@ class Collector:
         self.write(everything=True)
         self._outbox.close()
 
-    def _note(self, turn: Turn) -> None:
-        """Take events and rows of the inventory from a turn, and change the state that goes with them."""
-        for trouble in turn.troubles:
-            gpu, address = _names(trouble.identity)
-            self._events.append(self._event(trouble.at, "other", trouble.code, trouble.detail, gpu, address))
-        self.counts["other_events"] += len(turn.troubles)
+    def _note(self) -> None:
+        """Take rows of the inventory from a turn, and change the state that goes with it."""
         driver, present, now_ms = self._reader.driver, self._reader.present, to_ms(self._clock())
         self._state = self._state | {
             "known": [asdict(identity) for identity in self._reader.known.values()],
@@ -214,11 +203,6 @@ class Collector:
             return
         self._inventory = [_inventory_row(identity, self._node, driver, now_ms) for identity in present]
         self._state = self._state | {"inventory": signature, "inventory_at": now_ms}
-
-    def _event(
-        self, at: datetime, kind: str, code: str, detail: str | None, gpu: str | None, address: str | None = None
-    ) -> Event:
-        return Event(at, self._node, kind, SOURCE, at, code, detail, gpu, address)
 
 
 def samples_table(rows: Sequence[Row], node: str, channels: Mapping[str, Channel]) -> pa.Table:
@@ -237,25 +221,17 @@ def samples_table(rows: Sequence[Row], node: str, channels: Mapping[str, Channel
 
 
 def _inventory_row(identity: Identity, node: str, driver: str, seen_at_ms: int) -> dict[str, Any]:
-    gpu, address = _names(identity)
     return {
-        "gpu": gpu,
+        "gpu": identity.gpu,
         "node": node,
         "slot": str(identity.index),
-        "pci_bus_id": address,
+        "pci_bus_id": identity.address,
         "serial": identity.serial,
         "model": identity.model,
         "driver": driver,
         "nvlink_domain": identity.nvlink_domain,
         "seen_at": seen_at_ms,
     }
-
-
-def _names(identity: Identity | None) -> tuple[str | None, str | None]:
-    """Return a GPU's UUID and its PCI address in the form of the dataset."""
-    if identity is None:
-        return None, None
-    return identity.gpu, None if identity.pci_bus_id is None else normalise_pci_bus_id(identity.pci_bus_id)
 
 
 def _typed(value: float | None, channel: Channel) -> float | int | None:

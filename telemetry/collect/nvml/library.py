@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from telemetry.collect.nvml.questions import Call, fabric_of
+from telemetry.xids.pci import normalise_pci_bus_id
 
 LOST: Final = frozenset({15, 28})
 """The GPU no longer answers (it fell off the bus), or the driver has dropped it."""
@@ -70,6 +71,11 @@ class Identity:
     model: str | None = None
     pci_bus_id: str | None = None
     nvlink_domain: str | None = None
+
+    @property
+    def address(self) -> str | None:
+        """The PCI address in the form of the dataset."""
+        return None if self.pci_bus_id is None else normalise_pci_bus_id(self.pci_bus_id)
 
 
 class Library:

@@ -6,16 +6,19 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final, Literal
 
+from telemetry.collect.event import Event
 from telemetry.collect.nvml.child import Ended, Message, Process, Silent
 from telemetry.collect.nvml.library import ABSENT, LIBRARY_NOT_FOUND, Identity, NvmlFault
 from telemetry.collect.running import backoff_s
 from telemetry.errors import InputError
 
 _LOG = logging.getLogger(__name__)
+
+SOURCE: Final = "nvml"
 
 GPU_DEADLINE_S: Final = 10.0
 """A GPU that takes longer than this for its reading (a few ms when well) blocks the driver."""
@@ -44,47 +47,17 @@ class Row:
     values: dict[str, float]
 
 
-@dataclass(frozen=True, slots=True)
-class Trouble:
-    """A GPU that stopped answering, once each time; ``identity`` None: it was never known, or it is the driver."""
-
-    code: TroubleCode
-    at: datetime
-    identity: Identity | None
-    detail: str
-
-
-@dataclass(frozen=True, slots=True)
-class Xid:
-    """An XID that the driver reported, at the time when the wait returned.
-
-    ``gpu``: UUID; None where the driver named a GPU that it does not list.
-    ``instance``: GPU instance (MIG) that it is about; None is the whole GPU.
-    """
-
-    at: datetime
-    gpu: str | None
-    xid: int
-    instance: int | None
-
-
-@dataclass(slots=True)
-class Turn:
-    """What one turn over the node gave."""
-
-    rows: list[Row] = field(default_factory=list)
-    troubles: list[Trouble] = field(default_factory=list)
-
-
 class NodeReader:
     """All GPUs of a node.
 
     ``known``: GPUs seen before by index; ``troubles``: those in trouble that were reported, by UUID or place.
+    ``events``: XIDs, and a GPU that stopped answering, once each time; the collector takes them away.
     """
 
     def __init__(
         self,
         spawn: Callable[[], Process],
+        node: str,
         *,
         clock: Callable[[], datetime],
         monotonic: Callable[[], float] = time.monotonic,
@@ -93,6 +66,7 @@ class NodeReader:
         troubles: Mapping[str, TroubleCode] | None = None,
     ) -> None:
         self._spawn = spawn
+        self._node = node
         self._clock = clock
         self._monotonic = monotonic
         self._sleep = sleep
@@ -100,6 +74,7 @@ class NodeReader:
         self.troubles = dict(troubles or {})
         self.driver: str | None = None
         self.errors: Counter[str] = Counter()
+        self.events: list[Event] = []
         self._failures: Counter[str] = Counter()
         self._child: Process | None = None
         self._killed: list[Process] = []
@@ -108,7 +83,6 @@ class NodeReader:
         self._began = (clock(), monotonic())
         self._present: dict[int, Identity] = {}
         self._hangs: dict[int, tuple[int, float]] = {}  # how often in a row, and until when it is left alone
-        self._xids: list[Xid] = []
         self._watched: int | None = None
         self._open_failures = 0
         self._reopen_at_s = float("-inf")
@@ -118,27 +92,26 @@ class NodeReader:
         """The GPUs that answer, in the driver's order."""
         return [self._present[index] for index in sorted(self._present)]
 
-    def turn(self) -> Turn:
+    def turn(self) -> list[Row]:
         """Read every GPU once.
 
         Raises ``InputError`` if this node has no driver; only before it was first opened: later on, one that is gone is
         waited for.
         """
-        turn = Turn()
         left_alone = set(self._hangs)
-        self._read(turn, left_alone)
+        rows = self._read(left_alone)
         for index in sorted(left_alone):
             # After all others, so that a GPU that still hangs delays nobody.
             if self._monotonic() >= self._hangs[index][1] and self._stuck() < MAX_STUCK and self._child:
-                self._read(turn, (set(self.known) | left_alone) - {index})
-        answered = {row.identity.gpu for row in turn.rows}
+                rows += self._read((set(self.known) | left_alone) - {index})
+        answered = {row.identity.gpu for row in rows}
         self._failures.update(identity.gpu for identity in self.known.values() if identity.gpu not in answered)
-        return turn
+        return rows
 
-    def listen(self, timeout_s: float) -> list[Xid]:
-        """Return the XIDs that were reported since the last call; wait for one where there is none."""
-        deadline_s = self._monotonic() + timeout_s
-        while not self._xids and (left_s := deadline_s - self._monotonic()) > 0:
+    def listen(self, timeout_s: float) -> None:
+        """Wait for a further event."""
+        deadline_s, before = self._monotonic() + timeout_s, len(self.events)
+        while len(self.events) == before and (left_s := deadline_s - self._monotonic()) > 0:
             if self._child is None:
                 self._sleep(left_s)
                 break
@@ -149,8 +122,6 @@ class NodeReader:
                     self._later("the driver does not answer")
             except Ended as error:
                 self._later(f"the process that reads the driver ended ({error})")
-        xids, self._xids = self._xids, []
-        return xids
 
     def close(self) -> None:
         """Let go of the driver."""
@@ -163,9 +134,10 @@ class NodeReader:
         self._killed = [child for child in self._killed if not child.is_gone()]
         return len(self._killed)
 
-    def _read(self, turn: Turn, skip: set[int]) -> None:
+    def _read(self, skip: set[int]) -> list[Row]:
         """Read all GPUs but those of ``skip``, with a new child for the rest after each one that hangs."""
         skip = set(skip)
+        rows: list[Row] = []
         while self._child is not None or self._monotonic() >= self._reopen_at_s:
             expected: dict[int, Identity] = {}
             if self._child is None:
@@ -173,14 +145,14 @@ class NodeReader:
                 expected = {index: identity for index, identity in self.known.items() if index not in skip}
             try:
                 for message in self._messages(self._child, skip):
-                    skip |= self._take(message, turn)
+                    skip |= self._take(message, rows)
                     if "device" in message:
                         gpu = message["device"]["gpu"]
                         expected = {index: identity for index, identity in expected.items() if identity.gpu != gpu}
                     expected.pop(message.get("lost", -1), None)
                 for index, identity in expected.items():
-                    self._report(turn, "gpu_lost", index, "is no longer listed by the driver", identity)
-                return
+                    self._report("gpu_lost", index, "is no longer listed by the driver", identity)
+                break
             except NvmlFault as fault:
                 if self.driver is None and fault.code in ABSENT:
                     self.close()
@@ -189,19 +161,19 @@ class NodeReader:
             except (Silent, Ended) as error:
                 if self._at is None:
                     if isinstance(error, Silent):
-                        self._report(turn, "nvml_hang", None, f"did not answer in {OPEN_DEADLINE_S:g} s")
+                        self._report("nvml_hang", None, f"did not answer in {OPEN_DEADLINE_S:g} s")
                     self._later(f"the driver does not answer ({type(error).__name__.lower()} {error})")
-                    return
+                    break
                 self.close()
                 skip.add(self._at)
                 times = self._hangs.get(self._at, (0, 0.0))[0] + 1
-                pause_s = backoff_s(times, first_s=60.0, max_s=3600.0)
-                self._hangs[self._at] = times, self._monotonic() + pause_s
+                self._hangs[self._at] = times, self._monotonic() + backoff_s(times, first_s=60.0, max_s=3600.0)
                 self._present.pop(self._at, None)
                 if isinstance(error, Silent):
-                    self._report(turn, "nvml_hang", self._at, f"did not answer in {self._deadline_s():g} s")
+                    self._report("nvml_hang", self._at, f"did not answer in {self._deadline_s():g} s")
                 else:
                     _LOG.warning("the process that reads the driver ended at GPU %d: %s", self._at, error)
+        return rows
 
     def _messages(self, child: Process, skip: set[int]) -> Iterator[Message]:
         """Yield what one request is answered with; the child's other news is noticed meanwhile."""
@@ -226,7 +198,9 @@ class NodeReader:
         self._heard_at_s = self._monotonic()
         if "xid" in message:
             at = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=message["at_ms"])
-            self._xids.append(Xid(at, message["gpu"], message["xid"], message["instance"]))
+            # An instance is of a GPU that is split (MIG).
+            detail = None if message["instance"] is None else f"GPU instance {message['instance']}"
+            self.events.append(Event(at, self._node, "xid", SOURCE, at, str(message["xid"]), detail, message["gpu"]))
         elif "watching" in message:
             if message["watching"] != self._watched:
                 _LOG.info("listening for XIDs of %d GPUs", message["watching"])
@@ -239,7 +213,7 @@ class NodeReader:
             return "alive" in message
         return True
 
-    def _take(self, message: Message, turn: Turn) -> set[int]:
+    def _take(self, message: Message, rows: list[Row]) -> set[int]:
         """Take a message of a reading; return the indices that are done with."""
         if "driver" in message:
             if self._open_failures or message["driver"] != self.driver:
@@ -267,18 +241,16 @@ class NodeReader:
                 "scrape_failures_total": float(self._failures[identity.gpu]),
                 "channels_reported": float(len(values)),
             }
-            turn.rows.append(Row(at, identity, values))
+            rows.append(Row(at, identity, values))
             return {index}
         fault = NvmlFault(message["code"])
         if "unreadable" in message:
             self._count(fault.name)
             return {message["unreadable"]}
-        self._report(turn, "gpu_lost", message["lost"], f"is lost: {fault.name}")
+        self._report("gpu_lost", message["lost"], f"is lost: {fault.name}")
         return {message["lost"]}
 
-    def _report(
-        self, turn: Turn, code: TroubleCode, index: int | None, what: str, identity: Identity | None = None
-    ) -> None:
+    def _report(self, code: TroubleCode, index: int | None, what: str, identity: Identity | None = None) -> None:
         if index is not None:
             identity = identity or self.known.get(index)
             if self._present.get(index) == identity:
@@ -289,7 +261,9 @@ class NodeReader:
         self.troubles[key] = code
         detail = f"{'the driver' if index is None else f'GPU {index} of this node'} {what}"
         _LOG.warning("%s: %s", key, detail)
-        turn.troubles.append(Trouble(code, self._clock(), identity, detail))
+        gpu, address = (None, None) if identity is None else (identity.gpu, identity.address)
+        now = self._clock()
+        self.events.append(Event(now, self._node, "other", SOURCE, now, code, detail, gpu, address))
 
     def _recovered(self, key: str) -> None:
         if self.troubles.pop(key, None) is not None:

@@ -188,4 +188,4 @@ class MemoryNode:
 
     def reader(self, **options: Any) -> NodeReader:
         clock = self.clock
-        return NodeReader(self.spawn, clock=clock, monotonic=clock.monotonic, sleep=clock.pass_, **options)
+        return NodeReader(self.spawn, "node7", clock=clock, monotonic=clock.monotonic, sleep=clock.pass_, **options)

@@ -166,7 +166,8 @@ def test_a_full_disk_is_waited_for(
         for _ in range(3):
             place.node.clock.pass_(30)
             place.node.nvml.events = [(place.node.nvml.gpus[0], 79, None)]
-            collector.write(collector._reader.listen(1))
+            collector._reader.listen(1)
+            collector.write()
             collector.turn()
         assert place.codes() == []
     assert sum("writing waits" in record.message for record in caplog.records) == 1

@@ -10,17 +10,19 @@ import pytest
 
 from telemetry.collect.nvml.child import ROOT
 from telemetry.collect.nvml.library import Identity, NvmlFault
-from telemetry.collect.nvml.node_reader import GPU_DEADLINE_S, MAX_STUCK, NodeReader, Turn, Xid
+from telemetry.collect.nvml.node_reader import GPU_DEADLINE_S, MAX_STUCK, NodeReader, Row
 from telemetry.errors import InputError
 from tests.telemetry.collect.nvml.memory_nvml import MemoryGpu, MemoryNode
 
 
-def gpus(turn: Turn) -> list[str]:
-    return [row.identity.gpu for row in turn.rows]
+def gpus(rows: list[Row]) -> list[str]:
+    return [row.identity.gpu for row in rows]
 
 
-def troubles(turn: Turn) -> list[tuple[str, str | None]]:
-    return [(trouble.code, trouble.identity and trouble.identity.gpu) for trouble in turn.troubles]
+def heard(reader: NodeReader) -> list[tuple[str | None, str | None]]:
+    """Code and GPU of the events since the last call."""
+    events, reader.events = reader.events, []
+    return [(event.code, event.gpu) for event in events]
 
 
 def read(node: MemoryNode) -> NodeReader:
@@ -35,7 +37,7 @@ def test_each_turn_has_a_row_of_each_gpu_with_how_the_reading_went() -> None:
     for _ in range(2):
         turn = reader.turn()
         assert gpus(turn) == ["GPU-0", "GPU-1", "GPU-2"]
-        assert turn.rows[0].values == {
+        assert turn[0].values == {
             "gpu_temp_c": 40.0,
             "power_w": 250.0,
             "energy_mj": 5000.0,
@@ -54,26 +56,30 @@ def test_a_lost_gpu_is_told_once_until_it_was_back(code: int) -> None:
     reader = read(node)
     node.nvml.gpus[0].lost = code
     turn = reader.turn()
-    assert (gpus(turn), troubles(turn)) == (["GPU-1"], [("gpu_lost", "GPU-0")])
-    assert turn.troubles[0].identity == Identity(0, "GPU-0", "serial-0", "Memory GPU", "00000000:01:00.0")
-    assert troubles(reader.turn()) == []
+    assert (gpus(turn), heard(reader)) == (["GPU-1"], [("gpu_lost", "GPU-0")])
+    reader.turn()
+    assert heard(reader) == []
     assert [identity.gpu for identity in reader.present] == ["GPU-1"]
     node.nvml.gpus[0].lost = None
     turn = reader.turn()
     assert gpus(turn) == ["GPU-0", "GPU-1"]
-    assert turn.rows[0].values["scrape_failures_total"] == 2.0
+    assert turn[0].values["scrape_failures_total"] == 2.0
     node.nvml.gpus[0].lost = code
-    assert troubles(reader.turn()) == [("gpu_lost", "GPU-0")]
+    reader.turn()
+    assert heard(reader) == [("gpu_lost", "GPU-0")]
 
 
 def test_a_gpu_that_is_lost_from_the_start_is_told_by_what_is_known_of_it() -> None:
     node = MemoryNode()
     node.nvml.gpus[0].lost = 15
-    turn = node.reader().turn()
-    assert (gpus(turn), troubles(turn)) == (["GPU-1"], [("gpu_lost", None)])
     known = {0: Identity(0, "GPU-0")}
-    assert troubles(node.reader(known=known).turn()) == [("gpu_lost", "GPU-0")]
-    assert troubles(node.reader(known=known, troubles={"GPU-0": "gpu_lost"}).turn()) == []
+    for options, expected in (
+        ({}, [("gpu_lost", None)]),
+        ({"known": known}, [("gpu_lost", "GPU-0")]),
+        ({"known": known, "troubles": {"GPU-0": "gpu_lost"}}, []),
+    ):
+        reader = node.reader(**options)
+        assert (gpus(reader.turn()), heard(reader)) == (["GPU-1"], expected)
 
 
 def test_a_gpu_that_the_driver_no_longer_lists_is_lost() -> None:
@@ -84,9 +90,9 @@ def test_a_gpu_that_the_driver_no_longer_lists_is_lost() -> None:
     node.nvml.broken = None
     del node.nvml.gpus[0]
     node.clock.pass_(2)
-    turn = reader.turn()
-    assert (gpus(turn), troubles(turn)) == (["GPU-1"], [("gpu_lost", "GPU-0")])
-    assert "no longer listed" in turn.troubles[0].detail
+    assert gpus(reader.turn()) == ["GPU-1"]
+    assert "no longer listed" in str(reader.events[0].detail)
+    assert heard(reader) == [("gpu_lost", "GPU-0")]
 
 
 def test_a_gpu_that_hangs_costs_one_deadline_and_is_tried_again_with_growing_pauses() -> None:
@@ -94,14 +100,14 @@ def test_a_gpu_that_hangs_costs_one_deadline_and_is_tried_again_with_growing_pau
     reader = read(node)
     node.hang = {1}
     turn = reader.turn()
-    assert (gpus(turn), troubles(turn)) == (["GPU-0", "GPU-2"], [("nvml_hang", "GPU-1")])
+    assert (gpus(turn), heard(reader)) == (["GPU-0", "GPU-2"], [("nvml_hang", "GPU-1")])
     assert node.clock.s == GPU_DEADLINE_S
     assert node.children[0].ended
     tries = 0
     for _ in range(240):
         children = len(node.children)
         turn = reader.turn()
-        assert (gpus(turn), troubles(turn)) == (["GPU-0", "GPU-2"], [])
+        assert (gpus(turn), heard(reader)) == (["GPU-0", "GPU-2"], [])
         tries += len(node.children) > children
         node.clock.pass_(30)
     assert 3 <= tries <= 10
@@ -109,7 +115,8 @@ def test_a_gpu_that_hangs_costs_one_deadline_and_is_tried_again_with_growing_pau
     node.clock.pass_(4500)
     assert sorted(gpus(reader.turn())) == ["GPU-0", "GPU-1", "GPU-2"]
     node.hang = {1}
-    assert troubles(reader.turn()) == [("nvml_hang", "GPU-1")]
+    reader.turn()
+    assert heard(reader) == [("nvml_hang", "GPU-1")]
 
 
 def test_no_further_process_is_risked_while_many_hang_in_the_kernel() -> None:
@@ -127,9 +134,10 @@ def test_a_driver_that_hangs_while_it_is_opened_is_told_once_and_tried_again() -
     node.hang = {None}
     reader = node.reader()
     turn = reader.turn()
-    assert (gpus(turn), troubles(turn)) == ([], [("nvml_hang", None)])
+    assert (gpus(turn), heard(reader)) == ([], [("nvml_hang", None)])
     node.clock.pass_(2)
-    assert troubles(reader.turn()) == []
+    reader.turn()
+    assert heard(reader) == []
     node.hang = set()
     node.clock.pass_(60)
     assert gpus(reader.turn()) == ["GPU-0", "GPU-1"]
@@ -140,7 +148,7 @@ def test_a_gpu_over_which_the_library_crashes_is_left_alone_for_a_while() -> Non
     reader = read(node)
     node.crash = {0}
     turn = reader.turn()
-    assert (gpus(turn), troubles(turn)) == (["GPU-1"], [])
+    assert (gpus(turn), heard(reader)) == (["GPU-1"], [])
     node.crash = set()
     node.clock.pass_(80)
     assert sorted(gpus(reader.turn())) == ["GPU-0", "GPU-1"]
@@ -155,7 +163,7 @@ def test_a_driver_that_goes_away_is_opened_again_with_pauses(code: int) -> None:
     opened = len(node.children)
     for _ in range(300):
         node.clock.pass_(1)
-        assert reader.turn() == Turn()
+        assert reader.turn() == []
     assert 5 <= len(node.children) - opened <= 20
     node.nvml.broken, node.nvml.version = None, "590.10"
     node.clock.pass_(80)
@@ -184,17 +192,22 @@ def test_a_gpu_that_only_fails_is_counted_and_stops_nobody() -> None:
     node.nvml.gpus[0].lost = 16
     reader = node.reader()
     turn = reader.turn()
-    assert (gpus(turn), troubles(turn), dict(reader.errors)) == (["GPU-1"], [], {"reset_required": 1})
+    assert (gpus(turn), heard(reader), dict(reader.errors)) == (["GPU-1"], [], {"reset_required": 1})
 
 
 def test_an_xid_is_of_its_gpu_and_of_the_moment_of_the_wait_s_return() -> None:
     node = MemoryNode()
     reader = read(node)
     node.nvml.events = [(node.nvml.gpus[1], 79, None), (node.nvml.gpus[0], 31, 3), (MemoryGpu("GPU-9"), 79, None)]
-    xids = [xid for _ in range(3) for xid in reader.listen(5)]
+    for number in range(3):
+        reader.listen(5)
+        assert len(reader.events) == number + 1
     epoch = datetime(1970, 1, 1, tzinfo=UTC)
-    assert xids == [Xid(epoch, "GPU-1", 79, None), Xid(epoch, "GPU-0", 31, 3), Xid(epoch, None, 79, None)]
-    assert (reader.listen(5), node.clock.s) == ([], 5)
+    assert [(event.timestamp, event.gpu, event.code, event.detail) for event in reader.events] == [
+        (epoch, "GPU-1", "79", None),
+        (epoch, "GPU-0", "31", "GPU instance 3"),
+        (epoch, None, "79", None),
+    ]
 
 
 @pytest.mark.parametrize("trouble", ["lost", "without events", "hang", "refused"])
@@ -214,7 +227,9 @@ def test_one_gpu_s_trouble_does_not_make_the_others_deaf(trouble: str, caplog: p
     else:
         faults = [NvmlFault(999)]
     node.nvml.events = [*faults, (node.nvml.gpus[1], 63, None)]
-    assert [(xid.gpu, xid.xid) for xid in reader.listen(30)] == [("GPU-1", 63)]
+    heard(reader)
+    reader.listen(30)
+    assert heard(reader) == [("63", "GPU-1")]
     assert ("XID events stopped" in caplog.text) is (trouble == "refused")
     watched = [record.message for record in caplog.records if "listening" in record.message]
     assert watched[-1] == f"listening for XIDs of {2 if trouble == 'refused' else 1} GPUs"
@@ -231,7 +246,8 @@ def test_a_child_that_breaks_while_it_only_listens_is_replaced(trouble: str) -> 
     assert node.children[0].ended
     assert gpus(reader.turn()) == ["GPU-0", "GPU-1"]
     node.nvml.events = [(node.nvml.gpus[0], 31, None)]
-    assert [xid.xid for xid in reader.listen(5)] == [31]
+    reader.listen(5)
+    assert heard(reader)[-1:] == [("31", "GPU-0")]
 
 
 def test_the_child_finds_the_program_where_that_is_not_installed(tmp_path: Path) -> None:

@@ -1,27 +1,165 @@
-"""Which marks of ours stand on a Slurm node, and what each action makes of it."""
+"""Which marks of ours stand on a Slurm node, what each action makes of it, and what we remember on the node itself.
+
+The record is a flat JSON object among whatever else the node's ``extra`` holds.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from datetime import datetime
-from typing import cast
+from datetime import UTC, datetime, timedelta
+from typing import Final, cast
 
 from policy.fleet import JobView, Level, Marks, NodeView, Published
 from policy.plan import Action
-from policy.tiers import Tier
+from policy.tiers import TIERS, Tier
+from scheduler.ports.codec import object_of, plain_of
 from scheduler.ports.readings import Write
 from scheduler.slurm.node import NodeChange, SlurmNode
-from scheduler.slurm.record import (
-    DamagedRecordError,
-    Record,
-    digest_of,
-    read_reason,
-    reason_for,
-    record_in,
-    with_record,
-)
 from scheduler.slurm.settings import HIGHEST_WEIGHT, SlurmSettings
+from telemetry.collect.slurm.nodes import OWN_PREFIX
+
+KEY: Final = "predrain"
+_RECORD = re.compile(r'"predrain"\s*:\s*(?P<record>\{[^{}]*\})')
+_ALONE: Final = "alone"
+
+
+class DamagedRecordError(ValueError):
+    """The node's extra names us, and what it says there cannot be read: somebody else edited it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What we put on a node, since when and until when.
+
+    ``level``: what we put on; where less stands before ``until``, a person took it off.
+    ``since``: when we took the node out of service.
+    ``weight``, ``soft``: the weight that we found, and the one that we set; None: no soft mark.
+    ``reason``: digest of the reason that we wrote: one that was edited is not ours any more.
+    """
+
+    tier: Tier
+    risk: float | None
+    until: datetime
+    level: Level
+    since: datetime | None = None
+    drain_at: datetime | None = None
+    weight: int | None = None
+    soft: int | None = None
+    reason: str | None = None
+
+    def __post_init__(self) -> None:
+        for weight in (self.weight, self.soft):
+            if weight is not None and not 0 <= weight <= HIGHEST_WEIGHT:
+                raise ValueError(f"a weight is {weight}")
+
+
+def digest_of(reason: str) -> str:
+    """Give the digest of a reason that stands in a record."""
+    return hashlib.sha256(reason.encode()).hexdigest()[:12]
+
+
+def record_in(extra: str) -> Record | None:
+    """Read our record; None: there is none.
+
+    Raises ``DamagedRecordError`` if there is something of ours that cannot be read.
+    """
+    found = list(_RECORD.finditer(extra))
+    if not found:
+        if f'"{KEY}"' in extra:
+            raise DamagedRecordError(f"extra holds {KEY!r}, and no record of ours")
+        return None
+    if len(found) > 1 or extra.count(f'"{KEY}"') > 1:
+        raise DamagedRecordError(f"extra holds {KEY!r} twice")
+    try:
+        content = {"risk": None} | json.loads(found[0]["record"])
+        content.pop(_ALONE, None)
+        return cast(Record, object_of(Record, content, "it"))
+    except ValueError as error:
+        raise DamagedRecordError(f"our record in extra cannot be read: {error}") from None
+
+
+def with_record(extra: str, record: Record | None) -> str:
+    """Put our record into an ``extra``, or take it out; all else in it stays as it is, to the letter.
+
+    ``extra``: an object of JSON gets one more key (Slurm can filter nodes by such an ``extra``), any other text gets an
+    object after it.
+    ``record``: None: it is taken out.
+    Raises ``DamagedRecordError`` as :func:`record_in`.
+    """
+    standing = record_in(extra)
+    found = _RECORD.search(extra)
+    if found is not None and standing is not None:
+        if record is not None:
+            alone = {_ALONE: 1} if _ALONE in json.loads(found["record"]) else {}
+            return extra[: found.start("record")] + _text(record, alone) + extra[found.end() :]
+        return _without(extra, found)
+    if record is None:
+        return extra
+    if not extra:
+        return f'{{"{KEY}":{_text(record, {_ALONE: 1})}}}'
+    if _is_object(extra):
+        end = extra.rindex("}")
+        comma = "" if not json.loads(extra) else ","
+        return f'{extra[:end]}{comma}"{KEY}":{_text(record, {})}{extra[end:]}'
+    return f'{extra} {{"{KEY}":{_text(record, {_ALONE: 1})}}}'
+
+
+def _without(extra: str, found: re.Match[str]) -> str:
+    before, after = extra[: found.start()], extra[found.end() :]
+    if _ALONE in json.loads(found["record"]) and before.rstrip().endswith("{") and after.lstrip().startswith("}"):
+        left = before[: before.rindex("{")]  # the braces around it are ours too
+        return left.removesuffix(" ") + after[after.index("}") + 1 :]
+    if before.rstrip().endswith(","):
+        return before[: before.rindex(",")] + after
+    return before + (after.lstrip()[1:] if after.lstrip().startswith(",") else after)
+
+
+def _is_object(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def _text(record: Record, more: dict[str, int]) -> str:
+    content = plain_of(replace(record, risk=None if record.risk is None else round(record.risk, 6)))
+    return json.dumps({k: v for k, v in content.items() if v is not None} | more, separators=(",", ":"))
+
+
+LONGEST: Final = 240
+_OURS = re.compile(
+    r"predrain: tier=(?P<tier>[a-z]+) risk=(?P<risk>unknown|[0-9.]{1,10}) "
+    r"until=(?P<until>\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2}Z)(?P<words>; [^\"\\]+)?"
+)
+_UNSAFE = re.compile(r"[\x00-\x1f\x7f\"\\]+")
+
+
+def reason_for(action: Action, until: datetime) -> str:
+    """Write the reason of an action: tier, risk, end, and the weightiest of its reasons in words.
+
+    The end is rounded up to whole seconds. ``scontrol`` takes quotation marks off the ends of a reason, so that none
+    is written.
+    """
+    until += timedelta(microseconds=-until.microsecond % 1_000_000)
+    risk = "unknown" if action.risk is None else f"{action.risk:.4f}"
+    text = f"{OWN_PREFIX} tier={action.tier} risk={risk} until={until.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"
+    words = " ".join(_UNSAFE.sub(" ", action.reasons[0]).split()) if action.reasons else ""
+    return f"{text}; {words}"[:LONGEST].rstrip() if words else text
+
+
+def read_reason(reason: str | None) -> Published | None:
+    """Read a reason; None where it is not one that we wrote, also if it only begins like one."""
+    found = _OURS.fullmatch(reason or "")
+    if found is None or found["tier"] not in TIERS:
+        return None
+    try:
+        return Published(found["tier"], datetime.fromisoformat(found["until"]))
+    except ValueError:
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +171,11 @@ class Standing:
     ``lost_weight``: the soft mark is recorded, and Slurm has the weight of its configuration again: it does after each
     reconfigure and restart. Then the mark counts as standing, and is to be set again.
     ``undone``: a person took off what we put on.
+    ``foreign``: whose reason stands on it, drained, down or neither; None: nobody's but ours.
     """
 
     marks: Marks
+    foreign: str | None
     record: Record | None = None
     damaged: str | None = None
     lost_weight: bool = False
@@ -53,33 +193,27 @@ def standing_on(node: SlurmNode, now: datetime) -> Standing:
         record = record_in(node.extra)
     except DamagedRecordError as error:
         damaged = str(error)
-    reason = read_reason(node.reason) if node.out else None
-    hard = reason is not None and (
-        record is None or record.reason is None or record.reason == digest_of(node.reason or "")
+    reason = read_reason(node.reason)
+    hard = (
+        bool(node.out)
+        and reason is not None
+        and (record is None or record.reason is None or record.reason == digest_of(node.reason or ""))
     )
+    left_over = not node.out and reason is not None  # Slurm keeps the reason of a node that is down
+    foreign = None
+    if node.reason is not None and not hard and not left_over:
+        foreign = f"reason {node.reason!r} of {node.user or 'somebody unknown'}"
     if record is None and hard and reason is not None:
         record = Record(cast(Tier, reason.tier), None, reason.expires_at, Level.TAINTED, node.reason_at)
     if record is None:
-        return Standing(Marks(), None, damaged)
+        return Standing(Marks(), foreign, None, damaged)
     soft = record.soft is not None and node.weight in (record.soft, record.weight)
     lost = soft and node.weight != record.soft
     since = (record.since or node.reason_at or now) if hard else None
     drained = hard and record.drain_at is not None
     marks = Marks(Published(record.tier, record.until), soft, hard, drained, since)
     undone = record.level >= Level.SOFT and marks.level < record.level and now < record.until
-    return Standing(marks, record, damaged, lost, undone)
-
-
-def foreign_words(node: SlurmNode, standing: Standing) -> str | None:
-    """Say whose reason stands on a node, drained, down or neither; None: nobody's but ours."""
-    if node.reason is None or standing.marks.tainted:
-        return None
-    left_over = not node.out and read_reason(node.reason) is not None  # Slurm keeps the reason of a node that is down
-    return None if left_over else _words(node)
-
-
-def _words(node: SlurmNode) -> str:
-    return f"reason {node.reason!r} of {node.user or 'somebody unknown'}"
+    return Standing(marks, foreign, record, damaged, lost, undone)
 
 
 def view_of(node: SlurmNode, jobs: Iterable[JobView], settings: SlurmSettings, now: datetime) -> NodeView:
@@ -89,10 +223,8 @@ def view_of(node: SlurmNode, jobs: Iterable[JobView], settings: SlurmSettings, n
     are taken back. Slurm does not know which GPUs are in a node, so its units come from the scores.
     """
     standing = standing_on(node, now)
-    foreign = foreign_words(node, standing)
-    opt_out = f"feature {settings.opt_out_feature}" if settings.opt_out_feature in node.features else foreign
-    if opt_out is None and standing.damaged is not None:
-        opt_out = standing.damaged
+    opt_out = f"feature {settings.opt_out_feature}" if settings.opt_out_feature in node.features else None
+    opt_out = opt_out or standing.foreign or standing.damaged
     by = None
     if node.out and not standing.marks.tainted:
         by = f"{node.user or 'somebody unknown'} ({'+'.join(sorted(node.out)).lower()}: {node.reason})"
@@ -118,7 +250,7 @@ def change_for(action: Action, node: SlurmNode, settings: SlurmSettings, now: da
         return NodeChange()
     if action.verb == "release":
         return _release(action, node, standing)
-    if foreign_words(node, standing) is not None or standing.damaged is not None:
+    if standing.foreign is not None or standing.damaged is not None:
         return NodeChange()
     end, old, marks = action.expires_at or now, standing.record, standing.marks
     if action.verb == "publish":
@@ -147,7 +279,7 @@ def weight_again(node: SlurmNode, now: datetime) -> NodeChange:
     standing = standing_on(node, now)
     record = standing.record
     due = standing.lost_weight and record is not None and node.readable and now < record.until
-    if not due or record is None or foreign_words(node, standing) is not None:
+    if not due or record is None or standing.foreign is not None:
         return NodeChange()
     return NodeChange(weight=record.soft)
 

@@ -27,7 +27,6 @@ from scheduler.slurm.job import views_by_node
 from scheduler.slurm.marks import (
     after,
     change_for,
-    foreign_words,
     standing_on,
     view_of,
     weight_again,
@@ -152,7 +151,7 @@ class SlurmScheduler:
 
     def _reading(self, node: SlurmNode, jobs: Sequence[JobView]) -> NodeReading:
         now = self._clock.now()
-        self._late.seen(node, foreign_words(node, standing_on(node, now)) is not None)
+        self._late.seen(node, standing_on(node, now).foreign is not None)
         view = view_of(node, jobs, self._settings, now)
         return NodeReading(view, node.version, self._boots.of(node.name, node.booted_at))
 
@@ -161,7 +160,6 @@ class SlurmScheduler:
         if refused is not None:
             return Answer("refused", refused)
         standing = standing_on(node, self._clock.now())
-        foreign = foreign_words(node, standing)
         changed = {
             "its state or its reason cannot be read now": not node.readable,
             "it booted in between": self._boots.of(node.name, node.booted_at) != precondition.boot_id,
@@ -171,57 +169,52 @@ class SlurmScheduler:
         why = next((words for words, so in changed.items() if so), None)
         if why is not None:
             return Answer("conflict", why)
-        if foreign is not None and action.verb != "release":
-            return Answer("refused", f"{foreign} stands on it, which is not ours")
+        if standing.foreign is not None and action.verb != "release":
+            return Answer("refused", f"{standing.foreign} stands on it, which is not ours")
         return None
 
     def _write(self, action: Action, node: SlurmNode, change: NodeChange) -> Answer:
         if change.empty:
             return Answer("already", "it stood so", (), node.version)
-        said = self._sent(node, change)
+        answer = self.port.update(node.name, change)
+        if answer.kind == "timeout":
+            self._late.unanswered(node.name, change)
+        else:
+            self._late.settled(node.name)
         try:
             found = self.port.node(node.name)
             if found is not None and change.state == "UNDRAIN" and "FAIL" in found.out:
-                found, said = self._unfail(found, said)
+                found, answer = self._unfail(found, answer)
         except SchedulerError as error:
             return Answer("timeout", f"it could not be read back: {error}")
         if found is None:
             return Answer("gone", f"there is no node {node.name} any more")
-        return self._read_back(action, node, found, change, said)
+        return self._read_back(action, node, found, change, answer)
 
     def _read_back(
-        self, action: Action, before: SlurmNode, found: SlurmNode, change: NodeChange, said: Answer
+        self, action: Action, before: SlurmNode, found: SlurmNode, change: NodeChange, answer: Answer
     ) -> Answer:
-        """Answer by what stands now, whatever Slurm said."""
+        """Answer by what stands now, whatever Slurm answer."""
         now = self._clock.now()
         standing = standing_on(found, now)
         if change_for(action, found, self._settings, now).empty and stands(action, standing.marks):
-            return Answer("done", said.words, writes_of(before, change), found.version)
-        foreign = foreign_words(found, standing)
-        self._late.seen(found, foreign is not None)
-        if foreign is not None:
+            return Answer("done", answer.words, writes_of(before, change), found.version)
+        self._late.seen(found, standing.foreign is not None)
+        if standing.foreign is not None:
             self._withdraw(before, found, change)
-            return Answer("conflict", f"somebody else wrote to it at the same time: {foreign}")
-        if said.kind == "done":
+            return Answer("conflict", f"somebody else wrote to it at the same time: {standing.foreign}")
+        if answer.kind == "done":
             return Answer("conflict", "it was written, and does not stand so when read back: somebody else writes too")
-        return Answer(said.kind if said.kind in ("gone", "timeout") else "refused", said.words)
+        return Answer(answer.kind if answer.kind in ("gone", "timeout") else "refused", answer.words)
 
-    def _sent(self, node: SlurmNode, change: NodeChange) -> Answer:
-        said = self.port.update(node.name, change)
-        if said.kind == "timeout":
-            self._late.unanswered(node.name, change)
-        else:
-            self._late.settled(node.name)
-        return said
-
-    def _unfail(self, found: SlurmNode, said: Answer) -> tuple[SlurmNode | None, Answer]:
+    def _unfail(self, found: SlurmNode, answer: Answer) -> tuple[SlurmNode | None, Answer]:
         """Take FAIL off: UNDRAIN leaves it, but not once DRAIN has taken its place; the base state is not touched."""
-        if foreign_words(found, standing_on(found, self._clock.now())) is not None or found.reason is None:
-            return found, said
-        said = self.port.update(found.name, NodeChange("DRAIN", found.reason))
-        if said.kind == "done":
-            said = self.port.update(found.name, NodeChange("UNDRAIN"))
-        return self.port.node(found.name), said
+        if standing_on(found, self._clock.now()).foreign is not None or found.reason is None:
+            return found, answer
+        answer = self.port.update(found.name, NodeChange("DRAIN", found.reason))
+        if answer.kind == "done":
+            answer = self.port.update(found.name, NodeChange("UNDRAIN"))
+        return self.port.node(found.name), answer
 
     def _withdraw(self, before: SlurmNode, found: SlurmNode, change: NodeChange) -> None:
         """Take back what we wrote beside a reason that is not ours; the reason and the state are left to its owner."""

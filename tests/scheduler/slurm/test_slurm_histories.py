@@ -15,9 +15,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from policy.fleet import Level
 from scheduler.ports.readings import Switches
-from scheduler.slurm.marks import standing_on
+from scheduler.slurm.marks import read_reason, standing_on, with_record
 from scheduler.slurm.node import NodeChange
-from scheduler.slurm.record import read_reason, with_record
 from tests.policy.decide_world import HOUR
 from tests.scheduler.cluster import RATE_LIMITS
 from tests.scheduler.faults import Crash

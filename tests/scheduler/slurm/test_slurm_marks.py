@@ -12,9 +12,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policy.fleet import Level
-from scheduler.slurm.marks import after, change_for, foreign_words, standing_on, view_of, weight_again
+from scheduler.slurm.marks import (
+    DamagedRecordError,
+    Record,
+    after,
+    change_for,
+    read_reason,
+    reason_for,
+    record_in,
+    standing_on,
+    view_of,
+    weight_again,
+    with_record,
+)  # fmt: skip
 from scheduler.slurm.node import SlurmNode, count_of, node_of
-from scheduler.slurm.record import DamagedRecordError, Record, read_reason, reason_for, record_in, with_record
 from scheduler.slurm.settings import HIGHEST_WEIGHT, SlurmSettings
 from tests.policy.decide_world import T0
 from tests.scheduler.slurm.slurm_world import action, release
@@ -161,7 +172,7 @@ def test_on_a_node_with_another_reason_nothing_is_written_but_our_own_taken_back
     node = done(NODE, "publish", "soft_taint", "taint")
     states = frozenset({"DOWN"}) if state == "DOWN" else frozenset({"MIXED", *([state] if state else [])})
     node = replace(node, states=states, reason="ann looks at it", user="ann")
-    assert foreign_words(node, standing_on(node, T0)) == "reason 'ann looks at it' of ann"
+    assert standing_on(node, T0).foreign == "reason 'ann looks at it' of ann"
     assert all(
         change_for(action(verb), node, SETTINGS, T0).empty for verb in ("publish", "soft_taint", "taint", "drain")
     )

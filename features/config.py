@@ -14,6 +14,7 @@ __all__ = ["Duration", "Section", "format_duration"]  # for the rooms above, whi
 
 Group = Literal["telemetry", "history", "peers", "onset", "gaps", "workload", "static"]
 Scope = Literal["gpu", "slot", "node"]
+DomainScope = str | tuple[str, ...]
 FailureClass = Literal["memory", "bus", "firmware", "interconnect", "thermal_power", "other"]
 
 GROUPS: tuple[Group, ...] = ("telemetry", "history", "peers", "onset", "gaps", "workload", "static")
@@ -148,8 +149,10 @@ class FeatureSection(Section):
     )
     """Trailing windows of event counts, ascending."""
 
-    history_scopes: tuple[Scope, ...] = ("gpu", "slot", "node")
-    """Whose history is counted: the device, the position it sits in, its whole node."""
+    history_scopes: tuple[Scope | DomainScope, ...] = ("gpu", "slot", "node")
+    """Whose history is counted: the device, the position it sits in, its whole node; and per unit-day in service that
+    of failure domains: inventory columns (``rack``), nested ones (``[cabinet, cage]``), ranges of the number that ends
+    one (``serial/1000``), ``fleet``, and ``age``, the units that have been in service about as long."""
 
     static: tuple[str, ...] | Literal["auto"] = "auto"
     """Static inventory columns to use; ``auto`` takes model, driver, age and rack position where present."""
@@ -173,6 +176,11 @@ class FeatureSection(Section):
         if not value:
             raise ValueError("an empty list leaves nothing to learn from: name at least one group")
         return value
+
+    @property
+    def domains(self) -> tuple[DomainScope, ...]:
+        """The failure domains among ``history_scopes``."""
+        return tuple(scope for scope in self.history_scopes if scope not in ("gpu", "slot", "node"))
 
     @field_validator("windows", "history_windows")
     @classmethod

@@ -64,6 +64,7 @@ class Installations:
     ``unit``, ``installed``, ``removed``: unit code, and when the stay began and ended (ms; :data:`NEVER` while it
     lasts).
     ``node``, ``slot``, ``gpu``: where the unit sat (slot None where not given); its GPU (None for a node without GPUs).
+    ``row``: row of the inventory that each stay came from.
     """
 
     units: NDArray[np.object_]
@@ -73,6 +74,7 @@ class Installations:
     node: NDArray[np.object_]
     slot: NDArray[np.object_]
     gpu: NDArray[np.object_]
+    row: Int64Array
 
     @classmethod
     def of(cls, inventory: pd.DataFrame, *, as_of_ms: int = NEVER) -> Installations:
@@ -102,6 +104,7 @@ class Installations:
             node=text(inventory["node"])[order],
             slot=text(slots)[order],
             gpu=text(inventory["gpu"])[order],
+            row=order.astype(np.int64),
         )
 
     def codes(self, names: Any) -> Int64Array:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
-from features.config import Duration, Group, Scope
+from features.config import Duration, Group
 from features.wording import (
     COUNTED_WORDS,
     SCOPE_WORDS,
@@ -102,7 +102,7 @@ class FeatureColumn:
     ``channel``: the channel the column is made of; in ``history`` what is counted; in ``static`` the inventory column.
     ``statistic``: what is taken of it, such as ``mean``, ``rise``, ``count``.
     ``window``: the trailing window; None where the statistic has none.
-    ``scope``: whose history is counted: ``gpu``, ``slot`` or ``node``; None outside ``history``.
+    ``scope``: whose history is counted: ``gpu``, ``slot``, ``node`` or a failure domain; None outside ``history``.
     ``unit``: unit of the channel in words (``C``, ``W``), empty if it has none.
     ``categories``: what the codes 0, 1, ... of a categorical column stand for; empty for a numeric column.
     """
@@ -112,7 +112,7 @@ class FeatureColumn:
     channel: str | None
     statistic: str
     window: Duration | None = None
-    scope: Scope | None = None
+    scope: str | None = None
     unit: str = ""
     categories: tuple[str, ...] = ()
 
@@ -124,7 +124,7 @@ class FeatureColumn:
         statistic: str,
         *,
         window: timedelta | None = None,
-        scope: Scope | None = None,
+        scope: str | None = None,
         unit: str = "",
         categories: tuple[str, ...] = (),
     ) -> FeatureColumn:
@@ -267,6 +267,11 @@ def _history(column: FeatureColumn, value: float) -> str:
         return f"{_hours(value)} since the last {one} {scope}"
     if column.statistic == "distinct":
         return f"{whole(value)} different {one if value == 1 else many} {scope}{span}"
+    if column.statistic in ("rate", "recency_rate"):
+        when = span or ", the newest counted most"
+        return f"{decimal(value)} {many} per 1,000 unit-days {scope}{when}"
+    if column.statistic == "relative":
+        return f"{many} {scope} at {decimal(value)} times the fleet's rate{span}"
     return f"recent {many} {scope} weigh {decimal(value)} (the newest count most)"
 
 
@@ -323,7 +328,8 @@ def _counted(column: FeatureColumn) -> tuple[str, str]:
 
 
 def _scope(column: FeatureColumn) -> str:
-    return SCOPE_WORDS.get(str(column.scope), "")
+    scope = str(column.scope)
+    return SCOPE_WORDS.get(scope, f"in this {scope.replace('_', ' ')}")
 
 
 def _hours(value: float) -> str:

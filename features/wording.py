@@ -92,8 +92,14 @@ COUNTED_WORDS: dict[str, tuple[str, str]] = {
 STATIC_WORDS: dict[str, str] = {"slot": "slot", "driver": "driver version"}
 """Inventory columns whose name is not its own word."""
 
-SCOPE_WORDS: dict[str, str] = {"gpu": "on this GPU", "slot": "in this slot", "node": "on this node"}
-"""Whose history it is."""
+SCOPE_WORDS: dict[str, str] = {
+    "gpu": "on this GPU",
+    "slot": "in this slot",
+    "node": "on this node",
+    "fleet": "in the fleet",
+    "age": "among units of this age",
+}
+"""Whose history it is; that of another failure domain is ``in this ...``."""
 
 _UNIT_WORDS = {"C": "°C", "%": "%", "bitmask": "", "bool": "", "ratio": "", "generation": "", "count": ""}
 _SUFFIXES = ("_total", "_ratio", "_count", "_pct", "_mhz", "_mib", "_c", "_w")

@@ -14,7 +14,9 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from features.config import FAILURE_CLASSES, FeatureSection, LabelSection, Scope
+from features.config import FAILURE_CLASSES, DomainScope, FeatureSection, LabelSection, Scope
+from features.groups.domains import WHATS as DOMAIN_WHATS
+from features.groups.domains import Domain, domain_columns, domain_values
 from features.groups.history_kernel import EntityEvents, sweep_history
 from features.installations import Installations
 from features.labels.evidence import Facts, Record, xid_classes
@@ -71,10 +73,11 @@ def history_columns(features: FeatureSection, *, unit: UnitKind = "gpu") -> list
     """List the columns of the group, in the order in which :class:`History` fills them.
 
     ``features``: ``history_scopes`` and ``history_windows``.
-    ``unit``: the fleet's unit. For nodes only the scope ``node`` is left, the others would repeat it.
-    Returns: for each scope: ``count`` of each kind in each window, hours ``since`` the last incident, hardware XID and
-    repair (NaN: never), ``recency`` (sum over all known events of 0.5 to the power of age over
-    :data:`RECENCY_HALF_LIFE`), and the number of ``distinct`` XIDs in :data:`DISTINCT_WINDOW`.
+    ``unit``: the fleet's unit. For nodes ``gpu`` and ``slot`` are left out, they would repeat ``node``.
+    Returns: for each of ``gpu``, ``slot`` and ``node``: ``count`` of each kind in each window, hours ``since`` the last
+    incident, hardware XID and repair (NaN: never), ``recency`` (sum over all known events of 0.5 to the power of age
+    over :data:`RECENCY_HALF_LIFE`), and the number of ``distinct`` XIDs in :data:`DISTINCT_WINDOW`; then the columns of
+    the failure domains, see :func:`features.groups.domains.domain_columns`.
     """
     columns: list[FeatureColumn] = []
     for scope in _scopes(features, unit):
@@ -86,7 +89,7 @@ def history_columns(features: FeatureSection, *, unit: UnitKind = "gpu") -> list
         columns += [FeatureColumn.of("history", what, "since", scope=scope, unit="h") for what in _TIMED]
         columns += [FeatureColumn.of("history", what, "recency", scope=scope) for what in _WEIGHED]
         columns.append(FeatureColumn.of("history", "xid", "distinct", window=DISTINCT_WINDOW, scope=scope))
-    return columns
+    return columns + [column for d in features.domains for column in domain_columns(d, features.history_windows)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,13 +109,18 @@ class History:
     """
 
     columns: list[FeatureColumn]
+    _features: FeatureSection
     _scopes: list[_ScopeEvents]
+    _domains: list[Domain]
+    _fleet: Domain | None
     _stays: Installations
     _windows: Int64Array
 
     @classmethod
-    def of(cls, record: Record, features: FeatureSection, *, unit: UnitKind = "gpu") -> History:
-        """Sort what is known of a dataset."""
+    def of(
+        cls, record: Record, features: FeatureSection, inventory: pd.DataFrame, *, unit: UnitKind = "gpu"
+    ) -> History:
+        """Sort what is known of a dataset; ``inventory`` is that of the record."""
         stays, facts, labels = record.stays, record.facts, record.labels
         onsets = known_onsets(record)
         unit_code = np.r_[facts.unit, stays.codes(text(onsets["unit"]))]
@@ -145,7 +153,13 @@ class History:
             )
             scopes.append(_ScopeEvents(scope, pd.Index(entities, dtype=object), sorted_events))
         windows = np.asarray([duration_ms(w) for w in (*features.history_windows, DISTINCT_WINDOW)], dtype=np.int64)
-        return cls(history_columns(features, unit=unit), scopes, stays, windows)
+
+        def domain(scope: DomainScope) -> Domain:
+            return Domain.of(scope, stays, inventory, stay=stay, time=time, known=known, kinds=kinds, count=count)
+
+        domains = [domain(scope) for scope in features.domains]
+        fleet = domain("fleet") if domains else None
+        return cls(history_columns(features, unit=unit), features, scopes, domains, fleet, stays, windows)
 
     def values(self, rows: pd.DataFrame) -> NDArray[np.float32]:
         """Give the group's values of rows with ``decision_time``, ``node`` and ``unit``, in any order.
@@ -155,6 +169,7 @@ class History:
         out = np.empty((len(rows), len(self.columns)), dtype=np.float32)
         time = milliseconds(rows["decision_time"], "decision_time")
         unit_code = _lookup(rows["unit"], pd.Index(self._stays.units, dtype=object))
+        stay = self._stays.timeline().last(unit_code, time)
         column = 0
         for events in self._scopes:
             if events.scope == "gpu":
@@ -162,7 +177,6 @@ class History:
             elif events.scope == "node":
                 entity = _lookup(rows["node"], events.names)
             else:
-                stay = self._stays.timeline().last(unit_code, time)
                 place = _lookup(pd.Series(_slots(self._stays)), events.names)
                 entity = np.append(place, -1)[stay]
             counted, timed, weighed = (
@@ -183,11 +197,16 @@ class History:
                 out,
             )
             column += len(counted) * (len(self._windows) - 1) + len(timed) + len(weighed) + 1
+        if self._fleet is not None:
+            bits = np.asarray([_BIT[what] for what in DOMAIN_WHATS], dtype=np.int64)
+            found = domain_values(self._domains, self._fleet, self._stays, stay, time, self._features, bits)
+            out[:, column:] = found
         return out
 
 
 def _scopes(features: FeatureSection, unit: UnitKind) -> tuple[Scope, ...]:
-    return features.history_scopes if unit == "gpu" else ("node",)
+    own: tuple[Scope, ...] = ("gpu", "slot", "node")
+    return tuple(scope for scope in own if scope in features.history_scopes) if unit == "gpu" else ("node",)
 
 
 def _kinds(facts: Facts, labels: LabelSection) -> NDArray[np.uint32]:

@@ -26,6 +26,7 @@ import pyarrow as pa
 
 from features.errors import InputError
 from features.fleet import Fleet
+from features.groups.domains import check_scopes
 from features.groups.history import History
 from features.groups.static import StaticPlan
 from features.installations import units_of
@@ -109,6 +110,8 @@ class Known:
         """Read events and inventory, and plan columns and parts of the matrix of a dataset."""
         config = order.config
         events, inventory = reported(dataset.events(), config.features.delay), dataset.inventory()
+        if "history" in config.features.groups:
+            check_scopes(config.features.domains, inventory)
         plan = FeaturePlan.of(
             config.features,
             config.channels,
@@ -267,7 +270,7 @@ class Build:
     def _joiner(self) -> PartJoiner:
         events, inventory, history = self.known.events, self.known.inventory, None
         if "history" in self.plan.features.groups:
-            history = History.of(self._record, self.order.config.features, unit=self.order.config.unit)
+            history = History.of(self._record, self.order.config.features, inventory, unit=self.order.config.unit)
         return PartJoiner(
             self.plan, self.fleet, self.rows, self.keys, events, inventory, history, self.work, self.store
         )

@@ -88,7 +88,7 @@ def live_rows(
         service = fleet.in_service(rows.times)
         store.keep(0, bucket_values(plan, fleet, rows, service, work[0], prefetch(blocks)))
     if "history" in config.features.groups:
-        history = History.of(record, config.features, unit=config.unit)
+        history = History.of(record, config.features, inventory, unit=config.unit)
     joiner = PartJoiner(plan, fleet, rows, keys, events, inventory, history, work, store)
     values = joiner.columns(PartRows("", 0, len(keys))).T
     features = pd.DataFrame(values, columns=[column.name for column in plan.columns])

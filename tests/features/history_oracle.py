@@ -8,10 +8,12 @@ from datetime import timedelta
 import pandas as pd
 
 from features.config import LabelSection
+from features.groups.domains import AGE_STEP, HALF_LIFE
 from features.groups.history import RECENCY_HALF_LIFE
 from features.labels.evidence import Record
 from features.labels.incidents import known_onsets
 from tests.features import oracle
+from tests.features.builders import at
 
 GROUPS = {"48": "xid_memory", "79": "xid_bus", "74": "xid_interconnect", "149": "xid_interconnect",
           "63": "xid_precursor", "31": "xid_app", "46": "xid_watch"}  # fmt: skip
@@ -45,8 +47,76 @@ def facts_of(events: pd.DataFrame, inventory: pd.DataFrame, labels: LabelSection
     return out + [({"incident"}, r["timestamp"], r["known_at"], r["unit"], r["node"], None) for r in onsets]
 
 
+def domain_of(scope, row, t):
+    """What a stay's unit shares with others at a time, by the name of the scope; None: nothing."""
+    if scope == "fleet":
+        return "all"
+    if scope == "age":
+        return (t - row["first"]) // AGE_STEP
+    return (row["node"], row["slot"]) if scope == "node_slot" else int(row["unit"][1:]) // 2
+
+
+def exposure(scope, domain, stays, since, t, weight=lambda begin, end: (end - begin) / timedelta(days=1)):
+    """Days in service of a domain's units in (since, t], stay by stay."""
+    total = 0.0
+    for row in stays:
+        begin, end = max(since, row["installed_at"]), min(t, row["removed_at"] or t)
+        if scope == "age":
+            begin = max(begin, row["first"] + domain * AGE_STEP)
+            end = min(end, row["first"] + (domain + 1) * AGE_STEP)
+        elif domain_of(scope, row, t) != domain:
+            continue
+        total += weight(begin, end) if begin < end else 0.0
+    return total
+
+
+def plain_domain(column, t, unit, facts, held):
+    """Compute a domain's column."""
+    stays = [dict(row, unit=row["gpu"]) for row in held if row["installed_at"] <= t]
+    for row in stays:
+        row["first"] = min(other["installed_at"] for other in stays if other["unit"] == row["unit"])
+
+    def stay_of(name, time):
+        begun = [row for row in stays if row["unit"] == name and row["installed_at"] <= time]
+        return max(begun, key=lambda row: row["installed_at"]) if begun else None
+
+    def ages(scope, domain):
+        """Of each kind, how long ago."""
+        for kinds, time, known, gpu, _, _ in facts:
+            row = stay_of(gpu, time) if known <= t else None
+            if row is not None and domain_of(scope, row, time) == domain:
+                yield from ((kind, t - time) for kind in kinds)
+
+    def counted(scope, domain):
+        return sum(kind == column.channel and age < column.window for kind, age in ages(scope, domain))
+
+    mine = stay_of(unit, t)
+    if mine is None:
+        return math.nan
+    domain = domain_of(column.scope, mine, t)
+    incidents = [age for kind, age in ages(column.scope, domain) if kind == "incident"]
+    if column.statistic == "since":
+        return min(incidents) / timedelta(hours=1) if incidents else math.nan
+    if column.statistic == "recency_rate":
+        weight = sum(0.5 ** (age / HALF_LIFE) for age in incidents)
+
+        def faded(begin, end):  # the integral of 0.5 to the power of half-lives since
+            old, new = (0.5 ** ((t - instant) / HALF_LIFE) for instant in (begin, end))
+            return (new - old) * (HALF_LIFE / timedelta(days=1)) / math.log(2)
+
+        return 1000 * weight / exposure(column.scope, domain, stays, at(days=-100), t, faded)
+    lived = exposure(column.scope, domain, stays, t - column.window, t)
+    count = counted(column.scope, domain)
+    if column.statistic == "rate":
+        return 1000 * count / lived if lived else math.nan
+    usual = counted("fleet", "all") / exposure("fleet", "all", stays, t - column.window, t)
+    return (count + 1) / (usual * lived + 1)
+
+
 def plain_value(column, t, unit, node, facts, held):
     """Compute a column's value from the facts and the inventory's records."""
+    if column.scope not in ("gpu", "slot", "node"):
+        return plain_domain(column, t, unit, facts, held)
     here = place(unit, t, held)
     seen = []
     for kinds, time, known, gpu, where, xid in facts:

@@ -18,12 +18,15 @@ from tests.features.worlds import twins, worlds
 
 LABELS = LabelSection()
 FEATURES = FeatureSection(history_windows=(timedelta(hours=12), timedelta(days=3)))
+DOMAINS = FEATURES.model_copy(
+    update={"history_scopes": ("gpu", "slot", "node", ("node", "slot"), "gpu/2", "fleet", "age")}
+)
 SLOW = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 UNITS = {"g0": "n0", "g1": "n0", "g2": "n1", "g3": "n0"}
 
 
 def history_values(rows, events, inventory, features, labels, *, unit="gpu"):
-    return History.of(Record.of(events, inventory, labels), features, unit=unit).values(rows)
+    return History.of(Record.of(events, inventory, labels), features, inventory, unit=unit).values(rows)
 
 
 def value(name, time, *happened, stays=None, unit="g0", node="n0", labels=LABELS):
@@ -137,8 +140,8 @@ def test_nodes_without_gpus_have_the_history_of_the_node():
 def test_values_are_as_the_plain_reading_says(world):
     asked = rows(*((at(11.25 * k), unit) for k in range(0, 16) for unit in UNITS))
     asked["node"] = asked["unit"].map(UNITS).astype("str")
-    found = history_values(asked, world.events, world.inventory, FEATURES, LABELS)
-    columns, facts = history_columns(FEATURES), facts_of(world.events, world.inventory, LABELS)
+    found = history_values(asked, world.events, world.inventory, DOMAINS, LABELS)
+    columns, facts = history_columns(DOMAINS), facts_of(world.events, world.inventory, LABELS)
     held = oracle.records(world.inventory)
     some = np.random.default_rng(0).permutation(len(asked))[:12]
     for i in some:
@@ -154,7 +157,7 @@ def test_a_poisoned_future_leaves_every_value_bit_identical(pair, hours_ago):
     r = pair[0].r
     asked = rows(*((r - timedelta(hours=h), unit) for h in (0, hours_ago, 30) for unit in UNITS))
     asked["node"] = asked["unit"].map(UNITS).astype("str")
-    one, two = (history_values(asked, w.events, w.inventory, FEATURES, LABELS) for w in pair)
+    one, two = (history_values(asked, w.events, w.inventory, DOMAINS, LABELS) for w in pair)
     np.testing.assert_array_equal(one.view(np.uint32), two.view(np.uint32))
 
 
@@ -165,7 +168,7 @@ def test_a_row_alone_equals_the_row_among_others_in_any_order(world, random):
     random.shuffle(pairs)
     asked = rows(*pairs)
     asked["node"] = asked["unit"].map(UNITS).astype("str")
-    history = History.of(Record.of(world.events, world.inventory, LABELS), FEATURES)
+    history = History.of(Record.of(world.events, world.inventory, LABELS), DOMAINS, world.inventory)
     together = history.values(asked)
     for i in (0, 17, 42):
         alone = history.values(asked.iloc[[i]])

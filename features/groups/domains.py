@@ -1,0 +1,337 @@
+"""Failure domains: what failed among the units that share a place, a make, a batch or an age, per unit-day in service.
+
+A domain is the value of an inventory column (``rack``, ``nvlink_domain``), of several that are nested (``[cabinet,
+cage]``), or a range of the number at the end of one (``serial/1000``). ``fleet`` is everyone, so that an epidemic
+shows; ``age`` are the units that have been in service about as long. Counts are divided by exposure: a large rack is
+not a bad rack. On Titan's GPUs cage, cabinet and serial batch are worth a fifth of average precision beyond GPU and
+node.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from features.config import DomainScope, FeatureSection
+from features.errors import InputError
+from features.groups.history_kernel import EntityEvents, sweep_history
+from features.installations import Installations, Timeline
+from features.times import NEVER, Int64Array, duration_ms, text
+from features.vocabulary import FeatureColumn
+
+HALF_LIFE = timedelta(days=30)
+"""Half-life of the recency-weighted rate of a domain."""
+
+AGE_STEP = timedelta(days=91)
+"""Units whose time in service lies in the same step of this length are of one age."""
+
+WHATS = ("incident", "xid_hardware")
+"""What is counted of a domain."""
+
+_PER = 1000.0 * 86_400_000.0  # rates are per 1,000 unit-days
+_SMOOTHING = 1.0  # incidents of the fleet's rate added to both sides of a comparison with it
+_RANGE = re.compile(r"(?P<column>.+)/(?P<width>[1-9]\d*)")
+_NUMBER = re.compile(r"(\d+)\s*\Z")
+_SPECIAL = ("fleet", "age")
+
+
+def domain_name(scope: DomainScope) -> str:
+    """Name a domain as column names do: ``rack``, ``cabinet_cage``, ``serial_1000``."""
+    return "_".join(scope) if isinstance(scope, tuple) else scope.replace("/", "_")
+
+
+def domain_columns(scope: DomainScope, windows: Sequence[timedelta]) -> list[FeatureColumn]:
+    """List the columns of a domain.
+
+    Returns: of incidents and hardware XIDs ``rate`` per 1,000 unit-days in each window; of incidents also ``relative``
+    (that rate over the fleet's, drawn to 1 where few are expected; not of the fleet), ``recency_rate`` (recent ones
+    count more) and hours ``since`` the last.
+    """
+    name = domain_name(scope)
+    columns = [FeatureColumn.of("history", what, "rate", window=w, scope=name) for what in WHATS for w in windows]
+    if scope != "fleet":
+        columns += [FeatureColumn.of("history", "incident", "relative", window=w, scope=name) for w in windows]
+    columns.append(FeatureColumn.of("history", "incident", "recency_rate", scope=name))
+    columns.append(FeatureColumn.of("history", "incident", "since", scope=name, unit="h"))
+    return columns
+
+
+def check_scopes(scopes: Sequence[DomainScope], inventory: pd.DataFrame) -> None:
+    """Refuse scopes that an inventory cannot give.
+
+    Raises ``InputError`` if a column is not there.
+    """
+    for scope in scopes:
+        if scope in _SPECIAL:
+            continue
+        for column in scope if isinstance(scope, tuple) else (scope,):
+            found = _RANGE.fullmatch(column)
+            name = found["column"] if found else column
+            if name not in inventory.columns or name in ("installed_at", "removed_at"):
+                have = ", ".join(sorted(set(inventory.columns) - {"installed_at", "removed_at"}))
+                raise InputError(
+                    f"'{name}' is no column of the inventory that units could share",
+                    "parameter features.history_scopes",
+                    f"Choose among gpu, slot, node, fleet, age, {have}, or lists of these.",
+                )
+
+
+@dataclass(frozen=True, slots=True)
+class Exposure:
+    """Time in service of the units of each domain, as the beginnings and ends of their stays."""
+
+    begins: _Moments
+    ends: _Moments
+
+    @classmethod
+    def of(cls, entity: Int64Array, begin: Int64Array, end: Int64Array, entities: int) -> Exposure:
+        """Sort stays; one with a negative entity belongs to no domain."""
+        there = (entity >= 0) & (end > begin)
+        entity, begin, end = entity[there], begin[there], end[there]
+        left = end < NEVER
+        return cls(_Moments.of(entity, begin, entities), _Moments.of(entity[left], end[left], entities))
+
+    def until(self, entity: Int64Array, time: Int64Array) -> Int64Array:
+        """Unit-milliseconds of each entity from 1970 to each time."""
+        return self.begins.elapsed(entity, time) - self.ends.elapsed(entity, time)
+
+    def faded(self, entity: Int64Array, time: Int64Array) -> NDArray[np.float64]:
+        """Unit-milliseconds of each entity up to each time, where those of :data:`HALF_LIFE` ago count half."""
+        return (self.begins.aged(entity, time) - self.ends.aged(entity, time)) * duration_ms(HALF_LIFE) / np.log(2)
+
+
+@dataclass(frozen=True, slots=True)
+class _Moments:
+    """Instants by entity with running sums, so that each question is one search."""
+
+    timeline: Timeline
+    first: Int64Array
+    total: Int64Array
+    reference: Int64Array
+    weight: NDArray[np.float64]
+
+    @classmethod
+    def of(cls, entity: Int64Array, time: Int64Array, entities: int) -> _Moments:
+        order = np.lexsort((time, entity))
+        entity, time = entity[order], np.maximum(time[order], 0)  # what has always been there counts from 1970
+        first = np.searchsorted(entity, np.arange(entities)).astype(np.int64)
+        dated = pd.Series(np.where(time > 0, time, NEVER)).groupby(entity).min()
+        reference = dated.reindex(range(entities), fill_value=NEVER).to_numpy(np.int64)
+        halves = (time - reference[entity]) / duration_ms(HALF_LIFE)
+        weight = pd.Series(np.where(time > 0, np.exp2(np.minimum(halves, 1000.0)), 0.0)).groupby(entity).cumsum()
+        return cls(
+            Timeline(entity, time, entities), first, np.r_[0, np.cumsum(time)], reference, weight.to_numpy(np.float64)
+        )
+
+    def elapsed(self, entity: Int64Array, time: Int64Array) -> Int64Array:
+        """Sum over the instants at or before each time of how long ago they were."""
+        upto, first = self.timeline.upto(entity, time), self.first[entity]
+        return (upto - first) * time - (self.total[upto] - self.total[first])
+
+    def aged(self, entity: Int64Array, time: Int64Array) -> NDArray[np.float64]:
+        """Sum over the instants at or before each time of 1 less 0.5 to the power of half-lives since."""
+        upto, first = self.timeline.upto(entity, time), self.first[entity]
+        since = (time - np.minimum(self.reference[entity], time)) / duration_ms(HALF_LIFE)
+        weight = np.append(self.weight, 0.0)[np.where(upto > first, upto - 1, -1)]
+        return (upto - first) - weight * np.exp2(-since)
+
+
+@dataclass(frozen=True, slots=True)
+class Domain:
+    """One kind of domain of a fleet: its events and exposure, to be asked for any rows.
+
+    ``of_stay``: entity of each stay (-1: none); None where age decides.
+    """
+
+    scope: DomainScope
+    of_stay: Int64Array | None
+    events: EntityEvents
+    exposure: Exposure
+
+    @classmethod
+    def of(
+        cls,
+        scope: DomainScope,
+        stays: Installations,
+        inventory: pd.DataFrame,
+        *,
+        stay: Int64Array,
+        time: Int64Array,
+        known: Int64Array,
+        kinds: NDArray[np.uint32],
+        count: Int64Array,
+    ) -> Domain:
+        """Sort what is known of a fleet.
+
+        ``stay``: the stay in which each event happened (-1: none); with its time, known-at time, kinds and number.
+        """
+        if scope == "age":
+            of_stay, of_event = None, _ages(stays, stays.unit[stay], time)
+            held, begin, end = _stays_by_age(stays)
+            entities = int(max(held.max(initial=-1), of_event.max(initial=-1))) + 1
+        else:
+            of_stay, entities = _entities(scope, stays, inventory)
+            held, begin, end = of_stay, stays.installed, stays.removed
+            of_event = of_stay[stay]
+        kept = (stay >= 0) & (of_event >= 0) & (kinds != 0)
+        entity, time, known, kinds, count = (values[kept] for values in (of_event, time, known, kinds, count))
+        order = np.lexsort((kinds, time, known, entity))
+        entity, time = entity[order], time[order]
+        events = EntityEvents(
+            starts=np.searchsorted(entity, np.arange(entities + 1)).astype(np.int64),
+            known=known[order],
+            time=time,
+            kinds=kinds[order],
+            code=np.full(len(entity), -1, dtype=np.int64),
+            size=count[order],
+            by_time=np.lexsort((time, entity)).astype(np.int64),
+            codes=0,
+        )
+        return cls(scope, of_stay, events, Exposure.of(held, begin, end, entities))
+
+    def entities_at(self, stays: Installations, stay: Int64Array, time: Int64Array) -> Int64Array:
+        """Give the entity of rows by the stay that they are in (-1: none) and their time."""
+        if self.of_stay is not None:
+            return np.append(self.of_stay, -1)[stay]
+        entity = np.where(stay >= 0, _ages(stays, stays.unit[stay], time), -1)
+        return np.where(entity < len(self.events.starts) - 1, entity, -1)
+
+    def rates(self, entity: Int64Array, time: Int64Array, windows: Int64Array, bits: Int64Array) -> Rates:
+        """Count and weigh at pairs of an entity (0 or more) and a time.
+
+        ``windows``: Milliseconds.
+        ``bits``: of :data:`WHATS` among the kinds.
+        """
+        n = len(windows)
+        found = np.empty((len(entity), len(bits) * n + 3), dtype=np.float32)
+        order = np.lexsort((time, entity)).astype(np.int64)
+        distinct = np.append(windows, windows[-1])  # of XIDs, which nobody asks for here
+        half_life = float(duration_ms(HALF_LIFE))
+        sweep_history(order, entity, time, self.events, distinct, bits, bits[:1], bits[:1], half_life, 0, found)
+        now = self.exposure.until(entity, time)
+        exposure = np.stack([now - self.exposure.until(entity, time - window) for window in windows], axis=1)
+        return Rates(
+            counts=found[:, : len(bits) * n].reshape(len(entity), len(bits), n).astype(np.float64),
+            exposure=exposure.astype(np.float64),
+            since=found[:, -3],
+            recency=found[:, -2] / np.maximum(self.exposure.faded(entity, time), 1.0),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """What is known of entities at times, n of them.
+
+    ``counts``: shape (n, whats, windows).
+    ``exposure``: unit-milliseconds in each window; shape (n, windows).
+    ``since``: hours since the last incident; NaN: never; shape (n,).
+    ``recency``: recency-weighted incidents a unit-millisecond; shape (n,).
+    """
+
+    counts: NDArray[np.float64]
+    exposure: NDArray[np.float64]
+    since: NDArray[np.float32]
+    recency: NDArray[np.float64]
+
+    def columns(self, fleet: Rates | None) -> NDArray[np.float64]:
+        """Give the values of :func:`domain_columns`; ``fleet``: the whole fleet's at the same times."""
+        lived = self.exposure > 0
+        safe = np.where(lived, self.exposure, 1.0)
+        rate = np.where(lived[:, None, :], self.counts / safe[:, None, :], np.nan) * _PER
+        parts = [rate.reshape(len(rate), rate.shape[1] * rate.shape[2])]
+        if fleet is not None:
+            usual = fleet.counts[:, 0] / np.maximum(fleet.exposure, 1.0)
+            parts.append((self.counts[:, 0] + _SMOOTHING) / (usual * self.exposure + _SMOOTHING))
+        parts += [(self.recency * _PER)[:, None], self.since[:, None].astype(np.float64)]
+        return np.concatenate(parts, axis=1)
+
+
+def domain_values(
+    domains: Sequence[Domain], fleet: Domain, stays: Installations, stay: Int64Array, time: Int64Array,
+    features: FeatureSection, bits: Int64Array,
+) -> NDArray[np.float32]:  # fmt: skip
+    """Give the values of all domains of rows by the stay that each row is in (-1: none) and its time.
+
+    Rows of one domain at one time share their values, so each is computed once.
+    """
+    windows = np.asarray([duration_ms(window) for window in features.history_windows], dtype=np.int64)
+    times, when = np.unique(time, return_inverse=True)
+    whole = fleet.rates(np.zeros(len(times), dtype=np.int64), times, windows, bits)
+    blocks = []
+    for domain in domains:
+        entity = domain.entities_at(stays, stay, time)
+        out = np.full((len(time), len(domain_columns(domain.scope, features.history_windows))), np.nan, np.float32)
+        there = np.flatnonzero(entity >= 0)
+        pairs, row = np.unique(entity[there] * len(times) + when[there], return_inverse=True)
+        at = pairs % len(times)
+        found = domain.rates(pairs // len(times), times[at], windows, bits)
+        usual = None if domain.scope == "fleet" else Rates(*(getattr(whole, name)[at] for name in Rates.__slots__))
+        out[there] = found.columns(usual)[row]
+        blocks.append(out)
+    return np.concatenate(blocks, axis=1)
+
+
+def _entities(scope: DomainScope, stays: Installations, inventory: pd.DataFrame) -> tuple[Int64Array, int]:
+    """Give the number of the domain of each stay; -1 where a column of it is not filled."""
+    if scope == "fleet":
+        return np.zeros(len(stays.unit), dtype=np.int64), 1
+    code = np.zeros(len(stays.unit), dtype=np.int64)
+    there = np.ones(len(stays.unit), dtype=bool)
+    for column in scope if isinstance(scope, tuple) else (scope,):
+        own = pd.factorize(_values(column, inventory)[stays.row], sort=True)[0]
+        there &= own >= 0
+        code = pd.factorize(code * (own.max(initial=0) + 2) + own, sort=True)[0].astype(np.int64)
+    return np.where(there, code, -1), int(code.max(initial=-1)) + 1
+
+
+def _values(column: str, inventory: pd.DataFrame) -> NDArray[np.object_]:
+    """Give a column as text, or the range that the number at the end of its values lies in."""
+    found = _RANGE.fullmatch(column)
+    if found is None:
+        return np.asarray([None if value is None else str(value) for value in text(inventory[column])], dtype=object)
+    width = int(found["width"])
+
+    def block(value: object) -> str | None:
+        number = None if value is None else _NUMBER.search(str(value))
+        return None if number is None else f"{str(value)[: number.start()]}{int(number[1]) // width}"
+
+    return np.asarray([block(value) for value in text(inventory[found["column"]])], dtype=object)
+
+
+def _first_installed(stays: Installations) -> Int64Array:
+    """When each unit was first installed (ms); -NEVER where that is not known."""
+    first = np.full(len(stays.units), NEVER, dtype=np.int64)
+    np.minimum.at(first, stays.unit, stays.installed)
+    return first
+
+
+def _ages(stays: Installations, unit: Int64Array, time: Int64Array) -> Int64Array:
+    """Give the number of the age of units at times; -1 where it is not known."""
+    first = _first_installed(stays)[unit]
+    dated = (first > -NEVER) & (first <= time)
+    return np.where(dated, (time - np.where(dated, first, 0)) // duration_ms(AGE_STEP), -1)
+
+
+def _stays_by_age(stays: Installations) -> tuple[Int64Array, Int64Array, Int64Array]:
+    """Cut stays where their unit comes of another age: the age, begin and end of each piece.
+
+    A stay that lasts is cut as long as any time can be asked for; what has not begun adds nothing to a time before it.
+    """
+    step = duration_ms(AGE_STEP)
+    first = _first_installed(stays)[stays.unit]
+    dated = np.flatnonzero(first > -NEVER)
+    begin, end, first = stays.installed[dated], stays.removed[dated], first[dated]
+    latest = max(int(begin.max(initial=0)), int(end[end < NEVER].max(initial=0))) + duration_ms(timedelta(days=3650))
+    low = (begin - first) // step
+    high = (np.minimum(end, latest) - first) // step
+    pieces = high - low + 1
+    stay = np.repeat(np.arange(len(dated)), pieces)
+    age = low[stay] + np.arange(len(stay)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
+    starts = np.maximum(begin[stay], first[stay] + age * step)
+    return age, starts, np.minimum(end[stay], first[stay] + (age + 1) * step)

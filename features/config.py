@@ -149,7 +149,7 @@ class FeatureSection(Section):
     )
     """Trailing windows of event counts, ascending."""
 
-    history_scopes: tuple[Scope | DomainScope, ...] = ("gpu", "slot", "node")
+    history_scopes: tuple[DomainScope, ...] = ("gpu", "slot", "node")
     """Whose history is counted: the device, the position it sits in, its whole node; and per unit-day in service that
     of failure domains: inventory columns (``rack``), nested ones (``[cabinet, cage]``), ranges of the number that ends
     one (``serial/1000``), ``fleet``, and ``age``, the units that have been in service about as long."""

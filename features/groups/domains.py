@@ -78,7 +78,7 @@ def check_scopes(scopes: Sequence[DomainScope], inventory: pd.DataFrame) -> None
                 raise InputError(
                     f"'{name}' is no column of the inventory that units could share",
                     "parameter features.history_scopes",
-                    f"Choose among gpu, slot, node, fleet, age, {have}, or lists of these.",
+                    f"Choose among fleet, age, {have}, or lists of these.",
                 )
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from evaluation.drift.causes import failure_verdicts, risk_verdicts
 from evaluation.drift.movement import by_group
-from evaluation.drift.outcomes import AlertCounts, RiskCounts, rate_change, rate_changes
+from evaluation.drift.outcomes import RiskCounts, rate_change, rate_changes
 from evaluation.drift.verdict import Findings
 from models.rows.training_set import Rows
 from models.training.reference import LabelledRows, Outcomes, dated, sample_rows
@@ -305,11 +305,3 @@ def test_a_check_without_rows_finds_nothing():
     fleet = DriftingFleet(seed=14)
     found = fleet.check(35)
     assert (found.rows, found.drift, found.summary) == (0, False, "nothing to compare")
-
-
-DAY = DAY_MS
-
-
-def test_counts_of_alerts_have_a_precision():
-    assert AlertCounts(3, 1, 7).precision == 0.75
-    assert np.isnan(AlertCounts(0, 0, 7).precision)

@@ -24,7 +24,7 @@ def every_column() -> tuple[FeatureColumn, ...]:
     static.append(FeatureColumn.of("static", "slot", "ordinal"))
     static.append(FeatureColumn.of("static", "bin_number", "value"))
     return FeaturePlan.of(
-        FeatureSection(),
+        FeatureSection(history_scopes=("gpu", "slot", "node", ("cabinet", "cage"), "serial/1000", "fleet", "age")),
         channels,
         unit="gpu",
         step=timedelta(minutes=10),

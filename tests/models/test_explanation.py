@@ -7,7 +7,6 @@ from datetime import timedelta
 import lightgbm
 import numpy as np
 import pytest
-import xgboost
 from sklearn.ensemble import RandomForestClassifier
 
 from features.vocabulary import FeatureColumn, FleetPercentile, describe, describe_percentile
@@ -66,22 +65,6 @@ def expected_leaf(tree, row, known, node=0):
     return (cover[left] * one + cover[right] * two) / cover[node]
 
 
-def expected_margin(nodes, row, known, name="0-0"):
-    """The same for a tree of XGBoost as its frame tells it."""
-    node = nodes[name]
-    if node["Feature"] == "Leaf":
-        return node["Gain"]
-    feature = int(node["Feature"][1:])
-    if feature in known:
-        if math.isnan(row[feature]):
-            return expected_margin(nodes, row, known, node["Missing"])
-        return expected_margin(nodes, row, known, node["Yes" if row[feature] < np.float32(node["Split"]) else "No"])
-    one, two = (nodes[node[way]]["Cover"] for way in ("Yes", "No"))
-    return (
-        one * expected_margin(nodes, row, known, node["Yes"]) + two * expected_margin(nodes, row, known, node["No"])
-    ) / (one + two)
-
-
 def small_problem(seed):
     rng = np.random.default_rng(seed)
     X = rng.normal(size=(240, 4)).astype(np.float32)
@@ -104,17 +87,6 @@ def test_a_forest_is_taken_apart_as_the_definition_of_shapley_values_says(seed):
         parts, base = shapley(value, 4), value(set())
         factor = (logit(base + parts.sum()) - logit(base)) / parts.sum()  # from the probability to its log-odds
         np.testing.assert_allclose(found[row], parts * factor, atol=1e-5)
-
-
-def test_xgboosts_contributions_are_shapley_values_by_the_rows_that_went_each_way():
-    X, y, weight = small_problem(2)
-    learner = xgboost.XGBClassifier(n_estimators=1, max_depth=3, random_state=0).fit(X, y, sample_weight=weight)
-    frame = learner.get_booster().trees_to_dataframe()
-    nodes = {row["ID"]: row for row in frame.to_dict("records")}
-    values, _ = contributions(learner, X[:6])
-    for row in range(6):
-        expected = shapley(lambda known, row=row: expected_margin(nodes, X[row], known), 4)
-        np.testing.assert_allclose(values[row], expected, atol=1e-5)
 
 
 def test_a_forest_that_learned_nothing_has_no_contributions():
@@ -310,14 +282,6 @@ CODE = FeatureColumn.of("static", "model", "code", categories=("A", "B"))
 )
 def test_standings_in_words(column, value, fleet, words):
     assert describe_percentile(column, value, FleetPercentile.of(np.array(fleet, np.float32), value)) == words
-
-
-def test_an_alert_on_a_hot_gpu_says_that_it_is_hot():
-    X = np.array([[80, 400, 0, 0, 0, 0], [60, 400, 0, 0, 0, 0]], dtype=np.float32)
-    hot, _ = explain(members_of(fitted_models(), "xgboost"), X, COLUMNS)
-    assert hot.reasons[0].column == "telemetry__gpu_temp_c__mean__6h"
-    assert hot.reasons[0].value == 80
-    assert "80" in hot.reasons[0].text
 
 
 def test_members_are_those_that_make_the_alerts():

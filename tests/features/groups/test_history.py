@@ -9,6 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from features.config import FeatureSection, LabelSection
+from features.errors import InputError
+from features.groups.domains import check_scopes
 from features.groups.history import RECENCY_HALF_LIFE, History, history_columns
 from features.labels.evidence import Record
 from tests.features import oracle
@@ -133,6 +135,24 @@ def test_nodes_without_gpus_have_the_history_of_the_node():
     assert found[0, names.index("history__node_incident__since")] == 5
     assert found[0, names.index("history__node_failure__count__12h")] == 1
     assert found[0, names.index("history__node_repair__since")] == 3
+
+
+def test_a_domain_is_read_from_inventory_columns_and_ranges_of_a_number():
+    section = FeatureSection(history_windows=(timedelta(days=4),), history_scopes=("rack", "serial/100"))
+    held = inventory(
+        stay("g0", "n0", rack="r1", serial="A0199"),
+        stay("g1", "n1", rack="r1", serial="A0205"),
+        stay("g2", "n2", rack="r2", serial="A0201"),
+        stay("g3", "n3", rack=None, serial="odd"),
+    )
+    happened = events(event(at(0), code="79", gpu="g1", node="n1"))
+    found = history_values(rows(*((at(days=2), f"g{i}") for i in range(4))), happened, held, section, LABELS)
+    names = [column.name for column in history_columns(section)]
+    rate, other = (found[:, names.index(f"history__{name}_incident__rate__4d")] for name in ("rack", "serial_100"))
+    np.testing.assert_allclose(rate, [1000 / 8, 1000 / 8, 0, np.nan])  # one of two units in four days each
+    np.testing.assert_allclose(other, [0, 1000 / 8, 1000 / 8, np.nan])
+    with pytest.raises(InputError, match=r"'pod' is no column of the inventory .*fleet, age, gpu, node, rack"):
+        check_scopes([("rack", "pod")], held)
 
 
 @SLOW

@@ -230,15 +230,6 @@ def test_a_small_build_writes_no_bucket_to_disk_and_gives_the_same(small, tmp_pa
     np.testing.assert_array_equal(held.values(), matrix.values())
 
 
-def test_a_part_begins_with_the_grid(small, tmp_path, monkeypatch):
-    monkeypatch.setattr(parts, "PART_ROWS", 7)
-    matrix = make_matrix(small[0], tmp_path / "m")
-    begins = np.cumsum([0, *(part.rows for part in matrix.meta.parts)])[:-1]
-    assert len(begins) > 3
-    assert not matrix.rows["augmented"].to_numpy()[begins[1:]].any()
-    np.testing.assert_array_equal(matrix.values(), small[1].values())
-
-
 def test_another_folder_is_never_replaced(small, tmp_path):
     (tmp_path / "m").mkdir()
     (tmp_path / "m" / "thesis.txt").write_text("x")

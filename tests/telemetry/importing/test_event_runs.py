@@ -232,7 +232,9 @@ def test_labels_and_counts_of_a_flood_are_those_of_its_events(bursts: list[tuple
     )
     asked["decision_time"] = asked["decision_time"].astype("datetime64[ms, UTC]")
     section = FeatureSection()
-    values = [History.of(Record.of(each, inventory, labels), section, inventory).values(asked) for each in (merged, events)]
+    values = [
+        History.of(Record.of(each, inventory, labels), section, inventory).values(asked) for each in (merged, events)
+    ]
     recency = np.array([column.statistic == "recency" for column in history_columns(section)])
     np.testing.assert_array_equal(values[0][:, ~recency], values[1][:, ~recency])
     # The members of a run have one age, at most a minute from their own.

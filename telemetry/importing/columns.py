@@ -142,20 +142,15 @@ def _check_mapping(
                 where,
                 hint or f"It has {list(names)}.",
             )
-    wanted = [each for each in mapping.columns.values() if each is not None]
-    for target in (*wanted, *mapping.constants, *mapping.scale, *mapping.offset, *mapping.values):
+    targets = [target for target in mapping.columns.values() if target is not None]
+    for target in (*targets, *mapping.constants, *mapping.scale, *mapping.offset, *mapping.values):
         if target not in known and not extras:
-            raise _unknown_target(target, known, where, declare=declare)
-
-
-def _unknown_target(target: str, known: Sequence[str], where: str, *, declare: bool) -> InputError:
-    hint = nearest_hint(target, known)
-    more = " A channel of your own must be declared in params `channels:`." if declare else ""
-    return InputError(
-        f"the mapping names a column of ours {target!r} that does not exist",
-        f"{where}, mapping",
-        (hint or f"Ours are {list(known)}.") + more,
-    )
+            more = " A channel of your own must be declared in params `channels:`." if declare else ""
+            raise InputError(
+                f"the mapping names a column of ours {target!r} that does not exist",
+                f"{where}, mapping",
+                (nearest_hint(target, known) or f"Ours are {list(known)}.") + more,
+            )
 
 
 def require(columns: Columns, names: Sequence[str], present: Sequence[str], where: str) -> None:
@@ -181,16 +176,12 @@ def as_text(column: pa.ChunkedArray | None, length: int) -> npt.NDArray[np.objec
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
     if pa.types.is_floating(column.type):
-        values = column.to_pylist()
-        texts = [
-            None if value is None or math.isnan(value) else str(int(value)) if value.is_integer() else str(value)
-            for value in values
-        ]
-        return np.array(texts, dtype=object)
+        numbers = (None if value is None or math.isnan(value) else value for value in column.to_pylist())
+        texts = [str(int(value)) if value is not None and value.is_integer() else value for value in numbers]
+        return np.array([None if text is None else str(text) for text in texts], dtype=object)
     text = pc.utf8_trim_whitespace(column.cast(pa.string()))
     text = pc.if_else(pc.equal(text, ""), None, text)
-    array = np.array(text.to_pylist(), dtype=object)
-    return array if len(array) else np.empty(0, dtype=object)
+    return np.array(text.to_numpy(zero_copy_only=False), dtype=object)
 
 
 def mapped_text(

@@ -189,32 +189,28 @@ def place_events(
     ``ms``: shape (n,).
     Returns: why an event cannot be used, or an empty text; shape (n,).
     """
-    reasons = np.full(len(ms), "", dtype=object)
     gpu, node, kind = text["gpu"], text["node"], text["type"]
-    on_gpu = np.array([each is not None for each in gpu], dtype=bool)
-    gpu[:] = [None if each is None else stays.parents.get(each, each) for each in gpu]
+    gpu[:] = [stays.parents.get(name, name) for name in gpu]
+    of_gpu = ~pd.isna(gpu)
+    since = pd.Series(node, dtype=object).map(stays.node_since)
+    missing = "missing node and gpu" if stays.unit == "gpu" else "missing node"
+    of_node = np.select(
+        [of_gpu, pd.isna(node), since.isna(), ms < since], ["", missing, "unknown node", "before installation"], ""
+    )
+    reasons = of_node.astype(object)
     if stays.unit == "gpu":
         stay = stays.find(stays.codes(gpu), ms)
-        later = np.isin(kind.astype(str), sorted(AFTERWARDS))
-        reasons[on_gpu & (stay == -1)] = "unknown gpu"
-        reasons[on_gpu & (stay == -2)] = "before installation"
-        reasons[on_gpu & (stay == -3) & ~later] = "after removal"
-        placed = on_gpu & (stay >= 0)
+        afterwards = of_gpu & (stay == -3) & np.isin(kind.astype(str), sorted(AFTERWARDS))
+        reasons[of_gpu & (stay == -1)] = "unknown gpu"
+        reasons[of_gpu & (stay == -2)] = "before installation"
+        reasons[of_gpu & (stay == -3) & ~afterwards] = "after removal"
+        placed = of_gpu & (stay >= 0)
         there = stays.nodes[np.clip(stay, 0, None)]
         unnamed = placed & pd.isna(node)
         node[unnamed] = there[unnamed]
         reasons[placed & (node != there)] = "on another node than the inventory says"
-        for index in np.flatnonzero(on_gpu & (stay == -3) & later):
-            if node[index] is None:
-                node[index] = stays.last_node(str(gpu[index]), int(ms[index]))
-    for index in np.flatnonzero(~on_gpu):
-        since = stays.node_since.get(node[index])
-        if node[index] is None:
-            reasons[index] = "missing node and gpu" if stays.unit == "gpu" else "missing node"
-        elif since is None:
-            reasons[index] = "unknown node"
-        elif ms[index] < since:
-            reasons[index] = "before installation"
+        for index in np.flatnonzero(afterwards & pd.isna(node)):
+            node[index] = stays.last_node(str(gpu[index]), int(ms[index]))
     return reasons
 
 

@@ -62,7 +62,7 @@ from telemetry.importing.reading import (
     new_sources,
     text_digest,
 )
-from telemetry.importing.samples.intake import SampleIntake, no_usable_rows, plan_samples
+from telemetry.importing.samples.intake import SampleIntake, no_usable_rows
 from telemetry.importing.samples.merge import SampleMerger, plan_merge, read_newest, write_newest
 from telemetry.xids.xid_gauge import SOURCE
 
@@ -328,15 +328,21 @@ class _Import:
         if not files:
             self._keep_samples(writer, stays.unit)
             return empty_events()
-        plan = plan_samples(files, self.rules.samples, self.channels, stays.unit)
-        self._check_kinds(plan.channels)
-        strict = self.compaction is None
-        intake = SampleIntake(plan, self.rules.samples, stays, self.quarantine, strict, self._wrong_clock)
+        intake = SampleIntake(
+            files=files,
+            mapping=self.rules.samples,
+            every_channel=self.channels,
+            stays=stays,
+            quarantine=self.quarantine,
+            strict=self.compaction is None,
+            wrong_clock=self._wrong_clock,
+        )
+        self._check_kinds(intake.channels)
         spill = intake.run(writer.folder / ".spill", writer.buckets, self._reading())
         self._check_loss("samples")
         self.counts.update(intake.counts)
         merge = plan_merge(
-            spill, existing, plan.channels, self.channels, self.step, stays, sample_count=plan.sample_count
+            spill, existing, intake.channels, self.channels, self.step, stays, sample_count=intake.sample_count
         )
         writer.declare(merge.channels, unit=stays.unit, sample_count=merge.rolled, runs=merge.runs)
         keep_from = None if self.compaction is None else self.compaction.keep_from

@@ -213,8 +213,6 @@ def _fields(model: type[Section], place: Sequence[int | str]) -> list[str]:
 
 def nearest_hint(name: str, known: Sequence[str]) -> str:
     """Return a sentence with the known name nearest to ``name``, or an empty text if none is near."""
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    lower = {each.lower(): each for each in known}
-    if not near and name.lower() in lower:
-        near = [lower[name.lower()]]
-    return f"Did you mean {near[0]!r}?" if near else ""
+    by_lower = {candidate.lower(): candidate for candidate in known}
+    near = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.5)
+    return f"Did you mean {by_lower[near[0]]!r}?" if near else ""

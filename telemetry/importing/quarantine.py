@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
-import numpy as np
-import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -120,7 +118,6 @@ class Quarantine:
         row: int | None,
         content: str,
         detail: str | None = None,
-        *,
         lost_rows: int = 1,
     ) -> None:
         """Set one row aside.
@@ -135,33 +132,6 @@ class Quarantine:
         self._rows.append((reason, table, file.name, row, detail, content))
         if len(self._rows) >= _FLUSH_ROWS:
             self._flush()
-
-    def add_rows(
-        self,
-        reason: str,
-        table: str,
-        file: Path,
-        chosen: npt.NDArray[np.bool_],
-        rows: npt.NDArray[np.int64],
-        content: pa.Table,
-        details: Sequence[Any] | None = None,
-        *,
-        lost_rows: int = 1,
-    ) -> None:
-        """Set the chosen rows of a source's batch aside.
-
-        ``reason``, ``table``, ``file``: as in :meth:`add`.
-        ``chosen``: shape (n_rows,).
-        ``rows``: row numbers of the batch; shape (n_rows,).
-        ``details``: one offending value for each chosen row.
-        """
-        indices = np.flatnonzero(chosen)
-        for start in range(0, len(indices), _FLUSH_ROWS):
-            part = indices[start : start + _FLUSH_ROWS]
-            records = content.take(pa.array(part)).to_pylist()
-            for number, (index, record) in enumerate(zip(part, records, strict=True)):
-                detail = None if details is None else str(details[start + number])
-                self.add(reason, table, file, int(rows[index]), row_text(record), detail, lost_rows=lost_rows)
 
     def add_frame(self, reason: str, table: str, file: Path, frame: pd.DataFrame) -> None:
         """Set aside the rows of a frame; their place in the file is not known any more."""

@@ -23,10 +23,11 @@ from telemetry.errors import InputError
 from telemetry.importing.columns import Columns
 from telemetry.importing.instants import MISSING, NAIVE, PROBLEMS, Instants, naive_error, parse_instants
 from telemetry.importing.mapping import TimeFormat
-from telemetry.importing.quarantine import Quarantine, rows_of
+from telemetry.importing.quarantine import Quarantine, row_text, rows_of
 
 _BATCH_ROWS: Final = 1 << 17
 _BLOCK_BYTES: Final = 1 << 24
+_SET_ASIDE_ROWS: Final = 50_000
 _SUFFIXES: Final = {
     **dict.fromkeys([".parquet", ".pq"], "parquet"),
     **dict.fromkeys([".csv", ".tsv"], "csv"),
@@ -61,10 +62,19 @@ class Batch:
 
     def refuse(self, reason: str, chosen: npt.NDArray[np.bool_]) -> None:
         """Set aside those of the chosen rows that are still good."""
-        chosen = chosen & self.good
-        if chosen.any():
-            self.quarantine.add_rows(reason, self.kind, self.file, chosen, self.rows, self.table)
-            self.good[chosen] = False
+        self.set_aside(reason, np.flatnonzero(chosen & self.good))
+        self.good &= ~chosen
+
+    def set_aside(
+        self, reason: str, places: npt.NDArray[np.int64], details: Sequence[str] | None = None, lost_rows: int = 1
+    ) -> None:
+        """Quarantine rows by their place in the batch; ``details``: the offending value of each."""
+        for start in range(0, len(places), _SET_ASIDE_ROWS):
+            part = places[start : start + _SET_ASIDE_ROWS]
+            records = self.table.take(pa.array(part)).to_pylist()
+            shown = [None] * len(part) if details is None else details[start : start + _SET_ASIDE_ROWS]
+            for row, record, detail in zip(self.rows[part].tolist(), records, shown, strict=True):
+                self.quarantine.add(reason, self.kind, self.file, row, row_text(record), detail, lost_rows)
 
     def instants(self, columns: Columns, name: str, time: TimeFormat, *, optional: bool = False) -> Instants | None:
         """Parse our column ``name`` and refuse the rows where it cannot be used; None where the source has none.

@@ -37,87 +37,67 @@ _FRACTION_LEAST = 20
 _WORDS: Final[Mapping[str, float]] = {"true": 1.0, "false": 0.0, "yes": 1.0, "no": 0.0, "on": 1.0, "off": 0.0}
 
 
-@dataclass(frozen=True, slots=True)
-class SamplePlan:
-    """What the sample files hold, found before any row is read.
-
-    ``columns``: of each file.
-    ``channels``: channels that at least one file reports, in the catalogue's order.
-    ``sample_count``: whether a file says how many raw samples are behind a row.
-    """
-
-    files: list[Path]
-    columns: list[Columns]
-    channels: dict[str, Channel]
-    sample_count: bool
-
-
-def plan_samples(
-    files: Sequence[Path], mapping: TableMapping, channels: Mapping[str, Channel], unit: str
-) -> SamplePlan:
-    """Look at every file's columns.
-
-    ``channels``: all channels that may occur.
-    Raises ``InputError`` if a file has an unknown column, lacks a key column, or has no channel at all.
-    """
-    every = with_rollups(channels)
-    known = ["timestamp", "node", "gpu", "mig_instance", *every, "sample_count"]
-    aliases = {**by_source_name(channels), **KEY_ALIASES}
-    resolved: list[Columns] = []
-    seen: set[str] = set()
-    for file in files:
-        names = column_names(file)
-        columns = resolve_columns(names, mapping, known, aliases, str(file), ignored=_LABELS, declare=True)
-        require(columns, ["timestamp", unit], names, str(file))
-        found = [name for name in (*columns.source, *columns.constants) if name in every]
-        if not found:
-            raise InputError(
-                "the file has no channel", str(file), f"Its columns are {names}. Map at least one to a channel."
-            )
-        seen.update(found)
-        if "sample_count" in columns:
-            seen.add("sample_count")
-        resolved.append(columns)
-    present = {name: channel for name, channel in every.items() if name in seen}
-    return SamplePlan(list(files), resolved, present, "sample_count" in seen)
-
-
 @dataclass(slots=True)
 class SampleIntake:
     """Reads sample files, judges each row and value, and spills what can be used.
 
+    ``every_channel``: channels that may occur; ``channels``: those that a file reports, in the catalogue's order.
     ``strict``: whether sources without a usable row, or in another unit, are an error.
     ``wrong_clock``: says of milliseconds whether they cannot be right.
+    ``sample_count``: whether a file says how many raw samples are behind a row.
+    Raises ``InputError`` if a file has an unknown column, lacks a key column, or has no channel at all.
     """
 
-    plan: SamplePlan
+    files: Sequence[Path]
     mapping: TableMapping
+    every_channel: Mapping[str, Channel]
     stays: Installations
     quarantine: Quarantine
     strict: bool
     wrong_clock: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.bool_]]
     counts: Counter[str] = field(default_factory=Counter)
+    channels: dict[str, Channel] = field(init=False)
+    sample_count: bool = False
+    _columns: list[Columns] = field(default_factory=list)
     _usable: bool = False
     _nonzero: Counter[str] = field(default_factory=Counter)
     _fractions: Counter[str] = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        every = with_rollups(self.every_channel)
+        known = ["timestamp", "node", "gpu", "mig_instance", *every, "sample_count"]
+        aliases = {**by_source_name(self.every_channel), **KEY_ALIASES}
+        present: set[str] = set()
+        for file in self.files:
+            names = column_names(file)
+            columns = resolve_columns(names, self.mapping, known, aliases, str(file), ignored=_LABELS, declare=True)
+            require(columns, ["timestamp", self.stays.unit], names, str(file))
+            given = {*columns.source, *columns.constants}
+            if given.isdisjoint(every):
+                raise InputError(
+                    "the file has no channel", str(file), f"Its columns are {names}. Map at least one to a channel."
+                )
+            present |= given
+            self._columns.append(columns)
+        self.channels = {name: channel for name, channel in every.items() if name in present}
+        self.sample_count = "sample_count" in present
 
     def run(self, folder: Path, buckets: int, progress: Callable[[int], None] | None = None) -> Spill:
         """Read everything; ``progress`` is called with the rows read so far, once a batch.
 
         Raises ``InputError`` if a column of instants is naive, percent seem to be fractions, or no row can be used.
         """
-        schema = spill_schema(self.plan.channels, sample_count=self.plan.sample_count)
-        spill = Spill(folder, schema, buckets)
-        for number, (file, columns) in enumerate(zip(self.plan.files, self.plan.columns, strict=True)):
+        spill = Spill(folder, spill_schema(self.channels, sample_count=self.sample_count), buckets)
+        bucket_of_node = np.array([node_hash(name) % buckets for name in self.stays.node_names], np.int64)
+        for number, (file, columns) in enumerate(zip(self.files, self._columns, strict=True)):
             for batch in read_batches(file, "samples", self.quarantine):
                 if len(batch.rows) == 0:
                     continue
                 self.counts["samples_read"] += len(batch.rows)
                 if progress is not None:
                     progress(self.counts["samples_read"])
-                table, hashes = self._judge(batch, number, columns, schema)
-                if table.num_rows:
-                    spill.add((hashes % np.uint64(buckets)).astype(np.int64), table)
+                table = self._judge(batch, number, columns)
+                spill.add(bucket_of_node[table.column("node").to_numpy()], table)
         if self.strict:
             self._check_usable()
         spill.close()
@@ -135,15 +115,13 @@ class SampleIntake:
         if not self.counts["samples_read"]:
             raise InputError(
                 "the sample files have no rows",
-                ", ".join(str(file) for file in self.plan.files[:3]),
+                ", ".join(str(file) for file in self.files[:3]),
                 "Check the period that they were exported for, or leave --samples out.",
             )
         if not self._usable:
-            raise no_usable_rows("sample", self.quarantine, str(self.plan.files[0]))
+            raise no_usable_rows("sample", self.quarantine, str(self.files[0]))
 
-    def _judge(
-        self, batch: Batch, number: int, columns: Columns, schema: pa.Schema
-    ) -> tuple[pa.Table, npt.NDArray[np.uint64]]:
+    def _judge(self, batch: Batch, number: int, columns: Columns) -> pa.Table:
         length = len(batch.rows)
         instants = batch.instants(columns, "timestamp", self.mapping.time)
         assert instants is not None
@@ -169,23 +147,21 @@ class SampleIntake:
             part |= mig_index >= 0
         good = batch.good
         self._usable |= bool(good.any())
-        node_codes = self.stays.node_codes[stay[good]].astype(np.int32)
-        hashes = np.array([node_hash(name) for name in self.stays.node_names], np.uint64)[node_codes]
         made: dict[str, pa.Array] = {
             "unit": pa.array(codes[good].astype(np.int32)),
-            "node": pa.array(node_codes),
+            "node": pa.array(self.stays.node_codes[stay[good]].astype(np.int32)),
             "ms": pa.array(ms[good]),
             "order": pa.array((np.int64(number) << ORDER_SHIFT) + batch.rows[good]),
             "mig": pa.array(part[good]),
         }
-        for channel in self.plan.channels.values():
+        for channel in self.channels.values():
             made[channel.name] = self._channel(channel, columns, batch)
-        if self.plan.sample_count:
+        if self.sample_count:
             count = columns.get(batch.table, "sample_count")
             numbers = np.ones(length) if count is None else pd.to_numeric(count.to_pandas(), errors="coerce").to_numpy()
             counted = np.nan_to_num(np.asarray(numbers, np.float64)[good], nan=1.0, posinf=1.0, neginf=1.0)
             made["sample_count"] = pa.array(np.clip(counted, 1, 2**31 - 1).astype(np.int32))
-        return pa.Table.from_arrays([made[name] for name in schema.names], schema=schema), hashes
+        return pa.table(made)
 
     def _channel(self, channel: Channel, columns: Columns, batch: Batch) -> pa.Array:
         good = batch.good
@@ -207,8 +183,7 @@ class SampleIntake:
         for reason, chosen in parsed.problems.items():
             values = column.filter(pa.array(chosen)).to_pylist()
             details = [f"{channel.name} = {value}" for value in values]
-            rows, content = batch.rows[good], batch.table.filter(pa.array(good))
-            self.quarantine.add_rows(reason, "samples", batch.file, chosen, rows, content, details, lost_rows=0)
+            batch.set_aside(reason, np.flatnonzero(good)[chosen], details, lost_rows=0)
             self.quarantine.count_lost("samples", what, reason, len(values), f"{batch.file.name}: {values[0]!r}")
             lost += len(values)
         self.counts["values_nulled"] += lost

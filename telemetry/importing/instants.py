@@ -64,6 +64,10 @@ class Instants:
         return pd.Series(times_of(self.ms)).where(usable)
 
 
+_Parsed = tuple[npt.NDArray[np.int64], npt.NDArray[np.int8]]
+"""Milliseconds since 1970 UTC, and the status."""
+
+
 def times_of(ms: npt.NDArray[np.int64]) -> pd.DatetimeIndex:
     """Return aware instants of milliseconds since 1970."""
     return pd.DatetimeIndex(ms.astype("datetime64[ms]"), dtype="datetime64[ms]").tz_localize("UTC")
@@ -89,58 +93,51 @@ def parse_instants(column: pa.ChunkedArray, time: TimeFormat, where: str) -> Ins
     """
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
-    missing = np.asarray(column.is_null().to_numpy(zero_copy_only=False), dtype=bool)
     if pa.types.is_null(column.type):
         ms, status = np.zeros(len(column), np.int64), np.zeros(len(column), np.int8)
     elif pa.types.is_timestamp(column.type) or pa.types.is_date(column.type):
-        ms, status = _from_arrow(column, time, missing)
+        ms, status = _from_arrow(column, time)
     elif pa.types.is_integer(column.type) or pa.types.is_floating(column.type) or pa.types.is_decimal(column.type):
         ms, status = _from_numbers(column, time, where)
     else:
         ms, status = _from_text(column, time, where)
-    status = np.where(missing, MISSING, status).astype(np.int8)
-    outside = (status == OK) & ((ms < _EARLIEST_MS) | (ms >= _LATEST_MS))
-    status[outside] = _OUTSIDE
+    status = np.where(_as_bools(column.is_null()), MISSING, status).astype(np.int8)
+    status[(status == OK) & ((ms < _EARLIEST_MS) | (ms >= _LATEST_MS))] = _OUTSIDE
     return Instants(np.where(status == OK, ms, 0), status)
 
 
-def _from_arrow(
-    column: pa.ChunkedArray, time: TimeFormat, missing: npt.NDArray[np.bool_]
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int8]]:
+def _as_bools(column: pa.ChunkedArray) -> npt.NDArray[np.bool_]:
+    return column.fill_null(False).to_numpy(zero_copy_only=False).astype(bool)
+
+
+def _from_arrow(column: pa.ChunkedArray, time: TimeFormat) -> _Parsed:
     aware = pa.types.is_timestamp(column.type) and column.type.tz is not None
     plain = column.cast(pa.timestamp(column.type.unit if pa.types.is_timestamp(column.type) else "s"))
-    values = plain.cast(pa.timestamp("ms"), safe=False).cast(pa.int64()).fill_null(0).to_numpy()
-    if aware:
-        return values, np.zeros(len(values), np.int8)
-    return _localised(pd.DatetimeIndex(values.astype("datetime64[ms]")), missing, time.timezone)
+    ms = plain.cast(pa.timestamp("ms"), safe=False).cast(pa.int64()).fill_null(0).to_numpy()
+    return (ms, np.full(len(ms), OK, np.int8)) if aware else _localised(ms, time.timezone)
 
 
-def _localised(
-    naive: pd.DatetimeIndex, missing: npt.NDArray[np.bool_], zone: str | None
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int8]]:
+def _localised(naive_ms: npt.NDArray[np.int64], zone: str | None) -> _Parsed:
     if zone is None:
-        return np.zeros(len(naive), np.int64), np.where(missing, MISSING, NAIVE).astype(np.int8)
-    local = naive.tz_localize(zone, ambiguous="NaT", nonexistent="NaT").tz_convert("UTC")
-    status = np.where(local.isna() & ~naive.isna() & ~missing, _AMBIGUOUS, OK).astype(np.int8)
-    return _milliseconds(local), status
+        return np.zeros(len(naive_ms), np.int64), np.full(len(naive_ms), NAIVE, np.int8)
+    naive = pd.DatetimeIndex(naive_ms.astype("datetime64[ms]"))
+    local = naive.tz_localize(zone, ambiguous="NaT", nonexistent="NaT")
+    return _milliseconds(local), np.where(local.isna(), _AMBIGUOUS, OK).astype(np.int8)
 
 
-def _milliseconds(index: pd.DatetimeIndex) -> npt.NDArray[np.int64]:
-    plain = index.tz_convert("UTC").tz_localize(None) if index.tz is not None else index
-    values = plain.to_numpy()
-    unknown = np.isnat(values)
+def _milliseconds(aware: pd.DatetimeIndex) -> npt.NDArray[np.int64]:
     # Casting datetime64 to a coarser unit rounds towards the past.
-    return np.where(unknown, 0, values.astype("datetime64[ms]").astype(np.int64))
+    values = aware.tz_convert("UTC").tz_localize(None).to_numpy().astype("datetime64[ms]")
+    return np.where(np.isnat(values), 0, values.astype(np.int64))
 
 
-def _from_numbers(
-    column: pa.ChunkedArray, time: TimeFormat, where: str
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int8]]:
+def _from_numbers(column: pa.ChunkedArray, time: TimeFormat, where: str) -> _Parsed:
     numbers = column.cast(pa.float64(), safe=False).fill_null(0.0).to_numpy()
+    status = np.where(np.isfinite(numbers), OK, _UNREADABLE).astype(np.int8)
     if time.unit is None:
         example = column.drop_null()
         if len(example) == 0:
-            return np.zeros(len(column), np.int64), np.zeros(len(column), np.int8)
+            return np.zeros(len(column), np.int64), status
         value = example[0].as_py()
         raise InputError(
             f"timestamps are numbers such as {value}, without a unit",
@@ -148,7 +145,6 @@ def _from_numbers(
             f"Give `time: {{unit: {_guess(float(value))}}}` in the mapping, if that is their unit.",
         )
     origin = int(pd.Timestamp(time.origin).timestamp() * 1000)
-    status = np.where(np.isfinite(numbers), OK, _UNREADABLE).astype(np.int8)
     if pa.types.is_integer(column.type) and time.unit in ("ns", "us"):  # exact, a float64 is not
         per_ms = {"ns": 1_000_000, "us": 1000}[time.unit]
         return column.cast(pa.int64()).fill_null(0).to_numpy() // per_ms + origin, status
@@ -165,11 +161,9 @@ def _guess(value: float) -> str:
     return "d"
 
 
-def _from_text(
-    column: pa.ChunkedArray, time: TimeFormat, where: str
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int8]]:
+def _from_text(column: pa.ChunkedArray, time: TimeFormat, where: str) -> _Parsed:
     text = pc.utf8_trim_whitespace(column.cast(pa.string()))
-    empty = pc.equal(text, "").fill_null(True).to_numpy(zero_copy_only=False).astype(bool)
+    empty = _as_bools(pc.equal(text, ""))
     if time.unit is not None or (time.format is None and _is_numeric(text)):
         read = pd.to_numeric(text.to_pandas().astype(object), errors="coerce").to_numpy(np.float64)
         numbers = pa.chunked_array([pa.array(read, from_pandas=True)])
@@ -178,28 +172,17 @@ def _from_text(
             with contextlib.suppress(pa.ArrowInvalid):
                 numbers = pc.if_else(pc.equal(text, ""), None, text).cast(pa.int64())
         ms, status = _from_numbers(numbers, time, where)
-        bad = numbers.is_null().to_numpy(zero_copy_only=False).astype(bool)
-        return ms, np.where(empty, MISSING, np.where(bad, _UNREADABLE, status)).astype(np.int8)
-    values = text.to_pandas()
-    if time.format is None:
-        aware = pc.match_substring_regex(text, _AWARE).fill_null(False).to_numpy(zero_copy_only=False).astype(bool)
-        values = pc.replace_substring_regex(text, r"\s*(?:UTC|GMT)$", "Z").to_pandas()
+        status[_as_bools(numbers.is_null())] = _UNREADABLE
     else:
-        aware = np.full(len(values), "%z" in time.format)
-    ms = np.zeros(len(values), np.int64)
-    status = np.full(len(values), _UNREADABLE, np.int8)
+        iso = pc.replace_substring_regex(text, r"\s*(?:UTC|GMT)$", "Z") if time.format is None else text
+        parsed = pd.DatetimeIndex(
+            pd.to_datetime(iso.to_pandas(), format=time.format or "ISO8601", errors="coerce", utc=True)
+        )
+        ms, status = _milliseconds(parsed), np.where(parsed.isna(), _UNREADABLE, OK).astype(np.int8)
+        aware = _as_bools(pc.match_substring_regex(text, _AWARE)) if time.format is None else "%z" in time.format
+        naive = (status == OK) & ~np.asarray(aware)
+        ms[naive], status[naive] = _localised(ms[naive], time.timezone)
     status[empty] = MISSING
-    form = time.format or "ISO8601"
-    for chosen, utc in ((aware & ~empty, True), (~aware & ~empty, False)):
-        if not chosen.any():
-            continue
-        parsed = pd.DatetimeIndex(pd.to_datetime(values[chosen], format=form, errors="coerce", utc=utc))
-        readable = ~np.asarray(parsed.isna())
-        if utc:
-            ms[chosen], found = _milliseconds(parsed), np.zeros(len(parsed), np.int8)
-        else:
-            ms[chosen], found = _localised(parsed, ~readable, time.timezone)
-        status[chosen] = np.where(readable, found, _UNREADABLE)
     return ms, status
 
 

@@ -57,13 +57,12 @@ def stored_layout(events: pd.DataFrame) -> pd.DataFrame:
 
 def total_count(events: pd.DataFrame) -> int:
     """Return how many events the rows stand for."""
-    return int(events["count"].fillna(1).sum()) if "count" in events else len(events)
+    return int(with_runs(events)["count"].sum())
 
 
 def count_by_type(events: pd.DataFrame) -> dict[str, int]:
     """Return how many events there are of each type, the commonest first."""
-    number = events["count"] if "count" in events else pd.Series(1, index=events.index)
-    kinds = number.groupby(events["type"]).sum().sort_values(ascending=False, kind="stable")
+    kinds = with_runs(events).groupby("type")["count"].sum().sort_values(ascending=False, kind="stable")
     return {str(kind): int(count) for kind, count in kinds.items()}
 
 
@@ -93,8 +92,6 @@ def merge_floods(events: pd.DataFrame) -> pd.DataFrame:
     taken for one of its members. Runs among ``events`` grow; applied again, it changes nothing. The work is that of a
     sort.
     """
-    if len(events) < 2:
-        return events
     events = _without_repeats(with_runs(events).reset_index(drop=True))
     rows = _run_rows(events[events["type"] == "xid"])
     by_group = rows.groupby("group", sort=False)
@@ -172,12 +169,7 @@ def dedupe_events(events: pd.DataFrame, dedupe: timedelta) -> pd.DataFrame:
     than two minutes, in a flood). The type is part of the key because a failure and its repair may both come without a
     code.
     """
-    given = list(events.columns)
     events = sort_events(merge_floods(events))
-    if "count" in events and not (events["count"] > 1).any():
-        events = events[given]
-    if len(events) < 2:
-        return events
     key, source = same_thing(events), pd.factorize(events["source"])[0]
     several = pd.Series(source).groupby(key).transform("nunique").to_numpy() > 1
     from_counts = is_from_exporter(events["source"])
@@ -193,8 +185,7 @@ def _neighbours(
 ) -> Iterator[tuple[int, npt.NDArray[np.int64]]]:
     """Yield each of ``rows`` with all events of its key that lie within ``span`` of it, itself included."""
     span_ms = int(span.total_seconds() * 1000)
-    first = ms_of(events["timestamp"])
-    last = ms_of(events["last_at"]) if "last_at" in events else first
+    first, last = ms_of(events["timestamp"]), ms_of(events["last_at"])
     place = (key << _KEY_SHIFT) + first
     order = np.argsort(place, kind="stable")
     # A run that began within a minute before the span may reach into it.
@@ -226,6 +217,7 @@ def drop_told_edges(events: pd.DataFrame, interval: timedelta, source: str) -> p
     ``interval`` after it: until then, the edge was all that one could know. Rises of an exporter's count are treated
     alike, but edges are no better than they. The rest is in the order given.
     """
+    events = with_runs(events)
     is_xid = (events["type"] == "xid").to_numpy(dtype=bool)
     edge = is_xid & (events["source"] == source).to_numpy(dtype=bool)
     rise = is_xid & is_from_exporter(events["source"])

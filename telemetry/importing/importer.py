@@ -165,7 +165,8 @@ def import_dataset(
         return ImportResult(existing, {}, {}, changed=False)
     distinct = {(source.role, source.entry["sha256"]) for source in sources}
     now = now or datetime.now(UTC)
-    work = _Import(out, existing, rules, fresh, step, channels, dedupe, delay, progress, compaction, max_loss, now)
+    report = progress or (lambda *_: None)
+    work = _Import(out, existing, rules, fresh, step, channels, dedupe, delay, report, compaction, max_loss, now)
     work.counts["source_files_given_twice"] = len(sources) - len(distinct)
     return work.run(inventory)
 
@@ -214,7 +215,7 @@ class _Import:
     channels: Mapping[str, Channel]
     dedupe: timedelta
     delay: timedelta
-    progress: Progress | None
+    progress: Progress
     compaction: CompactionInput | None
     max_loss: float
     now: datetime
@@ -279,11 +280,10 @@ class _Import:
     def _inventory(self, path: Path) -> Installations:
         # A known inventory is read again for its MIG names; what it sets aside was counted by the import it was new in.
         is_new = bool(self._files("inventory"))
-        held = read_inventory(
-            path, self.rules.inventory, self.quarantine if is_new else Quarantine(None), self.now + AHEAD
-        )
+        quarantine = self.quarantine if is_new else Quarantine(None)
+        frame, parents = read_inventory(path, self.rules.inventory, quarantine, self.now + AHEAD)
         old = None if self.existing is None or self.compaction is not None else self.existing.inventory()
-        frame = merge_stays(old, held.frame) if is_new or old is None else old
+        frame = merge_stays(old, frame) if is_new or old is None else old
         unit = unit_of(frame)
         if self.existing is not None and self.existing.meta.unit != unit:
             raise InputError(
@@ -299,7 +299,7 @@ class _Import:
             self.counts["overlapping_stays_ended"] += len(ended)
             _LOG.warning("%s: %d stays overlap: %s", path, len(ended), "; ".join(ended[:_NAMED]))
         self._check_loss("inventory")
-        return Installations(kept, unit, held.parents)
+        return Installations(kept, unit, parents)
 
     def _wrong_clock(self, ms: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
         not_before = None if self.compaction is None else self.compaction.not_before
@@ -338,7 +338,11 @@ class _Import:
             wrong_clock=self._wrong_clock,
         )
         self._check_kinds(intake.channels)
-        spill = intake.run(writer.folder / ".spill", writer.buckets, self._reading())
+        expected = self._expected_rows()
+        self.progress(0, 2 * expected)
+        spill = intake.run(
+            writer.folder / ".spill", writer.buckets, lambda rows: self.progress(rows, 2 * max(rows, expected))
+        )
         self._check_loss("samples")
         self.counts.update(intake.counts)
         merge = plan_merge(
@@ -346,6 +350,7 @@ class _Import:
         )
         writer.declare(merge.channels, unit=stays.unit, sample_count=merge.rolled, runs=merge.runs)
         keep_from = None if self.compaction is None else self.compaction.keep_from
+        rows = intake.counts["samples_read"]
         merger = SampleMerger(merge, stays, existing, self.delay, files, self.quarantine, keep_from)
         for bucket, table, kept in merger.run(spill):
             if kept:
@@ -353,8 +358,8 @@ class _Import:
                 writer.adopt(existing, bucket, kept)
             if table is not None:
                 writer.write_samples(bucket, table, last=True)
-            self._written(bucket, writer.buckets)
-        self._written(writer.buckets, writer.buckets)
+            self.progress(rows + rows * bucket // writer.buckets, 2 * rows)
+        self.progress(2 * rows, 2 * rows)
         self.counts.update(merger.counts)
         self._check_loss("samples")
         write_newest(writer.folder, merger.newest)
@@ -370,19 +375,6 @@ class _Import:
         write_newest(writer.folder, read_newest(self.existing.path))
         for bucket in self.existing.buckets():
             writer.adopt(self.existing, bucket)
-
-    def _reading(self) -> Callable[[int], None] | None:
-        """Give what is told of each batch that was read: CSV files hold as many rows as their size lets expect."""
-        if self.progress is None:
-            return None
-        progress, expected = self.progress, self._expected_rows()
-        progress(0, 2 * expected)
-        return lambda rows: progress(rows, 2 * max(rows, expected))
-
-    def _written(self, buckets: int, of: int) -> None:
-        if self.progress is not None:
-            rows = self.counts["samples_read"]
-            self.progress(rows + rows * buckets // of, 2 * rows)
 
     def _check_kinds(self, channels: Mapping[str, Channel]) -> None:
         if self.existing is None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
@@ -147,20 +146,9 @@ _TIMES = ("installed_at", "removed_at", SEEN_AT)
 _MIG_OLD = re.compile(r"MIG-(GPU-[0-9a-fA-F-]+)/\d+/\d+\Z")
 
 
-@dataclass(slots=True)
-class InventorySource:
-    """What an inventory file holds.
-
-    ``frame``: stays in the layout of :data:`telemetry.dataset.schema.INVENTORY`; ``installed_at`` may still be missing.
-    """
-
-    frame: pd.DataFrame
-    parents: dict[str, str] = field(default_factory=dict)
-
-
 def read_inventory(
     path: Path, mapping: InventoryMapping, quarantine: Quarantine, not_after: datetime | None = None
-) -> InventorySource:
+) -> tuple[pd.DataFrame, dict[str, str]]:
     """Read an inventory file, one row a stay.
 
     ``node`` is required; ``gpu`` may be missing (a fleet of nodes). ``parent`` names the GPU of a MIG instance; rows of
@@ -168,6 +156,8 @@ def read_inventory(
     ``quarantine``: takes rows without a node, with an unusable instant, that end before they begin, and MIG instances
     whose parent cannot be found.
     ``not_after``: a stay that begins later has a wrong clock; one that ends later has not ended.
+    Returns: stays in the layout of :data:`INVENTORY`, though ``installed_at`` may be missing; and the GPU of each MIG
+    instance.
     Raises ``InputError`` if ``node`` is missing, instants are naive, or nothing is left.
     """
     frames = [pd.DataFrame()]
@@ -238,7 +228,7 @@ def _static(column: Any) -> pd.Series:
     return numbers if is_number and not values.str.match(r"[+-]?0\d").any() else values
 
 
-def _fold_mig(frame: pd.DataFrame, quarantine: Quarantine) -> InventorySource:
+def _fold_mig(frame: pd.DataFrame, quarantine: Quarantine) -> tuple[pd.DataFrame, dict[str, str]]:
     """Leave out the rows of MIG instances, and find the GPU of each: by its name, or at the same address."""
     gpu = frame["gpu"].astype("str")
     given = frame["parent"] if "parent" in frame else pd.Series(None, index=frame.index, dtype=object)
@@ -258,7 +248,7 @@ def _fold_mig(frame: pd.DataFrame, quarantine: Quarantine) -> InventorySource:
         reason = "MIG instance without a known parent"
         quarantine.add(reason, "inventory", file, number, row_text(row.to_dict()), gpu[index])
     folded = frame[~is_mig].drop(columns=["_row", "_file", "parent", "mig_instance"], errors="ignore")
-    return InventorySource(folded.drop_duplicates(ignore_index=True), parents)
+    return folded.drop_duplicates(ignore_index=True), parents
 
 
 def unit_of(frame: pd.DataFrame) -> Unit:

@@ -286,7 +286,7 @@ class _Compaction:
                 given = merge_stays(given, told.reset_index(drop=True))
         if inventory is None:
             return given
-        read = read_inventory(inventory, ImportMapping().inventory, Quarantine(None)).frame
+        read, _ = read_inventory(inventory, ImportMapping().inventory, Quarantine(None))
         if given is None:
             return read
         unit = "gpu" if read["gpu"].notna().any() else "node"

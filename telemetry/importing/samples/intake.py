@@ -82,7 +82,7 @@ class SampleIntake:
         self.channels = {name: channel for name, channel in every.items() if name in present}
         self.sample_count = "sample_count" in present
 
-    def run(self, folder: Path, buckets: int, progress: Callable[[int], None] | None = None) -> Spill:
+    def run(self, folder: Path, buckets: int, progress: Callable[[int], None]) -> Spill:
         """Read everything; ``progress`` is called with the rows read so far, once a batch.
 
         Raises ``InputError`` if a column of instants is naive, percent seem to be fractions, or no row can be used.
@@ -94,8 +94,7 @@ class SampleIntake:
                 if len(batch.rows) == 0:
                     continue
                 self.counts["samples_read"] += len(batch.rows)
-                if progress is not None:
-                    progress(self.counts["samples_read"])
+                progress(self.counts["samples_read"])
                 table = self._judge(batch, number, columns)
                 spill.add(bucket_of_node[table.column("node").to_numpy()], table)
         if self.strict:

@@ -70,38 +70,30 @@ def rises_after_insertion(
 
     ``counter``: sorted by (unit, time), of held and of new rows; ``held`` marks those whose counter was stored before.
 
-    Only the first held row after new ones differs from ``stored``: its rise was measured against the held row before
-    it, and now is against the last new one between. A held row may be a whole step, of which only the last value and
-    the rise are known, so a reset inside the gap is taken to lie where these say. A stored rise equal to the value
-    began at zero: the reset came before the row. If the new rows show the counter fall, they hold the reset, and the
-    rise now begins at their last value; if they do not, the reset came after them, and the rise stays. New rows may
-    show a reset that the stored rise could not (the counter had passed its old value again): then the rise grows. A new
-    row above what the held row reached says that there was a reset between the two: the rise is the held row's value.
-    One reset in a gap is exact, several are not.
+    Only the first held row after new ones changes: its rise was measured against the held row before it, and now is
+    against the last new one between. A held row may be a whole step, of which only the last value and the rise are
+    known, so a reset is taken to lie where these say: among the new rows if they fall; after them if the stored rise
+    began at zero, or would be less than nothing. One reset in a gap is exact, several are not.
     """
-    made = stored.values.astype(np.float64)
+    rises = stored.values.astype(np.float64)
     reported = np.flatnonzero(counter.valid)
     if len(reported) < 2:
-        return made
+        return rises
     values = counter.values.astype(np.float64)
     same = unit[reported[1:]] == unit[reported[:-1]]
     after = 1 + np.flatnonzero(same & held[reported[1:]] & ~held[reported[:-1]] & stored.valid[reported[1:]])
-    if len(after) == 0:
-        return made
-    place = np.arange(len(reported))
-    last_held = np.maximum.accumulate(np.where(held[reported], place, -1))
-    fell = np.cumsum(np.concatenate(([False], same & (np.diff(values[reported]) < 0))))
+    last_held = np.maximum.accumulate(np.where(held[reported], np.arange(len(reported)), -1))
+    falls = np.cumsum(np.concatenate(([False], same & (np.diff(values[reported]) < 0))))
     row, before = reported[after], last_held[after - 1]
     known = (before >= 0) & (unit[reported[before]] == unit[row])
-    value, rise, latest = values[row], made[row], values[reported[after - 1]]
-    slack = 1e-6 * np.maximum(np.abs(rise), 1.0)  # rises are stored as float32
+    value, rise, latest = values[row], rises[row], values[reported[after - 1]]
     level = np.where(known, values[reported[before]], np.maximum(value - rise, 0.0))
-    from_zero = known & (np.abs(value - level - rise) > slack) & (np.abs(value - rise) <= slack)
-    shown = fell[after - 1] > fell[before]
-    top = np.where(from_zero, value, level + rise)
-    left = np.where(latest <= top + slack, np.maximum(top - latest, 0.0), value)
-    made[row] = np.where(from_zero & ~shown, rise, left)
-    return made
+    slack = 1e-6 * np.maximum(np.abs(rise), 1.0)  # rises are stored as float32
+    from_zero = known & (np.abs(value - rise) <= slack) & (np.abs(value - level - rise) > slack)
+    fell = known & (falls[after - 1] > falls[before])
+    left = np.where(fell, value - latest, np.where(from_zero, value, rise - (latest - level)))
+    rises[row] = np.where(left < -slack, value, np.maximum(left, 0.0))
+    return rises
 
 
 def add_rollup_columns(

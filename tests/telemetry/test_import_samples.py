@@ -105,9 +105,7 @@ def test_one_file_a_metric(tmp_path: Path):
 
 BAD_ROWS = [
     ({"timestamp": None}, "missing timestamp"),
-    ({"timestamp": "yesterday"}, "unreadable timestamp"),
     ({"timestamp": "2026-03-01T00:00:00"}, "naive timestamp"),
-    ({"timestamp": "1970-01-01T00:00:00Z"}, "timestamp out of range"),
     ({"gpu": None}, "missing gpu"),
     ({"gpu": "GPU-unknown"}, "unknown gpu"),
     ({"timestamp": "2025-12-31T23:59:59Z"}, "before installation"),
@@ -238,10 +236,6 @@ def test_channels_of_ones_own(tmp_path: Path):
     assert all_samples(result)["bus_errors_total"].tolist() == list(range(24))
 
 
-def test_an_unknown_column_with_a_near_name(tmp_path: Path):
-    refused(tmp_path, "Did you mean 'power_w'?", samples=samples_frame().rename(columns={"power_w": "powr_w"}))
-
-
 @pytest.mark.parametrize("missing", ["timestamp", "gpu"])
 def test_a_missing_column(missing: str, tmp_path: Path):
     words = (f"missing column {missing!r}", "samples.csv", "Its columns are", f"columns: {{SOURCE: {missing}}}")
@@ -274,15 +268,6 @@ def test_naive_timestamps(tmp_path: Path):
     assert result.dataset.meta.span[0] == (DAY - timedelta(hours=1)).to_pydatetime()
 
 
-def test_mixed_offsets_are_one_time(tmp_path: Path):
-    frame = samples_frame()
-    frame.loc[::2, "timestamp"] = [
-        pd.Timestamp(text).tz_convert("Asia/Tokyo").isoformat() for text in frame.loc[::2, "timestamp"]
-    ]
-    mixed = run_import(tmp_path, samples=frame, out="mixed")
-    assert mixed.dataset.digest == run_import(tmp_path, samples=samples_frame(), out="plain").dataset.digest
-
-
 def test_no_rows(tmp_path: Path):
     refused(tmp_path, "the sample files have no rows", "samples.csv", "period", samples=samples_frame()[:0])
     strange = samples_frame().assign(gpu="GPU-unknown")
@@ -309,12 +294,10 @@ def test_files_that_are_none(tmp_path: Path):
         ("samples: {scales: {power_w: 1}}", ["samples.scales", "Did you mean 'scale'?"]),
         ("samples: {columns: {watts: power_w}}", ["names a source column 'watts' that is not there"]),
         ("samples: {columns: {power_w: pow_w}}", ["column of ours 'pow_w'", "Did you mean 'power_w'?"]),
-        ("samples: {scale: {pow_w: 2}}", ["column of ours 'pow_w'", "Did you mean 'power_w'?"]),
         ("samples: {columns: {node: gpu, gpu: gpu}}", ["two source columns are mapped to 'gpu'"]),
         ("samples: {columns: {xid_last: pstate, gpu_temp_c: power_w}}", ["two source columns are 'power_w'"]),
         ("samples: {time: {timezone: Mars}}", ["'Mars' is not a time zone"]),
         ("span: [2026-03-02T00:00:00Z, 2026-03-01T00:00:00Z]", ["span is empty"]),
-        ("span: [2026-03-01, 2026-03-02]", ["span"]),
         ("samples: [", ["not valid YAML"]),
     ],
 )

@@ -119,21 +119,9 @@ def test_a_sighting_without_a_time_is_set_aside(tmp_path: Path) -> None:
     assert sum(result.quarantined.values()) >= 1
 
 
-def test_days_without_a_zone_are_refused_with_the_way_out(tmp_path: Path) -> None:
-    without = MAPPING.replace("inventory: {columns: {date: seen_at, serial: node}, time: {timezone: UTC},", "inventory: {columns: {date: seen_at, serial: node},")  # fmt: skip  # noqa: E501
-    with pytest.raises(InputError, match=r"naive.*inventory: \{time: \{timezone: UTC\}\}"):
-        import_daily(tmp_path / "days", daily_rows(), without)
-
-
 def test_an_absence_must_have_a_length(tmp_path: Path) -> None:
     wrong = MAPPING.replace(
         "serial: node}, time: {timezone: UTC}, ignore_others: true}\n", "serial: node}, absent: 0d}\n"
     )
     with pytest.raises(InputError, match="must be positive, such as '7d'"):
         import_daily(tmp_path / "days", daily_rows(), wrong)
-
-
-def test_unknown_columns_are_refused_with_both_ways_out(tmp_path: Path) -> None:
-    strict = MAPPING.replace("model: null}, time: {timezone: UTC},\n  ignore_others: true}", "model: null}, time: {timezone: UTC}}")  # fmt: skip  # noqa: E501
-    with pytest.raises(InputError, match=r"unknown_attribute.*channels.*null.*ignore_others: true"):
-        import_daily(tmp_path / "days", daily_rows(), strict)

@@ -9,7 +9,6 @@ from telemetry.dataset.channels import CATALOGUE, with_rollups
 from telemetry.importing.samples.block import DTYPES, Block, Series
 from telemetry.importing.samples.rollup import (
     add_rollup_columns,
-    cell_end,
     finer_units,
     merge_duplicates,
     reset_aware_rise,
@@ -114,37 +113,6 @@ def test_rolling_up_equals_walking_over_the_raw_samples(rows):
         for value, wanted in zip(listed(found.series[name]), [row[name] for row in expected], strict=True):
             assert (value is None) == (wanted is None), name
             assert value is None or value == pytest.approx(wanted, rel=1e-6), name
-
-
-@given(rows=rows_strategy)
-def test_no_row_holds_what_happened_after_it(rows):
-    rows.sort(key=lambda row: row[:2])
-    block = block_of(rows)
-    ends = cell_end(block.ms, STEP)
-    assert bool(np.all(ends >= block.ms))
-    assert bool(np.all(ends - block.ms < STEP))
-
-
-def test_rows_that_come_as_slowly_as_the_step_stay_as_they_are():
-    rows = [(0, 7, 100, 5, 1, 2), (0, 13, 110, 9, 2, 3)]
-    block = block_of(rows)
-    add_rollup_columns(block, CHANNELS)
-    found = roll_up(block, CHANNELS, np.zeros(2, dtype=bool), STEP)
-    assert found.ms.tolist() == [700_000, 1_300_000]
-    assert listed(found.series["power_w_max"]) == [100, 110]
-    assert listed(found.series["energy_mj_rise"]) == [None, 4]
-
-
-def test_a_counter_that_fell_was_reset():
-    values = np.array([5, 9, 2, 2, 17_000_000, 17_000_001], np.float64)
-    rise = reset_aware_rise(values, np.ones(6, dtype=bool), np.zeros(6, np.int32))
-    assert listed(rise) == [None, 4, 2, 0, 16_999_998, 1]
-
-
-def test_rises_do_not_cross_units_and_bridge_missing_reports():
-    values = np.array([5, 0, 8, 100], np.float64)
-    rise = reset_aware_rise(values, np.array([True, False, True, True]), np.array([0, 0, 0, 1], np.int32))
-    assert listed(rise) == [None, None, 3, None]
 
 
 def rises_of(values: list[float], late: set[int], inner: dict[int, float] | None = None) -> list[float | None]:

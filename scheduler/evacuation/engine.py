@@ -244,10 +244,9 @@ class Evacuation:
     def _keep(self, cases: Iterable[Case], results: Iterable[Result], turn: Turn) -> bool:
         progress = self._store.progress
         nodes = {**progress.nodes, **{case.node: case.entry for case in cases}}
-        then = Progress(dict(sorted(nodes.items())), progress.results)
-        for result in results:
-            then = then.with_result(result)
-        trouble = self._store.save(then.without_old(self._clock.now() - self._settings.verification.retention))
+        oldest = self._clock.now() - self._settings.verification.retention
+        then = Progress(dict(sorted(nodes.items())), progress.results).with_results(results, oldest)
+        trouble = self._store.save(then)
         if trouble is not None:
             turn.trouble(trouble)
         return trouble is None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Literal
@@ -115,16 +115,12 @@ class Progress:
         mine = [each for each in self.results if each.node == node and each.kind in ("passed", "failed")]
         return mine[-1].at if mine and mine[-1].kind == "passed" else None
 
-    def with_result(self, result: Result) -> Progress:
-        """Take note of a result, once."""
-        if any(each.key == result.key for each in self.results):
-            return self
-        return replace(self, results=(*self.results, result))
-
-    def without_old(self, before: datetime) -> Progress:
-        """Forget results from before a time."""
-        kept = tuple(each for each in self.results if each.at >= before)
-        return self if len(kept) == len(self.results) else replace(self, results=kept)
+    def with_results(self, new: Iterable[Result], oldest: datetime) -> Progress:
+        """Take note of results, each once, and forget those from before a time."""
+        known = {result.key: result for result in self.results}
+        for result in new:
+            known.setdefault(result.key, result)
+        return replace(self, results=tuple(result for result in known.values() if result.at >= oldest))
 
 
 def key_of(node: str, began_at: datetime, what: str) -> str:
@@ -147,11 +143,7 @@ def progress_of(text: str) -> Progress:
 
 
 class ProgressStore:
-    """Loads and keeps it.
-
-    ``progress``: as last read or kept.
-    ``known``: whether it could ever be read in this process.
-    """
+    """Loads and keeps it; ``known``: whether it could ever be read in this process."""
 
     def __init__(self, workloads: Workloads) -> None:
         self._workloads = workloads
@@ -161,10 +153,7 @@ class ProgressStore:
         self.known = False
 
     def load(self) -> str | None:
-        """Read it anew; gives what was wrong with it, in words.
-
-        Raises ``SchedulerError`` if it cannot be read.
-        """
+        """Read it anew; gives what was wrong with it. Raises ``SchedulerError`` if it cannot be read."""
         stored = self._workloads.load_progress()
         trouble, progress = None, Progress()
         if stored.text is not None:

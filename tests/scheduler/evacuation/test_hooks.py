@@ -73,20 +73,6 @@ def says(status, content=None, **headers):
     return answer
 
 
-def drips(handler):
-    """Send a byte now and then, for ever."""
-    handler.send_response(200)
-    handler.send_header("Content-Length", "1000")
-    handler.end_headers()
-    try:
-        for _ in range(100):
-            handler.wfile.write(b" ")
-            handler.wfile.flush()
-            time.sleep(0.05)
-    except OSError:
-        pass
-
-
 def cut(handler):
     handler.connection.close()
 
@@ -146,14 +132,6 @@ def test_a_proxy_of_the_environment_answers_for_nobody(monkeypatch):
         reply = hook("trainer.invalid:8080").tell({}, KEY)
     assert reply.kind == "timeout"
     assert proxy.requests == []
-
-
-def test_a_server_that_drips_is_left_in_time():
-    with serving(drips) as (_, place):
-        began = time.monotonic()
-        reply = hook(place, timeout=0.3 * SECOND).tell({}, KEY)
-        assert time.monotonic() - began < 20
-    assert (reply.kind, reply.words) == ("timeout", f"{place}: no whole answer in time")
 
 
 def test_nobody_there_is_a_timeout_and_a_missing_token_is_said():

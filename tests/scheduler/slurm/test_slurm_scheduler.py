@@ -187,20 +187,6 @@ def test_nothing_is_written_without_the_lease_or_after_its_end(world):
     assert world.slurm.writes == []
 
 
-def test_a_second_replica_waits_and_takes_over(world):
-    world.scored(n3=0.9)
-    assert world.round().active
-    first, folder = world.controller, world.folder
-    world.restart()
-    assert not world.round().active
-    world.clock.move(LEASE + timedelta(seconds=1))
-    assert world.round().active
-    assert not first.round().active
-    assert world.level("n3") is Level.DRAINED
-    with folder.fenced("p1", world.clock.now() + HOUR) as barred:
-        assert barred is not None
-
-
 def test_a_slurm_that_cannot_be_read_is_left_as_it_is(world):
     world.slurm.unreadable = True
     report = world.round()

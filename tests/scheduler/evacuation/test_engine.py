@@ -55,15 +55,6 @@ def test_the_whole_way_from_a_risk_to_an_empty_node_and_back_into_service():
     assert cluster.progress().nodes == {}
 
 
-def test_a_second_round_at_the_same_time_calls_nothing_and_writes_nothing():
-    cluster = draining()
-    text, calls = cluster.workloads.text, cluster.ledger.open_calls()
-    cluster.workloads.faults.calls.clear()
-    cluster.round()
-    assert (cluster.workloads.text, cluster.ledger.open_calls()) == (text, calls)
-    assert {"ask_checkpoint", "evict", "save_progress"} & set(cluster.workloads.faults.calls) == set()
-
-
 def test_the_deadline_is_that_of_the_first_request_whoever_leads():
     cluster = draining()
     for _ in range(4):

@@ -234,12 +234,9 @@ def test_a_result_that_cannot_be_asked_for_is_no_result():
     ("content", "words"),
     [
         ({"chekpoint": {}}, "evacuation holds 'chekpoint': did you mean 'checkpoint'?"),
-        ({"max_concurrent": 0}, "evacuation: max_concurrent is 0: give a positive number"),
         ({"checkpoint": {"default": "webhook"}}, "default is 'webhook': give the webhook with its url"),
-        ({"verification": {"method": "command"}}, "method is 'command': give the command"),
         ({"checkpoint": {"command": {"argv": ["tell"]}}}, r"argv is \['tell'\]: give the program by its absolute path"),
         ({"checkpoint": {"webhook": {"url": "ftp://x"}}}, "url is 'ftp://x': give an http or https address"),
-        ({"verification": {"timeout": "2 hours"}}, "timeout is '2 hours': expected a duration such as 6h"),
     ],
 )
 def test_settings_that_cannot_be_used_are_refused_with_their_place(content, words):

@@ -108,8 +108,7 @@ def test_what_is_not_answered_wholly_is_not_read_and_not_taken_for_written(token
         assert said.kind == ("refused" if fault == "redirect" else "timeout")
 
 
-@pytest.mark.parametrize("unix", [False, True])
-def test_headers_that_drip_end_at_the_deadline(token, unix):
+def test_headers_that_drip_end_at_the_deadline(token):
     stop = threading.Event()
 
     class Dripping(socketserver.StreamRequestHandler):
@@ -119,25 +118,18 @@ def test_headers_that_drip_end_at_the_deadline(token, unix):
                 while not stop.wait(0.05):
                     self.wfile.write(b"x")
 
-    with tempfile.TemporaryDirectory(prefix="sr") as folder:
-        server = (
-            socketserver.ThreadingUnixStreamServer(f"{folder}/s", Dripping)
-            if unix
-            else socketserver.ThreadingTCPServer(("127.0.0.1", 0), Dripping)
-        )
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Dripping) as server:
         threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
         without_deadline = threading.Timer(60, stop.set)
         without_deadline.start()
         try:
-            where = f"unix:{folder}/s" if unix else f"http://127.0.0.1:{server.server_address[1]}"
             with pytest.raises(SchedulerError, match="no whole answer within 1 s"):
-                opened(where, token, timeout=timedelta(seconds=1)).nodes()
+                opened(f"http://127.0.0.1:{server.server_address[1]}", token, timeout=timedelta(seconds=1)).nodes()
             assert not stop.is_set()
         finally:
             without_deadline.cancel()
             stop.set()
             server.shutdown()
-            server.server_close()
 
 
 def test_a_token_is_read_anew_for_each_request(token):
@@ -166,10 +158,7 @@ def test_the_settings_choose_the_way(token, tmp_path):
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"folder": ""}, "folder is empty"),
         ({"soft_weight": 0}, "soft_weight is 0"),
-        ({"timeout": timedelta(0)}, "timeout is"),
-        ({"max_response_bytes": 0}, "max_response_bytes is 0"),
         ({"cluster": "a b"}, "cluster is 'a b'"),
         ({"rest_url": "ftp://x"}, "rest_url is 'ftp://x'"),
         ({"rest_user": "x"}, "give rest_url too"),

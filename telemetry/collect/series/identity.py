@@ -31,7 +31,6 @@ _PORT: Final = re.compile(r"^(?:\[(?P<v6>[0-9A-Fa-f:.%]+)\]|(?P<host>[^:]+)):\d{
 _ADDRESS: Final = re.compile(r"^(?:\d{1,3}(?:\.\d{1,3}){3}|\[?[0-9A-Fa-f]*:[0-9A-Fa-f:.%]*\]?)$")
 _LINKS: Final = 18  # NVLink 4 and 5 have 18 links a GPU, the most so far
 _RANK_STEP: Final = 1000
-_DEVICES_KEPT: Final = 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +66,6 @@ class XidCount:
 
 
 @dataclass(frozen=True, slots=True)
-class _Device:
-    gpu: str
-    node: str
-    mig_instance: str | None
-    inventory: tuple[tuple[str, str], ...]
-
-
-@dataclass(frozen=True, slots=True)
 class _Metric:
     channel: str
     kind: Kind
@@ -105,9 +96,7 @@ class SeriesCatalogue:
             what: tuple(each for name in mapping.label_names(what) for each in (f"exported_{name}", name))
             for what in ("node", "gpu", "mig_instance", *_INVENTORY)
         }
-        self._relevant = tuple(dict.fromkeys(name for names in self._labels.values() for name in names))
         self._metrics = _metrics(channels, mapping)
-        self._devices: dict[tuple[str | None, ...], _Device | None] = {}
 
     def metric_names(self) -> dict[str, str]:
         """Return every metric name that may hold a channel, and the channel; not :data:`XID_COUNT_METRIC`."""
@@ -129,28 +118,18 @@ class SeriesCatalogue:
                 return None
             metric = clock
         part = metric.part or labels.get("nvlink") or labels.get("link") or None
-        where = (device.gpu, device.node, device.mig_instance)
-        return Series(metric.channel, metric.kind, *where, part, metric.scale, device.inventory, metric.rank)
+        gpu, node, instance, inventory = device
+        return Series(metric.channel, metric.kind, gpu, node, instance, part, metric.scale, inventory, metric.rank)
 
     def _xid_count(self, labels: Mapping[str, str]) -> XidCount | None:
         device = self._device(labels)
         text = labels.get("xid", "")
         if device is None or not (text.isascii() and text.isdigit() and len(text) < 7):
             return None
-        return XidCount(device.gpu, device.node, int(text), device.mig_instance, device.inventory)
+        gpu, node, instance, inventory = device
+        return XidCount(gpu, node, int(text), instance, inventory)
 
-    def _device(self, labels: Mapping[str, str]) -> _Device | None:
-        key = tuple([labels.get(name) for name in self._relevant])
-        try:
-            return self._devices[key]
-        except KeyError:
-            device = self._resolve(labels)
-        if len(self._devices) >= _DEVICES_KEPT:  # a label that changes with every scrape must not fill the memory
-            self._devices.clear()
-        self._devices[key] = device
-        return device
-
-    def _resolve(self, labels: Mapping[str, str]) -> _Device | None:
+    def _device(self, labels: Mapping[str, str]) -> tuple[str, str, str | None, tuple[tuple[str, str], ...]] | None:
         gpu = self._first("gpu", labels)
         named = self._first("node", labels)
         node = self._default_node if named is None else self._node(named)
@@ -167,7 +146,7 @@ class SeriesCatalogue:
                 value = normalise_pci_bus_id(value)
             if value is not None:
                 inventory.append((field, value))
-        return _Device(gpu, node, instance, tuple(inventory))
+        return gpu, node, instance, tuple(inventory)
 
     def _first(self, what: str, labels: Mapping[str, str]) -> str | None:
         for name in self._labels[what]:

@@ -64,15 +64,15 @@ class XidCounts:
         ``watched``: when each GPU was first and last seen in this span, by any channel; ms.
         """
         rows: list[tuple[int, str, str, str, str]] = []
-        for place, previous in _telling(index, ms, values):
-            series = counts[int(index[place])]
+        # Some exporters give each GPU a count of no XID at all with every scrape.
+        chosen = np.array([series.xid > 0 for series in counts], np.bool_)[index]
+        index, ms, values = index[chosen], ms[chosen], values[chosen]
+        order = np.lexsort((index, ms))
+        for number, at, count in zip(index[order].tolist(), ms[order].tolist(), values[order].tolist(), strict=True):
+            series = counts[number]
             key = (series.gpu, series.node, series.mig_instance or "", series.xid)
-            at, count = int(ms[place]), float(values[place])
-            if key in self._last:  # what was left out in between said the same
-                held_at, held = self._last[key]
-                self._last[key] = (max(held_at, previous), held)
             before = self._before(key, at, watched)
-            if before is not None and count > before and series.xid > 0:
+            if before is not None and count > before:
                 rows.append((at, series.gpu, str(series.xid), series.node, f"count rose from {before:g} to {count:g}"))
             self._last[key] = (at, count)
         for gpu, (_, last) in watched.items():
@@ -92,28 +92,6 @@ class XidCounts:
         if was_watched:
             return 0.0
         return None if held is None else held[1]
-
-
-def _telling(
-    index: npt.NDArray[np.int32], ms: npt.NDArray[np.int64], values: npt.NDArray[np.float64]
-) -> list[tuple[int, int]]:
-    """Return the places of the samples that can matter, in the order of time, with the times of those before them.
-
-    These are the first and last of each series and both sides of each change and of each gap: exporters repeat a count
-    with every scrape, and some give each GPU a count of no XID at all. The time before a series' first is far back.
-    """
-    order = np.lexsort((ms, index))
-    if len(order) == 0:
-        return []
-    series, at, count = index[order], ms[order], values[order]
-    other = series[1:] != series[:-1]
-    turn = other | (count[1:] != count[:-1]) | (np.diff(at) > FORGOTTEN_AFTER_MS)
-    kept = np.concatenate(([True], turn)) | np.concatenate((turn, [True]))
-    far_back = np.iinfo(np.int64).min
-    previous = np.concatenate(([far_back], np.where(other, far_back, at[:-1])))
-    chosen = np.flatnonzero(kept)
-    chosen = chosen[np.lexsort((series[chosen], at[chosen]))]
-    return list(zip(order[chosen].tolist(), previous[chosen].tolist(), strict=True))
 
 
 def _events(rows: list[tuple[int, str, str, str, str]], delay_ms: int) -> pa.Table:

@@ -171,11 +171,3 @@ def test_every_metric_of_a_real_page_is_read_or_has_a_reason() -> None:
         read += found is not None
         assert found is not None or is_unused(sample.name), sample.name
     assert read == 22
-
-
-def test_labels_that_change_all_the_time_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("telemetry.collect.series.identity._DEVICES_KEPT", 10)
-    catalogue = SeriesCatalogue(CATALOGUE)
-    for number in range(35):
-        catalogue.identify("DCGM_FI_DEV_GPU_TEMP", {"UUID": f"GPU-{number}", "Hostname": "n"})
-    assert len(catalogue._devices) <= 10

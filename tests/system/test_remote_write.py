@@ -1,6 +1,5 @@
 """A real Prometheus that remote-writes into the receiver: what lands is what Prometheus itself has."""
 
-import contextlib
 import http.server
 import json
 import os
@@ -19,9 +18,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from telemetry.dataset.channels import CATALOGUE, with_rollups
-from telemetry.dataset.dataset import Dataset
-from tests.telemetry.collect.remote_write.encoding import WRITE_HEADERS, block, write_request
+from tests.system.prometheus_server import prometheus
 from tests.waiting import free_port, wait
 
 pytestmark = [
@@ -32,7 +29,12 @@ pytestmark = [
 Values = dict[tuple[str, int, str], float]
 """Value by (gpu, milliseconds, channel)."""
 
-CHANNELS = with_rollups(CATALOGUE)
+CONFIG = """
+global: {{scrape_interval: 500ms, scrape_timeout: 400ms}}
+remote_write:
+  - url: http://127.0.0.1:{port}/api/v1/write
+    queue_config: {{batch_send_deadline: 200ms, min_backoff: 50ms, max_backoff: 500ms}}
+"""
 
 
 def get(url: str, **query: str) -> Any:
@@ -41,35 +43,18 @@ def get(url: str, **query: str) -> Any:
         return answer.read()
 
 
-@contextlib.contextmanager
-def process(*command: str | Path, log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    with log.open("ab") as stream:
-        running = subprocess.Popen([str(each) for each in command], stdout=stream, stderr=stream)
-    try:
-        yield running
-    finally:
-        if running.poll() is None:
-            running.terminate()
-            try:
-                running.wait(120)
-            except subprocess.TimeoutExpired:
-                running.kill()
-                running.wait(120)
-
-
 class Receiving:
     """The receiver as a process that can be killed and started again on the same port."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.port = free_port()
-        self._stack = contextlib.ExitStack()
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         command = [sys.executable, "-c", "from predrain.command import main; main()", "collect", "receive"]
         command += ["--listen", f"127.0.0.1:{self.port}", "--dataset", str(self.folder / "fleet")]
-        self.process = self._stack.enter_context(process(*command, log=self.folder / "receiver.log"))
+        self.process = subprocess.Popen(command)
         wait(lambda: get(f"http://127.0.0.1:{self.port}/readyz") == b"ready\n")
 
     def kill(self) -> None:
@@ -100,32 +85,9 @@ class Receiving:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stack.close()
-
-
-@contextlib.contextmanager
-def prometheus(folder: Path, receiver: Receiving, scraped: str = "", *options: str) -> Iterator[str]:
-    port = free_port()
-    config = folder / "prometheus.yml"
-    config.write_text(
-        f"""
-global: {{scrape_interval: 500ms, scrape_timeout: 400ms}}
-remote_write:
-  - url: http://127.0.0.1:{receiver.port}/api/v1/write
-    queue_config:
-      batch_send_deadline: 200ms
-      min_backoff: 50ms
-      max_backoff: 500ms
-      max_samples_per_send: 20000
-      capacity: 100000
-{scraped}
-"""
-    )
-    command = ["prometheus", f"--config.file={config}", f"--storage.tsdb.path={folder / 'tsdb'}"]
-    command += [f"--web.listen-address=127.0.0.1:{port}", "--storage.tsdb.retention.time=10y", "--log.level=warn"]
-    with process(*command, *options, log=folder / "prometheus.log"):
-        wait(lambda: b"Ready" in get(f"http://127.0.0.1:{port}/-/ready"))
-        yield f"http://127.0.0.1:{port}"
+        if self.process is not None and self.process.poll() is None:
+            self.process.kill()
+            self.process.wait(120)
 
 
 class Exporter(http.server.BaseHTTPRequestHandler):
@@ -184,7 +146,11 @@ def test_scraped_samples_land_as_prometheus_has_them_though_the_receiver_is_kill
     tmp_path: Path, exporter: int
 ) -> None:
     scraped = f"scrape_configs: [{{job_name: gpu, static_configs: [{{targets: ['127.0.0.1:{exporter}']}}]}}]"
-    with Receiving(tmp_path) as receiver, prometheus(tmp_path, receiver, scraped) as url:
+    with (
+        Receiving(tmp_path) as receiver,
+        prometheus(tmp_path / "tsdb", config=CONFIG.format(port=receiver.port) + scraped) as server,
+    ):
+        url = server.url
         wait(lambda: len(receiver.landed()) > 20)
         receiver.kill()
         before = receiver.landed()
@@ -209,56 +175,3 @@ def test_scraped_samples_land_as_prometheus_has_them_though_the_receiver_is_kill
         page = get(f"http://127.0.0.1:{receiver.port}/metrics").decode()
         assert 'dropped_total{reason="stale_marker"}' in page
         assert receiver.stop() == 0
-
-
-def test_ten_days_through_prometheus_are_the_simulators_own(tmp_path: Path) -> None:
-    """Prometheus takes ten days on its own remote-write receiver, as samples of the future, and writes them on to us.
-
-    Of the future, because it sends on only what is newer than its start.
-    """
-    simulate = [sys.executable, "-c", "from predrain.command import main; main()", "simulate", "--seed", "3"]
-    made = subprocess.run(
-        [*simulate, "--gpus", "8", "--days", "10", "--acceleration", "60", "--out", str(tmp_path / "sim")],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert made.returncode == 0, made.stderr
-    dataset = Dataset.open(tmp_path / "sim")
-    (bucket,) = dataset.buckets()
-    samples = dataset.read_bucket(bucket).to_pandas()
-    ms = samples["timestamp"].dt.tz_convert(None).to_numpy().astype("datetime64[ms]").astype("int64")
-    shift = (int(time.time() * 1000) - int(ms.min())) // 86_400_000 * 86_400_000 + 2 * 86_400_000
-    samples["ms"] = ms + shift
-    expected: Values = {}
-    with (
-        Receiving(tmp_path) as receiver,
-        prometheus(tmp_path, receiver, "", "--web.enable-remote-write-receiver") as url,
-    ):
-        days = samples["ms"] // 86_400_000
-        for turn, (_, day) in enumerate(samples.groupby(days)):
-            series = []
-            for gpu, rows in day.sort_values("ms").groupby("gpu", observed=True):
-                for channel in (name for name in rows.columns if name in CHANNELS):
-                    known = CHANNELS[channel].dcgm_names
-                    names = {"__name__": known[0] if known else channel, "UUID": str(gpu), "Hostname": "n1"}
-                    told = rows[["ms", channel]].dropna()
-                    pairs = [(int(at), float(value)) for at, value in told.itertuples(index=False)]
-                    expected |= {(str(gpu), at, channel): value for at, value in pairs}
-                    series.append((names, pairs))
-            request = urllib.request.Request(
-                f"{url}/api/v1/write", block(write_request(series)), WRITE_HEADERS, method="POST"
-            )
-            with urllib.request.urlopen(request, timeout=300) as answer:
-                assert answer.status == 204
-            if turn == 4:
-                wait(lambda: any((tmp_path / "fleet.live" / "samples").glob("*.parquet")))
-                receiver.kill()
-            if turn == 6:
-                receiver.start()
-        assert len(expected) > 100_000
-        # Values, not rows: what Prometheus sends of one GPU and time may come in several requests.
-        wait(lambda: len(receiver.landed()) >= len(expected), 600)
-        landed = receiver.landed()
-    assert landed == expected

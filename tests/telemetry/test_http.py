@@ -56,14 +56,6 @@ def test_credentials_are_read_anew_for_each_request(tmp_path: Path) -> None:
     assert "second" not in repr(connection)
 
 
-def test_basic_auth(tmp_path: Path) -> None:
-    file = tmp_path / "login"
-    file.write_text("me:pass:word\n")
-    assert connect_to("http://prom", basic_auth_file=file).request_headers() == {
-        "Authorization": "Basic bWU6cGFzczp3b3Jk"
-    }
-
-
 @pytest.mark.parametrize(
     ("content", "message"),
     [

@@ -225,17 +225,6 @@ def test_rises_of_the_exporters_xid_counts_are_events(tmp_path: Path) -> None:
     assert result.events == 3
 
 
-def test_two_runs_of_one_dump_at_once_are_refused(tmp_path: Path) -> None:
-    path, live = tmp_path / "d.om", tmp_path / "live"
-    path.write_text(dump(times=2))
-
-    def again(_done: int, _total: int) -> None:
-        with pytest.raises(InputError, match="another run is reading this dump"):
-            land(path, live)
-
-    land(path, live, progress=again)
-
-
 HEADS = st.sampled_from(
     [
         'DCGM_FI_DEV_GPU_TEMP{UUID="a",Hostname="n"}',

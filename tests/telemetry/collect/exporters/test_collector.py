@@ -140,29 +140,6 @@ def test_xid_counts_that_rise_are_events(tmp_path: Path) -> None:
     assert is_from_exporter(made["source"]).all(), "else they would be told beside what the kernel tells"
 
 
-def test_a_new_driver_and_a_vanished_gpu_show(tmp_path: Path) -> None:
-    def answer(url: str, number: int) -> str:
-        return exporter_page("n1", number, gpus=2 if number < 3 else 1, driver="580.1" if number < 2 else "590.2")
-
-    async def work() -> None:
-        await run_for(make_collector(tmp_path, FakeFetcher(answer), ["n1"]), 30 * 5)
-
-    run_virtual(work)
-    seen = [(row["gpu"][-1], row["driver"]) for row in landed(tmp_path, "inventory").to_pylist()]
-    assert seen == [("0", "580.1"), ("1", "580.1"), ("0", "590.2"), ("1", "590.2")]
-    gpus = Counter(row["gpu"] for row in landed(tmp_path, "samples").to_pylist())
-    assert gpus == {"GPU-n1-0": 5, "GPU-n1-1": 3}
-
-
-def test_the_inventory_is_told_again_once_an_hour(tmp_path: Path) -> None:
-    async def work() -> None:
-        settings = ScrapeSettings(interval_s=300)
-        await run_for(make_collector(tmp_path, FakeFetcher(moving), ["n1"], settings=settings), 3 * 3600)
-
-    run_virtual(work)
-    assert landed(tmp_path, "inventory").num_rows == 2 * 3
-
-
 def test_what_is_known_of_a_target_fills_the_inventory_and_names_the_node(tmp_path: Path) -> None:
     async def work() -> None:
         target = Target("http://10.0.0.7:9400/metrics", "worker-7", (("rack", "r12"),))
@@ -270,27 +247,6 @@ def test_a_page_of_thousands_of_gpus_is_no_page_of_a_node(tmp_path: Path) -> Non
 
     run_virtual(work)
     assert landed(tmp_path, "samples").num_rows == 0
-
-
-def test_rows_are_bounded_while_a_landing_hangs(tmp_path: Path) -> None:
-    class Hangs:
-        def stage(self, kind: Any, table: pa.Table) -> object:
-            raise AssertionError("never called")
-
-    async def hanging(work: Any, *given: object) -> Any:
-        return await asyncio.Event().wait() if given else work()
-
-    async def work() -> None:
-        limits = ScrapeSettings(max_buffered_rows=100)
-        collector = make_collector(tmp_path, FakeFetcher(moving), ["n1", "n2"], landing=Hangs(), settings=limits)
-        collector._run_blocking = hanging
-        task = asyncio.create_task(collector.run(asyncio.Event()))
-        await asyncio.sleep(30 * 100)
-        assert 0 < collector.buffered_rows <= 100
-        assert collector.counts.rows_dropped > 0
-        task.cancel()
-
-    run_virtual(work)
 
 
 def test_a_list_that_breaks_keeps_the_targets_that_are_known(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -4,7 +4,6 @@ import itertools
 import json
 import signal
 import socket
-import time
 import urllib.error
 import urllib.request
 from collections import Counter
@@ -56,39 +55,6 @@ def test_of_two_collectors_one_scrapes_and_the_other_takes_over(tmp_path: Path) 
             gaps = sorted(b - a for a, b in itertools.pairwise(times))
             assert gaps[len(gaps) // 2] > 0.15
     assert len(check_whole(tmp_path / "fleet.live")) == 8
-
-
-@pytest.mark.system
-def test_an_exporter_that_restarts_is_scraped_on_and_its_failures_are_told(tmp_path: Path) -> None:
-    dataset = tmp_path / "fleet"
-    with page_server() as server:
-        process = start_collector(dataset, server.targets(1))
-        try:
-            server.wait_for(4)
-        except AssertionError:
-            process.kill()
-            raise
-    try:
-        time.sleep(1.5)
-        with page_server(server):
-            server.wait_for(4)
-            process.send_signal(signal.SIGTERM)
-            _, err = process.communicate(timeout=90)
-    finally:
-        process.kill()
-        process.communicate()
-    assert process.returncode == 0, err
-    check_whole(tmp_path / "fleet.live")
-    rows = sorted(
-        landed(tmp_path / "fleet.live", "samples").to_pylist(), key=lambda row: (row["gpu"], row["timestamp"])
-    )
-    mine = [row for row in rows if row["gpu"] == "GPU-n0-0"]
-    failures = [row["scrape_failures_total"] for row in mine]
-    assert failures[0] == 0
-    assert failures == sorted(failures)
-    assert failures[-1] >= 1
-    gaps = [b["timestamp"] - a["timestamp"] for a, b in itertools.pairwise(mine)]
-    assert max(gaps).total_seconds() > 1.2
 
 
 def test_a_signal_lands_everything_and_the_collector_tells_how_it_is(tmp_path: Path) -> None:

@@ -78,12 +78,6 @@ def test_a_page_comes_with_its_time_and_the_servers_clock() -> None:
     assert 0 < found.duration_s < 60
 
 
-def test_a_body_without_a_length_is_not_known_to_be_whole() -> None:
-    (found,) = fetch(always(b"HTTP/1.0 200 OK\r\n\r\n" + PAGE, close=True))
-    assert isinstance(found, Page)
-    assert not found.framed
-
-
 CUT_CHUNKS = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + b"%x\r\n" % len(PAGE) + PAGE[:500]
 PACKED = gzip.compress(PAGE)
 

@@ -2,7 +2,6 @@ from pathlib import Path
 
 import pytest
 
-from telemetry.collect.exporters.collector import ScrapeSettings
 from telemetry.collect.exporters.target_lists import TargetLists
 from telemetry.collect.exporters.targets import Target, parse_target
 from telemetry.errors import InputError
@@ -103,12 +102,3 @@ def test_options_that_name_no_targets(values: list[str], message: str) -> None:
     with pytest.raises(InputError) as caught:
         TargetLists(values).read()
     assert str(caught.value) == message
-
-
-def test_a_timeout_longer_than_the_interval_is_refused() -> None:
-    with pytest.raises(InputError) as caught:
-        ScrapeSettings(interval_s=5)
-    assert str(caught.value) == (
-        "a timeout of 10 s is longer than the interval of 5 s (--timeout). "
-        "Give a timeout of at most the interval: two scrapes of one target never overlap."
-    )

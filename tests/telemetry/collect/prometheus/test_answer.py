@@ -59,13 +59,6 @@ def test_compact_and_spaced_answers_read_as_plain_json_does(result: list[Any]) -
         assert_same(samples(matrix), slowly(result))
 
 
-def test_a_series_of_histograms_beside_others_is_no_obstacle() -> None:
-    result = [{"metric": {"a": "1"}, "values": [[1, "2"]]}, {"metric": {"a": "2"}, "histograms": [[1, {"count": "3"}]]}]
-    matrix = read_matrix(body(result))
-    assert samples(matrix) == [(0, 1000, 2.0)]
-    assert len(matrix.labels) == 2
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -105,17 +105,6 @@ def test_a_run_that_dies_goes_on_without_gaps_or_duplicates(
     assert told(landed(tmp_path), "gpu_temp_c") == expected
 
 
-def test_a_damaged_progress_file_is_told(fake: FakePrometheus, fetch: Fetch, tmp_path: Path) -> None:
-    fill(fake)
-    fetch()
-    (state,) = (tmp_path / "fleet.live" / "state").glob("prometheus-*.json")
-    state.write_text('{"version": 9}')
-    with pytest.raises(
-        InputError, match=r"the progress file is damaged: .*\. Remove it: the time is then fetched again"
-    ):
-        fetch()
-
-
 def test_chunks_are_halved_where_the_server_refuses_and_the_size_is_remembered(
     fake: FakePrometheus, fetch: Fetch, tmp_path: Path
 ) -> None:
@@ -166,44 +155,6 @@ def test_an_answer_that_is_too_long_is_asked_for_in_halves(fake: FakePrometheus,
     expected = fill(fake)
     fetch(bounds=Bounds(request_s=60, body_bytes=1200))
     assert told(landed(tmp_path), "gpu_temp_c") == expected
-
-
-def test_two_series_of_one_gpu_because_its_pod_changed_are_one(
-    fake: FakePrometheus, fetch: Fetch, tmp_path: Path
-) -> None:
-    first, second = gpu_labels(0, pod="train-a", container="x"), gpu_labels(0, pod="train-b")
-    minutes = [START_MS + place * 60_000 for place in range(120)]
-    fake.add(TEMPERATURE, first, [(ms, 50.0) for ms in minutes[:45]])
-    fake.add(TEMPERATURE, second, [(ms, 60.0) for ms in minutes[45:]])
-    fetch()
-    values = told(landed(tmp_path), "gpu_temp_c")
-    assert [values[first["UUID"], ms] for ms in minutes] == [50.0] * 45 + [60.0] * 75
-    assert len(values) == 120
-
-
-def test_stale_markers_and_sentinels_make_no_sample(fake: FakePrometheus, fetch: Fetch, tmp_path: Path) -> None:
-    nan, blank = float("nan"), 9223372036854775794.0
-    fake.add(TEMPERATURE, gpu_labels(0), [(START_MS, 40.0), (START_MS + 1000, nan), (START_MS + 2000, blank)])
-    result = fetch()
-    assert told(landed(tmp_path), "gpu_temp_c") == {(gpu_labels(0)["UUID"], START_MS): 40.0}
-    assert len(landed(tmp_path)) == 1
-    assert dict(result.problems) == {"a value that means not supported": 1}
-
-
-def test_labels_become_sightings_with_the_driver_of_each_time(
-    fake: FakePrometheus, fetch: Fetch, tmp_path: Path
-) -> None:
-    fake.add(TEMPERATURE, gpu_labels(0), [(START_MS + 60_000, 40.0), (START_MS + 120_000, 40.0)])
-    newer = gpu_labels(0, DCGM_FI_DRIVER_VERSION="580.2")
-    fake.add(TEMPERATURE, newer, [(START_MS + 300_000, 40.0)])
-    fetch()
-    seen = landed(tmp_path, "inventory").sort_values("seen_at")
-    assert list(zip(seen["driver"], seen["seen_at"], strict=True)) == [
-        ("570.1", START + timedelta(minutes=1)),
-        ("570.1", START + timedelta(minutes=2)),
-        ("580.2", START + timedelta(minutes=5)),
-    ]
-    assert set(seen["node"]) == {"node00"}
 
 
 def test_recording_rules_come_through_the_mapping(fake: FakePrometheus, fetch: Fetch, tmp_path: Path) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import socket
-import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -135,14 +133,6 @@ def test_what_does_not_pass_is_reported_immediately(
     assert str(caught.value).startswith(message.format(url=fake.url))
 
 
-def test_another_kind_of_server_is_told(fake: FakePrometheus, fetch: Fetch) -> None:
-    fake.fault = lambda asked: Reply(200, b'{"hello":"world"}', JSON)
-    with pytest.raises(InputError) as caught:
-        fetch()
-    assert 'the answer is not one of the Prometheus API: \'{"hello":"world"}\'' in str(caught.value)
-    assert "Give the address of a Prometheus API; a proxy in between" in str(caught.value)
-
-
 def test_nobody_there_is_told_soon(fake: FakePrometheus, fetch: Fetch) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -178,25 +168,3 @@ def test_credentials_and_headers_are_sent_and_no_secret_is_logged(
     assert "oops; asking again" in caplog.text
     assert "answers again" in caplog.text
     assert "s3cret" not in caplog.text
-
-
-def test_no_more_requests_at_once_than_allowed(fake: FakePrometheus, fetch: Fetch, tmp_path: Path) -> None:
-    expected = fill(fake)
-    guard, now, most = threading.Lock(), 0, 0
-    whole = fake.answer
-
-    def counted(asked: Asked) -> Reply:
-        nonlocal now, most
-        with guard:
-            now += 1
-            most = max(most, now)
-        time.sleep(0.01)
-        made = whole(asked)
-        with guard:
-            now -= 1
-        return made
-
-    fake.answer = counted  # type: ignore[method-assign] # watched from outside, so that its lock does not count
-    fetch(concurrency=2, chunk=START.replace(hour=2) - START)
-    assert most == 2
-    assert told(landed(tmp_path), "gpu_temp_c") == expected

@@ -19,11 +19,6 @@ def test_chunks_and_pieces_hold_each_instant_once(span: Span, size: int) -> None
     assert all(piece.length_ms <= size for piece in span.pieces(size))
 
 
-@given(spans, st.integers(2, 40))
-def test_later_runs_cut_at_the_same_instants(span: Span, size: int) -> None:
-    assert all(piece.until_ms % size == 0 for piece in chunks(span, size)[:-1])
-
-
 def test_a_start_on_a_multiple_makes_no_chunk_of_one_millisecond() -> None:
     assert chunks(Span(99, 300), 100) == [Span(99, 200), Span(200, 300)]
 

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from telemetry.collect.prometheus.client import TooMuch, error_text, meaning_of, refuse
+from telemetry.collect.prometheus.client import TooMuch, meaning_of, refuse
 from telemetry.http import retry_after_s
 
 
@@ -44,12 +44,6 @@ def test_the_waiting_time_is_read_as_seconds_or_date_and_bounded() -> None:
     assert retry_after_s("Thu, 01 Jan 2026 00:00:30 GMT", now) == 30
     assert retry_after_s("Wed, 31 Dec 2025 00:00:30 GMT", now) == 0
     assert retry_after_s("soon", now) is None
-
-
-def test_the_servers_own_words_are_found() -> None:
-    assert error_text(b'{"status":"error","errorType":"execution","error":"too bad"}') == "too bad"
-    assert error_text(b"<html> <body>\n Bad Gateway") == "'<html> <body> Bad Gateway'"
-    assert error_text(b"") == "no details"
 
 
 def test_a_reason_at_the_end_of_a_long_text_counts_and_is_shown() -> None:

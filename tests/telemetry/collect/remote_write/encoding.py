@@ -1,14 +1,14 @@
-"""Remote-write bodies written by hand, and an ASGI call without a server."""
+"""Remote-write bodies written by hand, and a call of the receiver without a server."""
 
 from __future__ import annotations
 
 import asyncio
 import struct
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from typing import Any
 
 import cramjam
+import httpx
 from starlette.applications import Starlette
 
 STALE = struct.unpack("<d", struct.pack("<Q", 0x7FF0000000000002))[0]
@@ -56,13 +56,6 @@ def labels(name: str = "DCGM_FI_DEV_GPU_TEMP", gpu: str = "GPU-a", **more: str) 
     return {"__name__": name, "UUID": gpu, "Hostname": "n1", "gpu": "0", "job": "dcgm", **more}
 
 
-@dataclass(frozen=True)
-class Answer:
-    status: int
-    headers: dict[str, str]
-    body: bytes
-
-
 async def call(
     app: Starlette,
     path: str,
@@ -71,45 +64,18 @@ async def call(
     method: str = "POST",
     headers: Mapping[str, str] | None = None,
     stall: bool = False,
-) -> Answer:
-    """One request; a body in several pieces arrives in several messages, ``stall`` keeps the last one back."""
-    path, _, query = path.partition("?")
-    pieces = [body] if isinstance(body, bytes) else list(body)
-    messages = [{"type": "http.request", "body": piece, "more_body": True} for piece in pieces]
-    if not stall:
-        messages[-1]["more_body"] = False
-    given: list[dict[str, Any]] = []
+) -> httpx.Response:
+    """One request; a body in several pieces arrives in several messages, ``stall`` keeps its end back."""
 
-    async def receive() -> dict[str, Any]:
-        if messages:
-            return messages.pop(0)
-        await asyncio.sleep(3600)
-        raise AssertionError
+    async def pieces() -> AsyncIterator[bytes]:
+        for piece in [body] if isinstance(body, bytes) else body:
+            yield piece
+        if stall:
+            await asyncio.sleep(3600)
 
-    async def send(message: Any) -> None:
-        given.append(message)
-
-    scope = {
-        "type": "http",
-        "method": method,
-        "path": path,
-        "raw_path": path.encode(),
-        "query_string": query.encode(),
-        "headers": [(key.lower().encode(), value.encode()) for key, value in (headers or {}).items()],
-        "server": ("test", 80),
-        "client": ("test", 1),
-        "scheme": "http",
-        "http_version": "1.1",
-        "root_path": "",
-    }
-    await app(scope, receive, send)
-    start = given[0]
-    return Answer(
-        start["status"],
-        {key.decode(): value.decode() for key, value in start["headers"]},
-        b"".join(message.get("body", b"") for message in given[1:]),
-    )
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
+        return await client.request(method, path, content=pieces(), headers=headers)
 
 
-async def write(app: Starlette, series: Iterable[tuple[Mapping[str, str], Samples]], **more: Any) -> Answer:
+async def write(app: Starlette, series: Iterable[tuple[Mapping[str, str], Samples]], **more: Any) -> httpx.Response:
     return await call(app, "/api/v1/write", block(write_request(series)), headers=WRITE_HEADERS, **more)

@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -26,7 +27,6 @@ from telemetry.landing.folder import Landing
 from tests.telemetry.collect.remote_write.encoding import (
     STALE,
     WRITE_HEADERS,
-    Answer,
     block,
     call,
     labels,
@@ -65,10 +65,10 @@ def landed(landing: Landing) -> dict[str, list[dict[str, Any]]]:
     }
 
 
-def problem(answer: Answer) -> str:
-    content = json.loads(answer.body)
+def problem(answer: httpx.Response) -> str:
+    content = json.loads(answer.content)
     assert answer.headers["content-type"] == "application/problem+json"
-    assert content["status"] == answer.status
+    assert content["status"] == answer.status_code
     return str(content["detail"])
 
 
@@ -91,7 +91,7 @@ def sample_table(rows: int = 2) -> pa.Table:
 
 
 def test_requests_of_one_moment_become_one_file_and_are_answered_after_it(tmp_path: Path) -> None:
-    async def steps(app: Starlette, receiver: Receiver) -> list[Answer]:
+    async def steps(app: Starlette, receiver: Receiver) -> list[httpx.Response]:
         first = [(labels(), [(T0, 41.0), (T0 + 1, STALE)])]
         second = [(labels("DCGM_FI_DEV_POWER_USAGE", pod="p"), [(T0, 300.5)]), (labels("up"), [(T0, 1.0)])]
         answers = await asyncio.gather(write(app, first), write(app, second))
@@ -99,7 +99,7 @@ def test_requests_of_one_moment_become_one_file_and_are_answered_after_it(tmp_pa
         return list(answers)
 
     answers, rows = run(tmp_path, steps)
-    assert [answer.status for answer in answers] == [204, 204]
+    assert [answer.status_code for answer in answers] == [204, 204]
     assert len(list((tmp_path / "d.live" / "samples").iterdir())) == 1
     (row,) = rows["samples"]
     assert (row["gpu"], row["node"], row["gpu_temp_c"], row["power_w"]) == ("GPU-a", "n1", 41.0, 300.5)
@@ -116,16 +116,6 @@ def test_the_inventory_is_told_again_when_it_changes_and_every_hour(tmp_path: Pa
     told = [((row["seen_at"].timestamp() * 1000 - T0) / 60_000, row["driver"]) for row in rows["inventory"]]
     assert told == [(0, "1"), (2, "2"), (62, "2")]
     assert len(rows["samples"]) == 6
-
-
-def test_series_with_fewer_labels_do_not_tell_the_inventory_again(tmp_path: Path) -> None:
-    async def steps(app: Starlette, _: Receiver) -> None:
-        few = {"__name__": "power_w_max", "UUID": "GPU-a", "Hostname": "n1"}
-        for turn, given in enumerate([few, labels(modelName="H100"), few, labels(), labels(modelName="H100"), few]):
-            await write(app, [(given, [(T0 + turn, 1.0)])])
-
-    _, rows = run(tmp_path, steps, flush_interval_s=0.001)
-    assert [(row["slot"], row["model"]) for row in rows["inventory"]] == [(None, None), ("0", "H100")]
 
 
 def test_a_gpu_that_moves_and_comes_back_is_told_each_time(tmp_path: Path) -> None:
@@ -170,17 +160,8 @@ def test_single_links_are_left_out_and_counted(tmp_path: Path) -> None:
     assert (dropped, rows["samples"][0]["nvlink_replay_total"]) == (1, 5.0)
 
 
-def test_a_full_group_does_not_wait_for_the_interval(tmp_path: Path) -> None:
-    async def steps(app: Starlette, _: Receiver) -> Answer:
-        async with asyncio.timeout(50):
-            return await write(app, [(labels(), [(T0 + i, 1.0) for i in range(10)])])
-
-    answer, rows = run(tmp_path, steps, flush_interval_s=60.0, flush_samples=10)
-    assert (answer.status, len(rows["samples"])) == (204, 10)
-
-
 def test_closing_writes_what_waits(tmp_path: Path) -> None:
-    async def steps(app: Starlette, receiver: Receiver) -> Answer:
+    async def steps(app: Starlette, receiver: Receiver) -> httpx.Response:
         task = asyncio.create_task(write(app, [(labels(), [(T0, 1.0)])]))
         while not receiver._commit.held:
             await asyncio.sleep(0.001)
@@ -188,7 +169,7 @@ def test_closing_writes_what_waits(tmp_path: Path) -> None:
         return await task
 
     answer, rows = run(tmp_path, steps, flush_interval_s=60.0)
-    assert (answer.status, len(rows["samples"])) == (204, 1)
+    assert (answer.status_code, len(rows["samples"])) == (204, 1)
 
 
 def test_a_request_sent_again_lands_equal_rows(tmp_path: Path) -> None:
@@ -222,7 +203,7 @@ def test_a_disk_that_does_not_take_them_is_503_and_unready_until_it_does(
 
     monkeypatch.setattr(Landing, "stage", stage)
 
-    async def steps(app: Starlette, _: Receiver) -> list[Answer]:
+    async def steps(app: Starlette, _: Receiver) -> list[httpx.Response]:
         nonlocal broken
         series = [(labels(), [(T0, 41.0)])]
         answers = [await write(app, series), await call(app, "/readyz", method="GET")]
@@ -233,7 +214,7 @@ def test_a_disk_that_does_not_take_them_is_503_and_unready_until_it_does(
         return answers
 
     answers, rows = run(tmp_path, steps)
-    assert [answer.status for answer in answers] == [503, 503, 503, 204, 200]
+    assert [answer.status_code for answer in answers] == [503, 503, 503, 204, 200]
     assert answers[0].headers["retry-after"] == "5"
     assert "the disk is full" in problem(answers[0])
     assert len(rows["samples"]) == 1
@@ -257,7 +238,7 @@ def test_a_rise_that_a_full_disk_does_not_take_lands_later(tmp_path: Path, monke
             broken = full
             at = T0 + minute * 60_000
             count = labels("DCGM_EXP_XID_ERRORS_COUNT", xid="79")
-            statuses.append((await write(app, [(labels(), [(at, 1.0)]), (count, [(at, value)])])).status)
+            statuses.append((await write(app, [(labels(), [(at, 1.0)]), (count, [(at, value)])])).status_code)
         return statuses
 
     statuses, rows = run(tmp_path, steps, flush_interval_s=0.001)
@@ -279,7 +260,7 @@ def test_a_request_that_cannot_be_landed_does_not_hold_up_the_others(
         gpus = ("GPU-a", "GPU-bad", "GPU-b")
         answers = await asyncio.gather(*(write(app, [(labels(gpu=gpu), [(T0, 1.0)])]) for gpu in gpus))
         assert receiver._commit.held == 0
-        return [answer.status for answer in answers]
+        return [answer.status_code for answer in answers]
 
     statuses, rows = run(tmp_path, steps)
     assert statuses == [204, 503, 204]
@@ -296,7 +277,7 @@ def test_memory_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(Landing, "stage", stage)
 
-    async def steps(app: Starlette, receiver: Receiver) -> list[Answer]:
+    async def steps(app: Starlette, receiver: Receiver) -> list[httpx.Response]:
         first = asyncio.create_task(write(app, [(labels(), [(T0 + i, 1.0) for i in range(8)])]))
         while not receiver._commit.held:
             await asyncio.sleep(0.001)
@@ -306,7 +287,7 @@ def test_memory_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         return [await first, refused, await taken]
 
     answers, rows = run(tmp_path, steps, held_samples=10, flush_interval_s=0.001)
-    assert [answer.status for answer in answers] == [204, 503, 204]
+    assert [answer.status_code for answer in answers] == [204, 503, 204]
     assert "too many samples wait" in problem(answers[1])
     assert len(rows["samples"]) == 9
 
@@ -329,35 +310,28 @@ def test_memory_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 def test_what_cannot_be_taken_is_refused_for_good(
     tmp_path: Path, headers: dict[str, str], body: bytes | list[bytes], status: int, detail: str
 ) -> None:
-    async def steps(app: Starlette, _: Receiver) -> Answer:
+    async def steps(app: Starlette, _: Receiver) -> httpx.Response:
         return await call(app, "/api/v1/write", body, headers=WRITE_HEADERS | headers)
 
     answer, rows = run(tmp_path, steps, body_bytes=1000, decoded_bytes=2000, request_rows=20)
-    assert answer.status == status
+    assert answer.status_code == status
     assert detail in problem(answer)
     assert rows["samples"] == []
 
 
 def test_bodies_that_are_being_read_are_bounded(tmp_path: Path) -> None:
-    async def steps(app: Starlette, receiver: Receiver) -> Answer:
+    async def steps(app: Starlette, receiver: Receiver) -> httpx.Response:
         slow = asyncio.create_task(call(app, "/api/v1/write", b"x" * 90, headers=WRITE_HEADERS, stall=True))
         while not receiver._held_bytes:
             await asyncio.sleep(0.001)
         answer = await call(app, "/api/v1/write", b"x" * 50, headers=WRITE_HEADERS)
-        assert (await slow).status == 408
+        assert (await slow).status_code == 408
         assert receiver._held_bytes == 0
         return answer
 
     answer, _ = run(tmp_path, steps, held_bytes=100, body_timeout_s=2.0)
-    assert answer.status == 503
+    assert answer.status_code == 503
     assert "too many bodies" in problem(answer)
-
-
-def test_a_slow_body_is_given_up(tmp_path: Path) -> None:
-    async def steps(app: Starlette, _: Receiver) -> Answer:
-        return await call(app, "/api/v1/write", b"x", headers=WRITE_HEADERS, stall=True)
-
-    assert run(tmp_path, steps, body_timeout_s=0.02)[0].status == 408
 
 
 def test_tokens_open_the_posts_and_may_change(tmp_path: Path) -> None:
@@ -367,7 +341,7 @@ def test_tokens_open_the_posts_and_may_change(tmp_path: Path) -> None:
     async def steps(app: Starlette, _: Receiver) -> list[int]:
         async def status(header: dict[str, str]) -> int:
             body = block(write_request([(labels(), [(T0, 1.0)])]))
-            return (await call(app, "/api/v1/write", body, headers=WRITE_HEADERS | header)).status
+            return (await call(app, "/api/v1/write", body, headers=WRITE_HEADERS | header)).status_code
 
         ours = {"authorization": f"Bearer {TOKEN}"}
         found = [await status({}), await status({"authorization": "Bearer wrong"}), await status(ours)]
@@ -376,7 +350,7 @@ def test_tokens_open_the_posts_and_may_change(tmp_path: Path) -> None:
         found += [await status(ours), await status({"authorization": "bearer a-quite-different-token"})]
         tokens.unlink()
         found.append(await status({"authorization": "Bearer a-quite-different-token"}))
-        found.append((await call(app, "/healthz", method="GET")).status)
+        found.append((await call(app, "/healthz", method="GET")).status_code)
         return found
 
     assert run(tmp_path, steps, tokens=tokens)[0] == [401, 401, 204, 401, 401, 204, 204, 200]
@@ -397,7 +371,7 @@ def test_a_push_of_a_table_lands_once_by_its_name(tmp_path: Path) -> None:
         for compression in (None, "zstd"):
             body = arrow(sample_table(), compression)
             answer = await call(app, "/v1/telemetry?kind=samples&name=n1-7", body, headers={"content-type": ARROW})
-            found.append(answer.status)
+            found.append(answer.status_code)
         return found
 
     found, rows = run(tmp_path, steps)
@@ -428,9 +402,9 @@ def test_a_push_of_a_table_lands_once_by_its_name(tmp_path: Path) -> None:
 def test_tables_that_cannot_be_used_are_refused(
     tmp_path: Path, path: str, body: bytes, status: int, detail: str
 ) -> None:
-    async def steps(app: Starlette, _: Receiver) -> Answer:
+    async def steps(app: Starlette, _: Receiver) -> httpx.Response:
         return await call(app, f"/v1/telemetry{path}", body, headers={"content-type": ARROW})
 
     answer, rows = run(tmp_path, steps, request_rows=400, decoded_bytes=100_000)
-    assert (answer.status, detail in problem(answer)) == (status, True), answer.body
+    assert (answer.status_code, detail in problem(answer)) == (status, True), answer.content
     assert not any(rows.values())

@@ -73,12 +73,6 @@ def test_of_two_metrics_for_one_channel_the_better_tells_it_until_it_is_gone() -
     assert [values(edge, 11), values(junction, 12), values(edge, 12)] == [[1.0], [1.0], []]
 
 
-def test_metadata_and_unknown_fields_are_passed_over() -> None:
-    body = field(3, b"\x08\x01" + field(2, b"up")) + write_request([(labels(), [(T0, 1.0)])]) + field(9, b"x")
-    assert len(decoder().decode(body, limit=10)) == 1
-    assert len(decoder().decode(b"", limit=10)) == 0
-
-
 @pytest.mark.parametrize(
     ("body", "message"),
     [
@@ -117,11 +111,3 @@ def test_a_block_is_measured_before_it_is_decompressed(monkeypatch: pytest.Monke
         decompress(varint(1_000_000) + b"abc", 2**30)
     with pytest.raises(WriteError, match="no snappy block"):
         decompress(b"\xff\xff\xff\xff\xff\xff", 10)
-
-
-def test_a_memory_of_many_series_is_bounded() -> None:
-    reader = decoder(series_kept=20)
-    for number in range(100):
-        reader.decode(write_request([(labels(gpu=f"GPU-{number}"), [(T0, 1.0)])]), limit=10)
-    assert len(reader._digests) <= 21
-    assert len(reader._series) <= 21

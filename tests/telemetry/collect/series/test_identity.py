@@ -112,12 +112,6 @@ def test_what_is_not_ours_is_none(name: str, labels: dict[str, str]) -> None:
     assert identify(name, labels) is None
 
 
-def test_a_page_without_host_names_is_of_the_node_it_was_fetched_from() -> None:
-    assert series("DCGM_FI_DEV_GPU_TEMP", {"UUID": "GPU-a"}, default_node="n9").node == "n9"
-    forced = series("DCGM_FI_DEV_GPU_TEMP", OLD, {"labels": {"node": []}}, default_node="n9")
-    assert forced.node == "n9"
-
-
 def test_mapped_metrics_labels_and_factors() -> None:
     mapping = {
         "metrics": {"job:temp": "150", "acme_mw": "DCGM_FI_DEV_POWER_USAGE"},

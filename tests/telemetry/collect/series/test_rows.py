@@ -119,12 +119,6 @@ def test_rows_have_the_layout_in_which_samples_land() -> None:
     ]
 
 
-def test_links_are_summed_unless_the_whole_is_given() -> None:
-    links = [one("energy_mj", part=str(number)) for number in range(3)]
-    samples = [(each, 1, 10.0) for each in links] + [(each, 2, 10.0) for each in links] + [(one("energy_mj"), 2, 31.0)]
-    assert [row["energy_mj"] for row in rows(samples)[1]] == [30.0, 31.0]
-
-
 def test_counters_and_bits_are_exact_and_what_cannot_be_is_counted() -> None:
     problems: dict[str, int] = {}
     samples = [
@@ -148,13 +142,6 @@ def test_values_are_scaled_after_sentinels_are_told() -> None:
     scaled = one(scale=0.5)
     _, found = rows([(scaled, 1, 80.0), (scaled, 2, 9223372036854775794.0), (scaled, 3, 82.0)])
     assert [(row["timestamp"], row["gpu_temp_c"]) for row in found] == [(1, 40.0), (3, 41.0)]
-
-
-def test_nothing_is_an_empty_table_with_keys() -> None:
-    for samples in ([], [(one(), 1, math.nan)]):
-        table, found = rows(samples)
-        assert found == []
-        assert table.schema.names == ["timestamp", "node", "gpu", "mig_instance"]
 
 
 def test_sightings_tell_from_when_to_when_a_driver_was_seen() -> None:

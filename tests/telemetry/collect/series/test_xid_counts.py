@@ -66,11 +66,6 @@ def test_events_are_those_of_looking_at_every_sample(
     assert follow(series, watched, sorted(set(cuts)), saved=saved) == slowly(series, watched)
 
 
-@given(st.lists(counts, min_size=1, max_size=3), st.lists(st.integers(0, 95), max_size=4))
-def test_nothing_is_taken_for_a_first_time_where_nobody_watched(series: list[dict[int, int]], cuts: list[int]) -> None:
-    assert follow(series, set(), sorted(set(cuts)), saved=True) == slowly(series, set())
-
-
 def test_known_at_is_the_time_and_the_delay() -> None:
     follower = XidCounts(timedelta(minutes=3))
     (row,) = follower.follow(

@@ -90,20 +90,6 @@ def test_rows_are_those_of_a_plain_reading(tmp_path: Path, suffix: str, held: in
     assert [each for each in (tmp_path / "live" / "state").iterdir() if each.is_dir()] == []
 
 
-def test_milliseconds_of_promtool_dump_are_told_by_their_size(tmp_path: Path) -> None:
-    path = tmp_path / "d.txt"
-    path.write_text(
-        '{__name__="DCGM_FI_DEV_GPU_TEMP", Hostname="n1", UUID="GPU-0"} 41 1772323200123\n'
-        '{__name__="DCGM_FI_DEV_GPU_TEMP", Hostname="n1", UUID="GPU-0"} NaN 1772323201123\n'
-        '{__name__="DCGM_FI_DEV_GPU_TEMP", Hostname="n1", UUID="GPU-0"} 4.2e+01 1772323202123\n'
-    )
-    land(path, tmp_path / "live")
-    assert as_plain(landed(tmp_path / "live")) == {
-        ("GPU-0", 1772323200123): {"gpu_temp_c": 41.0},
-        ("GPU-0", 1772323202123): {"gpu_temp_c": 42.0},
-    }
-
-
 def test_odd_lines_are_read_or_counted(tmp_path: Path) -> None:
     name = METRICS[0]
     path = tmp_path / "d.om"

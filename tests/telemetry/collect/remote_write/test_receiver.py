@@ -90,6 +90,29 @@ def sample_table(rows: int = 2) -> pa.Table:
     )
 
 
+class Disk:
+    """A disk that may be full, or hang until ``works`` is set."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.full = False
+        self.works = threading.Event()
+        self.works.set()
+        whole = Landing.stage
+
+        def stage(landing: Landing, *args: Any, **more: Any) -> Path | None:
+            self.works.wait(60)
+            if self.full:
+                raise InputError("the disk is full", "somewhere", "Free space.")
+            return whole(landing, *args, **more)
+
+        monkeypatch.setattr(Landing, "stage", stage)
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
+    return Disk(monkeypatch)
+
+
 def test_requests_of_one_moment_become_one_file_and_are_answered_after_it(tmp_path: Path) -> None:
     async def steps(app: Starlette, receiver: Receiver) -> list[httpx.Response]:
         first = [(labels(), [(T0, 41.0), (T0 + 1, STALE)])]
@@ -190,26 +213,15 @@ def test_a_request_sent_again_lands_equal_rows(tmp_path: Path) -> None:
     assert Dataset.open(tmp_path / "d").meta.counts["samples"] == 1
 
 
-def test_a_disk_that_does_not_take_them_is_503_and_unready_until_it_does(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole = Landing.stage
-    broken = True
-
-    def stage(self: Landing, *args: Any, **more: Any) -> Path | None:
-        if broken:
-            raise InputError("the disk is full", "somewhere", "Free space.")
-        return whole(self, *args, **more)
-
-    monkeypatch.setattr(Landing, "stage", stage)
+def test_a_disk_that_does_not_take_them_is_503_and_unready_until_it_does(tmp_path: Path, disk: Disk) -> None:
+    disk.full = True
 
     async def steps(app: Starlette, _: Receiver) -> list[httpx.Response]:
-        nonlocal broken
         series = [(labels(), [(T0, 41.0)])]
         answers = [await write(app, series), await call(app, "/readyz", method="GET")]
         push = arrow(sample_table())
         answers.append(await call(app, "/v1/telemetry?kind=samples", push, headers={"content-type": ARROW}))
-        broken = False
+        disk.full = False
         answers += [await write(app, series), await call(app, "/readyz", method="GET")]
         return answers
 
@@ -220,22 +232,11 @@ def test_a_disk_that_does_not_take_them_is_503_and_unready_until_it_does(
     assert len(rows["samples"]) == 1
 
 
-def test_a_rise_that_a_full_disk_does_not_take_lands_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = Landing.stage
-    broken = False
-
-    def stage(self: Landing, *args: Any, **more: Any) -> Path | None:
-        if broken:
-            raise InputError("the disk is full", "somewhere", "Free space.")
-        return whole(self, *args, **more)
-
-    monkeypatch.setattr(Landing, "stage", stage)
-
+def test_a_rise_that_a_full_disk_does_not_take_lands_later(tmp_path: Path, disk: Disk) -> None:
     async def steps(app: Starlette, _: Receiver) -> list[int]:
-        nonlocal broken
         statuses = []
         for minute, value, full in [(0, 1.0, False), (1, 2.0, True), (1, 2.0, False)]:
-            broken = full
+            disk.full = full
             at = T0 + minute * 60_000
             count = labels("DCGM_EXP_XID_ERRORS_COUNT", xid="79")
             statuses.append((await write(app, [(labels(), [(at, 1.0)]), (count, [(at, value)])])).status_code)
@@ -267,15 +268,8 @@ def test_a_request_that_cannot_be_landed_does_not_hold_up_the_others(
     assert [row["gpu"] for row in rows["samples"]] == ["GPU-a", "GPU-b"]
 
 
-def test_memory_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    gate = threading.Event()
-    whole = Landing.stage
-
-    def stage(self: Landing, *args: Any, **more: Any) -> Path | None:
-        gate.wait(60)
-        return whole(self, *args, **more)
-
-    monkeypatch.setattr(Landing, "stage", stage)
+def test_memory_is_bounded(tmp_path: Path, disk: Disk) -> None:
+    disk.works.clear()
 
     async def steps(app: Starlette, receiver: Receiver) -> list[httpx.Response]:
         first = asyncio.create_task(write(app, [(labels(), [(T0 + i, 1.0) for i in range(8)])]))
@@ -283,7 +277,7 @@ def test_memory_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
             await asyncio.sleep(0.001)
         refused = await write(app, [(labels(), [(T0 + 50 + i, 1.0) for i in range(3)])])
         taken = asyncio.create_task(write(app, [(labels(), [(T0 + 90, 1.0)])]))
-        gate.set()
+        disk.works.set()
         return [await first, refused, await taken]
 
     answers, rows = run(tmp_path, steps, held_samples=10, flush_interval_s=0.001)

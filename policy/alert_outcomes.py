@@ -31,6 +31,11 @@ class Alert:
     held_out: bool = False
 
 
+HappeningKind = Literal[
+    "incident", "repair", "diagnostic_failed", "diagnostic_passed", "drained", "returned", "left"
+]  # fmt: skip
+
+
 @dataclass(frozen=True, slots=True)
 class Happening:
     """Something that tells of an alert's outcome.
@@ -40,9 +45,7 @@ class Happening:
     was aborted is none of these and tells nothing.
     """
 
-    kind: Literal[
-        "incident", "repair", "diagnostic_failed", "diagnostic_passed", "drained", "returned", "left"
-    ]  # fmt: skip
+    kind: HappeningKind
     at: datetime
 
 
@@ -58,7 +61,9 @@ class Outcome:
 _FAILURES = {"incident": "an incident", "repair": "a confirmed repair", "diagnostic_failed": "a failed diagnostic"}
 
 
-def judge(alert: Alert, happenings: Iterable[Happening], now: datetime, *, timeout: timedelta) -> Outcome:
+def judge(  # noqa: PLR0911 - one line an outcome
+    alert: Alert, happenings: Iterable[Happening], now: datetime, *, timeout: timedelta
+) -> Outcome:
     """Say what became of an alert.
 
     ``happenings``: of its unit, in any order; those before the alert count only for whether the unit was in service at
@@ -73,46 +78,35 @@ def judge(alert: Alert, happenings: Iterable[Happening], now: datetime, *, timeo
     seen = sorted((each for each in happenings if each.at <= now), key=lambda each: each.at)
     end = alert.at + alert.horizon
     after = [each for each in seen if each.at > alert.at]
-    for each in after:
-        if each.kind in _FAILURES and each.at <= end:
-            return Outcome(alert, "right", f"{_FAILURES[each.kind]} followed at {each.at:%Y-%m-%d %H:%M} UTC")
-    idle = _out_of_service(seen, alert.at, end)
-    if now >= end and not idle:
+    for happening in after:
+        if happening.kind in _FAILURES and happening.at <= end:
+            when = f"{happening.at:%Y-%m-%d %H:%M} UTC"
+            return Outcome(alert, "right", f"{_FAILURES[happening.kind]} followed at {when}")
+    if now >= end and not _out_of_service(seen, alert.at, end):
         return Outcome(alert, "wrong", "the unit served on through the horizon")
-    return _cleared(alert, after, now) or _never_told(alert, after, now, timeout)
-
-
-def _cleared(alert: Alert, after: list[Happening], now: datetime) -> Outcome | None:
     for passed in (each for each in after if each.kind == "diagnostic_passed"):
         until = passed.at + alert.horizon
-        ended = {*_FAILURES, "left"}
-        if any(each.kind in ended and passed.at < each.at <= until for each in after):
+        if any(each.kind in (*_FAILURES, "left") and passed.at < each.at <= until for each in after):
             continue
         if now >= until:
             return Outcome(alert, "wrong", "it passed a diagnostic and a further horizon without an incident")
         return Outcome(alert, "open", f"it passed a diagnostic and is watched until {until:%Y-%m-%d %H:%M} UTC")
-    return None
-
-
-def _never_told(alert: Alert, after: list[Happening], now: datetime, timeout: timedelta) -> Outcome:
     if any(each.kind == "left" for each in after):
         return Outcome(alert, "inconclusive", "it left the fleet, neither failed nor cleared")
-    if now < alert.at + alert.horizon + timeout:
+    if now < end + timeout:
         return Outcome(alert, "open", "the horizon, or the time to wait for a diagnostic, is not over")
     return Outcome(alert, "inconclusive", "it was out of service in the horizon, and no diagnostic told why")
 
 
 def _out_of_service(seen: list[Happening], start: datetime, end: datetime) -> bool:
+    """Tell whether a unit was out of service at some time of a span."""
     out = False
-    for each in seen:
-        if each.at > end:
-            break
-        if each.kind in ("drained", "left"):
+    for happening in (each for each in seen if each.at <= end):
+        if happening.kind in ("drained", "left"):
             out = True
-            if each.at > start:
-                return True
-        elif each.kind == "returned":
-            if out and each.at > start:
-                return True
-            out = False
+        elif happening.kind != "returned":
+            continue
+        if out and happening.at > start:
+            return True
+        out = happening.kind != "returned"
     return out

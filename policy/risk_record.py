@@ -89,36 +89,28 @@ class RiskRecord:
     reasons: tuple[RiskReason, ...] = ()
 
     def __post_init__(self) -> None:
-        known = self.status == "ok"
+        known, named = self.status == "ok", f"{self.unit} is {self.status}"
         if self.status not in ("ok", "unknown"):
             raise ValueError(f"a status of {self.status!r}: give ok or unknown")
         if known in (self.risk is None, self.score is None, self.rank is None):
-            raise ValueError(
-                f"{self.unit} is {self.status}, with risk {self.risk}, score {self.score}, rank {self.rank}"
-            )
+            raise ValueError(f"{named}, with risk {self.risk}, score {self.score}, rank {self.rank}")
         if known == (self.unknown_reason is not None):
-            raise ValueError(f"{self.unit} is {self.status}, with the reason {self.unknown_reason!r}")
+            raise ValueError(f"{named}, with the reason {self.unknown_reason!r}")
         if not known and (self.alert or self.risks or self.reasons):
             raise ValueError(f"{self.unit} is unknown, and yet alerted, given other risks or explained")
         if known != (self.tier != UNKNOWN) or (known and self.tier not in TIERS):
-            raise ValueError(f"{self.unit} is {self.status}, of tier {self.tier!r}")
-        self._check_numbers()
+            raise ValueError(f"{named}, of tier {self.tier!r}")
+        for name, share in [("risk", self.risk), *self.risks.items(), ("completeness", self.completeness)]:
+            if share is not None and not 0 <= share <= 1:
+                raise ValueError(f"{self.unit} has a {name} of {share}")
+        for name, number in (("score", self.score), ("sample age", self.sample_age_seconds)):
+            if number is not None and not math.isfinite(number):
+                raise ValueError(f"{self.unit} has a {name} of {number}")
         if not timedelta(0) < self.horizon <= LONGEST_HORIZON:
             raise ValueError(f"{self.unit} has a horizon of {self.horizon}: expected up to {LONGEST_HORIZON.days} days")
         for name in ("decision_time", "issued_at", "expires_at"):
             if getattr(self, name).tzinfo is None:
                 raise ValueError(f"{name} has no time zone")
-
-    def _check_numbers(self) -> None:
-        for name, risk in [("risk", self.risk), *self.risks.items()]:
-            if risk is not None and not 0 <= risk <= 1:
-                raise ValueError(f"{self.unit} has a {name} of {risk}")
-        if self.score is not None and not math.isfinite(self.score):
-            raise ValueError(f"{self.unit} has a score of {self.score}")
-        if not 0 <= self.completeness <= 1:
-            raise ValueError(f"{self.unit} has a completeness of {self.completeness}")
-        if self.sample_age_seconds is not None and not math.isfinite(self.sample_age_seconds):
-            raise ValueError(f"{self.unit} has a sample age of {self.sample_age_seconds}")
 
     def expired(self, now: datetime) -> bool:
         """Tell whether the record says nothing any more at ``now`` (aware)."""

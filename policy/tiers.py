@@ -92,26 +92,24 @@ def choose_thresholds(
     :data:`PROMISED` can be promised. A promise that is not made gives no threshold. A derived threshold that would
     stand above that of a higher tier is lowered to it, and one below a given lower tier raised to it.
     """
-    derived: dict[str, float | None] = {}
+    own = dict(given.items())
+    values: dict[str, float | None] = {}
     sources: dict[str, str] = {}
-    for name, value in given.items():
-        if value is not None:
-            sources[name] = "given"
-            continue
-        derived[name], sources[name] = _derive(name, decisions, why_none)
-    values = dict(given.items())
     for at in reversed(range(len(RAISED))):
         name = RAISED[at]
-        wanted = derived.get(name)
-        if wanted is None:
+        values[name], sources[name] = own[name], "given"
+        if own[name] is not None:
             continue
-        low = max((value for each in RAISED[:at] if (value := dict(given.items())[each]) is not None), default=0.0)
-        high = min((value for each in RAISED[at + 1 :] if (value := values[each]) is not None), default=1.0)
-        values[name] = min(max(wanted, low), high)
-        if values[name] != wanted:
-            other = "lower" if low > wanted else "higher"
-            sources[name] += f"; moved from {wanted:.6g} to the threshold of a {other} tier"
-    return ChosenThresholds(TierThresholds(**values), sources)
+        derived, sources[name] = _derive(name, decisions, why_none)
+        if derived is None:
+            continue
+        low = max((value for tier in RAISED[:at] if (value := own[tier]) is not None), default=0.0)
+        high = min((value for tier in RAISED[at + 1 :] if (value := values[tier]) is not None), default=1.0)
+        values[name] = min(max(derived, low), high)
+        if values[name] != derived:
+            other = "lower" if low > derived else "higher"
+            sources[name] += f"; moved from {derived:.6g} to the threshold of a {other} tier"
+    return ChosenThresholds(TierThresholds(**values), {name: sources[name] for name in RAISED})
 
 
 def worst_tier(tiers: Iterable[str]) -> Tier:
@@ -119,16 +117,13 @@ def worst_tier(tiers: Iterable[str]) -> Tier:
 
     Raises ``ValueError`` if one is no tier.
     """
-    tier: Tier = UNKNOWN
-    for each in tiers:
-        if each == UNKNOWN:
-            continue
-        if each not in TIERS:
-            raise ValueError(f"{each!r} is not a tier: {', '.join(TIERS)} or {UNKNOWN}")
-        named = TIERS[TIERS.index(each)]
-        if tier == UNKNOWN or TIERS.index(named) > TIERS.index(tier):
-            tier = named
-    return tier
+    order: tuple[Tier, ...] = (UNKNOWN, *TIERS)
+    highest = 0
+    for tier in tiers:
+        if tier not in order:
+            raise ValueError(f"{tier!r} is not a tier: {', '.join(TIERS)} or {UNKNOWN}")
+        highest = max(highest, order.index(tier))
+    return order[highest]
 
 
 def node_risk(risks: Iterable[float | None]) -> float | None:
@@ -156,18 +151,17 @@ def _derive(name: str, decisions: Sequence[Mapping[str, Any]] | None, why_none: 
     if decisions is None:
         return None, f"none: {why_none}" if why_none else "none: the bundle carries no decisions"
     wanted = PROMISED.get(name)
+    kind, asked = ("budget", "budget") if wanted is None else ("precision", f"precision of {wanted:.0%}")
     for decision in decisions:
-        if wanted is None and decision["kind"] == "budget":
-            words = refusal = f"the budget of {decision['asked']:g} alerts a decision time"
-            refusal += " gives no threshold"
-            break
-        if wanted is not None and decision["kind"] == "precision" and math.isclose(decision["asked"], wanted):
-            words, refusal = f"a promised precision of {wanted:.0%}", f"a precision of {wanted:.0%} is not promised"
-            break
-    else:
-        asked = "budget" if wanted is None else f"precision of {wanted:.0%}"
-        return None, f"none: no {asked} was asked of the backtest"
-    value = decision["threshold"]
-    if not decision["promised"] or value is None or not 0 < value <= 1:
-        return None, f"none: {refusal} ({decision.get('why') or 'no evidence'})"
-    return float(value), words
+        if decision["kind"] != kind or (wanted is not None and not math.isclose(decision["asked"], wanted)):
+            continue
+        if wanted is None:
+            source = f"the budget of {decision['asked']:g} alerts a decision time"
+            refusal = f"{source} gives no threshold"
+        else:
+            source, refusal = f"a promised {asked}", f"a {asked} is not promised"
+        value = decision["threshold"]
+        if not decision["promised"] or value is None or not 0 < value <= 1:
+            return None, f"none: {refusal} ({decision.get('why') or 'no evidence'})"
+        return float(value), source
+    return None, f"none: no {asked} was asked of the backtest"

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from predrain.act.scheduler_choice import SchedulerKind
+from predrain.act.assembly import SchedulerKind
 from predrain.console import FAILED, reported, until_stopped
 from predrain.options import JsonOption
 from predrain.version import VERSION
 
 if TYPE_CHECKING:
-    from predrain.act.scheduler_choice import ChosenScheduler
+    from predrain.act.assembly import ChosenScheduler
     from scheduler.controller.controller import Controller
     from scheduler.controller.settings import ActSettings
     from scheduler.ledger.sqlite_ledger import SqliteLedger
@@ -95,7 +95,7 @@ def act(
     with reported():
         from contextlib import closing
 
-        from predrain.act.scheduler_choice import choose_scheduler
+        from predrain.act.assembly import choose_scheduler
         from scheduler.controller.settings import ActSettings, read_settings
 
         def read() -> ActSettings:
@@ -197,7 +197,7 @@ def _controller(
     *,
     undo: bool,
 ) -> Controller:
-    from predrain.act.evacuating import evacuation_of, facts_of
+    from predrain.act.assembly import evacuation_of, facts_of
     from scheduler.controller.controller import Controller
     from scheduler.controller.scores_reader import ScoresReader
     from scheduler.ports.clock import SystemClock

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from features.config import LabelSection
-    from policy.alert_outcomes import Happening
+    from policy.alert_outcomes import Happening, HappeningKind
     from scheduler.controller.facts import History
-
-_Kind = Literal["incident", "repair", "diagnostic_failed", "diagnostic_passed", "drained", "returned", "left"]
-_Found = list[tuple[datetime, str | None, str, _Kind, datetime]]
 
 
 class DatasetHistory:
@@ -29,12 +26,10 @@ class DatasetHistory:
     """
 
     def __init__(self, folder: Path, events: Path | None = None, scores: Path | None = None) -> None:
-        self._inventory = folder / "inventory.parquet"
-        self._events = events or folder / "events.parquet"
-        self._meta = folder / "dataset.json"
         self._folder, self._scores = folder, scores
+        self._files = (events or folder / "events.parquet", folder / "inventory.parquet", folder / "dataset.json")
         self._key: tuple[Any, ...] | None = None
-        self._found: _Found = []
+        self._happenings: list[tuple[datetime, str | None, str, Happening]] = []
         self._homes: dict[str, str] = {}
         self._until: datetime | None = None
 
@@ -43,32 +38,27 @@ class DatasetHistory:
 
         Raises ``SourceError`` if the files cannot be read.
         """
-        from policy.alert_outcomes import Happening
-        from scheduler.controller.facts import History
-
-        self._load()
-        units: dict[str, list[Happening]] = {}
-        nodes: dict[str, list[Happening]] = {}
-        for known_at, unit, node, kind, at in self._found:
-            if known_at <= now:
-                place = nodes.setdefault(node, []) if unit is None else units.setdefault(unit, [])
-                place.append(Happening(kind, at))
-        return History(units, nodes, dict(self._homes), self._until)
-
-    def _load(self) -> None:
         from pyarrow.lib import ArrowException
 
+        from scheduler.controller.facts import History
         from scheduler.ports.errors import SourceError
         from telemetry.errors import InputError
 
         try:
             labels = self._labels()
-            key = (*(_stamp(each) for each in (self._events, self._inventory, self._meta)), labels)
+            key = (*(_stamp(file) for file in self._files), labels)
             if key != self._key:
-                self._take(labels)
+                self._load(labels)
                 self._key = key
         except (OSError, ArrowException, KeyError, ValueError, InputError) as error:
             raise SourceError(f"what happened cannot be read from {self._folder}: {error}") from error
+        units: dict[str, list[Happening]] = {}
+        nodes: dict[str, list[Happening]] = {}
+        for known_at, unit, node, happening in self._happenings:
+            if known_at <= now:
+                happenings = nodes.setdefault(node, []) if unit is None else units.setdefault(unit, [])
+                happenings.append(happening)
+        return History(units, nodes, dict(self._homes), self._until)
 
     def _labels(self) -> LabelSection:
         from features.config import LabelSection
@@ -76,37 +66,36 @@ class DatasetHistory:
 
         return LabelSection() if self._scores is None else labels_of(self._scores)
 
-    def _take(self, labels: LabelSection) -> None:
-        import pandas as pd
+    def _load(self, labels: LabelSection) -> None:
         import pyarrow.parquet as pq
 
         from features.labels.incidents import find_incidents
+        from policy.alert_outcomes import Happening
         from telemetry.dataset.meta import read_meta
 
-        events = pq.read_table(self._events).to_pandas()
-        inventory = pq.read_table(self._inventory).to_pandas()
+        events, inventory = (pq.read_table(file).to_pandas() for file in self._files[:2])
         incidents = find_incidents(events, inventory, labels)
-        found: _Found = [
-            (_when(row.known_at), row.gpu, row.node, "incident", _when(row.start)) for row in incidents.itertuples()
+        happenings: list[tuple[datetime, str | None, str, Happening]] = [
+            (_when(row.known_at), row.gpu, row.node, Happening("incident", _when(row.start)))
+            for row in incidents.itertuples()
         ]
         for row in events.itertuples():
             kind = _kind(row.type, _text(row.code), _text(row.detail))
             if kind is not None:
                 unit = row.gpu if isinstance(row.gpu, str) else None
-                found.append((_when(row.known_at), unit, row.node, kind, _when(row.timestamp)))
-        homes: dict[str, str] = {}
-        for row in inventory.sort_values("installed_at").itertuples():
-            if isinstance(row.gpu, str):
-                homes[row.gpu] = row.node
-                if pd.notna(row.removed_at):
-                    found.append((_when(row.removed_at), row.gpu, row.node, "left", _when(row.removed_at)))
+                happenings.append((_when(row.known_at), unit, row.node, Happening(kind, _when(row.timestamp))))
+        stays = inventory[inventory["gpu"].notna()].sort_values("installed_at")
+        for row in stays[stays["removed_at"].notna()].itertuples():
+            left = _when(row.removed_at)
+            happenings.append((left, row.gpu, row.node, Happening("left", left)))
         until = _when(events["known_at"].max()) if len(events) else datetime.fromtimestamp(0, UTC)
-        if self._meta.is_file():
+        if self._files[2].is_file():
             until = read_meta(self._folder).span[1]
-        self._found, self._homes, self._until = found, homes, until
+        self._happenings, self._until = happenings, until
+        self._homes = dict(zip(stays["gpu"], stays["node"], strict=True))
 
 
-def _kind(kind: str, code: str, detail: str) -> _Kind | None:
+def _kind(kind: str, code: str, detail: str) -> HappeningKind | None:
     from features.labels.evidence import RELEASE_CODES, diagnostic_outcome
 
     if kind in ("repair", "replacement"):

@@ -15,9 +15,9 @@ from scheduler.ports.risks import NO_RISKS, Facts, Risks
 _NAMED = 3
 
 
-def _named(nodes: Sequence[str]) -> str:
-    few = ", ".join(nodes[:_NAMED])
-    return few if len(nodes) <= _NAMED else f"{few} and {len(nodes) - _NAMED} more"
+def _named(names: Sequence[str], between: str = ", ") -> str:
+    few = between.join(names[:_NAMED])
+    return few if len(names) <= _NAMED else f"{few} and {len(names) - _NAMED} more"
 
 
 @dataclass(slots=True)
@@ -42,11 +42,11 @@ class Evidence:
         """
         troubles: list[str] = []
         try:
-            self._take_risks()
+            self._read_risks()
         except SourceError as error:
             troubles.append(f"{error}; what was read before holds until it expires")
         try:
-            self._take_facts(now)
+            self._read_facts(now)
         except SourceError as error:
             troubles.append(f"what GPUs reported cannot be read: {error}")
         return tuple(troubles)
@@ -56,8 +56,8 @@ class Evidence:
 
         Raises ``SourceError`` if it cannot be read: then nothing new may be done on the node.
         """
-        self._take_risks()
-        self._take_facts(now)
+        self._read_risks()
+        self._read_facts(now)
         return self.units_of(view)
 
     def units_of(self, view: NodeView) -> tuple[UnitView, ...]:
@@ -76,10 +76,7 @@ class Evidence:
     def mismatches(self, views: Iterable[NodeView]) -> tuple[str, ...]:
         """Say which records of the scores were refused, and which nodes are known to only one side."""
         refused = self.risks.refused
-        notes = []
-        if refused:
-            more = f" and {len(refused) - _NAMED} more" if len(refused) > _NAMED else ""
-            notes.append(f"{len(refused)} scores are refused: {'; '.join(refused[:_NAMED])}{more}")
+        notes = [f"{len(refused)} scores are refused: {_named(refused, '; ')}"] if refused else []
         if not self.risks.nodes:
             return tuple(notes)
         listed = {view.name: bool(view.units) for view in views}
@@ -105,22 +102,18 @@ class Evidence:
         return replace(view, units=units)
 
     def _with_evidence(self, unit: UnitView) -> UnitView:
-        scored, facts = self._scores.get(unit.name), self.facts.get(unit.name)
-        if facts is None and scored is not None and not scored.facts and scored.valid_from == unit.valid_from:
-            return scored  # what is put together below, and most units by far
-        return UnitView(
-            unit.name,
-            scored.score if scored is not None else None,
-            facts.facts if facts is not None else (),
-            facts.valid_from if facts is not None else unit.valid_from,
-        )
+        scored, facts = self._scores.get(unit.name, UnitView(unit.name)), self.facts.get(unit.name)
+        if facts is None and unit.valid_from is None:
+            return scored  # most units by far
+        facts = facts or Facts((), unit.valid_from)
+        return UnitView(unit.name, scored.score, facts.facts, facts.valid_from)
 
-    def _take_risks(self) -> None:
+    def _read_risks(self) -> None:
         risks = self.risk_source.read()
         if risks is not self.risks:
             self.risks = risks
             self._scores = {unit.name: unit for units in risks.nodes.values() for unit in units}
 
-    def _take_facts(self, now: datetime) -> None:
+    def _read_facts(self, now: datetime) -> None:
         self.facts = self.fact_source.read(now)
         self.facts_known = True

@@ -82,37 +82,31 @@ class ConfigMapText:
             return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata}
         return {"apiVersion": "v1", "kind": "ConfigMap", **found}
 
-    def _change(self, change: Change) -> Answer:
+    def _change(self, change: Change) -> Answer:  # noqa: PLR0911 - one line an outcome
+        """Read, change and write it; again where another writer came in between."""
         try:
             for _ in range(_TRIES):
-                answer = self._changed_once(change)
-                if answer is not None:
-                    return answer
+                found = self._api.read(self.path, named=self._name)
+                changed = change(found)
+                if isinstance(changed, Answer):
+                    return changed
+                if found is None:
+                    response = self._api.request("POST", self._folder, body=changed)
+                else:
+                    response = self._api.request("PUT", self.path, body=changed)
+                if response.ok:
+                    if is_named(response.content, self._name):
+                        return Answer("done", "", (), _version(response.content))
+                    return Answer("timeout", "the answer is not the ConfigMap")
+                if response.status == 404 and found is None:
+                    return Answer("refused", f"{response.problem} (is there a namespace {self._namespace}?)")
+                if response.status not in (404, 409):
+                    return Answer("refused", response.problem)
+        except SchedulerError as error:
+            return Answer("refused", str(error))
         except Unreachable as error:
             return Answer("timeout" if error.sent else "refused", str(error))
         return Answer("conflict", "others kept writing to it")
-
-    def _changed_once(self, change: Change) -> Answer | None:
-        """Read, change and write it; None: another writer came in between."""
-        read = self._api.request("GET", self.path)
-        strange = read.ok and not is_named(read.content, self._name)
-        if strange or (not read.ok and read.status != 404):
-            return Answer("refused", "the answer is not the ConfigMap" if strange else read.problem)
-        found = read.content if read.ok else None
-        made = change(found)
-        if isinstance(made, Answer):
-            return made
-        if found is None:
-            response = self._api.request("POST", self._folder, body=made)
-        else:
-            response = self._api.request("PUT", self.path, body=made)
-        if response.ok:
-            if is_named(response.content, self._name):
-                return Answer("done", "", (), _version(response.content))
-            return Answer("timeout", "the answer is not the ConfigMap")
-        if response.status == 404 and found is None:
-            return Answer("refused", f"{response.problem} (is there a namespace {self._namespace}?)")
-        return None if response.status in (404, 409) else Answer("refused", response.problem)
 
 
 class SwitchAnnotations:

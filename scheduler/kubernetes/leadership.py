@@ -115,11 +115,13 @@ class Leadership:
         now, given = self._api.elapsed(), spec.get("leaseDurationSeconds")
         lasts_s = min(float(given), _LONGEST_FOREIGN_S) if isinstance(given, int) and given > 0 else _LONGEST_FOREIGN_S
         mark = tuple(str(spec.get(key)) for key in ("holderIdentity", "renewTime", "leaseTransitions", "acquireTime"))
-        if self._seen is None or self._seen[0] != mark:
-            renewed = self._seen is not None
-            self._seen = (mark, now)
-            return 0.0 if renewed else lasts_s
-        left = self._seen[1] + lasts_s - now
+        before, self._seen = self._seen, (mark, now)
+        if before is None:
+            return lasts_s
+        if before[0] != mark:
+            return 0.0
+        self._seen = before
+        left = before[1] + lasts_s - now
         return left if left > 0 else None
 
     def _written(

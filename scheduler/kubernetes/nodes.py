@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -144,10 +144,8 @@ def _units(annotations: Mapping[str, str], settings: KubernetesSettings) -> tupl
     own = annotations.get(f"{settings.prefix}/gpus")
     if own is not None:
         return tuple(dict.fromkeys(_NAME.findall(own)))
-    found: dict[str, None] = {}
-    for key in settings.gpu_annotations:
-        found |= dict.fromkeys(_UUID.findall(annotations.get(key, "")))
-    return tuple(found)
+    named = (uuid for key in settings.gpu_annotations for uuid in _UUID.findall(annotations.get(key, "")))
+    return tuple(dict.fromkeys(named))
 
 
 def patch_of(snapshot: NodeSnapshot, then: NodeObject) -> list[Operation]:
@@ -181,16 +179,13 @@ def patch_of(snapshot: NodeSnapshot, then: NodeObject) -> list[Operation]:
             tests.append(_test("/spec/unschedulable", value=True))
             changes.append({"op": "remove", "path": "/spec/unschedulable"})
     if then.taints != snapshot.node_object.taints:
-        taints = _taints(snapshot, then.taints)
+        standing = dict(zip(snapshot.node_object.taints, snapshot.taints, strict=True))
+        taints = [standing.get(taint) or asdict(taint) for taint in then.taints]
+        change: Operation = {"op": "add", "path": "/spec/taints", "value": taints}
         if snapshot.taints:
             tests.append(_test("/spec/taints", list(snapshot.taints)))
-            changes.append(
-                {"op": "replace", "path": "/spec/taints", "value": taints}
-                if taints
-                else {"op": "remove", "path": "/spec/taints"}
-            )
-        else:
-            changes.append({"op": "add", "path": "/spec/taints", "value": taints})
+            change = {**change, "op": "replace"} if taints else {"op": "remove", "path": "/spec/taints"}
+        changes.append(change)
     return [*tests, *changes]
 
 
@@ -211,11 +206,6 @@ def condition_patch(snapshot: NodeSnapshot, content: Object) -> list[Operation]:
     if not gone:
         change = {"op": "replace", "path": path, "value": wanted}
     return [_test(f"{path}/type", CONDITION), change]
-
-
-def _taints(snapshot: NodeSnapshot, wanted: tuple[Taint, ...]) -> list[Mapping[str, Any]]:
-    standing = dict(zip(snapshot.node_object.taints, snapshot.taints, strict=True))
-    return [standing.get(each) or {"key": each.key, "value": each.value, "effect": each.effect} for each in wanted]
 
 
 def _test(path: str, value: Any) -> Operation:

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -49,26 +47,3 @@ def test_units_needed_is_where_all_right_is_just_enough(target, confidence):
     n = clusters_needed(target, confidence)
     assert binomial_lower(n, n, confidence) >= target - 1e-9
     assert n == 1 or binomial_lower(n - 1, n - 1, confidence) < target
-
-
-def clustered(rng, units, precision):
-    """Alerts in episodes: true ones of one to four rows, false ones a little longer and sometimes much longer."""
-    true = rng.random(units) < precision
-    size = np.where(true, rng.integers(1, 5, units), rng.geometric(0.35, units))
-    cluster = np.repeat(rng.integers(0, units, units), size)
-    return np.repeat(true, size), cluster, 2.5 * precision, precision * 2.5 / (precision * 2.5 + (1 - precision) / 0.35)
-
-
-@pytest.mark.parametrize(("units", "precision"), [(20, 0.9), (60, 0.85), (60, 0.5), (300, 0.3)])
-def test_the_bound_holds_as_often_as_it_says_where_alerts_come_in_clusters(units, precision):
-    rng = np.random.default_rng(7)
-    above = 0
-    for _ in range(250):
-        hit, cluster, _, true_precision = clustered(rng, units, precision)
-        above += precision_bound(hit, cluster, 0.9).lower > true_precision
-    assert above / 250 <= 0.1 + 3 * math.sqrt(0.1 * 0.9 / 250)
-    naive = 0
-    for _ in range(250):
-        hit, _, _, true_precision = clustered(rng, units, precision)
-        naive += binomial_lower(hit.sum(), len(hit), 0.9) > true_precision
-    assert naive > above

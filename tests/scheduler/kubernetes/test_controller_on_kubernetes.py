@@ -284,24 +284,6 @@ def test_an_answer_of_200_that_is_something_else_would_be_taken_for_done_and_tel
         assert fleet.ours("n2") == ["NoSchedule"]
 
 
-@pytest.mark.parametrize("at", range(1, 7))
-def test_whoever_writes_between_our_reading_and_our_writing_loses_nothing(at: int) -> None:
-    world = World()
-    add(world, *(node(name) for name in NAMES))
-    with served(world) as cluster:
-        fleet = Fleet(cluster, world)
-        for risk in (0.45, 0.9, 0.01):  # soft taint, taint and drain, release
-            fleet.scored(n0=risk)
-            world.fail("GET", "pods$", MEANWHILE, then=lambda: edit(fleet, "n0", "taint"), after=True, skip=at)
-            fleet.theirs = fleet.foreign()
-            fleet.round()
-            assert fleet.foreign() == fleet.theirs
-            world.faults.clear()
-            assert fleet.ours("n0") == {0.45: ["PreferNoSchedule"], 0.9: ["PreferNoSchedule", "NoSchedule"]}.get(
-                risk, []
-            )
-
-
 def test_who_opts_a_node_out_between_two_writes_of_ours_is_heeded() -> None:
     world = World()
     add(world, *(node(name) for name in NAMES))

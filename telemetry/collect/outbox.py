@@ -8,15 +8,13 @@ its state when it comes back and writes them under the same name.
 from __future__ import annotations
 
 import contextlib
-import json
 import secrets
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from types import TracebackType
-from typing import Any, Final
+from typing import Any, Literal
 
 from filelock import FileLock, Timeout
+from pydantic import BaseModel, ValidationError
 
 from telemetry.atomic import disk_errors, write_bytes
 from telemetry.collect.event import Event
@@ -24,14 +22,19 @@ from telemetry.errors import InputError
 from telemetry.landing.folder import Landing
 from telemetry.landing.tables import Kind, Rows, rows_table
 
-_VERSION: Final = 2
+
+class _State(BaseModel):
+    version: Literal[2] = 2
+    name: str
+    batch: int = 0
+    position: dict[str, Any] = {}
+    pending: dict[Kind, list[dict[str, Any]]] = {}
 
 
-class Outbox:
+class Outbox(contextlib.AbstractContextManager["Outbox"]):
     """The state of one collector; only one process at a time may hold it.
 
     ``name``: of the state file: letters, digits, ``-``, ``.`` and ``_``.
-    ``position``: what was last committed; empty at first.
     ``landed``: rows written by this process, by kind.
     Raises ``InputError`` if another process holds it, or the state file is damaged.
     """
@@ -39,18 +42,26 @@ class Outbox:
     def __init__(self, landing: Landing, name: str) -> None:
         self._landing = landing
         self._path = landing.state(f"{name}.json")
-        self._lock = _locked(self._path.with_name(f"{name}.lock"), name)
+        lock_path = self._path.with_name(f"{name}.lock")
+        self._lock = FileLock(lock_path, fallback_to_soft=False)
         self.landed: Counter[Kind] = Counter()
+        with disk_errors(lock_path):
+            try:
+                self._lock.acquire(blocking=False)
+            except Timeout:
+                what = f"another collector {name!r} is running on this dataset"
+                raise InputError(what, str(lock_path), "Stop it first, or leave it to work.") from None
         try:
-            content = self._read() or {"name": f"{name[:140]}.{secrets.token_hex(6)}"}
-            self._name: str = content["name"]
-            self._batch = int(content.get("batch", 0))
-            self._pending: Mapping[Kind, Rows] = content.get("pending", {})
-            self.position: dict[str, Any] = content.get("position", {})
+            self._state = self._read(name)
             self.flush()
         except BaseException:
             self.close()
             raise
+
+    @property
+    def position(self) -> dict[str, Any]:
+        """What was last committed; empty at first."""
+        return self._state.position
 
     def commit(
         self, position: Mapping[str, Any], *, events: Sequence[Event] = (), inventory: Rows = (), jobs: Rows = ()
@@ -63,11 +74,11 @@ class Outbox:
         """
         self.flush()
         given: dict[Kind, Rows] = {"events": [event.row() for event in events], "inventory": inventory, "jobs": jobs}
-        rows = {kind: list(some) for kind, some in given.items() if some}
-        batch = self._batch + 1 if rows else self._batch
-        content = {"version": _VERSION, "name": self._name, "batch": batch, "position": position, "pending": rows}
-        write_bytes(self._path, json.dumps(content, separators=(",", ":")).encode())
-        self._batch, self.position, self._pending = batch, dict(position), rows
+        pending = {kind: [dict(row) for row in rows] for kind, rows in given.items() if rows}
+        batch = self._state.batch + bool(pending)
+        state = _State(name=self._state.name, batch=batch, position=dict(position), pending=pending)
+        write_bytes(self._path, state.model_dump_json().encode())
+        self._state = state
         with contextlib.suppress(InputError):
             self.flush()
 
@@ -76,49 +87,27 @@ class Outbox:
 
         Raises ``InputError`` if the disk is full or not writable.
         """
-        for kind, rows in self._pending.items():
-            if self._landing.stage(kind, rows_table(kind, rows), name=f"{self._name}.{self._batch:08d}") is not None:
+        for kind, rows in self._state.pending.items():
+            name = f"{self._state.name}.{self._state.batch:08d}"
+            if self._landing.stage(kind, rows_table(kind, rows), name=name) is not None:
                 self.landed[kind] += len(rows)
-        self._pending = {}
+        self._state.pending = {}
 
     def close(self) -> None:
         """Let another process have it."""
         self._lock.release()
 
-    def __enter__(self) -> Outbox:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.close()
 
-    def _read(self) -> dict[str, Any] | None:
+    def _read(self, name: str) -> _State:
         try:
-            content = json.loads(self._path.read_bytes())
-            if content["version"] != _VERSION:
-                raise ValueError(f"version {content['version']}")
-            _ = (content["name"] + "", content["batch"] + 0, {**content["position"]}, {**content["pending"]})
+            return _State.model_validate_json(self._path.read_bytes())
         except FileNotFoundError:
-            return None
-        except (ValueError, KeyError, TypeError) as error:
+            return _State(name=f"{name[:140]}.{secrets.token_hex(6)}")
+        except ValidationError as error:
             raise InputError(
-                f"the collector's state cannot be read: {error}",
+                f"the collector's state cannot be read: {error.errors()[0]['msg']}",
                 str(self._path),
                 "Remove it: the collector then starts from scratch, and what it writes twice counts once.",
             ) from None
-        return dict(content)
-
-
-def _locked(path: Path, name: str) -> FileLock:
-    lock = FileLock(path, fallback_to_soft=False)
-    with disk_errors(path):
-        try:
-            lock.acquire(blocking=False)
-        except Timeout:
-            raise InputError(
-                f"another collector {name!r} is running on this dataset",
-                str(path),
-                "Stop it first, or leave it to work.",
-            ) from None
-    return lock

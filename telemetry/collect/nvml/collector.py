@@ -201,37 +201,27 @@ class Collector:
         is_recent = 0 <= now_ms - self._state["inventory_at"] < INVENTORY_EVERY.total_seconds() * 1000
         if driver is None or not present or (signature == self._state["inventory"] and is_recent):
             return
-        self._inventory = [_inventory_row(identity, self._node, driver, now_ms) for identity in present]
+        self._inventory = [
+            asdict(identity)
+            | {"node": self._node, "slot": str(identity.index), "pci_bus_id": identity.address}
+            | {"driver": driver, "seen_at": now_ms}
+            for identity in present
+        ]
         self._state = self._state | {"inventory": signature, "inventory_at": now_ms}
 
 
 def samples_table(rows: Sequence[Row], node: str, channels: Mapping[str, Channel]) -> pa.Table:
     """Return raw samples in the landing layout: one row a reading, one column a channel that any row has."""
-    columns: dict[str, pa.Array] = {
-        "timestamp": pa.array([row.at for row in rows], INSTANT),
-        "node": pa.array([node] * len(rows), pa.string()),
-        "gpu": pa.array([row.identity.gpu for row in rows], pa.string()),
-    }
     reported = {name for row in rows for name in row.values}
-    for name, channel in channels.items():
-        if name in reported:
-            values = [_typed(row.values.get(name), channel) for row in rows]
-            columns[name] = pa.array(values, CHANNEL_TYPES[channel.kind])
-    return pa.table(columns)
-
-
-def _inventory_row(identity: Identity, node: str, driver: str, seen_at_ms: int) -> dict[str, Any]:
-    return {
-        "gpu": identity.gpu,
-        "node": node,
-        "slot": str(identity.index),
-        "pci_bus_id": identity.address,
-        "serial": identity.serial,
-        "model": identity.model,
-        "driver": driver,
-        "nvlink_domain": identity.nvlink_domain,
-        "seen_at": seen_at_ms,
-    }
+    own = {name: channel for name, channel in channels.items() if name in reported}
+    fields = [(name, CHANNEL_TYPES[channel.kind]) for name, channel in own.items()]
+    schema = pa.schema([("timestamp", INSTANT), ("node", pa.string()), ("gpu", pa.string()), *fields])
+    records = [
+        {"timestamp": row.at, "node": node, "gpu": row.identity.gpu}
+        | {name: _typed(row.values.get(name), channel) for name, channel in own.items()}
+        for row in rows
+    ]
+    return pa.Table.from_pylist(records, schema=schema)
 
 
 def _typed(value: float | None, channel: Channel) -> float | int | None:

@@ -55,18 +55,20 @@ def fabric_of(nvml: Any, handle: Any) -> Any:
     return fabric
 
 
-_SRAM: Final = ("ecc_sbe_sram_volatile_total", "ecc_dbe_sram_volatile_total")
+def _both(counter: str) -> tuple[str, str]:
+    """Return the channels of one counter, of corrected and of uncorrected errors."""
+    return f"ecc_sbe_{counter}_total", f"ecc_dbe_{counter}_total"
+
+
 _REASONS: Final = ("clocks_event_reasons",)
+_BUSY: Final = ("gpu_util_pct", "mem_util_pct")
 _UTILISATION: Final = attrgetter("gpu", "memory")
 _MEMORY: Final = ("fb_used_mib", "fb_free_mib", "fb_reserved_mib")
 _USED: Final = attrgetter("used", "free")
 _RESERVED: Final = attrgetter("used", "free", "reserved")
 _RETIRED: Final = ("retired_pages_sbe_total", "retired_pages_dbe_total")
-_REMAPPED: Final = (
-    "row_remap_correctable_total",
-    "row_remap_uncorrectable_total",
-    "row_remap_pending",
-    "row_remap_failure",
+_REMAPPED: Final = tuple(
+    f"row_remap_{what}" for what in ("correctable_total", "uncorrectable_total", "pending", "failure")
 )
 
 FIELDS: Final = (
@@ -112,18 +114,14 @@ CALLS: Final = (
     Call("violation_reliability", ("reliability_violation_ns",), partial(_violation, "NVML_PERF_POLICY_RELIABILITY")),
     Call("clock_sm", ("sm_clock_mhz",), lambda n, h: n.nvmlDeviceGetClockInfo(h, n.NVML_CLOCK_SM)),
     Call("clock_memory", ("mem_clock_mhz",), lambda n, h: n.nvmlDeviceGetClockInfo(h, n.NVML_CLOCK_MEM)),
-    Call(
-        "utilisation",
-        ("gpu_util_pct", "mem_util_pct"),
-        lambda n, h: _UTILISATION(n.nvmlDeviceGetUtilizationRates(h)),
-    ),
+    Call("utilisation", _BUSY, lambda n, h: _UTILISATION(n.nvmlDeviceGetUtilizationRates(h))),
     Call("encoder", ("enc_util_pct",), lambda n, h: n.nvmlDeviceGetEncoderUtilization(h)[0]),
     Call("decoder", ("dec_util_pct",), lambda n, h: n.nvmlDeviceGetDecoderUtilization(h)[0]),
     # The second version counts what the driver holds back apart; in the first it is part of what is used.
     Call("memory_v2", _MEMORY, lambda n, h: _RESERVED(n.nvmlDeviceGetMemoryInfo(h, n.nvmlMemory_v2)), _MIB),
     Call("memory", _MEMORY[:2], lambda n, h: _USED(n.nvmlDeviceGetMemoryInfo(h)), _MIB),
-    Call("sram", (*_SRAM, "sram_threshold_exceeded"), _sram_status),
-    Call("sram_counters", _SRAM, partial(_memory_errors, "NVML_MEMORY_LOCATION_SRAM")),
+    Call("sram", (*_both("sram_volatile"), "sram_threshold_exceeded"), _sram_status),
+    Call("sram_counters", _both("sram_volatile"), partial(_memory_errors, "NVML_MEMORY_LOCATION_SRAM")),
     Call("pcie_generation", ("pcie_link_gen",), lambda n, h: n.nvmlDeviceGetCurrPcieLinkGeneration(h)),
     Call("pcie_width", ("pcie_link_width",), lambda n, h: n.nvmlDeviceGetCurrPcieLinkWidth(h)),
     Call("clocks_event_reasons", _REASONS, lambda n, h: n.nvmlDeviceGetCurrentClocksEventReasons(h)),
@@ -132,21 +130,9 @@ CALLS: Final = (
     Call("fabric_health", ("fabric_health",), lambda n, h: fabric_of(n, h).healthSummary),
     # What the fields of some devices and drivers do not have.
     Call("energy", ("energy_mj",), lambda n, h: n.nvmlDeviceGetTotalEnergyConsumption(h)),
-    Call(
-        "ecc_volatile",
-        ("ecc_sbe_volatile_total", "ecc_dbe_volatile_total"),
-        partial(_ecc_errors, "NVML_VOLATILE_ECC"),
-    ),
-    Call(
-        "ecc_aggregate",
-        ("ecc_sbe_aggregate_total", "ecc_dbe_aggregate_total"),
-        partial(_ecc_errors, "NVML_AGGREGATE_ECC"),
-    ),
-    Call(
-        "ecc_dram",
-        ("ecc_sbe_dram_volatile_total", "ecc_dbe_dram_volatile_total"),
-        partial(_memory_errors, "NVML_MEMORY_LOCATION_DRAM"),
-    ),
+    Call("ecc_volatile", _both("volatile"), partial(_ecc_errors, "NVML_VOLATILE_ECC")),
+    Call("ecc_aggregate", _both("aggregate"), partial(_ecc_errors, "NVML_AGGREGATE_ECC")),
+    Call("ecc_dram", _both("dram_volatile"), partial(_memory_errors, "NVML_MEMORY_LOCATION_DRAM")),
     # Not _v2 of it: the binding leaves its last argument out, and the driver would write through a wild pointer.
     Call("retired_pages", _RETIRED, lambda n, h: tuple(len(n.nvmlDeviceGetRetiredPages(h, cause)) for cause in (0, 1))),
     Call("retired_pending", ("retired_pages_pending",), lambda n, h: n.nvmlDeviceGetRetiredPagesPendingStatus(h)),

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from telemetry.collect.kernel_log.lines import KernelEvents, LogLine
-from telemetry.collect.kernel_log.message import Unclear, read_message
+from telemetry.collect.kernel_log.message import read_message
 from telemetry.xids.log_stamp import split_line
 from tests.telemetry.collect.builders import NOW, Clock
 
@@ -120,33 +120,13 @@ def test_what_makes_no_event_is_counted_and_said_once(caplog: pytest.LogCaptureF
     assert len(caplog.records) == 2
 
 
-def real(name: str) -> list[str]:
-    if not (SHARED / name).exists():
-        pytest.skip(f"the captured kernel logs are not here: {SHARED}")
-    return (SHARED / name).read_text().splitlines()
-
-
-def kind_of(message: str) -> tuple[str, str] | None:
-    stamped = split_line(message)
-    try:
-        finding = read_message(message if stamped is None else stamped.message)
-    except Unclear:
-        return ("unclear", message[:40])
-    return None if finding is None else (finding.type, finding.code)
-
-
-def test_every_captured_xid_line_is_explained():
-    kinds = [kind_of(message) for message in real("xid-lines.txt")]
-    assert len(kinds) == 126
-    assert [kind for kind in kinds if kind is None or kind[0] != "xid"] == [
-        ("unclear", "NVRM: Xid (PCI:0000:04:00): %d, unknown"),
-        ("unclear", "NVRM: Xid (PCI:0008:06:00): %d, Placehol"),
-        ("unclear", "NVRM: Xid (invalid): some error"),
-    ]
-
-
 def test_the_captured_logs_hold_a_driver_load_and_nothing_unclear():
-    names = ("dmesg-pstore.txt", "fabricmanager.log", "ib-flap-syslog.txt")
-    kinds = {(name, kind_of(message)) for name in names for message in real(name)}
-    kinds = {(name, kind) for name, kind in kinds if kind is not None and kind[0] != "other"}
-    assert kinds == {("dmesg-pstore.txt", ("driver", "550.144.03"))}
+    found = set()
+    for name in ("dmesg-pstore.txt", "fabricmanager.log", "ib-flap-syslog.txt"):
+        if not (SHARED / name).exists():
+            pytest.skip(f"the captured kernel logs are not here: {SHARED}")
+        for text in (SHARED / name).read_text().splitlines():
+            stamped = split_line(text)
+            finding = read_message(text if stamped is None else stamped.message)
+            found |= {(name, finding.type, finding.code)} if finding is not None else set()
+    assert {each for each in found if each[1] != "other"} == {("dmesg-pstore.txt", "driver", "550.144.03")}

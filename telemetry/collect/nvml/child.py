@@ -153,7 +153,7 @@ class Session:
             if fault.code in RELOADED:
                 raise
             self._gpus.pop(index, None)
-            yield {"lost" if fault.code in LOST else "unreadable": index, "code": fault.code}
+            yield {"fault": index, "code": fault.code}
 
     def watch(self) -> Iterator[Message]:
         """Report the XIDs of all GPUs that were read, for ever.

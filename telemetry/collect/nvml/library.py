@@ -25,8 +25,11 @@ RELOADED: Final = frozenset({1, 9, 18})
 """The driver under the library went away or was replaced: everything has to be opened again."""
 
 LIBRARY_NOT_FOUND: Final = 12
-ABSENT: Final = frozenset({9, LIBRARY_NOT_FOUND})
-"""There is no driver (nothing installed, or its module is not loaded)."""
+ABSENT: Final = {
+    9: "the NVIDIA driver is not loaded",
+    LIBRARY_NOT_FOUND: "there is no NVIDIA driver: its library libnvidia-ml.so.1 was not found",
+}
+"""The node has no driver."""
 
 _NOT_SUPPORTED: Final = 3
 _NO_PERMISSION: Final = 4

@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final, Literal
 
 from telemetry.collect.event import Event
 from telemetry.collect.nvml.child import Ended, Message, Process, Silent
-from telemetry.collect.nvml.library import ABSENT, LIBRARY_NOT_FOUND, Identity, NvmlFault
+from telemetry.collect.nvml.library import ABSENT, LOST, Identity, NvmlFault
 from telemetry.collect.running import backoff_s
 from telemetry.errors import InputError
 
@@ -34,6 +34,11 @@ MAX_STUCK: Final = 4
 
 DRIVER: Final = "driver"
 """Key of a trouble of the driver as a whole."""
+
+_NO_DRIVER: Final = (
+    "Install or load the driver (`nvidia-smi` must work for this user), or collect from elsewhere: "
+    "`predrain collect exporters` scrapes nodes that run an exporter."
+)
 
 TroubleCode = Literal["gpu_lost", "nvml_hang"]
 
@@ -82,6 +87,8 @@ class NodeReader:
         self._at: int | None = None
         self._began = (clock(), monotonic())
         self._present: dict[int, Identity] = {}
+        self._rows: list[Row] = []
+        self._done: set[int] = set()
         self._hangs: dict[int, tuple[int, float]] = {}  # how often in a row, and until when it is left alone
         self._watched: int | None = None
         self._open_failures = 0
@@ -102,7 +109,8 @@ class NodeReader:
         rows = self._read(left_alone)
         for index in sorted(left_alone):
             # After all others, so that a GPU that still hangs delays nobody.
-            if self._monotonic() >= self._hangs[index][1] and self._stuck() < MAX_STUCK and self._child:
+            stuck = sum(not child.is_gone() for child in self._killed)
+            if self._monotonic() >= self._hangs[index][1] and stuck < MAX_STUCK and self._child:
                 rows += self._read((set(self.known) | left_alone) - {index})
         answered = {row.identity.gpu for row in rows}
         self._failures.update(identity.gpu for identity in self.known.values() if identity.gpu not in answered)
@@ -116,7 +124,7 @@ class NodeReader:
                 self._sleep(left_s)
                 break
             try:
-                self._notice(self._child.hear(left_s))
+                self._take(self._child.hear(left_s))
             except Silent:
                 if self._monotonic() - self._heard_at_s > ALIVE_DEADLINE_S:
                     self._later("the driver does not answer")
@@ -130,33 +138,27 @@ class NodeReader:
             self._killed = [child for child in (*self._killed, self._child) if not child.is_gone()]
             self._child, self._watched = None, None
 
-    def _stuck(self) -> int:
-        self._killed = [child for child in self._killed if not child.is_gone()]
-        return len(self._killed)
-
     def _read(self, skip: set[int]) -> list[Row]:
         """Read all GPUs but those of ``skip``, with a new child for the rest after each one that hangs."""
-        skip = set(skip)
-        rows: list[Row] = []
+        self._rows, self._done = [], set(skip)
         while self._child is not None or self._monotonic() >= self._reopen_at_s:
-            expected: dict[int, Identity] = {}
+            before = {index: identity for index, identity in self.known.items() if index not in self._done}
             if self._child is None:
                 self._child, self._heard_at_s = self._spawn(), self._monotonic()
-                expected = {index: identity for index, identity in self.known.items() if index not in skip}
             try:
-                for message in self._messages(self._child, skip):
-                    skip |= self._take(message, rows)
-                    if "device" in message:
-                        gpu = message["device"]["gpu"]
-                        expected = {index: identity for index, identity in expected.items() if identity.gpu != gpu}
-                    expected.pop(message.get("lost", -1), None)
-                for index, identity in expected.items():
-                    self._report("gpu_lost", index, "is no longer listed by the driver", identity)
+                self._at, self._began = None, (self._clock(), self._monotonic())
+                self._child.ask(self._done)
+                while not self._take(self._child.hear(self._began[1] + self._deadline_s() - self._monotonic())):
+                    pass
+                listed = {self.known[index].gpu for index in self._done if index in self.known}
+                for index, identity in before.items():
+                    if identity.gpu not in listed:
+                        self._report("gpu_lost", index, "is no longer listed by the driver", identity)
                 break
             except NvmlFault as fault:
                 if self.driver is None and fault.code in ABSENT:
                     self.close()
-                    raise no_driver(fault.code) from None
+                    raise InputError(ABSENT[fault.code], "this node", _NO_DRIVER) from None
                 self._later(str(fault))
             except (Silent, Ended) as error:
                 if self._at is None:
@@ -165,7 +167,7 @@ class NodeReader:
                     self._later(f"the driver does not answer ({type(error).__name__.lower()} {error})")
                     break
                 self.close()
-                skip.add(self._at)
+                self._done.add(self._at)
                 times = self._hangs.get(self._at, (0, 0.0))[0] + 1
                 self._hangs[self._at] = times, self._monotonic() + backoff_s(times, first_s=60.0, max_s=3600.0)
                 self._present.pop(self._at, None)
@@ -173,82 +175,75 @@ class NodeReader:
                     self._report("nvml_hang", self._at, f"did not answer in {self._deadline_s():g} s")
                 else:
                     _LOG.warning("the process that reads the driver ended at GPU %d: %s", self._at, error)
-        return rows
-
-    def _messages(self, child: Process, skip: set[int]) -> Iterator[Message]:
-        """Yield what one request is answered with; the child's other news is noticed meanwhile."""
-        self._at, self._began = None, (self._clock(), self._monotonic())
-        child.ask(skip)
-        while True:
-            message = child.hear(self._began[1] + self._deadline_s() - self._monotonic())
-            if "failed" in message:
-                raise NvmlFault(message["failed"])
-            if "done" in message:
-                return
-            if "at" in message:
-                self._at, self._began = message["at"], (self._clock(), self._monotonic())
-            elif not self._notice(message):
-                yield message
+        return self._rows
 
     def _deadline_s(self) -> float:
         return GPU_DEADLINE_S if self._at in self._present or self._at in self._hangs else OPEN_DEADLINE_S
 
-    def _notice(self, message: Message) -> bool:
-        """Take a message of the thread that listens for XIDs; return whether it is one."""
-        self._heard_at_s = self._monotonic()
-        if "xid" in message:
-            at = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=message["at_ms"])
-            # An instance is of a GPU that is split (MIG).
-            detail = None if message["instance"] is None else f"GPU instance {message['instance']}"
-            self.events.append(Event(at, self._node, "xid", SOURCE, at, str(message["xid"]), detail, message["gpu"]))
-        elif "watching" in message:
-            if message["watching"] != self._watched:
-                _LOG.info("listening for XIDs of %d GPUs", message["watching"])
-            self._watched = message["watching"]
-        elif "deaf" in message:
-            if self._watched is not None:
-                _LOG.warning("XID events stopped (%s); listening again", NvmlFault(message["deaf"]))
-            self._watched = None
-        else:
-            return "alive" in message
-        return True
+    def _take(self, message: Message) -> bool:
+        """Take a message of the child; return whether a reading is done.
 
-    def _take(self, message: Message, rows: list[Row]) -> set[int]:
-        """Take a message of a reading; return the indices that are done with."""
-        if "driver" in message:
-            if self._open_failures or message["driver"] != self.driver:
-                _LOG.info("driver %s opened, %d GPUs listed", message["driver"], message["count"])
-            self._open_failures = 0
-            self._recovered(DRIVER)
-            self.driver = message["driver"]
-            return set()
-        if "device" in message:
-            identity = Identity(**message["device"])
-            self.known = {index: known for index, known in self.known.items() if known.gpu != identity.gpu}
-            self._present[identity.index] = self.known[identity.index] = identity
-            return set()
-        if "row" in message:
-            index, values = message["row"], message["values"]
-            identity = self._present[index]
-            self._recovered(identity.gpu)
-            self._recovered(_place(index))
-            self._hangs.pop(index, None)
-            for name, times in message["errors"].items():
-                self._count(name, times)
-            at, began_s = self._began
-            values |= {
-                "scrape_duration_s": self._monotonic() - began_s,
-                "scrape_failures_total": float(self._failures[identity.gpu]),
-                "channels_reported": float(len(values)),
-            }
-            rows.append(Row(at, identity, values))
-            return {index}
-        fault = NvmlFault(message["code"])
-        if "unreadable" in message:
-            self._count(fault.name)
-            return {message["unreadable"]}
-        self._report("gpu_lost", message["lost"], f"is lost: {fault.name}")
-        return {message["lost"]}
+        Raises ``NvmlFault`` if the library has to be opened again.
+        """
+        match message:
+            case {"at": index}:
+                self._at, self._began = index, (self._clock(), self._monotonic())
+            case {"driver": driver, "count": count}:
+                if self._open_failures or driver != self.driver:
+                    _LOG.info("driver %s opened, %d GPUs listed", driver, count)
+                self._open_failures, self.driver = 0, driver
+                self._recovered(DRIVER)
+            case {"device": device}:
+                identity = Identity(**device)
+                self.known = {index: known for index, known in self.known.items() if known.gpu != identity.gpu}
+                self._present[identity.index] = self.known[identity.index] = identity
+            case {"row": index, "values": values, "errors": errors}:
+                self._done.add(index)
+                self._rows.append(self._row(self._present[index], values))
+                for name, times in errors.items():
+                    self._count(name, times)
+            case {"fault": index, "code": code}:
+                self._done.add(index)
+                if code in LOST:
+                    self._report("gpu_lost", index, f"is lost: {NvmlFault(code).name}")
+                else:
+                    self._count(NvmlFault(code).name)
+            case {"failed": code}:
+                raise NvmlFault(code)
+            case _:
+                self._take_news(message)
+        return "done" in message
+
+    def _take_news(self, message: Message) -> None:
+        """Take a message of the thread that listens for XIDs."""
+        match message:
+            case {"xid": xid, "gpu": gpu, "instance": instance, "at_ms": at_ms}:
+                at = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=at_ms)
+                # An instance is of a GPU that is split (MIG).
+                detail = None if instance is None else f"GPU instance {instance}"
+                self.events.append(Event(at, self._node, "xid", SOURCE, at, str(xid), detail, gpu))
+            case {"watching": count}:
+                if count != self._watched:
+                    _LOG.info("listening for XIDs of %d GPUs", count)
+                self._watched = count
+            case {"deaf": code}:
+                if self._watched is not None:
+                    _LOG.warning("XID events stopped (%s); listening again", NvmlFault(code))
+                self._watched = None
+        if "done" not in message:
+            self._heard_at_s = self._monotonic()
+
+    def _row(self, identity: Identity, values: dict[str, float]) -> Row:
+        self._recovered(identity.gpu)
+        self._recovered(_place(identity.index))
+        self._hangs.pop(identity.index, None)
+        at, began_s = self._began
+        scrape = {
+            "scrape_duration_s": self._monotonic() - began_s,
+            "scrape_failures_total": float(self._failures[identity.gpu]),
+            "channels_reported": float(len(values)),
+        }
+        return Row(at, identity, values | scrape)
 
     def _report(self, code: TroubleCode, index: int | None, what: str, identity: Identity | None = None) -> None:
         if index is not None:
@@ -282,21 +277,6 @@ class NodeReader:
         if name not in self.errors:
             _LOG.warning("readings of single channels fail: %s (logged once, counted from now on)", name)
         self.errors[name] += times
-
-
-def no_driver(code: int) -> InputError:
-    """Return the error for a node without a driver."""
-    what = (
-        "there is no NVIDIA driver: its library libnvidia-ml.so.1 was not found"
-        if code == LIBRARY_NOT_FOUND
-        else "the NVIDIA driver is not loaded"
-    )
-    return InputError(
-        what,
-        "this node",
-        "Install or load the driver (`nvidia-smi` must work for this user), or collect from elsewhere: "
-        "`predrain collect exporters` scrapes nodes that run an exporter.",
-    )
 
 
 def _place(index: int) -> str:

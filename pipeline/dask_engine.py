@@ -8,7 +8,6 @@ here speak TLS with a certificate made for the occasion; for other clusters see 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import logging
 import os
 import re
@@ -19,10 +18,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
-from features.engine import Item, Result
+from features.engine import Item, Result, source_digest
 from features.errors import InputError
 
 CONNECT_S = 30.0
@@ -240,11 +238,7 @@ def running_versions() -> dict[str, str]:
             versions[name] = version(name)
         except PackageNotFoundError:
             versions[name] = "none"
-    total = hashlib.sha256()
-    top = Path(__file__).resolve().parents[1]
-    for path in sorted(path for room in _ROOMS for path in (top / room).rglob("*.py")):
-        total.update(path.relative_to(top).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
-    return {**versions, "predrain's code": total.hexdigest()[:12]}
+    return {**versions, "predrain's code": source_digest(*_ROOMS)[:12]}
 
 
 def _name_of(job: Any) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import functools
 import hashlib
 import json
 import os
@@ -16,11 +15,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from features.engine import source_digest
 from features.errors import InputError
 
 _KEY = b"predrain.fold"
 _LIBRARIES = ("numpy", "pandas", "pyarrow", "scipy", "scikit-learn", "lightgbm", "xgboost-cpu")
-_ROOMS = ("evaluation", "features", "models", "policy", "telemetry")
+ROOMS = ("evaluation", "features", "models", "policy", "telemetry")
+"""Rooms whose code shapes predictions."""
 
 
 def digest_of(**inputs: Any) -> str:
@@ -29,18 +30,9 @@ def digest_of(**inputs: Any) -> str:
     Returns: 16 hexadecimal digits; differs when an input, a library's version or code of ours differs that shapes
     predictions.
     """
-    content = {"code": code_digest(), "libraries": {name: version(name) for name in _LIBRARIES}, "inputs": inputs}
+    libraries = {name: version(name) for name in _LIBRARIES}
+    content = {"code": source_digest(*ROOMS), "libraries": libraries, "inputs": inputs}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
-
-
-@functools.cache
-def code_digest() -> str:
-    """Return the SHA-256 of the sources of this room and of those that it reads a matrix, labels and events by."""
-    total = hashlib.sha256()
-    root = Path(__file__).resolve().parents[2]
-    for path in sorted(path for room in _ROOMS for path in (root / room).rglob("*.py")):
-        total.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
-    return total.hexdigest()
 
 
 class FoldStore:

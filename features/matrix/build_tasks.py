@@ -7,7 +7,6 @@ and runs the same code.
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
 import os
@@ -24,6 +23,7 @@ import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
 
+from features.engine import source_digest
 from features.errors import InputError
 from features.fleet import Fleet
 from features.groups.domains import check_scopes
@@ -45,7 +45,6 @@ from features.times import instants, milliseconds
 from telemetry.dataset.schema import EVENTS, INVENTORY, conform
 from telemetry.dataset.store import Dataset, Place
 
-_ROOM = Path(__file__).parents[1]
 _SHARED = "Give every machine of the cluster the same folders under the same paths, and the same version of predrain."
 
 
@@ -71,22 +70,13 @@ class BuildOrder:
     since: int | None = None
 
 
-@functools.cache
-def code_digest() -> str:
-    """Return the SHA-256 of this room's source files: a matrix made by other code is not the same matrix."""
-    total = hashlib.sha256()
-    for path in sorted(_ROOM.rglob("*.py")):
-        total.update(path.relative_to(_ROOM).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
-    return total.hexdigest()
-
-
 def settings_digest(config: MatrixConfig) -> str:
     """Digest what a matrix is a function of beside the dataset: the settings, and this room's code as it runs here."""
     content = {
         **{name: getattr(config, name).model_dump(mode="json") for name in ("decision", "labels", "features")},
         "training": [config.augmentation, config.negative_ratio],
         "seed": config.seed,
-        "code": code_digest(),
+        "code": source_digest("features"),
     }
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 

@@ -149,19 +149,9 @@ def choose_span(
     tried = _tail_scores(seed_of(seed, "span", refit_ms), read, chosen, tail_rows, truth)
     scores = {span: tried[starts[span]] for span in spans}
     best = max(scores, key=lambda span: (scores[span], span))
-    return stay_or_go(SpanChoice(best, scores, "best average precision on the tail"), current, hysteresis)
-
-
-def stay_or_go(best: SpanChoice, current: timedelta | None, hysteresis: float) -> SpanChoice:
-    """Keep the span in use unless the best one is better by more than the hysteresis.
-
-    ``best``: what is chosen where no span is in use.
-    ``hysteresis``: ``training.hysteresis``.
-    """
-    said = best.scores
-    if current is not None and current in said and said[best.span] <= said[current] * (1 + hysteresis):
-        return SpanChoice(current, best.scores, "no other is better by more than the hysteresis")
-    return best
+    if current is not None and current in scores and scores[best] <= scores[current] * (1 + hysteresis):
+        return SpanChoice(current, scores, "no other is better by more than the hysteresis")
+    return SpanChoice(best, scores, "best average precision on the tail")
 
 
 def _well_filled(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+from features.engine import source_digest
+
 _COMPILE = """
 from datetime import timedelta
 from features.windows import counters, flags, gauges
@@ -33,3 +35,13 @@ def test_every_kernel_of_a_bucket_is_there_before_any_bucket():
     done = subprocess.run([sys.executable, "-c", _COMPILE], capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "[1, 1, 1, 1, 1]"
+
+
+def test_a_change_of_any_source_file_of_a_room_shows(tmp_path):
+    (tmp_path / "features" / "windows").mkdir(parents=True)
+    kernel = tmp_path / "features" / "windows" / "gauges.py"
+    kernel.write_text("B = 1\n")
+    digest = source_digest.__wrapped__
+    before = digest("features", root=tmp_path)
+    kernel.write_text("B = 2\n")
+    assert digest("features", root=tmp_path) != before

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import random
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -78,6 +79,35 @@ Method = Literal["GET", "POST", "PUT", "PATCH", "DELETE"]
 T = TypeVar("T")
 
 
+class _HttpConnection(urllib3.connection.HTTPConnection):
+    """Gives all headers of an answer together the time of one read: a socket's timeout is of each single read."""
+
+    def getresponse(self) -> urllib3.HTTPResponse:  # type: ignore[override]
+        timer = threading.Timer(float(self.timeout or IDLE_S), self._shut, (self.sock,))
+        timer.daemon = True
+        timer.start()
+        try:
+            return super().getresponse()
+        finally:
+            timer.cancel()
+
+    def _shut(self, answered: socket.socket) -> None:
+        with suppress(OSError):  # closed by itself
+            answered.shutdown(socket.SHUT_RDWR)
+
+
+class _HttpsConnection(_HttpConnection, urllib3.connection.HTTPSConnection):
+    pass
+
+
+class _HttpPool(urllib3.HTTPConnectionPool):
+    ConnectionCls = _HttpConnection
+
+
+class _HttpsPool(urllib3.HTTPSConnectionPool):
+    ConnectionCls = _HttpsConnection
+
+
 class KubernetesClient:
     """A connection to one API server, shared by threads; ``headers`` is called for each attempt: tokens are rotated."""
 
@@ -93,6 +123,7 @@ class KubernetesClient:
         self.host = host.rstrip("/")
         self.name = self.host.split("://", 1)[-1]
         self._pool = pool
+        self._pool.pool_classes_by_scheme = {"http": _HttpPool, "https": _HttpsPool}
         self._headers = headers
         self._limits = limits
         self._rate = RateLimit(limits.requests_per_second, limits.burst)
@@ -231,12 +262,15 @@ class KubernetesClient:
         limits = self._limits
         timeout = urllib3.Timeout(min(limits.connect_timeout_s, left), min(limits.read_timeout_s, left))
         with self._open(method, url, data, headers, timeout, f"{self.name} gave no whole answer") as response:
-            while chunk := response.read1(2**16):
+            more = True
+            while more:
+                chunk = response.read1(2**16)
+                more = bool(chunk)
                 content += chunk
                 if len(content) > MAX_RESPONSE_BYTES:
                     raise Unreachable(f"the answer is larger than {MAX_RESPONSE_BYTES} bytes")
-                if time.monotonic() >= end:  # a socket's timeout is of each single read
-                    raise Unreachable("timed out: the answer was not complete in time")
+                if time.monotonic() >= end:  # also after the last one: headers that were shut look complete
+                    raise Unreachable("the answer was not complete in time")
             response.release_conn()
             return _response(response.status, bytes(content), response.headers)
 

@@ -18,11 +18,12 @@ from scheduler.controller.settings import ControllerSettings
 from scheduler.evacuation.engine import Evacuation, Round
 from scheduler.ledger.sqlite_ledger import SqliteLedger
 from scheduler.ports.errors import LedgerError, SchedulerError, SourceError
-from scheduler.ports.lease import Lease, LeaseLostError
 from scheduler.ports.protocols import (
     Announcing,
     Clock,
     FactSource,
+    Lease,
+    LeaseLostError,
     RiskSource,
     SchedulerAdapter,
     Upkeep,

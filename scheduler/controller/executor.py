@@ -11,8 +11,7 @@ from policy.plan import Action, Plan
 from scheduler.controller.settings import ControllerSettings
 from scheduler.ledger.sqlite_ledger import SqliteLedger
 from scheduler.ports.errors import LedgerError, SchedulerError, SourceError
-from scheduler.ports.lease import Lease, LeaseLostError
-from scheduler.ports.protocols import Clock, Fenced, SchedulerAdapter
+from scheduler.ports.protocols import Clock, Fenced, Lease, LeaseLostError, SchedulerAdapter
 from scheduler.ports.readings import Answer, NodeReading, Precondition, Switches, Write, stands
 from scheduler.ports.records import Intent, Settled, key_of
 from scheduler.ports.report import RoundReport, Step

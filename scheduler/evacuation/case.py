@@ -12,8 +12,7 @@ from policy.plan import NodeDecision
 from scheduler.evacuation.progress import Evacuating
 from scheduler.ledger.sqlite_ledger import SqliteLedger
 from scheduler.ports.errors import LedgerError
-from scheduler.ports.lease import Lease
-from scheduler.ports.protocols import Clock
+from scheduler.ports.protocols import Clock, Lease
 from scheduler.ports.readings import NodeReading, Write
 from scheduler.ports.records import Call, Finding, FindingKind, Settled
 from scheduler.ports.report import RoundReport, WorkStep

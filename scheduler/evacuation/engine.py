@@ -15,8 +15,7 @@ from scheduler.evacuation.progress import SETTLED, Evacuating, Progress, Progres
 from scheduler.evacuation.settings import EvacuationSettings
 from scheduler.ledger.sqlite_ledger import SqliteLedger
 from scheduler.ports.errors import LedgerError, SchedulerError
-from scheduler.ports.lease import Lease, LeaseLostError
-from scheduler.ports.protocols import Clock, SchedulerAdapter
+from scheduler.ports.protocols import Clock, Lease, LeaseLostError, SchedulerAdapter
 from scheduler.ports.readings import NodeReading, Switches
 from scheduler.ports.records import Call, Settled
 from scheduler.ports.report import RoundReport, WorkStep

@@ -15,12 +15,14 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from scheduler.evacuation.settings import CommandSettings, WebhookSettings
-from scheduler.ports.workloads import TRY_LATER, HookKind, HookReply, reply_of
+from scheduler.ports.workloads import HookKind, HookReply
 from telemetry.errors import InputError
 from telemetry.http import BodyTooLarge, Connection, HttpError, ask
 
 _LONGEST_ANSWER = 65_536
 _LONGEST_OUTPUT = 65_536
+_STATES: Mapping[str, HookKind] = {"done": "done", "acknowledged": "done", "waiting": "waiting", "failed": "failed"}
+# What ``state`` in an answer may be for a request, beside the words of a diagnostic.
 
 
 class Webhook:
@@ -65,9 +67,17 @@ class Webhook:
         status = answer.status
         if status in (HTTPStatus.OK, HTTPStatus.NO_CONTENT, HTTPStatus.ACCEPTED):
             kind: HookKind = "waiting" if status == HTTPStatus.ACCEPTED else "done"
-            return reply_of(kind, f"status {status}", _object(answer.body))
+            return _reply(kind, f"status {status}", _object(answer.body))
         later = status == HTTPStatus.TOO_MANY_REQUESTS or status >= HTTPStatus.INTERNAL_SERVER_ERROR
         return HookReply("timeout" if later else "refused", f"status {status}")
+
+
+def _reply(kind: HookKind, words: str, content: Mapping[str, Any]) -> HookReply:
+    """Make a reply; a ``state`` in the content says more than a status or an exit code that is no failure."""
+    state, message = content.get("state"), content.get("message")
+    if kind in ("done", "waiting") and isinstance(state, str):
+        kind = _STATES.get(state, kind)
+    return HookReply(kind, message[:500] if isinstance(message, str) and message else words, content)
 
 
 def _object(text: bytes) -> Mapping[str, Any]:
@@ -118,11 +128,8 @@ class CommandHook:
                 _kill(process)
                 raise
             content = _last_object(answer_body)
-        if code == 0:
-            return reply_of("done", "exit code 0", content)
-        if code == TRY_LATER:
-            return reply_of("waiting", f"exit code {code}", content)
-        return reply_of("failed", f"{argv[0]} ended with exit code {code}", content)
+        kinds: dict[int, HookKind] = {0: "done", os.EX_TEMPFAIL: "waiting"}
+        return _reply(kinds.get(code, "failed"), f"exit code {code}", content)
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Literal
 
-from scheduler.ports.lease import LeaseLostError
+from scheduler.ports.protocols import LeaseLostError
 from scheduler.ports.stored_state import packed, unpacked
 from scheduler.ports.workloads import DiagnosticKind, Workloads
 

@@ -1,4 +1,4 @@
-"""What the controller needs of the world, as protocols. Each has an implementation in memory."""
+"""What the controller needs of the world, as protocols, and the lease under which it writes."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from policy.config import PolicyConfig
 from policy.fleet import Level, NodeView
 from policy.hard_rules import rule_hits
 from policy.plan import Action, Plan
+from scheduler.ports.errors import SchedulerError
 from scheduler.ports.readings import Answer, FleetReading, NodeReading, Precondition, StoredState, Switches, Write
 from scheduler.ports.risks import Facts, Risks
 
@@ -98,6 +99,47 @@ class Fenced(Protocol):
         was no such write. Raises ``SchedulerError`` if what runs on it cannot be read.
         """
         ...
+
+
+class LeaseLostError(Exception):
+    """Another replica is active, or nobody knows: nothing more may be written."""
+
+
+@dataclass(slots=True)
+class Lease:
+    """The right to write, as this process holds it.
+
+    ``until``: None: not held.
+    """
+
+    scheduler: SchedulerAdapter
+    clock: Clock
+    holder: str
+    lasts: timedelta
+    until: datetime | None = None
+
+    def take(self) -> bool:
+        """Take or prolong it; False: another replica holds it.
+
+        Raises ``SchedulerError`` if it is not known.
+        """
+        self.until = None
+        self.until = self.scheduler.hold_lease(self.holder, self.lasts)
+        return self.until is not None
+
+    def hold(self) -> datetime:
+        """Give its end, prolonged where half of it is over.
+
+        Raises ``LeaseLostError`` if it is not held any more, or it is not known whether it is.
+        """
+        try:
+            if self.until is None or self.until - self.clock.now() < self.lasts / 2:
+                self.take()
+        except SchedulerError as error:
+            raise LeaseLostError(f"it is not known whether the lease is held: {error}") from error
+        if self.until is None:
+            raise LeaseLostError("another replica holds the lease")
+        return self.until
 
 
 @runtime_checkable

@@ -19,10 +19,6 @@ CheckpointKind = Literal["acknowledged", "waiting", "failed", "gone"]
 DiagnosticKind = Literal["passed", "failed", "inconclusive", "running", "missing"]
 
 
-TRY_LATER = 75
-"""Exit code of a command that has begun and is not done (``EX_TEMPFAIL`` of sysexits.h)."""
-
-
 @dataclass(frozen=True, slots=True)
 class Fence:
     """Under which condition a call may be made.
@@ -211,8 +207,6 @@ class Workload:
 
 
 HookKind = Literal["done", "waiting", "failed", "refused", "timeout"]
-STATES: Mapping[str, HookKind] = {"done": "done", "acknowledged": "done", "waiting": "waiting", "failed": "failed"}
-"""What ``state`` in an answer may be for a request, beside the words of a diagnostic."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,12 +228,3 @@ class Hook(Protocol):
 
     def tell(self, payload: Mapping[str, Any], key: str) -> HookReply:
         """Tell it, and give its answer; never raises for what it says. Each repetition has the same ``key``."""
-
-
-def reply_of(kind: HookKind, words: str, content: Mapping[str, Any]) -> HookReply:
-    """Make a reply; a ``state`` in the content that is one of :data:`STATES` says more than a status or exit code."""
-    said = content.get("state")
-    told = content.get("message")
-    if kind in ("done", "waiting") and isinstance(said, str):
-        kind = STATES.get(said, kind)
-    return HookReply(kind, told[:500] if isinstance(told, str) and told else words, content)

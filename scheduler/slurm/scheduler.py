@@ -201,7 +201,6 @@ class SlurmScheduler:
             return Answer("done", answer.words, writes_of(before, change), found.version)
         self._late.seen(found, standing.foreign is not None)
         if standing.foreign is not None:
-            self._withdraw(before, found, change)
             return Answer("conflict", f"somebody else wrote to it at the same time: {standing.foreign}")
         if answer.kind == "done":
             return Answer("conflict", "it was written, and does not stand so when read back: somebody else writes too")
@@ -215,14 +214,6 @@ class SlurmScheduler:
         if answer.kind == "done":
             answer = self.port.update(found.name, NodeChange("UNDRAIN"))
         return self.port.node(found.name), answer
-
-    def _withdraw(self, before: SlurmNode, found: SlurmNode, change: NodeChange) -> None:
-        """Take back what we wrote beside a reason that is not ours; the reason and the state are left to its owner."""
-        extra = before.extra if change.extra is not None and found.extra == change.extra else None
-        weight = before.weight if change.weight is not None and found.weight == change.weight else None
-        undo = NodeChange(extra=extra, weight=weight)
-        if not undo.empty:
-            self.port.update(before.name, undo)
 
 
 def open_slurm(settings: SlurmSettings, clock: Clock) -> SlurmScheduler:

@@ -127,6 +127,8 @@ def test_a_reason_that_comes_at_the_same_time_stands_and_ours_is_taken_back(worl
     answer = world.apply(action("taint"))
     assert answer.kind == "conflict"
     assert "bad cable" in answer.words
+    assert world.scheduler.revalidate("n0").view.opt_out == "reason 'bad cable' of ann", "the next round releases it"
+    assert world.apply(release()).kind == "done"
     node = world.slurm.all["n0"]
     assert (node.reason, node.user, node.extra, node.weight) == ("bad cable", "ann", before.extra, before.weight)
 

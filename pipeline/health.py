@@ -18,11 +18,11 @@ from features.errors import InputError
 from features.matrix.matrix import FeatureMatrix
 from features.times import duration_ms, instant_ms
 from features.vocabulary import FeatureColumn
-from models.bundle.store import Bundle, load_bundle
+from models.bundle.store import load_bundle
 from models.rows.ranking import Ints
 from models.rows.training_set import Rows
 from models.sequence.windows import with_windows
-from models.training.reference import LabelledRows, Reference
+from models.training.reference import LabelledRows
 from models.training.schedule import format_days, format_instant, instant_of
 from pipeline.held_out import in_codes_of
 
@@ -144,40 +144,29 @@ def check_health(
             str(bundle),
             "Train it again with this version of predrain.",
         )
-    return _check(loaded, reference, opened, matrix, until, recent)
-
-
-def _check(
-    loaded: Bundle,
-    reference: Reference,
-    opened: FeatureMatrix,
-    where: Path,
-    until: datetime | None,
-    recent: timedelta,
-) -> Health:
     fitted = loaded.fitted
-    matrix = with_windows(opened, fitted.learner_names)
-    if [column.name for column in matrix.columns] != [column.name for column in fitted.columns]:
+    windowed = with_windows(opened, fitted.learner_names)
+    if [column.name for column in windowed.columns] != [column.name for column in fitted.columns]:
         raise InputError(
             "the matrix's features are not those that the bundle was trained on",
-            str(where),
+            str(matrix),
             "Compute it with the params that the bundle was trained with, or train the bundle again.",
         )
-    rows = Rows.of(matrix.rows)
+    rows = Rows.of(opened.rows)
     fit_ms = instant_ms(fitted.refit_at)
     end_ms = min(instant_ms(until), instant_ms(opened.span[1])) + 1
     since = np.flatnonzero((rows.time >= fit_ms) & (rows.time < end_ms) & ~rows.augmented)
     if not len(since):
         raise InputError(
             f"no decision between the fit at {format_instant(fit_ms)} and the check at {format_instant(end_ms - 1)}",
-            str(where),
+            str(matrix),
             "Bring the matrix up to date with `predrain features`, or give a later --until.",
         )
     frame = opened.labels(instant_of(end_ms))
     labelled = LabelledRows.of(rows, frame)
     times = np.unique(rows.time[since])
     scored = _spread_times(rows, since, times)
-    served = in_codes_of(fitted.columns, matrix.columns, matrix.values)
+    served = in_codes_of(fitted.columns, windowed.columns, windowed.values)
     found = fitted.score_rows(served, scored, rows.time[scored], rows.tie[scored])
     profile = found[loaded.profile]
     seen = _with_new_categories(reference.columns, opened.columns)
@@ -197,7 +186,7 @@ def _check(
         replace(reference, columns=seen),
         labelled,
         in_codes_of(seen, opened.columns, opened.values),
-        matrix.rows["node"],
+        opened.rows["node"],
         start_ms=max(fit_ms, end_ms - 1 - duration_ms(recent)),
         end_ms=end_ms,
         seed=int((loaded.manifest.get("params") or {}).get("seed", 0)),
@@ -226,9 +215,6 @@ def _with_new_categories(columns: Sequence[FeatureColumn], now: Sequence[Feature
 
 def _spread_times(rows: Rows, since: Ints, times: Ints) -> Ints:
     """Keep whole decision times, as many as :data:`MOST_SCORED` rows allow, but at least the first and the newest."""
-    at = np.searchsorted(times, rows.time[since])
-    counts = np.bincount(at)
-    kept = np.arange(len(times))
-    while counts[kept].sum() > MOST_SCORED and len(kept) > 2:
-        kept = np.linspace(0, len(times) - 1, len(kept) - 1).round().astype(np.int64)
-    return since[np.isin(at, kept)]
+    most = max(2, len(times) * MOST_SCORED // len(since))
+    kept = np.linspace(0, len(times) - 1, min(most, len(times))).round().astype(np.int64)
+    return since[np.isin(rows.time[since], times[kept])]

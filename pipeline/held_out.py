@@ -80,7 +80,7 @@ def contend(
     Raises ``InputError`` if a bundle needs a feature that the matrix does not have.
     """
     matrix, rows = decisions.matrix, decisions.rows
-    readers = [_Reader(matrix, bundle, name) for name, bundle in bundles]
+    readers = [_reader(matrix, bundle, name) for name, bundle in bundles]
     times = milliseconds(matrix.rows["decision_time"])[rows]
     ties = name_hashes(matrix.rows["unit"])[rows]
     first = bundles[0][1].fitted
@@ -89,7 +89,7 @@ def contend(
     rank: dict[str, Ints] = {}
     risk = {name: np.full(len(rows), np.nan) for name in names}
     for (name, bundle), reader in zip(bundles, readers, strict=True):
-        scored = bundle.fitted.score_rows(reader.values, rows, times, ties)[bundle.profile]
+        scored = bundle.fitted.score_rows(reader, rows, times, ties)[bundle.profile]
         rank[name] = scored.rank
         risk[name] = bundle.fitted.risk(bundle.profile, scored.score)
     for name, points in _points(made, readers[0], rows, mix(ties, times)).items():
@@ -102,29 +102,27 @@ def contend(
     ] + [Contender(name, parts[name]) for name in baselines]
 
 
-class _Reader:
-    """Reads a matrix's rows in the columns that a bundle was trained on, its codes of categories included."""
-
-    def __init__(self, matrix: FeatureMatrix, bundle: Bundle, name: str) -> None:
-        wanted = bundle.fitted.columns
-        source = with_windows(matrix, bundle.fitted.learner_names)
-        have = {column.name: (at, column) for at, column in enumerate(source.columns)}
-        absent = [column.name for column in wanted if column.name not in have]
-        if absent:
-            raise InputError(
-                f"{len(absent)} of its {len(wanted)} features are not in the matrix ({', '.join(absent[:3])})",
-                f"the bundle of {name}",
-                "Compute the matrix with the params that it was trained with.",
-            )
-        order = [have[column.name][0] for column in wanted]
-        names = [column.name for column in wanted]
-        # only a matrix without windows can read some columns and leave the others on the disk
-        read: RowReader = (
-            (lambda rows: matrix.values(rows, columns=names))
-            if source is matrix
-            else (lambda rows: source.values(rows)[:, order])
+def _reader(matrix: FeatureMatrix, bundle: Bundle, name: str) -> RowReader:
+    """Read a matrix's rows in the columns that a bundle was trained on, its codes of categories included."""
+    wanted = bundle.fitted.columns
+    source = with_windows(matrix, bundle.fitted.learner_names)
+    have = {column.name: (at, column) for at, column in enumerate(source.columns)}
+    absent = [column.name for column in wanted if column.name not in have]
+    if absent:
+        raise InputError(
+            f"{len(absent)} of its {len(wanted)} features are not in the matrix ({', '.join(absent[:3])})",
+            f"the bundle of {name}",
+            "Compute the matrix with the params that it was trained with.",
         )
-        self.values = in_codes_of(wanted, [have[name][1] for name in names], read)
+    names = [column.name for column in wanted]
+    order = [have[name][0] for name in names]
+    # only a matrix without windows can read some columns and leave the others on the disk
+    read: RowReader = (
+        (lambda rows: matrix.values(rows, columns=names))
+        if source is matrix
+        else (lambda rows: source.values(rows)[:, order])
+    )
+    return in_codes_of(wanted, [have[name][1] for name in names], read)
 
 
 def in_codes_of(wanted: Sequence[FeatureColumn], have: Sequence[FeatureColumn], read: RowReader) -> RowReader:
@@ -155,11 +153,11 @@ def _code(category: str, categories: Sequence[str]) -> float:
     return float(categories.index(category)) if category in categories else np.nan
 
 
-def _points(made: Mapping[str, Baseline], reader: _Reader, rows: Ints, identity: Hashes) -> dict[str, Floats]:
+def _points(made: Mapping[str, Baseline], reader: RowReader, rows: Ints, identity: Hashes) -> dict[str, Floats]:
     """Ask baselines about rows, a batch at a time."""
     points = {name: np.empty(len(rows)) for name in made}
     for part in batches(len(rows)) if made else ():
-        values = reader.values(rows[part])
+        values = reader(rows[part])
         for name, baseline in made.items():
             points[name][part] = baseline.points(values, identity[part])
     return points
@@ -169,39 +167,30 @@ def _as_scored(
     decisions: Decisions, names: Sequence[str], rank: dict[str, Ints], risk: dict[str, Any], k: int
 ) -> dict[str, Scored]:
     rows, labels = decisions.matrix.rows.iloc[decisions.rows], decisions.matrix.labels(None).iloc[decisions.rows]
-    shared = {
-        "decision_time": rows["decision_time"].array,
-        "unit": rows["unit"].array,
-        "label": labels["label"].array,
-        "failure_class": labels["failure_class"].array,
-        "incident": labels["incident"].array,
-        "incident_start": labels["incident_start"].array,
-    }
+    shared = {name: rows[name].array for name in ("decision_time", "unit")}
+    shared |= {name: labels[name].array for name in ("label", "failure_class", "incident", "incident_start")}
     frames = [
-        pd.DataFrame(
-            {
-                **shared,
-                "model": name,
-                "variant": "held out",
-                "score": -rank[name].astype(np.float64),
-                "risk": risk[name],
-                "rank": rank[name],
-                "alert": rank[name] <= k,
-                "fold": 0,
-            }
+        pd.DataFrame(shared).assign(
+            model=name,
+            variant="held out",
+            score=-rank[name].astype(np.float64),
+            risk=risk[name],
+            rank=rank[name],
+            alert=rank[name] <= k,
+            fold=0,
         )
         for name in names
     ]
-    return {each.model: each for each in split_predictions(pd.concat(frames, ignore_index=True), k)}
+    return {scored.model: scored for scored in split_predictions(pd.concat(frames, ignore_index=True), k)}
 
 
-def _seconds(decisions: Decisions, bundles: Sequence[tuple[str, Bundle]], readers: Sequence[_Reader]) -> list[float]:
+def _seconds(decisions: Decisions, bundles: Sequence[tuple[str, Bundle]], readers: Sequence[RowReader]) -> list[float]:
     """Time the scoring of the same rows by each bundle in turn; the fastest of some repeats, as other work disturbs."""
     rows = decisions.rows[:LATENCY_ROWS]
     rows = np.resize(rows, LATENCY_ROWS)
     at = np.zeros(len(rows), np.int64)
     ties = mix(np.arange(len(rows), dtype=np.uint64), 0)
-    values = [reader.values(rows) for reader in readers]
+    values = [reader(rows) for reader in readers]
     best = [np.inf] * len(bundles)
     for _ in range(_REPEATS):
         for number, (_name, bundle) in enumerate(bundles):

@@ -6,7 +6,7 @@ import json
 import os
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -79,19 +79,8 @@ class Decision:
 
     def to_json(self) -> dict[str, Any]:
         """Give the decision as a JSON object."""
-        return {
-            "action": self.action,
-            "done": self.done,
-            "model": self.model,
-            "version": self.version,
-            "champion_before": self.champion_before,
-            "champion": self.champion,
-            "dry_run": self.dry_run,
-            "reason": self.reason,
-            "run_id": self.run_id,
-            "notes": list(self.notes),
-            "verdict": None if self.verdict is None else self.verdict.to_json(),
-        }
+        verdict = None if self.verdict is None else self.verdict.to_json()
+        return asdict(self) | {"done": self.done, "notes": list(self.notes), "verdict": verdict}
 
 
 def promote(
@@ -179,11 +168,10 @@ def roll_back(*, registry: str, model: str, dry_run: bool = False, reason: str =
         if dry_run:
             return decision
         tags = {"rolled_back_at": _now(), "rolled_back_reason": reason or "none given"}
-        recorded = _recorded(registry, decision, {}, (), version)
-        assert recorded.run_id is not None
-        step_back(registry, model, expected=now, tags=tags | {"rollback_run": recorded.run_id})
-        tag_run(registry, recorded.run_id, {_APPLIED: "yes"})
-        return recorded
+        run_id = _record(registry, decision, {}, (), version)
+        step_back(registry, model, expected=now, tags=tags | {"rollback_run": run_id})
+        tag_run(registry, run_id, {_APPLIED: "yes"})
+        return replace(decision, run_id=run_id)
 
 
 def _load(registry: str, model: str, number: int, folder: Path) -> tuple[Bundle, Version]:
@@ -236,29 +224,29 @@ def _carry_out(
     card = (bundle.path / "MODEL_CARD.md").read_text(encoding="utf-8")
     (papers / "MODEL_CARD.md").write_text(card + promotion_section(decision.to_json()), encoding="utf-8")
     flat = {f"promotion.{key}": value for key, value in params.promotion.model_dump(mode="json").items()}
-    recorded = _recorded(registry, decision, flat, (papers / "verdict.json", papers / "MODEL_CARD.md"), version)
-    assert recorded.run_id is not None
-    tags = {"promotion": decision.action, "promotion_run": recorded.run_id}
+    run_id = _record(registry, decision, flat, (papers / "verdict.json", papers / "MODEL_CARD.md"), version)
+    tags = {"promotion": decision.action, "promotion_run": run_id}
     if decision.action == "refused":
         tag_version(registry, decision.model, decision.version, tags)
-        return recorded
-    tags |= {"promoted_at": _now(), "promotion_reason": decision.reason or "passed the gate"}
-    crown(registry, decision.model, decision.version, expected=standing.champion, tags=tags)
-    tag_run(registry, recorded.run_id, {_APPLIED: "yes"})
-    return recorded
+    else:
+        tags |= {"promoted_at": _now(), "promotion_reason": decision.reason or "passed the gate"}
+        crown(registry, decision.model, decision.version, expected=standing.champion, tags=tags)
+        tag_run(registry, run_id, {_APPLIED: "yes"})
+    return replace(decision, run_id=run_id)
 
 
-def _recorded(
+def _record(
     registry: str, decision: Decision, params: dict[str, Any], artifacts: tuple[Path, ...], version: Version
-) -> Decision:
+) -> str:
     """Write the record before the deed: a kill between them leaves a run that says it was not applied."""
     metrics: dict[str, float | None] = {}
     if decision.verdict is not None:
-        for each in decision.verdict.criteria:
-            name = _metric_name(f"{each.name} vs {each.against}" if each.against else each.name)
-            metrics |= {f"{name}/challenger": each.challenger, f"{name}/other": each.champion}
+        for criterion in decision.verdict.criteria:
+            name = f"{criterion.name} vs {criterion.against}" if criterion.against else criterion.name
+            name = "".join(char for char in name if char.isalnum() or char in "_-. /")
+            metrics |= {f"{name}/challenger": criterion.challenger, f"{name}/other": criterion.champion}
         metrics |= {"incidents": decision.verdict.incidents, "rows": decision.verdict.rows}
-    run_id = log_run(
+    return log_run(
         registry,
         EXPERIMENT,
         params=params | {"model": decision.model, "version": decision.version},
@@ -277,11 +265,6 @@ def _recorded(
         artifacts=artifacts,
         name=f"{decision.action} {decision.model} {decision.version}",
     )
-    return replace(decision, run_id=run_id)
-
-
-def _metric_name(text: str) -> str:
-    return "".join(each if each.isalnum() or each in "_-. /" else "" for each in text)
 
 
 def _now() -> str:

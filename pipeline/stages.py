@@ -26,7 +26,7 @@ from pipeline.matrix_stage import check_made_with
 from pipeline.params import Params
 from pipeline.provenance import code_revision, library_versions
 from pipeline.report import AlertEntry, ReportContext, Simulated, select_alerts, write_report
-from pipeline.tracking import check_store, measurements_of, record_backtest, record_training
+from pipeline.tracking import check_store, measurements_of, record_backtest
 
 Progress = Callable[[int, int], None]
 """Called with the work done and all work, in the units of the stage."""
@@ -42,6 +42,8 @@ SHOWN_ALERTS = 20
 
 EXPLAINED_ALERTS = 200
 """Alerts of a fold that are explained, the riskiest first: those that the report shows are among them."""
+
+_SHOWN_FACTS = ("scenario", "seed", "acceleration")
 
 PREDICTION_COLUMNS = [
     "decision_time", "node", "gpu", "risk", "score", "rank", "alert", "label", "fold", "model",
@@ -106,15 +108,19 @@ def train_bundle(
     if fitted.thinned_to is not None:
         summary["negatives_a_positive_in_memory"] = fitted.thinned_to
     if registry is not None:
-        from models.registry.store import register_bundle  # noqa: PLC0415 - MLflow takes seconds to import
+        from models.registry.runs import log_run  # noqa: PLC0415 - MLflow takes seconds to import
+        from models.registry.store import register_bundle  # noqa: PLC0415
 
-        run_id = record_training(
+        run_id = log_run(
             registry,
             EXPERIMENT,
+            name="train",
             params=_flatten(params.model_dump(mode="json")),
-            tags=_tags(matrix) | {"bundle_digest": bundle.digest, "refit_at": fitted.refit_at.isoformat()},
             metrics={key: float(value) for key, value in summary.items() if isinstance(value, int)},
-            card=out / CARD,
+            tags=_tags(matrix)
+            | {"kind": "train", "bundle_digest": bundle.digest, "refit_at": fitted.refit_at.isoformat()},
+            artifacts=(out / CARD,),
+            once=True,
         )
         summary["challenger"] = f"{MODEL} version {register_bundle(registry, MODEL, out, run_id=run_id)}"
     return summary
@@ -160,13 +166,16 @@ def replay(
     evaluation = evaluate(
         result.predictions, k=result.k, bootstrap=params.backtest.bootstrap, seed=params.seed, truth=risks
     )
+    simulated = _simulated_facts(matrix)
     context = ReportContext(
-        dataset=_name_of(matrix),
+        dataset=f"dataset {matrix.config.dataset_digest[:12]}"
+        if simulated is None
+        else f"simulated fleet, scenario {simulated['scenario']}, seed {simulated['seed']}",
         dataset_digest=matrix.config.dataset_digest,
         code_revision=code_revision(),
         span=matrix.span,
         unit=matrix.unit,
-        simulated=_simulated(matrix),
+        simulated=None if simulated is None else Simulated(**{name: simulated[name] for name in _SHOWN_FACTS}),
         profile=params.models.profile,
         every=params.decision.every,
         gap=params.labels.gap,
@@ -196,7 +205,7 @@ def replay(
             "dataset_digest": matrix.config.dataset_digest,
             "code_revision": context.code_revision,
             "libraries": library_versions(),
-            "simulated": _simulated_facts(matrix),
+            "simulated": simulated,
             "skipped": list(context.skipped),
             **metrics,
         },
@@ -237,24 +246,10 @@ def _counted(progress: Progress | None) -> Callable[[int, int, str], None] | Non
     return None if progress is None else lambda done, total, _what: progress(done, total)
 
 
-def _name_of(matrix: FeatureMatrix) -> str:
-    simulated = _simulated(matrix)
-    if simulated is not None:
-        return f"simulated fleet, scenario {simulated.scenario}, seed {simulated.seed}"
-    return f"dataset {matrix.config.dataset_digest[:12]}"
-
-
-def _simulated(matrix: FeatureMatrix) -> Simulated | None:
-    facts = _simulated_facts(matrix)
-    if facts is None:
-        return None
-    return Simulated(scenario=facts["scenario"], seed=facts["seed"], acceleration=facts["acceleration"])
-
-
 def _simulated_facts(matrix: FeatureMatrix) -> dict[str, Any] | None:
     for source in matrix.config.sources:
         if source.get("kind") == "simulated":
-            return {key: source[key] for key in ("scenario", "seed", "acceleration", "gpus", "days")}
+            return {key: source[key] for key in (*_SHOWN_FACTS, "gpus", "days")}
     return None
 
 

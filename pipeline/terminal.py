@@ -7,12 +7,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 from rich.console import Console
 from rich.table import Table
 
 from pipeline.artefacts import load_evaluation
+from pipeline.report import tables
 from pipeline.report.summary import sentences
+
+_SHOWN = (0, 1, 3, 5, 6, 7, 9)  # columns of the report's table of models
 
 
 def summary_of(backtest: Path) -> dict[str, Any]:
@@ -23,46 +25,40 @@ def summary_of(backtest: Path) -> dict[str, Any]:
     evaluation, context = load_evaluation(backtest)
     row = evaluation.row(context.profile, "sliding")
     page = backtest / "report" / "index.html"
-    found: dict[str, Any] = {"profile": context.profile, "k": evaluation.k, "simulated": context.simulated is not None}
+    summary: dict[str, Any] = {
+        "profile": context.profile, "k": evaluation.k, "simulated": context.simulated is not None
+    }  # fmt: skip
     if row is not None:
         for name in ("precision_at_k", "recall", "base_rate", "average_precision", "roc_auc", "lead_time_median_hours"):
             value = float(row[name])
-            found[name] = None if math.isnan(value) else round(value, 6)
-        found |= {name: int(row[name]) for name in ("alerts", "incidents", "caught")}
-    found |= {"metrics": str(backtest / "metrics.json"), "predictions": str(backtest / "predictions.parquet")}
-    return found | {"report": str(page) if page.is_file() else None}
+            summary[name] = None if math.isnan(value) else round(value, 6)
+        summary |= {name: int(row[name]) for name in ("alerts", "incidents", "caught")}
+    summary |= {"metrics": str(backtest / "metrics.json"), "predictions": str(backtest / "predictions.parquet")}
+    return summary | {"report": str(page) if page.is_file() else None}
 
 
 def print_summary(backtest: Path) -> None:
     """Print the table of all models, what the report says in words, and the report's path."""
     evaluation, context = load_evaluation(backtest)
+    models = tables.models(evaluation, context)
     console = Console(file=sys.stdout, width=118, highlight=False)
     fleet = "simulated fleet" if context.simulated is not None else "fleet"
-    table = Table(
+    shown = Table(
         title=f"Replay of the {fleet}, at most {evaluation.k} alert{'s' if evaluation.k > 1 else ''} a decision time "
         f"(95 % intervals by {context.unit_word})",
         title_justify="left",
     )
-    heads = ("model", "precision@K", "recall", "avg. precision", "ROC-AUC", "median lead", "trained once")
-    for head in heads:
-        table.add_column(head, justify="left" if head == "model" else "right", no_wrap=True)
-    frame = evaluation.table
-    for _, row in frame[frame["variant"] != "train_once"].iterrows():
-        once = evaluation.row(row["model"], "train_once")
-        name = f"{row['model']} *" if row["model"] == context.profile else str(row["model"])
-        table.add_row(
-            name,
-            _share(row, "precision_at_k"),
-            _share(row, "recall"),
-            _number(row["average_precision"]),
-            _number(row["roc_auc"]),
-            "" if pd.isna(row["lead_time_median_hours"]) else f"{row['lead_time_median_hours']:.1f} h",
-            "" if once is None else f"{100 * once['precision_at_k']:.1f} %",
-        )
-    console.print(table)
-    console.print("* the profile's choice; last column: precision@K of the same model, trained once and never again")
+    for at in _SHOWN:
+        shown.add_column(models.header[at], justify="left" if at in models.words else "right")
+    for number, row in enumerate(models.rows):
+        mark = " *" if number in models.strong else ""
+        cells = [f"{row[at].text} {row[at].note}".strip() for at in _SHOWN[1:]]
+        shown.add_row(f"{row[0].text}{mark}", *cells)
+    console.print(shown)
+    console.print("* the profile's choice")
     console.print(
-        "precision@K takes the K highest ranks of every model; recall counts a model's own alerts, which may be fewer"
+        "precision at K takes the K highest ranks of every model; incidents are caught by a model's own alerts, which "
+        "may be fewer"
     )
     for sentence in sentences(evaluation, context):
         console.print(f"\n{sentence}")
@@ -70,15 +66,3 @@ def print_summary(backtest: Path) -> None:
     console.print(
         f"\nReport: {page if page.is_file() else 'not written yet (predrain report --backtest)'}", soft_wrap=True
     )
-
-
-def _share(row: pd.Series, name: str) -> str:
-    value, low, high = row[name], row.get(f"{name}_low"), row.get(f"{name}_high")
-    if pd.isna(value):
-        return "undefined"
-    bounds = "" if low is None or pd.isna(low) else f" [{100 * low:.1f}, {100 * high:.1f}]"
-    return f"{100 * value:.1f} %{bounds}"
-
-
-def _number(value: float) -> str:
-    return "undefined" if pd.isna(value) else f"{value:.3f}"

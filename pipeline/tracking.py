@@ -74,30 +74,6 @@ def check_store(registry: str) -> None:
         mlflow.MlflowClient().search_experiments(max_results=1)
 
 
-def record_training(
-    registry: str,
-    experiment: str,
-    *,
-    params: Mapping[str, str],
-    tags: Mapping[str, str],
-    metrics: Mapping[str, float | None],
-    card: Path,
-) -> str:
-    """Record a training with its model card, once for each bundle; give the run's id."""
-    from models.registry.runs import log_run  # noqa: PLC0415 - as above
-
-    return log_run(
-        registry,
-        experiment,
-        name="train",
-        params=params,
-        metrics=metrics,
-        tags={**tags, "kind": "train"},
-        artifacts=(card,),
-        once=True,
-    )
-
-
 def measurements_of(backtest: Path) -> dict[str, Any]:
     """Read what a model card shows of a backtest: the sliding measurements, without their folds and months.
 

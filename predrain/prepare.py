@@ -46,6 +46,7 @@ def prepare(
 
 def _take(source: Path, out: Path) -> dict[str, object]:
     """Bring an existing dataset to ``out`` by hard links (copies across file systems), and its truth beside it."""
+    from telemetry.atomic import FolderSwap, disk_errors
     from telemetry.dataset.store import Dataset
     from telemetry.errors import InputError
 
@@ -59,29 +60,20 @@ def _take(source: Path, out: Path) -> dict[str, object]:
                 "params.yaml data.dataset and --out",
                 "Prepare into another folder.",
             )
-    _refuse_foreign(out, "dataset.json")
-    _refuse_foreign(truth_out, "truth.json")
-    _copy(source, out)
-    _copy(truth if truth.is_dir() else None, truth_out)  # dvc wants each output to exist; empty: there is no truth
+    for folder, mark in ((out, "dataset.json"), (truth_out, "truth.json")):
+        if folder.exists() and not (folder / mark).is_file() and (not folder.is_dir() or any(folder.iterdir())):
+            raise InputError(
+                f"{folder} exists and has no {mark}",
+                "--out",
+                "Choose another folder, or remove what is there yourself.",
+            )
+    # dvc wants each output to exist; empty: there is no truth
+    for folder, copied in ((out, source), (truth_out, truth if truth.is_dir() else None)):
+        with FolderSwap(folder) as swap, disk_errors(folder):
+            if copied is not None:
+                shutil.copytree(copied, swap.path, copy_function=_link, dirs_exist_ok=True)
+            swap.commit()
     return {"dataset": str(out), "from": str(source), "counts": dataset.meta.counts}
-
-
-def _refuse_foreign(folder: Path, mark: str) -> None:
-    from telemetry.errors import InputError
-
-    if folder.exists() and not (folder / mark).is_file() and (not folder.is_dir() or any(folder.iterdir())):
-        raise InputError(
-            f"{folder} exists and has no {mark}", "--out", "Choose another folder, or remove what is there yourself."
-        )
-
-
-def _copy(source: Path | None, out: Path) -> None:
-    from telemetry.atomic import FolderSwap, disk_errors
-
-    with FolderSwap(out) as swap, disk_errors(out):
-        if source is not None:
-            shutil.copytree(source, swap.path, copy_function=_link, dirs_exist_ok=True)
-        swap.commit()
 
 
 def _link(source: str, target: str) -> None:

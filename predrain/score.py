@@ -134,7 +134,7 @@ class _Rounds:
 
 def _run(scores: ScoresFolder, work: Callable[[], ScoringResult], pause: timedelta | None, as_json: bool) -> bool:
     """Score once, or until a signal; then a failed round is logged and tried again. True: the last one failed."""
-    from serving.scores.status import Attempt, record_attempt
+    from serving.scores.status import record_attempt
 
     failed = False
     noted: tuple[str, ...] | None = None  # nothing has been said yet of how it stands
@@ -142,7 +142,7 @@ def _run(scores: ScoresFolder, work: Callable[[], ScoringResult], pause: timedel
         began = _now()
         try:
             result = work()
-            record_attempt(scores, Attempt(began, result))
+            record_attempt(scores, began, result)
         except Exception as error:  # whatever it is, the fleet is better served by another try than by none
             text = _record_failure(scores, began, error)
             if pause is None:
@@ -162,11 +162,11 @@ def _run(scores: ScoresFolder, work: Callable[[], ScoringResult], pause: timedel
 
 def _record_failure(scores: ScoresFolder, began: datetime, error: Exception) -> str:
     """Mark the scores' status; return the error in words."""
-    from serving.scores.status import Attempt, record_attempt
+    from serving.scores.status import record_attempt
 
     text = str(error) or type(error).__name__
     try:
-        record_attempt(scores, Attempt(began, None, text))
+        record_attempt(scores, began, None, text)
     except Exception as full:  # a full disk must not end the loop: it may be freed
         sys.stderr.write(f"predrain score: cannot write the status: {full}\n")
         sys.stderr.flush()

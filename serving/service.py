@@ -19,7 +19,7 @@ from serving.http.extender import add_extender
 from serving.http.invocations import add_invocations
 from serving.http.limits import AllowedHosts, ServiceSettings, ThreadWork
 from serving.http.metrics import MEDIA, RequestMetrics, StateMetrics
-from serving.http.middleware import Access, HeldBytes, RequestGuard
+from serving.http.middleware import Access, RequestGuard
 from serving.http.query_routes import QueryRoutes
 from serving.http.schemas import Ready
 from serving.http.score_cache import ScoreCache
@@ -99,13 +99,12 @@ class Service:
             access=access,
             metrics=self.metrics,
             log=self._log,
-            held=HeldBytes(),
             hosts=local if self._tokens is None else None,
         )
-        # Bodies of the API must not push out those of the extender: kube-scheduler would hold pods back.
-        self.extender = self._make_extender(HeldBytes(), local)
+        # A guard of its own: bodies of the API must not push out those of the extender, which would hold pods back.
+        self.extender = self._make_extender(local)
 
-    def _make_extender(self, held: HeldBytes, hosts: AllowedHosts) -> FastAPI:
+    def _make_extender(self, hosts: AllowedHosts) -> FastAPI:
         """Make the application of the extender's port, which only this machine reaches and which asks for no token."""
         settings = self.settings
         access = Access(None, lambda _: True, lambda _: False, problem_response)
@@ -118,7 +117,6 @@ class Service:
             access=access,
             metrics=self.metrics,
             log=self._log,
-            held=held,
             hosts=hosts,
         )
         return extender

@@ -141,13 +141,8 @@ def precision_by_month(evaluation: Evaluation, profile: str) -> Plot | None:
         axes.yaxis.set_major_formatter(FuncFormatter(_percent_tick))
         axes.legend(loc="best")
 
-    said = "; ".join(
-        f"{month}: {wording.percent(sliding.loc[month, 'precision_at_k'])}"
-        + (f" against {wording.percent(once.loc[month, 'precision_at_k'])}" if month in once.index else "")
-        for month in months
-    )
     against = " and of the same model trained once" if not once.empty else ""
-    caption = f"Precision at K of {profile} by calendar month, refitted on a sliding span{against}. {said}."
+    caption = f"Precision at K of {profile} by calendar month, refitted on a sliding span{against}."
     return _render("by-month", "Precision by month", caption, draw, height=3.1)
 
 

@@ -101,7 +101,7 @@ def table_of(
     return Table(caption, tuple(header for header, _ in columns), tuple(rows), frozenset(marked), words)
 
 
-def models(evaluation: Evaluation, context: ReportContext) -> Table | None:
+def models(evaluation: Evaluation, context: ReportContext) -> Table:
     """Every model, ensemble and baseline, with intervals."""
     table = _ordered(evaluation.table)
     with_oracle = "oracle_share_precision_at_k" in table
@@ -133,9 +133,11 @@ def models(evaluation: Evaluation, context: ReportContext) -> Table | None:
             "pass 100 % by chance."
         )
     strong = (context.profile, SLIDING)
-    return table_of(
+    made = table_of(
         caption, table, *columns, strong=lambda row: (row.model, row.variant) == strong, words=frozenset({0, 1})
     )
+    assert made is not None  # there is a model
+    return made
 
 
 def paired(evaluation: Evaluation, comparison: str, caption: str) -> Table | None:

@@ -170,31 +170,23 @@ def load_model(path: Path, *, version: int | None = None) -> LoadedModel:
     import numpy as np  # noqa: PLC0415 - heavy: this runs in the loader's thread
 
     from models.bundle.store import load_bundle  # noqa: PLC0415
+    from telemetry.config import parse_duration  # noqa: PLC0415
 
     bundle = load_bundle(path)
+    number = bundle.manifest.get("version") if version is None else version
+    try:
+        horizon_s = parse_duration(bundle.manifest["params"]["labels"]["horizon"]).total_seconds()
+    except (KeyError, TypeError, ValueError):
+        horizon_s = None
     model = LoadedModel(
         tuple(column.name for column in bundle.columns),
         bundle.digest,
         bundle.profile,
-        _version(bundle.manifest) if version is None else str(version),
+        None if number is None else str(number),
         bundle.fitted.refit_at,
-        _horizon_s(bundle.manifest),
+        horizon_s,
         bundle,
     )
     empty = np.full((1, len(model.columns)), np.nan, dtype=np.float32)
     model.score(FeatureRows(empty, ["0"], np.zeros(1, dtype=np.int64)))
     return model
-
-
-def _version(manifest: dict[str, Any]) -> str | None:
-    version = manifest.get("version")
-    return None if version is None else str(version)
-
-
-def _horizon_s(manifest: dict[str, Any]) -> float | None:
-    from telemetry.config import parse_duration  # noqa: PLC0415 - only with a model
-
-    try:
-        return float(parse_duration(str(manifest["params"]["labels"]["horizon"])).total_seconds())
-    except (KeyError, TypeError, ValueError, InputError):
-        return None

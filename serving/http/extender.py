@@ -113,31 +113,28 @@ def add_extender(
             return candidates(read_json(body))
         return await reading.run(lambda: candidates(read_json(body)))
 
-    async def filter_nodes(request: Request) -> Response:
-        asked = await read(request)
-        try:
-            now = clock()
-            kept, removed = kept_nodes(asked, fleet_at(now), now)
-            metrics.removed += len(removed)
-            return as_json(filter_result(kept, removed))
-        except Exception:
-            passed(asked)
-            return as_json(filter_result(asked, {}))
+    def verb(answer: Callable[[list[str], datetime], Any], open_answer: Callable[[list[str]], Any]) -> Any:
+        async def handle(request: Request) -> Response:
+            asked = await read(request)
+            try:
+                return as_json(answer(asked, clock()))
+            except Exception:  # a fault of ours does not keep a pod from running
+                metrics.passed_through += 1
+                _LOG.exception("the extender lets all of %d nodes pass", len(asked))
+                return as_json(open_answer(asked))
 
-    async def prioritize(request: Request) -> Response:
-        asked = await read(request)
-        try:
-            now = clock()
-            return as_json(priorities(asked, fleet_at(now), now))
-        except Exception:
-            passed(asked)
-            return as_json([{"Host": name, "Score": 0} for name in asked])
+        return handle
 
-    def passed(asked: list[str]) -> None:
-        """Note that a fault of ours did not keep a pod from running."""
-        metrics.passed_through += 1
-        _LOG.exception("the extender lets all of %d nodes pass", len(asked))
+    def filtered(asked: list[str], now: datetime) -> dict[str, Any]:
+        kept, removed = kept_nodes(asked, fleet_at(now), now)
+        metrics.removed += len(removed)
+        return filter_result(kept, removed)
 
+    filter_nodes = verb(filtered, lambda asked: filter_result(asked, {}))
+    prioritize = verb(
+        lambda asked, now: priorities(asked, fleet_at(now), now),
+        lambda asked: [{"Host": name, "Score": 0} for name in asked],
+    )
     app.add_api_route("/scheduler/filter", filter_nodes, methods=["POST"])
     app.add_api_route("/scheduler/prioritize", prioritize, methods=["POST"])
 

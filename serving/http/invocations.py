@@ -17,7 +17,7 @@ from serving.champion.model import LoadedModel
 from serving.http.application import guarded, problems
 from serving.http.bodies import JSON, media_of, read_json, unknown_name
 from serving.http.query_routes import QueryRoutes
-from serving.http.schemas import DataframeRecords, DataframeSplit, Inputs, Instances, Predictions, request_body
+from serving.http.schemas import INVOCATIONS, Predictions, request_body
 from telemetry.collect.remote_write.problems import Refused
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def add_invocations(app: FastAPI, queries: QueryRoutes, max_rows: int) -> None:
         methods=["POST"],
         summary="Score feature rows in MLflow's protocol.",
         response_model=Predictions,
-        **guarded(body=request_body(DataframeSplit | DataframeRecords | Instances | Inputs)),
+        **guarded(body=request_body(INVOCATIONS)),
     )
 
 

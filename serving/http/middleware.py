@@ -37,15 +37,6 @@ _PIECE: Final = 2**18
 _GONE: Final = 499  # as nginx counts a client that went away
 
 
-class HeldBytes:
-    """Bytes of bodies in memory, shared by all requests of a process."""
-
-    __slots__ = ("total",)
-
-    def __init__(self) -> None:
-        self.total = 0
-
-
 @dataclass(frozen=True, slots=True)
 class Access:
     """How an application knows its callers.
@@ -77,7 +68,6 @@ class RequestGuard:
         access: Access,
         metrics: RequestMetrics,
         log: AccessLog,
-        held: HeldBytes,
         hosts: AllowedHosts | None = None,
     ) -> None:
         self.app = app
@@ -85,7 +75,7 @@ class RequestGuard:
         self.access = access
         self.metrics = metrics
         self.log = log
-        self.held = held
+        self.held = 0  # bytes of bodies and answers in memory
         self.hosts = hosts
         self.active: Counter[RequestClass] = Counter()
         self.limits: dict[RequestClass, int] = {
@@ -127,7 +117,7 @@ class _Exchange:
         try:
             await self._answer()
         finally:
-            guard.held.total -= self.held
+            guard.held -= self.held
             guard.metrics.active -= 1
             route = UNMATCHED if self.status == 405 else getattr(self.scope.get("route"), "path_format", UNMATCHED)
             seconds = time.perf_counter() - began
@@ -247,7 +237,7 @@ class _Exchange:
                 self.body_read = True
                 self._until(self.began + settings.body_timeout_s + settings.work_timeout_s)
             # One request is always let through.
-            if self.guard.held.total > max(settings.held_bytes, self.held):
+            if self.guard.held > max(settings.held_bytes, self.held):
                 raise Refused(503, "too many bodies are in memory", "memory", retry_after_s=settings.retry_after_s)
         return message
 
@@ -281,7 +271,7 @@ class _Exchange:
     def _hold(self, size: int) -> None:
         """Count bytes as held until the request ends."""
         self.held += size
-        self.guard.held.total += size
+        self.guard.held += size
 
 
 def _too_large(limit: int) -> Refused:

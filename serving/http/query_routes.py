@@ -27,9 +27,7 @@ from serving.http.bodies import (
 )
 from serving.http.limits import ServiceSettings, ThreadWork
 from serving.http.schemas import (
-    AskedGpus,
-    AskedNodes,
-    AskedRows,
+    ASKED,
     NodeAnswer,
     NodesAnswer,
     NodesQuery,
@@ -91,7 +89,7 @@ class QueryRoutes:
             methods=["POST"],
             summary="Tell the risk of nodes or GPUs by name, or of feature rows.",
             response_model=PredictAnswer,
-            **guarded(body=request_body(AskedNodes | AskedGpus | AskedRows, arrow=ARROW)),
+            **guarded(body=request_body(ASKED, arrow=ARROW)),
         )
 
     def fleet(self) -> Fleet:

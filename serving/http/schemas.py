@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, Union
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, create_model
 
 Tier = Literal["clear", "watch", "elevated", "high", "unknown"]
 Sort = Literal["-risk", "risk", "node", "-node"]
@@ -189,63 +189,46 @@ class Ready(BaseModel):
     model: Model | None = None
 
 
-class _Body(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-
-class AskedNodes(_Body):
-    """Nodes by name."""
-
-    nodes: Names
-
-
-class AskedGpus(_Body):
-    """GPUs by name."""
-
-    gpus: Names
-
-
-class AskedRows(_Body):
-    """Feature rows, matched by name."""
-
-    rows: Records
-
-
-class SplitFrame(_Body):
+class SplitFrame(BaseModel):
     """Columns and a list of values a row."""
+
+    model_config = ConfigDict(extra="forbid")
 
     columns: list[str]
     data: Annotated[list[list[float | str | None]], Field(min_length=1)]
     index: list[Any] = Field(default_factory=list)
 
 
-class DataframeSplit(BaseModel):
-    """MLflow's ``dataframe_split``."""
-
-    dataframe_split: SplitFrame
+_Columns = dict[str, list[float | str | None]]
 
 
-class DataframeRecords(BaseModel):
-    """MLflow's ``dataframe_records``."""
-
-    dataframe_records: Records
-
-
-class Instances(BaseModel):
-    """MLflow's ``instances``."""
-
-    instances: Records
+def _body(key: str, kind: Any, extra: Literal["forbid", "ignore"] = "ignore") -> type[BaseModel]:
+    """Make the shape of a body with one key."""
+    fields: Any = {key: (kind, ...)}
+    return create_model(key, __config__=ConfigDict(extra=extra), **fields)
 
 
-class Inputs(BaseModel):
-    """MLflow's ``inputs``."""
+ASKED: Final = [
+    _body(key, kind, extra="forbid") for key, kind in (("nodes", Names), ("gpus", Names), ("rows", Records))
+]
+"""Bodies of ``/v1/predict``: nodes or GPUs by name, or feature rows, matched by name."""
 
-    inputs: Records | dict[str, list[float | str | None]]
+INVOCATIONS: Final = [
+    _body(key, kind)
+    for key, kind in (
+        ("dataframe_split", SplitFrame),
+        ("dataframe_records", Records),
+        ("instances", Records),
+        ("inputs", Records | _Columns),
+    )
+]
+"""Bodies of MLflow's protocol."""
 
 
-def request_body(kinds: Any, *, arrow: str | None = None) -> dict[str, Any]:
-    """Describe a body that a route reads by itself; ``arrow``: a media type taken as well."""
-    schema = TypeAdapter(kinds).json_schema()
+def request_body(kinds: list[type[BaseModel]], *, arrow: str | None = None) -> dict[str, Any]:
+    """Describe a body of one of some shapes, which a route reads by itself; ``arrow``: a media type taken as well."""
+    kind: Any = Union[tuple(kinds)]  # noqa: UP007 - of a list
+    schema = TypeAdapter(kind).json_schema()
     definitions = schema.pop("$defs", {})
     content: dict[str, Any] = {"application/json": {"schema": _inlined(schema, definitions)}}
     if arrow is not None:

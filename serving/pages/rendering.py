@@ -15,6 +15,8 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from starlette.requests import Request
 from starlette.responses import Response
 
+from serving.scores.reading import span
+
 
 def percent(value: float | None) -> str:
     """Write a probability with two digits that say something: ``34 %``, ``1.2 %``, ``0.05 %``, ``< 0.01 %``.
@@ -33,24 +35,6 @@ def percent(value: float | None) -> str:
         return "> 99 %"
     digits = 0 if scaled >= 9.95 else 1 if scaled >= 0.995 else 2
     return f"{scaled:.{digits}f} %"
-
-
-def span(seconds: float | None) -> str:
-    """Write a length of time in its two largest units: ``40 s``, ``12 min``, ``5 h 10 min``, ``3 d 4 h``."""
-    if seconds is None:
-        return "not known"
-    if seconds < 0:
-        return f"-{span(-seconds)}"
-    if seconds < 60:
-        return f"{seconds:.0f} s"
-    minutes = int(seconds // 60)
-    if minutes < 60:
-        return f"{minutes} min"
-    hours, minutes = divmod(minutes, 60)
-    if hours < 48:
-        return f"{hours} h {minutes} min" if minutes else f"{hours} h"
-    days, hours = divmod(hours, 24)
-    return f"{days} d {hours} h" if hours else f"{days} d"
 
 
 def instant(when: datetime | None) -> str:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from features.matrix.meta import MatrixConfig
 from features.times import duration_ms, milliseconds, text
 from features.windows.blocks import epoch_ms, key_columns, pair_codes
+from serving.scores.reading import span
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -41,17 +42,17 @@ class Freshness:
         """
         silent = "no sample yet"
         if looked_back is not None:
-            silent = f"no sample in the last {_span(looked_back.total_seconds())}"
+            silent = f"no sample in the last {span(looked_back.total_seconds())}"
         limit = stale_after.total_seconds()
         words: list[str | None] = []
         for age, share in zip(self.sample_age_seconds.tolist(), self.completeness.tolist(), strict=True):
             if np.isnan(age):
                 words.append(silent)
             elif age > limit:
-                words.append(f"the newest sample is {_span(age)} old, more than {_span(limit)}")
+                words.append(f"the newest sample is {span(age)} old, more than {span(limit)}")
             elif share < least:
                 words.append(
-                    f"{share:.0%} of the samples expected in the last {_span(interval.total_seconds())}, "
+                    f"{share:.0%} of the samples expected in the last {span(interval.total_seconds())}, "
                     f"less than {least:.0%}"
                 )
             else:
@@ -152,15 +153,3 @@ def stays_at(inventory: pd.DataFrame, t_ms: int, unit: str) -> dict[str, str | N
     names = text(inventory["node" if unit == "node" else "gpu"])
     slots = text(inventory["slot"]) if "slot" in inventory else np.full(len(inventory), None, dtype=object)
     return {str(names[at]): None if slots[at] is None else str(slots[at]) for at in here.tolist()}
-
-
-def _span(seconds: float) -> str:
-    """Write a span in words: ``40 min``, ``5 h 10 min``, ``3 d 4 h``."""
-    minutes = int(seconds // 60)
-    if minutes < 60:
-        return f"{minutes} min"
-    hours, minutes = divmod(minutes, 60)
-    if hours < 48:
-        return f"{hours} h {minutes} min" if minutes else f"{hours} h"
-    days, hours = divmod(hours, 24)
-    return f"{days} d {hours} h" if hours else f"{days} d"

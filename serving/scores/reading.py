@@ -199,6 +199,24 @@ def last_run_metrics(scores: Path) -> str:
         return ""
 
 
+def span(seconds: float | None) -> str:
+    """Write a length of time in its two largest units: ``40 s``, ``12 min``, ``5 h 10 min``, ``3 d 4 h``."""
+    if seconds is None:
+        return "not known"
+    if seconds < 0:
+        return f"-{span(-seconds)}"
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    minutes = int(seconds // 60)
+    if minutes < 60:
+        return f"{minutes} min"
+    hours, minutes = divmod(minutes, 60)
+    if hours < 48:
+        return f"{hours} h {minutes} min" if minutes else f"{hours} h"
+    days, hours = divmod(hours, 24)
+    return f"{days} d {hours} h" if hours else f"{days} d"
+
+
 def parse_instant(text: object) -> datetime:
     """Read an ISO 8601 time with a zone.
 

@@ -15,21 +15,12 @@ from serving.scores.writing import STATUS, ScoresFolder, write_json
 from telemetry.atomic import write_bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Attempt:
-    """One run, done or failed.
-
-    ``result``: what it did; None: it failed.
-    """
-
-    at: datetime
-    result: ScoringResult | None
-    error: str | None = None
-
-
-def record_attempt(scores: ScoresFolder, attempt: Attempt) -> dict[str, Any]:
+def record_attempt(
+    scores: ScoresFolder, at: datetime, result: ScoringResult | None, error: str | None = None
+) -> dict[str, Any]:
     """Write status.json and the textfile after a run.
 
+    ``result``: what it did; None: it failed, by ``error``.
     Returns: the content of status.json: ``last_attempt``, ``last_success`` (null: never), ``error`` (null: the last
     attempt succeeded), ``consecutive_failures``, ``decision`` (the newest that was scored), ``lag_seconds`` (of that
     decision at the last success) and its ``notes``. A run that found its decision scored already is a success.
@@ -37,13 +28,12 @@ def record_attempt(scores: ScoresFolder, attempt: Attempt) -> dict[str, Any]:
     """
     before = read_json(scores.path / STATUS) or {}
     newest = scores.newest()
-    result = attempt.result
     failures = before.get("consecutive_failures")
     status = {
         "format": FORMAT,
-        "last_attempt": instant_words(attempt.at),
-        "last_success": before.get("last_success") if result is None else instant_words(attempt.at),
-        "error": attempt.error,
+        "last_attempt": instant_words(at),
+        "last_success": before.get("last_success") if result is None else instant_words(at),
+        "error": error,
         "consecutive_failures": 0 if result is not None else (failures if isinstance(failures, int) else 0) + 1,
         "decision": None if newest is None else newest.get("decision_time"),
         "lag_seconds": before.get("lag_seconds") if result is None else _behind_s(result, newest),

@@ -16,7 +16,7 @@ import contextlib
 import json
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -39,39 +39,31 @@ STATUS = "status.json"
 _HIDDEN = re.compile(r"\.(\d{8}T\d{6}Z)\.(building|previous|removing|reading-.*)")
 _OWN = frozenset({LATEST, DECISIONS, STATUS, TEXTFILE, FACTS})
 
-RISKS_SCHEMA = pa.schema(
-    [
-        pa.field("format", pa.int32(), nullable=False),
-        pa.field("unit", pa.string(), nullable=False),
-        pa.field("gpu", pa.string()),
-        pa.field("node", pa.string(), nullable=False),
-        pa.field("slot", pa.string()),
-        pa.field("status", pa.string(), nullable=False),
-        pa.field("unknown_reason", pa.string()),
-        pa.field("risk", pa.float64()),
-        pa.field("risks", pa.map_(pa.string(), pa.float64())),
-        pa.field("score", pa.float64()),
-        pa.field("rank", pa.int64()),
-        pa.field("alert", pa.bool_(), nullable=False),
-        pa.field("tier", pa.string(), nullable=False),
-        pa.field("decision_time", INSTANT, nullable=False),
-        pa.field("issued_at", INSTANT, nullable=False),
-        pa.field("expires_at", INSTANT, nullable=False),
-        pa.field("horizon_seconds", pa.float64(), nullable=False),
-        pa.field(
-            "model",
-            pa.struct([("digest", pa.string()), ("profile", pa.string()), ("version", pa.int64())]),
-            nullable=False,
-        ),
-        pa.field("sample_age_seconds", pa.float64()),
-        pa.field("completeness", pa.float64(), nullable=False),
-        pa.field(
-            "reasons",
-            pa.list_(pa.struct([("text", pa.string()), ("group", pa.string()), ("share", pa.float64())])),
-            nullable=False,
-        ),
-    ]
-)
+_NULLABLE = frozenset({"gpu", "slot", "unknown_reason", "risk", "risks", "score", "rank", "sample_age_seconds"})
+_COLUMNS = {
+    "format": pa.int32(),
+    "unit": pa.string(),
+    "gpu": pa.string(),
+    "node": pa.string(),
+    "slot": pa.string(),
+    "status": pa.string(),
+    "unknown_reason": pa.string(),
+    "risk": pa.float64(),
+    "risks": pa.map_(pa.string(), pa.float64()),
+    "score": pa.float64(),
+    "rank": pa.int64(),
+    "alert": pa.bool_(),
+    "tier": pa.string(),
+    "decision_time": INSTANT,
+    "issued_at": INSTANT,
+    "expires_at": INSTANT,
+    "horizon_seconds": pa.float64(),
+    "model": pa.struct([("digest", pa.string()), ("profile", pa.string()), ("version", pa.int64())]),
+    "sample_age_seconds": pa.float64(),
+    "completeness": pa.float64(),
+    "reasons": pa.list_(pa.struct([("text", pa.string()), ("group", pa.string()), ("share", pa.float64())])),
+}
+RISKS_SCHEMA = pa.schema([pa.field(name, kind, nullable=name in _NULLABLE) for name, kind in _COLUMNS.items()])
 """risks.parquet: the fields of :class:`policy.risk_record.RiskRecord`."""
 
 
@@ -122,14 +114,12 @@ class ScoresFolder:
                 return name, summary
         return "", None
 
-    @contextlib.contextmanager
-    def building(self, t: datetime) -> Iterator[FolderSwap]:
-        """Hold the right to write a decision time, so that no two runs do.
+    def building(self, t: datetime) -> FolderSwap:
+        """Hold the right to write a decision time, so that no two runs do, as a context.
 
         Raises ``InputError`` if another run has it.
         """
-        with FolderSwap(self.folder_of(t)) as swap:
-            yield swap
+        return FolderSwap(self.folder_of(t))
 
     def point_to_newest(self) -> None:
         """Let the pointer name the newest decision time; nothing is written where it does already."""

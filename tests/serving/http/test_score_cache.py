@@ -12,7 +12,7 @@ import pytest
 from features.errors import InputError
 from serving.http.score_cache import ScoreCache
 from serving.scores.reading import read_scores
-from serving.scores.status import Attempt, record_attempt
+from serving.scores.status import record_attempt
 from serving.scores.writing import ScoresFolder, write_decision
 from tests.serving.http.world import DECIDED, record, running, small_fleet, write_scores
 
@@ -55,7 +55,7 @@ def test_what_the_batch_scoring_writes_is_served(tmp_path: Path) -> None:
         write_decision(swap.path, fleet, summary)
         swap.commit()
     written.point_to_newest()
-    record_attempt(written, Attempt(DECIDED, None, "the model is gone"))
+    record_attempt(written, DECIDED, None, "the model is gone")
     assert list(read_scores(tmp_path).units.values()) == fleet
     with running(tmp_path) as service:
         client = service.client()

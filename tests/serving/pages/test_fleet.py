@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from serving.pages.charts import MOST_NODES, draw
 from serving.pages.fleet_table import FleetQuery, FleetTable, PageSort, natural, select
-from serving.pages.rendering import percent, span
+from serving.pages.rendering import percent
 from serving.scores.fleet import Fleet
-from serving.scores.reading import Place, read_scores
+from serving.scores.reading import Place, read_scores, span
 from tests.serving.http.world import DECIDED, NOW, Running, record, running, small_fleet, write_scores
 from tests.serving.pages.page_world import Page, a_week, look
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from serving.scores.status import Attempt, ScoringResult, record_attempt
+from serving.scores.status import ScoringResult, record_attempt
 from serving.scores.writing import ScoresFolder
 
 T = datetime(2026, 1, 1, 6, tzinfo=UTC)
@@ -49,7 +49,7 @@ def scored(out: Path) -> ScoringResult:
 
 def test_a_success_is_told_with_what_it_found(tmp_path: Path) -> None:
     at = T + timedelta(minutes=12)
-    status = record_attempt(ScoresFolder(tmp_path), Attempt(at, scored(tmp_path)))
+    status = record_attempt(ScoresFolder(tmp_path), at, scored(tmp_path))
     assert status == json.loads((tmp_path / "status.json").read_text())
     assert status == {
         "format": 2,
@@ -85,10 +85,10 @@ def test_a_success_is_told_with_what_it_found(tmp_path: Path) -> None:
 
 def test_a_failure_is_told_and_the_last_success_kept(tmp_path: Path) -> None:
     scores = ScoresFolder(tmp_path)
-    record_attempt(scores, Attempt(T, scored(tmp_path)))
+    record_attempt(scores, T, scored(tmp_path))
     for number in (1, 2):
         later = T + timedelta(minutes=5 * number)
-        status = record_attempt(scores, Attempt(later, None, "no dataset (here). Do."))
+        status = record_attempt(scores, later, None, "no dataset (here). Do.")
         assert status["consecutive_failures"] == number
     assert status["last_success"] == "2026-01-01T06:00:00Z"
     assert status["last_attempt"] == "2026-01-01T06:10:00Z"
@@ -97,7 +97,7 @@ def test_a_failure_is_told_and_the_last_success_kept(tmp_path: Path) -> None:
     assert (found["success"], found["consecutive_failures"]) == (0, 2)
     assert found["last_success_timestamp_seconds"] == T.timestamp()
     assert found["units[watch]"] == 2
-    record_attempt(scores, Attempt(T + timedelta(hours=1), ScoringResult(T, False, tmp_path, SUMMARY)))
+    record_attempt(scores, T + timedelta(hours=1), ScoringResult(T, False, tmp_path, SUMMARY))
     assert metrics(tmp_path)["consecutive_failures"] == 0
 
 
@@ -106,15 +106,15 @@ def test_a_replay_of_an_older_decision_does_not_say_that_the_newest_is_late(tmp_
     newest = scored(tmp_path)
     scores.point_to_newest()
     replay = ScoringResult(T - timedelta(hours=12), True, tmp_path, SUMMARY, 21600.0 + 43200)
-    assert record_attempt(scores, Attempt(T, replay))["lag_seconds"] == 21600
+    assert record_attempt(scores, T, replay)["lag_seconds"] == 21600
     assert metrics(tmp_path)["lag_seconds"] == 21600
     in_time = ScoringResult(T - timedelta(hours=12), True, tmp_path, SUMMARY, 43200.0)
-    assert record_attempt(scores, Attempt(T, in_time))["lag_seconds"] == 0
-    assert record_attempt(scores, Attempt(T, newest))["lag_seconds"] == 21600
+    assert record_attempt(scores, T, in_time)["lag_seconds"] == 0
+    assert record_attempt(scores, T, newest)["lag_seconds"] == 21600
 
 
 def test_a_first_run_that_fails_has_no_success_to_tell(tmp_path: Path) -> None:
-    status = record_attempt(ScoresFolder(tmp_path), Attempt(T, None, "x"))
+    status = record_attempt(ScoresFolder(tmp_path), T, None, "x")
     assert (status["last_success"], status["decision"]) == (None, None)
     assert metrics(tmp_path) == {
         "last_attempt_timestamp_seconds": T.timestamp(),
@@ -129,6 +129,6 @@ def test_a_damaged_status_or_summary_does_not_stop_the_next_run(tmp_path: Path) 
     (tmp_path / "status.json").write_text("{")
     for text in ('{"format": 2}', '{"format": 1}', '{"format"'):
         (result.folder / "summary.json").write_text(text)
-        status = record_attempt(scores, Attempt(T, result))
+        status = record_attempt(scores, T, result)
         assert status["error"] is None
         assert metrics(tmp_path)["success"] == 1

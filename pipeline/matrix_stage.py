@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from features.engine import Engine
 from features.matrix.building import build_matrix
 from features.matrix.matrix import FeatureMatrix
-from pipeline.params import Params, name_some
+from pipeline.params import Params, flatten, name_some
 from telemetry.dataset.store import Dataset, Place
 from telemetry.errors import InputError
 
@@ -56,24 +54,19 @@ def check_made_with(matrix: FeatureMatrix, params: Params) -> None:
     Raises ``InputError`` if ``decision``, ``labels``, ``features`` or ``training.augmentation`` differs.
     """
     config = matrix.config
-    made: dict[str, Any] = {"training": {"augmentation": config.augmentation}}
-    said: dict[str, Any] = {"training": {"augmentation": params.training.augmentation}}
+    made = {"training.augmentation": str(config.augmentation)}
+    asked = {"training.augmentation": str(params.training.augmentation)}
     for name in ("decision", "labels", "features"):
-        made[name] = getattr(config, name).model_dump(mode="json")
-        said[name] = getattr(params, name).model_dump(mode="json")
-    others = [f"{name} {one}, the parameters say {two}" for name, one, two in _differences(made, said)]
+        made |= flatten({name: getattr(config, name).model_dump(mode="json")})
+        asked |= flatten({name: getattr(params, name).model_dump(mode="json")})
+    others = [
+        f"{name} {made.get(name, 'not given')}, the parameters say {asked.get(name, 'nothing')}"
+        for name in dict.fromkeys([*made, *asked])
+        if made.get(name) != asked.get(name)
+    ]
     if others:
         raise InputError(
             f"the matrix was made with {name_some(others)}",
             f"matrix {matrix.path}",
             "Make it again with these parameters (`predrain features`), or give the ones that it was made with.",
         )
-
-
-def _differences(one: Mapping[str, Any], two: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, str, str]]:
-    for key in [*one, *(key for key in two if key not in one)]:
-        mine, other = one.get(key), two.get(key)
-        if isinstance(mine, Mapping) and isinstance(other, Mapping):
-            yield from _differences(mine, other, f"{above}{key}.")
-        elif mine != other:
-            yield f"{above}{key}", json.dumps(mine, ensure_ascii=False), json.dumps(other, ensure_ascii=False)

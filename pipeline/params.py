@@ -232,6 +232,17 @@ def _check_multiples(params: Params, origin: Origin) -> None:
             )
 
 
+def flatten(content: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """Give parameters as a report and MLflow show them, by dotted name."""
+    flat: dict[str, str] = {}
+    for key, value in content.items():
+        if isinstance(value, dict) and value:
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+    return flat
+
+
 def name_some(differences: Sequence[str]) -> str:
     """Name the first parameters that differ and count the rest, for a sentence.
 

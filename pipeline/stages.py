@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from models.training.final import fit_final
 from pipeline.artefacts import load_evaluation, save_evaluation, write_frame, write_json
 from pipeline.decisions import bundle_decisions, decision_extras, with_horizons
 from pipeline.matrix_stage import check_made_with
-from pipeline.params import Params
+from pipeline.params import Params, flatten
 from pipeline.provenance import code_revision, library_versions
 from pipeline.report import AlertEntry, ReportContext, Simulated, select_alerts, write_report
 from pipeline.tracking import check_store, measurements_of, record_backtest
@@ -115,7 +115,7 @@ def train_bundle(
             registry,
             EXPERIMENT,
             name="train",
-            params=_flatten(params.model_dump(mode="json")),
+            params=flatten(params.model_dump(mode="json")),
             metrics={key: float(value) for key, value in summary.items() if isinstance(value, int)},
             tags=_tags(matrix)
             | {"kind": "train", "bundle_digest": bundle.digest, "refit_at": fitted.refit_at.isoformat()},
@@ -215,7 +215,7 @@ def replay(
         record_backtest(
             registry,
             EXPERIMENT,
-            params=_flatten(params.model_dump(mode="json")),
+            params=flatten(params.model_dump(mode="json")),
             tags=_tags(matrix) | {"bootstrap": str(params.backtest.bootstrap)},
             result=result,
             evaluation=evaluation,
@@ -277,17 +277,7 @@ def _alerts(result: BacktestResult, profile: str) -> tuple[AlertEntry, ...]:
 
 def _shown_params(params: Params) -> dict[str, str]:
     chosen = ("decision", "labels", "features", "training", "models", "backtest")
-    return _flatten({name: getattr(params, name).model_dump(mode="json") for name in chosen})
-
-
-def _flatten(content: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    flat: dict[str, str] = {}
-    for key, value in content.items():
-        if isinstance(value, dict) and value:
-            flat |= _flatten(value, f"{prefix}{key}.")
-        else:
-            flat[prefix + key] = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
-    return flat
+    return flatten({name: getattr(params, name).model_dump(mode="json") for name in chosen})
 
 
 def _tags(matrix: FeatureMatrix) -> dict[str, str]:

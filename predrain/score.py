@@ -96,14 +96,17 @@ class _Rounds:
         self._source: Any = None
 
     def run(self, scores: ScoresFolder, settings: ScoringSettings, at: datetime | None) -> ScoringResult:
+        from serving.champion.sources import manifest_digest
         from serving.scores.status import nothing_due
         from telemetry.dataset.store import Dataset
 
+        model, registry, name = self._model
         if at is None:
             standing = nothing_due(
                 scores,
                 _now(),
-                digest=self._digest(),
+                # of the champion only the registry knows it
+                digest=None if model == "champion" else manifest_digest(Path(model)),
                 data_end=lambda: Dataset.open(self._dataset, lease=False).meta.span[1],
             )
             if standing is not None:
@@ -114,7 +117,6 @@ class _Rounds:
 
         if self._source is None:
             bound_registry_waits()
-            model, registry, name = self._model
             self._source = ModelSource(model, registry=registry, name=name)
         dataset = Dataset.open(self._dataset)
         result = score_decision(dataset, self._source.current(), scores, settings, clock=_now, at=at)
@@ -124,12 +126,6 @@ class _Rounds:
             except Exception as error:  # the scores are out; only the pages need these
                 return replace(result, notes=(*result.notes, f"the outcomes of alerts cannot be written: {error}"))
         return result
-
-    def _digest(self) -> str | None:
-        """Give the digest of a bundle in a folder; None for the champion, whom only the registry knows."""
-        from serving.champion.sources import manifest_digest
-
-        return None if self._model[0] == "champion" else manifest_digest(Path(self._model[0]))
 
 
 def _run(scores: ScoresFolder, work: Callable[[], ScoringResult], pause: timedelta | None, as_json: bool) -> bool:

@@ -8,12 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from predrain.console import reported
-from predrain.options import ModelNameOption, RegistryOption, store_uri
+from predrain.options import ModelNameOption, RegistryOption, duration_option, store_uri
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from scheduler.ledger.reader import LedgerReader
     from serving.champion.sources import FolderBundle
     from serving.server import Tls
 
@@ -78,6 +75,7 @@ def serve(
     """
     with reported():
         from dataclasses import replace
+        from functools import partial
 
         from serving.http.limits import ServiceSettings
         from serving.logs import log_to_stderr
@@ -94,24 +92,23 @@ def serve(
         refuse_open_port(extender_address, has_tokens=False, allows="ask", option="--extender-listen")
         settings = ServiceSettings()
         if stale_after is not None:
-            settings = replace(settings, stale_after_s=_seconds(stale_after))
+            settings = replace(settings, stale_after_s=duration_option(stale_after, "--stale-after").total_seconds())
+        reader = None
+        if ledger is not None:
+            from scheduler.ledger.reader import LedgerReader
+
+            reader = partial(LedgerReader, ledger)
         service = Service(
             scores,
             _source(model, store_uri(registry), name, state, champion_interval),
             tokens=tokens,
             settings=settings,
-            ledger=None if ledger is None else _ledger_at(ledger),
+            ledger=reader,
             hosts=allow_host or (),
         )
         chosen = extender_number if extender else None
         tls = _tls(tls_cert, tls_key)
         run(service, address, number, extender_port=chosen, extender_host=extender_address, tls=tls)
-
-
-def _ledger_at(path: Path) -> Callable[[], LedgerReader]:
-    from scheduler.ledger.reader import LedgerReader
-
-    return lambda: LedgerReader(path)
 
 
 def _source(
@@ -128,7 +125,7 @@ def _source(
         return FolderBundle(Path(model))
     from serving.champion.registry import ChampionBundle
 
-    every_s = _seconds(champion_interval, "--champion-interval")
+    every_s = duration_option(champion_interval, "--champion-interval").total_seconds()
     return ChampionBundle(temporary_folder() if state is None else held_folder(state), registry, name, every_s)
 
 
@@ -140,13 +137,3 @@ def _tls(certificate: Path | None, key: Path | None) -> Tls | None:
     from serving.server import Tls
 
     return Tls(certificate, key)
-
-
-def _seconds(text: str, option: str = "--stale-after") -> float:
-    from telemetry.config import parse_duration
-    from telemetry.errors import InputError
-
-    try:
-        return parse_duration(text).total_seconds()
-    except ValueError as error:
-        raise InputError(str(error), option, "Write a duration such as 13h.") from None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -44,7 +43,6 @@ if TYPE_CHECKING:
 _KINDS: Final = ("nodes", "gpus", "rows")
 _AT_ONCE: Final = 512  # bytes of a body that names so few nodes that a thread would cost more than the answer
 _CONTAINERS: Final = 64
-_ROWS: Final = re.compile(rb'\s*\{\s*"rows"')
 _OWN_COLUMNS: Final = 2  # unit and decision_time
 
 
@@ -188,8 +186,6 @@ class QueryRoutes:
 
     def _asked(self, body: bytes) -> tuple[str, Any]:
         model, rows = self._holder.model, self._settings.rows
-        if model is None and _ROWS.match(body):  # say that there is no model before that there are too many values
-            self.model()
         values = rows * (1 if model is None else len(model.columns) + _OWN_COLUMNS)
         content = read_json(body, containers=rows + _CONTAINERS, values=values)
         if not isinstance(content, dict):

@@ -6,7 +6,6 @@ Only here and where the model is loaded is numpy needed; look-ups of nodes never
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime
 from itertools import chain
 from typing import Any, Final
 
@@ -231,8 +230,6 @@ def _times(given: Sequence[Any] | None, count: int, what: str) -> npt.NDArray[np
             times[number] = round(parse_instant(text).timestamp() * _MS)
         except (ValueError, OverflowError):
             why = "is no time with a zone: write ISO 8601, such as '2026-01-01T06:00:00Z'"
-            if _is_naive(text):
-                why = "has no time zone: write it with one, such as '2026-01-01T06:00:00Z'"
             raise Refused(422, f"{what}: row {number}, decision_time: {shown(text)} {why}", "invalid") from None
     return times
 
@@ -240,10 +237,3 @@ def _times(given: Sequence[Any] | None, count: int, what: str) -> npt.NDArray[np
 def _no_time(what: str, number: int) -> Refused:
     detail = f"{what}: row {number} has no decision_time, and others have one: give each row its own, or none to any"
     return Refused(422, detail, "invalid")
-
-
-def _is_naive(text: object) -> bool:
-    try:
-        return isinstance(text, str) and datetime.fromisoformat(text).tzinfo is None
-    except ValueError:
-        return False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
@@ -106,7 +106,7 @@ class FleetRow:
     selected: bool
     place: Place
     searched: str
-    order: int
+    order: tuple[Any, ...]
 
 
 class FleetTable:
@@ -168,8 +168,6 @@ def _make(
     fleet: Fleet, states: list[NodeState], places: Mapping[str, Place], now: datetime
 ) -> tuple[list[FleetRow], list[FleetRow]]:
     nodes, gpus = [], []
-    units = _places_by_name(fleet.scores.units)
-    names = _places_by_name(state.node for state in states)
     for state in states:
         records = fleet.scores.nodes[state.node]
         held = [record for record in records if record.status == "ok" and not record.expired(now)]
@@ -188,20 +186,16 @@ def _make(
                 selected=state.tier in _QUIET and any(record.alert for record in held),
                 place=place,
                 searched=_searched(state.node, place, *(record.unit for record in records)),
-                order=names[state.node],
+                order=natural(state.node),
             )
         )
-        gpus += [_gpu(record, places.get(record.unit, NOWHERE), units[record.unit], now) for record in records]
+        gpus += [_gpu(record, places.get(record.unit, NOWHERE), now) for record in records]
     for rows in (nodes, gpus):
         rows.sort(key=lambda row: (row.risk is None, -(row.risk or 0.0), row.order))
     return nodes, gpus
 
 
-def _places_by_name(names: Iterable[str]) -> dict[str, int]:
-    return {name: at for at, name in enumerate(sorted(names, key=natural))}
-
-
-def _gpu(record: RiskRecord, place: Place, order: int, now: datetime) -> FleetRow:
+def _gpu(record: RiskRecord, place: Place, now: datetime) -> FleetRow:
     holds = record.status == "ok" and not record.expired(now)
     return FleetRow(
         name=record.unit,
@@ -215,7 +209,7 @@ def _gpu(record: RiskRecord, place: Place, order: int, now: datetime) -> FleetRo
         selected=holds and record.alert and record.tier in _QUIET,
         place=place,
         searched=_searched(record.unit, place, record.node),
-        order=order,
+        order=natural(record.unit),
     )
 
 

@@ -6,7 +6,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -25,7 +25,7 @@ from serving.scores.decision_times import (
 from serving.scores.feature_settings import live_config, missing_channels, window_plan
 from serving.scores.fleet_rows import fleet_rows
 from serving.scores.status import ScoringResult
-from serving.scores.unit_scores import UnitScore, score_units
+from serving.scores.unit_scores import score_units
 from serving.scores.writing import ScoresFolder, write_decision
 from telemetry.dataset.store import Dataset
 
@@ -111,17 +111,16 @@ def _score(
     model_name = ModelName(model.bundle.digest, model.bundle.profile, model.version)
     expires_at = expiry(config, t, issued_at)
 
-    def record(unit: str, node: str, score: UnitScore | None, why: str | None, **telemetry: Any) -> RiskRecord:
-        known: dict[str, Any] = {"risk": None, "risks": {}, "score": None, "rank": None, "alert": False}
-        if score is not None:
-            known = {field.name: getattr(score, field.name) for field in fields(score)}
+    def record(unit: str, node: str, row: int | None, **telemetry: Any) -> RiskRecord:
+        score = scored.get(-1 if row is None else row)
+        known = score or {"risk": None, "risks": {}, "score": None, "rank": None, "alert": False}
         return RiskRecord(
             unit=unit,
             gpu=unit if config.unit == "gpu" else None,
             node=node,
             slot=rows.slots.get(unit),
             status="unknown" if score is None else "ok",
-            unknown_reason=why,
+            unknown_reason=OUT_OF_USE if row is None else rows.why[row],
             tier=chosen.thresholds.tier(known["risk"]),
             decision_time=t,
             issued_at=issued_at,
@@ -133,20 +132,13 @@ def _score(
         )
 
     ages, shares = rows.fresh.sample_age_seconds.tolist(), rows.fresh.completeness.tolist()
-    units = zip(rows.keys["unit"].tolist(), rows.keys["node"].tolist(), rows.why, ages, shares, strict=True)
+    units = zip(rows.keys["unit"].tolist(), rows.keys["node"].tolist(), ages, shares, strict=True)
     records = [
-        record(
-            unit,
-            node,
-            scored.get(row),
-            why,
-            sample_age_seconds=None if math.isnan(age_s) else age_s,
-            completeness=round(share, 4),
-        )
-        for row, (unit, node, why, age_s, share) in enumerate(units)
+        record(unit, node, row, sample_age_seconds=None if math.isnan(age_s) else age_s, completeness=round(share, 4))
+        for row, (unit, node, age_s, share) in enumerate(units)
     ]
     idle = zip(rows.idle["unit"].tolist(), rows.idle["node"].tolist(), strict=True)
-    records += [record(unit, node, None, OUT_OF_USE, sample_age_seconds=None, completeness=0.0) for unit, node in idle]
+    records += [record(unit, node, None, sample_age_seconds=None, completeness=0.0) for unit, node in idle]
     records.sort(key=lambda entry: (entry.rank is None, entry.rank or 0, entry.unit))
     fitted = model.bundle.fitted
     newest = None if rows.newest_ms is None else datetime.fromtimestamp(rows.newest_ms / 1000, UTC)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -27,25 +25,14 @@ FLEET_UNITS = 2048
 """Units that a value is placed among at most, spread evenly: percentiles need no more."""
 
 
-@dataclass(frozen=True, slots=True)
-class UnitScore:
-    """What a bundle says of one unit; see :class:`policy.risk_record.RiskRecord`."""
-
-    risk: float
-    risks: Mapping[str, float]
-    score: float
-    rank: int
-    alert: bool
-    reasons: tuple[RiskReason, ...]
-
-
 def score_units(
     bundle: Bundle, rows: FleetRows, thresholds: TierThresholds, settings: ScoringSettings, t: datetime
-) -> tuple[dict[int, UnitScore], int]:
+) -> tuple[dict[int, dict[str, Any]], int]:
     """Score the rows that may be scored, with reasons for those that alert or whose tier is raised.
 
     Ranks and alerts are taken among the rows without a ``why``: a unit that is unknown takes nobody's place.
-    Returns the scores by row, and how many units were to be explained and are not, because there are too many.
+    Returns by row what a :class:`policy.risk_record.RiskRecord` says of a score, and how many units were to be
+    explained and are not, because there are too many.
     """
     known = np.flatnonzero([why is None for why in rows.why])
     if not known.size:
@@ -64,14 +51,14 @@ def score_units(
     unit_reasons = top_reasons(fitted, profile, values, explained, top=settings.max_reasons, noun=noun)
     reasons = dict(zip(explained.tolist(), unit_reasons, strict=True))
     scores = {
-        row: UnitScore(
-            risk=plain(risk[at]),
-            risks={name.removeprefix("risk_"): plain(values[at]) for name, values in risks.items()},
-            score=plain(scored.score[at]),
-            rank=int(scored.rank[at]),
-            alert=bool(scored.alert[at]),
-            reasons=reasons.get(at, ()),
-        )
+        row: {
+            "risk": plain(risk[at]),
+            "risks": {name.removeprefix("risk_"): plain(values[at]) for name, values in risks.items()},
+            "score": plain(scored.score[at]),
+            "rank": int(scored.rank[at]),
+            "alert": bool(scored.alert[at]),
+            "reasons": reasons.get(at, ()),
+        }
         for at, row in enumerate(known.tolist())
     }
     return scores, len(wanted) - len(explained)

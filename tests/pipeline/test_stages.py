@@ -188,12 +188,12 @@ def test_a_killed_backtest_goes_on_and_ends_the_same(
 @pytest.mark.parametrize(
     ("section", "change", "words"),
     [
-        ("labels", {"horizon": timedelta(hours=48)}, 'labels.horizon "1d", the parameters say "2d"'),
-        ("decision", {"every": timedelta(hours=12)}, 'decision.every "6h", the parameters say "12h"'),
+        ("labels", {"horizon": timedelta(hours=48)}, "labels.horizon 1d, the parameters say 2d"),
+        ("decision", {"every": timedelta(hours=12)}, "decision.every 6h, the parameters say 12h"),
         (
             "features",
             {"groups": ("static",)},
-            'features.groups ["telemetry", "history", .*, the parameters say .*"static"',
+            "features.groups telemetry, history, .*, the parameters say static",
         ),
         ("training", {"augmentation": 0}, "training.augmentation 2, the parameters say 0"),
     ],
@@ -204,7 +204,7 @@ def test_parameters_that_say_something_else_than_the_matrix_are_refused(
     matrix = FeatureMatrix.open(small_backtest / "matrix")
     params = small_params.model_copy(update={section: getattr(small_params, section).model_copy(update=change)})
     for stage in (replay, train_bundle):
-        with pytest.raises(InputError, match=f"the matrix was made with {words}".replace("[", "\\[", 1)):
+        with pytest.raises(InputError, match=f"the matrix was made with {words}"):
             stage(matrix, params, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

@@ -111,7 +111,6 @@ def test_the_command_lives_within_a_second_of_work_and_ends_orderly(tmp_path: Pa
     ("options", "message"),
     [
         (["--listen", "0.0.0.0:0"], "anybody who reaches 0.0.0.0 could ask (--listen without --tokens)."),
-        (["--stale-after", "soon"], "'soon' is not a duration"),
         (
             ["--model", "bundle", "--state", "s"],
             "only the champion's bundle is kept (--state without --model champion).",

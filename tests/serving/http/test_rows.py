@@ -169,14 +169,7 @@ ROW = {NAMES[0]: 60.0}
             "/v1/predict",
             {"rows": [ROW | {"decision_time": "2026-01-01"}]},
             422,
-            "rows: row 0, decision_time: '2026-01-01' has no time zone: write it with one, such as "
-            "'2026-01-01T06:00:00Z'",
-        ),
-        (
-            "/v1/predict",
-            {"rows": [ROW | {"decision_time": 1767225600000}]},
-            422,
-            "rows: row 0, decision_time: 1767225600000 is no time with a zone: write ISO 8601, such as "
+            "rows: row 0, decision_time: '2026-01-01' is no time with a zone: write ISO 8601, such as "
             "'2026-01-01T06:00:00Z'",
         ),
         (
@@ -273,6 +266,5 @@ def test_a_bundle_that_cannot_be_loaded_is_said_and_the_rest_is_served(tmp_path:
             "Give the folder that `predrain train` wrote."
         ]
         assert client.send("GET", "/ping")[0] == 503
-        for rows_given in ([ROW], [dict.fromkeys(NAMES, 1.0)] * 9_000):
-            assert client.send("POST", "/v1/predict", {"rows": rows_given})[0] == 503
+        assert client.send("POST", "/v1/predict", {"rows": [ROW]})[0] == 503
         assert client.send("POST", "/v1/predict", {"nodes": ["n1"]})[0] == 200

@@ -37,8 +37,7 @@ from predrain.score import scoring_settings  # noqa: E402
 from serving.scores.batch import ServedModel, score_decision  # noqa: E402
 from serving.scores.feature_settings import live_config, window_plan  # noqa: E402
 from serving.scores.fleet_rows import fleet_rows  # noqa: E402
-from serving.scores.status import ScoringResult  # noqa: E402
-from serving.scores.writing import ScoresFolder  # noqa: E402
+from serving.scores.writing import ScoresFolder, ScoringResult  # noqa: E402
 from simulator.simulate import simulate  # noqa: E402
 from telemetry.dataset.store import Dataset  # noqa: E402
 

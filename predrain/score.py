@@ -29,8 +29,7 @@ from predrain.options import (
 if TYPE_CHECKING:
     from pipeline.params import Params
     from serving.scores.decision_times import ScoringSettings
-    from serving.scores.status import ScoringResult
-    from serving.scores.writing import ScoresFolder
+    from serving.scores.writing import ScoresFolder, ScoringResult
     from telemetry.dataset.store import Place
 
 _SHORTEST = timedelta(seconds=1)
@@ -97,7 +96,7 @@ class _Rounds:
 
     def run(self, scores: ScoresFolder, settings: ScoringSettings, at: datetime | None) -> ScoringResult:
         from serving.champion.sources import manifest_digest
-        from serving.scores.status import nothing_due
+        from serving.scores.writing import nothing_due
         from telemetry.dataset.store import Dataset
 
         model, registry, name = self._model
@@ -130,7 +129,7 @@ class _Rounds:
 
 def _run(scores: ScoresFolder, work: Callable[[], ScoringResult], pause: timedelta | None, as_json: bool) -> bool:
     """Score once, or until a signal; then a failed round is logged and tried again. True: the last one failed."""
-    from serving.scores.status import record_attempt
+    from serving.scores.writing import record_attempt
 
     failed = False
     noted: tuple[str, ...] | None = None  # nothing has been said yet of how it stands
@@ -158,7 +157,7 @@ def _run(scores: ScoresFolder, work: Callable[[], ScoringResult], pause: timedel
 
 def _record_failure(scores: ScoresFolder, began: datetime, error: Exception) -> str:
     """Mark the scores' status; return the error in words."""
-    from serving.scores.status import record_attempt
+    from serving.scores.writing import record_attempt
 
     text = str(error) or type(error).__name__
     try:

@@ -19,8 +19,7 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from serving.scores.status import Attempt, ScoringResult, record_attempt
-from serving.scores.writing import ScoresFolder
+from serving.scores.writing import ScoresFolder, ScoringResult, record_attempt
 from tests.serving.http.world import small_fleet, write_scores
 from tests.waiting import free_port
 
@@ -122,7 +121,7 @@ def scores(folder: Path) -> None:
     (decision / "summary.json").write_text(json.dumps(summary))
     (decision / "risks.parquet").touch()
     result = ScoringResult(now, True, decision, summary)
-    record_attempt(ScoresFolder(folder), Attempt(datetime.now(UTC), result))
+    record_attempt(ScoresFolder(folder), datetime.now(UTC), result)
 
 
 @pytest.fixture(scope="module")

@@ -10,8 +10,7 @@ import yaml
 from pydantic import BaseModel
 
 from pipeline import params as module
-from pipeline.params import Params, load_params
-from pipeline.removed_params import REMOVED, REMOVED_LEARNERS, RENAMED
+from pipeline.params import REMOVED, REMOVED_LEARNERS, RENAMED, Params, load_params
 from telemetry.config import ChannelDeclaration
 from telemetry.errors import InputError
 

@@ -112,23 +112,24 @@ def test_prepare_takes_the_dataset_that_the_parameters_name(tmp_path: Path, smal
     assert (tmp_path / "data" / "dataset-truth" / "risk.parquet").is_file()
 
 
-def test_prepare_refuses_a_folder_that_holds_something_else(tmp_path: Path, small_fleet: Path) -> None:
-    (tmp_path / "params.yaml").write_text(f"data: {{dataset: {small_fleet}}}\n")
-    (tmp_path / "home").mkdir()
-    (tmp_path / "home" / "thesis.txt").write_text("precious")
+@pytest.mark.parametrize(
+    ("kept", "message"),
+    [("home/thesis.txt", "exists and has no dataset.json"), ("home/fleet/dataset.json", "lies in the other")],
+)
+def test_prepare_replaces_no_folder_of_somebody_else(
+    tmp_path: Path, small_fleet: Path, kept: str, message: str
+) -> None:
+    inside = kept.startswith("home/fleet")
+    if inside:
+        shutil.copytree(small_fleet, tmp_path / "home" / "fleet")
+    else:
+        (tmp_path / "home").mkdir()
+        (tmp_path / kept).write_text("precious")
+    (tmp_path / "params.yaml").write_text(f"data: {{dataset: {'home/fleet' if inside else small_fleet}}}\n")
     refused = predrain("prepare", "--out", "home", cwd=tmp_path)
     assert refused.returncode == 1
-    assert "exists and has no dataset.json" in refused.stderr
-    assert (tmp_path / "home" / "thesis.txt").read_text() == "precious"
-
-
-def test_prepare_refuses_folders_that_lie_in_each_other(tmp_path: Path, small_fleet: Path) -> None:
-    shutil.copytree(small_fleet, tmp_path / "outer" / "fleet")
-    (tmp_path / "params.yaml").write_text("data: {dataset: outer/fleet}\n")
-    refused = predrain("prepare", "--out", "outer", cwd=tmp_path)
-    assert refused.returncode == 1
-    assert "lies in the other" in refused.stderr
-    assert (tmp_path / "outer" / "fleet" / "dataset.json").is_file()
+    assert message in refused.stderr
+    assert (tmp_path / kept).is_file()
 
 
 @pytest.mark.parametrize(

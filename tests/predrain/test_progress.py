@@ -17,14 +17,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now
 
 
-def test_a_short_job_says_nothing_without_a_terminal(clock, capsys):
-    with progress("features") as advance:
-        for done in range(5):
-            advance(done, 5)
-            clock[0] += 5
-    assert capsys.readouterr() == ("", "")
-
-
 def test_a_long_job_says_now_and_then_how_far_it_is_how_fast_and_how_long_still(clock, capsys):
     with progress("features") as advance:
         advance(2_000_000, 10_000_000)  # an earlier run had done so much

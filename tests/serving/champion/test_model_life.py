@@ -16,7 +16,6 @@ import pytest
 from features.errors import InputError
 from models.bundle.store import Bundle, load_bundle, save_bundle
 from serving.champion.model import ModelHolder
-from serving.champion.registry import look
 from serving.champion.sources import ChampionCopy, NotNamedYet, held_folder
 from serving.http.limits import ServiceSettings
 from tests.models.small_models import fitted_models, rows
@@ -188,11 +187,6 @@ def test_a_copy_that_the_disk_has_damaged_is_made_anew(tmp_path: Path, bundles: 
         assert load_bundle(place).digest == bundles[0].digest
         file = place / "manifest.json"
         file.write_bytes(file.read_bytes()[:-1])
-
-
-def test_the_registry_is_asked_for_another_version_only(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="no store here"):
-        look(ChampionCopy(tmp_path / "copy"), f"sqlite:///{tmp_path / 'none.db'}", "predrain")
 
 
 def test_a_state_folder_is_one_process_s(tmp_path: Path) -> None:

@@ -2,8 +2,6 @@
 
 import http.client
 import json
-import socket
-import time
 from datetime import timedelta
 from fractions import Fraction
 from pathlib import Path
@@ -238,17 +236,3 @@ def test_the_extender_asks_for_no_token_and_outlives_damaged_scores(tmp_path: Pa
         assert client.post("/scheduler/filter", {"NodeNames": ["n1", "n2"]})["NodeNames"] == ["n2"]
     with pytest.raises((OSError, http.client.HTTPException, json.JSONDecodeError)):
         client.post("/scheduler/filter", {"NodeNames": ["n1"]})
-
-
-def test_bodies_that_wait_at_the_api_do_not_stop_the_extender(tmp_path: Path) -> None:
-    write_scores(tmp_path, small_fleet())
-    with running(tmp_path, settings=ServiceSettings(held_bytes=10_000, body_timeout_s=60)) as service:
-        body = json.dumps({"nodes": ["n1"] * 1200}).encode()
-        head = "POST /v1/predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-        with socket.create_connection(("127.0.0.1", service.port), timeout=60) as waiting:
-            waiting.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body[:-1])
-            deadline = time.monotonic() + 60
-            while service.client().send("POST", "/v1/predict", body)[0] != 503:
-                assert time.monotonic() < deadline
-            answer = service.extender().post("/scheduler/filter", {"Pod": POD, "NodeNames": ["n1"] * 900})
-            assert answer["NodeNames"] == ["n1"]

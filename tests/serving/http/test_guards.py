@@ -257,6 +257,9 @@ def test_bodies_in_memory_are_bounded_over_all_requests(folder: Path) -> None:
         assert answer[1]["detail"] == "too many bodies are in memory"
         assert client.send("GET", "/openapi.json")[0] == 200  # an answer is made already: refusing it frees nothing
         assert client.send("GET", "/nothing")[0] == 404
+        # nor do they stop the extender, which kube-scheduler waits for
+        answer = service.extender().post("/scheduler/filter", {"NodeNames": ["n1"] * 900})
+        assert answer["NodeNames"] == ["n1"]
         first.close()
         deadline = time.monotonic() + 60
         while client.send("POST", "/v1/predict", body)[0] != 200:  # one body is always taken

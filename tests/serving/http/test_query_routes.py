@@ -147,24 +147,14 @@ def test_predict_answers_for_gpus(client: Client) -> None:
         ({"rows": [{"a": 1}]}, 409, "feature rows are scored by a service that was started with --model"),
         (b"{", 400, "the body is not JSON: Expecting property name enclosed in double quotes at character 1"),
         (b'{"nodes": NaN}', 400, "the body holds NaN, which is not JSON: leave a missing value out or send null"),
-        (b'{"gpus": [1e999]}', 422, "gpus is no list of names"),
-        (b"\xff\xfe", 400, "the body is not UTF-8: byte 0"),
         ({"nodes": ["n"] * 10_002}, 413, "the body holds more than 10000 values: send fewer rows"),
         (b"[" * 90_000, 413, "the body holds more than 10064 arrays and objects: send fewer rows"),
-        (b'{"nodes": ' + b"9" * 5000 + b"}", 400, "the body holds a number that is too long"),
     ],
 )
 def test_a_wrong_prediction_is_refused(client: Client, body: Any, status: int, detail: str) -> None:
     got, problem, headers = client.send("POST", "/v1/predict", body)
     assert (got, problem["detail"]) == (status, detail)
     assert headers["Content-Type"] == "application/problem+json"
-
-
-def test_a_deeply_nested_body_is_refused(client: Client) -> None:
-    """Python 3.13 parses deeper than 3.11, and then finds that the text ends too early."""
-    status, problem, _ = client.send("POST", "/v1/predict", b"[" * 9_000)
-    assert status == 400
-    assert problem["detail"].startswith(("the body is nested too deeply", "the body is not JSON"))
 
 
 def test_another_media_type_is_refused(client: Client) -> None:

@@ -12,8 +12,7 @@ import pytest
 from features.errors import InputError
 from serving.http.score_cache import ScoreCache
 from serving.scores.reading import read_scores
-from serving.scores.status import record_attempt
-from serving.scores.writing import ScoresFolder, write_decision
+from serving.scores.writing import ScoresFolder, record_attempt, write_decision
 from tests.serving.http.world import DECIDED, record, running, small_fleet, write_scores
 
 NEXT = DECIDED + timedelta(hours=6)

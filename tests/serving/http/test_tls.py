@@ -4,18 +4,13 @@ import http.client
 import shutil
 import ssl
 import subprocess
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from features.errors import InputError
-from serving.logs import AccessLog
-from serving.server import Tls, serve
-from serving.service import Service
-from tests.serving.http.world import small_fleet, wait, write_scores
+from serving.server import Tls
+from tests.serving.http.world import running, small_fleet, wait, write_scores
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
 
@@ -27,28 +22,6 @@ def certify(folder: Path, name: str, *more: str) -> tuple[Path, Path]:
     words += ["-subj", f"/CN={name}", "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key)]
     subprocess.run([*words, "-out", str(certificate), *(more or ["-nodes"])], check=True, capture_output=True)
     return certificate, key
-
-
-@contextmanager
-def encrypted(folder: Path, tls: Tls) -> Iterator[int]:
-    service = Service(folder, log=AccessLog(None))
-    ports: list[int] = []
-    listening, stop = threading.Event(), threading.Event()
-
-    def started(port: int, _: int | None) -> None:
-        ports.append(port)
-        listening.set()
-
-    more = {"extender_port": None, "tls": tls, "started": started, "stop": stop}
-    thread = threading.Thread(target=serve, args=(service, "127.0.0.1", 0), kwargs=more)
-    thread.start()
-    try:
-        assert listening.wait(20)
-        yield ports[0]
-    finally:
-        stop.set()
-        thread.join(30)
-        assert not thread.is_alive()
 
 
 def ask(port: int, trusted: Path) -> str:
@@ -66,7 +39,8 @@ def test_answers_are_encrypted_and_a_renewed_certificate_is_taken_up(tmp_path: P
     write_scores(tmp_path / "scores", small_fleet())
     certificate, key = certify(tmp_path, "first")
     later, later_key = certify(tmp_path, "later")
-    with encrypted(tmp_path / "scores", Tls(certificate, key, 0.02)) as port:
+    with running(tmp_path / "scores", tls=Tls(certificate, key, 0.02)) as service:
+        port = service.port
         assert ask(port, certificate) == "first"
         with pytest.raises(ssl.SSLError):
             ask(port, later)

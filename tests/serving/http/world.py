@@ -16,7 +16,7 @@ from fastapi.routing import APIRoute
 
 from policy.risk_record import ModelName, RiskReason, RiskRecord
 from serving.logs import AccessLog
-from serving.server import serve
+from serving.server import Tls, serve
 from serving.service import Service
 from telemetry.atomic import write_bytes
 
@@ -145,7 +145,7 @@ class Running:
 
 
 @contextlib.contextmanager
-def running(scores: Path, *, wait_for_scores: bool = True, **more: Any) -> Iterator[Running]:
+def running(scores: Path, *, wait_for_scores: bool = True, tls: Tls | None = None, **more: Any) -> Iterator[Running]:
     """Serve until the block ends."""
     more.setdefault("clock", lambda: NOW)
     more.setdefault("log", AccessLog(None))
@@ -159,9 +159,8 @@ def running(scores: Path, *, wait_for_scores: bool = True, **more: Any) -> Itera
         listening.set()
 
     stop = threading.Event()
-    thread = threading.Thread(
-        target=serve, args=(service, "127.0.0.1", 0), kwargs={"extender_port": 0, "started": started, "stop": stop}
-    )
+    options = {"extender_port": 0, "started": started, "stop": stop, "tls": tls}
+    thread = threading.Thread(target=serve, args=(service, "127.0.0.1", 0), kwargs=options)
     thread.start()
     try:
         assert listening.wait(60)

@@ -21,8 +21,7 @@ from policy.tiers import TierThresholds
 from serving.scores.batch import OUT_OF_USE, ServedModel, score_decision
 from serving.scores.decision_times import ScoringSettings, due_decision, expiry
 from serving.scores.feature_settings import live_config
-from serving.scores.status import nothing_due
-from serving.scores.writing import ScoresFolder
+from serving.scores.writing import ScoresFolder, nothing_due
 from telemetry.dataset.store import Dataset
 from tests.features.small_fleet import (
     HOUR,

@@ -9,8 +9,7 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from serving.scores.status import ScoringResult, record_attempt
-from serving.scores.writing import ScoresFolder
+from serving.scores.writing import ScoresFolder, ScoringResult, record_attempt
 
 T = datetime(2026, 1, 1, 6, tzinfo=UTC)
 SUMMARY: dict[str, Any] = {

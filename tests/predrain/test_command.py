@@ -14,18 +14,8 @@ from predrain.command import app
 
 PREDRAIN = Path(sys.executable).with_name("predrain")
 VERBS = (
-    "simulate",
-    "import",
-    "prepare",
-    "features",
-    "train",
-    "promote",
-    "backtest",
-    "report",
-    "doctor",
-    "score",
-    "serve",
-    "act",
+    *("simulate", "import", "prepare", "features", "train", "promote"),
+    *("backtest", "report", "doctor", "score", "serve", "act"),
 )
 SOURCES = (
     *("compact", "prometheus", "openmetrics", "exporters", "receive", "nvml"),

@@ -46,33 +46,11 @@ def test_the_wheel_runs_where_foreign_rooms_lie(installed: Path, tmp_path: Path,
     where = run(installed / "python", "-I", "-c", "import telemetry; print(telemetry.__file__)", cwd=tmp_path)
     assert str(installed.parent) in where.stdout, where.stderr
     assert "simulate" in run(installed / "predrain", "--help", cwd=tmp_path).stdout
-    simulated = run(
-        installed / "predrain",
-        "simulate",
-        "--gpus",
-        "64",
-        "--days",
-        "45",
-        "--seed",
-        "3",
-        "--acceleration",
-        "60",
-        "--out",
-        "fleet",
-        cwd=tmp_path,
-    )
+    options = ["--gpus", "64", "--days", "45", "--seed", "3", "--acceleration", "60", "--out", "fleet"]
+    simulated = run(installed / "predrain", "simulate", *options, cwd=tmp_path)
     assert simulated.returncode == 0, simulated.stderr
-    replayed = run(
-        installed / "predrain",
-        "backtest",
-        "--dataset",
-        "fleet",
-        "--out",
-        "replay",
-        "--params",
-        small_params_file,
-        cwd=tmp_path,
-    )
+    options = f"--dataset fleet --out replay --params {small_params_file}".split()
+    replayed = run(installed / "predrain", "backtest", *options, cwd=tmp_path)
     assert replayed.returncode == 0, replayed.stderr
     assert (tmp_path / "replay" / "report" / "index.html").is_file()
     assert (tmp_path / "replay" / "predictions.parquet").is_file()

@@ -34,21 +34,18 @@ class Installations:
     """
 
     def __init__(self, frame: pd.DataFrame, unit: Unit, parents: Mapping[str, str] | None = None) -> None:
-        name = "gpu" if unit == "gpu" else "node"
         self.unit, self.given = unit, frame
         self.parents = dict(parents or {})
-        ordered = frame.sort_values([name, "installed_at"], kind="stable").reset_index(drop=True)
-        self.frame = ordered
-        self.units = list(dict.fromkeys(ordered[name]))
-        self._code = {unit_name: code for code, unit_name in enumerate(self.units)}
-        codes = ordered[name].map(self._code).to_numpy(np.int64)
-        self._start = ms_of(ordered["installed_at"])
-        self._end = ms_of(ordered["removed_at"], unknown=(1 << _KEY_SHIFT) - 1)
-        self._key = (codes << _KEY_SHIFT) + self._start
-        self._row_code = codes
-        self.nodes = ordered["node"].to_numpy(dtype=object)
+        self.frame = frame.sort_values([unit, "installed_at"], kind="stable").reset_index(drop=True)
+        self.units = list(dict.fromkeys(self.frame[unit]))
+        self._code = {name: code for code, name in enumerate(self.units)}
+        self._unit_of_row = self.frame[unit].map(self._code).to_numpy(np.int64)
+        start = ms_of(self.frame["installed_at"])
+        self._end = ms_of(self.frame["removed_at"], unknown=(1 << _KEY_SHIFT) - 1)
+        self._key = (self._unit_of_row << _KEY_SHIFT) + start
+        self.nodes = self.frame["node"].to_numpy(dtype=object)
         self.node_codes, self.node_names = pd.factorize(self.nodes, sort=True)
-        self.node_since = pd.Series(self._start).groupby(self.nodes).min().to_dict()
+        self.node_since = pd.Series(start).groupby(self.nodes).min().to_dict()
 
     def codes(self, names: Sequence[str | None] | npt.NDArray[np.object_]) -> npt.NDArray[np.int64]:
         """Return the code of each unit, -1 where it is unknown."""
@@ -67,7 +64,7 @@ class Installations:
             return np.full(len(codes), -1, np.int64)
         place = np.searchsorted(self._key, (codes << _KEY_SHIFT) + ms, side="right") - 1
         safe = np.clip(place, 0, None)
-        owned = (place >= 0) & (self._row_code[safe] == codes)
+        owned = (place >= 0) & (self._unit_of_row[safe] == codes)
         result = np.where(owned, place, -2)
         result = np.where(owned & (ms > self._end[safe]), -3, result)
         # A sample at the very instant of a swap within one slot belongs to the later stay: searchsorted took it.
@@ -287,18 +284,16 @@ def end_overlaps(frame: pd.DataFrame, unit: Unit) -> tuple[pd.DataFrame, pd.Data
     Returns: the stays; those that cannot be one because the unit's next stay, or one given later in the file, begins at
     the same time; and a line for each stay that was ended.
     """
-    name = "gpu" if unit == "gpu" else "node"
-    start = ms_of(frame["installed_at"], unknown=-1)
-    ordered = frame.assign(_start=start).sort_values([name, "_start"], kind="stable").reset_index(drop=True)
-    twice = ordered.duplicated([name, "_start"], keep="last")
+    ordered = frame.sort_values([unit, "installed_at"], kind="stable", na_position="first")
+    twice = ordered.duplicated([unit, "installed_at"], keep="last")
     kept, dropped = ordered[~twice].reset_index(drop=True), ordered[twice]
-    followed = kept[name].eq(kept[name].shift(-1))
+    followed = kept[unit].eq(kept[unit].shift(-1))
     next_start = kept["installed_at"].shift(-1)
     overlap = followed & (kept["removed_at"].isna() | (next_start < kept["removed_at"]))
     lines = [
-        f"{name} {kept[name][at]!r} leaves node {kept['node'][at]!r} at {instant_text(next_start[at])}, when it is "
+        f"{unit} {kept[unit][at]!r} leaves node {kept['node'][at]!r} at {instant_text(next_start[at])}, when it is "
         f"installed in node {kept['node'][at + 1]!r}"
         for at in np.flatnonzero(overlap.to_numpy())
     ]
     kept["removed_at"] = kept["removed_at"].where(~overlap, next_start)
-    return kept.drop(columns="_start"), dropped.drop(columns="_start"), lines
+    return kept, dropped, lines

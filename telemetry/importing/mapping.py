@@ -183,12 +183,10 @@ def read_mapping(path: Path, model: type[_Mapping]) -> _Mapping:
     Raises ``InputError`` if the file is missing, is no YAML, or has an unknown key or a wrong value; the nearest valid
     key is named.
     """
+    if not path.is_file():
+        raise InputError("the mapping file does not exist", str(path), "Give the path of a YAML file.")
     try:
         content = read_yaml(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise InputError("the mapping file does not exist", str(path), "Give the path of a YAML file.") from None
-    except IsADirectoryError:
-        raise InputError("the mapping is a folder", str(path), "Give the path of a YAML file.") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise InputError(f"the mapping is not valid YAML: {error}", str(path), "Correct the file.") from error
     try:

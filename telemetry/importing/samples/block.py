@@ -76,7 +76,7 @@ class Block:
 
 
 def read_block(table: pa.Table, channels: Mapping[str, Channel]) -> Block:
-    """Make a block of a table with the columns of :func:`spill_schema`; absent channels are null."""
+    """Make a block of a table with the columns of a :class:`Spill`; absent channels are null."""
     length = table.num_rows
     series: dict[str, Series] = {}
     for channel in channels.values():
@@ -90,15 +90,8 @@ def read_block(table: pa.Table, channels: Mapping[str, Channel]) -> Block:
     count = np.ones(length, np.int32)
     if "sample_count" in table.column_names:
         count = table.column("sample_count").fill_null(1).to_numpy()
-    return Block(
-        unit=table.column("unit").to_numpy(),
-        node=table.column("node").to_numpy(),
-        ms=table.column("ms").to_numpy(),
-        order=table.column("order").to_numpy(),
-        mig=table.column("mig").to_numpy().astype(bool),
-        count=count,
-        series=series,
-    )
+    keys = {name: table.column(name).to_numpy() for name in ("unit", "node", "ms", "order", "mig")}
+    return Block(**keys, count=count, series=series)
 
 
 def join(blocks: Sequence[Block]) -> Block:
@@ -140,31 +133,16 @@ def block_table(
     return pa.table(columns)
 
 
-def spill_schema(channels: Mapping[str, Channel], *, sample_count: bool) -> pa.Schema:
-    """Return the columns of a spilled sample: codes of unit and node, milliseconds, order, MIG part, channels."""
-    fields = [
-        pa.field("unit", pa.int32()),
-        pa.field("node", pa.int32()),
-        pa.field("ms", pa.int64()),
-        pa.field("order", pa.int64()),
-        pa.field("mig", pa.bool_()),
-        *(pa.field(channel.name, CHANNEL_TYPES[channel.kind]) for channel in channels.values()),
-    ]
-    if sample_count:
-        fields.append(pa.field("sample_count", pa.int32()))
-    return pa.schema(fields)
-
-
 class Spill:
     """Samples by bucket in Arrow files under a temporary folder.
 
+    Its columns are the codes of unit and node, milliseconds, order, MIG part, channels, and ``sample_count`` if known.
+
     ``folder``: made by the first row; whoever gave it removes it.
-    ``schema``: from :func:`spill_schema`.
     """
 
-    def __init__(self, folder: Path, schema: pa.Schema, buckets: int) -> None:
+    def __init__(self, folder: Path, buckets: int) -> None:
         self._folder = folder
-        self._schema = schema
         self._writers: dict[int, pa.RecordBatchFileWriter] = {}
         self.bucket_number = buckets
 
@@ -175,7 +153,7 @@ class Spill:
                 if bucket not in self._writers:
                     self._folder.mkdir(parents=True, exist_ok=True)
                     options = pa.ipc.IpcWriteOptions(compression="lz4")
-                    self._writers[bucket] = pa.ipc.new_file(str(self._path(bucket)), self._schema, options=options)
+                    self._writers[bucket] = pa.ipc.new_file(str(self._path(bucket)), table.schema, options=options)
                 self._writers[bucket].write_table(table.take(np.flatnonzero(bucket_of_row == bucket)))
 
     def close(self) -> None:
@@ -190,9 +168,9 @@ class Spill:
 
     def read(self, bucket: int, columns: Sequence[str] | None = None) -> pa.Table:
         """Read the rows of a bucket that got some."""
-        options = pa.ipc.IpcReadOptions()
-        if columns is not None:
-            options.included_fields = [self._schema.get_field_index(name) for name in columns]
+        with pa.ipc.open_file(str(self._path(bucket))) as reader:
+            fields = reader.schema.names
+        options = pa.ipc.IpcReadOptions(included_fields=[fields.index(name) for name in columns or fields])
         with pa.ipc.open_file(str(self._path(bucket)), options=options) as reader:
             return reader.read_all()
 

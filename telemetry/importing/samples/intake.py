@@ -24,7 +24,7 @@ from telemetry.importing.inventory import Installations
 from telemetry.importing.mapping import TableMapping
 from telemetry.importing.quarantine import Quarantine
 from telemetry.importing.reading import Batch, column_names, read_batches
-from telemetry.importing.samples.block import DTYPES, ORDER_SHIFT, Spill, spill_schema
+from telemetry.importing.samples.block import DTYPES, ORDER_SHIFT, Spill
 
 STAY_PROBLEMS = {-1: "unknown {unit}", -2: "before installation", -3: "after removal"}
 """Reason of the quarantine by what :meth:`telemetry.importing.inventory.Installations.find` says."""
@@ -87,7 +87,7 @@ class SampleIntake:
 
         Raises ``InputError`` if a column of instants is naive, percent seem to be fractions, or no row can be used.
         """
-        spill = Spill(folder, spill_schema(self.channels, sample_count=self.sample_count), buckets)
+        spill = Spill(folder, buckets)
         bucket_of_node = np.array([node_hash(name) % buckets for name in self.stays.node_names], np.int64)
         for number, (file, columns) in enumerate(zip(self.files, self._columns, strict=True)):
             for batch in read_batches(file, "samples", self.quarantine):

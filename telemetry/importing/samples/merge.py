@@ -35,7 +35,7 @@ NEWEST_NAME = "newest.parquet"
 
 
 def plan_merge(
-    spill: Spill | None,
+    spill: Spill,
     existing: Dataset | None,
     present: Mapping[str, Channel],
     every: Mapping[str, Channel],
@@ -53,11 +53,9 @@ def plan_merge(
     """
     step_ms = step // timedelta(milliseconds=1)
     finer: list[npt.NDArray[np.int32]] = [np.empty(0, np.int32)]
-    if spill is not None:
-        for bucket in spill.buckets():
-            table = spill.read(bucket, ["unit", "ms"])
-            unit, ms = table.column("unit").to_numpy(), table.column("ms").to_numpy()
-            finer.append(finer_units(unit, ms, step_ms))
+    for bucket in spill.buckets():
+        table = spill.read(bucket, ["unit", "ms"])
+        finer.append(finer_units(table.column("unit").to_numpy(), table.column("ms").to_numpy(), step_ms))
     if existing is not None:
         known = stays.codes(list(read_newest(existing.path)))
         finer.append(known[known >= 0].astype(np.int32))
@@ -71,12 +69,9 @@ def plan_merge(
     order = with_rollups(every)
     channels = {name: channel for name, channel in order.items() if name in names}
     channels |= {name: channel for name, channel in old.items() if name not in channels}
+    runs = choose_runs(len(stays.units) * (timedelta(days=1) / step) / spill.bucket_number)
     if existing is not None and existing.meta.counts["samples"]:
         runs = existing.meta.runs
-    else:
-        runs = choose_runs(
-            0.0 if spill is None else len(stays.units) * (timedelta(days=1) / step) / spill.bucket_number
-        )
     return MergePlan(channels, units, rolled, runs, step_ms)
 
 
@@ -111,7 +106,7 @@ class SampleMerger:
         self._nodes = list(self.stays.node_names)
         self._edges = {} if self.existing is None else self._stored_edges(self.existing)
 
-    def run(self, spill: Spill | None) -> Iterator[tuple[int, pa.Table | None, list[int]]]:
+    def run(self, spill: Spill) -> Iterator[tuple[int, pa.Table | None, list[int]]]:
         """Yield each bucket, the samples of its runs that are made anew, sorted, and its runs that are kept.
 
         After the last one, the attributes are complete.
@@ -122,11 +117,9 @@ class SampleMerger:
                 self.existing, self.plan, self.stays, self._nodes, self._newest_before, self._keep_ms
             )
             old_buckets = set(self.existing.buckets())
-        new_buckets = set() if spill is None else set(spill.buckets())
+        new_buckets = set(spill.buckets())
         for bucket in sorted(new_buckets | old_buckets):
-            new = None
-            if spill is not None and bucket in new_buckets:
-                new = read_block(spill.read(bucket), self.plan.channels)
+            new = read_block(spill.read(bucket), self.plan.channels) if bucket in new_buckets else None
             reach = None if stored is None else stored.reach(bucket, new)
             self.counts["samples_past_retention"] += 0 if reach is None else reach.dropped
             kept = [] if reach is None else reach.kept
@@ -226,8 +219,6 @@ class SampleMerger:
         gauge = block.series[CHANNEL]
         read = gauge.values.astype(np.int32), gauge.valid
         rows = untold_edges(block.unit, block.ms, read, block.order < 0, held, self._edges)
-        if len(rows) == 0:
-            return
         units = self.stays.units
         found = event_rows(
             pd.Series(times_of(block.ms[rows])),
@@ -256,14 +247,12 @@ def read_newest(root: Path) -> dict[str, int]:
     path = root / NEWEST_NAME
     if not path.exists():
         return {}
-    table = pq.read_table(path)
-    return dict(zip(table.column("unit").to_pylist(), table.column("ms").to_pylist(), strict=True))
+    return dict(zip(*pq.read_table(path, columns=["unit", "ms"]).to_pydict().values(), strict=True))
 
 
 def write_newest(root: Path, newest: Mapping[str, int]) -> None:
     """Write what :func:`read_newest` reads; nothing where no unit is rolled up."""
     if newest:
-        names = sorted(newest)
-        table = pa.table({"unit": pa.array(names), "ms": pa.array([newest[name] for name in names], pa.int64())})
+        table = pa.table({"unit": sorted(newest), "ms": [newest[name] for name in sorted(newest)]})
         with disk_errors(root):
             write_small(root / NEWEST_NAME, table)

@@ -16,6 +16,7 @@ from telemetry.dataset.store import Dataset
 from telemetry.errors import InputError
 from telemetry.importing.inventory import Installations
 from telemetry.importing.quarantine import Quarantine
+from telemetry.importing.samples.block import Spill
 from telemetry.importing.samples.merge import SampleMerger, plan_merge
 from tests.telemetry.helpers import DAY, STEP, gpu, run_import, samples_frame
 from tests.telemetry.landing.test_compaction import fold, land, samples_of
@@ -112,9 +113,10 @@ def test_in_whatever_order_whole_steps_land_each_xid_is_told_once(
 
 def test_samples_of_a_gpu_that_the_inventory_no_longer_names_are_never_given_to_another(tmp_path: Path) -> None:
     dataset = run_import(tmp_path, samples=samples_frame(gpus=4)).dataset
+    spill = Spill(tmp_path / "spill", 64)
     fewer = Installations(dataset.inventory().iloc[:3], "gpu", {})
-    plan = plan_merge(None, dataset, {}, resolve_channels({}), STEP, fewer, sample_count=False)
+    plan = plan_merge(spill, dataset, {}, resolve_channels({}), STEP, fewer, sample_count=False)
     later = (DAY + STEP).to_pydatetime()  # so that something is dropped, and the rest is read
     merger = SampleMerger(plan, fewer, dataset, STEP, [], Quarantine(None), later)
     with pytest.raises(InputError, match=f"the dataset has samples of '{gpu(3)}', which the inventory does not name"):
-        list(merger.run(None))
+        list(merger.run(spill))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -169,25 +170,24 @@ class SampleIntake:
         if column is None:
             return pa.nulls(int(good.sum()), kind)
         column = self._mapped(column, channel.name).filter(pa.array(good))
-        parsed = parse_values(
-            column, channel, self.mapping.scale.get(channel.name), self.mapping.offset.get(channel.name)
-        )
+        scale, offset = self.mapping.scale.get(channel.name), self.mapping.offset.get(channel.name)
+        values, valid, problems, sentinels = parse_values(column, channel, scale, offset)
         if channel.unit == "%":
-            nonzero = parsed.values[parsed.valid & (parsed.values != 0)]
+            nonzero = values[valid & (values != 0)]
             self._nonzero[channel.name] += len(nonzero)
             self._fractions[channel.name] += int((nonzero < 1.0).sum())
-        self.counts["values_not_supported"] += parsed.sentinels
+        self.counts["values_not_supported"] += sentinels
         what = f"column {channel.name}, values"
         lost = 0
-        for reason, chosen in parsed.problems.items():
-            values = column.filter(pa.array(chosen)).to_pylist()
-            details = [f"{channel.name} = {value}" for value in values]
+        for reason, chosen in problems.items():
+            wrong = column.filter(pa.array(chosen)).to_pylist()
+            details = [f"{channel.name} = {value}" for value in wrong]
             batch.set_aside(reason, np.flatnonzero(good)[chosen], details, lost_rows=0)
-            self.quarantine.count_lost("samples", what, reason, len(values), f"{batch.file.name}: {values[0]!r}")
-            lost += len(values)
+            self.quarantine.count_lost("samples", what, reason, len(wrong), f"{batch.file.name}: {wrong[0]!r}")
+            lost += len(wrong)
         self.counts["values_nulled"] += lost
-        self.quarantine.count_present("samples", what, int(parsed.valid.sum()) + lost)
-        return pa.array(parsed.values, kind, mask=~parsed.valid)
+        self.quarantine.count_present("samples", what, int(valid.sum()) + lost)
+        return pa.array(values, kind, mask=~valid)
 
     def _mapped(self, column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
         table = self.mapping.values.get(name)
@@ -224,24 +224,14 @@ def _encoded(column: pa.ChunkedArray | None, length: int) -> tuple[npt.NDArray[n
     return place[encoded.indices.fill_null(-1).to_numpy()], names
 
 
-@dataclass(slots=True)
-class ParsedValues:
-    """A parsed column.
-
-    ``values``: numbers of the channel's type; anything where not ``valid``.
-    ``sentinels``: values that meant "not supported".
-    """
-
-    values: npt.NDArray[np.generic]
-    valid: npt.NDArray[np.bool_]
-    problems: dict[str, npt.NDArray[np.bool_]]
-    sentinels: int
-
-
-def parse_values(column: pa.ChunkedArray, channel: Channel, scale: float | None, offset: float | None) -> ParsedValues:
+def parse_values(
+    column: pa.ChunkedArray, channel: Channel, scale: float | None, offset: float | None
+) -> tuple[npt.NDArray[np.generic], npt.NDArray[np.bool_], dict[str, npt.NDArray[np.bool_]], int]:
     """Parse the values of one channel.
 
     ``scale``, ``offset``: ``value * scale + offset`` is taken before the range is looked at.
+    Returns: numbers of the channel's type, and which of them are valid; the others by problem; and how many meant "not
+    supported".
     """
     numbers, exact, unreadable = _numbers(column, channel)
     present = ~np.isnan(numbers)
@@ -271,7 +261,7 @@ def parse_values(column: pa.ChunkedArray, channel: Channel, scale: float | None,
         valid &= ~outside
     kept = np.where(valid, numbers, 0.0)
     values = exact if exact is not None and channel.kind == "flags" else kept.astype(DTYPES[channel.kind])
-    return ParsedValues(values, valid, problems, int(blanks.sum()))
+    return values, valid, problems, int(blanks.sum())
 
 
 def _numbers(
@@ -288,24 +278,15 @@ def _numbers(
     if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
         column = pc.utf8_trim_whitespace(column.cast(pa.string()))
         column = pc.if_else(pc.equal(column, ""), None, column)
-        try:
-            return _numbers(column.cast(pa.int64()), channel)
-        except pa.ArrowInvalid:
-            pass
-        try:
-            column = column.cast(pa.float64())
-        except pa.ArrowInvalid:
-            numbers = _text_numbers(column).to_numpy()
-            return numbers, None, np.asarray(column.is_valid().to_numpy() & np.isnan(numbers), dtype=bool)
+        for kind in (pa.int64(), pa.float64()):
+            with suppress(pa.ArrowInvalid):
+                return _numbers(column.cast(kind), channel)
+        numbers = _text_numbers(column).to_numpy()
+        return numbers, None, np.asarray(column.is_valid().to_numpy() & np.isnan(numbers), dtype=bool)
     exact = None
-    if channel.kind == "flags" and pa.types.is_integer(column.type):
-        filled = column.fill_null(0)
-        least = pc.min(filled).as_py()
-        if least is None or least >= 0:
-            exact = filled.cast(pa.uint64()).to_numpy()
-    missing = np.asarray(column.is_null().to_numpy(zero_copy_only=False), dtype=bool)
-    numbers = column.cast(pa.float64(), safe=False).fill_null(0.0).to_numpy()
-    return np.where(missing, np.nan, numbers), exact, none
+    if channel.kind == "flags" and pa.types.is_integer(column.type) and (pc.min(column).as_py() or 0) >= 0:
+        exact = column.fill_null(0).cast(pa.uint64()).to_numpy()
+    return column.cast(pa.float64(), safe=False).fill_null(np.nan).to_numpy(), exact, none
 
 
 def _text_numbers(column: pa.ChunkedArray) -> pd.Series:

@@ -17,6 +17,7 @@ import shutil
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import pairwise
@@ -94,19 +95,22 @@ def land_dump(
     are spilled).
     """
     digest = _digest(path, catalogue, mapping)
-    lock, spill = landing.state(f"dump-{digest}.lock"), landing.state(f"dump-{digest}")
+    lock, folder = landing.state(f"dump-{digest}.lock"), landing.state(f"dump-{digest}")
     try:
         with disk_errors(lock), FileLock(lock, blocking=False, fallback_to_soft=False):
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir()
             try:
-                return _land(path, landing, catalogue, digest, delay, held_samples, progress)
+                return _land(path, folder, landing, catalogue, digest, delay, held_samples, progress)
             finally:
-                shutil.rmtree(spill, ignore_errors=True)
+                shutil.rmtree(folder, ignore_errors=True)
     except Timeout:
         raise InputError("another run is reading this dump", str(path), "Wait until it has ended.") from None
 
 
 def _land(
     path: Path,
+    folder: Path,
     landing: Landing,
     catalogue: SeriesCatalogue,
     digest: str,
@@ -118,19 +122,17 @@ def _land(
     if ended.exists():
         return DumpResult(digest=digest, rows=0, files=0, events=0, **json.loads(ended.read_text(encoding="utf-8")))
     reader = DumpReader(path, catalogue)
-    spill = _Spill(landing.state(f"dump-{digest}"), held_samples)
     samples = 0
     size = path.stat().st_size
     for block in reader.blocks():
         samples += len(block)
-        spill.add(reader.series, block)
+        _spill(folder, reader.series, block)
         progress(min(reader.bytes_read, size), size)
     if samples == 0:
         raise _nothing(path, reader)
-    spill.write(reader.series)
     rows = files = events = 0
     xids = XidCounts(delay)
-    parts = spill.parts()
+    parts = sorted(folder.glob("part-*"))
     for done, part in enumerate(parts, start=1):
         for piece, block in enumerate(slices(part, held_samples)):
             if len(block) == 0:
@@ -180,9 +182,12 @@ class DumpReader:
         MiB.
         """
         carry, number = b"", 0
-        with self._open() as stream:
+        with self._errors():
+            stream = pa.input_stream(str(self.path), compression=_COMPRESSION.get(self.path.suffix))
+        with stream:
             while True:
-                chunk = self._read(stream)
+                with self._errors():
+                    chunk = bytes(stream.read(_BLOCK_BYTES))
                 self.bytes_read += len(chunk)
                 text = carry + chunk
                 cut = text.rfind(b"\n") + 1 if chunk else len(text)
@@ -197,15 +202,10 @@ class DumpReader:
                 if not chunk:
                     return
 
-    def _open(self) -> pa.NativeFile:
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
         try:
-            return pa.input_stream(str(self.path), compression=_COMPRESSION.get(self.path.suffix))
-        except (OSError, pa.ArrowException) as error:
-            raise InputError(f"the file cannot be read: {error}", str(self.path), "Give a file.") from error
-
-    def _read(self, stream: pa.NativeFile) -> bytes:
-        try:
-            return bytes(stream.read(_BLOCK_BYTES))
+            yield
         except (OSError, pa.ArrowException) as error:
             raise InputError(
                 f"the file is damaged or cut: {error}", str(self.path), "Make the dump again; nothing has landed of it."
@@ -242,40 +242,15 @@ class DumpReader:
         return f"{name}: {'known, and not used' if is_unused(name) else 'no channel of ours'}"
 
 
-class _Spill:
-    """Samples on disk, in a file for each day and group of GPUs."""
-
-    def __init__(self, folder: Path, held_samples: int) -> None:
-        self._folder = folder
-        self._held_samples = held_samples
-        self._blocks: list[npt.NDArray[Any]] = []
-        self._group = np.empty(0, np.int64)
-        with disk_errors(folder):
-            shutil.rmtree(folder, ignore_errors=True)
-            folder.mkdir(parents=True)
-
-    def add(self, series: Sequence[Series | XidCount], block: npt.NDArray[Any]) -> None:
-        """Take samples; ``series`` may have grown since the last time."""
-        self._blocks.append(block)
-        if sum(map(len, self._blocks)) >= self._held_samples:
-            self.write(series)
-
-    def write(self, series: Sequence[Series | XidCount]) -> None:
-        """Write what is held."""
-        fresh = [zlib.crc32(each.gpu.encode()) % _GROUPS for each in series[len(self._group) :]]
-        self._group = np.append(self._group, np.array(fresh, np.int64))
-        samples = np.concatenate([*self._blocks, np.empty(0, _RECORD)])
-        self._blocks = []
-        key = samples["ms"] // _DAY_MS * _GROUPS + self._group[samples["index"]]
-        with disk_errors(self._folder):
-            for each in np.unique(key).tolist():
-                day, group = divmod(each, _GROUPS)
-                with (self._folder / f"part-{day:06d}-{group}").open("ab") as stream:
-                    stream.write(samples[key == each].tobytes())
-
-    def parts(self) -> list[Path]:
-        """Return the files, by day and group."""
-        return sorted(self._folder.glob("part-*"))
+def _spill(folder: Path, series: Sequence[Series | XidCount], block: npt.NDArray[Any]) -> None:
+    """Append samples to the file of their day and group of GPUs."""
+    used, place = np.unique(block["index"], return_inverse=True)
+    group = np.array([zlib.crc32(series[number].gpu.encode()) % _GROUPS for number in used], np.int64)
+    key = block["ms"] // _DAY_MS * _GROUPS + group[place]
+    with disk_errors(folder):
+        for part in np.unique(key).tolist():
+            with (folder / f"part-{part // _GROUPS:06d}-{part % _GROUPS}").open("ab") as stream:
+                stream.write(block[key == part].tobytes())
 
 
 def slices(path: Path, most: int) -> Iterator[npt.NDArray[Any]]:
@@ -309,10 +284,8 @@ def _digest(path: Path, catalogue: SeriesCatalogue, mapping: SourceMapping | Non
     try:
         with path.open("rb") as stream:
             digest = hashlib.file_digest(stream, "sha256")
-    except FileNotFoundError:
-        raise InputError("the file does not exist", str(path), "Give the path of a dump.") from None
     except OSError as error:
-        raise InputError(f"the file cannot be read: {error.strerror}", str(path), "Give a file.") from error
+        raise InputError(f"the file cannot be read: {error.strerror}", str(path), "Give a dump.") from error
     rules = {
         "layout": _LAYOUT_VERSION,
         "mapping": None if mapping is None else mapping.model_dump(mode="json"),

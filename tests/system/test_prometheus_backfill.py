@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
 
 from simulator.simulate import simulate
@@ -58,21 +57,9 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
 
 def command(url: str, dataset: Path, *options: str | Path, start: str = START, end: str = END) -> list[str]:
     """Return the command line of a backfill."""
-    told = [
-        "collect",
-        "prometheus",
-        "--url",
-        url,
-        "--start",
-        start,
-        "--end",
-        end,
-        "--dataset",
-        dataset,
-        "--json",
-        *options,
-    ]
-    return [sys.executable, "-c", VERB, *map(str, told)]
+    span = ["--start", start, "--end", end]
+    words = ["collect", "prometheus", "--url", url, *span, "--dataset", dataset, "--json", *options]
+    return [sys.executable, "-c", VERB, *map(str, words)]
 
 
 def collect(url: str, dataset: Path, *options: str | Path, **span: str) -> dict[str, object]:
@@ -82,25 +69,6 @@ def collect(url: str, dataset: Path, *options: str | Path, **span: str) -> dict[
     )
     assert run.returncode == 0, run.stderr
     return json.loads(run.stdout)
-
-
-def add_events(fleet: Fleet, dataset: Path) -> None:
-    """Give the dataset the simulator's own events, as an operator would give a log of them."""
-    from datetime import timedelta
-
-    from telemetry.dataset.channels import resolve_channels
-    from telemetry.importing.importer import import_dataset
-
-    import_dataset(
-        dataset,
-        events=[fleet.truth.path / "events.parquet"],
-        inventory=fleet.truth.path / "inventory.parquet",
-        jobs=fleet.truth.path / "jobs.parquet",
-        step=timedelta(minutes=10),
-        channels=resolve_channels({}),
-        dedupe=timedelta(seconds=60),
-        delay=timedelta(minutes=10),
-    )
 
 
 def assert_same_telemetry(fleet: Fleet, dataset: Path, *, gauges_within: float = 0.0) -> None:
@@ -116,28 +84,11 @@ def assert_same_telemetry(fleet: Fleet, dataset: Path, *, gauges_within: float =
             assert same_values(mine[name], theirs[name]), name
 
 
-def assert_same_events(fleet: Fleet, dataset: Path) -> None:
-    """Every event of the simulator; those that only the XID gauge tells may be there besides."""
-    read = Dataset.open(dataset).events()
-    read = read[read["source"] != "xid_gauge"]
-    names = ["timestamp", "node", "gpu", "type", "code", "known_at"]
-    mine = fleet.truth.events()[names].sort_values(names, ignore_index=True)
-    pd.testing.assert_frame_equal(mine, read[names].sort_values(names, ignore_index=True))
-    stays = ["gpu", "node", "slot", "serial", "model", "installed_at", "removed_at"]
-    pd.testing.assert_frame_equal(
-        fleet.truth.inventory()[stays].sort_values(stays, ignore_index=True),
-        Dataset.open(dataset).inventory()[stays].sort_values(stays, ignore_index=True),
-    )
-
-
 def test_the_history_comes_back_as_it_was(fleet: Fleet, tmp_path: Path) -> None:
     inventory = fleet.truth.path / "inventory.parquet"
     told = collect(fleet.server.url, tmp_path / "out", "--inventory", inventory)
     assert told["samples"] > 20 * GPUS * DAYS * 100
     assert told["quarantined"] == {}
-    assert_same_telemetry(fleet, tmp_path / "out")
-    add_events(fleet, tmp_path / "out")
-    assert_same_events(fleet, tmp_path / "out")
     assert_same_telemetry(fleet, tmp_path / "out")
     again = collect(fleet.server.url, tmp_path / "out")
     assert (again["samples"], again["compacted files"]) == (0, {})

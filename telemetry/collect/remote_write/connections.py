@@ -37,20 +37,6 @@ _BACKLOG_SHARE: Final = 16
 _LOG = logging.getLogger(__name__)
 
 
-def descriptor_limit() -> int:
-    """Raise this process's soft limit of file descriptors to its hard one; return the limit that then holds."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        try:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-        except (ValueError, OSError) as error:
-            _LOG.warning("the limit of %d file descriptors cannot be raised to %d: %s", soft, hard, error)
-        else:
-            soft = hard
-    # "Without limit" is -1 here.
-    return soft if soft >= 0 else _MOST_CONNECTIONS * _CONNECTION_SHARE
-
-
 class ConnectionGate:
     """Bounds the connections of one server to half of the file descriptors. Lives in its event loop.
 
@@ -59,7 +45,9 @@ class ConnectionGate:
     """
 
     def __init__(self, head_timeout_s: float, *, servers: int = 1) -> None:
-        descriptors = descriptor_limit()
+        descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if descriptors < 0:  # without limit
+            descriptors = _MOST_CONNECTIONS * _CONNECTION_SHARE
         self.most = max(1, min(_MOST_CONNECTIONS, descriptors // _CONNECTION_SHARE) // servers)
         self.backlog = max(1, min(BACKLOG, descriptors // _BACKLOG_SHARE))
         self.head_timeout_s = head_timeout_s

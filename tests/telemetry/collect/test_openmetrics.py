@@ -177,7 +177,7 @@ def test_files_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
             land(tmp_path / name, tmp_path / "live")
         return str(error.value).replace(f"{tmp_path}/", "")
 
-    assert refusal("none.om", None) == "the file does not exist (none.om). Give the path of a dump."
+    assert refusal("none.om", None) == "the file cannot be read: No such file or directory (none.om). Give a dump."
     assert refusal("e.om", b"").endswith("with --mapping. It is empty.")
     assert "It holds acme: no channel of ours (2 lines)" in refusal("a.om", b"acme 1 1772323200\nacme 1 1772323201\n")
     assert "a line cannot be read: line 1" in refusal("b.om", b"{{{ 1 2\n")

@@ -1,11 +1,9 @@
 """What a series is, told by its metric name and its labels."""
 
 from collections.abc import Mapping
-from pathlib import Path
 
 import pytest
 
-from telemetry.collect.series.exposition import parse_line
 from telemetry.collect.series.identity import Series, SeriesCatalogue
 from telemetry.collect.series.mapping import SourceMapping
 from telemetry.collect.series.unused import is_unused
@@ -152,16 +150,3 @@ def test_known_metrics_that_are_left_out_have_a_reason() -> None:
     assert not is_unused("acme_unheard_of")
     names = SeriesCatalogue(CATALOGUE).metric_names()
     assert [name for name in names if is_unused(name)] == []
-
-
-def test_every_metric_of_a_real_page_is_read_or_has_a_reason() -> None:
-    page = Path(__file__).parents[5] / "shared" / "data" / "dcgm-exporter" / "l4-driver-580.prom"
-    if not page.is_file():
-        pytest.skip("the real page is not on this machine")
-    catalogue = SeriesCatalogue(CATALOGUE)
-    read = 0
-    for sample in filter(None, map(parse_line, page.read_text().splitlines())):
-        found = catalogue.identify(sample.name, sample.labels)
-        read += found is not None
-        assert found is not None or is_unused(sample.name), sample.name
-    assert read == 22

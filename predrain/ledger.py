@@ -35,24 +35,26 @@ def why(
         from scheduler.ledger.reader import LedgerReader
 
         reader = LedgerReader(ledger)
-        found, work = reader.why(node, most), reader.work(node)
+        decisions, work = reader.why(node, most), reader.work(node)
         if as_json:
-            content = {"node": node, "decisions": found, "work": work}
+            content = {"node": node, "decisions": decisions, "work": work}
             _write(json.dumps(content, ensure_ascii=False, sort_keys=True))
             return
-        for each in found:
-            risk = "no risk known" if each["risk"] is None else f"risk {each['risk']:.1%}"
-            _write(f"decision {each['decision']}, {each['at']}: {each['tier']}, {risk}, {_levels(each)}")
-            model = each["model"]
+        for decision in decisions:
+            risk = "no risk known" if decision["risk"] is None else f"risk {decision['risk']:.1%}"
+            wanted, level = decision["wanted"], decision["target"]
+            level += "" if wanted == level else f" instead of {wanted}"
+            _write(f"decision {decision['decision']}, {decision['at']}: {decision['tier']}, {risk}, {level}")
+            model = decision["model"]
             if model is not None:
-                _write(f"  model {model['profile']} {model['digest'][:12]}, scores of {each['scores_of']}")
-            for reason in each["reasons"]:
+                _write(f"  model {model['profile']} {model['digest'][:12]}, scores of {decision['scores_of']}")
+            for reason in decision["reasons"]:
                 _write(f"  why: {reason}")
-            if each["over_budget"]:
-                _write(f"  over budget: {each['over_budget']}")
-            for words in each["breaker"].values():
-                _write(f"  breaker open: {words}")
-            _calls(each)
+            if decision["over_budget"]:
+                _write(f"  over budget: {decision['over_budget']}")
+            for cause in decision["breaker"].values():
+                _write(f"  breaker open: {cause}")
+            _calls(decision)
         if work:
             _write("emptying it:")
         for each in work:
@@ -70,14 +72,14 @@ def listing(ledger: LedgerOption = Path("ledger.db"), most: MostOption = 20, as_
     with reported():
         from scheduler.ledger.reader import LedgerReader
 
-        found = LedgerReader(ledger).rounds(most)
+        decisions = LedgerReader(ledger).rounds(most)
         if as_json:
-            _write(json.dumps({"decisions": found}, ensure_ascii=False, sort_keys=True))
+            _write(json.dumps({"decisions": decisions}, ensure_ascii=False, sort_keys=True))
             return
-        for each in found:
-            tiers = ", ".join(f"{name} {count}" for name, count in each["tiers"].items()) or "all clear"
-            _write(f"decision {each['decision']}, {each['at']}: {each['nodes']} nodes, {tiers}")
-            _calls(each)
+        for decision in decisions:
+            tiers = ", ".join(f"{name} {count}" for name, count in decision["tiers"].items()) or "all clear"
+            _write(f"decision {decision['decision']}, {decision['at']}: {decision['nodes']} nodes, {tiers}")
+            _calls(decision)
 
 
 @ledger_app.command("replay")
@@ -126,19 +128,14 @@ def export(
         _write(f"{len(events)} events in {out}")
 
 
-def _levels(each: dict[str, Any]) -> str:
-    wanted, target = each["wanted"], each["target"]
-    return target if wanted == target else f"{target} instead of {wanted}"
-
-
-def _calls(each: dict[str, Any]) -> None:
-    for call in each["calls"]:
+def _calls(decision: dict[str, Any]) -> None:
+    for call in decision["calls"]:
         words = f": {call['message']}" if call["message"] else ""
         _write(f"  {call['at']} {call['verb']} {call['node']}: {call['answer']}{words}")
         for write in call["wrote"]:
             before, after = (write[name] if write[name] is not None else "(none)" for name in ("before", "after"))
             _write(f"    {write['path']}: {before} -> {after}")
-    for skip in each["skipped"]:
+    for skip in decision["skipped"]:
         _write(f"  {skip['at']} {skip['verb']} {skip['node']}: not done, {skip['why']}")
 
 

@@ -50,15 +50,20 @@ class ChosenScheduler:
 
 
 def choose_scheduler(
-    kind: SchedulerKind, cluster: Path | None, settings: Callable[[], ActSettings], *, waits: bool, told: bool = False
+    kind: SchedulerKind,
+    cluster: Path | None,
+    settings: Callable[[], ActSettings],
+    *,
+    waits: bool,
+    by_hand: bool = False,
 ) -> ChosenScheduler:
     """Reach a scheduler.
 
     ``cluster``: file that describes the cluster, for ``file``.
-    ``settings``: reads the settings; the file of a cluster needs none, and is told to stop also where they are broken.
+    ``settings``: reads the settings; the file of a cluster needs none, and is stopped also where they are broken.
     ``waits``: whether this process does one round and ends, so that it has to watch another one's lease rather than
     come again.
-    ``told``: whether a person stops or undoes something: what is needed for new work only may then be broken.
+    ``by_hand``: whether a person stops or undoes something: what is needed for new work only may then be broken.
     Raises ``InputError`` if there is no way to it, or the settings are wrong.
     """
     from scheduler.ports.clock import SystemClock
@@ -78,7 +83,7 @@ def choose_scheduler(
         connection = connect(kubeconfig, chosen.context, limits=chosen.limits, agent=AGENT)
         adapter = KubernetesScheduler(connection, SystemClock(), chosen, waits=waits)
         verification = None
-        if chosen.diagnostic_job is not None and not told:
+        if chosen.diagnostic_job is not None and not by_hand:
             verification = KubernetesVerification(adapter, read_manifest(Path(chosen.diagnostic_job)))
         return ChosenScheduler(adapter, KubernetesWorkloads(adapter), connection.name, verification)
     from scheduler.file import FileScheduler

@@ -80,17 +80,17 @@ def act(
 
     Example: predrain act --cluster cluster.json --scores scores --settings act.yaml --dry-run
     """
-    told = kill or resume or release_all or reset_breaker
+    by_hand = kill or resume or release_all or reset_breaker
     if sum((kill, resume, release_all)) > 1:
         raise typer.BadParameter("give one of --kill, --resume and --release-all")
-    if loop and (dry_run or told):
+    if loop and (dry_run or by_hand):
         raise typer.BadParameter("--loop goes with none of --dry-run, --kill, --resume, --release-all, --reset-breaker")
     if dry_run and (kill or resume or reset_breaker):
         raise typer.BadParameter("--dry-run goes with none of --kill, --resume and --reset-breaker")
     if listen is not None and not loop:
         raise typer.BadParameter("goes with --loop", param_hint="--listen")
     settings = settings or (DEFAULT_SETTINGS if DEFAULT_SETTINGS.is_file() else None)
-    if not told:
+    if not by_hand:
         _all_there(scheduler, cluster, scores, settings)
     with reported():
         from contextlib import closing
@@ -101,10 +101,10 @@ def act(
         def read() -> ActSettings:
             return ActSettings() if settings is None else read_settings(settings)
 
-        chosen = choose_scheduler(scheduler, cluster, read, waits=not loop and not dry_run, told=told)
+        chosen = choose_scheduler(scheduler, cluster, read, waits=not loop and not dry_run, by_hand=by_hand)
         switches: dict[str, Any] = {}
-        if told and not dry_run:
-            switches = _tell(chosen, kill=kill, resume=resume, release_all=release_all, reset_breaker=reset_breaker)
+        if by_hand and not dry_run:
+            switches = _switch(chosen, kill=kill, resume=resume, release_all=release_all, reset_breaker=reset_breaker)
             if not release_all:
                 if as_json:
                     _print_json(switches)
@@ -158,7 +158,7 @@ def _all_there(scheduler: SchedulerKind, cluster: Path | None, scores: Path | No
         raise typer.BadParameter("nothing can be decided without " + "; and without ".join(missing))
 
 
-def _tell(
+def _switch(
     chosen: ChosenScheduler, *, kill: bool, resume: bool, release_all: bool, reset_breaker: bool
 ) -> dict[str, Any]:
     """Set the switches, say so, and give them for the JSON answer."""
@@ -262,10 +262,10 @@ def _follow(controller: Controller, given: ActSettings, listen: str | None, as_j
             except Exception as error:  # whatever it is, marks expire and must be taken off: go on
                 report = RoundReport(datetime.now(UTC), active=False, errors=[f"{type(error).__name__}: {error}"])
             metrics.note(report, time.monotonic() - began)
-            said = [str(report.active), *report.errors, *report.notes, *(step.line for step in report.work)]
-            if report.steps or said != before:  # what stays as it was need not be said every minute
+            shown = [str(report.active), *report.errors, *report.notes, *(step.line for step in report.work)]
+            if report.steps or shown != before:  # what stays as it was need not be shown every minute
                 _show(report, as_json)
-            before = said
+            before = shown
     return report
 
 
@@ -289,14 +289,14 @@ def _lines(report: RoundReport) -> list[str]:
     content: dict[str, Any] = report.to_json()
     inactive = "not active" if report.errors else "standby: another replica holds the lease"
     lines = [f"{report.at:%Y-%m-%d %H:%M:%S} UTC" + ("" if report.active else f": {inactive}")]
-    said: dict[str, tuple[str, ...]] = {}
+    shown: dict[str, tuple[str, ...]] = {}
     for step in report.steps:
         action = step.action
         words = f": {step.words}" if step.words else ""
         lines.append(f"{step.outcome:<8} {action.verb} {action.node} ({action.tier}){words}")
-        if said.get(action.node) != action.reasons:  # the same for each step on a node
+        if shown.get(action.node) != action.reasons:  # the same for each step on a node
             lines += [f"         why: {reason}" for reason in action.reasons]
-        said[action.node] = action.reasons
+        shown[action.node] = action.reasons
         lines += [f"         {write.words}" for write in step.writes]
     lines += [step.line for step in report.work]
     lines += [f"         {write.words}" for step in report.work for write in step.writes]
@@ -314,11 +314,11 @@ def _standing(report: RoundReport) -> list[str]:
     """Name the nodes at risk on which nothing was to be done, with what they are and what held more back."""
     standing = report.standing()
     lines = []
-    for each in standing[:_MOST_STANDING]:
-        risk = "unknown" if each.risk is None else f"{each.risk:.1%}"
-        words = f"stays {each.target.name.lower()}"
-        if each.target < each.wanted:
-            words += f" instead of {each.wanted.name.lower()}"
-        lines.append(f"at risk: {each.node} ({each.tier}, {risk}) {words}: {'; '.join(each.reasons)}")
+    for node in standing[:_MOST_STANDING]:
+        risk = "unknown" if node.risk is None else f"{node.risk:.1%}"
+        stays = f"stays {node.target.name.lower()}"
+        if node.target < node.wanted:
+            stays += f" instead of {node.wanted.name.lower()}"
+        lines.append(f"at risk: {node.node} ({node.tier}, {risk}) {stays}: {'; '.join(node.reasons)}")
     more = len(standing) - len(lines)
     return [*lines, f"at risk: {more} more nodes, in --json under standing"] if more else lines

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Final, Literal
 
 from policy.fleet import Level, Published
 from policy.plan import Action
+from policy.risk_record import instant_words
 from scheduler.ports.codec import instant
 from scheduler.ports.readings import Write
 from telemetry.collect.kubernetes.api import Object
@@ -57,7 +58,7 @@ def condition_after(action: Action, current: CurrentCondition | None, now: datet
     """
     if action.verb == "publish":
         status, reason = _OF_TIER.get(action.tier, ("Unknown", "RiskUnknown"))
-        end = "" if action.expires_at is None else f", holds until {_stamp(action.expires_at)}"
+        end = "" if action.expires_at is None else f", holds until {instant_words(action.expires_at)}"
         risk = "" if action.risk is None else f" (risk {action.risk:.3g})"
         message = f"tier {action.tier}{risk}{end}: {'; '.join(action.reasons[:3]) or 'no reasons given'}"
         return _set(status, reason, message, current, now)
@@ -112,7 +113,7 @@ def event_of(action: Action, node: str, before: Published | None, now: datetime)
         message = "; ".join(action.reasons[:3]) or "nothing stands any more"
     else:
         return None
-    stamp = _stamp(now)
+    stamp = instant_words(now)
     digest = hashlib.sha256(f"{node} {action.verb} {action.tier} {stamp}".encode()).hexdigest()[:16]
     event = {
         "apiVersion": "v1",
@@ -138,11 +139,7 @@ def _set(status: Status, reason: str, message: str, current: CurrentCondition | 
         "status": status,
         "reason": reason,
         "message": message[:_MAX_MESSAGE],
-        "lastHeartbeatTime": _stamp(now),
-        "lastTransitionTime": _stamp((current.since if unchanged and current else None) or now),
+        "lastHeartbeatTime": instant_words(now),
+        "lastTransitionTime": instant_words((current.since if unchanged and current else None) or now),
     }
     return {"status": {"conditions": [content]}}
-
-
-def _stamp(when: datetime) -> str:
-    return when.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

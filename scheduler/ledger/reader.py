@@ -15,7 +15,7 @@ from typing import Any
 from policy.config import PolicyConfig
 from policy.decide import decide
 from policy.fleet import Signals
-from scheduler.ledger.schema import close, connect
+from scheduler.ledger.schema import connect
 from scheduler.ledger.sqlite_ledger import fleet_of
 from scheduler.ports.codec import object_of, plain_of
 from scheduler.ports.stored_state import state_from_json
@@ -46,11 +46,7 @@ class LedgerReader:
     def __init__(self, path: Path) -> None:
         self._where = str(path)
         self._link = connect(path, writable=False)
-        self._close = weakref.finalize(self, close, self._link)
-
-    def close(self) -> None:
-        """Close the file."""
-        self._close()
+        self.close = weakref.finalize(self, self._link.close)
 
     def rounds(self, most: int = 50) -> list[dict[str, Any]]:
         """List the newest decisions, the newest first, each with how its calls came out."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import sqlite3
 from pathlib import Path
 
@@ -112,18 +111,22 @@ def connect(path: Path | None, *, writable: bool) -> sqlite3.Connection:
         raise InputError("there is no ledger here", where, "Give the file that `predrain act` writes.")
     if path is not None and writable and not path.parent.is_dir():
         raise InputError("the folder of the ledger does not exist", where, "Make it, or give another file.")
+    mode = "rwc" if writable else "ro"
+    name = ":memory:" if path is None else f"{path.resolve().as_uri()}?mode={mode}"
     try:
-        link = _open(path, writable)
+        # a ledger may be dropped, and so closed, by another thread than that which made it
+        link = sqlite3.connect(
+            name, uri=path is not None, isolation_level=None, timeout=_BUSY_S, check_same_thread=False
+        )
     except sqlite3.Error as error:
         raise InputError(f"the ledger cannot be opened: {error}", where, _AWAY) from None
     try:
         _check(link, path, where, writable)
-    except sqlite3.Error as error:
+    except (sqlite3.Error, InputError) as error:
         link.close()
+        if isinstance(error, InputError):
+            raise
         raise InputError(f"the ledger is damaged: {error}", where, _AWAY) from None
-    except InputError:
-        link.close()
-        raise
     return link
 
 
@@ -131,20 +134,6 @@ _AWAY = (
     "Keep the file for whoever looks into it, move it away, and begin with a new one: what safety needs stands in the "
     "scheduler."
 )
-
-
-def close(link: sqlite3.Connection) -> None:
-    """Close the file; a ledger that another thread drops stays open until the process ends."""
-    with contextlib.suppress(sqlite3.ProgrammingError):
-        link.close()
-
-
-def _open(path: Path | None, writable: bool) -> sqlite3.Connection:
-    if path is None:
-        return sqlite3.connect(":memory:", isolation_level=None, timeout=_BUSY_S)
-    mode = "rwc" if writable else "ro"
-    name = f"{path.resolve().as_uri()}?mode={mode}"
-    return sqlite3.connect(name, uri=True, isolation_level=None, timeout=_BUSY_S)
 
 
 def _check(link: sqlite3.Connection, path: Path | None, where: str, writable: bool) -> None:

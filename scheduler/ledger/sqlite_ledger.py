@@ -20,7 +20,7 @@ import orjson
 from policy.alert_outcomes import Alert
 from policy.fleet import Level, NodeView
 from policy.plan import Action
-from scheduler.ledger.schema import close, connect
+from scheduler.ledger.schema import connect
 from scheduler.ports.codec import object_of, plain_of
 from scheduler.ports.errors import LedgerError
 from scheduler.ports.records import Call, Finding, Intent, RoundRecord, Settled, digest_of
@@ -42,12 +42,8 @@ class SqliteLedger:
     def __init__(self, path: Path | None) -> None:
         self._path = path
         self._link = connect(path, writable=True)
-        self._close = weakref.finalize(self, close, self._link)
+        self.close = weakref.finalize(self, self._link.close)
         self._file = None if path is None else _identity(path)
-
-    def close(self) -> None:
-        """Close the file."""
-        self._close()
 
     def begin(self, record: RoundRecord) -> int:
         """Record a decision before anything of it is done."""

@@ -41,13 +41,14 @@ class DisruptionBudget:
                 f"the disruption budget of scope {self.scope} limits nothing: give max_unavailable, "
                 "max_unavailable_share or min_available"
             )
+        where = f"of the disruption budget of scope {self.scope}"
         for name in ("max_unavailable", "min_available", "min_scope_size"):
             value = getattr(self, name)
             if value is not None and value < 0:
-                raise ValueError(f"{name} of the disruption budget of scope {self.scope} is {value}: give zero or more")
+                raise ValueError(f"{name} {where} is {value}: give zero or more")
         share = self.max_unavailable_share
         if share is not None and not 0 <= share <= 1:
-            raise ValueError(f"max_unavailable_share of scope {self.scope} is {share}: give 0 to 1")
+            raise ValueError(f"max_unavailable_share {where} is {share}: give 0 to 1")
 
     def allowed(self, total: int) -> int:
         """Give how many nodes of a scope of ``total`` may be out of service at a time."""

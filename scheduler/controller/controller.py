@@ -323,10 +323,7 @@ _HOUR = timedelta(hours=1)
 
 
 def odd_thresholds(policy: PolicyConfig, risks: Risks) -> tuple[str, ...]:
-    """Say in words what is odd about the thresholds, and about the horizon that they are for.
-
-    Returns: Nothing, where all is as it should be.
-    """
+    """Say what is odd about the thresholds, and about the horizon that they are for; nothing where all is well."""
     notes: list[str] = []
     if risks.horizon is not None and risks.horizon != policy.horizon:
         wrong = "too early" if risks.horizon > policy.horizon else "by more than they said"
@@ -334,20 +331,17 @@ def odd_thresholds(policy: PolicyConfig, risks: Risks) -> tuple[str, ...]:
             f"the scores look {risks.horizon / _HOUR:g} h ahead and policy.horizon is {policy.horizon / _HOUR:g} h: "
             f"alerts are judged {wrong}"
         )
-    if policy.thresholds_from == "settings":
-        if policy.thresholds == TierThresholds():
-            notes.append(
-                "the settings give no threshold (policy.thresholds), so no score has a tier: only hard rules act"
-            )
-    elif policy.thresholds_from == "costs":
-        if policy.thresholds.elevated is None:
-            notes.append(
-                "the settings give no threshold of tier elevated (policy.thresholds): no node is softly tainted before "
-                "a drain of it is worth its cost"
-            )
-    elif risks.tiers is None:
+    source, given = policy.thresholds_from, policy.thresholds
+    if source == "settings" and given == TierThresholds():
+        notes.append("the settings give no threshold (policy.thresholds), so no score has a tier: only hard rules act")
+    elif source == "costs" and given.elevated is None:
+        notes.append(
+            "the settings give no threshold of tier elevated (policy.thresholds): no node is softly tainted before "
+            "a drain of it is worth its cost"
+        )
+    elif source == "scores" and risks.tiers is None:
         notes.append("the scores name no thresholds, so none of them has a tier: only hard rules act")
-    else:
+    elif source == "scores" and risks.tiers is not None:
         notes += [
             f"no node is of tier {name} ({risks.tiers.sources.get(name, 'no reason given')})"
             for name, value in risks.tiers.thresholds.items()

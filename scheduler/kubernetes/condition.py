@@ -44,10 +44,10 @@ class CurrentCondition:
     reason: str
     since: datetime | None
 
-
-def current_condition(raw: Object) -> CurrentCondition:
-    """Read our condition."""
-    return CurrentCondition(str(raw.get("status")), str(raw.get("reason")), instant(raw.get("lastTransitionTime")))
+    @classmethod
+    def of(cls, raw: Object) -> CurrentCondition:
+        """Read it as the server gives it."""
+        return cls(str(raw.get("status")), str(raw.get("reason")), instant(raw.get("lastTransitionTime")))
 
 
 def condition_after(action: Action, current: CurrentCondition | None, now: datetime) -> Object | None:

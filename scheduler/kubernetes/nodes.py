@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from policy.fleet import JobView, Level, NodeView, UnitView
-from scheduler.kubernetes.condition import CONDITION, CurrentCondition, current_condition
+from scheduler.kubernetes.condition import CONDITION, CurrentCondition
 from scheduler.kubernetes.settings import KubernetesSettings
 from scheduler.ports.node_object import FOREIGN_OWNER_TAINTS, Keys, NodeObject, Taint, view_of
 from scheduler.ports.readings import NodeReading
@@ -113,7 +113,7 @@ def _parsed(
         taints,
         bool(labels),
         bool(annotations),
-        None if at is None else current_condition(conditions[at]),
+        None if at is None else CurrentCondition.of(conditions[at]),
         found.has_gpus,
         at,
         bool(conditions),

@@ -154,7 +154,9 @@ def test_what_is_granted_is_what_a_plain_search_grants(nodes, wishes, most, shar
 def test_settings_that_make_no_sense_are_refused():
     with pytest.raises(ValueError, match=r"^the disruption budget of scope group limits nothing: give max"):
         Budget("group")
-    with pytest.raises(ValueError, match=r"^max_unavailable_share of scope rack is 20: give 0 to 1$"):
+    with pytest.raises(
+        ValueError, match=r"^max_unavailable_share of the disruption budget of scope rack is 20: give 0 to 1$"
+    ):
         Budget("rack", max_unavailable_share=20)
     with pytest.raises(
         ValueError, match=r"^min_available of the disruption budget of scope rack is -1: give zero or more$"

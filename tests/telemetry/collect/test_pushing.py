@@ -4,13 +4,9 @@ import contextlib
 import json
 import os
 import threading
-import time
-from collections.abc import Iterator
 from datetime import UTC, datetime
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -20,6 +16,8 @@ from hypothesis import strategies as st
 
 from telemetry.collect import pushing
 from telemetry.collect.pushing import HttpTarget, Later, Pusher, Refused, Spool, name_of, parse_bytes
+from telemetry.errors import InputError
+from telemetry.http import Answer, BodyTooLarge, Connection, HttpError
 from telemetry.landing.folder import Landing
 from telemetry.landing.tables import Kind
 
@@ -198,136 +196,73 @@ def test_the_thread_sends_what_lands_and_stops(landing: Landing) -> None:
     assert target.taken == [name]
 
 
-class Server(ThreadingHTTPServer):
-    """Answers each request with the next of ``answers``: (status, headers, body) or a word for a misbehaviour."""
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.answers: list[tuple[int, dict[str, str], bytes] | str] = []
-        self.heard: list[dict[str, Any]] = []
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}"
-
-
-class Handler(BaseHTTPRequestHandler):
-    server: Server
-
-    def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers["Content-Length"]))
-        self.server.heard.append(
-            {"path": urlsplit(self.path).path, "query": parse_qs(urlsplit(self.path).query), "body": body}
-            | {key: self.headers[key] for key in ("Content-Type", "Authorization")}
-        )
-        answer = self.server.answers.pop(0)
-        if answer == "breaks off":
-            self.wfile.write(b"HTTP/1.1 500 No\r\nContent-Length: 9000\r\n\r\nhalf")
-        elif answer == "drips":
-            self.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: 9000\r\n\r\n")
-            for _ in range(40):
-                try:
-                    self.wfile.write(b".")
-                except OSError:
-                    return
-                time.sleep(0.05)
-        else:
-            assert isinstance(answer, tuple)
-            status, headers, content = answer
-            self.send_response(status)
-            for key, value in headers.items():
-                self.send_header(key, value)
-            if status != 204:
-                self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Say nothing."""
-
-
-@pytest.fixture
-def server() -> Iterator[Server]:
-    with Server() as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        yield server
-        server.shutdown()
-        thread.join()
-
-
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return land(Landing(tmp_path / "spool", writer="nvml-n"), "samples", 1)
 
 
-def test_a_file_is_posted_as_an_arrow_stream_under_its_name(server: Server, path: Path, tmp_path: Path) -> None:
-    token = tmp_path / "token"
-    token.write_text("s3cret\n")
-    server.answers = [(204, {}, b"")] * 2
-    HttpTarget(server.url + "/", token_file=token).send(path)
-    (heard,) = server.heard
-    assert (heard["path"], heard["query"]) == ("/v1/telemetry", {"kind": ["samples"], "name": [path.stem]})
-    assert heard["Content-Type"] == "application/vnd.apache.arrow.stream"
-    assert heard["Authorization"] == "Bearer s3cret"
-    with pa.ipc.open_stream(heard["body"]) as stream:
+def answering(monkeypatch: pytest.MonkeyPatch, *answers: Answer | Exception) -> list[dict[str, Any]]:
+    """Let the receiver answer so; return what it is sent."""
+    requests: list[dict[str, Any]] = []
+    left = list(answers)
+
+    def ask(connection: Connection, method: str, path: str, **request: Any) -> Answer:
+        requests.append({"url": connection.url + path, "method": method, **request})
+        answer = left.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(pushing, "ask", ask)
+    return requests
+
+
+@pytest.mark.parametrize("url", ["http://host:9201/", "http://host:9201/v1/telemetry"])
+def test_a_file_is_posted_as_an_arrow_stream_under_its_name(
+    path: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requests = answering(monkeypatch, Answer(b"", {}, 0.1, 204))
+    HttpTarget(url).send(path)
+    (request,) = requests
+    assert (request["method"], request["url"]) == ("POST", "http://host:9201/v1/telemetry")
+    assert request["params"] == {"kind": "samples", "name": path.stem}
+    assert request["headers"] == {"Content-Type": "application/vnd.apache.arrow.stream"}
+    with pa.ipc.open_stream(request["content"]) as stream:
         assert stream.read_all().equals(pq.read_table(path))
-    # A token that was replaced is used at once; an address with the path is taken as it is.
-    token.write_text("newer")
-    HttpTarget(server.url + "/v1/telemetry", token_file=token).send(path)
-    assert server.heard[1]["path"] == "/v1/telemetry"
-    assert server.heard[1]["Authorization"] == "Bearer newer"
 
 
-@pytest.mark.parametrize("status", [400, 422])
-def test_a_file_that_is_wrong_is_refused_with_the_server_s_reason(server: Server, path: Path, status: int) -> None:
-    problem = json.dumps({"title": "Unprocessable", "detail": "unknown column 'x'"}).encode()
-    server.answers = [(status, {"Content-Type": "application/problem+json"}, problem)]
-    with pytest.raises(Refused, match=f"answered {status}: unknown column 'x'"):
-        HttpTarget(server.url).send(path)
+PROBLEM = json.dumps({"title": "Unprocessable", "detail": "unknown column 'x'"}).encode()
 
 
 @pytest.mark.parametrize(
-    ("status", "headers", "after_s"),
+    ("answer", "raised", "reason", "after_s"),
     [
-        (429, {"Retry-After": "17"}, 17.0),
-        (503, {"Retry-After": "999999999"}, 3600.0),
-        (500, {}, None),
-        (401, {}, None),
-        (302, {"Location": "http://127.0.0.1:1/elsewhere"}, None),
+        (Answer(PROBLEM, {}, 0.1, 400), Refused, "answered 400: unknown column 'x'", None),
+        (Answer(PROBLEM, {}, 0.1, 422), Refused, "answered 422: unknown column 'x'", None),
+        (Answer(b"no", {"retry-after": "17"}, 0.1, 429), Later, "answered 429", 17.0),
+        (Answer(b"no", {"retry-after": "999999999"}, 0.1, 503), Later, "answered 503", 3600.0),
+        (Answer(b"no", {}, 0.1, 500), Later, "answered 500", None),
+        (Answer(b"no", {}, 0.1, 401), Later, "answered 401; check the token", None),
+        (Answer(b"no", {"location": "elsewhere"}, 0.1, 302), Later, "answered 302", None),
+        (BodyTooLarge("long", Answer(b"", {}, 0.1, 500)), Later, "answered 500", None),
+        (HttpError("no connection in time"), Later, "no connection in time", None),
+        (InputError("the file cannot be read", "--bearer-token-file", ""), Later, "the file cannot be read", None),
     ],
 )
-def test_what_says_nothing_of_the_file_is_tried_again(
-    server: Server, path: Path, status: int, headers: dict[str, str], after_s: float | None
+def test_each_answer_has_a_meaning(
+    path: Path,
+    answer: Answer | Exception,
+    raised: type[Refused | Later],
+    reason: str,
+    after_s: float | None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    server.answers = [(status, headers, b"not json")]
-    with pytest.raises(Later, match=f"answered {status}") as caught:
-        HttpTarget(server.url).send(path)
-    assert caught.value.after_s == after_s
-    assert caught.value.server_error is (status == 500)
-    assert len(server.heard) == 1
-
-
-@pytest.mark.parametrize("answer", ["breaks off", "drips"])
-def test_an_answer_that_never_comes_whole_is_tried_again(server: Server, path: Path, answer: str) -> None:
-    server.answers = [answer]
-    with pytest.raises(Later):
-        HttpTarget(server.url, timeout_s=0.3).send(path)
-
-
-def test_a_server_that_is_not_there_is_tried_again(path: Path) -> None:
-    with pytest.raises(Later, match="ConnectError"):
-        HttpTarget("http://127.0.0.1:1").send(path)
-
-
-def test_a_token_that_vanishes_later_is_waited_for(server: Server, path: Path, tmp_path: Path) -> None:
-    token = tmp_path / "token"
-    token.write_text("s3cret")
-    target = HttpTarget(server.url, token_file=token)
-    token.unlink()
-    with pytest.raises(Later, match="the file cannot be read"):
-        target.send(path)
-    assert server.heard == []
+    requests = answering(monkeypatch, answer)
+    with pytest.raises(raised, match=reason) as caught:
+        HttpTarget("http://host:9201").send(path)
+    if isinstance(caught.value, Later):
+        assert (caught.value.after_s, caught.value.server_error) == (after_s, "500" in reason)
+    assert len(requests) == 1
 
 
 @pytest.mark.parametrize(("text", "expected"), [("1GiB", 2**30), ("500 MB", 500_000_000), ("x", None), ("0", None)])

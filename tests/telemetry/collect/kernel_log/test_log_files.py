@@ -88,26 +88,6 @@ def test_a_copy_truncated_and_grown_past_our_place_is_noticed(log: Path):
     assert everything(file) == ["a longer first line", "and another line"]
 
 
-def test_several_rotations_while_nobody_looked(log: Path):
-    write(log, "one")
-    file = LogFile(log)
-    everything(file)
-    write(log, "two")
-    third, second, first = (log.with_name(f"syslog.{number}") for number in (3, 2, 1))
-    for target, text, seconds in ((third, None, 300), (second, "three", 200), (first, "four", 100)):
-        if text is not None:
-            write(log, text)
-        log.rename(target)
-        age(target, seconds)
-    second.with_name("syslog.2.gz").write_bytes(gzip.compress(second.read_bytes()))
-    age(second.with_name("syslog.2.gz"), 200)
-    second.unlink()
-    write(log, "five")
-    log.with_name("syslog.9").write_text("long before\n")
-    age(log.with_name("syslog.9"), 9000)
-    assert everything(restarted(file)) == ["two", "three", "four", "five"]
-
-
 def test_a_lost_log_is_said_and_the_new_one_read(log: Path, caplog: pytest.LogCaptureFixture):
     write(log, "one")
     file = LogFile(log)

@@ -2,7 +2,6 @@
 
 import errno
 import threading
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ import pytest
 from typer.testing import CliRunner
 
 from predrain.command import app
-from telemetry import atomic
 from telemetry.collect.nvml import collector as module
 from telemetry.collect.nvml.collector import Collector, writer_of
 from telemetry.dataset.channels import CATALOGUE
@@ -20,10 +18,6 @@ from telemetry.landing.folder import Landing
 from tests.telemetry.collect.nvml.memory_nvml import MemoryNode
 
 START = datetime(2026, 3, 1, tzinfo=UTC)
-
-
-class Killed(BaseException):
-    """The process ends here."""
 
 
 class Place:
@@ -111,45 +105,6 @@ def test_a_loss_is_told_once_in_a_boot_and_again_after_a_reboot(place: Place) ->
     for boot, expected in (("boot-1", 1), ("boot-1", 1), ("boot-2", 2)):
         place.run(1, boot)
         assert place.codes() == ["gpu_lost"] * expected
-
-
-def test_killed_at_any_write_a_loss_is_neither_lost_nor_told_twice(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    writes = 0
-    die_at = -1
-
-    def counted(act: Callable[..., Any]) -> Callable[..., Any]:
-        def run(*arguments: Any, **options: Any) -> Any:
-            nonlocal writes
-            writes += 1
-            if writes == die_at:
-                raise Killed
-            return act(*arguments, **options)
-
-        return run
-
-    monkeypatch.setattr("telemetry.collect.outbox.write_bytes", counted(atomic.write_bytes))
-    monkeypatch.setattr(Landing, "stage", counted(Landing.stage))
-    for point in range(1, 12):
-        here = Place(place.root.with_name(f"at-{point}.live"))
-        writes, die_at = 0, point
-        collector = here.collector()
-        try:
-            collector.turn()
-            here.node.nvml.gpus[0].lost = 15
-            here.node.clock.pass_(30)
-            collector.turn()
-            collector.close()
-        except Killed:
-            collector._outbox.close()  # the kernel would have let go of the lock
-        die_at = -1
-        here.node.nvml.gpus[0].lost = 15
-        here.node.clock.pass_(30)
-        here.run(1)
-        assert here.codes() == ["gpu_lost"], point
-        rows = here.rows("samples")
-        assert len(rows) == len({(row["gpu"], row["timestamp"]) for row in rows})
 
 
 def test_a_full_disk_is_waited_for(

@@ -71,8 +71,8 @@ def nvml(
         from datetime import UTC, datetime
 
         from pipeline.params import load_params
-        from telemetry.collect.nvml.child import Process
         from telemetry.collect.nvml.collector import Collector, boot_id, writer_of
+        from telemetry.collect.nvml.node_reader import Process
         from telemetry.collect.pushing import HttpTarget, Pusher, Spool
         from telemetry.dataset.channels import resolve_channels
         from telemetry.landing.folder import Landing, landing_of

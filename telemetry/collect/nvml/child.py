@@ -1,4 +1,4 @@
-"""The process that talks to the driver, and its starter's end of it: lines of JSON on stdin, answered on stdout.
+"""The process that talks to the driver: lines of JSON on stdin, answered on stdout. It imports nothing heavy.
 
 NVML runs in a process of its own because a call into a sick GPU can block for ever inside the kernel driver. A thread
 that is stuck in such a call cannot be ended, and the library's locks keep others out; a process can be left behind.
@@ -12,99 +12,156 @@ whenever the driver reports them.
 from __future__ import annotations
 
 import json
+import math
 import os
 import queue
-import select
 import signal
-import subprocess
 import sys
 import threading
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
 from dataclasses import asdict
-from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
-from telemetry.collect.nvml.library import LOST, RELOADED, Library, NvmlFault
-from telemetry.collect.nvml.reader import Gpu
+from telemetry.collect.nvml.library import LOST, RELOADED, UNSUPPORTED, Library, NvmlFault
+from telemetry.collect.nvml.questions import CALLS, FIELDS, LINK_COUNTERS, PROFILE
 
-ROOT: Final = Path(__file__).resolve().parents[3]
 WAIT_MS: Final = 1000
 """How long one wait for XIDs lasts; a message says after each that the watch goes on."""
 
 DEAF_PAUSE_S: Final = 10.0
 """Pause after the driver has refused to report XIDs."""
 
-_READ_BYTES: Final = 65536
-_REAP_S: Final = 2.0
+ASK_AGAIN_S: Final = 3600.0
+"""What a device does not support is asked again after this long: a driver's setting may have changed."""
+
+_T = TypeVar("_T")
+_CHEAP: Final = next(call for call in CALLS if call.name == "pstate")
+_BLANK_32: Final = 4294967295.0
+_BLANK_FROM: Final = 2.0**62
 
 Message = dict[str, Any]
 
 
-class Silent(Exception):
-    """A child did not answer in time: the driver holds it in a call."""
+class Gpu:
+    """One GPU of an open library.
 
+    ``monotonic``: seconds of a clock that never jumps.
+    Raises ``NvmlFault`` if the GPU is lost, or the driver is gone.
+    """
 
-class Ended(Exception):
-    """A child is gone: it crashed inside the library, or was killed."""
+    def __init__(self, nvml: Library, index: int, monotonic: Callable[[], float]) -> None:
+        self._nvml = nvml
+        self.handle = nvml.handle(index)
+        self.identity = nvml.identity(index, self.handle)
+        self._monotonic = monotonic
+        self._unsupported: dict[str, float] = {}
+        self._link_values: dict[tuple[str, int], float] = {}
+        self._samples: list[Any] = []
+        self._values: dict[str, float] = {}
+        self._errors: Counter[str] = Counter()
 
-
-class Process:
-    """A child in a process of its own."""
-
-    def __init__(self) -> None:
-        path = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-        self._process = subprocess.Popen(
-            # -P: a folder named telemetry in the working directory is not ours.
-            [sys.executable, "-P", "-m", "telemetry.collect.nvml.child"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(path)},
-        )
-        self._buffer = b""
-
-    def ask(self, skip: Iterable[int]) -> None:
-        """Ask for a reading of all GPUs but some; raises :class:`Ended` where nobody listens."""
-        assert self._process.stdin is not None
+    def check(self) -> None:
+        """Raise ``NvmlFault`` if the GPU is lost or the driver is gone."""
         try:
-            self._process.stdin.write(json.dumps({"skip": sorted(skip)}).encode() + b"\n")
-            self._process.stdin.flush()
-        except OSError as error:
-            raise Ended(str(error)) from error
+            self._nvml.call(_CHEAP, self.handle)
+        except NvmlFault as fault:
+            if fault.code in LOST | RELOADED:
+                raise
 
-    def hear(self, timeout_s: float) -> Message:
-        """Return the next message; raises :class:`Silent` or :class:`Ended` where there is none."""
-        assert self._process.stdout is not None
-        descriptor = self._process.stdout.fileno()
-        deadline = time.monotonic() + timeout_s
-        poll = select.poll()
-        poll.register(descriptor, select.POLLIN)
-        while b"\n" not in self._buffer:
-            if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
-                raise Silent
-            got = os.read(descriptor, _READ_BYTES)
-            if not got:
-                raise Ended(f"exit status {self._process.poll()}")
-            self._buffer += got
-        line, self._buffer = self._buffer.split(b"\n", 1)
-        message: Message = json.loads(line)
-        return message
+    def read(self) -> tuple[dict[str, float], dict[str, int]]:
+        """Return values by channel, and counts by name of errors other than that something is not supported.
 
-    def end(self) -> None:
-        """Kill the process, whatever it is doing."""
-        self._process.kill()
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                with suppress(OSError):  # what was left to send to a process that is gone
-                    pipe.close()
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(_REAP_S)
+        Raises ``NvmlFault`` with a code of ``LOST`` (the GPU has to be found again, its handle is void) or
+        ``RELOADED`` (so has everything). Any other failure only leaves its channels out.
+        """
+        self._values, self._errors = {}, Counter()
+        # A channel whose source fails for a moment is not asked elsewhere: two sources of one counter could differ.
+        supported = self._read_fields()
+        for call in CALLS:
+            missing = [channel for channel in call.channels if channel not in supported]
+            if not missing or not self._is_supported(call.name):
+                continue
+            answer = self._try(call.name, self._nvml.call, call, self.handle) or ()
+            for channel, value in zip(call.channels, answer, strict=False):
+                if channel in missing:
+                    self._put(channel, value, call.scale)
+            if self._is_supported(call.name):
+                supported.update(missing)
+        self._read_links(supported)
+        self._read_profile()
+        return self._values, dict(self._errors)
 
-    def is_gone(self) -> bool:
-        """Whether the process has ended; the kernel may hold a killed one in a driver call."""
-        return self._process.poll() is not None
+    def _read_fields(self) -> set[str]:
+        """Read the fields; return the channels that they support."""
+        fields = [field for field in FIELDS if self._is_supported(f"field {field[0]}")]
+        if not fields or not self._is_supported("fields"):
+            return set()
+        answers = self._try("fields", self._nvml.fields, self.handle, [number for _, number, _ in fields])
+        for (channel, _, scale), (code, value) in zip(fields, answers or (), strict=False):
+            if code == 0:
+                self._put(channel, value, scale)
+            else:
+                self._fail(f"field {channel}", NvmlFault(code))
+        if not self._is_supported("fields"):
+            return set()
+        return {channel for channel, *_ in fields if self._is_supported(f"field {channel}")}
+
+    def _read_links(self, supported: set[str]) -> None:
+        """Sum the error counters over the links.
+
+        A link that goes down keeps the last value it had: left out of the sum, it would look like a counter that was
+        reset, and the errors of all other links like new ones.
+        """
+        for channel, counter in LINK_COUNTERS:
+            if channel in supported:
+                continue
+            for link in range(self._nvml.max_links):
+                name = f"link {link} {channel}"
+                if self._is_supported(name):
+                    value = self._try(name, self._nvml.link_counter, self.handle, link, counter)
+                    if value is not None and not _is_blank(value):
+                        self._link_values[channel, link] = value
+            values = [value for (name, _), value in self._link_values.items() if name == channel]
+            if values:
+                self._values[channel] = sum(values)
+
+    def _read_profile(self) -> None:
+        if self._is_supported("profile"):
+            numbers = [number for _, number, _ in PROFILE]
+            answers = self._try("profile", self._nvml.profile, self.handle, self._samples, numbers)
+            for (channel, _, scale), (code, value) in zip(PROFILE, answers or (), strict=False):
+                if code == 0:
+                    self._put(channel, value, scale)
+
+    def _is_supported(self, name: str) -> bool:
+        return self._monotonic() >= self._unsupported.get(name, -math.inf)
+
+    def _try(self, name: str, ask: Callable[..., _T], *arguments: Any) -> _T | None:
+        try:
+            return ask(*arguments)
+        except NvmlFault as fault:
+            self._fail(name, fault)
+            return None
+
+    def _fail(self, name: str, fault: NvmlFault) -> None:
+        if fault.code in LOST | RELOADED:
+            raise fault
+        if fault.code in UNSUPPORTED:
+            self._unsupported[name] = self._monotonic() + ASK_AGAIN_S
+        else:
+            self._errors[fault.name] += 1
+
+    def _put(self, channel: str, value: float, scale: float) -> None:
+        if not _is_blank(value):
+            self._values[channel] = value * scale
+
+
+def _is_blank(value: float) -> bool:
+    """Whether NVML says "not available": all bits set in 32 or 64 bits (``NVML_VALUE_NOT_AVAILABLE``)."""
+    return math.isnan(value) or value == _BLANK_32 or value >= _BLANK_FROM
 
 
 class Session:

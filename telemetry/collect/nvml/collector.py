@@ -18,9 +18,8 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from telemetry.collect.nvml.child import Process
 from telemetry.collect.nvml.library import Identity
-from telemetry.collect.nvml.node_reader import NodeReader, Row
+from telemetry.collect.nvml.node_reader import NodeReader, Process, Row
 from telemetry.collect.outbox import Outbox
 from telemetry.dataset.channels import Channel
 from telemetry.dataset.schema import CHANNEL_TYPES, INSTANT

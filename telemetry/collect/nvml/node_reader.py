@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import os
+import select
+import subprocess
+import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Final, Literal
 
 from telemetry.collect.event import Event
-from telemetry.collect.nvml.child import Ended, Message, Process, Silent
+from telemetry.collect.nvml.child import Message
 from telemetry.collect.nvml.library import ABSENT, LOST, Identity, NvmlFault
 from telemetry.collect.running import backoff_s
 from telemetry.errors import InputError
@@ -35,6 +42,9 @@ MAX_STUCK: Final = 4
 DRIVER: Final = "driver"
 """Key of a trouble of the driver as a whole."""
 
+ROOT: Final = Path(__file__).resolve().parents[3]
+_READ_BYTES: Final = 65536
+_REAP_S: Final = 2.0
 _NO_DRIVER: Final = (
     "Install or load the driver (`nvidia-smi` must work for this user), or collect from elsewhere: "
     "`predrain collect exporters` scrapes nodes that run an exporter."
@@ -50,6 +60,70 @@ class Row:
     at: datetime
     identity: Identity
     values: dict[str, float]
+
+
+class Silent(Exception):
+    """A child did not answer in time: the driver holds it in a call."""
+
+
+class Ended(Exception):
+    """A child is gone: it crashed inside the library, or was killed."""
+
+
+class Process:
+    """A child in a process of its own."""
+
+    def __init__(self) -> None:
+        path = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+        self._process = subprocess.Popen(
+            # -P: a folder named telemetry in the working directory is not ours.
+            [sys.executable, "-P", "-m", "telemetry.collect.nvml.child"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(path)},
+        )
+        self._buffer = b""
+
+    def ask(self, skip: Iterable[int]) -> None:
+        """Ask for a reading of all GPUs but some; raises :class:`Ended` where nobody listens."""
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps({"skip": sorted(skip)}).encode() + b"\n")
+            self._process.stdin.flush()
+        except OSError as error:
+            raise Ended(str(error)) from error
+
+    def hear(self, timeout_s: float) -> Message:
+        """Return the next message; raises :class:`Silent` or :class:`Ended` where there is none."""
+        assert self._process.stdout is not None
+        descriptor = self._process.stdout.fileno()
+        deadline = time.monotonic() + timeout_s
+        poll = select.poll()
+        poll.register(descriptor, select.POLLIN)
+        while b"\n" not in self._buffer:
+            if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
+                raise Silent
+            got = os.read(descriptor, _READ_BYTES)
+            if not got:
+                raise Ended(f"exit status {self._process.poll()}")
+            self._buffer += got
+        line, self._buffer = self._buffer.split(b"\n", 1)
+        message: Message = json.loads(line)
+        return message
+
+    def end(self) -> None:
+        """Kill the process, whatever it is doing."""
+        self._process.kill()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                with suppress(OSError):  # what was left to send to a process that is gone
+                    pipe.close()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(_REAP_S)
+
+    def is_gone(self) -> bool:
+        """Whether the process has ended; the kernel may hold a killed one in a driver call."""
+        return self._process.poll() is not None
 
 
 class NodeReader:

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 
 from telemetry.collect.event import Event
-from telemetry.collect.kernel_log.message import BOOT
+from telemetry.collect.kernel_log.lines import BOOT
 from telemetry.collect.slurm.drain_reasons import ReasonRules
 from telemetry.collect.slurm.slurm_json import SlurmFormatError, instant, read_rows, text, words
 

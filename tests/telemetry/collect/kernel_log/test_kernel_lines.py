@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from telemetry.collect.kernel_log.lines import KernelEvents, LogLine
-from telemetry.collect.kernel_log.message import read_message
+from telemetry.collect.kernel_log.lines import KernelEvents, LogLine, read_message
 from telemetry.xids.log_stamp import split_line
 from tests.telemetry.collect.builders import NOW, Clock
 

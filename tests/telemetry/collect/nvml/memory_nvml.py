@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from telemetry.collect.nvml.child import Ended, Message, Process, Session, Silent
+from telemetry.collect.nvml.child import Message, Session
 from telemetry.collect.nvml.library import Identity, Library, NvmlFault
-from telemetry.collect.nvml.node_reader import NodeReader
+from telemetry.collect.nvml.node_reader import Ended, NodeReader, Process, Silent
 from telemetry.collect.nvml.questions import Call
 
 _NOT_SUPPORTED = 3

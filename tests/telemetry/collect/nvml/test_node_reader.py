@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from telemetry.collect.nvml.child import ROOT
 from telemetry.collect.nvml.library import Identity, NvmlFault
-from telemetry.collect.nvml.node_reader import GPU_DEADLINE_S, MAX_STUCK, NodeReader, Row
+from telemetry.collect.nvml.node_reader import GPU_DEADLINE_S, MAX_STUCK, ROOT, NodeReader, Row
 from telemetry.errors import InputError
 from tests.telemetry.collect.nvml.memory_nvml import MemoryGpu, MemoryNode
 

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from telemetry.collect.nvml.child import ASK_AGAIN_S, Gpu
 from telemetry.collect.nvml.library import NvmlFault
 from telemetry.collect.nvml.questions import CALLS, FIELDS, LINK_COUNTERS, PROFILE
-from telemetry.collect.nvml.reader import ASK_AGAIN_S, Gpu
 from telemetry.dataset.channels import CATALOGUE
 from tests.telemetry.collect.nvml.memory_nvml import MemoryGpu, MemoryNvml
 

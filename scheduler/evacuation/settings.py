@@ -16,6 +16,12 @@ def _positive(value: object, *names: str) -> None:
             raise ValueError(f"{name} is {getattr(value, name)}: give a positive time")
 
 
+def _given(value: object, name: str) -> None:
+    hook = getattr(value, name)
+    if hook in ("webhook", "command") and getattr(value, hook) is None:
+        raise ValueError(f"{name} is {hook!r}: give the {hook}")
+
+
 @dataclass(frozen=True, slots=True)
 class WebhookSettings:
     """A server that is told by POST.
@@ -79,10 +85,7 @@ class CheckpointSettings:
 
     def __post_init__(self) -> None:
         _positive(self, "timeout", "max_timeout")
-        if self.default == "webhook" and self.webhook is None:
-            raise ValueError("default is 'webhook': give the webhook with its url")
-        if self.default == "command" and self.command is None:
-            raise ValueError("default is 'command': give the command")
+        _given(self, "default")
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,10 +119,7 @@ class VerificationSettings:
             raise ValueError(f"valid_for is {self.valid_for}: give a time of zero or more")
         if self.attempts < 1:
             raise ValueError(f"attempts is {self.attempts}: give a positive number")
-        if self.method == "webhook" and self.webhook is None:
-            raise ValueError("method is 'webhook': give the webhook with its url")
-        if self.method == "command" and self.command is None:
-            raise ValueError("method is 'command': give the command")
+        _given(self, "method")
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
@@ -149,9 +149,9 @@ def views_by_node(jobs: tuple[SlurmJob, ...]) -> dict[str, tuple[JobView, ...]]:
         view = job.view()
         known = whole.get(view.name)
         if known is not None and "+" in job.name:
-            view = JobView(
-                view.name, known.gpus + view.gpus, known.started_at, known.checkpointed_at or view.checkpointed_at,
-                known.ends_at, known.can_checkpoint or view.can_checkpoint,
+            view = replace(
+                known, gpus=known.gpus + view.gpus, checkpointed_at=known.checkpointed_at or view.checkpointed_at,
+                can_checkpoint=known.can_checkpoint or view.can_checkpoint,
             )  # fmt: skip
         whole[view.name] = view
         for node in job.nodes:

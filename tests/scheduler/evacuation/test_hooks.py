@@ -234,7 +234,7 @@ def test_a_result_that_cannot_be_asked_for_is_no_result():
     ("content", "words"),
     [
         ({"chekpoint": {}}, "evacuation holds 'chekpoint': did you mean 'checkpoint'?"),
-        ({"checkpoint": {"default": "webhook"}}, "default is 'webhook': give the webhook with its url"),
+        ({"checkpoint": {"default": "webhook"}}, "default is 'webhook': give the webhook"),
         ({"checkpoint": {"command": {"argv": ["tell"]}}}, r"argv is \['tell'\]: give the program by its absolute path"),
         ({"checkpoint": {"webhook": {"url": "ftp://x"}}}, "url is 'ftp://x': give an http or https address"),
     ],

@@ -120,15 +120,7 @@ class FakeSlurm:
         program.chmod(program.stat().st_mode | stat.S_IXUSR)
         for name in ("sinfo", "squeue", "scancel"):
             os.link(program, folder / name)
-        listed = [
-            {
-                "name": f"n{i}", "state": ["IDLE"], "reason": "", "reason_changed_at": 0, "reason_set_by_user": "",
-                "extra": "", "weight": 1, "boot_time": 1770000000, "gres": "gpu:h100:8", "features": [],
-                "partitions": ["g"],
-            }
-            for i in range(nodes)
-        ]  # fmt: skip
-        self.tell(version=version, nodes=listed, jobs=[])
+        self.tell(version=version, nodes=[node_row(i, 0, 1770000000) for i in range(nodes)], jobs=[])
 
     def tell(self, **changed: Any) -> None:
         file = self.folder / "told.json"
@@ -145,17 +137,25 @@ class FakeSlurm:
         return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 
+def node_row(i: int, changed_at: object, boot_time: object) -> dict[str, Any]:
+    """A node that nobody wrote to."""
+    return {
+        "name": f"n{i}", "state": ["IDLE"], "reason": "", "reason_changed_at": changed_at, "reason_set_by_user": "",
+        "extra": "", "weight": 1, "boot_time": boot_time, "gres": "gpu:h100:8", "features": [], "partitions": ["g"],
+    }  # fmt: skip
+
+
 def job_row(number: int, nodes: str, state: str = "RUNNING", **other: Any) -> dict[str, Any]:
     """A job as later versions tell it."""
     return {
         "job_id": number, "job_state": [state], "nodes": nodes, "user_name": "ann", "requeue": True, "batch_flag": True,
-        "restart_cnt": 0, "submit_time": _number(1771000000), "start_time": _number(1771000100),
-        "end_time": _number(1771086500), "time_limit": _number(1440), "comment": "", "extra": "",
-        "array_job_id": _number(0), "array_task_id": {"set": False, "infinite": False, "number": 0},
-        "het_job_id": _number(0), "het_job_offset": _number(0), "gres_detail": [], "tres_alloc_str": "gres/gpu=16",
+        "restart_cnt": 0, "submit_time": number_of(1771000000), "start_time": number_of(1771000100),
+        "end_time": number_of(1771086500), "time_limit": number_of(1440), "comment": "", "extra": "",
+        "array_job_id": number_of(0), "array_task_id": {"set": False, "infinite": False, "number": 0},
+        "het_job_id": number_of(0), "het_job_offset": number_of(0), "gres_detail": [], "tres_alloc_str": "gres/gpu=16",
         **other,
     }  # fmt: skip
 
 
-def _number(value: int) -> dict[str, Any]:
+def number_of(value: int) -> dict[str, Any]:
     return {"set": True, "infinite": False, "number": value}

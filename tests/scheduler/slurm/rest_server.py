@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 from urllib.parse import parse_qs, urlsplit
 
-from tests.scheduler.slurm.fake_slurm import job_row
+from tests.scheduler.slurm.fake_slurm import job_row, node_row, number_of
 
 
 class Rest:
@@ -24,14 +24,7 @@ class Rest:
         self.token = "secret"
         self.fault: str | None = None
         self.asked: list[tuple[str, str, Any]] = []
-        self.nodes: dict[str, dict[str, Any]] = {
-            f"n{i}": {
-                "name": f"n{i}", "state": ["IDLE"], "reason": "", "reason_changed_at": _number(0), "extra": "",
-                "reason_set_by_user": "", "weight": 1, "boot_time": _number(1770000000), "gres": "gpu:8",
-                "features": [], "partitions": ["g"],
-            }
-            for i in range(2)
-        }  # fmt: skip
+        self.nodes = {f"n{i}": node_row(i, number_of(0), number_of(1770000000)) for i in range(2)}
         self.jobs = [job_row(5, "n0", comment="predrain.checkpoint=B:USR1")]
 
     def answer(self, method: str, path: str, body: Any) -> tuple[int, dict[str, Any]]:  # noqa: PLR0911 - a route each
@@ -61,9 +54,9 @@ class Rest:
                 return 500, {"errors": [{"error": "a reason is needed"}]}
             node["state"] = ["IDLE", body["state"][0]]
         if body.get("state") == ["UNDRAIN"]:
-            node.update(state=["IDLE"], reason="", reason_changed_at=_number(0))
+            node.update(state=["IDLE"], reason="", reason_changed_at=number_of(0))
         if "reason" in body:
-            node.update(reason=body["reason"], reason_changed_at=_number(1771000000), reason_set_by_user="slurm")
+            node.update(reason=body["reason"], reason_changed_at=number_of(1771000000), reason_set_by_user="slurm")
         if "extra" in body:
             node["extra"] = body["extra"]
         if "weight" in body:
@@ -75,10 +68,6 @@ class Rest:
         return {
             key: rows, "meta": {"plugin": {"data_parser": f"data_parser/v0.0.{version}"}}, "errors": [], "warnings": []
         }  # fmt: skip
-
-
-def _number(value: int) -> dict[str, Any]:
-    return {"set": True, "infinite": False, "number": value}
 
 
 class _Handler(BaseHTTPRequestHandler):

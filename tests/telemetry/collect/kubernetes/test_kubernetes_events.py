@@ -1,13 +1,12 @@
 """Kubernetes events that become ours."""
 
-import re
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
 from telemetry.collect.kubernetes.events import NoticeTracker, notice_of
-from telemetry.collect.kubernetes.rules import KubernetesRules, Rule, default_rules
+from telemetry.collect.kubernetes.rules import KubernetesRules, default_rules
 from tests.telemetry.collect.kubernetes.objects import EARLIER, NOW, event
 
 ELEVEN = datetime(2026, 3, 1, 11, tzinfo=UTC)
@@ -58,26 +57,10 @@ def test_times_of_the_newer_api_and_of_none() -> None:
     assert seen(NoticeTracker(), event("GpuLost", first=None, last=None))[0][3] == ELEVEN  # its creation
 
 
-def test_what_the_server_forgot_is_forgotten() -> None:
-    tracker = NoticeTracker()
-    notices = [notice_of(event("GpuLost", uid=uid), RULES) for uid in ("a", "b")]
-    tracker.take("listed", notices, NOW)
-    tracker.take("listed", notices[:1], NOW)
-    assert tracker.known == {"a": 1}
-    tracker.take("gone", notices[:1], NOW)
-    assert tracker.known == {}
-
-
 def test_rules_may_name_pods_and_take_the_gpu_from_the_message() -> None:
     uuid = "GPU-11111111-2222-3333-4444-555555555555"
-    rule = Rule(
-        reason=re.compile("Admission.*"),
-        kind="Pod",
-        message=re.compile(r"device (?P<gpu>GPU-\S+)"),
-        type="failure",
-        code="DBE",
-    )
-    rules = KubernetesRules(rules=(rule,))
+    rule = {"reason": "Admission.*", "kind": "Pod", "message": r"device (?P<gpu>GPU-\S+)", "type": "failure"}
+    rules = KubernetesRules.model_validate({"rules": [rule | {"code": "DBE"}]})
     item = event("AdmissionError", f"device {uuid} is broken", about=("Pod", "p1"), last=EARLIER)
     assert seen(NoticeTracker(), item, rules) == [("failure", "DBE", "n9", ELEVEN, uuid, None)]
     assert rules.event_kinds() == ["Pod"]

@@ -1,16 +1,14 @@
 import json
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from telemetry.collect.slurm.jobs import SACCT_COLUMNS, gpus_of, jobs_table, read_sacct, read_squeue
+from telemetry.collect.slurm.jobs import gpus_of, jobs_table, read_sacct, read_squeue
 from telemetry.dataset.schema import JOBS
 from tests.telemetry.collect.builders import NOW
 
 AT = int(NOW.timestamp())
-SACCT = Path(__file__).parents[5] / "shared" / "data" / "slurm-output" / "sacct.txt"
 
 
 def row(job: str = "7", state: str = "COMPLETED", end: object = AT + 60, tres: str = "cpu=8,node=2,gres/gpu=16") -> str:
@@ -60,20 +58,6 @@ def test_runs_of_a_requeued_job_and_tasks_of_an_array_are_apart():
 )
 def test_what_is_left_out_is_counted_where_it_cannot_be_read(line: str, unreadable: int):
     assert read_sacct(line) == ([], unreadable)
-
-
-def test_the_real_sacct_output():
-    if not SACCT.exists():
-        pytest.skip(f"the captured sacct output is not here: {SACCT}")
-    header, *lines = SACCT.read_text().splitlines()
-    place = [header.split("|").index(name) for name in SACCT_COLUMNS]
-    report = "\n".join("|".join(line.split("|")[index] for index in place) for line in lines)
-    assert read_sacct(report) == ([], 0), "steps only"
-    jobs, unreadable = read_sacct(report.replace("8012944_24093.0", "8012944_24093"))
-    assert (len(jobs), unreadable) == (68, 0)
-    assert {(job.job, job.nodes, job.gpus, job.outcome) for job in jobs} == {
-        ("8012944_24093", ("node077",), (0,), "completed")
-    }
 
 
 @pytest.mark.parametrize(

@@ -15,40 +15,18 @@ from tests.telemetry.collect.builders import NOW
 
 AT = int(NOW.timestamp())
 CODEC = TypeAdapter(NodeView)
-SINFO = Path(__file__).parents[5] / "shared" / "data" / "slurm-output" / "sinfo.txt"
-
-
-def old_style(**node: Any) -> str:
-    return json.dumps({"meta": {}, "errors": [], "nodes": [{"name": "n1", "state": "idle", "state_flags": []} | node]})
-
-
-def later(number: int) -> dict[str, Any]:
-    return {"set": True, "infinite": False, "number": number}
-
-
-DRAINED = {
-    "22.05 sinfo": old_style(
-        state="mixed", state_flags=["DRAIN"], reason="xid 79", reason_set_by_user="ann", reason_changed_at=AT
-    ),
-    "24.11 scontrol": json.dumps(
-        {
-            "nodes": [
-                {
-                    "name": "n1",
-                    "state": ["MIXED", "DRAIN"],
-                    "reason": "xid 79",
-                    "reason_set_by_user": "ann",
-                    "reason_changed_at": later(AT),
-                }
-            ]
-        }
-    ),
+DRAINED = {"name": "n1", "reason": "xid 79", "reason_set_by_user": "ann"}
+REPORTS = {
+    "22.05 sinfo": DRAINED | {"state": "mixed", "state_flags": ["DRAIN"], "reason_changed_at": AT},
+    "24.11 scontrol": DRAINED
+    | {"state": ["MIXED", "DRAIN"], "reason_changed_at": {"set": True, "infinite": False, "number": AT}},
 }
 
 
-@pytest.mark.parametrize("version", DRAINED)
+@pytest.mark.parametrize("version", REPORTS)
 def test_a_drained_node_in_every_version(version: str):
-    assert read_nodes(DRAINED[version])["n1"] == NodeView("n1", "drain", "xid 79", "ann", NOW, None, ("xid 79",))
+    report = json.dumps({"meta": {}, "errors": [], "nodes": [REPORTS[version]]})
+    assert read_nodes(report)["n1"] == NodeView("n1", "drain", "xid 79", "ann", NOW, None, ("xid 79",))
 
 
 @pytest.mark.parametrize(
@@ -63,17 +41,6 @@ def test_a_drained_node_in_every_version(version: str):
 def test_what_is_no_report(report: str, problem: str):
     with pytest.raises(SlurmFormatError, match=problem):
         read_nodes(report)
-
-
-def test_states_of_the_real_sinfo():
-    if not SINFO.exists():
-        pytest.skip(f"the captured sinfo output is not here: {SINFO}")
-    rows = [[field.strip() for field in line.split("|")] for line in SINFO.read_text().splitlines()]
-    words = {row[0]: row[5].rstrip("*~#!%$@^-+").upper().split("+") for row in rows}
-    states = {node: out_of_service(each) for node, each in words.items()}
-    assert len(states) == 10
-    assert {name: out for name, out in states.items() if out} == {"node2654": "drain"}
-    assert {word for each in words.values() for word in each} == {"IDLE", "ALLOCATED", "MIXED", "DRAINED"}
 
 
 @pytest.mark.parametrize(
@@ -169,14 +136,11 @@ def test_a_boot_is_a_new_boot_time():
     [
         ("RMA", "replacement"),
         ("RMA'd gpu 3", "replacement"),
-        ("GPU swapped", "replacement"),
         ("reseated cable", "repair"),
-        ("fixed by vendor", "repair"),
         ("no RMA needed", None),
         ("not replaced, watching", None),
         ("no errors; reseated", "repair"),
         ("performance test", None),
-        ("Kill task failed", None),
     ],
 )
 def test_the_default_rules(reason: str, kind: str | None):

@@ -11,7 +11,7 @@ from typing import Any, Final
 from policy.fleet import JobView
 from scheduler.slurm.node import count_of
 from telemetry.collect.slurm.hostlist import expand_hostlist
-from telemetry.collect.slurm.jobs import gpus_of
+from telemetry.collect.slurm.jobs import job_name, whole_gpus
 from telemetry.collect.slurm.slurm_json import instant, number, words
 
 HELD: Final = frozenset({
@@ -136,7 +136,7 @@ def job_of(row: Mapping[str, Any], gres: str) -> SlurmJob | None:
     user = str(row.get("user_name") or row.get("user_id") or "")
     uid = f"{found}.{restarts}.{0 if submitted is None else int(submitted.timestamp())}"
     return SlurmJob(
-        found, _name(row, found), het or found, uid, nodes, states, user, _gpus(row, len(nodes), gres),
+        found, job_name(row), het or found, uid, nodes, states, user, _gpus(row, len(nodes), gres),
         submitted, started, _end(row, started), row.get("requeue") is True, row.get("batch_flag") is True, comment,
     )  # fmt: skip
 
@@ -159,22 +159,11 @@ def views_by_node(jobs: tuple[SlurmJob, ...]) -> dict[str, tuple[JobView, ...]]:
     return {node: tuple(whole[name] for name in names) for node, names in on.items()}
 
 
-def _name(row: Mapping[str, Any], job: int) -> str:
-    array, task = number(row.get("array_job_id")), number(row.get("array_task_id"))
-    het, offset = number(row.get("het_job_id")), number(row.get("het_job_offset"))
-    if array and task is not None:
-        return f"{array}_{task}"
-    return f"{het}+{offset or 0}" if het else str(job)
-
-
 def _gpus(row: Mapping[str, Any], nodes: int, gres: str) -> int:
     detail = row.get("gres_detail")
     if isinstance(detail, list) and detail:
         return sum(count_of(str(each), gres) for each in detail)
-    if gres != "gpu":
-        return 0
-    total = gpus_of(str(row.get("tres_alloc_str") or ""))
-    return total or gpus_of(str(row.get("tres_per_node") or "")) * nodes or gpus_of(str(row.get("tres_per_job") or ""))
+    return whole_gpus(row, nodes) if gres == "gpu" else 0
 
 
 def _end(row: Mapping[str, Any], started: datetime | None) -> datetime | None:

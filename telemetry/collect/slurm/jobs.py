@@ -144,7 +144,7 @@ def _remembered(row: Mapping[str, Any]) -> Job | None:
     if not states or states[0] == "PENDING" or started_at is None or listed is None:
         return None
     nodes = tuple(expand_hostlist(listed))
-    return _job(_name(row), nodes, started_at, ended_at, states, _remembered_gpus(row, len(nodes)))
+    return _job(job_name(row), nodes, started_at, ended_at, states, _remembered_gpus(row, len(nodes)))
 
 
 def _job(
@@ -163,17 +163,23 @@ def _job(
 
 
 def _remembered_gpus(row: Mapping[str, Any], nodes: int) -> tuple[int | None, ...]:
-    """Return the GPUs on each node: what is bound there, else the accounted sum, else what was asked for."""
+    """Return the GPUs on each node: what is bound there, else an even share of the whole."""
     detail = row.get("gres_detail")  # empty again when the job has ended
     if isinstance(detail, list) and len(detail) == nodes:
         return tuple(gpus_of(str(gres)) for gres in detail)
-    total, per_node, per_job = (
+    return _shared(whole_gpus(row, nodes), nodes)
+
+
+def whole_gpus(row: Mapping[str, Any], nodes: int) -> int:
+    """Return the GPUs of a whole job: the accounted sum, else what was asked for."""
+    accounted, per_node, per_job = (
         gpus_of(str(row.get(key) or "")) for key in ("tres_alloc_str", "tres_per_node", "tres_per_job")
     )
-    return _shared(total or per_node * nodes or per_job, nodes)
+    return accounted or per_node * nodes or per_job
 
 
-def _name(row: Mapping[str, Any]) -> str:
+def job_name(row: Mapping[str, Any]) -> str:
+    """Return a job's name as Slurm writes it; raises ``ValueError`` if it has no number."""
     job, array, task = (number(row.get(key)) for key in ("job_id", "array_job_id", "array_task_id"))
     het, offset = number(row.get("het_job_id")), number(row.get("het_job_offset"))
     if array and task is not None:

@@ -199,7 +199,8 @@ def place_events(
     )
     reasons = of_node.astype(object)
     if stays.unit == "gpu":
-        stay = stays.find(stays.codes(gpu), ms)
+        codes = stays.codes(gpu)
+        stay = stays.find(codes, ms)
         afterwards = of_gpu & (stay == -3) & np.isin(kind.astype(str), sorted(AFTERWARDS))
         reasons[of_gpu & (stay == -1)] = "unknown gpu"
         reasons[of_gpu & (stay == -2)] = "before installation"
@@ -209,8 +210,8 @@ def place_events(
         unnamed = placed & pd.isna(node)
         node[unnamed] = there[unnamed]
         reasons[placed & (node != there)] = "on another node than the inventory says"
-        for index in np.flatnonzero(afterwards & pd.isna(node)):
-            node[index] = stays.last_node(str(gpu[index]), int(ms[index]))
+        left = afterwards & pd.isna(node)
+        node[left] = stays.nodes[stays.last_row(codes[left], ms[left])]
     return reasons
 
 

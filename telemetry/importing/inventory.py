@@ -60,21 +60,17 @@ class Installations:
         Returns: row of :attr:`frame`; -1 unknown unit, -2 before its first installation, -3 after a removal. The
         instant of the removal belongs to the stay; shape (n,).
         """
+        row = self.last_row(codes, ms)
+        return np.where((row >= 0) & (ms > self._end[np.clip(row, 0, None)]), -3, row) if len(self._key) else row
+
+    def last_row(self, codes: npt.NDArray[np.int64], ms: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Find each unit's last stay that had begun at a time, as :meth:`find` does, whether or not it had ended."""
         if len(self._key) == 0:
             return np.full(len(codes), -1, np.int64)
+        # A sample at the very instant of a swap within one slot belongs to the later stay: searchsorted takes it.
         place = np.searchsorted(self._key, (codes << _KEY_SHIFT) + ms, side="right") - 1
-        safe = np.clip(place, 0, None)
-        owned = (place >= 0) & (self._unit_of_row[safe] == codes)
-        result = np.where(owned, place, -2)
-        result = np.where(owned & (ms > self._end[safe]), -3, result)
-        # A sample at the very instant of a swap within one slot belongs to the later stay: searchsorted took it.
-        return np.where(codes < 0, -1, result)
-
-    def last_node(self, name: str, ms: int) -> str:
-        """Return the node that a unit was last installed in at a time; the unit must be known by then."""
-        code = self._code[self.parents.get(name, name)]
-        place = int(np.searchsorted(self._key, (code << _KEY_SHIFT) + ms, side="right")) - 1
-        return str(self.nodes[place])
+        owned = (place >= 0) & (self._unit_of_row[np.clip(place, 0, None)] == codes)
+        return np.where(codes < 0, -1, np.where(owned, place, -2))
 
 
 SEEN_AT: Final = "seen_at"

@@ -45,16 +45,6 @@ def test_the_same_import_again_changes_nothing(tmp_path: Path):
     assert tree(tmp_path / "dataset") == before
 
 
-def test_an_import_is_byte_identical_wherever_it_is_made(tmp_path: Path):
-    for name in ("one", "two"):
-        (tmp_path / name).mkdir()
-        run_import(tmp_path / name, samples=samples_frame(times=30, every="2min"), events=EVENTS)
-    one, two = tree(tmp_path / "one" / "dataset"), tree(tmp_path / "two" / "dataset")
-    assert {name: content for name, (content, _) in one.items()} == {
-        name: content for name, (content, _) in two.items()
-    }
-
-
 def test_other_settings_for_a_known_source(tmp_path: Path):
     run_import(tmp_path, samples=samples_frame(), events=EVENTS)
     before = tree(tmp_path / "dataset")

@@ -121,15 +121,6 @@ def test_what_is_kept_is_what_the_rules_say_one_event_at_a_time(rows: list[Event
     pd.testing.assert_frame_equal(dedupe_events(kept, SPAN), kept)
 
 
-def test_a_member_that_is_known_days_late_does_not_move_when_the_flood_was_known():
-    prompt = flood(200, 50)
-    known = dedupe_events(prompt, SPAN)["known_at"].max()
-    late = frame_of([(20_000, "g", "74", "kernel.log", 3 * 86_400_000)])
-    kept = dedupe_events(stack_events([dedupe_events(prompt, SPAN), late]), SPAN)
-    assert kept.loc[kept["count"] > 1, "known_at"].tolist() == [known]
-    assert total_count(kept) == 201
-
-
 @given(size=st.integers(0, 300), cuts=st.lists(st.integers(0, 300), max_size=3))
 def test_a_flood_that_comes_in_pieces_is_the_flood_that_comes_at_once(size: int, cuts: list[int]):
     whole = flood(size, 700)

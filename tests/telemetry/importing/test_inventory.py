@@ -37,25 +37,6 @@ def test_of_stays_that_begin_at_the_same_time_the_last_one_is_kept(tmp_path: Pat
     assert result.dataset.inventory().set_index("gpu")["node"][gpu(0)] == "node-1"
 
 
-def test_overlaps_of_a_real_inventory_cost_nothing_else(tmp_path: Path):
-    file = Path(__file__).parents[4] / "shared" / "data" / "titan-gpus" / "gc_full.csv"
-    if not file.exists():
-        pytest.skip(f"the lifetimes are not here: {file}")
-    lives = pd.read_csv(file, dtype=str)
-    stays = lives.rename(columns={"SN": "gpu", "location": "node", "insert": "installed_at", "remove": "removed_at"})
-    one = pd.DataFrame([{"timestamp": "2018-01-01T00:00:00Z", "gpu": stays["gpu"][0], "type": "repair", "code": "x"}])
-    result = run_import(
-        tmp_path,
-        events=one,
-        inventory=stays[["gpu", "node", "installed_at", "removed_at"]],
-        mapping="inventory: {time: {timezone: UTC}}",
-    )
-    assert result.counts["overlapping_stays_ended"] >= 2
-    assert len(result.dataset.inventory()) + sum(result.quarantined.values()) == len(
-        stays.drop_duplicates(["gpu", "node", "installed_at"])
-    )
-
-
 @pytest.mark.parametrize(
     ("values", "reason"),
     [

@@ -6,12 +6,10 @@ from datetime import timedelta
 from pathlib import Path
 
 import pandas as pd
-import pytest
 
 from telemetry.config import ChannelDeclaration
 from telemetry.dataset.channels import resolve_channels
 from telemetry.dataset.dataset import Dataset
-from telemetry.errors import InputError
 from telemetry.importing.importer import ImportResult, import_dataset
 
 DAYS = pd.date_range("2026-03-01", periods=20, freq="D").strftime("%Y-%m-%d")
@@ -85,13 +83,6 @@ def test_daily_rows_become_stays_events_and_samples(tmp_path: Path) -> None:
     assert result.dataset.meta.counts["samples"] == len(daily_rows())
 
 
-def test_importing_the_same_days_again_changes_nothing(tmp_path: Path) -> None:
-    first = import_daily(tmp_path / "days", daily_rows())
-    again = import_daily(tmp_path / "days", daily_rows())
-    assert not again.changed
-    assert again.dataset.digest == first.dataset.digest
-
-
 def test_a_drive_that_reappears_after_its_failure_has_one_stay_and_keeps_its_event(tmp_path: Path) -> None:
     rows = daily_rows()
     back = rows[(rows["serial"] == "stays") & (rows["date"] >= DAYS[14])].assign(serial="fails")
@@ -117,11 +108,3 @@ def test_a_sighting_without_a_time_is_set_aside(tmp_path: Path) -> None:
     result = import_daily(tmp_path / "days", rows)
     assert "undated" not in stays(result.dataset)
     assert sum(result.quarantined.values()) >= 1
-
-
-def test_an_absence_must_have_a_length(tmp_path: Path) -> None:
-    wrong = MAPPING.replace(
-        "serial: node}, time: {timezone: UTC}, ignore_others: true}\n", "serial: node}, absent: 0d}\n"
-    )
-    with pytest.raises(InputError, match="must be positive, such as '7d'"):
-        import_daily(tmp_path / "days", daily_rows(), wrong)

@@ -138,7 +138,7 @@ def _prometheus(
     access: Mapping[str, Any],
     timeout_s: float,
 ) -> Observation:
-    from telemetry.collect.prometheus.selectors import check_match
+    from telemetry.collect.prometheus.fetch import check_match
     from telemetry.collect.series.mapping import load_source_mapping
     from telemetry.doctor.prometheus_source import Questions, observe_prometheus
     from telemetry.http import connect_to

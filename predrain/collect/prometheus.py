@@ -95,7 +95,7 @@ def collect_prometheus(
             done = backfill(
                 connection, plan, root, channels=channels, mapping=load_source_mapping(mapping), progress=advance
             )
-        told: dict[str, Any] = {
+        report: dict[str, Any] = {
             "dataset": str(dataset),
             "until": done.end.isoformat(),
             "metrics": len(done.metrics),
@@ -111,13 +111,13 @@ def collect_prometheus(
             "series without a GPU": done.unknown,
         }
         if done.end < plan.end:
-            told["left out"] = "the newest two minutes, whose samples may still be on their way"
+            report["left out"] = "the newest two minutes, whose samples may still be on their way"
         if not no_compact:
             result = compact_once(dataset, loaded, inventory)
-            told["compacted files"] = dict(result.compacted)
-            told["quarantined"] = dict(result.quarantined)
-            told["waits for"] = result.waits_for or None
-        show(told, as_json=as_json)
+            report["compacted files"] = dict(result.compacted)
+            report["quarantined"] = dict(result.quarantined)
+            report["waits for"] = result.waits_for or None
+        show(report, as_json=as_json)
 
 
 def _check_not_removed(dataset: Path, root: Path) -> None:

@@ -152,7 +152,7 @@ def _land(
     known: dict[str, Any] = {
         "samples": samples,
         "series": len(reader.series),
-        "gpus": len({each.gpu for each in reader.series}),
+        "gpus": len({entry.gpu for entry in reader.series}),
         "left_out": dict(reader.left_out),
         "first_fault": next(iter(reader.faults), None),
     }

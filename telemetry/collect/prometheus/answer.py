@@ -80,7 +80,7 @@ def read_json(body: bytes) -> dict[str, Any]:
 def answer_warnings(document: Mapping[str, Any]) -> tuple[str, ...]:
     """Return a server's warnings; VictoriaMetrics says ``isPartial`` instead."""
     given = document.get("warnings") or []
-    warnings = [str(each) for each in given] if isinstance(given, list) else [str(given)]
+    warnings = [str(warning) for warning in given] if isinstance(given, list) else [str(given)]
     if document.get("isPartial"):
         warnings.append("isPartial: some storage nodes did not answer")
     return tuple(warnings)

@@ -17,9 +17,15 @@ from pathlib import Path
 from typing import Any, Final
 
 from telemetry.collect.prometheus.client import Bounds, PrometheusClient
-from telemetry.collect.prometheus.fetch import LEAST_WINDOW_MS, SpanSamples, SpanTooLarge, fetch_metric, find_metrics
+from telemetry.collect.prometheus.fetch import (
+    LEAST_WINDOW_MS,
+    SpanSamples,
+    SpanTooLarge,
+    check_match,
+    fetch_metric,
+    find_metrics,
+)
 from telemetry.collect.prometheus.progress import Pieces, Progress, Span, chunks, job_id, without
-from telemetry.collect.prometheus.selectors import check_match
 from telemetry.collect.series.identity import SeriesCatalogue
 from telemetry.collect.series.mapping import SourceMapping
 from telemetry.collect.series.xid_counts import XidCounts

@@ -1,13 +1,15 @@
 """Which of a server's metrics are ours, and fetching one over a span, in pieces as small as the server asks for.
 
-The samples of a span are gathered metric by metric until they become rows.
+The samples of a span are gathered metric by metric until they become rows. PromQL is written here, too.
 """
 
 from __future__ import annotations
 
+import json
 import logging
+import re
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 import numpy as np
@@ -16,12 +18,14 @@ import numpy.typing as npt
 from telemetry.collect.prometheus.answer import Matrix
 from telemetry.collect.prometheus.client import PrometheusClient, TooMuch
 from telemetry.collect.prometheus.progress import Pieces, Span
-from telemetry.collect.prometheus.selectors import can_match, one_of, ranged, selector
 from telemetry.collect.series.batch import Tables, read_batch
 from telemetry.collect.series.identity import XID_COUNT_METRIC, Series, SeriesCatalogue, XidCount
 from telemetry.collect.series.unused import is_unused
 from telemetry.collect.series.xid_counts import XidCounts
 from telemetry.errors import InputError
+
+_LABEL: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+_SPECIAL: Final = re.compile(r"([\\.+*?()|\[\]{}^$])")
 
 
 class SpanTooLarge(Exception):
@@ -45,7 +49,7 @@ class SpanSamples:
     @property
     def has_series(self) -> bool:
         """Whether a series names a GPU and its node."""
-        return any(isinstance(each, Series) for each in self._numbers)
+        return any(isinstance(series, Series) for series in self._numbers)
 
     def take(self, matrix: Matrix, window: Span) -> None:
         """Take an answer's samples within the window: after its lower bound and up to its upper."""
@@ -92,10 +96,10 @@ async def find_metrics(client: PrometheusClient, catalogue: SeriesCatalogue, mat
             "Narrow it down, such as --match '{job=\"dcgm\"}'.",
         ) from error
     known = {*catalogue.metric_names(), XID_COUNT_METRIC}
-    found = sorted(known & set(names))
-    if not found or found == [XID_COUNT_METRIC]:
+    ours = sorted(known & set(names))
+    if not ours or ours == [XID_COUNT_METRIC]:
         raise _nothing_known(names, matchers)
-    return found
+    return ours
 
 
 def _nothing_known(names: Sequence[str], matchers: str) -> InputError:
@@ -152,7 +156,7 @@ async def fetch_metric(
         while after_ms < span.until_ms:
             longest_ms = span.length_ms if pieces.window_ms is None else max(pieces.window_ms, LEAST_WINDOW_MS)
             window = Span(after_ms, min(span.until_ms, after_ms + longest_ms))
-            query = ranged(selector(metric, (matchers, matcher)), window.length_ms + _PAST_END_MS)
+            query = f"{selector(metric, (matchers, matcher))}[{window.length_ms + _PAST_END_MS}ms]"
             try:
                 matrix = await client.samples(query, window.until_ms + _PAST_END_MS)
             except TooMuch as refusal:
@@ -177,12 +181,12 @@ async def _split(
 ) -> list[str]:
     """Return two matchers in place of one: some values of a label, and all but these, so that no series is missed."""
     try:
-        found = await client.series(selector(metric, matchers), window.after_ms, window.until_ms)
+        listed = await client.series(selector(metric, matchers), window.after_ms, window.until_ms)
     except TooMuch as error:
-        refusal, found = error, []
+        refusal, listed = error, []
     values: dict[str, set[str]] = {}
-    for name in {name for labels in found for name in labels if can_match(name)}:
-        values[name] = {labels.get(name, "") for labels in found}
+    for name in {name for labels in listed for name in labels if _LABEL.match(name) and name != "__name__"}:
+        values[name] = {labels.get(name, "") for labels in listed}
     # The label that tells the series apart best, if its pattern is not too long; else the one with the shortest.
     telling = sorted((name for name in values if len(values[name]) > 1), key=lambda name: (-len(values[name]), name))
     if not telling:
@@ -200,3 +204,47 @@ async def _split(
 
 def _pattern_length(values: set[str]) -> int:
     return sum(map(len, values)) // 2
+
+
+def check_match(match: str | None) -> str:
+    """Return the matchers of ``--match`` without their braces; an empty text where there are none.
+
+    Raises ``InputError`` if the text is not in braces, or holds a metric's name before them.
+    """
+    if match is None or not match.strip():
+        return ""
+    text = match.strip()
+    if not (text.startswith("{") and text.endswith("}")):
+        raise InputError(
+            f"{text!r} is not a list of matchers", "--match", 'Write it in braces, such as {job="dcgm-exporter"}.'
+        )
+    return text[1:-1].strip().rstrip(",").strip()
+
+
+def selector(metric: str, matchers: Iterable[str] = ()) -> str:
+    """Return an instant selector of a metric; any name will do, dots and colons included.
+
+    Examples
+    --------
+    >>> selector("up", ['job="dcgm"'])
+    '{__name__="up",job="dcgm"}'
+    """
+    parts = [f"__name__={quoted(metric)}", *filter(None, matchers)]
+    return "{" + ",".join(parts) + "}"
+
+
+def quoted(text: str) -> str:
+    """Return a PromQL string; its escapes are those of JSON for whatever a label may hold."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\x7f")
+
+
+def one_of(label: str, values: Iterable[str], *, negated: bool = False) -> str:
+    r"""Return the matcher for a label having one of some values, or none of them; an empty value is an absent label.
+
+    Examples
+    --------
+    >>> one_of("Hostname", ["n1", "n2.x"])
+    'Hostname=~"n1|n2\\\\.x"'
+    """
+    pattern = "|".join(_SPECIAL.sub(r"\\\1", value) for value in values)
+    return f"{label}{'!~' if negated else '=~'}{quoted(pattern)}"

@@ -85,13 +85,13 @@ def without(span: Span, done: Iterable[Span]) -> list[Span]:
 
 def job_id(url: str, match: str, mapping: SourceMapping, channels: Mapping[str, Channel]) -> str:
     """Return a name for all that decides which rows a span of time gives: 16 hexadecimal digits."""
-    told = {
+    rules = {
         "url": url,
         "match": match,
         "mapping": mapping.model_dump(mode="json"),
         "channels": [channel_as_dict(channel) for channel in channels.values()],
     }
-    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]
+    return hashlib.sha256(json.dumps(rules, sort_keys=True).encode()).hexdigest()[:16]
 
 
 class Pieces(BaseModel):

@@ -218,10 +218,10 @@ def _labels(encoded: Any) -> dict[str, str]:
     if sum(map(len, encoded)) > _LABEL_BYTES:
         raise WriteError(f"the labels of a series are longer than {_LABEL_BYTES} bytes")
     labels = {}
-    for each in encoded:
+    for content in encoded:
         label = _LABEL()
         try:
-            label.ParseFromString(each)
+            label.ParseFromString(content)
         except DecodeError as error:
             raise WriteError(f"a label cannot be decoded: {error}") from error
         labels[label.name] = label.value
@@ -248,8 +248,8 @@ def _messages() -> tuple[Any, Any]:
     message("WriteRequest", ("timeseries", many, kind.TYPE_MESSAGE, ".predrain.TimeSeries"))
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
-    found = [pool.FindMessageTypeByName(f"predrain.{name}") for name in ("WriteRequest", "Label")]
-    request, label = (message_factory.GetMessageClass(each) for each in found)
+    kinds = [pool.FindMessageTypeByName(f"predrain.{name}") for name in ("WriteRequest", "Label")]
+    request, label = (message_factory.GetMessageClass(kind) for kind in kinds)
     return request, label
 
 

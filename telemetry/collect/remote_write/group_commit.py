@@ -70,7 +70,7 @@ class SampleWriter:
             if len(batch):
                 books.setdefault(id(batch.series), []).append(batch)
         for given in books.values():
-            columns = ([getattr(each, name) for each in given] for name in ("index", "ms", "values"))
+            columns = ([getattr(batch, name) for batch in given] for name in ("index", "ms", "values"))
             index, ms, values = map(np.concatenate, columns)
             tables = read_batch(given[0].series, index, ms, values, xids=self._xids, problems=problems)
             self._hold_events(tables.events)

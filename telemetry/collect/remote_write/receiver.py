@@ -254,7 +254,7 @@ class Receiver:
 
     def _push(self, kind: str | None, name: str | None, body: bytes) -> None:
         """Land one table as another collector did; what the dataset cannot use, compaction sets aside."""
-        known: Kind | None = next((each for each in get_args(Kind) if each == kind), None)
+        known: Kind | None = next((name for name in get_args(Kind) if name == kind), None)
         if known is None:
             raise Refused(422, f"kind is {kind!r}: use one of {', '.join(get_args(Kind))}", "invalid")
         try:

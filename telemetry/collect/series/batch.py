@@ -38,15 +38,15 @@ def read_batch(
     """
     used, place = np.unique(index, return_inverse=True)
     chosen = [entries[number] for number in used.tolist()]
-    series = [each for each in chosen if isinstance(each, Series)]
-    counts = [each for each in chosen if isinstance(each, XidCount)]
-    is_count = np.array([isinstance(each, XidCount) for each in chosen], np.bool_)
+    series = [entry for entry in chosen if isinstance(entry, Series)]
+    counts = [entry for entry in chosen if isinstance(entry, XidCount)]
+    is_count = np.array([isinstance(entry, XidCount) for entry in chosen], np.bool_)
     number = (np.where(is_count, np.cumsum(is_count), np.cumsum(~is_count)) - 1)[place].astype(np.int32)
     of_series = ~is_count[place]
     watched: dict[str, tuple[int, int]] = {}
-    for each, (low, high) in first_and_last(series, number[of_series], ms[of_series]).items():
-        held = watched.get(series[each].gpu, (low, high))
-        watched[series[each].gpu] = (min(held[0], low), max(held[1], high))
+    for at, (low, high) in first_and_last(series, number[of_series], ms[of_series]).items():
+        held = watched.get(series[at].gpu, (low, high))
+        watched[series[at].gpu] = (min(held[0], low), max(held[1], high))
     samples = assemble(series, number[of_series], ms[of_series], values[of_series], problems=problems)
     inventory = observed_spans(series, number[of_series], ms[of_series])
     # Last: what is followed once is not told again if something before it fails.

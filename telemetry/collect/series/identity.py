@@ -93,7 +93,7 @@ class SeriesCatalogue:
         self._rules = mapping.node
         self._default_node = default_node
         self._labels = {
-            what: tuple(each for name in mapping.label_names(what) for each in (f"exported_{name}", name))
+            what: tuple(label for name in mapping.label_names(what) for label in (f"exported_{name}", name))
             for what in ("node", "gpu", "mig_instance", *_INVENTORY)
         }
         self._metrics = _metrics(channels, mapping)

@@ -53,22 +53,22 @@ def assemble(
     index, ms, values = index[usable], ms[usable], values[usable]
 
     def by_sample(fact: Callable[[Series], float], kind: type = np.int32) -> npt.NDArray[Any]:
-        return np.array([fact(each) for each in series], kind)[index]
+        return np.array([fact(entry) for entry in series], kind)[index]
 
     # What one GPU may have at one time is usually one row; with MIG, one more for each instance.
-    places = sorted({(each.gpu, each.mig_instance or "", each.node) for each in series})
+    places = sorted({(entry.gpu, entry.mig_instance or "", entry.node) for entry in series})
     place_numbers = {place: number for number, place in enumerate(places)}
     gpu_numbers = {gpu: number for number, (gpu, _, _) in enumerate(places)}
-    channels = {each.channel: each.kind for each in series}
+    channels = {entry.channel: entry.kind for entry in series}
     channel_numbers = {name: number for number, name in enumerate(channels)}
-    part_numbers = {part: number for number, part in enumerate(sorted({each.part for each in series if each.part}))}
-    place = by_sample(lambda each: place_numbers[each.gpu, each.mig_instance or "", each.node])
-    channel = by_sample(lambda each: channel_numbers[each.channel])
-    part = by_sample(lambda each: part_numbers[each.part] if each.part else _WHOLE)
-    rank = by_sample(lambda each: each.rank)
-    values = values * by_sample(lambda each: each.scale, np.float64)
+    part_numbers = {part: number for number, part in enumerate(sorted({entry.part for entry in series if entry.part}))}
+    place = by_sample(lambda entry: place_numbers[entry.gpu, entry.mig_instance or "", entry.node])
+    channel = by_sample(lambda entry: channel_numbers[entry.channel])
+    part = by_sample(lambda entry: part_numbers[entry.part] if entry.part else _WHOLE)
+    rank = by_sample(lambda entry: entry.rank)
+    values = values * by_sample(lambda entry: entry.scale, np.float64)
     # Stable: samples of the same thing stay in the order given.
-    order = np.lexsort((part, rank, channel, place, ms, by_sample(lambda each: gpu_numbers[each.gpu])))
+    order = np.lexsort((part, rank, channel, place, ms, by_sample(lambda entry: gpu_numbers[entry.gpu])))
     part, rank, channel, place, ms, values = _at(order, part, rank, channel, place, ms, values)
 
     is_row_start = _changes(place, ms)

@@ -34,12 +34,7 @@ class Diagnostics:
     node, and people are told. An inconclusive one is tried again, then told; it frees nothing.
     """
 
-    def __init__(
-        self,
-        workloads: Workloads,
-        verification: Verification | None,
-        settings: VerificationSettings,
-    ) -> None:
+    def __init__(self, workloads: Workloads, verification: Verification | None, settings: VerificationSettings) -> None:
         self._workloads = workloads
         self._verification = verification
         self._settings = settings
@@ -85,10 +80,8 @@ class Diagnostics:
             return None
         answer = verification.start(case.node, case.units, key, fence)
         turn.settle(number, answer)
-        if answer.confirmed and answer.kind != "gone":
-            case.change(started_at=now, words=answer.words)
-        else:
-            case.change(words=answer.words)
+        started = answer.kind in ("done", "already")
+        case.change(started_at=now if started else None, words=answer.words)
         outcome = "waiting" if answer.confirmed else OUTCOMES[answer.kind]
         turn.step(case.node, "verify", outcome, None, answer.words)
         return None
@@ -97,7 +90,6 @@ class Diagnostics:
         """Look again right before: the mark stands, people said nothing else, and the node is still empty."""
         if case.held is not None or turn.over():
             return False
-        turn.fence()
         case.held = turn.still(case)
         if case.held is not None:
             return False

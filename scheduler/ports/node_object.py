@@ -10,7 +10,7 @@ from typing import Any, Final, Literal
 
 from policy.fleet import Level, Marks, NodeView, Published
 from policy.plan import Action
-from scheduler.ports.codec import instant
+from scheduler.ports.codec import instant, plain_of
 from scheduler.ports.readings import Write
 
 Effect = Literal["PreferNoSchedule", "NoSchedule", "NoExecute"]
@@ -273,10 +273,8 @@ def _published(node: NodeObject, keys: Keys) -> Published | None:
 
 
 def _applied_text(applied: _Applied) -> str:
-    content = {"level": applied.level.name.lower(), "until": applied.until.astimezone(UTC).isoformat()}
-    if applied.since is not None:
-        content["since"] = applied.since.astimezone(UTC).isoformat()
-    return json.dumps(content, sort_keys=True)
+    content = plain_of(applied)
+    return json.dumps({name: value for name, value in content.items() if value is not None}, sort_keys=True)
 
 
 def _applied(node: NodeObject, keys: Keys) -> _Applied | None:

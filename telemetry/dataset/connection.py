@@ -22,9 +22,30 @@ STALL_TIMEOUT_S: Final = 30.0
 ATTEMPTS: Final = 5
 """Of each request, with pauses that grow between them: for lost connections, timeouts, 5xx and "slow down"."""
 
-_REFUSED = ("ACCESS_DENIED", "INVALID_ACCESS_KEY_ID", "SIGNATURE_DOES_NOT_MATCH", "INVALID_CLIENT_TOKEN_ID")
-_NOT_TRUSTED = ("curlCode: 60", "curlCode: 77")
-# Of curl: what the peer shows is not vouched for, and the file of authorities cannot be read.
+_ERRORS: Final = (
+    (("NO_SUCH_BUCKET",), "there is no bucket {bucket!r}", "Check its name and AWS_ENDPOINT_URL, or make it."),
+    (("NO_SUCH_KEY",), "a file of the dataset was removed while it was read", "Run again when the dataset is whole."),
+    (
+        (
+            "ACCESS_DENIED", "INVALID_ACCESS_KEY_ID", "SIGNATURE_DOES_NOT_MATCH", "INVALID_CLIENT_TOKEN_ID",
+            "HTTP status 403",
+        ),
+        "the storage refuses these credentials, or they may not do this",
+        "Check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (or AWS_PROFILE), and what they may do there.",
+    ),
+    (
+        ("curlCode: 60", "curlCode: 77"),  # nobody vouches for the peer's certificate; the authorities cannot be read
+        "the storage's certificate is not trusted",
+        "Name the PEM file of its authority in AWS_CA_BUNDLE.",
+    ),
+    (
+        ("NETWORK_CONNECTION", "REQUEST_TIMEOUT"),
+        "the storage does not answer, after {attempts} attempts",
+        "Check AWS_ENDPOINT_URL and the network, then run again.",
+    ),
+    (("",), "the storage answered with an error", "Run again; if it stays, ask who runs it."),
+)  # fmt: skip
+"""What stands in the text of an error of the storage, what it means, and what to do; the first that is there counts."""
 
 
 def connect(environment: Mapping[str, str] | None = None) -> S3FileSystem:
@@ -65,12 +86,7 @@ def connect(environment: Mapping[str, str] | None = None) -> S3FileSystem:
 
 @contextlib.contextmanager
 def storage_errors(place: S3Place, name: str = "") -> Iterator[None]:
-    """Say in words what went wrong with the storage.
-
-    Raises ``InputError`` for every error of the storage, but for FileNotFoundError, which its caller knows the meaning
-    of.
-    """
-    where = f"{place}/{name}".rstrip("/")
+    """Raise ``InputError`` for an error of the storage, but for FileNotFoundError, whose meaning its caller knows."""
     try:
         yield
     except FileNotFoundError:
@@ -79,37 +95,8 @@ def storage_errors(place: S3Place, name: str = "") -> Iterator[None]:
         text = str(error)
         if "AWS Error" not in text:
             raise
-        if "NO_SUCH_BUCKET" in text:
-            raise InputError(
-                f"there is no bucket {place.bucket!r}", where, "Check its name and AWS_ENDPOINT_URL, or make it."
-            ) from error
-        if "NO_SUCH_KEY" in text:
-            raise InputError(
-                "a file of the dataset was removed while it was read", where, "Run again when the dataset is whole."
-            ) from error
-        if any(code in text for code in _REFUSED) or "HTTP status 403" in text:
-            raise InputError(
-                "the storage refuses these credentials, or they may not do this",
-                f"{where}: {_short(text)}",
-                "Check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (or AWS_PROFILE), and what they may do there.",
-            ) from error
-        if any(code in text for code in _NOT_TRUSTED):
-            raise InputError(
-                "the storage's certificate is not trusted",
-                f"{where}: {_short(text)}",
-                "Name the PEM file of its authority in AWS_CA_BUNDLE.",
-            ) from error
-        if "NETWORK_CONNECTION" in text or "REQUEST_TIMEOUT" in text:
-            raise InputError(
-                f"the storage does not answer, after {ATTEMPTS} attempts",
-                f"{where}: {_short(text)}",
-                "Check AWS_ENDPOINT_URL and the network, then run again.",
-            ) from error
-        raise InputError(
-            "the storage answered with an error", f"{where}: {_short(text)}", "Run again; if it stays, ask who runs it."
-        ) from error
-
-
-def _short(text: str) -> str:
-    """Leave out what stands before the error itself, and the request's number, which is another each time."""
-    return text[text.index("AWS Error") :].partition(" (Request ID")[0]
+        # Without what stands before the error itself, and without the request's number, which is another each time.
+        short = text[text.index("AWS Error") :].partition(" (Request ID")[0]
+        what, do = next((what, do) for signs, what, do in _ERRORS if any(sign in text for sign in signs))
+        where = f"{place}/{name}".rstrip("/")
+        raise InputError(what.format(bucket=place.bucket, attempts=ATTEMPTS), f"{where}: {short}", do) from error

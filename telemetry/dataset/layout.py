@@ -76,19 +76,12 @@ def sort_samples(table: pa.Table, unit: Unit) -> tuple[pa.Table, int | None]:
     name, _ = sort_columns(unit)
     codes, _ = dictionary_codes(table.column(name))
     times = table.column("timestamp").cast(pa.int64()).to_numpy()
-    if len(codes) > 1:
-        same = codes[1:] == codes[:-1]
-        later = times[1:] > times[:-1]
-        if not np.all((codes[1:] > codes[:-1]) | (same & (times[1:] >= times[:-1]))):
-            order = np.lexsort((times, codes))
-            table = table.take(pa.array(order))
-            codes, times = codes[order], times[order]
-            same = codes[1:] == codes[:-1]
-            later = times[1:] > times[:-1]
-        repeated = np.flatnonzero(same & ~later)
-        if len(repeated):
-            return table, int(repeated[0]) + 1
-    return table, None
+    if not np.all((codes[1:] > codes[:-1]) | ((codes[1:] == codes[:-1]) & (times[1:] >= times[:-1]))):
+        order = np.lexsort((times, codes))
+        table = table.take(pa.array(order))
+        codes, times = codes[order], times[order]
+    repeated = np.flatnonzero((codes[1:] == codes[:-1]) & (times[1:] <= times[:-1]))
+    return table, int(repeated[0]) + 1 if len(repeated) else None
 
 
 def normal_form(table: pa.Table) -> pa.Table:
@@ -104,15 +97,12 @@ def normal_form(table: pa.Table) -> pa.Table:
 
 
 def _in_order(column: pa.ChunkedArray) -> pa.Array:
-    if column.null_count:
-        texts = column.cast(pa.string()).combine_chunks()
-        found = pc.unique(texts.drop_null())
-        names = found.take(pc.array_sort_indices(found))
-        return pa.DictionaryArray.from_arrays(pc.index_in(texts, value_set=names), names)
-    codes, names = dictionary_codes(column)
-    used, indices = np.unique(codes, return_inverse=True)
-    dictionary = pa.array([names[code] for code in used.tolist()], pa.string())
-    return pa.DictionaryArray.from_arrays(pa.array(indices.astype(np.int32)), dictionary)
+    array = column.unify_dictionaries().combine_chunks()
+    used = pc.unique(array.indices.drop_null())
+    used = used.take(pc.array_sort_indices(array.dictionary.take(used)))
+    rank = np.zeros(len(array.dictionary), np.int32)
+    rank[used.to_numpy()] = np.arange(len(used), dtype=np.int32)
+    return pa.DictionaryArray.from_arrays(pa.array(rank).take(array.indices), array.dictionary.take(used))
 
 
 def merge_runs(tables: Sequence[pa.Table], unit: Unit) -> pa.Table:

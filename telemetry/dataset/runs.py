@@ -33,6 +33,11 @@ class Runs:
         if self.days is not None and (self.days < 1 or self.days & (self.days - 1)):
             raise ValueError(f"runs of {self.days} days: their length must be a power of two")
 
+    @property
+    def groups(self) -> Runs:
+        """How a run's file is cut into row groups: quarters of a run, of a day at least; not where time is one run."""
+        return Runs(None if self.days is None else max(1, self.days // 4))
+
     def of(self, ms: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Return the number of the run of each instant, given in milliseconds since 1970."""
         return np.zeros(len(ms), np.int64) if self.days is None else ms // (self.days * DAY_MS)
@@ -46,42 +51,32 @@ class Runs:
         """Return where a run begins and where the next one does, aware; None where all time is one run."""
         if self.days is None:
             return None
-        length = timedelta(days=self.days)
-        return _EPOCH + run * length, _EPOCH + (run + 1) * length
+        begin, end = (_EPOCH + timedelta(milliseconds=self.begin_ms(number)) for number in (run, run + 1))
+        return begin, end
+
+    def begin_of(self, instant: datetime) -> datetime | None:
+        """Return where the run of an instant begins, both aware; None where all time is one run."""
+        span = None if self.days is None else self.span((instant - _EPOCH) // timedelta(days=self.days))
+        return None if span is None else span[0]
 
     def overlaps(self, run: int, since_ms: int | None, until_ms: int | None) -> bool:
         """Whether a run may hold an instant of ``since_ms <= t < until_ms``; None leaves a side open."""
         if self.days is None:
             return True
-        begin = self.begin_ms(run)
-        end = begin + self.days * DAY_MS
-        return (since_ms is None or end > since_ms) and (until_ms is None or begin < until_ms)
-
-    @property
-    def groups(self) -> Runs:
-        """How a run's file is cut into row groups: quarters of a run, of a day at least; not where time is one run."""
-        return Runs(None if self.days is None else max(1, self.days // 4))
-
-    def begin_of(self, instant: datetime) -> datetime | None:
-        """Return where the run of an instant begins, both aware; None where all time is one run."""
-        if self.days is None:
-            return None
-        length = timedelta(days=self.days)
-        return _EPOCH + (instant - _EPOCH) // length * length
+        return (since_ms is None or self.begin_ms(run + 1) > since_ms) and (
+            until_ms is None or self.begin_ms(run) < until_ms
+        )
 
     def file_name(self, run: int) -> str:
         """Name the file of a run: by its first day, or ``part-00000.parquet`` where all time is one run."""
-        if self.days is None:
-            return "part-00000.parquet"
-        first = (_EPOCH + timedelta(days=run * self.days)).date().isoformat()
-        return f"part-{first.replace('-', '')}.parquet"
+        span = self.span(run)
+        return "part-00000.parquet" if span is None else f"part-{span[0]:%Y%m%d}.parquet"
 
     def of_file(self, name: str) -> int:
         """Return the run of a file that :meth:`file_name` named."""
         if self.days is None:
             return 0
-        digits = name.removeprefix("part-").removesuffix(".parquet")
-        first = datetime.fromisoformat(f"{digits[:-4]}-{digits[-4:-2]}-{digits[-2:]}").replace(tzinfo=UTC)
+        first = datetime.strptime(name, "part-%Y%m%d.parquet").replace(tzinfo=UTC)
         run, rest = divmod((first - _EPOCH).days, self.days)
         if rest:
             raise ValueError(f"{name} begins no run of {self.days} days")

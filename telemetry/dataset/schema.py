@@ -115,39 +115,34 @@ def ms_of(times: pd.Series, *, unknown: int = 0) -> npt.NDArray[np.int64]:
 
 def conform(frame: pd.DataFrame, schema: pa.Schema) -> pa.Table:
     """Lay a frame (aware instants) out as ``schema``: add absent columns as null, keep further columns after them."""
-    extra = [name for name in frame.columns if name not in schema.names]
-    arrays: list[pa.Array | pa.ChunkedArray] = []
-    fields: list[pa.Field] = []
-    for field in schema:
-        if field.name in frame.columns:
-            column = frame[field.name]
-            if pa.types.is_string(field.type):
-                column = column.astype("str").where(column.notna(), None)
-            elif pa.types.is_timestamp(field.type) and not isinstance(column.dtype, pd.DatetimeTZDtype):
-                if column.notna().any():
-                    raise TypeError(f"column {field.name!r} holds naive or non-time values; make it aware UTC first")
-                column = pd.Series([None] * len(frame), dtype=object)
-            arrays.append(_array(column, field.type))
-        else:
-            arrays.append(pa.nulls(len(frame), field.type))
-        fields.append(field)
-    for name in extra:
+    fields = {field.name: field for field in schema}
+    arrays: dict[str, pa.Array | pa.ChunkedArray] = {}
+    for name in dict.fromkeys([*fields, *frame.columns]):
+        kind = fields[name].type if name in fields else None
+        if name not in frame.columns:
+            arrays[name] = pa.nulls(len(frame), kind)
+            continue
         column = frame[name]
-        if isinstance(column.dtype, pd.DatetimeTZDtype):
-            array = _array(column, INSTANT)
-        elif pd.api.types.is_object_dtype(column.dtype) or isinstance(column.dtype, pd.StringDtype):
-            array = pa.Array.from_pandas(column.astype("str").where(column.notna(), None), type=pa.string())
-        else:
-            array = pa.Array.from_pandas(column)
-        arrays.append(array)
-        fields.append(pa.field(str(name), array.type))
-    for field, array in zip(fields, arrays, strict=True):
-        if not field.nullable and array.null_count:
-            raise ValueError(f"column {field.name!r} has {array.null_count} nulls and may have none")
-    return pa.Table.from_arrays(arrays, schema=pa.schema(fields))
+        is_time = isinstance(column.dtype, pd.DatetimeTZDtype)
+        if kind is None and is_time:
+            kind = INSTANT
+        if kind is None and (pd.api.types.is_object_dtype(column.dtype) or isinstance(column.dtype, pd.StringDtype)):
+            kind = pa.string()
+        if kind is not None and pa.types.is_string(kind):
+            column = column.astype("str").where(column.notna(), None)
+        elif kind is not None and pa.types.is_timestamp(kind) and not is_time:
+            if column.notna().any():
+                raise TypeError(f"column {name!r} holds naive or non-time values; make it aware UTC first")
+            column = pd.Series([None] * len(frame), dtype=object)
+        arrays[name] = _array(column, kind)
+    for name, array in arrays.items():
+        if name in fields and not fields[name].nullable and array.null_count:
+            raise ValueError(f"column {name!r} has {array.null_count} nulls and may have none")
+    all_fields = [fields.get(name) or pa.field(str(name), array.type) for name, array in arrays.items()]
+    return pa.Table.from_arrays(list(arrays.values()), schema=pa.schema(all_fields))
 
 
-def _array(column: pd.Series, kind: pa.DataType) -> pa.Array:
+def _array(column: pd.Series, kind: pa.DataType | None) -> pa.Array:
     if isinstance(column.dtype, pd.DatetimeTZDtype):
         return pa.array(column.dt.tz_convert(None).to_numpy()).cast(pa.timestamp("ms"), safe=False).cast(kind)
-    return pa.Array.from_pandas(column, type=kind, safe=False)
+    return pa.Array.from_pandas(column, type=kind, safe=kind is None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -43,10 +44,9 @@ class DatasetWriter:
     Use it as a context manager: on an error nothing remains but what stood at ``path`` before. Several threads may call
     :meth:`write_samples` at once.
 
-    ``channels``: channels of the sample table in column order, roll-ups included.
-    ``runs``: how its time is cut, see :func:`telemetry.dataset.runs.choose_runs`; default: a bucket is one run.
-    Raises ``InputError`` if ``path`` holds something else than a dataset, is being written by another run, or may not
-    be written to.
+    ``channels``: of the sample table in column order, roll-ups included. ``runs``: default: a bucket is one run.
+    Raises ``InputError`` if ``path`` holds something else than a dataset, another run is writing it, or this one may
+    not.
     """
 
     def __init__(
@@ -60,7 +60,6 @@ class DatasetWriter:
         sample_count: bool = False,
         runs: Runs | None = None,
     ) -> None:
-        path = Path(path)
         recover_folder(path)
         if path.exists() and not (path / META_NAME).exists() and (not path.is_dir() or any(path.iterdir())):
             raise InputError(
@@ -69,9 +68,9 @@ class DatasetWriter:
                 "Choose another folder, or remove this one yourself.",
             )
         self._step = step
-        self._buckets = buckets
-        self._adopted: dict[int, int] = {}
-        self._known: dict[str, str] = {}
+        self.buckets = buckets
+        self._adopted: dict[int, int] = {}  # rows by bucket
+        self._known: dict[str, str] = {}  # SHA-256 of files that were taken over
         self._on_disk: set[str] = set()
         self._swap = FolderSwap(path)
         self._written = False
@@ -84,12 +83,7 @@ class DatasetWriter:
 
     def bucket_of(self, node: str) -> int:
         """Return the bucket that a node's samples belong to."""
-        return node_hash(node) % self._buckets
-
-    @property
-    def buckets(self) -> int:
-        """Number of buckets."""
-        return self._buckets
+        return node_hash(node) % self.buckets
 
     def declare(
         self, channels: Mapping[str, Channel], *, unit: Unit, sample_count: bool, runs: Runs | None = None
@@ -109,7 +103,7 @@ class DatasetWriter:
 
         ``runs``: runs that nothing is written to; default: all of the bucket's.
         """
-        same = dataset.meta.buckets == self._buckets and dataset.meta.run_days == self._runs.days
+        same = dataset.meta.buckets == self.buckets and dataset.meta.run_days == self._runs.days
         if dataset.schema != self._schema or not same:
             raise ValueError(f"bucket {bucket} of {dataset.path} does not fit this dataset")
         whole = dataset.runs_of(bucket)
@@ -136,14 +130,11 @@ class DatasetWriter:
     def write_samples(self, bucket: int, table: pa.Table, *, last: bool = False) -> None:
         """Write samples of one bucket; any number of calls for each bucket, in any order.
 
-        ``table``: ``timestamp``, ``node``, ``gpu`` and any of the channels; an absent channel, and NaN, become null. A
-        table that is sorted is written without a copy.
+        ``table``: ``timestamp``, ``node``, ``gpu`` and any of the channels; an absent channel, and NaN, become null.
         ``last``: whether no further table of this bucket will come: its runs are then made at once, not at the end.
         Raises ``InputError`` on an unknown column, a value that does not fit the channel's type, a null key, two
         samples of one unit at one time, or a full disk.
         """
-        if not 0 <= bucket < self._buckets:
-            raise ValueError(f"bucket {bucket} is outside 0 .. {self._buckets - 1}")
         if table.num_rows == 0:
             return
         table = self._laid_out(table, bucket)
@@ -171,34 +162,23 @@ class DatasetWriter:
         ``sources``: what the dataset was made from, JSON types only, without paths or times of writing.
         Raises ``InputError`` if the disk is full (the old dataset is unchanged), or a bucket holds a key twice.
         """
-        for instant in span:
-            if instant.tzinfo is None:
-                raise ValueError(f"span {instant} is naive; give aware UTC")
         root = self._swap.path
-        event_table = conform(events, EVENTS)
-        event_table = event_table.sort_by([(name, "ascending") for name in _EVENT_ORDER])
-        inventory_table = conform(inventory, INVENTORY)
-        inventory_table = inventory_table.sort_by([(name, "ascending") for name in ("node", "gpu", "installed_at")])
-        job_table = (
-            None if jobs is None else conform(jobs, JOBS).sort_by([("started_at", "ascending"), ("job", "ascending")])
-        )
+        tables = {"events": _sorted(events, EVENTS, _EVENT_ORDER)}
+        tables["inventory"] = _sorted(inventory, INVENTORY, ("node", "gpu", "installed_at"))
+        if jobs is not None:
+            tables["jobs"] = _sorted(jobs, JOBS, ("started_at", "job"))
         with disk_errors(self._swap.target):
-            rows = self._parts.finish()
+            rows = Counter(self._adopted) + Counter(self._parts.finish())
             shutil.rmtree(root / PIECES, ignore_errors=True)
-            write_small(root / "events.parquet", event_table)
-            write_small(root / "inventory.parquet", inventory_table)
-            if job_table is not None:
-                write_small(root / "jobs.parquet", job_table)
-            both = sorted(rows.keys() | self._adopted.keys())
-            by_bucket = {str(bucket): rows.get(bucket, 0) + self._adopted.get(bucket, 0) for bucket in both}
+            for name, table in tables.items():
+                write_small(root / f"{name}.parquet", table)
             all_counts: dict[str, Any] = {
-                "samples": sum(by_bucket.values()),
-                "events": event_table.num_rows,
-                "inventory": inventory_table.num_rows,
-                "jobs": 0 if job_table is None else job_table.num_rows,
-                "nodes": pc.count_distinct(inventory_table.column("node")).as_py(),
-                "gpus": pc.count_distinct(inventory_table.column("gpu"), mode="only_valid").as_py(),
-                "samples_by_bucket": by_bucket,
+                "samples": rows.total(),
+                **{name: table.num_rows for name, table in tables.items()},
+                "jobs": tables["jobs"].num_rows if jobs is not None else 0,
+                "nodes": pc.count_distinct(tables["inventory"].column("node")).as_py(),
+                "gpus": pc.count_distinct(tables["inventory"].column("gpu"), mode="only_valid").as_py(),
+                "samples_by_bucket": {str(bucket): rows[bucket] for bucket in sorted(rows)},
                 **(counts or {}),
             }
             meta = DatasetMeta(
@@ -210,7 +190,7 @@ class DatasetWriter:
                 counts=all_counts,
                 quarantine=dict(quarantine or {}),
                 sources=[dict(source) for source in sources],
-                buckets=self._buckets,
+                buckets=self.buckets,
                 sample_count=self._sample_count,
                 run_days=self._runs.days,
                 files=self._hashed(root),
@@ -246,17 +226,14 @@ class DatasetWriter:
         return target
 
     def _laid_out(self, table: pa.Table, bucket: int) -> pa.Table:
-        if table.schema.equals(self._schema):
-            columns = list(table.columns)
-        else:
-            unknown = [name for name in table.column_names if name not in self._schema.names]
-            if unknown:
-                raise InputError(
-                    f"the sample table has unknown columns {unknown}",
-                    f"bucket {bucket}",
-                    "Give their channels to the writer, or leave the columns out.",
-                )
-            columns = [self._column(table, field, bucket) for field in self._schema]
+        unknown = [name for name in table.column_names if name not in self._schema.names]
+        if unknown:
+            raise InputError(
+                f"the sample table has unknown columns {unknown}",
+                f"bucket {bucket}",
+                "Give their channels to the writer, or leave the columns out.",
+            )
+        columns = [self._column(table, field, bucket) for field in self._schema]
         for index, field in enumerate(self._schema):
             if pa.types.is_floating(field.type) and pc.any(pc.is_nan(columns[index])).as_py():
                 nan = pc.is_nan(columns[index])
@@ -275,7 +252,7 @@ class DatasetWriter:
             return column
         try:
             if pa.types.is_dictionary(field.type) and not pa.types.is_dictionary(column.type):
-                return column.cast(pa.string()).dictionary_encode().cast(field.type)
+                column = column.cast(pa.string()).dictionary_encode()
             return column.cast(field.type)
         except pa.ArrowInvalid as error:
             raise InputError(
@@ -289,6 +266,10 @@ class DatasetWriter:
         files = [*(root / "telemetry").rglob("*.parquet"), *root.glob("*.parquet")]
         names = sorted(path.relative_to(root).as_posix() for path in files)
         return {name: self._known.get(name) or sha256_of(root / name) for name in names}
+
+
+def _sorted(frame: pd.DataFrame, schema: pa.Schema, order: Sequence[str]) -> pa.Table:
+    return conform(frame, schema).sort_by([(name, "ascending") for name in order])
 
 
 _EVENT_ORDER = ("known_at", "timestamp", "node", "gpu", "code", "type", "source", "detail")

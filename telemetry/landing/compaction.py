@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -59,7 +59,7 @@ _EXPECTED_DAYS: Final = 120
 class CompactSettings:
     """What decides how landed rows become a dataset's.
 
-    ``channels``: every channel that may occur, see :func:`telemetry.dataset.channels.resolve_channels`.
+    ``channels``: every channel that may occur.
     ``dedupe``: events of one unit and code from several sources within this span are one.
     ``delay``: reporting delay of events that do not say when they were known.
     """
@@ -116,36 +116,24 @@ def compact(
                 f"{dataset}, telemetry.step",
                 "Set telemetry.step to the dataset's, or collect into another folder.",
             )
-        _retire(landing, _compacted_before(landing, existing), settings, now)
+        if existing is not None:  # what the last compaction took, and was killed before it retired it
+            taken = {entry["name"] for entry in existing.meta.sources if entry.get("role") == LANDED_ROLE}
+            _retire(landing, [path for path in landing.waiting() if _key(path) in taken], settings, now)
         waiting = Waiting(landing, settings.channels, settings.telemetry.step, now)
-        work = _Compaction(Path(dataset), existing, landing, settings, now, waiting)
-        result = work.run(inventory, progress)
+        result = _Compaction(dataset, existing, landing, settings, now, waiting).run(inventory, progress)
         _expire(landing, settings, now)
         return result
 
 
-@contextlib.contextmanager
-def _alone(landing: Landing, dataset: Path) -> Iterator[None]:
+def _alone(landing: Landing, dataset: Path) -> contextlib.AbstractContextManager[object]:
     lock = FileLock(landing.state("compact.lock"), fallback_to_soft=False)
     try:
         with disk_errors(dataset):
-            lock.acquire(blocking=False)
+            return lock.acquire(blocking=False)
     except Timeout:
         raise InputError(
             "another process is compacting this dataset", str(dataset), "Wait until it has ended."
         ) from None
-    try:
-        yield
-    finally:
-        lock.release()
-
-
-def _compacted_before(landing: Landing, existing: Dataset | None) -> list[Path]:
-    """Return the waiting files that the dataset's last compaction took already."""
-    if existing is None:
-        return []
-    names = {entry["name"] for entry in existing.meta.sources if entry.get("role") == LANDED_ROLE}
-    return [path for path in landing.waiting() if _key(path) in names]
 
 
 def _key(path: Path) -> str:
@@ -160,10 +148,7 @@ def _retire(landing: Landing, paths: list[Path], settings: CompactSettings, now:
     keep = settings.telemetry.retention.raw > timedelta(0)
     for path in paths:
         if keep:
-            target = landing.root / "folded" / path.parent.name / path.name
-            with disk_errors(target):
-                target.parent.mkdir(parents=True, exist_ok=True)
-                path.replace(target)
+            landing.put_aside(path, "folded")
         else:
             path.unlink(missing_ok=True)
 
@@ -195,35 +180,35 @@ class _Compaction:
         if not any(files.values()) and (inventory is None or self.existing is None):
             return self._result()
         stays = derive_installations(runs, given, before)
-        if stays.empty or (self.existing is None and not self._begins(stays)):
+        # A dataset is made of GPUs, or of nodes that send samples. Nodes that are only watched decide nothing.
+        begins = waiting.pieces or (files["events"] and stays["gpu"].notna().any())
+        if stays.empty or (self.existing is None and not begins):
             return self._result(waits_for="a first sample: no GPU was seen yet")
         held = self._state("pending").reindex(columns=PENDING_COLUMNS)
         placed = self._events(held, runs, stays)
         events = placed.events
         stays["installed_at"] = self._starts(stays, runs, events, before)
-        if not any(files.values()) and self._holds(stays):
+        if not any(files.values()) and self.existing is not None and _same_rows(stays, self.existing.inventory()):
             return self._result()
-        scratch = self.landing.root / "tmp"
-        made = {
-            "inventory": self._scratch(scratch / "inventory.parquet", conform(stays, INVENTORY)),
-            "events": self._scratch(scratch / "events.parquet", conform(events, EVENTS)),
-            "jobs": self._scratch(scratch / "jobs.parquet", self._jobs(stays)),
-        }
+        made = {"inventory": conform(stays, INVENTORY), "events": conform(events, EVENTS), "jobs": self._jobs(stays)}
+        scratch = {name: self.landing.root / "tmp" / f"{name}.parquet" for name in made}
+        for name, table in made.items():
+            self._write(scratch[name], table)
         paths = [path for kind in KINDS for path in files[kind]]
         # Saved before the swap, for after a kill these files are not looked at again; told twice, it is the same.
         self._save("sightings", pa.Table.from_pandas(runs, schema=RUNS, preserve_index=False))
         if given is not None:
             self._save("given", conform(given, _GIVEN))
-        self._save("derived", conform(_stacked(before, stays), INVENTORY))
+        self._save("derived", conform(_joined([before, stays])[INVENTORY.names], INVENTORY))
         # What waited leaves only after the swap, or a compaction that fails would lose it; in between it is told
         # twice, which one source does not do at one time.
         self._save("pending", conform(_told([held, placed.waiting]), LANDED_EVENTS))
         result = import_dataset(
             self.dataset,
-            inventory=made["inventory"],
+            inventory=scratch["inventory"],
             samples=waiting.pieces,
-            events=[made["events"]] if len(events) else [],
-            jobs=made["jobs"] if files["jobs"] else None,
+            events=[scratch["events"]] if len(events) else [],
+            jobs=scratch["jobs"] if files["jobs"] else None,
             step=self.settings.telemetry.step,
             channels=self.settings.channels,
             dedupe=self.settings.dedupe,
@@ -241,7 +226,7 @@ class _Compaction:
         self._save("derived", conform(result.dataset.inventory(), INVENTORY))
         self._save("pending", conform(placed.waiting, LANDED_EVENTS))
         _retire(self.landing, paths, self.settings, self.now)
-        for path in (*made.values(), *scratch.glob("settled-*.parquet")):
+        for path in (*scratch.values(), *(self.landing.root / "tmp").glob("settled-*.parquet")):
             path.unlink(missing_ok=True)
         taken: dict[str, int] = {kind: len(paths) for kind, paths in files.items() if paths}
         _LOG.info("compacted %s into %s", ", ".join(f"{n} files of {kind}" for kind, n in taken.items()), self.dataset)
@@ -249,14 +234,6 @@ class _Compaction:
         return replace(
             self._result(), compacted=taken, counts=counts, quarantined=result.quarantined, meta=result.dataset.meta
         )
-
-    def _begins(self, stays: pd.DataFrame) -> bool:
-        """Whether a dataset may be made: of GPUs, or of nodes that send samples. Watched nodes decide nothing."""
-        return bool(self.waiting.pieces) or (bool(self.waiting.files["events"]) and bool(stays["gpu"].notna().any()))
-
-    def _holds(self, stays: pd.DataFrame) -> bool:
-        """Whether the dataset has this very inventory."""
-        return self.existing is not None and set(_rows(stays)) == set(_rows(self.existing.inventory()))
 
     def _result(self, waits_for: str = "") -> CompactResult:
         waiting = self.waiting
@@ -292,7 +269,7 @@ class _Compaction:
         unit = "gpu" if read["gpu"].notna().any() else "node"
         named = given[unit].isin(set(read[unit].dropna()))
         read = with_old_starts(given[named], read) if named.any() else read
-        return pd.concat([frame for frame in (given[~named], read) if len(frame)], ignore_index=True)
+        return _joined([given[~named], read])
 
     def _events(self, held: pd.DataFrame, runs: pd.DataFrame, stays: pd.DataFrame) -> Placed:
         """Place the events that landed, those that waited until now, and the changes of drivers."""
@@ -320,19 +297,17 @@ class _Compaction:
         # Events of clocks that cannot be right are quarantined; a compaction that failed may have left theirs.
         events = events[events["timestamp"].between(EARLIEST, self.now + AHEAD)]
         before = before[before["installed_at"].between(EARLIEST, self.now + AHEAD)]
-        instants: list[pd.Timestamp] = [pd.Timestamp(ms, unit="ms", tz="UTC") for ms in runs["first_ms"]]
-        instants += list(events["timestamp"])
-        if self.existing is not None:
-            instants.append(pd.Timestamp(self.existing.meta.span[0]))
+        instants = [pd.Timestamp(int(runs["first_ms"].min()), unit="ms", tz="UTC")] if len(runs) else []
+        instants += [events["timestamp"].min()] if len(events) else []
+        instants += [] if self.existing is None else [pd.Timestamp(self.existing.meta.span[0])]
         first = min(instants, default=pd.Timestamp(self.now)).as_unit("ms")
         late = late_nodes(runs, events, unit_of(stays))
         # What was said of it before holds where it is earlier: retention moves the beginning of what is known.
-        said: dict[tuple[str | None, str], pd.Timestamp] = {}
-        for gpu, node, since in zip(before["gpu"], before["node"], before["installed_at"], strict=True):
-            said[gpu, node] = min(since, said.get((gpu, node), since))
-        always = [late.get(node, first) for node in stays["node"]]
-        places = zip(stays["gpu"], stays["node"], always, strict=True)
-        starts = [min(since, said.get((gpu, node), since)) for gpu, node, since in places]
+        earlier = before.fillna({"gpu": ""}).groupby(["gpu", "node"])["installed_at"].min().to_dict()
+        starts = []
+        for gpu, node in zip(stays["gpu"], stays["node"], strict=True):
+            since = late.get(node, first)
+            starts.append(min(since, earlier.get((gpu or "", node), since)))
         return stays["installed_at"].fillna(pd.Series(starts, index=stays.index, dtype="datetime64[ms, UTC]"))
 
     def _keep_from(self) -> datetime | None:
@@ -351,11 +326,10 @@ class _Compaction:
         span = days if keep is None else min(days, keep)
         return int(len(stays) * (span / self.settings.telemetry.step))
 
-    def _scratch(self, path: Path, table: pa.Table) -> Path:
+    def _write(self, path: Path, table: pa.Table) -> None:
         with disk_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             pq.write_table(table, path)
-        return path
 
     def _state(self, name: str) -> pd.DataFrame:
         path = self.landing.state(f"{name}.parquet")
@@ -374,15 +348,8 @@ class _Compaction:
 
     def _save(self, name: str, table: pa.Table) -> None:
         path = self.landing.state(f"{name}.parquet")
-        temporary = path.with_suffix(".tmp")
-        with disk_errors(path):
-            pq.write_table(table, temporary)
-            os.replace(temporary, path)
-
-
-def _stacked(before: pd.DataFrame, stays: pd.DataFrame) -> pd.DataFrame:
-    full = [frame[list(INVENTORY.names)] for frame in (before, stays) if len(frame)]
-    return pd.concat(full, ignore_index=True)
+        self._write(path.with_suffix(".tmp"), table)
+        os.replace(path.with_suffix(".tmp"), path)
 
 
 def _told(frames: list[pd.DataFrame]) -> pd.DataFrame:
@@ -392,8 +359,16 @@ def _told(frames: list[pd.DataFrame]) -> pd.DataFrame:
     return pd.concat(full, ignore_index=True).drop_duplicates(LANDED_EVENTS.names, ignore_index=True)
 
 
+def _joined(frames: list[pd.DataFrame]) -> pd.DataFrame:
+    return pd.concat([frame for frame in frames if len(frame)], ignore_index=True)
+
+
 def _now_ms(now: datetime) -> float:
     return now.timestamp() * 1000
+
+
+def _same_rows(one: pd.DataFrame, other: pd.DataFrame) -> bool:
+    return set(_rows(one)) == set(_rows(other))
 
 
 _IDENTITY = ("gpu", "node", "installed_at", "removed_at", "serial", "timestamp", "type", "code")

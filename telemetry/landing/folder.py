@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import secrets
@@ -42,9 +43,8 @@ def landing_of(dataset: Path) -> Path:
 class Landing:
     """Stages tables as files.
 
-    ``root``: the landing folder, see :func:`landing_of`; made when something lands.
-    ``writer``: short name of the collector, in the names of its files: letters, digits, ``-`` and ``.``.
-    ``channels``: channels that samples may have; default: the catalogue.
+    ``root``: the landing folder; made when something lands. ``writer``: short name of the collector, for the names of
+    its files. ``channels``: channels that samples may have; default: the catalogue.
 
     A file is written under ``tmp/`` and linked to its place, so that it appears whole, and so that of two writers of
     one name only one succeeds. Any number of processes may land into one folder; only
@@ -101,12 +101,10 @@ class Landing:
     def waiting(self, kind: Kind | None = None) -> list[Path]:
         """Return the files that wait to be compacted, oldest first."""
         found: list[tuple[int, str, Path]] = []
-        for each in KINDS if kind is None else (kind,):
-            for path in (self.root / each).glob("*.parquet"):
-                try:
+        for folder in KINDS if kind is None else (kind,):
+            for path in (self.root / folder).glob("*.parquet"):
+                with contextlib.suppress(FileNotFoundError):  # compacted just now
                     found.append((path.stat().st_mtime_ns, path.name, path))
-                except FileNotFoundError:  # compacted just now
-                    continue
         return [path for _, _, path in sorted(found)]
 
     def state(self, name: str) -> Path:
@@ -132,11 +130,16 @@ class Landing:
     def sweep(self) -> None:
         """Remove temporary files that a killed writer left behind."""
         for path in (self.root / "tmp").glob("*"):
-            try:
+            with contextlib.suppress(FileNotFoundError):
                 if time.time() - path.stat().st_mtime > _STALE_TEMPORARY_S:
                     path.unlink()
-            except FileNotFoundError:
-                continue
+
+    def put_aside(self, path: Path, where: str) -> Path:
+        """Move a landed file into a folder of this name, beside those of its kind."""
+        target = self.root / where / path.parent.name / path.name
+        with disk_errors(target):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            return path.replace(target)
 
     def _folded_names(self) -> frozenset[tuple[str, str]]:
         ledger = self.root / "state" / _LEDGER

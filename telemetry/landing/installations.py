@@ -73,61 +73,37 @@ def late_nodes(runs: pd.DataFrame, events: pd.DataFrame, unit: Unit) -> dict[str
     ``events``: those of clocks that can be right and with the node of their GPU.
     ``unit``: what the fleet is of: a node of GPUs is seen when the first of them is.
     """
-    counted = runs[runs["gpu"].notna()] if unit == "gpu" else runs
-    first_ms: dict[str, int] = counted.groupby("node")["first_ms"].min().to_dict()
-    fleet_ms = min(first_ms.values(), default=0)
-    since = {node: _instant(ms) for node, ms in first_ms.items() if ms - fleet_ms > _CLEARLY_MS}
-    for node, when in zip(events["node"], events["timestamp"], strict=True):
-        if node in since:
-            since[node] = min(since[node], when)
-    return since
+    first_ms = (runs[runs["gpu"].notna()] if unit == "gpu" else runs).groupby("node")["first_ms"].min()
+    late = _instants(first_ms[first_ms - first_ms.min() > _CLEARLY_MS])
+    earliest = events[events["node"].isin(late.index)].groupby("node")["timestamp"].min()
+    return dict(pd.concat([late, earliest]).groupby(level=0).min())
 
 
 def driver_changes(runs: pd.DataFrame) -> pd.DataFrame:
     """Return a ``driver`` event for each change of a GPU's driver, known when the new one was first seen."""
-    rows: list[dict[str, Any]] = []
-    last: dict[str, str] = {}
-    on_gpu = runs[runs["gpu"].notna()].sort_values(["gpu", "first_ms"], kind="stable")
-    for run in map(_plain, on_gpu.to_dict("records")):
-        driver = run["driver"]
-        if driver is None:
-            continue
-        before = last.get(run["gpu"])
-        last[run["gpu"]] = driver
-        if before is not None and before != driver:
-            when = pd.Timestamp(run["first_ms"], unit="ms", tz="UTC")
-            rows.append(
-                {
-                    "timestamp": when,
-                    "node": run["node"],
-                    "gpu": run["gpu"],
-                    "type": "driver",
-                    "code": driver,
-                    "detail": f"driver {before} before",
-                    "source": SOURCE,
-                    "known_at": when,
-                }
-            )
-    frame = pd.DataFrame(rows, columns=list(EVENTS.names))
-    for name in ("timestamp", "known_at"):
-        frame[name] = pd.to_datetime(frame[name], utc=True).astype("datetime64[ms, UTC]")
-    return frame
+    known = _by_gpu(runs[runs["driver"].notna()])
+    before = known.groupby("gpu")["driver"].shift()
+    changed = known[before.notna() & (before != known["driver"])]
+    when = _instants(changed["first_ms"])
+    detail = "driver " + before[changed.index].astype(object) + " before"
+    made = changed[["node", "gpu"]].assign(timestamp=when, known_at=when, type="driver", code=changed["driver"])
+    return made.assign(detail=detail, source=SOURCE).reindex(columns=EVENTS.names).reset_index(drop=True)
+
+
+def _by_gpu(runs: pd.DataFrame) -> pd.DataFrame:
+    return runs[runs["gpu"].notna()].sort_values(["gpu", "first_ms"], kind="stable")
 
 
 def _places(runs: pd.DataFrame) -> dict[str, list[dict[str, Any]]]:
     """Return each GPU's places in the order of time, runs of one place under several drivers as one."""
+    runs = _by_gpu(runs)
+    moved = (runs["gpu"] != runs["gpu"].shift()) | (runs["node"] != runs["node"].shift())
+    grouped = runs.groupby(moved.cumsum())
+    # The driver of a stay is the one it began with; all else the newest that was told.
+    merged = grouped.last().assign(driver=grouped["driver"].first(), first_ms=grouped["first_ms"].first())
     places: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    on_gpu = runs[runs["gpu"].notna()].sort_values(["gpu", "first_ms"], kind="stable")
-    for run in map(_plain, on_gpu.to_dict("records")):
-        held = places[run["gpu"]]
-        if held and held[-1]["node"] == run["node"]:
-            held[-1]["last_ms"] = max(held[-1]["last_ms"], run["last_ms"])
-            for name in ATTRIBUTES:
-                # The driver of a stay is the one it began with; all else the newest that was told.
-                if held[-1][name] is None or (name != "driver" and run[name] is not None):
-                    held[-1][name] = run[name]
-        else:
-            held.append(dict(run))
+    for place in map(_plain, merged.assign(last_ms=grouped["last_ms"].max()).to_dict("records")):
+        places[place["gpu"]].append(place)
     return places
 
 
@@ -195,11 +171,8 @@ def _outlasts(place: dict[str, Any], other: dict[str, Any]) -> bool:
 def _node_statics(runs: pd.DataFrame) -> dict[str, dict[str, Any]]:
     """Return what was last told of each node itself."""
     own = runs[runs["gpu"].isna()].sort_values("first_ms", kind="stable")
-    names = ("cluster", "group", "rack", "nvlink_domain")
-    statics: dict[str, dict[str, Any]] = defaultdict(dict)
-    for run in map(_plain, own.to_dict("records")):
-        statics[run["node"]].update({name: run[name] for name in names if run[name] is not None})
-    return statics
+    last = own.groupby("node")[["cluster", "group", "rack", "nvlink_domain"]].last()
+    return {str(node): _plain(values) for node, values in last.to_dict("index").items()}
 
 
 def _new_stay(node: str, gpu: str | None) -> dict[str, Any]:
@@ -220,6 +193,10 @@ def _end(stay: dict[str, Any]) -> float:
 
 def _instant(ms: int) -> pd.Timestamp:
     return pd.Timestamp(ms, unit="ms", tz="UTC")
+
+
+def _instants(ms: pd.Series) -> pd.Series:
+    return pd.to_datetime(ms, unit="ms", utc=True).astype("datetime64[ms, UTC]")
 
 
 def _frame(stays: list[dict[str, Any]], given: pd.DataFrame | None) -> pd.DataFrame:

@@ -40,8 +40,7 @@ _KEYS: Final = frozenset({*SAMPLE_KEYS.names, "sample_count"})
 class Waiting:
     """The landed files of one compaction.
 
-    ``channels``: every channel that may occur.
-    ``files``: landed files that can be compacted, by kind.
+    ``files``: those that can be compacted, by kind.
     ``pieces``: what is compacted of the sample files: the files themselves, or those of their rows that have settled.
     ``undeclared``: channels that no parameter declares; files that hold them go on waiting.
     ``held_back``: rows that are too new.
@@ -69,6 +68,7 @@ class Waiting:
 
     def look(self) -> None:
         """Read every waiting file once; put aside what cannot be used, and set back what is too new."""
+        known = set(with_rollups(self.channels))
         sampled: list[pd.DataFrame] = []
         frames: list[pd.DataFrame] = []
         for kind in KINDS:
@@ -82,9 +82,9 @@ class Waiting:
                     self._refuse(path, error)
                     continue
                 if kind == "samples":
-                    if self._undeclared(table):
-                        continue
-                    table = self._settle(path, table)
+                    unknown = set(table.column_names) - _KEYS - known
+                    self.undeclared |= unknown
+                    table = table.slice(0, 0) if unknown else self._settle(path, table)
                     if table.num_rows == 0:
                         continue
                     sampled.append(from_samples(self._plausible(table, "timestamp")))
@@ -98,17 +98,13 @@ class Waiting:
         if kind != "samples":
             lay_out(kind, table, self.channels)
             return
-        lay_out(kind, table.select([name for name in table.column_names if name in _KEYS]), self.channels)
-        if not set(table.column_names) - _KEYS:
+        channels = [name for name in table.column_names if name not in _KEYS]
+        lay_out(kind, table.drop_columns(channels), self.channels)
+        if not channels:
             raise ValueError("it has no channel")
-        for name in table.column_names:
-            if name not in _KEYS and not _is_number(table.schema.field(name).type):
+        for name in channels:
+            if not _is_number(table.schema.field(name).type):
                 raise ValueError(f"column {name!r} holds no numbers")
-
-    def _undeclared(self, table: pa.Table) -> bool:
-        unknown = set(table.column_names) - _KEYS - set(with_rollups(self.channels))
-        self.undeclared |= unknown
-        return bool(unknown)
 
     def _settle(self, path: Path, table: pa.Table) -> pa.Table:
         """Land the rows that are too new once more, under a name of their own, and keep the others."""
@@ -139,11 +135,8 @@ class Waiting:
         return table.filter(pc.and_(pc.greater_equal(stamps, low), pc.less_equal(stamps, high)))
 
     def _refuse(self, path: Path, error: Exception) -> None:
-        target = self.landing.root / "refused" / path.parent.name / path.name
+        target = self.landing.put_aside(path, "refused")
         _LOG.error("%s cannot be used and is put aside as %s: %s", path, target, error)
-        with disk_errors(target):
-            target.parent.mkdir(parents=True, exist_ok=True)
-            path.replace(target)
         self.refused += 1
 
 

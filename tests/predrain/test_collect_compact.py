@@ -29,14 +29,6 @@ def test_what_has_landed_is_folded_and_told(tmp_path: Path):
     assert told["samples"] == len(samples_of(tmp_path))
 
 
-def test_nothing_new_is_no_error(tmp_path: Path):
-    land(tmp_path, raw())
-    run("--dataset", str(tmp_path / "dataset"))
-    done = run("--dataset", str(tmp_path / "dataset"))
-    assert done.returncode == 0, done.stderr
-    assert "compacted files  none" in done.stdout
-
-
 def test_a_mistyped_dataset_is_an_error_and_makes_nothing(tmp_path: Path):
     land(tmp_path, raw())
     typo = run("--dataset", str(tmp_path / "datsaet"))
@@ -47,12 +39,6 @@ def test_a_mistyped_dataset_is_an_error_and_makes_nothing(tmp_path: Path):
     assert live.returncode == 1
     assert "is a landing folder" in live.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["dataset.live"]
-
-
-def test_a_wrong_pause_is_a_usage_error(tmp_path: Path):
-    done = run("--dataset", str(tmp_path / "dataset"), "--every", "soon")
-    assert done.returncode == 2
-    assert "'soon' is not a duration" in done.stderr
 
 
 def test_it_goes_on_folding_until_it_is_asked_to_stop(tmp_path: Path):

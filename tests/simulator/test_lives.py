@@ -63,23 +63,6 @@ def test_most_degradations_heal_and_none_always_fails(large: Simulation) -> None
     assert everything.mean() < 0.3
 
 
-def test_leads_of_strong_precursors_are_a_day_or_two(large: Simulation, tools: Tools) -> None:
-    rows = tools["failure_rows"](large)
-    strong = rows[rows[:, 5] == Cause.STRONG]
-    hours = (strong[:, 3] - strong[:, 9]) / 3.6e6
-    assert 25 < np.median(hours) < 50
-    assert np.quantile(hours, 0.99) < 240
-
-
-def test_failures_gather_on_few_nodes_as_in_the_studies(large: Simulation, tools: Tools) -> None:
-    rows = tools["failure_rows"](large)
-    count = np.bincount(rows[:, 0], minlength=len(large.nodes))
-    assert 2.0 < count.var() / count.mean() < 4.0
-    top = np.sort(count)[::-1][: len(count) // 20].sum() / count.sum()
-    assert 0.2 < top < 0.4
-    assert 0.10 < rows[:, 6].mean() < 0.28  # share on lemons
-
-
 def test_a_fault_makes_another_within_a_month_likely(large: Simulation, tools: Tools) -> None:
     rows = tools["failure_rows"](large)
     again, asked = 0, 0

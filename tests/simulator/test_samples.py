@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from simulator.devices import CHRONIC, signatures
-from simulator.fleet import DAY, HOUR, NEVER
+from simulator.fleet import DAY, HOUR
 from simulator.lives import DOWN
 from simulator.records import Mark
 from simulator.run import Simulation, node_devices
-from simulator.samples import Device, sample_range, sample_table
+from simulator.samples import Device, sample_table
 
 Fleet = Callable[..., Simulation]
 
@@ -158,20 +158,3 @@ def test_sound_gpus_that_look_bad_for_ever_exist_and_are_as_safe_as_others(fleet
     assert all(0.01 < count / devices < 0.05 for count in ways.values())
     assert failed_chronic / chronic == pytest.approx(failed / devices, abs=0.04)
     assert failed_chronic / chronic < 0.25
-
-
-@pytest.mark.parametrize(
-    ("installed", "removed", "expected"),
-    [
-        (0, NEVER, (0, 10)),
-        (1000, 2000, (0, 10)),
-        (1001, NEVER, (1, 10)),
-        (1100, NEVER, (1, 10)),
-        (0, 1100, (0, 1)),
-        (0, 1101, (0, 2)),
-        (0, 900, (0, 0)),
-        (5000, NEVER, (40, 40)),
-    ],
-)
-def test_sample_range(installed: int, removed: int, expected: tuple[int, int]) -> None:
-    assert sample_range(installed, removed, start=1000, step=100, steps=10) == expected

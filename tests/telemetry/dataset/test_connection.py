@@ -13,7 +13,6 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
-from hypothesis import strategies as st
 
 from telemetry.dataset import connection
 from telemetry.dataset.connection import connect
@@ -21,15 +20,12 @@ from telemetry.dataset.place import S3Place, place_of
 from telemetry.dataset.store import Dataset
 from telemetry.errors import InputError
 from tests.object_storage import KEYS, object_storage, proxy, upload
-from tests.waiting import free_port
 
 
 @pytest.mark.parametrize(
     ("written", "place"),
     [
-        ("fleet", Path("fleet")),
         ("/srv/fleet", Path("/srv/fleet")),
-        ("s3://fleets/east", S3Place("fleets", "east")),
         ("s3://fleets/a/b/", S3Place("fleets", "a/b")),
     ],
 )
@@ -38,45 +34,28 @@ def test_a_place_is_read_and_written_alike(written, place):
     assert str(place) == written.rstrip("/")
 
 
-NAMES = st.text("abcxyz0189._=-", min_size=1, max_size=8).filter(lambda name: name not in (".", ".."))
-
-
 @pytest.mark.parametrize(
-    "written",
+    ("written", "message"),
     [
-        "s3://fleets",
-        "s3://",
-        "s3://fleets/a//b",
-        "s3:///east",
-        "s3://a b/east",
-        "s3://fleets/../east",
-        "s3://fleets/./a",
+        *((f"s3://{rest}", "does not name a prefix in a bucket") for rest in ("", "a b/east", "fleets", "fleets/a//b")),
+        ("s3://fleets/../east", r"does not name a prefix in a bucket \(--dataset\)\. Write s3://BUCKET/PREFIX"),
+        ("gs://fleets/east", "'gs://fleets/east' is neither a folder nor an address of S3-compatible"),
     ],
 )
-def test_what_names_no_prefix_in_a_bucket_is_refused(written):
-    with pytest.raises(
-        InputError, match=r"does not name a prefix in a bucket \(--dataset\)\. Write s3://BUCKET/PREFIX"
-    ):
+def test_what_names_no_prefix_in_a_bucket_is_refused(written, message):
+    with pytest.raises(InputError, match=message):
         place_of(written)
 
 
-def test_storage_of_another_kind_is_refused():
-    with pytest.raises(InputError, match="'gs://fleets/east' is neither a folder nor an address of S3-compatible"):
-        place_of("gs://fleets/east")
-
-
-@pytest.mark.parametrize("endpoint", ["127.0.0.1:9000", "ftp://host", "http://", "http://host/path"])
+@pytest.mark.parametrize("endpoint", ["127.0.0.1:9000", "http://host/path"])
 def test_an_endpoint_that_is_no_address_is_refused(endpoint):
     with pytest.raises(InputError, match=r"is not the address of a server \(AWS_ENDPOINT_URL\)"):
         connect({"AWS_ENDPOINT_URL": endpoint})
 
 
-def test_a_missing_bucket_is_named(place):
+def test_a_prefix_without_a_dataset_is_told_from_a_missing_bucket(place):
     with pytest.raises(InputError, match=r"there is no bucket 'no-such-bucket' .*AWS_ENDPOINT_URL, or make it"):
         Dataset.open(S3Place("no-such-bucket", "east"))
-
-
-def test_a_prefix_without_a_dataset_is_told_from_a_missing_bucket(place):
     with pytest.raises(InputError, match=f"there is no dataset here: .*{place}.*Upload the folder"):
         Dataset.open(place)
 
@@ -111,14 +90,6 @@ def test_a_storage_with_an_authority_of_its_own_is_trusted_by_name_only(tmp_path
         monkeypatch.setenv("AWS_CA_BUNDLE", str(tmp_path / "authority.pem"))
         with pytest.raises(InputError, match="there is no bucket 'fleets'"):
             Dataset.open(place)
-
-
-def test_a_refused_connection_is_given_up(monkeypatch):
-    monkeypatch.setattr(connection, "ATTEMPTS", 2)
-    for name, value in (KEYS | {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{free_port()}"}).items():
-        monkeypatch.setenv(name, value)
-    with pytest.raises(InputError, match=r"does not answer, after 2 attempts .*connect.*Check AWS_ENDPOINT_URL"):
-        Dataset.open(S3Place("fleets", "east"))
 
 
 def test_a_server_that_says_nothing_is_given_up_after_bounded_attempts(monkeypatch):

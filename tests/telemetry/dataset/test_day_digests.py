@@ -28,7 +28,7 @@ rows_strategy = st.lists(
         st.integers(0, 40),  # steps of five hours
         st.sampled_from([("n2", "g1"), ("n1", "g2"), ("n1", "g3"), ("n3", "g10")]),
         st.none() | st.floats(-10, 130, width=32),
-        st.none() | st.integers(0, 2**53),
+        st.none() | st.integers(0, 2**53 - 1),
         st.none() | st.integers(0, 2**62),
         st.none() | st.integers(0, 99),
     ),
@@ -87,8 +87,5 @@ def test_a_file_says_them_and_its_table_does_not(tmp_path):
     (found,), _ = read_part(tmp_path / "part.parquet", table.column_names)
     assert found.schema.metadata is None
     assert found.equals(table)
-
-
-def test_a_file_of_an_older_version_says_none(tmp_path):
-    pq.write_table(table_of([(0, ("n1", "g1"), 1.0, None, 2, 3)]), tmp_path / "old.parquet")
+    pq.write_table(table, tmp_path / "old.parquet")  # as an older version wrote it
     assert read_day_digests(tmp_path / "old.parquet") is None

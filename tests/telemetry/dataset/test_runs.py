@@ -1,6 +1,5 @@
 """Buckets cut into runs by time: the layout is a function of the content, and reading them is reading one."""
 
-import json
 from datetime import UTC, date, datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
@@ -237,17 +236,6 @@ def test_only_a_dataset_that_is_cut_is_refused_by_versions_that_know_no_runs(tmp
     rows = table_of([(0, "g1", 1.0, 1)])
     assert write(tmp_path / "one", [rows], None).meta.schema_version == SCHEMA_VERSION == 1
     assert write(tmp_path / "cut", [rows], 1).meta.schema_version == RUNS_SCHEMA_VERSION == 3
-
-
-def test_a_dataset_without_files_and_run_days_is_read(tmp_path: Path):
-    dataset = write(tmp_path / "d", [table_of([(0, "g1", 1.0, 1), (100, "g2", 2.0, None)])], None)
-    path = tmp_path / "d" / "dataset.json"
-    content = json.loads(path.read_text())
-    del content["files"], content["run_days"]
-    path.write_text(json.dumps(content))
-    old = Dataset.open(tmp_path / "d")
-    assert old.read_bucket(1).equals(dataset.read_bucket(1))
-    assert old.sample_files() == dataset.sample_files()
 
 
 def test_a_run_that_is_lost_is_said(tmp_path: Path):

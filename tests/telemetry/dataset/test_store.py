@@ -9,8 +9,6 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import telemetry.atomic
 from telemetry.atomic import building_path, previous_path
@@ -59,60 +57,9 @@ def write(path: Path, tables: list[tuple[int, pa.Table]], *, buckets: int = 4, u
         return writer.finish(events=NO_EVENTS, inventory=stays(["a", "b"]), span=SPAN)
 
 
-samples_strategy = st.lists(
-    st.tuples(
-        st.integers(0, 200),
-        st.sampled_from(["g1", "g2", "g3", "g10"]),
-        st.one_of(st.none(), st.floats(-10, 130, width=32)),
-        st.one_of(st.none(), st.integers(0, 2**53)),
-        st.one_of(st.none(), st.integers(0, 2**62 - 1)),
-        st.one_of(st.none(), st.integers(0, 9999)),
-    ),
-    max_size=40,
-    unique_by=lambda row: row[:2],
-)
-
-
-@settings(max_examples=40, deadline=None)
-@given(rows=samples_strategy, cut=st.integers(0, 40))
-def test_what_is_written_is_read_back_sorted(rows, cut, tmp_path_factory):
-    path = tmp_path_factory.mktemp("store") / "dataset"
-
-    def table(some):
-        return pa.table(
-            {
-                "timestamp": pa.array([row[0] * 60_000 for row in some], pa.timestamp("ms", tz="UTC")),
-                "node": pa.array(["a"] * len(some), pa.string()),
-                "gpu": pa.array([row[1] for row in some], pa.string()),
-                "gpu_temp_c": pa.array([row[2] for row in some], pa.float32()),
-                "energy_mj": pa.array([row[3] for row in some], pa.float64()),
-                "clocks_event_reasons": pa.array([row[4] for row in some], pa.uint64()),
-                "xid_last": pa.array([row[5] for row in some], pa.int32()),
-            }
-        )
-
-    dataset = write(path, [(1, table(rows[:cut])), (1, table(rows[cut:]))])
-    assert dataset.buckets() == ([1] if rows else [])
-    found = dataset.read_bucket(1)
-    expected = sorted(rows, key=lambda row: (row[1], row[0]))
-    assert found.column("gpu").to_pylist() == [row[1] for row in expected]
-    for index, name in enumerate(CHANNELS, start=2):
-        assert found.column(name).to_pylist() == [row[index] for row in expected]
-    assert dataset.meta.counts["samples"] == len(rows)
-
-
 def test_the_hash_of_a_node_never_changes():
     # A dataset written on one machine is read on another, and by later versions.
     assert node_hash("node-17") == 17611275075045182794
-
-
-def test_content_not_place_decides_the_digest(tmp_path: Path):
-    table = sample_table([(0, "a", "g1"), (10, "a", "g1")], {"gpu_temp_c": [1.0, 2.0]})
-    shuffled = table.take([1, 0])
-    one, two = write(tmp_path / "one", [(0, table)]), write(tmp_path / "else" / "two", [(0, shuffled)])
-    other = write(tmp_path / "other", [(0, table.set_column(3, "gpu_temp_c", pa.array([1.0, 2.5])))])
-    assert one.digest == two.digest
-    assert one.digest != other.digest
 
 
 def test_tables_come_back(tmp_path: Path):
@@ -231,15 +178,6 @@ def test_damage_is_said(tmp_path: Path):
     meta.write_text("{")
     with pytest.raises(InputError, match=r"dataset\.json is damaged"):
         Dataset.open(tmp_path / "d")
-
-
-def test_an_error_leaves_the_old_dataset(tmp_path: Path):
-    write(tmp_path / "d", [(0, sample_table([(0, "a", "g1")]))])
-    before = tree(tmp_path)
-    refused = sample_table([(1, "a", "g1")], {"oops": [1]})
-    with pytest.raises(InputError), DatasetWriter(tmp_path / "d", step=STEP, channels=CHANNELS) as writer:
-        writer.write_samples(0, refused)
-    assert tree(tmp_path) == before
 
 
 @pytest.mark.parametrize("place", ["parts.write_part", "writer.write_small", "writer.fsync_path"])

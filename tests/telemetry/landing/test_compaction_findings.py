@@ -43,6 +43,7 @@ def test_lost_sightings_do_not_lose_a_silent_gpu(tmp_path: Path):
     land(tmp_path, raw(gpus=2, start=DAY + pd.Timedelta("1h")).query(f"gpu == '{gpu(1)}'"))
     fold(tmp_path)
     after = samples_of(tmp_path)
+    assert Dataset.open(tmp_path / "dataset").inventory()["removed_at"].isna().all()
     pd.testing.assert_frame_equal(after[after["gpu"] == gpu(0)], before[before["gpu"] == gpu(0)])
 
 
@@ -129,7 +130,7 @@ def test_clocks_that_cannot_be_right_move_nothing(tmp_path: Path):
     assert (dataset.inventory()["installed_at"] == DAY).all()
 
 
-@pytest.mark.parametrize("wrong", ["1970-01-01", "2006-03-01", "2041-01-01"])
+@pytest.mark.parametrize("wrong", ["1970-01-01", "2041-01-01"])
 def test_a_start_that_cannot_be_right_and_was_kept_is_forgotten(wrong: str, tmp_path: Path):
     land(tmp_path, raw(gpus=2))
     fold(tmp_path)

@@ -56,11 +56,6 @@ def test_a_table_that_does_not_fit_is_refused(table: pa.Table, message: str, tmp
     assert not list(tmp_path.rglob("*.parquet"))
 
 
-def test_nothing_lands_for_an_empty_table(tmp_path: Path):
-    assert Landing(tmp_path, writer="test").stage("samples", samples().slice(0, 0)) is None
-    assert not list(tmp_path.iterdir())
-
-
 def test_a_name_lands_once_also_after_its_file_was_folded(tmp_path: Path):
     landing = Landing(tmp_path, writer="test")
     path = landing.stage("samples", samples(), name="chunk-1")

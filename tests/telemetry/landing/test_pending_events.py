@@ -102,16 +102,10 @@ def test_an_address_that_nobody_sees_a_gpu_at_is_the_nodes_in_the_end_and_is_cou
     assert events_of(tmp_path) == {"79": ("node-0", None), "cordon": ("node-0", None)}
 
 
-def test_where_no_gpu_has_an_address_nobody_waits_for_one(tmp_path: Path):
-    land(tmp_path, raw(gpus=1))
-    land_events(tmp_path, [event(DAY, "79", pci_bus_id="0000:aa:00.0", source=LOG)])
-    assert fold(tmp_path).counts["xids_without_a_gpu"] == 1
-    assert events_of(tmp_path) == {"79": ("node-0", None)}
-
-
-def test_in_a_fleet_of_nodes_an_address_is_waited_for_by_nobody(tmp_path: Path):
-    frame = raw(gpus=1, times=12, every="10min").drop(columns=["gpu", "xid_last"])
-    land(tmp_path, frame)
+@pytest.mark.parametrize("unit", ["gpu", "node"])
+def test_where_no_gpu_has_an_address_nobody_waits_for_one(unit: str, tmp_path: Path):
+    frame = raw(gpus=1, times=12, every="10min")
+    land(tmp_path, frame if unit == "gpu" else frame.drop(columns=["gpu", "xid_last"]))
     land_events(tmp_path, [event(DAY, "79", pci_bus_id="0000:10:00", source=LOG)])
     assert fold(tmp_path).counts["xids_without_a_gpu"] == 1
     assert events_of(tmp_path) == {"79": ("node-0", None)}

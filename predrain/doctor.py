@@ -101,7 +101,7 @@ def doctor(
 
             sys.stdout.write(channels_page(known))
             return
-        access = {
+        access: dict[str, Any] = {
             "bearer_token_file": bearer_token_file,
             "basic_auth_file": basic_auth_file,
             "ca_file": ca_file,
@@ -109,7 +109,14 @@ def doctor(
         }
         timeout_s = None if timeout is None else duration_option(timeout, "--timeout").total_seconds()
         if prometheus is not None:
-            seen = _prometheus(prometheus, match, mapping, known, access, timeout_s or 60.0)
+            from telemetry.collect.prometheus.fetch import check_match
+            from telemetry.collect.series.mapping import load_source_mapping
+            from telemetry.doctor.prometheus_source import Questions, observe_prometheus
+            from telemetry.http import connect_to
+
+            server = connect_to(prometheus, **access)
+            questions = Questions(server, check_match(match), datetime.now(UTC), timeout_s or 60.0)
+            seen = observe_prometheus(questions, channels=known, mapping=load_source_mapping(mapping))
         else:
             assert source is not None
             seen = _source(source, mapping, known, access, timeout_s or 10.0)
@@ -128,23 +135,6 @@ def _drift(model: Path, matrix: Path, until: datetime | None, *, as_json: bool) 
     health = check_health(model, matrix, until=until)
     sys.stdout.write(json.dumps(health.to_json(), sort_keys=True) + "\n" if as_json else health.to_text())
     return health.healthy
-
-
-def _prometheus(
-    url: str,
-    match: str | None,
-    mapping: Path | None,
-    known: Mapping[str, Channel],
-    access: Mapping[str, Any],
-    timeout_s: float,
-) -> Observation:
-    from telemetry.collect.prometheus.fetch import check_match
-    from telemetry.collect.series.mapping import load_source_mapping
-    from telemetry.doctor.prometheus_source import Questions, observe_prometheus
-    from telemetry.http import connect_to
-
-    questions = Questions(connect_to(url, **access), check_match(match), datetime.now(UTC), timeout_s)
-    return observe_prometheus(questions, channels=known, mapping=load_source_mapping(mapping))
 
 
 def _source(
@@ -202,14 +192,9 @@ def _report(
     for option, folder in (("--backtest", backtest), ("--model", model)):
         if folder is not None and not folder.is_dir():
             raise InputError(f"there is no folder {folder}", option, "Give what `predrain backtest` or `train` wrote.")
-    importance, importance_source = read_importance(
-        backtest or (_BACKTEST if _BACKTEST.is_dir() else None),
-        model or (_BUNDLE if _BUNDLE.is_dir() else None),
-        known,
-    )
+    backtest = backtest or (_BACKTEST if _BACKTEST.is_dir() else None)
+    model = model or (_BUNDLE if _BUNDLE.is_dir() else None)
+    importance, importance_source = read_importance(backtest, model, known)
     diagnosis = diagnose(seen, importance, importance_source, known)
-    if as_json:
-        sys.stdout.write(json.dumps(as_dict(diagnosis), sort_keys=True) + "\n")
-    else:
-        sys.stdout.write(as_text(diagnosis))
+    sys.stdout.write(json.dumps(as_dict(diagnosis), sort_keys=True) + "\n" if as_json else as_text(diagnosis))
     return diagnosis.healthy

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Mapping
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -18,61 +17,44 @@ from telemetry.dataset.runs import Runs
 from telemetry.dataset.schema import Unit
 from telemetry.errors import InputError
 
-PIECES: Final = ".pieces"
-"""Folder, in the dataset that is being built, of what waits to be merged."""
-
 
 class PartWriter:
     """Writes a file for each bucket and run, whose bytes are a function of the run's samples alone.
 
-    Tables that are not the last of their bucket wait as Arrow files, which cost a tenth of Parquet to write and read.
+    Tables that are not the last of their bucket wait in memory.
     """
 
     def __init__(self, root: Path, unit: Unit, runs: Runs) -> None:
         self._root, self._unit, self._runs = root, unit, runs
-        self._pieces: dict[int, list[tuple[Path, list[int]]]] = {}
-        self._rows: dict[int, int] = {}
-        self._number = 0
+        self._waiting: dict[int, dict[int, list[pa.Table]]] = {}  # by bucket and run
+        self._rows: Counter[int] = Counter()
         self._guard = threading.Lock()
 
     def add(self, bucket: int, table: pa.Table, *, last: bool = False) -> None:
         """Take a sorted table of one bucket; after one that is the ``last``, none of this bucket follows."""
         by_run = split_by_run(table, self._runs)
         with self._guard:
-            self._rows[bucket] = self._rows.get(bucket, 0) + table.num_rows
-            self._number += 1
-            path = self._root / PIECES / f"{self._number:06d}.arrow"
-            if not last:
-                self._pieces.setdefault(bucket, []).append((path, list(by_run)))
+            self._rows[bucket] += table.num_rows
+            waiting = self._waiting.setdefault(bucket, {})
+            for run, part in by_run.items():
+                waiting.setdefault(run, []).append(part)
         if last:
-            self._merge(bucket, by_run)
-            return
-        path.parent.mkdir(exist_ok=True)
-        options = pa.ipc.IpcWriteOptions(compression="lz4")
-        with pa.ipc.new_file(str(path), table.schema, options=options) as writer:
-            for part in by_run.values():
-                writer.write_table(part)
+            self._merge(bucket)
 
-    def finish(self) -> dict[int, int]:
+    def finish(self) -> Counter[int]:
         """Merge what still waits, buckets side by side; returns the rows of each bucket that got any."""
         with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-            for done in [pool.submit(self._merge, bucket, {}) for bucket in sorted(self._pieces)]:
-                done.result()
+            list(pool.map(self._merge, sorted(self._waiting)))
         return self._rows
 
-    def _merge(self, bucket: int, newest: Mapping[int, pa.Table]) -> None:
+    def _merge(self, bucket: int) -> None:
         with self._guard:
-            pieces = self._pieces.pop(bucket, [])
-        readers = [(pa.ipc.open_file(str(path)), {run: at for at, run in enumerate(runs)}) for path, runs in pieces]
+            waiting = self._waiting.pop(bucket)
         folder = self._root / bucket_name(bucket)
-        for run in sorted(set(newest).union(*(at for _, at in readers))):
-            tables = [pa.Table.from_batches([reader.get_batch(at[run])]) for reader, at in readers if run in at]
-            if run in newest:
-                tables.append(newest[run])
+        for run in sorted(waiting):
+            tables = waiting.pop(run)
             whole = tables[0] if len(tables) == 1 else sorted_whole(tables, self._unit)
             self._write(folder / self._runs.file_name(run), normal_form(whole))
-        for path, _ in pieces:
-            path.unlink()
 
     def _write(self, path: Path, table: pa.Table) -> None:
         if path.exists():  # perhaps another dataset's, by a link: to write into it would change that dataset

@@ -23,7 +23,7 @@ from telemetry.dataset.dataset import Dataset
 from telemetry.dataset.files import sha256_of
 from telemetry.dataset.layout import DEFAULT_BUCKETS, node_hash, part_rows, sort_columns, sort_samples, write_small
 from telemetry.dataset.meta import META_NAME, DatasetMeta, encode_meta, instant_text
-from telemetry.dataset.parts import PIECES, PartWriter, duplicate_error
+from telemetry.dataset.parts import PartWriter, duplicate_error
 from telemetry.dataset.runs import Runs
 from telemetry.dataset.schema import (
     EVENTS,
@@ -168,8 +168,7 @@ class DatasetWriter:
         if jobs is not None:
             tables["jobs"] = _sorted(jobs, JOBS, ("started_at", "job"))
         with disk_errors(self._swap.target):
-            rows = Counter(self._adopted) + Counter(self._parts.finish())
-            shutil.rmtree(root / PIECES, ignore_errors=True)
+            rows = Counter(self._adopted) + self._parts.finish()
             for name, table in tables.items():
                 write_small(root / f"{name}.parquet", table)
             all_counts: dict[str, Any] = {

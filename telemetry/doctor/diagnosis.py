@@ -54,25 +54,16 @@ def absent_on(model: str, channel: str) -> str | None:
     if _AMD.search(model):
         return None
     for patterns, boards, reason in _RULES:
-        if any(fnmatchcase(channel, each) for each in patterns) and re.search(boards, model, re.IGNORECASE):
+        if any(fnmatchcase(channel, pattern) for pattern in patterns) and re.search(boards, model, re.IGNORECASE):
             return reason
     return None
 
 
 def absent_on_all(models: Iterable[str], channel: str) -> str | None:
-    """Return why no board of a fleet can report a channel; None if one can, or it is not known, or there are none.
-
-    Examples
-    --------
-    >>> absent_on_all(["NVIDIA L4"], "nvlink_replay_total")
-    'NVIDIA L4 has no NVLink'
-    """
-    reasons: dict[str, str] = {}
-    for model in models:
-        reason = absent_on(model, channel)
-        if reason is None:
-            return None
-        reasons[model] = reason
+    """Return why no board of a fleet can report a channel; None if one can, or it is not known, or there are none."""
+    reasons = {model: absent_on(model, channel) for model in models}
+    if None in reasons.values():
+        return None
     if len(reasons) > 1 and len(set(reasons.values())) == 1:
         return f"every board here {next(iter(reasons.values()))}"
     return "; ".join(f"{model} {reason}" for model, reason in reasons.items()) or None
@@ -205,13 +196,11 @@ def _of_seen(seen: ChannelSeen, observation: Observation) -> tuple[Status, str]:
 
 
 def _not_from_exporters(channel: Channel, group: Group, observation: Observation) -> str:
-    if group is OTHER:
-        return ""
     if group.name == "scraping":
         return "made by `predrain collect exporters`"
-    if observation.facts.get("exporter") == "AMD" and not channel.amd:
+    if group is not OTHER and observation.facts.get("exporter") == "AMD" and not channel.amd:
         return "AMD's exporter has no such metric"
-    return "" if channel.dcgm_names or channel.amd else "no exporter has it"
+    return "" if group is OTHER or channel.dcgm_names or channel.amd else "no exporter has it"
 
 
 def _todo(group: Group, bad: list[ChannelState], kind: SourceKind, importance: Importance | None) -> ToDo:
@@ -220,8 +209,7 @@ def _todo(group: Group, bad: list[ChannelState], kind: SourceKind, importance: I
         by_status.setdefault(BAD.get(state.status, "not seen"), []).append(state.channel.name)
     title = "; ".join(f"{', '.join(names)} {status}" for status, names in by_status.items())
     names = tuple(state.channel.name for state in bad)
-    used = any(state.expected for state in bad)
-    share = group_importance(group, names, importance)
+    share, used = group_importance(group, names, importance), any(state.expected for state in bad)
     return ToDo(f"{group.name}: {title}", names, share, used, tuple(_steps(group, bad, kind)))
 
 

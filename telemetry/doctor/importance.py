@@ -80,7 +80,7 @@ def read_importance(
     if backtest is not None:
         file = backtest / "evaluation" / ATTRIBUTIONS
         if file.is_file():
-            found, folds = _from_attributions(file, _profile(backtest), known)
+            found, folds = _from_attributions(file, known)
             return found, (
                 f"Importance: share of the attributions of {found.model} over {folds} folds of the last backtest: what "
                 f"moved its scores, which is not what its precision would lose ({file})."
@@ -98,20 +98,14 @@ def read_importance(
     )
 
 
-def _profile(backtest: Path) -> str | None:
+def _from_attributions(file: Path, known: list[str]) -> tuple[Importance, int]:
+    metrics = file.parents[1] / "metrics.json"
     try:
-        profile = json.loads((backtest / "metrics.json").read_text(encoding="utf-8")).get("profile")
-    except (OSError, ValueError, AttributeError):
-        return None
-    return profile if isinstance(profile, str) else None
-
-
-def _from_attributions(file: Path, profile: str | None, known: list[str]) -> tuple[Importance, int]:
-    try:
+        profile = json.loads(metrics.read_text(encoding="utf-8"))["profile"] if metrics.exists() else None
         table = pd.read_parquet(file, columns=_COLUMNS)
         models = sorted(table["model"].unique())
         model = str(profile if profile in models else models[0])
-    except (pa.ArrowInvalid, OSError, KeyError, ValueError, IndexError) as error:
+    except (pa.ArrowInvalid, OSError, KeyError, TypeError, ValueError, IndexError) as error:
         raise _damaged(file, str(error) or "it has no rows") from error
     mine = table[(table["model"] == model) & table["share"].notna() & (table["rows"] > 0)]
     channels = [channel if isinstance(channel, str) else None for channel in mine["channel"]]

@@ -56,14 +56,12 @@ def _channels(diagnosis: Diagnosis) -> list[str]:
 
 
 def _cells(state: ChannelState, diagnosis: Diagnosis) -> tuple[str, ...]:
+    unknown = diagnosis.importance is None or (state.used and not diagnosis.importance.shares)
+    importance = "?" if unknown else "-"
     if state.importance is not None:
         importance = f"{state.importance:.1%}"
-    else:
-        unknown = diagnosis.importance is None or (state.used and not diagnosis.importance.shares)
-        importance = "?" if unknown else "-"
-    star = "*" if state.used else ""
     gpus = "" if state.seen is None else f"{state.seen.gpus:,}"
-    return (state.channel.name + star, state.status, gpus, importance, state.remark)
+    return (state.channel.name + "*" * bool(state.used), state.status, gpus, importance, state.remark)
 
 
 def _aligned(cells: tuple[str, ...], widths: list[int]) -> str:

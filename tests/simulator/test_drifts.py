@@ -7,7 +7,6 @@ from simulator.fleet import DAY
 from simulator.hazards import Cause, multiplier_index
 from simulator.run import Simulation, node_devices
 from simulator.scenarios import SCENARIOS
-from simulator.workload import training_share
 
 Fleet = Callable[..., Simulation]
 Tools = dict[str, Callable[..., object]]
@@ -19,20 +18,6 @@ def test_only_drift_inflates_a_counter(fleet: Fleet, scenario: str) -> None:
     simulation = fleet(scenario, 64, 20)
     assert simulation.inflation == 1.0
     assert all(device.inflation == 1.0 for device in node_devices(simulation, 0))
-
-
-def test_only_drift_shifts_the_work(fleet: Fleet) -> None:
-    simulation = fleet("drift", 64, 120)
-    clock = simulation.clock
-
-    def mean(time: int, *, shifts: bool) -> float:
-        models = simulation.parameters.fleet.models
-        shares = [training_share(simulation.parameters, clock, n, time, shifts=shifts) for n in range(len(models))]
-        return sum(model.share * share for model, share in zip(models, shares, strict=True))
-
-    assert mean(clock.start, shifts=True) == pytest.approx(0.71, abs=0.02)
-    assert mean(clock.end, shifts=True) == pytest.approx(0.40, abs=0.01)
-    assert mean(clock.end, shifts=False) == mean(clock.start, shifts=True)
 
 
 def test_only_drift_finds_the_faults_nobody_looked_for(fleet: Fleet, tools: Tools) -> None:

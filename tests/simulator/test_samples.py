@@ -3,7 +3,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from simulator.devices import CHRONIC, signatures
+from simulator.devices import signatures
 from simulator.fleet import DAY, HOUR
 from simulator.lives import DOWN
 from simulator.records import Mark
@@ -139,22 +139,3 @@ def test_counters_only_fall_when_the_driver_is_loaded_again(simulation: Simulati
     assert found["ecc_dbe_volatile_total"][later].max() == 0
     remaps = found["row_remap_uncorrectable_total"]
     assert remaps[-1] == remaps[0] + 1  # remaps are kept on the board
-
-
-def test_sound_gpus_that_look_bad_for_ever_exist_and_are_as_safe_as_others(fleet: Fleet) -> None:
-    simulation = fleet("base", 8000, 348)
-    ways: dict[str, int] = dict.fromkeys(CHRONIC, 0)
-    devices, chronic, failed_chronic, failed = 0, 0, 0, 0
-    for number, life in enumerate(simulation.lives):
-        has_failed = {(int(row[0]), int(row[1])) for row in life.failures}
-        for device, (_, own) in simulation.traits[number].items():
-            devices += 1
-            failed += device in has_failed
-            for way in own:
-                ways[way] += 1
-            if own:
-                chronic += 1
-                failed_chronic += device in has_failed
-    assert all(0.01 < count / devices < 0.05 for count in ways.values())
-    assert failed_chronic / chronic == pytest.approx(failed / devices, abs=0.04)
-    assert failed_chronic / chronic < 0.25

@@ -76,18 +76,6 @@ def test_the_dataset_keeps_the_contract(written: SimulationSummary) -> None:
     assert saved["checkpointed_at"].between(saved["started_at"], saved["ended_at"]).all()
 
 
-def test_a_replaced_gpu_has_a_new_serial_in_the_old_slot(written: SimulationSummary) -> None:
-    data = Dataset.open(written.dataset)
-    inventory = data.inventory()
-    assert inventory["serial"].is_unique
-    slots = inventory.sort_values("installed_at").groupby(["node", "slot"])
-    shared = [group for _, group in slots if len(group) > 1]
-    assert shared
-    for group in shared:
-        assert (group["installed_at"].to_numpy()[1:] >= group["removed_at"].to_numpy()[:-1]).all()
-        assert group["pci_bus_id"].nunique() == 1
-
-
 def test_the_hidden_state_is_in_no_column_of_the_dataset(written: SimulationSummary) -> None:
     data = Dataset.open(written.dataset)
     names = set(data.schema.names) | set(data.events().columns) | set(data.inventory().columns)

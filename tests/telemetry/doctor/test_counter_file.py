@@ -5,10 +5,8 @@ from pathlib import Path
 from telemetry.dataset.channels import CATALOGUE
 from telemetry.doctor.groups import (
     LATER_FIELDS,
-    STOCK_FIELDS,
     counter_line,
     counter_name,
-    in_stock_file,
 )
 
 FILE = Path(__file__).resolve().parents[3] / "deploy" / "dcgm-exporter" / "predrain-counters.csv"
@@ -61,14 +59,3 @@ def test_nothing_is_in_it_that_predrain_does_not_read() -> None:
 def test_names_that_stop_older_exporters_are_switched_off() -> None:
     assert not types_of(FILE.read_text()).keys() & LATER_FIELDS
     assert types_of(later_lines()).keys() == LATER_FIELDS
-
-
-def test_the_stock_file_leaves_out_what_the_vendor_and_we_go_by() -> None:
-    left_out = {channel.name for channel in DCGM if not in_stock_file(channel)}
-    assert {"ecc_sbe_volatile_total", "row_remap_pending", "nvlink_replay_total", "clocks_event_reasons"} <= left_out
-    assert {name for channel in DCGM for name in channel.dcgm_names if in_stock_file(channel)} >= STOCK_FIELDS
-
-
-def test_every_line_that_the_doctor_would_print_can_be_read() -> None:
-    text = "\n".join(line for channel in DCGM if (line := counter_line(channel)))
-    assert len(types_of(text)) == len(DCGM)

@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from telemetry.dataset.channels import CATALOGUE
-from telemetry.doctor.importance import XIDS, channel_of, read_importance
+from telemetry.doctor.importance import XIDS, read_importance
 from telemetry.errors import InputError
 
 
@@ -77,17 +77,3 @@ def test_damaged_files_are_named(tmp_path: Path) -> None:
     (tmp_path / "bundle" / "manifest.json").write_text("{}")
     with pytest.raises(InputError, match=r"lacks or misstates 'features'.*manifest.json"):
         read_importance(None, tmp_path / "bundle", CATALOGUE)
-
-
-@pytest.mark.parametrize(
-    ("name", "channel"),
-    [
-        ("power_w", "power_w"),
-        ("power_w_min", "power_w"),
-        ("ecc_sbe_volatile_total_rise", "ecc_sbe_volatile_total"),
-        ("clocks_event_reasons_hw_slowdown", "clocks_event_reasons"),
-        ("samples", None),
-    ],
-)
-def test_features_channels_are_led_back_to_the_catalogue(name: str, channel: str | None) -> None:
-    assert channel_of(name, CATALOGUE) == channel

@@ -23,6 +23,7 @@ from telemetry.errors import InputError
 from telemetry.importing.importer import ImportResult
 from telemetry.landing.compaction import CompactResult, CompactSettings, compact
 from telemetry.landing.folder import Landing, landing_of
+from telemetry.landing.tables import Kind
 from tests.killed import die_at, exit_code_of
 from tests.telemetry.helpers import DAY, all_samples, gpu, inventory_frame, run_import, samples_frame, write_csv
 
@@ -53,15 +54,21 @@ def table_of(frame: pd.DataFrame) -> pa.Table:
     return pa.table(arrays)
 
 
+def landing(folder: Path) -> Landing:
+    return Landing(landing_of(folder / "dataset"), writer="test")
+
+
 def land(folder: Path, frame: pd.DataFrame, **named: str) -> Path | None:
-    landing = Landing(landing_of(folder / "dataset"), writer="test")
-    return landing.stage("samples", table_of(frame), **named)
+    return landing(folder).stage("samples", table_of(frame), **named)
+
+
+def land_rows(folder: Path, kind: Kind, *rows: dict[str, object]) -> None:
+    landing(folder).stage(kind, pa.Table.from_pylist(list(rows)))
 
 
 def land_events(folder: Path, rows: list[dict[str, object]]) -> None:
-    landing = Landing(landing_of(folder / "dataset"), writer="test")
     names = dict.fromkeys(name for row in rows for name in row)
-    landing.stage("events", pa.table({name: [row.get(name) for row in rows] for name in names}))
+    landing(folder).stage("events", pa.table({name: [row.get(name) for row in rows] for name in names}))
 
 
 def event(when: pd.Timestamp, code: str, **more: object) -> dict[str, object]:
@@ -88,14 +95,13 @@ def test_folding_piece_by_piece_equals_one_import(tmp_path: Path):
         land(tmp_path, piece)
         fold(tmp_path, inventory=inventory)
     pd.testing.assert_frame_equal(samples_of(tmp_path), whole)
-    assert Landing(landing_of(tmp_path / "dataset"), writer="t").waiting() == []
+    assert landing(tmp_path).waiting() == []
 
 
 def test_the_inventory_is_learned_from_what_is_seen(tmp_path: Path):
     land(tmp_path, raw())
-    landing = Landing(landing_of(tmp_path / "dataset"), writer="test")
     seen = inventory_frame().drop(columns="installed_at").assign(seen_at=DAY, driver="580.1")
-    landing.stage("inventory", table_of(seen))
+    landing(tmp_path).stage("inventory", table_of(seen))
     fold(tmp_path)
     inventory = Dataset.open(tmp_path / "dataset").inventory()
     assert inventory["gpu"].tolist() == [gpu(number) for number in range(4)]
@@ -110,7 +116,6 @@ def test_a_gpu_that_moves_and_one_that_is_replaced_end_their_stays(tmp_path: Pat
     first = raw(gpus=2, times=10)
     second = raw(gpus=1, times=10, start=later).assign(node="node-9")
     third = raw(gpus=1, times=10, start=later).assign(gpu=gpu(7))
-    landing = Landing(landing_of(tmp_path / "dataset"), writer="test")
     address = inventory_frame(1)["pci_bus_id"][0]
     seen = [
         {"gpu": gpu(0), "node": "node-0", "pci_bus_id": address, "seen_at": DAY.to_pydatetime()},
@@ -118,7 +123,7 @@ def test_a_gpu_that_moves_and_one_that_is_replaced_end_their_stays(tmp_path: Pat
     ]
     for frame in (first, second, third):
         land(tmp_path, frame)
-    landing.stage("inventory", pa.Table.from_pylist(seen))
+    land_rows(tmp_path, "inventory", *seen)
     fold(tmp_path)
     stays = Dataset.open(tmp_path / "dataset").inventory().set_index(["gpu", "node"])
     assert stays.loc[(gpu(0), "node-0"), "removed_at"] == later
@@ -128,9 +133,8 @@ def test_a_gpu_that_moves_and_one_that_is_replaced_end_their_stays(tmp_path: Pat
 
 
 def test_a_node_watched_before_its_gpus_does_not_make_them_newcomers(tmp_path: Path):
-    landing = Landing(landing_of(tmp_path / "dataset"), writer="test")
     before = (DAY - pd.Timedelta(days=9)).to_pydatetime()
-    landing.stage("inventory", pa.Table.from_pylist([{"node": "node-0", "rack": "r7", "seen_at": before}]))
+    land_rows(tmp_path, "inventory", {"node": "node-0", "rack": "r7", "seen_at": before})
     land(tmp_path, raw(gpus=2))
     fold(tmp_path)
     stays = Dataset.open(tmp_path / "dataset").inventory()
@@ -149,12 +153,11 @@ def test_a_fleet_without_gpus_is_one_of_nodes(tmp_path: Path):
 
 
 def test_a_changed_driver_is_an_event_once(tmp_path: Path):
-    landing = Landing(landing_of(tmp_path / "dataset"), writer="test")
     for day, driver in enumerate(["1", "1", "2", "2"]):
         when = DAY + pd.Timedelta(days=day)
         land(tmp_path, raw(gpus=1, times=5, start=when))
         row = {"gpu": gpu(0), "node": "node-0", "driver": driver, "seen_at": when.to_pydatetime()}
-        landing.stage("inventory", pa.Table.from_pylist([row]))
+        land_rows(tmp_path, "inventory", row)
         fold(tmp_path)
     dataset = Dataset.open(tmp_path / "dataset")
     events = dataset.events()
@@ -193,7 +196,7 @@ def test_events_wait_until_something_was_seen(tmp_path: Path):
     result = fold(tmp_path)
     assert result.compacted == {}
     assert "no GPU was seen yet" in result.waits_for
-    assert len(Landing(landing_of(tmp_path / "dataset"), writer="t").waiting()) == 1
+    assert len(landing(tmp_path).waiting()) == 1
 
 
 def test_rows_that_cannot_be_used_do_not_stop_the_fold(tmp_path: Path):
@@ -216,12 +219,11 @@ def test_a_damaged_file_is_put_aside(tmp_path: Path):
 
 def test_jobs_land_and_are_updated(tmp_path: Path):
     land(tmp_path, raw())
-    landing = Landing(landing_of(tmp_path / "dataset"), writer="test")
     job = {"job": "7", "node": "node-0", "started_at": DAY.to_pydatetime(), "gpus": 8}
-    landing.stage("jobs", pa.Table.from_pylist([job]))
+    land_rows(tmp_path, "jobs", job)
     fold(tmp_path)
     ended = {**job, "ended_at": (DAY + pd.Timedelta("1h")).to_pydatetime(), "outcome": "COMPLETED"}
-    landing.stage("jobs", pa.Table.from_pylist([ended]))
+    land_rows(tmp_path, "jobs", ended)
     fold(tmp_path)
     jobs = Dataset.open(tmp_path / "dataset").jobs()
     assert jobs is not None
@@ -264,8 +266,8 @@ def test_a_reader_goes_on_reading_the_dataset_it_opened(tmp_path: Path):
 
 def test_one_fold_at_a_time(tmp_path: Path):
     land(tmp_path, raw())
-    lock = Landing(landing_of(tmp_path / "dataset"), writer="t").state("compact.lock")
-    with FileLock(lock), pytest.raises(InputError, match="another process is compacting"):
+    lock = landing(tmp_path).state("compact.lock")
+    with FileLock(lock, fallback_to_soft=False), pytest.raises(InputError, match="another process is compacting"):
         fold(tmp_path)
     assert fold(tmp_path).compacted == {"samples": 1}
 
@@ -334,9 +336,8 @@ def test_a_fold_killed_anywhere_loses_nothing_and_counts_nothing_twice(tmp_path:
         assert dataset.events()["gpu"].tolist() == [gpu(0), gpu(3), gpu(0)]
         assert result.quarantined == {}
         assert len(dataset.inventory()) == 4
-        landing = Landing(landing_of(folder / "dataset"), writer="t")
-        assert landing.waiting() == []
-        assert pd.read_parquet(landing.state("pending.parquet"))["code"].tolist() == ["31"]
+        assert landing(folder).waiting() == []
+        assert pd.read_parquet(landing(folder).state("pending.parquet"))["code"].tolist() == ["31"]
         if done == 7:
             break
     assert killed >= 5

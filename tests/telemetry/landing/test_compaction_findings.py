@@ -6,20 +6,24 @@ from datetime import timedelta
 from pathlib import Path
 
 import pandas as pd
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from telemetry.dataset.schema import INVENTORY, conform
 from telemetry.dataset.store import Dataset
 from telemetry.errors import InputError
-from telemetry.landing.folder import Landing, landing_of
 from tests.telemetry.helpers import DAY, gpu, inventory_frame, run_import, samples_frame, write_csv
-from tests.telemetry.landing.test_compaction import NOW, event, fold, land, land_events, raw, samples_of
-
-
-def landing(folder: Path) -> Landing:
-    return Landing(landing_of(folder / "dataset"), writer="test")
+from tests.telemetry.landing.test_compaction import (
+    NOW,
+    event,
+    fold,
+    land,
+    land_events,
+    land_rows,
+    landing,
+    raw,
+    samples_of,
+)
 
 
 def test_what_an_import_adds_between_two_folds_keeps_its_place(tmp_path: Path):
@@ -176,7 +180,7 @@ def put(folder: Path, number: int, when: pd.Timestamp, address: str = "0000:3b:0
     """See a GPU at an address of node-0, with samples from then on."""
     land(folder, raw(gpus=1, start=when).assign(gpu=gpu(number)))
     row = {"gpu": gpu(number), "node": "node-0", "pci_bus_id": address, "seen_at": when.to_pydatetime()}
-    landing(folder).stage("inventory", pa.Table.from_pylist([row]))
+    land_rows(folder, "inventory", row)
 
 
 def ends(folder: Path) -> list[pd.Timestamp | None]:
@@ -233,7 +237,7 @@ def test_a_silent_gpu_whose_address_a_neighbour_gets_is_still_there(tmp_path: Pa
 
 def test_a_watched_node_alone_does_not_decide_what_a_fleet_is_of(tmp_path: Path):
     seen = {"node": "node-0", "rack": "r", "seen_at": DAY.to_pydatetime()}
-    landing(tmp_path).stage("inventory", pa.Table.from_pylist([seen]))
+    land_rows(tmp_path, "inventory", seen)
     land_events(tmp_path, [event(DAY, "cordon") | {"type": "drain"}])
     assert "no GPU was seen yet" in fold(tmp_path).waits_for
     land(tmp_path, raw(gpus=1))

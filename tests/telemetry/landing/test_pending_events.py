@@ -6,28 +6,22 @@ from datetime import timedelta
 from pathlib import Path
 
 import pandas as pd
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 import telemetry.landing.compaction
 from telemetry.dataset.store import Dataset
 from telemetry.errors import InputError
-from telemetry.landing.folder import Landing, landing_of
 from tests.telemetry.helpers import DAY, gpu
-from tests.telemetry.landing.test_compaction import NOW, event, fold, land, land_events, raw
+from tests.telemetry.landing.test_compaction import NOW, event, fold, land, land_events, land_rows, landing, raw
 
 LOG = "kernel_log:journal"
 LATER = DAY + pd.Timedelta("5h")
 
 
-def landing(folder: Path) -> Landing:
-    return Landing(landing_of(folder / "dataset"), writer="test")
-
-
 def see(folder: Path, name: str, *, node: str = "node-0", address: str, at: pd.Timestamp = DAY) -> None:
     row = {"gpu": name, "node": node, "pci_bus_id": address, "seen_at": at.to_pydatetime()}
-    landing(folder).stage("inventory", pa.Table.from_pylist([row]))
+    land_rows(folder, "inventory", row)
 
 
 def pending(folder: Path) -> pd.DataFrame:
@@ -135,7 +129,7 @@ def test_events_and_jobs_find_a_node_under_more_or_less_of_its_domain(seen: str,
         ],
     )
     job = {"job": "7", "node": told, "started_at": DAY.to_pydatetime()}
-    landing(tmp_path).stage("jobs", pa.Table.from_pylist([job]))
+    land_rows(tmp_path, "jobs", job)
     assert fold(tmp_path).quarantined == {}
     assert events_of(tmp_path) == {"79": (seen, gpu(0)), "48": (seen, gpu(0)), "cordon": (seen, None)}
     jobs = Dataset.open(tmp_path / "dataset").jobs()

@@ -59,20 +59,17 @@ class Dataset:
     def open(cls, place: Place, *, lease: bool = True) -> Dataset:
         """Open the dataset at ``place``; in a folder, a swap that a killed writer left half done is undone first.
 
-        ``lease``: whether the files in a folder shall stay while this object lives, even if another run replaces the
-        dataset.
+        ``lease``: whether the files in a folder shall stay while this object lives, whoever replaces the dataset.
         Raises ``InputError`` if there is no dataset at ``place``, or it cannot be read.
         """
         if isinstance(place, S3Place):
             stored = StoredFiles.open(place)
             return cls(stored.place, stored.meta, stored)
-        path = Path(place)
-        refuse_storage(path)
-        recover_folder(path)
-        if not lease or not path.is_dir():
-            return cls(path, read_meta(path), FolderFiles(path))
-        held = ReadLease(path)
-        return cls(path, read_meta(held.path, path), FolderFiles(path, held))
+        refuse_storage(place)
+        recover_folder(place)
+        held = ReadLease(place) if lease and place.is_dir() else None
+        files = FolderFiles(place, held)
+        return cls(place, read_meta(files.root, place), files)
 
     @property
     def path(self) -> Path:
@@ -124,21 +121,20 @@ class Dataset:
         if since is None:
             return int(self.meta.counts["samples_by_bucket"].get(str(bucket), 0))
         rows = 0
-        for run in self.runs_of(bucket):
-            for name in self._names_of(bucket, run) if self.meta.runs.overlaps(run, since_in_ms(since), None) else ():
-                with self._files.opened(name) as stream:
-                    rows += part_rows(stream)
+        runs = [run for run in self.runs_of(bucket) if self.meta.runs.overlaps(run, since_in_ms(since), None)]
+        for name in (name for run in runs for name in self._names_of(bucket, run)):
+            with self._files.opened(name) as stream:
+                rows += part_rows(stream)
         return rows
 
     def sample_files(self) -> list[SampleFile]:
         """Return every file of samples by bucket and run, with the SHA-256 of its bytes and the time it covers."""
-        found = []
-        for bucket in self.buckets():
-            for run in self.runs_of(bucket):
-                for name in self._names_of(bucket, run):
-                    span = self.meta.runs.span(run) or self.meta.span
-                    found.append(SampleFile(bucket, run, name, self.sha256_of(name), span))
-        return found
+        return [
+            SampleFile(bucket, run, name, self.sha256_of(name), self.meta.runs.span(run) or self.meta.span)
+            for bucket in self.buckets()
+            for run in self.runs_of(bucket)
+            for name in self._names_of(bucket, run)
+        ]
 
     def day_digests(self, file: SampleFile) -> dict[int, str] | None:
         """Return the digest of each day of a file; see :func:`telemetry.dataset.layout.read_day_digests`."""
@@ -181,16 +177,12 @@ class Dataset:
         names = self._columns(columns)
         first, last = since_in_ms(since), since_in_ms(until)
         runs = [run for run in self.runs_of(bucket) if self.meta.runs.overlaps(run, first, last)]
-        tables: list[pa.Table] = []
-        held = 0
-        for run in runs:
-            found, rows = self._read(bucket, run, names, first, last)
-            tables += found
-            held += rows
+        parts = [self._read(bucket, run, names, first, last) for run in runs]
+        held = sum(rows for _, rows in parts)
         expected = self.meta.counts["samples_by_bucket"].get(str(bucket), 0)
         if runs == self.runs_of(bucket) and held != expected:
             raise self._damaged(f"bucket {bucket} holds {held} samples, dataset.json says {expected}", bucket)
-        return tables
+        return [table for tables, _ in parts for table in tables]
 
     def read_run(self, bucket: int, run: int, columns: Sequence[str] | None = None) -> pa.Table:
         """Read one run of a bucket, sorted and encoded as :meth:`read_bucket` says; empty where it has no samples."""
@@ -228,12 +220,10 @@ class Dataset:
 
     def _columns(self, columns: Sequence[str] | None) -> list[str]:
         names = list(self.schema.names)
-        if columns is None:
-            return names
-        for name in columns:
+        for name in columns or ():
             if name not in names:
                 raise InputError(f"the dataset has no column {name!r}", str(self.place), f"Its columns are {names}.")
-        return list(columns)
+        return names if columns is None else list(columns)
 
     def _damaged(self, what: str, bucket: int) -> InputError:
         return InputError(
@@ -248,18 +238,16 @@ class Dataset:
     @cached_property
     def _names(self) -> dict[int, dict[int, list[str]]]:
         """Names of the files of samples in the dataset, by bucket and run."""
-        found: dict[int, dict[int, list[str]]] = {}
-        for bucket in self.buckets():
-            if self.meta.run_days is None:  # as an older version wrote them: their number is not known
-                there = self._files.parts_in(bucket_name(bucket))
-                found[bucket] = {0: there} if there else {}
-        if self.meta.run_days is not None:
-            for path in sorted(self.meta.files):
-                folder, _, name = path.rpartition("/")
-                if folder.startswith("telemetry/bucket="):
-                    bucket = int(folder.removeprefix("telemetry/bucket="))
-                    found.setdefault(bucket, {})[self.meta.runs.of_file(name)] = [path]
-        return found
+        if self.meta.run_days is None:  # as an older version wrote them: their number is not known
+            parts = {bucket: self._files.parts_in(bucket_name(bucket)) for bucket in self.buckets()}
+            return {bucket: {0: names} if names else {} for bucket, names in parts.items()}
+        names_of: dict[int, dict[int, list[str]]] = {}
+        for path in sorted(self.meta.files):
+            folder, _, name = path.rpartition("/")
+            if folder.startswith("telemetry/bucket="):
+                bucket = int(folder.removeprefix("telemetry/bucket="))
+                names_of.setdefault(bucket, {})[self.meta.runs.of_file(name)] = [path]
+        return names_of
 
     def events(self) -> pd.DataFrame:
         """Return the events, sorted by (known_at, timestamp, node, gpu, code); see :data:`EVENTS`."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import re
 from collections.abc import Iterator, Mapping
@@ -23,6 +22,11 @@ from telemetry.errors import InputError
 _OF_CONTENT = re.compile(r"parquet|thrift|corrupt|decompress|deserializ|end of stream|page header", re.IGNORECASE)
 # In what Arrow raises as an OSError without a number, this is about the bytes of a file and not about reaching it.
 
+UPLOAD_AGAIN = "Upload the whole dataset again."
+JSON_LAST = "Wait until the upload has ended. If it has, upload dataset.json once more: it goes up last."
+RUN_AGAIN = "Run again when the upload has ended; upload a newer dataset under another prefix."
+IMPORT_AGAIN = "The dataset is damaged: restore the file, or import or collect its sources again."
+
 
 @contextmanager
 def damage_told(where: object, do: str) -> Iterator[None]:
@@ -33,25 +37,12 @@ def damage_told(where: object, do: str) -> Iterator[None]:
     """
     try:
         yield
-    except (pa.ArrowInvalid, UnicodeDecodeError) as error:
-        raise _damaged(error, where, do) from error
-    except KeyError as error:
-        raise InputError(f"the file is damaged: it has no column {error}", str(where), do) from error
-    except OSError as error:
-        if error.errno is not None or not _OF_CONTENT.search(str(error)):
+    except (pa.ArrowInvalid, UnicodeDecodeError, KeyError, OSError) as error:
+        if isinstance(error, OSError) and (error.errno is not None or not _OF_CONTENT.search(str(error))):
             raise
-        raise _damaged(error, where, do) from error
-
-
-def _damaged(error: Exception, where: object, do: str) -> InputError:
-    said = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
-    return InputError(f"the file is damaged: {said}", str(where), do)
-
-
-UPLOAD_AGAIN = "Upload the whole dataset again."
-JSON_LAST = "Wait until the upload has ended. If it has, upload dataset.json once more: it goes up last."
-RUN_AGAIN = "Run again when the upload has ended; upload a newer dataset under another prefix."
-IMPORT_AGAIN = "The dataset is damaged: restore the file, or import or collect its sources again."
+        reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
+        reason = f"it has no column {error}" if isinstance(error, KeyError) else reason
+        raise InputError(f"the file is damaged: {reason}", str(where), do) from error
 
 
 class FolderFiles:
@@ -67,13 +58,12 @@ class FolderFiles:
         self._folder = folder
         self.root = folder if lease is None else lease.path
 
-    @contextlib.contextmanager
+    @contextmanager
     def opened(self, name: str) -> Iterator[pa.NativeFile]:
         """Open a file by its name in the dataset, for reading at any position.
 
-        Raises ``FileNotFoundError`` if a folder has no such file.
-        Raises ``InputError``: while the file is open, too: if what is read of it as Parquet is none, or storage has
-        another one by now, or cannot be read.
+        Raises ``FileNotFoundError`` if there is no such file; ``InputError``, while it is open, too, if it is damaged,
+        or storage has another one by now, or cannot be read.
         """
         with damage_told(self._folder / name, IMPORT_AGAIN), pa.OSFile(str(self.root / name)) as stream:
             yield stream
@@ -107,21 +97,17 @@ class StoredFiles(FolderFiles):
 
     @classmethod
     def open(cls, place: S3Place) -> StoredFiles:
-        """Find the dataset at ``place``, through the connection that the environment describes.
-
-        Raises ``InputError`` if there is none, it is not whole, another one lies there than ``place`` names, or the
-        storage cannot be read.
-        """
+        """Find the dataset at ``place``; ``InputError`` if there is none, it is not whole, or not the one named."""
         storage = connect()
         meta, written = _read_meta(storage, place)
         if place.digest not in (None, meta.digest):
             raise InputError("the dataset was replaced while it was read", str(place), RUN_AGAIN)
         with storage_errors(place):
-            found = storage.get_file_info(FileSelector(place.root, recursive=True))
-        listed = {each.path.removeprefix(place.root + "/"): each for each in found if each.type == FileType.File}
-        if META_NAME not in listed or written not in (None, _whole_seconds(listed[META_NAME].mtime)):
+            infos = storage.get_file_info(FileSelector(place.root, recursive=True))
+        listed = {info.path.removeprefix(place.root + "/"): info for info in infos if info.type == FileType.File}
+        newest = _whole_seconds(listed[META_NAME].mtime) if META_NAME in listed else None
+        if newest is None or written not in (None, newest):
             raise InputError("the dataset was replaced while it was read", str(place), RUN_AGAIN)
-        newest = _whole_seconds(listed[META_NAME].mtime)
         # dataset.json names its files, but for one that an older version wrote.
         names = set(meta.files) or {name for name in listed if name.endswith(".parquet")}
         missing = sorted(names - set(listed))
@@ -136,7 +122,7 @@ class StoredFiles(FolderFiles):
             )
         return cls(replace(place, digest=meta.digest), storage, {name: listed[name] for name in names}, meta)
 
-    @contextlib.contextmanager
+    @contextmanager
     def opened(self, name: str) -> Iterator[pa.NativeFile]:
         """See :class:`FolderFiles`."""
         listed = self._listed.get(name)
@@ -165,7 +151,8 @@ class StoredFiles(FolderFiles):
 
     def _checked(self, name: str, content: bytes) -> pa.NativeFile:
         """Hold a table that is read whole against dataset.json."""
-        if hashlib.sha256(content).hexdigest() != self.meta.files.get(name, hashlib.sha256(content).hexdigest()):
+        digest = hashlib.sha256(content).hexdigest()
+        if digest != self.meta.files.get(name, digest):
             raise InputError("a file is not the one that dataset.json names", f"{self.place}/{name}", UPLOAD_AGAIN)
         return pa.BufferReader(content)
 
@@ -193,8 +180,8 @@ def _read_meta(storage: FileSystem, place: S3Place) -> tuple[DatasetMeta, dateti
 
 def _changed_at(stream: pa.NativeFile) -> datetime | None:
     """When the object that is open was written, to the second; None where the storage does not say."""
-    told = stream.metadata().get("Last-Modified")
-    return None if told is None else datetime.fromisoformat(told.decode())
+    written = stream.metadata().get("Last-Modified")
+    return None if written is None else datetime.fromisoformat(written.decode())
 
 
 def _whole_seconds(at: datetime) -> datetime:

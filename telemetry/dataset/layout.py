@@ -190,22 +190,22 @@ class _SortedTable:
 
 def _sorted_tables(metadata: pq.FileMetaData) -> list[_SortedTable]:
     """Return the tables in a file: a row group that does not follow the one before in time goes on with its table."""
-    found: list[_SortedTable] = []
-    column = next((at for at in range(metadata.num_columns) if metadata.schema.column(at).name == "timestamp"), None)
+    tables: list[_SortedTable] = []
+    names = [metadata.schema.column(number).name for number in range(metadata.num_columns)]
     for number in range(metadata.num_row_groups):
         group = metadata.row_group(number)
-        told = None if column is None else group.column(column).statistics
+        times = group.column(names.index("timestamp")).statistics if "timestamp" in names else None
         begin, end = _EARLIEST, _LATEST
-        if told is not None and told.has_min_max:
-            begin, end = told.min_raw, told.max_raw
-        if found and begin <= found[-1].end:
-            before = found[-1]
-            before.groups.append(number)
-            before.rows += group.num_rows
-            before.begin, before.end = min(before.begin, begin), max(before.end, end)
-        else:
-            found.append(_SortedTable([number], group.num_rows, begin, end))
-    return found
+        if times is not None and times.has_min_max:
+            begin, end = times.min_raw, times.max_raw
+        if not tables or begin > tables[-1].end:
+            tables.append(_SortedTable([number], group.num_rows, begin, end))
+            continue
+        table = tables[-1]
+        table.groups.append(number)
+        table.rows += group.num_rows
+        table.begin, table.end = min(table.begin, begin), max(table.end, end)
+    return tables
 
 
 def part_rows(source: Path | pa.NativeFile) -> int:

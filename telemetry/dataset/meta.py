@@ -109,7 +109,7 @@ def decode_meta(text: str, where: str) -> DatasetMeta:
 
     Raises ``InputError`` if it is damaged, or a newer predrain wrote it.
     """
-    problem: object
+    again = "Import the sources again into this folder."
     try:
         content = json.loads(text)
         version = content["schema_version"]
@@ -118,13 +118,12 @@ def decode_meta(text: str, where: str) -> DatasetMeta:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         problem = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+        raise InputError(f"dataset.json is damaged: {problem}", where, again) from error
     except (ValueError, KeyError, TypeError) as error:
-        problem = error
-    else:
-        raise InputError(
-            f"the dataset has schema version {version}, this predrain reads "
-            f"{READ_SCHEMA_VERSIONS[0]} to {READ_SCHEMA_VERSIONS[-1]}",
-            where,
-            "Import the sources again, or use the version of predrain that wrote it.",
-        )
-    raise InputError(f"dataset.json is damaged: {problem}", where, "Import the sources again into this folder.")
+        raise InputError(f"dataset.json is damaged: {error}", where, again) from error
+    raise InputError(
+        f"the dataset has schema version {version}, this predrain reads "
+        f"{READ_SCHEMA_VERSIONS[0]} to {READ_SCHEMA_VERSIONS[-1]}",
+        where,
+        "Import the sources again, or use the version of predrain that wrote it.",
+    )

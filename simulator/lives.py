@@ -131,6 +131,12 @@ def repair_time(state: NDArray[np.uint64], quantiles: FloatArray) -> float:
     return math.exp(quantiles[-1, 1])
 
 
+_CAUSES = np.array(
+    [Cause.DIRECT, Cause.WEAK, Cause.STRONG, Cause.STRONG, Cause.STRUCTURAL, Cause.HEALTH_CHECK], np.int64
+)
+# Of a failure out of a phase, by the phase's number.
+
+
 @numba.njit(cache=True, nogil=True)
 def _pick(state: NDArray[np.uint64], weights: FloatArray) -> int:
     target = uniform(state) * weights.sum()
@@ -191,36 +197,21 @@ def _live(  # noqa: PLR0912, PLR0915 - one loop over a slot's transitions; piece
             total = directly + degrades + advances + heals + fails
             until = min(origin + (day + 1.0) * DAY, lemon_until, recurs_at, planned, float(end))
             wait = exponential(rng) / total if total > 0.0 else float(NEVER)
-            failed, cause, kind = False, 0, 0
             if time + wait < until:
                 time = max(time + wait, begin + 1.0)
                 u = uniform(rng) * total
                 if u < directly:
-                    failed, cause, kind = True, Cause.DIRECT, _pick(rng, chain.direct[model])
-                else:
-                    previous = state
+                    cause, kind = Cause.DIRECT, _pick(rng, chain.direct[model])
+                elif u < directly + degrades + advances + heals:
+                    segments.append((slot, stay, begin, int(time), state, degraded, reset))
+                    begin = int(time)
                     if u < directly + degrades:
-                        state = _pick(rng, chain.onset[model])
-                    elif u < directly + degrades + advances:
-                        state = state + 1
-                    elif u < directly + degrades + advances + heals:
-                        state = 0
+                        state, degraded = _pick(rng, chain.onset[model]), begin
                     else:
-                        failed, kind = True, chain.mechanism[state]
-                        if chain.phase[state] == 1:
-                            cause = Cause.WEAK
-                        elif chain.phase[state] == 4:
-                            cause = Cause.STRUCTURAL
-                        elif chain.phase[state] == 5:
-                            cause = Cause.HEALTH_CHECK
-                        else:
-                            cause = Cause.STRONG
-                    if not failed:
-                        segments.append((slot, stay, begin, int(time), previous, degraded, reset))
-                        begin = int(time)
-                        if previous == 0:
-                            degraded = begin
-                        continue
+                        state = state + 1 if u < directly + degrades + advances else 0
+                    continue
+                else:
+                    cause, kind = _CAUSES[chain.phase[state]], chain.mechanism[state]
             else:
                 time = until
                 if time >= end:
@@ -237,7 +228,7 @@ def _live(  # noqa: PLR0912, PLR0915 - one loop over a slot's transitions; piece
                     continue
                 if time != recurs_at:
                     continue
-                failed, cause, kind = True, Cause.RECURRENCE, recurs_as
+                cause, kind = Cause.RECURRENCE, recurs_as
             # A failure: repair by a reset or by another GPU.
             start = int(time)
             segments.append((slot, stay, begin, start, state, degraded, reset))
@@ -245,21 +236,13 @@ def _live(  # noqa: PLR0912, PLR0915 - one loop over a slot's transitions; piece
             back = int(time + repair_time(rng, laws.repairs)) + 1
             comes_back, again = uniform(rng) < laws.recurrence[0], normal(rng)
             leaves = planned if planned <= back and plan[next_plan, 2] == NEVER else float(NEVER)
-            repaired = back if leaves >= NEVER else NEVER
-            came = degraded if state != 0 else -1
+            stays_there = leaves >= NEVER
             failures.append(
                 (
-                    slot,
-                    stay,
-                    start,
-                    int(kind),
-                    int(cause),
-                    int(is_lemon),
-                    repaired,
-                    int(exchanged and leaves >= NEVER),
-                    came,
+                    slot, stay, start, int(kind), int(cause), int(is_lemon), back if stays_there else NEVER,
+                    int(exchanged and stays_there), degraded if state != 0 else -1,
                 )
-            )
+            )  # fmt: skip
             stop = int(min(float(back), leaves, float(end)))
             segments.append((slot, stay, start, stop, DOWN, start, -1))
             gone = int(leaves) if leaves < end else (back if exchanged and back < end else NEVER)

@@ -9,40 +9,10 @@ from fnmatch import fnmatchcase
 from typing import Final, Literal
 
 from telemetry.dataset.channels import Channel
-from telemetry.doctor.groups import LATER_FIELDS, OTHER, Group, counter_line, grouped
+from telemetry.doctor.groups import ABSENT, LATER_FIELDS, OTHER, Group, counter_line, grouped
 from telemetry.doctor.importance import XIDS, Importance
 from telemetry.doctor.observation import ChannelSeen, Observation, SourceKind
 
-_REMAP: Final = (
-    "row_remap_uncorrectable_total",
-    "row_remap_correctable_total",
-    "row_remap_pending",
-    "row_remap_failure",
-)
-_INFERENCE: Final = r"T4G?|P40|P4|A2|A10[GM]?|A16|L4|L20|L40S?"
-_HOPPER_ON: Final = r"H20|H100|H200|H800|B[123]00|G[HB]\d{3}"
-
-# Channels, boards, why they do not have them. Boards before Ampere retire pages, later ones remap rows. The boards'
-# names are those of NVML.
-_RULES: Final[tuple[tuple[tuple[str, ...], str, str], ...]] = (
-    (
-        ("retired_pages_*",),
-        rf"\b(?:A(?:2|10|16|30|40|100|800)[GMX]?|L4|L20|L40S?|{_HOPPER_ON}|RTX (?:A\d{{4}}|\d{{4}} Ada|PRO))\b",
-        "remaps rows instead",
-    ),
-    (_REMAP, r"\b(?:Tesla [KMPVT]\d+|P100|P40|P4|V100S?|T4G?|Quadro)\b", "retires pages instead"),
-    (
-        ("ecc_sbe_sram_volatile_total", "ecc_dbe_sram_volatile_total", "sram_threshold_exceeded"),
-        r"\b(?:Tesla [KMPVT]\d+|P100|P40|P4|V100S?|T4G?|Quadro)\b",
-        "is older than Ampere",
-    ),
-    (("nvlink_*",), rf"\b(?:{_INFERENCE}|RTX PRO|RTX \d{{4}} Ada|GeForce)\b", "has no NVLink"),
-    (("fabric_health",), rf"^(?!.*\b(?:{_HOPPER_ON})\b)", "is on no NVSwitch fabric that reports its health"),
-    (("fan_speed_pct",), rf"SXM|\b(?:{_INFERENCE}|A30|A40|A100|A800|{_HOPPER_ON})\b", "is cooled passively"),
-    (("mem_temp_c", "memory_margin_c"), rf"\b(?:{_INFERENCE}|A40|RTX|GeForce)\b", "has no sensor in its memory"),
-    (("*_ratio", "pcie_tx_bytes_s", "pcie_rx_bytes_s"), r"\b(?:GeForce|TITAN)\b", "has no profiling counters for DCGM"),
-    (("ecc_*", "sram_threshold_exceeded", *_REMAP, "retired_pages_*"), r"\b(?:GeForce|GTX)\b", "has no ECC"),
-)
 _AMD: Final = re.compile(r"Instinct|\bMI\d{2,3}[AX]?\b|Radeon|\bAMD\b", re.IGNORECASE)
 
 
@@ -53,9 +23,10 @@ def absent_on(model: str, channel: str) -> str | None:
     """
     if _AMD.search(model):
         return None
-    for patterns, boards, reason in _RULES:
-        if any(fnmatchcase(channel, pattern) for pattern in patterns) and re.search(boards, model, re.IGNORECASE):
-            return reason
+    for rule in ABSENT:
+        concerns = any(fnmatchcase(channel, pattern) for pattern in rule["channels"])
+        if concerns and any(re.search(boards, model, re.IGNORECASE) for boards in rule["boards"].split("| ")):
+            return str(rule["reason"])
     return None
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from pydantic import TypeAdapter
 
@@ -63,6 +63,9 @@ class Group:
 
 _TABLE: Final = read_yaml(Path(__file__).with_name("groups.yaml").read_text(encoding="utf-8"))
 
+ABSENT: Final[tuple[dict[str, Any], ...]] = tuple(_TABLE["absent"])
+"""Channels that some boards cannot report: ``channels`` (patterns), ``boards`` (a regular expression), ``reason``."""
+
 STOCK_FIELDS: Final[frozenset[str]] = frozenset(_TABLE["stock_fields"])
 """What dcgm-exporter's default-counters.csv (4.x, 2026) switches on of the catalogue."""
 
@@ -82,23 +85,9 @@ def grouped(channels: Mapping[str, Channel]) -> list[tuple[Group, list[Channel]]
     return [(group, mine) for group, mine in found if mine]
 
 
-_INTRODUCTION = """\
-# Channels
-
-Every numeric series of a GPU that predrain knows by itself. This page is made by `predrain doctor --channels`; a test
-holds it to the code. Your own channels are declared in `channels:` of params.yaml.
-
-A *gauge* is a level, a *counter* only rises (and may start again), *flags* is a bitmask, *enum* an integer code. A
-value outside the range is set aside at import, with its reason. DCGM names stand newest first; fields keep their id
-through renamings, and exporters from DCGM 4.6 on accept the old names too. *Stock* says whether dcgm-exporter's own
-counter file switches it on; `deploy/dcgm-exporter/predrain-counters.csv` has them all ("later" marks names that only
-exporters built on DCGM 4.6 know). "GPM" is NVML's profiling interface of Hopper and later.
-"""
-
-
 def channels_page(channels: Mapping[str, Channel]) -> str:
     """Return the page."""
-    parts = [_INTRODUCTION]
+    parts = [_TABLE["introduction"]]
     for group, mine in grouped(channels):
         title = group.name[0].upper() + group.name[1:]
         condition = f" {group.condition}" if group.condition else ""

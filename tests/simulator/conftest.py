@@ -65,8 +65,3 @@ def outcomes(time: np.ndarray, unit: np.ndarray, failures: pd.DataFrame, gap_ms:
     found = np.zeros(len(time), bool)
     found[joined["row"].to_numpy()] = (joined["start"] - joined["at"] <= horizon_ms).to_numpy()
     return found
-
-
-@pytest.fixture(scope="session")
-def tools() -> dict[str, Callable[..., object]]:
-    return {"failure_rows": failure_rows, "gpu_years": gpu_years, "outcomes": outcomes}

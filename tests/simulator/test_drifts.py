@@ -7,9 +7,9 @@ from simulator.fleet import DAY
 from simulator.hazards import Cause, multiplier_index
 from simulator.run import Simulation, node_devices
 from simulator.scenarios import SCENARIOS
+from tests.simulator.conftest import failure_rows
 
 Fleet = Callable[..., Simulation]
-Tools = dict[str, Callable[..., object]]
 
 
 @pytest.mark.parametrize("scenario", sorted(set(SCENARIOS) - {"drift"}))
@@ -20,9 +20,9 @@ def test_only_drift_inflates_a_counter(fleet: Fleet, scenario: str) -> None:
     assert all(device.inflation == 1.0 for device in node_devices(simulation, 0))
 
 
-def test_only_drift_finds_the_faults_nobody_looked_for(fleet: Fleet, tools: Tools) -> None:
+def test_only_drift_finds_the_faults_nobody_looked_for(fleet: Fleet) -> None:
     simulation = fleet("drift", 2000, 100, acceleration=5.0)
-    rows = tools["failure_rows"](simulation)
+    rows = failure_rows(simulation)
     found = rows[rows[:, 5] == Cause.HEALTH_CHECK]
     assert len(found) > 30
     assert found[:, 3].min() >= simulation.laws.check_day
@@ -30,7 +30,7 @@ def test_only_drift_finds_the_faults_nobody_looked_for(fleet: Fleet, tools: Tool
     late = rows[rows[:, 3] >= simulation.laws.check_day]
     bus = late[(late[:, 4] == 0)]
     assert len(found) / len(bus) == pytest.approx(1.0, abs=0.5)  # the apparent rate of the class doubles
-    base = tools["failure_rows"](fleet("base", 3000, 60, acceleration=5.0))
+    base = failure_rows(fleet("base", 3000, 60, acceleration=5.0))
     assert Cause.HEALTH_CHECK not in set(base[:, 5])
 
 

@@ -9,20 +9,20 @@ from simulator.fleet import DAY, HOUR
 from simulator.hazards import LOG_GRID
 from simulator.risk import HiddenRows, generator_matrix, hidden_rows, recurrence_survival, true_risk
 from simulator.run import Simulation
+from tests.simulator.conftest import failure_rows, outcomes
 
 Fleet = Callable[..., Simulation]
-Tools = dict[str, Callable[..., object]]
 
 
-def risks(simulation: Simulation, tools: Tools) -> tuple[HiddenRows, np.ndarray, np.ndarray]:
+def risks(simulation: Simulation) -> tuple[HiddenRows, np.ndarray, np.ndarray]:
     """Hidden rows whose interval ends in time, their risks, and what came."""
     parameters, clock = simulation.parameters, simulation.clock
     rows = hidden_rows(simulation.nodes, simulation.lives, simulation.laws, clock, every=parameters.risk_every_h * HOUR)
     risk = true_risk(rows, simulation.laws, parameters, clock)
-    table = tools["failure_rows"](simulation)
+    table = failure_rows(simulation)
     failures = pd.DataFrame({"unit": table[:, 0] << 32 | table[:, 1] << 24 | table[:, 2], "start": table[:, 3]})
     unit = rows.node << 32 | rows.slot << 24 | rows.stay
-    came = tools["outcomes"](rows.time, unit, failures, parameters.gap_s * 1000, parameters.horizon_s * 1000)
+    came = outcomes(rows.time, unit, failures, parameters.gap_s * 1000, parameters.horizon_s * 1000)
     usable = rows.time + (parameters.gap_s + parameters.horizon_s) * 1000 <= clock.end
     kept = HiddenRows(*(getattr(rows, name)[usable] for name in HiddenRows.__slots__))
     return kept, risk[usable], came[usable]
@@ -73,8 +73,8 @@ def test_the_lumped_chain_has_the_law_of_the_full_one(fleet: Fleet, scenario: st
                 )
 
 
-def test_true_risks_are_calibrated(fleet: Fleet, tools: Tools) -> None:
-    _, risk, came = risks(fleet("base", 3000, 60, acceleration=5.0), tools)
+def test_true_risks_are_calibrated(fleet: Fleet) -> None:
+    _, risk, came = risks(fleet("base", 3000, 60, acceleration=5.0))
     for low, high in ((0.0, 1.0), (0.0, 1e-3), (1e-3, 1e-2), (1e-2, 0.05), (0.05, 0.3), (0.3, 1.0)):
         chosen = (risk >= low) & (risk < high)
         expected = risk[chosen].sum()
@@ -82,9 +82,9 @@ def test_true_risks_are_calibrated(fleet: Fleet, tools: Tools) -> None:
         assert abs(came[chosen].sum() - expected) < 4 * 2 * np.sqrt(expected) + 1, (low, high)
 
 
-def test_drifting_risks_are_calibrated_before_and_after(fleet: Fleet, tools: Tools) -> None:
+def test_drifting_risks_are_calibrated_before_and_after(fleet: Fleet) -> None:
     simulation = fleet("drift", 3000, 40, acceleration=5.0)
-    rows, risk, came = risks(simulation, tools)
+    rows, risk, came = risks(simulation)
     after = rows.time >= simulation.laws.check_day
     for chosen in (after, ~after):
         assert abs(came[chosen].sum() - risk[chosen].sum()) < 8 * np.sqrt(risk[chosen].sum())
@@ -93,16 +93,16 @@ def test_drifting_risks_are_calibrated_before_and_after(fleet: Fleet, tools: Too
 
 @pytest.mark.parametrize(("scenario", "gpus", "low", "high"), [("announced", 1024, 0.9, 1.0), ("base", 3000, 0.0, 0.5)])
 def test_only_an_announced_fleet_lets_the_oracle_reach_its_precision(
-    fleet: Fleet, tools: Tools, scenario: str, gpus: int, low: float, high: float
+    fleet: Fleet, scenario: str, gpus: int, low: float, high: float
 ) -> None:
-    _, risk, came = risks(fleet(scenario, gpus, 60, acceleration=5.0), tools)
+    _, risk, came = risks(fleet(scenario, gpus, 60, acceleration=5.0))
     hits = np.cumsum(came[np.argsort(-risk, kind="stable")])
     needed = int(np.searchsorted(hits, 0.3 * came.sum())) + 1
     assert low <= hits[needed - 1] / needed <= high
 
 
-def test_without_precursors_all_gpus_of_a_model_have_one_risk(fleet: Fleet, tools: Tools) -> None:
-    rows, risk, _ = risks(fleet("noprecursor", 400, 20, acceleration=4.0), tools)
+def test_without_precursors_all_gpus_of_a_model_have_one_risk(fleet: Fleet) -> None:
+    rows, risk, _ = risks(fleet("noprecursor", 400, 20, acceleration=4.0))
     for model in np.unique(rows.model):
         own = risk[rows.model == model]
         assert own.max() - own.min() < 1e-12

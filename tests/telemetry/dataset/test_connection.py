@@ -136,12 +136,3 @@ def test_requests_that_fail_now_and_then_are_sent_again(place, write, storage, m
         assert there.events().equals(here.events())
         assert all(there.read_bucket(bucket).equals(here.read_bucket(bucket)) for bucket in here.buckets())
     assert {method for method, _ in failed} == {"GET"}
-
-
-def test_a_storage_that_fails_for_good_is_given_up(place, storage, monkeypatch):
-    monkeypatch.setattr(connection, "ATTEMPTS", 2)
-    with proxy(storage) as (environment, requests):
-        requests.fault = lambda _number, _method, _path: "busy"
-        monkeypatch.setenv("AWS_ENDPOINT_URL", environment["AWS_ENDPOINT_URL"])
-        with pytest.raises(InputError, match=r"the storage answered with an error .*Run again"):
-            Dataset.open(place)

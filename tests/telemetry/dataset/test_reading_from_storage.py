@@ -61,15 +61,6 @@ def test_everything_that_a_dataset_says_it_says_from_storage_too(place, write, s
     assert there.jobs() is None
 
 
-@pytest.mark.parametrize("run_days", [1, None])
-def test_features_from_storage_are_those_from_the_folder_byte_for_byte(place, write, storage, tmp_path, run_days):
-    here = write("fleet", 72, run_days=run_days)
-    upload(storage, here.path, place.root)
-    ours = make_matrix(here, tmp_path / "here")
-    theirs = make_matrix(Dataset.open(place), tmp_path / "there")
-    assert tree(theirs.path) == tree(ours.path)
-
-
 def test_a_matrix_is_extended_from_storage_as_from_the_folder(place, write, storage, tmp_path):
     upload(storage, write("short", 72).path, place.root)
     training = Training(3, 4)

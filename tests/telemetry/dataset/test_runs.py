@@ -180,25 +180,6 @@ def test_runs_outside_are_not_opened(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert opened == ["part-20260308.parquet", "part-20260309.parquet"]
 
 
-def row_groups(dataset: Dataset) -> list[list[int]]:
-    """Return the hours since the beginning of the samples in each row group of the first bucket with any."""
-    return [
-        [(time.value // 1_000_000 - BEGIN_MS) // 3_600_000 for time in group.column("timestamp").to_pandas()]
-        for part in dataset.sample_files()
-        for file in [pq.ParquetFile(dataset.path / part.path)]
-        for group in map(file.read_row_group, range(file.num_row_groups))
-    ]
-
-
-def test_a_file_has_a_row_group_for_each_quarter_of_its_run(tmp_path: Path):
-    rows = [(hour, gpu, 1.0, 1) for hour in range(0, HOURS, 24) for gpu in ("g1", "g2")]
-    dataset = write(tmp_path / "d", [table_of(rows)], 8)
-    days = [[hour // 24 for hour in group] for group in row_groups(dataset)]
-    # runs of 8 days begin on 28 February and on 8 March; each unit's samples ascend within a row group
-    assert days == [[0, 0], [1, 2, 1, 2], [3, 4, 3, 4], [5, 6, 5, 6], [7, 8, 7, 8]]
-    assert row_groups(write(tmp_path / "one", [table_of(rows)], None)) == [[*range(0, HOURS, 24)] * 2]
-
-
 def test_row_groups_outside_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     rows = [(hour, gpu, 1.0, 1) for hour in range(HOURS) for gpu in ("g1", "g2")]
     dataset = write(tmp_path / "d", [table_of(rows)], 8)

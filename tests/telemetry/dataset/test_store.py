@@ -68,12 +68,15 @@ def test_tables_come_back(tmp_path: Path):
         {"timestamp": [when], "node": ["a"], "gpu": [None], "type": ["drain"], "known_at": [when + STEP], "code": ["x"]}
     )
     jobs = pd.DataFrame({"job": ["7"], "node": ["a"], "started_at": [when], "gpus": [8]})
-    with DatasetWriter(tmp_path / "d", step=STEP, channels={}) as writer:
+    own = Channel("flaps_total", "counter", "flaps", 0.0, None, "declared in params")
+    channels = {**CHANNELS, own.name: own}
+    with DatasetWriter(tmp_path / "d", step=timedelta(seconds=90), channels=channels) as writer:
         made = writer.finish(events=events, inventory=stays(["b", "a"]), jobs=jobs, span=SPAN, quarantine={"bad": 2})
     dataset = Dataset.open(tmp_path / "d")
     assert dataset.digest == made.digest
     assert dataset.meta.span == SPAN
     assert dataset.meta.quarantine == {"bad": 2}
+    assert (dataset.meta.step, dataset.meta.channels) == (timedelta(seconds=90), channels)
     assert dataset.buckets() == []
     assert dataset.read_bucket(0).num_rows == 0
     found = dataset.events().iloc[0]
@@ -238,12 +241,3 @@ def test_two_writers_at_once(tmp_path: Path):
     with DatasetWriter(tmp_path / "d", step=STEP, channels=CHANNELS):
         pass
     assert list(tmp_path.iterdir()) == []
-
-
-def test_channels_survive_with_everything_that_is_known_of_them(tmp_path: Path):
-    own = Channel("flaps_total", "counter", "flaps", 0.0, None, "declared in params")
-    with DatasetWriter(tmp_path / "d", step=timedelta(seconds=90), channels={**CHANNELS, own.name: own}) as writer:
-        writer.finish(events=NO_EVENTS, inventory=stays(["a"]), span=SPAN)
-    meta = Dataset.open(tmp_path / "d").meta
-    assert meta.channels == {**CHANNELS, own.name: own}
-    assert meta.step == timedelta(seconds=90)

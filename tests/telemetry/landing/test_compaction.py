@@ -191,22 +191,6 @@ def test_an_operator_need_not_say_since_when_a_gpu_is_there(tmp_path: Path):
     assert set(stays["rack"]) == {"r1"}
 
 
-def test_events_wait_until_something_was_seen(tmp_path: Path):
-    land_events(tmp_path, [event(DAY, "79", node="nowhere", gpu="GPU-unknown")])
-    result = fold(tmp_path)
-    assert result.compacted == {}
-    assert "no GPU was seen yet" in result.waits_for
-    assert len(landing(tmp_path).waiting()) == 1
-
-
-def test_rows_that_cannot_be_used_do_not_stop_the_fold(tmp_path: Path):
-    land(tmp_path, raw(gpus=2).assign(gpu_temp_c=9000.0))
-    land_events(tmp_path, [event(DAY, "79", gpu="GPU-unknown"), event(DAY, "13", gpu=gpu(0))])
-    result = fold(tmp_path)
-    assert result.quarantined["value out of range"] == 120
-    assert Dataset.open(tmp_path / "dataset").events()["code"].tolist() == ["13"]
-
-
 def test_a_damaged_file_is_put_aside(tmp_path: Path):
     land(tmp_path, raw())
     damaged = land(tmp_path, raw(start=DAY + pd.Timedelta("1h")))

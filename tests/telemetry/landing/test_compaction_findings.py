@@ -70,24 +70,6 @@ def test_an_inventory_with_a_gpu_in_two_places_costs_nothing_else(tmp_path: Path
     assert result.quarantined["in two places from the same time"] == 1
 
 
-def test_an_event_waits_for_its_gpu_to_be_seen(tmp_path: Path):
-    land(tmp_path, raw(gpus=1))
-    land_events(
-        tmp_path,
-        [
-            event(DAY, "79", gpu=gpu(5), node="node-5", source="kernel_log:kmsg"),
-            event(DAY, "cordon", node="node-6") | {"type": "drain"},
-        ],
-    )
-    first = fold(tmp_path)
-    assert first.quarantined == {}
-    assert Dataset.open(tmp_path / "dataset").events().empty
-    land(tmp_path, raw(gpus=1).assign(gpu=gpu(5), node="node-5"))
-    land(tmp_path, raw(gpus=1).assign(gpu=gpu(6), node="node-6"))
-    fold(tmp_path)
-    assert sorted(Dataset.open(tmp_path / "dataset").events()["code"]) == ["79", "cordon"]
-
-
 def test_an_event_whose_gpu_never_comes_is_quarantined_in_the_end(tmp_path: Path):
     land(tmp_path, raw(gpus=1))
     land_events(tmp_path, [event(DAY, "79", gpu="GPU-never")])

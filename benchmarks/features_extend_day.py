@@ -63,7 +63,7 @@ def cut(dataset: Dataset, out: Path, until: datetime) -> None:
         for bucket in dataset.buckets():
             table = dataset.read_bucket(bucket, until=until)
             if table.num_rows:
-                writer.write_samples(bucket, table, last=True)
+                writer.write_samples(bucket, table)
         events, inventory = dataset.events(), dataset.inventory()
         inventory = inventory[inventory["installed_at"] < instant]
         writer.finish(

@@ -76,9 +76,8 @@ def generate(
         def write(bucket: int) -> None:
             rng = np.random.default_rng([seed, bucket])
             own = sorted(by_bucket[bucket], key=lambda unit: unit[1])
-            for begin in range(0, len(own), PART):
-                table = _table(own[begin : begin + PART], times, channels, rng)
-                writer.write_samples(bucket, table, last=begin + PART >= len(own))
+            parts = [own[begin : begin + PART] for begin in range(0, len(own), PART)]
+            writer.write_samples(bucket, pa.concat_tables(_table(part, times, channels, rng) for part in parts))
 
         with ThreadPoolExecutor(2) as pool:
             for done in [pool.submit(write, bucket) for bucket in sorted(by_bucket)]:

@@ -15,7 +15,7 @@ from typing import Any
 from simulator.devices import signatures
 from simulator.fleet import Clock
 from simulator.run import Simulation, node_devices, run_fleet
-from simulator.samples import Device, channels, sample_table
+from simulator.samples import channels, sample_table
 from simulator.scenarios import SCENARIOS, Scenario
 from simulator.tables import events_frame, inventory_frame, jobs_frame
 from simulator.truth import counted, failures_frame, write_truth
@@ -30,7 +30,6 @@ Progress = Callable[[int, int], None]
 MAX_GPUS = 200_000
 """More than any fleet of today; a typing error is likelier."""
 
-_PART_ROWS = 1_000_000
 _ROWS_PER_BUCKET = 8_000_000
 _LEAST_BUCKETS = 16
 
@@ -135,7 +134,7 @@ def _buckets(gpus: int, clock: Clock) -> int:
 
 
 def _write_samples(writer: DatasetWriter, simulation: Simulation, threads: int, progress: Progress | None) -> None:
-    """Make and write all samples, one bucket a task; a bucket's parts follow each other in the order of its GPUs."""
+    """Make and write all samples, one bucket a task."""
     clock = simulation.clock
     signs = signatures(simulation.parameters, simulation.chain)
     by_bucket: dict[int, list[int]] = {}
@@ -148,14 +147,13 @@ def _write_samples(writer: DatasetWriter, simulation: Simulation, threads: int, 
     def write(bucket: int) -> None:
         nonlocal done
         devices = [device for number in by_bucket[bucket] for device in node_devices(simulation, number)]
-        parts = _parts(sorted(devices, key=lambda device: device.name))
-        for number, part in enumerate(parts, start=1):
-            table = sample_table(part, signs, seed=simulation.seed, start=clock.start, step=clock.step)
-            writer.write_samples(bucket, table, last=number == len(parts))
-            with guard:
-                done = min(total, done + sum(device.last - device.first for device in part))
-                if progress is not None:
-                    progress(done, total)
+        devices.sort(key=lambda device: device.name)
+        table = sample_table(devices, signs, seed=simulation.seed, start=clock.start, step=clock.step)
+        writer.write_samples(bucket, table)
+        with guard:
+            done = min(total, done + sum(device.last - device.first for device in devices))
+            if progress is not None:
+                progress(done, total)
 
     # The largest first, so that no thread is left alone with it at the end.
     order = sorted(by_bucket, key=lambda bucket: (-len(by_bucket[bucket]), bucket))
@@ -164,19 +162,6 @@ def _write_samples(writer: DatasetWriter, simulation: Simulation, threads: int, 
             pass
     if progress is not None:
         progress(total, total)
-
-
-def _parts(devices: list[Device]) -> list[list[Device]]:
-    parts: list[list[Device]] = []
-    rows = _PART_ROWS
-    for device in devices:
-        length = device.last - device.first
-        if rows + length > _PART_ROWS:
-            parts.append([])
-            rows = 0
-        parts[-1].append(device)
-        rows += length
-    return parts
 
 
 def _checked(

@@ -23,7 +23,7 @@ from telemetry.dataset.dataset import Dataset
 from telemetry.dataset.files import sha256_of
 from telemetry.dataset.layout import DEFAULT_BUCKETS, node_hash, part_rows, sort_columns, sort_samples, write_small
 from telemetry.dataset.meta import META_NAME, DatasetMeta, encode_meta, instant_text
-from telemetry.dataset.parts import PartWriter, duplicate_error
+from telemetry.dataset.parts import write_runs
 from telemetry.dataset.runs import Runs
 from telemetry.dataset.schema import (
     EVENTS,
@@ -42,7 +42,7 @@ class DatasetWriter:
     """Builds a dataset beside its place and swaps it in by :meth:`finish`.
 
     Use it as a context manager: on an error nothing remains but what stood at ``path`` before. Several threads may call
-    :meth:`write_samples` at once.
+    :meth:`write_samples` at once, each for a bucket of its own.
 
     ``channels``: of the sample table in column order, roll-ups included. ``runs``: default: a bucket is one run.
     Raises ``InputError`` if ``path`` holds something else than a dataset, another run is writing it, or this one may
@@ -69,11 +69,10 @@ class DatasetWriter:
             )
         self._step = step
         self.buckets = buckets
-        self._adopted: dict[int, int] = {}  # rows by bucket
+        self._rows: Counter[int] = Counter()  # by bucket
         self._known: dict[str, str] = {}  # SHA-256 of files that were taken over
         self._on_disk: set[str] = set()
         self._swap = FolderSwap(path)
-        self._written = False
         self.declare(channels, unit=unit, sample_count=sample_count, runs=runs)
 
     @property
@@ -89,14 +88,13 @@ class DatasetWriter:
         self, channels: Mapping[str, Channel], *, unit: Unit, sample_count: bool, runs: Runs | None = None
     ) -> None:
         """Say what samples are like, before any is written; for a writer made before it was known."""
-        if self._written or self._adopted:
+        if self._rows:
             raise ValueError("samples were written already")
         self._unit = unit
         self._channels = dict(channels)
         self._sample_count = sample_count
         self._schema = samples_schema(self._channels, sample_count=sample_count)
         self._runs = Runs() if runs is None else runs
-        self._parts = PartWriter(self._swap.path, self._unit, self._runs)
 
     def adopt(self, dataset: Dataset, bucket: int, runs: Iterable[int] | None = None) -> None:
         """Take a bucket's runs over from a dataset of the same columns, without reading or hashing them again.
@@ -118,8 +116,7 @@ class DatasetWriter:
                     rows += part_rows(target)
         if chosen == whole:
             rows = dataset.meta.counts["samples_by_bucket"].get(str(bucket), 0)
-        if rows:
-            self._adopted[bucket] = rows
+        self._rows[bucket] += rows
 
     def adopt_quarantine(self, dataset: Dataset) -> None:
         """Take over the rows that a dataset's imports set aside, without reading them again."""
@@ -127,11 +124,10 @@ class DatasetWriter:
             for source in sorted(path for path in (dataset.path / "quarantine").rglob("*") if path.is_file()):
                 self._share(source, source.relative_to(dataset.path).as_posix())
 
-    def write_samples(self, bucket: int, table: pa.Table, *, last: bool = False) -> None:
-        """Write samples of one bucket; any number of calls for each bucket, in any order.
+    def write_samples(self, bucket: int, table: pa.Table) -> None:
+        """Write the samples of one bucket, in any order; a second table may only hold other runs.
 
         ``table``: ``timestamp``, ``node``, ``gpu`` and any of the channels; an absent channel, and NaN, become null.
-        ``last``: whether no further table of this bucket will come: its runs are then made at once, not at the end.
         Raises ``InputError`` on an unknown column, a value that does not fit the channel's type, a null key, two
         samples of one unit at one time, or a full disk.
         """
@@ -140,10 +136,15 @@ class DatasetWriter:
         table = self._laid_out(table, bucket)
         table, duplicate = sort_samples(table, self._unit)
         if duplicate is not None:
-            raise duplicate_error(table, duplicate, self._unit)
-        self._written = True
+            key = table.column(sort_columns(self._unit)[0])[duplicate].as_py()
+            raise InputError(
+                f"two samples of one {self._unit} at one time",
+                f"{self._unit} {key!r} at {instant_text(table.column('timestamp')[duplicate].as_py())}",
+                "Keep one of them; `predrain import` does so and counts the others.",
+            )
         with disk_errors(self._swap.target):
-            self._parts.add(bucket, table, last=last)
+            write_runs(self._swap.path, bucket, table, self._runs)
+        self._rows[bucket] += table.num_rows
 
     def finish(
         self,
@@ -160,7 +161,7 @@ class DatasetWriter:
 
         ``events``, ``inventory``: in the layouts of ``schema``, in any order; absent nullable columns are null.
         ``sources``: what the dataset was made from, JSON types only, without paths or times of writing.
-        Raises ``InputError`` if the disk is full (the old dataset is unchanged), or a bucket holds a key twice.
+        Raises ``InputError`` if the disk is full (the old dataset is unchanged).
         """
         root = self._swap.path
         tables = {"events": _sorted(events, EVENTS, _EVENT_ORDER)}
@@ -168,7 +169,7 @@ class DatasetWriter:
         if jobs is not None:
             tables["jobs"] = _sorted(jobs, JOBS, ("started_at", "job"))
         with disk_errors(self._swap.target):
-            rows = Counter(self._adopted) + self._parts.finish()
+            rows = +self._rows  # without buckets of which nothing was taken over
             for name, table in tables.items():
                 write_small(root / f"{name}.parquet", table)
             all_counts: dict[str, Any] = {

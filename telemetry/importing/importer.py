@@ -357,7 +357,7 @@ class _Import:
                 assert existing is not None
                 writer.adopt(existing, bucket, kept)
             if table is not None:
-                writer.write_samples(bucket, table, last=True)
+                writer.write_samples(bucket, table)
             self.progress(rows + rows * bucket // writer.buckets, 2 * rows)
         self.progress(2 * rows, 2 * rows)
         self.counts.update(merger.counts)

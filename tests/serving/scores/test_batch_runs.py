@@ -36,8 +36,8 @@ def with_a_past(world: Dataset, path: Path, days: int | None) -> Dataset:
             earlier = pa.array(
                 table.column("timestamp").cast(pa.int64()).to_numpy() - PAST // timedelta(milliseconds=1)
             )
-            writer.write_samples(bucket, table)
-            writer.write_samples(bucket, table.set_column(0, "timestamp", earlier.cast(INSTANT)))
+            before = table.set_column(0, "timestamp", earlier.cast(INSTANT))
+            writer.write_samples(bucket, pa.concat_tables([before, table]))
         return writer.finish(events=world.events(), inventory=inventory, span=(meta.span[0] - PAST, meta.span[1]))
 
 

@@ -59,7 +59,6 @@ def precision_bound(hit: Bools, cluster: Ints, confidence: float) -> PrecisionBo
     ``hit``: whether an alert was right; shape (alerts,).
     ``cluster``: whose alert it is: alerts of one cluster may depend on each other in any way, clusters do not; shape
     (alerts,).
-    ``confidence``: One-sided, between 0 and 1.
 
     The effective number is the smallest of three: the alerts themselves; alerts over the design effect of a cluster
     sample (Korn and Graubard, Survey Methodology 24, 1998), which counts what was seen; and Kish's
@@ -94,8 +93,6 @@ def bound_of_sizes(size: Floats, right: Floats, confidence: float) -> PrecisionB
 def clusters_needed(target: float, confidence: float) -> int:
     """Give how many independent alerts, all right, it takes before a precision can be promised.
 
-    ``target``: the precision, between 0 and 1.
-    ``confidence``: One-sided, between 0 and 1.
     Returns: the smallest n with ``(1 - confidence) ** (1 / n) >= target``.
     """
     return max(1, math.ceil(math.log(1 - confidence) / math.log(target) - 1e-9))

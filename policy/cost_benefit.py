@@ -176,7 +176,6 @@ def for_costs(evidence: Evidence, costs: Costs, confidence: float) -> Decision:
     """Choose the threshold of least expected cost, and tell what it would have saved.
 
     ``evidence``: earlier decisions, scored out of time; ``risk`` must be a calibrated probability.
-    ``confidence``: One-sided, between 0 and 1 exclusive.
     Returns: the threshold is :attr:`Costs.break_even`, which no search has touched; ``promised`` says whether the lower
     bound of the saving is above zero. ``saving`` is a decision time's, against draining nothing.
 

@@ -206,9 +206,6 @@ def _record_for(stage: Stage, outcomes: list[Outcome], config: StagesConfig, now
 
 
 def held_out(node: str, episode: datetime, share: float) -> bool:
-    """Tell whether a node is left undrained in an episode, to measure: the same answer each time, at random over nodes.
-
-    ``share``: 0 to 1.
-    """
+    """Tell whether a node is left undrained in an episode, to measure: always the same answer, at random over nodes."""
     digest = hashlib.sha256(f"{node}|{episode.timestamp():.3f}".encode()).digest()
     return int.from_bytes(digest[:8], "big") < share * 2**64

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import gc
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime, timedelta
 
@@ -87,7 +89,8 @@ class Controller:
         try:
             report.active = self._lease.take()
             if report.active:
-                self._active(report)
+                with gc_paused():
+                    self._active(report)
         except SchedulerError as error:
             report.errors.append(f"the scheduler cannot be read: {error}")
         except LeaseLostError as error:
@@ -317,6 +320,22 @@ def _same(state: PolicyState, before: PolicyState) -> bool:
     if then is None or now is None or not timedelta(0) <= now - then < _KEEP_AT_LEAST:
         return state == before
     return replace(state, breaker=replace(state.breaker, decided_at=then)) == before
+
+
+@contextmanager
+def gc_paused() -> Iterator[None]:
+    """Search for no cyclic garbage within; what has no cycles is freed at once, as ever.
+
+    A round makes and drops some hundred thousand objects of a fleet, none of them in a cycle; the search through all of
+    them doubles a round's processor time (0.26 and 0.49 s for 300 nodes).
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 _HOUR = timedelta(hours=1)

@@ -28,7 +28,6 @@ class Replayed:
 
     ``code``: version of predrain that made it.
     ``differences``: where it comes out otherwise, as ``place: then -> now``; none where it is equal in everything.
-    ``plan``: what it came to then.
     """
 
     number: int

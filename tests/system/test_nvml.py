@@ -199,51 +199,38 @@ def test_a_node_without_a_driver_says_so(node: Node, lines: dict[str, str], env:
     assert "Traceback" not in run.stderr
 
 
-def test_the_daemon_lands_xids_at_once_and_samples_when_stopped(node: Node, daemons: Start) -> None:
+def test_xids_land_at_once_and_a_lost_gpu_is_told_once_and_stops_neither_the_others_nor_their_xids(
+    node: Node, daemons: Start
+) -> None:
     node.env["NVML_STUB_PRINTS"] = "1"
     daemon = daemons()
-    node.set(xid="1:1:79")
+    node.set(xid="1:0:48")
     wait(lambda: len(node.rows("events")) == 1)
-    node.set(xid="2:0:48")
-    wait(lambda: len(node.rows("events")) == 2)
-    time.sleep(1.2)
-    stop(daemon)
-    assert [(each["type"], each["code"], each["gpu"]) for each in node.rows("events")] == [
-        ("xid", "79", "GPU-1"),
-        ("xid", "48", "GPU-0"),
-    ]
-    event = node.rows("events")[0]
-    assert (event["source"], event["node"], event["known_at"]) == ("nvml", "node7", event["timestamp"])
-    samples = node.rows("samples")
-    assert {row["gpu"] for row in samples} == {"GPU-0", "GPU-1"}
-    assert len(samples) == len({(row["gpu"], row["timestamp"]) for row in samples})
-
-
-def test_a_lost_gpu_is_told_once_and_stops_neither_the_others_nor_their_xids(node: Node, daemons: Start) -> None:
-    daemon = daemons()
     node.set(**{"0.lost": "15"})
     wait(lambda: "listening for XIDs of 1 GPUs" in node.log())
-    wait(lambda: node.rows("events"))
-    lost_at = node.rows("events")[0]["timestamp"]
-    node.set(xid="1:1:63")
     wait(lambda: len(node.rows("events")) == 2)
+    node.set(xid="2:1:63")
+    wait(lambda: len(node.rows("events")) == 3)
     time.sleep(5)
     stop(daemon)
-    events = sorted(node.rows("events"), key=lambda event: event["type"])
-    assert [(each["type"], each["code"], each["gpu"]) for each in events] == [
+    xid, lost, other = sorted(node.rows("events"), key=lambda event: event["timestamp"])
+    assert [(event["type"], event["code"], event["gpu"]) for event in (xid, lost, other)] == [
+        ("xid", "48", "GPU-0"),
         ("other", "gpu_lost", "GPU-0"),
         ("xid", "63", "GPU-1"),
     ]
-    assert events[0]["pci_bus_id"] == "00000000:0b:00"
-    after = [row["gpu"] for row in node.rows("samples") if row["timestamp"] > lost_at]
-    assert set(after) == {"GPU-1"}
+    assert (xid["source"], xid["node"], xid["known_at"]) == ("nvml", "node7", xid["timestamp"])
+    assert lost["pci_bus_id"] == "00000000:0b:00"
+    samples = node.rows("samples")
+    assert {row["gpu"] for row in samples if row["timestamp"] > lost["timestamp"]} == {"GPU-1"}
+    assert len(samples) == len({(row["gpu"], row["timestamp"]) for row in samples})
     # A restart does not tell the same loss again; the return is heard by watching all GPUs again.
     daemon = daemons()
     wait(lambda: node.log().count("listening for XIDs of 1 GPUs") == 2)
     node.set(**{"0.lost": None})
     wait(lambda: node.log().count("listening for XIDs of 2 GPUs") == 2)
     stop(daemon)
-    assert len(node.rows("events")) == 2
+    assert len(node.rows("events")) == 3
 
 
 def test_a_driver_reload_is_survived_and_a_new_version_seen(node: Node, daemons: Start) -> None:

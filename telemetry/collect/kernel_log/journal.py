@@ -21,7 +21,6 @@ from telemetry.xids.log_stamp import split_line
 _log = logging.getLogger(__name__)
 _FIELDS: Final = "MESSAGE,_HOSTNAME,_BOOT_ID"
 _CHUNK: Final = 1 << 18
-_MAX_LINE: Final = 1 << 20
 MAX_FAILURES: Final = 10
 """After so many ends of journalctl in a row without an entry the collector exits, so that its supervisor knows."""
 
@@ -67,9 +66,6 @@ class Journal:
             if not chunk:
                 self._end(process)
             *whole, self._rest = (self._rest + chunk).split(b"\n")
-            if len(self._rest) > _MAX_LINE:
-                _log.warning("a journal entry of over %d bytes is left out", _MAX_LINE)
-                self._rest = b""
             lines = [line for raw in whole if (line := self._line(raw)) is not None]
         return Lines(lines, self._position(), self._ended)
 

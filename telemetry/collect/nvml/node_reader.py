@@ -164,7 +164,7 @@ class NodeReader:
         self._rows: list[Row] = []
         self._done: set[int] = set()
         self._hangs: dict[int, tuple[int, float]] = {}  # how often in a row, and until when it is left alone
-        self._watched: int | None = None
+        self._watched: int | None = -1  # None: the driver refuses to report XIDs
         self._open_failures = 0
         self._reopen_at_s = float("-inf")
 
@@ -210,7 +210,7 @@ class NodeReader:
         if self._child is not None:
             self._child.end()
             self._killed = [child for child in (*self._killed, self._child) if not child.is_gone()]
-            self._child, self._watched = None, None
+            self._child, self._watched = None, -1
 
     def _read(self, skip: set[int]) -> list[Row]:
         """Read all GPUs but those of ``skip``, with a new child for the rest after each one that hangs."""

@@ -83,17 +83,6 @@ def test_a_kill_at_any_write_loses_and_repeats_nothing(tmp_path: Path, monkeypat
     assert [row["pci_bus_id"] for row in landed(where)] == [f"00000000:{number:02x}:00" for number in (1, 2, 3, 4)]
 
 
-def test_what_landed_and_was_folded_does_not_land_again(tmp_path: Path):
-    where = landing(tmp_path)
-    collect(where, [[xid(1)]])
-    (path,) = where.waiting()
-    where.remember_folded([path], NOW.timestamp())
-    path.unlink()
-    with Outbox(where, "kernel-log") as outbox:  # the pending batch of its state is the folded one
-        assert not outbox.landed
-    assert where.waiting() == []
-
-
 def test_a_line_without_a_host_is_refused_before_it_counts_as_read(tmp_path: Path):
     where = landing(tmp_path)
     with pytest.raises(InputError, match="a line about a GPU names no host") as error:
@@ -102,17 +91,12 @@ def test_a_line_without_a_host_is_refused_before_it_counts_as_read(tmp_path: Pat
     assert collect(where, [[xid(1)]])["events"] == 1
 
 
-def test_two_collectors_of_one_kind_are_refused(tmp_path: Path):
+def test_two_collectors_of_one_kind_and_a_damaged_state_are_refused(tmp_path: Path):
     where = landing(tmp_path)
     with Outbox(where, "kernel-log"):
         with pytest.raises(InputError, match="another collector 'kernel-log' is running on this dataset"):
             Outbox(where, "kernel-log")
         Outbox(where, "other").close()
-    Outbox(where, "kernel-log").close()
-
-
-def test_a_damaged_state_is_said(tmp_path: Path):
-    where = landing(tmp_path)
     where.state("kernel-log.json").write_text('{"version": 1}')
     with pytest.raises(InputError, match="the collector's state cannot be read"):
         Outbox(where, "kernel-log")
@@ -120,26 +104,16 @@ def test_a_damaged_state_is_said(tmp_path: Path):
     Outbox(where, "kernel-log").close()
 
 
-def test_a_commit_without_events_moves_the_position_only(tmp_path: Path):
-    where = landing(tmp_path)
-    with Outbox(where, "x") as outbox:
-        assert outbox.position == {}
-        outbox.commit({"at": 1})
-    with Outbox(where, "x") as outbox:
-        assert outbox.position == {"at": 1}
-        outbox.commit({"at": 2}, events=[Event(NOW, "n1", "other", "test", NOW, "boot")])
-    assert len(landed(where)) == 1
-
-
 def test_rows_that_could_not_land_are_not_lost_by_the_next_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     where = landing(tmp_path)
+    one, two = ([Event(NOW, node, "other", "test", NOW, "boot")] for node in ("n1", "n2"))
     with Outbox(where, "x") as outbox:
         with monkeypatch.context() as patch:
             patch.setattr(Landing, "stage", lambda *_args, **_more: (_ for _ in ()).throw(InputError("full", "", "")))
-            outbox.commit({"at": 1}, events=[Event(NOW, "n1", "other", "test", NOW, "boot")])
+            outbox.commit({"at": 1}, events=one)
             with pytest.raises(InputError):
-                outbox.commit({"at": 2}, events=[Event(NOW, "n2", "other", "test", NOW, "boot")])
-        outbox.commit({"at": 2}, events=[Event(NOW, "n2", "other", "test", NOW, "boot")])
+                outbox.commit({"at": 2}, events=two)
+        outbox.commit({"at": 2}, events=two)
     assert [row["node"] for row in landed(where)] == ["n1", "n2"]
 
 

@@ -166,7 +166,9 @@ def import_dataset(
     distinct = {(source.role, source.entry["sha256"]) for source in sources}
     now = now or datetime.now(UTC)
     report = progress or (lambda *_: None)
-    work = _Import(out, existing, rules, fresh, step, channels, dedupe, delay, report, compaction, max_loss, now)
+    is_import = compaction is None
+    limits = compaction or CompactionInput(landed=(), not_after=now + AHEAD)
+    work = _Import(out, existing, rules, fresh, step, channels, dedupe, delay, report, limits, is_import, max_loss, now)
     work.counts["source_files_given_twice"] = len(sources) - len(distinct)
     return work.run(inventory)
 
@@ -216,7 +218,8 @@ class _Import:
     dedupe: timedelta
     delay: timedelta
     progress: Progress
-    compaction: CompactionInput | None
+    compaction: CompactionInput
+    is_import: bool
     max_loss: float
     now: datetime
     counts: Counter[str] = field(default_factory=Counter)
@@ -243,6 +246,7 @@ class _Import:
             self.counts["installed_before_anything_observed"] += int(frame["installed_at"].isna().sum())
             frame["installed_at"] = frame["installed_at"].fillna(pd.Timestamp(span[0]).as_unit("ms"))
             quarantined = self.quarantine.counts
+            before = {} if existing is None else existing.meta.counts.get("imported", {})
             dataset = writer.finish(
                 events=events,
                 inventory=frame,
@@ -250,7 +254,7 @@ class _Import:
                 span=span,
                 sources=self._entries(),
                 quarantine=dict(quarantined + Counter({} if existing is None else existing.meta.quarantine)),
-                counts={"imported": self._imported()},
+                counts={"imported": _plain(self.counts + Counter(before))},
             )
         return ImportResult(dataset, _plain(self.counts), _plain(quarantined))
 
@@ -271,7 +275,7 @@ class _Import:
         return rows
 
     def _bucket_number(self) -> int:
-        rows = max(self._expected_rows(), 0 if self.compaction is None else self.compaction.expected_rows)
+        rows = max(self._expected_rows(), self.compaction.expected_rows)
         buckets = DEFAULT_BUCKETS
         while rows > buckets * MAX_ROWS_PER_BUCKET:
             buckets *= 2
@@ -282,7 +286,7 @@ class _Import:
         is_new = bool(self._files("inventory"))
         quarantine = self.quarantine if is_new else Quarantine(None)
         frame, parents = read_inventory(path, self.rules.inventory, quarantine, self.now + AHEAD)
-        old = None if self.existing is None or self.compaction is not None else self.existing.inventory()
+        old = self.existing.inventory() if self.existing is not None and self.is_import else None
         frame = merge_stays(old, frame) if is_new or old is None else old
         unit = unit_of(frame)
         if self.existing is not None and self.existing.meta.unit != unit:
@@ -302,13 +306,12 @@ class _Import:
         return Installations(kept, unit, parents)
 
     def _wrong_clock(self, ms: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-        not_before = None if self.compaction is None else self.compaction.not_before
-        not_after = self.now + AHEAD if self.compaction is None else self.compaction.not_after
+        not_before, not_after = self.compaction.not_before, self.compaction.not_after
         wrong = np.zeros(len(ms), dtype=bool) if not_after is None else ms > not_after.timestamp() * 1000
         return wrong if not_before is None else wrong | (ms < not_before.timestamp() * 1000)
 
     def _check_loss(self, table: str) -> None:
-        if self.compaction is None:  # nobody is there to correct what has landed
+        if self.is_import:  # nobody is there to correct what has landed
             self.quarantine.check_loss(table, self.max_loss)
 
     def _events(self, stays: Installations) -> pd.DataFrame:
@@ -334,7 +337,7 @@ class _Import:
             every_channel=self.channels,
             stays=stays,
             quarantine=self.quarantine,
-            strict=self.compaction is None,
+            strict=self.is_import,
             wrong_clock=self._wrong_clock,
         )
         self._check_kinds(intake.channels)
@@ -349,9 +352,8 @@ class _Import:
             spill, existing, intake.channels, self.channels, self.step, stays, sample_count=intake.sample_count
         )
         writer.declare(merge.channels, unit=stays.unit, sample_count=merge.rolled, runs=merge.runs)
-        keep_from = None if self.compaction is None else self.compaction.keep_from
         rows = intake.counts["samples_read"]
-        merger = SampleMerger(merge, stays, existing, self.delay, files, self.quarantine, keep_from)
+        merger = SampleMerger(merge, stays, existing, self.delay, files, self.quarantine, self.compaction.keep_from)
         for bucket, table, kept in merger.run(spill):
             if kept:
                 assert existing is not None
@@ -432,12 +434,11 @@ class _Import:
                 "Give --samples or --events with rows, or `span:` in the mapping if a quiet period was observed.",
             )
         first, last = min(seen).astimezone(UTC), max(seen).astimezone(UTC)
-        kept = None if self.compaction is None else self.compaction.keep_from
-        return (first if kept is None else min(max(first, kept), last)), last
+        return min(max(first, self.compaction.keep_from or first), last), last
 
     def _entries(self) -> list[dict[str, Any]]:
         old = [] if self.existing is None else self.existing.meta.sources
-        if self.compaction is None:
+        if self.is_import:
             entries = [*old, *(source.entry for source in self.fresh)]
         else:
             landed = [{"role": LANDED_ROLE, "name": name} for name in self.compaction.landed]
@@ -445,10 +446,6 @@ class _Import:
         return sorted(
             entries, key=lambda entry: (entry.get("role", ""), entry.get("name", ""), entry.get("sha256", ""))
         )
-
-    def _imported(self) -> dict[str, int]:
-        old = {} if self.existing is None else self.existing.meta.counts.get("imported", {})
-        return _plain(self.counts + Counter(old))
 
 
 def _plain(counts: Counter[str]) -> dict[str, int]:

@@ -142,14 +142,14 @@ def _without_retold(events: pd.DataFrame) -> pd.DataFrame:
 
 def _without_repeats(events: pd.DataFrame) -> pd.DataFrame:
     """Keep one row of those that one source says of one unit, code and time: a run, or the one known first."""
-    told = events[["timestamp", "known_at"]].assign(
-        told=_number(same_thing(events), events["source"]), single=events["count"] == 1
+    reports = events[["timestamp", "known_at"]].assign(
+        event=_number(same_thing(events), events["source"]), single=events["count"] == 1
     )
-    tied = told.duplicated(["told", "timestamp"], keep=False)
+    tied = reports.duplicated(["event", "timestamp"], keep=False)
     # Among equals the text decides, so that the order of the rows does not.
-    ordered = told[tied].assign(**{name: _text(events[name][tied]) for name in ("node", "detail")})
-    ordered = ordered.sort_values(["told", "timestamp", "single", "known_at", "node", "detail"], kind="stable")
-    return events.drop(ordered.index[ordered.duplicated(["told", "timestamp"])])
+    ordered = reports[tied].assign(**{name: _text(events[name][tied]) for name in ("node", "detail")})
+    ordered = ordered.sort_values(["event", "timestamp", "single", "known_at", "node", "detail"], kind="stable")
+    return events.drop(ordered.index[ordered.duplicated(["event", "timestamp"])])
 
 
 def _number(*columns: Any) -> npt.NDArray[np.int64]:

@@ -141,16 +141,16 @@ class EventIntake:
         self.counts["events_read"] += len(log.events) + len(log.unparsed)
         for code, times in log.unknown_codes.items():
             self.counts[f"xid_{code}_without_description"] += times
-        found, unmatched = locate(log.events, self.stays.frame, delay=self.delay)
+        events, unmatched = locate(log.events, self.stays.frame, delay=self.delay)
         self.counts["xids_without_a_gpu"] += unmatched
         text = {
-            name: found[name].astype(object).where(found[name].notna(), None).to_numpy(copy=True) for name in _PLACE
+            name: events[name].astype(object).where(events[name].notna(), None).to_numpy(copy=True) for name in _PLACE
         }
-        reasons = place_events(text, ms_of(found["timestamp"]), self.stays)
+        reasons = place_events(text, ms_of(events["timestamp"]), self.stays)
         for reason in sorted(set(reasons) - {""}):
-            self.quarantine.add_frame(reason, "events", file, found[reasons == reason])
-        found["gpu"], found["node"] = text["gpu"], text["node"]
-        return found[reasons == ""]
+            self.quarantine.add_frame(reason, "events", file, events[reasons == reason])
+        events["gpu"], events["node"] = text["gpu"], text["node"]
+        return events[reasons == ""]
 
     def _frame(self, batch: Batch, columns: Columns) -> pd.DataFrame:
         batch, rows = parse_events(batch, columns, self.mapping, self.delay, self.counts)

@@ -71,7 +71,7 @@ class Block:
             self.order[index],
             self.mig[index],
             self.count[index],
-            {name: each.take(index) for name, each in self.series.items()},
+            {name: series.take(index) for name, series in self.series.items()},
         )
 
 

@@ -220,14 +220,14 @@ class SampleMerger:
         read = gauge.values.astype(np.int32), gauge.valid
         rows = untold_edges(block.unit, block.ms, read, block.order < 0, held, self._edges)
         units = self.stays.units
-        found = event_rows(
+        events = event_rows(
             pd.Series(times_of(block.ms[rows])),
             pd.Series([self._nodes[code] for code in block.node[rows].tolist()], dtype=object),
             pd.Series([units[code] if self.stays.unit == "gpu" else None for code in block.unit[rows]], dtype=object),
             gauge.values[rows].astype(np.int32),
             self.delay,
         )
-        self.events.append(found)
+        self.events.append(events)
 
     def _set_aside(self, reason: str, block: Block, chosen: npt.NDArray[np.bool_], *, lost_rows: int = 1) -> None:
         for index in np.flatnonzero(chosen & (block.order >= 0)).tolist():

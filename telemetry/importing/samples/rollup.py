@@ -140,8 +140,8 @@ def roll_up(block: Block, channels: Mapping[str, Channel], rolled: npt.NDArray[n
         channel.name + suffix: suffix for channel in channels.values() for suffix in ROLLUP_SUFFIXES[channel.kind]
     }
     series = {
-        name: _reduce(each, channels[name], base_of.get(name, ""), block.count, start)
-        for name, each in block.series.items()
+        name: _reduce(given, channels[name], base_of.get(name, ""), block.count, start)
+        for name, given in block.series.items()
     }
     return Block(
         unit=block.unit[start],
@@ -155,27 +155,27 @@ def roll_up(block: Block, channels: Mapping[str, Channel], rolled: npt.NDArray[n
 
 
 def _reduce(
-    each: Series, channel: Channel, suffix: str, count: npt.NDArray[np.int32], start: npt.NDArray[np.int64]
+    given: Series, channel: Channel, suffix: str, count: npt.NDArray[np.int32], start: npt.NDArray[np.int64]
 ) -> Series:
-    valid = np.logical_or.reduceat(each.valid, start)
+    valid = np.logical_or.reduceat(given.valid, start)
     values: npt.NDArray[np.generic]
     if suffix in ("_min", "_max"):
         worst = np.float32(np.inf if suffix == "_min" else -np.inf)
         pick = np.minimum if suffix == "_min" else np.maximum
-        values = pick.reduceat(np.where(each.valid, each.values, worst), start)
+        values = pick.reduceat(np.where(given.valid, given.values, worst), start)
     elif suffix == "_rise":
-        values = np.add.reduceat(np.where(each.valid, each.values, 0).astype(np.float64), start).astype(np.float32)
+        values = np.add.reduceat(np.where(given.valid, given.values, 0).astype(np.float64), start).astype(np.float32)
     elif channel.kind == "flags":
-        values = np.bitwise_or.reduceat(np.where(each.valid, each.values, np.uint64(0)), start)
+        values = np.bitwise_or.reduceat(np.where(given.valid, given.values, np.uint64(0)), start)
     elif channel.kind == "gauge":
-        weight = np.where(each.valid, count, 0).astype(np.float64)
-        total = np.add.reduceat(np.where(each.valid, each.values, 0).astype(np.float64) * weight, start)
+        weight = np.where(given.valid, count, 0).astype(np.float64)
+        total = np.add.reduceat(np.where(given.valid, given.values, 0).astype(np.float64) * weight, start)
         weights = np.add.reduceat(weight, start)
         values = (total / np.where(valid, weights, 1.0)).astype(np.float32)
     else:
-        position = np.where(each.valid, np.arange(len(each.valid)), -1)
+        position = np.where(given.valid, np.arange(len(given.valid)), -1)
         newest = np.maximum.reduceat(position, start)
-        values = each.values[np.clip(newest, 0, None)]
+        values = given.values[np.clip(newest, 0, None)]
     return Series(np.where(valid, values, np.zeros(1, values.dtype)), valid)
 
 

@@ -14,10 +14,9 @@ import pyarrow as pa
 
 from telemetry.collect.exporters.scraping import FailureKind, Page, ScrapeError
 from telemetry.collect.exporters.targets import PLACE_LABELS, Target
-from telemetry.collect.series.batch import read_batch
+from telemetry.collect.series.batch import InventoryNews, read_batch
 from telemetry.collect.series.exposition import LineReader, is_openmetrics, parse_line
 from telemetry.collect.series.identity import Series, SeriesCatalogue, XidCount
-from telemetry.collect.series.inventory import InventoryNews
 from telemetry.collect.series.mapping import SourceMapping
 from telemetry.collect.series.xid_counts import XidCounts
 from telemetry.dataset.channels import Channel

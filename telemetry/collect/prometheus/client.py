@@ -9,7 +9,6 @@ import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any, Final, Literal, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
@@ -246,7 +245,7 @@ def meaning_of(status: int, text: str) -> Meaning:
     return "later" if status in _RETRIED or status > 504 else "wrong"
 
 
-def refuse(status: int, body: bytes, *, url: str, retry_after: str | None, now: datetime | None = None) -> None:
+def refuse(status: int, body: bytes, *, url: str, retry_after: str | None) -> None:
     """Raise TooMuch, HttpError (ask again) or InputError (never) for an answer other than a good one."""
     whole = error_text(body)
     # VictoriaMetrics names the query before the reason, which decides the meaning: it is shortened only where shown.
@@ -258,7 +257,7 @@ def refuse(status: int, body: bytes, *, url: str, retry_after: str | None, now: 
     if meaning == "too much":
         raise TooMuch(text)
     if meaning == "later":
-        raise HttpError(f"HTTP {status}: {text}", retry_after_s=retry_after_s(retry_after, now))
+        raise HttpError(f"HTTP {status}: {text}", retry_after_s=retry_after_s(retry_after))
     raise InputError(
         f"the server refuses the query (HTTP {status}: {text})", url, "Check --match, --start and --end against it."
     )

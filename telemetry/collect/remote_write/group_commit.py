@@ -27,8 +27,7 @@ import pyarrow.compute as pc
 from telemetry.atomic import write_bytes
 from telemetry.collect.remote_write.decoding import Samples
 from telemetry.collect.remote_write.problems import Refused
-from telemetry.collect.series.batch import read_batch
-from telemetry.collect.series.inventory import InventoryNews
+from telemetry.collect.series.batch import InventoryNews, read_batch
 from telemetry.collect.series.xid_counts import XidCounts
 from telemetry.dataset.schema import INSTANT
 from telemetry.errors import InputError

@@ -1,18 +1,23 @@
-"""From the samples of a span of time to the tables that land: rows of channels, sights of GPUs, XID events."""
+"""From the samples of a span of time to the tables that are staged: rows of channels, sights of GPUs, XID events."""
 
 from __future__ import annotations
 
 from collections.abc import MutableMapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from telemetry.collect.series.identity import Series, XidCount
-from telemetry.collect.series.inventory import first_and_last, observed_spans
 from telemetry.collect.series.rows import assemble
 from telemetry.collect.series.xid_counts import XidCounts
+from telemetry.landing.tables import rows_table
+
+_GPUS_KEPT = 200_000
+_Labels = tuple[tuple[str, str], ...]
+_State = tuple[str | None, ...]
 
 
 class Tables(NamedTuple):
@@ -52,3 +57,78 @@ def read_batch(
     # Last: what is followed once is not told again if something before it fails.
     events = xids.follow(counts, number[~of_series], ms[~of_series], values[~of_series], watched=watched)
     return Tables(inventory, events, samples)
+
+
+def first_and_last(
+    series: Sequence[Series], index: npt.NDArray[np.int32], ms: npt.NDArray[np.int64]
+) -> dict[int, tuple[int, int]]:
+    """Return the times of the first and the last sample of each series that has one, by its place in ``series``."""
+    first = np.full(len(series), np.iinfo(np.int64).max)
+    last = np.full(len(series), np.iinfo(np.int64).min)
+    np.minimum.at(first, index, ms)
+    np.maximum.at(last, index, ms)
+    seen = np.flatnonzero(first <= last)
+    return dict(zip(seen.tolist(), zip(first[seen].tolist(), last[seen].tolist(), strict=True), strict=True))
+
+
+def observed_spans(series: Sequence[Series], index: npt.NDArray[np.int32], ms: npt.NDArray[np.int64]) -> pa.Table:
+    """Return the first and the last sight of each GPU in samples, and of each change of what the labels tell of it.
+
+    ``index`` and ``ms`` are the series and the time (since 1970, UTC) of each sample; shape (n,).
+    Returns: rows of ``LANDED_INVENTORY``, one or two for each distinct (gpu, node, inventory), sorted by time.
+    """
+    spans: dict[tuple[str, str], dict[_Labels, tuple[int, int]]] = {}
+    for number, (low, high) in first_and_last(series, index, ms).items():
+        of_place = spans.setdefault((series[number].gpu, series[number].node), {})
+        held = of_place.get(series[number].inventory, (low, high))
+        of_place[series[number].inventory] = (min(held[0], low), max(held[1], high))
+    rows: list[dict[str, Any]] = [
+        {**dict(labels), "gpu": gpu, "node": node, "seen_at": at}
+        for (gpu, node), of_place in spans.items()
+        for labels, span in of_place.items()
+        if not _has_wider(labels, span, of_place)
+        for at in sorted(set(span))
+    ]
+    return rows_table("inventory", sorted(rows, key=lambda row: (row["seen_at"], row["gpu"], row["node"])))
+
+
+def _has_wider(labels: _Labels, span: tuple[int, int], of_place: dict[_Labels, tuple[int, int]]) -> bool:
+    """Whether other series tell the same and more at the same time: NVLink rows have few labels."""
+    return any(
+        set(labels) < set(other) and low <= span[0] and span[1] <= high for other, (low, high) in of_place.items()
+    )
+
+
+class InventoryNews:
+    """Which observations of GPUs land: what is new, and each GPU every ``every_s`` by the time of its samples."""
+
+    def __init__(self, every_s: float = 3600.0) -> None:
+        self._every_ms = round(every_s * 1000)
+        self._known: dict[str, tuple[_State, int]] = {}
+        self._told: dict[str, tuple[_State, int]] = {}
+
+    def select(self, seen: pa.Table) -> pa.Table:
+        """Return the rows that say something new, or come long after the last that did; then :meth:`landed`.
+
+        A label that a series lacks is no news: recording rules keep few labels, and come in requests of their own.
+        """
+        names = ["node", *(name for name in seen.column_names if name not in ("gpu", "node", "seen_at"))]
+        states = zip(*(seen.column(name).to_pylist() for name in names), strict=True)
+        times = pc.cast(seen.column("seen_at"), pa.int64()).to_pylist()
+        keep = []
+        self._told = {}
+        for gpu, state, at in zip(seen.column("gpu").to_pylist(), states, times, strict=True):
+            known, known_at = self._told.get(gpu) or self._known.get(gpu) or (state, at - self._every_ms)
+            differs = any(new is not None and new != old for new, old in zip(state, known, strict=True))
+            is_news = (differs and at >= known_at) or at - known_at >= self._every_ms
+            keep.append(is_news)
+            if is_news:
+                merged = tuple(old if new is None else new for new, old in zip(state, known, strict=True))
+                self._told[gpu] = (merged if state[0] == known[0] else state, at)
+        return seen.filter(pa.array(keep, pa.bool_()))
+
+    def landed(self) -> None:
+        """Remember that the rows of the last selection are on the disk."""
+        if len(self._known) > _GPUS_KEPT:
+            self._known.clear()
+        self._known.update(self._told)

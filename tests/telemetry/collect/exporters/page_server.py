@@ -21,7 +21,6 @@ class PageServer:
     def __init__(self) -> None:
         self.requests: dict[str, list[float]] = defaultdict(list)
         self.port = 0
-        self.running = True
 
     def targets(self, count: int) -> str:
         return ",".join(f"127.0.0.1:{self.port}/n{number}" for number in range(count))
@@ -39,18 +38,14 @@ class PageServer:
 
 
 @contextlib.contextmanager
-def page_server(again: PageServer | None = None) -> Iterator[PageServer]:
-    """Serve until the block ends; ``again`` is one that ended, to be started anew on its port."""
-    served = again or PageServer()
-    served.running = True
+def page_server() -> Iterator[PageServer]:
+    """Serve until the block ends."""
+    served = PageServer()
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
         def do_GET(self) -> None:
-            if not served.running:  # what a process that ended does to a connection that was kept
-                self.close_connection = True
-                return
             node = self.path.strip("/")
             served.requests[node].append(time.monotonic())
             body = exporter_page(node, len(served.requests[node])).encode()
@@ -69,14 +64,13 @@ def page_server(again: PageServer | None = None) -> Iterator[PageServer]:
         def handle_error(self, *_: object) -> None:
             """Clients that are killed are what the tests are about."""
 
-    with Server(("127.0.0.1", served.port), Handler) as server:
+    with Server(("127.0.0.1", 0), Handler) as server:
         served.port = server.server_address[1]
         thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
         thread.start()
         try:
             yield served
         finally:
-            served.running = False
             server.shutdown()
             thread.join()
 

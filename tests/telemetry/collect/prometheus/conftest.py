@@ -46,7 +46,6 @@ def fetch(fake: FakePrometheus, tmp_path: Path) -> Fetch:
         bounds = changes.pop("bounds", PATIENT)
         mapping = changes.pop("mapping", None)
         now = changes.pop("now", START + timedelta(days=300))
-        progress = changes.pop("progress", None)
         plan = replace(BackfillPlan(START, START + timedelta(hours=6), chunk=timedelta(hours=1)), **changes)
         connection = connect_to(fake.url)
         return backfill(
@@ -56,7 +55,6 @@ def fetch(fake: FakePrometheus, tmp_path: Path) -> Fetch:
             channels=CATALOGUE,
             mapping=mapping,
             clock=lambda: now,
-            progress=progress,
             bounds=bounds,
         )
 

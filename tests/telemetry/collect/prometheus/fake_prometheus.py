@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import re
 import ssl
 import threading
@@ -108,7 +107,7 @@ class FakePrometheus:
                 if (after < ms < until) or (ms == after and not self.left_open) or (ms == until and not self.right_open)
             ]
             if inside:
-                values = [[ms // 1000 if ms % 1000 == 0 else ms / 1000, _text(value)] for ms, value in inside]
+                values = [[ms // 1000 if ms % 1000 == 0 else ms / 1000, str(value)] for ms, value in inside]
                 result.append({"metric": labels, "values": values})
         held = sum(len(each["values"]) for each in result)
         if self.max_samples is not None and held > self.max_samples:
@@ -133,16 +132,8 @@ def matches(labels: Labels, selector: str) -> bool:
     return True
 
 
-def _text(value: float) -> str:
-    if math.isnan(value):
-        return "NaN"
-    if value in (float("inf"), float("-inf")):
-        return "+Inf" if value > 0 else "-Inf"
-    return repr(value)
-
-
 @contextmanager
-def serving(fake: FakePrometheus, port: int = 0, tls: ssl.SSLContext | None = None) -> Iterator[str]:
+def serving(fake: FakePrometheus, tls: ssl.SSLContext | None = None) -> Iterator[str]:
     """Serve until the block ends; yields the address."""
 
     class Handler(BaseHTTPRequestHandler):
@@ -182,7 +173,7 @@ def serving(fake: FakePrometheus, port: int = 0, tls: ssl.SSLContext | None = No
         def log_message(self, format: str, *args: object) -> None:
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
     if tls is not None:
         server.socket = tls.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)

@@ -50,6 +50,6 @@ def test_a_reason_at_the_end_of_a_long_text_counts_and_is_shown() -> None:
     text = f"error when exporting data for query={'x' * 900}: cannot select more than -search.maxSamplesPerQuery=100"
     body = json.dumps({"status": "error", "error": text}).encode()
     with pytest.raises(TooMuch) as caught:
-        refuse(422, body, url="http://vm", retry_after=None, now=datetime(2026, 1, 1, tzinfo=UTC))
+        refuse(422, body, url="http://vm", retry_after=None)
     assert str(caught.value).endswith("cannot select more than -search.maxSamplesPerQuery=100")
     assert len(str(caught.value)) < 320

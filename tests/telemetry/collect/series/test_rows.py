@@ -8,8 +8,8 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from telemetry.collect.series.batch import observed_spans
 from telemetry.collect.series.identity import Series
-from telemetry.collect.series.inventory import observed_spans
 from telemetry.collect.series.rows import CONFLICT, INEXACT, NOT_WHOLE, OUTSIDE, SENTINEL, assemble
 from telemetry.dataset.channels import CATALOGUE, Kind
 from telemetry.landing.tables import lay_out

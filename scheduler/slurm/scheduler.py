@@ -126,10 +126,11 @@ class SlurmScheduler:
         with self.folder.fenced(holder, until) as barred:
             node = self.port.node(name) if barred is None else None
             change = NodeChange() if node is None else change_of(node)
-            if node is None or change.empty or self.port.update(name, change).kind != "done":
+            answer = Answer("already") if change.empty else self.port.update(name, change)
+            if node is None or answer.kind != "done":
                 return ()
             self._read[name] = after(node, change)
-            self._late.settled(name)
+            self._late.answered(name, change, answer)
             return writes_of(node, change)
 
     def load_state(self) -> StoredState:
@@ -177,10 +178,7 @@ class SlurmScheduler:
         if change.empty:
             return Answer("already", "it stood so", (), node.version)
         answer = self.port.update(node.name, change)
-        if answer.kind == "timeout":
-            self._late.unanswered(node.name, change)
-        else:
-            self._late.settled(node.name)
+        self._late.answered(node.name, change, answer)
         try:
             found = self.port.node(node.name)
             if found is not None and change.state == "UNDRAIN" and "FAIL" in found.out:
@@ -261,36 +259,30 @@ class LateWrites:
     """Remembers unanswered drains, and what a person wrote to their nodes in the meantime; within one process."""
 
     def __init__(self) -> None:
-        self._sent: dict[str, str] = {}
-        self._theirs: dict[str, SlurmNode] = {}
+        self._open: dict[str, tuple[str, SlurmNode | None]] = {}  # the reason that we sent, and the node as theirs
 
-    def unanswered(self, node: str, change: NodeChange) -> None:
-        """Note a write that was not answered, and does not stand."""
-        if change.reason is not None and len(self._sent) < _MOST:
-            self._sent[node] = change.reason
-
-    def settled(self, node: str) -> None:
-        """Forget a node: we have written to it anew."""
-        self._sent.pop(node, None)
-        self._theirs.pop(node, None)
+    def answered(self, node: str, change: NodeChange, answer: Answer) -> None:
+        """Note what came of a write; one that was answered says what stands."""
+        if answer.kind != "timeout":
+            self._open.pop(node, None)
+        elif change.reason is not None and len(self._open) < _MOST:
+            self._open[node] = (change.reason, self._open.get(node, ("", None))[1])
 
     def seen(self, node: SlurmNode, foreign: bool) -> None:
         """Note how a node was read; ``foreign``: with a reason that is not ours."""
-        if node.name not in self._sent:
-            return
-        if foreign:
-            self._theirs[node.name] = node
-        elif node.reason != self._sent[node.name]:  # nobody's any more: a person gave it back
-            self._theirs.pop(node.name, None)
+        sent, theirs = self._open.get(node.name, (None, None))
+        if sent is not None:
+            given_back = node.reason != sent  # nobody's any more
+            self._open[node.name] = (sent, node if foreign else None if given_back else theirs)
 
     @property
     def nodes(self) -> tuple[str, ...]:
         """Nodes on which a person's reason stood while a write of ours was open."""
-        return tuple(self._theirs)
+        return tuple(name for name, (_, theirs) in self._open.items() if theirs is not None)
 
     def put_back(self, node: SlurmNode) -> NodeChange:
         """Give what puts a person's reason back over our own that came late; empty where ours did not come."""
-        theirs = self._theirs.get(node.name)
-        if theirs is None or not theirs.out or node.reason != self._sent.get(node.name):
+        sent, theirs = self._open.get(node.name, (None, None))
+        if theirs is None or not theirs.out or node.reason != sent:
             return NodeChange()
         return NodeChange("FAIL" if theirs.out == {"FAIL"} else "DRAIN", theirs.reason, theirs.extra)

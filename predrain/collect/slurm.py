@@ -44,7 +44,7 @@ def slurm(
 
         logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
         pause_s, timeout_s = (
-            duration_option(each, "--interval or --timeout").total_seconds() for each in (interval, timeout)
+            duration_option(given, "--interval or --timeout").total_seconds() for given in (interval, timeout)
         )
         if not re.fullmatch(r"[A-Za-z0-9.-]{1,60}", cluster):
             raise typer.BadParameter("use letters, digits, - and .", param_hint="--cluster")

@@ -12,7 +12,7 @@ from policy.fleet import JobView
 from scheduler.slurm.node import count_of
 from telemetry.collect.slurm.hostlist import expand_hostlist
 from telemetry.collect.slurm.jobs import job_name, whole_gpus
-from telemetry.collect.slurm.slurm_json import instant, number, words
+from telemetry.collect.slurm.slurm_json import instant, number, states_of
 
 HELD: Final = frozenset({
     "RUNNING", "SUSPENDED", "COMPLETING", "CONFIGURING", "STAGE_OUT", "RESIZING", "STOPPED", "SIGNALING",
@@ -119,7 +119,7 @@ def job_of(row: Mapping[str, Any], gres: str) -> SlurmJob | None:
 
     Raises ``ValueError`` if it cannot be told what it is or where it runs.
     """
-    states = frozenset(words(row.get("job_state")))
+    states = frozenset(states_of(row.get("job_state")))
     if not states:
         raise ValueError(f"job {row.get('job_id')} without a state")
     listed = row.get("nodes")

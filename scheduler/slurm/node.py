@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, Literal
 
-from telemetry.collect.slurm.slurm_json import instant, number, words
+from telemetry.collect.slurm.slurm_json import instant, number, states_of
 
 State = Literal["DRAIN", "FAIL", "UNDRAIN"]
 
@@ -107,7 +107,7 @@ def node_of(row: Mapping[str, Any], gres: str) -> SlurmNode:
     name = row.get("name")
     if not isinstance(name, str) or not name:
         raise ValueError(f"a node without a name: {str(row)[:80]}")
-    states = [*words(row.get("state")), *words(row.get("state_flags"))]
+    states = [*states_of(row.get("state")), *states_of(row.get("state_flags"))]
     reason, extra, weight = row.get("reason"), row.get("extra"), number(row.get("weight"))
     whole = isinstance(reason, str) and isinstance(extra, str) and weight is not None and bool(states)
     user = row.get("reason_set_by_user")

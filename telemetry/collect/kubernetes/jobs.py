@@ -33,6 +33,8 @@ _GROUP_LABELS: Final = (
 )
 # Whole jobs of several pods whose direct owner is only a part of them, outermost first.
 
+_UNTELLING: Final = (None, "", "Completed", "Error")
+
 log = logging.getLogger(__name__)
 
 Key = tuple[str, str, int]
@@ -204,8 +206,8 @@ def _requested(spec: Object, rules: KubernetesRules) -> int:
 
 
 def _claims(spec: Object, status: Object) -> tuple[str, ...]:
-    made = {each["name"]: each.get("resourceClaimName") for each in status.get("resourceClaimStatuses") or ()}
-    named = [each.get("resourceClaimName") or made.get(each["name"]) for each in spec.get("resourceClaims") or ()]
+    made = {claim["name"]: claim.get("resourceClaimName") for claim in status.get("resourceClaimStatuses") or ()}
+    named = [claim.get("resourceClaimName") or made.get(claim["name"]) for claim in spec.get("resourceClaims") or ()]
     # Newer servers make a claim of their own for extended resources; its GPUs are in the containers' requests already.
     return tuple(sorted({name for name in named if name}))
 
@@ -216,29 +218,28 @@ def _job(metadata: Object) -> str:
     labels = metadata.get("labels") or {}
     whole = next((labels[label] for label in _GROUP_LABELS if labels.get(label)), None)
     owners = metadata.get("ownerReferences") or ()
-    owner = next((each for each in owners if each.get("controller")), owners[0] if owners else None)
-    if whole is not None and (owner is None or owner["name"] != whole):
+    owner = next((owner for owner in owners if owner.get("controller")), owners[0] if owners else metadata)
+    if whole is not None and (owner is metadata or owner["name"] != whole):
         return f"{namespace}/{whole}"
-    if owner is not None:
-        return f"{namespace}/{owner['name']}/{owner['uid']}"
-    return f"{namespace}/{metadata['name']}/{metadata['uid']}"
+    return f"{namespace}/{owner['name']}/{owner['uid']}"
+
+
+def _terminations(status: Object) -> list[Object]:
+    states = [container.get("state") or {} for container in status.get("containerStatuses") or ()]
+    return [state.get("terminated") or {} for state in states]
 
 
 def _ended_ms(metadata: Object, status: Object) -> int | None:
     """When the last container ended, or, of a pod whose node never reported, when its failure was noted."""
-    states = [each.get("state") or {} for each in status.get("containerStatuses") or ()]
-    finished = [ms for each in states if (ms := timestamp_ms((each.get("terminated") or {}).get("finishedAt")))]
+    finished = [ms for end in _terminations(status) if (ms := timestamp_ms(end.get("finishedAt")))]
     if finished:
         return max(finished)
-    conditions = status.get("conditions") or ()
-    for kind in ("DisruptionTarget", "Ready", "ContainersReady"):
-        for condition in conditions:
-            good = "True" if kind == "DisruptionTarget" else "False"
-            if condition.get("type") == kind and condition.get("status") == good:
-                ms = timestamp_ms(condition.get("lastTransitionTime"))
-                if ms is not None:
-                    return ms
-    return timestamp_ms(metadata.get("deletionTimestamp"))
+    conditions = {
+        (condition.get("type"), condition.get("status")): condition for condition in status.get("conditions") or ()
+    }
+    telling = (("DisruptionTarget", "True"), ("Ready", "False"), ("ContainersReady", "False"))
+    stamps = [conditions[key].get("lastTransitionTime") for key in telling if key in conditions]
+    return next((ms for ms in map(timestamp_ms, [*stamps, metadata.get("deletionTimestamp")]) if ms), None)
 
 
 def _failure(status: Object) -> str:
@@ -248,9 +249,8 @@ def _failure(status: Object) -> str:
     for condition in status.get("conditions") or ():
         if condition.get("type") == "DisruptionTarget" and condition.get("status") == "True":
             return str(condition.get("reason") or "Disrupted")
-    ends = [(each.get("state") or {}).get("terminated") or {} for each in status.get("containerStatuses") or ()]
-    reasons = [str(end["reason"]) for end in ends if end.get("reason") and end["reason"] not in ("Completed", "Error")]
-    return reasons[0] if reasons else "Failed"
+    reasons = (str(end["reason"]) for end in _terminations(status) if end.get("reason") not in _UNTELLING)
+    return next(reasons, "Failed")
 
 
 def gpus_of(claim: Object, rules: KubernetesRules) -> int:

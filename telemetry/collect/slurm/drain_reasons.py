@@ -53,9 +53,9 @@ class ReasonRules(Section):
         return None
 
 
-def _not_denied(words: str) -> re.Pattern[str]:
+def _not_denied(choices: str) -> re.Pattern[str]:
     """Return an expression for any of some words, but not after "no", "not" or "without" in the same clause."""
-    return re.compile(rf"(?:^|[,;.])(?:(?!\b(?:no|not|without)\b)[^,;.])*?\b(?:{words})\b")
+    return re.compile(rf"(?:^|[,;.])(?:(?!\b(?:no|not|without)\b)[^,;.])*?\b(?:{choices})\b")
 
 
 # What is still to come ("needs RMA", "to be replaced") was not done when it was written; that the node is back says it

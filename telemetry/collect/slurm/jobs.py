@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar
 import pyarrow as pa
 
 from telemetry.collect.slurm.hostlist import expand_hostlist
-from telemetry.collect.slurm.slurm_json import instant, number, read_rows, text, words
+from telemetry.collect.slurm.slurm_json import instant, number, read_rows, states_of, text
 from telemetry.dataset.schema import JOBS
 from telemetry.milliseconds import to_ms
 
@@ -138,7 +138,7 @@ def _shared(total: int, nodes: int) -> tuple[int | None, ...]:
 
 
 def _remembered(row: Mapping[str, Any]) -> Job | None:
-    states = words(row.get("job_state"))
+    states = states_of(row.get("job_state"))
     started_at, ended_at = instant(row.get("start_time")), instant(row.get("end_time"))
     listed = text(row.get("nodes"))
     if not states or states[0] == "PENDING" or started_at is None or listed is None:

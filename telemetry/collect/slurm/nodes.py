@@ -10,7 +10,7 @@ from typing import Any, Final
 from telemetry.collect.event import Event
 from telemetry.collect.kernel_log.lines import BOOT
 from telemetry.collect.slurm.drain_reasons import ReasonRules
-from telemetry.collect.slurm.slurm_json import SlurmFormatError, instant, read_rows, text, words
+from telemetry.collect.slurm.slurm_json import SlurmFormatError, instant, read_rows, states_of, text
 
 SOURCE: Final = "slurm"
 OWN_PREFIX: Final = "predrain:"
@@ -68,7 +68,7 @@ def out_of_service(states: Iterable[str]) -> str | None:
 
 def _read_node(row: Mapping[str, Any]) -> NodeView | None:
     name = text(row.get("name"))
-    states = [*words(row.get("state")), *words(row.get("state_flags"))]  # one text up to 22.05, later a list
+    states = [*states_of(row.get("state")), *states_of(row.get("state_flags"))]  # one text up to 22.05, later a list
     if name is None or set(states) <= _UNKNOWN:
         return None
     out, booted_at = out_of_service(states), instant(row.get("boot_time"))

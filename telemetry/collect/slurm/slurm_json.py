@@ -53,11 +53,11 @@ def instant(value: object) -> datetime | None:
     return datetime.fromtimestamp(seconds, UTC)
 
 
-def words(value: object) -> list[str]:
+def states_of(value: object) -> list[str]:
     """Return states in upper case, from one text or a list of texts."""
     if isinstance(value, str):
         value = value.replace("+", " ").replace(",", " ").split()
-    return [str(word).upper() for word in value if str(word).strip()] if isinstance(value, list) else []
+    return [str(state).upper() for state in value if str(state).strip()] if isinstance(value, list) else []
 
 
 def text(value: object) -> str | None:

@@ -19,7 +19,8 @@ from serving.champion.model import ModelHolder
 from serving.champion.sources import ChampionCopy, NotNamedYet, held_folder
 from serving.http.limits import ServiceSettings
 from tests.models.small_models import fitted_models, rows
-from tests.serving.http.world import running, wait
+from tests.serving.http.world import running
+from tests.waiting import wait
 
 ROOT = Path(__file__).resolve().parents[3]
 FACTS = {"params": {"labels": {"horizon": "24h"}}}

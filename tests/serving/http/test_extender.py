@@ -16,7 +16,8 @@ from serving.http.extender import MOST_PRIORITY, filter_result, kept_nodes, prio
 from serving.http.limits import ServiceSettings
 from serving.scores.fleet import Fleet, state_of
 from serving.scores.reading import Scores
-from tests.serving.http.world import DECIDED, NOW, Running, record, running, small_fleet, wait, write_scores
+from tests.serving.http.world import DECIDED, NOW, Running, record, running, small_fleet, write_scores
+from tests.waiting import wait
 
 TIERS = ("clear", "watch", "elevated", "high")
 ORDER = {tier: place for place, tier in enumerate(TIERS)}

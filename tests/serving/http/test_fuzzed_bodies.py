@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from models.bundle.store import save_bundle
 from serving.http.limits import ServiceSettings
 from tests.models.small_models import COLUMNS, fitted_models
-from tests.serving.http.world import Client, Running, running, small_fleet, wait, write_scores
+from tests.serving.http.world import Client, Running, running, small_fleet, write_scores
+from tests.waiting import wait
 
 ARROW = "application/vnd.apache.arrow.stream"
 NAMES = [column.name for column in COLUMNS]

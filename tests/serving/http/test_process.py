@@ -23,17 +23,12 @@ from serving.logs import AccessLog
 from serving.server import serve
 from serving.service import Service
 from telemetry.errors import InputError
-from tests.serving.http.world import DECIDED, Client, record, routes_of, running, small_fleet, wait, write_scores
+from tests.serving.http.world import DECIDED, Client, record, routes_of, running, small_fleet, write_scores
+from tests.waiting import free_port, wait
 
 ROOT = Path(__file__).parents[3]
 COMMAND = [sys.executable, "-c", "from predrain.command import main; main()", "serve"]
 EXTENDER = ROOT / "deploy" / "kubernetes" / "kube-scheduler-extender.yaml"
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @contextmanager
@@ -148,6 +143,7 @@ def test_looking_nodes_up_imports_neither_pandas_nor_mlflow_nor_a_learner(tmp_pa
 import sys
 from pathlib import Path
 from tests.serving.http.world import running
+from tests.waiting import free_port, wait
 with running(Path({str(tmp_path)!r})) as service:
     client = service.client()
     client.get("/v1/nodes"), client.get("/v1/nodes/n1"), client.get("/metrics"), client.get("/openapi.json")

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.serving.http.world import DECIDED, NOW, Client, record, running, small_fleet, wait, write_scores
+from tests.serving.http.world import DECIDED, NOW, Client, record, running, small_fleet, write_scores
+from tests.waiting import wait
 
 
 def names(answer: dict[str, Any]) -> list[str]:

@@ -81,12 +81,6 @@ def test_one_damaged_record_refuses_the_decision(
     assert str(error.value) == f"a record is damaged: {what} ({path}, line 2). {DO}"
 
 
-def test_a_unit_that_comes_twice_refuses_the_decision(tmp_path: Path) -> None:
-    write_scores(tmp_path, [record("a", "n", 0.1), record("a", "m", 0.2)])
-    with pytest.raises(InputError, match="unit 'a' comes twice"):
-        read_scores(tmp_path)
-
-
 @pytest.mark.parametrize(
     ("pointer", "what"),
     [
@@ -107,11 +101,15 @@ def test_a_pointer_that_cannot_be_followed_is_said(tmp_path: Path, pointer: str,
 def test_a_file_that_was_cut_short_is_damaged(tmp_path: Path) -> None:
     write_scores(tmp_path, small_fleet())
     path = next(tmp_path.glob("decisions/*/risks.jsonl"))
-    path.write_bytes(path.read_bytes()[:-100])
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-100])
     with pytest.raises(InputError, match="a record is damaged"):
         read_scores(tmp_path)
     path.write_bytes(b"")
     with pytest.raises(InputError, match="the decision holds no record"):
+        read_scores(tmp_path)
+    path.write_bytes(whole + whole.splitlines(keepends=True)[0])
+    with pytest.raises(InputError, match="unit 'GPU-n1-0' comes twice"):
         read_scores(tmp_path)
 
 

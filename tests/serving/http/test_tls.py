@@ -10,7 +10,8 @@ import pytest
 
 from features.errors import InputError
 from serving.server import Tls
-from tests.serving.http.world import running, small_fleet, wait, write_scores
+from tests.serving.http.world import running, small_fleet, write_scores
+from tests.waiting import wait
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
 

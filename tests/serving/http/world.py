@@ -5,8 +5,7 @@ import http.client
 import json
 import shutil
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from serving.logs import AccessLog
 from serving.server import Tls, serve
 from serving.service import Service
 from telemetry.atomic import write_bytes
+from tests.waiting import wait
 
 NOW = datetime(2026, 1, 1, 7, tzinfo=UTC)
 DECIDED = datetime(2026, 1, 1, 6, tzinfo=UTC)
@@ -174,15 +174,6 @@ def running(scores: Path, *, wait_for_scores: bool = True, tls: Tls | None = Non
         stop.set()
         thread.join(30)
         assert not thread.is_alive()
-
-
-def wait(what: Callable[[], Any], seconds: float = 60) -> Any:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if found := what():
-            return found
-        time.sleep(0.01)
-    raise AssertionError("it did not come about")
 
 
 def routes_of(app: FastAPI) -> list[APIRoute]:

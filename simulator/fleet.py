@@ -27,14 +27,10 @@ _DRIVERS = ("550.54.15", "550.127.08", "570.124.06", "570.172.08", "580.65.06", 
 class Clock:
     """The simulated time: all instants in int64 milliseconds since the epoch."""
 
-    start: int
-    """First sample, at 00:00 UTC."""
+    start: int  # First sample, at 00:00 UTC
     days: int
-    """Length in days."""
-    step: int
-    """Sample interval, ms."""
-    warm_up_days: int
-    """Days simulated before ``start``."""
+    step: int  # Sample interval
+    warm_up_days: int  # Simulated before ``start``
 
     @property
     def end(self) -> int:

@@ -178,10 +178,3 @@ def test_a_full_disk_leaves_the_old_fleet_and_its_truth(tmp_path: Path, monkeypa
     with pytest.raises(InputError, match="the disk is full"):
         simulate(tmp_path / "d", seed=2, **SMALL)
     assert content(tmp_path) == before
-
-
-def test_progress_ends_at_its_total(tmp_path: Path) -> None:
-    seen: list[tuple[int, int]] = []
-    simulate(tmp_path / "d", seed=1, progress=lambda done, total: seen.append((done, total)), **SMALL)
-    assert seen[-1][0] == seen[-1][1] > 0
-    assert [done for done, _ in seen] == sorted(done for done, _ in seen)

@@ -11,7 +11,6 @@ from telemetry.dataset.channels import CATALOGUE
 from telemetry.dataset.layout import (
     day_digests,
     footer,
-    normal_form,
     read_day_digests,
     read_part,
     sort_samples,
@@ -49,16 +48,6 @@ def table_of(rows) -> pa.Table:
 
 def day_of(row) -> int:
     return 20_000 + row[0] * 18_000_000 // DAY_MS
-
-
-@settings(max_examples=100, deadline=None)
-@given(rows=rows_strategy, data=st.data())
-def test_a_day_has_one_digest_whatever_else_a_table_holds(rows, data):
-    found = day_digests(table_of(rows))
-    assert set(found) == {day_of(row) for row in rows}
-    chosen = data.draw(st.sampled_from(sorted(found)))
-    alone = normal_form(table_of([row for row in rows if day_of(row) == chosen]))
-    assert day_digests(alone) == {chosen: found[chosen]}
 
 
 @settings(max_examples=100, deadline=None)

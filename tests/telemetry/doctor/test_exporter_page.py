@@ -19,8 +19,6 @@ from telemetry.errors import InputError
 from telemetry.http import Answer, Connection
 from tests.telemetry.doctor.looks import H100, NOW, labels, page
 
-REAL = Path(__file__).resolve().parents[4] / "shared" / "data" / "dcgm-exporter" / "l4-driver-580.prom"
-
 SENTINEL = 9223372036854775794.0
 ONE = {"gpu_temp_c": 40.0}
 OLD = f" {int((NOW - timedelta(minutes=20)).timestamp() * 1000)}"
@@ -37,15 +35,6 @@ def test_a_whole_page_shows_every_channel_that_dcgm_has() -> None:
     assert {each.gpus for each in seen.channels.values()} == {2}
     assert (seen.units, seen.nodes, dict(seen.models)) == (2, 1, {H100: 2})
     assert seen.facts["time stamps on lines"] == "none"
-
-
-@pytest.mark.skipif(not REAL.exists(), reason="the shared data folder is not here")
-def test_the_real_page_is_explained_to_the_last_metric() -> None:
-    seen = observe_file(REAL, channels=CATALOGUE, now=NOW)
-    assert seen.unknown == ()
-    assert seen.xid_events is False
-    assert len(seen.channels) == 22
-    assert dict(seen.models) == {"NVIDIA L4": 1}
 
 
 def test_sentinels_are_no_values() -> None:

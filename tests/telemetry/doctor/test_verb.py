@@ -43,15 +43,6 @@ def test_a_page_that_lacks_what_precedes_failures_exits_with_1_and_says_what_to_
     assert "The importance of channels is not known: no backtest and no bundle were given." in out
 
 
-def test_json_for_programs() -> None:
-    Path("page.prom").write_text(page({"gpu_temp_c": 40.0}))
-    code, out, _ = run("page.prom", "--json")
-    told = json.loads(out)
-    assert code == 1
-    assert told["channels"]["gpu_temp_c"]["status"] == "ok"
-    assert told["importance"] is None
-
-
 def test_a_bundle_beside_says_what_the_model_uses() -> None:
     Path("data/models/candidate").mkdir(parents=True)
     features = [{"group": "telemetry", "channel": "gpu_temp_c", "name": "f"}]
@@ -60,6 +51,8 @@ def test_a_bundle_beside_says_what_the_model_uses() -> None:
     code, out, _ = run("page.prom")
     assert code == 0, out
     assert "gpu_temp_c*" in out
+    code, out, _ = run("page.prom", "--json")
+    assert json.loads(out)["channels"]["gpu_temp_c"]["status"] == "ok"
 
 
 def test_the_page_of_channels_is_up_to_date() -> None:

@@ -1,17 +1,13 @@
 from __future__ import annotations
 
-import itertools
 import os
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
 from filelock import FileLock
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 import telemetry.dataset.parts
 import telemetry.landing.compaction
@@ -326,28 +322,3 @@ def test_a_fold_killed_anywhere_loses_nothing_and_counts_nothing_twice(tmp_path:
             break
     assert killed >= 5
     assert done == 7
-
-
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    cuts=st.lists(st.integers(0, 79), max_size=4),
-    resets=st.lists(st.integers(1, 79), max_size=3),
-    seed=st.integers(0, 1000),
-)
-def test_a_counter_rises_the_same_however_its_samples_are_cut_into_folds(
-    cuts: list[int], resets: list[int], seed: int, tmp_path_factory: pytest.TempPathFactory
-):
-    folder = tmp_path_factory.mktemp("cut")
-    rises = np.random.default_rng(seed).integers(0, 5, 80)
-    values = np.zeros(80)
-    for index in range(80):
-        values[index] = rises[index] if index == 0 or index in resets else values[index - 1] + rises[index]
-    frame = raw(gpus=1, times=80).assign(ecc_sbe_volatile_total=values)
-    expected = sum(now - before if now >= before else now for before, now in itertools.pairwise(values))
-    edges = sorted({0, *cuts, 80})
-    for start, end in itertools.pairwise(edges):
-        land(folder, frame.iloc[start:end])
-        fold(folder)
-    samples = samples_of(folder)
-    assert samples["ecc_sbe_volatile_total_rise"].sum() == expected
-    assert samples["sample_count"].sum() == 80

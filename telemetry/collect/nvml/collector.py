@@ -178,7 +178,7 @@ class Collector:
                 _LOG.error("writing waits, and what was heard is held in memory (logged once): %s", error)
             self._blocked = True
             return
-        if self._blocked:
+        if self._blocked and not self._rows:
             self._blocked = False
             _LOG.info("writing goes on")
 

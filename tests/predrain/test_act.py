@@ -98,15 +98,6 @@ def test_act_then_ask_then_replay_then_undo(place):
     assert len(node(place)["taints"]) == 2
 
 
-def test_the_kill_switch_stops_everything_new(place):
-    assert "kill switch on" in run(*ACT, "--kill").stderr
-    assert "nothing to do" in run(*GO).stdout
-    assert len(node(place)["taints"]) == 1
-    assert "kill switch off" in run(*ACT, "--resume").stderr
-    run(*GO)
-    assert len(node(place)["taints"]) == 2
-
-
 def test_a_damaged_ledger_stops_it_and_does_not_stop_the_undoing(place):
     run(*GO)
     (place / "ledger.db").write_bytes(b"no ledger" * 1000)

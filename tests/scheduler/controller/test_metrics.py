@@ -119,18 +119,11 @@ def test_a_port_that_is_taken_is_refused():
         pass
 
 
-def test_who_cannot_ask_for_the_lease_does_not_say_that_it_holds_it():
-    cluster = Cluster()
-    cluster.scheduler.faults.plan("refused", "hold_lease")
-    report, metrics = cluster.round(), RoundMetrics(ManualClock(T0), STEP, STEP)
-    assert report.failed
-    metrics.note(report, 0.1)
-    assert values(metrics.exposition())["predrain_act_leader"] == 0
-
-
-def test_rounds_that_fail_are_counted():
-    cluster = Cluster()
-    cluster.scheduler.faults.plan("refused", "read_fleet")
-    metrics = RoundMetrics(ManualClock(T0), STEP, STEP)
+@pytest.mark.parametrize("call", ["hold_lease", "read_fleet"])
+def test_a_round_that_fails_is_counted_and_who_cannot_ask_for_the_lease_does_not_hold_it(call):
+    cluster, metrics = Cluster(), RoundMetrics(ManualClock(T0), STEP, STEP)
+    cluster.scheduler.faults.plan("refused", call)
     metrics.note(cluster.round(), 0.1)
-    assert values(metrics.exposition())["predrain_act_rounds_total result=failed"] == 1
+    counts = values(metrics.exposition())
+    assert counts["predrain_act_rounds_total result=failed"] == 1
+    assert counts["predrain_act_leader"] == (call != "hold_lease")

@@ -29,6 +29,8 @@ def test_the_newest_scores_are_read_by_node_with_model_and_age(tmp_path):
     assert score.reasons == ("errors rise",)
     assert risks.nodes["n0"][1].score.risk is None
     assert (risks.model.version, risks.decided_at, risks.model_fitted_at.day) == (4, T0, 20)
+    write(tmp_path, record("g0", "n0", 0.2), model={"fitted_at": "yesterday"})
+    assert reading(tmp_path).read().model_fitted_at is None
 
 
 def test_scores_are_read_again_only_when_a_newer_decision_is_there(tmp_path):
@@ -69,13 +71,6 @@ def test_damaged_scores_are_refused_with_the_place(tmp_path, file, change, words
     target.write_text(change(target.read_text()))
     with pytest.raises(SourceError, match=words):
         reading(tmp_path).read()
-
-
-def test_without_an_age_the_models_age_is_not_known(tmp_path):
-    write(tmp_path, record("g0", "n0", 0.2), model={"fitted_at": "yesterday"})
-    assert reading(tmp_path).read().model_fitted_at is None
-    assert json.loads((tmp_path / "latest.json").read_text())["decision"] == "20260301T000000Z"
-    assert timedelta(hours=6) == STEP
 
 
 @pytest.mark.parametrize(

@@ -296,24 +296,6 @@ def test_a_publisher_publishes_and_can_do_no_more(cluster: KubernetesCluster) ->
         assert cluster.server.request(method, path, {}, user="actuator", check=False)[0] == 403
 
 
-def test_without_the_right_to_patch_pods_who_asks_by_annotation_is_held(cluster: KubernetesCluster) -> None:
-    cluster.deploy("train", 1, 8, annotations={"predrain.io/checkpoint": "annotation"})
-    (pod,) = cluster.running("train", 1)
-    binding = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings/predrain-checkpoint"
-
-    def held() -> str | None:
-        (workload,) = KubernetesWorkloads(Replica(cluster, "one").scheduler).on_node(pod["spec"]["nodeName"])
-        return workload.held
-
-    assert held() is None
-    cluster.server.request("DELETE", binding)
-    try:
-        wait(lambda: "may not patch pods in namespace default: apply deploy/kubernetes/checkpoint" in (held() or ""))
-    finally:
-        cluster.server.apply(DIAGNOSTIC.with_name("checkpoint-rbac.yaml"))
-    wait(lambda: held() is None)
-
-
 def test_an_eviction_or_request_never_meets_a_pod_that_came_later(cluster: KubernetesCluster) -> None:
     cluster.deploy("train", 1, 8)
     (pod,) = cluster.running("train", 1)

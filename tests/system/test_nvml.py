@@ -4,12 +4,10 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -171,16 +169,6 @@ def test_one_reading_has_every_value_in_our_units(node: Node) -> None:
     assert node.rows("events") == []
 
 
-def test_what_a_device_does_not_have_is_null_and_what_fails_is_counted(node: Node) -> None:
-    node.set(**{"0.power": None, "0.temperature": "!999", "0.field.82": None, "1.reasons": None})
-    run = node.once()
-    assert run.returncode == 0, run.stderr
-    assert json.loads(run.stdout)["read_errors"] == {"unknown": 2}
-    row, other = node.rows("samples")
-    assert (row["power_w"], row["gpu_temp_c"], row["mem_temp_c"]) == (None, None, None)
-    assert (other["gpu_temp_c"], other["clocks_event_reasons"]) == (41.0, None)
-
-
 @pytest.mark.parametrize(
     ("lines", "env", "words"),
     [
@@ -279,36 +267,3 @@ def _runs(pid: str) -> bool:
         return b"telemetry.collect.nvml.child" in Path(f"/proc/{pid}/cmdline").read_bytes()
     except (FileNotFoundError, ProcessLookupError):
         return False
-
-
-def test_the_service_gets_everything_once_though_it_comes_late_and_is_killed(node: Node, daemons: Start) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    tokens = node.folder / "tokens"
-    tokens.write_text("s3cret-" * 8 + "\n")
-
-    live = node.folder / "fleet.live"
-    listen = [*PREDRAIN, "collect", "receive", "--dataset", str(node.folder / "fleet"), "--listen", f"127.0.0.1:{port}"]
-
-    def arrived(events: int) -> bool:
-        return len(node.rows("events", live)) >= events
-
-    daemons("--push", f"http://127.0.0.1:{port}", "--bearer-token-file", str(tokens))
-    wait(lambda: "pushing waits" in node.log())
-    node.set(xid="1:0:79")
-    wait(lambda: node.rows("events"))
-    for heard in (1, 3, 5):
-        server = subprocess.Popen([*listen, "--tokens", str(tokens)], cwd=node.folder, stderr=subprocess.DEVNULL)
-        try:
-            wait(partial(arrived, heard))
-            node.set(xid=f"{heard + 1}:1:48")
-            wait(partial(arrived, heard + 1))
-        finally:
-            server.kill()
-            server.wait(120)
-        node.set(xid=f"{heard + 2}:0:31")
-        wait(lambda: node.rows("events"))
-    codes = [event["code"] for event in sorted(node.rows("events", live), key=lambda event: event["timestamp"])]
-    assert codes == ["79", "48", "31", "48", "31", "48"]
-    assert "s3cret" not in node.log()

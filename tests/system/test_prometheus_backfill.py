@@ -125,20 +125,6 @@ def test_killed_anywhere_it_goes_on_without_gaps_or_duplicates(fleet: Fleet, tmp
     assert_same_telemetry(fleet, out)
 
 
-def test_a_server_with_a_low_limit_is_asked_for_less(fleet: Fleet, tmp_path: Path) -> None:
-    # 6 h of 12 GPUs are 432 samples of a metric; the limit asks for halves, then for quarters.
-    copy = fleet.data.with_name("limited")
-    subprocess.run(["cp", "-r", fleet.data, copy], check=True, timeout=300)
-    (copy / "lock").unlink(missing_ok=True)
-    with prometheus(copy, arguments=["--query.max-samples=150"]) as limited:
-        collect(limited.url, tmp_path / "out", start="2026-01-10T00:00:00Z", end="2026-01-13T00:00:00Z")
-    mine = samples_of(fleet.truth)
-    expected = mine[mine["timestamp"].between("2026-01-10T00:00:00Z", "2026-01-13T00:00:00Z")].reset_index(drop=True)
-    got = samples_of(Dataset.open(tmp_path / "out"))
-    assert [name for name in expected if name in got and not same_values(expected[name], got[name])] == []
-    assert len(got) == len(expected)
-
-
 @contextmanager
 def victoria_metrics(data: Path, *arguments: str) -> Iterator[str]:
     """Run VictoriaMetrics until the block ends; yields its address."""

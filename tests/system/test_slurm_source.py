@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 import subprocess
 import sys
 import tempfile
@@ -104,29 +103,3 @@ def test_drains_a_job_and_a_killed_controller(cluster: SlurmCluster, tmp_path: P
     )
     assert timedelta(seconds=2) <= done["ended_at"] - done["started_at"] <= timedelta(seconds=60)
     cluster.update("n2", state="resume")
-
-
-def test_following_lands_what_it_holds_and_leaves_on_a_signal(cluster: SlurmCluster, tmp_path: Path):
-    dataset = tmp_path / "fleet"
-    process = subprocess.Popen(
-        [PREDRAIN, "collect", "slurm", "--dataset", str(dataset), "--interval", "1s", "--json"],
-        env=cluster.environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        state = dataset.with_name("fleet.live") / "state" / "slurm-default.json"
-        cluster.wait(state.exists)
-        cluster.update("n2", state="drain", reason="cooling")
-        cluster.wait(lambda: len(told(dataset)) == 1)
-        cluster.kill("n1")  # a node that stops answering is down after SlurmdTimeout
-        cluster.wait(lambda: any(row[:3] == ("n1", "drain", "down") for row in told(dataset)))
-        process.send_signal(signal.SIGTERM)
-        out, err = process.communicate(timeout=300)
-    finally:
-        process.kill()
-        process.wait()
-    assert process.returncode == 0, err
-    assert json.loads(out)["events"] == 2
-    assert told(dataset)[0] == ("n2", "drain", "drain", "cooling [root]", "slurm")

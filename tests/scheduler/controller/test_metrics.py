@@ -100,15 +100,6 @@ def test_the_page_is_served_and_says_when_rounds_have_stopped():
         assert get("/healthz") == (503, "no round has ended for 420 s\n")
 
 
-@pytest.mark.parametrize("address", ["9220", "127.0.0.1:", "127.0.0.1:99999", "127.0.0.1:x"])
-def test_an_address_that_is_none_is_refused(address):
-    with (
-        pytest.raises(InputError, match="no address to listen on"),
-        listening(RoundMetrics(ManualClock(T0), STEP, STEP), address),
-    ):
-        pass
-
-
 def test_a_port_that_is_taken_is_refused():
     page = RoundMetrics(ManualClock(T0), STEP, STEP)
     with (

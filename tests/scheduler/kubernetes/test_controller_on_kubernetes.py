@@ -286,22 +286,3 @@ def test_an_answer_of_200_that_is_something_else_would_be_taken_for_done_and_tel
         fleet.round()
         assert fleet.ours("n0") == ["PreferNoSchedule"], "nothing was taken for gone, or for a person's hand"
         assert fleet.ours("n2") == ["NoSchedule"]
-
-
-def test_who_opts_a_node_out_between_two_writes_of_ours_is_heeded() -> None:
-    world = World()
-    add(world, *(node(name) for name in NAMES))
-    with served(world) as cluster:
-        fleet = Fleet(cluster, world)
-        opted = {"predrain.io/managed": "false"}
-        world.fail(
-            "PATCH", "nodes/n1/status$", MEANWHILE, after=True,
-            then=lambda: world.edit("/api/v1/nodes/n1", lambda each: each["metadata"]["labels"].update(opted)),
-        )  # fmt: skip
-        fleet.scored(n1=0.9)
-        report = fleet.round()
-        assert [(step.outcome, step.words) for step in report.steps] == [
-            ("done", ""), ("skipped", "it opted out (predrain.io/managed=false)"),
-            ("skipped", "an earlier step on the node was not confirmed"),
-        ]  # fmt: skip
-        assert fleet.ours("n1") == []

@@ -13,7 +13,6 @@ import pytest
 from policy.config import PolicyConfig
 from policy.fleet import Fact, JobView, Level, Marks, NodeView, Published, Score, Signals, UnitView
 from policy.plan import PolicyState
-from scheduler.ledger.export import drain_events, write_events
 from scheduler.ledger.reader import LedgerReader
 from scheduler.ledger.sqlite_ledger import SqliteLedger, fleet_of, inputs_of
 from scheduler.ports.readings import Switches
@@ -22,7 +21,6 @@ from scheduler.ports.risks import Facts
 from telemetry.errors import InputError
 from tests.policy.decide_world import STEP, T0
 from tests.scheduler.cluster import Cluster, without_our_taints
-from tests.scheduler.faults import Crash
 
 
 @pytest.fixture
@@ -181,21 +179,6 @@ def test_scores_and_settings_that_did_not_change_are_kept_once(file):
     assert (rounds, configs) == (3, 1)
 
 
-def test_a_ledger_with_unsettled_calls_is_settled_by_the_next_process(file):
-    cluster = Cluster(ledger=SqliteLedger(file))
-    cluster.scored(n1=0.9)
-    cluster.scheduler.faults.plan("crash_before", "apply", skip=2)
-    with pytest.raises(Crash):
-        cluster.round()
-    cluster.ledger.close()
-    cluster.ledger = SqliteLedger(file)
-    cluster.clock.move(timedelta(minutes=1))
-    cluster.restart()
-    cluster.round()
-    calls = [call for each in LedgerReader(file).why("n1") for call in each["calls"] if call["verb"] == "drain"]
-    assert [(call["answer"], call["confirmed"]) for call in calls] == [("done", True), ("not_found", False)]
-
-
 def test_a_newer_foreign_or_damaged_file_is_refused(file, tmp_path):
     history(file)
     link = sqlite3.connect(file)
@@ -230,24 +213,6 @@ def test_a_ledger_with_overwritten_pages_is_refused(file):
     file.write_bytes(content)
     with pytest.raises(InputError, match="the ledger is damaged"):
         SqliteLedger(file)
-
-
-def test_our_drains_and_releases_become_events_that_an_import_reads(file, tmp_path):
-    import pyarrow.parquet as pq
-
-    from telemetry.dataset.schema import EVENTS
-
-    history(file)
-    events = drain_events(LedgerReader(file).marks())
-    assert [(each["node"], each["code"]) for each in events if each["node"] == "n1"] == [
-        ("n1", "high"),
-        ("n1", "release"),
-    ]
-    assert {each["source"] for each in events} == {"predrain"}
-    out = tmp_path / "drains.parquet"
-    write_events(events, out)
-    assert pq.read_table(out).schema.equals(EVENTS)
-    assert pq.read_table(out).num_rows == len(events)
 
 
 def test_a_ledger_that_is_deleted_under_its_writer_would_record_into_nothing_and_stops_what_is_new(file):

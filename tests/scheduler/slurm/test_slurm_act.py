@@ -1,39 +1,73 @@
-"""`predrain act --scheduler slurm`, as an operator uses it."""
+"""`predrain act --scheduler slurm`, as an operator uses it: marks, emptied nodes with commands as hooks, undoing."""
 
 from __future__ import annotations
 
 import json
+import sys
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
 from predrain.command import app
+from telemetry.dataset.schema import EVENTS
 from tests.scheduler.score_files import record, write
 from tests.scheduler.slurm.fake_slurm import FakeSlurm, job_row
 
-SETTINGS = """
+POLICY = """
 policy:
   thresholds: {watch: 0.1, elevated: 0.3, high: 0.6}
   hysteresis: {rise_after: 1}
   stages: {pinned: {c/g: hard}}
   budget: {disruption_budgets: [], rate_limits: []}
-  cost_benefit: {always: true}
+  cost_benefit: {always: true, may_wait: false}
 """
-SECTION = "slurm: {{folder: '{shared}', cluster: c, bin_dir: '{bin}'}}\n"
+SLURM = "slurm: {folder: PLACE/shared, cluster: c, bin_dir: PLACE/bin}\n"
+EVACUATION = """
+controller: {lease: 20s}
+evacuation:
+  enabled: true
+  checkpoint: {default: command, command: {argv: [PLACE/hook]}}
+  verification: {method: command, command: {argv: [PLACE/hook]}}
+"""
+HOOK = """
+import json, pathlib, sys
+payload = json.load(sys.stdin)
+with open("PLACE/told", "a") as file:
+    file.write(json.dumps([sys.argv[1:], payload]) + "\\n")
+if payload["kind"] == "checkpoint":
+    sys.exit(0 if pathlib.Path("PLACE/written").exists() else 75)
+if payload["step"] == "result":
+    print(json.dumps({"state": "passed", "node": payload["node"], "key": payload["key"], "message": "level 3"}))
+"""
 
 
 @pytest.fixture
-def fake(tmp_path, monkeypatch) -> FakeSlurm:
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
     monkeypatch.chdir(tmp_path)
     made = FakeSlurm(tmp_path / "bin", nodes=12)
     made.tell(jobs=[job_row(5, "n3")])
     (tmp_path / "shared").mkdir()
-    (tmp_path / "act.yaml").write_text(SETTINGS + SECTION.format(shared=tmp_path / "shared", bin=made.folder))
+    settings(tmp_path, POLICY + SLURM)
     now = datetime.now(UTC).replace(minute=0, second=0, microsecond=0)
     records = [record(f"gpu{i}", f"n{i}", 0.9 if i == 3 else 0.01, now) for i in range(12)]
     write(tmp_path / "scores", *records, at=now, model={"fitted_at": (now - timedelta(days=1)).isoformat()})
     return made
+
+
+@pytest.fixture
+def place(fake: FakeSlurm, tmp_path: Path) -> Path:
+    """The same, with nodes that are emptied."""
+    settings(tmp_path, POLICY + SLURM + EVACUATION)
+    (tmp_path / "hook").write_text(f"#!{sys.executable}\n" + HOOK.replace("PLACE", str(tmp_path)))
+    (tmp_path / "hook").chmod(0o755)
+    return tmp_path
+
+
+def settings(place: Path, text: str) -> None:
+    (place / "act.yaml").write_text(text.replace("PLACE", str(place)))
 
 
 ACT = ("act", "--scheduler", "slurm", "--settings", "act.yaml")
@@ -44,6 +78,11 @@ def run(*args, code=0):
     result = CliRunner().invoke(app, list(args))
     assert result.exit_code == code, (result.output, result.exception)
     return result
+
+
+def told(place):
+    lines = (place / "told").read_text().splitlines() if (place / "told").exists() else []
+    return [json.loads(line) for line in lines]
 
 
 def test_act_then_kill_then_undo(fake):
@@ -73,10 +112,60 @@ def test_a_slurm_that_is_not_known_is_told_and_left_alone(fake):
 
 
 def test_what_is_missing_is_named(fake, tmp_path):
-    (tmp_path / "act.yaml").write_text(SETTINGS)
+    settings(tmp_path, POLICY)
     assert "the settings have no section slurm (--settings)" in run(*GO, code=1).stderr
-    (tmp_path / "act.yaml").write_text(SETTINGS + SECTION.format(shared=tmp_path / "gone", bin="/bin"))
+    settings(tmp_path, POLICY + SLURM.replace("shared", "gone"))
     assert "there is no folder for the controllers' state here" in run(*GO, code=1).stderr
-    (tmp_path / "act.yaml").write_text(SETTINGS + "slurm: {folder: /x, hard_stat: fail}\n")
+    settings(tmp_path, POLICY + "slurm: {folder: /x, hard_stat: fail}\n")
     assert "did you mean 'hard_state'?" in run(*GO, code=1).stderr
     assert "goes with --scheduler file only" in run(*GO, "--cluster", "x", code=2).stderr
+
+
+def test_from_the_risk_to_the_release_with_commands_as_hooks(fake, place):
+    shown = run(*GO, "--dry-run").stdout
+    assert "would    evict 5 on n3: after a checkpoint by command" in shown
+    assert told(place) == []
+
+    assert "waiting  checkpoint 5 on n3: exit code 75" in run(*GO).stdout
+    run(*GO)
+    (place / "written").touch()
+    gone = run(*GO).stdout
+    assert "done     checkpoint 5 on n3" in gone
+    assert "done     evict 5 on n3" in gone
+    assert ["scontrol", "requeue", "5"] in [call[:3] for call in fake.calls]
+    fake.tell(jobs=[])
+    assert "done     empty n3" in run(*GO).stdout
+    assert "passed   verify n3: level 3" in run(*GO).stdout
+    assert "done     release n3" in run(*GO).stdout
+    left = fake.told["nodes"][3]
+    assert (left["state"], left["reason"], left["extra"]) == (["IDLE"], "", "")
+
+    assert len({argv[1] for argv, payload in told(place) if payload["kind"] == "checkpoint"}) == 1
+    why = run("ledger", "why", "n3").stdout
+    for words in ("checkpoint 5 through command: done", "evict 5 through scheduler: done", "verified: pass"):
+        assert words in why
+    kinds = [each["kind"] for each in json.loads(run("ledger", "why", "n3", "--json").stdout)["work"]]
+    assert kinds == ["began", "checkpoint", "acknowledged", "evict", "empty", "verify", "verified", "ended"]
+    run("ledger", "export", "--out", "own.parquet")
+    exported = pq.read_table("own.parquet")
+    assert exported.schema.equals(EVENTS)
+    events = exported.to_pylist()
+    assert [(each["type"], each["gpu"], each["code"], each["source"]) for each in events] == [
+        ("drain", None, "high", "predrain"),
+        ("drain", None, "release", "predrain"),
+        ("diagnostic", "gpu3", "pass", "verification"),
+    ]
+
+
+def test_a_cluster_whose_workloads_nobody_tells_is_not_emptied_and_that_is_said(place):
+    nodes = [{"name": f"n{i}", "cluster": "c", "group": "g", "units": [f"gpu{i}"]} for i in range(12)]
+    (place / "cluster.json").write_text(json.dumps({"format": 1, "nodes": nodes}))
+    file = ("act", "--cluster", "cluster.json", "--settings", "act.yaml")
+    failed = run(*file, "--scores", "scores", code=1)
+    assert "evacuation.enabled is true, and nothing tells what runs on the nodes (cluster.json)." in failed.stderr
+    run(*file, "--release-all")
+
+
+def test_a_diagnostic_that_the_scheduler_cannot_start_is_refused_at_once(place):
+    settings(place, (place / "act.yaml").read_text().replace("method: command", "method: scheduler"))
+    assert "this scheduler starts no diagnostics here (Slurm c)" in run(*GO, code=1).stderr

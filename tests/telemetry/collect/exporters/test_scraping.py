@@ -110,18 +110,6 @@ def test_a_byte_a_second_ends_with_the_timeout() -> None:
     assert failure(handler, timeout_s=0.3).kind == "timeout"
 
 
-def test_nobody_listens() -> None:
-    async def work() -> ScrapeError:
-        server = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
-        port = server.sockets[0].getsockname()[1]
-        server.close()
-        with pytest.raises(ScrapeError) as caught:
-            await Scraper(Connection("http://targets"), timeout_s=60).fetch(f"http://127.0.0.1:{port}/metrics")
-        return caught.value
-
-    assert str(asyncio.run(work())) == "unreachable: ConnectError: connection refused"
-
-
 def test_an_endless_page_is_refused_before_it_has_arrived() -> None:
     async def handler(_: bytes, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")

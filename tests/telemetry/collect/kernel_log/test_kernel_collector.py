@@ -115,22 +115,3 @@ def test_rows_that_could_not_land_are_not_lost_by_the_next_commit(tmp_path: Path
                 outbox.commit({"at": 2}, events=two)
         outbox.commit({"at": 2}, events=two)
     assert [row["node"] for row in landed(where)] == ["n1", "n2"]
-
-
-def test_a_signal_ends_it_with_everything_landed(tmp_path: Path):
-    where = landing(tmp_path)
-    calls = 0
-
-    def stop(_seconds: float) -> bool:
-        nonlocal calls
-        calls += 1
-        return calls > 1
-
-    with Outbox(where, "kernel-log") as outbox:
-        source = ScriptedSource([[xid(1)], [xid(2)], [xid(3)]], {})
-        collect_kernel_log(
-            outbox, lambda _position: source, node="n1", fixed=True, clock=Clock(), stop=stop, once=False
-        )
-        assert outbox.position["source"] == {"at": 2}
-    assert source.closed
-    assert len(landed(where)) == 2

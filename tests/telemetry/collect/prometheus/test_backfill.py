@@ -20,7 +20,6 @@ from tests.telemetry.collect.prometheus.fake_prometheus import (
     Asked,
     FakePrometheus,
     Reply,
-    error,
     gpu_labels,
 )
 
@@ -85,23 +84,6 @@ def test_a_finished_backfill_asks_for_no_sample_again_and_a_longer_one_only_for_
     assert (len(fake.queries()), again.samples, again.chunks_before) == (before, 0, 5)
     fetch()
     assert len(fake.queries()) == before + 2 * 2
-    assert told(landed(tmp_path), "gpu_temp_c") == expected
-
-
-@pytest.mark.parametrize("failing", [0, 5])
-def test_a_run_that_dies_goes_on_without_gaps_or_duplicates(
-    fake: FakePrometheus, fetch: Fetch, tmp_path: Path, failing: int
-) -> None:
-    expected = fill(fake)
-
-    def break_later(asked: Asked) -> Reply | None:
-        return error(403, "enough") if "query" in asked.parameters and len(fake.queries()) > failing else None
-
-    fake.fault = break_later
-    with pytest.raises(InputError, match="denies access"):
-        fetch(concurrency=1)
-    fake.fault = None
-    fetch()
     assert told(landed(tmp_path), "gpu_temp_c") == expected
 
 

@@ -64,16 +64,3 @@ def test_events_are_those_of_looking_at_every_sample(
 ) -> None:
     watched = set(range(96))  # a GPU that is always there
     assert follow(series, watched, sorted(set(cuts)), saved=saved) == slowly(series, watched)
-
-
-def test_known_at_is_the_time_and_the_delay() -> None:
-    follower = XidCounts(timedelta(minutes=3))
-    (row,) = follower.follow(
-        [XidCount("GPU-0", "n1", 79)],
-        np.zeros(2, np.int32),
-        np.array([0, MINUTE]),
-        np.array([1.0, 3.0]),
-        watched={},
-    ).to_pylist()
-    assert row["known_at"] - row["timestamp"] == timedelta(minutes=3)
-    assert (row["detail"], row["source"]) == ("count rose from 1 to 3", "exporter:DCGM_EXP_XID_ERRORS_COUNT")

@@ -1,13 +1,11 @@
 """A real Prometheus that remote-writes into the receiver: what lands is what Prometheus itself has."""
 
-import http.server
 import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 import urllib.parse
 import urllib.request
@@ -18,6 +16,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+from tests.http_server import Handler, serving
 from tests.system.prometheus_server import prometheus
 from tests.waiting import free_port, wait
 
@@ -90,7 +89,7 @@ class Receiving:
             self.process.wait(120)
 
 
-class Exporter(http.server.BaseHTTPRequestHandler):
+class Exporter(Handler):
     turn = 0
 
     def do_GET(self) -> None:
@@ -103,25 +102,13 @@ class Exporter(http.server.BaseHTTPRequestHandler):
             lines.append(f"DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION{names} {54_700_000_000 + self.turn}")
             lines.append(f"DCGM_FI_DEV_XID_ERRORS{names} {79 if self.turn > 5 else 0}")
             lines.append(f"acme_unknown{names} 1")
-        body = ("\n".join(lines) + "\n").encode()
-        self.send_response(200)
-        self.send_header("Content-Type", "text/plain; version=0.0.4")
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: object) -> None:
-        return
+        self.reply(200, ("\n".join(lines) + "\n").encode(), {"Content-Type": "text/plain; version=0.0.4"})
 
 
 @pytest.fixture
-def exporter() -> Iterator[int]:
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Exporter)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-    thread.start()
-    yield server.server_port
-    server.shutdown()
-    thread.join()
-    server.server_close()
+def exporter() -> Iterator[str]:
+    with serving(Exporter) as address:
+        yield address.removeprefix("http://")
 
 
 NAMES = {
@@ -143,9 +130,9 @@ def told_by_prometheus(url: str, end_s: float) -> Values:
 
 
 def test_scraped_samples_land_as_prometheus_has_them_though_the_receiver_is_killed(
-    tmp_path: Path, exporter: int
+    tmp_path: Path, exporter: str
 ) -> None:
-    scraped = f"scrape_configs: [{{job_name: gpu, static_configs: [{{targets: ['127.0.0.1:{exporter}']}}]}}]"
+    scraped = f"scrape_configs: [{{job_name: gpu, static_configs: [{{targets: ['{exporter}']}}]}}]"
     with (
         Receiving(tmp_path) as receiver,
         prometheus(tmp_path / "tsdb", config=CONFIG.format(port=receiver.port) + scraped) as server,

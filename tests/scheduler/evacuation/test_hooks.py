@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 import stat
 import sys
-import threading
 import time
 from contextlib import contextmanager
 from datetime import timedelta
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -20,6 +18,8 @@ from scheduler.evacuation.settings import CommandSettings, EvacuationSettings, W
 from scheduler.ports.codec import object_of
 from scheduler.ports.errors import SchedulerError
 from scheduler.ports.workloads import Fence
+from tests import http_server
+from tests.http_server import Handler
 from tests.policy.decide_world import T0
 
 KEY = "k" * 32
@@ -38,50 +38,31 @@ class Asked:
 def serving(*answers):
     asked = Asked(*answers)
 
-    class Handler(BaseHTTPRequestHandler):
+    class Answering(Handler):
         def do_POST(self):
-            body = self.rfile.read(int(self.headers["Content-Length"]))
-            asked.requests.append((self.path, dict(self.headers), json.loads(body)))
+            asked.requests.append((self.path, dict(self.headers), json.loads(self.body())))
             answer = asked.answers.pop(0) if len(asked.answers) > 1 else asked.answers[0]
             answer(self)
 
-        def log_message(self, *args):
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
-        yield asked, f"127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with http_server.serving(Answering) as address:
+        yield asked, address.removeprefix("http://")
 
 
 def says(status, content=None, **headers):
     def answer(handler):
         body = b"" if content is None else json.dumps(content).encode()
-        handler.send_response(status)
-        for name, value in headers.items():
-            handler.send_header(name.replace("_", "-"), value)
-        handler.send_header("Content-Length", str(len(body)))
-        handler.end_headers()
-        handler.wfile.write(body)
+        handler.reply(status, body, headers)
 
     return answer
 
 
 def cut(handler):
-    handler.connection.close()
+    handler.close_connection = True
 
 
 def halved(handler):
-    handler.send_response(200)
-    handler.send_header("Content-Length", "1000")
-    handler.end_headers()
-    handler.wfile.write(b'{"state": "done"')
+    handler.reply(200, b'{"state": "done"', {"Content-Length": "1000"})
+    handler.close_connection = True
 
 
 def hook(place, **others) -> Webhook:

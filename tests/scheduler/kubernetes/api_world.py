@@ -8,13 +8,14 @@ import urllib.parse
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import urllib3
 
 from telemetry.collect.kubernetes.api import ClientLimits
 from telemetry.collect.kubernetes.client import KubernetesClient
+from tests import http_server
+from tests.http_server import Handler
 
 Raw = dict[str, Any]
 LIMITS = ClientLimits(connect_timeout_s=30.0, read_timeout_s=30.0, retry_timeout_s=60.0, attempts=4)
@@ -266,15 +267,11 @@ def _status(code: int, message: str) -> tuple[int, Raw]:
 def served(world: World) -> Iterator[KubernetesClient]:
     """Serve a world; gives a connection to it."""
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-        disable_nagle_algorithm = True
-        wbufsize = 2**16
-
+    class Answering(Handler):
         def handle_request(self) -> None:
             url = urllib.parse.urlsplit(self.path)
             params = dict(urllib.parse.parse_qsl(url.query))
-            data = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            data = self.body()
             world.asked.append((self.command, url.path))
             world.params.append(params)
             world.agents.add(self.headers.get("User-Agent", ""))
@@ -293,28 +290,9 @@ def served(world: World) -> Iterator[KubernetesClient]:
             if not status:
                 self.close_connection = True  # cut without an answer
                 return
-            answer = json.dumps(content).encode()
-            self.send_response(status)
-            for name, value in headers.items():
-                self.send_header(name, value)
-            self.send_header("Content-Length", str(len(answer)))
-            self.end_headers()
-            self.wfile.write(answer)
+            self.reply(status, json.dumps(content).encode(), headers)
 
         do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = handle_request
 
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
-    thread.start()
-    with urllib3.PoolManager() as pool:
-        try:
-            yield KubernetesClient(
-                pool, f"http://127.0.0.1:{server.server_port}", dict, limits=LIMITS, agent="predrain-act/test"
-            )
-        finally:
-            server.shutdown()
-            server.server_close()
+    with http_server.serving(Answering) as address, urllib3.PoolManager() as pool:
+        yield KubernetesClient(pool, address, dict, limits=LIMITS, agent="predrain-act/test")

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import json
-import socketserver
-import threading
 import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+from tests import http_server
+from tests.http_server import Handler
 from tests.scheduler.slurm.fake_slurm import job_row, node_row, number_of
 
 
@@ -70,61 +69,31 @@ class Rest:
         }  # fmt: skip
 
 
-class _Handler(BaseHTTPRequestHandler):
-    rest: ClassVar[Rest]
-
-    def _any(self) -> None:
-        size = int(self.headers.get("Content-Length") or 0)
-        body = json.loads(self.rfile.read(size)) if size else None
-        self.rest.asked.append((self.command, self.path, body))
-        fault = self.rest.fault
-        if fault == "slow":
-            time.sleep(1)
-        if fault == "cut":
-            self.connection.close()
-            return
-        status, content = self.rest.answer(self.command, self.path, body)
-        if self.headers.get("X-SLURM-USER-TOKEN") != self.rest.token:
-            status, content = 401, {"errors": [{"error": "Authentication failure"}]}
-        made = json.dumps(content).encode()
-        if fault == "redirect":
-            status = 302
-        if fault == "garbage":
-            made = b"<html>"
-        with contextlib.suppress(OSError):
-            self.send_response(status)
-            if fault == "redirect":
-                self.send_header("Location", "http://127.0.0.1:9/elsewhere")
-            self.send_header("Content-Length", str(len(made)))
-            self.end_headers()
-            self.wfile.write(made[: len(made) // 2] if fault == "truncated" else made)
-
-    do_GET = do_POST = do_DELETE = _any
-
-    def log_message(self, *_: object) -> None:
-        """Say nothing."""
-
-    def address_string(self) -> str:
-        return "somebody"
-
-
 @contextlib.contextmanager
 def serving(rest: Rest, socket: Path | None = None) -> Iterator[str]:
     """Serve, and give the address as the settings take it."""
-    handler = type("Handler", (_Handler,), {"rest": rest})
-    server: socketserver.BaseServer
-    if socket is None:
-        server = socketserver.ThreadingTCPServer(("127.0.0.1", 0), handler)
-        where = f"http://127.0.0.1:{server.server_address[1]}"
-    else:
-        server = socketserver.ThreadingUnixStreamServer(str(socket), handler)
-        where = f"unix:{socket}"
-    server.daemon_threads = True  # type: ignore[attr-defined]
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-    thread.start()
-    try:
-        yield where
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join(5)
+
+    class Answering(Handler):
+        def handle_request(self) -> None:
+            content = self.body()
+            rest.asked.append((self.command, self.path, json.loads(content) if content else None))
+            fault = rest.fault
+            if fault == "slow":
+                time.sleep(1)
+            if fault == "cut":
+                self.close_connection = True
+                return
+            status, report = rest.answer(*rest.asked[-1])
+            if self.headers.get("X-SLURM-USER-TOKEN") != rest.token:
+                status, report = 401, {"errors": [{"error": "Authentication failure"}]}
+            made = b"<html>" if fault == "garbage" else json.dumps(report).encode()
+            headers = {"Content-Length": str(len(made))}
+            if fault == "redirect":
+                status, headers["Location"] = 302, "http://127.0.0.1:9/elsewhere"
+            self.close_connection = fault == "truncated"
+            self.reply(status, made[: len(made) // 2] if fault == "truncated" else made, headers)
+
+        do_GET = do_POST = do_DELETE = handle_request
+
+    with http_server.serving(Answering, socket=socket) as address:
+        yield address

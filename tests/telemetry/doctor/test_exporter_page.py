@@ -1,11 +1,9 @@
 """Looking at exporter pages: saved, served, over time, with faults."""
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from email.utils import format_datetime
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,7 @@ from telemetry.doctor.exporter_page import observe_body, observe_file, observe_p
 from telemetry.doctor.observation import Observation
 from telemetry.errors import InputError
 from telemetry.http import Answer, Connection
+from tests.http_server import Handler, serving
 from tests.telemetry.doctor.looks import H100, NOW, labels, page
 
 SENTINEL = 9223372036854775794.0
@@ -96,33 +95,23 @@ def test_a_missing_file_and_a_page_of_something_else(tmp_path: Path) -> None:
     assert "dcgm-exporter or AMD's device-metrics-exporter" in str(caught.value)
 
 
-class _Exporter(BaseHTTPRequestHandler):
-    answers: list[tuple[int, dict[str, str], bytes]]
-
-    def do_GET(self) -> None:
-        status, headers, body = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
-        self.send_response_only(status)
-        for name, value in headers.items():
-            self.send_header(name, value)
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_args: object) -> None:
-        return
-
-
 @contextmanager
-def serving(*answers: tuple[int, dict[str, str], bytes]) -> Iterator[str]:
-    handler = type("Exporter", (_Exporter,), {"answers": list(answers)})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}/metrics"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+def exporter(*answers: tuple[int, dict[str, str], bytes]) -> Iterator[str]:
+    """Give these answers; the last one stays."""
+    left = list(answers)
+
+    class Exporter(Handler):
+        def do_GET(self) -> None:
+            status, headers, body = left.pop(0) if len(left) > 1 else left[0]
+            self.send_response_only(status)
+            for name, value in headers.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(body)
+            self.close_connection = True
+
+    with serving(Exporter) as address:
+        yield f"{address}/metrics"
 
 
 def seen_at(url: str) -> dict[str, str]:
@@ -131,7 +120,7 @@ def seen_at(url: str) -> dict[str, str]:
 
 def test_a_served_page_tells_its_clock() -> None:
     headers = {"Date": format_datetime(NOW + timedelta(seconds=300), usegmt=True)}
-    with serving((200, headers, page().encode())) as url:
+    with exporter((200, headers, page().encode())) as url:
         assert seen_at(url)["clock"].startswith(("+300.", "+299.", "+298."))
 
 
@@ -147,6 +136,6 @@ def test_a_served_page_tells_its_clock() -> None:
     ],
 )
 def test_answers_that_are_no_page(answer: tuple[int, dict[str, str], bytes], message: str) -> None:
-    with serving(answer) as url, pytest.raises(InputError, match=message) as caught:
+    with exporter(answer) as url, pytest.raises(InputError, match=message) as caught:
         seen_at(url)
     assert "secret" not in str(caught.value)

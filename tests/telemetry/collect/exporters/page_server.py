@@ -3,13 +3,13 @@
 import contextlib
 import subprocess
 import sys
-import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+from tests import http_server
+from tests.http_server import Handler
 from tests.telemetry.collect.exporters.exporter_pages import exporter_page
 
 ROOT = Path(__file__).resolve().parents[4]
@@ -20,10 +20,10 @@ class PageServer:
 
     def __init__(self) -> None:
         self.requests: dict[str, list[float]] = defaultdict(list)
-        self.port = 0
+        self.address = ""
 
     def targets(self, count: int) -> str:
-        return ",".join(f"127.0.0.1:{self.port}/n{number}" for number in range(count))
+        return ",".join(f"{self.address}/n{number}" for number in range(count))
 
     def wait_for(self, requests: int, timeout_s: float = 90.0) -> None:
         """Wait until so many requests more have come."""
@@ -42,37 +42,16 @@ def page_server() -> Iterator[PageServer]:
     """Serve until the block ends."""
     served = PageServer()
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
+    class Pages(Handler):
         def do_GET(self) -> None:
             node = self.path.strip("/")
             served.requests[node].append(time.monotonic())
-            body = exporter_page(node, len(served.requests[node])).encode()
-            self.send_response(200)
-            self.send_header("Content-Type", "text/plain; version=0.0.4")
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+            page = exporter_page(node, len(served.requests[node])).encode()
+            self.reply(200, page, {"Content-Type": "text/plain; version=0.0.4"})
 
-        def log_message(self, *_: object) -> None:
-            pass
-
-    class Server(ThreadingHTTPServer):
-        daemon_threads = True
-
-        def handle_error(self, *_: object) -> None:
-            """Clients that are killed are what the tests are about."""
-
-    with Server(("127.0.0.1", 0), Handler) as server:
-        served.port = server.server_address[1]
-        thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
-        thread.start()
-        try:
-            yield served
-        finally:
-            server.shutdown()
-            thread.join()
+    with http_server.serving(Pages) as address:
+        served.address = address.removeprefix("http://")
+        yield served
 
 
 def start_collector(dataset: Path, targets: str, *options: str, interval: str = "0.25s") -> subprocess.Popen[str]:

@@ -6,9 +6,8 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack
 from datetime import timedelta
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ import yaml
 from telemetry.collect.kubernetes.api import ClientLimits, Refused, Unreachable
 from telemetry.collect.kubernetes.client import KubernetesClient, RateLimit, connect
 from telemetry.errors import InputError
+from tests.http_server import Handler, serving
 
 
 def answer(status: int, content: Any, headers: str = "", *, cut: int = 0) -> list[bytes | float]:
@@ -34,44 +34,39 @@ def stream(*chunks: bytes, end: bytes = b"0\r\n\r\n") -> list[bytes | float]:
     return [head, *(b"%x\r\n%s\r\n" % (len(chunk), chunk) for chunk in chunks), end]
 
 
-class Server(ThreadingHTTPServer):
+class Server:
     """Gives prepared answers, one a request, with pauses in seconds between their pieces; then it hangs up."""
-
-    daemon_threads = True
 
     def __init__(self) -> None:
         self.answers: list[list[bytes | float]] = []
         self.paths: list[str] = []
         self.tokens: list[str | None] = []
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server_port}"
+        self.stack = ExitStack()
+        told = self
 
+        class Answering(Handler):
+            protocol_version = "HTTP/1.0"
+            wbufsize = 0
 
-class Handler(BaseHTTPRequestHandler):
-    server: Server
+            def handle_request(self) -> None:
+                told.paths.append(self.path)
+                told.tokens.append(self.headers.get("Authorization"))
+                for piece in told.answers.pop(0):
+                    if isinstance(piece, float):
+                        threading.Event().wait(piece)
+                    else:
+                        self.wfile.write(piece)
 
-    def handle_request(self) -> None:
-        self.server.paths.append(self.path)
-        self.server.tokens.append(self.headers.get("Authorization"))
-        with suppress(OSError):
-            for piece in self.server.answers.pop(0):
-                if isinstance(piece, float):
-                    threading.Event().wait(piece)
-                else:
-                    self.wfile.write(piece)
+            do_GET = do_PUT = handle_request
 
-    do_GET = do_PUT = handle_request
-
-    def log_message(self, *_: Any) -> None:
-        pass
+        self.url = self.stack.enter_context(serving(Answering))
 
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    with Server() as made:
-        threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+    made = Server()
+    with made.stack:
         yield made
-        made.shutdown()
 
 
 @pytest.fixture
@@ -139,8 +134,7 @@ def test_a_request_that_did_not_leave_is_told_from_one_without_an_answer(
     with pytest.raises(Unreachable, match="no whole answer") as error:
         cluster.request("PUT", "/x", body={})
     assert error.value.sent
-    server.shutdown()
-    server.server_close()
+    server.stack.close()
     with pytest.raises(Unreachable, match="cannot be reached") as error:
         cluster.request("PUT", "/x", body={})
     assert not error.value.sent

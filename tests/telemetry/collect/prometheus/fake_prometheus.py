@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 import ssl
@@ -12,9 +11,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
+
+from tests import http_server
+from tests.http_server import Handler
 
 Labels = dict[str, str]
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -136,56 +137,26 @@ def matches(labels: Labels, selector: str) -> bool:
 def serving(fake: FakePrometheus, tls: ssl.SSLContext | None = None) -> Iterator[str]:
     """Serve until the block ends; yields the address."""
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_GET(self) -> None:
-            self._reply(b"")
-
-        def do_POST(self) -> None:
-            self._reply(self.rfile.read(int(self.headers.get("Content-Length", 0))))
-
-        def _reply(self, form: bytes) -> None:
+    class Answering(Handler):
+        def handle_request(self) -> None:
             parts = urlsplit(self.path)
-            held = parse_qs(parts.query, keep_blank_values=True) | parse_qs(form.decode(), keep_blank_values=True)
+            form = self.body().decode()
+            held = parse_qs(parts.query, keep_blank_values=True) | parse_qs(form, keep_blank_values=True)
             parameters = {name: values[-1] for name, values in held.items()}
             made = fake.answer(Asked(self.command, parts.path, parameters, dict(self.headers)))
             length = len(made.body) if made.length is None else made.length
-            try:
-                self.send_response(made.status)
-                for name, value in {**made.headers, "Content-Length": str(length)}.items():
-                    self.send_header(name, value)
-                self.end_headers()
-                half = len(made.body) // 2
-                self.wfile.write(made.body[:half])
+            half = len(made.body) // 2
+            self.reply(made.status, made.body[:half], {**made.headers, "Content-Length": str(length)})
+            if made.pause_s:
                 self.wfile.flush()
                 time.sleep(made.pause_s)
-                self.wfile.write(made.body[half:])
-            except (BrokenPipeError, ConnectionResetError):
-                pass
-            if length != len(made.body):
-                self.close_connection = True
+            self.wfile.write(made.body[half:])
+            self.close_connection = length != len(made.body)
 
-        def handle(self) -> None:
-            with contextlib.suppress(ssl.SSLError, ConnectionError):
-                super().handle()
+        do_GET = do_POST = handle_request
 
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    if tls is not None:
-        server.socket = tls.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
-    thread.start()
-    fake.url = f"{'http' if tls is None else 'https'}://127.0.0.1:{server.server_port}"
-    try:
+    with http_server.serving(Answering, tls=tls) as fake.url:
         yield fake.url
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join(5)
 
 
 def gpu_labels(number: int, **others: str) -> Labels:

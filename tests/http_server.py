@@ -1,0 +1,72 @@
+"""A small real HTTP server in a thread of this process: what the tests put in the place of a server."""
+
+from __future__ import annotations
+
+import contextlib
+import socketserver
+import ssl
+import threading
+from collections.abc import Iterator, Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Keeps connections, writes no log, and bears clients that go away."""
+
+    protocol_version = "HTTP/1.1"
+    wbufsize = 2**16
+
+    def body(self) -> bytes:
+        """Read the request's body."""
+        return self.rfile.read(int(self.headers.get("Content-Length") or 0))
+
+    def reply(self, status: int, body: bytes = b"", headers: Mapping[str, str] | None = None) -> None:
+        """Answer; a ``Content-Length`` among the headers may claim what it likes."""
+        self.send_response(status)
+        for name, value in {"Content-Length": str(len(body)), **(headers or {})}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def handle(self) -> None:
+        """Answer until the client goes."""
+        with contextlib.suppress(ConnectionError, ssl.SSLError):
+            super().handle()
+
+    def finish(self) -> None:
+        """Close the connection, whoever did so before."""
+        with contextlib.suppress(OSError):
+            super().finish()
+
+    def address_string(self) -> str:
+        """Name the client; one of a unix socket has no address."""
+        return "a client"
+
+    def log_message(self, *_: object) -> None:
+        """Write nothing."""
+
+
+@contextlib.contextmanager
+def serving(
+    handler: type[BaseHTTPRequestHandler], *, tls: ssl.SSLContext | None = None, socket: Path | None = None
+) -> Iterator[str]:
+    """Serve until the block ends, on a port or a unix socket; gives the address."""
+    server: socketserver.BaseServer
+    if socket is None:
+        server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        address = f"{'http' if tls is None else 'https'}://127.0.0.1:{server.server_port}"
+        if tls is not None:
+            server.socket = tls.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
+    else:
+        server = socketserver.ThreadingUnixStreamServer(str(socket), handler)
+        address = f"unix:{socket}"
+    server.daemon_threads = True  # type: ignore[attr-defined]
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+    thread.start()
+    try:
+        yield address
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join(10)

@@ -7,7 +7,6 @@ after their own grace time, as kubelets do.
 from __future__ import annotations
 
 import contextlib
-import json
 import subprocess
 import threading
 import time
@@ -126,6 +125,12 @@ class KubernetesCluster:
         path = "/apis/apps/v1/namespaces/default/deployments"
         self.server.request("POST", path, {"metadata": {"name": name}, "spec": spec})
 
+    def pod(self, name: str, gpus: int = 1) -> None:
+        """Create a pod of its own."""
+        limits = {"nvidia.com/gpu": str(gpus)} if gpus else {}
+        spec = {"containers": [{"name": "c", "image": "x", "resources": {"limits": limits}}]}
+        self.server.request("POST", PODS, {"metadata": {"name": name}, "spec": spec})
+
     def budget(self, name: str, available: int) -> None:
         """Create a disruption budget for a deployment."""
         spec = {"minAvailable": available, "selector": {"matchLabels": {"app": name}}}
@@ -189,7 +194,9 @@ class KubernetesCluster:
 
 
 @contextlib.contextmanager
-def kubernetes_cluster_in(folder: Path, nodes: list[str]) -> Iterator[KubernetesCluster]:
+def kubernetes_cluster_in(
+    folder: Path, nodes: list[str], scheduler_config: Callable[[KubernetesServer], dict[str, Any]] | None = None
+) -> Iterator[KubernetesCluster]:
     """Run a whole control plane until the block ends."""
     with contextlib.ExitStack() as stack:
         server = stack.enter_context(kubernetes_server_in(folder, *COMPONENTS))
@@ -208,7 +215,7 @@ def kubernetes_cluster_in(folder: Path, nodes: list[str]) -> Iterator[Kubernetes
         stack.callback(kubelets.join, 10)
         stack.callback(kubelets.halt.set)
         scheduler = folder / "scheduler.yaml"
-        scheduler.write_text(_scheduler_config(config))
+        scheduler.write_text(yaml.safe_dump((scheduler_config or _scheduler_config)(server)))
         _run(stack, folder, binaries / "kube-scheduler", f"--config={scheduler}", "--bind-address=127.0.0.1",
              f"--secure-port={free_port()}", f"--cert-dir={folder / 'scheduler'}")  # fmt: skip
         _run(stack, folder, binaries / "kube-controller-manager", f"--kubeconfig={config}", "--bind-address=127.0.0.1",
@@ -220,11 +227,11 @@ def kubernetes_cluster_in(folder: Path, nodes: list[str]) -> Iterator[Kubernetes
         yield cluster
 
 
-def _scheduler_config(kubeconfig: Path) -> str:
-    content = {
+def _scheduler_config(server: KubernetesServer) -> dict[str, Any]:
+    return {
         "apiVersion": "kubescheduler.config.k8s.io/v1beta1",
         "kind": "KubeSchedulerConfiguration",
-        "clientConnection": {"kubeconfig": str(kubeconfig)},
+        "clientConnection": {"kubeconfig": str(server.kubeconfig("admin"))},
         "leaderElection": {"leaderElect": False},
         "healthzBindAddress": f"127.0.0.1:{free_port()}",
         "metricsBindAddress": f"127.0.0.1:{free_port()}",
@@ -232,7 +239,6 @@ def _scheduler_config(kubeconfig: Path) -> str:
         "podInitialBackoffSeconds": 1,
         "podMaxBackoffSeconds": 1,
     }
-    return yaml.safe_dump(json.loads(json.dumps(content)))
 
 
 def _run(stack: contextlib.ExitStack, folder: Path, *command: object) -> None:

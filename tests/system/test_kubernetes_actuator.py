@@ -79,6 +79,8 @@ class Replica:
         diagnostic: bool = False,
         cordon: bool = False,
         lease: timedelta = LEASE,
+        policy: PolicyConfig = POLICY,
+        risks: Any = None,
     ) -> None:
         self.cluster = cluster
         clock, self.ledger = SystemClock(), SqliteLedger(None)
@@ -95,13 +97,14 @@ class Replica:
             self.scheduler, workloads, self.ledger, clock, self.settings,
             {}, verification,
         )  # fmt: skip
-        self.risks = MemoryRisks()
+        self.risks = risks or MemoryRisks()
         facts = VerifiedFacts(MemoryFacts(), evacuation.results)
         self.controller = Controller(
-            self.scheduler, self.risks, facts, self.ledger, clock, POLICY, ControllerSettings(lease=lease),
+            self.scheduler, self.risks, facts, self.ledger, clock, policy, ControllerSettings(lease=lease),
             holder=name, code="1.0", evacuation=evacuation,
         )  # fmt: skip
-        self.scored()
+        if risks is None:
+            self.scored()
 
     def scored(self, lasts: timedelta = timedelta(hours=6), **risks: float) -> None:
         """A new decision time."""

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from simulator.simulate import simulate
@@ -123,6 +125,26 @@ def test_killed_anywhere_it_goes_on_without_gaps_or_duplicates(fleet: Fleet, tmp
     told = collect(fleet.server.url, out, "--inventory", inventory)
     assert 0 < told["chunks fetched before"] < told["chunks"]
     assert_same_telemetry(fleet, out)
+
+
+def test_a_dump_of_the_database_lands_what_the_database_was_made_of(fleet: Fleet, tmp_path: Path) -> None:
+    # the dump of blocks alone: promtool wants a write-ahead log, be it empty
+    copy = fleet.data.with_name("dumped")
+    subprocess.run(["cp", "-r", fleet.data, copy], check=True, timeout=300)
+    (copy / "lock").unlink(missing_ok=True)
+    (copy / "wal").mkdir(exist_ok=True)
+    dump = tmp_path / "dump.txt"
+    with dump.open("wb") as stream:
+        subprocess.run(["promtool", "tsdb", "dump", copy], stdout=stream, timeout=300, check=True)
+    dumped = [sys.executable, "-c", VERB, "collect", "openmetrics", str(dump), "--dataset", str(tmp_path / "out")]
+    subprocess.run(dumped, check=True, timeout=600)
+    live = landing_of(tmp_path / "out")
+    rows = pa.concat_tables(
+        [pq.read_table(file) for file in (live / "samples").glob("*.parquet")], promote_options="default"
+    )
+    mine, theirs = samples_of(fleet.truth), rows.to_pandas().sort_values(["gpu", "timestamp"], ignore_index=True)
+    assert len(mine) == len(theirs)
+    assert [name for name in mine if name in theirs and not same_values(mine[name], theirs[name])] == []
 
 
 @contextmanager

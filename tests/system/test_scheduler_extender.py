@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,14 @@ import pytest
 import yaml
 
 from tests.serving.http.world import Client, record, write_scores
-from tests.system.kubernetes_server import KubernetesServer, build_components, kubernetes_server_in
+from tests.system.kubernetes_cluster import KubernetesCluster, kubernetes_cluster_in
+from tests.system.kubernetes_server import KubernetesServer
 from tests.waiting import free_port, wait
 
 pytestmark = pytest.mark.system
 
 ROOT = Path(__file__).parents[2]
 SHIPPED = ROOT / "deploy" / "kubernetes" / "kube-scheduler-extender.yaml"
-COMPONENTS = ("kube-apiserver", "kube-scheduler")
 TIERS = {"risky": (0.9, "high"), "doubtful": (0.4, "elevated"), "sound": (0.001, "clear"), "silent": (None, "unknown")}
 
 
@@ -85,50 +86,24 @@ class Predrain:
         self._stack.close()
 
 
-class Cluster:
-    """An API server, a scheduler, and hands that do what kubelets and people do."""
+def only(cluster: KubernetesCluster, *names: str) -> None:
+    """Cordon every other node."""
+    for name in TIERS:
+        cluster.change(name, unschedulable=None if name in names else True)
 
-    def __init__(self, server: KubernetesServer) -> None:
-        self.server = server
-        self._pods = 0
 
-    def node(self, name: str) -> None:
-        self.server.request("POST", "/api/v1/nodes", {"metadata": {"name": name}})
-        capacity = {"cpu": "64", "memory": "512Gi", "pods": "110", "nvidia.com/gpu": "8"}
-        ready = {"type": "Ready", "status": "True", "reason": "Kubelet"}
-        status = {"capacity": capacity, "allocatable": capacity, "conditions": [ready]}
-        self.server.request("PATCH", f"/api/v1/nodes/{name}/status", {"status": status})
-        # The taint that a node is born with; no controller runs here to take it away.
-        self.server.request("PATCH", f"/api/v1/nodes/{name}", {"spec": {"taints": None}})
+def place(cluster: KubernetesCluster, count: int, gpus: int = 1) -> list[str]:
+    """Create pods and return the nodes that they were bound to."""
+    before = {pod["metadata"]["name"] for pod in cluster.pods()}
+    names = [f"pod-{len(before) + number}" for number in range(count)]
+    for name in names:
+        cluster.pod(name, gpus)
 
-    def only(self, *names: str) -> None:
-        """Cordon every other node."""
-        for name in TIERS:
-            body = {"spec": {"unschedulable": None if name in names else True}}
-            self.server.request("PATCH", f"/api/v1/nodes/{name}", body)
+    def bound() -> list[str] | None:
+        nodes = [pod["spec"]["nodeName"] for pod in cluster.pods() if pod["metadata"]["name"] in names]
+        return nodes if len(nodes) == count else None
 
-    def place(self, count: int, gpus: int = 1) -> list[str]:
-        """Create pods and return the nodes that they were bound to."""
-        names = [f"pod-{self._pods + number}" for number in range(count)]
-        self._pods += count
-        limits = {"nvidia.com/gpu": str(gpus)} if gpus else {}
-        for name in names:
-            spec = {"containers": [{"name": "c", "image": "x", "resources": {"limits": limits}}]}
-            pods = "/api/v1/namespaces/default/pods"
-            self.server.request("POST", pods, {"metadata": {"name": name}, "spec": spec})
-        return wait(lambda: self._bound(names))  # type: ignore[no-any-return]
-
-    def _bound(self, names: list[str]) -> list[str] | None:
-        nodes = [
-            self.server.request("GET", f"/api/v1/namespaces/default/pods/{name}")[1]["spec"].get("nodeName")
-            for name in names
-        ]
-        return nodes if all(nodes) else None
-
-    def clear(self) -> None:
-        path = "/api/v1/namespaces/default/pods?gracePeriodSeconds=0"
-        self.server.request("DELETE", path)
-        wait(lambda: not self.server.request("GET", "/api/v1/namespaces/default/pods")[1]["items"])
+    return wait(bound)  # type: ignore[no-any-return]
 
 
 @pytest.fixture(scope="module")
@@ -143,26 +118,15 @@ def predrain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Predrain]:
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory, predrain: Predrain) -> Iterator[Cluster]:
-    folder = tmp_path_factory.mktemp("kubernetes")
-    with kubernetes_server_in(folder, *COMPONENTS) as server:
-        running = Cluster(server)
-        for name in TIERS:
-            running.node(name)
-        scheduler = build_components(*COMPONENTS) / "kube-scheduler"
-        config = folder / "scheduler.yaml"
-        config.write_text(yaml.safe_dump(shipped(server, predrain.extender_port)))
-        command = [str(scheduler), f"--config={config}", "--bind-address=127.0.0.1", f"--secure-port={free_port()}"]
-        with process([*command, f"--cert-dir={folder / 'scheduler'}"], folder / "scheduler.log") as started:
-            try:
-                running.place(1)
-                running.clear()
-                yield running
-            finally:
-                assert started.poll() is None, (folder / "scheduler.log").read_text()[-3000:]
+def cluster(tmp_path_factory: pytest.TempPathFactory, predrain: Predrain) -> Iterator[KubernetesCluster]:
+    folder, config = tmp_path_factory.mktemp("kubernetes"), partial(shipped, predrain.extender_port)
+    with kubernetes_cluster_in(folder, list(TIERS), config) as running:
+        place(running, 1)
+        running.clear()
+        yield running
 
 
-def shipped(server: KubernetesServer, port: int) -> dict[str, Any]:
+def shipped(port: int, server: KubernetesServer) -> dict[str, Any]:
     """The configuration that we ship, with this test's own addresses, as Kubernetes 1.20 reads it."""
     content = yaml.safe_load(SHIPPED.read_text())
     (extender,) = content["extenders"]
@@ -176,49 +140,48 @@ def shipped(server: KubernetesServer, port: int) -> dict[str, Any]:
 
 
 @pytest.fixture(autouse=True)
-def tidy(cluster: Cluster, predrain: Predrain) -> Iterator[None]:
-    cluster.only(*TIERS)
+def tidy(cluster: KubernetesCluster) -> Iterator[None]:
     yield
     cluster.clear()
 
 
-def test_gpu_pods_avoid_the_risky_node_and_prefer_the_sound_one(cluster: Cluster, predrain: Predrain) -> None:
+def test_gpu_pods_avoid_the_risky_node_and_prefer_the_sound_one(cluster: KubernetesCluster, predrain: Predrain) -> None:
     before = predrain.asked()
-    nodes = cluster.place(12)
+    nodes = place(cluster, 12)
     assert "risky" not in nodes
     # By its own plugins the scheduler would spread them evenly over the three.
     assert nodes.count("sound") > nodes.count("doubtful")
     assert predrain.asked() - before >= 12
 
 
-def test_gpu_pods_run_on_the_risky_node_when_only_it_remains(cluster: Cluster) -> None:
-    cluster.only("risky")
-    assert cluster.place(3) == ["risky"] * 3
+def test_gpu_pods_run_on_the_risky_node_when_only_it_remains(cluster: KubernetesCluster) -> None:
+    only(cluster, "risky")
+    assert place(cluster, 3) == ["risky"] * 3
 
 
-def test_pods_without_gpus_are_none_of_its_business(cluster: Cluster, predrain: Predrain) -> None:
-    cluster.only("risky")
+def test_pods_without_gpus_are_none_of_its_business(cluster: KubernetesCluster, predrain: Predrain) -> None:
+    only(cluster, "risky")
     before = predrain.asked()
-    assert cluster.place(2, gpus=0) == ["risky"] * 2
+    assert place(cluster, 2, gpus=0) == ["risky"] * 2
     assert predrain.asked() == before
 
 
-def test_pods_still_run_when_predrain_is_killed(cluster: Cluster, predrain: Predrain) -> None:
+def test_pods_still_run_when_predrain_is_killed(cluster: KubernetesCluster, predrain: Predrain) -> None:
     predrain.kill()
-    cluster.only("risky", "sound")
-    assert sorted(cluster.place(2, gpus=8)) == ["risky", "sound"]
+    only(cluster, "risky", "sound")
+    assert sorted(place(cluster, 2, gpus=8)) == ["risky", "sound"]
     cluster.clear()
-    cluster.only("risky")
-    assert cluster.place(1) == ["risky"]
+    only(cluster, "risky")
+    assert place(cluster, 1) == ["risky"]
     predrain.start()
     cluster.clear()
-    cluster.only("risky", "sound")
-    assert cluster.place(3) == ["sound"] * 3
+    only(cluster, "risky", "sound")
+    assert place(cluster, 3) == ["sound"] * 3
 
 
-def test_pods_still_run_when_predrain_hangs(cluster: Cluster, predrain: Predrain) -> None:
+def test_pods_still_run_when_predrain_hangs(cluster: KubernetesCluster, predrain: Predrain) -> None:
     os.kill(predrain.process.pid, signal.SIGSTOP)  # it accepts connections and never answers
     try:
-        assert len(cluster.place(2)) == 2
+        assert len(place(cluster, 2)) == 2
     finally:
         os.kill(predrain.process.pid, signal.SIGCONT)

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -30,29 +29,17 @@ from policy.fleet import Level, UnitView
 from policy.hysteresis import HysteresisConfig
 from policy.stages import StagesConfig
 from policy.tiers import TierThresholds
-from scheduler.controller.controller import Controller
-from scheduler.controller.facts import VerifiedFacts
 from scheduler.controller.scores_reader import ScoresReader
-from scheduler.controller.settings import ControllerSettings
-from scheduler.evacuation.engine import Evacuation
-from scheduler.evacuation.settings import EvacuationSettings, VerificationSettings
-from scheduler.kubernetes.diagnostic_job import KubernetesVerification, read_manifest
-from scheduler.kubernetes.scheduler import KubernetesScheduler
-from scheduler.kubernetes.workloads import KubernetesWorkloads
-from scheduler.ledger.sqlite_ledger import SqliteLedger
 from scheduler.ports.clock import SystemClock
-from scheduler.ports.protocols import SchedulerAdapter
 from scheduler.ports.report import RoundReport
-from scheduler.ports.risks import MemoryFacts, Risks
-from scheduler.ports.workloads import Verification, Workloads
+from scheduler.ports.risks import Risks
 from serving.scores.batch import ServedModel, score_decision
 from serving.scores.decision_times import ScoringSettings
 from serving.scores.writing import ScoresFolder
 from simulator.simulate import simulate
-from telemetry.collect.kubernetes.client import connect
 from telemetry.dataset.store import Dataset
-from tests.system.kubernetes_cluster import PODS, kubernetes_cluster_in
-from tests.system.test_kubernetes_actuator import DIAGNOSTIC, effects, passed
+from tests.system.kubernetes_cluster import PODS, KubernetesCluster, kubernetes_cluster_in
+from tests.system.test_kubernetes_actuator import Replica, effects, passed, until
 from tests.waiting import wait
 
 pytestmark = pytest.mark.system
@@ -115,10 +102,9 @@ def degrading(tmp_path_factory: pytest.TempPathFactory) -> Degrading:
 
 
 class Shifted:
-    """The scores of one decision time as if it were now, under the scheduler's names of the nodes."""
+    """The scores of one decision time as if it were now."""
 
-    def __init__(self, names: Mapping[str, str]) -> None:
-        self._names = names
+    def __init__(self) -> None:
         self.risks = Risks()
 
     def show(self, folder: Path) -> None:
@@ -135,7 +121,7 @@ class Shifted:
                 unit.name, replace(score, decided_at=score.decided_at + by, expires_at=score.expires_at + by)
             )
 
-        nodes = {self._names[name]: tuple(map(moved, units)) for name, units in read.nodes.items()}
+        nodes = {name: tuple(map(moved, units)) for name, units in read.nodes.items()}
         self.risks = replace(
             read, nodes=nodes, decided_at=read.decided_at + by, model_fitted_at=read.model_fitted_at + by
         )
@@ -145,41 +131,20 @@ class Shifted:
         return self.risks
 
 
-class Way:
-    """A controller over a scheduler, and what became of the sick node at which decision time."""
+class Way(Replica):
+    """A controller, and what became of the sick node at which decision time."""
 
-    def __init__(
-        self,
-        scheduler: SchedulerAdapter,
-        workloads: Workloads,
-        verification: Verification,
-        names: Mapping[str, str],
-        group: str,
-    ) -> None:
-        clock, ledger = SystemClock(), SqliteLedger(None)
+    def __init__(self, cluster: KubernetesCluster) -> None:
         policy = PolicyConfig(
             thresholds_from="scores",
             hysteresis=HysteresisConfig(rise_after=1, fall_after=2),
-            stages=StagesConfig(pinned={group: "hard"}),
+            stages=StagesConfig(pinned={"kubernetes/none": "hard"}),
             budget=BudgetConfig((DisruptionBudget("cluster", max_unavailable=2),), ()),
             # a fleet that fails sixty times as often has more nodes at risk than a sound model would say
             breaker=BreakerConfig(max_risky=1.0, jump=100.0),
             cost_benefit=CostBenefitConfig(always=True, may_wait=False),
         )
-        settings = EvacuationSettings(
-            enabled=True, retry_initial_delay=SECOND, retry_max_delay=2 * SECOND,
-            verification=VerificationSettings(method="scheduler"),
-        )  # fmt: skip
-        evacuation = Evacuation(
-            scheduler, workloads, ledger, clock, settings,
-            {}, verification,
-        )  # fmt: skip
-        facts = VerifiedFacts(MemoryFacts(), evacuation.results)
-        self.risks, self.sick, self.scheduler = Shifted(names), names[SICK], scheduler
-        self.controller = Controller(
-            scheduler, self.risks, facts, ledger, clock, policy, ControllerSettings(), holder="way", code="1.0",
-            evacuation=evacuation,
-        )  # fmt: skip
+        super().__init__(cluster, "way", diagnostic=True, policy=policy, risks=Shifted())
 
     def decide(self, folder: Path) -> RoundReport:
         """A new decision time, and the round that follows it."""
@@ -194,17 +159,9 @@ class Way:
 
     def level(self) -> Level:
         """What of ours stands on the sick node."""
-        reading = self.scheduler.revalidate(self.sick)
+        reading = self.scheduler.revalidate(SICK)
         assert reading is not None
         return reading.view.marks.level
-
-    def until(self, so: Callable[[], Any], within_s: float = 240.0) -> None:
-        """Go round until something is so."""
-        deadline = time.monotonic() + within_s
-        while not so():
-            assert time.monotonic() < deadline, self.round().to_json()
-            self.round()
-            time.sleep(0.2)
 
 
 def the_way(way: Way, fleet: Degrading, written: Callable[[], None], gone: Callable[[], bool]) -> list[datetime]:
@@ -221,7 +178,7 @@ def the_way(way: Way, fleet: Degrading, written: Callable[[], None], gone: Calla
         if way.level() is Level.DRAINED:
             assert not gone(), "nothing moves before its checkpoint is written"
             written()
-            way.until(gone)
+            until(way, gone)
             return [*soft[:1], at + DELAY + (time.monotonic() - began) * SECOND]
         assert not gone()
     raise AssertionError(f"it failed before it was drained: {told}")
@@ -235,10 +192,7 @@ def test_on_kubernetes_a_node_is_empty_before_it_fails_and_comes_back_after_a_di
         cluster.change("spare", unschedulable=None)
         would_be_hit = cluster.on(SICK)
         assert len(would_be_hit) == 1
-        scheduler = KubernetesScheduler(connect(cluster.server.kubeconfig("actuator")), SystemClock())
-        verification = KubernetesVerification(scheduler, read_manifest(DIAGNOSTIC))
-        names = {name: name for name in degrading.nodes}
-        way = Way(scheduler, KubernetesWorkloads(scheduler), verification, names, "kubernetes/none")
+        way = Way(cluster)
         victim = f"{PODS}/{would_be_hit[0]}"
 
         def write_the_checkpoint() -> None:
@@ -257,5 +211,5 @@ def test_on_kubernetes_a_node_is_empty_before_it_fails_and_comes_back_after_a_di
         assert (len(would_be_hit), len(hit)) == (1, 0), "jobs that the failure hits, without predrain and with it"
 
         cluster.kubelets.ends = passed
-        way.until(lambda: not effects(cluster.node(SICK)))
+        until(way, lambda: not effects(cluster.node(SICK)))
         assert way.level() is Level.NONE

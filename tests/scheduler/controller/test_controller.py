@@ -31,6 +31,15 @@ def only(report, node):
     return [(verb, to) for verb, name, to in came(report) if name == node]
 
 
+def drained() -> Cluster:
+    """A cluster whose node n1 is drained."""
+    cluster = Cluster()
+    cluster.scored(n1=0.9)
+    cluster.round()
+    assert cluster.level("n1") is Level.DRAINED
+    return cluster
+
+
 def test_each_tier_reaches_its_call_from_the_score_to_the_scheduler():
     cluster = Cluster(policy=config("g", free=True))
     cluster.scored(n1=0.15, n2=0.4, n3=0.9)
@@ -55,9 +64,7 @@ def test_a_second_round_changes_nothing_at_all():
 
 
 def test_a_prediction_that_is_not_renewed_is_taken_off_when_it_expires():
-    cluster = Cluster()
-    cluster.scored(n1=0.9)
-    cluster.round()
+    cluster = drained()
     cluster.clock.move(2 * STEP - MINUTE)
     cluster.restart()
     cluster.round()
@@ -87,9 +94,7 @@ def test_marks_are_taken_off_also_where_no_score_can_be_read_and_the_units_are_n
 
 
 def test_what_a_person_took_off_stays_off_in_this_episode_also_for_a_new_process():
-    cluster = Cluster()
-    cluster.scored(n1=0.9)
-    cluster.round()
+    cluster = drained()
     cluster.write("n1", lambda node: without_our_taints(node, cluster))
     cluster.scheduler.state = None  # not even the safety state is there any more
     cluster.restart()
@@ -125,11 +130,7 @@ CHANGES = {
 @pytest.mark.parametrize("what", CHANGES)
 def test_what_changes_between_the_decision_and_the_write_stops_the_write(what):
     change, words = CHANGES[what]
-    calm = Cluster()
-    calm.scored(n1=0.9)
-    calm.round()
-    assert calm.level("n1") is Level.DRAINED, "without the change it is drained"
-
+    drained()  # without the change it is
     cluster = Cluster()
     cluster.scored(n1=0.9)
     revalidate = cluster.scheduler.revalidate
@@ -214,9 +215,7 @@ def test_a_leader_that_was_asleep_writes_nothing_after_another_one_took_over():
 
 
 def test_without_a_ledger_only_releases_are_done():
-    cluster = Cluster()
-    cluster.scored(n1=0.9)
-    cluster.round()
+    cluster = drained()
     cluster.clock.move(STEP)
     cluster.scored(n1=None, n4=0.95)
 
@@ -249,9 +248,7 @@ def test_a_lost_ledger_changes_no_decision():
 
 
 def test_a_state_that_is_not_kept_lets_nothing_new_happen_and_does_not_hold_a_release_back():
-    cluster = Cluster()
-    cluster.scored(n1=0.9)
-    cluster.round()
+    cluster = drained()
     cluster.clock.move(2 * STEP)
     cluster.scored(n1=0.01, n4=0.9)
     cluster.write("n1", lambda node: replace(node, labels={**node.labels, "predrain.io/managed": "false"}))
@@ -274,9 +271,7 @@ def test_another_writer_of_the_state_stops_the_round():
 
 
 def test_a_damaged_state_is_said_and_what_stands_stays():
-    cluster = Cluster()
-    cluster.scored(n1=0.9)
-    cluster.round()
+    cluster = drained()
     cluster.scheduler.state = cluster.scheduler.state[:-6] + "AAAA=="
     cluster.clock.move(MINUTE)
     cluster.restart()
@@ -320,9 +315,7 @@ def test_a_mark_that_rests_on_a_fault_is_not_taken_off_for_a_source_that_cannot_
 
 
 def test_the_kill_switch_lets_marks_run_out_and_puts_none_on():
-    cluster = Cluster()
-    cluster.scored(n1=0.9)
-    cluster.round()
+    cluster = drained()
     cluster.scheduler.set_switches(Switches(kill=True))
     cluster.clock.move(STEP)
     cluster.scored(n1=0.9, n4=0.95)
@@ -334,9 +327,7 @@ def test_the_kill_switch_lets_marks_run_out_and_puts_none_on():
 
 
 def test_while_the_kill_switch_is_on_a_round_that_tells_nothing_new_is_not_recorded():
-    cluster = Cluster()
-    cluster.scored(n1=0.9)
-    cluster.round()
+    cluster = drained()
     cluster.scheduler.set_switches(Switches(kill=True))
     recorded = []
     for _ in range(4):

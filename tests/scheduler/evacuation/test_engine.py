@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -14,12 +16,13 @@ from scheduler.evacuation.settings import EvacuationSettings
 from scheduler.ledger.sqlite_ledger import SqliteLedger
 from scheduler.ports.errors import SourceError
 from scheduler.ports.readings import Switches
-from scheduler.ports.workloads import DiagnosticResult, HookReply
+from scheduler.ports.workloads import DiagnosticResult, Hook, HookReply
 from tests.policy.decide_world import HOUR, STEP, config
 from tests.scheduler.cluster import without_our_taints
 from tests.scheduler.evacuation.emptying_cluster import (
     FAST,
     MINUTE,
+    SCHEDULER,
     EmptyingCluster,
     Recording,
     draining,
@@ -28,6 +31,14 @@ from tests.scheduler.evacuation.emptying_cluster import (
     workload,
 )
 from tests.scheduler.faults import Crash
+
+
+def asked_by(hooks: Mapping[str, Hook] | None = None, **offer: Any) -> EmptyingCluster:
+    """Node n1 is at risk, and its workload is asked for a checkpoint in a way of its own."""
+    cluster = EmptyingCluster(hooks=hooks)
+    cluster.runs("w1-uid", checkpoint=replace(SCHEDULER, **offer))
+    cluster.scored(n1=0.9)
+    return cluster
 
 
 def test_the_whole_way_from_a_risk_to_an_empty_node_and_back_into_service():
@@ -68,10 +79,7 @@ def test_the_deadline_is_that_of_the_first_request_whoever_leads():
 
 @pytest.mark.parametrize("takes", [timedelta(minutes=10), timedelta(hours=9)])
 def test_the_time_that_a_workload_names_is_waited_for_up_to_the_most(takes):
-    cluster = EmptyingCluster()
-    offer = replace(cluster.workloads.running["w1-uid"].checkpoint, takes=takes)
-    cluster.runs("w1-uid", checkpoint=offer)
-    cluster.scored(n1=0.9)
+    cluster = asked_by(takes=takes)
     cluster.round()
     wait = min(takes, timedelta(minutes=30)) / MINUTE
     cluster.later(wait - 1)
@@ -205,10 +213,7 @@ def test_a_workload_of_another_uid_is_asked_anew_and_not_evicted_for_the_first_o
 
 def test_hooks_are_asked_until_they_say_it_is_written():
     hook = Recording(HookReply("waiting"), HookReply("timeout", "no answer"), HookReply("done", "step 900"))
-    cluster = EmptyingCluster(hooks={"webhook": hook})
-    offer = replace(cluster.workloads.running["w1-uid"].checkpoint, means="webhook")
-    cluster.runs("w1-uid", checkpoint=offer)
-    cluster.scored(n1=0.9)
+    cluster = asked_by(means="webhook", hooks={"webhook": hook})
     cluster.round()
     cluster.later()
     assert cluster.evicted() == []
@@ -218,10 +223,7 @@ def test_hooks_are_asked_until_they_say_it_is_written():
 
 
 def test_what_wants_to_be_asked_in_a_way_that_is_not_set_up_is_not_moved_unasked():
-    cluster = EmptyingCluster()
-    offer = replace(cluster.workloads.running["w1-uid"].checkpoint, means="webhook")
-    cluster.runs("w1-uid", checkpoint=offer)
-    cluster.scored(n1=0.9)
+    cluster = asked_by(means="webhook")
     for _ in range(3):
         report = cluster.later(30)
     assert cluster.evicted() == []
@@ -364,10 +366,7 @@ def test_an_open_breaker_stops_evictions_as_it_stops_new_marks():
 @pytest.mark.parametrize("kind", ["timeout", "refused"])
 def test_a_webhook_that_cannot_be_reached_would_fail_whole_rounds_and_is_one_answer(kind):
     hook = Recording(HookReply(kind, "w1.example: refused"))
-    cluster = EmptyingCluster(hooks={"webhook": hook})
-    offer = replace(cluster.workloads.running["w1-uid"].checkpoint, means="webhook")
-    cluster.runs("w1-uid", checkpoint=offer)
-    cluster.scored(n1=0.9)
+    cluster = asked_by(means="webhook", hooks={"webhook": hook})
     first = cluster.round()
     assert not first.failed
     (step,) = first.work

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from policy.fleet import Fact, Level
 from scheduler.evacuation.settings import VerificationSettings
@@ -10,14 +11,20 @@ from scheduler.ports.readings import Switches
 from scheduler.ports.risks import Facts
 from scheduler.ports.workloads import DiagnosticResult
 from tests.policy.decide_world import HOUR, STEP
-from tests.scheduler.evacuation.emptying_cluster import FAST, MINUTE, draining, findings, workload
+from tests.scheduler.evacuation.emptying_cluster import FAST, MINUTE, EmptyingCluster, draining, findings, workload
 
 
-def test_a_node_that_failed_is_tested_again_after_a_repair_and_comes_back_by_itself():
+def diagnosed(*result: Any) -> EmptyingCluster:
+    """Node n1 is empty, and its diagnostic comes to this."""
     cluster = draining()
     cluster.leave("w1-uid")
     cluster.later()
-    cluster.verification.results["n1"] = DiagnosticResult("failed", "memory")
+    cluster.verification.results["n1"] = DiagnosticResult(*result)
+    return cluster
+
+
+def test_a_node_that_failed_is_tested_again_after_a_repair_and_comes_back_by_itself():
+    cluster = diagnosed("failed", "memory")
     cluster.later()
     cluster.clock.move(2 * STEP)
     cluster.scored(**dict.fromkeys(cluster.names, 0.01))
@@ -33,10 +40,7 @@ def test_a_node_that_failed_is_tested_again_after_a_repair_and_comes_back_by_its
 
 
 def test_a_node_that_failed_is_tested_again_each_day_and_stays_out_as_long_as_it_fails():
-    cluster = draining()
-    cluster.leave("w1-uid")
-    cluster.later()
-    cluster.verification.results["n1"] = DiagnosticResult("failed", "memory")
+    cluster = diagnosed("failed", "memory")
     cluster.later()
     for _ in range(30):
         cluster.later(12 * 60)
@@ -47,10 +51,7 @@ def test_a_node_that_failed_is_tested_again_each_day_and_stays_out_as_long_as_it
 
 
 def test_an_inconclusive_diagnostic_is_tried_again_then_told_and_frees_nothing():
-    cluster = draining()
-    cluster.leave("w1-uid")
-    cluster.later()
-    cluster.verification.results["n1"] = DiagnosticResult("inconclusive", "aborted")
+    cluster = diagnosed("inconclusive", "aborted")
     for _ in range(5):
         cluster.later()
     assert len(cluster.verification.started) == 2
@@ -115,10 +116,7 @@ def test_a_diagnostic_is_not_begun_while_something_runs_and_dropped_where_the_ma
 
 
 def test_the_jobs_of_a_node_that_passed_lately_are_not_moved_again_by_the_model_alone():
-    cluster = draining()
-    cluster.leave("w1-uid")
-    cluster.later()
-    cluster.verification.results["n1"] = DiagnosticResult("passed")
+    cluster = diagnosed("passed")
     cluster.later()
     cluster.later()
     assert cluster.levels() == {}

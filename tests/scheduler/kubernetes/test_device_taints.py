@@ -96,6 +96,12 @@ class Drains:
         return Risks(units, now, MODEL, now - timedelta(days=1))
 
 
+@pytest.fixture
+def drains(world: World, cluster: KubernetesClient) -> Drains:
+    offers(world, "v1", "v1")
+    return Drains(world, cluster)
+
+
 @pytest.mark.parametrize(
     ("rules", "slices", "kubernetes"),
     [("v1alpha3", "v1beta1", "1.33"), ("v1beta2", "v1", "1.36"), ("v1", "v1", "1.37")],
@@ -129,10 +135,8 @@ def test_each_gpu_that_a_hard_mark_is_due_to_is_tainted_in_the_version_that_the_
 
 
 def test_a_rehearsal_shows_the_rules_that_would_be_set_and_taken_off_and_sets_none(
-    world: World, cluster: KubernetesClient
+    world: World, drains: Drains
 ) -> None:
-    offers(world, "v1", "v1")
-    drains = Drains(world, cluster)
     drains.round()
     drains.clock.move(timedelta(minutes=1))
     drains.risks.risks = drains.scored(a=0.9)
@@ -157,14 +161,12 @@ def test_a_rehearsal_shows_the_rules_that_would_be_set_and_taken_off_and_sets_no
 
 
 def test_only_what_is_ours_is_taken_off_and_another_gpu_behind_the_name_is_another_rule(
-    world: World, cluster: KubernetesClient
+    world: World, drains: Drains
 ) -> None:
-    offers(world, "v1", "v1")
     folder = "/apis/resource.k8s.io/v1/devicetaintrules"
     world.put(f"{folder}/predrain-of-a-person", FOREIGN)
     labelled = {"metadata": {"labels": {"predrain.io/device-taint": "true"}}, "spec": {}}
     world.put(f"{folder}/somebodys", labelled)
-    drains = Drains(world, cluster)
     drains.round(a=0.9)
     assert devices(world) == ["n1/gpu-0"]
     before = set(rules_of(world))
@@ -188,9 +190,7 @@ def test_a_server_without_device_taints_is_told_of_and_asked_again(world: World,
     assert devices(world) == ["n1/gpu-0"], "it was upgraded"
 
 
-def test_what_cannot_be_read_takes_nothing_off_and_fails_nothing_else(world: World, cluster: KubernetesClient) -> None:
-    offers(world, "v1", "v1")
-    drains = Drains(world, cluster)
+def test_what_cannot_be_read_takes_nothing_off_and_fails_nothing_else(world: World, drains: Drains) -> None:
     drains.round(a=0.9)
     world.fail("GET", "resourceslices", 403, content={"message": "no"})
     report = drains.round(a=0.9)
@@ -205,10 +205,8 @@ def test_what_cannot_be_read_takes_nothing_off_and_fails_nothing_else(world: Wor
 
 
 def test_a_kill_switch_sets_nothing_new_and_a_state_that_was_lost_takes_nothing_off(
-    world: World, cluster: KubernetesClient
+    world: World, drains: Drains
 ) -> None:
-    offers(world, "v1", "v1")
-    drains = Drains(world, cluster)
     drains.round(a=0.9)
     drains.scheduler.set_switches(Switches(kill=True))
     signal = NodeSignal("n1", "high", Level.TAINTED, 0.9, None, (), ())

@@ -7,8 +7,8 @@ from datetime import timedelta
 
 import pytest
 
-from policy.fleet import Level
-from scheduler.ports.readings import Switches
+from policy.fleet import Level, Marks
+from scheduler.ports.readings import Precondition, Switches
 from scheduler.slurm.job import SlurmJob
 from tests.policy.decide_world import HOUR
 from tests.scheduler.slurm.slurm_world import LEASE, ME, World, action, release
@@ -17,6 +17,20 @@ from tests.scheduler.slurm.slurm_world import LEASE, ME, World, action, release
 @pytest.fixture
 def world(tmp_path) -> World:
     return World(tmp_path / "shared")
+
+
+@pytest.fixture
+def drained(world) -> World:
+    """Node n3 is drained."""
+    world.scored(n3=0.9)
+    world.round()
+    assert world.level("n3") is Level.DRAINED
+    return world
+
+
+def before(world: World) -> Precondition:
+    """What was read of some node, some time ago."""
+    return Precondition("v", None, Marks(), ME, world.lease())
 
 
 def steps(report) -> list[tuple[str, str, str]]:
@@ -58,9 +72,8 @@ def test_a_node_that_leaves_the_watched_partitions_is_given_back_all_the_same(tm
     assert "n3" not in {each.view.name for each in world.scheduler.read_fleet().nodes}
 
 
-def test_a_new_process_goes_on_from_slurm_alone(world):
-    world.scored(n3=0.9)
-    world.round()
+def test_a_new_process_goes_on_from_slurm_alone(drained):
+    world = drained
     writes = len(world.slurm.writes)
     world.controller.stop()
     world.restart()
@@ -76,9 +89,8 @@ def test_a_new_process_goes_on_from_slurm_alone(world):
     assert world.level("n3") is Level.NONE
 
 
-def test_a_person_who_resumes_the_node_is_not_undone(world):
-    world.scored(n3=0.9)
-    world.round()
+def test_a_person_who_resumes_the_node_is_not_undone(drained):
+    world = drained
     world.slurm.person("n3", "RESUME")
     for _ in range(3):
         world.clock.move(HOUR / 2)
@@ -86,9 +98,8 @@ def test_a_person_who_resumes_the_node_is_not_undone(world):
         assert world.slurm.all["n3"].out == frozenset()
 
 
-def test_a_person_who_gives_another_reason_takes_the_node_over(world):
-    world.scored(n3=0.9)
-    world.round()
+def test_a_person_who_gives_another_reason_takes_the_node_over(drained):
+    world = drained
     world.slurm.person("n3", "DRAIN", "RMA 42")
     held = world.slurm.all["n3"]
     for _ in range(3):
@@ -151,22 +162,14 @@ def test_a_reason_that_a_late_write_of_ours_took_is_put_back(world, state):
 
 
 def test_a_node_that_changed_since_it_was_read_is_a_conflict(world):
-    reading = world.scheduler.revalidate("n0")
-    assert reading is not None
     assert world.apply(action("taint"), version="of before").kind == "conflict"
     assert world.apply(action("taint"), boot_id="another").kind == "conflict"
     assert world.slurm.writes == []
     assert world.apply(action("taint")).kind == "done"
     assert world.apply(action("taint")).kind == "already"
     del world.slurm.all["n0"]
-    answer = world.scheduler.apply(action("taint"), _precondition(world, reading))
+    answer = world.scheduler.apply(action("taint"), before(world))
     assert answer.kind == "gone"
-
-
-def _precondition(world, reading):
-    from scheduler.ports.readings import Precondition
-
-    return Precondition(reading.version, reading.boot_id, reading.view.marks, ME, world.lease())
 
 
 @pytest.mark.parametrize(
@@ -195,14 +198,7 @@ def test_a_slurm_that_cannot_be_read_is_left_as_it_is(world):
     assert report.failed
     assert world.slurm.writes == []
     world.controller.stop()
-    assert world.scheduler.apply(action("taint"), _some_precondition(world)).kind == "refused"
-
-
-def _some_precondition(world):
-    from policy.fleet import Marks
-    from scheduler.ports.readings import Precondition
-
-    return Precondition("v", None, Marks(), ME, world.lease())
+    assert world.scheduler.apply(action("taint"), before(world)).kind == "refused"
 
 
 def test_a_round_sets_lost_weights_again_and_says_so(world):
@@ -263,7 +259,7 @@ def test_jobs_make_the_floors_of_their_nodes(world):
 
 def test_a_name_that_could_mean_many_nodes_is_refused(world):
     for name in ("n[0-3]", "ALL,n1", "-x", "a b"):
-        answer = world.scheduler.apply(replace(action("taint"), node=name), _some_precondition(world))
+        answer = world.scheduler.apply(replace(action("taint"), node=name), before(world))
         assert answer.kind == "refused"
 
 

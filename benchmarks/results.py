@@ -69,16 +69,6 @@ def against_paper(plan: Plan, ran: Ran) -> list[Gain]:
     return out
 
 
-def spent(ran: Ran) -> dict[str, float]:
-    """Add up what the parts took."""
-    facts = [part.facts for part in ran.parts.values()]
-    return {
-        "wall": sum(sum(each["seconds"].values()) for each in facts),
-        "cpu": sum(sum(each["cpu_seconds"].values()) for each in facts),
-        "peak_mb": max(each["peak_mb"] for each in facts),
-    }
-
-
 def measure_all(asked: Mapping[str, Sequence[Stored]], replicates: int, jobs: int) -> dict[str, Measured]:
     """Measure pools of fleets, several at a time, each in a process of its own; a single job stays in this one."""
     if jobs == 1:
@@ -101,7 +91,7 @@ def make_page(plan: Plan, ran: Ran, command: str, section: PrecisionTargetsSecti
     usual = {name: found[name] for name in stored}
     paper = against_paper(plan, ran)
     promises = promise_table(promising, section, jobs)
-    lines = page.opening(plan, command, len(ran.parts), ran.fresh, spent(ran), code_revision())
+    lines = page.opening(plan, command, len(ran.parts), ran.fresh, code_revision())
     lines += page.claims(usual, paper, promises, section)
     for name, measured in found.items():
         lines += page.scenario(name, measured, int(measured.table["incidents"].max()))

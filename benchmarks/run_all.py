@@ -31,11 +31,11 @@ LARGE = "--whole"
 """An option that is left out of the quick run: gigabytes of disk, and minutes."""
 
 RUNS = (
-    "fold_cost", "features_extend_day", "batch_scoring", "node_lookups", "decide_fleet",
+    "features_extend_day", "batch_scoring", "node_lookups", "decide_fleet",
     "jobs_saved", "features_file_to_file", "features_out_of_core", f"features_out_of_core {LARGE}",
-    "actuate_kubernetes", "actuate_slurm",
+    "actuate_kubernetes",
 )  # fmt: skip
-"""Benchmarks in the order of the page, each a file of this folder with its options. The last two need the servers that
+"""Benchmarks in the order of the page, each a file of this folder with its options. The last one needs the servers that
 ``make test-system`` installs."""
 
 

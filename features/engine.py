@@ -32,12 +32,7 @@ def source_digest(*rooms: str, root: Path = ROOT) -> str:
 
 
 class Engine(Protocol):
-    """Runs one function over many items.
-
-    ``in_process``: whether every item is run by this process.
-    """
-
-    in_process: bool
+    """Runs one function over many items."""
 
     def run(
         self,
@@ -62,8 +57,6 @@ class Engine(Protocol):
 
 class LocalEngine:
     """Runs tasks in threads of this process, as many as there are cores."""
-
-    in_process = True
 
     def run(
         self,

@@ -48,8 +48,6 @@ class DaskEngine:
     ``ModuleNotFoundError`` if Dask is not installed.
     """
 
-    in_process = False
-
     def __init__(self, address: str | None = None, workers: int | None = None) -> None:
         self.place = "workers of this machine" if address is None else f"cluster at {address}"
         self._seen = time.monotonic()

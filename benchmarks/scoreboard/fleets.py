@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import multiprocessing
-import os
-import resource
 import shutil
 import sys
 import time
@@ -14,7 +11,6 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from benchmarks.scoreboard import store
 from benchmarks.scoreboard.plan import FULL, Part, Plan, code_digest, key_of, params_of
@@ -24,7 +20,6 @@ from evaluation.backtest.run import run_backtest
 from evaluation.metrics.oracle import read_truth
 from features.matrix.matrix import FeatureMatrix
 from models.config import SEQUENCE
-from pipeline.artefacts import write_json
 from pipeline.matrix_stage import make_matrix
 from pipeline.params import Params
 from simulator.simulate import simulate
@@ -148,7 +143,6 @@ def _run(part: Part, params: Params, work: Path, target: Path, key: str) -> None
     for other in scratch.parent.glob("*"):
         if other != scratch:
             _forget(other)
-    clock = _Clock(scratch / "spent.json")
     fleet = work / "fleets" / part.fleet
     dataset = fleet / "dataset"
     note, code = fleet / "simulated-by", code_digest(("simulator", "telemetry"))
@@ -164,9 +158,7 @@ def _run(part: Part, params: Params, work: Path, target: Path, key: str) -> None
             acceleration=part.size.acceleration,
         )
         note.write_text(code, encoding="utf-8")  # last: a fleet without it was cut off
-    clock.lap("simulate")
     matrix: FeatureMatrix = make_matrix(dataset, params, scratch / "matrix")
-    clock.lap("features")
     result = run_backtest(
         matrix,
         training=params.training,
@@ -174,9 +166,7 @@ def _run(part: Part, params: Params, work: Path, target: Path, key: str) -> None
         backtest=params.backtest,
         seed=params.seed,
         checkpoint=scratch / "folds",
-        progress=lambda *_: clock.lap("backtest"),
     )
-    clock.lap("backtest")
     spans = result.folds[result.folds["variant"] == "sliding"].sort_values("fold")["span"]
     facts = {
         "key": key,
@@ -186,50 +176,11 @@ def _run(part: Part, params: Params, work: Path, target: Path, key: str) -> None
         "stages": list(params.models.cascade.stages),
         "spans_days": [span.days for span in spans],
         "skipped": [str(each) for each in result.skipped],
-        **clock.spent(),
-        "cores": os.cpu_count(),
     }
     target.mkdir(parents=True)
     keep_labels(matrix, target)
     store.keep(target, result.predictions, read_truth(fleet / "dataset-truth"), facts)
     _forget(scratch.parent)
-
-
-class _Clock:
-    """Seconds of the wall and of all cores between laps, and the most memory, those of calls that were cut off too.
-
-    What a call did since its last lap is lost with it, and so is its time: the sum is what a part takes in one go.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._wall: dict[str, float] = {}
-        self._cpu: dict[str, float] = {}
-        self._peak_mb = 0
-        if path.is_file():
-            before = json.loads(path.read_text(encoding="utf-8"))
-            self._wall, self._cpu, self._peak_mb = before["seconds"], before["cpu_seconds"], before["peak_mb"]
-        self._from = time.monotonic(), _cpu_seconds()
-
-    def lap(self, name: str) -> None:
-        """Count what passed since the last lap under a name, and write it down."""
-        now = time.monotonic(), _cpu_seconds()
-        self._wall[name] = self._wall.get(name, 0.0) + now[0] - self._from[0]
-        self._cpu[name] = self._cpu.get(name, 0.0) + now[1] - self._from[1]
-        self._peak_mb = max(self._peak_mb, round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024))
-        self._from = now
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        write_json(self.spent(), self._path)
-
-    def spent(self) -> dict[str, Any]:
-        """Give what a part's facts hold of it."""
-        seconds, cpu = ({name: round(value, 1) for name, value in each.items()} for each in (self._wall, self._cpu))
-        return {"seconds": seconds, "cpu_seconds": cpu, "peak_mb": self._peak_mb}
-
-
-def _cpu_seconds() -> float:
-    mine, children = os.times()[:2], os.times()[2:4]
-    return sum(mine) + sum(children)
 
 
 def _forget(folder: Path) -> None:

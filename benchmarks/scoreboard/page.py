@@ -43,7 +43,7 @@ _KINDS = {"ensemble": 0, "learner": 1, "baseline": 2, "oracle": 3}
 _VARIANTS = {SLIDING: "sliding", TRAIN_ONCE: "trained once"}
 
 
-def opening(plan: Plan, command: str, parts: int, fresh: int, spent: Mapping[str, float], revision: str) -> list[str]:
+def opening(plan: Plan, command: str, parts: int, fresh: int, revision: str) -> list[str]:
     """Say first what the fleets are and whether all are there, then how the page was made."""
     size = plan.usual
     others: dict[int, dict[str, None]] = {}
@@ -87,11 +87,8 @@ def opening(plan: Plan, command: str, parts: int, fresh: int, spent: Mapping[str
         *warning,
         f"{fleets} {seeds}{promised}",
         "",
-        f"Made by `{command}` at revision {revision[:12]}; nothing is typed by hand. The parts took "
-        f"{spent['cpu'] / 3600:.1f} hours of CPU; their clocks add up to {spent['wall'] / 3600:.1f} hours, two of them "
-        f"running at a time unless `--jobs` says otherwise ({fresh} of {parts} were run by the last call, the others "
-        "taken from earlier ones with the same code and parameters). Each took at most "
-        f"{spent['peak_mb'] / 1024:.1f} GB of memory.",
+        f"Made by `{command}` at revision {revision[:12]}; nothing is typed by hand. The last call ran "
+        f"{fresh} of {parts} parts and took the others from earlier ones with the same code and parameters.",
         "",
         f"Brackets are 95 % intervals from {plan.replicates} resamples of GPUs within their fleets. Where a model had "
         "no hit at all, resampling cannot vary it; the bound is then Clopper and Pearson's with each GPU counted once "

@@ -34,8 +34,7 @@ _INCIDENT = ("incident", "start_ms", "failure_class")
 class Stored:
     """A finished part.
 
-    ``facts``: ``key``, ``k``, ``incidents``, ``oracle_coverage``, ``profile``, ``members``, ``seconds``,
-    ``cpu_seconds``, ``peak_mb`` and more.
+    ``facts``: ``key``, ``k``, ``incidents``, ``oracle_coverage``, ``profile``, ``members`` and more.
     """
 
     path: Path

@@ -19,7 +19,7 @@ from telemetry.dataset.store import Dataset
 
 
 class BucketStore:
-    """Keeps what each bucket gave until all have: in files, or, where it is little, in memory.
+    """Keeps what each bucket gave until all have: in files while a matrix is built, for live rows in memory.
 
     Files get their names when they are whole, and a task that is run twice writes the same bytes twice.
 

@@ -15,7 +15,6 @@ import pyarrow.parquet as pq
 from features.config import DecisionSection, FeatureSection, LabelSection
 from features.engine import Engine, LocalEngine
 from features.errors import InputError
-from features.matrix.buckets import BucketStore
 from features.matrix.build_tasks import (
     Build,
     BuildOrder,
@@ -38,9 +37,6 @@ from features.vocabulary import FeatureColumn
 from telemetry.atomic import FolderSwap, building_path, disk_errors, recover_folder, write_bytes
 from telemetry.config import format_duration
 from telemetry.dataset.store import Dataset
-
-HELD_ROWS = 65_536
-"""A build of so few rows keeps what the buckets gave in memory: 80 MB with every group."""
 
 Progress = Callable[[int, int], None]
 """Called with the samples read and rows written so far, and with those of the whole build."""
@@ -182,8 +178,6 @@ def _check(dataset: Dataset, decision: DecisionSection, features: FeatureSection
 
 def _write(build: Build, engine: Engine, progress: Progress | None) -> None:
     order, config, folder = build.order, build.order.config, build.order.folder
-    if engine.in_process and len(build.keys) <= HELD_ROWS:
-        build.store = BucketStore(None)
     samples, rows = [work.samples for work in build.work], [part.rows for part in build.parts]
     done, total = 0, sum(samples) + len(build.keys)
     written: list[MatrixPart] = []

@@ -22,7 +22,6 @@ MODELS = (
 
 PART_FACTS = {
     "key": "k", "k": 2, "profile": "mean_rank", "members": ["xgboost"], "stages": ["xgboost"],
-    "seconds": {"backtest": 2.0}, "cpu_seconds": {"backtest": 1.0}, "peak_mb": 100,
 }  # fmt: skip
 """What a finished part of the table of results tells of itself."""
 

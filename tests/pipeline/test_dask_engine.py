@@ -12,7 +12,6 @@ from typer.testing import CliRunner
 from features.config import DecisionSection, LabelSection
 from features.engine import LocalEngine
 from features.errors import InputError
-from features.matrix import building
 from features.matrix.build_tasks import leave_builds
 from features.matrix.building import build_matrix
 from features.matrix.matrix import FeatureMatrix
@@ -140,9 +139,7 @@ def test_a_worker_that_does_not_see_the_folder_says_so(dataset, tmp_path, monkey
         build(dataset, tmp_path / "matrix", Elsewhere())
 
 
-def test_a_full_disk_leaves_nothing_behind(dataset, tmp_path, monkeypatch):
-    monkeypatch.setattr(building, "HELD_ROWS", 0)
-
+def test_a_full_disk_leaves_nothing_behind(dataset, tmp_path):
     class Full(LocalEngine):
         def run(self, job, items, on_result, *, max_workers):
             for item in list(items)[:3]:

@@ -190,8 +190,7 @@ def test_a_worker_that_fails_is_heard(small, tmp_path, monkeypatch):
 
 
 def build_until_death(dataset: str, out: str, at: int) -> None:
-    """Build with every bucket on disk, and die before one of the calls by which something gets its place."""
-    building.HELD_ROWS = 0
+    """Build, and die before one of the calls by which something gets its place."""
     os.cpu_count = lambda: 1
     die_at(at, [(buckets.BucketStore, "keep"), (build_tasks, "write_part"), (building, "write_bytes")])
     make_matrix(Dataset.open(Path(dataset)), Path(out))
@@ -206,28 +205,6 @@ def test_a_process_that_dies_anywhere_leaves_a_build_that_starts_again(small, tm
     for path in matrix.path.iterdir():
         assert path.read_bytes() == (again.path / path.name).read_bytes(), path.name
     assert [path.name for path in tmp_path.iterdir()] == ["m"]
-
-
-def test_a_small_build_writes_no_bucket_to_disk_and_gives_the_same(small, tmp_path, monkeypatch):
-    dataset, matrix = small
-    part, seen = build_tasks.Build.part, []
-
-    def looked(self, number):
-        seen.append(sorted(path.name for path in tmp_path.glob("*/buckets/bucket-*")))
-        return part(self, number)
-
-    monkeypatch.setattr(build_tasks.Build, "part", looked)
-    held = make_matrix(dataset, tmp_path / "m")
-    assert seen
-    assert not any(seen)
-    monkeypatch.setattr(building, "HELD_ROWS", len(held.rows) - 1)
-    seen.clear()
-    spilled = make_matrix(dataset, tmp_path / "spilled")
-    assert all(seen)
-    assert {part.file for part in spilled.meta.parts} == {part.file for part in held.meta.parts}
-    for path in held.path.iterdir():
-        assert path.read_bytes() == (spilled.path / path.name).read_bytes(), path.name
-    np.testing.assert_array_equal(held.values(), matrix.values())
 
 
 def test_another_folder_is_never_replaced(small, tmp_path):

@@ -25,7 +25,8 @@ from scheduler.ledger.sqlite_ledger import SqliteLedger
 from scheduler.ports.clock import ManualClock
 from scheduler.ports.node_object import NodeObject, marks_of
 from scheduler.ports.protocols import FactSource, RiskSource
-from scheduler.ports.workloads import CheckpointOffer, DiagnosticResult, Fence, WorkAnswer, Workload
+from scheduler.ports.readings import Answer
+from scheduler.ports.workloads import CheckpointOffer, DiagnosticResult, Fence, Workload
 from tests.scheduler.faults import MemoryWorkloads
 
 MINUTE: Final = timedelta(minutes=1)
@@ -58,12 +59,12 @@ class BlindDiagnostic:
         self.takes = takes
         self._clock = clock
 
-    def start(self, node: str, units: Sequence[str], key: str, fence: Fence) -> WorkAnswer:  # noqa: ARG002
+    def start(self, node: str, units: Sequence[str], key: str, fence: Fence) -> Answer:  # noqa: ARG002
         """Start one."""
         if key in self.begun:
-            return WorkAnswer("already")
+            return Answer("already")
         self.begun[key] = self._clock.now()
-        return WorkAnswer("done")
+        return Answer("done")
 
     def result(self, node: str, key: str) -> DiagnosticResult:  # noqa: ARG002
         """Say that it runs, or that it passed."""

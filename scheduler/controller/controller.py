@@ -35,7 +35,7 @@ from scheduler.ports.readings import FleetReading, Switches
 from scheduler.ports.records import RoundRecord, tells_anew
 from scheduler.ports.report import RoundReport, Step
 from scheduler.ports.risks import Risks
-from scheduler.ports.stored_state import state_of, state_text
+from scheduler.ports.stored_state import stored_policy_state
 
 _KEEP_AT_LEAST = timedelta(minutes=10)
 # The safety state is written anew after so long, also where nothing but the time in it changed.
@@ -79,6 +79,7 @@ class Controller:
         self._code = code
         self._evacuation = evacuation
         self._lease = Lease(scheduler, clock, holder, settings.lease)
+        self._store = stored_policy_state(scheduler)
 
     def round(self) -> RoundReport:
         """Do one round.
@@ -107,7 +108,8 @@ class Controller:
         report = RoundReport(self._clock.now(), rehearsed=True)
         try:
             ready = self._evacuation is not None and self._evacuation.load(report)
-            fleet, state, _ = self._read(report)
+            fleet = self._read(report)
+            state = self._store.value
             fleet = fleet if switches is None else replace(fleet, switches=switches)
             plan, views, signals = self._decided(fleet, state, self._in_force(fleet, report), report)
             readings = {reading.view.name: reading for reading in fleet.nodes}
@@ -142,7 +144,8 @@ class Controller:
         self._settle_open(report)
         # before anything is decided: what diagnostics came to is among the facts
         ready = self._evacuation is not None and self._evacuation.load(report)
-        fleet, state, version = self._read(report)
+        fleet = self._read(report)
+        state = self._store.value
         policy = self._in_force(fleet, report)
         plan, views, signals = self._decided(fleet, state, policy, report)
         record = RoundRecord(
@@ -151,9 +154,8 @@ class Controller:
         )  # fmt: skip
         forward = self._record(record, report)
         self._lease.hold()
-        kept = self._keep(plan.state, state, version, report)
-        if kept is None:
-            forward = False
+        kept = self._keep(plan.state, report)
+        forward = forward and kept
         boots = {reading.view.name: reading.boot_id for reading in fleet.nodes}
         executor = Executor(
             self._scheduler, self._ledger, self._clock, self._lease, self._settings, report.number,
@@ -164,9 +166,11 @@ class Controller:
             executor.carry_out(plan)
         except LeaseLostError:
             # a state that another replica has replaced since has another version, and is left alone
-            self._note_done(executor, plan, kept, report)
+            if kept:
+                self._keep(carried_out(plan.state, executor.done), report)
             raise
-        self._note_done(executor, plan, kept, report)
+        if kept:
+            self._keep(carried_out(plan.state, executor.done), report)
         self._keep_up(report)
         if isinstance(self._scheduler, Announcing):
             levels = {name: expected.level for name, expected in executor.expected.items()}
@@ -190,10 +194,6 @@ class Controller:
             return
         report.notes += [f"put back, for the scheduler had lost it: {write.words}" for write in put_back]
 
-    def _note_done(self, executor: Executor, plan: Plan, kept: str | None, report: RoundReport) -> None:
-        if executor.done and kept is not None:
-            self._keep(carried_out(plan.state, executor.done), plan.state, kept, report)
-
     def _settle_open(self, report: RoundReport) -> None:
         try:
             for number, intent in self._ledger.unsettled():
@@ -204,17 +204,13 @@ class Controller:
         except LedgerError as error:
             report.errors.append(str(error))
 
-    def _read(self, report: RoundReport) -> tuple[FleetReading, PolicyState, str]:
+    def _read(self, report: RoundReport) -> FleetReading:
         fleet = self._scheduler.read_fleet()
-        stored = self._scheduler.load_state()
-        state = PolicyState()
-        if stored.text is not None:
-            try:
-                state = state_of(stored.text)
-            except ValueError as error:
-                report.errors.append(f"begins with an empty safety state, for {error}")
+        trouble = self._store.load()
+        if trouble is not None:
+            report.errors.append(f"begins with an empty safety state, for {trouble}")
         report.errors += self._evidence.refresh(self._clock.now())
-        return fleet, state, stored.version
+        return fleet
 
     def _in_force(self, fleet: FleetReading, report: RoundReport) -> PolicyConfig:
         """Give the settings with the thresholds that hold in this round, and say what is odd about them."""
@@ -266,30 +262,14 @@ class Controller:
             return False
         return True
 
-    def _keep(self, state: PolicyState, before: PolicyState, version: str, report: RoundReport) -> str | None:
-        """Keep the safety state in the scheduler; gives its new version, or None where that is not sure."""
-        if _same(state, before):
-            return version
-        try:
-            text = state_text(state)
-        except ValueError as error:
-            report.errors.append(str(error))
-            return None
-        answer = self._scheduler.save_state(text, version)
-        if answer.confirmed:
-            return answer.version or version
-        if answer.kind == "timeout":
-            try:
-                stored = self._scheduler.load_state()
-            except SchedulerError as error:
-                report.errors.append(f"the safety state may not be kept, so nothing new is done: {error}")
-                return None
-            if stored.text == text:
-                return stored.version
-        elif answer.kind == "conflict":
-            raise LeaseLostError(f"another process wrote the safety state: {answer.words}")
-        report.errors.append(f"the safety state is not kept, so nothing new is done: {answer.kind} {answer.words}")
-        return None
+    def _keep(self, state: PolicyState, report: RoundReport) -> bool:
+        """Keep the safety state in the scheduler; False where that is not sure."""
+        if _same(state, self._store.value):
+            return True
+        why = self._store.save(state)
+        if why is not None:
+            report.errors.append(f"the safety state is not kept, so nothing new is done: {why}")
+        return why is None
 
     def _held(self, views: tuple[NodeView, ...], signals: Signals) -> frozenset[str]:
         """Give the nodes that are left as they are, for what their GPUs reported could not be read since we began.

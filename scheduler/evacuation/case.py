@@ -13,10 +13,10 @@ from scheduler.evacuation.progress import Evacuating
 from scheduler.ledger.sqlite_ledger import SqliteLedger
 from scheduler.ports.errors import LedgerError
 from scheduler.ports.protocols import Clock, Lease
-from scheduler.ports.readings import NodeReading, Write
+from scheduler.ports.readings import Answer, NodeReading, Write
 from scheduler.ports.records import Call, Finding, FindingKind, Settled
 from scheduler.ports.report import RoundReport, WorkStep
-from scheduler.ports.workloads import Fence, WorkAnswer, Workload
+from scheduler.ports.workloads import Fence, Workload
 
 OUTCOMES: Mapping[str, str] = {
     "done": "done", "already": "already", "gone": "gone", "blocked": "blocked", "conflict": "gone",
@@ -113,11 +113,12 @@ class Turn:
             number = self.ledger.call(call)
         return number
 
-    def settle(self, number: int, answer: WorkAnswer) -> None:
+    def settle(self, number: int, answer: Answer) -> None:
         """Record what a call came to."""
         with self._recording():
+            settled = answer.confirmed or answer.kind == "gone"  # a workload that is gone is where it should be
             self.ledger.settle_call(
-                number, Settled(self.clock.now(), answer.kind, answer.confirmed, answer.words, answer.writes)
+                number, Settled(self.clock.now(), answer.kind, settled, answer.words, answer.writes)
             )
 
     def find(self, node: str, kind: FindingKind, words: str, content: Mapping[str, Any] | None = None) -> None:

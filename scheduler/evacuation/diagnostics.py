@@ -10,6 +10,7 @@ from scheduler.evacuation.progress import Result
 from scheduler.evacuation.settings import VerificationSettings
 from scheduler.ports.codec import instant
 from scheduler.ports.errors import SchedulerError
+from scheduler.ports.readings import Answer, AnswerKind
 from scheduler.ports.records import Call
 from scheduler.ports.workloads import (
     DiagnosticKind,
@@ -18,8 +19,6 @@ from scheduler.ports.workloads import (
     Hook,
     HookKind,
     Verification,
-    WorkAnswer,
-    WorkKind,
     Workloads,
 )
 
@@ -147,7 +146,7 @@ class Diagnostics:
         return result
 
 
-_ANSWERS: Mapping[HookKind, WorkKind] = {
+_ANSWERS: Mapping[HookKind, AnswerKind] = {
     "done": "done", "waiting": "done", "failed": "refused", "refused": "refused", "timeout": "timeout",
 }  # fmt: skip
 
@@ -167,10 +166,10 @@ class HookVerification:
     def __init__(self, hook: Hook) -> None:
         self._hook = hook
 
-    def start(self, node: str, units: Sequence[str], key: str, fence: Fence) -> WorkAnswer:  # noqa: ARG002 - the key
+    def start(self, node: str, units: Sequence[str], key: str, fence: Fence) -> Answer:  # noqa: ARG002 - the key
         """Start it."""
         reply = self._hook.tell(_payload("start", node, key, units), key)
-        return WorkAnswer(_ANSWERS[reply.kind], reply.words)
+        return Answer(_ANSWERS[reply.kind], reply.words)
 
     def result(self, node: str, key: str) -> DiagnosticResult:
         """Read where it stands."""

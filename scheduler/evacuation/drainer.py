@@ -13,6 +13,7 @@ from scheduler.evacuation.progress import Leaving, key_of
 from scheduler.evacuation.settings import EvacuationSettings
 from scheduler.ports.codec import plain_of
 from scheduler.ports.errors import SchedulerError
+from scheduler.ports.readings import Answer
 from scheduler.ports.records import Call
 from scheduler.ports.workloads import (
     CheckpointAsk,
@@ -22,7 +23,6 @@ from scheduler.ports.workloads import (
     Fence,
     Hook,
     HookKind,
-    WorkAnswer,
     Workload,
     Workloads,
 )
@@ -199,15 +199,15 @@ class Drainer:
                 turn.settle(number, answer)
             self._asked(request, answer, state, turn)
 
-    def _tell(self, request: Request) -> tuple[WorkAnswer, CheckpointState]:
+    def _tell(self, request: Request) -> tuple[Answer, CheckpointState]:
         reply = self._hooks[request.offer.means].tell(request.payload(), request.ask.key)
         if reply.kind in ("refused", "timeout"):
-            return WorkAnswer(reply.kind, reply.words), CheckpointState("waiting", reply.words)
+            return Answer(reply.kind, reply.words), CheckpointState("waiting", reply.words)
         states: dict[HookKind, CheckpointKind] = {"done": "acknowledged", "waiting": "waiting", "failed": "failed"}
-        return WorkAnswer("done", reply.words), CheckpointState(states[reply.kind], reply.words)
+        return Answer("done", reply.words), CheckpointState(states[reply.kind], reply.words)
 
-    def _through_scheduler(self, request: Request, fence: Fence) -> tuple[WorkAnswer, CheckpointState]:
-        workload, answer = request.workload, WorkAnswer("already")
+    def _through_scheduler(self, request: Request, fence: Fence) -> tuple[Answer, CheckpointState]:
+        workload, answer = request.workload, Answer("already")
         if request.first:
             answer = self._workloads.ask_checkpoint(workload, request.ask, fence)
             if not answer.confirmed:
@@ -217,7 +217,7 @@ class Drainer:
         except SchedulerError as error:
             return answer, CheckpointState("waiting", f"whether it was written cannot be read: {error}")
 
-    def _asked(self, request: Request, answer: WorkAnswer, state: CheckpointState, turn: Turn) -> None:
+    def _asked(self, request: Request, answer: Answer, state: CheckpointState, turn: Turn) -> None:
         case, workload = request.case, request.workload
         if "gone" in (answer.kind, state.kind) or answer.kind == "conflict":
             return  # the next listing says what is there
@@ -282,7 +282,7 @@ class Drainer:
         turn.step(case.node, "evict", OUTCOMES[answer.kind], workload.name, answer.words, answer.writes)
         return answer.kind in ("done", "already")
 
-    def _evicted(self, case: Case, workload: Workload, answer: WorkAnswer, now: datetime) -> None:
+    def _evicted(self, case: Case, workload: Workload, answer: Answer, now: datetime) -> None:
         settings, leaving = self._settings, case.entry.leaving[workload.uid]
         if answer.kind in ("done", "already"):
             # it is asked again only where it neither went nor is on its way long after its own grace time

@@ -11,7 +11,7 @@ from policy.plan import Plan
 from scheduler.evacuation.case import Case, Turn
 from scheduler.evacuation.diagnostics import Diagnostics
 from scheduler.evacuation.drainer import Drainer
-from scheduler.evacuation.progress import SETTLED, Evacuating, Progress, ProgressStore, Result
+from scheduler.evacuation.progress import SETTLED, Evacuating, Progress, Result, stored_progress
 from scheduler.evacuation.settings import EvacuationSettings
 from scheduler.ledger.sqlite_ledger import SqliteLedger
 from scheduler.ports.errors import LedgerError, SchedulerError
@@ -70,13 +70,14 @@ class Evacuation:
         self._clock = clock
         self._settings = settings
         self._verification = verification
-        self._store = ProgressStore(workloads)
+        self._store = stored_progress(workloads)
+        self._progress = Progress()  # with what this round changed
         self._drainer = Drainer(workloads, settings, hooks)
         self._diagnostics = Diagnostics(workloads, verification, settings.verification)
 
     def results(self) -> tuple[Result, ...] | None:
         """Give the results of diagnostics; None: they could not be read since the process began."""
-        return self._store.progress.results if self._store.known else None
+        return self._progress.results if self._store.known else None
 
     def load(self, report: RoundReport) -> bool:
         """Read how far each node is; False: it cannot be read, and nothing is emptied in this round."""
@@ -86,7 +87,8 @@ class Evacuation:
             report.errors.append(f"no node is emptied, for it cannot be read how far each is: {error}")
             return False
         if trouble is not None:
-            report.errors.append(trouble)
+            report.errors.append(f"evacuations are begun anew, for {trouble}")
+        self._progress = self._store.value
         return True
 
     def round(self, given: Round) -> None:
@@ -143,7 +145,7 @@ class Evacuation:
     def _act(self, cases: list[Case], emptying: list[Case], results: list[Result], turn: Turn) -> None:
         # slow hooks have half of the time at most: what is ready to go must not wait for them
         self._drainer.ask(emptying, turn, turn.until - self._settings.max_round_duration / 2)
-        entries = [entry for entry in self._store.progress.nodes.values() if entry.phase == "emptying"]
+        entries = [entry for entry in self._progress.nodes.values() if entry.phase == "emptying"]
         flying = sum(each.evicted_at is not None for entry in entries for each in entry.leaving.values())
         self._drainer.evict(emptying, turn, flying)
         for case in emptying:
@@ -158,7 +160,7 @@ class Evacuation:
                 turn.step(case.node, "hold", "held", None, why)
 
     def _open(self, given: Round, turn: Turn) -> list[Case]:
-        progress = self._store.progress
+        progress = self._progress
         marked = {name for name, view in given.views.items() if view.marks.drained}
         nodes = dict(progress.nodes)
         cases: list[Case] = []
@@ -186,7 +188,7 @@ class Evacuation:
             case.frozen = _frozen(given, reading)
             case.held = "the switches cannot be read" if switches is None else self._held(case, reading, switches)
             cases.append(case)
-        self._store.progress = replace(progress, nodes=nodes)
+        self._progress = replace(progress, nodes=nodes)
         return cases
 
     def _end(self, name: str, entry: Evacuating | None, why: str, turn: Turn) -> None:
@@ -201,7 +203,7 @@ class Evacuation:
     def _held(self, case: Case, reading: NodeReading, switches: Switches) -> str | None:  # noqa: PLR0911
         """Say why nothing new may be done to empty a node now, though its mark stands; None: it may be emptied."""
         view, now, decision = reading.view, self._clock.now(), case.decision
-        published, passed_at = view.marks.published, self._store.progress.passed_at(reading.view.name)
+        published, passed_at = view.marks.published, self._progress.passed_at(reading.view.name)
         if switches.kill:
             return "the kill switch is set"
         if switches.release_all:
@@ -241,14 +243,15 @@ class Evacuation:
             return None
 
     def _keep(self, cases: Iterable[Case], results: Iterable[Result], turn: Turn) -> bool:
-        progress = self._store.progress
+        progress = self._progress
         nodes = {**progress.nodes, **{case.node: case.entry for case in cases}}
         oldest = self._clock.now() - self._settings.verification.retention
         then = Progress(dict(sorted(nodes.items())), progress.results).with_results(results, oldest)
-        trouble = self._store.save(then)
-        if trouble is not None:
-            turn.trouble(trouble)
-        return trouble is None
+        self._progress = then
+        why = None if then == self._store.value else self._store.save(then)
+        if why is not None:
+            turn.trouble(f"how far nodes are emptied may not be kept: {why}")
+        return why is None
 
     def _stuck(self, case: Case, turn: Turn) -> None:
         now, entry = turn.clock.now(), case.entry

@@ -8,11 +8,8 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Literal
 
-from scheduler.ports.protocols import LeaseLostError
-from scheduler.ports.stored_state import packed, unpacked
+from scheduler.ports.stored_state import StoredValue
 from scheduler.ports.workloads import DiagnosticKind, Workloads
-
-_HEAD, _WHAT = "predrain-evacuations 1", "what is kept of the evacuations"
 
 Asked = Literal["planned", "asked", "acknowledged", "failed", "none"]
 Phase = Literal["emptying", "verifying", "passed", "failed", "inconclusive", "done"]
@@ -128,57 +125,12 @@ def key_of(node: str, began_at: datetime, what: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-def progress_text(progress: Progress) -> str:
-    """Write it for the scheduler; raises ``ValueError`` if it is longer than a scheduler keeps."""
-    return packed(_HEAD, progress, _WHAT, "verification.retention")
+def stored_progress(workloads: Workloads) -> StoredValue[Progress]:
+    """Give the progress as the scheduler keeps it.
 
-
-def progress_of(text: str) -> Progress:
-    """Read what :func:`progress_text` wrote; raises ``ValueError`` if it is damaged or of another format.
-
-    Whoever reads it then begins with an empty one: checkpoints are asked for again, and no deadline is over.
+    Where it is damaged, checkpoints are asked for again, and no deadline is over.
     """
-    return unpacked(_HEAD, Progress, text, _WHAT)
-
-
-class ProgressStore:
-    """Loads and keeps it; ``known``: whether it could ever be read in this process."""
-
-    def __init__(self, workloads: Workloads) -> None:
-        self._workloads = workloads
-        self._version = ""
-        self._kept = Progress()
-        self.progress = Progress()
-        self.known = False
-
-    def load(self) -> str | None:
-        """Read it anew; gives what was wrong with it. Raises ``SchedulerError`` if it cannot be read."""
-        stored = self._workloads.load_progress()
-        trouble, progress = None, Progress()
-        if stored.text is not None:
-            try:
-                progress = progress_of(stored.text)
-            except ValueError as error:
-                trouble = f"evacuations are begun anew, for {error}"
-        self._version, self._kept, self.progress, self.known = stored.version, progress, progress, True
-        return trouble
-
-    def save(self, progress: Progress) -> str | None:
-        """Keep it, where it differs from what is kept; gives why it is not sure to be kept, or None.
-
-        Raises ``LeaseLostError`` if another process wrote it in between.
-        """
-        self.progress = progress
-        if progress == self._kept:
-            return None
-        try:
-            text = progress_text(progress)
-        except ValueError as error:
-            return str(error)
-        answer = self._workloads.save_progress(text, self._version)
-        if answer.confirmed:
-            self._version, self._kept = answer.version or self._version, progress
-            return None
-        if answer.kind == "conflict":
-            raise LeaseLostError(f"another process wrote how far nodes are emptied: {answer.words}")
-        return f"how far nodes are emptied may not be kept: {answer.kind} {answer.words}"
+    return StoredValue(
+        Progress(), "predrain-evacuations 1", "how far nodes are emptied", "verification.retention",
+        workloads.load_progress, workloads.save_progress,
+    )  # fmt: skip

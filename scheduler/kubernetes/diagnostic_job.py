@@ -14,7 +14,8 @@ import yaml
 
 from scheduler.kubernetes.scheduler import KubernetesScheduler
 from scheduler.ports.codec import instant
-from scheduler.ports.workloads import DiagnosticResult, Fence, WorkAnswer
+from scheduler.ports.readings import Answer
+from scheduler.ports.workloads import DiagnosticResult, Fence
 from telemetry.collect.kubernetes.api import Object, Unreachable
 from telemetry.errors import InputError
 from telemetry.yaml_text import read_yaml
@@ -58,21 +59,21 @@ class KubernetesVerification:
         self._namespace = scheduler.settings.namespace
         self._folder = f"/apis/batch/v1/namespaces/{self._namespace}/jobs"
 
-    def start(self, node: str, units: Sequence[str], key: str, fence: Fence) -> WorkAnswer:
+    def start(self, node: str, units: Sequence[str], key: str, fence: Fence) -> Answer:
         """Create the Job; one that is there under this key was started before."""
         why = self._scheduler.leadership.blocked(fence.holder, fence.until)
         if why is not None:
-            return WorkAnswer("refused", why)
+            return Answer("refused", why)
         within = self._scheduler.leadership.left()
         try:
             response = self._api.request("POST", self._folder, None, self._job(node, units, key), timeout=within)
         except Unreachable as error:
-            return WorkAnswer("timeout" if error.sent else "refused", str(error))
+            return Answer("timeout" if error.sent else "refused", str(error))
         if response.ok:
-            return WorkAnswer("done", f"Job {self._namespace}/{name_of(key)}")
+            return Answer("done", f"Job {self._namespace}/{name_of(key)}")
         if response.status == _EXISTS:
-            return WorkAnswer("already", "it was started before")
-        return WorkAnswer("refused", response.problem)
+            return Answer("already", "it was started before")
+        return Answer("refused", response.problem)
 
     def result(self, node: str, key: str) -> DiagnosticResult:
         """Read the state of the diagnostic, or raise ``SchedulerError``."""

@@ -16,14 +16,13 @@ from scheduler.kubernetes.pods import LIVING, annotations_of, duration, jobs_of,
 from scheduler.kubernetes.scheduler import FIELD_MANAGER, PODS, KubernetesScheduler
 from scheduler.ports.codec import instant
 from scheduler.ports.errors import SchedulerError
-from scheduler.ports.readings import Write
+from scheduler.ports.readings import Answer, Write
 from scheduler.ports.workloads import (
     CheckpointAsk,
     CheckpointMeans,
     CheckpointOffer,
     CheckpointState,
     Fence,
-    WorkAnswer,
     Workload,
 )
 from telemetry.collect.kubernetes.api import Object, Response, Unreachable
@@ -42,7 +41,7 @@ _REVIEW: Final = {"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectA
 _REVIEW_TIMEOUT: Final = timedelta(seconds=3)
 _REVIEWED_FOR_S: Final = 300.0
 
-_GONE: Final = WorkAnswer("gone", "there is no such pod any more")
+_GONE: Final = Answer("gone", "there is no such pod any more")
 _MIRROR: Final = "kubernetes.io/config.mirror"
 _SLURM_GROUP: Final = "slinky.slurm.net/"
 
@@ -149,11 +148,11 @@ class KubernetesWorkloads:
             return f"the data in its volume {local} would be lost ({keys.evict}=true lets it go)"
         return None
 
-    def ask_checkpoint(self, workload: Workload, ask: CheckpointAsk, fence: Fence) -> WorkAnswer:
+    def ask_checkpoint(self, workload: Workload, ask: CheckpointAsk, fence: Fence) -> Answer:
         """Write the request into an annotation of the pod, which it watches (the downward API shows it as a file)."""
         why = self._scheduler.leadership.blocked(fence.holder, fence.until)
         if why is not None:
-            return WorkAnswer("refused", why)
+            return Answer("refused", why)
         try:
             found = self._api.request("GET", _path(workload))
             other = self._another(found, workload)
@@ -161,7 +160,7 @@ class KubernetesWorkloads:
                 return other
             standing = annotations_of(found.content).get(self._keys.requested)
             if _key_of(standing) == ask.key:
-                return WorkAnswer("already", "it was asked before")
+                return Answer("already", "it was asked before")
             text = json.dumps(
                 {"key": ask.key, "deadline": ask.deadline.astimezone(UTC).isoformat(), "why": ask.why[:500]},
                 ensure_ascii=False,
@@ -174,10 +173,10 @@ class KubernetesWorkloads:
                 timeout=self._scheduler.leadership.left(),
             )  # fmt: skip
         except Unreachable as error:
-            return WorkAnswer("timeout" if error.sent else "refused", str(error))
+            return Answer("timeout" if error.sent else "refused", str(error))
         if response.ok:
             write = Write(f"pod {workload.name}", f"metadata.annotations[{self._keys.requested}]", standing, text)
-            return WorkAnswer("done", "", None, (write,))
+            return Answer("done", "", (write,))
         answer = self._failed(response, workload)
         if response.status == _FORBIDDEN:
             answer = replace(answer, words=f"{_forbidden(workload.name.partition('/')[0])} ({response.problem})")
@@ -197,13 +196,13 @@ class KubernetesWorkloads:
             return CheckpointState("failed", str(failed)[:500], instant(content.get("at")))
         return CheckpointState("acknowledged", "", instant(content.get("at")))
 
-    def evict(self, workload: Workload, fence: Fence) -> WorkAnswer:
+    def evict(self, workload: Workload, fence: Fence) -> Answer:
         """Create an eviction of exactly this pod; the server refuses it where a disruption budget requires."""
         why = self._scheduler.leadership.blocked(fence.holder, fence.until)
         if why is not None:
-            return WorkAnswer("refused", why)
+            return Answer("refused", why)
         if workload.ending:
-            return WorkAnswer("already", "it is ending already")
+            return Answer("already", "it is ending already")
         try:
             if self._version is None:
                 self._version = self._offered()
@@ -219,11 +218,11 @@ class KubernetesWorkloads:
                 timeout=self._scheduler.leadership.left(),
             )  # fmt: skip
         except SchedulerError as error:
-            return WorkAnswer("refused", f"nothing was sent: {error}")
+            return Answer("refused", f"nothing was sent: {error}")
         except Unreachable as error:
-            return WorkAnswer("timeout" if error.sent else "refused", str(error))
+            return Answer("timeout" if error.sent else "refused", str(error))
         if response.ok:
-            return WorkAnswer("done", "the eviction was accepted", None, self.preview(workload))
+            return Answer("done", "the eviction was accepted", self.preview(workload))
         return self._failed(response, workload)
 
     def preview(self, workload: Workload) -> tuple[Write, ...]:
@@ -255,17 +254,17 @@ class KubernetesWorkloads:
                 return f"{each.get('group') or 'policy'}/{each.get('version') or 'v1'}"
         raise SchedulerError("the server offers no evictions")
 
-    def _another(self, found: Response, workload: Workload) -> WorkAnswer | None:
+    def _another(self, found: Response, workload: Workload) -> Answer | None:
         """Report that a pod is gone or was replaced; None: it is the expected one."""
         if found.status == _NOT_FOUND:
             return _GONE
         if not found.ok:
-            return WorkAnswer("refused", found.problem)
+            return Answer("refused", found.problem)
         if _uid(found.content) != workload.uid:
-            return WorkAnswer("conflict", f"another pod of that name is there (uid {_uid(found.content)})")
+            return Answer("conflict", f"another pod of that name is there (uid {_uid(found.content)})")
         return None
 
-    def _failed(self, response: Response, workload: Workload) -> WorkAnswer:
+    def _failed(self, response: Response, workload: Workload) -> Answer:
         if response.status == _NOT_FOUND:
             return _GONE
         if response.status == _TOO_MANY:
@@ -273,18 +272,18 @@ class KubernetesWorkloads:
             if response.retry_after_s is not None:
                 again = self._scheduler.clock.now() + timedelta(seconds=response.retry_after_s)
             causes = "; ".join(str(each.get("message")) for each in response.causes if each.get("message"))
-            return WorkAnswer("blocked", f"{response.problem}{f' ({causes})' if causes else ''}", again)
+            return Answer("blocked", f"{response.problem}{f' ({causes})' if causes else ''}", again_at=again)
         if response.status == _FAULT:
             if _TWO_BUDGETS in response.problem.lower():
-                return WorkAnswer("blocked", response.problem, self._scheduler.clock.now() + _AGAIN_AFTER_FAULT)
-            return WorkAnswer("timeout", response.problem)
+                return Answer("blocked", response.problem, again_at=self._scheduler.clock.now() + _AGAIN_AFTER_FAULT)
+            return Answer("timeout", response.problem)
         if response.status in (_CONFLICT, 422):
             other = None
             with contextlib.suppress(Unreachable):
                 other = self._another(self._api.request("GET", _path(workload)), workload)
             # the same pod: somebody wrote to it or to its budget at this moment
-            return other or WorkAnswer("blocked" if response.status == _CONFLICT else "refused", response.problem)
-        return WorkAnswer("refused", response.problem)
+            return other or Answer("blocked" if response.status == _CONFLICT else "refused", response.problem)
+        return Answer("refused", response.problem)
 
 
 def _forbidden(namespace: str) -> str:

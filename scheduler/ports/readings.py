@@ -57,7 +57,7 @@ class FleetReading:
 class StoredState:
     """The safety state as it is kept in the scheduler.
 
-    ``text``: as :func:`scheduler.ports.stored_state.state_text` writes it; None: there is none yet.
+    ``text``: as :func:`scheduler.ports.stored_state.packed` writes it; None: there is none yet.
     ``version``: to be given with the next write, which fails if somebody else wrote in between.
     """
 
@@ -65,7 +65,7 @@ class StoredState:
     version: str
 
 
-AnswerKind = Literal["done", "already", "conflict", "timeout", "refused", "gone"]
+AnswerKind = Literal["done", "already", "blocked", "conflict", "timeout", "refused", "gone"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,18 +113,23 @@ class Precondition:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a scheduler answered to a write.
+    """What came of a write, or of a call about a workload or a diagnostic.
 
-    ``kind``: ``done``; ``already``: it stood so before, nothing was written; ``conflict``: somebody else wrote in
-    between, nothing was written; ``timeout``: no answer, and nobody knows whether it was written; ``refused``: the
-    scheduler will not (rights, a quota, a fault of its own), nothing was written; ``gone``: there is no such node.
+    ``kind``: ``done``: written or accepted (an eviction that is accepted is not yet a workload that is gone: only a
+    listing tells); ``already``: it stood so before; ``blocked``: not now, perhaps later (a disruption budget:
+    Kubernetes' 429 to an eviction); ``conflict``: somebody else wrote in between, or the name is there with another
+    uid; ``timeout``: no answer, and nobody knows whether it was done; ``refused``: the scheduler will not (rights, a
+    quota, a fault of its own); ``gone``: there is no such node or workload. Only ``done`` and ``timeout`` may
+    have changed anything.
     ``version``: of what was written to, afterwards.
+    ``again_at``: not before this, where the scheduler said so (``Retry-After``); aware.
     """
 
     kind: AnswerKind
     words: str = ""
     writes: tuple[Write, ...] = ()
     version: str | None = None
+    again_at: datetime | None = None
 
     @property
     def confirmed(self) -> bool:

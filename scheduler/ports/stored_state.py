@@ -7,10 +7,14 @@ import binascii
 import hashlib
 import json
 import zlib
-from typing import Any, TypeVar, cast
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar, cast
 
 from policy.plan import PolicyState
 from scheduler.ports.codec import object_of, plain_of
+from scheduler.ports.errors import SchedulerError
+from scheduler.ports.protocols import LeaseLostError, SchedulerAdapter
+from scheduler.ports.readings import Answer, StoredState
 
 T = TypeVar("T")
 
@@ -20,22 +24,8 @@ LONGEST = 900_000
 FORMAT = 1
 """Version of what is kept; another one is refused."""
 
-_HEAD, _WHAT = "predrain-state 1", "the safety state"
+_WHAT = "the safety state"
 _LARGEST = 64 * 2**20
-
-
-def state_text(state: PolicyState) -> str:
-    """Write the safety state; raises ``ValueError`` as :func:`packed`."""
-    return packed(_HEAD, state, _WHAT, "policy.forget")
-
-
-def state_of(text: str) -> PolicyState:
-    """Read the safety state; raises ``ValueError`` as :func:`unpacked`.
-
-    Whoever reads it then begins with an empty state and says so. That only makes tiers rise later: what stands on the
-    nodes is read from the scheduler.
-    """
-    return unpacked(_HEAD, PolicyState, text, _WHAT)
 
 
 def state_json(state: PolicyState) -> dict[str, Any]:
@@ -46,6 +36,73 @@ def state_json(state: PolicyState) -> dict[str, Any]:
 def state_from_json(content: object) -> PolicyState:
     """Read what :func:`state_json` wrote; raises ``ValueError`` with the place."""
     return _from_json(PolicyState, content, _WHAT)
+
+
+class StoredValue(Generic[T]):
+    """A value that the scheduler keeps for us, as this process last read or wrote it.
+
+    ``head``: begins its text. ``what``: what errors call it. ``setting``: what to lower where it is too long.
+    ``load``, ``save``: of the scheduler.
+    ``known``: whether it could ever be read in this process.
+    """
+
+    def __init__(
+        self, empty: T, head: str, what: str, setting: str,
+        load: Callable[[], StoredState], save: Callable[[str, str], Answer],
+    ) -> None:  # fmt: skip
+        self.value = self._empty = empty
+        self.known = False
+        self._head, self._what, self._setting = head, what, setting
+        self._load, self._save = load, save
+        self._version = ""
+
+    def load(self) -> str | None:
+        """Read it anew; raises ``SchedulerError`` if it cannot be read.
+
+        Returns: what is wrong with what is kept: then the value is the empty one, which is always safe to go on with.
+        """
+        stored, trouble, value = self._load(), None, self._empty
+        if stored.text is not None:
+            try:
+                value = unpacked(self._head, type(self._empty), stored.text, self._what)
+            except ValueError as error:
+                trouble = str(error)
+        self._version, self.value, self.known = stored.version, value, True
+        return trouble
+
+    def save(self, value: T) -> str | None:
+        """Keep it; gives why it is not sure to be kept, or None.
+
+        Raises ``LeaseLostError`` if another process wrote it in between.
+        """
+        try:
+            text = packed(self._head, value, self._what, self._setting)
+        except ValueError as error:
+            return str(error)
+        answer = self._save(text, self._version)
+        version = (answer.version or self._version) if answer.confirmed else None
+        if answer.kind == "conflict":
+            raise LeaseLostError(f"another process wrote {self._what}: {answer.words}")
+        if answer.kind == "timeout":
+            try:
+                stored = self._load()
+            except SchedulerError as error:
+                return str(error)
+            version = stored.version if stored.text == text else None
+        if version is None:
+            return f"{answer.kind} {answer.words}"
+        self._version, self.value = version, value
+        return None
+
+
+def stored_policy_state(scheduler: SchedulerAdapter) -> StoredValue[PolicyState]:
+    """Give the safety state as the scheduler keeps it.
+
+    An empty one only makes tiers rise later: what stands on the nodes is read from the scheduler.
+    """
+    return StoredValue(
+        PolicyState(), "predrain-state 1", _WHAT, "policy.forget", scheduler.load_state, scheduler.save_state
+    )
 
 
 def packed(head: str, value: object, what: str, setting: str) -> str:

@@ -14,7 +14,6 @@ from typing import Any, Literal, Protocol
 from policy.fleet import JobView
 from scheduler.ports.readings import Answer, StoredState, Write
 
-WorkKind = Literal["done", "already", "blocked", "gone", "conflict", "refused", "timeout"]
 CheckpointKind = Literal["acknowledged", "waiting", "failed", "gone"]
 DiagnosticKind = Literal["passed", "failed", "inconclusive", "running", "missing"]
 
@@ -46,31 +45,6 @@ class CheckpointAsk:
 
 
 @dataclass(frozen=True, slots=True)
-class WorkAnswer:
-    """What came of a call about a workload or a diagnostic.
-
-    ``kind``: ``done``: asked, or accepted (an eviction that is accepted is not yet a workload that is gone: only a
-    listing tells); ``already``: it stood so, or was on its way out already; ``blocked``: the scheduler says not now,
-    and that it may later (a disruption budget: Kubernetes' 429 to an eviction); nothing was done; ``gone``: there is no
-    such workload any more; ``conflict``: the name is there with another uid, nothing was done; ``refused``: it will not
-    (rights, a fault of its own, a terminating namespace), nothing was done; ``timeout``: no answer, and nobody knows.
-    ``words``: what it said, such as the name of the budget.
-    ``again_at``: not before this, where the scheduler said so (``Retry-After``); aware.
-    ``writes``: what was written, where something was.
-    """
-
-    kind: WorkKind
-    words: str = ""
-    again_at: datetime | None = None
-    writes: tuple[Write, ...] = ()
-
-    @property
-    def confirmed(self) -> bool:
-        """Whether what was asked for is on its way or there."""
-        return self.kind in ("done", "already", "gone")
-
-
-@dataclass(frozen=True, slots=True)
 class CheckpointState:
     """Where a requested checkpoint stands.
 
@@ -94,7 +68,7 @@ class Workloads(Protocol):
     def on_node(self, node: str) -> tuple[Workload, ...]:
         """List what runs on a node now, from the scheduler itself (no cache); a finished workload may be left out."""
 
-    def ask_checkpoint(self, workload: Workload, ask: CheckpointAsk, fence: Fence) -> WorkAnswer:
+    def ask_checkpoint(self, workload: Workload, ask: CheckpointAsk, fence: Fence) -> Answer:
         """Ask for a checkpoint through the scheduler, where its offer says so.
 
         Asked again with the same key it writes nothing (``already``) where the scheduler can tell; a signal cannot be
@@ -104,7 +78,7 @@ class Workloads(Protocol):
     def checkpoint_state(self, workload: Workload, key: str) -> CheckpointState:
         """Read whether the request with this key was acknowledged; one for another key says nothing of this one."""
 
-    def evict(self, workload: Workload, fence: Fence) -> WorkAnswer:
+    def evict(self, workload: Workload, fence: Fence) -> Answer:
         """Ask the scheduler to move the very uid that is named, with its grace time; never by force or past a budget.
 
         What is ``ending`` already is answered by ``already``.
@@ -139,7 +113,7 @@ class DiagnosticResult:
 class Verification(Protocol):
     """A diagnostic on an emptied node, such as ``dcgmi diag``."""
 
-    def start(self, node: str, units: Sequence[str], key: str, fence: Fence) -> WorkAnswer:
+    def start(self, node: str, units: Sequence[str], key: str, fence: Fence) -> Answer:
         """Start it; ``already`` where one of this key was started before, whatever became of it.
 
         It must be able to run on a node that carries our taint (tolerate it, or be placed on it by name).

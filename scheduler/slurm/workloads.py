@@ -9,7 +9,7 @@ from typing import Any, Final
 from scheduler.ports.errors import SchedulerError
 from scheduler.ports.protocols import Clock
 from scheduler.ports.readings import Answer, StoredState, Write
-from scheduler.ports.workloads import CheckpointAsk, CheckpointOffer, CheckpointState, Fence, WorkAnswer, Workload
+from scheduler.ports.workloads import CheckpointAsk, CheckpointOffer, CheckpointState, Fence, Workload
 from scheduler.slurm.folder import SharedFolder
 from scheduler.slurm.job import SlurmJob, views_by_node
 from scheduler.slurm.port import SlurmPort
@@ -65,14 +65,14 @@ class SlurmWorkloads:
             ))  # fmt: skip
         return tuple(made)
 
-    def ask_checkpoint(self, workload: Workload, ask: CheckpointAsk, fence: Fence) -> WorkAnswer:
+    def ask_checkpoint(self, workload: Workload, ask: CheckpointAsk, fence: Fence) -> Answer:
         """Send the job the signal that its comment names; once for a run, whatever drains ask for it meanwhile."""
         return self._fenced(workload, fence, lambda job: self._ask(job, ask))
 
     def checkpoint_state(self, workload: Workload, key: str) -> CheckpointState:
         """Read whether the job says in its comment that it wrote a checkpoint since it was asked."""
         job = self._find(workload)
-        if isinstance(job, WorkAnswer):
+        if isinstance(job, Answer):
             return CheckpointState("gone", job.words)
         entry = self._folder.notes(ASKED).get(job.uid)
         if entry is None or key not in _keys(entry) or not _seconds(entry, "at"):
@@ -85,7 +85,7 @@ class SlurmWorkloads:
             return CheckpointState("failed", "its comment says that it cannot")
         return CheckpointState("waiting")
 
-    def evict(self, workload: Workload, fence: Fence) -> WorkAnswer:
+    def evict(self, workload: Workload, fence: Fence) -> Answer:
         """Requeue the job; a heterogeneous one goes as a whole."""
         return self._fenced(workload, fence, self._requeue)
 
@@ -103,41 +103,41 @@ class SlurmWorkloads:
         """Replace it, if it still has this version."""
         return self._folder.save(PROGRESS, text, version)
 
-    def _fenced(self, workload: Workload, fence: Fence, call: Callable[[SlurmJob], WorkAnswer]) -> WorkAnswer:
+    def _fenced(self, workload: Workload, fence: Fence, call: Callable[[SlurmJob], Answer]) -> Answer:
         """Make a call about the very run of a job that is meant, under the lease."""
         try:
             with self._folder.fenced(fence.holder, fence.until) as barred:
                 if barred is not None:
-                    return WorkAnswer("refused", barred)
+                    return Answer("refused", barred)
                 job = self._find(workload)
-                return job if isinstance(job, WorkAnswer) else call(job)
+                return job if isinstance(job, Answer) else call(job)
         except SchedulerError as error:
-            return WorkAnswer("refused", str(error))
+            return Answer("refused", str(error))
 
-    def _requeue(self, job: SlurmJob) -> WorkAnswer:
+    def _requeue(self, job: SlurmJob) -> Answer:
         if job.ending:
-            return WorkAnswer("already", "it is completing")
+            return Answer("already", "it is completing")
         held = _held(job)
         if held is not None:
-            return WorkAnswer("refused", held)
+            return Answer("refused", held)
         before = "+".join(sorted(job.states))
         return _answer(self._port.requeue(job), Write(f"job {job.leader}", "JobState", before, "REQUEUE"))
 
-    def _find(self, workload: Workload) -> SlurmJob | WorkAnswer:
+    def _find(self, workload: Workload) -> SlurmJob | Answer:
         jobs = self._port.jobs(workload.node)
         found = next((each for each in jobs if each.uid == workload.uid), None)
         if found is not None:
             return found
         if any(each.name == workload.name for each in jobs):
-            return WorkAnswer("conflict", f"job {workload.name} was requeued and runs on {workload.node} anew")
-        return WorkAnswer("gone", f"job {workload.name} holds {workload.node} no more")
+            return Answer("conflict", f"job {workload.name} was requeued and runs on {workload.node} anew")
+        return Answer("gone", f"job {workload.name} holds {workload.node} no more")
 
-    def _ask(self, job: SlurmJob, ask: CheckpointAsk) -> WorkAnswer:
+    def _ask(self, job: SlurmJob, ask: CheckpointAsk) -> Answer:
         signal, now = job.signal, self._clock.now()
         if signal is None:
-            return WorkAnswer("refused", "its comment names no signal")
+            return Answer("refused", "its comment names no signal")
         if "RUNNING" not in job.states:
-            return WorkAnswer("refused", f"it is {'+'.join(sorted(job.states)).lower()}, and gets no signal")
+            return Answer("refused", f"it is {'+'.join(sorted(job.states)).lower()}, and gets no signal")
         entry = self._folder.notes(ASKED).get(job.uid)
         if entry is None or (ask.key not in _keys(entry) and _seconds(entry, "until") <= now.timestamp()):
             entry = {"at": int(now.timestamp()), "until": int(ask.deadline.timestamp()), "keys": [ask.key]}
@@ -146,7 +146,7 @@ class SlurmWorkloads:
             entry = {**entry, "keys": [*_keys(entry), ask.key]}
             self._note(job.uid, entry)
         if entry.get("sent") is True:
-            return WorkAnswer("already", f"SIG{signal.name} was sent to it")
+            return Answer("already", f"SIG{signal.name} was sent to it")
         answer = self._port.signal(job, signal)
         if answer.kind == "done":
             self._note(job.uid, {**entry, "sent": True})
@@ -165,8 +165,8 @@ def _held(job: SlurmJob) -> str | None:
     return None if job.requeue else "it may not be requeued"
 
 
-def _answer(answer: Answer, write: Write) -> WorkAnswer:
-    return WorkAnswer(answer.kind, answer.words, None, (write,) if answer.kind == "done" else ())
+def _answer(answer: Answer, write: Write) -> Answer:
+    return Answer(answer.kind, answer.words, (write,) if answer.kind == "done" else ())
 
 
 def _keys(entry: dict[str, Any]) -> list[str]:

@@ -12,7 +12,7 @@ from scheduler.file import MemoryScheduler
 from scheduler.ports.errors import SchedulerError
 from scheduler.ports.protocols import Clock
 from scheduler.ports.readings import Answer, StoredState, Write
-from scheduler.ports.workloads import CheckpointAsk, CheckpointState, DiagnosticResult, Fence, WorkAnswer, Workload
+from scheduler.ports.workloads import CheckpointAsk, CheckpointState, DiagnosticResult, Fence, Workload
 
 FaultKind = Literal[
     "conflict", "refused", "timeout_before", "timeout_after", "unreadable", "crash_before", "crash_after"
@@ -118,18 +118,18 @@ class MemoryWorkloads:
     def on_node(self, node: str) -> tuple[Workload, ...]:
         return self.faults.read("on_node", lambda: tuple(each for each in self.running.values() if each.node == node))
 
-    def ask_checkpoint(self, workload: Workload, ask: CheckpointAsk, fence: Fence) -> WorkAnswer:
-        return self.faults.write("ask_checkpoint", self._asked, workload, ask, fence, answer=WorkAnswer)
+    def ask_checkpoint(self, workload: Workload, ask: CheckpointAsk, fence: Fence) -> Answer:
+        return self.faults.write("ask_checkpoint", self._asked, workload, ask, fence, answer=Answer)
 
-    def _asked(self, workload: Workload, ask: CheckpointAsk, fence: Fence) -> WorkAnswer:
+    def _asked(self, workload: Workload, ask: CheckpointAsk, fence: Fence) -> Answer:
         wrong = self._wrong(workload, fence)
         if wrong is not None:
             return wrong
         before = self.asked.get(workload.uid)
         if before is not None and before.key == ask.key:
-            return WorkAnswer("already")
+            return Answer("already")
         self.asked[workload.uid] = ask
-        return WorkAnswer("done")
+        return Answer("done")
 
     def checkpoint_state(self, workload: Workload, key: str) -> CheckpointState:
         return self.faults.read("checkpoint_state", self._state, workload, key)
@@ -141,21 +141,21 @@ class MemoryWorkloads:
             return CheckpointState("failed", "it has none")
         return CheckpointState("acknowledged" if key in self.written else "waiting")
 
-    def evict(self, workload: Workload, fence: Fence) -> WorkAnswer:
-        return self.faults.write("evict", self._evicted, workload, fence, answer=WorkAnswer)
+    def evict(self, workload: Workload, fence: Fence) -> Answer:
+        return self.faults.write("evict", self._evicted, workload, fence, answer=Answer)
 
-    def _evicted(self, workload: Workload, fence: Fence) -> WorkAnswer:
+    def _evicted(self, workload: Workload, fence: Fence) -> Answer:
         wrong = self._wrong(workload, fence)
         if wrong is not None:
             return wrong
         found = self.running[workload.uid]
         if found.ending:
-            return WorkAnswer("already")
+            return Answer("already")
         if found.uid in self.blocked:
-            return WorkAnswer("blocked", self.blocked[found.uid])
+            return Answer("blocked", self.blocked[found.uid])
         self.running[found.uid] = replace(found, ending=True)
         self.evicted.append((self._clock.now(), found.node, found.uid))
-        return WorkAnswer("done", "", None, self.preview(found))
+        return Answer("done", "", self.preview(found))
 
     def preview(self, workload: Workload) -> tuple[Write, ...]:
         return (Write(f"{workload.kind} {workload.name}", "ending", None, "true"),)
@@ -172,13 +172,13 @@ class MemoryWorkloads:
         self.text, self.version = text, self.version + 1
         return Answer("done", "", (), str(self.version))
 
-    def _wrong(self, workload: Workload, fence: Fence) -> WorkAnswer | None:
+    def _wrong(self, workload: Workload, fence: Fence) -> Answer | None:
         if self._clock.now() >= fence.until:
-            return WorkAnswer("refused", "the lease has ended")
+            return Answer("refused", "the lease has ended")
         if workload.uid in self.running:
             return None
         same = any(each.name == workload.name for each in self.running.values())
-        return WorkAnswer("conflict", "another one has its name") if same else WorkAnswer("gone")
+        return Answer("conflict", "another one has its name") if same else Answer("gone")
 
 
 class MemoryVerification:
@@ -194,13 +194,13 @@ class MemoryVerification:
         self.dropped: list[str] = []
         self.faults = Faults()
 
-    def start(self, node: str, units: Sequence[str], key: str, fence: Fence) -> WorkAnswer:
-        return self.faults.write("start", self._start, node, units, key, answer=WorkAnswer)
+    def start(self, node: str, units: Sequence[str], key: str, fence: Fence) -> Answer:
+        return self.faults.write("start", self._start, node, units, key, answer=Answer)
 
-    def _start(self, node: str, units: Sequence[str], key: str) -> WorkAnswer:
+    def _start(self, node: str, units: Sequence[str], key: str) -> Answer:
         before = key in self.started
         self.started.setdefault(key, (node, tuple(units)))
-        return WorkAnswer("already" if before else "done")
+        return Answer("already" if before else "done")
 
     def result(self, node: str, key: str) -> DiagnosticResult:
         return self.faults.read("result", self._result, node, key)

@@ -14,7 +14,7 @@ from scheduler.file import LeaseEntry
 from scheduler.ports.errors import LedgerError, SourceError
 from scheduler.ports.readings import Switches
 from scheduler.ports.risks import NO_RISKS, Facts
-from scheduler.ports.stored_state import state_of
+from scheduler.ports.stored_state import stored_policy_state
 from tests.policy.decide_world import HOUR, STEP, T0, config
 from tests.scheduler.cluster import Cluster, without_our_taints
 from tests.scheduler.faults import Crash
@@ -279,7 +279,9 @@ def test_a_damaged_state_is_said_and_what_stands_stays():
     report = cluster.round()
     assert "begins with an empty safety state" in report.errors[0]
     assert cluster.level("n1") is Level.DRAINED
-    assert state_of(cluster.scheduler.state).nodes["n1"].seen is Level.DRAINED
+    stored = stored_policy_state(cluster.scheduler)
+    assert stored.load() is None
+    assert stored.value.nodes["n1"].seen is Level.DRAINED
 
 
 def test_an_unreadable_scheduler_is_an_error_and_nothing_is_done():

@@ -10,7 +10,7 @@ from policy.fleet import JobView, Level
 from scheduler.controller.controller import Controller
 from scheduler.controller.facts import VerifiedFacts
 from scheduler.evacuation.engine import Evacuation
-from scheduler.evacuation.progress import Progress, progress_of
+from scheduler.evacuation.progress import Progress, stored_progress
 from scheduler.evacuation.settings import EvacuationSettings, VerificationSettings
 from scheduler.ports.workloads import CheckpointOffer, Hook, Workload
 from tests.policy.decide_world import T0, config
@@ -99,7 +99,9 @@ class EmptyingCluster(Cluster):
 
     def progress(self) -> Progress:
         """What is kept in the scheduler."""
-        return Progress() if self.workloads.text is None else progress_of(self.workloads.text)
+        stored = stored_progress(self.workloads)
+        assert stored.load() is None
+        return stored.value
 
 
 def work(report) -> list[tuple[str, str, str | None]]:

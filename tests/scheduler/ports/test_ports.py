@@ -15,7 +15,7 @@ from policy.fleet import Level, NodeView, Signals
 from policy.plan import Action, PolicyState
 from scheduler.ports.codec import object_of, plain_of
 from scheduler.ports.node_object import Keys, NodeObject, Taint, after, marks_of, view_of, writes_between
-from scheduler.ports.stored_state import state_of, state_text
+from scheduler.ports.stored_state import packed, unpacked
 from tests.policy.decide_world import HOUR, T0, config, node, once
 
 KEYS = Keys()
@@ -44,12 +44,11 @@ def test_every_setting_and_signal_comes_back_from_json():
 
 def test_the_state_comes_back_and_a_damaged_one_is_refused():
     state = once([node("n", 0.9), node("m", 0.4)], config()).state
-    text = state_text(state)
-    assert state_of(text) == state
-    assert state_of(state_text(PolicyState())) == PolicyState()
+    text = packed("predrain-state 1", state, "the state", "forget")
+    assert unpacked("predrain-state 1", PolicyState, text, "the state") == state
     for damaged in (text[:-8], text[:40] + text[41:], "", "predrain-state 2 x y", text + "="):
-        with pytest.raises(ValueError, match="the safety state"):
-            state_of(damaged)
+        with pytest.raises(ValueError, match="the state"):
+            unpacked("predrain-state 1", PolicyState, damaged, "the state")
 
 
 @given(

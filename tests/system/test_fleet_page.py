@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 import subprocess
@@ -24,7 +23,7 @@ from serving.scores.alert_outcomes import write_facts
 from serving.scores.writing import ScoresFolder
 from telemetry.dataset.store import Dataset
 from tests.serving.http.test_process import lives
-from tests.serving.http.world import record
+from tests.serving.http.world import record, token_line
 from tests.serving.pages.page_world import store
 from tests.waiting import free_port, wait
 
@@ -84,7 +83,7 @@ def site(small_fleet: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     ]
     (folder / "cluster.json").write_text(json.dumps({"format": 1, "nodes": nodes}))
     (folder / "act.yaml").write_text(SETTINGS)
-    (folder / "tokens").write_text(f"read sha256:{hashlib.sha256(TOKEN.encode()).hexdigest()} person\n")
+    (folder / "tokens").write_text(token_line("read", TOKEN, "person"))
     run(folder, "act", "--cluster", "cluster.json", "--scores", "scores", "--settings", "act.yaml")
     risky = next(each for each in records if each.tier == "high")
     why = run(folder, "ledger", "why", risky.node)

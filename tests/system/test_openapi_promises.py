@@ -7,7 +7,6 @@ had without.
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import subprocess
 import sys
@@ -16,10 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from models.bundle.store import save_bundle
-from tests.models.small_models import fitted_models
-from tests.serving.http.world import Running, running, small_fleet, write_scores
-from tests.waiting import wait
+from tests.serving.http.model_world import scoring
+from tests.serving.http.world import Running, running, small_fleet, token_line, write_scores
 
 pytestmark = [
     pytest.mark.system,
@@ -33,9 +30,7 @@ TOKENS = {"read": "read-token-0123456789", "write": "write-token-0123456789", "a
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("promises")
     write_scores(folder / "scores", small_fleet())
-    save_bundle(folder / "bundle", fitted_models(), {"profile": "cascade", "params": {"labels": {"horizon": "24h"}}})
-    lines = [f"{scope} sha256:{hashlib.sha256(token.encode()).hexdigest()}\n" for scope, token in TOKENS.items()]
-    (folder / "tokens").write_text("".join(lines))
+    (folder / "tokens").write_text("".join(token_line(scope, token) for scope, token in TOKENS.items()))
     return folder
 
 
@@ -75,8 +70,7 @@ def test_who_may_not_is_refused_as_it_is_described(guarded: Running, tmp_path: P
 
 
 def test_a_model_answers_as_it_is_described(folder: Path, tmp_path: Path) -> None:
-    with running(folder / "scores", model=folder / "bundle", tokens=folder / "tokens") as service:
-        wait(lambda: service.service.holder.model is not None)
+    with scoring(folder, tokens=folder / "tokens") as service:
         paths = [word for path in ("/invocations", "/v1/predict", "/ping") for word in ("--include-path", path)]
         # Which features a row may have is the bundle's affair: the document cannot say it.
         more = ("--max-examples", "6", "--phases", "coverage,fuzzing", "--exclude-checks", "positive_data_acceptance")

@@ -1,6 +1,5 @@
 """The examples of docs/reference/http.md work as they are written."""
 
-import hashlib
 import os
 import re
 import shutil
@@ -12,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from serving.service import Service
-from tests.serving.http.world import routes_of, running, small_fleet, write_scores
+from tests.serving.http.world import routes_of, running, small_fleet, token_line, write_scores
 
 PAGE = (Path(__file__).parents[3] / "docs" / "reference" / "http.md").read_text()
 TOKEN = "documented-token-0123456789"
@@ -26,7 +25,7 @@ def examples(language: str) -> list[str]:
 def test_the_examples_work_as_written(tmp_path: Path) -> None:
     write_scores(tmp_path / "scores", small_fleet())
     tokens = tmp_path / "tokens"
-    tokens.write_text(f"read sha256:{hashlib.sha256(TOKEN.encode()).hexdigest()}\n")
+    tokens.write_text(token_line("read", TOKEN))
     asked = [each for each in examples("sh") if "curl" in each]
     assert len(asked) == 2
     with running(tmp_path / "scores", tokens=tokens) as service:

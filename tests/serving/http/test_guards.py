@@ -1,7 +1,6 @@
 """Who may ask, how much, and what is told of it: tokens, limits, bodies, metrics, the log, the OpenAPI document."""
 
 import contextlib
-import hashlib
 import io
 import json
 import socket
@@ -18,15 +17,11 @@ from serving.http.limits import ServiceSettings
 from serving.http.tokens import ScopedTokens
 from serving.logs import AccessLog
 from serving.service import Service
-from tests.serving.http.world import Running, record, routes_of, running, small_fleet, write_scores
+from tests.serving.http.world import Running, record, routes_of, running, small_fleet, token_line, write_scores
 from tests.waiting import wait
 
 READ, WRITE, ADMIN = "read-token-0123456789", "write-token-0123456789", "admin-token-0123456789"
 OPEN = ("/healthz", "/readyz", "/openapi.json")
-
-
-def line(scopes: str, token: str, name: str = "") -> str:
-    return f"{scopes} sha256:{hashlib.sha256(token.encode()).hexdigest()} {name}\n"
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +40,10 @@ def log() -> io.StringIO:
 def guarded(folder: Path, log: io.StringIO, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     tokens = tmp_path_factory.mktemp("tokens") / "tokens"
     tokens.write_text(
-        "# who asks\n" + line("read", READ, "the scheduler") + line("write", WRITE) + line("admin", ADMIN)
+        "# who asks\n"
+        + token_line("read", READ, "the scheduler")
+        + token_line("write", WRITE)
+        + token_line("admin", ADMIN)
     )
     limits = ServiceSettings(body_bytes=100_000, decoded_bytes=200_000, rows=50, body_timeout_s=60, poll_s=0.1)
     with running(folder, tokens=tokens, settings=limits, log=AccessLog(log)) as started:
@@ -80,13 +78,13 @@ def test_a_header_that_is_no_bearer_token_is_401(guarded: Running, header: str) 
 
 def test_the_token_file_may_change_while_the_service_runs(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "tokens"
-    path.write_text(line("read,write", READ))
+    path.write_text(token_line("read,write", READ))
     tokens = ScopedTokens(path)
     grant = tokens.grant(f"bearer {READ}")
     assert grant is not None
     assert (grant.covers("read"), grant.covers("write"), grant.covers("admin")) == (True, True, False)
     assert grant.name == "line 1"
-    path.write_text(line("admin", ADMIN, "me"))
+    path.write_text(token_line("admin", ADMIN, "me"))
     assert tokens.grant(f"Bearer {READ}") is None
     assert tokens.grant(f"Bearer {ADMIN}") is not None
     path.write_text("nonsense")
@@ -115,7 +113,7 @@ DO = (
         (f"read sha256:{'z' * 64}\n", "a line holds no SHA-256 of a token ({path}, line 1). " + DO),
         ("read\n", "a line holds no SHA-256 of a token ({path}, line 1). " + DO),
         (
-            line("read", READ) + line("admin", READ),
+            token_line("read", READ) + token_line("admin", READ),
             "the token file holds a token twice ({path}). Give each token one line with its scopes.",
         ),
     ],
@@ -223,7 +221,7 @@ def test_more_requests_at_a_time_than_allowed_are_told_to_come_back(folder: Path
 
 def test_a_flood_without_a_token_holds_up_nobody_who_shows_one(folder: Path, tmp_path: Path) -> None:
     tokens = tmp_path / "tokens"
-    tokens.write_text(line("read", READ))
+    tokens.write_text(token_line("read", READ))
     with running(folder, tokens=tokens, settings=ServiceSettings(concurrent_anonymous=4)) as service:
         flood = []
         for at in range(300):  # those of no token are refused at once, those of open routes wait for their body

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from serving.http.limits import AllowedHosts
-from tests.serving.http.test_guards import READ, line
-from tests.serving.http.world import running, small_fleet, write_scores
+from tests.serving.http.test_guards import READ
+from tests.serving.http.world import running, small_fleet, token_line, write_scores
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_a_page_that_rebinds_its_name_reads_nothing_of_a_service_without_tokens(
 def test_who_shows_a_token_may_come_under_any_name(tmp_path: Path) -> None:
     write_scores(tmp_path / "scores", small_fleet())
     tokens = tmp_path / "tokens"
-    tokens.write_text(line("read", READ))
+    tokens.write_text(token_line("read", READ))
     with running(tmp_path / "scores", tokens=tokens) as service:
         assert ask(service.port, "predrain.example", Authorization=f"Bearer {READ}")[0] == 200
         assert ask(service.port, "predrain.example")[0] == 401

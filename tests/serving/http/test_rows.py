@@ -11,25 +11,17 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-from models.bundle.store import save_bundle
-from serving.http.limits import ServiceSettings
-from tests.models.small_models import COLUMNS, fitted_models, rows
+from serving.http.rows import rows_of_arrow
+from tests.models.small_models import fitted_models, rows
+from tests.serving.http.model_world import ARROW, NAMES, scoring, stream_of
 from tests.serving.http.world import NOW, Client, Running, running, small_fleet, write_scores
 from tests.waiting import wait
-
-ARROW = "application/vnd.apache.arrow.stream"
-NAMES = [column.name for column in COLUMNS]
-FACTS = {"profile": "cascade", "params": {"labels": {"horizon": "24h"}}}
 
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    folder = tmp_path_factory.mktemp("world")
-    write_scores(folder / "scores", small_fleet())
-    save_bundle(folder / "bundle", fitted_models(), FACTS)
-    limits = ServiceSettings(rows=500, body_bytes=2_000_000, decoded_bytes=2_000_000)
-    with running(folder / "scores", model=folder / "bundle", settings=limits) as started:
-        wait(lambda: started.service.holder.model is not None, 60)
+    limits = {"rows": 500, "body_bytes": 2_000_000, "decoded_bytes": 2_000_000}
+    with scoring(tmp_path_factory.mktemp("world"), **limits) as started:
         yield started
 
 
@@ -71,11 +63,7 @@ def expected(values: Any, units: list[str], times: list[str]) -> list[dict[str, 
 
 
 def arrow(columns: dict[str, Any]) -> bytes:
-    table = pa.table(columns)
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, table.schema) as writer:
-        writer.write_table(table)
-    return bytes(sink.getvalue())
+    return stream_of(pa.table(columns))
 
 
 def test_rows_get_the_scores_that_the_bundle_gives(client: Client, service: Running) -> None:
@@ -269,3 +257,24 @@ def test_a_bundle_that_cannot_be_loaded_is_said_and_the_rest_is_served(tmp_path:
         assert client.send("GET", "/ping")[0] == 503
         assert client.send("POST", "/v1/predict", {"rows": [ROW]})[0] == 503
         assert client.send("POST", "/v1/predict", {"nodes": ["n1"]})[0] == 200
+
+
+@pytest.mark.parametrize("rows_a_batch", [None, 2])
+def test_an_arrow_table_of_mixed_numbers_is_read_as_its_columns_are(rows_a_batch: int | None) -> None:
+    table = pa.table(
+        {
+            "b": pa.array([1, 2, None, 4, 5], pa.int64()),
+            "a": pa.array([1.5, None, math.nan, 4, 5], pa.float32()),
+            "half": pa.array(np.arange(5), pa.float16()),
+            "none": pa.nulls(5),
+            "large": pa.array([2**63 + 5] * 5, pa.uint64()),
+            "unit": list("vwxyz"),
+        }
+    )
+    columns = ("none", "a", "absent", "b", "half", "large")
+    found = rows_of_arrow(stream_of(table, rows_a_batch), columns, 10, 2**20)
+    assert found.units == list("vwxyz")
+    for at, name in enumerate(columns):
+        given_ = table.column(name).to_pylist() if name in table.column_names else [None] * 5
+        expected = np.array([math.nan if value is None else float(value) for value in given_], dtype=np.float32)
+        np.testing.assert_array_equal(found.values[:, at], expected, err_msg=name)

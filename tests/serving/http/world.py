@@ -1,6 +1,7 @@
 """A folder of scores made by hand, and the service running on it."""
 
 import contextlib
+import hashlib
 import http.client
 import json
 import shutil
@@ -174,6 +175,11 @@ def running(scores: Path, *, wait_for_scores: bool = True, tls: Tls | None = Non
         stop.set()
         thread.join(30)
         assert not thread.is_alive()
+
+
+def token_line(scopes: str, token: str, name: str = "") -> str:
+    """A line of a file of tokens."""
+    return f"{scopes} sha256:{hashlib.sha256(token.encode()).hexdigest()} {name}\n"
 
 
 def routes_of(app: FastAPI) -> list[APIRoute]:

@@ -2,7 +2,7 @@
 
 import asyncio
 import selectors
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -126,6 +126,20 @@ async def run_for(collector: Collector, seconds: float) -> bool:
     stop = asyncio.Event()
     asyncio.get_running_loop().call_later(seconds, stop.set)
     return await collector.run(stop)
+
+
+def collect(
+    root: Path, answer: Answer | FakeFetcher, seconds: float, targets: Sequence[str] = ("n1",), **more: Any
+) -> Collector:
+    """Scrape for some virtual seconds, or once; give the collector, ended."""
+
+    async def work() -> Collector:
+        fetcher = answer if isinstance(answer, FakeFetcher) else FakeFetcher(answer)
+        collector = make_collector(root, fetcher, list(targets), **more)
+        await (run_for(collector, seconds) if seconds else collector.once())
+        return collector
+
+    return run_virtual(work)
 
 
 def landed(root: Path, kind: str) -> pa.Table:

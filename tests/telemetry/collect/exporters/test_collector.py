@@ -22,6 +22,7 @@ from telemetry.landing.folder import Landing
 from tests.telemetry.collect.exporters.exporter_pages import (
     START,
     FakeFetcher,
+    collect,
     exporter_page,
     fleet_time,
     landed,
@@ -40,30 +41,23 @@ def moving(url: str, number: int) -> str:
 
 
 def test_every_target_is_scraped_once_an_interval_at_a_time_of_its_own(tmp_path: Path) -> None:
-    async def work() -> None:
-        fetcher = FakeFetcher(moving)
-        collector = make_collector(tmp_path, fetcher, [f"n{number}" for number in range(40)])
-        assert await run_for(collector, 299)
-        calls = Counter(url for _, url in fetcher.calls)
-        assert set(calls.values()) <= {9, 10}
-        assert len(calls) == 40
-        for url in calls:
-            at = [when for when, each in fetcher.calls if each == url]
-            assert all(abs(b - a - 30) < 0.01 for a, b in pairwise(at))
-        thirds = Counter(int((when % 30) // 10) for when, _ in fetcher.calls)
-        assert min(thirds.values()) > 0.15 * len(fetcher.calls)
-        assert (collector.counts.scrapes_late, collector.counts.scrapes_failed) == (0, 0)
-        rows = landed(tmp_path, "samples")
-        assert rows.num_rows == 2 * len(fetcher.calls) == collector.counts.rows_written
-
-    run_virtual(work)
+    fetcher = FakeFetcher(moving)
+    collector = collect(tmp_path, fetcher, 299, [f"n{number}" for number in range(40)])
+    calls = Counter(url for _, url in fetcher.calls)
+    assert set(calls.values()) <= {9, 10}
+    assert len(calls) == 40
+    for url in calls:
+        at = [when for when, each in fetcher.calls if each == url]
+        assert all(abs(b - a - 30) < 0.01 for a, b in pairwise(at))
+    thirds = Counter(int((when % 30) // 10) for when, _ in fetcher.calls)
+    assert min(thirds.values()) > 0.15 * len(fetcher.calls)
+    assert (collector.counts.scrapes_late, collector.counts.scrapes_failed) == (0, 0)
+    rows = landed(tmp_path, "samples")
+    assert rows.num_rows == 2 * len(fetcher.calls) == collector.counts.rows_written
 
 
 def test_the_rows_hold_the_page_and_how_it_was_scraped(tmp_path: Path) -> None:
-    async def work() -> None:
-        await run_for(make_collector(tmp_path, FakeFetcher(moving), ["n1"]), 89)
-
-    run_virtual(work)
+    collect(tmp_path, moving, 89)
     rows = sorted(landed(tmp_path, "samples").to_pylist(), key=lambda row: (row["gpu"], row["timestamp"]))
     assert [row["energy_mj"] for row in rows] == [0.0, 1000.0, 2000.0] * 2
     assert [row["page_age_s"] for row in rows[:3]] == [None, 30.0, 30.0]
@@ -81,13 +75,8 @@ def test_failures_are_told_by_the_next_good_row(tmp_path: Path, caplog: pytest.L
     def answer(url: str, number: int) -> str | Exception:
         return ScrapeError("timeout", "no page") if 1 <= number <= 2 else moving(url, number)
 
-    async def work() -> Any:
-        collector = make_collector(tmp_path, FakeFetcher(answer), ["n1"])
-        await run_for(collector, 200)
-        return collector
-
     with caplog.at_level(logging.WARNING):
-        collector = run_virtual(work)
+        collector = collect(tmp_path, answer, 200)
     rows = [row for row in landed(tmp_path, "samples").to_pylist() if row["gpu"] == "GPU-n1-0"]
     assert [row["scrape_failures_total"] for row in rows[:2]] == [0.0, 2.0]
     (watch,) = collector.watches.values()
@@ -102,13 +91,8 @@ def test_a_repeated_page_lands_once_and_a_hung_one_is_a_gap(tmp_path: Path, capl
     def answer(url: str, number: int) -> str:
         return moving(url, number // 2 if number < 6 else 2 if number < 20 else number)
 
-    async def work() -> Any:
-        collector = make_collector(tmp_path, FakeFetcher(answer), ["n1"])
-        await run_for(collector, 30 * 22)
-        return collector
-
     with caplog.at_level(logging.WARNING):
-        collector = run_virtual(work)
+        collector = collect(tmp_path, answer, 30 * 22)
     rows = [row for row in landed(tmp_path, "samples").to_pylist() if row["gpu"] == "GPU-n1-0"]
     assert [row["energy_mj"] for row in rows] == [0.0, 1000.0, 2000.0, 20_000.0, 21_000.0]
     assert [row["page_age_s"] for row in rows] == [None, 60.0, 60.0, 480.0, 30.0]
@@ -125,10 +109,7 @@ def test_xid_counts_that_rise_are_events(tmp_path: Path) -> None:
     def answer(url: str, number: int) -> str:
         return exporter_page(node_of(url), number, xids=counts[min(number, len(counts) - 1)])
 
-    async def work() -> None:
-        await run_for(make_collector(tmp_path, FakeFetcher(answer), ["n1"]), 30 * 6)
-
-    run_virtual(work)
+    collect(tmp_path, answer, 30 * 6)
     events = landed(tmp_path, "events").to_pylist()
     assert [(row["gpu"], row["type"], row["code"], row["detail"]) for row in events] == [
         ("GPU-n1-0", "xid", "31", "count rose from 2 to 3"),
@@ -141,34 +122,29 @@ def test_xid_counts_that_rise_are_events(tmp_path: Path) -> None:
 
 
 def test_what_is_known_of_a_target_fills_the_inventory_and_names_the_node(tmp_path: Path) -> None:
-    async def work() -> None:
-        target = Target("http://10.0.0.7:9400/metrics", "worker-7", (("rack", "r12"),))
-        collector = make_collector(tmp_path, FakeFetcher(lambda _, number: exporter_page("pod-x", number)), [target])
-        assert await collector.once()
-
-    run_virtual(work)
+    target = Target("http://10.0.0.7:9400/metrics", "worker-7", (("rack", "r12"),))
+    collect(tmp_path, lambda _, number: exporter_page("pod-x", number), 0, [target])
     seen = landed(tmp_path, "inventory").to_pylist()
     assert {(row["node"], row["rack"]) for row in seen} == {("worker-7", "r12")}
     assert set(landed(tmp_path, "samples").column("node").to_pylist()) == {"worker-7"}
 
 
+MANY = "".join(f'DCGM_FI_DEV_GPU_TEMP{{UUID="GPU-{number}",Hostname="n1"}} 40\n' for number in range(5000))
+
+
 @pytest.mark.parametrize(
-    ("answer", "kind"),
+    ("answer", "kind", "words"),
     [
-        ("<html>not a page</html>\n", "parse"),
-        ("# HELP node_load1 text\nnode_load1 0.5\n", "empty"),
-        ("", "empty"),
-        (exporter_page("n1", 1).rstrip("\n")[:-300] + "\nDCGM_FI_DEV_GPU_TEMP{gpu", "truncated"),
+        ("<html>not a page</html>\n", "parse", ""),
+        ("# HELP node_load1 text\nnode_load1 0.5\n", "empty", ""),
+        ("", "empty", ""),
+        (exporter_page("n1", 1).rstrip("\n")[:-300] + "\nDCGM_FI_DEV_GPU_TEMP{gpu", "truncated", ""),
+        (MANY, "too_large", "the page has 5000 GPUs, over 4096"),
     ],
 )
-def test_a_page_that_says_nothing_is_a_failure(tmp_path: Path, answer: str, kind: str) -> None:
-    async def work() -> None:
-        collector = make_collector(tmp_path, FakeFetcher(lambda *_: answer), ["n1"])
-        await collector.once()
-        (watch,) = collector.watches.values()
-        assert dict(watch.failures) == {kind: 1}
-
-    run_virtual(work)
+def test_a_page_that_says_nothing_or_too_much_is_a_failure(tmp_path: Path, answer: str, kind: str, words: str) -> None:
+    (watch,) = collect(tmp_path, lambda *_: answer, 0).watches.values()
+    assert (dict(watch.failures), words in str(watch.last_failure)) == ({kind: 1}, True)
     assert landed(tmp_path, "samples").num_rows == 0
 
 
@@ -187,14 +163,8 @@ class FullDisk:
 
 
 def test_a_full_disk_is_waited_for_and_loses_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    async def work() -> Any:
-        disk = FullDisk(tmp_path, (60, 400))
-        collector = make_collector(tmp_path, FakeFetcher(moving), ["n1", "n2"], landing=disk)
-        assert await run_for(collector, 600)
-        return collector
-
     with caplog.at_level(logging.WARNING):
-        collector = run_virtual(work)
+        collector = collect(tmp_path, moving, 600, ["n1", "n2"], landing=FullDisk(tmp_path, (60, 400)))
     rows = landed(tmp_path, "samples")
     assert rows.num_rows == 2 * collector.counts.scrapes
     keys = {(row["gpu"], row["timestamp"]) for row in rows.to_pylist()}
@@ -207,14 +177,8 @@ def test_a_full_disk_is_waited_for_and_loses_nothing(tmp_path: Path, caplog: pyt
 
 
 def test_a_disk_that_stays_full_drops_the_oldest_and_says_so(tmp_path: Path) -> None:
-    async def work() -> Any:
-        disk = FullDisk(tmp_path, (0, 1e9))
-        limits = ScrapeSettings(max_buffered_rows=10)
-        collector = make_collector(tmp_path, FakeFetcher(moving), ["n1"], landing=disk, settings=limits)
-        assert not await run_for(collector, 600)
-        return collector
-
-    collector = run_virtual(work)
+    disk, limits = FullDisk(tmp_path, (0, 1e9)), ScrapeSettings(max_buffered_rows=10)
+    collector = collect(tmp_path, moving, 600, landing=disk, settings=limits)
     assert 8 <= collector.buffered_rows <= 10
     assert collector.buffered_rows + collector.counts.rows_dropped == 2 * collector.counts.scrapes
 
@@ -226,27 +190,9 @@ def test_an_error_of_ours_in_one_page_does_not_stop_the_others(tmp_path: Path) -
                 raise RuntimeError("a bug")
             return await super().fetch(url)
 
-    async def work() -> Any:
-        collector = make_collector(tmp_path, Broken(moving), ["bad", "n1"])
-        await run_for(collector, 120)
-        return collector
-
-    collector = run_virtual(work)
+    collector = collect(tmp_path, Broken(moving), 120, ["bad", "n1"])
     assert landed(tmp_path, "samples").num_rows >= 6
     assert collector.watches["http://bad:9400/metrics"].failures["parse"] > 0
-
-
-def test_a_page_of_thousands_of_gpus_is_no_page_of_a_node(tmp_path: Path) -> None:
-    page = "".join(f'DCGM_FI_DEV_GPU_TEMP{{UUID="GPU-{number}",Hostname="n1"}} 40\n' for number in range(5000))
-
-    async def work() -> None:
-        collector = make_collector(tmp_path, FakeFetcher(lambda *_: page), ["n1"])
-        await collector.once()
-        (watch,) = collector.watches.values()
-        assert str(watch.last_failure) == "too_large: the page has 5000 GPUs, over 4096"
-
-    run_virtual(work)
-    assert landed(tmp_path, "samples").num_rows == 0
 
 
 def test_a_list_that_breaks_keeps_the_targets_that_are_known(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -277,13 +223,9 @@ def test_dead_targets_do_not_delay_the_good(tmp_path: Path) -> None:
                 raise ScrapeError("timeout", "no page")
             return await super().fetch(url)
 
-    async def work() -> None:
-        fetcher = Dead(moving)
-        targets = [*(f"dead{number}" for number in range(200)), *(f"n{number}" for number in range(20))]
-        collector = make_collector(tmp_path, fetcher, targets, settings=ScrapeSettings(concurrency=8))
-        await run_for(collector, 1200)
-        calls = Counter(url for at, url in fetcher.calls if at > 1600)  # the first rounds tell which are dead
-        assert len(calls) == 20
-        assert min(calls.values()) >= 19
-
-    run_virtual(work)
+    fetcher = Dead(moving)
+    targets = [*(f"dead{number}" for number in range(200)), *(f"n{number}" for number in range(20))]
+    collect(tmp_path, fetcher, 1200, targets, settings=ScrapeSettings(concurrency=8))
+    calls = Counter(url for at, url in fetcher.calls if at > 1600)  # the first rounds tell which are dead
+    assert len(calls) == 20
+    assert min(calls.values()) >= 19

@@ -57,6 +57,16 @@ def run(
     return result, landed(landing)
 
 
+def written(folder: Path, *requests: list[Any]) -> dict[str, list[dict[str, Any]]]:
+    """Write one request after another to a receiver; return all rows that landed."""
+
+    async def steps(app: Starlette, _: Receiver) -> None:
+        for series in requests:
+            await write(app, series)
+
+    return run(folder, steps, flush_interval_s=0.001)[1]
+
+
 def landed(landing: Landing) -> dict[str, list[dict[str, Any]]]:
     kinds = ("samples", "events", "inventory", "jobs")
     return {
@@ -131,22 +141,18 @@ def test_requests_of_one_moment_become_one_file_and_are_answered_after_it(tmp_pa
 
 
 def test_the_inventory_is_told_again_when_it_changes_and_every_hour(tmp_path: Path) -> None:
-    async def steps(app: Starlette, _: Receiver) -> None:
-        for minute, driver in [(0, "1"), (1, "1"), (2, "2"), (59, "2"), (62, "2"), (63, "2")]:
-            await write(app, [(labels(DCGM_FI_DRIVER_VERSION=driver), [(T0 + minute * 60_000, 1.0)])])
-
-    _, rows = run(tmp_path, steps, flush_interval_s=0.001)
+    seen = [(0, "1"), (1, "1"), (2, "2"), (59, "2"), (62, "2"), (63, "2")]
+    rows = written(
+        tmp_path, *([(labels(DCGM_FI_DRIVER_VERSION=driver), [(T0 + at * 60_000, 1.0)])] for at, driver in seen)
+    )
     told = [((row["seen_at"].timestamp() * 1000 - T0) / 60_000, row["driver"]) for row in rows["inventory"]]
     assert told == [(0, "1"), (2, "2"), (62, "2")]
     assert len(rows["samples"]) == 6
 
 
 def test_a_gpu_that_moves_and_comes_back_is_told_each_time(tmp_path: Path) -> None:
-    async def steps(app: Starlette, _: Receiver) -> None:
-        for turn, node in enumerate(["n1", "n2", "n2", "n1"]):
-            await write(app, [(labels() | {"Hostname": node}, [(T0 + turn, 1.0)])])
-
-    _, rows = run(tmp_path, steps, flush_interval_s=0.001)
+    nodes = enumerate(["n1", "n2", "n2", "n1"])
+    rows = written(tmp_path, *([(labels() | {"Hostname": node}, [(T0 + turn, 1.0)])] for turn, node in nodes))
     assert [row["node"] for row in rows["inventory"]] == ["n1", "n2", "n1"]
 
 
@@ -156,18 +162,8 @@ def test_rises_of_the_exporters_xid_counts_are_events_once_across_restarts(tmp_p
         name = "DCGM_EXP_XID_ERRORS_COUNT"
         return [(labels(), [(at, 1.0)]), (labels(name, xid=xid), [(at, value)])]
 
-    async def first(app: Starlette, _: Receiver) -> None:
-        await write(app, count(0, 1, "31"))  # older than what we saw
-        await write(app, count(1, 1, "79"))
-        await write(app, count(2, 1, "79"))
-
-    async def second(app: Starlette, _: Receiver) -> None:
-        await write(app, count(2, 1, "79"))
-        await write(app, count(3, 1, "79"))
-        await write(app, count(4, 2, "79"))
-
-    run(tmp_path, first, flush_interval_s=0.001)
-    _, rows = run(tmp_path, second, flush_interval_s=0.001)
+    written(tmp_path, count(0, 1, "31"), count(1, 1, "79"), count(2, 1, "79"))  # the first is older than what we saw
+    rows = written(tmp_path, count(2, 1, "79"), count(3, 1, "79"), count(4, 2, "79"))
     told = [((row["timestamp"].timestamp() * 1000 - T0) / 60_000, row["code"]) for row in rows["events"]]
     assert told == [(1, "79"), (4, "79")]
     assert all(row["known_at"] >= NOW for row in rows["events"])

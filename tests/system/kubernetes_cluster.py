@@ -7,7 +7,6 @@ after their own grace time, as kubelets do.
 from __future__ import annotations
 
 import contextlib
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +16,7 @@ from typing import Any
 
 import yaml
 
+from tests.processes import running
 from tests.system.kubernetes_server import KubernetesServer, build_components, kubernetes_server_in
 from tests.waiting import free_port, wait
 
@@ -216,12 +216,14 @@ def kubernetes_cluster_in(
         stack.callback(kubelets.halt.set)
         scheduler = folder / "scheduler.yaml"
         scheduler.write_text(yaml.safe_dump((scheduler_config or _scheduler_config)(server)))
-        _run(stack, folder, binaries / "kube-scheduler", f"--config={scheduler}", "--bind-address=127.0.0.1",
+        command = (binaries / "kube-scheduler", f"--config={scheduler}", "--bind-address=127.0.0.1",
              f"--secure-port={free_port()}", f"--cert-dir={folder / 'scheduler'}")  # fmt: skip
-        _run(stack, folder, binaries / "kube-controller-manager", f"--kubeconfig={config}", "--bind-address=127.0.0.1",
+        stack.enter_context(running(command, folder / "kube-scheduler.log"))
+        command = (binaries / "kube-controller-manager", f"--kubeconfig={config}", "--bind-address=127.0.0.1",
              f"--secure-port={free_port()}", "--port=0", "--leader-elect=false", f"--cert-dir={folder / 'controllers'}",
              f"--service-account-private-key-file={folder / 'sa.key'}", "--use-service-account-credentials=false",
              "--controllers=deployment,replicaset,daemonset,job,disruption,garbagecollector")  # fmt: skip
+        stack.enter_context(running(command, folder / "kube-controller-manager.log"))
         cluster = KubernetesCluster(server, nodes, kubelets)
         wait(lambda: server.request("GET", "/api/v1/nodes?limit=1", user="actuator", check=False)[0] == 200)
         yield cluster
@@ -239,16 +241,3 @@ def _scheduler_config(server: KubernetesServer) -> dict[str, Any]:
         "podInitialBackoffSeconds": 1,
         "podMaxBackoffSeconds": 1,
     }
-
-
-def _run(stack: contextlib.ExitStack, folder: Path, *command: object) -> None:
-    name = Path(str(command[0])).name
-    with (folder / f"{name}.log").open("ab") as log:
-        process = subprocess.Popen([str(each) for each in command], stdout=log, stderr=log, start_new_session=True)
-
-    def stop() -> None:
-        if process.poll() is None:
-            process.kill()
-        process.wait(120)
-
-    stack.callback(stop)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,9 +15,9 @@ import pytest
 
 from features.matrix.matrix import FeatureMatrix
 from tests.features.small_fleet import events_of, gpus, inventory_of, write_dataset, xid
+from tests.processes import PREDRAIN, ROOT, predrain, running
 from tests.waiting import wait
 
-ROOT = Path(__file__).resolve().parents[2]
 DEADLINE_S = 600.0
 pytestmark = pytest.mark.system
 PARAMS = """
@@ -33,30 +32,14 @@ backtest: {bootstrap: 5}
 """
 
 
-def predrain(*arguments: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-c", "from predrain.command import main; main()", *arguments],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[tuple[str, list[subprocess.Popen[bytes]]]]:
     said = tmp_path / "scheduler.json"
-    with contextlib.ExitStack() as running, (tmp_path / "cluster.log").open("wb") as log:
+    with contextlib.ExitStack() as stack:
 
         def start(module: str, *options: str) -> subprocess.Popen[bytes]:
-            command = [sys.executable, "-m", f"distributed.cli.{module}", "--scheduler-file", str(said), *options]
-            process = subprocess.Popen(command, cwd=ROOT, env=os.environ, stdout=log, stderr=log)
-            running.callback(process.wait)
-            running.callback(process.kill)
-            return process
+            command = [sys.executable, "-m", f"distributed.cli.{module}", "--scheduler-file", said, *options]
+            return stack.enter_context(running(command, tmp_path / "cluster.log"))
 
         start("dask_scheduler", "--host", "127.0.0.1", "--port", "0", "--dashboard-address", "127.0.0.1:0")
         wait(said.exists)
@@ -84,7 +67,7 @@ def test_a_backtest_on_a_cluster_that_loses_a_worker_is_the_same_bit_for_bit(clu
     here, there = tmp_path / "here", tmp_path / "there"
     common = ("backtest", "--dataset", str(dataset), "--params", str(params), "--no-report")
     predrain(*common, "--out", str(here))
-    command = [sys.executable, "-c", "from predrain.command import main; main()", *common, "--out", str(there)]
+    command = [*PREDRAIN, *common, "--out", str(there)]
     options = ["--engine", "dask", "--dask-address", address]
     with subprocess.Popen([*command, *options], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as driver:
         wait(lambda: driver.poll() is not None or any(there.glob(".folds/*-refits/fold-*.parquet")))

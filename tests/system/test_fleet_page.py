@@ -7,10 +7,7 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -22,15 +19,13 @@ from policy.risk_record import RiskRecord
 from serving.scores.alert_outcomes import write_facts
 from serving.scores.writing import ScoresFolder
 from telemetry.dataset.store import Dataset
-from tests.serving.http.test_process import lives
+from tests.processes import predrain, serving
 from tests.serving.http.world import record, token_line
 from tests.serving.pages.page_world import store
-from tests.waiting import free_port, wait
 
 pytestmark = pytest.mark.system
 
 ROOT = Path(__file__).parents[2]
-PREDRAIN = Path(sys.executable).with_name("predrain")
 TOKEN = "a-person-0123456789"
 CREDENTIALS = {"username": "me", "password": TOKEN}
 SIZES = {"desktop": (1440, 900), "phone": (390, 844)}
@@ -84,35 +79,14 @@ def site(small_fleet: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     (folder / "cluster.json").write_text(json.dumps({"format": 1, "nodes": nodes}))
     (folder / "act.yaml").write_text(SETTINGS)
     (folder / "tokens").write_text(token_line("read", TOKEN, "person"))
-    run(folder, "act", "--cluster", "cluster.json", "--scores", "scores", "--settings", "act.yaml")
+    predrain("act", "--cluster", "cluster.json", "--scores", "scores", "--settings", "act.yaml", cwd=folder)
     risky = next(each for each in records if each.tier == "high")
-    why = run(folder, "ledger", "why", risky.node)
+    why = predrain("ledger", "why", risky.node, cwd=folder).stdout
     assert "high, risk" in why
     write_facts(ScoresFolder(folder / "scores"), Dataset.open(small_fleet))
     options = ("--ledger", "ledger.db", "--tokens", "tokens")
-    with serving(folder, *options) as address:
-        yield Site(address, risky, len(names), why)
-
-
-def run(folder: Path, *words: str) -> str:
-    done = subprocess.run([PREDRAIN, *words], cwd=folder, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-@contextmanager
-def serving(folder: Path, *options: str) -> Iterator[str]:
-    port = free_port()
-    words = ["serve", "--scores", "scores", "--listen", f"127.0.0.1:{port}", "--no-extender", *options]
-    with (folder / "serve.log").open("w") as log:
-        process = subprocess.Popen([PREDRAIN, *words], cwd=folder, stderr=log, stdout=log)
-    try:
-        wait(lambda: process.poll() is not None or lives(port))
-        assert process.poll() is None, (folder / "serve.log").read_text()
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        process.terminate()
-        process.wait(120)
+    with serving(folder, "--no-extender", *options) as (_, port):
+        yield Site(f"http://127.0.0.1:{port}", risky, len(names), why)
 
 
 @pytest.fixture(scope="module")

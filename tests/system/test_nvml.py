@@ -5,7 +5,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,12 +13,12 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+from tests.processes import PREDRAIN
 from tests.waiting import wait
 
 pytestmark = pytest.mark.system
 
 STUB = Path(__file__).with_name("nvml_stub.c")
-PREDRAIN = [sys.executable, "-c", "from predrain.command import main; main()"]
 
 # What a GPU of the stand-in answers: its lines in nvml_stub.c's file, without the GPU's number before them.
 GPU = """

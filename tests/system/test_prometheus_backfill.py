@@ -7,11 +7,10 @@ import random
 import shutil
 import signal
 import subprocess
-import sys
 import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,15 +22,15 @@ import pytest
 from simulator.simulate import simulate
 from telemetry.dataset.store import Dataset
 from telemetry.landing.folder import landing_of
+from tests.processes import PREDRAIN, predrain, running
 from tests.system.prometheus_server import PrometheusServer, load_blocks, need_prometheus, prometheus
 from tests.system.simulated_exposition import exposition, same_values, samples_of, write_openmetrics
-from tests.waiting import free_port
+from tests.waiting import free_port, wait
 
 pytestmark = pytest.mark.system
 
 GPUS, DAYS, SEED = 12, 30, 3
 START, END = "2026-01-01T00:00:00Z", "2026-01-31T00:00:00Z"
-VERB = "from predrain.command import main; main()"
 
 
 @dataclass(frozen=True)
@@ -57,20 +56,15 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
         yield Fleet(truth, base / "data", server)
 
 
-def command(url: str, dataset: Path, *options: str | Path, start: str = START, end: str = END) -> list[str]:
-    """Return the command line of a backfill."""
-    span = ["--start", start, "--end", end]
-    words = ["collect", "prometheus", "--url", url, *span, "--dataset", dataset, "--json", *options]
-    return [sys.executable, "-c", VERB, *map(str, words)]
+def words(url: str, dataset: Path, *options: str | Path, start: str = START, end: str = END) -> tuple[str | Path, ...]:
+    """Return the words of a backfill."""
+    span = ("--start", start, "--end", end)
+    return ("collect", "prometheus", "--url", url, *span, "--dataset", dataset, "--json", *options)
 
 
 def collect(url: str, dataset: Path, *options: str | Path, **span: str) -> dict[str, object]:
     """Run a backfill to its end."""
-    run = subprocess.run(
-        command(url, dataset, *options, **span), capture_output=True, text=True, timeout=600, check=False
-    )
-    assert run.returncode == 0, run.stderr
-    return json.loads(run.stdout)
+    return json.loads(predrain(*words(url, dataset, *options, **span)).stdout)
 
 
 def assert_same_telemetry(fleet: Fleet, dataset: Path, *, gauges_within: float = 0.0) -> None:
@@ -108,7 +102,7 @@ def test_killed_anywhere_it_goes_on_without_gaps_or_duplicates(fleet: Fleet, tmp
     for _ in range(4):
         before = len(list(landed.glob("*.parquet")))
         run = subprocess.Popen(
-            command(fleet.server.url, out, "--no-compact", "--concurrency", "2"),
+            [*PREDRAIN, *words(fleet.server.url, out, "--no-compact", "--concurrency", "2")],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
@@ -136,8 +130,7 @@ def test_a_dump_of_the_database_lands_what_the_database_was_made_of(fleet: Fleet
     dump = tmp_path / "dump.txt"
     with dump.open("wb") as stream:
         subprocess.run(["promtool", "tsdb", "dump", copy], stdout=stream, timeout=300, check=True)
-    dumped = [sys.executable, "-c", VERB, "collect", "openmetrics", str(dump), "--dataset", str(tmp_path / "out")]
-    subprocess.run(dumped, check=True, timeout=600)
+    predrain("collect", "openmetrics", dump, "--dataset", tmp_path / "out")
     live = landing_of(tmp_path / "out")
     rows = pa.concat_tables(
         [pq.read_table(file) for file in (live / "samples").glob("*.parquet")], promote_options="default"
@@ -155,17 +148,9 @@ def victoria_metrics(data: Path, *arguments: str) -> Iterator[str]:
         pytest.skip("victoria-metrics is not installed: apt-get install victoria-metrics")
     url = f"http://127.0.0.1:{free_port()}"
     flags = [f"-storageDataPath={data}", f"-httpListenAddr={url.removeprefix('http://')}", "-retentionPeriod=100y"]
-    process = subprocess.Popen([program, *flags, *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        for _ in range(1200):
-            with suppress(OSError):
-                urllib.request.urlopen(f"{url}/health", timeout=2).close()
-                break
-            time.sleep(0.1)
+    with running([program, *flags, *arguments], data.with_name("vm.log")):
+        wait(lambda: urllib.request.urlopen(f"{url}/health", timeout=2).close() is None)
         yield url
-    finally:
-        process.terminate()
-        process.wait(120)
 
 
 def test_victoria_metrics_gives_the_same_within_its_limit(fleet: Fleet, tmp_path: Path) -> None:

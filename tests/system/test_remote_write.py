@@ -1,11 +1,8 @@
 """A real Prometheus that remote-writes into the receiver: what lands is what Prometheus itself has."""
 
+import contextlib
 import json
-import os
 import shutil
-import signal
-import subprocess
-import sys
 import time
 import urllib.parse
 import urllib.request
@@ -17,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.http_server import Handler, serving
+from tests.processes import PREDRAIN, running
 from tests.system.prometheus_server import prometheus
 from tests.waiting import free_port, wait
 
@@ -48,21 +46,18 @@ class Receiving:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.port = free_port()
-        self.process: subprocess.Popen[bytes] | None = None
+        self._stack = contextlib.ExitStack()
 
     def start(self) -> None:
-        command = [sys.executable, "-c", "from predrain.command import main; main()", "collect", "receive"]
-        command += ["--listen", f"127.0.0.1:{self.port}", "--dataset", str(self.folder / "fleet")]
-        self.process = subprocess.Popen(command)
+        words = ("collect", "receive", "--listen", f"127.0.0.1:{self.port}", "--dataset", self.folder / "fleet")
+        self.process = self._stack.enter_context(running([*PREDRAIN, *words], self.folder / "log"))
         wait(lambda: get(f"http://127.0.0.1:{self.port}/readyz") == b"ready\n")
 
     def kill(self) -> None:
-        assert self.process is not None
-        os.kill(self.process.pid, signal.SIGKILL)
+        self.process.kill()
         self.process.wait(120)
 
     def stop(self) -> int:
-        assert self.process is not None
         self.process.terminate()
         return self.process.wait(120)
 
@@ -84,9 +79,7 @@ class Receiving:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self.process is not None and self.process.poll() is None:
-            self.process.kill()
-            self.process.wait(120)
+        self._stack.close()
 
 
 class Exporter(Handler):

@@ -4,8 +4,6 @@ import contextlib
 import os
 import re
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from functools import partial
@@ -15,6 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.processes import answers, serving
 from tests.serving.http.world import Client, record, write_scores
 from tests.system.kubernetes_cluster import KubernetesCluster, kubernetes_cluster_in
 from tests.system.kubernetes_server import KubernetesServer
@@ -27,43 +26,18 @@ SHIPPED = ROOT / "deploy" / "kubernetes" / "kube-scheduler-extender.yaml"
 TIERS = {"risky": (0.9, "high"), "doubtful": (0.4, "elevated"), "sound": (0.001, "clear"), "silent": (None, "unknown")}
 
 
-@contextlib.contextmanager
-def process(command: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    with log.open("ab") as stream:
-        started = subprocess.Popen(command, stdout=stream, stderr=stream, start_new_session=True, cwd=ROOT)
-    try:
-        yield started
-    finally:
-        if started.poll() is None:
-            started.kill()
-        started.wait(120)
-
-
 class Predrain:
     """`predrain serve` as a process of its own."""
 
     def __init__(self, folder: Path) -> None:
-        self.scores = folder / "scores"
-        self.log = folder / "predrain.log"
+        self.folder = folder
         self.port, self.extender_port = free_port(), free_port()
         self._stack = contextlib.ExitStack()
 
     def start(self) -> None:
-        options = ["--listen", f"127.0.0.1:{self.port}", "--extender-listen", f"127.0.0.1:{self.extender_port}"]
-        command = [sys.executable, "-c", "from predrain.command import main; main()"]
-        command += ["serve", "--scores", str(self.scores), *options]
-        self.process = self._stack.enter_context(process(command, self.log))
-        wait(lambda: self.ready() or self.process.poll() is not None)
-        assert self.process.poll() is None, self.log.read_text()[-3000:]
-
-    def ready(self) -> bool:
-        client = Client(self.port)
-        try:
-            return client.send("GET", "/readyz")[0] == 200
-        except OSError:
-            return False
-        finally:
-            client.connection.close()
+        service = serving(self.folder, "--extender-listen", f"127.0.0.1:{self.extender_port}", port=self.port)
+        self.process, _ = self._stack.enter_context(service)
+        wait(lambda: answers(self.port, "/readyz"))
 
     def asked(self) -> int:
         """How often the scheduler's filter request was answered."""
@@ -76,7 +50,7 @@ class Predrain:
     def score(self, tiers: dict[str, tuple[float | None, str]]) -> None:
         now = datetime.now(UTC).replace(microsecond=0)
         records = [record(f"GPU-{node}", node, risk, tier, decided=now) for node, (risk, tier) in tiers.items()]
-        write_scores(self.scores, records, now)
+        write_scores(self.folder / "scores", records, now)
 
     def kill(self) -> None:
         self.process.kill()

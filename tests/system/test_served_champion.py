@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,33 +14,12 @@ from models.registry.champion import crown
 from models.registry.runs import log_run
 from models.registry.store import register_bundle
 from tests.models.small_models import fitted_models
-from tests.serving.http.test_process import lives
+from tests.processes import serving
 from tests.serving.http.world import Client
-from tests.waiting import free_port, wait
+from tests.waiting import wait
 
 pytestmark = pytest.mark.system
-ROOT = Path(__file__).resolve().parents[2]
-COMMAND = [sys.executable, "-c", "from predrain.command import main; main()", "serve"]
 FACTS = {"params": {"labels": {"horizon": "24h"}}}
-
-
-@contextmanager
-def served(folder: Path, uri: str, *more: str) -> Iterator[tuple[subprocess.Popen[str], Client]]:
-    port = free_port()
-    command = [*COMMAND, "--scores", str(folder / "scores"), "--listen", f"127.0.0.1:{port}", "--no-extender"]
-    command += ["--model", "champion", "--registry", uri, "--champion-interval", "1s", *more]
-    with (folder / "log").open("a") as stream:
-        process = subprocess.Popen(command, stderr=stream, stdout=stream, text=True, cwd=ROOT)
-    client = Client(port)
-    try:
-        wait(lambda: process.poll() is not None or lives(port))
-        assert process.poll() is None, (folder / "log").read_text()
-        yield process, client
-    finally:
-        client.connection.close()
-        if process.poll() is None:
-            process.kill()
-        process.wait(120)
 
 
 def ready(client: Client) -> Any:
@@ -60,7 +35,9 @@ def test_the_champion_is_served_followed_and_kept(tmp_path: Path) -> None:
     run = log_run(uri, "e", name="r", params={}, metrics={}, tags={})
     bundles = [bundle(tmp_path, profile) for profile in ("lightgbm", "logistic")]
     versions = [register_bundle(uri, "predrain", each.path, run_id=run) for each in bundles]
-    with served(tmp_path, uri) as (process, client):
+    options = ("--no-extender", "--model", "champion", "--registry", uri, "--champion-interval", "1s")
+    with serving(tmp_path, *options) as (process, port):
+        client = Client(port)
         wait(lambda: any("there is no champion" in each for each in ready(client).get("reasons", [])))
         crown(uri, "predrain", versions[0], expected=None, tags={})
         told = wait(lambda: ready(client).get("model"))
@@ -74,6 +51,7 @@ def test_the_champion_is_served_followed_and_kept(tmp_path: Path) -> None:
         (tmp_path / "mlflow.db").rename(tmp_path / "away.db")
         wait(lambda: any("cannot be known: no store here" in each for each in ready(client)["warnings"]))
         assert ready(client)["model"]["version"] == str(versions[1])
+        client.connection.close()
         process.send_signal(signal.SIGTERM)
         assert process.wait(120) == 0
         assert children

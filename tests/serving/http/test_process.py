@@ -9,8 +9,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -23,54 +21,18 @@ from serving.logs import AccessLog
 from serving.server import serve
 from serving.service import Service
 from telemetry.errors import InputError
+from tests.processes import ROOT, answers, predrain, serving
 from tests.serving.http.world import DECIDED, Client, record, routes_of, running, small_fleet, write_scores
-from tests.waiting import free_port, wait
+from tests.waiting import wait
 
-ROOT = Path(__file__).parents[3]
-COMMAND = [sys.executable, "-c", "from predrain.command import main; main()", "serve"]
 EXTENDER = ROOT / "deploy" / "kubernetes" / "kube-scheduler-extender.yaml"
-
-
-@contextmanager
-def started(folder: Path, *more: str) -> Iterator[tuple[subprocess.Popen[str], int, Path]]:
-    """Run the command; yields the process, its port and its log once it lives."""
-    port, log = free_port(), folder / "log"
-    command = [
-        *COMMAND,
-        "--scores",
-        str(folder / "scores"),
-        "--listen",
-        f"127.0.0.1:{port}",
-        "--extender-listen",
-        "127.0.0.1:0",
-        *more,
-    ]
-    with log.open("w") as stream:
-        process = subprocess.Popen(command, stderr=stream, stdout=stream, text=True, cwd=ROOT)
-    try:
-        wait(lambda: process.poll() is not None or lives(port), 60)
-        assert process.poll() is None, log.read_text()
-        yield process, port, log
-    finally:
-        if process.poll() is None:
-            process.kill()
-        process.wait(20)
-
-
-def lives(port: int) -> bool:
-    client = Client(port)
-    try:
-        return client.send("GET", "/healthz")[0] == 200
-    except OSError:
-        return False
-    finally:
-        client.connection.close()
 
 
 def test_the_command_lives_within_a_second_of_work_and_ends_orderly(tmp_path: Path) -> None:
     now = datetime.now(UTC).replace(microsecond=0)
     write_scores(tmp_path / "scores", small_fleet(now), now)
-    with started(tmp_path) as (process, port, log):
+    log = tmp_path / "log"
+    with serving(tmp_path, "--extender-listen", "127.0.0.1:0") as (process, port):
         ticks = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[11:13]
         # Seconds of the processor, not of the wall: the machine of a test has other things to do.
         assert sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK") < 1.0
@@ -85,7 +47,7 @@ def test_the_command_lives_within_a_second_of_work_and_ends_orderly(tmp_path: Pa
             slow.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body[:5])
             time.sleep(0.3)
             process.send_signal(signal.SIGTERM)
-            wait(lambda: not lives(port))
+            wait(lambda: not answers(port))
             slow.sendall(body[5:])
             answer = http.client.HTTPResponse(slow)
             answer.begin()
@@ -114,15 +76,8 @@ def test_the_command_lives_within_a_second_of_work_and_ends_orderly(tmp_path: Pa
     ],
 )
 def test_what_the_command_cannot_start_with_is_said(tmp_path: Path, options: list[str], message: str) -> None:
-    run = subprocess.run(
-        [*COMMAND, "--scores", str(tmp_path), "--listen", "127.0.0.1:0", "--extender-listen", "127.0.0.1:0", *options],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        cwd=ROOT,
-    )
-    assert run.returncode == 1
+    ports = ("--listen", "127.0.0.1:0", "--extender-listen", "127.0.0.1:0")
+    run = predrain("serve", "--scores", tmp_path, *ports, *options, code=1)
     assert run.stderr.startswith(f"predrain: error: {message}")
 
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import subprocess
-import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterator
@@ -10,9 +9,8 @@ from pathlib import Path
 
 from tests import http_server
 from tests.http_server import Handler
+from tests.processes import PREDRAIN, ROOT
 from tests.telemetry.collect.exporters.exporter_pages import exporter_page
-
-ROOT = Path(__file__).resolve().parents[4]
 
 
 class PageServer:
@@ -56,7 +54,7 @@ def page_server() -> Iterator[PageServer]:
 
 def start_collector(dataset: Path, targets: str, *options: str, interval: str = "0.25s") -> subprocess.Popen[str]:
     """Start the command itself."""
-    command = [sys.executable, "-c", "from predrain.command import main; main()", "collect", "exporters"]
+    command = [*PREDRAIN, "collect", "exporters"]
     pace = ["--interval", interval, "--timeout", interval]
     return subprocess.Popen(
         [*command, "--targets", targets, "--dataset", str(dataset), *pace, *options],

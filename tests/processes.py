@@ -1,0 +1,65 @@
+"""Our command, and other programs, as processes of their own."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import os
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+from tests.waiting import free_port, wait
+
+ROOT = Path(__file__).resolve().parents[1]
+PREDRAIN = (sys.executable, "-c", "from predrain.command import main; main()")
+
+
+def predrain(*words: object, cwd: Path = ROOT, code: int = 0) -> subprocess.CompletedProcess[str]:
+    """Run the command to its end, which has to come with this code."""
+    command = [*PREDRAIN, *map(str, words)]
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == code, done.stdout + done.stderr
+    return done
+
+
+@contextlib.contextmanager
+def running(
+    command: Iterable[object], log: Path, *, cwd: Path = ROOT, env: Mapping[str, str] | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a program until the block ends; what it writes goes to a file."""
+    words = [str(word) for word in command]
+    with log.open("ab") as stream:
+        process = subprocess.Popen(
+            words, stdout=stream, stderr=stream, start_new_session=True, cwd=cwd, env=env or os.environ
+        )
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.wait(120)
+
+
+@contextlib.contextmanager
+def serving(folder: Path, *options: object, port: int | None = None) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    """Run ``predrain serve`` on a folder's scores; gives the process and its port once it answers."""
+    port, log = port or free_port(), folder / "log"
+    command = [*PREDRAIN, "serve", "--scores", folder / "scores", "--listen", f"127.0.0.1:{port}", *options]
+    with running(command, log, cwd=folder) as process:
+        wait(lambda: process.poll() is not None or answers(port))
+        assert process.poll() is None, log.read_text()[-3000:]
+        yield process, port
+
+
+def answers(port: int, path: str = "/healthz") -> bool:
+    """Whether a service answers with 200."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    try:
+        connection.request("GET", path)
+        return connection.getresponse().status == 200
+    except OSError:
+        return False
+    finally:
+        connection.close()

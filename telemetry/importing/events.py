@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
@@ -29,6 +29,8 @@ from telemetry.xids.kernel_log import locate, parse_kernel_log
 
 _XID = re.compile(r"(?:XID[\s:#_-]*)?(\d{1,6})(?:\.0+)?\Z", re.IGNORECASE)
 _PLACE = ("node", "gpu", "type")
+_MAX_LINE = 1 << 20
+# Characters of a line of a kernel log that are read; the kernel writes no more than a thousandth of them.
 _TEXTS = ("node", "gpu", "code", "detail", "source")
 TYPE_ALIASES: Final[Mapping[str, str]] = {
     "rma": "replacement",
@@ -131,7 +133,7 @@ class EventIntake:
         settings["node"] = settings["node"] or (file.stem if file.stem in self.stays.node_since else None)
         try:
             with io.TextIOWrapper(pa.input_stream(file), encoding="utf-8", errors="replace") as lines:
-                log = parse_kernel_log(lines, **settings, source=file.name)
+                log = parse_kernel_log(_line_starts(lines), **settings, source=file.name)
         except InputError as error:
             raise InputError(error.what, f"{file}, {error.where}", error.do) from error
         self.quarantine.count_present("events", rows_of(file), len(log.events) + len(log.unparsed))
@@ -178,6 +180,15 @@ class EventIntake:
             ms = parse_instants(last, self.mapping.time, f"{batch.file}, column 'last_at'").ms[batch.good]
             made["last_at"] = times_of(np.clip(ms, first, first + RUN_MS))
         return with_runs(made)
+
+
+def _line_starts(stream: io.TextIOWrapper) -> Iterator[str]:
+    """Yield each line up to :data:`_MAX_LINE`: a file without line ends must not be held in memory."""
+    is_start = True
+    while piece := stream.readline(_MAX_LINE):
+        if is_start:
+            yield piece
+        is_start = piece.endswith("\n")
 
 
 def place_events(

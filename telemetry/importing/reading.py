@@ -19,6 +19,7 @@ import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
 from telemetry.dataset.dataset import Dataset
+from telemetry.dataset.files import sha256_of
 from telemetry.errors import InputError
 from telemetry.importing.columns import Columns
 from telemetry.importing.instants import MISSING, NAIVE, PROBLEMS, Instants, naive_error, parse_instants
@@ -311,8 +312,7 @@ class Source:
 
 def describe_source(role: str, path: Path, settings: Mapping[str, Any]) -> Source:
     """Hash a source file; ``settings``: what decides how its rows are read, JSON types only."""
-    with path.open("rb") as stream:
-        sha256 = hashlib.file_digest(stream, "sha256").hexdigest()
+    sha256 = sha256_of(path)
     entry = {"role": role, "name": path.name, "bytes": path.stat().st_size, "sha256": sha256, "settings": settings}
     return Source(role, path, entry)
 

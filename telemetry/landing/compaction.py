@@ -38,6 +38,7 @@ from telemetry.landing.observations import RUNS, merge_observations, no_runs
 from telemetry.landing.placing import PENDING_COLUMNS, Placed, place_landed
 from telemetry.landing.tables import KINDS, LANDED_EVENTS
 from telemetry.landing.waiting import AHEAD, EARLIEST, Waiting
+from telemetry.milliseconds import to_ms
 from telemetry.xids.node_names import NodeNames
 
 _LOG = logging.getLogger(__name__)
@@ -188,7 +189,11 @@ class _Compaction:
         placed = self._events(held, runs, stays)
         events = placed.events
         stays["installed_at"] = self._starts(stays, runs, events, before)
-        if not any(files.values()) and self.existing is not None and _same_rows(stays, self.existing.inventory()):
+        if (
+            not any(files.values())
+            and self.existing is not None
+            and set(_rows(stays)) == set(_rows(self.existing.inventory()))
+        ):
             return self._result()
         made = {"inventory": conform(stays, INVENTORY), "events": conform(events, EVENTS), "jobs": self._jobs(stays)}
         scratch = {name: self.landing.root / "tmp" / f"{name}.parquet" for name in made}
@@ -279,8 +284,8 @@ class _Compaction:
         if self.existing is not None:
             changes = changes[~_rows(changes).isin(set(_rows(self.existing.events())))]
         told = _told([held, landed, changes])
-        told["since_ms"] = told["since_ms"].fillna(_now_ms(self.now))
-        return place_landed(told, stays, waited_ms=_now_ms(self.now - PENDING))
+        told["since_ms"] = told["since_ms"].fillna(to_ms(self.now))
+        return place_landed(told, stays, waited_ms=to_ms(self.now - PENDING))
 
     def _jobs(self, stays: pd.DataFrame) -> pa.Table:
         tables = [pq.read_table(path, schema=JOBS) for path in self.waiting.files["jobs"]]
@@ -361,14 +366,6 @@ def _told(frames: list[pd.DataFrame]) -> pd.DataFrame:
 
 def _joined(frames: list[pd.DataFrame]) -> pd.DataFrame:
     return pd.concat([frame for frame in frames if len(frame)], ignore_index=True)
-
-
-def _now_ms(now: datetime) -> float:
-    return now.timestamp() * 1000
-
-
-def _same_rows(one: pd.DataFrame, other: pd.DataFrame) -> bool:
-    return set(_rows(one)) == set(_rows(other))
 
 
 _IDENTITY = ("gpu", "node", "installed_at", "removed_at", "serial", "timestamp", "type", "code")

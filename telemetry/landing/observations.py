@@ -10,10 +10,10 @@ import logging
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
 
+from telemetry.dataset.schema import ms_of
 from telemetry.xids.pci import normalise_pci_bus_id
 
 _LOG = logging.getLogger(__name__)
@@ -108,7 +108,7 @@ def _points(frames: list[pd.DataFrame]) -> pd.DataFrame:
 def from_landed(table: pa.Table) -> pd.DataFrame:
     """Return the observations of a landed inventory table."""
     frame = table.to_pandas()
-    ms = _ms(frame["seen_at"])
+    ms = ms_of(frame["seen_at"])
     return frame.drop(columns=["seen_at"]).assign(first_ms=ms, last_ms=ms)
 
 
@@ -118,20 +118,13 @@ def from_samples(table: pa.Table) -> pd.DataFrame:
     ``table``: ``timestamp``, ``node`` and ``gpu``. Where a GPU is on two nodes within the file, each sample counts by
     itself.
     """
+    frame = table.select(["gpu", "node"]).to_pandas()
     stamps = table.column("timestamp").cast(pa.int64()).to_numpy()
-    frame = pd.DataFrame({"gpu": table.column("gpu").to_pandas(), "node": table.column("node").to_pandas()})
-    frame["ms"] = stamps
-    ends = frame.groupby(["gpu", "node"], dropna=False, sort=False)["ms"].agg(["min", "max"]).reset_index()
-    ends.columns = pd.Index(["gpu", "node", "first_ms", "last_ms"])
-    twice = ends["gpu"].notna() & ends.duplicated("gpu", keep=False)
-    if not twice.any():
-        return ends
-    moved = frame[frame["gpu"].isin(set(ends.loc[twice, "gpu"]))].rename(columns={"ms": "first_ms"})
-    return pd.concat([ends[~twice], moved.assign(last_ms=moved["first_ms"])], ignore_index=True)
+    return collapse([frame.assign(first_ms=stamps, last_ms=stamps)])
 
 
 def collapse(frames: list[pd.DataFrame]) -> pd.DataFrame:
-    """Bring the observations of many sample files down to one row for each GPU that was in one place in all of them."""
+    """Bring observations of samples down to one row for each GPU that was in one place in all of them."""
     full = [frame for frame in frames if len(frame)]
     if not full:
         return no_runs()
@@ -140,7 +133,3 @@ def collapse(frames: list[pd.DataFrame]) -> pd.DataFrame:
     ends = grouped.agg(first_ms=("first_ms", "min"), last_ms=("last_ms", "max")).reset_index()
     moved = set(ends.loc[ends["gpu"].notna() & ends.duplicated("gpu", keep=False), "gpu"])
     return pd.concat([ends[~ends["gpu"].isin(moved)], every[every["gpu"].isin(moved)]], ignore_index=True)
-
-
-def _ms(times: pd.Series) -> npt.NDArray[np.int64]:
-    return times.dt.tz_convert("UTC").dt.tz_localize(None).to_numpy().astype("datetime64[ms]").astype(np.int64)

@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 import pandas as pd
 
-from telemetry.dataset.schema import EVENTS
+from telemetry.dataset.schema import EVENTS, ms_of
 from telemetry.importing.events import place_events
 from telemetry.importing.inventory import Installations, unit_of
 from telemetry.landing.tables import LANDED_EVENTS
@@ -58,7 +58,7 @@ def place_landed(told: pd.DataFrame, stays: pd.DataFrame, *, waited_ms: float) -
         text["gpu"][by_address] = found["gpu"].astype(object).where(found["gpu"].notna(), None).to_numpy()
     names = NodeNames(known["node"])
     text["node"][:] = [names.written(node) for node in text["node"]]
-    ms = told["timestamp"].dt.tz_convert(None).to_numpy().astype("datetime64[ms]").astype(np.int64)
+    ms = ms_of(told["timestamp"])
     where = Installations(known, unit)
     if unit == "gpu":
         # Of two nodes that a bare name may be, the GPU tells which.

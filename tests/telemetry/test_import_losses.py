@@ -29,7 +29,7 @@ def test_decimal_commas_are_refused_with_the_column_and_an_example(tmp_path: Pat
     frame["power_w"] = [f"{power},5" for power in range(len(frame))]
     with pytest.raises(InputError) as caught:
         run_import(tmp_path, samples=frame)
-    for words in ("column power_w", "80 of 80 lost (100%)", "'not a number'", "'0,5'", "--max-loss"):
+    for words in ("column power_w", "80 of 80 lost (100%)", "'not a number'", "'0,5'", "`scale:`", "--max-loss"):
         assert words in str(caught.value)
     allowed = run_import(tmp_path, samples=frame, max_loss=1.0)
     assert allowed.counts["values_nulled"] == 80

@@ -247,13 +247,6 @@ def test_without_a_node_column_the_inventory_says_where(tmp_path: Path):
     assert all_samples(result)["node"].tolist() == samples_frame()["node"].tolist()
 
 
-def test_a_column_in_a_wrong_unit(tmp_path: Path):
-    frame = samples_frame()
-    frame["power_w"] *= 1000
-    words = ("column power_w", "24 of 24 lost (100%)", "value out of range", "samples.csv: '300000'", "`scale:`")
-    refused(tmp_path, *words, samples=frame)
-
-
 def test_fractions_where_percent_are_expected(tmp_path: Path):
     frame = samples_frame().assign(gpu_util_pct=[0.5 + index / 100 for index in range(24)])
     refused(tmp_path, "'gpu_util_pct'", "seem to be fractions", "scale: {gpu_util_pct: 100}", samples=frame)

@@ -92,13 +92,6 @@ def test_a_drive_that_reappears_after_its_failure_has_one_stay_and_keeps_its_eve
     assert result.quarantined == {}
 
 
-def test_a_day_written_twice_counts_once(tmp_path: Path) -> None:
-    rows = daily_rows()
-    result = import_daily(tmp_path / "days", pd.concat([rows, rows[rows["date"] == DAYS[3]]]))
-    assert result.dataset.meta.counts["samples"] == len(rows)
-    assert result.quarantined == {}
-
-
 def test_a_sighting_without_a_time_is_set_aside(tmp_path: Path) -> None:
     rows = daily_rows()
     (tmp_path / "days").mkdir()

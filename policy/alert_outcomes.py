@@ -32,7 +32,7 @@ class Alert:
 
 
 HappeningKind = Literal[
-    "incident", "repair", "diagnostic_failed", "diagnostic_passed", "drained", "returned", "left"
+    "incident", "diagnostic_failed", "diagnostic_passed", "drained", "returned", "left"
 ]  # fmt: skip
 
 
@@ -40,7 +40,7 @@ HappeningKind = Literal[
 class Happening:
     """Something that tells of an alert's outcome.
 
-    ``kind``: ``incident``; ``repair`` that confirmed a fault; ``diagnostic_failed``, ``diagnostic_passed``; ``drained``
+    ``kind``: ``incident``; ``diagnostic_failed``, ``diagnostic_passed``; ``drained``
     and ``returned``: out of service and back, by anybody's hand; ``left``: removed from the fleet. A diagnostic that
     was aborted is none of these and tells nothing.
     """
@@ -58,7 +58,7 @@ class Outcome:
     why: str
 
 
-_FAILURES = {"incident": "an incident", "repair": "a confirmed repair", "diagnostic_failed": "a failed diagnostic"}
+_FAILURES = {"incident": "an incident", "diagnostic_failed": "a failed diagnostic"}
 
 
 def judge(  # noqa: PLR0911 - one line an outcome
@@ -71,7 +71,7 @@ def judge(  # noqa: PLR0911 - one line an outcome
     ``now``: Aware; what lies after it is not looked at.
     ``timeout``: how long after the horizon an outcome may still come before a drained unit is given up as
     inconclusive.
-    Returns: ``right``: within the horizon an incident, a failed diagnostic or a confirmed repair followed, drained or
+    Returns: ``right``: within the horizon an incident or a failed diagnostic followed, drained or
     not. ``wrong``: the unit served on through the whole horizon, or passed a diagnostic and went a further horizon
     without an incident. ``inconclusive``: neither can be said any more. ``open``: not yet.
     """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 Tier = Literal["clear", "watch", "elevated", "high", "unknown"]
@@ -78,7 +78,7 @@ class ChosenThresholds:
     """
 
     thresholds: TierThresholds
-    sources: Mapping[str, str]
+    sources: Mapping[str, str] = field(default_factory=dict)
 
 
 def choose_thresholds(

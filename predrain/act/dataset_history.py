@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from features.config import LabelSection
-    from policy.alert_outcomes import Happening, HappeningKind
+    from policy.alert_outcomes import Happening
     from scheduler.controller.facts import History
 
 
@@ -19,17 +19,16 @@ class DatasetHistory:
     ``scores``: folder of the scores that are acted on; None: predrain's own section of labels counts.
 
     Incidents are those of :func:`features.labels.incidents.find_incidents` with the section of labels that the newest
-    decision of the scores names, so that an alert is judged by what its model takes for an incident. Repairs and
-    replacements, diagnostics, drains and their ends, and removals are taken from where they stand. What the history
-    says is complete up to the end of the dataset's span, or where there is no ``dataset.json`` up to the last time at
-    which anything became known.
+    decision of the scores names, so that an alert is judged by what its model takes for an incident. All else is that
+    of :func:`serving.scores.alert_outcomes.happenings_of`. The history is complete up to the end of the dataset's span,
+    or where there is no ``dataset.json`` up to the last time at which anything became known.
     """
 
     def __init__(self, folder: Path, events: Path | None = None, scores: Path | None = None) -> None:
         self._folder, self._scores = folder, scores
         self._files = (events or folder / "events.parquet", folder / "inventory.parquet", folder / "dataset.json")
         self._key: tuple[Any, ...] | None = None
-        self._happenings: list[tuple[datetime, str | None, str, Happening]] = []
+        self._happenings: list[tuple[datetime, str, Happening]] = []
         self._homes: dict[str, str] = {}
         self._until: datetime | None = None
 
@@ -53,12 +52,10 @@ class DatasetHistory:
         except (OSError, ArrowException, KeyError, ValueError, InputError) as error:
             raise SourceError(f"what happened cannot be read from {self._folder}: {error}") from error
         units: dict[str, list[Happening]] = {}
-        nodes: dict[str, list[Happening]] = {}
-        for known_at, unit, node, happening in self._happenings:
+        for known_at, unit, happening in self._happenings:
             if known_at <= now:
-                happenings = nodes.setdefault(node, []) if unit is None else units.setdefault(unit, [])
-                happenings.append(happening)
-        return History(units, nodes, dict(self._homes), self._until)
+                units.setdefault(unit, []).append(happening)
+        return History(units, dict(self._homes), self._until)
 
     def _labels(self) -> LabelSection:
         from features.config import LabelSection
@@ -69,54 +66,25 @@ class DatasetHistory:
     def _load(self, labels: LabelSection) -> None:
         import pyarrow.parquet as pq
 
+        from features.installations import Installations
         from features.labels.incidents import find_incidents
-        from policy.alert_outcomes import Happening
+        from serving.scores.alert_outcomes import happenings_of
         from telemetry.dataset.meta import read_meta
 
         events, inventory = (pq.read_table(file).to_pandas() for file in self._files[:2])
         incidents = find_incidents(events, inventory, labels)
-        happenings: list[tuple[datetime, str | None, str, Happening]] = [
-            (_when(row.known_at), row.gpu, row.node, Happening("incident", _when(row.start)))
-            for row in incidents.itertuples()
-        ]
-        for row in events.itertuples():
-            kind = _kind(row.type, _text(row.code), _text(row.detail))
-            if kind is not None:
-                unit = row.gpu if isinstance(row.gpu, str) else None
-                happenings.append((_when(row.known_at), unit, row.node, Happening(kind, _when(row.timestamp))))
-        stays = inventory[inventory["gpu"].notna()].sort_values("installed_at")
-        for row in stays[stays["removed_at"].notna()].itertuples():
-            left = _when(row.removed_at)
-            happenings.append((left, row.gpu, row.node, Happening("left", left)))
+        self._happenings = list(happenings_of(events, Installations.of(inventory), incidents))
         until = _when(events["known_at"].max()) if len(events) else datetime.fromtimestamp(0, UTC)
         if self._files[2].is_file():
             until = read_meta(self._folder).span[1]
-        self._happenings, self._until = happenings, until
+        self._until = until
+        stays = inventory[inventory["gpu"].notna()].sort_values("installed_at")
         self._homes = dict(zip(stays["gpu"], stays["node"], strict=True))
-
-
-def _kind(kind: str, code: str, detail: str) -> HappeningKind | None:
-    from features.labels.evidence import RELEASE_CODES, diagnostic_outcome
-
-    if kind in ("repair", "replacement"):
-        return "repair"
-    if kind == "drain":
-        return "returned" if code.strip().lower() in RELEASE_CODES else "drained"
-    if kind != "diagnostic":
-        return None
-    passed = diagnostic_outcome(code, detail)
-    if passed is None:
-        return None
-    return "diagnostic_passed" if passed else "diagnostic_failed"
 
 
 def _when(value: Any) -> datetime:
     when: datetime = value.to_pydatetime()
     return when.astimezone(UTC)
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else ""
 
 
 def _stamp(file: Path) -> tuple[int, int, int] | None:

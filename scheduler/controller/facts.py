@@ -34,7 +34,6 @@ class History:
     """
 
     units: Mapping[str, Sequence[Happening]]
-    nodes: Mapping[str, Sequence[Happening]] = field(default_factory=dict)
     homes: Mapping[str, str] = field(default_factory=dict)
     until: datetime | None = None
 
@@ -77,7 +76,7 @@ class JudgedFacts:
             raise SourceError(str(error)) from error
         homes = dict(history.homes)
         units = defaultdict(list, {name: list(happenings) for name, happenings in history.units.items()})
-        nodes = defaultdict(list, {name: list(happenings) for name, happenings in history.nodes.items()})
+        nodes: defaultdict[str, list[Happening]] = defaultdict(list)
         for at, node, out in marks:
             nodes[node].append(Happening("drained" if out else "returned", at))
         for result in results:

@@ -12,11 +12,11 @@ from typing import Any, Final
 
 from policy.fleet import Score, UnitView
 from policy.risk_record import FORMAT, RiskRecord
-from policy.tiers import RAISED, TierThresholds
+from policy.tiers import RAISED, ChosenThresholds, TierThresholds
 from scheduler.ports.codec import instant
 from scheduler.ports.errors import SourceError
 from scheduler.ports.protocols import Clock
-from scheduler.ports.risks import Risks, ScoreTiers
+from scheduler.ports.risks import Risks
 
 _NAME = re.compile(r"\d{8}T\d{6}Z")
 _LARGEST_POINTER = 64 * 1024
@@ -211,7 +211,7 @@ def _drift(summary: dict[str, Any]) -> tuple[str, ...]:
     return tuple(each for each in alarms if isinstance(each, str)) if isinstance(alarms, list) else ()
 
 
-def _tiers(summary: dict[str, Any]) -> ScoreTiers | None:
+def _tiers(summary: dict[str, Any]) -> ChosenThresholds | None:
     given, sources = summary.get("thresholds"), summary.get("threshold_sources")
     if given is None:
         return None
@@ -222,4 +222,4 @@ def _tiers(summary: dict[str, Any]) -> ScoreTiers | None:
         if value is not None and (not isinstance(value, int | float) or isinstance(value, bool)):
             raise ValueError(f"thresholds.{name} is {value!r}: expected a number")
     words = {name: str(why) for name, why in sources.items()} if isinstance(sources, dict) else {}
-    return ScoreTiers(TierThresholds(**values), words)
+    return ChosenThresholds(TierThresholds(**values), words)

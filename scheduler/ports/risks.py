@@ -9,19 +9,7 @@ from datetime import datetime, timedelta
 from policy.alert_outcomes import Alert, Outcome
 from policy.fleet import Fact, UnitView
 from policy.risk_record import ModelName
-from policy.tiers import TierThresholds
-
-
-@dataclass(frozen=True, slots=True)
-class ScoreTiers:
-    """By what scores were given their tiers.
-
-    ``thresholds``: on the risk of one unit.
-    ``sources``: for each tier in words: given, from which promise, or why there is none.
-    """
-
-    thresholds: TierThresholds
-    sources: Mapping[str, str] = field(default_factory=dict)
+from policy.tiers import ChosenThresholds
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +32,7 @@ class Risks:
     model: ModelName | None = None
     model_fitted_at: datetime | None = None
     drift: tuple[str, ...] = ()
-    tiers: ScoreTiers | None = None
+    tiers: ChosenThresholds | None = None
     horizon: timedelta | None = None
     refused: tuple[str, ...] = ()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -20,7 +20,8 @@ from features.config import LabelSection
 from features.installations import Installations, units_of
 from features.labels.evidence import Facts
 from features.labels.incidents import find_incidents
-from policy.alert_outcomes import Alert, Happening, judge
+from features.times import BoolArray
+from policy.alert_outcomes import Alert, Happening, HappeningKind, judge
 from policy.tiers import Tier
 from serving.scores.reading import FACTS, STAMP, Place
 from serving.scores.writing import DECISIONS, PARQUET, SUMMARY, ScoresFolder, write_json
@@ -82,7 +83,9 @@ def outcomes_of(
     onsets: dict[str, list[tuple[datetime, str]]] = {}
     for unit, start, kind in zip(incidents["unit"], incidents["start"], incidents["failure_class"], strict=True):
         onsets.setdefault(str(unit), []).append((start.to_pydatetime(), str(kind)))
-    happenings = _happenings(events, stays, onsets)
+    happenings: dict[str, list[Happening]] = {}
+    for _, unit, happening in happenings_of(events, stays, incidents):
+        happenings.setdefault(unit, []).append(happening)
     alerts = list(_alerts(decisions, labels.gap))
     judged: list[dict[str, Any]] = []
     for alert, node, tier, risk in alerts:
@@ -212,23 +215,29 @@ def _alerts(
         standing = still
 
 
-def _happenings(
-    events: pd.DataFrame, stays: Installations, onsets: Mapping[str, Sequence[tuple[datetime, str]]]
-) -> dict[str, list[Happening]]:
-    happenings = {
-        unit: [Happening("incident", start) for start, _ in unit_onsets] for unit, unit_onsets in onsets.items()
-    }
+def happenings_of(
+    events: pd.DataFrame, stays: Installations, incidents: pd.DataFrame
+) -> Iterator[tuple[datetime, str, Happening]]:
+    """Give what happened to units, each with the time from which it is known and the unit.
+
+    A repair alone proves no fault, for it may follow from nothing but the alert: the unit is back in service after it.
+    """
+    for unit, known, start in zip(incidents["unit"], incidents["known_at"], incidents["start"], strict=True):
+        yield known.to_pydatetime(), str(unit), Happening("incident", start.to_pydatetime())
     facts = Facts.of(events, stays)
-    for kind, chosen in (
-        ("drained", facts.drains()),
-        ("returned", facts.releases() | facts.ends()),
-        ("diagnostic_passed", facts.diagnostics(passed=True)),
-        ("diagnostic_failed", facts.diagnostics(passed=False)),
-    ):
-        for position, unit in zip(*facts.at_units(chosen, stays), strict=True):
-            at = datetime.fromtimestamp(int(facts.time[position]) / 1000, UTC)
-            happenings.setdefault(str(stays.units[unit]), []).append(Happening(kind, at))  # type: ignore[arg-type]
-    for unit, time in zip(*stays.leaves(), strict=True):
-        at = datetime.fromtimestamp(int(time) / 1000, UTC)
-        happenings.setdefault(str(stays.units[unit]), []).append(Happening("left", at))
-    return happenings
+    kinds: dict[HappeningKind, BoolArray] = {
+        "drained": facts.drains(),
+        "returned": facts.releases() | facts.ends(),
+        "diagnostic_passed": facts.diagnostics(passed=True),
+        "diagnostic_failed": facts.diagnostics(passed=False),
+    }
+    for kind, chosen in kinds.items():
+        for position, code in zip(*facts.at_units(chosen, stays), strict=True):
+            known, at = _instant(facts.known[position]), _instant(facts.time[position])
+            yield known, str(stays.units[code]), Happening(kind, at)
+    for code, time in zip(*stays.leaves(), strict=True):
+        yield _instant(time), str(stays.units[code]), Happening("left", _instant(time))
+
+
+def _instant(ms: np.int64) -> datetime:
+    return datetime.fromtimestamp(int(ms) / 1000, UTC)

@@ -29,7 +29,7 @@ def judged(*happenings, days=10.0):
     return judge(alert(at=T0), listed, T0 + days * DAY, timeout=2 * DAY).verdict
 
 
-@pytest.mark.parametrize("kind", ["incident", "repair", "diagnostic_failed"])
+@pytest.mark.parametrize("kind", ["incident", "diagnostic_failed"])
 def test_an_alert_was_right_if_something_failed_within_the_horizon_drained_or_not(kind):
     assert judged((kind, 23), days=1) == "right"
     assert judged(("drained", 2), (kind, 24), days=1) == "right"

@@ -10,12 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policy.fleet import Level
-from policy.tiers import TierThresholds, node_risk, worst_tier
+from policy.tiers import ChosenThresholds, TierThresholds, node_risk, worst_tier
 from scheduler.controller.settings import read_settings
 from scheduler.ledger.reader import LedgerReader
 from scheduler.ledger.sqlite_ledger import SqliteLedger
 from scheduler.ports.errors import SourceError
-from scheduler.ports.risks import ScoreTiers
 from telemetry.errors import InputError
 from tests.policy.decide_world import HOUR, config, node, once
 from tests.scheduler.cluster import Cluster
@@ -55,20 +54,20 @@ def test_eight_gpus_at_a_low_risk_would_make_a_high_node_by_the_risk_that_any_fa
 
 
 def test_the_thresholds_that_the_scores_name_hold_and_change_with_them():
-    cluster = on_scores(ScoreTiers(PROMISED))
+    cluster = on_scores(ChosenThresholds(PROMISED))
     assert not cluster.round().failed
     assert cluster.levels() == {"n1": Level.SOFT}
-    cluster.risks.risks = replace(cluster.risks.risks, tiers=ScoreTiers(TierThresholds(0.05, 0.2, 0.3)))
+    cluster.risks.risks = replace(cluster.risks.risks, tiers=ChosenThresholds(TierThresholds(0.05, 0.2, 0.3)))
     cluster.clock.move(HOUR)
     cluster.scored()
-    cluster.risks.risks = replace(cluster.risks.risks, tiers=ScoreTiers(TierThresholds(0.05, 0.2, 0.3)))
+    cluster.risks.risks = replace(cluster.risks.risks, tiers=ChosenThresholds(TierThresholds(0.05, 0.2, 0.3)))
     cluster.round()
     assert cluster.levels() == {"n1": Level.DRAINED}
 
 
 def test_a_promise_that_is_not_made_drains_nobody_and_the_reason_is_said():
     cluster = on_scores(
-        ScoreTiers(TierThresholds(0.05, None, None), {"high": NO_PROMISE, "elevated": "none: no evidence"})
+        ChosenThresholds(TierThresholds(0.05, None, None), {"high": NO_PROMISE, "elevated": "none: no evidence"})
     )
     report = cluster.round()
     assert cluster.levels() == {"n1": Level.PUBLISHED}
@@ -83,14 +82,14 @@ def test_scores_that_name_no_thresholds_give_no_tier_and_that_is_said():
 
 
 def test_the_ledger_replays_a_decision_with_the_thresholds_that_held_then(tmp_path):
-    cluster = on_scores(ScoreTiers(PROMISED), tmp_path / "ledger.db")
+    cluster = on_scores(ChosenThresholds(PROMISED), tmp_path / "ledger.db")
     number = cluster.round().number
     assert LedgerReader(tmp_path / "ledger.db").replay(number).differences == ()
     assert LedgerReader(tmp_path / "ledger.db").replay(number).plan["nodes"]["n1"]["tier"] == "elevated"
 
 
 def test_scores_that_look_further_ahead_than_the_policy_say_that_alerts_are_judged_too_early():
-    cluster = on_scores(ScoreTiers(PROMISED))
+    cluster = on_scores(ChosenThresholds(PROMISED))
     cluster.risks.risks = replace(cluster.risks.risks, horizon=72 * HOUR)
     words = "the scores look 72 h ahead and policy.horizon is 24 h: alerts are judged too early"
     assert words in cluster.round().notes
@@ -103,7 +102,7 @@ def test_thresholds_are_read_from_the_summary_with_their_sources(tmp_path):
     thresholds, sources = {"watch": 0.05, "elevated": None, "high": 0.5}, {"elevated": "none: too few"}
     write(tmp_path, record("g0", "n0", 0.2), thresholds=thresholds, threshold_sources=sources)
     read = reading(tmp_path).read()
-    assert read.tiers == ScoreTiers(TierThresholds(0.05, None, 0.5), sources)
+    assert read.tiers == ChosenThresholds(TierThresholds(0.05, None, 0.5), sources)
     assert read.horizon == 24 * HOUR
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import socketserver
 import ssl
+import subprocess
 import threading
 from collections.abc import Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -70,3 +71,12 @@ def serving(
         server.shutdown()
         server.server_close()
         thread.join(10)
+
+
+def certify(folder: Path, name: str, *more: str) -> tuple[Path, Path]:
+    """Make a certificate of its own for 127.0.0.1."""
+    certificate, key = folder / f"{name}.pem", folder / f"{name}.key"
+    words = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-days", "2"]
+    words += ["-subj", f"/CN={name}", "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key)]
+    subprocess.run([*words, "-out", str(certificate), *(more or ["-nodes"])], check=True, capture_output=True)
+    return certificate, key

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
 
@@ -31,6 +31,13 @@ DISRUPTION_BUDGETS = (
 )
 RATE_LIMITS = (RateLimit("cluster", 2, timedelta(hours=24)),)
 MODEL = ModelName("d" * 64, "stacked", 3)
+
+
+def risks_of(values: Mapping[str, float | None], now: datetime, lasts: timedelta = timedelta(hours=6)) -> Risks:
+    """What was scored on one GPU of each node."""
+    scores = {name: Score(value, now, now + lasts, ("its errors rise",)) for name, value in values.items()}
+    units = {name: (UnitView(f"{name}-0", score),) for name, score in scores.items()}
+    return Risks(units, now, MODEL, now - timedelta(days=1))
 
 
 class Cluster:

@@ -16,7 +16,6 @@ import pytest
 from policy.breaker import BreakerConfig
 from policy.budget import BudgetConfig
 from policy.config import PolicyConfig
-from policy.fleet import Score, UnitView
 from policy.hysteresis import HysteresisConfig
 from policy.stages import StagesConfig
 from policy.tiers import TierThresholds
@@ -32,10 +31,10 @@ from scheduler.kubernetes.workloads import KubernetesWorkloads
 from scheduler.ledger.sqlite_ledger import SqliteLedger
 from scheduler.ports.clock import SystemClock
 from scheduler.ports.report import RoundReport
-from scheduler.ports.risks import MemoryFacts, MemoryRisks, Risks
+from scheduler.ports.risks import MemoryFacts, MemoryRisks
 from scheduler.ports.workloads import CheckpointAsk, Fence
 from telemetry.collect.kubernetes.client import connect
-from tests.scheduler.cluster import MODEL
+from tests.scheduler.cluster import risks_of
 from tests.system.kubernetes_cluster import PODS, KubernetesCluster, kubernetes_cluster_in
 from tests.waiting import wait
 
@@ -106,14 +105,9 @@ class Replica:
         if risks is None:
             self.scored()
 
-    def scored(self, lasts: timedelta = timedelta(hours=6), **risks: float) -> None:
+    def scored(self, **risks: float) -> None:
         """A new decision time."""
-        now = datetime.now(UTC)
-        units = {
-            name: (UnitView(f"{name}-gpu0", Score(risks.get(name, 0.01), now, now + lasts, ("its errors rise",))),)
-            for name in NODES
-        }
-        self.risks.risks = Risks(units, now, MODEL, now - timedelta(days=1))
+        self.risks.risks = risks_of(dict.fromkeys(NODES, 0.01) | risks, datetime.now(UTC))
 
     def round(self) -> RoundReport:
         return self.controller.round()

@@ -14,25 +14,17 @@ from typing import Any
 
 import pytest
 
-from policy.breaker import BreakerConfig
-from policy.budget import BudgetConfig
-from policy.fleet import Level, Score, UnitView
+from policy.fleet import Level
 from policy.plan import Action
-from scheduler.controller.controller import Controller
-from scheduler.controller.settings import ControllerSettings
-from scheduler.ledger.sqlite_ledger import SqliteLedger
 from scheduler.ports.clock import SystemClock
 from scheduler.ports.errors import SchedulerError
 from scheduler.ports.readings import Answer, Precondition
-from scheduler.ports.risks import MemoryFacts, MemoryRisks, Risks
 from scheduler.ports.workloads import Fence, Workload
 from scheduler.slurm.marks import standing_on
 from scheduler.slurm.node import SlurmNode
 from scheduler.slurm.scheduler import SlurmScheduler, open_slurm
 from scheduler.slurm.settings import SlurmSettings
 from scheduler.slurm.workloads import SlurmWorkloads
-from tests.policy.decide_world import config
-from tests.scheduler.cluster import MODEL
 from tests.scheduler.score_files import record, write
 from tests.system.slurm_cluster import SlurmCluster, _path, why_not
 
@@ -68,21 +60,6 @@ class Actuator:
         self.settings = SlurmSettings(str(folder), cluster="c", slurm_conf=str(cluster.root / "slurm.conf"), **settings)
         self.scheduler: SlurmScheduler = open_slurm(self.settings, self.clock)
         self.workloads = SlurmWorkloads(self.scheduler.port, self.scheduler.folder, self.clock)
-        self.risks, self.values = MemoryRisks(), dict.fromkeys(cluster.nodes, 0.01)
-        policy = config("gpu", budget=BudgetConfig((), ()), breaker=BreakerConfig(max_risky=1.0, jump=100.0))
-        self.controller = Controller(
-            self.scheduler, self.risks, MemoryFacts(), SqliteLedger(None), self.clock, policy, ControllerSettings(),
-            holder=ME, code="1.0",
-        )  # fmt: skip
-
-    def scored(self, lasts: timedelta = HOUR, **risks: float) -> None:
-        now = datetime.now(UTC)
-        self.values |= risks
-        units = {
-            n: (UnitView(f"{n}-0", Score(value, now, now + lasts, ("its errors rise",))),)
-            for n, value in self.values.items()
-        }
-        self.risks.risks = Risks(units, now, MODEL, now - timedelta(days=1))
 
     def node(self, name: str) -> SlurmNode:
         found = self.scheduler.port.node(name)

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from policy.breaker import BreakerConfig
 from policy.budget import BudgetConfig, DisruptionBudget
 from policy.config import PolicyConfig
-from policy.fleet import Score, UnitView
 from policy.hysteresis import HysteresisConfig
 from policy.stages import StagesConfig
 from policy.tiers import TierThresholds
@@ -23,9 +22,9 @@ from scheduler.ledger.sqlite_ledger import SqliteLedger
 from scheduler.ports.clock import ManualClock
 from scheduler.ports.readings import Switches
 from scheduler.ports.report import RoundReport
-from scheduler.ports.risks import MemoryFacts, MemoryRisks, Risks
+from scheduler.ports.risks import MemoryFacts, MemoryRisks
 from telemetry.collect.kubernetes.client import KubernetesClient
-from tests.scheduler.cluster import MODEL
+from tests.scheduler.cluster import risks_of
 from tests.scheduler.kubernetes.api_world import MEANWHILE, Raw, World, managed, served
 from tests.scheduler.kubernetes.objects import SETTINGS, T0, Elapsed, add, node, pod
 
@@ -67,12 +66,7 @@ class Fleet:
     def scored(self, **values: float) -> None:
         """A new decision time."""
         self.values |= values
-        now = self.clock.now()
-        units = {
-            name: (UnitView(f"{name}-0", Score(value, now, now + timedelta(hours=6), ("why",))),)
-            for name, value in self.values.items()
-        }
-        self.risks.risks = Risks(units, now, MODEL, now - timedelta(days=1))
+        self.risks.risks = risks_of(self.values, self.clock.now())
 
     def later(self, by: timedelta) -> None:
         """Time passes."""

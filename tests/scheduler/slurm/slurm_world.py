@@ -7,7 +7,7 @@ from pathlib import Path
 
 from policy.breaker import BreakerConfig
 from policy.budget import BudgetConfig
-from policy.fleet import Level, Marks, Score, UnitView
+from policy.fleet import Level, Marks
 from policy.plan import Action
 from scheduler.controller.controller import Controller
 from scheduler.controller.settings import ControllerSettings
@@ -15,14 +15,14 @@ from scheduler.ledger.sqlite_ledger import SqliteLedger
 from scheduler.ports.clock import ManualClock
 from scheduler.ports.readings import Answer, Precondition
 from scheduler.ports.report import RoundReport
-from scheduler.ports.risks import MemoryFacts, MemoryRisks, Risks
+from scheduler.ports.risks import MemoryFacts, MemoryRisks
 from scheduler.slurm.folder import SharedFolder
 from scheduler.slurm.marks import standing_on
 from scheduler.slurm.scheduler import SlurmScheduler
 from scheduler.slurm.settings import SlurmSettings
 from scheduler.slurm.workloads import SlurmWorkloads
 from tests.policy.decide_world import STEP, T0, config
-from tests.scheduler.cluster import DISRUPTION_BUDGETS, MODEL, RATE_LIMITS
+from tests.scheduler.cluster import DISRUPTION_BUDGETS, RATE_LIMITS, risks_of
 from tests.scheduler.slurm.memory_port import MemorySlurm
 
 LEASE = timedelta(seconds=30)
@@ -67,11 +67,8 @@ class World:
 
     def scored(self, lasts: timedelta = 2 * STEP, **risks: float | None) -> None:
         """A new decision time."""
-        now = self.clock.now()
         self.values |= risks  # type: ignore[arg-type]
-        scores = {name: Score(risk, now, now + lasts, ("its errors rise",)) for name, risk in self.values.items()}
-        units = {name: (UnitView(f"{name}-0", score),) for name, score in scores.items()}
-        self.risks.risks = Risks(units, now, MODEL, now - timedelta(days=1))
+        self.risks.risks = risks_of(self.values, self.clock.now(), lasts)
 
     def round(self) -> RoundReport:
         return self.controller.round()

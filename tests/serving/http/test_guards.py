@@ -50,6 +50,14 @@ def guarded(folder: Path, log: io.StringIO, tmp_path_factory: pytest.TempPathFac
         yield started
 
 
+def begun(service: Running, path: str = "/v1/predict", sent: bytes = b"", length: int = 40) -> socket.socket:
+    """A request whose body is longer than what is sent of it."""
+    connection = socket.create_connection(("127.0.0.1", service.port), timeout=60)
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    connection.sendall(f"{head}Content-Length: {length}\r\n\r\n".encode() + sent)
+    return connection
+
+
 def test_a_request_without_a_token_or_with_a_wrong_one_is_401_and_out_of_scope_403(guarded: Running) -> None:
     for path in ("/v1/nodes", "/v1/nodes/n1", "/metrics"):
         for token in (None, "wrong-token-0123456789"):
@@ -200,14 +208,7 @@ def test_a_body_with_a_content_encoding_is_refused(guarded: Running) -> None:
 
 def test_more_requests_at_a_time_than_allowed_are_told_to_come_back(folder: Path) -> None:
     with running(folder, settings=ServiceSettings(concurrent_reads=2, poll_s=0.1)) as service:
-        sockets = []
-        for _ in range(2):  # two whose bodies never come
-            each = socket.create_connection(("127.0.0.1", service.port), timeout=60)
-            each.sendall(
-                b"POST /v1/predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-                b"Content-Length: 9\r\n\r\n"
-            )
-            sockets.append(each)
+        sockets = [begun(service) for _ in range(2)]  # two whose bodies never come
         client = service.client()
         wait(lambda: client.send("GET", "/v1/nodes")[0] == 503)
         status, told, headers = client.send("GET", "/v1/nodes")
@@ -223,12 +224,8 @@ def test_a_flood_without_a_token_holds_up_nobody_who_shows_one(folder: Path, tmp
     tokens = tmp_path / "tokens"
     tokens.write_text(token_line("read", READ))
     with running(folder, tokens=tokens, settings=ServiceSettings(concurrent_anonymous=4)) as service:
-        flood = []
-        for at in range(300):  # those of no token are refused at once, those of open routes wait for their body
-            path = b"/openapi.json" if at % 2 else b"/v1/predict"
-            each = socket.create_connection(("127.0.0.1", service.port), timeout=60)
-            each.sendall(b"POST " + path + b" HTTP/1.1\r\nHost: localhost\r\nContent-Length: 40\r\n\r\nt")
-            flood.append(each)
+        # those of no token are refused at once, those of open routes wait for their body
+        flood = [begun(service, path, b"t") for path in ("/openapi.json", "/v1/predict") * 150]
         client, stranger = service.client(READ), service.client()
         paths = [path for path in ("/v1/nodes", "/v1/nodes/n1", "/") for _ in range(5)]
         assert [client.send("GET", path)[0] for path in paths] == [200] * 15
@@ -241,9 +238,7 @@ def test_a_flood_without_a_token_holds_up_nobody_who_shows_one(folder: Path, tmp
 def test_bodies_in_memory_are_bounded_over_all_requests(folder: Path) -> None:
     with running(folder, settings=ServiceSettings(held_bytes=10_000, body_timeout_s=60)) as service:
         body = json.dumps({"nodes": ["n1"] * 1200}).encode()
-        first = socket.create_connection(("127.0.0.1", service.port), timeout=60)
-        head = "POST /v1/predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-        first.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body[:-1])
+        first = begun(service, sent=body[:-1], length=len(body))
         client = service.client()
         wait(lambda: client.send("POST", "/v1/predict", body)[0] == 503)
         answer = client.send("POST", "/v1/predict", body)

@@ -3,26 +3,17 @@
 import http.client
 import shutil
 import ssl
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from features.errors import InputError
 from serving.server import Tls
+from tests.http_server import certify
 from tests.serving.http.world import running, small_fleet, write_scores
 from tests.waiting import wait
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
-
-
-def certify(folder: Path, name: str, *more: str) -> tuple[Path, Path]:
-    """Make a certificate of its own for 127.0.0.1."""
-    certificate, key = folder / f"{name}.pem", folder / f"{name}.key"
-    words = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-days", "2"]
-    words += ["-subj", f"/CN={name}", "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key)]
-    subprocess.run([*words, "-out", str(certificate), *(more or ["-nodes"])], check=True, capture_output=True)
-    return certificate, key
 
 
 def ask(port: int, trusted: Path) -> str:

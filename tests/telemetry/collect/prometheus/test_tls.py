@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import ssl
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from telemetry.collect.prometheus.client import Bounds
 from telemetry.dataset.channels import CATALOGUE
 from telemetry.errors import InputError
 from telemetry.http import Connection, connect_to
+from tests.http_server import certify
 from tests.telemetry.collect.prometheus.fake_prometheus import START, START_MS, FakePrometheus, gpu_labels, serving
 
 SOON = Bounds(first_retry_for_s=60.0)
@@ -25,12 +25,9 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A certificate for this machine's own address that nobody else vouches for, key and certificate in one file."""
     if shutil.which("openssl") is None:
         pytest.skip("openssl is not installed: apt-get install openssl")
-    file = tmp_path_factory.mktemp("tls") / "server.pem"
-    made = ["-keyout", file.with_suffix(".key"), "-out", file.with_suffix(".crt"), "-days", "2", "-subj", "/CN=prom"]
-    kind = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
-    kind += ["-addext", "subjectAltName=IP:127.0.0.1"]
-    subprocess.run(["openssl", "req", "-x509", *kind, *made], check=True, capture_output=True, timeout=30)
-    file.write_bytes(file.with_suffix(".key").read_bytes() + file.with_suffix(".crt").read_bytes())
+    public, key = certify(tmp_path_factory.mktemp("tls"), "server")
+    file = public.with_name("both.pem")
+    file.write_bytes(key.read_bytes() + public.read_bytes())
     return file
 
 
@@ -66,7 +63,7 @@ def test_a_given_authority_and_a_client_certificate_are_used(
 ) -> None:
     login = tmp_path / "login"
     login.write_text("me:secret")
-    authority = certificate.with_suffix(".crt")
+    authority = certificate.with_name("server.pem")
     connection = connect_to(secure.url, ca_file=authority, client_cert=certificate, basic_auth_file=login)
     assert fetch(connection, tmp_path).rows == 1
     assert {asked.headers["Authorization"] for asked in secure.asked} == {"Basic bWU6c2VjcmV0"}

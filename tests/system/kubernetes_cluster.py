@@ -104,10 +104,6 @@ class KubernetesCluster:
         """Change a node's spec by a person's hand."""
         self.server.request("PATCH", f"/api/v1/nodes/{name}", {"spec": spec})
 
-    def annotate(self, name: str, **labels: str | None) -> None:
-        """Set labels of a node."""
-        self.server.request("PATCH", f"/api/v1/nodes/{name}", {"metadata": {"labels": labels}})
-
     def tracked(self, name: str) -> None:
         """Make a server before 1.22 tell from now on who writes what of a node, as later ones do."""
         content = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}}

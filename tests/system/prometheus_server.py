@@ -4,29 +4,16 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-import time
-import urllib.error
-import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from tests.waiting import free_port
+from tests.processes import answers, running
+from tests.waiting import free_port, wait
 
 CONFIG = "global:\n  scrape_interval: 1h\n"
-READY_WITHIN_S = 240.0
-
-
-@dataclass(frozen=True)
-class PrometheusServer:
-    """A running server: its address and process."""
-
-    url: str
-    process: subprocess.Popen[bytes]
-    log: Path
 
 
 def need_prometheus() -> None:
@@ -58,50 +45,14 @@ def load_blocks(openmetrics: Path, data: Path) -> None:
 
 
 @contextmanager
-def prometheus(
-    data: Path, *, port: int | None = None, arguments: Sequence[str] = (), config: str = CONFIG
-) -> Iterator[PrometheusServer]:
-    """Run a server on a data folder until the block ends; stopped gently, killed if that takes too long."""
-    port = free_port() if port is None else port
+def prometheus(data: Path, *, config: str = CONFIG) -> Iterator[str]:
+    """Run a server on a data folder until the block ends; gives its address."""
     data.mkdir(parents=True, exist_ok=True)
-    file, log = data.with_name(f"{data.name}.yml"), data.with_name(f"{data.name}.log")
+    file, log, port = data.with_name(f"{data.name}.yml"), data.with_name(f"{data.name}.log"), free_port()
     file.write_text(config)
-    with log.open("ab") as stream:
-        process = subprocess.Popen(
-            [
-                "prometheus",
-                f"--config.file={file}",
-                f"--storage.tsdb.path={data}",
-                "--storage.tsdb.retention.time=100y",
-                f"--web.listen-address=127.0.0.1:{port}",
-                "--log.level=warn",
-                *arguments,
-            ],
-            stdout=stream,
-            stderr=stream,
-        )
-        server = PrometheusServer(f"http://127.0.0.1:{port}", process, log)
-        try:
-            _wait_ready(server)
-            yield server
-        finally:
-            process.terminate()
-            try:
-                process.wait(120)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait(120)
-
-
-def _wait_ready(server: PrometheusServer) -> None:
-    deadline = time.monotonic() + READY_WITHIN_S
-    while time.monotonic() < deadline:
-        if server.process.poll() is not None:
-            break
-        try:
-            with urllib.request.urlopen(f"{server.url}/-/ready", timeout=2) as answer:
-                if answer.status == 200:
-                    return
-        except (urllib.error.URLError, OSError):
-            time.sleep(0.1)
-    raise AssertionError(f"Prometheus did not become ready: {server.log.read_text()[-2000:]}")
+    flags = (f"--config.file={file}", f"--storage.tsdb.path={data}", f"--web.listen-address=127.0.0.1:{port}")
+    command = ["prometheus", *flags, "--storage.tsdb.retention.time=100y", "--log.level=warn"]
+    with running(command, log) as process:
+        wait(lambda: process.poll() is not None or answers(port, "/-/ready"))
+        assert process.poll() is None, log.read_text()[-2000:]
+        yield f"http://127.0.0.1:{port}"

@@ -58,7 +58,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     (folder / "dump.om").write_text("\n".join([*lines, "# EOF"]) + "\n")
     load_blocks(folder / "dump.om", folder / "data")
     with prometheus(folder / "data") as server:
-        yield server.url
+        yield server
 
 
 def ask(url: str, matchers: str = "") -> Questions:

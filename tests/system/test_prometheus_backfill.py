@@ -23,7 +23,7 @@ from simulator.simulate import simulate
 from telemetry.dataset.store import Dataset
 from telemetry.landing.folder import landing_of
 from tests.processes import PREDRAIN, predrain, running
-from tests.system.prometheus_server import PrometheusServer, load_blocks, need_prometheus, prometheus
+from tests.system.prometheus_server import load_blocks, need_prometheus, prometheus
 from tests.system.simulated_exposition import exposition, same_values, samples_of, write_openmetrics
 from tests.waiting import free_port, wait
 
@@ -39,7 +39,7 @@ class Fleet:
 
     truth: Dataset
     data: Path
-    server: PrometheusServer
+    url: str
 
 
 @pytest.fixture(scope="module")
@@ -52,8 +52,8 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     truth = Dataset.open(base / "sim")
     write_openmetrics(truth, base / "history.om")
     load_blocks(base / "history.om", base / "data")
-    with prometheus(base / "data") as server:
-        yield Fleet(truth, base / "data", server)
+    with prometheus(base / "data") as url:
+        yield Fleet(truth, base / "data", url)
 
 
 def words(url: str, dataset: Path, *options: str | Path, start: str = START, end: str = END) -> tuple[str | Path, ...]:
@@ -82,15 +82,15 @@ def assert_same_telemetry(fleet: Fleet, dataset: Path, *, gauges_within: float =
 
 def test_the_history_comes_back_as_it_was(fleet: Fleet, tmp_path: Path) -> None:
     inventory = fleet.truth.path / "inventory.parquet"
-    told = collect(fleet.server.url, tmp_path / "out", "--inventory", inventory)
+    told = collect(fleet.url, tmp_path / "out", "--inventory", inventory)
     assert told["samples"] > 20 * GPUS * DAYS * 100
     assert told["quarantined"] == {}
     assert_same_telemetry(fleet, tmp_path / "out")
-    again = collect(fleet.server.url, tmp_path / "out")
+    again = collect(fleet.url, tmp_path / "out")
     assert (again["samples"], again["compacted files"]) == (0, {})
     # A longer time brings what is new, once; nothing else changes.
     digest = Dataset.open(tmp_path / "out").digest
-    collect(fleet.server.url, tmp_path / "out", end="2026-02-02T00:00:00Z")
+    collect(fleet.url, tmp_path / "out", end="2026-02-02T00:00:00Z")
     assert Dataset.open(tmp_path / "out").digest == digest
 
 
@@ -102,7 +102,7 @@ def test_killed_anywhere_it_goes_on_without_gaps_or_duplicates(fleet: Fleet, tmp
     for _ in range(4):
         before = len(list(landed.glob("*.parquet")))
         run = subprocess.Popen(
-            [*PREDRAIN, *words(fleet.server.url, out, "--no-compact", "--concurrency", "2")],
+            [*PREDRAIN, *words(fleet.url, out, "--no-compact", "--concurrency", "2")],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
@@ -116,7 +116,7 @@ def test_killed_anywhere_it_goes_on_without_gaps_or_duplicates(fleet: Fleet, tmp
         run.wait(120)
     assert killed, "the backfill was over before it could be killed"
     inventory = fleet.truth.path / "inventory.parquet"
-    told = collect(fleet.server.url, out, "--inventory", inventory)
+    told = collect(fleet.url, out, "--inventory", inventory)
     assert 0 < told["chunks fetched before"] < told["chunks"]
     assert_same_telemetry(fleet, out)
 

@@ -128,9 +128,8 @@ def test_scraped_samples_land_as_prometheus_has_them_though_the_receiver_is_kill
     scraped = f"scrape_configs: [{{job_name: gpu, static_configs: [{{targets: ['{exporter}']}}]}}]"
     with (
         Receiving(tmp_path) as receiver,
-        prometheus(tmp_path / "tsdb", config=CONFIG.format(port=receiver.port) + scraped) as server,
+        prometheus(tmp_path / "tsdb", config=CONFIG.format(port=receiver.port) + scraped) as url,
     ):
-        url = server.url
         wait(lambda: len(receiver.landed()) > 20)
         receiver.kill()
         before = receiver.landed()

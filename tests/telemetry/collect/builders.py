@@ -46,7 +46,6 @@ class ScriptedSource:
     def __init__(self, reads: list[list[LogLine]], position: dict[str, Any]) -> None:
         self.at = int(position.get("at", 0))
         self._reads = reads
-        self.closed = False
 
     def read(self, wait_s: float) -> Lines:
         if self.at >= len(self._reads):
@@ -56,4 +55,4 @@ class ScriptedSource:
         return Lines(lines, {"at": self.at}, False)
 
     def close(self) -> None:
-        self.closed = True
+        """Nothing is held open."""

@@ -137,14 +137,6 @@ def gauge(values, every=10):
     return [{"time": i * every * 60_000, "power_w": value} for i, value in enumerate(values)]
 
 
-def test_a_window_is_open_at_its_old_end_and_closed_at_its_new_end():
-    samples = gauge([1.0, 2.0, 3.0, 4.0])
-    border = 30 * 60_000
-    assert value_of(samples, border, "telemetry__power_w__mean__10m") == 4.0
-    assert value_of(samples, border, "telemetry__power_w__mean__30m") == 3.0
-    assert value_of(samples, border - 1, "telemetry__power_w__mean__10m") == 3.0
-
-
 def test_the_spread_survives_a_high_level():
     rng = np.random.default_rng(1)
     noise = rng.normal(0, 1, 50)
@@ -170,20 +162,6 @@ def test_one_error_more_on_many_millions_shows():
 def test_a_fall_is_a_reset_and_the_new_value_is_the_rise():
     samples = counter([100.0, 105.0, 3.0, 4.0])
     assert value_of(samples, 1_800_000, "telemetry__odd_total__rise__30m") == 5.0 + 3.0 + 1.0
-
-
-def test_a_rise_reaches_back_to_the_last_value_before_the_window():
-    samples = counter([100.0, None, None, 107.0])
-    assert value_of(samples, 1_800_000, "telemetry__odd_total__rise__10m") == 7.0
-    assert np.isnan(value_of(samples[1:], 1_800_000, "telemetry__odd_total__rise__10m"))
-
-
-def test_a_roll_ups_own_rise_is_taken_once():
-    channels = {"odd_total": DECLARED["odd_total"], "odd_total_rise": DECLARED["odd_total"].rollups()[0]}
-    samples = counter([10.0, 12.0, 1.0])
-    for sample, rise in zip(samples, [5.0, 2.0, 40.0], strict=True):
-        sample["odd_total_rise"] = rise
-    assert value_of(samples, 1_200_000, "telemetry__odd_total__rise__30m", channels=channels) == 47.0
 
 
 def test_levels_are_kept_only_where_they_persist_or_are_unknown():

@@ -92,10 +92,3 @@ MODEL = FeatureColumn.of("static", "model", "code", categories=("A100", "H100"))
 )
 def test_reasons_read_as_plain_words(made, value, words):
     assert describe(made, value) == words
-
-
-def test_names_have_group_what_statistic_and_window():
-    assert (
-        FeatureColumn.of("telemetry", "gpu_temp_c", "mean", window=6 * HOUR).name == "telemetry__gpu_temp_c__mean__6h"
-    )
-    assert FeatureColumn.of("history", "repair", "since", scope="slot").name == "history__slot_repair__since"

@@ -94,33 +94,6 @@ def test_gaps_and_workload_equal_the_plain_reading(samples, border, since, panes
         assert found[name] == pytest.approx(value, rel=1e-5, abs=1e-6, nan_ok=True), name
 
 
-def test_a_steady_source_misses_nothing():
-    samples = [{"minute": 10 * i, "power_w": float(i), "gpu_util_pct": 1.0} for i in range(13)]
-    found = compute(samples, 120)
-    assert found["gaps__samples__missing__1h"] == 0
-    assert found["gaps__samples__longest_gap__1h"] == pytest.approx(1 / 6)
-    assert found["gaps__samples__age"] == pytest.approx(1 / 6)
-
-
-def test_a_silent_unit_is_all_missing_and_its_age_ends_at_the_look_back():
-    found = compute([], 120)
-    assert found["gaps__samples__missing__1h"] == 1
-    assert found["gaps__samples__longest_gap__1h"] == 1
-    assert found["gaps__samples__age"] == pytest.approx(130 / 60)
-    assert np.isnan(found["gaps__samples__repeated__1h"])
-
-
-def test_no_sample_is_expected_before_the_installation():
-    found = compute([{"minute": 110, "power_w": 1.0}, {"minute": 120, "power_w": 2.0}], 120, since=100)
-    assert found["gaps__samples__missing__1h"] == 0
-    assert found["gaps__samples__longest_gap__1h"] == pytest.approx(1 / 6)
-
-
-def test_a_frozen_exporter_repeats_itself():
-    samples = [{"minute": 10 * i, "power_w": 70.0, "gpu_util_pct": 50.0, "pcie_replay_total": i} for i in range(13)]
-    assert compute(samples, 120)["gaps__samples__repeated__1h"] == 1
-
-
 def test_no_workload_without_utilisation_or_power():
     assert WorkloadPlan.of(ChannelLayout.of({"gpu_temp_c": CATALOGUE["gpu_temp_c"]}), WINDOWS).columns == ()
 
@@ -131,9 +104,3 @@ def test_a_row_depends_on_nothing_outside_its_look_back(samples, border, panes):
     seen = [sample for sample in samples if 0 <= border - sample["minute"] < LOOK_BACK]
     whole, cut = compute(samples, border, panes=panes), compute(seen, border, panes=panes)
     np.testing.assert_array_equal(list(whole.values()), list(cut.values()))
-
-
-@pytest.mark.parametrize(("age", "vanished"), [(119, 1), (120, 0), (19, 0), (20, 1)])
-def test_a_channel_has_vanished_if_it_reported_in_the_look_back_but_not_lately(age, vanished):
-    found = compute([{"minute": 200 - age, "pcie_replay_total": 1.0}], 200)
-    assert found["gaps__channels__vanished__20m"] == vanished

@@ -53,16 +53,6 @@ def test_columns_are_named_by_scope_and_window_and_are_unique():
     assert {column.scope for column in history_columns(FEATURES, unit="node")} == {"node"}
 
 
-def test_an_event_counts_once_it_is_known_and_while_its_window_lasts():
-    late = event(at(0), code="79", known=at(5))
-    assert value("gpu_xid_bus__count__12h", at(4.99), late) == 0
-    assert value("gpu_xid_bus__count__12h", at(5), late) == 1
-    assert value("gpu_xid_bus__count__12h", at(11.99), late) == 1
-    assert value("gpu_xid_bus__count__12h", at(12), late) == 0
-    assert value("gpu_xid_bus__count__3d", at(12), late) == 1
-    assert value("gpu_xid_bus__count__12h", at(20), event(at(0), code="79", known=at(15))) == 0
-
-
 def test_recency_halves_with_each_half_life():
     happened = [event(at(0), code="63"), event(at(days=7), code="63")]
     assert value("gpu_xid_precursor__recency", at(days=7, minutes=10), *happened) == pytest.approx(

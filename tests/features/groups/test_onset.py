@@ -13,13 +13,11 @@ import pytest
 from features.config import DecisionSection, FeatureSection, LabelSection
 from features.groups.onset import MIN_UNITS, QUANTILE, OnsetPlan
 from features.matrix.building import build_matrix
-from features.matrix.live_rows import live_plan, live_rows
 from features.windows.layout import ChannelLayout
 from models.config import TrainingSection
 from simulator.simulate import simulate
 from telemetry.dataset.channels import CATALOGUE
 from telemetry.dataset.store import Dataset
-from tests.features.small_fleet import to_table
 
 HOUR = timedelta(hours=1)
 DELAY = timedelta(minutes=10)
@@ -117,38 +115,6 @@ def test_the_joined_columns_join_all_counters(world):
     total = np.nansum(np.maximum(values[known], 0), axis=1)
     np.testing.assert_allclose(frame["onset__errors__surge_sum__1h"].to_numpy()[known], total, rtol=1e-4, atol=1e-5)
     assert np.isnan(frame["onset__errors__surge_max__1h"].to_numpy()[~known]).all()
-
-
-def as_known(t, samples, events, inventory, config):
-    recent = samples[(samples["timestamp"] <= t) & (samples["timestamp"] > t - live_plan(config).look_back)]
-    return [[to_table(recent)]], events[events["known_at"] <= t], inventory[inventory["installed_at"] <= t]
-
-
-def test_live_rows_are_the_matrix_rows(world):
-    matrix, frame, *data = world
-    names = [column.name for column in matrix.columns]
-    grid = sorted(frame[~frame["augmented"]]["decision_time"].unique())
-    for t in (grid[4], grid[-1]):
-        live = live_rows(*as_known(t, *data, matrix.config), t, matrix.config).set_index("unit")
-        stored = frame[(frame["decision_time"] == t) & ~frame["augmented"]].set_index("unit")
-        assert len(stored)
-        np.testing.assert_array_equal(live.loc[stored.index, names].to_numpy(), stored[names].to_numpy())
-
-
-def test_the_future_changes_nothing(world):
-    matrix, frame, samples, events, inventory = world
-    t = sorted(frame[~frame["augmented"]]["decision_time"].unique())[6]
-    poisoned = samples.copy()
-    later = poisoned["timestamp"] > t - DELAY
-    counters = [name for name in poisoned.columns if name.endswith("_total") or name.endswith("_total_rise")]
-    poisoned.loc[later, counters] = poisoned.loc[later, counters] * 7 + 1e6
-    recent = poisoned[poisoned["timestamp"] > t - live_plan(matrix.config).look_back]
-    live = live_rows([[to_table(recent)]], events, inventory, t, matrix.config)
-    stored = frame[(frame["decision_time"] == t) & ~frame["augmented"]]
-    names = [column.name for column in matrix.columns if column.group == "onset"]
-    np.testing.assert_array_equal(
-        live.set_index("unit").loc[stored["unit"], names].to_numpy(), stored[names].to_numpy()
-    )
 
 
 def test_traffic_energy_and_time_are_no_errors():

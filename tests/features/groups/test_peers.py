@@ -79,21 +79,6 @@ def test_peers_equal_the_plain_reading(world, channel, statistic):
             assert row[name.format("node_rank")] == pytest.approx(rank, nan_ok=True)
 
 
-def test_a_unit_alone_in_its_node_has_no_node_peers(world):
-    frame = world[2]
-    alone = frame[(frame["node"] == "node2") & (frame["decision_time"] < T0 + 13 * HOUR)]
-    assert len(alone)
-    assert alone["peers__gpu_temp_c__node_deviation__2h"].isna().all()
-    assert alone["peers__gpu_temp_c__fleet_deviation__2h"].notna().any()
-
-
-def test_a_moved_unit_uses_the_samples_of_its_present_node(world):
-    frame = world[2]
-    moved = frame[(frame["gpu"] == "gpu02") & (frame["decision_time"] == T0 + 12 * HOUR)]
-    assert moved["node"].tolist() == ["node1"]
-    assert moved["telemetry__gpu_temp_c__mean__4h"].isna().all()
-
-
 def test_augmented_rows_are_held_against_the_fleet_of_the_last_grid_time_and_their_node_of_their_own(tmp_path):
     from tests.features.small_fleet import events_of, xid
 

@@ -54,13 +54,6 @@ def test_a_repair_or_reset_ends_an_incident(type_, code):
     assert spans(found) == [(at(0), at(3)), (at(5), at(29))]
 
 
-def test_a_repair_of_the_whole_node_ends_the_incidents_of_its_gpus():
-    found = find(event(at(0), code="79"), event(at(2), "repair", gpu=None))
-    assert spans(found) == [(at(0), at(2))]
-    elsewhere = find(event(at(0), code="79"), event(at(2), "repair", gpu=None, node="n1"))
-    assert spans(elsewhere) == [(at(0), at(24))]
-
-
 def test_a_late_repair_of_the_unit_moves_the_end_but_a_late_reset_or_one_after_another_failure_does_not():
     assert spans(find(event(at(0), code="79"), event(at(days=9), "repair", "board"))) == [(at(0), at(days=9))]
     assert spans(find(event(at(0), code="79"), event(at(days=9), "repair", "reset"))) == [(at(0), at(24))]
@@ -177,13 +170,6 @@ def test_an_event_without_known_at_or_time_zone_is_refused():
         InputError, match=r"datetime64\[ms\] where times with a time zone are needed \(column timestamp\)"
     ):
         find_incidents(naive, inventory(stay()), LABELS)
-
-
-def test_no_events_no_incidents():
-    assert find().empty
-    assert known_onsets(Record.of(events(), inventory(stay()), LABELS)).empty
-    assert down_intervals(Record.of(events(), inventory(stay()), LABELS)).empty
-    assert find().columns.tolist() == find(event(at(0), code="79")).columns.tolist()
 
 
 @SLOW

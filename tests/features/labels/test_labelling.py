@@ -105,13 +105,6 @@ def test_a_drain_on_our_own_alert_hides_the_outcome():
     assert label(at(0), event(at(3), "drain", "drain", source="slurm", gpu=None)) == 0
 
 
-def test_after_our_own_drain_rows_have_no_label_until_the_unit_is_back():
-    back = own_drain(at(40), "release")
-    assert label(at(30), own_drain(at(3)), back) is None
-    assert label(at(41), own_drain(at(3)), back) == 0
-    assert label(at(41), own_drain(at(3)), event(at(40), "repair", gpu=None)) == 0
-
-
 def test_unknown_units_and_no_rows():
     assert label(at(0), unit="gX") == 0
     held = inventory(stay())

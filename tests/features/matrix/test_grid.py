@@ -50,12 +50,6 @@ def test_decision_times_are_the_multiples_of_the_spacing_from_the_origin(shift):
     assert decision_times(other, (at(-5), at(7))).tolist() == [at(-4), at(1), at(6)]
 
 
-def test_a_unit_that_is_known_to_be_down_has_no_row():
-    frame = events(event(at(1), code="79", known=at(7)), event(at(11), "repair", known=at(13)))
-    times = grid(frame, inventory(stay()), (at(0), at(24)))["decision_time"].tolist()
-    assert times == [at(0), at(6), at(18), at(24)]
-
-
 @SLOW
 @given(worlds())
 def test_rows_are_as_the_plain_reading_says(world):

@@ -16,7 +16,6 @@ from features.labels.incidents import find_incidents
 from features.labels.labelling import label_rows
 from features.matrix import buckets, build_tasks, building, part_files, parts
 from features.matrix.matrix import FeatureMatrix
-from telemetry.dataset.channels import Channel
 from telemetry.dataset.store import Dataset
 from tests.features.small_fleet import (
     HOUR,
@@ -270,48 +269,6 @@ def test_nodes_without_gpus_are_units(tmp_path):
     assert not [name for name in names if "node_deviation" in name or "__fresh__" in name]
     assert np.isfinite(frame_of(matrix)["telemetry__gpu_temp_c__mean__4h"].iloc[-5:]).all()
     assert matrix.labels()["failure_class"].dropna().unique().tolist() == ["other"]
-
-
-def test_channels_that_nobody_knows_work_by_their_kind(tmp_path):
-    channels = {
-        "spindle_hz": Channel("spindle_hz", "gauge", "Hz", None, None, "declared"),
-        "reallocated_total": Channel("reallocated_total", "counter", "sectors", None, None, "declared"),
-        "alarm_bits": Channel("alarm_bits", "flags", "", None, None, "declared"),
-        "mode": Channel("mode", "enum", "", None, None, "declared"),
-    }
-    inventory = inventory_of(gpus(4))
-    dataset = write_dataset(
-        tmp_path / "data", inventory, samples=samples_of(inventory, 24, channels=channels), channels=channels
-    )
-    frame = frame_of(make_matrix(dataset, tmp_path / "m"))
-    for name in ("spindle_hz__std", "reallocated_total__rise", "alarm_bits__share", "mode__changes"):
-        assert frame[f"telemetry__{name}__4h"].iloc[-4:].notna().all()
-    assert not [name for name in frame.columns if name.startswith("workload")]
-
-
-def test_a_sample_a_day_is_taken_as_it_comes(tmp_path):
-    day = timedelta(days=1)
-    inventory = inventory_of(gpus(4))
-    samples = samples_of(inventory, 24 * 30, step=day, lost=0)
-    dataset = write_dataset(tmp_path / "data", inventory, hours=24 * 30, samples=samples)
-    features = FeatureSection(windows=(day, 7 * day), peer_window=7 * day)
-    frame = frame_of(make_matrix(dataset, tmp_path / "m", features=features, decision=DecisionSection(every=day)))
-    late = frame[frame["decision_time"] > T0 + 20 * day]
-    assert late["telemetry__gpu_temp_c__mean__7d"].notna().all()
-    assert late["gaps__samples__missing__7d"].between(0.99, 1).all()
-    assert late["gaps__samples__longest_gap__7d"].between(23, 24).all()
-    assert late["gaps__samples__age"].between(23, 25).all()
-
-
-def test_a_channel_of_nulls_is_still_a_column(tmp_path):
-    inventory = inventory_of(gpus(4))
-    samples = samples_of(inventory, 24).assign(
-        power_w=pd.array([None] * len(samples_of(inventory, 24)), dtype="Float32")
-    )
-    dataset = write_dataset(tmp_path / "data", inventory, samples=samples)
-    frame = frame_of(make_matrix(dataset, tmp_path / "m"))
-    assert frame["telemetry__power_w__mean__4h"].isna().all()
-    assert frame["workload__power_w__swing__1h"].isna().all()
 
 
 def test_a_node_without_samples_has_rows_that_say_so(tmp_path):

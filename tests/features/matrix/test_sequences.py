@@ -205,12 +205,6 @@ def test_a_channel_that_cannot_be_taken_is_named(channels, what, do):
     assert raised.value.where == "parameter features.sequence.channels"
 
 
-def test_a_step_must_be_a_multiple_of_the_dataset_s(small, tmp_path):
-    section = SequenceSection(channels="auto", window=timedelta(minutes=60), step=timedelta(minutes=15))
-    with pytest.raises(InputError, match="15m is not a multiple of the dataset's step of 10m"):
-        make_matrix(small[0], tmp_path / "m", features=SMALL.model_copy(update={"sequence": section}))
-
-
 def test_chosen_channels_keep_their_roll_ups_and_a_wrong_one_is_named(small, tmp_path):
     chosen = make_matrix(small[0], tmp_path / "m", features=SMALL.model_copy(update={"channels": ("power_w",)}))
     assert {c.channel for c in chosen.columns if c.group == "telemetry"} == {"power_w"}

@@ -174,17 +174,7 @@ def describe(column: FeatureColumn, value: float) -> str:
 
 def amount(column: FeatureColumn, value: float) -> str:
     """Write a value of a column without saying what it is of: the number and its unit."""
-    if math.isnan(value):
-        return "unknown"
-    if column.statistic in ("since", "age", "longest_gap"):
-        return _hours(value)
-    if column.statistic == "days":
-        return f"{decimal(value)} d"
-    if column.group == "static" and not column.categories:
-        return whole(value) if value == round(value) else decimal(value)
-    if column.group == "peers" and column.unit in _COUNT_UNITS and column.statistic not in _SHARES:
-        return whole(value)
-    return _quantity(column, value)
+    return "unknown" if math.isnan(value) else _quantity(column, value)
 
 
 def _unknown(column: FeatureColumn) -> str:
@@ -210,12 +200,16 @@ def _quantity(column: FeatureColumn, value: float) -> str:
     """Write a value the way its sentence does."""
     if column.group == "onset":
         return f"{_ratio(value)} times"
+    if column.statistic in ("since", "age", "longest_gap"):
+        return _hours(value)
     if column.statistic in _SHARES:
         return percent(value)
-    if column.statistic in _COUNTS or (column.unit in _COUNT_UNITS and column.statistic in ("last", "min", "max")):
+    if (
+        column.statistic in _COUNTS
+        or (column.unit in _COUNT_UNITS and (column.group == "peers" or column.statistic in ("last", "min", "max")))
+        or (column.group == "static" and column.statistic == "value" and value == round(value))
+    ):
         return whole(value)
-    if column.unit in _COUNT_UNITS:
-        return decimal(value)
     return with_unit(decimal(value), column.unit)
 
 
@@ -242,8 +236,8 @@ def _measured(column: FeatureColumn, value: float) -> str:
         "step_mean": f"{name} averaged {shown} in the step that began {span} back",
         "step_rise": f"{name} rose by {shown} in the step that began {span} back",
         "missing": f"{share} of the samples expected in the last {span} are missing",
-        "longest_gap": f"{_hours(value)} without a sample at the longest in the last {span}",
-        "age": f"{_hours(value)} since the last sample",
+        "longest_gap": f"{shown} without a sample at the longest in the last {span}",
+        "age": f"{shown} since the last sample",
         "repeated": f"{share} of samples in the last {span} repeat the one before in every reading",
         "vanished": f"{whole(value)} {'channel' if value == 1 else 'channels'} fell silent in the last {span}",
         "fresh": f"{share} of the node's GPUs sent a sample in the last {span}",
@@ -264,7 +258,7 @@ def _history(column: FeatureColumn, value: float) -> str:
     if column.statistic == "count":
         return f"{whole(value) if value else 'no'} {one if value == 1 else many} {scope}{span}"
     if column.statistic == "since":
-        return f"{_hours(value)} since the last {one} {scope}"
+        return f"{_quantity(column, value)} since the last {one} {scope}"
     if column.statistic == "distinct":
         return f"{whole(value)} different {one if value == 1 else many} {scope}{span}"
     if column.statistic in ("rate", "recency_rate"):
@@ -281,7 +275,7 @@ def _peers(column: FeatureColumn, value: float) -> str:
     if column.statistic == "node_rank":
         return f"{name} was above that of {percent(value)} of the node's other GPUs over the last {span}"
     peers = "the node's other GPUs" if column.statistic == "node_deviation" else "the fleet's units of this model"
-    size = with_unit(whole(abs(value)) if column.unit in _COUNT_UNITS else decimal(abs(value)), column.unit)
+    size = _quantity(column, abs(value))
     if value == 0:
         return f"{name} equal to the median of {peers} over the last {span}"
     return f"{name} {size} {'above' if value > 0 else 'below'} the median of {peers} over the last {span}"
@@ -309,16 +303,14 @@ def _ratio(logarithm: float) -> str:
 
 
 def _static(column: FeatureColumn, value: float) -> str:
-    name = _subject(column)
+    name, shown = _subject(column), _quantity(column, value)
     if column.categories:
         code = int(value)
         known = 0 <= code < len(column.categories)
         return f"{name} is {column.categories[code]}" if known else f"{name} is not one seen in training"
     if column.statistic == "days":
-        return f"{decimal(value)} d in service" if name == "age" else f"{decimal(value)} d since {name}"
-    if column.statistic == "ordinal":
-        return f"{name} {whole(value)}"
-    return f"{name} is {whole(value) if value == round(value) else decimal(value)}"
+        return f"{shown} in service" if name == "age" else f"{shown} since {name}"
+    return f"{name} {shown}" if column.statistic == "ordinal" else f"{name} is {shown}"
 
 
 def _counted(column: FeatureColumn) -> tuple[str, str]:

@@ -63,12 +63,12 @@ class StaticPlan:
 
     def of_fleet(self, fleet: Fleet, inventory: pd.DataFrame, events: pd.DataFrame) -> StaticFacts:
         """Read what there is to know of a fleet, made of ``inventory``; a category that the plan lacks is unknown."""
-        found: list[StaticFact] = []
+        facts: list[tuple[npt.NDArray[np.float64] | IntArray, DriverChanges | None]] = []
         for column in self.columns:
             name = str(column.channel)
             changes = None
             if column.statistic == "days" and name == "age":
-                found.append(StaticFact(_first_installed(fleet)[fleet.stay_pair]))
+                facts.append((_first_installed(fleet)[fleet.stay_pair], None))
                 continue
             if column.statistic == "days":
                 of_row = milliseconds(inventory[name], name)
@@ -82,41 +82,34 @@ class StaticPlan:
                 codes: dict[str | None, int] = {category: code for code, category in enumerate(column.categories)}
                 of_row = np.array([codes.get(value, np.nan) for value in _texts(inventory, name)], dtype=np.float64)
                 changes = DriverChanges.of(fleet, events, codes) if name == "driver" else None
-            found.append(StaticFact(of_row[fleet.stay_row], changes))
-        return StaticFacts(fleet, tuple(found))
-
-
-@dataclass(frozen=True, slots=True)
-class StaticFact:
-    """What is known for one column, and may be for all time; a row's time decides what of it was known then.
-
-    ``of_stay``: the value of each stay of the fleet; for a column of days (integers) from when they count, in ms.
-    """
-
-    of_stay: npt.NDArray[np.float64] | IntArray
-    changes: DriverChanges | None = None
+            facts.append((of_row[fleet.stay_row], changes))
+        return StaticFacts(fleet, tuple(facts))
 
 
 @dataclass(frozen=True, slots=True)
 class StaticFacts:
-    """The columns of a plan for one fleet; from :meth:`StaticPlan.of_fleet`."""
+    """The columns of a plan for one fleet; from :meth:`StaticPlan.of_fleet`.
+
+    ``facts``: of each column the value of each stay of the fleet (for a column of days, integers: from when they count,
+    in ms), and later changes; a row's time decides what of it was known then.
+    """
 
     fleet: Fleet
-    facts: tuple[StaticFact, ...]
+    facts: tuple[tuple[npt.NDArray[np.float64] | IntArray, DriverChanges | None], ...]
 
     def values(self, pair: IntArray, time: IntArray) -> npt.NDArray[np.float32]:
         """Take the values of rows by pair (-1: unknown) and decision time (ms); shape (rows, columns)."""
         out = np.full((pair.size, len(self.facts)), np.nan, dtype=np.float32)
         stay = self.fleet.stay_at(pair, time)
         known = stay >= 0
-        for position, fact in enumerate(self.facts):
-            found = fact.of_stay[stay[known]]
-            if np.issubdtype(found.dtype, np.integer):
-                usable = (found > -NEVER) & (found <= time[known])
-                found = np.where(usable, (time[known] - found) / _DAY_MS, np.nan)
-            out[known, position] = found
-            if fact.changes is not None:
-                fact.changes.lay(out[:, position], self.fleet, pair, time, stay)
+        for position, (of_stay, changes) in enumerate(self.facts):
+            values = of_stay[stay[known]]
+            if np.issubdtype(values.dtype, np.integer):
+                usable = (values > -NEVER) & (values <= time[known])
+                values = np.where(usable, (time[known] - values) / _DAY_MS, np.nan)
+            out[known, position] = values
+            if changes is not None:
+                changes.lay(out[:, position], self.fleet, pair, time, stay)
         return out
 
 

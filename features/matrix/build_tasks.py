@@ -102,14 +102,7 @@ class Known:
         events, inventory = reported(dataset.events(), config.features.delay), dataset.inventory()
         if "history" in config.features.groups:
             check_scopes(config.features.domains, inventory)
-        plan = FeaturePlan.of(
-            config.features,
-            config.channels,
-            unit=config.unit,
-            step=config.step,
-            decision=config.decision,
-            static=StaticPlan.of(inventory, events, config.features.static),
-        )
+        plan = FeaturePlan.of(config, StaticPlan.of(inventory, events, config.features.static))
         return cls(events, inventory, plan, PartTimes.of(config.decision, len(pd.unique(units_of(inventory)))))
 
     @cached_property
@@ -135,18 +128,7 @@ def rows_of(order: BuildOrder, dataset: Dataset, inventory: pd.DataFrame, record
         if since is not None:
             onsets = onsets[milliseconds(onsets["known_at"], "known_at") >= since]
         if len(onsets):
-            extra = augmented_rows(
-                onsets,
-                inventory,
-                down,
-                decision=config.decision,
-                labels=config.labels,
-                step=config.step,
-                span=span,
-                augmentation=config.augmentation,
-                negative_ratio=config.negative_ratio,
-                seed=config.seed,
-            )
+            extra = augmented_rows(onsets, inventory, down, config)
     if since is not None:
         at = milliseconds(times, "decision time")
         wanted = at >= since

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-from datetime import datetime, timedelta
+from datetime import datetime
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from features.config import DecisionSection, LabelSection
+from features.config import DecisionSection
 from features.installations import Installations, Timeline
+from features.matrix.meta import MatrixConfig
 from features.times import NEVER, Int64Array, duration_ms, instant_ms, instants, milliseconds, text
 
 MIN_COMPANIONS = 4
@@ -57,14 +58,7 @@ def augmented_rows(
     onsets: pd.DataFrame,
     inventory: pd.DataFrame,
     down: pd.DataFrame,
-    *,
-    decision: DecisionSection,
-    labels: LabelSection,
-    step: timedelta,
-    span: tuple[datetime, datetime],
-    augmentation: int,
-    negative_ratio: int,
-    seed: int,
+    config: MatrixConfig,
 ) -> pd.DataFrame:
     """Extra training rows at times off the decision grid, in the horizon before each known onset, with companions.
 
@@ -79,14 +73,14 @@ def augmented_rows(
 
     ``onsets``, ``down``: from :func:`features.labels.incidents.known_onsets` and
     :func:`features.labels.outages.out_of_use`.
-    ``span``: first and last instant at which a row may stand.
+    ``config``: rows stand within its ``span``.
     Returns: as :func:`decision_rows` with ``augmented`` True; ``established_at`` is when the first onset that asks for
     the row was known. No (decision_time, unit) occurs twice.
     """
     population = _Population(inventory, down)
-    decided, unit, known = _extra_times(onsets, population, decision, labels, step, span, augmentation)
-    companions = max(MIN_COMPANIONS, negative_ratio)
-    keys = _unit_hashes(population.stays.units, seed)
+    decided, unit, known = _extra_times(onsets, population, config)
+    companions = max(MIN_COMPANIONS, config.negative_ratio)
+    keys = _unit_hashes(population.stays.units, config.seed)
     parts: list[tuple[Int64Array, Int64Array, Int64Array]] = []
     drawn_at: dict[int, Int64Array] = {}
     for time, failing, established in zip(decided.tolist(), unit.tolist(), known.tolist(), strict=True):
@@ -157,29 +151,23 @@ def _in_service(population: _Population, times: Int64Array) -> tuple[Int64Array,
 
 
 def _extra_times(
-    onsets: pd.DataFrame,
-    population: _Population,
-    decision: DecisionSection,
-    labels: LabelSection,
-    step: timedelta,
-    span: tuple[datetime, datetime],
-    augmentation: int,
+    onsets: pd.DataFrame, population: _Population, config: MatrixConfig
 ) -> tuple[Int64Array, Int64Array, Int64Array]:
     """Find the times, units and known-at times of the rows that the onsets ask for."""
-    every, origin, step_ms = duration_ms(decision.every), instant_ms(decision.origin), duration_ms(step)
-    gap, horizon = duration_ms(labels.gap), duration_ms(labels.horizon)
-    first, last = instant_ms(span[0]), instant_ms(span[1])
+    step_ms = duration_ms(config.step)
+    gap, horizon = duration_ms(config.labels.gap), duration_ms(config.labels.horizon)
+    first, last = map(instant_ms, config.span)
     onset_unit = population.stays.codes(text(onsets["unit"]))
     starts, knowns = milliseconds(onsets["timestamp"]), milliseconds(onsets["known_at"], "known_at")
     rows: list[tuple[int, int, int]] = []
     for unit, start, known in zip(onset_unit.tolist(), starts.tolist(), knowns.tolist(), strict=True):
         low, high = max(start - gap - horizon, first), min(start - gap - 1, last)
         times = np.arange(-(-low // step_ms) * step_ms, high + 1, step_ms, dtype=np.int64)
-        times = times[(times - origin) % every != 0]
-        if unit < 0 or not augmentation or not len(times):
+        times = times[times != grid_time(config.decision, times)]
+        if unit < 0 or not len(times):
             continue
         times = times[population.stay(np.full(len(times), unit, dtype=np.int64), times) >= 0]
-        times = times[_spread(len(times), augmentation)]
+        times = times[_spread(len(times), config.augmentation)]
         rows += [(int(time), unit, known) for time in times]
     table = np.asarray(rows, dtype=np.int64).reshape(-1, 3)
     return table[:, 0], table[:, 1], table[:, 2]

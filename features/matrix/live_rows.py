@@ -38,14 +38,7 @@ def live_plan(config: MatrixConfig) -> FeaturePlan:
     Raises ``InputError`` if this version of predrain no longer makes those columns from those settings.
     """
     static = StaticPlan(tuple(column for column in config.columns if column.group == "static"))
-    plan = FeaturePlan.of(
-        config.features,
-        config.channels,
-        unit=config.unit,
-        step=config.step,
-        decision=config.decision,
-        static=static,
-    )
+    plan = FeaturePlan.of(config, static)
     if plan.columns != config.columns:
         odd = sorted({column.name for column in plan.columns} ^ {column.name for column in config.columns})
         raise InputError(

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Literal
 
-from features.config import GROUPS, DecisionSection, FeatureSection, Group
+from features.config import GROUPS, FeatureSection, Group
 from features.groups.gaps import GapPlan
 from features.groups.history import history_columns
 from features.groups.onset import OnsetPlan
 from features.groups.peers import PeerPlan
 from features.groups.static import StaticPlan
 from features.groups.workload import WorkloadPlan
+from features.matrix.meta import MatrixConfig
 from features.times import UnitKind, duration_ms, instant_ms
 from features.vocabulary import FeatureColumn
 from features.windows.layout import ChannelLayout, unknown_channel
@@ -45,23 +46,13 @@ class FeaturePlan:
     static: StaticPlan | None
 
     @classmethod
-    def of(
-        cls,
-        features: FeatureSection,
-        channels: Mapping[str, Channel],
-        *,
-        unit: UnitKind,
-        step: timedelta,
-        decision: DecisionSection,
-        static: StaticPlan | None,
-    ) -> FeaturePlan:
-        """Make a plan.
+    def of(cls, config: MatrixConfig, static: StaticPlan | None) -> FeaturePlan:
+        """Make a plan; without channels only ``history`` and ``static`` have columns.
 
-        ``channels``: channels of the dataset, roll-ups included; empty without telemetry, and then only ``history`` and
-        ``static`` have columns.
         Raises ``InputError`` if ``features.channels`` names a channel that is not there.
         """
-        channels = chosen_channels(features.channels, channels)
+        features, unit, step, decision = config.features, config.unit, config.step, config.decision
+        channels = chosen_channels(features.channels, config.channels)
         layout = ChannelLayout.of(channels)
         on = set(features.groups)
         sampled = on if channels else set()

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -15,6 +16,7 @@ from features.config import DecisionSection, FeatureSection, LabelSection
 from features.matrix.build_tasks import array_of
 from features.matrix.building import build_matrix
 from features.matrix.matrix import FeatureMatrix
+from features.matrix.meta import MatrixConfig
 from telemetry.dataset.channels import CATALOGUE, Channel
 from telemetry.dataset.store import Dataset, DatasetWriter
 
@@ -177,6 +179,16 @@ def make_matrix(
         training=training or Training(),
         seed=5,
     )
+
+
+def config_of(**changed: Any) -> MatrixConfig:
+    """The settings of a matrix of any dataset, but for what is given."""
+    usual: dict[str, Any] = {
+        "decision": DecisionSection(), "labels": LabelSection(), "features": FeatureSection(), "augmentation": 4,
+        "negative_ratio": 2, "seed": 3, "unit": "gpu", "step": STEP, "span": (T0, T0), "channels": CHANNELS,
+        "columns": (), "dataset_digest": "",
+    }  # fmt: skip
+    return MatrixConfig(**{**usual, **changed})
 
 
 def frame_of(matrix: FeatureMatrix) -> pd.DataFrame:

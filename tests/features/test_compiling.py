@@ -8,16 +8,13 @@ import sys
 from features.engine import source_digest
 
 _COMPILE = """
-from datetime import timedelta
 from features.windows import counters, flags, gauges
 from features.matrix.filling import compile_kernels
-from features.config import DecisionSection, FeatureSection
 from features.fleet import Fleet
 from features.matrix.plan import FeaturePlan
-from tests.features.small_fleet import CHANNELS, gpus, inventory_of
+from tests.features.small_fleet import config_of, gpus, inventory_of
 
-decision, step = DecisionSection(), timedelta(minutes=10)
-plan = FeaturePlan.of(FeatureSection(), CHANNELS, unit="gpu", step=step, decision=decision, static=None)
+plan = FeaturePlan.of(config_of(), None)
 kernels = (
     gauges.gauge_windows,
     counters.counter_windows,

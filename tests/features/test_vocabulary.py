@@ -6,11 +6,12 @@ from datetime import timedelta
 
 import pytest
 
-from features.config import DecisionSection, FeatureSection
+from features.config import FeatureSection
 from features.groups.static import StaticPlan
 from features.matrix.plan import FeaturePlan
 from features.vocabulary import COLUMNS, FeatureColumn, describe
 from telemetry.dataset.channels import CATALOGUE, Channel
+from tests.features.small_fleet import config_of
 
 HOUR = timedelta(hours=1)
 DAY = timedelta(days=1)
@@ -23,14 +24,9 @@ def every_column() -> tuple[FeatureColumn, ...]:
     static.append(FeatureColumn.of("static", "made_at", "days", unit="d"))
     static.append(FeatureColumn.of("static", "slot", "ordinal"))
     static.append(FeatureColumn.of("static", "bin_number", "value"))
-    return FeaturePlan.of(
-        FeatureSection(history_scopes=("gpu", "slot", "node", ("cabinet", "cage"), "serial/1000", "fleet", "age")),
-        channels,
-        unit="gpu",
-        step=timedelta(minutes=10),
-        decision=DecisionSection(),
-        static=StaticPlan(tuple(static)),
-    ).columns
+    scopes = ("gpu", "slot", "node", ("cabinet", "cage"), "serial/1000", "fleet", "age")
+    config = config_of(features=FeatureSection(history_scopes=scopes), channels=channels)
+    return FeaturePlan.of(config, StaticPlan(tuple(static))).columns
 
 
 @pytest.mark.parametrize("value", [math.nan, 0.0, 1.0, -0.25, 17_700.0])

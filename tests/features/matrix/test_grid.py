@@ -12,6 +12,7 @@ from features.labels.incidents import down_intervals, known_onsets
 from features.matrix.grid import MIN_COMPANIONS, augmented_rows, decision_rows, decision_times
 from tests.features import oracle
 from tests.features.builders import T0, at, event, events, inventory, stay
+from tests.features.small_fleet import config_of
 from tests.features.worlds import twins, worlds
 
 DECISION, LABELS = DecisionSection(), LabelSection()
@@ -23,19 +24,10 @@ def grid(frame, held, span=SPAN):
     return decision_rows(decision_times(DECISION, span), held, down_intervals(Record.of(frame, held, LABELS)))
 
 
-def extra(frame, held, *, span=SPAN, augmentation=4, negative_ratio=2, seed=3, step=timedelta(minutes=10)):
-    return augmented_rows(
-        known_onsets(Record.of(frame, held, LABELS)),
-        held,
-        down_intervals(Record.of(frame, held, LABELS)),
-        decision=DECISION,
-        labels=LABELS,
-        step=step,
-        span=span,
-        augmentation=augmentation,
-        negative_ratio=negative_ratio,
-        seed=seed,
-    )
+def extra(frame, held, **changed):
+    record = Record.of(frame, held, LABELS)
+    config = config_of(**{"span": SPAN, **changed})
+    return augmented_rows(known_onsets(record), held, down_intervals(record), config)
 
 
 def fleet(size=12):

@@ -1,9 +1,5 @@
 """The Kubernetes collector against a real API server: what lands, with the least rights, across cuts and kills."""
 
-import os
-import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -133,11 +129,6 @@ def told(root: Path, node: str) -> list[tuple[str, str, str]]:
     return list(zip(own["type"], own["code"], own["source"], strict=True))
 
 
-def has_job(root: Path, column: str, value: str) -> bool:
-    jobs = landed(root, "jobs")
-    return column in jobs and bool((jobs[column] == value).any())
-
-
 class Running:
     """A collector in a thread."""
 
@@ -262,39 +253,3 @@ def test_a_cluster_lives(allowed: KubernetesServer, tmp_path: Path) -> None:
     assert places["gpu"].isna().all()
     row = places[places["node"] == "life-1"].iloc[-1]
     assert (row["cluster"], row["group"], row["nvlink_domain"]) == ("east", "z1", "c.7")
-
-
-def test_a_killed_collector_comes_back(allowed: KubernetesServer, tmp_path: Path) -> None:
-    hands, dataset = Hands(allowed), tmp_path / "fleet"
-    root = tmp_path / "fleet.live"
-    hands.node("kill-1")
-    hands.pod("short", "kill-1", T0)
-    code = "import typer; from predrain.collect.kubernetes import collect_kubernetes as c; typer.run(c)"
-    kubeconfig = allowed.kubeconfig("collector")
-    command = [sys.executable, "-c", code, f"--dataset={dataset}", f"--kubeconfig={kubeconfig}", "--interval=0.2s"]
-
-    def start() -> subprocess.Popen[bytes]:
-        return subprocess.Popen(command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])})
-
-    process = start()
-    try:
-        wait(lambda: has_job(root, "node", "kill-1"))
-        for _ in range(3):
-            process.send_signal(signal.SIGKILL)
-            process.wait(120)
-            hands.cordon("kill-1")  # all of this happens and is over while nobody looks
-            hands.cordon("kill-1", False)
-            hands.event(f"x.{time.time_ns()}", "kill-1", "GpuLost", "GPU 3 is lost", datetime.now(UTC))
-            before = len(told(root, "kill-1"))
-            process = start()
-            wait(lambda seen=before: len(told(root, "kill-1")) >= seen + 3)
-        hands.remove("/api/v1/namespaces/default/pods/short")
-        wait(lambda: has_job(root, "outcome", "Deleted"))
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(120) == 0
-    finally:
-        if process.poll() is None:
-            process.kill()
-            process.wait(120)
-    codes = [code for _, code, _ in told(root, "kill-1")]
-    assert sorted(codes) == ["GpuLost"] * 3 + ["cordon"] * 3 + ["uncordon"] * 3

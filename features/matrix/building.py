@@ -96,7 +96,7 @@ def build_matrix(
     existing = _existing(out)
     if existing is not None and existing.digest == order.digest:
         return existing
-    _check(dataset, decision, features)
+    _check(dataset, config)
     with FolderSwap(out) as swap, disk_errors(out):
         known = Known.of(order, dataset)
         if existing is not None:
@@ -157,13 +157,13 @@ def _mean_the_same(before: Sequence[FeatureColumn], after: Sequence[FeatureColum
     return len(before) == len(after) and known == list(before)
 
 
-def _check(dataset: Dataset, decision: DecisionSection, features: FeatureSection) -> None:
+def _check(dataset: Dataset, config: MatrixConfig) -> None:
+    features, step = config.features, config.step
     if features.sequence.channels:
-        SequencePlan.of(features.sequence, dataset.meta.channels, delay=features.delay)
-    if not dataset.meta.channels:
+        SequencePlan.of(config)
+    if not config.channels:
         return
-    step = dataset.meta.step
-    named = [("decision.every", decision.every), ("features.peer_window", features.peer_window)]
+    named = [("decision.every", config.decision.every), ("features.peer_window", features.peer_window)]
     named += [("features.windows", window) for window in features.windows]
     if features.sequence.channels:
         named.append(("features.sequence.step", features.sequence.step))
@@ -199,8 +199,7 @@ def _write(build: Build, engine: Engine, progress: Progress | None) -> None:
     engine.run(partial(run_part, order), _largest_first(rows), wrote, max_workers=4)
     shutil.rmtree(folder / "buckets", ignore_errors=True)
     if config.features.sequence.channels:
-        windows = SequencePlan.of(config.features.sequence, config.channels, delay=config.features.delay)
-        write_sequences(build.dataset, build.fleet, windows, config.decision, folder)
+        write_sequences(build.dataset, build.fleet, config, folder)
     for table, name in zip(build.known.tables, (EVENTS_NAME, INVENTORY_NAME), strict=True):
         pq.write_table(table, folder / name, compression="zstd")
     built_from = BuiltFrom.of(build.dataset, settings=settings_digest(config), part_length=build.known.times.length)

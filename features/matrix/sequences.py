@@ -18,7 +18,7 @@ import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
 
-from features.config import DecisionSection, SequenceSection
+from features.config import DecisionSection
 from features.errors import InputError
 from features.fleet import Fleet
 from features.matrix.meta import MatrixConfig
@@ -52,13 +52,12 @@ class SequencePlan:
     delay_ms: int
 
     @classmethod
-    def of(cls, section: SequenceSection, channels: Mapping[str, Channel], *, delay: timedelta) -> SequencePlan:
+    def of(cls, config: MatrixConfig) -> SequencePlan:
         """Plan the windows of a dataset.
 
-        ``section``: ``features.sequence``.
-        ``delay``: ``features.delay``.
         Raises ``InputError`` if a channel is not there or is neither gauge nor counter, or ``auto`` finds none.
         """
+        section, channels = config.features.sequence, config.channels
         where = "parameter features.sequence.channels"
         if section.channels == "auto":
             names = [name for name in PAPER_CHANNELS if name in channels]
@@ -79,7 +78,9 @@ class SequencePlan:
                     where,
                     "Name gauges and counters only.",
                 )
-        return cls(tuple(channels[name] for name in names), section.window, section.step, duration_ms(delay))
+        return cls(
+            tuple(channels[name] for name in names), section.window, section.step, duration_ms(config.features.delay)
+        )
 
     @property
     def steps(self) -> int:
@@ -174,17 +175,15 @@ def layout_of(plan: SequencePlan, channels: Mapping[str, Channel]) -> ChannelLay
     return ChannelLayout.of(chosen)
 
 
-def write_sequences(
-    dataset: Dataset, fleet: Fleet, plan: SequencePlan, decision: DecisionSection, folder: Path
-) -> None:
+def write_sequences(dataset: Dataset, fleet: Fleet, config: MatrixConfig, folder: Path) -> None:
     """Write the raw windows of a dataset into a matrix's folder while it is being built.
 
     One bucket of samples is in memory at a time; the array itself is a file mapped into memory.
     """
-    begin, end = dataset.meta.span
-    axis = StepAxis.over(plan, decision, instant_ms(begin), instant_ms(end))
+    plan = SequencePlan.of(config)
+    axis = StepAxis.over(plan, config.decision, *map(instant_ms, config.span))
     shape = (len(fleet.pairs), axis.count, len(plan.channels))
-    layout = layout_of(plan, dataset.meta.channels)
+    layout = layout_of(plan, config.channels)
     out = np.lib.format.open_memmap(folder / ARRAY_NAME, mode="w+", dtype=np.float32, shape=shape)
     out[:] = np.nan
     wanted = [*key_columns(dataset.meta.unit), *layout.numbers]
@@ -233,9 +232,9 @@ def open_sequences(folder: Path, config: MatrixConfig, inventory: pd.DataFrame) 
 
     Raises ``InputError`` if the file is missing or damaged.
     """
-    plan = SequencePlan.of(config.features.sequence, config.channels, delay=config.features.delay)
+    plan = SequencePlan.of(config)
     fleet = Fleet.of(inventory)
-    axis = StepAxis.over(plan, config.decision, *(instant_ms(instant) for instant in config.span))
+    axis = StepAxis.over(plan, config.decision, *map(instant_ms, config.span))
     again = "Run the features stage again: `predrain features` or `dvc repro features`."
     try:
         array = np.load(folder / ARRAY_NAME, mmap_mode="r", allow_pickle=False)
@@ -247,15 +246,7 @@ def open_sequences(folder: Path, config: MatrixConfig, inventory: pd.DataFrame) 
 
 
 def live_windows(
-    table: pa.Table,
-    rows: pd.DataFrame,
-    inventory: pd.DataFrame,
-    t: datetime,
-    *,
-    plan: SequencePlan,
-    channels: Mapping[str, Channel],
-    decision: DecisionSection,
-    unit: str,
+    table: pa.Table, rows: pd.DataFrame, inventory: pd.DataFrame, t: datetime, config: MatrixConfig
 ) -> Float32Array:
     """Compute the windows of one decision time from recent samples, as a matrix would hold them.
 
@@ -263,16 +254,16 @@ def live_windows(
     ``rows``: ``node`` and ``unit`` of the rows.
     Returns shape (rows, steps, channels).
     """
-    fleet = Fleet.of(inventory)
+    plan, fleet = SequencePlan.of(config), Fleet.of(inventory)
     border = instant_ms(t) - plan.delay_ms
-    axis = StepAxis.over(plan, decision, border - duration_ms(plan.window) - plan.step_ms, border)
+    axis = StepAxis.over(plan, config.decision, border - duration_ms(plan.window) - plan.step_ms, border)
     array = np.full((len(fleet.pairs), axis.count, len(plan.channels)), np.nan, dtype=np.float32)
-    layout = layout_of(plan, channels)
-    for block in blocks_of(table, layout, unit=unit):
+    layout = layout_of(plan, config.channels)
+    for block in blocks_of(table, layout, unit=config.unit):
         _fill_steps(plan, layout, block, fleet, axis, array)
-    found = Sequences(plan, axis, array, fleet)
-    pair = found.pairs(rows["node"].astype(str).tolist(), rows["unit"].astype(str).tolist())
-    return found.windows(pair, np.full(len(rows), instant_ms(t), dtype=np.int64))
+    sequences = Sequences(plan, axis, array, fleet)
+    pair = sequences.pairs(rows["node"].astype(str).tolist(), rows["unit"].astype(str).tolist())
+    return sequences.windows(pair, np.full(len(rows), instant_ms(t), dtype=np.int64))
 
 
 def _rises(values: FloatArray, own: FloatArray | None) -> FloatArray:

@@ -83,7 +83,7 @@ def window_plan(bundle: Bundle, config: MatrixConfig) -> SequencePlan | None:
     """
     if window_of(bundle.columns) is None:
         return None
-    plan = SequencePlan.of(config.features.sequence, config.channels, delay=config.features.delay)
+    plan = SequencePlan.of(config)
     if plan.columns != bundle.columns[len(config.columns) :]:
         raise InputError("this version of predrain makes other raw windows", f"bundle {bundle.path}", "Train it again.")
     return plan

@@ -167,10 +167,7 @@ class RawWindows:
             self._everyone.iloc[mine],
             self._inventory,
             self._t,
-            plan=self._plan,
-            channels=self._config.channels,
-            decision=self._config.decision,
-            unit=self._config.unit,
+            self._config,
         )
         self._values[mine] = windows.reshape(len(mine), -1)
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from features.config import SequenceSection
+from features.config import FeatureSection, SequenceSection
 from features.errors import InputError
 from features.matrix.matrix import FeatureMatrix
 from features.matrix.sequences import SequencePlan, live_windows
@@ -18,6 +18,7 @@ from tests.features.small_fleet import (
     SMALL,
     STEP,
     T0,
+    config_of,
     events_of,
     gpus,
     inventory_of,
@@ -122,16 +123,11 @@ def test_a_poisoned_future_changes_no_window(tmp_path_factory, at_step, seed):
 
 def test_a_live_window_is_the_matrix_s(small):
     dataset, matrix = small
-    config = matrix.config
-    plan = matrix.sequences.plan
     for t in (T0 + 9 * HOUR, T0 + 15 * HOUR):
         rows = np.flatnonzero((matrix.rows["decision_time"] == pd.Timestamp(t)) & ~matrix.rows["augmented"])
         samples = samples_of(inventory_of(gpus(8)), 24)
         young = pd.DatetimeIndex(samples["timestamp"]) > pd.Timestamp(t - 8 * HOUR)
-        live = live_windows(
-            to_table(samples[young]), matrix.rows.iloc[rows], dataset.inventory(), t,
-            plan=plan, channels=config.channels, decision=config.decision, unit="gpu",
-        )  # fmt: skip
+        live = live_windows(to_table(samples[young]), matrix.rows.iloc[rows], dataset.inventory(), t, matrix.config)
         np.testing.assert_allclose(live, matrix.windows(rows), rtol=1e-6)
 
 
@@ -199,7 +195,7 @@ def test_another_matrix_s_array_is_refused(small, tmp_path):
 )
 def test_a_channel_that_cannot_be_taken_is_named(channels, what, do):
     with pytest.raises(InputError) as raised:
-        SequencePlan.of(SequenceSection(channels=channels), CHANNELS, delay=DELAY)
+        SequencePlan.of(config_of(features=FeatureSection(sequence=SequenceSection(channels=channels))))
     assert raised.value.what == what
     assert raised.value.do.startswith(do)
     assert raised.value.where == "parameter features.sequence.channels"

@@ -93,24 +93,16 @@ def history_columns(features: FeatureSection, *, unit: UnitKind = "gpu") -> list
 
 
 @dataclass(frozen=True, slots=True)
-class _ScopeEvents:
-    """Events of one scope; ``names`` are the entities' names, by code."""
-
-    scope: Scope
-    names: pd.Index
-    events: EntityEvents
-
-
-@dataclass(frozen=True, slots=True)
 class History:
     """Events sorted once, to be asked for the history of any rows, a whole matrix or the live ones.
 
     ``columns``: what :meth:`values` gives.
+    ``_scopes``: the events of each scope, behind the names of their entities, by code.
     """
 
     columns: list[FeatureColumn]
     _features: FeatureSection
-    _scopes: list[_ScopeEvents]
+    _scopes: dict[Scope, tuple[pd.Index, EntityEvents]]
     _domains: list[Domain]
     _fleet: Domain | None
     _stays: Installations
@@ -134,7 +126,7 @@ class History:
         code = np.where(xid >= 0, np.searchsorted(distinct, xid), -1)
         # A unit sits where the last stay begun by then says; no later stay or removal is looked at.
         stay = stays.timeline().last(unit_code, time)
-        scopes: list[_ScopeEvents] = []
+        scopes: dict[Scope, tuple[pd.Index, EntityEvents]] = {}
         for scope in _scopes(features, unit):
             names = _entities(scope, stays.units, unit_code, node, stays, stay)
             kept = ~absent(names) & (kinds != 0)
@@ -151,7 +143,7 @@ class History:
                 by_time=np.lexsort((moment, entity)).astype(np.int64),
                 codes=len(distinct),
             )
-            scopes.append(_ScopeEvents(scope, pd.Index(entities, dtype=object), sorted_events))
+            scopes[scope] = (pd.Index(entities, dtype=object), sorted_events)
         windows = np.asarray([duration_ms(w) for w in (*features.history_windows, DISTINCT_WINDOW)], dtype=np.int64)
 
         def domain(scope: DomainScope) -> Domain:
@@ -171,23 +163,23 @@ class History:
         unit_code = _lookup(rows["unit"], pd.Index(self._stays.units, dtype=object))
         stay = self._stays.timeline().last(unit_code, time)
         column = 0
-        for events in self._scopes:
-            if events.scope == "gpu":
-                entity = _lookup(rows["unit"], events.names)
-            elif events.scope == "node":
-                entity = _lookup(rows["node"], events.names)
+        for scope, (names, events) in self._scopes.items():
+            if scope == "gpu":
+                entity = _lookup(rows["unit"], names)
+            elif scope == "node":
+                entity = _lookup(rows["node"], names)
             else:
-                place = _lookup(pd.Series(_slots(self._stays)), events.names)
+                place = _lookup(pd.Series(_slots(self._stays)), names)
                 entity = np.append(place, -1)[stay]
             counted, timed, weighed = (
                 np.asarray([_BIT[what] for what in whats], dtype=np.int64)
-                for whats in (_COUNTED[events.scope], _TIMED, _WEIGHED)
+                for whats in (_COUNTED[scope], _TIMED, _WEIGHED)
             )
             sweep_history(
                 np.lexsort((time, entity)).astype(np.int64),
                 entity,
                 time,
-                events.events,
+                events,
                 self._windows,
                 counted,
                 timed,

@@ -80,35 +80,6 @@ def test_params_move_an_xid_to_the_group_of_its_class():
     assert value("gpu_incident__count__12h", at(1), event(at(0), code="43"), labels=labels) == 1
 
 
-def test_the_node_counts_its_other_gpus_and_what_concerns_all_of_it():
-    happened = [
-        event(at(0), code="79", gpu="g1"),
-        event(at(0), "failure", "psu", gpu=None),
-        event(at(0), "driver", "550", gpu=None),
-        event(at(0), "diagnostic", "failed", gpu=None),
-        event(at(0), code="79", gpu="g7", node="n7"),
-    ]
-    assert value("gpu_xid_bus__count__12h", at(1), *happened) == 0
-    assert value("gpu_diagnostic_failed__count__12h", at(1), *happened) == 0
-    assert value("node_xid_bus__count__12h", at(1), *happened) == 1
-    assert value("node_incident__count__12h", at(1), *happened) == 1
-    assert value("node_failure__count__12h", at(1), *happened) == 1
-    assert value("node_driver__count__12h", at(1), *happened) == 1
-    assert value("node_diagnostic_failed__count__12h", at(1), *happened) == 1
-    assert value("node_diagnostic_failed__count__12h", at(1), event(at(0), "diagnostic", "passed", gpu=None)) == 0
-
-
-def test_a_slot_remembers_its_replaced_device_and_the_new_device_starts_clean():
-    stays = [stay("g0", until=at(2)), stay("g5", since=at(3)), stay("g1", slot="1")]
-    happened = [event(at(0), code="79", gpu="g0"), event(at(2), "replacement", gpu="g0")]
-    asked = {"stays": stays, "unit": "g5"}
-    assert value("gpu_incident__count__12h", at(4), *happened, **asked) == 0
-    assert math.isnan(value("gpu_incident__since", at(4), *happened, **asked))
-    assert value("slot_incident__count__12h", at(4), *happened, **asked) == 1
-    assert value("slot_repair__since", at(4), *happened, **asked) == 2
-    assert value("slot_incident__count__12h", at(4), *happened, stays=stays, unit="g1") == 0
-
-
 def test_no_events_no_units_and_no_rows():
     held = inventory(stay())
     assert history_values(rows(), events(), held, FEATURES, LABELS).shape == (0, len(history_columns(FEATURES)))

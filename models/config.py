@@ -262,18 +262,6 @@ class PromotionSection(Section):
     recall_margin: float = Field(default=0.1, ge=0, le=1)
     """Recall of a failure class may be lower than the champion's by this much."""
 
-    size_factor: float = Field(default=2.0, gt=0)
-    """The bundle may be this many times as large as the champion's."""
-
-    latency_factor: float = Field(default=2.0, gt=0)
-    """Scoring may take this many times as long as the champion's."""
-
-    size_limit_mb: float = Field(default=256.0, gt=0)
-    """No bundle may be larger than this (millions of bytes)."""
-
-    latency_limit_seconds: float = Field(default=10.0, gt=0)
-    """No bundle may take longer than this to score 10,000 rows."""
-
     @field_validator("risk_ratio")
     @classmethod
     def _ascending(cls, value: tuple[float, float]) -> tuple[float, float]:

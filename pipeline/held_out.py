@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from evaluation.backtest.promotion import LATENCY_ROWS, Contender
 from evaluation.metrics.scored import Scored, split_predictions
 from features.matrix.matrix import FeatureMatrix
 from features.times import instant_ms, instants, milliseconds
@@ -30,8 +27,6 @@ Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 SUGGESTED = timedelta(days=14)
 """How much of the newest decisions `train --until` is advised to leave for the gate."""
-
-_REPEATS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +67,7 @@ def untouched(matrix: FeatureMatrix, bundles: Sequence[tuple[str, Bundle]], peri
 
 def contend(
     decisions: Decisions, bundles: Sequence[tuple[str, Bundle]], baselines: Sequence[str], *, k: int, seed: int
-) -> list[Contender]:
+) -> list[Scored]:
     """Score the same decisions with bundles and baselines; each alerts its K riskiest of a decision time.
 
     ``bundles``: names in words, and bundles; each is scored by its own profile.
@@ -94,12 +89,7 @@ def contend(
         risk[name] = bundle.fitted.risk(bundle.profile, scored.score)
     for name, points in _points(made, readers[0], rows, mix(ties, times)).items():
         rank[name] = rank_within(times, points.astype(np.float32), ties)
-    parts = _as_scored(decisions, names, rank, risk, k)
-    seconds = _seconds(decisions, bundles, readers)
-    return [
-        Contender(name, parts[name], _size(bundle.path), took)
-        for (name, bundle), took in zip(bundles, seconds, strict=True)
-    ] + [Contender(name, parts[name]) for name in baselines]
+    return _as_scored(decisions, names, rank, risk, k)
 
 
 def _reader(matrix: FeatureMatrix, bundle: Bundle, name: str) -> RowReader:
@@ -165,7 +155,7 @@ def _points(made: Mapping[str, Baseline], reader: RowReader, rows: Ints, identit
 
 def _as_scored(
     decisions: Decisions, names: Sequence[str], rank: dict[str, Ints], risk: dict[str, Any], k: int
-) -> dict[str, Scored]:
+) -> list[Scored]:
     rows, labels = decisions.matrix.rows.iloc[decisions.rows], decisions.matrix.labels(None).iloc[decisions.rows]
     shared = {name: rows[name].array for name in ("decision_time", "unit")}
     shared |= {name: labels[name].array for name in ("label", "failure_class", "incident", "incident_start")}
@@ -181,27 +171,8 @@ def _as_scored(
         )
         for name in names
     ]
-    return {scored.model: scored for scored in split_predictions(pd.concat(frames, ignore_index=True), k)}
-
-
-def _seconds(decisions: Decisions, bundles: Sequence[tuple[str, Bundle]], readers: Sequence[RowReader]) -> list[float]:
-    """Time the scoring of the same rows by each bundle in turn; the fastest of some repeats, as other work disturbs."""
-    rows = decisions.rows[:LATENCY_ROWS]
-    rows = np.resize(rows, LATENCY_ROWS)
-    at = np.zeros(len(rows), np.int64)
-    ties = mix(np.arange(len(rows), dtype=np.uint64), 0)
-    values = [reader(rows) for reader in readers]
-    best = [np.inf] * len(bundles)
-    for _ in range(_REPEATS):
-        for number, (_name, bundle) in enumerate(bundles):
-            begin = time.perf_counter()
-            bundle.fitted.score_arrays(values[number], at, ties)
-            best[number] = min(best[number], time.perf_counter() - begin)
-    return best
-
-
-def _size(folder: Path) -> int:
-    return sum(each.stat().st_size for each in folder.rglob("*") if each.is_file())
+    scored = {side.model: side for side in split_predictions(pd.concat(frames, ignore_index=True), k)}
+    return [scored[name] for name in names]
 
 
 def _same_question(matrix: FeatureMatrix, name: str, bundle: Bundle) -> None:

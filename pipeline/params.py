@@ -256,6 +256,7 @@ def name_some(differences: Sequence[str]) -> str:
 
 _CALENDAR: Final = "Leave it out: models are refitted every training.refit_every, and the report says what drifted."
 _SETTINGS: Final = "Leave it out, and give a learner's settings in models.settings."
+_COST: Final = "Leave it out: bundles are compared by what they predict."
 _CHOICE: Final = "Leave it out: training.candidate_windows are compared by one small LightGBM model on one tail."
 
 REMOVED: Final[dict[str, str]] = {
@@ -266,6 +267,10 @@ REMOVED: Final[dict[str, str]] = {
     "training.search": _SETTINGS,
     "training.judge": _CHOICE,
     "telemetry.late": "Leave it out: samples are taken however late they come.",
+    "promotion.size_factor": _COST,
+    "promotion.size_limit_mb": _COST,
+    "promotion.latency_factor": _COST,
+    "promotion.latency_limit_seconds": _COST,
     "training.bins": "Leave it out: every fit finds its own bin edges.",
 }
 """What to do instead, by the dotted name of a parameter."""

@@ -27,27 +27,7 @@ Outcome = Literal["passed", "failed", "undecided"]
 LEVEL = 0.95
 """Coverage of the intervals and, of one minus it, the chance that an exact test may err with."""
 
-LATENCY_ROWS = 10_000
-"""Rows that the scoring time is given for."""
-
-_MEGABYTE = 1e6
 _BASE_RATE = "constant base rate"
-
-
-@dataclass(frozen=True, slots=True)
-class Contender:
-    """One side of the comparison.
-
-    ``name``: in words, such as ``version 3`` or ``history_count``.
-    ``scored``: its predictions. All sides must hold the same rows and alert the K riskiest of each decision time.
-    ``size_bytes``: size of its bundle; None for a baseline.
-    ``seconds``: time to score :data:`LATENCY_ROWS` rows; None for a baseline.
-    """
-
-    name: str
-    scored: Scored
-    size_bytes: int | None = None
-    seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +104,7 @@ class Verdict:
 
 
 def judge(
-    challenger: Contender, others: Sequence[Contender], section: PromotionSection, *, seed: int, champion: bool
+    challenger: Scored, others: Sequence[Scored], section: PromotionSection, *, seed: int, champion: bool
 ) -> Verdict:
     """Compare a challenger with the champion, or with baselines where there is none yet.
 
@@ -134,45 +114,45 @@ def judge(
     Returns: one row a criterion.
     Raises ``ValueError`` if the sides do not hold the same rows, or there is nobody to compare with.
     """
-    scored = challenger.scored
     if not others:
         raise ValueError("nobody to compare with")
     for other in others:
-        if not (np.array_equal(scored.time, other.scored.time) and np.array_equal(scored.unit, other.scored.unit)):
-            raise ValueError(f"{challenger.name} and {other.name} were not scored on the same rows")
-    weights = np.concatenate([np.ones((1, scored.n_units)), resample_units(scored.n_units, section.bootstrap, seed)])
-    incidents = incident_table(scored)
+        if not (np.array_equal(challenger.time, other.time) and np.array_equal(challenger.unit, other.unit)):
+            raise ValueError(f"{challenger.model} and {other.model} were not scored on the same rows")
+    weights = np.concatenate(
+        [np.ones((1, challenger.n_units)), resample_units(challenger.n_units, section.bootstrap, seed)]
+    )
+    incidents = incident_table(challenger)
     criteria = [_precision(challenger, other, section, weights, len(incidents)) for other in others]
     reference = others[0] if champion else _best(others, weights)
     criteria.append(_risk_ratio(challenger, others[0] if champion else None, section, weights))
     criteria.append(_brier(challenger, others[0] if champion else None, section, weights))
     criteria += _recalls(reference, incidents, section)
-    criteria += _costs(challenger, others[0] if champion else None, section)
-    times = scored.shared.times_ms[np.unique(scored.time[scored.known])]
+    times = challenger.shared.times_ms[np.unique(challenger.time[challenger.known])]
     return Verdict(
-        challenger=challenger.name,
-        champion=", ".join(other.name for other in others),
+        challenger=challenger.model,
+        champion=", ".join(other.model for other in others),
         criteria=tuple(criteria),
-        rows=int(scored.known.sum()),
-        positives=int(scored.positive.sum()),
-        units=len(np.unique(scored.unit[scored.known])),
+        rows=int(challenger.known.sum()),
+        positives=int(challenger.positive.sum()),
+        units=len(np.unique(challenger.unit[challenger.known])),
         times=len(times),
         incidents=len(incidents),
-        k=scored.shared.k,
+        k=challenger.shared.k,
         first_time=_instant(times[0]),
         last_time=_instant(times[-1]),
     )
 
 
 def _precision(
-    challenger: Contender, other: Contender, section: PromotionSection, weights: Floats, incidents: int
+    challenger: Scored, other: Scored, section: PromotionSection, weights: Floats, incidents: int
 ) -> Criterion:
-    mine, theirs = (_precisions(each.scored, weights) for each in (challenger, other))
+    mine, theirs = (_precisions(each, weights) for each in (challenger, other))
     difference = mine - theirs
     bounds = interval(difference[1:], LEVEL)
     margin = min(section.precision_margin, section.margin_share * float(np.nan_to_num(theirs[0])))
     limit = f"lower bound of the difference no lower than {_points(-margin)}, upper bound not below 0"
-    hits = int((challenger.scored.alert & challenger.scored.positive).sum())
+    hits = int((challenger.alert & challenger.positive).sum())
     spread = f"{_points(difference[0])} [{_points(bounds.low)}, {_points(bounds.high)}] at 95 %"
     outcome: Outcome
     if incidents < section.min_incidents:
@@ -188,14 +168,12 @@ def _precision(
     else:
         outcome, why = "failed", f"not shown to be no worse: {spread}"
     return Criterion(
-        "precision at K", other.name, _number(theirs[0]), _number(mine[0]), limit, outcome, f"{why}, {hits} hits"
+        "precision at K", other.model, _number(theirs[0]), _number(mine[0]), limit, outcome, f"{why}, {hits} hits"
     )
 
 
-def _risk_ratio(
-    challenger: Contender, champion: Contender | None, section: PromotionSection, weights: Floats
-) -> Criterion:
-    mine = _ratios(challenger.scored, weights)
+def _risk_ratio(challenger: Scored, champion: Scored | None, section: PromotionSection, weights: Floats) -> Criterion:
+    mine = _ratios(challenger, weights)
     low, high = section.risk_ratio
     bounds = interval(mine[1:], LEVEL)
     value, spread = mine[0], f"{mine[0]:.2f} [{bounds.low:.2f}, {bounds.high:.2f}]"
@@ -208,15 +186,15 @@ def _risk_ratio(
         outcome, why = "failed", f"risks are {'too low' if value < low else 'too high'}: {spread}"
     else:
         outcome, why = "undecided", f"outside the limits, but chance could explain it: {spread}"
-    theirs = None if champion is None else _number(_ratios(champion.scored, weights[:1])[0])
+    theirs = None if champion is None else _number(_ratios(champion, weights[:1])[0])
     return Criterion(
         "mean risk over base rate", "", theirs, _number(value), f"between {low:g} and {high:g}", outcome, why
     )
 
 
-def _brier(challenger: Contender, champion: Contender | None, section: PromotionSection, weights: Floats) -> Criterion:
-    mine = _skills(challenger.scored, weights)
-    theirs = np.zeros(len(mine)) if champion is None else _skills(champion.scored, weights)
+def _brier(challenger: Scored, champion: Scored | None, section: PromotionSection, weights: Floats) -> Criterion:
+    mine = _skills(challenger, weights)
+    theirs = np.zeros(len(mine)) if champion is None else _skills(champion, weights)
     difference = mine - theirs
     bounds = interval(difference[1:], LEVEL)
     spread = f"{difference[0]:+.3f} [{bounds.low:+.3f}, {bounds.high:+.3f}]"
@@ -229,14 +207,14 @@ def _brier(challenger: Contender, champion: Contender | None, section: Promotion
         outcome, why = "failed", f"worse: {spread}"
     else:
         outcome, why = "undecided", f"worse, but chance could explain it: {spread}"
-    name = _BASE_RATE if champion is None else champion.name
+    name = _BASE_RATE if champion is None else champion.model
     limit = f"no lower than the other's by more than {section.brier_margin:g}"
     return Criterion("Brier skill", name, _number(theirs[0]), _number(mine[0]), limit, outcome, why)
 
 
-def _recalls(other: Contender, incidents: pd.DataFrame, section: PromotionSection) -> list[Criterion]:
+def _recalls(other: Scored, incidents: pd.DataFrame, section: PromotionSection) -> list[Criterion]:
     mine = incidents.set_index("incident")
-    caught = incident_table(other.scored).set_index("incident")["caught"]
+    caught = incident_table(other).set_index("incident")["caught"]
     mine = mine.assign(other=caught.reindex(mine.index).to_numpy(dtype=bool))
     rows = [_recall("recall of incidents", other, mine, section)]
     rows += [
@@ -246,7 +224,7 @@ def _recalls(other: Contender, incidents: pd.DataFrame, section: PromotionSectio
     return rows
 
 
-def _recall(name: str, other: Contender, incidents: pd.DataFrame, section: PromotionSection) -> Criterion:
+def _recall(name: str, other: Scored, incidents: pd.DataFrame, section: PromotionSection) -> Criterion:
     here, there = incidents["caught"].to_numpy(dtype=bool), incidents["other"].to_numpy(dtype=bool)
     n, gained, lost = len(here), int((here & ~there).sum()), int((there & ~here).sum())
     margin = min(section.recall_margin, section.margin_share * float(there.mean())) if n else section.recall_margin
@@ -264,38 +242,11 @@ def _recall(name: str, other: Contender, incidents: pd.DataFrame, section: Promo
         outcome, why = "failed", f"{said}: {lost} lost, {gained} gained (exact p {chance:.3f})"
     else:
         outcome, why = "undecided", f"{said}: {lost} lost, {gained} gained, which chance could explain"
-    return Criterion(name, other.name, *values, limit, outcome, why)
+    return Criterion(name, other.model, *values, limit, outcome, why)
 
 
-def _costs(challenger: Contender, champion: Contender | None, section: PromotionSection) -> list[Criterion]:
-    size = None if challenger.size_bytes is None else challenger.size_bytes / _MEGABYTE
-    other_size = None if champion is None or champion.size_bytes is None else champion.size_bytes / _MEGABYTE
-    other_seconds = None if champion is None else champion.seconds
-    name = "" if champion is None else champion.name
-    return [
-        _cost("bundle size (MB)", name, other_size, size, section.size_factor, section.size_limit_mb),
-        _cost(
-            "seconds for 10,000 rows",
-            name,
-            other_seconds,
-            challenger.seconds,
-            section.latency_factor,
-            section.latency_limit_seconds,
-        ),
-    ]
-
-
-def _cost(name: str, against: str, other: float | None, mine: float | None, factor: float, most: float) -> Criterion:
-    limit = f"at most {most:g}" if other is None else f"at most {factor:g} times the other's, and {most:g}"
-    if mine is None:
-        return Criterion(name, against, other, mine, limit, "undecided", "not measured")
-    allowed = most if other is None else min(most, factor * other)
-    outcome: Outcome = "passed" if mine <= allowed else "failed"
-    return Criterion(name, against, other, mine, limit, outcome, f"{mine:.3g}, {allowed:.3g} is allowed")
-
-
-def _best(others: Sequence[Contender], weights: Floats) -> Contender:
-    reached = [np.nan_to_num(_precisions(other.scored, weights[:1])[0], nan=-1.0) for other in others]
+def _best(others: Sequence[Scored], weights: Floats) -> Scored:
+    reached = [np.nan_to_num(_precisions(other, weights[:1])[0], nan=-1.0) for other in others]
     return others[int(np.argmax(reached))]
 
 

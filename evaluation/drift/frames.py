@@ -12,15 +12,6 @@ from evaluation.drift.outcomes import outcomes_over_time
 from evaluation.drift.verdict import Findings
 from features.times import instants
 
-_GROUPS = (
-    "group", "features", "moved", "psi", "ks", "worst", "missing_before", "missing_now", "missing_moved",
-)  # fmt: skip
-_FEATURES = (
-    "feature", "group", "psi", "usual_psi", "ks", "moved", "missing_before", "missing_now", "median_before",
-    "median_now",
-)  # fmt: skip
-"""Named, so that a table does not depend on the order in which a fold that was kept comes back."""
-
 
 def drift_frames(
     findings: Sequence[Findings | None],
@@ -33,12 +24,11 @@ def drift_frames(
     """Lay out what the checks of a backtest found.
 
     ``findings``: one for each fold.
-    Returns: ``drift_checks`` (a row a fold), ``drift_verdicts`` (a row a verdict), ``drift_groups`` (a row a fold and
-    feature group), ``drift_features`` (the features furthest off), ``drift_outcomes`` (rolling precision and
-    calibration, see :func:`evaluation.drift.outcomes.outcomes_over_time`).
+    Returns: ``drift_checks`` (a row a fold), ``drift_verdicts`` (a row a verdict), ``drift_outcomes`` (rolling
+    precision and calibration, see :func:`evaluation.drift.outcomes.outcomes_over_time`).
     """
     used = folds[folds["variant"] == "sliding"].set_index("fold")
-    checks, verdicts, groups, features = [], [], [], []
+    checks, verdicts = [], []
     for fold, found in enumerate(findings):
         if found is None:
             continue
@@ -61,10 +51,6 @@ def drift_frames(
             key | {"cause": v.cause, "drift": v.drift, "text": v.text, "facts": "\n".join(v.facts)}
             for v in found.verdicts
         ]
-        groups += [key | dict(each) for each in found.groups]
-        features += [
-            key | {name: np.nan if value is None else value for name, value in each.items()} for each in found.features
-        ]
     if not checks:
         return {}
     out = {
@@ -72,8 +58,6 @@ def drift_frames(
         "drift_verdicts": pd.DataFrame(
             verdicts, columns=["fold", "check_at", "cause", "drift", "text", "facts"]
         ).astype({"fold": "int64", "check_at": "int64", "drift": "bool"}),
-        "drift_groups": pd.DataFrame(groups, columns=["fold", "check_at", *_GROUPS]),
-        "drift_features": pd.DataFrame(features, columns=["fold", "check_at", *_FEATURES]),
     }
     for frame in out.values():
         for name in ("check_at", "window_start"):

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Collection
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
 from serving.scores.reading import STAMP
 
 _LOG = logging.getLogger(__name__)
-MOST_DECISIONS: Final = 400
-"""Decisions read at most: of ten thousand units they take half a second, once a page."""
+MOST_DECISIONS: Final = 120
+"""Newest decisions that a page shows: a month of one every six hours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +35,8 @@ class ScoreHistory:
     ``folder``: what ``predrain score --out`` writes.
     """
 
-    def __init__(self, folder: Path, reach: timedelta = timedelta(days=30)) -> None:
+    def __init__(self, folder: Path) -> None:
         self._folder = folder / "decisions"
-        self._reach = reach
         self._reported: set[Path] = set()
 
     def of(self, units: Collection[str]) -> dict[str, list[PastScore]]:
@@ -65,10 +65,6 @@ class ScoreHistory:
     def _decisions(self) -> list[tuple[datetime, Path]]:
         times = {}
         for path in self._folder.glob("[0-9]*Z"):
-            try:
-                times[path] = datetime.strptime(path.name, STAMP).replace(tzinfo=UTC)
-            except ValueError:
-                continue
-        newest = max(times.values(), default=datetime.max.replace(tzinfo=UTC))
-        kept = sorted((when, path / "risks.parquet") for path, when in times.items() if when >= newest - self._reach)
-        return kept[-MOST_DECISIONS:]
+            with contextlib.suppress(ValueError):
+                times[datetime.strptime(path.name, STAMP).replace(tzinfo=UTC)] = path / "risks.parquet"
+        return sorted(times.items())[-MOST_DECISIONS:]

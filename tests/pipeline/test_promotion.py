@@ -32,7 +32,7 @@ def world(small_fleet: Path, small_params: Params, tmp_path_factory: pytest.Temp
         train_bundle(matrix, small_params, folder / name, registry=store, until=until)
     gate = small_params.promotion.model_copy(
         update={"precision_margin": 1.0, "margin_share": 1.0, "risk_ratio": (0.01, 100.0), "brier_margin": 9.0,
-                "recall_margin": 1.0, "min_incidents": 1, "bootstrap": 100, "latency_factor": 50.0}
+                "recall_margin": 1.0, "min_incidents": 1, "bootstrap": 100}
     )  # fmt: skip
     return folder, matrix, store, small_params.model_copy(update={"promotion": gate})
 

@@ -134,7 +134,6 @@ def test_the_history_follows_the_folder(tmp_path: Path) -> None:
     assert len(history.of(["new"])["new"]) == 1
     store(tmp_path, [record("new", "n9", 0.4, "elevated", decided=later)], later)  # written again
     assert [each.risk for each in history.of(["new"])["new"]] == pytest.approx([0.4])
-    assert len(ScoreHistory(tmp_path, timedelta(hours=7)).of(["GPU-n3-0"])["GPU-n3-0"]) == 1
 
 
 def test_a_risk_of_one_can_be_drawn(tmp_path: Path) -> None:

@@ -17,8 +17,7 @@ from features.vocabulary import FeatureColumn
 from models.bundle.store import Bundle
 from models.learners.baselines import Baseline, make_baseline
 from models.rows.ranking import Floats, Hashes, mix, name_hashes, rank_within
-from models.rows.row_batches import batches
-from models.rows.row_reader import RowReader
+from models.rows.row_reader import RowReader, batches
 from models.sequence.windows import with_windows
 from telemetry.config import Duration
 from telemetry.errors import InputError

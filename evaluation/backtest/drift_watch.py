@@ -6,14 +6,12 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
-import numpy as np
-
 from evaluation.backtest.frames import VARIANTS, Fold
 from evaluation.drift.check import examine
 from evaluation.drift.outcomes import AlertCounts, count_in_windows
 from evaluation.drift.verdict import Findings
 from features.times import duration_ms
-from models.sequence.windows import WindowedMatrix, tabular_values
+from models.sequence.windows import tabular_columns, tabular_values
 from models.training.reference import LabelledRows, Reference, make_reference
 from models.training.schedule import instant_of
 from models.training.trainer import Trainer
@@ -33,9 +31,7 @@ class DriftWatch:
         self._refits_ms = tuple(refits_ms)
         self._profile = profile
         self._read = tabular_values(trainer.matrix, trainer.values)
-        columns = tuple(trainer.matrix.columns)
-        matrix = trainer.matrix
-        self._columns_read = columns[: matrix.facts.tabular] if isinstance(matrix, WindowedMatrix) else columns
+        self._columns_read = tabular_columns(trainer.matrix)
         self._references: dict[int, Reference] = {}
 
     def check(self, fold: int, before: Sequence[Fold], labelled: LabelledRows) -> Findings | None:
@@ -77,13 +73,13 @@ class DriftWatch:
             labelled = LabelledRows.of(
                 self._trainer.rows, self._trainer.matrix.labels(instant_of(self._refits_ms[fit]))
             )
-            said = facts["sliding"]
+            fit_facts = facts["sliding"]
             made = make_reference(
                 labelled,
                 self._read,
                 self._columns_read,
-                start_ms=said["train_start_ms"],
-                end_ms=said["train_end_ms"],
+                start_ms=fit_facts["train_start_ms"],
+                end_ms=fit_facts["train_end_ms"],
                 as_of_ms=self._refits_ms[fit],
                 seed=self._trainer.seed,
             )
@@ -91,15 +87,12 @@ class DriftWatch:
         return self._references[fit]
 
     def _alerts(self, folds: Sequence[Fold], model: int, labelled: LabelledRows, *, length: int) -> AlertCounts:
-        parts = [self._columns(fold, model, ("row", "alert")) for fold in folds]
-        alerted = [part["row"][part["alert"]] for part in parts]
-        return count_in_windows([(self._trainer.rows.tie[at], labelled.label[at]) for at in alerted], length)
-
-    @staticmethod
-    def _columns(fold: Fold, model: int, names: Sequence[str]) -> dict[str, np.ndarray]:
-        table = fold.table
-        mine = (table["model"].to_numpy() == model) & (table["variant"].to_numpy() == VARIANTS.index("sliding"))
-        return {name: table[name].to_numpy()[mine] for name in names}
+        alerted = []
+        for fold in folds:
+            columns = {name: fold.table[name].to_numpy() for name in ("row", "alert", "model", "variant")}
+            mine = (columns["model"] == model) & (columns["variant"] == VARIANTS.index("sliding")) & columns["alert"]
+            alerted.append(columns["row"][mine])
+        return count_in_windows([(self._trainer.rows.tie[rows], labelled.label[rows]) for rows in alerted], length)
 
 
 _EARLIER_MS = duration_ms(EARLIER_ALERTS)

@@ -109,9 +109,9 @@ def _refuse_if_none_fitted(folds: list[Fold], schedule: Schedule, training: Trai
     if any(fold.facts["unfit"] is None for fold in folds):
         return
     last = folds[-1].facts
-    fixed = "" if training.window == EXPANDING else "a longer span, or "
+    fixed = "" if training.window == EXPANDING else "a longer window, or "
     raise InputError(
-        f"one class only in the training span of every refit ({len(folds)} from "
+        f"one class only in the training window of every refit ({len(folds)} from "
         f"{format_instant(schedule.refits_ms[0])} to {format_instant(schedule.refits_ms[-1])}); {last['unfit']}",
         f"parameter training.window, {candidates_told(training)}",
         f"Give {fixed}a dataset with more history; check labels.xids if failures seem to be missing.",

@@ -178,7 +178,7 @@ def _bins(assessed: Assessment) -> pd.DataFrame:
 def _curve(assessed: Assessment) -> pd.DataFrame:
     scored = assessed.scored
     curve = rank_curve(scored.rank[scored.known], scored.positive[scored.known])
-    return _named(pd.DataFrame({"k": curve.k, "precision": curve.precision, "recall": curve.recall}), assessed)
+    return _named(pd.DataFrame(curve), assessed)
 
 
 def _named(frame: pd.DataFrame, assessed: Assessment) -> pd.DataFrame:

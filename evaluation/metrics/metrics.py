@@ -7,6 +7,7 @@ that the point estimate and all bootstrap replicates come from one sparse produc
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -72,22 +73,6 @@ class Ranking:
             negatives=_counts(segment[group][~labels], codes[~labels], 2 * groups + 1, units),
         )
 
-    def average_precision(self, weights: Floats | None = None) -> Floats:
-        """Average precision: precision at each tie group that holds positives, weighted by its positives.
-
-        ``weights``: how often each unit counts; by default once, in one replicate; shape (replicates, units).
-        Returns: in [0, 1]; NaN where nothing is positive; shape (replicates,).
-        """
-        return self.both(weights)[0]
-
-    def roc_auc(self, weights: Floats | None = None) -> Floats:
-        """Area under the ROC curve: chance that a positive stands above a negative, ties counting half.
-
-        ``weights``: how often each unit counts; by default once, in one replicate; shape (replicates, units).
-        Returns: in [0, 1]; NaN where only one class is present; shape (replicates,).
-        """
-        return self.both(weights)[1]
-
     def both(self, weights: Floats | None = None) -> tuple[Floats, Floats]:
         """Average precision and area under the ROC curve from one pass.
 
@@ -130,36 +115,23 @@ def _counts(row: Ints, column: Ints, rows: int, columns: int) -> sparse.csr_arra
     return sparse.coo_array((np.ones(row.size), (row, column)), shape=(rows, columns)).tocsr()
 
 
-@dataclass(frozen=True, slots=True)
-class RankCurve:
-    """Precision and recall when the ``k`` riskiest units of each decision time are alerted, for each ``k``.
-
-    ``k``: alert budget a decision time, ascending; shape (points,).
-    ``precision``: positive rows among the alerted rows with a label; NaN where none has one; shape (points,).
-    ``recall``: alerted rows among the positive rows; NaN where nothing is positive; shape (points,).
-    """
-
-    k: Ints
-    precision: Floats
-    recall: Floats
-
-
-def rank_curve(rank: ArrayLike, positive: ArrayLike, points: int = 120) -> RankCurve:
-    """Precision and recall over the alert budget, thinned geometrically.
+def rank_curve(rank: ArrayLike, positive: ArrayLike, points: int = 120) -> dict[str, NDArray[Any]]:
+    """Precision and recall when the ``k`` riskiest units of each decision time are alerted, ``k`` thinned by ratio.
 
     ``rank``: rank within the row's decision time, 1 the riskiest; labelled rows only; shape (rows,).
     ``positive``: Labels; shape (rows,).
-    Returns: the curve; empty where there are no rows.
+    Returns: ``k``, ascending; ``precision`` of the alerted rows with a label (NaN: there are none) and ``recall`` (NaN:
+    nothing is positive), each of shape (points,); empty where there are no rows.
     """
     ranks = np.asarray(rank, np.int64)
     labels = np.asarray(positive, np.bool_)
     if ranks.size == 0:
-        return RankCurve(np.empty(0, np.int64), np.empty(0), np.empty(0))
+        return {"k": np.empty(0, np.int64), "precision": np.empty(0), "recall": np.empty(0)}
     last = int(ranks.max())
     alerts = np.cumsum(np.bincount(ranks, minlength=last + 1))
     hits = np.cumsum(np.bincount(ranks, weights=labels, minlength=last + 1))
     k = np.unique(np.round(np.geomspace(1, last, max(points, 2))).astype(np.int64))
-    return RankCurve(k, ratio(hits[k], alerts[k]), ratio(hits[k], labels.sum()))
+    return {"k": k, "precision": ratio(hits[k], alerts[k]), "recall": ratio(hits[k], labels.sum())}
 
 
 @dataclass(frozen=True, slots=True)

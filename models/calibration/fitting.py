@@ -68,7 +68,7 @@ def fit_calibrator(
     ``method``: ``sigmoid`` or ``isotonic``.
     ``n_incidents``: distinct incidents among the positives. With fewer than :data:`MIN_INCIDENTS`, or one class only,
     the fallback is used.
-    ``base_rate``: share of positives among grid rows of the training span, for the fallback.
+    ``base_rate``: share of positives among grid rows of the training window, for the fallback.
     ``log_odds``: whether the score is a log-odds already corrected for sampling. Then the fallback is that score
     itself. Otherwise (an order only, such as a mean rank) it is a sigmoid with a slope of one half whose mean over the
     rows is the base rate.

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import expit
 
-from features.errors import InputError
 from models.config import Combiner
 from models.rows.odds import logit
 from models.rows.ranking import Bools, Floats, Hashes, Ints, group_sizes, rank_within
@@ -101,9 +100,8 @@ def combine(
     ``min_votes``: in the top K of at least ``min_votes`` members; ``mean_rank``: the K lowest mean ranks;
     ``mean_log_odds``: the K highest means (soft voting, a logarithmic opinion pool); ``stacked``: the K highest scores
     of ``stacker``. Voted rows are ordered by votes, then by mean rank.
-    ``min_votes``: for ``min_votes``; None means all members.
+    ``min_votes``: for ``min_votes``, from 1 to the number of members, as ``model_names`` checks; None: all members.
     ``stacker``: for ``stacked``; None weighs all members alike.
-    Raises ``InputError`` if ``min_votes`` is below 1 or above the number of members.
     """
     members = scores.shape[1]
     if combiner in ("mean_log_odds", "stacked"):
@@ -118,12 +116,6 @@ def combine(
         rank = rank_within(times, score, tie)
         return Combined(score, rank, rank <= k)
     needed = members if combiner == "intersection" or min_votes is None else min_votes
-    if not 1 <= needed <= members:
-        raise InputError(
-            f"min_votes is {needed} with {members} members",
-            "parameter models.parallel.min_votes",
-            f"Give a number from 1 to {members}, or null for all members.",
-        )
     votes = (ranks <= k).sum(axis=1)
     score = logit((votes + share) / (members + 1))
     return Combined(score, rank_within(times, score, tie), votes >= needed)

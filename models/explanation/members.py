@@ -18,16 +18,15 @@ from features.vocabulary import FeatureColumn
 from models.config import BASELINES, CASCADE, COMBINERS
 from models.explanation.contributions import contributions, explainable
 from models.explanation.reasons import (
+    ADDITIVE,
     GRADIENTS,
     LINEAR,
     OCCLUSION,
     TREES,
     UNKNOWN,
     Explanation,
-    MemberParts,
     Reason,
     Telling,
-    join_parts,
     largest,
     told_as,
 )
@@ -84,13 +83,28 @@ def attribute_score(
     ``weights``: weight of each member; by default all alike.
     Returns ``values``: additions to the score; all 0 where no member can be explained; shape (rows, features).
     """
-    each = [1 / len(members)] * len(members) if weights is None else list(weights)
+    shares = [1 / len(members)] * len(members) if weights is None else list(weights)
     parts = [
-        MemberParts(name, weight, *contributions(learner, X))
-        for (name, learner), weight in zip(members, each, strict=True)
+        (name, weight, *contributions(learner, X))
+        for (name, learner), weight in zip(members, shares, strict=True)
         if explainable(learner) or len(members) == 1
     ]
-    return join_parts(parts, [name for name, _ in members], each, X.shape)
+    parts = [part for part in parts if part[3] in ADDITIVE] or parts
+    names_by_method: dict[str, list[str]] = {}
+    for name, _, _, method in parts:
+        names_by_method.setdefault(method, []).append(name)
+    text = "; ".join(f"{method} of {', '.join(names)}" for method, names in names_by_method.items())
+    used = {name for name, *_ in parts}
+    missing = [name for name, _ in members if name not in used]
+    if missing:
+        text += f" (without {', '.join(missing)})"
+    share = sum(weight for _, weight, _, _ in parts)
+    # what is left out is taken to say what the others say, so that sizes stay those of the whole score
+    scale = sum(shares) / share if share > 0 else 1.0
+    total = np.zeros(X.shape)
+    for _, weight, values, _ in parts:
+        total += weight * scale * values
+    return total, text.strip()
 
 
 def explain(

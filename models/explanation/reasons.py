@@ -59,48 +59,6 @@ class Explanation:
     method: str
 
 
-@dataclass(frozen=True, slots=True)
-class MemberParts:
-    """What one member's contributions are.
-
-    ``weight``: what it weighs in the joint score.
-    ``values``: shape (rows, features).
-    """
-
-    name: str
-    weight: float
-    values: Floats
-    way: str
-
-
-def join_parts(
-    parts: Sequence[MemberParts], members: Sequence[str], weights: Sequence[float], shape: tuple[int, ...]
-) -> tuple[Floats, str]:
-    """Weigh and sum the contributions of an ensemble's members.
-
-    Members whose contributions add up to log-odds are weighed and summed; others join in only where no member is one,
-    because their contributions have a scale of their own.
-
-    ``weights``: what each of them weighs.
-    Returns ``values``: additions to the score; all 0 where no member can be explained; shape (rows, features).
-    """
-    used = [one for one in parts if one.way in ADDITIVE] or list(parts)
-    missing = [name for name in members if name not in {one.name for one in used}]
-    ways: dict[str, list[str]] = {}
-    for one in used:
-        ways.setdefault(one.way, []).append(one.name)
-    method = "; ".join(f"{way} of {', '.join(names)}" for way, names in ways.items())
-    if missing:
-        method += f" (without {', '.join(missing)})"
-    share = sum(one.weight for one in used)
-    # what is left out is taken to say what the others say, so that sizes stay those of the whole score
-    scale = sum(weights) / share if share > 0 else 1.0
-    total = np.zeros(shape)
-    for one in used:
-        total += one.weight * scale * one.values
-    return total, method.strip()
-
-
 def told_as(column: FeatureColumn) -> tuple[str | None, ...]:
     """Give what a column is told together with: its group, scope, channel and kind, whatever the window.
 

@@ -121,7 +121,7 @@ def crown(tracking_uri: str, model: str, version: int, *, expected: int | None, 
             client.set_model_version_tag(model, str(version), key, value)
         now = _expect(client, model, expected)
         _write_history(client, model, (*now.history, version))
-        _expect_alias(client, model, expected)
+        _expect(client, model, expected)
         client.set_registered_model_alias(model, CHAMPION, str(version))
 
 
@@ -220,12 +220,6 @@ def _expect(client: Any, model: str, expected: int | None) -> Standing:
     if now.champion != expected:
         raise _changed(model, expected, now.champion)
     return now
-
-
-def _expect_alias(client: Any, model: str, expected: int | None) -> None:
-    found = client.get_registered_model(model).aliases.get(CHAMPION)
-    if (None if found is None else int(found)) != expected:
-        raise _changed(model, expected, found)
 
 
 def _changed(model: str, expected: int | None, found: Any) -> InputError:

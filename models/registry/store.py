@@ -70,16 +70,6 @@ def register_bundle(tracking_uri: str, model: str, bundle: Path, *, run_id: str,
     return version
 
 
-def move_alias(tracking_uri: str, model: str, alias: str, version: int) -> None:
-    """Give an alias to a version of a model, taking it from the one that had it.
-
-    ``alias``: such as :data:`CHALLENGER`; :mod:`~models.registry.champion` moves the champion, and keeps a history.
-    Raises ``InputError`` if there is no such model or version.
-    """
-    with opened_store(tracking_uri) as mlflow:
-        mlflow.MlflowClient().set_registered_model_alias(model, alias, str(version))
-
-
 def version_of(tracking_uri: str, model: str, alias: str) -> int | None:
     """Find the version that has an alias.
 

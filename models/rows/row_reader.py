@@ -1,13 +1,14 @@
-"""Features of rows, read from a matrix within a bound of memory."""
+"""Features of rows, read from a matrix within a bound of memory, and scored a batch at a time."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from models.rows.ranking import Ints
+from models.rows.odds import log_odds
+from models.rows.ranking import Floats, Ints
 
 if TYPE_CHECKING:
     from models.rows.training_set import Matrix
@@ -93,3 +94,35 @@ def row_reader(matrix: Matrix, held_bytes: int = HELD_BYTES) -> RowReader:
     if len(matrix.rows) * len(matrix.columns) * 4 > held_bytes:
         return NewestRows(matrix, held_bytes)
     return AllRows(matrix)
+
+
+AT_ONCE = 65_536
+"""Rows read at a time: some 80 MB of features where there are 320.
+
+No parameter: products of matrices may differ in their last bits with the number of rows."""
+
+
+def batches(count: int) -> Iterator[slice]:
+    """Cut so many rows into batches; none of them: one batch that is empty.
+
+    Examples
+    --------
+    >>> [(batch.start, batch.stop) for batch in batches(100_000)]
+    [(0, 65536), (65536, 100000)]
+    """
+    for first in range(0, max(count, 1), AT_ONCE):
+        yield slice(first, min(first + AT_ONCE, count))
+
+
+def log_odds_of(learners: Sequence[Any], read: RowReader, rows: Ints) -> list[Floats]:
+    """Give the log-odds of fitted learners for rows, each row read once.
+
+    ``rows``: Positions; shape (n_rows,).
+    Returns: one for each learner; shape (n_rows,).
+    """
+    scores = [np.empty(len(rows)) for _ in learners]
+    for batch in batches(len(rows)):
+        values = read(rows[batch])
+        for own, learner in zip(scores, learners, strict=True):
+            own[batch] = log_odds(learner, values)
+    return scores

@@ -11,7 +11,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
-from typing import Any, Protocol, Self, cast
+from typing import Any, Self
 
 import numpy as np
 import pandas as pd
@@ -80,27 +80,6 @@ def inner_of(learner: Any) -> Any:
     return learner.classifier_ if isinstance(learner, FirstColumns) else learner
 
 
-class _WindowPlan(Protocol):
-    @property
-    def columns(self) -> tuple[FeatureColumn, ...]: ...
-
-
-class _Sequences(Protocol):
-    @property
-    def plan(self) -> _WindowPlan: ...
-
-
-class SequenceMatrix(Matrix, Protocol):
-    """A matrix that holds raw windows as well; :class:`features.matrix.matrix.FeatureMatrix` does if asked to."""
-
-    @property
-    def sequences(self) -> _Sequences | None:
-        """What the windows are made of; None: there are none."""
-
-    def windows(self, row_indices: Any = None) -> np.ndarray:
-        """Raw windows of rows, float32, shape (n_rows, steps, channels)."""
-
-
 def with_windows(matrix: Matrix, learners: Iterable[str]) -> Matrix:
     """Give the matrix itself, or one whose rows hold the raw windows if one of the learners reads them.
 
@@ -117,14 +96,16 @@ def with_windows(matrix: Matrix, learners: Iterable[str]) -> Matrix:
             "parameter features.sequence.channels",
             "Set it to 'auto' (as params/paper.yaml does) and make the features again.",
         )
-    return WindowedMatrix(cast(SequenceMatrix, matrix))
+    return WindowedMatrix(matrix)
 
 
 class WindowedMatrix:
-    """A matrix whose rows hold the flattened raw window after their features; otherwise the matrix it is made of."""
+    """A matrix whose rows hold the flattened raw window after their features; otherwise the matrix it is made of.
 
-    def __init__(self, matrix: SequenceMatrix) -> None:
-        assert matrix.sequences is not None
+    ``matrix``: a :class:`features.matrix.matrix.FeatureMatrix` that holds raw windows (its ``sequences`` is not None).
+    """
+
+    def __init__(self, matrix: Any) -> None:
         self._matrix = matrix
         self._columns = (*matrix.columns, *matrix.sequences.plan.columns)
         found = window_of(self._columns)
@@ -180,6 +161,12 @@ def fitted_to(matrix: Matrix, learner: Any, purge: timedelta) -> Any:
     if isinstance(learner, SequenceClassifier):
         return learner.set_params(layout=matrix.facts.layout, purge=purge)
     return FirstColumns(learner, matrix.facts.tabular)
+
+
+def tabular_columns(matrix: Matrix) -> tuple[FeatureColumn, ...]:
+    """Give the columns before the window."""
+    columns = tuple(matrix.columns)
+    return columns[: matrix.facts.tabular] if isinstance(matrix, WindowedMatrix) else columns
 
 
 def tabular_values(matrix: Matrix, values: Any) -> Any:

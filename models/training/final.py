@@ -6,16 +6,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-import pandas as pd
-
 from features.errors import InputError
 from features.times import instant_ms
 from models.config import CASCADE, BacktestSection, ModelsSection, TrainingSection
-from models.rows.row_reader import RowReader
 from models.rows.training_set import Labels, Matrix, Rows
-from models.sequence.windows import WindowedMatrix, tabular_values, with_windows
+from models.sequence.windows import tabular_columns, tabular_values, with_windows
 from models.training.fitted import FittedModels, learners_of, model_names
-from models.training.reference import LabelledRows, Reference, make_reference
+from models.training.reference import LabelledRows, make_reference
 from models.training.schedule import (
     alert_budget,
     candidates_told,
@@ -87,35 +84,26 @@ def fit_final(
             else f"{before} of the data lie before {format_instant(refit_ms)} (--until)"
         )
         raise InputError(
-            f"no training span fits: {history}, gap and horizon take {format_days(trainer.reach_ms)}; "
+            f"no training window fits: {history}, gap and horizon take {format_days(trainer.reach_ms)}; "
             f"{candidates_told(training)}",
             f"parameter training.{'window' if isinstance(training.window, timedelta) else 'candidate_windows'}",
-            f"Give {'a shorter span' if until is None else 'a later time, a shorter span'}, or a dataset with more "
+            f"Give {'a shorter window' if until is None else 'a later time, a shorter window'}, or a dataset with more "
             "history.",
         )
     fitted = trainer.fit(refit_ms, labels, choice.span)
     if isinstance(fitted, Unfit):
         raise InputError(
-            f"one class only in the training span: {fitted.why}",
+            f"one class only in the training window: {fitted.why}",
             "parameter training.window",
-            "Give a longer span, or a dataset with more history.",
+            "Give a longer window, or a dataset with more history.",
         )
-    reference = reference_at(fitted, matrix, frame, read=trainer.values, seed=seed)
-    return replace(fitted, reference=reference)
-
-
-def reference_at(
-    models: FittedModels, matrix: Matrix, labels: pd.DataFrame, *, read: RowReader, seed: int
-) -> Reference:
-    """Summarise what models were fitted on, for their bundle."""
-    rows = Rows.of(matrix.rows)
-    columns = tuple(matrix.columns)
-    return make_reference(
-        LabelledRows.of(rows, labels),
-        tabular_values(matrix, read),
-        columns[: matrix.facts.tabular] if isinstance(matrix, WindowedMatrix) else columns,
-        start_ms=instant_ms(models.train_start),
-        end_ms=instant_ms(models.train_end),
-        as_of_ms=instant_ms(models.refit_at),
+    reference = make_reference(
+        LabelledRows.of(rows, frame),
+        tabular_values(matrix, trainer.values),
+        tabular_columns(matrix),
+        start_ms=instant_ms(fitted.train_start),
+        end_ms=instant_ms(fitted.train_end),
+        as_of_ms=refit_ms,
         seed=seed,
     )
+    return replace(fitted, reference=reference)

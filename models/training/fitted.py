@@ -21,8 +21,7 @@ from models.ensembles.combining import Stacker, combine
 from models.learners.baselines import Baseline
 from models.rows.odds import log_odds
 from models.rows.ranking import Bools, Floats, Hashes, Ints, mix, name_hashes, rank_within
-from models.rows.row_batches import batches
-from models.rows.row_reader import RowReader
+from models.rows.row_reader import RowReader, batches
 from models.training.reference import Reference
 
 ORDERS_ONLY: frozenset[str] = frozenset({"intersection", "min_votes", "mean_rank"})

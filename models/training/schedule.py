@@ -55,11 +55,11 @@ def plan_schedule(
     if possible > grid[-1]:
         listed = ", ".join(format_days(span) for span in candidates(training))
         raise InputError(
-            f"no training span fits: the shortest of {listed} with gap and horizon ({format_days(reach_ms)}) "
+            f"no training window fits: the shortest of {listed} with gap and horizon ({format_days(reach_ms)}) "
             f"needs {format_days(possible - first_ms)}, the data before the last decision time span "
             f"{format_days(available)}",
             f"parameter training.{'window' if isinstance(training.window, timedelta) else 'candidate_windows'}",
-            "Give a shorter span, or a dataset with more history.",
+            "Give a shorter window, or a dataset with more history.",
         )
     if duration_ms(training.refit_every) <= 0:
         raise InputError("refit_every is zero", "parameter training.refit_every", "Give a positive duration, as '7d'.")
@@ -70,7 +70,7 @@ def plan_schedule(
         start = instant_ms(backtest.first_test)
         if start < possible:
             raise InputError(
-                f"first_test {format_instant(start)} comes before any training span fits: the shortest "
+                f"first_test {format_instant(start)} comes before any training window fits: the shortest "
                 f"({format_days(shortest)}) with gap and horizon fits from {format_instant(possible)} on",
                 "parameter backtest.first_test",
                 "Give that time or a later one, a shorter one in training.candidate_windows, or 'auto'.",

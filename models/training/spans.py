@@ -1,4 +1,4 @@
-"""Which training span to fit on: a fixed one, the whole history, or the best of several on later, purged tails."""
+"""Which training window to fit on: a fixed one, the whole history, or the best of several on later, purged tails."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from features.times import duration_ms
 from models.config import TrainingSection
 from models.learners.factory import fit_learners, make_learner
 from models.rows.ranking import Ints, seed_of
-from models.rows.row_batches import log_odds_of
-from models.rows.row_reader import RowReader
+from models.rows.row_reader import RowReader, log_odds_of
 from models.rows.training_set import Labels, Rows, TrainingSet, choose_rows, count_incidents, known_rows
 
 TAIL_SHARE = 0.2
@@ -40,7 +39,7 @@ _REFERENCE_RATIO = 10
 
 @dataclass(frozen=True, slots=True)
 class SpanChoice:
-    """A training span and why it was taken.
+    """A training window and why it was taken.
 
     ``scores``: average precision of the reference learner on the tail, by candidate; empty if nothing was compared.
     """
@@ -66,23 +65,13 @@ def usable_spans(training: TrainingSection, *, refit_ms: int, first_ms: int, rea
 
     What expands is counted in whole days, so that spans read well and the first hours of a dataset do not matter.
 
-    ``training``: ``span`` and ``spans``.
-    ``refit_ms``, ``first_ms``, ``reach_ms``: as for :func:`fitting`.
+    ``refit_ms``, ``first_ms``: the refit and the beginning of the data, in milliseconds since the epoch.
     Returns: empty where the history is too short for each.
     """
-    fit = fitting(candidates(training), refit_ms=refit_ms, first_ms=first_ms, reach_ms=reach_ms)
+    fit = tuple(span for span in candidates(training) if refit_ms - reach_ms - duration_ms(span) >= first_ms)
     if training.window == EXPANDING and fit:
         return (timedelta(days=(refit_ms - reach_ms - first_ms) // _MS_PER_DAY),) if fit[0] >= _DAY else fit
     return fit
-
-
-def fitting(spans: Sequence[timedelta], *, refit_ms: int, first_ms: int, reach_ms: int) -> tuple[timedelta, ...]:
-    """Keep the spans that lie within the history at a refit.
-
-    ``refit_ms``, ``first_ms``: the refit and the beginning of the data, in milliseconds since the epoch.
-    Returns: in the given order.
-    """
-    return tuple(span for span in spans if refit_ms - reach_ms - duration_ms(span) >= first_ms)
 
 
 def choose_span(
@@ -108,7 +97,7 @@ def choose_span(
     span that would begin before the data is cut there. The span in use stays unless another is better by more
     than the share ``hysteresis``; among equals the longest wins.
 
-    ``refit_ms``, ``first_ms``, ``reach_ms``: as for :func:`fitting`.
+    ``refit_ms``, ``first_ms``, ``reach_ms``: as for :func:`usable_spans`.
     ``hysteresis``: ``training.hysteresis``.
     ``negative_ratio``: ``training.negative_ratio``.
     ``min_incidents``: candidates that hold fewer are left out, but for the longest.

@@ -110,13 +110,9 @@ class Trainer:
         """Give the labels as of a refit."""
         return Labels.of(self.matrix.labels(instant_of(refit_ms)))
 
-    def spans_at(self, refit_ms: int) -> tuple[timedelta, ...]:
-        """Give the candidate spans that fit at a refit, ascending."""
-        return usable_spans(self.training, refit_ms=refit_ms, first_ms=self.first_ms, reach_ms=self.reach_ms)
-
     def choose_span(self, refit_ms: int, labels: Labels, current: timedelta | None) -> SpanChoice | None:
         """Choose the span at a refit; None if none fits."""
-        spans = self.spans_at(refit_ms)
+        spans = usable_spans(self.training, refit_ms=refit_ms, first_ms=self.first_ms, reach_ms=self.reach_ms)
         if not spans:
             return None
         return choose_span(

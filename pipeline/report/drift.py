@@ -33,7 +33,7 @@ def what_changed(context: ReportContext) -> Section | None:
         tables=tuple(table for table in tables if table is not None),
         after=(
             "A stability index of 0.1 is little and 0.25 much (Siddiqi); a feature counts as moved from 0.2 on, if the "
-            "index also is twice the largest that weeks of the training span showed among themselves, and the "
+            "index also is twice the largest that weeks of the training window showed among themselves, and the "
             "Kolmogorov-Smirnov distance is at least 0.1.",
             "What is told apart, and how, stands in docs/drift.md.",
         ),
@@ -61,8 +61,8 @@ def _reading(context: ReportContext) -> str:
 
 def _checks(checks: pd.DataFrame) -> Table | None:
     return table_of(
-        "Each check: what it found, and incidents in the training span and since, with the ratio of the rates and its "
-        "exact 95 % interval.",
+        "Each check: what it found, and incidents in the training window and since, with the ratio of the rates and "
+        "its exact 95 % interval.",
         checks,
         ("check", lambda row: Cell(day(row.check_at), f"rows from {day(row.window_start)} on")),
         ("found", lambda row: row.summary),

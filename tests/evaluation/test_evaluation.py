@@ -77,16 +77,6 @@ def test_order_of_rows_does_not_matter_and_statistics_stay_in_bounds(seed):
         assert (np.isnan(values[:, 1]) | (values[:, 1] <= values[:, 2])).all()
 
 
-def test_a_perfect_ranking_catches_everything_and_a_blind_one_the_base_rate():
-    frame = fleet(3, [("xgboost", "sliding", 0.0)], k=12, incidents=1)
-    row = evaluate(frame, k=12, bootstrap=0, seed=0).row("xgboost", "sliding")
-    assert row["recall"] == row["row_recall"] == 1
-    assert row["precision"] == pytest.approx(row["base_rate"])
-    assert row["roc_auc_risk"] == pytest.approx(1)
-    assert row["average_precision_risk"] == pytest.approx(1)
-    assert row["capture"] == 1
-
-
 def test_rows_without_a_label_leave_numerator_and_denominator():
     frame = fleet(4)
     without = frame[frame["label"].notna()]

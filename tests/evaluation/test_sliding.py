@@ -224,7 +224,7 @@ def test_no_span_fits(matrix):
     with pytest.raises(InputError) as caught:
         backtest(matrix, TrainingSection(candidate_windows=("60d", "90d")))
     assert str(caught.value) == (
-        "no training span fits: the shortest of 60 d, 90 d with gap and horizon (1.01 d) needs 61.01 d, the data "
+        "no training window fits: the shortest of 60 d, 90 d with gap and horizon (1.01 d) needs 61.01 d, the data "
         "before the last decision time span 39.75 d (parameter training.candidate_windows). Give a shorter "
         "span, or a dataset with more history."
     )
@@ -247,9 +247,9 @@ def test_a_first_test_before_any_span_fits(matrix):
     with pytest.raises(InputError) as caught:
         backtest(matrix, section=BacktestSection(first_test=START + timedelta(days=10)))
     assert str(caught.value) == (
-        "first_test 2026-01-11 00:00 UTC comes before any training span fits: the shortest (15 d) with gap and horizon "
-        "fits from 2026-01-17 00:10 UTC on (parameter backtest.first_test). Give that time or a later one, a shorter "
-        "one in training.candidate_windows, or 'auto'."
+        "first_test 2026-01-11 00:00 UTC comes before any training window fits: the shortest (15 d) with gap and "
+        "horizon fits from 2026-01-17 00:10 UTC on (parameter backtest.first_test). Give that time or a later one, a "
+        "shorter one in training.candidate_windows, or 'auto'."
     )
 
 
@@ -276,11 +276,11 @@ def test_one_class_in_every_span_is_an_error_that_says_where(matrix):
     with pytest.raises(InputError) as caught:
         backtest(quiet, TrainingSection(window="10d"))
     assert str(caught.value).startswith(
-        "one class only in the training span of every refit (3 from 2026-01-12 06:00 UTC to 2026-01-26 06:00 UTC); "
+        "one class only in the training window of every refit (3 from 2026-01-12 06:00 UTC to 2026-01-26 06:00 UTC); "
         "refit at 2026-01-26 06:00 UTC, span 10 d: no incident gives it a positive row"
     )
-    assert "Give a longer span, or a dataset with more history" in str(caught.value)
-    only = r"one class only in the training span: refit at 2026-01-31 .*no incident gives it a positive row"
+    assert "Give a longer window, or a dataset with more history" in str(caught.value)
+    only = r"one class only in the training window: refit at 2026-01-31 .*no incident gives it a positive row"
     with pytest.raises(InputError, match=only):
         fit_final(quiet, training=TrainingSection(window="10d"), models=QUICK, backtest=AUTO, seed=1)
 

@@ -5,7 +5,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from features.errors import InputError
 from models.ensembles.combining import Stacker, combine
 from models.rows.ranking import name_hashes, rank_within
 
@@ -63,16 +62,6 @@ def test_a_member_that_is_sure_sways_the_mean_of_log_odds_and_no_stacker_does():
     joined = combine(scores, times, tie, k=1, combiner="mean_log_odds", stacker=Stacker((0.0, 1.0)))
     assert joined.score.tolist() == [2.5, 0.5, -3.5]
     assert joined.alert.tolist() == [True, False, False]
-
-
-def test_min_votes_out_of_range_is_refused():
-    scores, times, tie = some_scores()
-    with pytest.raises(InputError) as caught:
-        combine(scores, times, tie, k=2, combiner="min_votes", min_votes=4)
-    assert str(caught.value) == (
-        "min_votes is 4 with 3 members (parameter models.parallel.min_votes). "
-        "Give a number from 1 to 3, or null for all members."
-    )
 
 
 def test_stacker_trusts_the_member_that_knows():

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.rows.ranking import group_sizes, mix, name_hashes, rank_within, seed_of, uniform
+from models.rows.ranking import mix, name_hashes, rank_within, seed_of, uniform
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 3)), max_size=40))
@@ -34,7 +34,3 @@ def test_mixed_hashes_are_uniform():
     assert abs(u.mean() - 0.5) < 0.02
     assert abs(u.std() - 12**-0.5) < 0.01
     assert 0 < u.min() < u.max() < 1
-
-
-def test_group_sizes():
-    assert group_sizes(np.array([3, 1, 3, 3])).tolist() == [3, 1, 3, 3]

@@ -72,15 +72,8 @@ def test_the_challenger_is_the_version_registered_last_and_a_bundle_is_one_versi
     uri, _, versions, bundle = store
     assert versions == [1, 2, 2]
     assert registry.version_of(uri, "predrain", registry.CHALLENGER) == 2
-    assert client(uri).get_model_version("predrain", "2").tags["bundle_digest"] == bundle.digest
-
-
-def test_an_alias_moves(store):
-    uri = store[0]
     assert registry.version_of(uri, "predrain", "none-yet") is None
-    registry.move_alias(uri, "predrain", registry.CHAMPION, 2)
-    registry.move_alias(uri, "predrain", registry.CHAMPION, 1)
-    assert registry.version_of(uri, "predrain", registry.CHAMPION) == 1
+    assert client(uri).get_model_version("predrain", "2").tags["bundle_digest"] == bundle.digest
 
 
 def test_the_registered_model_answers_with_the_profiles_risks(store):
@@ -218,8 +211,6 @@ def test_a_store_or_model_that_does_not_exist_is_refused(store, tmp_path):
     )
     with pytest.raises(InputError, match=r"MLflow refused: .*nobody"):
         registry.version_of(store[0], "nobody", registry.CHAMPION)
-    with pytest.raises(InputError, match=r"MLflow refused: .*99"):
-        registry.move_alias(store[0], "predrain", registry.CHAMPION, 99)
     with pytest.raises(InputError, match="no bundle in"):
         registry.register_bundle(store[0], "predrain", tmp_path / "nowhere", run_id=store[1])
     (tmp_path / "file").write_text("")

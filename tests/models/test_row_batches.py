@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from models.config import BASELINES
-from models.rows import row_batches
+from models.rows import row_reader
 from models.rows.ranking import name_hashes
-from models.rows.row_batches import batches, log_odds_of
+from models.rows.row_reader import batches
 from tests.models.small_models import fitted_models, rows
 
 ROWS = 90
@@ -17,7 +17,7 @@ ROWS = 90
 @given(count=st.integers(0, 50), at_once=st.integers(1, 20))
 def test_batches_hold_every_row_once_in_order(count, at_once):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(row_batches, "AT_ONCE", at_once)
+        patch.setattr(row_reader, "AT_ONCE", at_once)
         found = [np.arange(count)[batch] for batch in batches(count)]
     assert np.array_equal(np.concatenate(found), np.arange(count))
     assert all(len(batch) <= at_once for batch in found)
@@ -37,7 +37,7 @@ def test_scores_in_batches_are_those_of_all_rows_at_once(monkeypatch, at_once):
         asked.append(len(wanted))
         return values[wanted]
 
-    monkeypatch.setattr(row_batches, "AT_ONCE", at_once)
+    monkeypatch.setattr(row_reader, "AT_ONCE", at_once)
     found = fitted.score_rows(read, np.arange(ROWS), time, tie)
     assert max(asked) == at_once
     assert list(found) == list(want)
@@ -48,13 +48,3 @@ def test_scores_in_batches_are_those_of_all_rows_at_once(monkeypatch, at_once):
             assert np.array_equal(mine.alert, want[name].alert)
         else:  # products of matrices differ in their last bits with the number of rows
             np.testing.assert_allclose(mine.score, want[name].score, rtol=1e-5, atol=1e-5)
-
-
-def test_learners_say_the_same_in_batches(monkeypatch):
-    fitted = fitted_models()
-    values, _ = rows(ROWS, seed=6)
-    learners = [fitted.learners["lightgbm"], fitted.learners["random_forest"]]
-    want = log_odds_of(learners, values.__getitem__, np.arange(ROWS))
-    monkeypatch.setattr(row_batches, "AT_ONCE", 17)
-    found = log_odds_of(learners, values.__getitem__, np.arange(ROWS))
-    assert np.array_equal(found, want)

@@ -184,11 +184,6 @@ def test_a_wrapped_learner_sees_the_first_columns_only():
     )
 
 
-def test_a_setting_that_does_not_exist_is_named():
-    with pytest.raises(InputError, match="unknown setting 'epoch' of learner lstm"):
-        make_learner("lstm", seed=1, settings={"epoch": 3})
-
-
 def test_without_pytorch_everything_else_works_and_one_error_says_what_to_install():
     script = """
         import sys

@@ -77,13 +77,6 @@ def test_negatives_make_room_for_positives_and_weigh_what_they_did(matrix, max_r
     assert drawn + picked.prior_shift == pytest.approx(before + all_of_them.prior_shift)
 
 
-def test_room_is_used(matrix):
-    _, _, all_of_them = chosen(matrix)
-    max_rows = len(all_of_them.rows) // 2
-    _, _, picked = chosen(matrix, max_rows=max_rows)
-    assert 0.7 * max_rows < len(picked.rows) <= max_rows
-
-
 def test_labels_must_be_complete_and_known_at_the_refit(matrix):
     _, labels, picked = chosen(matrix)
     assert (labels.complete[picked.rows] <= at(30)).all()
@@ -104,27 +97,6 @@ def test_the_clock_tells_nothing_of_the_label(matrix):
     assert odds(~off) == pytest.approx(0.1)
     for each in np.unique(time[off]):
         assert odds(off & (time == each)) == pytest.approx(0.1)
-
-
-def test_a_model_of_the_hour_alone_stays_at_chance():
-    matrix = FakeMatrix(units=60, days=60, incidents=80, clock_only=True, seed=4)
-    rows, labels, picked = chosen(matrix, refit_day=40, span_days=38)
-    learner = make_learner("lightgbm", seed=1, settings={"min_child_samples": 5, "reg_lambda": 0.0})
-    learner.fit(matrix.values(picked.rows), picked.label, sample_weight=picked.weight)
-    in_sample = roc_auc_score(picked.label, log_odds(learner, matrix.values(picked.rows)), sample_weight=picked.weight)
-    assert in_sample < 0.62
-
-    truth = Labels.of(matrix.labels()).label
-    later = np.flatnonzero((rows.time > at(41)) & (truth >= 0) & ~rows.augmented)
-    assert abs(roc_auc_score(truth[later], log_odds(learner, matrix.values(later))) - 0.5) < 0.12
-
-    # Negatives on the grid only, as one would draw them without thinking, give the clock away.
-    grid_only = np.flatnonzero(
-        known_rows(rows, labels, start_ms=0, complete_by_ms=at(40), as_of_ms=at(40))
-        & ((labels.label == 1) | ~rows.augmented)
-    )
-    naive = make_learner("lightgbm", seed=1).fit(matrix.values(grid_only), labels.label[grid_only])
-    assert roc_auc_score(labels.label[grid_only], log_odds(naive, matrix.values(grid_only))) > 0.7
 
 
 def test_the_shift_restores_the_base_rate():

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 import pytest
@@ -13,7 +12,7 @@ import pytest
 from features.config import SequenceSection
 from features.errors import InputError
 from models.bundle.store import Bundle
-from models.sequence.windows import SequenceMatrix, WindowedMatrix
+from models.sequence.windows import WindowedMatrix
 from serving.scores.decision_times import ScoringSettings
 from serving.scores.feature_settings import live_config, window_plan
 from serving.scores.fleet_rows import fleet_rows
@@ -33,7 +32,7 @@ def test_a_row_holds_the_window_of_the_matrix(tmp_path: Path, hour: int) -> None
         tmp_path / "data", inventory, samples=telemetry(inventory), events=events_of([]), hours=HOURS
     )
     matrix = make_matrix(dataset, tmp_path / "matrix", features=features, decision=DECISION, labels=LABELS)
-    windowed = WindowedMatrix(cast(SequenceMatrix, matrix))
+    windowed = WindowedMatrix(matrix)
     fitted = type("Fitted", (), {"columns": tuple(windowed.columns)})()
     bundle = Bundle(tmp_path, fitted, manifest(matrix, features=features), "d")
     config = live_config(bundle, dataset.meta)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 from evaluation.backtest.checkpoint import FoldStore, digest_of
@@ -23,9 +22,7 @@ from models.training.schedule import (
     format_instant,
 )
 from models.training.spans import EXPANDING
-
-Progress = Callable[[int, int, str], None]
-"""Called with the number of folds done, the number of all folds, and what is being done."""
+from models.training.trainer import Progress
 
 
 def run_backtest(
@@ -45,7 +42,7 @@ def run_backtest(
     A refit at R uses rows whose labels are complete by R (decision time + gap + horizon) and known at R, from the span
     that ends gap + horizon before R; the decisions it scores begin at R.
 
-    ``progress``: see :data:`Progress`.
+    ``progress``: called with the folds done, all of them, and what is being done.
     ``checkpoint``: folder for finished folds. A later run with the same inputs and code takes them from there; what
     changes the evaluation alone is no input. What others left there goes when all folds are done.
     ``explain``: alerts of ``models.profile`` to explain in each fold, the riskiest first; 0: explain nothing.
@@ -78,11 +75,11 @@ def run_backtest(
         ahead = refits_ahead(engine, order, begun, finished=store, kept=apart, progress=progress)
     folds: list[Fold] = []
     for fold, refit_ms in enumerate(schedule.refits_ms):
-        found = None if store is None else store.load(fold)
-        if progress is not None and found is None:
+        kept = None if store is None else store.load(fold)
+        if progress is not None and kept is None:
             progress(fold if engine is None else total, total, f"refit {format_instant(refit_ms)}")
-        done = Fold(*found) if found is not None else sliding.run(fold, folds, ahead)
-        if store is not None and found is None:
+        done = Fold(*kept) if kept is not None else sliding.run(fold, folds, ahead)
+        if store is not None and kept is None:
             store.save(fold, done.table, done.facts)
         folds.append(done)
     if progress is not None:
@@ -98,7 +95,7 @@ def run_backtest(
         skipped=skipped_of(folds, schedule),
         models=names,
         drift=tuple(None if f.facts["drift"] is None else Findings.from_json(f.facts["drift"]) for f in folds),
-        reasons=alert_reasons(begun.matrix, [told for fold in folds for told in fold.facts["reasons"]]),
+        reasons=alert_reasons(begun.matrix, [reason for fold in folds for reason in fold.facts["reasons"]]),
         attributions=attribution_frame(begun.matrix, models.profile, [fold.facts["attributions"] for fold in folds])
         if explain
         else None,

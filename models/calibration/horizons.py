@@ -187,35 +187,24 @@ def fit_horizons(
     return HorizonMap(_hours(horizon), base, tuple(shorter), tuple(longer))
 
 
-@dataclass(frozen=True, slots=True)
-class SliceHorizons:
-    """Labels of a slice's rows at the horizons asked for.
-
-    ``main``: the horizon of the matrix's own labels.
-    """
-
-    main: timedelta
-    others: Mapping[timedelta, HorizonLabels]
-
-
 def slice_horizons(
     matrix: Matrix, rows: Rows, labels: Labels, chosen: Ints, horizons: Sequence[timedelta], *, refit_ms: int
-) -> SliceHorizons | None:
+) -> tuple[timedelta, dict[timedelta, HorizonLabels]]:
     """Label chosen rows at further horizons, as known at a refit.
 
     ``chosen``: positions of the rows; shape (n,).
     ``refit_ms``: the refit in milliseconds since the epoch. Labels that are not complete by then are none.
-    Returns: none without horizons.
+    Returns: the horizon of the matrix's own labels, and the labels at each of ``horizons``; empty without any.
     """
     as_of = instants(np.array([refit_ms], dtype=np.int64))[0].to_pydatetime()
     others: dict[timedelta, HorizonLabels] = {}
     main = timedelta(0)
-    for each in horizons:
-        found = Labels.of(matrix.labels(as_of, horizon=each))
-        main = each - timedelta(milliseconds=int(found.complete[0] - labels.complete[0]))
-        label = np.where(found.complete[chosen] <= refit_ms, found.label[chosen], -1)
-        others[each] = HorizonLabels(label, count_incidents(rows, found, chosen[label == 1]))
-    return SliceHorizons(main, others) if horizons else None
+    for horizon in horizons:
+        further = Labels.of(matrix.labels(as_of, horizon=horizon))
+        main = horizon - timedelta(milliseconds=int(further.complete[0] - labels.complete[0]))
+        label = np.where(further.complete[chosen] <= refit_ms, further.label[chosen], -1)
+        others[horizon] = HorizonLabels(label, count_incidents(rows, further, chosen[label == 1]))
+    return main, others
 
 
 def _link(at: Floats, hit: np.ndarray, weight: float, hours: float, level: float, slope: float) -> Link:

@@ -74,10 +74,9 @@ def explainable(learner: Any) -> bool:
     learner = inner_of(learner)
     if isinstance(learner, PreparedClassifier):
         return isinstance(learner.classifier_, LogisticRegression | MLPClassifier)
-    if hasattr(learner, "contributions") or hasattr(learner, "occluded"):
-        return True
     known = xgboost.XGBModel | RandomForestClassifier | Baseline
-    return isinstance(learner, known) or isinstance(getattr(learner, "booster_", None), lightgbm.Booster)
+    boosted = isinstance(getattr(learner, "booster_", None), lightgbm.Booster)
+    return boosted or isinstance(learner, known) or hasattr(learner, "occluded")
 
 
 def _features_of(learner: Any, width: int) -> int:
@@ -89,29 +88,27 @@ def _features_of(learner: Any, width: int) -> int:
 
 def _of_own_features(learner: Any, X: np.ndarray) -> tuple[Floats, str]:
     booster = getattr(learner, "booster_", None)
-    if hasattr(learner, "contributions"):  # boosted trees of another objective: TreeSHAP of their margin
-        found, method = learner.contributions(X), TREES
-    elif hasattr(learner, "occluded"):
-        found, method = learner.occluded(X), OCCLUSION
+    if hasattr(learner, "occluded"):
+        values, method = learner.occluded(X), OCCLUSION
     elif isinstance(learner, Baseline):
-        found, method = _without_each(learner, X), UNKNOWN
+        values, method = _without_each(learner, X), UNKNOWN
     elif isinstance(booster, lightgbm.Booster):
-        found, method = np.asarray(booster.predict(X, pred_contrib=True, num_threads=THREADS))[:, :-1], TREES
+        values, method = np.asarray(booster.predict(X, pred_contrib=True, num_threads=THREADS))[:, :-1], TREES
     elif isinstance(learner, xgboost.XGBModel):
         boosted = learner.get_booster()
         matrix = xgboost.DMatrix(X, feature_names=boosted.feature_names)
-        found, method = np.asarray(boosted.predict(matrix, pred_contribs=True))[:, :-1], TREES
+        values, method = np.asarray(boosted.predict(matrix, pred_contribs=True))[:, :-1], TREES
     elif isinstance(learner, RandomForestClassifier):
-        found, method = _forest(learner, X), TREES
+        values, method = _forest(learner, X), TREES
     elif isinstance(learner, PreparedClassifier) and isinstance(learner.classifier_, LogisticRegression):
-        found, method = learner.scaler_.transform(X).astype(np.float64) * learner.classifier_.coef_[0], LINEAR
+        values, method = learner.scaler_.transform(X).astype(np.float64) * learner.classifier_.coef_[0], LINEAR
     elif isinstance(learner, PreparedClassifier) and isinstance(learner.classifier_, MLPClassifier):
         scaled = learner.scaler_.transform(X).astype(np.float64)
         network = learner.classifier_
-        found, method = _along_gradients(network.coefs_, network.intercepts_, network.activation, scaled), GRADIENTS
+        values, method = _along_gradients(network.coefs_, network.intercepts_, network.activation, scaled), GRADIENTS
     else:
         raise TypeError(f"no way to explain a {type(learner).__name__}")
-    return np.asarray(found, np.float64), method
+    return np.asarray(values, np.float64), method
 
 
 @functools.cache

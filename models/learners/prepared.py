@@ -25,18 +25,13 @@ def signed_log(values: np.ndarray) -> np.ndarray:
     return out
 
 
-def scaled(values: np.ndarray, center: np.ndarray, scale: np.ndarray, clip: float) -> np.ndarray:
-    """Give rows as a classifier that takes no NaN is given them.
+def scale_logs(logs: np.ndarray, center: np.ndarray, scale: np.ndarray, clip: float) -> np.ndarray:
+    """Scale logarithms in place, for a classifier that takes no NaN.
 
-    ``values``: Features; NaN: unknown; shape (n_rows, n_features).
+    ``logs``: signed logarithms of features; NaN: unknown; shape (n_rows, n_features).
     ``center``, ``scale``: median and spread of each feature's signed logarithm; shape (n_features,).
     Returns: within ``[-clip, clip]``, 0 for NaN.
     """
-    return scale_logs(signed_log(values), center, scale, clip)
-
-
-def scale_logs(logs: np.ndarray, center: np.ndarray, scale: np.ndarray, clip: float) -> np.ndarray:
-    """Do the rest of :func:`scaled` in place, where the logarithms are known already."""
     center, scale = center.astype(logs.dtype), scale.astype(logs.dtype)
     for rows in _tiles(logs):
         spread = logs[rows]
@@ -111,7 +106,7 @@ class SignedLogScaler(TransformerMixin, BaseEstimator):
         """Give ``X`` transformed: same shape, finite, within ``[-clip, clip]``."""
         check_is_fitted(self)
         X = validate_data(self, X, dtype=[np.float64, np.float32], ensure_all_finite="allow-nan", reset=False)
-        return scaled(X, self.center_, self.scale_, self.clip)
+        return scale_logs(signed_log(X), self.center_, self.scale_, self.clip)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

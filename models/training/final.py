@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timedelta
 
@@ -20,7 +19,7 @@ from models.training.schedule import (
     format_instant,
     instant_of,
 )
-from models.training.trainer import Trainer, Unfit, reach_of
+from models.training.trainer import Progress, Trainer, Unfit, reach_of
 
 
 def refit_time(span: tuple[datetime, datetime], until: datetime | None) -> datetime:
@@ -41,10 +40,6 @@ def refit_time(span: tuple[datetime, datetime], until: datetime | None) -> datet
             "Give a time inside them.",
         )
     return until
-
-
-Progress = Callable[[int, int, str], None]
-"""Called with the number of folds done, the number of all folds, and what is being done."""
 
 
 def fit_final(

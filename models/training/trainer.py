@@ -13,7 +13,7 @@ import numpy as np
 from features.errors import InputError
 from features.times import duration_ms, instant_ms
 from models.calibration.fitting import MIN_INCIDENTS, at_level, fit_calibrator
-from models.calibration.horizons import HorizonLabels, SliceHorizons, fit_horizons, slice_horizons
+from models.calibration.horizons import HorizonLabels, fit_horizons, slice_horizons
 from models.config import ALL_LEARNERS, BASELINES, CASCADE, COMBINERS, ModelsSection, TrainingSection
 from models.ensembles.cascade import Cascade, fit_cascade
 from models.ensembles.combining import Stacker
@@ -72,7 +72,7 @@ class _Split:
     slice_incidents: int
     held_out: bool
     base_rate: float
-    horizons: SliceHorizons | None
+    horizons: tuple[timedelta, dict[timedelta, HorizonLabels]]
 
 
 class Trainer:
@@ -299,7 +299,8 @@ class Trainer:
         }
         if split.held_out and self.models.calibration.level == "recent":
             calibrators = {name: at_level(each, scores[name], split.base_rate) for name, each in calibrators.items()}
-        if split.horizons is None:
+        main_horizon, others = split.horizons
+        if not others:
             return replace(fitted, calibrators=calibrators)
         main = HorizonLabels(split.slice_label, split.slice_incidents if split.held_out else 0)
         nothing = HorizonLabels(np.full(len(split.slice_rows), -1), 0)
@@ -307,8 +308,8 @@ class Trainer:
         fitted_map = fit_horizons(
             calibrators[profile].risk(scores[profile]),
             main,
-            {each: found if split.held_out else nothing for each, found in split.horizons.others.items()},
-            horizon=split.horizons.main,
+            {further: labels if split.held_out else nothing for further, labels in others.items()},
+            horizon=main_horizon,
             base_rate=split.base_rate,
         )
         return replace(fitted, calibrators=calibrators, horizons={profile: fitted_map})

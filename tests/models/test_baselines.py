@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
-from features.errors import InputError
 from features.vocabulary import FeatureColumn
-from models.learners.baselines import HistoryCount, RandomScore, VendorRules, make_baseline
+from models.learners.baselines import HistoryCount, RandomScore, VendorRules
 from models.rows.ranking import mix, name_hashes
 
 H1, H24, D30, D90 = timedelta(hours=1), timedelta(hours=24), timedelta(days=30), timedelta(days=90)
@@ -102,10 +101,3 @@ def test_random_follows_the_row_and_not_its_place():
     assert len(set(score.tolist())) == 3
     assert np.array_equal(RandomScore(seed=1).points(X[:2], identity[[2, 0]]), score[[2, 0]])
     assert not np.array_equal(RandomScore(seed=2).points(X, identity), score)
-
-
-def test_unknown_baseline_is_refused():
-    with pytest.raises(
-        InputError, match=r"unknown baseline 'chance' .*Valid names: random, history_count, vendor_rules"
-    ):
-        make_baseline("chance", columns=(), seed=0)

@@ -226,7 +226,7 @@ def test_no_span_fits(matrix):
     assert str(caught.value) == (
         "no training window fits: the shortest of 60 d, 90 d with gap and horizon (1.01 d) needs 61.01 d, the data "
         "before the last decision time span 39.75 d (parameter training.candidate_windows). Give a shorter "
-        "span, or a dataset with more history."
+        "window, or a dataset with more history."
     )
     for span, told in (("60d", "candidates 60 d"), ("expanding", "expanding, from 60 d on")):
         with pytest.raises(InputError, match=rf"fits: the data span 40 d, gap .* take 1\.01 d; {told} \("):

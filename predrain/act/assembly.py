@@ -158,18 +158,16 @@ def facts_of(
     ``ledger``: says when we took a node out of service.
     """
     from predrain.act.dataset_history import DatasetHistory
-    from scheduler.controller.facts import EventFacts, JudgedFacts, VerifiedFacts
+    from scheduler.controller.facts import EventFacts, VerifiedFacts
     from scheduler.ports.risks import MemoryFacts
 
     def results() -> tuple[Result, ...] | None:
         return () if evacuation is None else evacuation.results()
 
     known: FactSource = MemoryFacts() if events is None else EventFacts(events)
-    verified = known if evacuation is None else VerifiedFacts(known, results)
     if events is None or not (events.parent / "inventory.parquet").is_file():
-        return verified
-    history = DatasetHistory(events.parent, events, scores)
-    return JudgedFacts(verified, history.read, results, ledger.service)
+        return VerifiedFacts(known, results)
+    return VerifiedFacts(known, results, DatasetHistory(events.parent, events, scores).read, ledger.service)
 
 
 def _verification(chosen: ChosenScheduler, settings: EvacuationSettings) -> Verification | None:

@@ -38,62 +38,6 @@ class History:
     until: datetime | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class JudgedFacts:
-    """Judges alerts, beside the facts of another source.
-
-    ``history``: gives what was known at a time; raises ``SourceError`` if it cannot be read.
-    ``service``: gives each time since a time at which we took a node out of service (true) or gave it back, oldest
-    first: a GPU that took no work did not serve on.
-
-    An alert is judged as of the time up to which the history is complete, never later: that nothing is heard of a GPU
-    whose events do not arrive is no sign of health. What we do not know the node of is judged by its own events alone.
-    """
-
-    inner: FactSource
-    history: Callable[[datetime], History]
-    results: Results
-    service: Callable[[datetime], tuple[tuple[datetime, str, bool], ...]]
-
-    def read(self, now: datetime) -> Mapping[str, Facts]:
-        """Give the facts of the other source."""
-        return self.inner.read(now)
-
-    def outcomes(self, alerts: Sequence[Alert], now: datetime) -> Sequence[Outcome]:
-        """Judge alerts.
-
-        Raises ``SourceError`` if what happened cannot be read: then nothing is judged.
-        """
-        if not alerts:
-            return ()
-        history = self.history(now)
-        until = now if history.until is None else min(now, history.until)
-        results = _known(self.results)
-        try:
-            # a node that was taken out before its alert, and is still out, counts too
-            marks = self.service(min(alert.at for alert in alerts) - OUTCOME_TIMEOUT)
-        except LedgerError as error:
-            raise SourceError(str(error)) from error
-        homes = dict(history.homes)
-        units = defaultdict(list, {name: list(happenings) for name, happenings in history.units.items()})
-        nodes: defaultdict[str, list[Happening]] = defaultdict(list)
-        for at, node, out in marks:
-            nodes[node].append(Happening("drained" if out else "returned", at))
-        for result in results:
-            for unit in result.units:
-                homes.setdefault(unit, result.node)
-                if result.kind == "passed":
-                    units[unit].append(Happening("diagnostic_passed", result.at))
-                elif result.kind == "failed" and unit in (result.failed_units or result.units):
-                    units[unit].append(Happening("diagnostic_failed", result.at))
-
-        def outcome(alert: Alert) -> Outcome:
-            happenings = [*units[alert.unit], *nodes[homes.get(alert.unit, "")]]
-            return judge(alert, happenings, until, timeout=OUTCOME_TIMEOUT)
-
-        return tuple(outcome(alert) for alert in alerts if alert.at <= until)
-
-
 _REPAIRS = frozenset({"repair", "replacement"})
 _LONGEST = max(rule.holds for rule in RULES)
 _NAMES = frozenset(rule.fact for rule in RULES)
@@ -110,7 +54,7 @@ class EventFacts:
     XID 154 that names a recovery action is the fact ``recovery_action NAME``, or none where the action was taken back.
     A run of events was seen last at its ``last_at``, and at its beginning where that lies in the future.
     An event of a whole node is about none of its units. No alert is judged here: an incident is more than an event, and
-    silence of a source is not health. :class:`scheduler.controller.facts.JudgedFacts` does that from a history.
+    silence of a source is not health. :class:`scheduler.controller.facts.VerifiedFacts` does that from a history.
     """
 
     def __init__(self, file: Path) -> None:
@@ -183,17 +127,28 @@ class VerifiedFacts:
     A failed diagnostic is the fact ``diagnostic_failed`` of the GPUs that it names, and of all GPUs of the node where
     it names none. One that passed says of each GPU that was in the node that what was before it is void. One that came
     to neither says nothing.
+
+    ``history``: gives what was known at a time, by which alerts are judged; raises ``SourceError`` where it cannot be
+    read.
+    None: they are judged as the other source does.
+    ``service``: gives each time since a time at which we took a node out of service (true) or gave it back, oldest
+    first: a GPU that took no work did not serve on.
+
+    An alert is judged as of the time up to which the history is complete, never later: that nothing is heard of a GPU
+    whose events do not arrive is no sign of health. What we do not know the node of is judged by its own events alone.
     """
 
     inner: FactSource
     results: Results
+    history: Callable[[datetime], History] | None = None
+    service: Callable[[datetime], tuple[tuple[datetime, str, bool], ...]] = lambda _: ()
 
     def read(self, now: datetime) -> Mapping[str, Facts]:
         """Give the facts known at ``now``, by unit.
 
         Raises ``SourceError`` if the other source fails, or no result could ever be read.
         """
-        results = _known(self.results)
+        results = self._known()
         facts = dict(self.inner.read(now))
         for result in results:
             if result.at > now:
@@ -209,12 +164,41 @@ class VerifiedFacts:
         return facts
 
     def outcomes(self, alerts: Sequence[Alert], now: datetime) -> Sequence[Outcome]:
-        """Judge as the other source does."""
-        return self.inner.outcomes(alerts, now)
+        """Judge alerts.
 
+        Raises ``SourceError`` if what happened cannot be read: then nothing is judged.
+        """
+        if self.history is None or not alerts:
+            return self.inner.outcomes(alerts, now)
+        history = self.history(now)
+        until = now if history.until is None else min(now, history.until)
+        results = self._known()
+        try:
+            # a node that was taken out before its alert, and is still out, counts too
+            marks = self.service(min(alert.at for alert in alerts) - OUTCOME_TIMEOUT)
+        except LedgerError as error:
+            raise SourceError(str(error)) from error
+        homes = dict(history.homes)
+        units = defaultdict(list, {name: list(happenings) for name, happenings in history.units.items()})
+        nodes: defaultdict[str, list[Happening]] = defaultdict(list)
+        for at, node, out in marks:
+            nodes[node].append(Happening("drained" if out else "returned", at))
+        for result in results:
+            for unit in result.units:
+                homes.setdefault(unit, result.node)
+                if result.kind == "passed":
+                    units[unit].append(Happening("diagnostic_passed", result.at))
+                elif result.kind == "failed" and unit in (result.failed_units or result.units):
+                    units[unit].append(Happening("diagnostic_failed", result.at))
 
-def _known(results: Results) -> tuple[Result, ...]:
-    known = results()
-    if known is None:
-        raise SourceError("the results of diagnostics were never read")
-    return known
+        def outcome(alert: Alert) -> Outcome:
+            happenings = [*units[alert.unit], *nodes[homes.get(alert.unit, "")]]
+            return judge(alert, happenings, until, timeout=OUTCOME_TIMEOUT)
+
+        return tuple(outcome(alert) for alert in alerts if alert.at <= until)
+
+    def _known(self) -> tuple[Result, ...]:
+        known = self.results()
+        if known is None:
+            raise SourceError("the results of diagnostics were never read")
+        return known

@@ -13,7 +13,7 @@ from policy.alert_outcomes import Alert, Happening
 from policy.fleet import Fact
 from policy.stages import Bar, StagesConfig
 from predrain.act.dataset_history import DatasetHistory
-from scheduler.controller.facts import History, JudgedFacts, VerifiedFacts
+from scheduler.controller.facts import History, VerifiedFacts
 from scheduler.evacuation.progress import Result
 from scheduler.ports.errors import LedgerError, SourceError
 from scheduler.ports.risks import Facts, MemoryFacts
@@ -29,7 +29,7 @@ def alert(unit="g0", at=T0):
 
 
 def verdicts(history, now, *alerts, results=(), service=()):
-    source = JudgedFacts(MemoryFacts(), lambda _: history, lambda: tuple(results), lambda since: tuple(service))
+    source = VerifiedFacts(MemoryFacts(), lambda: tuple(results), lambda _: history, lambda since: tuple(service))
     return [each.verdict for each in source.outcomes(alerts or (alert(),), now)]
 
 
@@ -67,10 +67,10 @@ def test_what_cannot_be_read_judges_nothing():
     def broken(since):
         raise LedgerError("the ledger cannot be read")
 
-    source = JudgedFacts(MemoryFacts(), lambda _: History({}), tuple, broken)
+    source = VerifiedFacts(MemoryFacts(), tuple, lambda _: History({}), broken)
     with pytest.raises(SourceError, match="the ledger cannot be read"):
         source.outcomes((alert(),), T0)
-    source = JudgedFacts(MemoryFacts(), lambda _: History({}), lambda: None, lambda _: ())
+    source = VerifiedFacts(MemoryFacts(), lambda: None, lambda _: History({}))
     with pytest.raises(SourceError, match="were never read"):
         source.outcomes((alert(),), T0)
 
@@ -80,7 +80,7 @@ def test_a_stage_moves_by_what_became_of_the_alerts_that_the_ledger_holds():
     cluster = Cluster(policy=config("g", free=True, stages=stages))
     units: dict[str, list[Happening]] = {}
     history = History(units)
-    cluster.facts = JudgedFacts(cluster.facts, lambda _: history, tuple, cluster.ledger.service)
+    cluster.facts = VerifiedFacts(cluster.facts, tuple, lambda _: history, cluster.ledger.service)
     cluster.restart()
     for i, name in enumerate(("n1", "n2", "n3", "n4", "n5")):
         cluster.clock.move(HOUR)

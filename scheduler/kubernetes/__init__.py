@@ -3,7 +3,8 @@
 In: actions of the controller and the steps of an evacuation. Out: labels, annotations, taints, a condition, an event,
 evictions, Jobs; state and switches in ConfigMaps, and a Lease that fences all of it.
 
-Start with ``scheduler`` (the port of the controller) and ``workloads`` (that of the evacuation). ``nodes`` reads a node
-and writes its patch, ``pods`` reads pods as jobs, ``leadership`` is the Lease. The client itself, with retries, rate
-and 410, is :mod:`telemetry.collect.kubernetes.client`.
+Start with ``scheduler`` (the port of the controller) and ``workloads`` (that of the evacuation: requests to pods, and
+evictions, where a 429 means that a disruption budget says not yet). ``nodes`` reads a node and writes its patch,
+``pods`` reads pods as jobs, ``leadership`` is the Lease. The client itself, with retries, rate and 410, is
+:mod:`telemetry.collect.kubernetes.client`.
 """

@@ -21,6 +21,9 @@ from telemetry.xids.log_stamp import split_line
 _log = logging.getLogger(__name__)
 _FIELDS: Final = "MESSAGE,_HOSTNAME,_BOOT_ID"
 _CHUNK: Final = 1 << 18
+MAX_ENTRY_BYTES: Final = 1 << 20
+"""A longer entry is cut, and what is left of it is passed over as no entry."""
+
 MAX_FAILURES: Final = 10
 """After so many ends of journalctl in a row without an entry the collector exits, so that its supervisor knows."""
 
@@ -66,6 +69,8 @@ class Journal:
             if not chunk:
                 self._end(process)
             *whole, self._rest = (self._rest + chunk).split(b"\n")
+            if len(self._rest) > MAX_ENTRY_BYTES:
+                self._rest = b"cut"
             lines = [line for raw in whole if (line := self._line(raw)) is not None]
         return Lines(lines, self._position(), self._ended)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from telemetry.collect.kernel_log.journal import Journal
+from telemetry.collect.kernel_log.journal import MAX_ENTRY_BYTES, Journal
 from telemetry.collect.kernel_log.lines import LogLine
 from telemetry.errors import InputError
 from tests.telemetry.collect.builders import NOW
@@ -95,6 +95,18 @@ def test_a_cursor_that_is_gone_falls_back_on_the_time(tmp_path: Path):
     assert [line.when for line in read(source, 2)] == [NOW + timedelta(microseconds=each) for each in (2, 3)]
     source.close()
     assert f"--since=@{us // 1_000_000}" in arguments(tmp_path)[-1]
+
+
+def test_an_entry_beyond_any_use_is_passed_over_in_bounded_memory(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    long = entry(1, "x" * (3 * MAX_ENTRY_BYTES))
+    (tmp_path / "entries").write_text(f"{entry(0)}\n{long}\n{entry(2)}\n")
+    source = Journal({}, follow=False, command=program(tmp_path, f"cat {tmp_path}/entries"))
+    lines: list[LogLine] = []
+    while not (got := source.read(1.0)).drained:
+        lines += got.lines
+        assert len(source._rest) <= MAX_ENTRY_BYTES
+    assert [line.when for line in lines] == [NOW, NOW + timedelta(microseconds=2)]
+    assert "a journal entry cannot be read" in caplog.text
 
 
 def test_no_journalctl(tmp_path: Path):

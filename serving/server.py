@@ -17,13 +17,7 @@ from typing import Any, Final, NoReturn
 from features.errors import InputError
 from serving.scores.reading import stamp_of
 from serving.service import Service
-from telemetry.collect.remote_write.connections import (
-    BACKLOG,
-    ConnectionGate,
-    QuietServer,
-    listen,
-    server_config,
-)
+from telemetry.collect.remote_write.connections import BACKLOG, QuietServer, listen, server_config
 
 _LOG = logging.getLogger(__name__)
 _HANDSHAKE_S: Final = 10.0
@@ -80,8 +74,13 @@ def serve(
     settings = service.settings
     servers = []
     for application, listener, context in listeners:
-        gate = ConnectionGate(settings.head_timeout_s, servers=len(listeners))
-        config = server_config(application, gate, grace_s=settings.grace_s, tls=context)
+        config = server_config(
+            application,
+            head_timeout_s=settings.head_timeout_s,
+            servers=len(listeners),
+            grace_s=settings.grace_s,
+            tls=context,
+        )
         servers.append((QuietServer(config), listener))
 
     async def run() -> None:

@@ -19,7 +19,7 @@ MIB = 2**20
 class ServiceSettings:
     """Limits of the service.
 
-    ``decoded_bytes``: most memory of an Arrow table; checked while it is unpacked.
+    ``decoded_bytes``: most memory of an Arrow table once its dictionaries are decoded.
     ``held_bytes``: most bytes of bodies in memory at a time; beyond it 503, but one body is always taken.
     ``concurrent_anonymous`` and so on: most requests at a time of callers without a token that holds, of those that
     read, of tokens that may only write, and of pages; beyond it 503.

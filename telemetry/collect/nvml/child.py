@@ -1,17 +1,15 @@
-"""The process that talks to the driver: lines of JSON on stdin, answered on stdout. It imports nothing heavy.
+"""The process that talks to the driver and answers its parent over a pipe. It imports nothing heavy.
 
 NVML runs in a process of its own because a call into a sick GPU can block for ever inside the kernel driver. A thread
 that is stuck in such a call cannot be ended, and the library's locks keep others out; a process can be left behind.
 It also is the only way to load the library of a driver that was replaced.
 
-A request ``{"skip": [index, …]}`` asks for a reading of all other GPUs; the first opens the library. Before each GPU
-comes its index (``{"at": index}``), so that the other side knows whose call hangs. XIDs come from a second thread,
-whenever the driver reports them.
+A request is the index of a GPU to read, or None to open the library. XIDs come from a second thread, whenever the
+driver reports them.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import queue
@@ -22,7 +20,8 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict
+from datetime import UTC, datetime
+from multiprocessing.connection import Connection
 from typing import Any, Final, TypeVar
 
 from telemetry.collect.nvml.library import LOST, RELOADED, UNSUPPORTED, Library, NvmlFault
@@ -42,7 +41,9 @@ _CHEAP: Final = next(call for call in CALLS if call.name == "pstate")
 _BLANK_32: Final = 4294967295.0
 _BLANK_FROM: Final = 2.0**62
 
-Message = dict[str, Any]
+Message = tuple[str, Any]
+"""``answer`` or ``fault`` (a code) to a request; of the second thread ``xid`` (instant, XID, GPU, GPU instance),
+``watching`` (how many GPUs), ``deaf`` (the code with which the driver refuses XIDs) and ``alive``."""
 
 
 class Gpu:
@@ -172,45 +173,25 @@ class Session:
         nvml: Library,
         *,
         monotonic: Callable[[], float] = time.monotonic,
-        clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+        clock: Callable[[], datetime] = lambda: datetime.now(UTC),
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self._nvml = nvml
-        self._monotonic = monotonic
-        self._clock_ms = clock_ms
-        self._sleep = sleep
-        self._count: int | None = None
+        self._nvml, self._monotonic, self._clock, self._sleep = nvml, monotonic, clock, sleep
         self._gpus: dict[int, Gpu] = {}
 
-    def read(self, skip: Iterable[int]) -> Iterator[Message]:
-        """Read all GPUs but some; the last message is ``done`` or ``failed`` (the library has to be opened again)."""
+    def answer(self, index: int | None) -> Message:
+        """Open the library: driver and number of GPUs; or read a GPU: identity, values and errors."""
         try:
-            if self._count is None:
-                yield {"at": None}
+            if index is None:
                 self._nvml.open()
-                self._count = self._nvml.count()
-                yield {"driver": self._nvml.driver(), "count": self._count}
-            for index in sorted(set(range(self._count)).difference(skip)):
-                yield {"at": index}
-                yield from self._read(index)
-            yield {"done": True}
-        except NvmlFault as fault:
-            yield {"failed": fault.code}
-
-    def _read(self, index: int) -> Iterator[Message]:
-        try:
-            gpu = self._gpus.get(index)
-            if gpu is None:
-                gpu = Gpu(self._nvml, index, self._monotonic)
-                yield {"device": asdict(gpu.identity)}
-            values, errors = gpu.read()
+                return "answer", (self._nvml.driver(), self._nvml.count())
+            gpu = self._gpus.get(index) or Gpu(self._nvml, index, self._monotonic)
+            answer = gpu.identity, *gpu.read()
             self._gpus[index] = gpu
-            yield {"row": index, "values": values, "errors": errors}
         except NvmlFault as fault:
-            if fault.code in RELOADED:
-                raise
-            self._gpus.pop(index, None)
-            yield {"fault": index, "code": fault.code}
+            self._gpus.pop(-1 if index is None else index, None)
+            return "fault", fault.code
+        return "answer", answer
 
     def watch(self) -> Iterator[Message]:
         """Report the XIDs of all GPUs that were read, for ever.
@@ -222,7 +203,7 @@ class Session:
         while True:
             event = None
             try:
-                # Only this thread touches the set: a GPU that was found or lost meanwhile makes it new.
+                # Only this thread touches the set: a GPU that was read first or lost meanwhile makes it new.
                 if events is None or list(self._gpus.values()) != gpus:
                     gpus = list(self._gpus.values())
                     if events is not None:
@@ -230,7 +211,7 @@ class Session:
                         events = None
                     if gpus:
                         events, watched = self._nvml.watch([gpu.handle for gpu in gpus if _answers(gpu)])
-                        yield {"watching": watched}
+                        yield "watching", watched
                 if events is not None and watched:
                     event = self._nvml.wait(events, WAIT_MS)
                 else:
@@ -238,14 +219,14 @@ class Session:
             except NvmlFault as fault:
                 events = None
                 if fault.code not in LOST:
-                    yield {"deaf": fault.code}
+                    yield "deaf", fault.code
                 self._sleep(WAIT_MS / 1000 if fault.code in LOST else DEAF_PAUSE_S)
             if event is None:
-                yield {"alive": True}
+                yield "alive", None
                 continue
             handle, xid, instance = event
             gpu = next((gpu.identity.gpu for gpu in gpus if self._nvml.same(gpu.handle, handle)), None)
-            yield {"xid": xid, "gpu": gpu, "instance": instance, "at_ms": self._clock_ms()}
+            yield "xid", (self._clock(), xid, gpu, instance)
 
 
 def _answers(gpu: Gpu) -> bool:
@@ -259,38 +240,36 @@ def _answers(gpu: Gpu) -> bool:
 
 
 def main() -> None:
-    """Serve the process that started this one, until it closes stdin or dies."""
+    """Serve the process that started this one, until it closes the pipe or dies."""
     # The other side ends this process by closing the pipe, or by SIGKILL when a call hangs; signals to the whole
     # group (Ctrl-C, a service manager's stop) are its own business.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    # A library that prints must not write between our lines.
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
-    lock = threading.Lock()
-    requests: queue.SimpleQueue[list[int]] = queue.SimpleQueue()
+    connection, lock = Connection(int(sys.argv[1])), threading.Lock()
+    requests: queue.SimpleQueue[int | None] = queue.SimpleQueue()
     session = Session(Library())
 
     def send(messages: Iterable[Message]) -> None:
         try:
             for message in messages:
                 with lock:
-                    answers.write(json.dumps(message) + "\n")
-                    answers.flush()
+                    connection.send(message)
         except BaseException as error:
             if not isinstance(error, BrokenPipeError):
                 traceback.print_exc()
             os._exit(1)
 
-    def read() -> None:
+    def answers() -> Iterator[Message]:
         while True:
-            send(session.read(requests.get()))
+            yield session.answer(requests.get())
 
-    threading.Thread(target=read, daemon=True).start()
-    threading.Thread(target=lambda: send(session.watch()), daemon=True).start()
-    for line in sys.stdin:
-        requests.put(json.loads(line)["skip"])
-    os._exit(0)  # the other threads may be stuck in a call
+    for messages in (answers(), session.watch()):
+        threading.Thread(target=send, args=(messages,), daemon=True).start()
+    try:
+        while True:
+            requests.put(connection.recv())
+    except (EOFError, OSError):
+        os._exit(0)  # the other threads may be stuck in a call
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from telemetry.errors import InputError
 
 _GRACE_S: Final = 20
 _KEEP_ALIVE_S: Final = 75
-_MOST_CONNECTIONS: Final = 4096
+_MAX_CONNECTIONS: Final = 4096
 BACKLOG: Final = 1024
 """Connections that the kernel keeps waiting."""
 
@@ -37,99 +37,84 @@ _BACKLOG_SHARE: Final = 16
 _LOG = logging.getLogger(__name__)
 
 
-class ConnectionGate:
-    """Bounds the connections of one server to half of the file descriptors. Lives in its event loop.
+class GuardedProtocol(H11Protocol):
+    """uvicorn's protocol with a timeout for a request's head and a bound on the connections of its server.
 
-    ``head_timeout_s``: longest time in which a client must have sent a request's head. ``servers``: how many servers of
-    this process share the descriptors. One connection too many closes the one that has been idle for longest.
+    One connection too many closes those that have been idle for longest, a tenth of them all at a time.
     """
 
-    def __init__(self, head_timeout_s: float, *, servers: int = 1) -> None:
-        descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        if descriptors < 0:  # without limit
-            descriptors = _MOST_CONNECTIONS * _CONNECTION_SHARE
-        self.most = max(1, min(_MOST_CONNECTIONS, descriptors // _CONNECTION_SHARE) // servers)
-        self.backlog = max(1, min(BACKLOG, descriptors // _BACKLOG_SHARE))
-        self.head_timeout_s = head_timeout_s
-        self._is_full = False
-        self._open: set[GuardedProtocol] = set()
-        self._idle: dict[GuardedProtocol, None] = {}  # longest idle first
-
-    def enter(self, connection: GuardedProtocol) -> None:
-        """Take a new connection; close another, or itself if none is idle, where there are too many."""
-        self._open.add(connection)
-        self._idle[connection] = None
-        if len(self._open) > self.most:
-            if not self._is_full:
-                self._is_full = True
-                _LOG.warning("over %d connections: idle ones are closed to make room (said once)", self.most)
-            oldest = next(iter(self._idle))
-            self.leave(oldest)
-            oldest.transport.abort()
-
-    def mark(self, connection: GuardedProtocol, *, idle: bool) -> None:
-        """Note whether a connection may be closed to make room."""
-        if connection in self._open and idle:
-            self._idle.setdefault(connection)
-        else:
-            self._idle.pop(connection, None)
-
-    def leave(self, connection: GuardedProtocol) -> None:
-        """Forget a connection."""
-        self._open.discard(connection)
-        self._idle.pop(connection, None)
-
-
-class GuardedProtocol(H11Protocol):
-    """uvicorn's protocol, with a time-out for what comes before a request is served."""
-
-    def __init__(self, *, gate: ConnectionGate, **more: Any) -> None:
+    def __init__(self, *, max_connections: int, head_timeout_s: float, **more: Any) -> None:
         super().__init__(**more)
-        self._gate = gate
+        self._max_connections, self._head_timeout_s = max_connections, head_timeout_s
         self._head_timer: asyncio.TimerHandle | None = None
+        self._idle_since_s = self.loop.time()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's own does
         """Take the connection; its first head is awaited from now on."""
         super().connection_made(transport)
         self._await_head()
-        self._gate.enter(self)
+        if len(self.connections) > self._max_connections:
+            self._make_room()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the connection."""
-        self._forget_timer()
+        self._cancel_head_timer()
         self._unset_keepalive_if_required()
-        self._gate.leave(self)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         """Read; a head that has begun must be whole in time."""
         super().data_received(data)
-        self._update()
-        if not self._is_serving():
+        if self._is_serving():
+            self._cancel_head_timer()
+        else:
             self._await_head()
 
     def on_response_complete(self) -> None:
         """Go on with the next request, or wait for it."""
-        self._forget_timer()
+        self._cancel_head_timer()
+        self._idle_since_s = self.loop.time()
         super().on_response_complete()
-        self._update()
+
+    def _make_room(self) -> None:
+        connections = [
+            connection
+            for connection in self.connections
+            if isinstance(connection, GuardedProtocol) and not connection.transport.is_closing()
+        ]
+        if len(connections) > self._max_connections:
+            _warn_once(self._max_connections)
+            idle = [connection for connection in connections if not connection._is_serving()]
+            idle.sort(key=lambda connection: connection._idle_since_s)
+            for connection in idle[: 1 + self._max_connections // 10]:
+                connection.transport.abort()
 
     def _is_serving(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
 
-    def _update(self) -> None:
-        if self._is_serving():
-            self._forget_timer()
-        self._gate.mark(self, idle=not self._is_serving())
-
     def _await_head(self) -> None:
         if self._head_timer is None and not self.transport.is_closing():
-            self._head_timer = self.loop.call_later(self._gate.head_timeout_s, self.transport.abort)
+            self._head_timer = self.loop.call_later(self._head_timeout_s, self.transport.abort)
 
-    def _forget_timer(self) -> None:
+    def _cancel_head_timer(self) -> None:
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
+
+
+@functools.cache
+def _warn_once(max_connections: int) -> None:
+    _LOG.warning("over %d connections: idle ones are closed to make room (logged once)", max_connections)
+
+
+def _descriptors() -> int:
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return limit if limit >= 0 else _MAX_CONNECTIONS * _CONNECTION_SHARE
+
+
+def max_connections(servers: int = 1) -> int:
+    """Return the bound of each of so many servers of this process: half of the file descriptors together."""
+    return max(1, min(_MAX_CONNECTIONS, _descriptors() // _CONNECTION_SHARE) // servers)
 
 
 def parse_listen(text: str, option: str = "--listen") -> tuple[str, int]:
@@ -200,23 +185,27 @@ def listen(host: str, port: int, option: str = "--listen") -> socket.socket:
 
 def server_config(
     app: ASGIApp,
-    gate: ConnectionGate,
     *,
+    head_timeout_s: float = 10.0,
+    servers: int = 1,
     grace_s: int = _GRACE_S,
     lifespan: Literal["on", "off"] = "off",
     tls: ssl.SSLContext | None = None,
 ) -> uvicorn.Config:
-    """Configure uvicorn for connections that a gate bounds."""
+    """Configure uvicorn for bounded connections; ``servers``: how many of this process share the descriptors."""
+    protocol = functools.partial(
+        GuardedProtocol, max_connections=max_connections(servers), head_timeout_s=head_timeout_s
+    )
     return uvicorn.Config(
         cast("Any", app),
-        http=cast("type[asyncio.Protocol]", functools.partial(GuardedProtocol, gate=gate)),
+        http=cast("type[asyncio.Protocol]", protocol),
         ws="none",
         log_config=None,
-        # Below an error uvicorn logs a line for each request that is no HTTP: anybody could fill the disk.
+        # Below an error uvicorn logs a line for each request that is no HTTP: any client could fill the disk.
         log_level="error",
         access_log=False,
         server_header=False,
-        backlog=gate.backlog,
+        backlog=max(1, min(BACKLOG, _descriptors() // _BACKLOG_SHARE)),
         timeout_keep_alive=_KEEP_ALIVE_S,
         timeout_graceful_shutdown=grace_s,
         lifespan=lifespan,
@@ -232,14 +221,13 @@ async def serving(
 
     Raises InputError if the address cannot be used.
     """
-    gate = ConnectionGate(head_timeout_s)
     listener = listen(host, port)
-    server = QuietServer(server_config(app, gate, lifespan=lifespan))
+    server = QuietServer(server_config(app, head_timeout_s=head_timeout_s, lifespan=lifespan))
     task = asyncio.create_task(server.serve(sockets=[listener]))
     try:
-        listener.listen(BACKLOG)  # whoever is told of the port may connect
+        listener.listen(BACKLOG)  # whoever learns the port may connect
         bound = int(listener.getsockname()[1])
-        _LOG.info("listening on %s:%d, up to %d connections", host, bound, gate.most)
+        _LOG.info("listening on %s:%d, up to %d connections", host, bound, max_connections())
         yield bound
     finally:
         server.should_exit = True

@@ -151,7 +151,7 @@ class GroupCommit:
     """Gathers batches and writes them together. Lives in one event loop.
 
     ``write``: writes a group, as :meth:`SampleWriter.write` does; called in ``executor``, one call at a time.
-    ``written``: told of each group that was written: samples, rows, problems.
+    ``written``: called with samples, rows and problems of each group that was written.
     """
 
     def __init__(
@@ -161,12 +161,9 @@ class GroupCommit:
         executor: Executor,
         written: Callable[[int, int, Counter[str]], None],
     ) -> None:
-        self._write_batches = write
-        self._settings = settings
-        self._executor = executor
-        self._written = written
-        self._waiting: list[tuple[Samples, asyncio.Future[None]]] = []
-        self._writer: asyncio.Task[None] | None = None
+        self._write_batches, self._settings, self._executor, self._written = write, settings, executor, written
+        self._gathering: list[Samples] = []
+        self._groups: list[asyncio.Task[list[Refused | None]]] = []  # the last one is that which gathers, if any does
         self._hurry = asyncio.Event()
         self.held = 0
         """Samples in memory: gathered, and being written."""
@@ -180,14 +177,16 @@ class GroupCommit:
         """
         self.check_room(len(batch))
         self.held += len(batch)
-        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append((batch, done))
-        if sum(len(waiting) for waiting, _ in self._waiting) >= self._settings.flush_samples:
+        if not self._gathering:
+            self._groups.append(asyncio.create_task(self._write_group()))
+        group, position = self._groups[-1], len(self._gathering)
+        self._gathering.append(batch)
+        if sum(map(len, self._gathering)) >= self._settings.flush_samples:
             self._hurry.set()
-        if self._writer is None:
-            self._writer = asyncio.create_task(self._write())
         # A client that goes away must not cancel what the others of its group wait for.
-        await asyncio.shield(done)
+        failure = (await asyncio.shield(group))[position]
+        if failure is not None:
+            raise failure
 
     def check_room(self, samples: int = 1) -> None:
         """Refuse a request when memory is used up; raises ``Refused``: 503."""
@@ -197,27 +196,26 @@ class GroupCommit:
 
     async def close(self) -> None:
         """Write what waits, immediately."""
-        while self._writer is not None:
+        while self._groups:
             self._hurry.set()
-            await asyncio.shield(self._writer)
+            await asyncio.wait(self._groups)
 
     def _busy(self, detail: str, reason: str) -> Refused:
         return Refused(503, detail, reason, retry_after_s=self._settings.retry_after_s)
 
-    async def _write(self) -> None:
+    async def _write_group(self) -> list[Refused | None]:
+        """Write what gathers until the timer ends; return why each batch failed, None where it is on the disk."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._settings.flush_interval_s):
+                await self._hurry.wait()
+        self._hurry.clear()
+        group, self._gathering = self._gathering, []
         try:
-            while self._waiting:
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(self._settings.flush_interval_s):
-                        await self._hurry.wait()
-                self._hurry.clear()
-                group, self._waiting = self._waiting, []
-                await self._write_group(group)
+            return await self._commit(group)
         finally:
-            self._writer = None
+            self._groups = [task for task in self._groups if task is not asyncio.current_task()]
 
-    async def _write_group(self, group: list[tuple[Samples, asyncio.Future[None]]]) -> None:
-        batches = [batch for batch, _ in group]
+    async def _commit(self, batches: list[Samples]) -> list[Refused | None]:
         size = sum(map(len, batches))
         failure: Refused | None = None
         try:
@@ -229,11 +227,9 @@ class GroupCommit:
                 _LOG.error("samples cannot be written: %s", error)
             failure = self._busy(f"samples cannot be stored now: {error}", "disk")
         except Exception:  # the requests of the group must be answered whatever happened
-            if len(group) > 1:
+            if len(batches) > 1:
                 # One request that cannot be written must not hold up the others of its group for ever.
-                for alone in group:
-                    await self._write_group([alone])
-                return
+                return [failure for batch in batches for failure in await self._commit([batch])]
             _LOG.exception("samples cannot be written")
             failure = self._busy("samples cannot be stored now: see the receiver's log", "internal")
         else:
@@ -242,11 +238,4 @@ class GroupCommit:
             self._written(size, rows, problems)
         self.failing = failure is not None
         self.held -= size
-        for _, done in group:
-            if done.cancelled():
-                continue
-            if failure is None:
-                done.set_result(None)
-            else:
-                done.set_exception(failure)
-                done.exception()  # a client that has gone away does not fetch it
+        return [failure] * len(batches)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -139,28 +139,28 @@ class Clock:
 
 
 class InlineChild(Process):
-    """A child that hangs or crashes at the GPUs that ``hang`` and ``crash`` name (None: while opening)."""
+    """A child that hangs or crashes at the GPUs that ``hang`` and ``crash`` name (None: opening; -1: listening)."""
 
     def __init__(self, node: MemoryNode) -> None:
         self._node = node
-        self._session = Session(node.nvml, monotonic=node.clock.monotonic, clock_ms=lambda: 0, sleep=node.clock.pass_)
-        self._messages: Iterator[Message] = iter(())
+        epoch = datetime(1970, 1, 1, tzinfo=UTC)
+        clock = node.clock
+        self._session = Session(node.nvml, monotonic=clock.monotonic, clock=lambda: epoch, sleep=clock.pass_)
         self._news = self._session.watch()
-        self._at: int | None = -1
+        self._request: int | None = -1
         self.ended = False
 
-    def ask(self, skip: Iterable[int]) -> None:
-        self._messages = self._session.read(skip)
+    def send(self, index: int | None) -> None:
+        self._request = index
 
-    def hear(self, timeout_s: float) -> Message:
-        if self._at in self._node.hang:
+    def receive(self, timeout_s: float) -> Message:
+        request, self._request = self._request, -1
+        if request in self._node.hang:
             self._node.clock.pass_(timeout_s)
             raise Silent
-        if self._at in self._node.crash:
+        if request in self._node.crash:
             raise Ended("exit status -11")
-        message = next(self._messages, None) or next(self._news)
-        self._at = message.get("at", -1)
-        return message
+        return next(self._news) if request == -1 else self._session.answer(request)
 
     def end(self) -> None:
         self.ended = True
@@ -175,7 +175,9 @@ class MemoryNode:
     def __init__(self, gpus: int = 2) -> None:
         self.clock = Clock()
         answers: dict[str, tuple[float, ...] | NvmlFault] = {"temperature": (40.0,), "power": (250_000.0,)}
-        devices = [MemoryGpu(f"GPU-{each}", fields={83: 5000.0, 230: 0.0}, calls=dict(answers)) for each in range(gpus)]
+        devices = [
+            MemoryGpu(f"GPU-{index}", fields={83: 5000.0, 230: 0.0}, calls=dict(answers)) for index in range(gpus)
+        ]
         self.nvml = MemoryNvml(devices, self.clock.pass_)
         self.hang: set[int | None] = set()
         self.crash: set[int | None] = set()

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from datetime import UTC, datetime
+from multiprocessing import Pipe
 from pathlib import Path
 
 import pytest
@@ -250,9 +251,12 @@ def test_a_child_that_breaks_while_it_only_listens_is_replaced(trouble: str) -> 
 
 
 def test_the_child_finds_the_program_where_that_is_not_installed(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-S", "-P", "-m", "telemetry.collect.nvml.child"],
-        input="", capture_output=True, text=True, cwd=tmp_path, timeout=30, check=False,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    connection, other_end = Pipe()
+    child = subprocess.Popen(
+        [sys.executable, "-S", "-P", "-m", "telemetry.collect.nvml.child", str(other_end.fileno())],
+        stderr=subprocess.PIPE, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)},
+        pass_fds=[other_end.fileno()],
     )  # fmt: skip
-    assert (done.returncode, done.stderr) == (0, "")
+    other_end.close()
+    connection.close()
+    assert (child.communicate(timeout=30)[1], child.returncode) == (b"", 0)

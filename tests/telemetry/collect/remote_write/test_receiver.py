@@ -357,15 +357,11 @@ def test_token_files_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
 
 def test_a_push_of_a_table_lands_once_by_its_name(tmp_path: Path) -> None:
     async def steps(app: Starlette, _: Receiver) -> list[int]:
-        found = []
-        for compression in (None, "zstd"):
-            body = arrow(sample_table(), compression)
-            answer = await call(app, "/v1/telemetry?kind=samples&name=n1-7", body, headers={"content-type": ARROW})
-            found.append(answer.status_code)
-        return found
+        path, headers = "/v1/telemetry?kind=samples&name=n1-7", {"content-type": ARROW}
+        return [(await call(app, path, arrow(sample_table()), headers=headers)).status_code for _ in range(2)]
 
-    found, rows = run(tmp_path, steps)
-    assert found == [204, 204]
+    statuses, rows = run(tmp_path, steps)
+    assert statuses == [204, 204]
     assert [row["gpu_temp_c"] for row in rows["samples"]] == [41.0, 41.0]
 
 
@@ -378,10 +374,10 @@ def test_a_push_of_a_table_lands_once_by_its_name(tmp_path: Path) -> None:
         ("?kind=samples&name=../x", arrow(sample_table()), 422, "cannot name a landed file"),
         ("?kind=events", arrow(sample_table()), 422, "events cannot land with the columns"),
         ("?kind=samples", arrow(sample_table(500)), 413, "more than 400 rows"),
-        ("?kind=samples", arrow(pa.table({"node": ["x" * 500_000]}), "zstd"), 413, "unpacks to more than"),
+        ("?kind=samples", arrow(sample_table(), "zstd"), 400, "send it without compression"),
         (
             "?kind=samples",
-            arrow(pa.table({"node": pa.DictionaryArray.from_arrays([0] * 300, ["x" * 1000])}), "zstd"),
+            arrow(pa.table({"node": pa.DictionaryArray.from_arrays([0] * 300, ["x" * 1000])})),
             413,
             "unpacks to more than",
         ),

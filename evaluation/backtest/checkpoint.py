@@ -7,7 +7,6 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from evaluation.backtest.frames import Fold
 from features.engine import source_digest
 from features.errors import InputError
 
@@ -27,8 +27,7 @@ ROOMS = ("evaluation", "features", "models", "policy", "telemetry")
 def digest_of(**inputs: Any) -> str:
     """Digest everything that a fold's predictions depend on.
 
-    Returns: 16 hexadecimal digits; differs when an input, a library's version or code of ours differs that shapes
-    predictions.
+    Returns: 16 hexadecimal digits; differs when an input, a library's version or the rooms' code differs.
     """
     libraries = {name: version(name) for name in _LIBRARIES}
     content = {"code": source_digest(*ROOMS), "libraries": libraries, "inputs": inputs}
@@ -38,7 +37,7 @@ def digest_of(**inputs: Any) -> str:
 class FoldStore:
     """One Parquet file a finished fold, in a folder named by the digest of the inputs.
 
-    ``folder``: where checkpoints are kept; folds of other inputs beside ours are left alone.
+    ``folder``: where checkpoints are kept; folds of other inputs are left alone.
     ``digest``: from :func:`digest_of`.
     """
 
@@ -46,29 +45,28 @@ class FoldStore:
         self._folder = folder / digest
 
     def forget_others(self) -> None:
-        """Remove what stands beside ours: folds of other inputs, or of other code."""
+        """Remove folds of other inputs, or of other code."""
         for entry in self._folder.parent.iterdir() if self._folder.parent.is_dir() else ():
             if entry != self._folder:
                 shutil.rmtree(entry, ignore_errors=True)
 
-    def load(self, fold: int) -> tuple[pa.Table, dict[str, Any]] | None:
-        """Give a finished fold's predictions and facts; None if it is not there or not readable."""
-        path = self._path(fold)
+    def load(self, fold: int) -> Fold | None:
+        """Read a finished fold; None if it is not there or not readable."""
         try:
-            table = pq.read_table(path)
+            table = pq.read_table(self._path(fold))
         except (FileNotFoundError, pa.ArrowInvalid):
             return None
         facts = (table.schema.metadata or {}).get(_KEY)
-        return None if facts is None else (table, json.loads(facts))
+        return None if facts is None else Fold(table, json.loads(facts))
 
-    def save(self, fold: int, table: pa.Table, facts: Mapping[str, Any]) -> None:
+    def save(self, fold: int, done: Fold) -> None:
         """Write a finished fold: the whole file appears, or nothing.
 
         Raises ``InputError`` if it cannot be written, as on a full disk; earlier folds stay.
         """
         path = self._path(fold)
         temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
-        stamped = table.replace_schema_metadata({_KEY: json.dumps(dict(facts), sort_keys=True).encode()})
+        stamped = done.table.replace_schema_metadata({_KEY: json.dumps(done.facts, sort_keys=True).encode()})
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             pq.write_table(stamped, temporary, compression="zstd")

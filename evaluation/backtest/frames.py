@@ -10,7 +10,7 @@ import pandas as pd
 import pyarrow as pa
 
 from evaluation.drift.verdict import Findings
-from features.times import instants
+from features.times import instants, milliseconds
 from models.calibration.horizons import HorizonMap
 from models.explanation.alert_reasons import AlertReasons
 from models.rows.ranking import Ints
@@ -80,8 +80,10 @@ class Fold:
     """A finished fold, as a checkpoint holds it.
 
     ``table``: ``row`` (position in the matrix), ``variant`` and ``model`` (numbers), ``score``, ``risk``, ``rank``,
-    ``alert``.
-    ``facts``: what else is known of the fold, as JSON holds it.
+    ``alert``; the first fold that could be fitted also holds the ``train_once`` rows of all later ones.
+    ``facts``: what else is known of the fold, as JSON holds it: ``fold``, ``span_ms`` (the window chosen), ``unfit``
+    (why it could not be fitted; null: it was), ``refit_fold`` (whose models were used), ``sliding`` (facts of these
+    models), ``horizons``, ``reasons``, ``attributions``.
     """
 
     table: pa.Table
@@ -112,13 +114,14 @@ def skipped_of(folds: list[Fold], schedule: Schedule) -> tuple[Skipped, ...]:
 def fold_frame(folds: list[Fold], schedule: Schedule, rows: Rows) -> pd.DataFrame:
     """Give :attr:`BacktestResult.folds`."""
     records = []
+    once = next(fold.facts for fold in folds if fold.facts["unfit"] is None)
     for variant in VARIANTS:
-        for fold in folds:
-            times = rows.time[schedule.fold_rows(rows, fold.facts["fold"])]
+        for number, fold in enumerate(folds):
+            used = once if variant == "train_once" and once["fold"] <= number else fold.facts
+            times = rows.time[schedule.fold_rows(rows, number)]
             ends = {"test_start_ms": int(times.min()), "test_end_ms": int(times.max())}
-            sliding = variant == "sliding"
-            told = {"refit_fold": fold.facts["refit_fold" if sliding else "once_fold"]}
-            records.append({"fold": fold.facts["fold"], "variant": variant} | ends | fold.facts[variant] | told)
+            key = {"fold": number, "variant": variant, "refit_fold": used["refit_fold"]}
+            records.append(key | ends | used["sliding"])
     frame = pd.DataFrame.from_records(records)
     for name in ("refit", "test_start", "test_end", "train_start", "train_end"):
         at = instants(frame.pop(f"{name}_ms").to_numpy(dtype=np.int64))
@@ -132,11 +135,10 @@ def fold_frame(folds: list[Fold], schedule: Schedule, rows: Rows) -> pd.DataFram
     return frame[order]
 
 
-def predictions_of(matrix: Matrix, folds: list[Fold], names: tuple[str, ...]) -> pd.DataFrame:
+def predictions_of(matrix: Matrix, folds: list[Fold], names: tuple[str, ...], schedule: Schedule) -> pd.DataFrame:
     """Give :attr:`BacktestResult.predictions` of the folds, models numbered as ``names`` lists them."""
     tables = [fold.table for fold in folds]
     order = np.lexsort([np.concatenate([t[name].to_numpy() for t in tables]) for name in ("row", "model", "variant")])
-    sizes = [len(table) for table in tables]
 
     # one column at a time: of a large fleet the whole would stand in memory several times over
     def column(name: str) -> np.ndarray:
@@ -154,5 +156,6 @@ def predictions_of(matrix: Matrix, folds: list[Fold], names: tuple[str, ...]) ->
     out["failure_class"] = pd.Categorical(labels["failure_class"])[row]
     out["incident"] = labels["incident"].array[row]
     out["incident_start"] = labels["incident_start"].array[row]
-    out["fold"] = np.repeat(np.array([fold.facts["fold"] for fold in folds], dtype=np.int32), sizes)[order]
+    decided = milliseconds(out["decision_time"], "decision_time")
+    out["fold"] = (np.searchsorted(schedule.refits_ms, decided, side="right") - 1).astype(np.int32)
     return pd.DataFrame(out, copy=False)

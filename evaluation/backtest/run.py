@@ -6,9 +6,8 @@ from pathlib import Path
 
 from evaluation.backtest.checkpoint import FoldStore, digest_of
 from evaluation.backtest.frames import BacktestResult, Fold, fold_frame, predictions_of, skipped_of
-from evaluation.backtest.parallel_refits import BacktestOrder, refits_ahead
-from evaluation.backtest.sliding import NOTHING_AHEAD, begin_backtest
-from evaluation.drift.verdict import Findings
+from evaluation.backtest.parallel_refits import RefitTask, run_refits
+from evaluation.backtest.sliding import Backtest, BacktestSetup, Refit
 from features.engine import Engine
 from features.errors import InputError
 from models.calibration.horizons import horizon_maps
@@ -53,9 +52,9 @@ def run_backtest(
     at all has both classes. A single refit that lacks one falls back to the models fitted last (to ``history_count``
     before any) and is listed in ``skipped``.
     """
-    begun = begin_backtest(matrix, training=training, models=models, backtest=backtest, seed=seed, explain=explain)
-    schedule, sliding, names, rows = begun.schedule, begun.sliding, begun.names, begun.rows
-    store = None
+    setup = BacktestSetup(training, models, backtest, seed, explain)
+    begun = Backtest(matrix, setup)
+    store, total = None, len(begun.schedule.refits_ms)
     if checkpoint is not None:
         content = {
             "training": training.model_dump(mode="json"),
@@ -63,38 +62,38 @@ def run_backtest(
             "backtest": backtest.model_dump(mode="json", exclude={"bootstrap"}),
         }
         digest = digest_of(matrix=begun.matrix.digest, seed=seed, explain=explain, **content)
-        store = FoldStore(checkpoint, digest)
+        store = FoldStore(checkpoint.resolve(), digest)
+    kept = {} if store is None else {fold: store.load(fold) for fold in range(total)}
+    done = {fold: found for fold, found in kept.items() if found is not None}
 
-    total = len(schedule.refits_ms)
-    ahead = NOTHING_AHEAD
-    if engine is not None:
-        order = BacktestOrder.of(
-            matrix, training=training, models=models, backtest=backtest, seed=seed, explain=explain
-        )
-        apart = None if checkpoint is None else FoldStore(checkpoint.resolve(), f"{digest}-refits")
-        ahead = refits_ahead(engine, order, begun, finished=store, kept=apart, progress=progress)
-    folds: list[Fold] = []
-    for fold, refit_ms in enumerate(schedule.refits_ms):
-        kept = None if store is None else store.load(fold)
-        if progress is not None and kept is None:
-            progress(fold if engine is None else total, total, f"refit {format_instant(refit_ms)}")
-        done = Fold(*kept) if kept is not None else sliding.run(fold, folds, ahead)
-        if store is not None and kept is None:
-            store.save(fold, done.table, done.facts)
-        folds.append(done)
-    if progress is not None:
-        progress(total, total, "done")
+    def report() -> None:
+        if progress is not None:
+            progress(len(done), total, "refits")
+
+    def take(refit: Refit, result: Fold) -> None:
+        if store is not None:
+            store.save(refit.fold, result)
+        done[refit.fold] = result
+        report()
+
+    report()
+    if engine is None:
+        for refit in begun.plan(done):
+            take(refit, begun.refit(refit))
+    else:
+        run_refits(engine, RefitTask.of(matrix, setup), list(begun.plan(done)), take)
+    folds = [done[fold] for fold in range(total)]
     if store is not None:
         store.forget_others()
-    _refuse_if_none_fitted(folds, schedule, training)
+    _refuse_if_none_fitted(folds, begun.schedule, training)
     return BacktestResult(
-        predictions=predictions_of(begun.matrix, folds, names),
-        folds=fold_frame(folds, schedule, rows),
+        predictions=predictions_of(begun.matrix, folds, begun.names, begun.schedule),
+        folds=fold_frame(folds, begun.schedule, begun.rows),
         k=begun.k,
         horizons=horizon_maps([fold.facts["horizons"] for fold in folds]),
-        skipped=skipped_of(folds, schedule),
-        models=names,
-        drift=tuple(None if f.facts["drift"] is None else Findings.from_json(f.facts["drift"]) for f in folds),
+        skipped=skipped_of(folds, begun.schedule),
+        models=begun.names,
+        drift=tuple(begun.check_drift(folds)),
         reasons=alert_reasons(begun.matrix, [reason for fold in folds for reason in fold.facts["reasons"]]),
         attributions=attribution_frame(begun.matrix, models.profile, [fold.facts["attributions"] for fold in folds])
         if explain

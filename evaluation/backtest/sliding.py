@@ -1,187 +1,158 @@
-"""Sliding training: refit again and again on the recent past, score what follows, and compare with training once."""
+"""Sliding training: which models score each fold, and one fold fitted and scored without knowing the others."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from evaluation.backtest.drift_watch import DriftWatch
 from evaluation.backtest.frames import VARIANTS, Fold
+from evaluation.drift.verdict import Findings
 from features.times import duration_ms, instant_ms
 from models.config import BASELINES, BacktestSection, ModelsSection, TrainingSection
 from models.explanation.alert_reasons import explain_rows, riskiest_alerts
 from models.explanation.importance import attribute
-from models.rows.ranking import Ints
 from models.rows.training_set import Labels, Matrix, Rows
 from models.sequence.windows import with_windows
 from models.training.fitted import FittedModels, model_names
 from models.training.reference import LabelledRows
-from models.training.schedule import (
-    Schedule,
-    alert_budget,
-    instant_of,
-    plan_schedule,
-)
-from models.training.trainer import Trainer, Unfit, reach_of
-
-_OWN_FACTS = (
-    "span_ms", "why_span", "unfit", "sliding", "horizons", "reasons", "attributions",
-)  # fmt: skip
+from models.training.schedule import alert_budget, instant_of, plan_schedule
+from models.training.trainer import Trainer, reach_of
 
 
 @dataclass(frozen=True, slots=True)
-class Ahead:
-    """Refits that are done.
+class BacktestSetup:
+    """The parameters of a backtest; ``explain``: alerts to explain in each fold."""
 
-    ``refits``: what :meth:`evaluation.backtest.sliding.SlidingTrainer.refit_apart` gave, by fold.
+    training: TrainingSection
+    models: ModelsSection
+    backtest: BacktestSection
+    seed: int
+    explain: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Refit:
+    """What to fit and score for one fold.
+
+    ``source``: fold at whose beginning the models are fitted: this one or, where its window holds one class only, the
+    last before it that could be; None: there was none, and a baseline stands in.
+    ``span``: training window of that fit.
+    ``chosen``: training window chosen for this fold.
+    ``unfit``: why this fold cannot be fitted; None: it can.
+    ``once_for``: folds that the same models score as those trained once.
     """
 
-    refits: Mapping[int, Fold] = field(default_factory=dict)
-
-    def holds(self, fold: int, *, once: int) -> bool:
-        """Tell whether a fold can be taken: its own refit is done, and that of the models trained once."""
-        own, first = self.refits.get(fold), self.refits.get(once)
-        if own is None or first is None or own.facts["unfit"] is not None:
-            return False
-        return fold in first.facts["once_for"]
-
-    def fold(self, fold: int, once: int, facts: Mapping[str, Any], tested: Ints) -> Fold:
-        """Put a fold together.
-
-        ``fold``, ``once``: the fold, and the one whose models are those trained once.
-        """
-        own, first = self.refits[fold], self.refits[once]
-        mine = own.table.filter(pc.equal(own.table["variant"], VARIANTS.index("sliding")))
-        theirs = np.isin(first.table["row"].to_numpy(), tested)
-        theirs &= first.table["variant"].to_numpy() == VARIANTS.index("train_once")
-        table = pa.concat_tables([mine, first.table.filter(pa.array(theirs))]).combine_chunks()
-        own_facts = {name: own.facts[name] for name in _OWN_FACTS if name in own.facts}
-        folds = {"refit_fold": fold, "once_fold": once, "train_once": first.facts["sliding"]}
-        return Fold(table, {**facts, **own_facts, **folds})
+    fold: int
+    source: int | None
+    span: timedelta
+    chosen: timedelta
+    unfit: str | None
+    once_for: tuple[int, ...] = ()
 
 
-NOTHING_AHEAD = Ahead()
-"""No refit is done."""
+class Backtest:
+    """The folds of a backtest: what to do for each, and doing it.
 
-
-class SlidingTrainer:
-    """Fits and scores the folds of a backtest, one after the other.
-
-    ``explain``: alerts to explain in each fold.
+    ``matrix``: with raw windows where a learner reads them.
+    ``names``: models in the order of reports.
+    ``k``: alert budget a decision time.
     """
 
-    def __init__(self, trainer: Trainer, schedule: Schedule, *, profile: str, explain: int) -> None:
-        self._trainer = trainer
-        self._schedule = schedule
-        self._profile = profile
-        self._explain = explain
-        self._fitted: dict[int, FittedModels] = {}
-        self._watch = DriftWatch(trainer, schedule.refits_ms, profile)
+    def __init__(self, matrix: Matrix, setup: BacktestSetup) -> None:
+        models = setup.models
+        self.names = model_names(models)
+        self.matrix = with_windows(matrix, {*models.learners, *models.parallel.members, *models.cascade.stages})
+        self.rows = Rows.of(self.matrix.rows)
+        reach_ms = reach_of(self.rows, Labels.of(self.matrix.labels(None)))
+        self.schedule = plan_schedule(
+            self.matrix, self.rows, training=setup.training, backtest=setup.backtest, reach_ms=reach_ms
+        )
+        first = self.schedule.refits_ms[0]
+        known = Labels.of(self.matrix.labels(instant_of(first)))
+        self.k = alert_budget(self.rows, known, setup.backtest, as_of_ms=first)
+        self._trainer = Trainer(self.matrix, training=setup.training, models=models, k=self.k, seed=setup.seed)
+        self._profile, self._explain = models.profile, setup.explain
+        self._fitted: tuple[int, FittedModels] | None = None
 
-    def run(self, fold: int, before: list[Fold], ahead: Ahead = NOTHING_AHEAD) -> Fold:
-        """Check for drift, fit, and score one fold, given all folds before it."""
-        earlier = [each.facts for each in before]
-        refit_ms = self._schedule.refits_ms[fold]
-        frame = self._trainer.matrix.labels(instant_of(refit_ms))
-        found = self._watch.check(fold, before, LabelledRows.of(self._trainer.rows, frame))
-        fits = [each["fold"] for each in earlier if each["unfit"] is None]
-        facts: dict[str, Any] = {"fold": fold}
-        facts["drift"] = None if found is None else found.to_json()
-        once = (fits or [fold])[0]
-        if ahead.holds(fold, once=once):
-            return ahead.fold(fold, once, facts, self._schedule.fold_rows(self._trainer.rows, fold))
-        used = self._refit(fold, earlier, Labels.of(frame), facts)
-        first = used if once == fold else self._models_of(once, earlier)
-        facts["refit_fold"] = fold if facts["unfit"] is None or not fits else fits[-1]
-        facts["once_fold"] = once
-        facts |= {"sliding": _facts(used), "train_once": _facts(first)}
-        scored = self._scores(fold, used)
-        parts = self._parts(fold, used, scored, "sliding")
-        parts += self._parts(fold, first, scored if first is used else self._scores(fold, first), "train_once")
-        table = _table(parts)
-        return Fold(table, facts | self._told(fold, used, table))
+    def plan(self, done: Mapping[int, Fold]) -> Iterator[Refit]:
+        """Say what to do for each fold that is not done yet, in order; fits nothing but what chooses the window."""
+        window, source = None, None
+        for fold, refit_ms in enumerate(self.schedule.refits_ms):
+            if fold in done:
+                window, unfit = timedelta(milliseconds=done[fold].facts["span_ms"]), done[fold].facts["unfit"]
+            else:
+                labels = self._trainer.labels_at(refit_ms)
+                choice = self._trainer.choose_span(refit_ms, labels, window)
+                assert choice is not None  # the schedule begins where a window fits
+                window, unfit = choice.span, self._trainer.unfit(refit_ms, labels, choice.span)
+            first = source is None and unfit is None
+            source = (fold, window) if unfit is None else source
+            if fold in done:
+                continue
+            if source is None:
+                yield Refit(fold, None, window, window, unfit, once_for=(fold,))
+            else:
+                later = range(fold, len(self.schedule.refits_ms)) if first else ()
+                yield Refit(fold, *source, window, unfit, once_for=tuple(later))
 
-    def refit_apart(self, fold: int, span: timedelta, why: str, *, once_for: Sequence[int]) -> Fold:
-        """Fit and score a fold without knowing anything of the folds before it.
+    def refit(self, refit: Refit) -> Fold:
+        """Fit and score a fold."""
+        models = self._models(refit)
+        scored = self._scores(refit.fold, models)
+        parts = self._parts(refit.fold, models, scored, "sliding")
+        for fold in refit.once_for:
+            parts += self._parts(
+                fold, models, scored if fold == refit.fold else self._scores(fold, models), "train_once"
+            )
+        table = pa.table({name: np.concatenate([part[name] for part in parts]) for name in parts[0]})
+        facts = {
+            "fold": refit.fold,
+            "span_ms": duration_ms(refit.chosen),
+            "unfit": refit.unfit,
+            "refit_fold": refit.fold if refit.source is None else refit.source,
+            "sliding": _facts(models),
+        }
+        return Fold(table, facts | self._explained(refit.fold, models, table))
 
-        ``once_for``: folds to score as well with these models, as those that were trained once: this one and later
-        ones.
-        """
-        refit_ms = self._schedule.refits_ms[fold]
-        own = self._trainer.fit(refit_ms, self._trainer.labels_at(refit_ms), span)
-        facts: dict[str, Any] = {"span_ms": duration_ms(span), "why_span": why, "once_for": list(once_for)}
-        if isinstance(own, Unfit):
-            return Fold(pa.table({}), facts | {"unfit": own.why})
-        scored = self._scores(fold, own)
-        table = _table(self._parts(fold, own, scored, "sliding"))
-        facts |= {"unfit": None, "sliding": _facts(own)}
-        facts |= self._told(fold, own, table)
-        parts: list[dict[str, Any]] = []
-        for each in once_for:
-            parts += self._parts(each, own, scored if each == fold else self._scores(each, own), "train_once")
-        if parts:
-            table = pa.concat_tables([table, _table(parts)])
-        return Fold(table, facts)
+    def check_drift(self, folds: Sequence[Fold]) -> list[Findings | None]:
+        """Check before each fold what changed since the last fit, with what was known then."""
+        watch = DriftWatch(self._trainer, self.schedule.refits_ms, self._profile)
+        labels = (self.matrix.labels(instant_of(refit_ms)) for refit_ms in self.schedule.refits_ms)
+        return [watch.check(fold, folds[:fold], LabelledRows.of(self.rows, frame)) for fold, frame in enumerate(labels)]
 
-    def _told(self, fold: int, used: FittedModels, table: pa.Table) -> dict[str, Any]:
+    def _models(self, refit: Refit) -> FittedModels:
+        refit_ms = self.schedule.refits_ms[refit.fold if refit.source is None else refit.source]
+        labels = self._trainer.labels_at(refit_ms)
+        if refit.source is None:
+            return self._trainer.stand_in(refit_ms, labels, refit.span)
+        if self._fitted is None or self._fitted[0] != refit.source:
+            self._fitted = refit.source, self._trainer.fit(refit_ms, labels, refit.span)
+        return self._fitted[1]
+
+    def _explained(self, fold: int, used: FittedModels, table: pa.Table) -> dict[str, Any]:
         """Explain a fold's riskiest alerts."""
-        profile = used.models.index(self._profile)
-        alerted = riskiest_alerts(table, model=profile, variant=0, count=self._explain)
-        tested = self._schedule.fold_rows(self._trainer.rows, fold)
-        matrix, read = self._trainer.matrix, self._trainer.values
-        facts: dict[str, Any] = {"horizons": used.horizons[self._profile].to_json() if used.horizons else None}
-        facts["reasons"] = explain_rows(used, matrix, self._profile, alerted, among=tested, values=read)
-        if self._explain:
-            facts["attributions"] = attribute(used, self._trainer.matrix, self._profile, alerted, tested)
-        return facts
-
-    def _refit(self, fold: int, earlier: list[dict[str, Any]], labels: Labels, facts: dict[str, Any]) -> FittedModels:
-        """Fit a fold's models, or take the last before it where its span holds one class only."""
-        refit_ms = self._schedule.refits_ms[fold]
-        current = timedelta(milliseconds=earlier[-1]["span_ms"]) if earlier else None
-        choice = self._trainer.choose_span(refit_ms, labels, current)
-        assert choice is not None  # the schedule begins where a span fits
-        own = self._trainer.fit(refit_ms, labels, choice.span)
-        why = own.why if isinstance(own, Unfit) else None
-        facts |= {"span_ms": duration_ms(choice.span), "why_span": choice.why, "unfit": why}
-        fits = [each["fold"] for each in earlier if each["unfit"] is None]
-        if isinstance(own, FittedModels):
-            self._keep(fold, own, (fits or [fold])[0])
-            return own
-        if fits:
-            return self._models_of(fits[-1], earlier)
-        return self._trainer.stand_in(refit_ms, labels, choice.span)
-
-    def _keep(self, fold: int, models: FittedModels, once: int) -> None:
-        # Only two refits can be asked for again: the first, and the last.
-        self._fitted = {kept: self._fitted[kept] for kept in (once,) if kept in self._fitted}
-        self._fitted[fold] = models
-
-    def _models_of(self, fold: int, before: list[dict[str, Any]]) -> FittedModels:
-        """Give an earlier fold's models; after a restart they are fitted again, bit for bit the same."""
-        if fold not in self._fitted:
-            refit_ms = self._schedule.refits_ms[fold]
-            span = timedelta(milliseconds=before[fold]["span_ms"])
-            again = self._trainer.fit(refit_ms, self._trainer.labels_at(refit_ms), span)
-            assert isinstance(again, FittedModels)
-            self._fitted[fold] = again
-        return self._fitted[fold]
+        alerted = riskiest_alerts(table, model=used.models.index(self._profile), variant=0, count=self._explain)
+        tested, read = self.schedule.fold_rows(self.rows, fold), self._trainer.values
+        return {
+            "horizons": used.horizons[self._profile].to_json() if used.horizons else None,
+            "reasons": explain_rows(used, self.matrix, self._profile, alerted, among=tested, values=read),
+            "attributions": attribute(used, self.matrix, self._profile, alerted, tested) if self._explain else None,
+        }
 
     def _scores(self, fold: int, models: FittedModels) -> dict[str, Any]:
         """Score a fold's rows, by model."""
-        rows = self._trainer.rows
-        tested = self._schedule.fold_rows(rows, fold)
-        return models.score_rows(self._trainer.values, tested, rows.time[tested], rows.tie[tested])
+        tested = self.schedule.fold_rows(self.rows, fold)
+        return models.score_rows(self._trainer.values, tested, self.rows.time[tested], self.rows.tie[tested])
 
     def _parts(self, fold: int, models: FittedModels, scores: dict[str, Any], variant: str) -> list[dict[str, Any]]:
         """Give the columns of a fold's predictions, model by model."""
-        tested = self._schedule.fold_rows(self._trainer.rows, fold)
+        tested = self.schedule.fold_rows(self.rows, fold)
         parts: list[dict[str, Any]] = []
         for number, name in enumerate(models.models):
             if variant == "train_once" and name in BASELINES:
@@ -199,51 +170,6 @@ class SlidingTrainer:
                 }
             )
         return parts
-
-
-def _table(parts: list[dict[str, Any]]) -> pa.Table:
-    return pa.table({name: np.concatenate([part[name] for part in parts]) for name in parts[0]})
-
-
-@dataclass(frozen=True, slots=True)
-class Begun:
-    """A backtest before its first fold.
-
-    ``matrix``: with raw windows where a learner reads them.
-    ``rows``, ``schedule``, ``trainer``: what the folds are made of.
-    ``names``: Models, in the order of reports.
-    ``k``: alert budget a decision time.
-    """
-
-    matrix: Matrix
-    rows: Rows
-    schedule: Schedule
-    trainer: Trainer
-    sliding: SlidingTrainer
-    names: tuple[str, ...]
-    k: int
-
-
-def begin_backtest(
-    matrix: Matrix,
-    *,
-    training: TrainingSection,
-    models: ModelsSection,
-    backtest: BacktestSection,
-    seed: int,
-    explain: int,
-) -> Begun:
-    """Lay out a backtest; see :func:`run_backtest`."""
-    names = model_names(models)
-    matrix = with_windows(matrix, {*models.learners, *models.parallel.members, *models.cascade.stages})
-    rows = Rows.of(matrix.rows)
-    reach_ms = reach_of(rows, Labels.of(matrix.labels(None)))
-    schedule = plan_schedule(matrix, rows, training=training, backtest=backtest, reach_ms=reach_ms)
-    first = schedule.refits_ms[0]
-    k = alert_budget(rows, Labels.of(matrix.labels(instant_of(first))), backtest, as_of_ms=first)
-    trainer = Trainer(matrix, training=training, models=models, k=k, seed=seed)
-    sliding = SlidingTrainer(trainer, schedule, profile=models.profile, explain=explain)
-    return Begun(matrix, rows, schedule, trainer, sliding, names, k)
 
 
 def _facts(models: FittedModels) -> dict[str, Any]:

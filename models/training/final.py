@@ -19,7 +19,7 @@ from models.training.schedule import (
     format_instant,
     instant_of,
 )
-from models.training.trainer import Progress, Trainer, Unfit, reach_of
+from models.training.trainer import Progress, Trainer, reach_of
 
 
 def refit_time(span: tuple[datetime, datetime], until: datetime | None) -> datetime:
@@ -85,13 +85,13 @@ def fit_final(
             f"Give {'a shorter window' if until is None else 'a later time, a shorter window'}, or a dataset with more "
             "history.",
         )
-    fitted = trainer.fit(refit_ms, labels, choice.span)
-    if isinstance(fitted, Unfit):
+    if why := trainer.unfit(refit_ms, labels, choice.span):
         raise InputError(
-            f"one class only in the training window: {fitted.why}",
+            f"one class only in the training window: {why}",
             "parameter training.window",
             "Give a longer window, or a dataset with more history.",
         )
+    fitted = trainer.fit(refit_ms, labels, choice.span)
     reference = make_reference(
         LabelledRows.of(rows, frame),
         tabular_values(matrix, trainer.values),

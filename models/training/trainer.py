@@ -52,16 +52,6 @@ _LOG_ODDS = frozenset({*ALL_LEARNERS, "mean_log_odds", "stacked", CASCADE})
 
 
 @dataclass(frozen=True, slots=True)
-class Unfit:
-    """A refit that could not be done.
-
-    ``why``: in words, with the numbers.
-    """
-
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
 class _Split:
     """Rows of one refit: those fitted on, and the later slice that calibrators, stacker and thresholds are set on."""
 
@@ -105,10 +95,13 @@ class Trainer:
         self.max_rows = max(training.bytes_of_a_fit // (4 * len(matrix.columns)), 1)
         self.first_ms = instant_ms(matrix.span[0])
         self.reach_ms = reach_of(self.rows, Labels.of(matrix.labels(None)))
+        self._labels: tuple[int, Labels] | None = None
 
     def labels_at(self, refit_ms: int) -> Labels:
-        """Give the labels as of a refit."""
-        return Labels.of(self.matrix.labels(instant_of(refit_ms)))
+        """Give the labels as of a refit; those asked for last are held."""
+        if self._labels is None or self._labels[0] != refit_ms:
+            self._labels = refit_ms, Labels.of(self.matrix.labels(instant_of(refit_ms)))
+        return self._labels[1]
 
     def choose_span(self, refit_ms: int, labels: Labels, current: timedelta | None) -> SpanChoice | None:
         """Choose the span at a refit; None if none fits."""
@@ -130,7 +123,21 @@ class Trainer:
             max_rows=self.max_rows,
         )
 
-    def fit(self, refit_ms: int, labels: Labels, span: timedelta) -> FittedModels | Unfit:
+    def unfit(self, refit_ms: int, labels: Labels, span: timedelta) -> str | None:
+        """Say why the span before a refit cannot be fitted on: it holds one class only; None: it can."""
+        start = refit_ms - self.reach_ms - duration_ms(span)
+        label = labels.label[self._known(refit_ms, labels, start)]
+        if (label == 1).any() and (label == 0).any():
+            return None
+        chosen = self._choose(refit_ms, labels, start, refit_ms)
+        where = f"refit at {format_instant(refit_ms)}, span {format_days(span)}"
+        if chosen.usable:
+            return None
+        if chosen.n_positive == 0:
+            return f"{where}: no incident gives it a positive row (0 positives; negatives stand beside those)"
+        return f"{where}: {chosen.n_positive} positives and {chosen.n_negative} negatives"
+
+    def fit(self, refit_ms: int, labels: Labels, span: timedelta) -> FittedModels:
         """Fit all models on the span that ends gap + horizon before a refit.
 
         The last ``models.calibration.slice`` of the span, at most a third, is held out if it and the rest hold
@@ -138,17 +145,10 @@ class Trainer:
         threshold are fitted, and then, with ``models.calibration.refit``, the learners again on everything. Otherwise
         everything goes into training, and they fall back.
 
-        Returns: unfit where the span holds one class only.
+        ``span``: one that holds both classes, see :meth:`unfit`.
         """
         split = self._split(refit_ms, labels, span)
         chosen = split.training
-        if not chosen.usable:
-            where = f"refit at {format_instant(refit_ms)}, span {format_days(span)}"
-            if chosen.n_positive == 0:
-                return Unfit(
-                    f"{where}: no incident gives it a positive row (0 positives; negatives stand beside those)"
-                )
-            return Unfit(f"{where}: {chosen.n_positive} positives and {chosen.n_negative} negatives")
         again = split.held_out and self.models.calibration.refit
         names = learners_of(self.models, self.names)
         steps = _Steps(self._progress, (len(names) + (CASCADE in self.names)) * (2 if again else 1))
@@ -191,35 +191,35 @@ class Trainer:
             **{"learners": {}, "cascade": None} | _counts(chosen) | more,
         )
 
+    def _known(self, refit_ms: int, labels: Labels, start_ms: int) -> Bools:
+        usable = known_rows(self.rows, labels, start_ms=start_ms, complete_by_ms=refit_ms, as_of_ms=refit_ms)
+        return usable & ~self.rows.augmented
+
+    def _choose(self, refit_ms: int, labels: Labels, start_ms: int, complete_by_ms: int) -> TrainingSet:
+        return choose_rows(
+            self.rows,
+            labels,
+            start_ms=start_ms,
+            complete_by_ms=complete_by_ms,
+            as_of_ms=refit_ms,
+            negative_ratio=self.training.negative_ratio,
+            seed=self.seed,
+            max_rows=self.max_rows,
+        )
+
     def _split(self, refit_ms: int, labels: Labels, span: timedelta) -> _Split:
         newest = refit_ms - self.reach_ms
         start = newest - duration_ms(span)
         slice_start = newest - min(duration_ms(self.models.calibration.slice), duration_ms(span) // 3)
 
-        def known(start_ms: int) -> Bools:
-            usable = known_rows(self.rows, labels, start_ms=start_ms, complete_by_ms=refit_ms, as_of_ms=refit_ms)
-            return usable & ~self.rows.augmented
-
-        def choose(complete_by_ms: int) -> TrainingSet:
-            return choose_rows(
-                self.rows,
-                labels,
-                start_ms=start,
-                complete_by_ms=complete_by_ms,
-                as_of_ms=refit_ms,
-                negative_ratio=self.training.negative_ratio,
-                seed=self.seed,
-                max_rows=self.max_rows,
-            )
-
-        in_span = known(start)
+        in_span = self._known(refit_ms, labels, start)
         slice_rows = np.flatnonzero(in_span & (self.rows.time >= slice_start))
         slice_label = labels.label[slice_rows]
         incidents = count_incidents(self.rows, labels, slice_rows[slice_label == 1])
-        held = choose(slice_start)
+        held = self._choose(refit_ms, labels, start, slice_start)
         held_out = incidents >= MIN_INCIDENTS and held.n_incidents >= MIN_INCIDENTS and held.usable
         positives = int((labels.label[in_span] == 1).sum())
-        whole = choose(refit_ms)
+        whole = self._choose(refit_ms, labels, start, refit_ms)
         return _Split(
             training=held if held_out else whole,
             whole=whole,

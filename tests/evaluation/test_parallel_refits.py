@@ -6,11 +6,9 @@ from datetime import timedelta
 import pandas as pd
 import pytest
 
-from evaluation.backtest import parallel_refits as refits_ahead
-from evaluation.backtest.checkpoint import FoldStore
-from evaluation.backtest.parallel_refits import BacktestOrder, RefitTask
+from evaluation.backtest import parallel_refits
+from evaluation.backtest.parallel_refits import RefitTask
 from evaluation.backtest.run import run_backtest
-from evaluation.backtest.sliding import SlidingTrainer
 from features.errors import InputError
 from models.config import (
     BacktestSection,
@@ -64,7 +62,7 @@ class Sent:
 
 def in_folder(matrix, tmp_path, monkeypatch):
     matrix.path = tmp_path / "matrix"
-    monkeypatch.setattr(BacktestOrder, "open", lambda self: matrix)
+    monkeypatch.setattr(RefitTask, "open", lambda self: matrix)
     return matrix
 
 
@@ -92,11 +90,8 @@ def here(matrix):
 
 def test_refits_done_apart_give_the_same_backtest_bit_for_bit(matrix, here, tmp_path, monkeypatch):
     engine = Sent()
-    monkeypatch.setattr(SlidingTrainer, "_refit", lambda *args: pytest.fail("fitted again"))
-    monkeypatch.setattr(SlidingTrainer, "_models_of", lambda *args: pytest.fail("fitted again"))
     assert_same(backtest(in_folder(matrix, tmp_path, monkeypatch), engine=engine), here)
-    refits = [each for each in engine.ran if not isinstance(each, int)]
-    assert len(refits) == here.folds["fold"].nunique() >= 4
+    assert len(engine.ran) == here.folds["fold"].nunique() >= 4
     assert here.folds["span"].nunique() == 2
 
 
@@ -113,39 +108,18 @@ def test_finished_refits_are_kept_when_the_driver_dies(matrix, here, tmp_path, m
 
     class Dies(Sent):
         def run(self, job, items, on_result, *, max_workers):
-            super().run(job, items[:2] if isinstance(job, RefitTask) else items, on_result, max_workers=max_workers)
-            if isinstance(job, RefitTask):
-                raise KeyboardInterrupt
+            super().run(job, items[:2], on_result, max_workers=max_workers)
+            raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         backtest(matrix, engine=Dies(), checkpoint=tmp_path / "folds")
     again = Sent()
     assert_same(backtest(matrix, engine=again, checkpoint=tmp_path / "folds"), here)
-    refits = [each.fold for each in again.ran if not isinstance(each, int)]
-    assert sorted(refits) == list(range(2, here.folds["fold"].nunique()))
-
-
-def test_folds_that_were_finished_without_a_cluster_are_not_refitted_on_one(matrix, here, tmp_path, monkeypatch):
-    in_folder(matrix, tmp_path, monkeypatch)
-    save = FoldStore.save
-
-    def dies(self, fold, table, facts):
-        save(self, fold, table, facts)
-        if fold == 2:
-            raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        patched.setattr(FoldStore, "save", dies)
-        with pytest.raises(KeyboardInterrupt):
-            backtest(matrix, checkpoint=tmp_path / "folds")
-    engine = Sent()
-    assert_same(backtest(matrix, engine=engine, checkpoint=tmp_path / "folds"), here)
-    refits = {each.fold for each in engine.ran if not isinstance(each, int)}
-    assert refits == {0, *range(3, here.folds["fold"].nunique())}
+    assert sorted(refit.fold for refit in again.ran) == list(range(2, here.folds["fold"].nunique()))
 
 
 def test_a_worker_that_does_not_see_the_matrix_says_so(matrix, tmp_path):
     matrix.path = tmp_path / "nowhere"
     with pytest.raises(InputError, match=r"a worker cannot read the matrix.*nowhere"):
         backtest(matrix, engine=Sent())
-    assert refits_ahead._JOINED == {}
+    assert parallel_refits._JOINED == {}

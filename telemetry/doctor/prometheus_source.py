@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import Any, Final
 from urllib.parse import quote
 
-from telemetry.collect.prometheus.fetch import quoted, selector
+from telemetry.collect.prometheus.promql import quoted, selector
 from telemetry.collect.series.identity import XID_COUNT_METRIC, SeriesCatalogue
 from telemetry.collect.series.mapping import SourceMapping
 from telemetry.collect.series.unused import is_unused

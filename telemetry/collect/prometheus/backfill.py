@@ -1,38 +1,39 @@
 """The backfill: a server's history, span by span, into the landing folder.
 
 The spans are fetched in the order of time. Within a span each metric is fetched by itself, several at once; when all
-are there, the rows land under a name made of the job and the span, and only then is the span noted as done. A run that
-is killed therefore repeats at most the span it was in, and what had landed of it does not land again.
+are there, the rows are staged under a name made of the job and the span, and only then is the span noted as done. A run
+that is killed therefore repeats at most the span it was in, and what it had staged of that is not staged again.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from telemetry.collect.prometheus.client import Bounds, PrometheusClient
-from telemetry.collect.prometheus.fetch import (
-    LEAST_WINDOW_MS,
-    SpanSamples,
-    SpanTooLarge,
-    check_match,
-    fetch_metric,
-    find_metrics,
-)
-from telemetry.collect.prometheus.progress import Pieces, Progress, Span, chunks, job_id, without
-from telemetry.collect.series.identity import SeriesCatalogue
+import numpy as np
+import numpy.typing as npt
+
+from telemetry.collect.prometheus.client import Bounds, Matrix, PrometheusClient, TooMuch
+from telemetry.collect.prometheus.progress import Progress, Span, chunks, job_id, without
+from telemetry.collect.prometheus.promql import check_match, selector
+from telemetry.collect.series.batch import Tables, read_batch
+from telemetry.collect.series.identity import XID_COUNT_METRIC, Series, SeriesCatalogue, XidCount
 from telemetry.collect.series.mapping import SourceMapping
+from telemetry.collect.series.unused import is_unused
 from telemetry.collect.series.xid_counts import XidCounts
-from telemetry.dataset.channels import Channel, with_rollups
+from telemetry.dataset.channels import Channel
 from telemetry.errors import InputError
 from telemetry.http import Connection
 from telemetry.landing.folder import Landing
+
+_log = logging.getLogger(__name__)
 
 SETTLED_AFTER: Final = timedelta(minutes=2)
 """Newer samples may still be on their way: VictoriaMetrics shows none of its last 30 s, agents send in batches."""
@@ -40,8 +41,15 @@ SETTLED_AFTER: Final = timedelta(minutes=2)
 MAX_SAMPLES: Final = 2_500_000
 """Samples held at once: 20 bytes each until they are rows, and 150 at the peak while they become rows (measured)."""
 
+MIN_SPAN_MS: Final = 60_000
+"""A span of at most this length is not halved."""
+
+_PAST_END_MS: Final = 1
+# VictoriaMetrics leaves out a block of samples that begins at the very instant a query ends, so the end is put past it.
+
 _MS: Final = timedelta(milliseconds=1)
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_SHOWN: Final = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +58,7 @@ class BackfillPlan:
 
     ``chunk``: time that is fetched at once; halved where the server or memory asks for it. ``match``: matchers in
     braces that every series must meet. ``delay``: from an XID to when it could first have been known.
-    ``allow_partial``: whether answers count that the server says are not whole.
+    ``allow_partial``: whether answers count that the server reports as incomplete.
     """
 
     start: datetime
@@ -61,6 +69,22 @@ class BackfillPlan:
     concurrency: int = 4
     allow_partial: bool = False
     max_samples: int = MAX_SAMPLES
+
+    def span(self, now: datetime) -> Span:
+        """Return the time to fetch; raises ``InputError`` if there is none, or the chunk is too short."""
+        if self.chunk < timedelta(minutes=1):
+            raise InputError(f"a chunk of {self.chunk.total_seconds():g} s", "--chunk", "Give at least 1m.")
+        end = min(self.end, now - SETTLED_AFTER)
+        # The instant of the start itself belongs to the history.
+        span = Span((self.start - _EPOCH) // _MS - 1, (end - _EPOCH) // _MS)
+        if span.length_ms <= 0:
+            late = self.end > end
+            raise InputError(
+                f"there is nothing between {self.start.isoformat()} and {end.isoformat()}",
+                "--start and --end",
+                "Start earlier: the newest two minutes are left out." if late else "Let the end be after the start.",
+            )
+        return span
 
 
 @dataclass(slots=True)
@@ -94,43 +118,24 @@ def backfill(
     mapping: SourceMapping | None = None,
     bounds: Bounds | None = None,
     clock: Callable[[], datetime] = lambda: datetime.now(UTC),
-    progress: Callable[[int, int], None] | None = None,
+    progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> BackfillResult:
     """Fetch a server's history into a landing folder; started again, it goes on where it stopped.
 
     ``root``: the landing folder, see :func:`telemetry.landing.folder.landing_of`.
     Raises ``InputError`` if an argument is impossible, the server refuses, has nothing known, or does not answer for
-    too long, or the disk is full. What had landed stays.
+    too long, or the disk is full. What had been staged stays.
     """
-    matchers = check_match(plan.match)
+    matchers, span = check_match(plan.match), plan.span(clock())
     mapping = SourceMapping() if mapping is None else mapping
-    whole = _whole(plan, clock())
     job = job_id(connection.url, matchers, mapping, channels)
     landing = Landing(root, writer="prometheus", channels=channels)
     state = Progress.read(landing.state(f"prometheus-{job}.json"))
-    # A recording rule may hold the extreme of a step: the name of a roll-up names it.
-    catalogue = SeriesCatalogue(with_rollups(channels), mapping)
-    run = _Run(plan, landing, catalogue, matchers, whole, job, state, progress)
+    catalogue = SeriesCatalogue(channels, mapping)
     client = PrometheusClient(
         connection, bounds=bounds or Bounds(), concurrency=plan.concurrency, allow_partial=plan.allow_partial
     )
-    return asyncio.run(run.go(client))
-
-
-def _whole(plan: BackfillPlan, now: datetime) -> Span:
-    if plan.chunk < timedelta(minutes=1):
-        raise InputError(f"a chunk of {plan.chunk.total_seconds():g} s", "--chunk", "Give at least 1m.")
-    end = min(plan.end, now - SETTLED_AFTER)
-    # The instant of the start itself belongs to the history.
-    whole = Span(_ms(plan.start) - 1, _ms(end))
-    if whole.length_ms <= 0:
-        late = plan.end > end
-        raise InputError(
-            f"there is nothing between {plan.start.isoformat()} and {end.isoformat()}",
-            "--start and --end",
-            "Start earlier: the newest two minutes are left out." if late else "Let the end be after the start.",
-        )
-    return whole
+    return asyncio.run(_Run(plan, landing, catalogue, matchers, job, state, client).fetch_all(span, progress))
 
 
 @dataclass(slots=True)
@@ -141,58 +146,73 @@ class _Run:
     landing: Landing
     catalogue: SeriesCatalogue
     matchers: str
-    whole: Span
     job: str
     state: Progress
-    progress: Callable[[int, int], None] | None
+    client: PrometheusClient
     labels_seen: bool = False
 
-    async def go(self, opening: PrometheusClient) -> BackfillResult:
-        began = time.monotonic()
-        cut = chunks(self.whole, self.plan.chunk // _MS)
-        left = [rest for chunk in cut for rest in without(chunk, self.state.done)]
-        fetched = len(cut) - sum(1 for chunk in cut if without(chunk, self.state.done))
-        result = BackfillResult([], len(cut), fetched, _EPOCH + self.whole.until_ms * _MS)
-        async with opening as client:
-            result.metrics = await find_metrics(client, self.catalogue, self.matchers, self.whole)
-            self._tell(cut)
-            spans = deque(left)
+    async def fetch_all(self, whole: Span, progress: Callable[[int, int], None]) -> BackfillResult:
+        began_s = time.monotonic()
+        cut = chunks(whole, self.plan.chunk // _MS)
+
+        def count_done() -> int:
+            return sum(not without(chunk, self.state.done) for chunk in cut)
+
+        spans = deque(rest for chunk in cut for rest in without(chunk, self.state.done))
+        result = BackfillResult([], len(cut), count_done(), _EPOCH + whole.until_ms * _MS)
+        async with self.client as client:
+            result.metrics = await find_metrics(client, self.catalogue, self.matchers, whole)
             while spans:
+                progress(count_done(), len(cut))
                 span = spans.popleft()
+                is_short = span.length_ms <= MIN_SPAN_MS
+                if self.state.span_ms is not None and span.length_ms > self.state.span_ms and not is_short:
+                    spans.extendleft(reversed(span.halves()))
+                    continue
+                samples = SpanSamples(self.catalogue, None if is_short else self.plan.max_samples, result.unknown)
                 try:
-                    await self._fetch(client, span, spans, result)
-                finally:
-                    result.requests, result.retries = client.requests, client.retries
-                self._tell(cut)
-        result.seconds = time.monotonic() - began
+                    await self._fetch(span, samples, result.metrics)
+                except TooMuch as refusal:
+                    _log.info("%s: refused, from now on %d s at once", refusal, span.length_ms // 2000)
+                    # Saved before anything of the halves is staged: a run after a kill must cut the same.
+                    self.state.span_ms = -(-span.length_ms // 2)
+                    self.state.save()
+                    spans.appendleft(span)
+                    continue
+                self._check_known(samples)
+                await asyncio.to_thread(self._stage, samples, span, result)
+        progress(len(cut), len(cut))
+        result.requests, result.retries, result.seconds = client.requests, client.retries, time.monotonic() - began_s
         return result
 
-    async def _fetch(self, client: PrometheusClient, span: Span, spans: deque[Span], result: BackfillResult) -> None:
-        """Fetch and land a span, or put pieces of it in front of what is left."""
-        if self.state.span_ms is not None and span.length_ms > max(self.state.span_ms, LEAST_WINDOW_MS):
-            spans.extendleft(reversed(span.pieces(max(self.state.span_ms, LEAST_WINDOW_MS))))
-            return
-        bound = self.plan.max_samples if span.length_ms > LEAST_WINDOW_MS else None
-        harvest = SpanSamples(self.catalogue, bound, result.unknown)
-        pieces = [(name, self.state.pieces.setdefault(name, Pieces())) for name in result.metrics]
-        try:
-            await _together(
-                [fetch_metric(client, name, self.matchers, span, held, take=harvest.take) for name, held in pieces]
-            )
-        except SpanTooLarge:
-            # Saved before anything of the pieces lands: a run after a kill must cut the same pieces.
-            self.state.span_ms = -(-span.length_ms // 2)
-            self.state.save()
-            spans.appendleft(span)
-            return
-        self._check_known(harvest)
-        await asyncio.to_thread(self._land, harvest, span, result)
+    async def _fetch(self, span: Span, samples: SpanSamples, metrics: Sequence[str]) -> None:
+        """Fetch all metrics of a span; at the first failure cancel the others, and raise it."""
 
-    def _check_known(self, harvest: SpanSamples) -> None:
-        if harvest.has_series:
+        async def fetch(metric: str) -> None:
+            query = f"{selector(metric, [self.matchers])}[{span.length_ms + _PAST_END_MS}ms]"
+            try:
+                samples.take(await self.client.samples(query, span.until_ms + _PAST_END_MS), span)
+            except TooMuch as refusal:
+                if span.length_ms > MIN_SPAN_MS:
+                    raise TooMuch(f"{metric}: {refusal}") from refusal
+                raise InputError(
+                    f"the server refuses even one minute of a metric: {refusal}",
+                    f"metric {metric}",
+                    "Raise its limits (Prometheus: --query.max-samples, --query.timeout), or fetch parts by --match.",
+                ) from refusal
+
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for metric in metrics:
+                    tasks.create_task(fetch(metric))
+        except ExceptionGroup as group:
+            raise group.exceptions[0] from None
+
+    def _check_known(self, samples: SpanSamples) -> None:
+        if samples.has_series:
             self.labels_seen = True
-        elif harvest.unknown and not self.labels_seen and not self.state.done:
-            name, labels = sorted(harvest.unknown.items())[0]
+        elif samples.unknown and not self.labels_seen and not self.state.done:
+            name, labels = min(samples.unknown.items())
             raise InputError(
                 f"no series names a GPU and its node; the labels of {name} are {labels or 'none'}",
                 "the labels of the server's series",
@@ -200,37 +220,97 @@ class _Run:
                 "`labels: {gpu: [device_uuid], node: [kubernetes_node]}`.",
             )
 
-    def _land(self, harvest: SpanSamples, span: Span, result: BackfillResult) -> None:
+    def _stage(self, samples: SpanSamples, span: Span, result: BackfillResult) -> None:
         name = f"{self.job}-{span.after_ms}-{span.until_ms}"
-        follower = XidCounts(self.plan.delay, self.state.xid)
-        samples = harvest.samples
-        tables = harvest.tables(follower, result.problems)
+        xids = XidCounts(self.plan.delay, self.state.xid)
+        tables = samples.tables(xids, result.problems)
         self.landing.stage("samples", tables.samples, name=name)
         self.landing.stage("events", tables.events, name=name)
         self.landing.stage("inventory", tables.inventory, name=name)
-        self.state.xid = follower.as_state()
+        self.state.xid = xids.as_state()
         self.state.finish(span)
-        result.samples += samples
+        result.samples += samples.count
         result.rows += tables.samples.num_rows
         result.events += tables.events.num_rows
 
-    def _tell(self, cut: Sequence[Span]) -> None:
-        if self.progress is not None:
-            whole = sum(1 for chunk in cut if not without(chunk, self.state.done))
-            self.progress(whole, len(cut))
+
+class SpanSamples:
+    """Gathers what answers hold of a span, up to ``max_samples`` (None: without a bound).
+
+    ``unknown`` takes metrics of which a series names no GPU or no node, and the label names of one such series.
+    """
+
+    def __init__(self, catalogue: SeriesCatalogue, max_samples: int | None, unknown: dict[str, str]) -> None:
+        self._catalogue = catalogue
+        self._max_samples = max_samples
+        self.unknown = unknown
+        self.count = 0
+        self._numbers: dict[Series | XidCount, int] = {}
+        self._parts: list[tuple[npt.NDArray[np.int32], npt.NDArray[np.int64], npt.NDArray[np.float64]]] = []
+
+    @property
+    def has_series(self) -> bool:
+        """Whether a series names a GPU and its node."""
+        return any(isinstance(series, Series) for series in self._numbers)
+
+    def take(self, matrix: Matrix, span: Span) -> None:
+        """Take an answer's samples within the span: after its lower bound and up to its upper.
+
+        Raises ``TooMuch`` where more than ``max_samples`` come together.
+        """
+        places = np.full(len(matrix.labels), -1, np.int32)
+        for number, labels in enumerate(matrix.labels):
+            name = labels.get("__name__", "")
+            known = self._catalogue.identify(name, labels)
+            if known is None:
+                self.unknown.setdefault(name, ", ".join(sorted(set(labels) - {"__name__"})))
+            else:
+                places[number] = self._numbers.setdefault(known, len(self._numbers))
+        index = places[matrix.index]
+        # A stale marker is no sample; servers leave it out of range selectors, but not all exports do.
+        chosen = (matrix.ms > span.after_ms) & (matrix.ms <= span.until_ms) & ~np.isnan(matrix.values) & (index >= 0)
+        self._parts.append((index[chosen], matrix.ms[chosen], matrix.values[chosen]))
+        self.count += int(chosen.sum())
+        if self._max_samples is not None and self.count > self._max_samples:
+            raise TooMuch(f"more than {self._max_samples} samples")
+
+    def tables(self, xids: XidCounts, problems: dict[str, int]) -> Tables:
+        """Return the tables of the span, whose samples are freed."""
+        parts, self._parts = self._parts, []
+        index, ms, values = (np.concatenate(column) for column in zip(*parts, strict=True))
+        return read_batch(list(self._numbers), index, ms, values, xids=xids, problems=problems)
 
 
-async def _together(works: Sequence[Coroutine[Any, Any, None]]) -> None:
-    """Run all to the end; at the first failure cancel the others, wait for them, and raise it."""
-    tasks = [asyncio.ensure_future(work) for work in works]
+async def find_metrics(client: PrometheusClient, catalogue: SeriesCatalogue, matchers: str, whole: Span) -> list[str]:
+    """Return the names of the server's metrics that hold channels; ``matchers``: the user's, without braces.
+
+    Raises ``InputError`` if none is known: the message names some of those that are there.
+    """
     try:
-        await asyncio.gather(*tasks)
-    except BaseException:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        raise
-
-
-def _ms(instant: datetime) -> int:
-    return (instant - _EPOCH) // _MS
+        names = await client.metric_names("{" + matchers + "}" if matchers else None, whole.after_ms, whole.until_ms)
+    except TooMuch as error:
+        raise InputError(
+            f"the server does not list its metrics: {error}",
+            "--match",
+            "Narrow it down, such as --match '{job=\"dcgm\"}'.",
+        ) from error
+    known = sorted({*catalogue.metric_names(), XID_COUNT_METRIC} & set(names))
+    if known and known != [XID_COUNT_METRIC]:
+        return known
+    where = f"--match {{{matchers}}}" if matchers else ""
+    if not names:
+        raise InputError(
+            "the server has no metrics in this time",
+            where or "--start and --end",
+            "Check the time against the server's retention, and --match against its labels.",
+        )
+    candidates = [name for name in names if not is_unused(name)] or list(names)
+    # What a GPU exporter or a recording rule over it is called, before the rest in alphabetical order.
+    usual = ("gpu", "dcgm", "nvidia", "nvml", "amd", "xid")
+    candidates.sort(key=lambda name: (not any(part in name.lower() for part in usual), name))
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    raise InputError(
+        f"none of the server's {len(names)} metrics is known; there are {', '.join(candidates[:_SHOWN])}{more}",
+        where or "the server's metric names",
+        "Say which metric is which channel in a --mapping file, such as `metrics: {my_gpu_temperature: gpu_temp_c}`.",
+    )

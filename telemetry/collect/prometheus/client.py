@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Literal, TypeVar
+from typing import Annotated, Any, Final, Literal, TypeVar
 
-from pydantic import TypeAdapter, ValidationError
+import numpy as np
+import numpy.typing as npt
+import orjson
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
-from telemetry.collect.prometheus.answer import Matrix, Unreadable, answer_warnings, read_json, read_matrix, shown
 from telemetry.errors import InputError
 from telemetry.http import (
     BodyTooLarge,
@@ -36,7 +37,6 @@ Meaning = Literal["too much", "later", "wrong"]
 _Data = TypeVar("_Data")
 
 _NAMES: Final = TypeAdapter(list[str]).validate_python
-_SERIES: Final = TypeAdapter(list[dict[str, str]]).validate_python
 _SLOW_TRIES: Final = 2
 _SHOWN: Final = 300
 _LESS: Final = (413, 504)
@@ -74,6 +74,48 @@ _UNREACHABLE: Final = re.compile(
 
 class TooMuch(Exception):
     """The server gives this answer only in smaller pieces; the text is its own."""
+
+
+class Unreadable(HttpError):
+    """An answer that is not of the Prometheus API."""
+
+
+_Seconds = Annotated[float, Field(gt=-(2.0**42), lt=2.0**42, allow_inf_nan=False)]
+
+
+class _Series(BaseModel):
+    metric: dict[str, str]
+    values: list[tuple[_Seconds, float]] = []  # a native histogram has none
+
+
+class _Matrix(BaseModel):
+    resultType: Literal["matrix"]
+    result: list[_Series]
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """Raw samples of some series.
+
+    ``labels`` are those of each series, ``__name__`` among them; ``index``, ``ms`` (since 1970, UTC) and ``values`` are
+    the series, time and value of each sample; shape (n,).
+    """
+
+    labels: list[dict[str, str]]
+    index: npt.NDArray[np.int32]
+    ms: npt.NDArray[np.int64]
+    values: npt.NDArray[np.float64]
+
+
+def read_matrix(data: Any) -> Matrix:
+    """Read the data of an answer to a range selector; series and samples stay in its order.
+
+    Raises ``ValidationError`` if it is no matrix, or holds a number that is none.
+    """
+    series = _Matrix.model_validate(data).result
+    pairs = np.array([pair for entry in series for pair in entry.values], np.float64).reshape(-1, 2)
+    index = np.repeat(np.arange(len(series), dtype=np.int32), [len(entry.values) for entry in series])
+    return Matrix([entry.metric for entry in series], index, np.round(pairs[:, 0] * 1000).astype(np.int64), pairs[:, 1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +156,6 @@ class PrometheusClient:
         self._concurrency = concurrency
         self._allow_partial = allow_partial
         self._has_answered = False
-        self._by_get = False
         self._in_trouble = False
         self.requests = 0
         self.retries = 0
@@ -132,16 +173,10 @@ class PrometheusClient:
 
     async def metric_names(self, match: str | None, start_ms: int, end_ms: int) -> list[str]:
         """Return the names of the metrics that match within the time."""
-        parameters = _span(start_ms, end_ms) | ({"match[]": match} if match else {})
-        return await self._ask("/api/v1/label/__name__/values", parameters, _NAMES, by_get=True)
+        parameters = {"start": _seconds(start_ms), "end": _seconds(end_ms)} | ({"match[]": match} if match else {})
+        return await self._ask("/api/v1/label/__name__/values", parameters, _NAMES)
 
-    async def series(self, match: str, start_ms: int, end_ms: int) -> list[dict[str, str]]:
-        """Return the labels of the series that match within the time."""
-        return await self._ask("/api/v1/series", _span(start_ms, end_ms) | {"match[]": match}, _SERIES)
-
-    async def _ask(
-        self, path: str, parameters: Mapping[str, str], read: Callable[[Any], _Data], *, by_get: bool = False
-    ) -> _Data:
+    async def _ask(self, path: str, parameters: Mapping[str, str], read: Callable[[Any], _Data]) -> _Data:
         """Ask until there is an answer, with growing pauses, for as long as the bounds allow."""
         began_s = time.monotonic()
         first, url = not self._has_answered, self._connection.url
@@ -165,7 +200,7 @@ class PrometheusClient:
             async for attempt in retry_policy(attempts=None, timeout_s=retry_for_s, on=again):
                 with attempt:
                     async with self._places:
-                        body = await self._once(path, parameters, by_get=by_get)
+                        body = await self._once(path, parameters)
                         async with self._reading:
                             data = await asyncio.to_thread(self._read, body, read)
         except HttpError as error:
@@ -179,12 +214,17 @@ class PrometheusClient:
         return data
 
     def _read(self, body: bytes, read: Callable[[Any], _Data]) -> _Data:
-        document = read_json(body)
-        if document["status"] == "error":
+        try:
+            document = orjson.loads(body)
+            status = document["status"]
+        except (ValueError, TypeError, LookupError) as error:
+            raise Unreadable(f"the answer is not one of the Prometheus API: {shown(body)}") from error
+        if status == "error":
             refuse(200, body, url=self._connection.url, retry_after=None)
-        warnings = answer_warnings(document)
-        if warnings and not self._allow_partial:
-            raise HttpError(f"the answer is not whole: {'; '.join(warnings)[:_SHOWN]}")
+        # Thanos and Prometheus warn; VictoriaMetrics writes isPartial instead.
+        missing = document.get("warnings") or ["some storage nodes did not answer"] * bool(document.get("isPartial"))
+        if missing and not self._allow_partial:
+            raise HttpError(f"the answer is not whole: {'; '.join(map(str, missing))[:_SHOWN]}")
         try:
             return read(document.get("data"))
         except ValidationError as error:
@@ -204,26 +244,22 @@ class PrometheusClient:
                 do += " --allow-partial takes what there is."
         return InputError(f"no usable answer for {waited_s:.0f} s: {error}", self._connection.url, do)
 
-    async def _once(self, path: str, parameters: Mapping[str, str], *, by_get: bool) -> bytes:
+    async def _once(self, path: str, parameters: Mapping[str, str]) -> bytes:
         self.requests += 1
-        url, get = self._connection.url, by_get or self._by_get
-        own = {**parameters, **_PARAMETERS, "partial_response": "true" if self._allow_partial else "false"}
+        url = self._connection.url
+        partial = {"partial_response": "true" if self._allow_partial else "false"}
         try:
             answer = await exchange(
                 self._session,
-                "GET" if get else "POST",
+                "GET",
                 url + path,
                 timeout_s=self._bounds.request_s,
                 max_bytes=self._bounds.body_bytes,
-                params=own if get else None,
-                data=None if get else own,
+                params={**parameters, **_PARAMETERS, **partial},
                 headers=self._connection.request_headers(),
             )
         except BodyTooLarge as error:
             raise TooMuch(f"an answer of more than {self._bounds.body_bytes >> 20} MiB") from error
-        if answer.status == 405 and not get:  # a gateway that lets only GET through
-            self._by_get = True
-            raise HttpError("HTTP 405 to POST; asking by GET from now on", retry_after_s=0.0)
         if answer.status < 400:
             check_status(answer, url)
         if answer.status != 200:
@@ -266,16 +302,15 @@ def refuse(status: int, body: bytes, *, url: str, retry_after: str | None) -> No
 def error_text(body: bytes) -> str:
     """Return the error text of an answer: its own if it is one of the API, else its beginning."""
     try:
-        document = json.loads(body)
-    except ValueError:
-        document = None
-    if isinstance(document, dict) and document.get("error"):
-        return str(document["error"])
-    return shown(body) if body.strip() else "no details"
+        return str(orjson.loads(body)["error"]) or shown(body)
+    except (ValueError, TypeError, LookupError):
+        return shown(body) if body.strip() else "no details"
 
 
-def _span(start_ms: int, end_ms: int) -> dict[str, str]:
-    return {"start": _seconds(start_ms), "end": _seconds(end_ms)}
+def shown(body: bytes, max_length: int = 120) -> str:
+    """Return the beginning of an answer for an error message."""
+    text = " ".join(body[: 4 * max_length].decode("utf-8", "replace").split())
+    return repr(text[:max_length] + "…" if len(text) > max_length else text)
 
 
 def _seconds(ms: int) -> str:

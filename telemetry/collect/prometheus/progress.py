@@ -27,13 +27,10 @@ class Span(NamedTuple):
         """Length in milliseconds."""
         return self.until_ms - self.after_ms
 
-    def pieces(self, longest_ms: int) -> list[Span]:
-        """Return the span cut in halves, and these again, until none is longer than ``longest_ms``."""
-        if self.length_ms <= max(1, longest_ms):
-            return [self]
+    def halves(self) -> tuple[Span, Span]:
+        """Return the span cut in the middle."""
         middle = (self.after_ms + self.until_ms) // 2
-        halves = (Span(self.after_ms, middle), Span(middle, self.until_ms))
-        return [piece for half in halves for piece in half.pieces(longest_ms)]
+        return Span(self.after_ms, middle), Span(middle, self.until_ms)
 
 
 def chunks(whole: Span, chunk_ms: int) -> list[Span]:
@@ -70,17 +67,10 @@ def without(span: Span, done: Iterable[Span]) -> list[Span]:
     """Return what is left of a span when the time of others is taken out, sorted."""
     left = []
     after = span.after_ms
-    for other in merged(done):
-        if other.until_ms <= after:
-            continue
-        if other.after_ms >= span.until_ms:
-            break
-        if other.after_ms > after:
-            left.append(Span(after, other.after_ms))
+    for other in sorted(done):
+        left.append(Span(after, min(other.after_ms, span.until_ms)))
         after = max(after, other.until_ms)
-    if after < span.until_ms:
-        left.append(Span(after, span.until_ms))
-    return left
+    return [part for part in [*left, Span(after, span.until_ms)] if part.length_ms > 0]
 
 
 def job_id(url: str, match: str, mapping: SourceMapping, channels: Mapping[str, Channel]) -> str:
@@ -94,27 +84,15 @@ def job_id(url: str, match: str, mapping: SourceMapping, channels: Mapping[str, 
     return hashlib.sha256(json.dumps(rules, sort_keys=True).encode()).hexdigest()[:16]
 
 
-class Pieces(BaseModel):
-    """In which pieces the server gives one metric.
-
-    ``window_ms``: longest time asked for at once; None: a whole span. ``matchers``: further matchers, one for each
-    query of a window; together they cover every series.
-    """
-
-    window_ms: int | None = None
-    matchers: list[str] = [""]
-
-
 class Progress(BaseModel):
     """How far a job is; kept in a small file, written after each span has landed.
 
-    ``span_ms``: longest span that fits into memory; None until one did not.
+    ``span_ms``: longest span that the server answers and that fits into memory; None until one did not.
     """
 
     version: Literal[1] = 1
     done: list[Span] = []
     span_ms: int | None = None
-    pieces: dict[str, Pieces] = {}
     xid: dict[str, Any] = {}
     _path: Path = PrivateAttr()
 

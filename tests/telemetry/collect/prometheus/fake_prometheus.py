@@ -88,8 +88,6 @@ class FakePrometheus:
         if asked.path.endswith("/api/v1/label/__name__/values"):
             match = asked.parameters.get("match[]", "{}")
             return self._good(sorted({labels["__name__"] for labels, _ in self.series if matches(labels, match)}))
-        if asked.path.endswith("/api/v1/series"):
-            return self._good([labels for labels, _ in self.series if matches(labels, asked.parameters["match[]"])])
         if asked.path.endswith("/api/v1/query"):
             return self._range(asked)
         return Reply(404, b"404 page not found")

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from telemetry.collect.prometheus.backfill import BackfillResult
+from telemetry.collect.prometheus.client import Bounds
 from telemetry.collect.series.mapping import SourceMapping
 from telemetry.errors import InputError
 from tests.telemetry.collect.prometheus.fake_prometheus import (
@@ -33,12 +34,12 @@ def landed(folder: Path, kind: str = "samples") -> pd.DataFrame:
     return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
 
 
-def told(frame: pd.DataFrame, channel: str) -> dict[tuple[str, int], float]:
-    """Return channel values by (gpu, ms); fails if one stands twice."""
+def values_of(frame: pd.DataFrame, channel: str) -> dict[tuple[str, int], float]:
+    """Return channel values by (gpu, ms); fails if one is there twice."""
     frame = frame[frame[channel].notna()]
     ms = frame["timestamp"].dt.tz_localize(None).to_numpy().astype("datetime64[ms]").astype(int)
     keys = list(zip(frame["gpu"], ms.tolist(), strict=True))
-    assert len(set(keys)) == len(keys), "a sample landed twice"
+    assert len(set(keys)) == len(keys), "a sample was staged twice"
     return dict(zip(keys, frame[channel].tolist(), strict=True))
 
 
@@ -67,8 +68,8 @@ def test_each_sample_counts_once_whatever_the_servers_rule_at_the_bounds(
     fake.left_open, fake.right_open = left_open, right_open
     expected = fill(fake)
     result = fetch()
-    assert told(landed(tmp_path), "gpu_temp_c") == expected
-    assert set(told(landed(tmp_path), "pcie_replay_total").values()) <= {2.0**40 + place for place in range(40)}
+    assert values_of(landed(tmp_path), "gpu_temp_c") == expected
+    assert set(values_of(landed(tmp_path), "pcie_replay_total").values()) <= {2.0**40 + place for place in range(40)}
     assert {START_MS, START_MS + 6 * HOUR_MS} <= {ms for _, ms in expected}
     assert (result.chunks, result.rows, result.samples) == (6, len(expected), 2 * len(expected))
     assert all("query_range" not in asked.path for asked in fake.asked)
@@ -84,7 +85,7 @@ def test_a_finished_backfill_asks_for_no_sample_again_and_a_longer_one_only_for_
     assert (len(fake.queries()), again.samples, again.chunks_before) == (before, 0, 5)
     fetch()
     assert len(fake.queries()) == before + 2 * 2
-    assert told(landed(tmp_path), "gpu_temp_c") == expected
+    assert values_of(landed(tmp_path), "gpu_temp_c") == expected
 
 
 def test_chunks_are_halved_where_the_server_refuses_and_the_size_is_remembered(
@@ -93,50 +94,36 @@ def test_chunks_are_halved_where_the_server_refuses_and_the_size_is_remembered(
     expected = fill(fake)
     fake.max_samples = 10  # an hour holds 18
     fetch(concurrency=1)
-    assert told(landed(tmp_path), "gpu_temp_c") == expected
+    assert values_of(landed(tmp_path), "gpu_temp_c") == expected
     hour = [query for query in fake.queries() if query.endswith("[3600000ms]") or query.endswith("[3600001ms]")]
     assert len(hour) <= 2 + 2  # once a metric, not once a chunk; the first chunk is a millisecond longer
 
 
-def test_series_are_split_where_even_a_minute_is_too_much(fake: FakePrometheus, fetch: Fetch, tmp_path: Path) -> None:
-    expected = fill(fake, gpus=5, step_ms=120_000)
-    fake.max_samples = 2
-    fetch(end=START + timedelta(minutes=10), chunk=timedelta(minutes=5))
-    fake.add(TEMPERATURE, gpu_labels(70), [(START_MS + 12 * 60_000, 71.0)])  # a GPU that no earlier listing had
-    fetch(end=START + timedelta(minutes=14), chunk=timedelta(minutes=5))
-    until = START_MS + 14 * 60_000
-    wanted = {key: value for key, value in expected.items() if key[1] <= until}
-    wanted[gpu_labels(70)["UUID"], START_MS + 12 * 60_000] = 71.0
-    assert told(landed(tmp_path), "gpu_temp_c") == wanted
-
-
-def test_one_series_that_is_refused_is_an_error(fake: FakePrometheus, fetch: Fetch) -> None:
-    fill(fake, gpus=1)
+def test_a_minute_that_is_refused_is_an_error(fake: FakePrometheus, fetch: Fetch) -> None:
+    fake.add(TEMPERATURE, gpu_labels(0), [(START_MS + 1, 40.0)])
     fake.max_samples = 0
-    fake.series = fake.series[:1]
     with pytest.raises(InputError) as caught:
         fetch()
     assert str(caught.value) == (
-        "the server refuses even one minute of one series: query processing would load too many samples into memory in "
+        "the server refuses even one minute of a metric: query processing would load too many samples into memory in "
         f"query execution (metric {TEMPERATURE}). Raise its limits (Prometheus: --query.max-samples, --query.timeout), "
-        "or leave the metric out by --match."
+        "or fetch parts by --match."
     )
 
 
-def test_spans_are_cut_so_that_memory_is_bounded(fake: FakePrometheus, fetch: Fetch, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "bound",
+    [{"max_samples": 20}, {"bounds": Bounds(request_s=60, body_bytes=1200)}],
+    ids=["samples of a span", "bytes of an answer"],
+)
+def test_spans_are_cut_so_that_memory_is_bounded(
+    fake: FakePrometheus, fetch: Fetch, tmp_path: Path, bound: dict[str, object]
+) -> None:
     expected = fill(fake)
-    fetch(max_samples=20)
+    fetch(**bound)
     frames = [pq.read_table(path) for path in (tmp_path / "fleet.live" / "samples").glob("*.parquet")]
-    assert told(landed(tmp_path), "gpu_temp_c") == expected
+    assert values_of(landed(tmp_path), "gpu_temp_c") == expected
     assert max(frame.num_rows for frame in frames) <= 20
-
-
-def test_an_answer_that_is_too_long_is_asked_for_in_halves(fake: FakePrometheus, fetch: Fetch, tmp_path: Path) -> None:
-    from telemetry.collect.prometheus.client import Bounds
-
-    expected = fill(fake)
-    fetch(bounds=Bounds(request_s=60, body_bytes=1200))
-    assert told(landed(tmp_path), "gpu_temp_c") == expected
 
 
 def test_recording_rules_come_through_the_mapping(fake: FakePrometheus, fetch: Fetch, tmp_path: Path) -> None:
@@ -159,7 +146,7 @@ def test_recording_rules_come_through_the_mapping(fake: FakePrometheus, fetch: F
     named = {**known, "labels": {"gpu": ["device_uuid"], "node": ["kubernetes_node"]}}
     fetch(mapping=SourceMapping.model_validate(named))
     frame = landed(tmp_path)
-    assert told(frame, "power_w") == {("GPU-1", START_MS + 1): 250.0}
+    assert values_of(frame, "power_w") == {("GPU-1", START_MS + 1): 250.0}
     assert set(frame["node"]) == {"n1.cluster.example"}
 
 
@@ -167,7 +154,7 @@ def test_matchers_narrow_everything_that_is_asked(fake: FakePrometheus, fetch: F
     fill(fake, gpus=2)
     fake.add(TEMPERATURE, {**gpu_labels(9), "job": "other"}, [(START_MS + 5, 1.0)])
     fetch(match='{job="other"}')
-    assert told(landed(tmp_path), "gpu_temp_c") == {(gpu_labels(9)["UUID"], START_MS + 5): 1.0}
+    assert values_of(landed(tmp_path), "gpu_temp_c") == {(gpu_labels(9)["UUID"], START_MS + 5): 1.0}
     with pytest.raises(InputError, match="'job=1' is not a list of matchers"):
         fetch(match="job=1")
     with pytest.raises(InputError, match=r"the server has no metrics in this time \(--match \{job=\"none\"\}\)"):
@@ -188,7 +175,7 @@ def test_partial_answers_are_a_failure_unless_allowed(fake: FakePrometheus, fetc
     assert str(caught.value).endswith("--allow-partial takes what there is.")
     assert {asked.parameters["partial_response"] for asked in fake.asked} == {"false"}
     fetch(allow_partial=True)
-    assert told(landed(tmp_path), "gpu_temp_c") == expected
+    assert values_of(landed(tmp_path), "gpu_temp_c") == expected
 
 
 def test_the_newest_two_minutes_are_left_for_later(fake: FakePrometheus, fetch: Fetch, tmp_path: Path) -> None:
@@ -197,7 +184,7 @@ def test_the_newest_two_minutes_are_left_for_later(fake: FakePrometheus, fetch: 
     assert result.end == START + timedelta(minutes=28)
     assert len(landed(tmp_path)) == 29
     fetch(now=START + timedelta(hours=2))
-    assert len(told(landed(tmp_path), "gpu_temp_c")) == 60
+    assert len(values_of(landed(tmp_path), "gpu_temp_c")) == 60
     with pytest.raises(InputError) as caught:
         fetch(now=START)
     assert str(caught.value) == (

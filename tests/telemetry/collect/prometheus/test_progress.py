@@ -13,10 +13,9 @@ def instants(pieces: list[Span]) -> list[int]:
 
 
 @given(spans, st.integers(2, 40))
-def test_chunks_and_pieces_hold_each_instant_once(span: Span, size: int) -> None:
+def test_chunks_and_halves_hold_each_instant_once(span: Span, size: int) -> None:
     assert instants(chunks(span, size)) == instants([span])
-    assert instants(span.pieces(size)) == instants([span])
-    assert all(piece.length_ms <= size for piece in span.pieces(size))
+    assert instants(list(span.halves())) == instants([span])
 
 
 def test_a_start_on_a_multiple_makes_no_chunk_of_one_millisecond() -> None:

@@ -111,12 +111,17 @@ def doctor(
         if prometheus is not None:
             from telemetry.collect.prometheus.promql import check_match
             from telemetry.collect.series.mapping import load_source_mapping
-            from telemetry.doctor.prometheus_source import Questions, observe_prometheus
+            from telemetry.doctor.series_source import observe_prometheus
             from telemetry.http import connect_to
 
-            server = connect_to(prometheus, **access)
-            questions = Questions(server, check_match(match), datetime.now(UTC), timeout_s or 60.0)
-            seen = observe_prometheus(questions, channels=known, mapping=load_source_mapping(mapping))
+            seen = observe_prometheus(
+                connect_to(prometheus, **access),
+                channels=known,
+                mapping=load_source_mapping(mapping),
+                matchers=check_match(match),
+                timeout_s=timeout_s or 60.0,
+                now=datetime.now(UTC),
+            )
         else:
             assert source is not None
             seen = _source(source, mapping, known, access, timeout_s or 10.0)
@@ -158,7 +163,7 @@ def _source(
         return observe_dataset(place_of(source, "SOURCE"), channels=known, now=now)
 
     from telemetry.collect.series.mapping import load_source_mapping
-    from telemetry.doctor.exporter_page import observe_file, observe_page
+    from telemetry.doctor.series_source import observe_file, observe_page
 
     source_mapping = load_source_mapping(mapping)
     if path.is_file():

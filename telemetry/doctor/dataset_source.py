@@ -36,7 +36,7 @@ def observe_dataset(place: Place, *, channels: Mapping[str, Channel], now: datet
     meta = dataset.meta
     buckets = dataset.buckets()
     if len(buckets) > MAX_BUCKETS:
-        buckets = [buckets[at] for at in np.linspace(0, len(buckets) - 1, MAX_BUCKETS).astype(int)]
+        buckets = [buckets[index] for index in np.linspace(0, len(buckets) - 1, MAX_BUCKETS).astype(int)]
     columns = [name for name in meta.channels if name in channels]
     since = meta.span[1] - LOOKED_AT
     rows = 0
@@ -56,25 +56,28 @@ def observe_dataset(place: Place, *, channels: Mapping[str, Channel], now: datet
     in_service = inventory[inventory["removed_at"].isna()]
     looked_at = in_service[in_service["node"].map(dataset.bucket_of).isin(set(buckets))]
     # What a board can report is asked of those that send: a silent GPU is another matter than a missing channel.
-    heard = looked_at[looked_at[meta.unit].isin(sending)]
+    is_sending = looked_at[meta.unit].isin(sending)
     return Observation(
         kind="dataset",
         where=str(place),
         at=now,
         units=len(sending),
         nodes=int(in_service["node"].nunique()),
-        models={str(model): int(count) for model, count in heard["model"].value_counts().sort_index().items()},
+        models={
+            str(model): int(count)
+            for model, count in looked_at.loc[is_sending, "model"].value_counts().sort_index().items()
+        },
         channels=seen,
         xid_events=bool((events["type"] == "xid").any()),
         facts=_facts(dataset, events, buckets),
-        findings=tuple(_findings(dataset, events, looked_at[~looked_at[meta.unit].isin(sending)], now)),
+        findings=tuple(_findings(dataset, events, looked_at[~is_sending], now)),
     )
 
 
 def _facts(dataset: Dataset, events: pd.DataFrame, buckets: list[int]) -> dict[str, str]:
     meta = dataset.meta
     xids = events[events["type"] == "xid"]
-    sources = sorted(str(each) for each in xids["source"].dropna().unique())
+    sources = sorted(str(source) for source in xids["source"].dropna().unique())
     looked = f"the newest {format_duration(LOOKED_AT)}"
     if len(buckets) < len(dataset.buckets()):
         looked += f", {len(buckets)} of {len(dataset.buckets())} buckets"

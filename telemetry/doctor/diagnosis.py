@@ -48,10 +48,14 @@ BAD: Final[Mapping[Status, str]] = {
     "empty": "without a value",
     "partly": "only partly there",
 }
-"""The statuses that something can be done about, in words."""
+"""The statuses that something can be done about, as texts show them."""
 
 PARTLY_FROM: Final = 0.02
 """A channel that this share of the GPUs or of the rows lacks is there only partly."""
+
+
+_ADD: Final = "Add to the exporter's counter file (deploy/dcgm-exporter/predrain-counters.csv has it all):"
+_ADD_LATER: Final = "With an exporter built on DCGM 4.6 or later add as well:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +93,7 @@ class ToDo:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """What the doctor found; ``importance_source``: a sentence on where the importance of channels is from."""
+    """Result of the doctor; ``importance_source``: a sentence on where the importance of channels is from."""
 
     observation: Observation
     importance: Importance | None
@@ -111,7 +115,7 @@ class Diagnosis:
 def diagnose(
     observation: Observation, importance: Importance | None, importance_source: str, channels: Mapping[str, Channel]
 ) -> Diagnosis:
-    """Judge what a look found."""
+    """Judge what a look at a source showed."""
     states: list[ChannelState] = []
     todos: list[ToDo] = []
     for group, members in grouped(channels):
@@ -121,7 +125,9 @@ def diagnose(
         # Single XIDs say more than their gauge.
         if bad and not (group.name == "XIDs" and observation.xid_events):
             todos.append(_todo(group, bad, observation.kind, importance))
-    todos += [ToDo(each.what, (), None, each.problem, (each.do,)) for each in observation.findings if each.do]
+    todos += [
+        ToDo(finding.what, (), None, finding.problem, (finding.do,)) for finding in observation.findings if finding.do
+    ]
     todos.sort(key=lambda todo: (not todo.used, -(todo.importance or 0.0)))  # stable: else the groups' own order
     return Diagnosis(observation, importance, importance_source, tuple(states), tuple(todos))
 
@@ -130,40 +136,33 @@ def _state(channel: Channel, group: Group, observation: Observation, importance:
     seen = observation.channels.get(channel.name)
     used = None if importance is None else channel.name in importance.used
     share = None if importance is None else importance.of([channel.name])
-    status, remark = (
-        _of_seen(seen, observation) if seen is not None and seen.gpus else _of_unseen(channel, group, seen, observation)
-    )
+    if seen is not None and seen.gpus:
+        remark = _gap(seen, observation)
+        return ChannelState(channel, group, "partly" if remark else "ok", seen, used, share, remark)
+    status: Status = "missing" if seen is None else "empty"
+    remark = "" if seen is None else "no value"
+    if seen is not None and seen.sentinels:
+        remark = f"{seen.sentinels:,} values say not supported"
+    if absent := absent_on_all(observation.models, channel.name):
+        status, remark = "not on this board", absent
+    elif observation.kind != "dataset":
+        if elsewhere := _not_from_exporters(channel, group, observation):
+            status, remark = "not from here", elsewhere
+        elif channel.name == "xid_last":
+            remark = "single XIDs are reported instead" if observation.xid_events else "left out until the first XID"
+            status = "unsure"
     return ChannelState(channel, group, status, seen, used, share, remark)
 
 
-def _of_unseen(
-    channel: Channel, group: Group, seen: ChannelSeen | None, observation: Observation
-) -> tuple[Status, str]:
-    reason = absent_on_all(observation.models, channel.name)
-    if reason is not None:
-        return "not on this board", reason
-    if observation.kind != "dataset":
-        if elsewhere := _not_from_exporters(channel, group, observation):
-            return "not from here", elsewhere
-        if channel.name == "xid_last":
-            instead = "single XIDs are reported instead"
-            return "unsure", instead if observation.xid_events else "left out until the first XID"
-    if seen is None:
-        return "missing", ""
-    return "empty", f"{seen.sentinels:,} values say not supported" if seen.sentinels else "no value"
-
-
-def _of_seen(seen: ChannelSeen, observation: Observation) -> tuple[Status, str]:
-    # Boards that cannot report it are no lack.
+def _gap(seen: ChannelSeen, observation: Observation) -> str:
+    """Return which GPUs or rows lack a channel, of boards that can report it; an empty text if hardly any do."""
     unable = sum(count for model, count in observation.models.items() if absent_on(model, seen.channel))
     able = 1.0 - unable / (sum(observation.models.values()) or 1)
     expected = round(observation.units * able)
     if expected and 1.0 - seen.gpus / expected >= PARTLY_FROM:
-        return "partly", f"{seen.gpus:,} of {expected:,} GPUs"
+        return f"{seen.gpus:,} of {expected:,} GPUs"
     nulls = 1.0 - (1.0 - (seen.null_share or 0.0)) / able if able else 0.0
-    if nulls >= PARTLY_FROM:
-        return "partly", f"{nulls:.0%} of the rows without a value"
-    return "ok", ""
+    return f"{nulls:.0%} of the rows without a value" if nulls >= PARTLY_FROM else ""
 
 
 def _not_from_exporters(channel: Channel, group: Group, observation: Observation) -> str:
@@ -204,15 +203,14 @@ def _steps(group: Group, bad: Sequence[ChannelState], kind: SourceKind) -> Itera
     if group.name == "XIDs" and missing:
         yield "Follow the kernel log: `predrain collect kernel-log --source journal --dataset DATASET` on each node."
     lines = [(channel, counter_line(channel)) for channel in missing]
-    now = [line for channel, line in lines if line and not LATER_FIELDS.intersection(channel.dcgm_names)]
-    later = [line for channel, line in lines if line and LATER_FIELDS.intersection(channel.dcgm_names)]
-    if now:
-        yield "Add to the exporter's counter file (deploy/dcgm-exporter/predrain-counters.csv has it all):"
-        yield from (f"    {line}" for line in now)
-    if later:
-        yield "With an exporter built on DCGM 4.6 or later add as well:"
-        yield from (f"    {line}" for line in later)
-    if kind == "dataset" and (now or later):
+    switched: dict[str, list[str]] = {}
+    for channel, line in lines:
+        if line is not None:
+            is_later = LATER_FIELDS.intersection(channel.dcgm_names)
+            switched.setdefault(_ADD_LATER if is_later else _ADD, []).append(f"    {line}")
+    for title in sorted(switched):
+        yield from (title, *switched[title])
+    if kind == "dataset" and switched:
         yield "Then collect again: `predrain collect prometheus` for history, `predrain collect exporters` from now on."
     own = [channel.name for channel, line in lines if line is None]
     if own:
@@ -222,5 +220,5 @@ def _steps(group: Group, bad: Sequence[ChannelState], kind: SourceKind) -> Itera
             f"Some or all GPUs give no {', '.join(incomplete)}: compare nodes that have it with nodes that have not "
             "(counter file, driver, ECC, MIG)."
         )
-    if (now or later or incomplete) and group.condition:
+    if (switched or incomplete) and group.condition:
         yield group.condition

@@ -32,16 +32,9 @@ def counter_name(channel: Channel) -> str | None:
 
 def counter_line(channel: Channel) -> str | None:
     """Return the line of the counter file that switches a channel on, or None where DCGM does not have it."""
-    name = counter_name(channel)
-    if name is None:
-        return None
     kind = "counter" if channel.kind == "counter" else "gauge"
-    return f"{name}, {kind}, {channel.help.replace(',', ';')}"
-
-
-def in_stock_file(channel: Channel) -> bool:
-    """Whether dcgm-exporter's own default file switches the channel on."""
-    return any(name in STOCK_FIELDS for name in channel.dcgm_names)
+    name = counter_name(channel)
+    return name and f"{name}, {kind}, {channel.help.replace(',', ';')}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,26 +68,25 @@ GROUPS: Final[tuple[Group, ...]] = TypeAdapter(tuple[Group, ...]).validate_pytho
 OTHER: Final = Group("your own", "channels declared in params", ())
 """Group of channels that the catalogue does not have."""
 
-_BY_CHANNEL: Final[Mapping[str, Group]] = {name: group for group in GROUPS for name in group.channels}
-
 
 def grouped(channels: Mapping[str, Channel]) -> list[tuple[Group, list[Channel]]]:
     """Return the groups with those of their channels that are given; groups without any are left out."""
-    found = [(group, [channels[name] for name in group.channels if name in channels]) for group in GROUPS]
-    found.append((OTHER, [channel for name, channel in channels.items() if name not in _BY_CHANNEL]))
-    return [(group, mine) for group, mine in found if mine]
+    groups = [(group, [channels[name] for name in group.channels if name in channels]) for group in GROUPS]
+    grouped_names = {name for group in GROUPS for name in group.channels}
+    groups.append((OTHER, [channel for name, channel in channels.items() if name not in grouped_names]))
+    return [(group, members) for group, members in groups if members]
 
 
 def channels_page(channels: Mapping[str, Channel]) -> str:
-    """Return the page."""
+    """Return the page docs/reference/channels.md."""
     parts = [_TABLE["introduction"]]
-    for group, mine in grouped(channels):
+    for group, members in grouped(channels):
         title = group.name[0].upper() + group.name[1:]
         condition = f" {group.condition}" if group.condition else ""
         parts.append(f"\n## {title}\n\n{group.why[0].upper()}{group.why[1:]}.{condition}\n")
         columns = ("channel", "what", "kind", "unit", "range", "DCGM", "NVML", "AMD", "stock")
         parts.append(f"| {' | '.join(columns)} |\n{'|---' * len(columns)}|")
-        parts += [_row(channel) for channel in mine]
+        parts += [_row(channel) for channel in members]
     return "\n".join(parts) + "\n"
 
 
@@ -104,22 +96,24 @@ def _row(channel: Channel) -> str:
         dcgm = f"{channel.dcgm_id} " + " ".join(f"`{name}`" for name in channel.dcgm_names)
     stock = ""
     if channel.dcgm_names:
-        stock = "yes" if in_stock_file(channel) else "later" if LATER_FIELDS.intersection(channel.dcgm_names) else "no"
+        stock = (
+            "yes"
+            if STOCK_FIELDS.intersection(channel.dcgm_names)
+            else "later"
+            if LATER_FIELDS.intersection(channel.dcgm_names)
+            else "no"
+        )
+    low = "" if channel.low is None else f"{channel.low:g}"
+    high = "" if channel.high is None else f"to {channel.high:g}"
     cells = (
         f"`{channel.name}`",
         channel.help,
         channel.kind,
         channel.unit,
-        _range(channel),
+        f"{low} {high}".strip() if high else f"from {low}" if low else "any",
         dcgm,
         f"`{channel.nvml}`" if channel.nvml else "",
         " ".join(f"`{name}`" for name in channel.amd),
         stock,
     )
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
-
-
-def _range(channel: Channel) -> str:
-    low = "" if channel.low is None else f"{channel.low:g}"
-    high = "" if channel.high is None else f"to {channel.high:g}"
-    return f"{low} {high}".strip() if high else f"from {low}" if low else "any"

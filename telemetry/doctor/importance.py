@@ -49,18 +49,14 @@ class Importance:
 
     def of(self, channels: Iterable[str]) -> float | None:
         """Return the channels' shares together; None where none of them is among the model's, or none is known."""
-        mine = [name for name in channels if name in self.used]
-        if not self.shares or not mine:
-            return None
-        return math.fsum(self.shares.get(name, 0.0) for name in mine)
+        used = [name for name in channels if name in self.used]
+        return math.fsum(self.shares.get(name, 0.0) for name in used) if self.shares and used else None
 
 
 def channel_of(name: str, channels: Iterable[str]) -> str | None:
     """Return the channel of which ``name`` is a roll-up (``power_w_max``) or a flag, or which it is."""
     known = set(channels)
-    if name in known:
-        return name
-    for suffix in _SUFFIXES:
+    for suffix in ("", *_SUFFIXES):
         if name.endswith(suffix) and name.removesuffix(suffix) in known:
             return name.removesuffix(suffix)
     flags = [channel for channel in known if name.startswith(f"{channel}_")]
@@ -80,16 +76,16 @@ def read_importance(
     if backtest is not None:
         file = backtest / "evaluation" / ATTRIBUTIONS
         if file.is_file():
-            found, folds = _from_attributions(file, known)
-            return found, (
-                f"Importance: share of the attributions of {found.model} over {folds} folds of the last backtest: what "
-                f"moved its scores, which is not what its precision would lose ({file})."
+            importance, folds = _from_attributions(file, known)
+            return importance, (
+                f"Importance: share of the attributions of {importance.model} over {folds} folds of the last backtest: "
+                f"what moved its scores, which is not what its precision would lose ({file})."
             )
         tried.append(f"{file} is not there")
-    if bundle is not None and (bundle / "manifest.json").is_file():
-        found = _from_bundle(bundle, known)
-        return found, f"The bundle names the channels it uses, not their importance ({bundle})."
     if bundle is not None:
+        if (bundle / "manifest.json").is_file():
+            importance = _from_bundle(bundle, known)
+            return importance, f"The bundle names the channels it uses, not their importance ({bundle})."
         tried.append(f"{bundle} holds no bundle")
     reason = "; ".join(tried) or "no backtest and no bundle were given"
     return None, (
@@ -107,12 +103,12 @@ def _from_attributions(file: Path, known: list[str]) -> tuple[Importance, int]:
         model = str(profile if profile in models else models[0])
     except (pa.ArrowInvalid, OSError, KeyError, TypeError, ValueError, IndexError) as error:
         raise _damaged(file, str(error) or "it has no rows") from error
-    mine = table[(table["model"] == model) & table["share"].notna() & (table["rows"] > 0)]
-    channels = [channel if isinstance(channel, str) else None for channel in mine["channel"]]
-    keys = [_key(str(group), channel, known) for group, channel in zip(mine["group"], channels, strict=True)]
-    sums = (mine["share"] * mine["rows"]).groupby(keys).sum()
+    rows = table[(table["model"] == model) & table["share"].notna() & (table["rows"] > 0)]
+    channels = [channel if isinstance(channel, str) else None for channel in rows["channel"]]
+    keys = [_key(str(group), channel, known) for group, channel in zip(rows["group"], channels, strict=True)]
+    sums = (rows["share"] * rows["rows"]).groupby(keys).sum()
     shares = (sums / sums.sum()).to_dict() if sums.sum() > 0 else {}
-    return Importance(model, str(file), frozenset(sums.index) - _NO_CHANNELS, shares), mine["fold"].nunique()
+    return Importance(model, str(file), frozenset(sums.index) - _NO_CHANNELS, shares), rows["fold"].nunique()
 
 
 def _from_bundle(bundle: Path, known: list[str]) -> Importance:

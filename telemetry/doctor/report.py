@@ -44,14 +44,14 @@ def _count(number: int, what: str) -> str:
 
 def _channels(diagnosis: Diagnosis) -> list[str]:
     rows = [(state, _cells(state, diagnosis)) for state in diagnosis.states]
-    widths = [max(len(cells[at]) for cells in (_HEAD, *(cells for _, cells in rows))) for at in range(len(_HEAD) - 1)]
+    widths = [max(map(len, column)) for column in zip(_HEAD, *(cells for _, cells in rows), strict=True)]
     lines = ["", "  " + _aligned(_HEAD, widths)]
     for group, members in groupby(rows, key=lambda row: row[0].group):
-        mine = list(members)
-        share = group_importance(group, [state.channel.name for state, _ in mine], diagnosis.importance)
+        group_rows = list(members)
+        share = group_importance(group, [state.channel.name for state, _ in group_rows], diagnosis.importance)
         with_events = ", the history of XIDs included" if group.name == "XIDs" else ""
         lines.append(group.name if share is None else f"{group.name} [{share:.1%}{with_events}]")
-        lines += ["  " + _aligned(cells, widths) for _, cells in mine]
+        lines += ["  " + _aligned(cells, widths) for _, cells in group_rows]
     return lines
 
 
@@ -65,8 +65,7 @@ def _cells(state: ChannelState, diagnosis: Diagnosis) -> tuple[str, ...]:
 
 
 def _aligned(cells: tuple[str, ...], widths: list[int]) -> str:
-    padded = [cell.ljust(width) for cell, width in zip(cells, widths, strict=False)]
-    return "  ".join([*padded, cells[-1]]).rstrip()
+    return "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip()
 
 
 def _to_do(diagnosis: Diagnosis) -> list[str]:

@@ -7,7 +7,8 @@ import pytest
 
 from telemetry.dataset.channels import CATALOGUE
 from telemetry.doctor.diagnosis import diagnose
-from telemetry.doctor.prometheus_source import Questions, observe_prometheus
+from telemetry.doctor.observation import Observation
+from telemetry.doctor.series_source import observe_prometheus
 from telemetry.errors import InputError
 from telemetry.http import connect_to
 from tests.system.prometheus_server import load_blocks, need_prometheus, prometheus
@@ -61,30 +62,29 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield server
 
 
-def ask(url: str, matchers: str = "") -> Questions:
-    return Questions(connect_to(url), matchers, END - timedelta(seconds=10), 20.0)
+def look(url: str, matchers: str = "", at: datetime = END - timedelta(seconds=10)) -> Observation:
+    return observe_prometheus(connect_to(url), channels=CATALOGUE, matchers=matchers, timeout_s=20.0, now=at)
 
 
-def test_it_tells_what_is_there_for_how_many_and_how_well(url: str) -> None:
-    seen = observe_prometheus(ask(url, 'job="dcgm"'), channels=CATALOGUE)
+def test_it_reports_what_is_there_for_how_many_and_how_well(url: str) -> None:
+    seen = look(url, 'job="dcgm"')
     assert (seen.units, seen.nodes, dict(seen.models), seen.xid_events) == (4, 2, {H100: 4}, False)
     assert seen.channels["gpu_temp_c"].gpus == 4
     assert (seen.channels["mem_temp_c"].gpus, seen.channels["mem_temp_c"].sentinels) == (0, 4)
     assert seen.channels["pcie_replay_total"].gpus == 3
     assert seen.channels["sm_clock_mhz"].gpus == 0
     assert seen.unknown == ("DCGM_FI_DEV_SHINY",)
-    told = [each.what for each in seen.findings]
-    assert "within the last day there was sm_clock_mhz, and now there is none" in told
-    states = {each.channel.name: each.status for each in diagnose(seen, None, "", CATALOGUE).states}
+    findings = [finding.what for finding in seen.findings]
+    assert "within the last day there was sm_clock_mhz, and now there is none" in findings
+    states = {state.channel.name: state.status for state in diagnose(seen, None, "", CATALOGUE).states}
     assert states["pcie_replay_total"] == "partly"
     assert states["mem_temp_c"] == "empty"
     assert states["xid_last"] == "unsure"
     assert states["gpu_temp_c"] == "ok"
 
 
-def test_nothing_of_ours_and_a_wrong_address(url: str) -> None:
-    with pytest.raises(InputError, match="none of the 1 metrics is a channel of ours"):
-        observe_prometheus(ask(url, 'job="rules"'), channels=CATALOGUE)
-    wrong = Questions(connect_to(f"{url}/graph"), "", END, 20.0)
+def test_no_known_metric_and_a_wrong_address(url: str) -> None:
+    with pytest.raises(InputError, match="none of the 1 metrics is a channel of predrain"):
+        look(url, 'job="rules"')
     with pytest.raises(InputError, match=r"not of Prometheus' API|HTTP status 404"):
-        observe_prometheus(wrong, channels=CATALOGUE)
+        look(f"{url}/graph", at=END)

@@ -1,7 +1,8 @@
-"""Looking at exporter pages: saved, served, over time, with faults."""
+"""Looking at exporter pages and a Prometheus: what is counted, what is amiss. tests/system has a real Prometheus."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import json
+import re
+from collections.abc import Mapping
 from datetime import datetime, timedelta
 from email.utils import format_datetime
 from pathlib import Path
@@ -9,10 +10,12 @@ from typing import Any
 
 import pytest
 
+from telemetry.collect.series.exposition import Sample, parse_line
 from telemetry.collect.series.identity import SeriesCatalogue
 from telemetry.dataset.channels import CATALOGUE
-from telemetry.doctor.exporter_page import observe_body, observe_file, observe_page
+from telemetry.doctor import series_source
 from telemetry.doctor.observation import Observation
+from telemetry.doctor.series_source import observe_body, observe_file, observe_page, observe_prometheus
 from telemetry.errors import InputError
 from telemetry.http import Answer, Connection
 from tests.http_server import Handler, serving
@@ -60,7 +63,7 @@ def test_nan_and_unknown_metrics() -> None:
             "1 lines of channels name no GPU or no node",
             True,
         ),
-        (page(), {"date": NOW - timedelta(seconds=90)}, "the exporter's clock is -90 s off ours", True),
+        (page(), {"date": NOW - timedelta(seconds=90)}, "the exporter's clock is -90 s off this host's", True),
         (page(), {"elapsed_s": 7.0}, "the page took 7.0 s", True),
         (page(stamp=OLD), {}, "the newest time stamp on a line is 1,200 s old", True),
         (page({"mem_temp_c": SENTINEL}), {}, "values that mean not supported are passed on (mem_temp_c); they", False),
@@ -95,47 +98,79 @@ def test_a_missing_file_and_a_page_of_something_else(tmp_path: Path) -> None:
     assert "dcgm-exporter or AMD's device-metrics-exporter" in str(caught.value)
 
 
-@contextmanager
-def exporter(*answers: tuple[int, dict[str, str], bytes]) -> Iterator[str]:
-    """Give these answers; the last one stays."""
-    left = list(answers)
+def seen_at(*answer: Any) -> Observation:
+    """Look at a server that always replies so."""
 
     class Exporter(Handler):
         def do_GET(self) -> None:
-            status, headers, body = left.pop(0) if len(left) > 1 else left[0]
-            self.send_response_only(status)
-            for name, value in headers.items():
-                self.send_header(name, value)
-            self.end_headers()
-            self.wfile.write(body)
+            self.reply(*answer)
             self.close_connection = True
 
-    with serving(Exporter) as address:
-        yield f"{address}/metrics"
+    with serving(Exporter) as url:
+        return observe_page(Connection(f"{url}/metrics"), channels=CATALOGUE, timeout_s=30.0, now=NOW)
 
 
-def seen_at(url: str) -> dict[str, str]:
-    return dict(observe_page(Connection(url), channels=CATALOGUE, timeout_s=30.0, now=NOW).facts)
-
-
-def test_a_served_page_tells_its_clock() -> None:
-    headers = {"Date": format_datetime(NOW + timedelta(seconds=300), usegmt=True)}
-    with exporter((200, headers, page().encode())) as url:
-        assert seen_at(url)["clock"].startswith(("+300.", "+299.", "+298."))
+def test_a_served_page_tells_its_response_time() -> None:
+    seen = seen_at(200, page().encode())
+    assert seen.units == 2
+    assert seen.facts["response time"].endswith(" s")
 
 
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        ((401, {}, b"who are you"), "HTTP status 401: who are you"),
-        (
-            (302, {"Location": "http://login.example/sso?next=secret"}, b""),
-            "HTTP 302 to http://login.example/sso",
-        ),
-        ((200, {"Content-Length": "9999"}, b"DCGM"), "no answer"),
+        ((401, b"who are you"), "HTTP status 401: who are you"),
+        ((302, b"", {"Location": "http://login.example/sso?next=secret"}), "HTTP 302 to http://login.example/sso"),
+        ((200, b"DCGM", {"Content-Length": "9999"}), "no answer"),
     ],
 )
-def test_answers_that_are_no_page(answer: tuple[int, dict[str, str], bytes], message: str) -> None:
-    with exporter(answer) as url, pytest.raises(InputError, match=message) as caught:
-        seen_at(url)
+def test_answers_that_are_no_page(answer: tuple[Any, ...], message: str) -> None:
+    with pytest.raises(InputError, match=message) as caught:
+        seen_at(*answer)
     assert "secret" not in str(caught.value)
+
+
+def ask_prometheus(monkeypatch: pytest.MonkeyPatch, text: str, *names: str, down: int = 0) -> Observation:
+    """Look at a server that has the series of a page, and further names of metrics."""
+    samples: list[Sample] = [sample for line in text.splitlines() if (sample := parse_line(line))]
+
+    def fetch(_connection: Connection, path: str, *, form: Mapping[str, str] | None, **_more: Any) -> Answer:
+        data: Any = [*dict.fromkeys(sample.name for sample in samples), *names]
+        if form is not None:
+            query, vector = form["query"], [({}, float(down))] if down else []
+            if query.startswith("max by (__name__, "):
+                pattern = json.loads(query[query.index('"') : query.rindex('"') + 1])
+                chosen = [sample for sample in samples if re.fullmatch(pattern, sample.name)]
+                vector = [({"__name__": sample.name, **sample.labels}, sample.value) for sample in chosen]
+            elif query.startswith("count by (job)"):
+                vector = [({"job": "dcgm"}, 3.0)]
+            data = {"result": [{"metric": metric, "value": [0, str(value)]} for metric, value in vector]}
+        return Answer(json.dumps({"status": "success", "data": data}).encode(), {}, 0.01)
+
+    monkeypatch.setattr(series_source, "fetch", fetch)
+    return observe_prometheus(Connection("http://prometheus:9090"), channels=CATALOGUE, now=NOW)
+
+
+def test_a_server_is_looked_at_as_a_page_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = page() + f"DCGM_EXP_XID_ERRORS_COUNT{{{labels(0)}}} 1\n"
+    seen = ask_prometheus(monkeypatch, text, "DCGM_FI_DEV_SHINY", "node_load1")
+    whole = look(text)
+    assert (seen.units, seen.nodes, seen.models, seen.xid_events) == (2, 1, {H100: 2}, True)
+    assert seen.channels == whole.channels
+    assert (seen.findings, seen.unknown) == ((), ("DCGM_FI_DEV_SHINY",))
+
+
+def test_metrics_that_stopped_and_targets_that_are_down_are_findings(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = ask_prometheus(monkeypatch, page(ONE), "DCGM_FI_DEV_POWER_USAGE", "DCGM_EXP_XID_ERRORS_COUNT", down=12)
+    assert [finding.what for finding in seen.findings] == [
+        "within the last day there was power_w, and now there is none",
+        "12 targets of the exporters' jobs are down",
+    ]
+    assert seen.channels["power_w"].gpus == 0
+
+
+@pytest.mark.parametrize("body", [b"<html>log in</html>", b'{"status": "error"}', b"[]", b'{"status": "success"}'])
+def test_answers_that_are_not_of_prometheus(monkeypatch: pytest.MonkeyPatch, body: bytes) -> None:
+    monkeypatch.setattr(series_source, "fetch", lambda *_given, **_more: Answer(body, {}, 0.01))
+    with pytest.raises(InputError, match="the answer is not of Prometheus' API"):
+        observe_prometheus(Connection("http://prometheus:9090"), channels=CATALOGUE, now=NOW)

@@ -1,0 +1,326 @@
+"""Looking at series: of an exporter's page, saved or served, or the newest of a Prometheus (or what has its API)."""
+
+from __future__ import annotations
+
+import email.utils
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import quote
+
+import pandas as pd
+
+from telemetry.collect.prometheus.promql import quoted, selector
+from telemetry.collect.series.exposition import Sample, is_openmetrics, parse_line
+from telemetry.collect.series.identity import XID_COUNT_METRIC, Series, SeriesCatalogue
+from telemetry.collect.series.mapping import SourceMapping
+from telemetry.collect.series.unused import is_unused
+from telemetry.dataset.channels import Channel, is_sentinel
+from telemetry.doctor.observation import ChannelSeen, Finding, Observation, SourceKind, findings_of
+from telemetry.errors import InputError
+from telemetry.http import Answer, Connection, HttpError, fetch, shown_url
+
+MAX_BYTES: Final = 64 << 20
+"""Size of a page, and of each answer of a Prometheus: four metrics of 50,000 GPUs."""
+
+LOOK_BACK_S: Final = 86_400
+"""A metric that had a sample within this time and has none now has stopped."""
+
+_NAMES_AT_ONCE: Final = 4
+_SKEW_S: Final = 5.0  # a Date header is whole seconds, and NTP keeps clocks far closer
+_SLOW_S: Final = 5.0  # half of the usual scrape timeout of 10 s
+_OLD_STAMP_S: Final = 300.0  # the look-back of Prometheus
+_GPU_METRIC: Final = re.compile(r"DCGM_|dcgm_|gpu_|amd_|nvidia_", re.IGNORECASE)
+_COLUMNS: Final = ("channel", "metric", "gpu", "node", "mig", "model", "driver", "value")
+
+
+def observe_file(
+    path: Path, *, channels: Mapping[str, Channel], mapping: SourceMapping | None = None, now: datetime
+) -> Observation:
+    """Look at a saved page; ``InputError`` if the file cannot be read, is too large, or holds no series of a device."""
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise InputError(f"the file is larger than {MAX_BYTES:,} bytes", str(path), "Give one page of an exporter.")
+        body = path.read_bytes()
+    except OSError as error:
+        raise InputError(f"the page cannot be read: {error.strerror}", str(path), "Check the path.") from error
+    catalogue = SeriesCatalogue(channels, mapping, default_node=path.name.split(".")[0])
+    return observe_body(body, catalogue, str(path), now)
+
+
+def observe_page(
+    connection: Connection,
+    *,
+    channels: Mapping[str, Channel],
+    mapping: SourceMapping | None = None,
+    timeout_s: float = 10.0,
+    now: datetime,
+) -> Observation:
+    """Look at a served page; ``InputError`` if it cannot be had, or holds no series of a device."""
+    host = connection.url.split("//", 1)[-1].split("/", 1)[0].rsplit(":", 1)[0].strip("[]")
+    answer = _fetch(connection, timeout_s=timeout_s)
+    catalogue = SeriesCatalogue(channels, mapping, default_node=host)
+    return observe_body(answer.body, catalogue, shown_url(connection.url), now, answer)
+
+
+def observe_body(
+    body: bytes, catalogue: SeriesCatalogue, where: str, now: datetime, answer: Answer | None = None
+) -> Observation:
+    """Look at the text of a page, and at the ``answer`` that brought it; faulty lines do not hide the others."""
+    text = body.decode("utf-8", "replace")
+    openmetrics = is_openmetrics(text)
+    samples: list[Sample] = []
+    faults: list[str] = []
+    for number, line in enumerate(text.replace("\r\n", "\n").split("\n"), start=1):
+        try:
+            sample = parse_line(line, openmetrics=openmetrics)
+        except ValueError as error:
+            faults.append(f"line {number}: {error}")
+            continue
+        if sample is not None:
+            samples.append(sample)
+    series, nameless = _identified(samples, catalogue)
+    if series.empty:
+        hint = f"{nameless} lines have a channel's name but no label that names GPU and node. " if nameless else ""
+        raise InputError(
+            "the page holds no series of a GPU",
+            where,
+            f"{hint}Give the page of dcgm-exporter or AMD's device-metrics-exporter, or name its labels by --mapping.",
+        )
+    stamps = [sample.timestamp_ms for sample in samples if sample.timestamp_ms is not None]
+    age_s = now.timestamp() - max(stamps) / 1000.0 if stamps else None
+    skew_s = None if answer is None else _skew(answer, now)
+    duration_s = 0.0 if answer is None else answer.duration_s
+    facts = {"time stamps on lines": "none" if age_s is None else f"yes, newest {age_s:,.0f} s old"}
+    if answer is not None:
+        facts["response time"] = f"{duration_s:.2f} s"
+    if skew_s is not None:
+        facts["clock"] = f"{skew_s:+.1f} s against this host"
+    findings = findings_of(
+        (
+            faults,
+            f"{len(faults)} lines are not of the format: {''.join(faults[:1])}",
+            "Update the exporter, or report it.",
+        ),
+        (
+            abs(skew_s or 0.0) > _SKEW_S,
+            f"the exporter's clock is {skew_s or 0.0:+.0f} s off this host's",
+            "Check time synchronisation there.",
+        ),
+        (
+            duration_s > _SLOW_S,
+            f"the page took {duration_s:.1f} s",
+            "Look at the node: a slow driver precedes a GPU that falls off the bus. Raise the scrape timeout "
+            "only if it always was so.",
+        ),
+        (
+            (age_s or 0.0) > _OLD_STAMP_S,
+            f"the newest time stamp on a line is {age_s or 0.0:,.0f} s old",
+            "Restart the exporter.",
+        ),
+        (
+            not openmetrics and not text.endswith("\n"),
+            "the page ends inside a line",
+            "Save or fetch it again: it is cut short.",
+        ),
+    )
+    known = catalogue.metric_names()
+    unknown = {sample.name for sample in samples if not is_unused(sample.name)} - {*known, XID_COUNT_METRIC}
+    has_xids = XID_COUNT_METRIC in text
+    return _observation("exporter page", where, now, series, nameless, has_xids, facts, findings, unknown)
+
+
+def _skew(answer: Answer, at: datetime) -> float | None:
+    """Return the exporter's clock minus this host's, by the answer's Date; None where there is none."""
+    try:
+        date = email.utils.parsedate_to_datetime(answer.headers["date"])
+    except (KeyError, ValueError):
+        return None
+    if date.tzinfo is None:
+        date = date.replace(tzinfo=UTC)
+    # The header is cut to whole seconds, on average half a second ago, and was written while this host waited.
+    return (date - at).total_seconds() + 0.5 - answer.duration_s / 2
+
+
+def observe_prometheus(
+    connection: Connection,
+    *,
+    channels: Mapping[str, Channel],
+    mapping: SourceMapping | None = None,
+    matchers: str = "",
+    timeout_s: float = 60.0,
+    now: datetime,
+) -> Observation:
+    """Look at the newest value of each series of the channels that a server has.
+
+    ``matchers``: of every selector, without braces; may be empty.
+    Raises ``InputError`` if the server cannot be asked, refuses, or has no metric of a channel.
+    """
+    where, at = shown_url(connection.url), now.timestamp()
+    mapping = SourceMapping() if mapping is None else mapping
+    catalogue = SeriesCatalogue(channels, mapping)
+    known = catalogue.metric_names()
+
+    def ask(query: str) -> list[Sample]:
+        data = _ask(connection, "/api/v1/query", {"query": query, "time": f"{at:.3f}"}, timeout_s)
+        try:
+            vector = [(dict(series["metric"]), float(series["value"][1])) for series in data["result"]]
+        except (KeyError, TypeError, ValueError, IndexError) as error:
+            raise _foreign(where) from error
+        return [Sample(labels.get("__name__", ""), labels, value, None) for labels, value in vector]
+
+    match = f"&match[]={quote(f'{{{matchers}}}', safe='')}" if matchers else ""
+    path = f"/api/v1/label/__name__/values?start={at - LOOK_BACK_S:.3f}&end={at:.3f}{match}"
+    names = [str(name) for name in _ask(connection, path, None, timeout_s)]
+    if not names:
+        raise InputError(
+            "the server has no series of the last day",
+            where,
+            "Is anything scraped? Of old data: `predrain collect prometheus`, then `predrain doctor DATASET`.",
+        )
+    read = [name for name in names if name in known]
+    if not read:
+        raise InputError(
+            f"none of the {len(names):,} metrics is a channel of predrain",
+            where,
+            "Check --match, or name your recording rules in a mapping file (--mapping, `metrics:`).",
+        )
+    # Without the labels of pods and links an answer is a third as large.
+    fields = ("node", "gpu", "mig_instance", "model", "driver")
+    labels = [label for field in fields for name in mapping.label_names(field) for label in (f"exported_{name}", name)]
+    by = ", ".join(["__name__", *dict.fromkeys(labels), "clock_type", "clock_index"])
+    samples: list[Sample] = []
+    for start in range(0, len(read), _NAMES_AT_ONCE):
+        pattern = quoted("|".join(map(re.escape, read[start : start + _NAMES_AT_ONCE])))
+        chosen = ",".join(filter(None, (f"__name__=~{pattern}", matchers)))
+        samples += ask(f"max by ({by}) ({{{chosen}}})")
+    series, nameless = _identified(samples, catalogue)
+    stopped = ", ".join(sorted({known[name] for name in read} - {known.get(sample.name) for sample in samples}))
+    jobs = {sample.labels["job"] for sample in ask(f"count by (job) ({selector(read[0], [matchers])})")}
+    pattern = quoted("|".join(map(re.escape, sorted(jobs))))
+    down = sum(sample.value for sample in ask(f"count(up{{job=~{pattern}}} == 0)")) if jobs else 0.0
+    findings = findings_of(
+        (
+            stopped,
+            f"within the last day there was {stopped}, and now there is none",
+            "Look at the exporters' counter file and targets: they were changed, or they stopped.",
+        ),
+        (down, f"{down:,.0f} targets of the exporters' jobs are down", "Look at `up == 0` in Prometheus."),
+    )
+    unknown = {name for name in names if _GPU_METRIC.match(name) and not is_unused(name)} - {*known, XID_COUNT_METRIC}
+    has_xids = XID_COUNT_METRIC in names
+    seen = _observation("Prometheus", where, now, series, nameless, has_xids, {}, findings, unknown)
+    without = {known[name]: ChannelSeen(known[name], 0, name) for name in read}
+    return replace(seen, channels=without | dict(seen.channels))
+
+
+def _ask(connection: Connection, path: str, form: Mapping[str, str] | None, timeout_s: float) -> Any:
+    answer = _fetch(connection, path, form=form, timeout_s=timeout_s)
+    try:
+        content = json.loads(answer.body)
+        if content["status"] == "success":
+            return content["data"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise _foreign(shown_url(connection.url)) from error
+    raise _foreign(shown_url(connection.url))
+
+
+def _fetch(connection: Connection, path: str = "", **request: Any) -> Answer:
+    try:
+        return fetch(connection, path, max_bytes=MAX_BYTES, **request)
+    except HttpError as refused:
+        where = shown_url(connection.url)
+        raise InputError(str(refused), where, "Check the address and the credentials.") from None
+
+
+def _foreign(where: str) -> InputError:
+    return InputError(
+        "the answer is not of Prometheus' API",
+        where,
+        "Give the base address of Prometheus, Thanos or VictoriaMetrics, before /api/v1.",
+    )
+
+
+def _identified(samples: Iterable[Sample], catalogue: SeriesCatalogue) -> tuple[pd.DataFrame, int]:
+    """Return a row of :data:`_COLUMNS` for each sample of a channel, and how many name no GPU or no node."""
+    known = catalogue.metric_names()
+    rows: list[tuple[Any, ...]] = []
+    nameless = 0
+    for sample in samples:
+        series = catalogue.identify(sample.name, sample.labels)
+        if isinstance(series, Series):
+            device = dict(series.inventory)
+            identity = (series.channel, sample.name, series.gpu, series.node, series.mig_instance)
+            rows.append((*identity, device.get("model"), device.get("driver"), sample.value))
+        else:
+            nameless += sample.name in known
+    return pd.DataFrame(rows, columns=list(_COLUMNS)).astype({"value": float}), nameless
+
+
+def _observation(
+    kind: SourceKind,
+    where: str,
+    now: datetime,
+    series: pd.DataFrame,
+    nameless: int,
+    has_xids: bool,
+    facts: Mapping[str, str],
+    findings: list[Finding],
+    unknown: set[str],
+) -> Observation:
+    """Count what identified series have of each channel."""
+    blank = is_sentinel(series["value"].to_numpy())
+    valued = series[series["value"].notna() & ~blank]
+    gpus = valued.groupby("channel")["gpu"].nunique()
+    sentinels = series.loc[blank, "channel"].value_counts()
+    metrics = series["metric"].astype(str)
+    is_amd = not metrics.str.startswith("DCGM").any() and bool(metrics.str.match("(?:gpu|amd)_", case=False).any())
+    more = findings_of(
+        (
+            nameless,
+            f"{nameless} lines of channels name no GPU or no node",
+            "Name the labels that do in a mapping file (--mapping, `labels:`).",
+        ),
+        (
+            len(sentinels),
+            f"values that mean not supported are passed on ({', '.join(sorted(sentinels.index))}); "
+            "they are read as null",
+            "",
+            False,
+        ),
+        (
+            not has_xids and not is_amd,
+            "single XIDs are not reported, only the last one",
+            "Add `DCGM_EXP_XID_ERRORS_COUNT, gauge, XIDs of the last window by number` to the counter file, and "
+            "follow the kernel log (`predrain collect kernel-log`).",
+            False,
+        ),
+    )
+    exporter = {
+        "exporter": "AMD" if is_amd else "NVIDIA",
+        "drivers": ", ".join(sorted(series["driver"].dropna().unique())) or "unknown",
+        "MIG instances": "yes" if series["mig"].notna().any() else "no",
+    }
+    models = series.dropna(subset="model").drop_duplicates("gpu", keep="last")["model"].value_counts().sort_index()
+    return Observation(
+        kind=kind,
+        where=where,
+        at=now,
+        units=valued["gpu"].nunique(),
+        nodes=series["node"].nunique(),
+        models={str(model): int(count) for model, count in models.items()},
+        channels={
+            str(channel): ChannelSeen(
+                str(channel), int(gpus.get(channel, 0)), str(metric), None, int(sentinels.get(channel, 0))
+            )
+            for channel, metric in series.drop_duplicates("channel").set_index("channel")["metric"].items()
+        },
+        xid_events=has_xids,
+        facts=exporter | dict(facts),
+        findings=(*findings, *more),
+        unknown=tuple(sorted(unknown)),
+    )

@@ -1,4 +1,4 @@
-"""Reads a node object into what the policy sees, and writes the JSON patch that the server checks against it."""
+"""Reads a node object into what the policy sees, and returns the patch that the server checks against it."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from policy.fleet import JobView, Level, NodeView, UnitView
-from scheduler.kubernetes.condition import CONDITION, CurrentCondition
+from scheduler.kubernetes.condition import CONDITION
 from scheduler.kubernetes.settings import KubernetesSettings
 from scheduler.ports.node_object import FOREIGN_OWNER_TAINTS, Keys, NodeObject, Taint, view_of
 from scheduler.ports.readings import NodeReading
 from telemetry.collect.kubernetes.api import Object
 from telemetry.collect.kubernetes.nodes import NodeView as Collected
-from telemetry.collect.kubernetes.nodes import view_of as collected
+from telemetry.collect.kubernetes.nodes import view_of as collected_view
 from telemetry.collect.kubernetes.rules import KubernetesRules
 
 _UUID: Final = re.compile(r"GPU-[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}")
@@ -26,27 +26,20 @@ _DRIVERS: Final = (
     ("amd.com/gpu.driver-version",),
 )
 
-Operation = Mapping[str, Any]
-
 
 @dataclass(frozen=True, slots=True)
 class NodeSnapshot:
     """One node of one reading.
 
-    ``taints``: with fields that we do not know: what is not ours is sent back as it was.
-    ``has_labels``, ``has_annotations``: a patch cannot add to a map that is not there.
-    ``condition_at``: its place among the node's conditions.
+    ``taints``: with all their fields: those of others are sent back as they were.
+    ``condition``: predrain's, as the server gives it.
     """
 
     reading: NodeReading
     node_object: NodeObject
     taints: tuple[Mapping[str, Any], ...]
-    has_labels: bool
-    has_annotations: bool
-    condition: CurrentCondition | None
+    condition: Object | None
     gpus: bool
-    condition_at: int | None = None
-    has_conditions: bool = False
 
     @property
     def concerns_us(self) -> bool:
@@ -72,7 +65,7 @@ def snapshot_of(
         assert isinstance(metadata, dict)
         view = NodeView(name, settings.cluster, settings.group, readable=False)
         reading = NodeReading(view, str(metadata.get("resourceVersion") or ""))
-        return NodeSnapshot(reading, NodeObject(name), (), False, False, None, gpus=True)
+        return NodeSnapshot(reading, NodeObject(name), (), None, gpus=True)
 
 
 def _parsed(
@@ -81,17 +74,17 @@ def _parsed(
     metadata, spec = raw["metadata"], raw.get("spec") or {}
     labels, annotations = dict(metadata.get("labels") or {}), dict(metadata.get("annotations") or {})
     taints = tuple(spec.get("taints") or ())
-    found = collected(raw, rules)
+    collected = collected_view(raw, rules)
     node_object = NodeObject(
         metadata["name"],
         labels,
         annotations,
-        tuple(Taint(each["key"], each.get("value") or "", each["effect"]) for each in taints),
+        tuple(Taint(taint["key"], taint.get("value") or "", taint["effect"]) for taint in taints),
         bool(spec.get("unschedulable")),
-        found.cordoned_by,
+        collected.cordoned_by,
         bool(metadata.get("managedFields")),
     )
-    place = dict(found.place)
+    place = dict(collected.place)
     base = NodeView(
         node_object.name,
         place.get("cluster", settings.cluster),
@@ -99,30 +92,21 @@ def _parsed(
         place.get("rack"),
         place.get("nvlink_domain"),
         tuple(UnitView(unit) for unit in _units(annotations, settings)),
-        cordoned_by=_cordoned_by(found, node_object, rules, keys),
-        down=bool(metadata.get("deletionTimestamp")) or not found.ready,  # one that never reported is not ready either
+        cordoned_by=_cordoned_by(collected, node_object, rules, keys),
+        down=bool(metadata.get("deletionTimestamp")) or not collected.ready,  # or it never reported
         software=_software(labels),
-        since=None if found.created_ms is None else datetime.fromtimestamp(found.created_ms / 1000, UTC),
+        since=None if collected.created_ms is None else datetime.fromtimestamp(collected.created_ms / 1000, UTC),
     )
     view = view_of(node_object, base, keys, now)
     conditions = (raw.get("status") or {}).get("conditions") or ()
-    at = next((at for at, each in enumerate(conditions) if each.get("type") == CONDITION), None)
-    return NodeSnapshot(
-        NodeReading(view, metadata["resourceVersion"], found.boot_id),
-        node_object,
-        taints,
-        bool(labels),
-        bool(annotations),
-        None if at is None else CurrentCondition.of(conditions[at]),
-        found.has_gpus,
-        at,
-        bool(conditions),
-    )
+    own = next((condition for condition in conditions if condition.get("type") == CONDITION), None)
+    reading = NodeReading(view, metadata["resourceVersion"], collected.boot_id)
+    return NodeSnapshot(reading, node_object, taints, own, collected.has_gpus)
 
 
-def _cordoned_by(found: Collected, node_object: NodeObject, rules: KubernetesRules, keys: Keys) -> str | None:
-    if found.cordoned and not keys.cordoned(node_object):
-        return f"{found.cordoned_by or 'somebody'} (it is unschedulable)"
+def _cordoned_by(collected: Collected, node_object: NodeObject, rules: KubernetesRules, keys: Keys) -> str | None:
+    if collected.cordoned and not keys.cordoned(node_object):
+        return f"{collected.cordoned_by or 'a person or tool'} (it is unschedulable)"
     for taint in node_object.taints:
         if keys.owns(taint) or taint.effect == "PreferNoSchedule" or taint.key in FOREIGN_OWNER_TAINTS:
             continue
@@ -148,70 +132,31 @@ def _units(annotations: Mapping[str, str], settings: KubernetesSettings) -> tupl
     return tuple(dict.fromkeys(named))
 
 
-def patch_of(snapshot: NodeSnapshot, then: NodeObject) -> list[Operation]:
-    """Write the patch to ``then``, which differs in labels, annotations, taints and cordon only.
+def patch_of(snapshot: NodeSnapshot, then: NodeObject, condition: Object | None = None) -> dict[str, Any]:
+    """Return the strategic merge patch from a node as it was read to ``then``, and to a new condition.
 
-    First the tests: of the resourceVersion, and of the taints and each annotation and label that is changed, so that a
-    server or a proxy that rewrites versions cannot make us write over others. Taints have no merge key: the whole list
-    is replaced, with what is not ours in it as it was.
+    The server refuses it (409) on any other ``resourceVersion``. Taints have no merge key: the whole list is replaced,
+    with the taints of others in it as they were.
     """
-    tests: list[Operation] = [_test("/metadata/resourceVersion", snapshot.reading.version)]
-    changes: list[Operation] = []
-    for part, there, old, new in (
-        ("labels", snapshot.has_labels, snapshot.node_object.labels, then.labels),
-        ("annotations", snapshot.has_annotations, snapshot.node_object.annotations, then.annotations),
+    before = snapshot.node_object
+    metadata: dict[str, Any] = {"resourceVersion": snapshot.reading.version}
+    for part, old, new in (
+        ("labels", before.labels, then.labels),
+        ("annotations", before.annotations, then.annotations),
     ):
-        changed = sorted(key for key in {*old, *new} if old.get(key) != new.get(key))
-        if changed and not there:
-            changes.append({"op": "add", "path": f"/metadata/{part}", "value": {}})
-        for key in changed:
-            path = f"/metadata/{part}/{_escaped(key)}"
-            if key in old:
-                tests.append(_test(path, old[key]))
-            if key in new:
-                changes.append({"op": "replace" if key in old else "add", "path": path, "value": new[key]})
-            else:
-                changes.append({"op": "remove", "path": path})
-    if then.unschedulable != snapshot.node_object.unschedulable:
-        if then.unschedulable:
-            changes.append({"op": "add", "path": "/spec/unschedulable", "value": True})
-        else:
-            tests.append(_test("/spec/unschedulable", value=True))
-            changes.append({"op": "remove", "path": "/spec/unschedulable"})
-    if then.taints != snapshot.node_object.taints:
-        standing = dict(zip(snapshot.node_object.taints, snapshot.taints, strict=True))
-        taints = [standing.get(taint) or asdict(taint) for taint in then.taints]
-        change: Operation = {"op": "add", "path": "/spec/taints", "value": taints}
-        if snapshot.taints:
-            tests.append(_test("/spec/taints", list(snapshot.taints)))
-            change = {**change, "op": "replace"} if taints else {"op": "remove", "path": "/spec/taints"}
-        changes.append(change)
-    return [*tests, *changes]
+        changed = {key: new.get(key) for key in {**old, **new} if old.get(key) != new.get(key)}
+        if changed:
+            metadata[part] = changed
+    spec: dict[str, Any] = {}
+    if then.unschedulable != before.unschedulable:
+        spec["unschedulable"] = then.unschedulable or None
+    if then.taints != before.taints:
+        standing = dict(zip(before.taints, snapshot.taints, strict=True))
+        spec["taints"] = [standing.get(taint) or asdict(taint) for taint in then.taints] or None
+    patch = {"metadata": metadata, **({"spec": spec} if spec else {})}
+    return patch if condition is None else patch | status_patch(condition)
 
 
-def condition_patch(snapshot: NodeSnapshot, content: Object) -> list[Operation]:
-    """Return the operations that change the predrain condition in the same patch as the marks.
-
-    They follow those of :func:`patch_of`, whose test of the version makes sure of the condition's place.
-    """
-    (wanted,) = content["status"]["conditions"]
-    gone = wanted.get("$patch") == "delete"
-    if snapshot.condition_at is None:
-        if gone:
-            return []
-        path = "/status/conditions/-" if snapshot.has_conditions else "/status/conditions"
-        return [{"op": "add", "path": path, "value": wanted if snapshot.has_conditions else [wanted]}]
-    path = f"/status/conditions/{snapshot.condition_at}"
-    change: Operation = {"op": "remove", "path": path}
-    if not gone:
-        change = {"op": "replace", "path": path, "value": wanted}
-    return [_test(f"{path}/type", CONDITION), change]
-
-
-def _test(path: str, value: Any) -> Operation:
-    return {"op": "test", "path": path, "value": value}
-
-
-def _escaped(key: str) -> str:
-    """Write a key as a part of a JSON pointer (RFC 6901)."""
-    return key.replace("~", "~0").replace("/", "~1")
+def status_patch(condition: Object) -> dict[str, Any]:
+    """Return the patch that merges a condition, by its type, into a node's status."""
+    return {"status": {"conditions": [condition]}}

@@ -11,19 +11,26 @@ from urllib.parse import quote
 from policy.fleet import JobView
 from policy.plan import Action
 from scheduler.kubernetes.api import ApiServer
-from scheduler.kubernetes.condition import condition_after, condition_repaired, condition_write, event_of, event_write
+from scheduler.kubernetes.condition import (
+    EVENTS,
+    condition_after,
+    condition_repaired,
+    condition_write,
+    event_of,
+    event_write,
+)
 from scheduler.kubernetes.config_map import ConfigMapText, SwitchAnnotations
 from scheduler.kubernetes.device_taints import DeviceTaints
 from scheduler.kubernetes.leadership import Leadership
-from scheduler.kubernetes.nodes import NodeSnapshot, condition_patch, patch_of, snapshot_of
+from scheduler.kubernetes.nodes import NodeSnapshot, patch_of, snapshot_of, status_patch
 from scheduler.kubernetes.pods import LIVING, ClaimCounts, PodKeys, PodPart, jobs_of, pod_part, version_of
 from scheduler.kubernetes.settings import KubernetesSettings
 from scheduler.ports.errors import SchedulerError
 from scheduler.ports.node_object import WRITER, Keys, NodeObject, after, writes_between
 from scheduler.ports.protocols import Clock, NodeSignal
-from scheduler.ports.readings import Answer, FleetReading, NodeReading, Precondition, Switches, Write
+from scheduler.ports.readings import Answer, AnswerKind, FleetReading, NodeReading, Precondition, Switches, Write
 from telemetry.collect.kubernetes.api import Object, Response, Unreachable, is_named
-from telemetry.collect.kubernetes.client import JSON_PATCH, STRATEGIC_PATCH, KubernetesClient
+from telemetry.collect.kubernetes.client import STRATEGIC_PATCH, KubernetesClient
 
 NODES: Final = "/api/v1/nodes"
 PODS: Final = "/api/v1/pods"
@@ -31,9 +38,8 @@ FIELD_MANAGER: Final = WRITER
 
 _MAX_REPAIRED: Final = 50
 _COMPANION_TIMEOUT: Final = timedelta(seconds=2)
-_NOT_FOUND: Final = 404
 _EXISTS: Final = 409
-_INVALID: Final = 422
+_REFUSALS: Final[Mapping[int, AnswerKind]] = {404: "gone", 409: "conflict"}
 
 
 class KubernetesScheduler:
@@ -115,25 +121,21 @@ class KubernetesScheduler:
             then = self._after(action, node_object)
             writes = writes_between(node_object, then)
             # condition and event are written with a mark that changes, never alone
-            made.append((*writes, *self._companion_writes(action, snapshot, now)) if writes else ())
+            made.append(writes + self._companions(action, snapshot, now)[2] if writes else ())
             node_object = then
         return tuple(made)
 
     def _after(self, action: Action, node_object: NodeObject) -> NodeObject:
         return after(action, node_object, self.keys, self.clock.now(), cordon=self.settings.cordon)
 
-    def _companion_writes(self, action: Action, snapshot: NodeSnapshot, now: datetime) -> tuple[Write, ...]:
-        condition, event = self._companions(action, snapshot, now)
-        writes = () if condition is None else (condition_write(action.node, snapshot.condition, condition),)
-        return writes if event is None else (*writes, event_write(event[1]))
-
     def _companions(
         self, action: Action, snapshot: NodeSnapshot, now: datetime
-    ) -> tuple[Object | None, tuple[str, Object] | None]:
-        """Return what is written for other tools with an action: the condition, and the event with its path."""
+    ) -> tuple[Object | None, Object | None, tuple[Write, ...]]:
+        """Return what is written for other tools with an action: the condition, the event, and both as changes."""
         condition = condition_after(action, snapshot.condition, now) if self.settings.condition else None
-        published = snapshot.reading.view.marks.published
-        return condition, event_of(action, action.node, published, now) if self.settings.events else None
+        event = event_of(action, snapshot.reading.view.marks.published, now) if self.settings.events else None
+        writes = () if condition is None else (condition_write(action.node, snapshot.condition, condition),)
+        return condition, event, writes if event is None else (*writes, event_write(event))
 
     def apply(self, action: Action, precondition: Precondition) -> Answer:
         """Carry out an action as one patch that the server applies to exactly the node that was read.
@@ -147,30 +149,30 @@ class KubernetesScheduler:
         writes = writes_between(snapshot.node_object, then)
         if not writes:
             return Answer("already", "nothing to change", (), snapshot.reading.version)
+        # Of a node's status one may write its metadata, but no taint: a publisher needs no more right than this.
         status_only = action.verb in ("publish", "release") and then.taints == snapshot.node_object.taints
+        path = f"{_path(action.node)}/status" if status_only else _path(action.node)
+        condition, event, companion_writes = self._companions(action, snapshot, self.clock.now())
         notes: list[str | None] = []
-        now = self.clock.now()
-        condition, event = self._companions(action, snapshot, now)
-        in_patch = condition if status_only else None
         try:
-            response = self._patched(snapshot, then, in_patch, status_only=status_only)
-            if in_patch is not None and not response.ok and self._refused(response, snapshot).kind == "refused":
+            response = self._patch(path, patch_of(snapshot, then, condition if status_only else None))
+            if condition is not None and status_only and not response.ok and response.status not in _REFUSALS:
                 # it may be the condition alone that is not wanted, and nothing rests on it
                 notes.append(f"the condition was not written: {response.problem}")
-                response = self._patched(snapshot, then, None, status_only=status_only)
+                response = self._patch(path, patch_of(snapshot, then))
         except Unreachable as error:
             return Answer("timeout" if error.sent else "refused", str(error))
         if not response.ok:
-            return self._refused(response, snapshot)
+            return Answer(_REFUSALS.get(response.status, "refused"), response.problem)
         if not is_named(response.content, action.node):
             return Answer("timeout", "the answer is not the node")
         self._remember(response.content)
         if condition is not None and not status_only:
             notes.append(self._set_condition(action.node, condition))
         if event is not None:
-            notes.append(self._companion("the event", "POST", event[0], event[1]))
+            notes.append(self._companion("the event", "POST", EVENTS, event))
         if not any(notes):
-            writes = (*writes, *self._companion_writes(action, snapshot, now))
+            writes = (*writes, *companion_writes)
         left = self._newest or snapshot
         self._written[action.node] = left
         return Answer("done", "; ".join(filter(None, notes)), writes, left.reading.version)
@@ -291,71 +293,37 @@ class KubernetesScheduler:
             return "other marks of ours stand on it than expected"
         return None
 
-    def _patched(
-        self, snapshot: NodeSnapshot, then: NodeObject, condition: Object | None, *, status_only: bool
-    ) -> Response:
-        patch = patch_of(snapshot, then)
-        if condition is not None:
-            patch += condition_patch(snapshot, condition)
-        # Of a node's status one may write its metadata, but no taint: a publisher needs no more right than this.
-        return self.api.request(
-            "PATCH",
-            f"{_path(snapshot.node_object.name)}/status" if status_only else _path(snapshot.node_object.name),
-            {"fieldManager": FIELD_MANAGER},
-            patch,
-            content_type=JSON_PATCH,
-            timeout=self.leadership.left(),
-        )
+    def _patch(self, path: str, patch: Object) -> Response:
+        params, timeout = {"fieldManager": FIELD_MANAGER}, self.leadership.left()
+        return self.api.request("PATCH", path, params, patch, content_type=STRATEGIC_PATCH, timeout=timeout)
 
-    def _refused(self, response: Response, snapshot: NodeSnapshot) -> Answer:
-        if response.status == _NOT_FOUND:
-            return Answer("gone", response.problem)
-        if response.status == _EXISTS:
-            return Answer("conflict", response.problem)
-        if response.status == _INVALID:
-            # a test that failed, or a value that the server will not have: the node itself tells which
-            try:
-                now = self._read(snapshot.node_object.name)
-            except SchedulerError:
-                now = None
-            if now is None or now.reading.version != snapshot.reading.version:
-                return Answer("conflict", response.problem)
-        return Answer("refused", response.problem)
-
-    def _set_condition(self, node: str, content: Object) -> str | None:
-        # merged into the node's status by its type
-        return self._companion("the condition", "PATCH", f"{_path(node)}/status", content, node)
+    def _set_condition(self, node: str, condition: Object) -> str | None:
+        return self._companion("the condition", "PATCH", f"{_path(node)}/status", status_patch(condition), node)
 
     def _companion(
         self, what: str, method: Literal["PATCH", "POST"], path: str, body: Object, node: str | None = None
     ) -> str | None:
         """Write a condition (with its node) or an event, on which nothing rests; return what failed."""
-        patch = method == "PATCH"
+        params, timeout = {"fieldManager": FIELD_MANAGER}, min(_COMPANION_TIMEOUT, self.leadership.left())
+        kind = STRATEGIC_PATCH if method == "PATCH" else "application/json"
         try:
-            response = self.api.request(
-                method,
-                path,
-                {"fieldManager": FIELD_MANAGER} if patch else None,
-                body,
-                content_type=STRATEGIC_PATCH if patch else "application/json",
-                timeout=min(_COMPANION_TIMEOUT, self.leadership.left()),
-            )
+            response = self.api.request(method, path, params, body, content_type=kind, timeout=timeout)
         except Unreachable as error:
             return f"{what} was not written: {error}"
         if node is not None and response.ok and is_named(response.content, node):
             self._remember(response.content)
-        if response.ok or (not patch and response.status == _EXISTS):  # of this very second: ours, by an earlier try
-            return None
-        return f"{what} was not written: {response.problem}"
+        repeated = method == "POST" and response.status == _EXISTS  # of this very second, by an earlier try
+        return None if response.ok or repeated else f"{what} was not written: {response.problem}"
 
     def _repair_conditions(self, nodes: Sequence[NodeSnapshot]) -> None:
         if not self.settings.condition:
             return
         now, repaired = self.clock.now(), 0
         for snapshot in nodes:
-            content = condition_repaired(snapshot.condition, snapshot.reading.view.marks.published, now)
-            if content is not None and snapshot.reading.view.readable and repaired < _MAX_REPAIRED:
-                self._set_condition(snapshot.node_object.name, content)
+            view = snapshot.reading.view
+            condition = condition_repaired(snapshot.condition, view.marks.published, now)
+            if condition is not None and view.readable and repaired < _MAX_REPAIRED:
+                self._set_condition(view.name, condition)
                 repaired += 1
 
 

@@ -115,7 +115,7 @@ def view_of(node: NodeObject, base: NodeView, keys: Keys, now: datetime) -> Node
         opt_out=base.opt_out or _opt_out(node, keys),
         owner=base.owner or _owner(node),
         cordoned_by=base.cordoned_by
-        or ("somebody (it is unschedulable)" if node.unschedulable and not keys.cordoned(node) else None),
+        or ("a person or tool (it is unschedulable)" if node.unschedulable and not keys.cordoned(node) else None),
         undone=base.undone or undone,
         uncordoned=base.uncordoned or uncordoned,
     )

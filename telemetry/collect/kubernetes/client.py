@@ -51,7 +51,6 @@ try:
 except ImportError:
     raise _not_installed() from None
 
-JSON_PATCH: Final = "application/json-patch+json"
 MERGE_PATCH: Final = "application/merge-patch+json"
 STRATEGIC_PATCH: Final = "application/strategic-merge-patch+json"
 

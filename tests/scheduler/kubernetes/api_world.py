@@ -174,19 +174,13 @@ class World:
 
     def _patch(self, path: str, body: Any, kind: str, writer: str, *, status_only: bool) -> tuple[int, Raw]:
         content = copy.deepcopy(self.objects[path])
-        if kind.startswith("application/json-patch"):
-            try:
-                for operation in body:
-                    operate(content, operation)
-            except (KeyError, IndexError, ValueError):
-                return _status(422, "the server rejected our request due to an error in our request")
-        elif kind.startswith("application/strategic"):
-            _merge_conditions(content, body["status"]["conditions"])
-        else:
-            uid = body["metadata"].pop("uid", content["metadata"]["uid"])
-            if uid != content["metadata"]["uid"]:
-                return _status(409, "Precondition failed: UID in precondition")
-            _merge(content, body)
+        if kind.startswith("application/strategic"):
+            version = content["metadata"]["resourceVersion"]
+            if body.get("metadata", {}).get("resourceVersion", version) != version:
+                return _status(409, "the object has been modified")
+        elif body["metadata"].pop("uid", content["metadata"]["uid"]) != content["metadata"]["uid"]:
+            return _status(409, "Precondition failed: UID in precondition")
+        merge(content, body)
         if any("!" in each["key"] for each in content.get("spec", {}).get("taints") or ()):
             return _status(422, "Node is invalid: bad taint key")
         if status_only:
@@ -206,44 +200,20 @@ def managed(cordoner: str | None) -> list[Raw]:
     return fields
 
 
-def operate(content: Any, operation: Raw) -> None:
-    """Carry out one operation of a JSON patch (RFC 6902), as far as objects and the ends of lists go."""
-    *way, last = [part.replace("~1", "/").replace("~0", "~") for part in operation["path"].split("/")[1:]]
-    for part in way:
-        content = content[int(part) if isinstance(content, list) else part]
-    if isinstance(content, list):
-        if last == "-":
-            content.append(operation["value"])
-            return
-        last = int(last)
-    if operation["op"] == "add":
-        content[last] = operation["value"]
-    elif operation["op"] == "test":
-        if content[last] != operation["value"]:
-            raise ValueError(f"test failed at {operation['path']}")
-    elif operation["op"] == "replace":
-        content[last]
-        content[last] = operation["value"]
-    else:
-        del content[last]
-
-
-def _merge(content: Raw, patch: Raw) -> None:
+def merge(content: Raw, patch: Raw) -> None:
+    """Carry out a patch: maps are merged, conditions by their type, and other lists replaced."""
     for key, value in patch.items():
-        if isinstance(value, dict):
-            _merge(content.setdefault(key, {}), value)
+        if key == "conditions":
+            types = {each["type"] for each in value}
+            kept = [each for each in content.get(key, ()) if each["type"] not in types]
+            content[key] = kept + [each for each in value if each.get("$patch") != "delete"]
+        elif isinstance(value, dict):
+            content[key] = content.get(key) or {}
+            merge(content[key], value)
         elif value is None:
             content.pop(key, None)
         else:
             content[key] = value
-
-
-def _merge_conditions(content: Raw, wanted: list[Raw]) -> None:
-    conditions = content.setdefault("status", {}).setdefault("conditions", [])
-    for each in wanted:
-        conditions[:] = [other for other in conditions if other["type"] != each["type"]]
-        if each.get("$patch") != "delete":
-            conditions.append(each)
 
 
 def _selected(each: Raw, params: dict[str, str]) -> bool:

@@ -14,7 +14,7 @@ from scheduler.kubernetes.settings import KubernetesSettings
 from scheduler.ports.clock import ManualClock
 from scheduler.ports.node_object import Keys, after
 from scheduler.ports.readings import Precondition, Switches
-from tests.scheduler.kubernetes.api_world import Raw, World, operate
+from tests.scheduler.kubernetes.api_world import Raw, World, merge
 from tests.scheduler.kubernetes.objects import LEVELS, T0, Hand, node
 
 KUBELET = {"key": "node.kubernetes.io/out-of-disk", "effect": "NoExecute", "timeAdded": "2026-11-20T00:00:00Z"}
@@ -72,7 +72,7 @@ def test_who_writes_between_reading_and_patching_wins(world: World, hand: Hand) 
 
 @pytest.mark.parametrize(
     ("status", "kind"),
-    [(403, "refused"), (401, "refused"), (404, "gone"), (409, "conflict"), (400, "refused"), (422, "refused")],
+    [(403, "refused"), (404, "gone"), (409, "conflict"), (422, "refused")],
 )
 def test_each_refusal_has_its_kind(world: World, hand: Hand, status: int, kind: str) -> None:
     world.fail("PATCH", "nodes/n1", status, content={"message": "no"})
@@ -214,8 +214,7 @@ def test_whatever_stood_there_only_what_is_ours_changes(taints: Any, notes: Any,
         seen = snapshot_of(raw, KubernetesSettings(), rules, keys, clock.now())
         assert seen is not None
         then = after(Hand.action(_At(clock), verb), seen.node_object, keys, clock.now())
-        for operation in patch_of(seen, then):
-            operate(raw, operation)
+        merge(raw, patch_of(seen, then))
         again = snapshot_of(raw, KubernetesSettings(), rules, keys, clock.now())
         assert again is not None
         assert again.node_object == then

@@ -68,7 +68,7 @@ def test_a_job_that_came_since_is_seen_when_the_node_is_read_again(world: World,
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"unschedulable": True}, "cordoned by somebody (it is unschedulable)"),
+        ({"unschedulable": True}, "cordoned by a person or tool (it is unschedulable)"),
         ({"taints": [{"key": "ToBeDeletedByClusterAutoscaler", "effect": "NoSchedule"}]},
          "cordoned by the taint ToBeDeletedByClusterAutoscaler:NoSchedule"),
         ({"taints": [{"key": "AggregatedNodeHealth", "effect": "NoSchedule"}]},

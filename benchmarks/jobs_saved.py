@@ -55,9 +55,9 @@ from benchmarks.replayed_cluster import (  # noqa: E402
 from evaluation.backtest.run import run_backtest  # noqa: E402
 from pipeline.matrix_stage import make_matrix  # noqa: E402
 from pipeline.params import load_params  # noqa: E402
+from policy.assess import RULES  # noqa: E402
 from policy.config import PolicyConfig  # noqa: E402
 from policy.fleet import Score, UnitView  # noqa: E402
-from policy.hard_rules import RULES  # noqa: E402
 from policy.risk_record import ModelName  # noqa: E402
 from policy.stages import Stage, StagesConfig  # noqa: E402
 from scheduler.controller.facts import EventFacts  # noqa: E402

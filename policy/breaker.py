@@ -6,8 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from statistics import median
+from typing import Annotated
 
 from policy.fleet import NodeView, Signals
+from policy.ranges import NonNegativeTime, PositiveInt, PositiveTime, Range, Share, check_ranges
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,40 +33,27 @@ class BreakerConfig:
     ``quiet``: a cause ends when it was not seen for so long.
     """
 
-    max_risky: float = 0.20
-    jump: float = 4.0
-    min_jump: float = 0.02
-    min_risky: int = 3
-    history: int = 28
-    min_history: int = 4
-    max_missing: float = 0.30
-    max_down: float = 0.30
-    max_unreadable: float = 0.30
-    max_changed: float = 0.10
-    settle: timedelta = timedelta(hours=24)
-    max_shrunk: float = 0.5
-    max_model_age: timedelta = timedelta(days=21)
-    max_read_age: timedelta = timedelta(minutes=5)
-    clock_slack: timedelta = timedelta(minutes=1)
-    quiet: timedelta = timedelta(hours=1)
+    max_risky: Share = 0.20
+    jump: Annotated[float, Range("a number of at least 1", lambda value: value >= 1)] = 4.0
+    min_jump: Share = 0.02
+    min_risky: PositiveInt = 3
+    history: PositiveInt = 28
+    min_history: PositiveInt = 4
+    max_missing: Share = 0.30
+    max_down: Share = 0.30
+    max_unreadable: Share = 0.30
+    max_changed: Share = 0.10
+    settle: NonNegativeTime = timedelta(hours=24)
+    max_shrunk: Share = 0.5
+    max_model_age: NonNegativeTime = timedelta(days=21)
+    max_read_age: NonNegativeTime = timedelta(minutes=5)
+    clock_slack: NonNegativeTime = timedelta(minutes=1)
+    quiet: PositiveTime = timedelta(hours=1)
 
     def __post_init__(self) -> None:
-        shares = ("max_risky", "min_jump", "max_missing", "max_down", "max_unreadable", "max_changed", "max_shrunk")
-        for name in shares:
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name} is {getattr(self, name)}: give a number from 0 to 1")
-        if not self.jump >= 1:
-            raise ValueError(f"jump is {self.jump}: give a number of at least 1")
-        for name in ("min_risky", "history", "min_history"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}: give a positive number")
+        check_ranges(self)
         if self.min_history > self.history:
             raise ValueError(f"min_history is {self.min_history}: give at most history ({self.history})")
-        for name in ("settle", "max_model_age", "max_read_age", "clock_slack"):
-            if getattr(self, name) < timedelta(0):
-                raise ValueError(f"{name} is {getattr(self, name)}: give a time of zero or more")
-        if self.quiet <= timedelta(0):
-            raise ValueError(f"quiet is {self.quiet}: give a positive time")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +70,7 @@ class Cause:
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class RiskyShare:
     """The share of nodes at risk at one decision time."""
 
     decided_at: datetime
@@ -100,7 +89,7 @@ class BreakerState:
 
     causes: Mapping[str, Cause] = field(default_factory=dict)
     acknowledged: tuple[str, ...] = ()
-    shares: Mapping[str, tuple[Share, ...]] = field(default_factory=dict)
+    shares: Mapping[str, tuple[RiskyShare, ...]] = field(default_factory=dict)
     nodes: int = 0
     reset_at: datetime | None = None
     decided_at: datetime | None = None
@@ -157,7 +146,7 @@ def watch(
         new = decided_at is not None and (not seen or decided_at > seen[-1].decided_at)
         # What opened the breaker does not become what is usual.
         if decided_at is not None and new and members and f"risky {name}" not in causes:
-            share = Share(decided_at, sum(each.risky for each in members) / len(members))
+            share = RiskyShare(decided_at, sum(each.risky for each in members) / len(members))
             shares[name] = (*seen, share)[-config.history - 1 :]
     state, reasons = _settle(replace(state, shares=shares), present, signals, config, now)
     return replace(state, nodes=len(looked), decided_at=now), reasons
@@ -230,7 +219,7 @@ def _of_listing(state: BreakerState, looked: Sequence[ObservedNode], config: Bre
     return causes
 
 
-def _of_group(name: str, members: list[ObservedNode], past: tuple[Share, ...], config: BreakerConfig) -> Found:
+def _of_group(name: str, members: list[ObservedNode], past: tuple[RiskyShare, ...], config: BreakerConfig) -> Found:
     causes: Found = {}
     group = name or None
     where = f"group {name}" if name else "the fleet"

@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Literal
 
+from policy.ranges import NonNegativeInt, PositiveTime, Share, check_ranges
+
 Scope = Literal["fleet", "cluster", "group", "rack", "domain", "job"]
 ScopeName = tuple[str, str]
 """A scope and its name: ``("rack", "east/r17")``."""
@@ -30,25 +32,18 @@ class DisruptionBudget:
     """
 
     scope: Scope
-    max_unavailable: int | None = None
-    max_unavailable_share: float | None = None
-    min_available: int | None = None
-    min_scope_size: int = 1
+    max_unavailable: NonNegativeInt | None = None
+    max_unavailable_share: Share | None = None
+    min_available: NonNegativeInt | None = None
+    min_scope_size: NonNegativeInt = 1
 
     def __post_init__(self) -> None:
+        check_ranges(self)
         if (self.max_unavailable, self.max_unavailable_share, self.min_available) == (None, None, None):
             raise ValueError(
                 f"the disruption budget of scope {self.scope} limits nothing: give max_unavailable, "
                 "max_unavailable_share or min_available"
             )
-        where = f"of the disruption budget of scope {self.scope}"
-        for name in ("max_unavailable", "min_available", "min_scope_size"):
-            value = getattr(self, name)
-            if value is not None and value < 0:
-                raise ValueError(f"{name} {where} is {value}: give zero or more")
-        share = self.max_unavailable_share
-        if share is not None and not 0 <= share <= 1:
-            raise ValueError(f"max_unavailable_share {where} is {share}: give 0 to 1")
 
     def allowed(self, total: int) -> int:
         """Give how many nodes of a scope of ``total`` may be out of service at a time."""
@@ -71,20 +66,14 @@ class RateLimit:
     """
 
     scope: Scope
-    max_nodes: int | None = None
-    window: timedelta = timedelta(hours=1)
-    max_share: float | None = None
+    max_nodes: NonNegativeInt | None = None
+    window: PositiveTime = timedelta(hours=1)
+    max_share: Share | None = None
 
     def __post_init__(self) -> None:
-        where = f"of the rate limit of scope {self.scope}"
+        check_ranges(self)
         if self.max_nodes is None and self.max_share is None:
             raise ValueError(f"the rate limit of scope {self.scope} limits nothing: give max_nodes or max_share")
-        if self.max_nodes is not None and self.max_nodes < 0:
-            raise ValueError(f"max_nodes {where} is {self.max_nodes}: give zero or more")
-        if self.max_share is not None and not 0 <= self.max_share <= 1:
-            raise ValueError(f"max_share {where} is {self.max_share}: give 0 to 1")
-        if self.window <= timedelta(0):
-            raise ValueError(f"window {where} is {self.window}: give a positive time")
 
     def allowed(self, total: int) -> int:
         """Give how many nodes of a scope of ``total`` may newly be taken out within the window."""

@@ -6,18 +6,19 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Literal
 
+from policy.assess import HardRulesConfig
 from policy.breaker import BreakerConfig
 from policy.budget import BudgetConfig
 from policy.cost_benefit import CostBenefitConfig, worth_of
 from policy.fleet import NodeView
-from policy.hard_rules import HardRulesConfig
 from policy.hysteresis import HysteresisConfig, NodeRiskConfig
+from policy.ranges import PositiveTime, RangeChecked
 from policy.stages import StagesConfig
 from policy.tiers import TierThresholds
 
 
 @dataclass(frozen=True, slots=True)
-class PolicyConfig:
+class PolicyConfig(RangeChecked):
     """All that can be set.
 
     ``thresholds``: from which risk of a node on it has which tier; none of them: no score has a tier.
@@ -32,9 +33,9 @@ class PolicyConfig:
 
     thresholds: TierThresholds = field(default_factory=TierThresholds)
     thresholds_from: Literal["settings", "scores", "costs"] = "settings"
-    horizon: timedelta = timedelta(hours=24)
-    renew: timedelta = timedelta(hours=1)
-    forget: timedelta = timedelta(days=7)
+    horizon: PositiveTime = timedelta(hours=24)
+    renew: PositiveTime = timedelta(hours=1)
+    forget: PositiveTime = timedelta(days=7)
     node_risk: NodeRiskConfig = field(default_factory=NodeRiskConfig)
     hysteresis: HysteresisConfig = field(default_factory=HysteresisConfig)
     rules: HardRulesConfig = field(default_factory=HardRulesConfig)
@@ -42,11 +43,6 @@ class PolicyConfig:
     stages: StagesConfig = field(default_factory=StagesConfig)
     breaker: BreakerConfig = field(default_factory=BreakerConfig)
     cost_benefit: CostBenefitConfig = field(default_factory=CostBenefitConfig)
-
-    def __post_init__(self) -> None:
-        for name in ("horizon", "renew", "forget"):
-            if getattr(self, name) <= timedelta(0):
-                raise ValueError(f"{name} is {getattr(self, name)}: give a positive time")
 
     def thresholds_of(self, node: NodeView, now: datetime) -> TierThresholds:
         """Give the thresholds of one node.

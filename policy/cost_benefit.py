@@ -11,15 +11,15 @@ from typing import Literal
 
 import numpy as np
 
-from policy.bounds import precision_bound
 from policy.fleet import JobView
-from policy.thresholds import Decision, Evidence, drains_begun
+from policy.ranges import NonNegativeTime, PositiveTime, RangeChecked
+from policy.thresholds import Decision, Evidence, drains_begun, precision_bound
 
 _HOUR = timedelta(hours=1)
 
 
 @dataclass(frozen=True, slots=True)
-class CostBenefitConfig:
+class CostBenefitConfig(RangeChecked):
     """What things take.
 
     ``checkpoint``: writing a checkpoint on demand.
@@ -31,22 +31,14 @@ class CostBenefitConfig:
     ``may_wait``: wait for the end of jobs where that is cheaper.
     """
 
-    checkpoint: timedelta = timedelta(minutes=5)
-    restart: timedelta = timedelta(minutes=15)
-    verify: timedelta = timedelta(hours=2)
-    planned_repair: timedelta = timedelta(hours=12)
-    unplanned_repair: timedelta = timedelta(hours=24)
-    checkpoint_every: timedelta = timedelta(hours=2)
+    checkpoint: NonNegativeTime = timedelta(minutes=5)
+    restart: NonNegativeTime = timedelta(minutes=15)
+    verify: PositiveTime = timedelta(hours=2)
+    planned_repair: NonNegativeTime = timedelta(hours=12)
+    unplanned_repair: NonNegativeTime = timedelta(hours=24)
+    checkpoint_every: PositiveTime = timedelta(hours=2)
     always: bool = False
     may_wait: bool = True
-
-    def __post_init__(self) -> None:
-        for name in ("checkpoint", "restart", "planned_repair", "unplanned_repair"):
-            if getattr(self, name) < timedelta(0):
-                raise ValueError(f"{name} is {getattr(self, name)}: give a time of zero or more")
-        for name in ("verify", "checkpoint_every"):
-            if getattr(self, name) <= timedelta(0):
-                raise ValueError(f"{name} is {getattr(self, name)}: give a positive time")
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Literal
+from typing import Annotated, Literal
 
 from policy.fleet import NodeView
+from policy.ranges import PositiveInt, Range, RangeChecked
 from policy.tiers import TIERS, Tier, TierThresholds, node_risk
 
 _SLOW: tuple[Tier, Tier] = ("elevated", "high")
 
 
 @dataclass(frozen=True, slots=True)
-class HysteresisConfig:
+class HysteresisConfig(RangeChecked):
     """How slowly a tier follows the risk.
 
     ``rise_after``: consecutive decisions at or above a threshold before ``elevated`` or ``high``; ``watch`` comes at
@@ -23,16 +24,9 @@ class HysteresisConfig:
     ``fall_share``: the lower threshold of a tier as a share of its threshold, above 0 and at most 1.
     """
 
-    rise_after: int = 2
-    fall_after: int = 3
-    fall_share: float = 0.5
-
-    def __post_init__(self) -> None:
-        for name in ("rise_after", "fall_after"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}: give a positive number of decisions")
-        if not 0 < self.fall_share <= 1:
-            raise ValueError(f"fall_share is {self.fall_share}: give a number above 0 and at most 1")
+    rise_after: PositiveInt = 2
+    fall_after: PositiveInt = 3
+    fall_share: Annotated[float, Range("a number above 0 and at most 1", lambda value: 0 < value <= 1)] = 0.5
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,13 +7,14 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 
 from policy.alert_outcomes import Outcome
-from policy.bounds import PrecisionBound, bound_of_sizes
 from policy.fleet import Level
+from policy.ranges import NonNegativeTime, PositiveInt, PositiveTime, Range, RangeChecked, Share, check_ranges
+from policy.thresholds import PrecisionBound, bound_of_sizes
 from policy.tiers import TIERS
 
 Stage = Literal["shadow", "soft", "hard"]
@@ -31,20 +32,19 @@ class Bar:
     ``demote_below``: it falls out again when the upper bound is below this; lower than ``promote_at``.
     """
 
-    promote_at: float
-    demote_below: float
+    promote_at: Annotated[float, Range("a number between 0 and 1", lambda value: 0 < value < 1)]
+    demote_below: Share
 
     def __post_init__(self) -> None:
-        if not 0 < self.promote_at < 1:
-            raise ValueError(f"promote_at is {self.promote_at}: give a number between 0 and 1")
-        if not 0 <= self.demote_below < self.promote_at:
+        check_ranges(self)
+        if self.demote_below >= self.promote_at:
             raise ValueError(
                 f"demote_below is {self.demote_below}: give a number from 0 up to promote_at ({self.promote_at})"
             )
 
 
 @dataclass(frozen=True, slots=True)
-class StagesConfig:
+class StagesConfig(RangeChecked):
     """How groups move between stages.
 
     ``soft``, ``hard``: of ``soft`` by the alerts of tier ``elevated`` and above, of ``hard`` by those of ``high``.
@@ -60,26 +60,14 @@ class StagesConfig:
 
     soft: Bar = field(default_factory=lambda: Bar(0.3, 0.15))
     hard: Bar = field(default_factory=lambda: Bar(0.7, 0.5))
-    confidence: float = 0.9
-    min_outcomes: int = 20
-    max_inconclusive: float = 0.5
-    window: timedelta = timedelta(days=60)
-    min_time: timedelta = timedelta(days=7)
+    confidence: Annotated[float, Range("a number from 0.5 up to 1", lambda value: 0.5 <= value < 1)] = 0.9
+    min_outcomes: PositiveInt = 20
+    max_inconclusive: Share = 0.5
+    window: PositiveTime = timedelta(days=60)
+    min_time: NonNegativeTime = timedelta(days=7)
     ceiling: Stage = "soft"
     pinned: Mapping[str, Stage] = field(default_factory=dict)
-    holdout: float = 0.0
-
-    def __post_init__(self) -> None:
-        if not 0.5 <= self.confidence < 1:
-            raise ValueError(f"confidence is {self.confidence}: give a number from 0.5 up to 1")
-        if self.min_outcomes < 1:
-            raise ValueError(f"min_outcomes is {self.min_outcomes}: give a positive number")
-        for name in ("max_inconclusive", "holdout"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name} is {getattr(self, name)}: give a number from 0 to 1")
-        for name, least in (("window", timedelta(0)), ("min_time", timedelta(-1))):
-            if getattr(self, name) <= least:
-                raise ValueError(f"{name} is {getattr(self, name)}: give a time, positive for a window")
+    holdout: Share = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,8 +129,8 @@ def record_of(outcomes: Iterable[Outcome], least: str, confidence: float, now: d
         else:
             size[alert.unit] += 1
             right[alert.unit] += outcome.verdict == "right"
-    alerts = np.array(list(size.values()), dtype=np.float64)
-    hits = np.array([right[unit] for unit in size], dtype=np.float64)
+    alerts = np.array(list(size.values()), dtype=np.int64)
+    hits = np.array([right[unit] for unit in size], dtype=np.int64)
     bound = bound_of_sizes(alerts, hits, confidence)
     wrong = bound_of_sizes(alerts, alerts - hits, confidence)
     return Record(bound, 1 - wrong.lower, inconclusive, still_open)

@@ -1,4 +1,4 @@
-"""Thresholds with a stated guarantee: a precision that may be promised, or a budget of alerts."""
+"""Thresholds with a stated guarantee: a precision that may be promised, or a budget of alerts; and its bounds."""
 
 from __future__ import annotations
 
@@ -8,8 +8,33 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 
-from policy.bounds import NO_ALERTS, Bools, Floats, Ints, PrecisionBound, bound_of_sizes, clusters_needed
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class PrecisionBound:
+    """A precision and how far below it the truth may lie.
+
+    ``alerts``, ``hits``: alerts with a known outcome, and how many of them were right.
+    ``clusters``: groups (GPUs) that the alerts come from.
+    ``effective``: how many independent alerts they are worth; at most ``clusters``.
+    ``precision``: ``hits / alerts``; NaN without alerts.
+    ``lower``: One-sided lower confidence bound; 0 without alerts.
+    """
+
+    alerts: int
+    hits: int
+    clusters: int
+    effective: float
+    precision: float
+    lower: float
+
+
+NO_ALERTS = PrecisionBound(0, 0, 0, 0.0, math.nan, 0.0)
 
 START, START_AT_LEAST = 3, 30
 """Thresholds are tested from that on which alerts this many times the units that would do if all were right, and at
@@ -39,7 +64,7 @@ class Decision:
     ``recall``: share of the earlier data's incidents that were caught; NaN without any.
     ``best``, ``best_threshold``: the highest precision that can be promised at this confidence, and where; None: not
     looked for, or none.
-    ``saving``: for costs: what is saved a decision time against alerting nothing, and
+    ``saving``, ``saving_lower``: for costs: what is saved per decision time against alerting nothing, and its bound.
     """
 
     kind: Literal["precision", "budget", "cost"]
@@ -186,40 +211,27 @@ class _Ordered:
 
     def bound(self, end: int, confidence: float) -> PrecisionBound:
         places = self.begun(end)
-        chosen = self.unit[places]
-        size = np.bincount(chosen).astype(np.float64)
-        hit = self.evidence.hit[self.order[places]].astype(np.float64)
-        right = np.bincount(chosen, weights=hit).astype(np.float64)
-        return bound_of_sizes(size, right, confidence)
+        return precision_bound(self.evidence.hit[self.order[places]], self.unit[places], confidence)
 
     def threshold(self, end: int) -> float:
         return float(self.evidence.risk[self.order[end - 1]])
 
     def promise(
-        self,
-        kind: Literal["precision", "budget"],
-        asked: float,
-        confidence: float,
-        end: int,
-        bound: PrecisionBound,
+        self, kind: Literal["precision", "budget"], asked: float, confidence: float, end: int, bound: PrecisionBound,
         why: str,
-    ) -> Decision:
+    ) -> Decision:  # fmt: skip
         """Give the decision that alerts a prefix."""
         drained = np.zeros(len(self.evidence.risk), dtype=np.bool_)
         drained[self.order[self.begun(end)]] = True
-        return Decision(
-            kind=kind,
-            asked=asked,
-            confidence=confidence,
-            promised=True,
-            threshold=self.threshold(end),
-            bound=bound,
-            drains_per_decision=bound.alerts / self.evidence.times,
-            recall=self.evidence.recall(drained),
-            best=bound.lower,
-            best_threshold=self.threshold(end),
-            why=f"{why}; with {confidence:.0%} confidence at least {_low(bound.lower)}",
+        why = f"{why}; with {confidence:.0%} confidence at least {_low(bound.lower)}"
+        threshold, drains, recall = (
+            self.threshold(end),
+            bound.alerts / self.evidence.times,
+            self.evidence.recall(drained),
         )
+        return Decision(
+            kind, asked, confidence, True, threshold, bound, drains, recall, bound.lower, threshold, why=why
+        )  # fmt: skip
 
 
 def _best(ordered: _Ordered, confidence: float) -> tuple[float | None, int | None]:
@@ -335,3 +347,60 @@ def drains_begun(unit: Ints, time: Ints, repeat_ms: int) -> Bools:
         inside = later < len(key)
         at = later[inside][place[later[inside]] == place[at[inside]]]
     return begun
+
+
+def binomial_lower(hits: float, trials: float, confidence: float) -> float:
+    """Give the one-sided lower bound of Clopper and Pearson (1934) of a share.
+
+    ``hits``, ``trials``: need not be whole: an effective sample size may stand for ``trials``.
+    ``confidence``: between 0 and 1; 0.9: the bound lies above the truth in at most one of ten samples.
+    Returns: the bound; 0 without hits.
+    """
+    if trials <= 0 or hits <= 0:
+        return 0.0
+    alpha = 1 - confidence
+    if hits >= trials:
+        return float(alpha ** (1 / trials))
+    from scipy.special import betaincinv  # noqa: PLC0415 - a third of a second, and most rounds need none of it
+
+    # P(at least `hits` of `trials` | p) = I_p(hits, trials - hits + 1)
+    return float(betaincinv(hits, trials - hits + 1, alpha))
+
+
+def precision_bound(hit: Bools, cluster: Ints, confidence: float) -> PrecisionBound:
+    """Bound the precision of alerts, each with whether it was right and whose it is; both of shape (alerts,)."""
+    _, group = np.unique(cluster, return_inverse=True)
+    return bound_of_sizes(np.bincount(group), np.bincount(group, weights=hit), confidence)
+
+
+def bound_of_sizes(size: npt.NDArray[Any], right: npt.NDArray[Any], confidence: float) -> PrecisionBound:
+    """Bound the precision of alerts of which those of one cluster may depend on each other in any way.
+
+    ``size``, ``right``: alerts of each cluster, and how many of them were right; shape (clusters,).
+
+    The effective number of alerts is the smallest of three: the alerts themselves; alerts over the design effect of a
+    cluster sample (Korn and Graubard, Survey Methodology 24, 1998), which counts what was seen; and Kish's
+    ``(sum n)^2 / sum n^2``, which takes all alerts of a cluster for one and never exceeds the number of clusters: it
+    keeps a sample without a single false alert from promising too much.
+    """
+    clusters, alerts, hits = len(size), float(size.sum()), float(right.sum())
+    if clusters == 0:
+        return NO_ALERTS
+    precision = hits / alerts
+    effective = min(alerts, alerts**2 / float((size.astype(np.float64) ** 2).sum()))
+    if clusters > 1 and 0 < precision < 1:
+        spread = float(((right - precision * size) ** 2).sum())
+        variance = clusters / (clusters - 1) * spread / alerts**2
+        if variance > 0:
+            effective = min(effective, precision * (1 - precision) / variance)
+    effective = max(effective, 1.0)
+    lower = binomial_lower(precision * effective, effective, confidence)
+    return PrecisionBound(int(alerts), int(hits), clusters, effective, precision, lower)
+
+
+def clusters_needed(target: float, confidence: float) -> int:
+    """Give how many independent alerts, all right, it takes before a precision can be promised.
+
+    Returns: the smallest n with ``(1 - confidence) ** (1 / n) >= target``.
+    """
+    return max(1, math.ceil(math.log(1 - confidence) / math.log(target) - 1e-9))

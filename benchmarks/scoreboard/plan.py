@@ -30,7 +30,7 @@ PROMISED = "promised"
 ROOMS = ("telemetry", "features", "models", "evaluation", "simulator")
 """Rooms whose code shapes the predictions that a fleet leaves."""
 
-PROMISING = ("policy/bounds.py", "policy/cost_benefit.py", "policy/thresholds.py", "evaluation/backtest/promises.py")
+PROMISING = ("policy/cost_benefit.py", "policy/thresholds.py", "evaluation/backtest/promises.py")
 """Sources that make promises out of predictions: changing them spoils no fleet, only what was promised on it."""
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from policy.alert_outcomes import Alert, Happening, Outcome, judge
+from policy.assess import RULES
 from policy.fleet import Fact
-from policy.hard_rules import RULES
 from scheduler.evacuation.progress import Result
 from scheduler.ports.errors import LedgerError, SourceError
 from scheduler.ports.protocols import FactSource

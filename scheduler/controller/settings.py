@@ -12,6 +12,7 @@ from typing import Any, Final
 import yaml
 
 from policy.config import PolicyConfig
+from policy.ranges import NonNegativeInt, PositiveTime, RangeChecked
 from policy.tiers import TierThresholds
 from scheduler.evacuation.settings import EvacuationSettings
 from scheduler.kubernetes.settings import KubernetesSettings
@@ -25,7 +26,7 @@ _NEXT_ROUND = "Leave it out: who gave no answer is told again in the next round.
 
 
 @dataclass(frozen=True, slots=True)
-class ControllerSettings:
+class ControllerSettings(RangeChecked):
     """How the controller works.
 
     ``interval``: from the beginning of one round to that of the next.
@@ -37,21 +38,12 @@ class ControllerSettings:
     refused.
     """
 
-    interval: timedelta = timedelta(minutes=1)
-    lease: timedelta = timedelta(seconds=30)
-    max_round_duration: timedelta = timedelta(minutes=1)
-    max_new_per_round: int = 100
-    retries: int = 2
-    max_score_lifetime: timedelta = timedelta(days=7)
-
-    def __post_init__(self) -> None:
-        for name in ("interval", "lease", "max_round_duration", "max_score_lifetime"):
-            if getattr(self, name) <= timedelta(0):
-                raise ValueError(f"{name} is {getattr(self, name)}: give a positive time")
-        if self.max_new_per_round < 0 or self.retries < 0:
-            raise ValueError(
-                f"max_new_per_round is {self.max_new_per_round}, retries is {self.retries}: give zero or more"
-            )
+    interval: PositiveTime = timedelta(minutes=1)
+    lease: PositiveTime = timedelta(seconds=30)
+    max_round_duration: PositiveTime = timedelta(minutes=1)
+    max_new_per_round: NonNegativeInt = 100
+    retries: NonNegativeInt = 2
+    max_score_lifetime: PositiveTime = timedelta(days=7)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,41 +70,6 @@ class ActSettings:
             raise ValueError(f"{twice} given, and policy.thresholds_from is {source!r}: leave one of them out")
 
 
-RENAMED: dict[str, str] = {
-    "kubernetes.patience": "kubernetes.retry_timeout",
-    "kubernetes.evict": "kubernetes.eviction_scope",
-    "kubernetes.jobs": "kubernetes.read_pods",
-    "policy.worth": "policy.cost_benefit",
-    "policy.budget.floors": "policy.budget.disruption_budgets",
-    "policy.breaker.most_risky": "policy.breaker.max_risky",
-    "policy.breaker.least_jump": "policy.breaker.min_jump",
-    "policy.breaker.least_risky": "policy.breaker.min_risky",
-    "policy.breaker.least_history": "policy.breaker.min_history",
-    "policy.stages.least_time": "policy.stages.min_time",
-    "controller.every": "controller.interval",
-    "controller.most_time": "controller.max_round_duration",
-    "controller.most_new": "controller.max_new_per_round",
-    "evacuation.most_time": "evacuation.max_round_duration",
-    "evacuation.most_going": "evacuation.max_concurrent",
-    "evacuation.retry_first": "evacuation.retry_initial_delay",
-    "evacuation.retry_most": "evacuation.retry_max_delay",
-    "evacuation.checkpoint.wait": "evacuation.checkpoint.timeout",
-    "evacuation.checkpoint.most_wait": "evacuation.checkpoint.max_timeout",
-    "evacuation.checkpoint.otherwise": "evacuation.checkpoint.default",
-    "evacuation.verification.by": "evacuation.verification.method",
-    "evacuation.verification.patience": "evacuation.verification.timeout",
-    "evacuation.verification.repeat": "evacuation.verification.retry_after",
-    "evacuation.verification.again_after": "evacuation.verification.valid_for",
-    "evacuation.verification.keep": "evacuation.verification.retention",
-    "slurm.conf": "slurm.slurm_conf",
-    "slurm.rest": "slurm.rest_url",
-    "slurm.hard": "slurm.hard_state",
-    "slurm.most_bytes": "slurm.max_response_bytes",
-    "slurm.group": "slurm.group_prefix",
-    "slurm.rack": "slurm.rack_prefix",
-}
-"""The new name of a setting, by the old one, both dotted, where a hint to the nearest name would not find it."""
-
 REMOVED: Final[Mapping[str, str]] = {
     "kubernetes.nvsentinel_socket": "Leave it out: NVSentinel reads the node condition (nvsentinel-values.yaml).",
     "kubernetes.checkpoint_exec": _EXEC,
@@ -131,14 +88,14 @@ REMOVED: Final[Mapping[str, str]] = {
 """What to do instead, by the dotted name of a setting that is gone."""
 
 
-def _refuse_old_names(content: Any, file: Path) -> None:
-    for name, hint in {**REMOVED, **{old: f"Write {new} instead." for old, new in RENAMED.items()}}.items():
+def _refuse_removed(content: Any, file: Path) -> None:
+    for name, hint in REMOVED.items():
         *above, last = name.split(".")
         section = content
         for key in above:
             section = section.get(key) if isinstance(section, Mapping) else None
         if isinstance(section, Mapping) and last in section:
-            raise InputError(f"the setting {name} was {'renamed' if name in RENAMED else 'removed'}", str(file), hint)
+            raise InputError(f"the setting {name} was removed", str(file), hint)
 
 
 def read_settings(file: Path) -> ActSettings:
@@ -155,7 +112,7 @@ def read_settings(file: Path) -> ActSettings:
         raise InputError("the file of settings does not exist", str(file), "Give the path of a YAML file.") from None
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise InputError(f"the settings cannot be read: {error}", str(file), "Correct the file.") from None
-    _refuse_old_names(content, file)
+    _refuse_removed(content, file)
     try:
         # through JSON, so that what YAML makes of a date or a key is refused in the same words as any other value
         settings = object_of(ActSettings, json.loads(json.dumps(content if content is not None else {})), "settings")

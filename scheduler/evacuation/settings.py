@@ -7,13 +7,7 @@ from datetime import timedelta
 from typing import Literal
 from urllib.parse import urlsplit
 
-_NONE = timedelta(0)
-
-
-def _positive(value: object, *names: str) -> None:
-    for name in names:
-        if getattr(value, name) <= _NONE:
-            raise ValueError(f"{name} is {getattr(value, name)}: give a positive time")
+from policy.ranges import NonNegativeTime, PositiveInt, PositiveTime, RangeChecked, check_ranges
 
 
 def _given(value: object, name: str) -> None:
@@ -32,10 +26,10 @@ class WebhookSettings:
 
     url: str
     token_file: str | None = None
-    timeout: timedelta = timedelta(seconds=5)
+    timeout: PositiveTime = timedelta(seconds=5)
 
     def __post_init__(self) -> None:
-        _positive(self, "timeout")
+        check_ranges(self)
         if not _usable(self.url):
             raise ValueError(f"url is {self.url!r}: give an http or https address with a host, without a password")
 
@@ -59,10 +53,10 @@ class CommandSettings:
     """
 
     argv: tuple[str, ...]
-    timeout: timedelta = timedelta(seconds=10)
+    timeout: PositiveTime = timedelta(seconds=10)
 
     def __post_init__(self) -> None:
-        _positive(self, "timeout")
+        check_ranges(self)
         if not self.argv or not self.argv[0].startswith("/"):
             raise ValueError(f"argv is {list(self.argv)}: give the program by its absolute path")
 
@@ -77,14 +71,14 @@ class CheckpointSettings:
     not (``none``).
     """
 
-    timeout: timedelta = timedelta(minutes=5)
-    max_timeout: timedelta = timedelta(minutes=30)
+    timeout: PositiveTime = timedelta(minutes=5)
+    max_timeout: PositiveTime = timedelta(minutes=30)
     default: Literal["none", "webhook", "command"] = "none"
     webhook: WebhookSettings | None = None
     command: CommandSettings | None = None
 
     def __post_init__(self) -> None:
-        _positive(self, "timeout", "max_timeout")
+        check_ranges(self)
         _given(self, "default")
 
 
@@ -107,23 +101,19 @@ class VerificationSettings:
     method: Literal["none", "scheduler", "webhook", "command"] = "none"
     webhook: WebhookSettings | None = None
     command: CommandSettings | None = None
-    timeout: timedelta = timedelta(hours=2)
-    attempts: int = 2
-    retry_after: timedelta = timedelta(days=1)
-    valid_for: timedelta = timedelta(hours=12)
-    retention: timedelta = timedelta(days=14)
+    timeout: PositiveTime = timedelta(hours=2)
+    attempts: PositiveInt = 2
+    retry_after: PositiveTime = timedelta(days=1)
+    valid_for: NonNegativeTime = timedelta(hours=12)
+    retention: PositiveTime = timedelta(days=14)
 
     def __post_init__(self) -> None:
-        _positive(self, "timeout", "retry_after", "retention")
-        if self.valid_for < _NONE:
-            raise ValueError(f"valid_for is {self.valid_for}: give a time of zero or more")
-        if self.attempts < 1:
-            raise ValueError(f"attempts is {self.attempts}: give a positive number")
+        check_ranges(self)
         _given(self, "method")
 
 
 @dataclass(frozen=True, slots=True)
-class EvacuationSettings:
+class EvacuationSettings(RangeChecked):
     """How nodes with a drain mark are emptied.
 
     ``enabled``: False: a drain mark keeps new work off, and the jobs end by themselves.
@@ -135,15 +125,10 @@ class EvacuationSettings:
     """
 
     enabled: bool = False
-    max_round_duration: timedelta = timedelta(seconds=30)
-    max_concurrent: int = 20
-    retry_initial_delay: timedelta = timedelta(seconds=30)
-    retry_max_delay: timedelta = timedelta(minutes=10)
-    stuck_after: timedelta = timedelta(hours=1)
+    max_round_duration: PositiveTime = timedelta(seconds=30)
+    max_concurrent: PositiveInt = 20
+    retry_initial_delay: PositiveTime = timedelta(seconds=30)
+    retry_max_delay: PositiveTime = timedelta(minutes=10)
+    stuck_after: PositiveTime = timedelta(hours=1)
     checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
     verification: VerificationSettings = field(default_factory=VerificationSettings)
-
-    def __post_init__(self) -> None:
-        _positive(self, "max_round_duration", "retry_initial_delay", "retry_max_delay", "stuck_after")
-        if self.max_concurrent < 1:
-            raise ValueError(f"max_concurrent is {self.max_concurrent}: give a positive number")

@@ -8,9 +8,9 @@ from datetime import datetime, timedelta
 from typing import Protocol, runtime_checkable
 
 from policy.alert_outcomes import Alert, Outcome
+from policy.assess import rule_hits
 from policy.config import PolicyConfig
 from policy.fleet import Level, NodeView
-from policy.hard_rules import rule_hits
 from policy.plan import Action, Plan
 from scheduler.ports.errors import SchedulerError
 from scheduler.ports.readings import Answer, FleetReading, NodeReading, Precondition, StoredState, Switches, Write

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from policy.bounds import binomial_lower, clusters_needed, precision_bound
+from policy.thresholds import binomial_lower, clusters_needed, precision_bound
 
 
 @settings(deadline=None, max_examples=60)

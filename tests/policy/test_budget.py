@@ -4,7 +4,6 @@ import math
 from dataclasses import replace
 from datetime import timedelta
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -149,21 +148,6 @@ def test_what_is_granted_is_what_a_plain_search_grants(nodes, wishes, most, shar
     given_ = grant(listed, wanted, (), config, T0)
     assert given_.nodes == expected
     assert set(given_.refused) == {ask.node for ask in wanted} - expected
-
-
-def test_settings_that_make_no_sense_are_refused():
-    with pytest.raises(ValueError, match=r"^the disruption budget of scope group limits nothing: give max"):
-        Budget("group")
-    with pytest.raises(
-        ValueError, match=r"^max_unavailable_share of the disruption budget of scope rack is 20: give 0 to 1$"
-    ):
-        Budget("rack", max_unavailable_share=20)
-    with pytest.raises(
-        ValueError, match=r"^min_available of the disruption budget of scope rack is -1: give zero or more$"
-    ):
-        Budget("rack", min_available=-1)
-    with pytest.raises(ValueError, match=r"^window of the rate limit of scope fleet is 0:00:00: give a positive time$"):
-        RateLimit("fleet", 1, timedelta(0))
 
 
 @settings(max_examples=100, deadline=None)

@@ -5,8 +5,8 @@ from datetime import timedelta
 
 import pytest
 
+from policy.assess import RULES, HardRulesConfig, rule_hits
 from policy.fleet import Fact
-from policy.hard_rules import RULES, HardRule, HardRulesConfig, rule_hits
 from tests.policy.decide_world import HOUR, T0, carry_out, config, healthy, node, once, verbs, why
 
 RULED = HardRulesConfig()
@@ -62,10 +62,3 @@ def test_the_worst_rule_comes_first_and_each_fact_once_with_its_newest_time():
     assert hits[0].words == (
         "n-0: XID 79: the GPU has fallen off the bus (seen 2026-03-01 00:00 UTC, holds until 2026-03-03 00:00 UTC)"
     )
-
-
-def test_rules_that_make_no_sense_are_refused():
-    with pytest.raises(ValueError, match=r"^holds of the rule on x is 0:00:00: give a positive time$"):
-        HardRule("x", "high", timedelta(0), "")
-    with pytest.raises(ValueError, match=r"^rules holds more than one rule on xid 79: give one rule a fact$"):
-        HardRulesConfig((*RULES, HardRule("xid 79", "watch", HOUR, "")))

@@ -6,8 +6,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from policy.assess import RULES
 from policy.fleet import Fact
-from policy.hard_rules import RULES
 from scheduler.controller.facts import EventFacts
 from scheduler.ports.errors import SourceError
 from scheduler.ports.risks import Facts

@@ -10,7 +10,8 @@ import numpy as np
 import pyarrow as pa
 
 from features.times import milliseconds
-from models.explanation.members import attribute_score, explain, members_of, weights_in
+from models.explanation.members import explained_by
+from models.explanation.reasons import ReasonPlan, largest_reasons
 from models.rows.ranking import Ints, position_in_group
 from models.rows.row_reader import RowReader
 from models.rows.training_set import Matrix
@@ -58,7 +59,7 @@ def explain_rows(
     among: Ints,
     values: RowReader | None = None,
 ) -> list[dict[str, Any]]:
-    """Explain alerted rows by the models that alerted them, beside the fleet at the same time.
+    """Explain alerted rows by the models that alerted them, compared with the fleet at the same time.
 
     ``values``: reads rows of the matrix; by default the matrix itself does.
     Returns: ``row``, ``reasons``, ``method``, JSON-able, one for each of ``rows``.
@@ -66,23 +67,16 @@ def explain_rows(
     if rows.size == 0:
         return []
     read = values or matrix.values
-    X = read(rows)
-    members = members_of(fitted, model)
-    attributed = attribute_score(members, X, weights_in(fitted, model))
+    X, plan = read(rows), ReasonPlan.of(matrix.columns)
+    added, method = explained_by(fitted, model, X)
     fleets, sampled = _fleets(matrix, read, rows, among)
     noun = "GPUs" if matrix.rows["gpu"].iloc[rows].notna().any() else "nodes"
-    explained = explain(
-        members,
-        X,
-        matrix.columns,
-        attributed=attributed,
-        fleets=fleets,
-        noun=f"{noun} sampled" if sampled else noun,
-    )
-    return [
-        {"row": int(row), "reasons": [reason.text for reason in each.reasons], "method": each.method}
-        for row, each in zip(rows, explained, strict=True)
-    ]
+    noun = f"{noun} sampled" if sampled else noun
+    explained = []
+    for number, row in enumerate(rows.tolist()):
+        reasons, _ = largest_reasons(added[number], X[number], plan, fleet=fleets[number], noun=noun)
+        explained.append({"row": row, "reasons": [reason.text for reason in reasons], "method": method})
+    return explained
 
 
 def _fleets(matrix: Matrix, read: RowReader, rows: Ints, among: Ints) -> tuple[list[np.ndarray], bool]:
@@ -103,8 +97,8 @@ def _fleets(matrix: Matrix, read: RowReader, rows: Ints, among: Ints) -> tuple[l
     return [parts[each] for each in np.searchsorted(asked, own)], bool((size > most).any())
 
 
-def alert_reasons(matrix: Matrix, told: list[dict[str, Any]]) -> tuple[AlertReasons, ...]:
-    """Name the rows that :func:`explain_rows` told of."""
+def alert_reasons(matrix: Matrix, explained: list[dict[str, Any]]) -> tuple[AlertReasons, ...]:
+    """Name the rows that :func:`explain_rows` explained."""
     rows = matrix.rows
     return tuple(
         AlertReasons(
@@ -113,5 +107,5 @@ def alert_reasons(matrix: Matrix, told: list[dict[str, Any]]) -> tuple[AlertReas
             reasons=tuple(each["reasons"]),
             method=each["method"],
         )
-        for each in told
+        for each in explained
     )

@@ -24,15 +24,13 @@ from sklearn.ensemble import RandomForestClassifier
 from sklearn.linear_model import LogisticRegression
 from sklearn.neural_network import MLPClassifier
 
-from models.explanation.reasons import ADDITIVE, GRADIENTS, LINEAR, OCCLUSION, TREES, UNKNOWN
+from models.explanation.reasons import GRADIENTS, LINEAR, OCCLUSION, TREES, UNKNOWN
 from models.learners.baselines import Baseline
 from models.learners.prepared import PreparedClassifier
 from models.recipe import THREADS
 from models.rows.odds import logit
 from models.rows.ranking import Floats
 from models.sequence.windows import inner_of
-
-__all__ = ["ADDITIVE", "GRADIENTS", "LINEAR", "OCCLUSION", "TREES", "UNKNOWN", "contributions", "explainable"]
 
 _STEPS: Final = 64
 """Points of the midpoint rule along the way; the error of the sum is tested to stay within 2 %."""

@@ -34,7 +34,7 @@ def attribute(fitted: FittedModels, matrix: Matrix, model: str, alerted: Ints, t
     rows = np.unique(np.concatenate([alerted, spread]))
     if rows.size == 0:
         return {"shares": [], "rows": 0}
-    sizes = np.abs(explained_by(fitted, model, matrix.values(rows))).mean(axis=0)
+    sizes = np.abs(explained_by(fitted, model, matrix.values(rows))[0]).mean(axis=0)
     total = float(sizes.sum())
     return {"shares": [float(size / total) for size in sizes] if total > 0 else [], "rows": int(rows.size)}
 

@@ -14,29 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from features.vocabulary import FeatureColumn
 from models.config import BASELINES, CASCADE, COMBINERS
 from models.explanation.contributions import contributions, explainable
-from models.explanation.reasons import (
-    ADDITIVE,
-    GRADIENTS,
-    LINEAR,
-    OCCLUSION,
-    TREES,
-    UNKNOWN,
-    Explanation,
-    Reason,
-    Telling,
-    largest,
-    told_as,
-)
+from models.explanation.reasons import ADDITIVE
 from models.rows.ranking import Floats
 from models.training.fitted import FittedModels
-
-__all__ = [
-    "GRADIENTS", "LINEAR", "OCCLUSION", "TREES", "UNKNOWN", "Explanation", "Reason", "attribute_score",
-    "contributions", "explain", "explained_by", "members_of", "told_as", "weights_in",
-]  # fmt: skip
 
 
 def members_of(fitted: FittedModels, model: str) -> list[tuple[str, Any]]:
@@ -107,48 +89,6 @@ def attribute_score(
     return total, text.strip()
 
 
-def explain(
-    members: Sequence[tuple[str, Any]],
-    X: np.ndarray,
-    columns: Sequence[FeatureColumn],
-    *,
-    top: int = 3,
-    weights: Sequence[float] | None = None,
-    attributed: tuple[Floats, str] | None = None,
-    fleets: Sequence[np.ndarray] | None = None,
-    noun: str = "GPUs",
-) -> list[Explanation]:
-    """Explain alerts by the members of the model that gave them.
-
-    ``members``: the learners whose scores make the alert: one for a single learner, the members of an ensemble.
-    ``X``: the alerted rows; shape (rows, features).
-    ``top``: reasons a row at most.
-    ``weights``: see :func:`weights_in`.
-    ``attributed``: what :func:`attribute_score` gave for these rows, where it is known already.
-    ``fleets``: for each row all units at its decision time, itself among them, to say where a value stands; shape
-    (units, features).
-    Returns: one for each row.
-    Raises ``ValueError`` if the rows have another number of features than there are columns, or there are no members.
-    """
-    if X.ndim != 2 or X.shape[1] != len(columns):
-        raise ValueError(f"rows of shape {X.shape} do not match {len(columns)} columns")
-    if not members:
-        raise ValueError("no members to explain by")
-    if len(X) == 0:
-        return []
-    values, method = attributed if attributed is not None else attribute_score(members, X, weights)
-    telling = Telling.of_columns(columns)
-    beside = [None] * len(X) if fleets is None else fleets
-    return [
-        Explanation(largest(values[row], X[row], telling, top, beside[row], noun)[0], method) for row in range(len(X))
-    ]
-
-
-def explained_by(fitted: FittedModels, model: str, X: np.ndarray) -> Floats:
-    """Contributions to a model's score, as :func:`explain` sums them over its members.
-
-    ``model``: one of ``fitted.models``.
-    ``X``: shape (rows, features).
-    Returns shape (rows, features).
-    """
-    return attribute_score(members_of(fitted, model), X, weights_in(fitted, model))[0]
+def explained_by(fitted: FittedModels, model: str, X: np.ndarray) -> tuple[Floats, str]:
+    """Contributions to a model's score, and how they were computed; see :func:`attribute_score`."""
+    return attribute_score(members_of(fitted, model), X, weights_in(fitted, model))

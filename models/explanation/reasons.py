@@ -32,42 +32,26 @@ _KINDS = {
 class Reason:
     """One thing that raised a score.
 
-    ``column``: name of the feature that is told: of those that say the same over other windows, the one that added
+    ``column``: name of the feature that is named: of those that say the same over other windows, the one that added
     most; where that one joins all counters, the counter that its value comes from.
-    ``value``: its value at the decision time; NaN: unknown.
-    ``contribution``: what all of ``columns`` added to the log-odds, positive.
+    ``contribution``: what all of them added to the log-odds, positive.
     ``text``: the same in plain words, with the numbers.
-    ``columns``: names of the features that are told as one.
     """
 
     column: str
-    value: float
     contribution: float
     text: str
-    columns: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Explanation:
-    """Why one unit was alerted.
-
-    ``reasons``: the largest positive contributions, largest first; fewer where nothing else raised the score.
-    ``method``: how the contributions were computed, and over which members.
-    """
-
-    reasons: tuple[Reason, ...]
-    method: str
-
-
-def told_as(column: FeatureColumn) -> tuple[str | None, ...]:
-    """Give what a column is told together with: its group, scope, channel and kind, whatever the window.
+def reason_group(column: FeatureColumn) -> tuple[str | None, ...]:
+    """Give what a column is reported together with: its group, scope, channel and kind, whatever the window.
 
     A rise over 1 h, 6 h and 24 h is one thing to a reader; how high, how unsteady, and how fast are three. What is
     known of one history (how often, how long ago) is one, and so is what joins the onsets of all counters.
 
     Examples
     --------
-    >>> told_as(FeatureColumn.of("telemetry", "gpu_temp_c", "max"))
+    >>> reason_group(FeatureColumn.of("telemetry", "gpu_temp_c", "max"))
     ('telemetry', None, 'gpu_temp_c', 'level')
     """
     kind = "history" if column.group == "history" else _KINDS.get(column.statistic, column.statistic)
@@ -77,23 +61,23 @@ def told_as(column: FeatureColumn) -> tuple[str | None, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Telling:
-    """How the columns of a matrix are told.
+class ReasonPlan:
+    """How the columns of a matrix become reasons.
 
-    ``of``: which columns are told as one: the number of each one's :func:`told_as`; shape (features,).
+    ``group``: number of each column's :func:`reason_group`; shape (features,).
     ``surges``: columns of each counter's surge, by window.
     ``most``: columns that join all counters, by statistic and window.
     """
 
     columns: tuple[FeatureColumn, ...]
-    of: np.ndarray
+    group: np.ndarray
     surges: Mapping[timedelta | None, np.ndarray]
     most: Mapping[tuple[str, timedelta | None], int]
 
     @classmethod
-    def of_columns(cls, columns: Sequence[FeatureColumn]) -> Telling:
-        """Plan the telling of a matrix's columns."""
-        keys = [told_as(column) for column in columns]
+    def of(cls, columns: Sequence[FeatureColumn]) -> ReasonPlan:
+        """Plan the reasons of a matrix's columns."""
+        keys = [reason_group(column) for column in columns]
         number = {key: at for at, key in enumerate(dict.fromkeys(keys))}
         surges: dict[timedelta | None, list[int]] = {}
         most = {}
@@ -102,8 +86,8 @@ class Telling:
                 surges.setdefault(column.window, []).append(at)
             elif column.group == "onset":
                 most[column.statistic, column.window] = at
-        of = np.array([number[key] for key in keys])
-        return cls(tuple(columns), of, {window: np.array(each) for window, each in surges.items()}, most)
+        group = np.array([number[key] for key in keys])
+        return cls(tuple(columns), group, {window: np.array(each) for window, each in surges.items()}, most)
 
     def counters(self, row: np.ndarray) -> dict[int, int]:
         """Say for columns that join all counters which counter's column their value in a row comes from.
@@ -127,30 +111,29 @@ class Telling:
         return found
 
 
-def largest(
-    values: Floats, row: np.ndarray, telling: Telling, top: int, fleet: np.ndarray | None, noun: str
+def largest_reasons(
+    values: Floats, row: np.ndarray, plan: ReasonPlan, *, top: int = 3, fleet: np.ndarray | None = None, noun: str = ""
 ) -> tuple[tuple[Reason, ...], float]:
-    """Tell the largest positive contributions to one row's score.
+    """Put the largest positive contributions to one row's score into words; give also the sum of all positive ones.
 
     ``values``: Contributions; shape (features,).
     ``row``: shape (features,).
     ``fleet``: to say where a value stands; shape (units, features).
     """
-    of, counters = telling.of.copy(), telling.counters(row)
-    for at, counter in counters.items():  # what joins all counters is told with the one that leads them
-        of[at] = of[counter]
-    sums = np.bincount(of, weights=values)
+    group, counters = plan.group.copy(), plan.counters(row)
+    for at, counter in counters.items():  # what joins all counters is reported with the one that leads them
+        group[at] = group[counter]
+    sums = np.bincount(group, weights=values)
     # ties go to the earlier column, so that a report is the same on every run
     order = np.argsort(-sums, kind="stable")[:top]
-    found = []
+    reasons = []
     for key in order[sums[order] > 0]:
-        own = np.flatnonzero(of == key)
+        own = np.flatnonzero(group == key)
         at = int(own[np.argmax(values[own])])
         at = counters.get(at, at)
-        column, value = telling.columns[at], float(row[at])
+        column, value = plan.columns[at], float(row[at])
         text = describe(column, value)
         if fleet is not None:
             text += f" ({describe_percentile(column, value, FleetPercentile.of(fleet[:, at], value), noun)})"
-        names = tuple(telling.columns[int(each)].name for each in own)
-        found.append(Reason(column.name, value, float(sums[key]), text, names))
-    return tuple(found), float(sums.clip(min=0).sum())
+        reasons.append(Reason(column.name, float(sums[key]), text))
+    return tuple(reasons), float(sums.clip(min=0).sum())

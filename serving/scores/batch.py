@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from features.matrix.meta import MatrixConfig
 from features.times import instant_ms
 from models.bundle.store import Bundle
-from models.explanation.members import attribute_score, members_of, weights_in
-from models.explanation.reasons import Telling, largest
+from models.explanation.members import explained_by
+from models.explanation.reasons import ReasonPlan, largest_reasons
 from models.rows.ranking import name_hashes
 from models.training.fitted import FittedModels
 from policy.risk_record import FORMAT, ModelName, RiskReason, RiskRecord, instant_words
@@ -243,16 +243,16 @@ def top_reasons(
     """
     if len(rows) == 0 or top < 1:
         return [()] * len(rows)
-    attributed, _ = attribute_score(members_of(fitted, profile), values[rows], weights_in(fitted, profile))
+    attributed, _ = explained_by(fitted, profile, values[rows])
     sampled = len(values) > FLEET_UNITS
     sample = np.unique(np.append(np.linspace(0, len(values) - 1, FLEET_UNITS).astype(np.int64), rows))
     fleet = values[sample] if sampled else values
     called = f"{noun} sampled" if sampled else noun
-    telling = Telling.of_columns(fitted.columns)
+    plan = ReasonPlan.of(fitted.columns)
     group = {column.name: column.group for column in fitted.columns}
     reasons = []
     for number, row in enumerate(rows.tolist()):
-        weightiest, raised = largest(attributed[number], values[row], telling, top, fleet, called)
+        weightiest, raised = largest_reasons(attributed[number], values[row], plan, top=top, fleet=fleet, noun=called)
         reasons.append(
             tuple(
                 RiskReason(reason.text, group[reason.column], round(reason.contribution / raised, 4))

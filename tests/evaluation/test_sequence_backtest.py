@@ -13,7 +13,8 @@ from features.errors import InputError
 from features.matrix.sequences import SequencePlan
 from models.bundle.store import load_bundle, save_bundle
 from models.config import BacktestSection, CascadeSection, ModelsSection, ParallelSection, TrainingSection
-from models.explanation.members import explain
+from models.explanation.members import attribute_score
+from models.explanation.reasons import ReasonPlan, largest_reasons
 from models.sequence.layout import window_of
 from models.sequence.windows import WindowedMatrix, with_windows
 from models.training.final import fit_final
@@ -148,9 +149,11 @@ def test_a_bundle_says_its_windows_and_scores_as_before(matrix, tmp_path):
     rows = matrix.rows.iloc[:60]
     before = fitted.score(values, rows["decision_time"], rows["unit"])
     pd.testing.assert_frame_equal(loaded.fitted.score(values, rows["decision_time"], rows["unit"]), before)
-    told = explain([("cnn1d", loaded.fitted.learners["cnn1d"])], values[:5], WindowedMatrix(matrix).columns)
-    assert {each.method for each in told} == {"change when a channel is put to its median of cnn1d"}
-    assert any("in the step that began 1 h back" in reason.text for each in told for reason in each.reasons)
+    added, method = attribute_score([("cnn1d", loaded.fitted.learners["cnn1d"])], values[:5])
+    assert method == "change when a channel is put to its median of cnn1d"
+    plan = ReasonPlan.of(WindowedMatrix(matrix).columns)
+    reasons = [reason for row in range(5) for reason in largest_reasons(added[row], values[row], plan)[0]]
+    assert any("in the step that began 1 h back" in reason.text for reason in reasons)
     again = save_bundle(tmp_path / "again", loaded.fitted, {"profile": "mean_rank"})
     assert again.digest == saved.digest
     assert save_bundle(tmp_path / "twin", twin, {"profile": "mean_rank"}).digest == saved.digest

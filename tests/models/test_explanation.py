@@ -11,20 +11,17 @@ from sklearn.ensemble import RandomForestClassifier
 
 from features.vocabulary import FeatureColumn, FleetPercentile, describe, describe_percentile
 from models.bundle.store import load_bundle, save_bundle
-from models.explanation.contributions import explainable
-from models.explanation.members import (
+from models.explanation.contributions import contributions, explainable
+from models.explanation.members import attribute_score, explained_by, members_of, weights_in
+from models.explanation.reasons import (
     GRADIENTS,
     LINEAR,
     OCCLUSION,
     TREES,
     UNKNOWN,
-    attribute_score,
-    contributions,
-    explain,
-    explained_by,
-    members_of,
-    told_as,
-    weights_in,
+    ReasonPlan,
+    largest_reasons,
+    reason_group,
 )
 from models.rows.odds import log_odds, logit
 from tests.models.small_models import COLUMNS, fitted_models, rows
@@ -33,6 +30,13 @@ from tests.models.small_models import COLUMNS, fitted_models, rows
 @pytest.fixture(scope="module")
 def X():
     return rows(25, seed=8)[0]
+
+
+def reasons_of(values, X, columns=COLUMNS, **more):
+    """The reasons of each row."""
+    return [
+        largest_reasons(added, row, ReasonPlan.of(columns), **more)[0] for added, row in zip(values, X, strict=True)
+    ]
 
 
 def margin(learner, X):
@@ -130,26 +134,26 @@ def test_contributions_of_a_network_add_up_to_its_distance_from_the_median_unit(
 
 def test_baselines_are_explained_by_what_they_count():
     X = np.array([[60, 400, 0, 2, 5, 0]], dtype=np.float32)
-    [counted] = explain(members_of(fitted_models(), "history_count"), X, COLUMNS)
-    assert [reason.column for reason in counted.reasons] == [COLUMNS[3].name, COLUMNS[4].name]
-    assert counted.reasons[0].contribution == pytest.approx(2)
-    assert counted.method == f"{UNKNOWN} of history_count"
-    [chance] = explain(members_of(fitted_models(), "random"), X, COLUMNS)
-    assert chance.reasons == ()
+    values, method = explained_by(fitted_models(), "history_count", X)
+    [counted] = reasons_of(values, X)
+    assert [reason.column for reason in counted] == [COLUMNS[3].name, COLUMNS[4].name]
+    assert counted[0].contribution == pytest.approx(2)
+    assert method == f"{UNKNOWN} of history_count"
+    assert reasons_of(explained_by(fitted_models(), "random", X)[0], X) == [()]
 
 
 def test_an_ensemble_is_explained_by_the_mean_of_its_members(X):
     fitted = fitted_models()
-    explained = explain(members_of(fitted, "mean_rank"), X, COLUMNS, top=2)
+    values, method = explained_by(fitted, "mean_rank", X)
     mean = np.mean([contributions(fitted.learners[name], X)[0] for name in fitted.members], axis=0)
-    np.testing.assert_allclose(explained_by(fitted, "mean_rank", X), mean, atol=1e-12)
-    for row, explanation in enumerate(explained):
+    np.testing.assert_allclose(values, mean, atol=1e-12)
+    for row, reasons in enumerate(reasons_of(values, X, top=2)):
         best = [at for at in np.argsort(-mean[row], kind="stable")[:2] if mean[row, at] > 0]
-        assert [reason.column for reason in explanation.reasons] == [COLUMNS[at].name for at in best]
-        for at, reason in zip(best, explanation.reasons, strict=True):
+        assert [reason.column for reason in reasons] == [COLUMNS[at].name for at in best]
+        for at, reason in zip(best, reasons, strict=True):
             assert reason.contribution == pytest.approx(mean[row, at])
             assert reason.text == describe(COLUMNS[at], float(X[row, at]))
-    assert explained[0].method == "exact tree contributions of lightgbm, xgboost, random_forest"
+    assert method == "exact tree contributions of lightgbm, xgboost, random_forest"
 
 
 def test_a_stacked_score_is_taken_apart_exactly_by_its_weights(X):
@@ -157,7 +161,7 @@ def test_a_stacked_score_is_taken_apart_exactly_by_its_weights(X):
     assert weights_in(fitted, "stacked") == fitted.stacker.weights
     members = np.column_stack([log_odds(fitted.learners[name], X) for name in fitted.members])
     score = fitted.stacker.log_odds(members)
-    rest = score - explained_by(fitted, "stacked", X).sum(axis=1)
+    rest = score - explained_by(fitted, "stacked", X)[0].sum(axis=1)
     np.testing.assert_allclose(rest, rest[0], atol=1e-5)
 
 
@@ -188,7 +192,7 @@ def test_learners_that_explain_themselves_are_asked():
     assert contributions(trees, wider)[0].shape == wider.shape
 
 
-def test_windows_of_one_thing_are_told_once_and_added_up():
+def test_windows_of_one_thing_are_one_reason_and_added_up():
     hours = [1, 6, 24]
     columns = [
         FeatureColumn.of("telemetry", "ecc_sbe_volatile_total", "rise", window=timedelta(hours=each), unit="errors")
@@ -197,14 +201,13 @@ def test_windows_of_one_thing_are_told_once_and_added_up():
     columns.append(FeatureColumn.of("telemetry", "gpu_temp_c", "max", window=timedelta(hours=1), unit="C"))
     columns.append(FeatureColumn.of("history", "xid_memory", "count", window=timedelta(days=30), scope="gpu"))
     columns.append(FeatureColumn.of("history", "xid_memory", "since", scope="gpu", unit="h"))
-    assert len({told_as(column) for column in columns}) == 3
+    assert len({reason_group(column) for column in columns}) == 3
     values = np.array([[0.5, 0.2, 1.0, 1.5, 0.4, -0.6]])
     X = np.array([[100, 900, 17_700, 80, 1, 5]], np.float32)
-    [told] = explain([("any", None)], X, columns, attributed=(values, "by hand"), top=5)
-    assert [reason.contribution for reason in told.reasons] == pytest.approx([1.7, 1.5])  # the history took off 0.2
-    assert told.reasons[0].column == columns[2].name
-    assert told.reasons[0].columns == tuple(column.name for column in columns[:3])
-    assert told.reasons[0].text == "correctable ECC errors (volatile) rose by 17,700 in the last 24 h"
+    [reasons] = reasons_of(values, X, columns, top=5)
+    assert [reason.contribution for reason in reasons] == pytest.approx([1.7, 1.5])  # the history took off 0.2
+    assert reasons[0].column == columns[2].name
+    assert reasons[0].text == "correctable ECC errors (volatile) rose by 17,700 in the last 24 h"
 
 
 SIX = timedelta(hours=6)
@@ -217,7 +220,7 @@ PCIE = "PCIe replays rose 12.0 times as much in the last 6 h as before and as 95
 
 
 @pytest.mark.parametrize(
-    ("row", "contributions", "told"),
+    ("row", "contributions", "expected"),
     [
         # the leading counter, and all that joins it
         ([12, 2, 12, 24, 12], [0.1, 0.2, 1.0, 0.5, 0.3], [(PCIE, 1.9), ("correctable ECC errors", 0.2)]),
@@ -233,24 +236,22 @@ PCIE = "PCIe replays rose 12.0 times as much in the last 6 h as before and as 95
         ([math.nan, 3, 3, 3, 3], [0, 0, 1, 0, 0], [("correctable ECC errors (volatile) rose 3.0 times", 1.0)]),
     ],
 )
-def test_an_onset_names_the_counter_that_leads(row, contributions, told):
+def test_an_onset_names_the_counter_that_leads(row, contributions, expected):
     X = np.log(np.array([[*row, 80]], np.float32))
     values = np.array([[*contributions, 0.05]])
-    [found] = explain([("any", None)], X, ONSET, attributed=(values, "by hand"), top=5)
-    *mine, heat = found.reasons
+    [[*mine, heat]] = reasons_of(values, X, ONSET, top=5)
     assert heat.contribution == 0.05
-    assert [each.contribution for each in mine] == pytest.approx([size for _, size in told])
-    for each, (text, _) in zip(mine, told, strict=True):
-        assert each.text.startswith(text)
-        assert each.column in each.columns
+    assert [reason.contribution for reason in mine] == pytest.approx([size for _, size in expected])
+    for reason, (text, _) in zip(mine, expected, strict=True):
+        assert reason.text.startswith(text)
 
 
 def test_a_reason_says_where_the_value_stands_in_the_fleet():
     X = np.array([[80, 400, 0, 0, 0, 0]], dtype=np.float32)
     fleet = np.repeat(np.array([[60, 400, 0, 0, 0, 0]], np.float32), 500, axis=0)
     fleet[0] = X[0]
-    [hot] = explain(members_of(fitted_models(), "xgboost"), X, COLUMNS, fleets=[fleet])
-    assert hot.reasons[0].text == (
+    [hot] = reasons_of(explained_by(fitted_models(), "xgboost", X)[0], X, fleet=fleet, noun="GPUs")
+    assert hot[0].text == (
         "GPU temperature averaged 80.0 °C over the last 6 h (fleet at that time: median 60.0 °C, "
         "99th percentile 60.0 °C; the highest of 500 GPUs)"
     )
@@ -300,16 +301,11 @@ def test_a_loaded_bundle_explains_the_same(X, tmp_path):
     fitted = fitted_models()
     loaded = load_bundle(save_bundle(tmp_path / "b", fitted, {"profile": "mean_rank"}).path).fitted
     for model in ("mean_rank", "stacked", "random_forest", "logistic", "cascade", "vendor_rules"):
-        one, two = (explain(members_of(each, model), X, COLUMNS) for each in (fitted, loaded))
-        assert repr(one) == repr(two)
+        one, two = (explained_by(either, model, X) for either in (fitted, loaded))
+        np.testing.assert_array_equal(one[0], two[0])
+        assert one[1] == two[1]
 
 
-def test_nothing_to_explain_and_wrong_input():
-    members = members_of(fitted_models(), "xgboost")
-    assert explain(members, np.zeros((0, len(COLUMNS)), np.float32), COLUMNS) == []
-    with pytest.raises(ValueError, match=r"rows of shape \(1, 2\) do not match 6 columns"):
-        explain(members, np.zeros((1, 2), np.float32), COLUMNS)
-    with pytest.raises(ValueError, match="no members"):
-        explain([], np.zeros((1, len(COLUMNS)), np.float32), COLUMNS)
+def test_a_learner_of_unknown_type_is_refused():
     with pytest.raises(TypeError, match="no way to explain a object"):
         contributions(object(), np.zeros((1, 6), np.float32))

@@ -88,11 +88,6 @@ class Verdict:
             if each.outcome == "failed" or (each.outcome == "undecided" and each.name.startswith("precision"))
         )
 
-    @property
-    def undecided(self) -> tuple[str, ...]:
-        """Names of the criteria that could not be told."""
-        return tuple(each.name for each in self.criteria if each.outcome == "undecided")
-
     def to_json(self) -> dict[str, Any]:
         """Give the verdict as a JSON object."""
         content = asdict(self) | {"first_time": self.first_time.isoformat(), "last_time": self.last_time.isoformat()}

@@ -88,9 +88,9 @@ class Backtest:
                 window, unfit = timedelta(milliseconds=done[fold].facts["span_ms"]), done[fold].facts["unfit"]
             else:
                 labels = self._trainer.labels_at(refit_ms)
-                choice = self._trainer.choose_span(refit_ms, labels, window)
-                assert choice is not None  # the schedule begins where a window fits
-                window, unfit = choice.span, self._trainer.unfit(refit_ms, labels, choice.span)
+                window = self._trainer.choose_span(refit_ms, labels, window)
+                assert window is not None  # the schedule begins where a window fits
+                unfit = self._trainer.unfit(refit_ms, labels, window)
             first = source is None and unfit is None
             source = (fold, window) if unfit is None else source
             if fold in done:

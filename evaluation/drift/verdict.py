@@ -78,12 +78,4 @@ class Findings:
 
     def to_json(self) -> dict[str, Any]:
         """Give the findings as a JSON object."""
-        return dict(_FINDINGS.dump_python(self, mode="json"))
-
-    @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> Findings:
-        """Read what :meth:`to_json` wrote."""
-        return _FINDINGS.validate_python(content)
-
-
-_FINDINGS = TypeAdapter(Findings)
+        return dict(TypeAdapter(Findings).dump_python(self, mode="json"))

@@ -181,18 +181,7 @@ class Domain:
             of_event = of_stay[stay]
         kept = (stay >= 0) & (of_event >= 0) & (kinds != 0)
         entity, time, known, kinds, count = (values[kept] for values in (of_event, time, known, kinds, count))
-        order = np.lexsort((kinds, time, known, entity))
-        entity, time = entity[order], time[order]
-        events = EntityEvents(
-            starts=np.searchsorted(entity, np.arange(entities + 1)).astype(np.int64),
-            known=known[order],
-            time=time,
-            kinds=kinds[order],
-            code=np.full(len(entity), -1, dtype=np.int64),
-            size=count[order],
-            by_time=np.lexsort((time, entity)).astype(np.int64),
-            codes=0,
-        )
+        events = EntityEvents.of(entity, entities, time=time, known=known, kinds=kinds, size=count)
         return cls(scope, of_stay, events, Exposure.of(held, begin, end, entities))
 
     def entities_at(self, stays: Installations, stay: Int64Array, time: Int64Array) -> Int64Array:

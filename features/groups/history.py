@@ -131,19 +131,17 @@ class History:
             names = _entities(scope, stays.units, unit_code, node, stays, stay)
             kept = ~absent(names) & (kinds != 0)
             entity, entities = pd.factorize(names[kept], sort=True)
-            order = np.lexsort((kinds[kept], time[kept], known[kept], entity))
-            entity, moment = entity[order], time[kept][order]
-            sorted_events = EntityEvents(
-                starts=np.searchsorted(entity, np.arange(len(entities) + 1)).astype(np.int64),
-                known=known[kept][order],
-                time=moment,
-                kinds=kinds[kept][order],
-                code=code[kept][order].astype(np.int64),
-                size=count[kept][order],
-                by_time=np.lexsort((moment, entity)).astype(np.int64),
+            events = EntityEvents.of(
+                entity,
+                len(entities),
+                time=time[kept],
+                known=known[kept],
+                kinds=kinds[kept],
+                size=count[kept],
+                code=code[kept],
                 codes=len(distinct),
             )
-            scopes[scope] = (pd.Index(entities, dtype=object), sorted_events)
+            scopes[scope] = (pd.Index(entities, dtype=object), events)
         windows = np.asarray([duration_ms(w) for w in (*features.history_windows, DISTINCT_WINDOW)], dtype=np.int64)
 
         def domain(scope: DomainScope) -> Domain:

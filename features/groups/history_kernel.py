@@ -35,6 +35,25 @@ class EntityEvents(NamedTuple):
     by_time: IntArray
     codes: int
 
+    @classmethod
+    def of(
+        cls, entity: IntArray, entities: int, *, time: IntArray, known: IntArray, kinds: NDArray[np.uint32],
+        size: IntArray, code: IntArray | None = None, codes: int = 0,
+    ) -> EntityEvents:  # fmt: skip
+        """Sort the events of so many entities; ``entity`` is that of each event, 0 or more."""
+        order = np.lexsort((kinds, time, known, entity))
+        entity, time = entity[order], time[order]
+        return cls(
+            starts=np.searchsorted(entity, np.arange(entities + 1)).astype(np.int64),
+            known=known[order],
+            time=time,
+            kinds=kinds[order],
+            code=np.full(len(entity), -1, dtype=np.int64) if code is None else code[order].astype(np.int64),
+            size=size[order],
+            by_time=np.lexsort((time, entity)).astype(np.int64),
+            codes=codes,
+        )
+
 
 @njit(cache=True, nogil=True)
 def _has(kinds: np.uint32, bit: int) -> bool:

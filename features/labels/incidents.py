@@ -1,8 +1,8 @@
 """Incidents: bursts of label-worthy events of one unit, as the truth and as they came to be known.
 
 Two views are kept apart. :func:`find_incidents` looks back from one instant and gives each incident its true start and
-end; labels and evaluation use it. :func:`known_onsets` and :func:`down_intervals` walk forward and say what could be
-known at each time; features and the decision grid use them.
+end; labels and evaluation use it. :func:`known_onsets` walks forward and says what could be known at each
+time, as :mod:`features.labels.outages` does; features and the decision grid use them.
 
 A ``failure`` or XID event that names a node of GPUs but none of its GPUs is no incident: to make it one of every GPU
 there would count one fault eight times. It is part of the node's history. Where the nodes are the units (no GPUs in
@@ -99,44 +99,6 @@ def known_onsets(record: Record) -> pd.DataFrame:
     frame["timestamp"] = instants(np.asarray([sign.time for sign in signs], dtype=np.int64))
     frame["known_at"] = instants(np.asarray([sign.established for sign in signs], dtype=np.int64))
     return frame[["unit", "gpu", "node", "timestamp", "known_at", "failure_class", "code"]]
-
-
-def down_intervals(record: Record) -> pd.DataFrame:
-    """When each unit was known to be down.
-
-    A unit is known to be down at t if, of the facts known at t, its last label-worthy event is followed by no repair,
-    replacement, reset or removal and is less than ``labels.cooldown`` ago.
-
-    Returns: columns ``unit``, ``down_from`` (included), ``down_until`` (excluded); sorted by (unit, down_from),
-    disjoint. Whether a time lies in an interval depends only on facts known at that time.
-    """
-    rows: list[tuple[int, int, int]] = []
-    cooldown = duration_ms(record.labels.cooldown)
-    for unit, evidence in record.evidence.items():
-        moments = [(sign.established, sign.time, True) for sign in evidence.signs]
-        moments += [(known, time, False) for time, known in evidence.ends]
-        moments.sort()
-        last_sign, last_end = -NEVER, -NEVER
-        for position, (known, time, is_sign) in enumerate(moments):
-            if is_sign:
-                last_sign = max(last_sign, time)
-            else:
-                last_end = max(last_end, time)
-            following = moments[position + 1][0] if position + 1 < len(moments) else NEVER
-            until = min(following, last_sign + cooldown)
-            if last_end < last_sign and known < until:
-                if rows and rows[-1][0] == unit and rows[-1][2] == known:
-                    rows[-1] = (unit, rows[-1][1], until)
-                else:
-                    rows.append((unit, known, until))
-    codes = np.asarray([row[0] for row in rows], dtype=np.int64)
-    return pd.DataFrame(
-        {
-            "unit": pd.array(record.stays.units[codes] if rows else [], dtype="str"),
-            "down_from": instants(np.asarray([row[1] for row in rows], dtype=np.int64)),
-            "down_until": instants(np.asarray([row[2] for row in rows], dtype=np.int64)),
-        }
-    )
 
 
 def _bursts(signs: list[Sign], ends: list[tuple[int, int]], labels: LabelSection) -> list[tuple[int, int]]:

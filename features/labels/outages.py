@@ -1,4 +1,4 @@
-"""When a unit was known to be out of use: inside an incident, or drained by someone else and not yet given back.
+"""When a unit was known to be out of use: inside an incident, or drained by another hand and not yet given back.
 
 A drained unit runs nothing. Scoring it would spend the alert budget on what the operator has already taken out.
 """
@@ -11,37 +11,64 @@ import numpy as np
 import pandas as pd
 
 from features.labels.evidence import Record
-from features.labels.incidents import down_intervals
-from features.times import NEVER, Int64Array, duration_ms, instants, milliseconds
+from features.times import NEVER, Int64Array, duration_ms, instants
 
 LONGEST_DRAIN = timedelta(days=31)
-"""A drain that nobody took back counts no longer than this: the 95th percentile of repairs in StepFun's trace."""
+"""A drain that was not taken back counts no longer than this: the 95th percentile of repairs in StepFun's trace."""
 
 
 def out_of_use(record: Record) -> pd.DataFrame:
     """When each unit was known to be down or drained.
 
-    Our own controller's drains do not count: a unit that it drained is still watched, and its rows have no label.
+    Drains by predrain's own controller do not count: a unit that it drained is still watched, and its rows have no
+    label.
 
-    Returns: as :func:`features.labels.incidents.down_intervals`.
+    Returns: columns ``unit``, ``down_from`` (included), ``down_until`` (excluded); sorted by (unit, down_from),
+    disjoint. Whether a time lies in an interval depends only on facts known at that time.
     """
-    down = down_intervals(record)
-    both = pd.concat([down, _drained(record)], ignore_index=True)
-    both = both.sort_values(["unit", "down_from"], kind="stable", ignore_index=True)
-    unit = pd.factorize(both["unit"])[0]
-    start, end = milliseconds(both["down_from"], "down_from"), milliseconds(both["down_until"], "down_until")
-    same = unit[1:] == unit[:-1]
-    ends_by_now = _newest(end, unit)
-    goes_on = np.r_[False, same & (start[1:] <= ends_by_now[:-1])][: unit.size]
-    first = np.flatnonzero(~goes_on)
-    last = np.append(first[1:], unit.size)[: first.size] - 1
-    return pd.DataFrame(
-        {
-            "unit": both["unit"].iloc[first].reset_index(drop=True),
-            "down_from": instants(start[first]),
-            "down_until": instants(ends_by_now[last]),
-        }
+    stays, facts = record.stays, record.facts
+    begun, begun_unit = facts.at_units(facts.drains() & ~facts.own(), stays)
+    ended, ended_unit = facts.at_units(facts.releases() | facts.ends() | facts.diagnostics(passed=True), stays)
+    drained = _intervals(
+        np.stack([begun_unit, facts.known[begun], facts.time[begun]]),
+        np.stack([ended_unit, facts.known[ended], facts.time[ended]])[:, np.isin(ended_unit, begun_unit)],
+        duration_ms(LONGEST_DRAIN),
     )
+    return _frame(record, np.concatenate([_down(record), drained], axis=1))
+
+
+def down_intervals(record: Record) -> pd.DataFrame:
+    """When each unit was known to be down, as :func:`out_of_use` gives it.
+
+    A unit is known to be down at t if, of the facts known at t, its last label-worthy event is followed by no repair,
+    replacement, reset or removal and is less than ``labels.cooldown`` ago.
+    """
+    return _frame(record, _down(record))
+
+
+def _down(record: Record) -> Int64Array:
+    signs = [(unit, s.established, s.time) for unit, evidence in record.evidence.items() for s in evidence.signs]
+    ends = [(unit, known, time) for unit, evidence in record.evidence.items() for time, known in evidence.ends]
+    begun, ended = (np.array(rows, dtype=np.int64).reshape(-1, 3).T for rows in (signs, ends))
+    return _intervals(begun, ended, duration_ms(record.labels.cooldown))
+
+
+def _intervals(begins: Int64Array, ends: Int64Array, longest: int) -> Int64Array:
+    """Tell from when until when units were known to be out of use: unit, from, until; shape (3, n).
+
+    ``begins``, ``ends``: unit, when it was known, and when it happened; shape (3, n).
+    ``longest``: how long a begin counts (ms) where no end follows it.
+    """
+    moments = np.concatenate([ends, begins], axis=1)
+    is_begin = np.arange(moments.shape[1]) >= ends.shape[1]
+    order = np.lexsort((is_begin, moments[2], moments[1], moments[0]))
+    (unit, known, time), is_begin = moments[:, order], is_begin[order]
+    last_begin = _newest(np.where(is_begin, time, -NEVER), unit)
+    last_end = _newest(np.where(is_begin, -NEVER, time), unit)
+    following = np.append(np.where(unit[1:] == unit[:-1], known[1:], NEVER), NEVER)[: unit.size]
+    until = np.minimum(following, last_begin + longest)
+    held = (last_end < last_begin) & (known < until)
+    return np.stack([unit[held], known[held], until[held]])
 
 
 def _newest(values: Int64Array, unit: Int64Array) -> Int64Array:
@@ -49,26 +76,17 @@ def _newest(values: Int64Array, unit: Int64Array) -> Int64Array:
     return pd.Series(values).groupby(unit, sort=False).cummax().to_numpy(np.int64)
 
 
-def _drained(record: Record) -> pd.DataFrame:
-    stays, facts = record.stays, record.facts
-    begun, begun_unit = facts.at_units(facts.drains() & ~facts.own(), stays)
-    ended, ended_unit = facts.at_units(facts.releases() | facts.ends() | facts.diagnostics(passed=True), stays)
-    again = np.isin(ended_unit, begun_unit)
-    ended, ended_unit = ended[again], ended_unit[again]
-    fact, unit = np.r_[ended, begun], np.r_[ended_unit, begun_unit]
-    begins = np.arange(fact.size) >= ended.size
-    known, time = facts.known[fact], facts.time[fact]
-    order = np.lexsort((begins, time, known, unit))
-    unit, known, time, begins = unit[order], known[order], time[order], begins[order]
-    last_begin = _newest(np.where(begins, time, -NEVER), unit)
-    last_end = _newest(np.where(begins, -NEVER, time), unit)
-    following = np.append(np.where(unit[1:] == unit[:-1], known[1:], NEVER), NEVER)[: unit.size]
-    until = np.minimum(following, last_begin + duration_ms(LONGEST_DRAIN))
-    held = (last_end < last_begin) & (known < until)
+def _frame(record: Record, intervals: Int64Array) -> pd.DataFrame:
+    """Join intervals of a unit that overlap or touch."""
+    unit, start, end = intervals[:, np.lexsort((intervals[1], intervals[0]))]
+    until = _newest(end, unit)
+    goes_on = np.r_[False, (unit[1:] == unit[:-1]) & (start[1:] <= until[:-1])][: unit.size]
+    first = np.flatnonzero(~goes_on)
+    last = np.append(first[1:], unit.size)[: first.size] - 1
     return pd.DataFrame(
         {
-            "unit": pd.array(stays.units[unit[held]], dtype="str"),
-            "down_from": instants(known[held]),
-            "down_until": instants(until[held]),
+            "unit": pd.array(record.stays.units[unit[first]], dtype="str"),
+            "down_from": instants(start[first]),
+            "down_until": instants(until[last]),
         }
     )

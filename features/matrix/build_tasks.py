@@ -27,7 +27,6 @@ from features.engine import source_digest
 from features.errors import InputError
 from features.fleet import Fleet
 from features.groups.domains import check_scopes
-from features.groups.history import History
 from features.groups.static import StaticPlan
 from features.installations import units_of
 from features.known_at import reported
@@ -240,11 +239,9 @@ class Build:
 
     @cached_property
     def _joiner(self) -> PartJoiner:
-        events, inventory, history = self.known.events, self.known.inventory, None
-        if "history" in self.plan.features.groups:
-            history = History.of(self._record, self.order.config.features, inventory, unit=self.order.config.unit)
+        events, inventory = self.known.events, self.known.inventory
         return PartJoiner(
-            self.plan, self.fleet, self.rows, self.keys, events, inventory, history, self.work, self.store
+            self.plan, self.fleet, self.rows, self.keys, events, inventory, self._record, self.work, self.store
         )
 
     @cached_property

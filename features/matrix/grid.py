@@ -40,7 +40,7 @@ def decision_rows(times: pd.DatetimeIndex, inventory: pd.DataFrame, down: pd.Dat
     ``times``: decision times, ascending.
     ``inventory``: as a dataset holds it. A stay counts from ``installed_at`` (included) to ``removed_at`` (excluded),
     so that a row depends on no removal after its time.
-    ``down``: from :func:`features.labels.incidents.down_intervals`.
+    ``down``: from :func:`features.labels.outages.out_of_use`.
     Returns: ``decision_time``, ``node``, ``gpu`` (null for a node), ``unit``, ``augmented`` (False), ``established_at``
     (the decision time: that is when the row is known to exist); sorted by (decision_time, unit).
     """

@@ -13,7 +13,6 @@ import pyarrow as pa
 
 from features.errors import InputError
 from features.fleet import Fleet
-from features.groups.history import History
 from features.groups.static import StaticPlan
 from features.known_at import reported
 from features.labels.evidence import Record
@@ -73,16 +72,14 @@ def live_rows(
     keys = decision_rows(instants(np.array([instant_ms(t)], dtype=np.int64)), inventory, out_of_use(record))
     fleet = Fleet.of(inventory)
     rows = Rows.of(keys, fleet, config.decision)
-    work, store, history = [], BucketStore(None), None
+    work, store = [], BucketStore(None)
     if plan.reads_samples and len(keys):
         work = [BucketWork(0, dict(node_ranges(fleet)), np.arange(len(fleet.pairs)), np.arange(len(keys)))]
         blocks = (block for runs in prefetch(samples) for block in blocks_of(runs, plan.layout, unit=plan.unit))
         # buckets are read, and the next block is cut, while rows are computed
         service = fleet.in_service(rows.times)
         store.keep(0, bucket_values(plan, fleet, rows, service, work[0], prefetch(blocks)))
-    if "history" in config.features.groups:
-        history = History.of(record, config.features, inventory, unit=config.unit)
-    joiner = PartJoiner(plan, fleet, rows, keys, events, inventory, history, work, store)
+    joiner = PartJoiner(plan, fleet, rows, keys, events, inventory, record, work, store)
     values = joiner.columns(PartRows("", 0, len(keys))).T
     features = pd.DataFrame(values, columns=[column.name for column in plan.columns])
     return pd.concat([keys[list(ROW_COLUMNS)], features], axis=1)

@@ -15,6 +15,7 @@ from features.fleet import Fleet
 from features.groups.history import History
 from features.groups.onset import FleetKinds
 from features.groups.peers import fleet_medians, model_codes
+from features.labels.evidence import Record
 from features.matrix.buckets import BucketStore
 from features.matrix.filling import BucketWork, Float32Array, Rows, own_columns
 from features.matrix.plan import FeaturePlan
@@ -83,12 +84,14 @@ class PartJoiner:
         keys: pd.DataFrame,
         events: pd.DataFrame,
         inventory: pd.DataFrame,
-        history: History | None,
+        record: Record,
         work: Sequence[BucketWork],
         store: BucketStore,
     ) -> None:
-        self._plan, self._fleet, self._rows, self._keys, self._history = plan, fleet, rows, keys, history
-        self._work, self._store = work, store
+        self._plan, self._fleet, self._rows, self._keys = plan, fleet, rows, keys
+        self._work, self._store, self._history = work, store, None
+        if "history" in plan.features.groups:
+            self._history = History.of(record, plan.features, inventory, unit=plan.unit)
         self._kept = threading.local()  # arrays this large cost more to get from the system than to fill
         self._own = own_columns(plan)
         self._model, self._models = model_codes(fleet, inventory)

@@ -244,7 +244,7 @@ def _read(name: str, file: str, files: Mapping[str, bytes], columns: tuple[Featu
     learner = read_learner(name, files[file], file, features)
     if window is None or name in SEQUENCE:
         return learner
-    return FirstColumns.around(learner, window.tabular, len(columns))
+    return FirstColumns.around(learner, window.tabular)
 
 
 def _swap(work: Path, path: Path) -> None:

@@ -1,19 +1,15 @@
-"""Baselines of the same shape as the learners: chance, the count of past faults, and the vendor's own thresholds.
-
-None of them learns: ``fit`` only checks its input and remembers the classes.
-"""
+"""Baselines, which learn nothing: chance, the count of past faults, and the vendor's own thresholds."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, ClassVar, Self
+from typing import ClassVar
 
 import numpy as np
 
 from features.vocabulary import FeatureColumn
-from models.binary import BinaryClassifier
 from models.rows.ranking import Floats, Hashes, mix, uniform
 
 HISTORY_WINDOW = timedelta(days=30)
@@ -25,28 +21,22 @@ HARDWARE_HISTORY = frozenset(
 """Hardware causes of :data:`features.groups.history.WHATS`; ``xid_hardware`` would count these twice."""
 
 
-class Baseline(BinaryClassifier):
+class Baseline:
     """What gives points to rows.
 
-    ``columns``: the columns of ``X``, in order; None: no column is known, and the score is constant.
+    ``columns``: the features of a row, in order.
     ``seed``: seed of ``random``; the others ignore it.
     """
 
-    def __init__(self, columns: Sequence[FeatureColumn] | None = None, seed: int = 0) -> None:
+    def __init__(self, columns: Sequence[FeatureColumn] = (), seed: int = 0) -> None:
         self.columns = columns
         self.seed = seed
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
-        """Remember the classes of ``y``, shape (n_rows,); ``X`` has shape (n_rows, n_features), NaN allowed."""
-        self._begin_fit(X, y, sample_weight)
-        return self
-
-    def points(self, X: np.ndarray, identity: Hashes | None = None) -> Floats:
-        """Score rows, zero or more, riskiest highest, without having been fitted.
+    def points(self, X: np.ndarray, identity: Hashes) -> Floats:
+        """Score rows, zero or more, riskiest highest.
 
         ``X``: features in the order of ``columns``; NaN: unknown; shape (n_rows, n_features).
-        ``identity``: hash of each row's unit and decision time, for ``random``; without it the row's values stand for
-        it; shape (n_rows,).
+        ``identity``: hash of each row's unit and decision time, for ``random``; shape (n_rows,).
         Returns shape (n_rows,).
         """
         raise NotImplementedError
@@ -57,35 +47,19 @@ class Baseline(BinaryClassifier):
 
     def _find(self, **wanted: object) -> list[int]:
         """Positions of the columns whose attributes equal the wanted values; shortest window first."""
-        found = [
+        positions = [
             (column.window or timedelta(0), i)
-            for i, column in enumerate(self.columns or ())
+            for i, column in enumerate(self.columns)
             if all(getattr(column, name) == value for name, value in wanted.items())
         ]
-        return [i for _, i in sorted(found)]
-
-    def _positive(self, X: np.ndarray) -> np.ndarray:
-        # An order and no probability: predict_proba must stay within 0 and 1.
-        points = self.points(X)
-        return points / (1 + points)
-
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.input_tags.allow_nan = True
-        tags.classifier_tags.poor_score = True
-        return tags
+        return [i for _, i in sorted(positions)]
 
 
 class RandomScore(Baseline):
     """Chance: a number drawn from who the row is, the same in every run."""
 
-    def points(self, X: np.ndarray, identity: Hashes | None = None) -> Floats:
+    def points(self, X: np.ndarray, identity: Hashes) -> Floats:  # noqa: ARG002  the base's signature
         """Draw one number in (0, 1) for each row; see :meth:`Baseline.points`."""
-        if identity is None:
-            identity = np.zeros(len(X), dtype=np.uint64)
-            # Adding 0 turns -0.0 into 0.0; equal rows must hash alike.
-            for column in (np.asarray(X, dtype=np.float64) + 0.0).T:
-                identity = mix(identity, np.ascontiguousarray(column).view(np.uint64))
         return uniform(mix(identity, self.seed))
 
 
@@ -97,7 +71,7 @@ class HistoryCount(Baseline):
     not count. A dataset of nodes has the node's count only.
     """
 
-    def points(self, X: np.ndarray, identity: Hashes | None = None) -> Floats:  # noqa: ARG002  the base's signature
+    def points(self, X: np.ndarray, identity: Hashes) -> Floats:  # noqa: ARG002  the base's signature
         """Give the GPU's count plus the node's squeezed into [0, 1); see :meth:`Baseline.points`."""
         own = self._count(X, "gpu")
         node = np.maximum(self._count(X, "node"), 0)  # a caller's rows may hold anything, and -1 would divide by zero
@@ -124,11 +98,11 @@ class HistoryCount(Baseline):
         return total
 
     def _hardware(self, i: int) -> bool:
-        channel = str((self.columns or ())[i].channel)
+        channel = str(self.columns[i].channel)
         return channel in HARDWARE_HISTORY
 
     def _window(self, i: int) -> timedelta:
-        return (self.columns or ())[i].window or timedelta(0)
+        return self.columns[i].window or timedelta(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +135,7 @@ class VendorRules(Baseline):
     Thresholds: NVIDIA DCGM, ``DcgmGPUHardwareLimits.h`` and ``DcgmHealthWatch.cpp`` (PCIe replays above 16 a minute at
     generation 4 and 16 lanes; an NVLink replay or recovery; NVLink CRC errors at 100 a second; 512 uncorrectable
     remapped rows; a failed remap) and NVIDIA's page-retirement policy (63 pages, or more than 15 for double-bit
-    errors). A pending remap and a new double-bit error need a reset before the next job; their severity is ours.
+    errors). A pending remap and a new double-bit error need a reset before the next job; predrain chose their severity.
     """
 
     RULES: ClassVar[tuple[VendorRule, ...]] = (
@@ -178,7 +152,7 @@ class VendorRules(Baseline):
         VendorRule(("nvlink_recovery_total",), "rise", 1, 1),
     )
 
-    def points(self, X: np.ndarray, identity: Hashes | None = None) -> Floats:  # noqa: ARG002  the base's signature
+    def points(self, X: np.ndarray, identity: Hashes) -> Floats:  # noqa: ARG002  the base's signature
         """Add up the severities of the rules hit; see :meth:`Baseline.points`."""
         total = np.zeros(len(X))
         for rule in self.RULES:
@@ -202,7 +176,7 @@ class VendorRules(Baseline):
                 continue
             # A rate wants the shortest window; an event that must not happen at all, the longest.
             i = found[0] if rule.rate or rule.statistic == "last" else found[-1]
-            window = (self.columns or ())[i].window
+            window = self.columns[i].window
             seconds = window.total_seconds() if rule.rate and window else 1.0
             value += np.nan_to_num(X[:, i].astype(np.float64), nan=0.0) / seconds
         # Stored features are float32: a rate that is exactly at its threshold may come out a hair above it.

@@ -70,18 +70,6 @@ def register_bundle(tracking_uri: str, model: str, bundle: Path, *, run_id: str,
     return version
 
 
-def version_of(tracking_uri: str, model: str, alias: str) -> int | None:
-    """Find the version that has an alias.
-
-    ``alias``: such as :data:`CHAMPION`.
-    Returns: its number; None where the model has no such alias.
-    Raises ``InputError`` if there is no such model.
-    """
-    with opened_store(tracking_uri) as mlflow:
-        aliases = mlflow.MlflowClient().get_registered_model(model).aliases
-    return int(aliases[alias]) if alias in aliases else None
-
-
 def experiment_id(client: Any, tracking_uri: str, name: str) -> str:
     """Find or make an experiment, its artifacts beside the database."""
     found = client.get_experiment_by_name(name)

@@ -121,7 +121,6 @@ class TrainingSet:
     odds of grid rows in the span over the log of the weighted odds here. Augmented positives count in the second only.
     ``n_positive``, ``n_negative``, ``n_augmented``: rows by label, and how many of the positives are augmented.
     ``n_incidents``: distinct incidents among the positives.
-    ``n_unmatched``: augmented positives left out because no negative stood at their time.
     ``thinned_to``: negatives for each positive, where there was room for fewer than asked for; None: as asked for.
     """
 
@@ -133,7 +132,6 @@ class TrainingSet:
     n_negative: int
     n_augmented: int
     n_incidents: int
-    n_unmatched: int
     thinned_to: int | None = None
 
     @property
@@ -218,7 +216,6 @@ def choose_rows(
         n_negative=len(on_rows) + len(off_rows),
         n_augmented=len(matched),
         n_incidents=count_incidents(rows, labels, positives),
-        n_unmatched=int((positive & rows.augmented).sum()) - len(matched),
         thinned_to=thinned_to,
     )
 

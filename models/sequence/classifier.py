@@ -13,16 +13,18 @@ from typing import Any, Self
 import numpy as np
 from pydantic import TypeAdapter
 from scipy.special import expit
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.utils.multiclass import check_classification_targets, type_of_target
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
 from features.times import duration_ms
-from models.binary import BinaryClassifier
 from models.recipe import Recipe
 from models.rows.ranking import Bools, Floats, Ints
 from models.sequence.extra import require_torch
 from models.sequence.layout import SequenceLayout, SequenceScaler
 
 
-class SequenceClassifier(BinaryClassifier):
+class SequenceClassifier(ClassifierMixin, BaseEstimator):
     """A network that reads a raw window as a sequence, with the static features repeated at every step.
 
     Fitted with Adam on the weighted binary cross-entropy. The last share of the rows in time is held out, apart from
@@ -41,6 +43,8 @@ class SequenceClassifier(BinaryClassifier):
     ``epochs_``: passes over the rows that the weights have seen.
     ``early_stopped_``: whether a tail ended the fitting.
     """
+
+    classes_: np.ndarray
 
     def __init__(
         self,
@@ -136,8 +140,34 @@ class SequenceClassifier(BinaryClassifier):
         if found != wanted:
             raise ValueError(f"weights of shapes {found} where {wanted} were expected")
 
-    def _positive(self, X: np.ndarray) -> np.ndarray:
-        return expit(self._score(len(X), lambda begin, end: self.scaler_.transform(X[begin:end])))
+    def _begin_fit(self, X: Any, y: Any, sample_weight: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Check the training data, remember the classes, and give ``X``, ``y`` as 0 and 1, and the weights."""
+        X, y = validate_data(self, X, y, dtype=[np.float64, np.float32], ensure_all_finite="allow-nan")
+        check_classification_targets(y)
+        kind = type_of_target(y, input_name="y")
+        if kind != "binary":
+            raise ValueError(f"Only binary classification is supported. The type of the target is {kind}.")
+        self.classes_, codes = np.unique(y, return_inverse=True)
+        if len(self.classes_) < 2:
+            found = self.classes_.tolist()
+            raise ValueError(f"{type(self).__name__} needs two classes, found one class only: {found}")
+        weight = _check_sample_weight(sample_weight, X, dtype=np.float64, allow_all_zero_weights=False)
+        return X, codes.astype(np.int64), weight
+
+    def _checked(self, X: Any) -> np.ndarray:
+        check_is_fitted(self)
+        return validate_data(self, X, dtype=[np.float64, np.float32], ensure_all_finite="allow-nan", reset=False)
+
+    def predict_proba(self, X: Any) -> np.ndarray:
+        """Give the probability of both classes, shape (n_rows, 2), for ``X`` of shape (n_rows, n_features)."""
+        X = self._checked(X)
+        positive = expit(self._score(len(X), lambda begin, end: self.scaler_.transform(X[begin:end])))
+        return np.column_stack([1 - positive, positive])
+
+    def predict(self, X: Any) -> np.ndarray:
+        """Give the more probable class of each row, shape (n_rows,)."""
+        above = (self.predict_proba(X)[:, 1] > 0.5).astype(int)
+        return self.classes_[above]
 
     def _score(self, rows: int, inputs: Any) -> Floats:
         require_torch(self.network)
@@ -173,6 +203,7 @@ class SequenceClassifier(BinaryClassifier):
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
+        tags.classifier_tags.multi_class = False
         tags.input_tags.allow_nan = True
         return tags
 

@@ -15,13 +15,10 @@ from typing import Any, Self
 
 import numpy as np
 import pandas as pd
-from sklearn.base import clone
-from sklearn.linear_model import LogisticRegression
-from sklearn.utils import get_tags
+from sklearn.base import BaseEstimator, clone
 
 from features.errors import InputError
 from features.vocabulary import FeatureColumn
-from models.binary import BinaryClassifier
 from models.config import SEQUENCE
 from models.rows.training_set import Matrix
 from models.sequence.classifier import SequenceClassifier
@@ -29,12 +26,11 @@ from models.sequence.extra import require_torch, versions
 from models.sequence.layout import WindowFacts, window_of
 
 
-class FirstColumns(BinaryClassifier):
+class FirstColumns(BaseEstimator):
     """Fit and score a classifier on the first columns of the rows.
 
-    ``classifier``: fitted as a clone; None: logistic regression.
-    ``columns``: how many columns it sees; None: all.
-    ``classifier_``: Fitted, with classes 0 and 1.
+    ``classifier``: fitted as a clone; None: given fitted, see :meth:`around`.
+    ``columns``: how many columns it sees.
     """
 
     def __init__(self, classifier: Any = None, columns: int | None = None) -> None:
@@ -42,37 +38,24 @@ class FirstColumns(BinaryClassifier):
         self.columns = columns
 
     @classmethod
-    def around(cls, fitted: Any, columns: int, features: int) -> FirstColumns:
-        """Wrap a classifier that is fitted already, for rows of ``features`` columns."""
+    def around(cls, fitted: Any, columns: int) -> FirstColumns:
+        """Wrap a classifier that is fitted already."""
         wrapped = cls(None, columns)
         wrapped.classifier_ = fitted
-        wrapped.classes_ = np.array([0, 1])
-        wrapped.n_features_in_ = features
         return wrapped
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
-        """Fit the classifier.
-
-        ``X``: Rows; NaN allowed if the classifier takes it; shape (n_rows, n_features).
-        ``y``: two classes; the second in sorted order is the positive one; shape (n_rows,).
-        ``sample_weight``: Weights; shape (n_rows,).
-        """
-        X, codes, weight = self._begin_fit(X, y, sample_weight)
-        inner = LogisticRegression() if self.classifier is None else clone(self.classifier)
-        self.classifier_ = inner.fit(self._first(X), codes, sample_weight=weight)
+    def fit(self, X: np.ndarray, y: np.ndarray, sample_weight: np.ndarray | None = None) -> Self:
+        """Fit the classifier on rows of shape (n_rows, n_features); NaN allowed if it takes it."""
+        self.classifier_ = clone(self.classifier).fit(self._first(X), y, sample_weight=sample_weight)
         return self
+
+    def predict_proba(self, X: np.ndarray) -> np.ndarray:
+        """Give the probability of both classes, shape (n_rows, 2)."""
+        return np.asarray(self.classifier_.predict_proba(self._first(X)))
 
     def _first(self, X: np.ndarray) -> np.ndarray:
         # A copy in row order: libraries that take views would read past the window at each row.
         return np.ascontiguousarray(X[:, : self.columns])
-
-    def _positive(self, X: np.ndarray) -> np.ndarray:
-        return np.asarray(self.classifier_.predict_proba(self._first(X))[:, 1])
-
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.input_tags.allow_nan = bool(get_tags(self.classifier).input_tags.allow_nan) if self.classifier else False
-        return tags
 
 
 def inner_of(learner: Any) -> Any:

@@ -70,8 +70,8 @@ def fit_final(
     reach_of(rows, labels)
     k = alert_budget(rows, labels, backtest, as_of_ms=refit_ms)
     trainer = Trainer(matrix, training=training, models=models, k=k, seed=seed, names=names, progress=progress)
-    choice = trainer.choose_span(refit_ms, labels, None)
-    if choice is None:
+    span = trainer.choose_span(refit_ms, labels, None)
+    if span is None:
         before = format_days(refit_ms - trainer.first_ms)
         history = (
             f"the data span {before}"
@@ -85,13 +85,13 @@ def fit_final(
             f"Give {'a shorter window' if until is None else 'a later time, a shorter window'}, or a dataset with more "
             "history.",
         )
-    if why := trainer.unfit(refit_ms, labels, choice.span):
+    if why := trainer.unfit(refit_ms, labels, span):
         raise InputError(
             f"one class only in the training window: {why}",
             "parameter training.window",
             "Give a longer window, or a dataset with more history.",
         )
-    fitted = trainer.fit(refit_ms, labels, choice.span)
+    fitted = trainer.fit(refit_ms, labels, span)
     reference = make_reference(
         LabelledRows.of(rows, frame),
         tabular_values(matrix, trainer.values),

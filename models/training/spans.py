@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 
 import numpy as np
@@ -35,18 +34,6 @@ _DAY = timedelta(days=1)
 _MS_PER_DAY = 86_400_000
 _REFERENCE = {"n_estimators": 60, "learning_rate": 0.1}
 _REFERENCE_RATIO = 10
-
-
-@dataclass(frozen=True, slots=True)
-class SpanChoice:
-    """A training window and why it was taken.
-
-    ``scores``: average precision of the reference learner on the tail, by candidate; empty if nothing was compared.
-    """
-
-    span: timedelta
-    scores: Mapping[timedelta, float]
-    why: str
 
 
 def candidates(training: TrainingSection) -> tuple[timedelta, ...]:
@@ -89,7 +76,7 @@ def choose_span(
     seed: int,
     min_incidents: int = MIN_SPAN_INCIDENTS,
     max_rows: int | None = None,
-) -> SpanChoice:
+) -> timedelta:
     """Choose among the spans that fit.
 
     Each candidate is tried as it would have been used at the beginning of a tail: a small LightGBM model is fitted on
@@ -107,20 +94,19 @@ def choose_span(
     """
     longest = max(spans)
     if len(spans) == 1:
-        return SpanChoice(longest, {}, "the only span that fits")
+        return longest
     newest = refit_ms - reach_ms
     tail_ms = min(max(int(TAIL_SHARE * duration_ms(longest)), duration_ms(TAIL_AT_LEAST)), duration_ms(TAIL_AT_MOST))
     tail_ms = min(tail_ms, (newest - first_ms) // 3)
     spans = _well_filled(rows, labels, spans, min_incidents, refit_ms=refit_ms, newest_ms=newest)
     if len(spans) == 1:
-        return SpanChoice(longest, {}, f"the longest that fits: the others hold fewer than {min_incidents} incidents")
+        return longest
     tail_start = newest - tail_ms
     tail = known_rows(rows, labels, start_ms=tail_start, complete_by_ms=refit_ms, as_of_ms=refit_ms)
     tail_rows = np.flatnonzero(tail & ~rows.augmented)
     truth = labels.label[tail_rows]
-    found = count_incidents(rows, labels, tail_rows[truth == 1])
-    if found < MIN_TAIL_INCIDENTS or truth.min() == 1:
-        return SpanChoice(longest, {}, f"the longest that fits: {found} incidents in the tail are too few to compare")
+    if count_incidents(rows, labels, tail_rows[truth == 1]) < MIN_TAIL_INCIDENTS or truth.min() == 1:
+        return longest
     starts = {span: max(tail_start - reach_ms - duration_ms(span), first_ms) for span in sorted(spans)}
     chosen = {
         start: choose_rows(
@@ -139,8 +125,8 @@ def choose_span(
     scores = {span: tried[starts[span]] for span in spans}
     best = max(scores, key=lambda span: (scores[span], span))
     if current is not None and current in scores and scores[best] <= scores[current] * (1 + hysteresis):
-        return SpanChoice(current, scores, "no other is better by more than the hysteresis")
-    return SpanChoice(best, scores, "best average precision on the tail")
+        return current
+    return best
 
 
 def _well_filled(

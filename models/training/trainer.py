@@ -26,7 +26,7 @@ from models.rows.training_set import Labels, Matrix, Rows, TrainingSet, choose_r
 from models.sequence.windows import fitted_to, tabular_values
 from models.training.fitted import FittedModels, learners_of, model_names
 from models.training.schedule import format_days, format_instant, instant_of
-from models.training.spans import SpanChoice, choose_span, usable_spans
+from models.training.spans import choose_span, usable_spans
 
 Progress = Callable[[int, int, str], None]
 """Called with the work done, all work, and what was done."""
@@ -103,7 +103,7 @@ class Trainer:
             self._labels = refit_ms, Labels.of(self.matrix.labels(instant_of(refit_ms)))
         return self._labels[1]
 
-    def choose_span(self, refit_ms: int, labels: Labels, current: timedelta | None) -> SpanChoice | None:
+    def choose_span(self, refit_ms: int, labels: Labels, current: timedelta | None) -> timedelta | None:
         """Choose the span at a refit; None if none fits."""
         spans = usable_spans(self.training, refit_ms=refit_ms, first_ms=self.first_ms, reach_ms=self.reach_ms)
         if not spans:

@@ -135,7 +135,6 @@ def test_a_class_with_few_incidents_is_undecided_and_does_not_refuse():
     assert criterion(verdict, "recall of memory").outcome == "undecided"
     assert "fewer than 10 incidents" in criterion(verdict, "recall of memory").why
     assert criterion(verdict, "recall of bus").outcome == "passed"
-    assert "recall of memory" in verdict.undecided
     assert verdict.passed
 
 

@@ -71,8 +71,7 @@ def test_a_damaged_store_is_said_in_one_line(tmp_path):
 def test_the_challenger_is_the_version_registered_last_and_a_bundle_is_one_version(store):
     uri, _, versions, bundle = store
     assert versions == [1, 2, 2]
-    assert registry.version_of(uri, "predrain", registry.CHALLENGER) == 2
-    assert registry.version_of(uri, "predrain", "none-yet") is None
+    assert standing_of(uri, "predrain").aliases == {registry.CHALLENGER: 2}
     assert client(uri).get_model_version("predrain", "2").tags["bundle_digest"] == bundle.digest
 
 
@@ -167,7 +166,7 @@ def test_champions_follow_each_other_and_are_unwound_step_by_step(store):
         crown(uri, "predrain", 2, expected=2, tags={})
     assert step_back(uri, "predrain", expected=1, tags={"rolled_back_reason": "worse"}) == 2
     assert standing_of(uri, "predrain").history == start
-    assert registry.version_of(uri, "predrain", registry.CHAMPION) == 2
+    assert standing_of(uri, "predrain").aliases[registry.CHAMPION] == 2
 
 
 @pytest.mark.parametrize(
@@ -210,12 +209,12 @@ def test_a_store_or_model_that_does_not_exist_is_refused(store, tmp_path):
         "Give sqlite:///PATH or the address of a tracking server."
     )
     with pytest.raises(InputError, match=r"MLflow refused: .*nobody"):
-        registry.version_of(store[0], "nobody", registry.CHAMPION)
+        standing_of(store[0], "nobody")
     with pytest.raises(InputError, match="no bundle in"):
         registry.register_bundle(store[0], "predrain", tmp_path / "nowhere", run_id=store[1])
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="cannot make the folder of the store"):
-        registry.version_of(f"sqlite:///{tmp_path / 'file' / 'x' / 'mlflow.db'}", "predrain", "x")
+        version_at(f"sqlite:///{tmp_path / 'file' / 'x' / 'mlflow.db'}", "predrain", 1)
 
 
 def test_the_module_itself_does_not_import_mlflow():

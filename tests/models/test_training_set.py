@@ -53,7 +53,7 @@ def test_all_positives_and_the_ratio_of_negatives(matrix):
     positive &= labels.label == 1
     used = set(picked.rows[picked.label == 1].tolist())
     assert used <= set(np.flatnonzero(positive).tolist())
-    assert len(used) == positive.sum() - picked.n_unmatched
+    assert len(used) == positive.sum()
     assert set(np.flatnonzero(positive & ~rows.augmented).tolist()) <= used
     assert picked.n_positive == (picked.label == 1).sum() > 50
     weight = picked.weight[picked.label == 0].sum()
@@ -165,12 +165,12 @@ def test_augmented_rows_without_a_known_positive_at_their_time_are_left_out(matr
     assert not (usable & rows.augmented).any()
 
 
-def test_augmented_positives_without_companions_are_counted_and_left_out(matrix):
+def test_augmented_positives_without_companions_are_left_out(matrix):
     positive = matrix.labels()["label"].fillna(0) == 1
     alone = reordered(matrix, np.flatnonzero(~matrix.rows["augmented"] | positive))
     rows, _, picked = chosen(alone)
     off = rows.augmented[picked.rows]
-    assert picked.n_unmatched > 0
+    assert set(np.flatnonzero(rows.augmented)) - set(picked.rows)
     for time in np.unique(rows.time[picked.rows][off]):
         assert {0, 1} == set(picked.label[off & (rows.time[picked.rows] == time)].tolist())
 

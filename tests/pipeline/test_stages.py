@@ -13,7 +13,7 @@ import pytest
 from features.matrix.matrix import FeatureMatrix
 from models.bundle.store import CARD, load_bundle
 from models.config import TrainingSection
-from models.registry.store import version_of
+from models.registry.champion import standing_of
 from models.training.trainer import Trainer
 from pipeline.artefacts import load_evaluation
 from pipeline.matrix_stage import check_made_with, make_matrix
@@ -137,7 +137,7 @@ def test_the_bundle_is_trained_and_loads(
     assert bundle.fitted.thinned_to == ratio < small_params.training.negative_ratio
     assert f"left room for {ratio} negatives for each positive" in card.read_text()
     assert summary["challenger"] == "predrain version 1"
-    assert version_of(f"sqlite:///{tmp_path}/mlflow.db", "predrain", "challenger") == 1
+    assert standing_of(f"sqlite:///{tmp_path}/mlflow.db", "predrain").aliases == {"challenger": 1}
 
 
 def test_a_dataset_of_another_step_is_refused(small_fleet: Path, small_params: Params, tmp_path: Path) -> None:

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from features.config import FeatureSection, LabelSection
 from features.groups.history import History, history_columns
 from features.labels.evidence import Record
-from features.labels.incidents import down_intervals, find_incidents, known_onsets
+from features.labels.incidents import find_incidents, known_onsets
+from features.labels.outages import down_intervals
 from telemetry.dataset.schema import EVENT_RUNS, EVENTS, conform
 from telemetry.importing.event_runs import KEPT_PER_MINUTE, dedupe_events, merge_floods, stack_events, total_count
 from tests.telemetry.helpers import DAY, events_frame, gpu, run_import, write_csv

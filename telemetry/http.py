@@ -210,16 +210,14 @@ async def exchange(
     *,
     timeout_s: float,
     max_bytes: int,
-    sink: Callable[[bytes], None] | None = None,
     **request: Any,
 ) -> Answer:
-    """Make one request; ``timeout_s`` is to the last byte, ``sink`` takes the body's pieces in place of the answer.
+    """Make one request; ``timeout_s`` is to the last byte.
 
     Raises HttpError where no whole answer arrives, BodyTooLarge, and InputError for a certificate that is not trusted.
     """
     began_s, size = time.monotonic(), 0
     pieces: list[bytes] = []
-    take = pieces.append if sink is None else sink
     with http_errors(url):
         async with asyncio.timeout(timeout_s), session.stream(method, url, **request) as response:
             headers = {name.lower(): value for name, value in response.headers.items()}
@@ -228,7 +226,7 @@ async def exchange(
                 if size > max_bytes:
                     empty = Answer(b"", headers, time.monotonic() - began_s, response.status_code)
                     raise BodyTooLarge(f"the answer has more than {max_bytes:,} bytes", empty)
-                take(piece)
+                pieces.append(piece)
     return Answer(b"".join(pieces), headers, time.monotonic() - began_s, response.status_code)
 
 

@@ -1,13 +1,14 @@
-"""The loop: every target is scraped once an interval, spread evenly, and what the pages hold lands once an interval."""
+"""The loop: every target is scraped once an interval, spread evenly, and the rows are written once an interval."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import zlib
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -33,7 +34,6 @@ HUNG_INTERVALS: Final = 5.0
 """A page that is unchanged for longer is called hung."""
 
 _KINDS: Final[tuple[Kind, ...]] = ("events", "inventory", "samples")
-_REFRESH_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class ScrapeSettings:
 
     ``timeout_s`` is for one scrape, from connecting to the last byte; ``concurrency`` bounds the scrapes under way, and
     a quarter of it those of targets that failed the last time, so that dead ones never delay the others. Rows are held
-    up to ``max_buffered_rows`` while nothing can be landed, then the oldest are dropped.
+    up to ``max_buffered_rows`` while nothing can be written, then the oldest are dropped.
     """
 
     interval_s: float = 30.0
@@ -65,7 +65,7 @@ class ScrapeSettings:
 
 @dataclass(slots=True)
 class Counts:
-    """What the collector did so far; scrapes that its end cut off are neither good nor failed."""
+    """What the collector did so far; scrapes that its end cut off neither succeeded nor failed."""
 
     scrapes: int = 0
     scrapes_succeeded: int = 0
@@ -78,10 +78,10 @@ class Counts:
 
 
 class Collector:
-    """Scrapes targets until it is told to stop.
+    """Scrapes targets until it is stopped.
 
     ``read_targets`` is called at the start and once an interval; ``run_blocking`` runs what waits for a disk or a
-    server beside the loop.
+    server in another thread.
     """
 
     def __init__(
@@ -110,38 +110,52 @@ class Collector:
         self._slots = asyncio.Semaphore(settings.concurrency)
         self._slots_of_failing = asyncio.Semaphore(max(1, settings.concurrency // 4))
         self._held: dict[Kind, list[pa.Table]] = {kind: [] for kind in _KINDS}
-        self._landing_lock = asyncio.Lock()
 
     @property
     def buffered_rows(self) -> int:
-        """Rows of samples that wait to be landed."""
+        """Rows of samples that wait to be written."""
         return sum(table.num_rows for table in self._held["samples"])
 
+    def state(self) -> dict[str, Any]:
+        """Return the collector's settings and totals."""
+        return {
+            "interval_s": self.settings.interval_s,
+            "targets_configured": len(self.watches),
+            "targets_owned": len(self.watches),
+            **asdict(self.counts),
+            "buffered_rows": self.buffered_rows,
+            "problem": self.problem,
+        }
+
     async def run(self, stop: asyncio.Event) -> bool:
-        """Scrape until ``stop`` is set, then land what is held; return whether everything is on the disk.
+        """Scrape until ``stop`` is set, then write what is held; return whether everything is on the disk.
 
         Raises InputError if the targets cannot be read at the start.
         """
         await self.refresh_targets()
-        works: list[asyncio.Task[Any]] = [
-            asyncio.create_task(work) for work in (stop.wait(), self._keep_landing(), self._keep_refreshing())
-        ]
-        self._follow_all()
         try:
-            done, _ = await asyncio.wait(works, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()  # a failure of ours must not pass in silence
+            while True:
+                for url in self.watches.keys() - self._tasks.keys():
+                    self._tasks[url] = asyncio.create_task(self._follow(self.watches[url]))
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(self.settings.interval_s):
+                        await stop.wait()
+                        break
+                await self.land()
+                try:
+                    await self.refresh_targets()
+                except Exception as error:
+                    # A broken list, or a client library's surprise, must not stop the scraping of the known targets.
+                    _log.error("targets stay as they were: %s", error, exc_info=not isinstance(error, InputError))
         finally:
-            async with self._landing_lock:  # a landing under way is let finish: its rows are in nobody else's hands
-                ending = [*works, *self._tasks.values()]
-                for task in ending:
-                    task.cancel()
-            await asyncio.gather(*ending, return_exceptions=True)
+            for task in self._tasks.values():
+                task.cancel()
+            await asyncio.gather(*self._tasks.values(), return_exceptions=True)
             landed = await self.land()
         return landed
 
     async def once(self) -> bool:
-        """Scrape every target once and land it; return whether everything is on the disk."""
+        """Scrape every target once and write the rows; return whether everything is on the disk."""
         await self.refresh_targets()
         try:
             now_s = asyncio.get_running_loop().time()
@@ -165,11 +179,6 @@ class Collector:
         for watch in self.watches.values():
             watch.lines.max_bytes = REMEMBERED_BYTES // len(self.watches)
 
-    def _follow_all(self) -> None:
-        for url, watch in self.watches.items():
-            if url not in self._tasks:
-                self._tasks[url] = asyncio.create_task(self._follow(watch))
-
     async def _follow(self, watch: TargetWatch) -> None:
         """Scrape one target on its own grid of times; a scrape that takes long skips the times that it missed."""
         interval_s = self.settings.interval_s
@@ -183,16 +192,16 @@ class Collector:
     async def _scrape(self, watch: TargetWatch, due_s: float) -> None:
         failing = watch.consecutive_failures > 0
         async with self._slots_of_failing if failing else self._slots:
-            started_s, at = asyncio.get_running_loop().time(), self.clock()
+            started_s, now = asyncio.get_running_loop().time(), self.clock()
             self.counts.scrapes_late += not failing and started_s - due_s > LATE_S
             self.counts.scrapes += 1
             try:
-                rows = watch.take(await self._scraper.fetch(watch.target.url), at, started_s)
+                rows = watch.take(await self._scraper.fetch(watch.target.url), now, started_s)
             except Exception as error:
-                # A page that breaks our own code must not stop the other thousand targets.
+                # A page that breaks the collector's code must not stop the other thousand targets.
                 if not isinstance(error, ScrapeError):
                     _log.exception("%s: its page could not be read", watch.target.address)
-                    error = ScrapeError("parse", f"our own error: {type(error).__name__}")
+                    error = ScrapeError("parse", f"internal error: {type(error).__name__}")
                 self.counts.scrapes_failed += 1
                 watch.failed(error)
                 return
@@ -206,54 +215,38 @@ class Collector:
     async def land(self) -> bool:
         """Write one file a kind of what is held; return whether all of it is on the disk."""
         problem = None
-        async with self._landing_lock:
-            for kind in _KINDS:
-                tables, self._held[kind] = self._held[kind], []
-                if not tables:
-                    continue
-                table = pa.concat_tables(tables, promote_options="default").combine_chunks()
-                try:
-                    await self._run_blocking(self._landing.stage, kind, table)
-                except (InputError, OSError) as error:
-                    problem = str(error)
-                    self._held[kind].insert(0, table)
-                    self._drop_oldest(kind)
-                except ValueError:
-                    # A table that can never land must not keep all others from landing.
-                    _log.exception("%d rows of %s cannot land and are dropped", table.num_rows, kind)
-                    self.counts.rows_dropped += table.num_rows
-                else:
-                    self.counts.rows_written += table.num_rows if kind == "samples" else 0
-                    self.counts.events_written += table.num_rows if kind == "events" else 0
-            if problem is not None and self.problem is None:
-                _log.error("nothing can be landed, it is tried again: %s", problem)
-            elif problem is None and self.problem is not None:
-                _log.warning("landing works again")
-            self.problem = problem
+        for kind in _KINDS:
+            tables, self._held[kind] = self._held[kind], []
+            if not tables:
+                continue
+            table = pa.concat_tables(tables, promote_options="default").combine_chunks()
+            try:
+                await self._run_blocking(self._landing.stage, kind, table)
+            except (InputError, OSError) as error:
+                problem = str(error)
+                self._held[kind].insert(0, table)
+                self._drop_oldest(kind)
+            except ValueError:
+                # A table that can never be written must not keep all others from it.
+                _log.exception("%d rows of %s cannot be written and are dropped", table.num_rows, kind)
+                self.counts.rows_dropped += table.num_rows
+            else:
+                self.counts.rows_written += table.num_rows if kind == "samples" else 0
+                self.counts.events_written += table.num_rows if kind == "events" else 0
+        if problem is not None and self.problem is None:
+            _log.error("rows cannot be written, retrying: %s", problem)
+        elif problem is None and self.problem is not None:
+            _log.warning("rows are written again")
+        self.problem = problem
         return problem is None
 
     def _drop_oldest(self, kind: Kind) -> None:
-        """Keep what is held within its bound, also while a landing hangs; a tenth more goes, not a page at a time."""
+        """Keep what is held within its bound, also while a write hangs; a tenth more goes, not a page at a time."""
         over = sum(table.num_rows for table in self._held[kind]) - self.settings.max_buffered_rows
         if over <= 0:
             return
         over += self.settings.max_buffered_rows // 10
-        _log.error("%d rows of %s are dropped: nothing can be landed for too long", over, kind)
+        _log.error("%d rows of %s are dropped: nothing can be written for too long", over, kind)
         self.counts.rows_dropped += over
         whole = pa.concat_tables(self._held[kind], promote_options="default")
         self._held[kind] = [whole.slice(over)]
-
-    async def _keep_landing(self) -> None:
-        while True:
-            await asyncio.sleep(self.settings.interval_s)
-            await self.land()
-
-    async def _keep_refreshing(self) -> None:
-        while True:
-            await asyncio.sleep(max(self.settings.interval_s, _REFRESH_S))
-            try:
-                await self.refresh_targets()
-            except Exception as error:
-                # A broken list, or a client library's surprise, must not stop the scraping of the known targets.
-                _log.error("targets stay as they were: %s", error, exc_info=not isinstance(error, InputError))
-            self._follow_all()

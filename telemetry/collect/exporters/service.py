@@ -6,17 +6,18 @@ import asyncio
 import contextlib
 import logging
 import signal
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock, Timeout
 
 from telemetry.atomic import disk_errors
 from telemetry.collect.exporters.collector import Collector, ScrapeSettings
-from telemetry.collect.exporters.scraping import FAILURE_KINDS, Scraper
-from telemetry.collect.exporters.target_lists import TargetLists
+from telemetry.collect.exporters.scraping import FailureKind, Scraper
+from telemetry.collect.exporters.targets import read_targets
 from telemetry.collect.exporters.watch import fleet_catalogue
 from telemetry.collect.series.mapping import SourceMapping
 from telemetry.dataset.channels import Channel
@@ -45,11 +46,11 @@ async def collect_exporters(
 
     ``connection`` holds credentials and trust, ``listen`` is the address of the collector's own page.
     Raises InputError if an option cannot be used, the targets cannot be read, rows were scraped that could not be
-    landed, or no target of the one round could be scraped.
+    written, or no target of the one round could be scraped.
     """
     landing = Landing(landing_of(dataset), writer="exporters", channels=channels)
     collector = Collector(
-        read_targets=TargetLists(targets).read,
+        read_targets=lambda: read_targets(targets),
         scraper=Scraper(connection, timeout_s=settings.timeout_s),
         landing=landing,
         catalogue=fleet_catalogue(channels, mapping),
@@ -60,6 +61,7 @@ async def collect_exporters(
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     async with _listening(collector, listen):
+        await asyncio.to_thread(read_targets, targets)  # what cannot be used is refused on standby too
         while not _acquire(lock):
             if once:
                 raise InputError("another collector scrapes for this dataset", str(dataset), "Stop it first.")
@@ -69,24 +71,24 @@ async def collect_exporters(
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(settings.interval_s):
                     await stop.wait()
-                    return collector_state(collector)
+                    return collector.state()
         collector.is_standby = False
         landed = await (collector.once() if once else collector.run(stop))
     if not landed:
         raise InputError(
-            f"{collector.buffered_rows} rows could not be landed and are lost: {collector.problem}",
+            f"{collector.buffered_rows} rows could not be written and are lost: {collector.problem}",
             str(landing.root),
             "Free space and start the collector again.",
         )
     if once and collector.counts.scrapes and collector.counts.scrapes_failed == collector.counts.scrapes:
-        worst = next(watch for watch in collector.watches.values() if watch.last_failure is not None)
+        watch = next(watch for watch in collector.watches.values() if watch.last_failure is not None)
         raise InputError(
             f"none of {collector.counts.scrapes} targets could be scraped, such as "
-            f"{worst.target.address}: {worst.last_failure}",
+            f"{watch.target.address}: {watch.last_failure}",
             "--targets",
             "Check the addresses, and that the exporters run.",
         )
-    return collector_state(collector)
+    return collector.state()
 
 
 def _acquire(lock: FileLock) -> bool:
@@ -96,18 +98,6 @@ def _acquire(lock: FileLock) -> bool:
     except Timeout:
         return False
     return True
-
-
-def collector_state(collector: Collector) -> dict[str, Any]:
-    """Return a collector's own totals."""
-    return {
-        "interval_s": collector.settings.interval_s,
-        "targets_configured": len(collector.watches),
-        "targets_owned": len(collector.watches),
-        **asdict(collector.counts),
-        "buffered_rows": collector.buffered_rows,
-        "problem": collector.problem,
-    }
 
 
 class _Metrics:
@@ -120,46 +110,36 @@ class _Metrics:
         """Yield the metrics of this moment."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily  # noqa: PLC0415
 
-        state = collector_state(self._collector)
-        for name, text in _COUNTERS.items():
-            yield CounterMetricFamily(f"predrain_exporters_{name}", text, value=state[name])
-        for name, text in _GAUGES.items():
+        state, watches = self._collector.state(), list(self._collector.watches.values())
+        for name in asdict(self._collector.counts):
+            text = name.replace("_", " ").capitalize()
+            yield CounterMetricFamily(f"predrain_exporters_{name}", f"{text}.", value=state[name])
+        for name, text in (
+            ("targets_configured", "Targets that are named."),
+            ("targets_owned", "Targets that this process scrapes."),
+            ("buffered_rows", "Rows of samples that wait to be written."),
+        ):
             yield GaugeMetricFamily(f"predrain_exporters_{name}", text, value=state[name])
-        watches = list(self._collector.watches.values())
         failures = CounterMetricFamily("predrain_exporters_failures", "Failed scrapes by kind.", labels=["kind"])
-        for kind in FAILURE_KINDS:
-            failures.add_metric([kind], sum(watch.failures[kind] for watch in watches))
+        kinds: Counter[FailureKind] = sum((watch.failures for watch in watches), Counter())
+        for kind, count in kinds.items():
+            failures.add_metric([kind], count)
         yield failures
-        failing = sum(watch.consecutive_failures > 0 for watch in watches)
-        hung = sum(watch.is_hung and not watch.consecutive_failures for watch in watches)
         states = GaugeMetricFamily("predrain_exporters_targets", "Targets by state.", labels=["state"])
-        for name, count in (("failing", failing), ("hung", hung), ("good", len(watches) - failing - hung)):
-            states.add_metric([name], count)
+        counts = Counter(
+            "failing" if watch.consecutive_failures else "hung" if watch.is_hung else "good" for watch in watches
+        )
+        for name in ("failing", "hung", "good"):
+            states.add_metric([name], counts[name])
         yield states
-
-
-_COUNTERS: Final = {
-    "scrapes": "Scrapes started.",
-    "scrapes_failed": "Scrapes that gave no usable page.",
-    "scrapes_late": "Scrapes that started more than 1 s after they were due.",
-    "pages_repeated": "Pages that were the one before again.",
-    "rows_written": "Rows of samples written to the landing folder.",
-    "rows_dropped": "Rows dropped because nothing could be written for too long.",
-    "events_written": "Events written to the landing folder.",
-}
-_GAUGES: Final = {
-    "targets_configured": "Targets that are named.",
-    "targets_owned": "Targets that this process scrapes.",
-    "buffered_rows": "Rows of samples that wait to be written.",
-}
 
 
 @contextlib.asynccontextmanager
 async def _listening(collector: Collector, address: str | None) -> AsyncIterator[None]:
     """Serve the collector's ``/metrics`` and ``/healthz`` at ``host:port`` while the context lasts.
 
-    Failing targets are not the collector's illness: it is unhealthy only while nothing can be landed. Raises InputError
-    if the address cannot be used.
+    It is unhealthy only while nothing can be written, not for failing targets. Raises InputError if the address cannot
+    be used.
     """
     if address is None:
         yield
@@ -180,7 +160,7 @@ async def _listening(collector: Collector, address: str | None) -> AsyncIterator
 
     async def healthz(_: Request) -> Response:
         if collector.problem is not None:
-            return PlainTextResponse(f"nothing can be landed: {collector.problem}\n", 503)
+            return PlainTextResponse(f"nothing can be written: {collector.problem}\n", 503)
         return PlainTextResponse("standby\n" if collector.is_standby else "ok\n")
 
     app = Starlette(routes=[Route("/metrics", metrics), Route("/healthz", healthz)])

@@ -1,28 +1,39 @@
-"""What is scraped: one exporter page a target."""
+"""What is scraped, one exporter page a target: addresses, files that may change, Kubernetes services."""
 
 from __future__ import annotations
 
 import ipaddress
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from pathlib import Path
+from typing import Any, Final
 from urllib.parse import urlsplit, urlunsplit
 
+import yaml
+from pydantic import BaseModel, TypeAdapter
+
 from telemetry.errors import InputError
+from telemetry.yaml_text import read_yaml
 
 DEFAULT_PORT: Final = 9400
 """Port of dcgm-exporter's page (its ``--address`` defaults to ``:9400``)."""
 
 DEFAULT_PATH: Final = "/metrics"
 PLACE_LABELS: Final = ("cluster", "group", "rack", "nvlink_domain")
-"""What a list of targets may tell of a node besides its name."""
+"""What a list of targets may name of a node's place."""
+
+_KUBERNETES: Final = "kubernetes:"
+_YAML_SUFFIXES: Final = (".json", ".yaml", ".yml")
+_NODE_LABELS: Final = ("node", "nodename", "hostname", "Hostname", "__meta_kubernetes_pod_node_name")
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
     """One page that is scraped.
 
-    ``node``: of the page, where the one who named the target knows it; None: the page's own labels tell, and where they
-    do not, the host of the URL. ``labels``: of :data:`PLACE_LABELS`, with their values.
+    ``node``: of the page, where the target's source names it; None: the page's own labels name it, and where they do
+    not, the host of the URL. ``labels``: of :data:`PLACE_LABELS`, with their values.
     """
 
     url: str
@@ -39,6 +50,97 @@ class Target:
         """What logs show: host, port, and the path if it is not ``/metrics``; never the query, which may be secret."""
         parts = urlsplit(self.url)
         return parts.netloc + ("" if parts.path == DEFAULT_PATH else parts.path)
+
+
+class _Group(BaseModel):
+    targets: list[str]
+    labels: dict[str, Any] | None = None
+
+
+_GROUPS: Final = TypeAdapter(list[_Group])
+
+
+def read_targets(values: Sequence[str]) -> list[Target]:
+    """Return the current targets of all ``--targets`` values, each address once.
+
+    A value is a file, a Kubernetes service, or addresses with commas between. Raises ``InputError`` if nothing is
+    given, or a value cannot be read.
+    """
+    if not any(value.strip(", ") for value in values):
+        raise InputError("no target is given", "--targets", "Give a file, kubernetes:NAMESPACE/SERVICE, or host:port.")
+    by_url: dict[str, Target] = {}
+    for value in values:
+        for target in _targets_of(value):
+            by_url.setdefault(target.url, target)
+    return list(by_url.values())
+
+
+def _targets_of(value: str) -> Iterator[Target]:
+    path = Path(value)
+    if value.startswith(_KUBERNETES):
+        yield from _of_service(value)
+    elif path.is_file() or (path.suffix in (".txt", ".list", *_YAML_SUFFIXES) and "://" not in value):
+        yield from _of_file(path)
+    else:
+        for part in filter(str.strip, value.split(",")):
+            yield parse_target(part, "--targets")
+
+
+def _of_service(value: str) -> list[Target]:
+    namespace, slash, rest = value.removeprefix(_KUBERNETES).partition("/")
+    service, colon, port = rest.partition(":")
+    if not (namespace and slash and service) or (colon and not port):
+        raise InputError(f"{value!r} names no service", "--targets", "Write kubernetes:NAMESPACE/SERVICE[:PORT].")
+    from telemetry.collect.kubernetes import discovery  # noqa: PLC0415  # an optional dependency
+
+    return discovery.service_targets(namespace, service, int(port) if port.isdigit() else port or None)
+
+
+def _of_file(path: Path) -> Iterator[Target]:
+    """Read text (a target a line, then its node if it is known), or Prometheus' file_sd as JSON or YAML."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise InputError(
+            f"the list of targets cannot be read: {reason}", str(path), "Give a file with targets."
+        ) from None
+    if path.suffix in _YAML_SUFFIXES:
+        yield from _of_file_sd(text, path)
+        return
+    for number, line in enumerate(text.splitlines(), start=1):
+        fields = line.split("#", 1)[0].split()
+        where = f"{path}, line {number}"
+        if len(fields) > 2:
+            raise InputError(f"{line.strip()!r} is no target", where, "Write a target and its node, or a target.")
+        if fields:
+            yield parse_target(fields[0], where, node=fields[1] if len(fields) == 2 else None)
+
+
+def _of_file_sd(text: str, path: Path) -> Iterator[Target]:
+    try:
+        groups = _GROUPS.validate_python((json.loads(text) if path.suffix == ".json" else read_yaml(text)) or [])
+    except (ValueError, yaml.YAMLError) as error:
+        raise InputError(
+            f"cannot be parsed: {str(error).splitlines()[0]}",
+            str(path),
+            "Write a list of groups: [{targets: [host:port], labels: {node: name}}], as Prometheus' file_sd has it.",
+        ) from None
+    for number, group in enumerate(groups, start=1):
+        for address in group.targets:
+            yield _of_group(address, group.labels or {}, f"{path}, group {number}")
+
+
+def _of_group(text: str, labels: Mapping[str, Any], where: str) -> Target:
+    node = next((str(labels[name]) for name in _NODE_LABELS if labels.get(name)), None)
+    if "://" not in text:
+        path = labels.get("__metrics_path__")
+        if path and "/" not in text:
+            text = f"{text}/{str(path).lstrip('/')}"
+        if labels.get("__scheme__"):
+            text = f"{labels['__scheme__']}://{text}"
+    place = tuple((name, str(labels[name])) for name in PLACE_LABELS if labels.get(name))
+    return parse_target(text, where, node=node, labels=place)
 
 
 def parse_target(text: str, where: str, *, node: str | None = None, labels: tuple[tuple[str, str], ...] = ()) -> Target:

@@ -6,13 +6,15 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Mapping
-from datetime import datetime, timedelta
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from email.utils import parsedate_to_datetime
 from typing import Final
 
 import numpy as np
 import pyarrow as pa
 
-from telemetry.collect.exporters.scraping import FailureKind, Page, ScrapeError
+from telemetry.collect.exporters.scraping import FailureKind, ScrapeError
 from telemetry.collect.exporters.targets import PLACE_LABELS, Target
 from telemetry.collect.series.batch import InventoryNews, read_batch
 from telemetry.collect.series.exposition import LineReader, is_openmetrics, parse_line
@@ -20,6 +22,7 @@ from telemetry.collect.series.identity import Series, SeriesCatalogue, XidCount
 from telemetry.collect.series.mapping import SourceMapping
 from telemetry.collect.series.xid_counts import XidCounts
 from telemetry.dataset.channels import Channel
+from telemetry.http import Answer
 from telemetry.landing.tables import Kind
 from telemetry.milliseconds import to_ms
 
@@ -39,10 +42,10 @@ Reading = tuple[Series | XidCount, float, int | None]
 
 
 def fleet_catalogue(channels: Mapping[str, Channel], mapping: SourceMapping) -> SeriesCatalogue:
-    """Return the catalogue that all targets share: what a target's list tells has label names of its own.
+    """Return the catalogue that all targets share: what a target's source names has label names of its own.
 
-    The node that the list names goes before the page's labels, the host of the URL after them. Raises InputError for an
-    unknown channel.
+    The node that the source names goes before the page's labels, the host of the URL after them. Raises InputError for
+    an unknown channel.
     """
     labels = {name: [*mapping.label_names(name), _TARGET + name] for name in PLACE_LABELS}
     labels["node"] = [_NODE_FIRST, *mapping.label_names("node"), _NODE_LAST]
@@ -72,8 +75,8 @@ class TargetWatch:
         self._changed_s: float | None = None
         self.is_hung = False
 
-    def take(self, page: Page, at: datetime, started_s: float) -> dict[Kind, pa.Table]:
-        """Read a page scraped at ``at`` (monotonic ``started_s``); a page that is the one before has no samples.
+    def take(self, page: Answer, at: datetime, started_s: float) -> dict[Kind, pa.Table]:
+        """Read a page scraped at ``at`` (monotonic ``started_s``); a repeated page has no samples.
 
         Raises ScrapeError if it cannot be used.
         """
@@ -125,17 +128,19 @@ class TargetWatch:
         self.consecutive_failures += 1
         self.last_failure = error
 
-    def _read(self, page: Page, problems: Counter[str]) -> list[Reading]:
+    def _read(self, page: Answer, problems: Counter[str]) -> list[Reading]:
         """Return the page's values; an XID that has left the exporter's window counts 0."""
         text = page.body.decode("utf-8", "replace").replace("\r\n", "\n")
-        ended = is_openmetrics(text)
-        openmetrics = ended if page.openmetrics is None else page.openmetrics
+        media = page.headers.get("content-type", "").partition(";")[0].strip().lower()
+        has_end_mark = is_openmetrics(text)
+        openmetrics = {"application/openmetrics-text": True, "text/plain": False}.get(media, has_end_mark)
         lines = text.split("\n")
         if len(lines) > MAX_LINES:
             raise ScrapeError("too_large", f"the page has more than {MAX_LINES} lines")
         # Where only the end of the connection ends a page, a page that ends with a line is taken for whole.
-        whole = page.framed or page.body.endswith(b"\n")
-        if not (whole and (ended if openmetrics else _is_line(lines[-1]))):
+        is_framed = "content-length" in page.headers or "transfer-encoding" in page.headers
+        is_whole = is_framed or page.body.endswith(b"\n")
+        if not (is_whole and (has_end_mark if openmetrics else _is_line(lines[-1]))):
             raise ScrapeError("truncated", "the page ends within a line, or before its end mark")
         values = self.lines.read(lines, openmetrics=openmetrics, problems=problems)
         reading: list[Reading] = [(series, value, ms) for series, value, ms in values if series is not None]
@@ -147,18 +152,17 @@ class TargetWatch:
         return reading
 
     def _identify(self, name: str, labels: dict[str, str]) -> Series | XidCount | None:
-        series = self._catalogue.identify(name, {**labels, **self._labels})
-        if isinstance(series, XidCount):  # one count, whatever else its labels tell
-            return XidCount(series.gpu, series.node, series.xid, series.mig_instance)
-        return series
+        return self._catalogue.identify(name, {**labels, **self._labels})
 
-    def _with_scrape_channels(self, samples: pa.Table, page: Page, at: datetime, age_s: float | None) -> pa.Table:
+    def _with_scrape_channels(self, samples: pa.Table, page: Answer, at: datetime, age_s: float | None) -> pa.Table:
         """Add the channels that measure the scraping itself."""
         skew_s = None
-        if page.date is not None:
+        with suppress(ValueError, OverflowError):
+            date = parsedate_to_datetime(page.headers.get("date", ""))
             # The date is cut to whole seconds: half a second is its mean error. It was written between the request
             # and the answer's arrival, so the middle between them is compared.
-            skew_s = page.date.timestamp() + _HALF_SECOND - (at.timestamp() + page.duration_s / 2)
+            date = date.replace(tzinfo=date.tzinfo or UTC)
+            skew_s = date.timestamp() + _HALF_SECOND - (at.timestamp() + page.duration_s / 2)
         values = samples.drop_columns(_KEYS).to_pandas().groupby("gpu")  # MIG instances count with their GPU
         reported = values.count().gt(0).sum(axis=1).loc[samples.column("gpu").to_pylist()]
         for name, value, kind in (

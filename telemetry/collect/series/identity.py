@@ -62,7 +62,6 @@ class XidCount:
     node: str
     xid: int
     mig_instance: str | None = None
-    inventory: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,8 +125,8 @@ class SeriesCatalogue:
         text = labels.get("xid", "")
         if device is None or not (text.isascii() and text.isdigit() and len(text) < 7):
             return None
-        gpu, node, instance, inventory = device
-        return XidCount(gpu, node, int(text), instance, inventory)
+        gpu, node, instance, _ = device
+        return XidCount(gpu, node, int(text), instance)
 
     def _device(self, labels: Mapping[str, str]) -> tuple[str, str, str | None, tuple[tuple[str, str], ...]] | None:
         gpu = self._first("gpu", labels)

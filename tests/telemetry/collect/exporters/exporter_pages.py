@@ -4,6 +4,7 @@ import asyncio
 import selectors
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from telemetry.collect.exporters.collector import Collector, ScrapeSettings
-from telemetry.collect.exporters.scraping import Page
 from telemetry.collect.exporters.targets import Target, parse_target
 from telemetry.collect.exporters.watch import fleet_catalogue
 from telemetry.collect.series.mapping import SourceMapping
 from telemetry.dataset.channels import CATALOGUE
+from telemetry.http import Answer as Page
 from telemetry.landing.folder import Landing
 
 START = datetime(2026, 3, 1, tzinfo=UTC)
@@ -93,7 +94,7 @@ class FakeFetcher:
         answer = self.answer(url, number)
         if isinstance(answer, Exception):
             raise answer
-        return Page(answer.encode(), self.took_s)
+        return Page(answer.encode(), {"content-length": "0", "date": format_datetime(fleet_time())}, self.took_s)
 
 
 def make_collector(
@@ -105,7 +106,7 @@ def make_collector(
     settings: ScrapeSettings | None = None,
 ) -> Collector:
     landing = landing or Landing(root, writer="exporters", channels=CATALOGUE)
-    made = [each if isinstance(each, Target) else parse_target(each, "test") for each in targets]
+    made = [target if isinstance(target, Target) else parse_target(target, "test") for target in targets]
     return Collector(
         read_targets=lambda: made,
         scraper=fetcher,

@@ -14,8 +14,7 @@ import pytest
 
 from telemetry.collect.exporters.collector import ScrapeSettings
 from telemetry.collect.exporters.scraping import ScrapeError
-from telemetry.collect.exporters.target_lists import TargetLists
-from telemetry.collect.exporters.targets import Target
+from telemetry.collect.exporters.targets import Target, read_targets
 from telemetry.errors import InputError
 from telemetry.importing.event_runs import is_from_exporter
 from telemetry.landing.folder import Landing
@@ -47,8 +46,8 @@ def test_every_target_is_scraped_once_an_interval_at_a_time_of_its_own(tmp_path:
     assert set(calls.values()) <= {9, 10}
     assert len(calls) == 40
     for url in calls:
-        at = [when for when, each in fetcher.calls if each == url]
-        assert all(abs(b - a - 30) < 0.01 for a, b in pairwise(at))
+        times = [when for when, called in fetcher.calls if called == url]
+        assert all(abs(b - a - 30) < 0.01 for a, b in pairwise(times))
     thirds = Counter(int((when % 30) // 10) for when, _ in fetcher.calls)
     assert min(thirds.values()) > 0.15 * len(fetcher.calls)
     assert (collector.counts.scrapes_late, collector.counts.scrapes_failed) == (0, 0)
@@ -64,6 +63,7 @@ def test_the_rows_hold_the_page_and_how_it_was_scraped(tmp_path: Path) -> None:
     assert {row["channels_reported"] for row in rows} == {3.0}
     assert {row["scrape_failures_total"] for row in rows} == {0.0}
     assert all(abs(row["scrape_duration_s"] - 0.01) < 1e-6 for row in rows)
+    assert all(abs(row["clock_skew_s"]) < 0.52 for row in rows), "the server's date has whole seconds"
     seen = landed(tmp_path, "inventory").to_pylist()
     assert [(row["gpu"], row["node"], row["driver"]) for row in seen] == [
         ("GPU-n1-0", "n1", "580.1"),
@@ -71,7 +71,7 @@ def test_the_rows_hold_the_page_and_how_it_was_scraped(tmp_path: Path) -> None:
     ]
 
 
-def test_failures_are_told_by_the_next_good_row(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_next_good_row_counts_the_failures(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     def answer(url: str, number: int) -> str | Exception:
         return ScrapeError("timeout", "no page") if 1 <= number <= 2 else moving(url, number)
 
@@ -118,7 +118,7 @@ def test_xid_counts_that_rise_are_events(tmp_path: Path) -> None:
     ]
     assert all(row["known_at"] == row["timestamp"] for row in events)
     made = pd.DataFrame({"source": [row["source"] for row in events]})
-    assert is_from_exporter(made["source"]).all(), "else they would be told beside what the kernel tells"
+    assert is_from_exporter(made["source"]).all(), "else they would count in addition to the kernel's"
 
 
 def test_what_is_known_of_a_target_fills_the_inventory_and_names_the_node(tmp_path: Path) -> None:
@@ -133,7 +133,7 @@ MANY = "".join(f'DCGM_FI_DEV_GPU_TEMP{{UUID="GPU-{number}",Hostname="n1"}} 40\n'
 
 
 @pytest.mark.parametrize(
-    ("answer", "kind", "words"),
+    ("answer", "kind", "message"),
     [
         ("<html>not a page</html>\n", "parse", ""),
         ("# HELP node_load1 text\nnode_load1 0.5\n", "empty", ""),
@@ -142,9 +142,9 @@ MANY = "".join(f'DCGM_FI_DEV_GPU_TEMP{{UUID="GPU-{number}",Hostname="n1"}} 40\n'
         (MANY, "too_large", "the page has 5000 GPUs, over 4096"),
     ],
 )
-def test_a_page_that_says_nothing_or_too_much_is_a_failure(tmp_path: Path, answer: str, kind: str, words: str) -> None:
+def test_a_page_with_nothing_or_too_much_is_a_failure(tmp_path: Path, answer: str, kind: str, message: str) -> None:
     (watch,) = collect(tmp_path, lambda *_: answer, 0).watches.values()
-    assert (dict(watch.failures), words in str(watch.last_failure)) == ({kind: 1}, True)
+    assert (dict(watch.failures), message in str(watch.last_failure)) == ({kind: 1}, True)
     assert landed(tmp_path, "samples").num_rows == 0
 
 
@@ -171,8 +171,8 @@ def test_a_full_disk_is_waited_for_and_loses_nothing(tmp_path: Path, caplog: pyt
     assert len(keys) == rows.num_rows
     messages = [record.message for record in caplog.records]
     assert messages == [
-        "nothing can be landed, it is tried again: the disk is full (test). Free space.",
-        "landing works again",
+        "rows cannot be written, retrying: the disk is full (test). Free space.",
+        "rows are written again",
     ]
 
 
@@ -183,7 +183,7 @@ def test_a_disk_that_stays_full_drops_the_oldest_and_says_so(tmp_path: Path) -> 
     assert collector.buffered_rows + collector.counts.rows_dropped == 2 * collector.counts.scrapes
 
 
-def test_an_error_of_ours_in_one_page_does_not_stop_the_others(tmp_path: Path) -> None:
+def test_an_internal_error_in_one_page_does_not_stop_the_others(tmp_path: Path) -> None:
     class Broken(FakeFetcher):
         async def fetch(self, url: str) -> Any:
             if "bad" in url:
@@ -201,7 +201,7 @@ def test_a_list_that_breaks_keeps_the_targets_that_are_known(tmp_path: Path, cap
 
     async def work() -> None:
         collector = make_collector(tmp_path, FakeFetcher(moving), [])
-        collector._read_targets = TargetLists([str(path)]).read
+        collector._read_targets = lambda: read_targets([str(path)])
         running = asyncio.create_task(run_for(collector, 200))
         await asyncio.sleep(1)
         path.write_text('[{"targets": ["n1"')
@@ -226,6 +226,6 @@ def test_dead_targets_do_not_delay_the_good(tmp_path: Path) -> None:
     fetcher = Dead(moving)
     targets = [*(f"dead{number}" for number in range(200)), *(f"n{number}" for number in range(20))]
     collect(tmp_path, fetcher, 1200, targets, settings=ScrapeSettings(concurrency=8))
-    calls = Counter(url for at, url in fetcher.calls if at > 1600)  # the first rounds tell which are dead
+    calls = Counter(url for when, url in fetcher.calls if when > 1600)  # the first rounds show which are dead
     assert len(calls) == 20
     assert min(calls.values()) >= 19

@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from telemetry.collect.exporters.target_lists import TargetLists
-from telemetry.collect.exporters.targets import Target, parse_target
+from telemetry.collect.exporters.targets import Target, parse_target, read_targets
+from telemetry.collect.kubernetes import discovery
 from telemetry.errors import InputError
 
 
@@ -45,13 +45,12 @@ def test_a_password_in_an_address_is_refused_and_not_repeated() -> None:
 def test_a_text_file_is_read_and_read_again(tmp_path: Path) -> None:
     path = tmp_path / "gpu-nodes.txt"
     path.write_text("# all\nn1\nn2:81  worker-2  # new\n\n")
-    targets = TargetLists([str(path)])
-    assert targets.read() == [
+    assert read_targets([str(path)]) == [
         Target("http://n1:9400/metrics"),
         Target("http://n2:81/metrics", "worker-2"),
     ]
     path.write_text("n3\n")
-    assert targets.read() == [Target("http://n3:9400/metrics")]
+    assert read_targets([str(path)]) == [Target("http://n3:9400/metrics")]
 
 
 @pytest.mark.parametrize("suffix", [".json", ".yaml"])
@@ -62,25 +61,26 @@ def test_file_sd_is_read(tmp_path: Path, suffix: str) -> None:
         ' {"targets": ["n3:1"], "labels": {"node": "worker-3", "__scheme__": "https"}}, {"targets": []}]'
     )
     rack = (("rack", "r1"),)
-    assert TargetLists([str(path)]).read() == [
+    assert read_targets([str(path)]) == [
         Target("http://n1:9400/m", None, rack),
         Target("http://n2:9400/m", None, rack),
         Target("https://n3:1/metrics", "worker-3"),
     ]
 
 
-def test_a_service_is_asked_each_time() -> None:
-    found = [Target("http://10.0.0.1:9400/metrics", "n1")]
+def test_a_service_is_asked_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    running = [Target("http://10.0.0.1:9400/metrics", "n1")]
     asked = []
 
-    def find(namespace: str, service: str, port: object) -> list[Target]:
+    def service_targets(namespace: str, service: str, port: object) -> list[Target]:
         asked.append((namespace, service, port))
-        return list(found)
+        return list(running)
 
-    targets = TargetLists(["kubernetes:gpu-operator/dcgm:9400", "n9,n8:1"], find_service=find)
-    assert [target.node for target in targets.read()].count("n1") == 1
-    found.append(Target("http://10.0.0.2:9400/metrics", "n2"))
-    assert len(targets.read()) == 4
+    monkeypatch.setattr(discovery, "service_targets", service_targets)
+    values = ["kubernetes:gpu-operator/dcgm:9400", "n9,n8:1"]
+    assert [target.node for target in read_targets(values)].count("n1") == 1
+    running.append(Target("http://10.0.0.2:9400/metrics", "n2"))
+    assert len(read_targets(values)) == 4
     assert asked == [("gpu-operator", "dcgm", 9400)] * 2
 
 
@@ -100,5 +100,5 @@ def test_a_service_is_asked_each_time() -> None:
 )
 def test_options_that_name_no_targets(values: list[str], message: str) -> None:
     with pytest.raises(InputError) as caught:
-        TargetLists(values).read()
+        read_targets(values)
     assert str(caught.value) == message

@@ -93,7 +93,8 @@ def _of_service(value: str) -> list[Target]:
         raise InputError(f"{value!r} names no service", "--targets", "Write kubernetes:NAMESPACE/SERVICE[:PORT].")
     from telemetry.collect.kubernetes import discovery  # noqa: PLC0415  # an optional dependency
 
-    return discovery.service_targets(namespace, service, int(port) if port.isdigit() else port or None)
+    exporters = discovery.service_exporters(namespace, service, int(port) if port.isdigit() else port or None)
+    return [parse_target(exporter.url, value, node=exporter.node) for exporter in exporters]
 
 
 def _of_file(path: Path) -> Iterator[Target]:

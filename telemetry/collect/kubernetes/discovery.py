@@ -5,9 +5,8 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Iterable
 from functools import cache
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from telemetry.collect.exporters.targets import DEFAULT_PATH, Target
 from telemetry.collect.kubernetes.api import Object, Refused, Unreachable
 from telemetry.collect.kubernetes.client import KubernetesClient, connect, input_error
 from telemetry.errors import InputError
@@ -15,15 +14,22 @@ from telemetry.errors import InputError
 _METRICS_PORTS: Final = ("metrics", "http-metrics", "https-metrics")
 
 
+class Exporter(NamedTuple):
+    """Address of an exporter (a URL without path), and the node that its pod runs on."""
+
+    url: str
+    node: str | None
+
+
 @cache
 def _connected() -> KubernetesClient:
     return connect()
 
 
-def service_targets(
+def service_exporters(
     namespace: str, service: str, port: int | str | None = None, *, api: KubernetesClient | None = None
-) -> list[Target]:
-    """Return a target for each endpoint of a service, as it is now; ask again to see nodes come and go.
+) -> list[Exporter]:
+    """Return the exporter at each endpoint of a service, as it is now; ask again to see nodes come and go.
 
     ``port``: number or name of the endpoints' port; default: the one named ``metrics``, else the only one.
     ``api``: Default: the server that :func:`telemetry.collect.kubernetes.client.connect` finds, connected to once.
@@ -46,16 +52,16 @@ def service_targets(
             where,
             f"Look it up with: kubectl get endpointslices -n {namespace}",
         )
-    return sorted(slice_targets(slices, port, where), key=lambda target: target.url)
+    return sorted(slice_exporters(slices, port, where), key=lambda exporter: exporter.url)
 
 
-def slice_targets(slices: Iterable[Object], port: int | str | None, where: str) -> list[Target]:
-    """Return the targets of EndpointSlices of one service.
+def slice_exporters(slices: Iterable[Object], port: int | str | None, where: str) -> list[Exporter]:
+    """Return the exporters of EndpointSlices of one service.
 
     Raises ``InputError`` if no port, or more than one, can be meant.
     """
-    chosen: dict[str, Target] = {}
-    # A dual-stack service has each pod in a slice of either family: one target, IPv4 for preference.
+    chosen: dict[str, Exporter] = {}
+    # A dual-stack service has each pod in a slice of either family: one exporter, IPv4 for preference.
     for family in ("IPv6", "IPv4"):
         for item in slices:
             if item.get("addressType", "IPv4") != family:
@@ -63,9 +69,9 @@ def slice_targets(slices: Iterable[Object], port: int | str | None, where: str) 
             for endpoint in item.get("endpoints") or ():
                 if (endpoint.get("conditions") or {}).get("terminating") or not endpoint.get("addresses"):
                     continue
-                target = _target(_port(item.get("ports") or (), port, where), endpoint)
-                chosen[str((endpoint.get("targetRef") or {}).get("uid") or target.url)] = target
-    return list({target.url: target for target in chosen.values()}.values())
+                exporter = _exporter(_port(item.get("ports") or (), port, where), endpoint)
+                chosen[str((endpoint.get("targetRef") or {}).get("uid") or exporter.url)] = exporter
+    return list({exporter.url: exporter for exporter in chosen.values()}.values())
 
 
 def _port(ports: Iterable[Any], wanted: int | str | None, where: str) -> tuple[str, int]:
@@ -82,8 +88,8 @@ def _port(ports: Iterable[Any], wanted: int | str | None, where: str) -> tuple[s
     raise InputError(f"{problem}: it has {shown}", where, "Write one of them: kubernetes:NAMESPACE/SERVICE:PORT.")
 
 
-def _target(port: tuple[str, int], endpoint: Object) -> Target:
+def _exporter(port: tuple[str, int], endpoint: Object) -> Exporter:
     address = endpoint["addresses"][0]
     host = f"[{address}]" if ipaddress.ip_address(address).version == 6 else address
     scheme = "https" if port[0].startswith("https") else "http"
-    return Target(f"{scheme}://{host}:{port[1]}{DEFAULT_PATH}", endpoint.get("nodeName"))
+    return Exporter(f"{scheme}://{host}:{port[1]}", endpoint.get("nodeName"))

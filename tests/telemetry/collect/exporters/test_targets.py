@@ -69,17 +69,17 @@ def test_file_sd_is_read(tmp_path: Path, suffix: str) -> None:
 
 
 def test_a_service_is_asked_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    running = [Target("http://10.0.0.1:9400/metrics", "n1")]
+    running = [discovery.Exporter("http://10.0.0.1:9400", "n1")]
     asked = []
 
-    def service_targets(namespace: str, service: str, port: object) -> list[Target]:
+    def service_exporters(namespace: str, service: str, port: object) -> list[discovery.Exporter]:
         asked.append((namespace, service, port))
         return list(running)
 
-    monkeypatch.setattr(discovery, "service_targets", service_targets)
+    monkeypatch.setattr(discovery, "service_exporters", service_exporters)
     values = ["kubernetes:gpu-operator/dcgm:9400", "n9,n8:1"]
     assert [target.node for target in read_targets(values)].count("n1") == 1
-    running.append(Target("http://10.0.0.2:9400/metrics", "n2"))
+    running.append(discovery.Exporter("http://10.0.0.2:9400", "n2"))
     assert len(read_targets(values)) == 4
     assert asked == [("gpu-operator", "dcgm", 9400)] * 2
 

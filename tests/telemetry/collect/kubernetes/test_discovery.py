@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from telemetry.collect.kubernetes.api import Refused, Unreachable
-from telemetry.collect.kubernetes.discovery import service_targets, slice_targets
+from telemetry.collect.kubernetes.discovery import service_exporters, slice_exporters
 from telemetry.errors import InputError
 from tests.telemetry.collect.kubernetes.memory_api import MemoryApi
 
@@ -26,19 +26,19 @@ def slice_of(*endpoints: dict[str, Any], family: str = "IPv4", ports: Any = METR
 def test_an_exporter_that_does_not_get_ready_is_scraped_and_one_that_ends_is_not() -> None:
     unready = endpoint("10.0.0.1", "gpu-01", conditions={"ready": False})
     ending = endpoint("10.0.0.2", conditions={"ready": False, "serving": True, "terminating": True})
-    targets = slice_targets([slice_of(unready, ending)], None, WHERE)
-    assert [(target.url, target.node) for target in targets] == [("http://10.0.0.1:9400/metrics", "gpu-01")]
+    targets = slice_exporters([slice_of(unready, ending)], None, WHERE)
+    assert [(target.url, target.node) for target in targets] == [("http://10.0.0.1:9400", "gpu-01")]
 
 
 def test_a_pod_with_two_addresses_is_one_target() -> None:
     four = slice_of(endpoint("10.0.0.1", "a", pod="p1"))
     six = slice_of(endpoint("fd00::1", "a", pod="p1"), endpoint("fd00::2", "b", pod="p2"), family="IPv6")
     for slices in ([four, six], [six, four]):
-        assert {each.url for each in slice_targets(slices, None, WHERE)} == {
-            "http://10.0.0.1:9400/metrics",
-            "http://[fd00::2]:9400/metrics",
+        assert {exporter.url for exporter in slice_exporters(slices, None, WHERE)} == {
+            "http://10.0.0.1:9400",
+            "http://[fd00::2]:9400",
         }
-    assert slice_targets([slice_of(endpoint("x.example.com"), family="FQDN")], None, WHERE) == []
+    assert slice_exporters([slice_of(endpoint("x.example.com"), family="FQDN")], None, WHERE) == []
 
 
 HEALTH = {"name": "health", "port": 9401}
@@ -47,10 +47,10 @@ HEALTH = {"name": "health", "port": 9401}
 @pytest.mark.parametrize(
     ("port", "ports", "url"),
     [
-        (9401, [HEALTH, *METRICS], "http://10.0.0.1:9401/"),
-        ("health", [HEALTH, *METRICS], "http://10.0.0.1:9401/"),
-        (None, [HEALTH, *METRICS], "http://10.0.0.1:9400/"),
-        (None, [{"name": "https", "port": 443}], "https://10.0.0.1:443/"),
+        (9401, [HEALTH, *METRICS], "http://10.0.0.1:9401"),
+        ("health", [HEALTH, *METRICS], "http://10.0.0.1:9401"),
+        (None, [HEALTH, *METRICS], "http://10.0.0.1:9400"),
+        (None, [{"name": "https", "port": 443}], "https://10.0.0.1:443"),
         (None, [HEALTH, {"name": "b", "port": 2}], r"not clear which port is meant: it has health \(9401\), b \(2\)"),
         ("x", METRICS, r"has no port 'x': it has metrics \(9400\)"),
     ],
@@ -58,7 +58,7 @@ HEALTH = {"name": "health", "port": 9401}
 def test_which_port(port: int | str | None, ports: list[dict[str, Any]], url: str) -> None:
     refused = nullcontext() if url.startswith("http") else pytest.raises(InputError, match=url)
     with refused:
-        (target,) = slice_targets([slice_of(endpoint("10.0.0.1"), ports=ports)], port, WHERE)
+        (target,) = slice_exporters([slice_of(endpoint("10.0.0.1"), ports=ports)], port, WHERE)
         assert target.url.startswith(url)
 
 
@@ -73,9 +73,9 @@ def test_what_goes_wrong_is_said(failure: Exception, message: str) -> None:
     api = MemoryApi()
     api.failures = [failure]
     with pytest.raises(InputError, match=message):
-        service_targets("gpu-operator", "dcgm", api=api)
+        service_exporters("gpu-operator", "dcgm", api=api)
     with pytest.raises(InputError, match=r"there is no such service.*kubectl get endpointslices -n gpu-operator"):
-        service_targets("gpu-operator", "dcgm", api=api)
+        service_exporters("gpu-operator", "dcgm", api=api)
     api.put("/apis/discovery.k8s.io/v1/namespaces/gpu-operator/endpointslices", slice_of(endpoint("10.0.0.1", "a")))
-    assert len(service_targets("gpu-operator", "dcgm", api=api)) == 1
+    assert len(service_exporters("gpu-operator", "dcgm", api=api)) == 1
     assert api.params[-1]["labelSelector"] == "kubernetes.io/service-name=dcgm"

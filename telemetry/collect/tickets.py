@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from telemetry.errors import InputError
 from telemetry.importing.columns import KEY_ALIASES
-from telemetry.importing.events import event_columns, parse_events
+from telemetry.importing.events import parse_events
 from telemetry.importing.mapping import TableMapping
 from telemetry.importing.quarantine import Quarantine
 from telemetry.importing.reading import read_batches
@@ -59,9 +59,9 @@ def collect_tickets(
     tables = [LANDED_EVENTS.empty_table()]
     counts: Counter[str] = Counter()
     for given in read_batches(path, "events", quarantine):
-        columns = event_columns(given, mapping, LANDED_EVENTS.names, {**KEY_ALIASES, **ENTRY_ALIASES})
         texts = ("node", "gpu", "code", "detail", "source", "pci_bus_id")
-        batch, rows = parse_events(given, columns, mapping, delay, counts, texts)
+        aliases = {**KEY_ALIASES, **ENTRY_ALIASES}
+        batch, rows = parse_events(given, mapping, LANDED_EVENTS.names, delay, counts, texts, aliases)
         unplaced = pd.isna(rows["node"])
         rows["node"][unplaced] = [(parents or {}).get(gpu) for gpu in rows["gpu"][unplaced]]
         batch.refuse("missing node and gpu", unplaced & pd.isna(rows["gpu"]))

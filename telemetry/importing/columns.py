@@ -1,4 +1,4 @@
-"""Which source column becomes which of ours."""
+"""Which source column becomes which of the dataset's."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Final
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -45,82 +44,96 @@ LABELS: Final = frozenset(
 class Columns:
     """The resolved columns of one source.
 
-    ``source``: our column to the source's.
-    ``constants``: our column to the value of every row.
+    ``source``: dataset column to the source's.
+    ``constants``: dataset column to the value of every row.
+    ``names``, ``where``: all columns of the source, and its path.
     """
 
     source: dict[str, str]
     constants: dict[str, Scalar]
+    names: Sequence[str]
+    where: str
 
     def __contains__(self, name: str) -> bool:
         return name in self.source or name in self.constants
 
     def get(self, table: pa.Table, name: str) -> pa.ChunkedArray | None:
-        """Return our column ``name`` of a batch, or None where the source has none."""
+        """Return dataset column ``name`` of a batch, or None where the source has none."""
         if name in self.source:
             return table.column(self.source[name])
         if name in self.constants:
-            value = self.constants[name]
-            return pa.chunked_array([pa.array([value] * table.num_rows)])
+            return pa.chunked_array([pa.array([self.constants[name]] * table.num_rows)])
         return None
+
+    def require(self, *wanted: str) -> None:
+        """Raise ``InputError`` if a column is missing; it names the column and those that are there."""
+        for name in wanted:
+            if name not in self:
+                raise InputError(
+                    f"missing column {name!r}",
+                    self.where,
+                    f"Its columns are {list(self.names)}. {nearest_hint(name, self.names)} Map one in the mapping: "
+                    f"`columns: {{SOURCE: {name}}}`, or give a constant: `constants: {{{name}: …}}`.",
+                )
 
 
 def resolve_columns(
     names: Sequence[str],
     mapping: TableMapping,
     known: Sequence[str],
-    aliases: Mapping[str, str],
     where: str,
     *,
+    aliases: Mapping[str, str] = KEY_ALIASES,
     ignored: frozenset[str] = frozenset(),
     kept: Collection[str] = (),
     extras: bool = False,
     declare: bool = False,
 ) -> Columns:
-    """Find our columns among a source's.
+    """Find the dataset's columns among a source's.
 
-    ``aliases``: further names under which a source may have a column of ours.
+    ``aliases``: further names under which a source may have a column.
     ``ignored``: source columns that are left out silently.
     ``kept``: unknown columns that ``ignore_others`` does not mean.
     ``extras``: whether unknown columns stay under their own names.
     ``declare``: whether an unknown column could be a channel, for the advice in the error.
-    Raises ``InputError`` if the mapping names a column that neither side has, two source columns are one of ours, or a
+    Raises ``InputError`` if the mapping names a column that neither side has, two source columns become the same, or a
     column is unknown.
     """
     _check_mapping(names, mapping, known, where, extras=extras, declare=declare)
     source: dict[str, str] = {}
     for name in names:
-        own = _own_name(name, names, mapping, known, aliases)
-        if own == _UNKNOWN and (name in ignored or (mapping.ignore_others and name not in kept)):
+        target = _target(name, names, mapping, known, aliases)
+        if target == _UNKNOWN and (name in ignored or (mapping.ignore_others and name not in kept)):
             continue
-        if own == _UNKNOWN and extras:
-            own = name
-        if own == _UNKNOWN:
-            hint = nearest_hint(name, [*known, *aliases])
-            do = "map it to null in the mapping to leave it out."
-            if declare:
-                do = f"declare it in params `channels: {{{name}: {{kind: gauge}}}}`, or " + do
-            do = do[:-1] + ", or set `ignore_others: true` there for all such columns."
-            raise InputError(f"unknown column {name!r}", where, f"{hint} Otherwise {do}".strip())
-        if own is None or own in mapping.constants:
-            continue
-        if own in source:
+        if target == _UNKNOWN and extras:
+            target = name
+        if target == _UNKNOWN:
+            channel = f"declare it in params `channels: {{{name}: {{kind: gauge}}}}`, or " if declare else ""
             raise InputError(
-                f"two source columns are {own!r}: {source[own]!r} and {name!r}",
+                f"unknown column {name!r}",
+                where,
+                f"{nearest_hint(name, [*known, *aliases])} Otherwise {channel}map it to null in the mapping to leave "
+                "it out, or set `ignore_others: true` there for all such columns.".strip(),
+            )
+        if target is None or target in mapping.constants:
+            continue
+        if target in source:
+            raise InputError(
+                f"two source columns are {target!r}: {source[target]!r} and {name!r}",
                 where,
                 "Map one of them to null in the mapping.",
             )
-        source[own] = name
-    return Columns(source, dict(mapping.constants))
+        source[target] = name
+    return Columns(source, dict(mapping.constants), names, where)
 
 
 _UNKNOWN: Final = ""
 
 
-def _own_name(
+def _target(
     name: str, names: Sequence[str], mapping: TableMapping, known: Sequence[str], aliases: Mapping[str, str]
 ) -> str | None:
-    """Return our column for a source's, None to leave it out, or ``_UNKNOWN``."""
+    """Return the dataset column of a source's, None to leave it out, or ``_UNKNOWN``."""
     if name in mapping.columns:
         return mapping.columns[name]
     if name == "gpu" and any(aliases.get(other) == "gpu" and other not in mapping.columns for other in names):
@@ -136,33 +149,16 @@ def _check_mapping(
 ) -> None:
     for column in mapping.columns:
         if column not in names:
-            hint = nearest_hint(column, names)
-            raise InputError(
-                f"the mapping names a source column {column!r} that is not there",
-                where,
-                hint or f"It has {list(names)}.",
-            )
+            problem = f"the mapping names a source column {column!r} that is not there"
+            raise InputError(problem, where, nearest_hint(column, names) or f"It has {list(names)}.")
     targets = [target for target in mapping.columns.values() if target is not None]
     for target in (*targets, *mapping.constants, *mapping.scale, *mapping.offset, *mapping.values):
         if target not in known and not extras:
-            more = " A channel of your own must be declared in params `channels:`." if declare else ""
+            more = " A custom channel must be declared in params `channels:`." if declare else ""
             raise InputError(
-                f"the mapping names a column of ours {target!r} that does not exist",
+                f"the mapping names an unknown target column {target!r}",
                 f"{where}, mapping",
-                (nearest_hint(target, known) or f"Ours are {list(known)}.") + more,
-            )
-
-
-def require(columns: Columns, names: Sequence[str], present: Sequence[str], where: str) -> None:
-    """Raise ``InputError`` if one of ``names`` is missing; it names it and the columns that are there."""
-    for name in names:
-        if name not in columns:
-            hint = nearest_hint(name, present)
-            raise InputError(
-                f"missing column {name!r}",
-                where,
-                f"Its columns are {list(present)}. {hint} Map one in the mapping: `columns: {{SOURCE: {name}}}`, "
-                f"or give a constant: `constants: {{{name}: …}}`.",
+                (nearest_hint(target, known) or f"The columns are {list(known)}.") + more,
             )
 
 
@@ -182,20 +178,3 @@ def as_text(column: pa.ChunkedArray | None, length: int) -> npt.NDArray[np.objec
     text = pc.utf8_trim_whitespace(column.cast(pa.string()))
     text = pc.if_else(pc.equal(text, ""), None, text)
     return np.array(text.to_numpy(zero_copy_only=False), dtype=object)
-
-
-def mapped_text(
-    columns: Columns, table: pa.Table, name: str, mapping: TableMapping
-) -> tuple[npt.NDArray[np.object_], npt.NDArray[np.bool_]]:
-    """Return our column ``name`` as text after the mapping's ``values``, and the rows that they drop."""
-    texts = as_text(columns.get(table, name), table.num_rows)
-    dropped = np.zeros(len(texts), dtype=bool)
-    if name in mapping.values:
-        rules = mapping.values[name]
-        codes, uniques = pd.factorize(texts, use_na_sentinel=True)
-        for code, unique in enumerate(uniques):
-            if unique in rules:
-                result = rules[unique]
-                texts[codes == code] = None if result is None else str(result)
-                dropped |= (codes == code) & (result is None)
-    return texts, dropped

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from telemetry.dataset.schema import EVENT_RUNS, EVENT_TYPES, EVENTS, ms_of
 from telemetry.errors import InputError
-from telemetry.importing.columns import KEY_ALIASES, Columns, mapped_text, require, resolve_columns
+from telemetry.importing.columns import KEY_ALIASES
 from telemetry.importing.event_runs import RUN_MS, stack_events, with_runs
 from telemetry.importing.instants import parse_instants, times_of
 from telemetry.importing.inventory import Installations
@@ -51,55 +51,45 @@ def empty_events() -> pd.DataFrame:
     return EVENTS.empty_table().to_pandas()
 
 
-def event_columns(
-    batch: Batch, mapping: TableMapping, known: Sequence[str], aliases: Mapping[str, str] = KEY_ALIASES
-) -> Columns:
-    """Find the columns of a table of events; ``timestamp`` and ``type`` are required, and ``gpu`` or ``node``.
-
-    Raises ``InputError`` if one of these is missing, or a column is unknown.
-    """
-    names = batch.table.column_names
-    columns = resolve_columns(names, mapping, known, aliases, str(batch.file))
-    require(columns, ["timestamp", "type", "node" if "node" in columns else "gpu"], names, str(batch.file))
-    return columns
-
-
 def parse_events(
     batch: Batch,
-    columns: Columns,
     mapping: TableMapping,
+    known: Sequence[str],
     delay: timedelta,
     counts: Counter[str],
     texts: Sequence[str] = _TEXTS,
+    aliases: Mapping[str, str] = KEY_ALIASES,
 ) -> tuple[Batch, dict[str, npt.NDArray[Any]]]:
     """Read events, and refuse those of an unknown type or at an unusable time.
 
+    ``timestamp`` and ``type`` are required, and ``gpu`` or ``node``.
+
     ``delay``: ``known_at`` of an event whose source does not give it is its time plus this.
     Returns: the batch without the rows that the mapping leaves out, and its columns; instants in milliseconds.
-    Raises ``InputError`` if all instants are naive.
+    Raises ``InputError`` if a required column is missing, a column is unknown, or all instants are naive.
     """
-    kinds, dropped = mapped_text(columns, batch.table, "type", mapping)
+    batch.resolve(mapping, known, "timestamp", "type", aliases=aliases)
+    batch.columns.require("node" if "node" in batch.columns else "gpu")
+    kinds = batch.texts("type")
+    wanted = batch.good
     counts["events_read"] += len(kinds)
-    if dropped.any():
+    if not wanted.all():
         # A source of states (a daily row a drive with `failure` of 0 and 1) has an event in few rows.
-        batch = replace(batch, rows=batch.rows[~dropped], table=batch.table.filter(pa.array(~dropped)))
-    rows: dict[str, npt.NDArray[Any]] = {"type": _types(kinds[~dropped])}
-    for name in texts:
-        rows[name], unwanted = mapped_text(columns, batch.table, name, mapping)
-        batch.good &= ~unwanted
-    counts["rows_left_out_by_mapping"] += int(dropped.sum() + (~batch.good).sum())
-    instants = batch.instants(columns, "timestamp", mapping.time)
+        batch = replace(batch, rows=batch.rows[wanted], table=batch.table.filter(pa.array(wanted)))
+    rows: dict[str, npt.NDArray[Any]] = {"type": _types(kinds[wanted]), **{name: batch.texts(name) for name in texts}}
+    counts["rows_left_out_by_mapping"] += len(kinds) - int(batch.good.sum())
+    instants = batch.instants("timestamp")
     assert instants is not None
     batch.refuse("unknown event type", ~np.isin(rows["type"].astype(str), EVENT_TYPES))
     rows["code"] = _codes(rows["code"], rows["type"])
     batch.refuse("xid event without a code", (rows["type"] == "xid") & pd.isna(rows["code"]))
-    known = instants.ms + int(delay.total_seconds() * 1000)
-    entered = batch.instants(columns, "known_at", mapping.time, optional=True)
+    known_ms = instants.ms + int(delay.total_seconds() * 1000)
+    entered = batch.instants("known_at", optional=True)
     if entered is not None:
-        known = np.where(entered.ok, entered.ms, known)
-        counts["known_at_before_the_event"] += int((known < instants.ms).sum())
+        known_ms = np.where(entered.ok, entered.ms, known_ms)
+        counts["known_at_before_the_event"] += int((known_ms < instants.ms).sum())
     # Nothing is known before it happens: such an entry time is a clock error or a backdated ticket.
-    return batch, {**rows, "timestamp": instants.ms, "known_at": np.maximum(known, instants.ms)}
+    return batch, {**rows, "timestamp": instants.ms, "known_at": np.maximum(known_ms, instants.ms)}
 
 
 @dataclass(slots=True)
@@ -120,11 +110,19 @@ class EventIntake:
         Raises ``InputError`` if a required column is missing, a column is unknown, or all instants are naive.
         """
         frames = [empty_events()]
-        for batch in read_batches(file, "events", self.quarantine):
-            columns = event_columns(batch, self.mapping, EVENT_RUNS.names)
+        for given in read_batches(file, "events", self.quarantine):
+            batch, rows = parse_events(given, self.mapping, EVENT_RUNS.names, self.delay, self.counts)
             if self.stays.unit == "node":
-                require(columns, ["node"], batch.table.column_names, str(file))
-            frames.append(self._frame(batch, columns))
+                batch.columns.require("node")
+                rows["gpu"] = np.full(len(batch.rows), None, dtype=object)
+            reasons = place_events(rows, rows["timestamp"], self.stays)
+            for reason in sorted(set(reasons) - {""}):
+                batch.refuse(reason, reasons == reason)
+            events = pd.DataFrame(rows)[batch.good]
+            events["source"] = events["source"].where(events["source"].notna(), file.name)
+            for name in ("timestamp", "known_at"):
+                events[name] = times_of(rows[name][batch.good])
+            frames.append(_add_runs(events[EVENTS.names], batch))
         return stack_events(frames)
 
     def read_kernel_log(self, file: Path) -> pd.DataFrame:
@@ -154,32 +152,20 @@ class EventIntake:
         events["gpu"], events["node"] = text["gpu"], text["node"]
         return events[reasons == ""]
 
-    def _frame(self, batch: Batch, columns: Columns) -> pd.DataFrame:
-        batch, rows = parse_events(batch, columns, self.mapping, self.delay, self.counts)
-        if self.stays.unit == "node":
-            rows["gpu"] = np.full(len(batch.rows), None, dtype=object)
-        reasons = place_events(rows, rows["timestamp"], self.stays)
-        for reason in sorted(set(reasons) - {""}):
-            batch.refuse(reason, reasons == reason)
-        events = pd.DataFrame(rows)[batch.good]
-        events["source"] = events["source"].where(events["source"].notna(), batch.file.name)
-        for name in ("timestamp", "known_at"):
-            events[name] = times_of(rows[name][batch.good])
-        return self._with_runs(events[EVENTS.names], batch, columns)
 
-    def _with_runs(self, made: pd.DataFrame, batch: Batch, columns: Columns) -> pd.DataFrame:
-        """Add the columns of runs of a dataset's own events, where the file has them."""
-        count, last = columns.get(batch.table, "count"), columns.get(batch.table, "last_at")
-        if count is None:
-            return made
-        number = pd.to_numeric(count.to_pandas(), errors="coerce").to_numpy(np.float64)[batch.good]
-        made["count"] = np.clip(np.nan_to_num(number, nan=1.0, posinf=1.0, neginf=1.0), 1, 2**31 - 1).astype(np.int64)
-        if last is not None:
-            first = ms_of(made["timestamp"])
-            # A run lies within one minute, so a last time further off is none.
-            ms = parse_instants(last, self.mapping.time, f"{batch.file}, column 'last_at'").ms[batch.good]
-            made["last_at"] = times_of(np.clip(ms, first, first + RUN_MS))
-        return with_runs(made)
+def _add_runs(events: pd.DataFrame, batch: Batch) -> pd.DataFrame:
+    """Add the columns of runs of a dataset's own events, where the file has them."""
+    count, last = batch.column("count"), batch.column("last_at")
+    if count is None:
+        return events
+    number = pd.to_numeric(count.to_pandas(), errors="coerce").to_numpy(np.float64)[batch.good]
+    events["count"] = np.clip(np.nan_to_num(number, nan=1.0, posinf=1.0, neginf=1.0), 1, 2**31 - 1).astype(np.int64)
+    if last is not None:
+        first = ms_of(events["timestamp"])
+        # A run lies within one minute, so a last time further off is none.
+        ms = parse_instants(last, batch.mapping.time, f"{batch.file}, column 'last_at'").ms[batch.good]
+        events["last_at"] = times_of(np.clip(ms, first, first + RUN_MS))
+    return with_runs(events)
 
 
 def _line_starts(stream: io.TextIOWrapper) -> Iterator[str]:

@@ -63,7 +63,8 @@ from telemetry.importing.reading import (
     text_digest,
 )
 from telemetry.importing.samples.intake import SampleIntake, no_usable_rows
-from telemetry.importing.samples.merge import SampleMerger, plan_merge, read_newest, write_newest
+from telemetry.importing.samples.merge import SampleMerger
+from telemetry.importing.samples.reach import plan_merge, read_newest, write_newest
 from telemetry.xids.xid_gauge import SOURCE
 
 Progress = Callable[[int, int], None]
@@ -348,12 +349,19 @@ class _Import:
         )
         self._check_loss("samples")
         self.counts.update(intake.counts)
-        merge = plan_merge(
-            spill, existing, intake.channels, self.channels, self.step, stays, sample_count=intake.sample_count
+        plan = plan_merge(
+            spill,
+            existing,
+            intake.channels,
+            self.channels,
+            self.step,
+            stays,
+            sample_count=intake.sample_count,
+            keep_from=self.compaction.keep_from,
         )
-        writer.declare(merge.channels, unit=stays.unit, sample_count=merge.rolled, runs=merge.runs)
+        writer.declare(plan.channels, unit=stays.unit, sample_count=plan.rolled, runs=plan.runs)
         rows = intake.counts["samples_read"]
-        merger = SampleMerger(merge, stays, existing, self.delay, files, self.quarantine, self.compaction.keep_from)
+        merger = SampleMerger(plan, existing, self.delay, files, self.quarantine)
         for bucket, table, kept in merger.run(spill):
             if kept:
                 assert existing is not None

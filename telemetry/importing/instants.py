@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Final
 
 import numpy as np
@@ -54,14 +53,6 @@ class Instants:
     def ok(self) -> npt.NDArray[np.bool_]:
         """Which are usable."""
         return self.status == OK
-
-    def after(self, limit: datetime | None) -> npt.NDArray[np.bool_]:
-        """Which are usable, and later than ``limit``."""
-        return np.zeros(len(self.ms), dtype=bool) if limit is None else self.ok & (self.ms > limit.timestamp() * 1000)
-
-    def series(self, usable: npt.NDArray[np.bool_]) -> pd.Series:
-        """Return aware instants, missing where they are not usable."""
-        return pd.Series(times_of(self.ms)).where(usable)
 
 
 _Parsed = tuple[npt.NDArray[np.int64], npt.NDArray[np.int8]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,8 +16,7 @@ import pyarrow as pa
 from telemetry.dataset.meta import instant_text
 from telemetry.dataset.schema import INVENTORY, Unit, ms_of
 from telemetry.errors import InputError
-from telemetry.importing.columns import KEY_ALIASES, Columns, as_text, mapped_text, require, resolve_columns
-from telemetry.importing.instants import WRONG_CLOCK
+from telemetry.importing.columns import as_text
 from telemetry.importing.mapping import InventoryMapping, nearest_hint
 from telemetry.importing.quarantine import Quarantine, row_text
 from telemetry.importing.reading import Batch, expand_sources, read_batches
@@ -135,12 +134,16 @@ def with_parts(table: pa.Table, parts: Mapping[str, str], where: str) -> pa.Tabl
     return table
 
 
+_NEVER = datetime.max.replace(tzinfo=UTC)
 _TIMES = ("installed_at", "removed_at", SEEN_AT)
 _MIG_OLD = re.compile(r"MIG-(GPU-[0-9a-fA-F-]+)/\d+/\d+\Z")
 
 
 def read_inventory(
-    path: Path, mapping: InventoryMapping, quarantine: Quarantine, not_after: datetime | None = None
+    path: Path,
+    mapping: InventoryMapping,
+    quarantine: Quarantine,
+    not_after: datetime = _NEVER,
 ) -> tuple[pd.DataFrame, dict[str, str]]:
     """Read an inventory file, one row a stay.
 
@@ -163,10 +166,9 @@ def read_inventory(
             parts = set(names) - given
             matched |= {name for name in parts if batch.table.column(name).null_count < len(batch.table)}
             known = [*INVENTORY.names, "parent", "mig_instance", SEEN_AT]
-            columns = resolve_columns(names, mapping, known, KEY_ALIASES, str(file), kept=parts, extras=True)
-            require(columns, ["node"], names, str(file))
-            frame = _batch_frame(batch, columns, mapping, not_after)
-            frames.append(condense_observations(frame) if SEEN_AT in columns else frame)
+            batch.resolve(mapping, known, "node", kept=parts, extras=True)
+            frame = _batch_frame(batch, not_after)
+            frames.append(condense_observations(frame) if SEEN_AT in batch.columns else frame)
     whole = pd.concat(frames, ignore_index=True)
     if SEEN_AT in whole:
         whole = stays_of(whole, mapping.absent)
@@ -182,27 +184,17 @@ def read_inventory(
     return _fold_mig(whole, quarantine)
 
 
-def _batch_frame(batch: Batch, columns: Columns, mapping: InventoryMapping, not_after: datetime | None) -> pd.DataFrame:
+def _batch_frame(batch: Batch, not_after: datetime) -> pd.DataFrame:
     length = batch.table.num_rows
     content: dict[str, Any] = {"_row": batch.rows, "_file": np.full(length, str(batch.file), dtype=object)}
-    extras = [name for name in columns.source if name not in INVENTORY.names]
-    for name in dict.fromkeys([*INVENTORY.names, *extras]):
+    for name in dict.fromkeys([*INVENTORY.names, *batch.columns.source]):
         if name in _TIMES:
             # A missing end is "in service", a missing start "before anything observed".
-            instants = batch.instants(columns, name, mapping.time, optional=name != SEEN_AT)
-            if instants is None:
-                content[name] = pd.Series(pd.NaT, index=range(length), dtype="datetime64[ms, UTC]")
-                continue
-            ahead = instants.after(not_after)
-            if name != "removed_at":
-                batch.refuse(WRONG_CLOCK, ahead)
-            content[name] = instants.series(instants.ok & ~(ahead & (name == "removed_at")))
+            content[name] = batch.times(name, not_after, optional=name != SEEN_AT, is_end=name == "removed_at")
         elif name in INVENTORY.names or name in ("parent", "mig_instance"):
-            texts, dropped = mapped_text(columns, batch.table, name, mapping)
-            batch.good &= ~dropped
-            content[name] = pd.Series(texts, dtype=object)
+            content[name] = pd.Series(batch.texts(name), dtype=object)
         else:
-            content[name] = _static(batch.table.column(columns.source[name]))
+            content[name] = _static(batch.table.column(batch.columns.source[name]))
     frame = pd.DataFrame(content)
     buses = [normalise_pci_bus_id(text) or text if isinstance(text, str) else None for text in frame["pci_bus_id"]]
     frame["pci_bus_id"] = pd.Series(buses, dtype=object)

@@ -8,11 +8,13 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
@@ -21,9 +23,18 @@ import pyarrow.parquet as pq
 from telemetry.dataset.dataset import Dataset
 from telemetry.dataset.files import sha256_of
 from telemetry.errors import InputError
-from telemetry.importing.columns import Columns
-from telemetry.importing.instants import MISSING, NAIVE, PROBLEMS, Instants, naive_error, parse_instants
-from telemetry.importing.mapping import TimeFormat
+from telemetry.importing.columns import Columns, as_text, resolve_columns
+from telemetry.importing.instants import (
+    MISSING,
+    NAIVE,
+    PROBLEMS,
+    WRONG_CLOCK,
+    Instants,
+    naive_error,
+    parse_instants,
+    times_of,
+)
+from telemetry.importing.mapping import TableMapping
 from telemetry.importing.quarantine import Quarantine, row_text, rows_of
 
 _BATCH_ROWS: Final = 1 << 17
@@ -49,6 +60,7 @@ class Batch:
     ``rows``: row numbers in the file, from 1, the header not counted; shape (n,).
     ``kind``: table that the file is read as, which is its section in the mapping.
     ``good``: rows that are not refused; shape (n,).
+    ``columns``, ``mapping``: set by :meth:`resolve`; names of columns are then the dataset's.
     """
 
     file: Path
@@ -56,10 +68,34 @@ class Batch:
     rows: npt.NDArray[np.int64]
     table: pa.Table
     quarantine: Quarantine
+    columns: Columns = field(default_factory=lambda: Columns({}, {}, (), ""))
+    mapping: TableMapping = field(default_factory=TableMapping)
     good: npt.NDArray[np.bool_] = field(init=False)
 
     def __post_init__(self) -> None:
         self.good = np.ones(len(self.rows), dtype=bool)
+
+    def resolve(self, mapping: TableMapping, known: Sequence[str], *required: str, **options: Any) -> None:
+        """Find the columns; ``options``: of :func:`telemetry.importing.columns.resolve_columns`, which says more."""
+        self.mapping = mapping
+        self.columns = resolve_columns(self.table.column_names, mapping, known, str(self.file), **options)
+        self.columns.require(*required)
+
+    def column(self, name: str) -> pa.ChunkedArray | None:
+        """Return a column, or None where the source has none."""
+        return self.columns.get(self.table, name)
+
+    def texts(self, name: str) -> npt.NDArray[np.object_]:
+        """Return a column as text after the mapping's ``values``, and leave out the rows that these drop."""
+        texts = as_text(self.column(name), self.table.num_rows)
+        rules = self.mapping.values.get(name, {})
+        codes, uniques = pd.factorize(texts) if rules else (np.empty(0), ())
+        for code, unique in enumerate(uniques):
+            if unique in rules:
+                result = rules[unique]
+                texts[codes == code] = None if result is None else str(result)
+                self.good &= (codes != code) | (result is not None)
+        return texts
 
     def refuse(self, reason: str, chosen: npt.NDArray[np.bool_]) -> None:
         """Set aside those of the chosen rows that are still good."""
@@ -77,17 +113,17 @@ class Batch:
             for row, record, detail in zip(self.rows[part].tolist(), records, shown, strict=True):
                 self.quarantine.add(reason, self.kind, self.file, row, row_text(record), detail, lost_rows)
 
-    def instants(self, columns: Columns, name: str, time: TimeFormat, *, optional: bool = False) -> Instants | None:
-        """Parse our column ``name`` and refuse the rows where it cannot be used; None where the source has none.
+    def instants(self, name: str, *, optional: bool = False) -> Instants | None:
+        """Parse a column and refuse the rows where it cannot be used; None where the source has none.
 
         ``optional``: whether a missing instant is one that can be used.
         Raises ``InputError`` if all instants are naive.
         """
-        column = columns.get(self.table, name)
+        column = self.column(name)
         if column is None:
             return None
-        where = f"{self.file}, column {columns.source.get(name, name)!r}"
-        parsed = parse_instants(column, time, where)
+        where = f"{self.file}, column {self.columns.source.get(name, name)!r}"
+        parsed = parse_instants(column, self.mapping.time, where)
         given = parsed.status[parsed.status != MISSING]
         if len(given) and (given == NAIVE).all():
             raise naive_error(where, self.kind, column)
@@ -95,6 +131,16 @@ class Batch:
             if status != MISSING or not optional:
                 self.refuse(reason if name == "timestamp" else f"{reason} in {name}", parsed.status == status)
         return parsed
+
+    def times(self, name: str, not_after: datetime, *, optional: bool, is_end: bool) -> pd.Series:
+        """Return a column of instants; one after ``not_after`` has a wrong clock, or is an end still to come."""
+        instants = self.instants(name, optional=optional)
+        if instants is None:
+            return pd.Series(pd.NaT, index=range(len(self.rows)), dtype="datetime64[ms, UTC]")
+        ahead = instants.ok & (instants.ms > not_after.timestamp() * 1000)
+        if not is_end:
+            self.refuse(WRONG_CLOCK, ahead)
+        return pd.Series(times_of(instants.ms)).where(instants.ok & ~ahead)
 
 
 def kind_of(path: Path) -> str:

@@ -63,7 +63,7 @@ def parse_kernel_log(
     Raises ``InputError`` if an XID cannot be timed or placed without ``node``, ``boot_time``, ``reference_time`` or
     ``timezone``; the message says which to give.
     """
-    kept, n_lines = _lines_of_interest(lines)
+    kept, n_lines = _driver_lines(lines)
     instants = _instants(kept, boot_time, reference_time, None if timezone is None else ZoneInfo(timezone))
     unparsed: list[tuple[int, str, str]] = []
     unknown: Counter[str] = Counter()
@@ -135,62 +135,52 @@ def locate(
     return located[list(EVENTS.names)], int(located["gpu"].isna().sum())
 
 
-def _lines_of_interest(lines: Iterable[str]) -> tuple[list[_Line], int]:
-    """Return the driver's lines, a line of each month of a log without years, and the number of all lines.
-
-    A log of a year has many others.
-    """
+def _driver_lines(lines: Iterable[str]) -> tuple[list[_Line], int]:
+    """Return the GPU driver's lines, and the number of all lines."""
     kept: list[_Line] = []
-    month, number = "", 0
+    number = 0
     for number, raw in enumerate(lines, start=1):
         line = raw.rstrip("\r\n")
-        is_new_month = line[:3] != month
-        month = line[:3]
-        if not is_new_month and "NVRM" not in line and not line.startswith("{"):
-            continue
-        stamped = split_line(line)
-        if is_new_month or "NVRM" in (line if stamped is None else stamped.message):
-            kept.append((number, line, stamped))
+        if "NVRM" in line or line.startswith("{"):
+            kept.append((number, line, split_line(line)))
     return kept, number
 
 
 def _instants(
     lines: list[_Line], boot_time: datetime | None, reference_time: datetime | None, zone: ZoneInfo | None
 ) -> list[datetime | None]:
-    """Return when each line was written; lines that nobody needs to time may lack what that takes.
+    """Return when each line was written; only lines about an XID must have all that this takes.
 
-    From the last line to the first, none is over half a year later than the one after it: that tells the years.
+    From the last line to the first, none is over half a year later than the one after it, which gives the years.
     """
     instants: list[datetime | None] = []
     limit = (reference_time or datetime.now(UTC)).astimezone(UTC)
     for number, line, stamped in reversed(lines):
-        when = None
-        if stamped is not None and (lacking := _lacking(stamped, boot_time, reference_time, zone)) is None:
+        when, lacking = None, None
+        if stamped is None:
+            pass
+        elif stamped.yearless and reference_time is None:
+            lacking = (
+                "have no year",
+                "Give `kernel_log: {reference_time: …}` in the mapping: a moment after the last line.",
+            )
+        elif stamped.naive is not None and zone is None:
+            lacking = (
+                "are naive (without a time zone)",
+                "Give `kernel_log: {timezone: UTC}` in the mapping, with the zone they were written in.",
+            )
+        elif stamped.since_boot is None:
             when = instant_of(stamped, zone or UTC, limit)
-            if boot_time is not None and stamped.since_boot is not None:
-                when = boot_time.astimezone(UTC) + stamped.since_boot
-            if when is not None:
-                limit = min(limit, when + _DISORDER)
-        elif stamped is not None and lacking is not None and mentions_xid(stamped.message):
+        elif boot_time is None:
+            lacking = (
+                "are seconds since boot",
+                "Give `kernel_log: {boot_time: …}` in the mapping, or write the log with `dmesg --time-format iso`.",
+            )
+        else:
+            when = boot_time.astimezone(UTC) + stamped.since_boot
+        if lacking is not None and mentions_xid(line):
             raise InputError(f"the kernel log's time stamps {lacking[0]}", f"line {number}: {line[:120]}", lacking[1])
+        if when is not None:
+            limit = min(limit, when + _DISORDER)
         instants.append(when)
     return instants[::-1]
-
-
-def _lacking(
-    stamped: Stamped, boot_time: datetime | None, reference_time: datetime | None, zone: ZoneInfo | None
-) -> tuple[str, str] | None:
-    """Return what a stamp lacks to be an instant, and what to do."""
-    if stamped.yearless and reference_time is None:
-        return "have no year", "Give `kernel_log: {reference_time: …}` in the mapping: a moment after the last line."
-    if stamped.naive is not None and zone is None:
-        return (
-            "are naive (without a time zone)",
-            "Give `kernel_log: {timezone: UTC}` in the mapping, with the zone they were written in.",
-        )
-    if stamped.since_boot is not None and boot_time is None:
-        return (
-            "are seconds since boot",
-            "Give `kernel_log: {boot_time: …}` in the mapping, or write the log with `dmesg --time-format iso`.",
-        )
-    return None

@@ -105,11 +105,9 @@ def _localised(naive: datetime, zone: tzinfo | None, now: datetime) -> datetime:
 
 
 def _iso(match: re.Match[str]) -> Stamped:
-    whole, _, fraction = match["iso"].replace(",", ".").partition(".")
-    text = f"{whole}.{fraction[:6]:0<6}" if fraction else whole
-    offset = (match["offset"] or "").replace("UTC", "+00:00").replace("Z", "+00:00")
-    when = datetime.fromisoformat(text + offset)
-    return Stamped(*_host(match["rest"]), aware=when if offset else None, naive=None if offset else when)
+    when = datetime.fromisoformat(match["iso"] + (match["offset"] or "").replace("UTC", "Z"))
+    message, host = _host(match["rest"])
+    return Stamped(message, host, naive=when) if when.tzinfo is None else Stamped(message, host, aware=when)
 
 
 def _host(rest: str) -> tuple[str, str | None]:

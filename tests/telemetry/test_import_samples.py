@@ -286,7 +286,7 @@ def test_files_that_are_none(tmp_path: Path):
         ("sample: {}", ["sample", "Did you mean 'samples'?"]),
         ("samples: {scales: {power_w: 1}}", ["samples.scales", "Did you mean 'scale'?"]),
         ("samples: {columns: {watts: power_w}}", ["names a source column 'watts' that is not there"]),
-        ("samples: {columns: {power_w: pow_w}}", ["column of ours 'pow_w'", "Did you mean 'power_w'?"]),
+        ("samples: {columns: {power_w: pow_w}}", ["unknown target column 'pow_w'", "Did you mean 'power_w'?"]),
         ("samples: {columns: {node: gpu, gpu: gpu}}", ["two source columns are mapped to 'gpu'"]),
         ("samples: {columns: {xid_last: pstate, gpu_temp_c: power_w}}", ["two source columns are 'power_w'"]),
         ("samples: {time: {timezone: Mars}}", ["'Mars' is not a time zone"]),

@@ -19,7 +19,7 @@ from telemetry.dataset.channels import Channel, by_source_name, is_sentinel, wit
 from telemetry.dataset.layout import node_hash
 from telemetry.dataset.schema import CHANNEL_TYPES
 from telemetry.errors import InputError
-from telemetry.importing.columns import KEY_ALIASES, LABELS, Columns, as_text, require, resolve_columns
+from telemetry.importing.columns import KEY_ALIASES, LABELS, Columns, as_text, resolve_columns
 from telemetry.importing.instants import WRONG_CLOCK
 from telemetry.importing.inventory import Installations
 from telemetry.importing.mapping import TableMapping
@@ -71,8 +71,10 @@ class SampleIntake:
         present: set[str] = set()
         for file in self.files:
             names = column_names(file)
-            columns = resolve_columns(names, self.mapping, known, aliases, str(file), ignored=_LABELS, declare=True)
-            require(columns, ["timestamp", self.stays.unit], names, str(file))
+            columns = resolve_columns(
+                names, self.mapping, known, str(file), aliases=aliases, ignored=_LABELS, declare=True
+            )
+            columns.require("timestamp", self.stays.unit)
             given = {*columns.source, *columns.constants}
             if given.isdisjoint(every):
                 raise InputError(
@@ -96,7 +98,8 @@ class SampleIntake:
                     continue
                 self.counts["samples_read"] += len(batch.rows)
                 progress(self.counts["samples_read"])
-                table = self._judge(batch, number, columns)
+                batch.columns, batch.mapping = columns, self.mapping
+                table = self._judge(batch, number)
                 spill.add(bucket_of_node[table.column("node").to_numpy()], table)
         if self.strict:
             self._check_usable()
@@ -121,14 +124,14 @@ class SampleIntake:
         if not self._usable:
             raise no_usable_rows("sample", self.quarantine, str(self.files[0]))
 
-    def _judge(self, batch: Batch, number: int, columns: Columns) -> pa.Table:
+    def _judge(self, batch: Batch, number: int) -> pa.Table:
         length = len(batch.rows)
-        instants = batch.instants(columns, "timestamp", self.mapping.time)
+        instants = batch.instants("timestamp")
         assert instants is not None
         ms = instants.ms
         batch.refuse(WRONG_CLOCK, self.wrong_clock(ms))
         by_node = self.stays.unit == "node"
-        unit_index, unit_names = _encoded(columns.get(batch.table, "node" if by_node else "gpu"), length)
+        unit_index, unit_names = _encoded(batch.column("node" if by_node else "gpu"), length)
         batch.refuse("missing node" if by_node else "missing gpu", unit_index < 0)
         code_of_name = self.stays.codes(unit_names)
         codes = np.where(unit_index >= 0, code_of_name[unit_index], -1) if unit_names else np.full(length, -1)
@@ -136,14 +139,14 @@ class SampleIntake:
         for problem, reason in STAY_PROBLEMS.items():
             batch.refuse(reason.format(unit=self.stays.unit), stay == problem)
         stay_node = self.stays.nodes[np.clip(stay, 0, None)]
-        if not by_node and "node" in columns:
-            node_index, node_names = _encoded(columns.get(batch.table, "node"), length)
+        if not by_node and "node" in batch.columns:
+            node_index, node_names = _encoded(batch.column("node"), length)
             given = np.array([*node_names, None], dtype=object)[node_index]  # index -1 is the None at the end
             batch.refuse("on another node than the inventory says", (node_index >= 0) & (given != stay_node))
         part = np.zeros(length, dtype=bool)
         if not by_node:
             part = np.array([name in self.stays.parents for name in unit_names] + [False])[unit_index]
-            mig_index, _ = _encoded(columns.get(batch.table, "mig_instance"), length)
+            mig_index, _ = _encoded(batch.column("mig_instance"), length)
             part |= mig_index >= 0
         good = batch.good
         self._usable |= bool(good.any())
@@ -155,18 +158,18 @@ class SampleIntake:
             "mig": pa.array(part[good]),
         }
         for channel in self.channels.values():
-            made[channel.name] = self._channel(channel, columns, batch)
+            made[channel.name] = self._channel(channel, batch)
         if self.sample_count:
-            count = columns.get(batch.table, "sample_count")
+            count = batch.column("sample_count")
             numbers = np.ones(length) if count is None else pd.to_numeric(count.to_pandas(), errors="coerce").to_numpy()
             counted = np.nan_to_num(np.asarray(numbers, np.float64)[good], nan=1.0, posinf=1.0, neginf=1.0)
             made["sample_count"] = pa.array(np.clip(counted, 1, 2**31 - 1).astype(np.int32))
         return pa.table(made)
 
-    def _channel(self, channel: Channel, columns: Columns, batch: Batch) -> pa.Array:
+    def _channel(self, channel: Channel, batch: Batch) -> pa.Array:
         good = batch.good
         kind = CHANNEL_TYPES[channel.kind]
-        column = columns.get(batch.table, channel.name)
+        column = batch.column(channel.name)
         if column is None:
             return pa.nulls(int(good.sum()), kind)
         column = self._mapped(column, channel.name).filter(pa.array(good))

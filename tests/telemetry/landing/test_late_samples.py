@@ -17,7 +17,8 @@ from telemetry.errors import InputError
 from telemetry.importing.inventory import Installations
 from telemetry.importing.quarantine import Quarantine
 from telemetry.importing.samples.block import Spill
-from telemetry.importing.samples.merge import SampleMerger, plan_merge
+from telemetry.importing.samples.merge import SampleMerger
+from telemetry.importing.samples.reach import plan_merge
 from tests.telemetry.helpers import DAY, STEP, gpu, run_import, samples_frame
 from tests.telemetry.landing.test_compaction import fold, land, samples_of
 
@@ -115,8 +116,8 @@ def test_samples_of_a_gpu_that_the_inventory_no_longer_names_are_never_given_to_
     dataset = run_import(tmp_path, samples=samples_frame(gpus=4)).dataset
     spill = Spill(tmp_path / "spill", 64)
     fewer = Installations(dataset.inventory().iloc[:3], "gpu", {})
-    plan = plan_merge(spill, dataset, {}, resolve_channels({}), STEP, fewer, sample_count=False)
     later = (DAY + STEP).to_pydatetime()  # so that something is dropped, and the rest is read
-    merger = SampleMerger(plan, fewer, dataset, STEP, [], Quarantine(None), later)
+    plan = plan_merge(spill, dataset, {}, resolve_channels({}), STEP, fewer, sample_count=False, keep_from=later)
+    merger = SampleMerger(plan, dataset, STEP, [], Quarantine(None))
     with pytest.raises(InputError, match=f"the dataset has samples of '{gpu(3)}', which the inventory does not name"):
         list(merger.run(spill))

@@ -9,6 +9,7 @@ from typing import Final
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -178,3 +179,11 @@ def as_text(column: pa.ChunkedArray | None, length: int) -> npt.NDArray[np.objec
     text = pc.utf8_trim_whitespace(column.cast(pa.string()))
     text = pc.if_else(pc.equal(text, ""), None, text)
     return np.array(text.to_numpy(zero_copy_only=False), dtype=object)
+
+
+def as_counts(column: pa.ChunkedArray | None, length: int) -> npt.NDArray[np.int64]:
+    """Return a column of how many each row stands for: 1 at least and where it is unreadable, int32 at most."""
+    if column is None:
+        return np.ones(length, np.int64)
+    numbers = pd.to_numeric(column.to_pandas(), errors="coerce").to_numpy(np.float64, na_value=np.nan)
+    return np.clip(np.nan_to_num(numbers, nan=1.0, posinf=1.0, neginf=1.0), 1, 2**31 - 1).astype(np.int64)

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from telemetry.dataset.schema import EVENT_RUNS, EVENT_TYPES, EVENTS, ms_of
 from telemetry.errors import InputError
-from telemetry.importing.columns import KEY_ALIASES
+from telemetry.importing.columns import KEY_ALIASES, as_counts
 from telemetry.importing.event_runs import RUN_MS, stack_events, with_runs
 from telemetry.importing.instants import parse_instants, times_of
 from telemetry.importing.inventory import Installations
@@ -158,8 +158,7 @@ def _add_runs(events: pd.DataFrame, batch: Batch) -> pd.DataFrame:
     count, last = batch.column("count"), batch.column("last_at")
     if count is None:
         return events
-    number = pd.to_numeric(count.to_pandas(), errors="coerce").to_numpy(np.float64)[batch.good]
-    events["count"] = np.clip(np.nan_to_num(number, nan=1.0, posinf=1.0, neginf=1.0), 1, 2**31 - 1).astype(np.int64)
+    events["count"] = as_counts(count, len(batch.rows))[batch.good]
     if last is not None:
         first = ms_of(events["timestamp"])
         # A run lies within one minute, so a last time further off is none.

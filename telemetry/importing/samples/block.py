@@ -28,6 +28,9 @@ ORDER_SHIFT: Final = 40
 """A row's order is ``file number << 40 | row number``."""
 
 
+_KEYS = ("unit", "node", "ms", "order", "mig", "count")
+
+
 @dataclass(slots=True)
 class Series:
     """One channel's values and which of them are reported; the others are zero."""
@@ -64,15 +67,8 @@ class Block:
 
     def take(self, index: npt.NDArray[np.int64]) -> Block:
         """Return the rows at ``index``."""
-        return Block(
-            self.unit[index],
-            self.node[index],
-            self.ms[index],
-            self.order[index],
-            self.mig[index],
-            self.count[index],
-            {name: series.take(index) for name, series in self.series.items()},
-        )
+        keys: dict[str, Any] = {key: getattr(self, key)[index] for key in _KEYS}
+        return Block(**keys, series={name: series.take(index) for name, series in self.series.items()})
 
 
 def read_block(table: pa.Table, channels: Mapping[str, Channel]) -> Block:
@@ -98,8 +94,7 @@ def join(blocks: Sequence[Block]) -> Block:
     """Append blocks with the same channels to one another; one at least."""
     if len(blocks) == 1:
         return blocks[0]
-    keys = ("unit", "node", "ms", "order", "mig", "count")
-    joined: dict[str, Any] = {key: np.concatenate([getattr(block, key) for block in blocks]) for key in keys}
+    joined: dict[str, Any] = {key: np.concatenate([getattr(block, key) for block in blocks]) for key in _KEYS}
     joined["series"] = {
         name: Series(
             np.concatenate([block.series[name].values for block in blocks]),

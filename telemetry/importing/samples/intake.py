@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -19,7 +18,7 @@ from telemetry.dataset.channels import Channel, by_source_name, is_sentinel, wit
 from telemetry.dataset.layout import node_hash
 from telemetry.dataset.schema import CHANNEL_TYPES
 from telemetry.errors import InputError
-from telemetry.importing.columns import KEY_ALIASES, LABELS, Columns, as_text, resolve_columns
+from telemetry.importing.columns import KEY_ALIASES, LABELS, Columns, as_counts, as_text, resolve_columns
 from telemetry.importing.instants import WRONG_CLOCK
 from telemetry.importing.inventory import Installations
 from telemetry.importing.mapping import TableMapping
@@ -34,6 +33,9 @@ _LABELS = LABELS | {"mig_instance"}
 _FRACTION_LEAST = 20
 # Fewest values on which a column is judged to be a fraction where percent are expected.
 
+
+_LIMITS: Final[Mapping[str, tuple[float, float]]] = {"flags": (0.0, 2.0**53), "enum": (-(2.0**31), 2.0**31 - 1)}
+# Kinds of whole numbers; of larger flags a float64 would lose some.
 
 _WORDS: Final[Mapping[str, float]] = {"true": 1.0, "false": 0.0, "yes": 1.0, "no": 0.0, "on": 1.0, "off": 0.0}
 
@@ -160,10 +162,7 @@ class SampleIntake:
         for channel in self.channels.values():
             made[channel.name] = self._channel(channel, batch)
         if self.sample_count:
-            count = batch.column("sample_count")
-            numbers = np.ones(length) if count is None else pd.to_numeric(count.to_pandas(), errors="coerce").to_numpy()
-            counted = np.nan_to_num(np.asarray(numbers, np.float64)[good], nan=1.0, posinf=1.0, neginf=1.0)
-            made["sample_count"] = pa.array(np.clip(counted, 1, 2**31 - 1).astype(np.int32))
+            made["sample_count"] = pa.array(as_counts(batch.column("sample_count"), length)[good].astype(np.int32))
         return pa.table(made)
 
     def _channel(self, channel: Channel, batch: Batch) -> pa.Array:
@@ -220,11 +219,8 @@ def _encoded(column: pa.ChunkedArray | None, length: int) -> tuple[npt.NDArray[n
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
     encoded = column.combine_chunks().dictionary_encode()
-    texts = as_text(pa.chunked_array([encoded.dictionary]), len(encoded.dictionary)).tolist()
-    names = list(dict.fromkeys(text for text in texts if text is not None))
-    index = {name: place for place, name in enumerate(names)}
-    place = np.array([-1 if text is None else index[text] for text in texts] + [-1], np.int64)
-    return place[encoded.indices.fill_null(-1).to_numpy()], names
+    codes, names = pd.factorize(as_text(pa.chunked_array([encoded.dictionary]), len(encoded.dictionary)))
+    return np.append(codes, -1)[encoded.indices.fill_null(-1).to_numpy()], list(names)
 
 
 def parse_values(
@@ -236,72 +232,47 @@ def parse_values(
     Returns: numbers of the channel's type, and which of them are valid; the others by problem; and how many meant "not
     supported".
     """
-    numbers, exact, unreadable = _numbers(column, channel)
+    numbers, unreadable = _numbers(column)
     present = ~np.isnan(numbers)
     blanks = present & is_sentinel(np.where(present, numbers, 0.0))
     valid = present & ~blanks
     if scale is not None or offset is not None:
         numbers = numbers * (1.0 if scale is None else scale) + (offset or 0.0)
-        exact = None
-    with np.errstate(invalid="ignore"):
-        outside = valid & ~np.isfinite(numbers)
-        if channel.low is not None:
-            outside |= valid & (numbers < channel.low)
-        if channel.high is not None:
-            outside |= valid & (numbers > channel.high)
-    problems = {}
-    if unreadable.any():
-        problems["not a number"] = unreadable
-    if channel.kind in ("flags", "enum"):
-        broken = valid & ~outside & (numbers != np.floor(numbers))
-        low, high = (0.0, 2.0**62) if channel.kind == "flags" else (-(2.0**31), 2.0**31 - 1)
-        outside |= valid & ~broken & ((numbers < low) | (numbers > high))
-        if broken.any():
-            problems["not an integer"] = broken
-            valid &= ~broken
-    if outside.any():
-        problems["value out of range"] = outside
-        valid &= ~outside
-    kept = np.where(valid, numbers, 0.0)
-    values = exact if exact is not None and channel.kind == "flags" else kept.astype(DTYPES[channel.kind])
-    return values, valid, problems, int(blanks.sum())
+    low, high = _LIMITS.get(channel.kind, (-np.inf, np.inf))
+    broken = valid & np.isfinite(numbers) & (channel.kind in _LIMITS) & (numbers != np.floor(numbers))
+    low = max(low, -np.inf if channel.low is None else channel.low)
+    high = min(high, np.inf if channel.high is None else channel.high)
+    outside = valid & ~broken & ((numbers < low) | (numbers > high) | ~np.isfinite(numbers))
+    problems = {"not a number": unreadable, "not an integer": broken, "value out of range": outside}
+    valid &= ~broken & ~outside
+    values = np.where(valid, numbers, 0.0).astype(DTYPES[channel.kind])
+    return values, valid, {reason: rows for reason, rows in problems.items() if rows.any()}, int(blanks.sum())
 
 
-def _numbers(
-    column: pa.ChunkedArray, channel: Channel
-) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.uint64] | None, npt.NDArray[np.bool_]]:
-    """Return float64 with NaN for null, exact integers for flags where possible, and the rows that are no number."""
-    none = np.zeros(len(column), dtype=bool)
+def _numbers(column: pa.ChunkedArray) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
+    """Return float64 with NaN for null, and the rows that are no number."""
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
-    if pa.types.is_null(column.type):
-        return np.full(len(column), np.nan), None, none
     if pa.types.is_boolean(column.type):
         column = column.cast(pa.int8())
     if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
         column = pc.utf8_trim_whitespace(column.cast(pa.string()))
         column = pc.if_else(pc.equal(column, ""), None, column)
-        for kind in (pa.int64(), pa.float64()):
-            with suppress(pa.ArrowInvalid):
-                return _numbers(column.cast(kind), channel)
-        numbers = _text_numbers(column).to_numpy()
-        return numbers, None, np.asarray(column.is_valid().to_numpy() & np.isnan(numbers), dtype=bool)
-    exact = None
-    if channel.kind == "flags" and pa.types.is_integer(column.type) and (pc.min(column).as_py() or 0) >= 0:
-        exact = column.fill_null(0).cast(pa.uint64()).to_numpy()
-    return column.cast(pa.float64(), safe=False).fill_null(np.nan).to_numpy(), exact, none
+        try:
+            column = column.cast(pa.float64())
+        except pa.ArrowInvalid:
+            texts = column.to_pandas().astype(object)
+            numbers = pd.to_numeric(texts, errors="coerce").astype(np.float64)
+            odd = texts[numbers.isna() & texts.notna()]
+            numbers = numbers.fillna(odd.map(_odd_number).astype(np.float64)).to_numpy()
+            return numbers, texts.notna().to_numpy() & np.isnan(numbers)
+    return column.cast(pa.float64(), safe=False).fill_null(np.nan).to_numpy(), np.zeros(len(column), dtype=bool)
 
 
-def _text_numbers(column: pa.ChunkedArray) -> pd.Series:
-    texts = column.to_pandas().astype(object)
-    numbers = pd.Series(pd.to_numeric(texts, errors="coerce"), dtype=np.float64)
-    for index in np.flatnonzero(numbers.isna().to_numpy() & texts.notna().to_numpy()):
-        text = str(texts.iloc[index]).lower()
-        if text in _WORDS:
-            numbers.iloc[index] = _WORDS[text]
-        elif text.startswith("0x"):
-            try:
-                numbers.iloc[index] = float(int(text, 16))
-            except ValueError:
-                continue
-    return numbers
+def _odd_number(text: str) -> float:
+    """Return the number of a word or of hexadecimal digits; NaN for other texts."""
+    lowered = text.lower()
+    try:
+        return _WORDS.get(lowered, np.nan) if not lowered.startswith("0x") else float(int(lowered, 16))
+    except (ValueError, OverflowError):
+        return np.nan

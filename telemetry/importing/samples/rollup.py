@@ -10,12 +10,10 @@ from collections.abc import Mapping
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 
 from telemetry.dataset.channels import ROLLUP_SUFFIXES, Channel
 from telemetry.importing.samples.block import Block, Series
-
-_ROUNDS = 64
-# A source that contradicts itself more often about one instant is broken: its further rows are not compared in turn.
 
 FINER_THAN = 0.9
 """A unit is rolled up when the median interval of its samples is below this share of the step: scrapes jitter."""
@@ -28,18 +26,9 @@ def cell_end(ms: npt.NDArray[np.int64], step_ms: int) -> npt.NDArray[np.int64]:
 
 def finer_units(unit: npt.NDArray[np.int32], ms: npt.NDArray[np.int64], step_ms: int) -> npt.NDArray[np.int32]:
     """Return the codes of the units whose samples come faster than the step; repeated instants count once."""
-    order = np.lexsort((ms, unit))
-    unit, ms = unit[order], ms[order]
-    gap = np.diff(ms)
-    inside = (unit[1:] == unit[:-1]) & (gap > 0)
-    gap, owner = gap[inside], unit[1:][inside]
-    if len(gap) == 0:
-        return np.empty(0, np.int32)
-    order = np.lexsort((gap, owner))
-    gap, owner = gap[order], owner[order]
-    codes, start, count = np.unique(owner, return_index=True, return_counts=True)
-    median = (gap[start + (count - 1) // 2] + gap[start + count // 2]) / 2
-    return codes[median < FINER_THAN * step_ms]
+    samples = pd.DataFrame({"unit": unit, "ms": ms}).drop_duplicates().sort_values(["unit", "ms"])
+    medians = samples["ms"].groupby(samples["unit"]).diff().groupby(samples["unit"]).median()
+    return medians.index[medians < FINER_THAN * step_ms].to_numpy(np.int32)
 
 
 def reset_aware_rise(
@@ -184,43 +173,37 @@ def merge_duplicates(block: Block) -> tuple[Block, int, npt.NDArray[np.int64]]:
 
     The first row of a key (the existing dataset's, then by file and row) is kept. A later one that reports a channel
     which is still missing fills it in, so that one file a metric works. One that reports another value for a channel
-    conflicts and is set aside as a whole. Parts of a GPU (MIG) do not conflict: the parent gets the highest value of
-    gauges, counters and enums and all flags, unless the whole GPU's own row gives the channel.
+    than the first that does conflicts and is set aside as a whole. Parts of a GPU (MIG) do not conflict: the parent
+    gets the highest value of gauges, counters and enums and all flags, unless the whole GPU's own row gives the
+    channel.
 
     Returns: the rows, the number of rows that only repeated others, and the orders of those in conflict.
     """
-    conflicting = [np.empty(0, np.int64)]
     start, group = _keys(block)
     if len(start) == len(block):
-        return block, 0, conflicting[0]
+        return block, 0, np.empty(0, np.int64)
     block = block.take(np.lexsort((block.mig, group)))  # the GPU's own rows before its parts'
-    while True:
-        first = {name: _first_own(series, block.mig, start) for name, series in block.series.items()}
-        conflict = np.zeros(len(block), dtype=bool)
-        for name, series in block.series.items():
-            differs = series.values != series.values[np.minimum(first[name], len(block) - 1)][group]
-            conflict |= series.valid & ~block.mig & differs
-        rows = np.flatnonzero(conflict)
-        if len(rows) == 0:
-            break
-        if len(conflicting) < _ROUNDS:  # of a key, the first row in conflict: those after it are not yet judged
-            rows = rows[np.unique(group[rows], return_index=True)[1]]
-        conflicting.append(block.order[rows])
-        block = block.take(np.setdiff1d(np.arange(len(block)), rows))
-        start, group = _keys(block)
+    conflict = np.zeros(len(block), dtype=bool)
+    for series in block.series.values():
+        first = np.minimum(_first_own(series, block.mig, start), len(block) - 1)
+        conflict |= series.valid & ~block.mig & (series.values != series.values[first][group])
+    conflicting = block.order[conflict]
+    block = block.take(np.flatnonzero(~conflict))
+    start, group = _keys(block)
     merged = block.take(start)
     merged.count = np.maximum.reduceat(block.count, start)
     repeats = np.ones(len(block), dtype=bool)
     repeats[start] = False
     for name, series in block.series.items():
-        has_own = first[name] < len(block)
-        repeats[first[name][has_own]] = False
+        first = _first_own(series, block.mig, start)
+        has_own = first < len(block)
+        repeats[first[has_own]] = False
         repeats &= ~(series.valid & ~has_own[group])
-        own = series.values[np.minimum(first[name], len(block) - 1)]
+        own = series.values[np.minimum(first, len(block) - 1)]
         values = np.where(has_own, own, _highest(series, start)) if block.mig.any() else own
         valid = np.logical_or.reduceat(series.valid, start)
         merged.series[name] = Series(np.where(valid, values, np.zeros(1, values.dtype)), valid)
-    return merged, int(repeats.sum()), np.concatenate(conflicting)
+    return merged, int(repeats.sum()), conflicting
 
 
 def _keys(block: Block) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:

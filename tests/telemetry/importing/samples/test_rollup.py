@@ -200,11 +200,3 @@ def test_parts_of_a_gpu_fold_into_it():
     assert listed(parts.series["clocks_event_reasons"]) == [7, 0]
     own, *_ = merge_duplicates(block_of(rows, mig=[True, True, False, False]))
     assert listed(own.series["power_w"]) == [60, 10]
-
-
-def test_a_source_that_repeats_one_instant_for_ever():
-    rows = [(0, 1, 100 + (index % 2), index if index else None, None, None) for index in range(500)]
-    merged, _, conflicting = merge_duplicates(block_of(rows))
-    assert len(merged) == 1
-    assert listed(merged.series["power_w"]) == [100]
-    assert len(conflicting) >= 498

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from telemetry.config import Duration, Section, format_duration
 
 __all__ = ["Duration", "Section", "format_duration"]  # for the rooms above, which do not import telemetry
+
+
+def _positive(value: timedelta) -> timedelta:
+    if value <= timedelta(0):
+        raise ValueError("must be positive, such as '24h'")
+    return value
+
+
+PositiveDuration = Annotated[Duration, AfterValidator(_positive)]
 
 Group = Literal["telemetry", "history", "peers", "onset", "gaps", "workload", "static"]
 Scope = Literal["gpu", "slot", "node"]
@@ -59,7 +68,7 @@ class LabelSection(Section):
     gap: Duration = timedelta(minutes=10)
     """Time after a decision in which a failure comes too soon to act on."""
 
-    horizon: Duration = timedelta(hours=24)
+    horizon: PositiveDuration = timedelta(hours=24)
     """Length of the interval after the gap in which an incident start makes the label positive."""
 
     merge_window: Duration = timedelta(hours=1)
@@ -76,13 +85,6 @@ class LabelSection(Section):
 
     censor_leavers: bool = True
     """A GPU that leaves service unfailed inside the horizon has no label (null) instead of a negative one."""
-
-    @field_validator("horizon")
-    @classmethod
-    def _some_time(cls, value: timedelta) -> timedelta:
-        if value <= timedelta(0):
-            raise ValueError("must be positive, such as '24h'")
-        return value
 
     @field_validator("xids", mode="before")
     @classmethod

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from features.config import Duration, Section
+from features.config import Duration, PositiveDuration, Section
 
 Learner = Literal[
     "lightgbm", "xgboost", "random_forest", "logistic", "mlp",
@@ -43,10 +43,12 @@ class TrainingSection(Section):
     """Training window (the paper's L_train); ``auto`` chooses among ``candidate_windows`` at each refit on a purged
     tail, ``expanding`` takes all since the data began, in whole days."""
 
-    candidate_windows: tuple[Duration, ...] = tuple(timedelta(days=days) for days in (7, 14, 28, 56, 90))
+    candidate_windows: tuple[PositiveDuration, ...] = Field(
+        tuple(timedelta(days=days) for days in (7, 14, 28, 56, 90)), min_length=1
+    )
     """Candidate windows for ``auto``; those longer than the history are skipped and named."""
 
-    refit_every: Duration = timedelta(days=7)
+    refit_every: PositiveDuration = timedelta(days=7)
     """Time between two refits of the sliding training."""
 
     negative_ratio: int = Field(default=200, ge=1)
@@ -62,11 +64,10 @@ class TrainingSection(Section):
     """MiB of features in memory while models are fitted: half for the rows of one fit (where they need more, fewer
     negatives are drawn), a quarter for the newest rows of the matrix."""
 
-    @field_validator("window", "candidate_windows", "refit_every")
+    @field_validator("window")
     @classmethod
-    def _positive(cls, value: timedelta | str | tuple[timedelta, ...]) -> timedelta | str | tuple[timedelta, ...]:
-        given = value if isinstance(value, tuple) else (value,)
-        if not given or any(isinstance(each, timedelta) and each <= timedelta(0) for each in given):
+    def _positive(cls, value: timedelta | str) -> timedelta | str:
+        if isinstance(value, timedelta) and value <= timedelta(0):
             raise ValueError("must be positive, such as '28d'")
         return value
 
@@ -162,19 +163,12 @@ class PrecisionTargetsSection(Section):
     confidence: float = Field(default=0.9, gt=0, lt=1)
     """One-sided confidence of every bound: a promise may be wrong in at most this share's rest."""
 
-    horizon: Duration | None = timedelta(hours=72)
+    horizon: PositiveDuration | None = timedelta(hours=72)
     """A drain is right if an incident follows within this of the alert that begins it, or within ``labels.horizon``
     where that is longer; null: within ``labels.horizon``."""
 
     costs: CostsSection | None = None
     """Costs to set a further threshold by; null: none."""
-
-    @field_validator("horizon")
-    @classmethod
-    def _positive(cls, value: timedelta | None) -> timedelta | None:
-        if value is not None and value <= timedelta(0):
-            raise ValueError("must be positive, such as '72h'")
-        return value
 
     @field_validator("values")
     @classmethod
@@ -201,15 +195,8 @@ class ModelsSection(Section):
     calibration: CalibrationSection = CalibrationSection()
     precision_targets: PrecisionTargetsSection = PrecisionTargetsSection()
 
-    horizons: tuple[Duration, ...] = tuple(timedelta(hours=hours) for hours in (1, 6, 24, 72))
+    horizons: tuple[PositiveDuration, ...] = tuple(timedelta(hours=hours) for hours in (1, 6, 24, 72))
     """Further horizons to give risks for, such as 1h, 6h, 24h and 72h; consistent with the risk at labels.horizon."""
-
-    @field_validator("horizons")
-    @classmethod
-    def _ahead(cls, value: tuple[timedelta, ...]) -> tuple[timedelta, ...]:
-        if any(each <= timedelta(0) for each in value):
-            raise ValueError("must be positive, such as '6h'")
-        return value
 
 
 class BacktestSection(Section):
@@ -238,7 +225,7 @@ class BacktestSection(Section):
 class PromotionSection(Section):
     """``promotion``: what a challenger must show on recent decisions before it becomes the champion."""
 
-    period: Duration = timedelta(days=28)
+    period: PositiveDuration = timedelta(days=28)
     """Champion and challenger are compared on at most this much of the newest decisions that neither was trained on."""
 
     min_incidents: int = Field(default=10, ge=1)
@@ -267,11 +254,4 @@ class PromotionSection(Section):
     def _ascending(cls, value: tuple[float, float]) -> tuple[float, float]:
         if not 0 < value[0] < 1 < value[1]:
             raise ValueError("must be a number below 1 and one above it, such as [0.5, 2.0]")
-        return value
-
-    @field_validator("period")
-    @classmethod
-    def _long_enough(cls, value: timedelta) -> timedelta:
-        if value <= timedelta(0):
-            raise ValueError("must be positive, such as '28d'")
         return value

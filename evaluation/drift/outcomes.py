@@ -220,11 +220,7 @@ def outcomes_over_time(
         return pd.DataFrame(columns=list(OUTCOME_COLUMNS))
     time = mine["decision_time"]
     first, last = time.min(), time.max()
-    unit = (
-        mine["unit"].cat.codes.to_numpy()
-        if isinstance(mine["unit"].dtype, pd.CategoricalDtype)
-        else (pd.factorize(mine["unit"])[0])
-    )
+    unit = pd.factorize(mine["unit"])[0]
     label = mine["label"].fillna(-1).to_numpy(dtype=np.int8)
     alert = mine["alert"].to_numpy(dtype=bool)
     risk = mine["risk"].to_numpy(dtype=np.float64)

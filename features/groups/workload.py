@@ -13,6 +13,8 @@ from numba import njit
 from features.times import duration_ms
 from features.vocabulary import FeatureColumn
 from features.windows.blocks import FloatArray, IntArray, RowSpans
+from features.windows.counters import enum_nodes, enum_windows
+from features.windows.flags import flag_nodes, flag_windows
 from features.windows.layout import ChannelLayout
 from features.windows.pane_index import PaneIndex, Panes, Visits, level_offset
 
@@ -85,119 +87,48 @@ class WorkloadPlan:
         edges = np.unique(np.append(self.windows, 2 * self.windows[-1]))
         visits, levels = panes.visits(rows, edges)
         built = index.levels if levels else 0
-        spans = (visits, np.searchsorted(edges, self.windows), self.larger)
+        window_edge = np.searchsorted(edges, self.windows)
         column = offset
         none = np.empty(0, dtype=block.values.dtype)
         if self.utilisation >= 0:
-            series = block.values[self.utilisation]
-            _utilisation(series, _utilisation_nodes(series, index, built), *spans, column, out)
+            self._fill_utilisation(panes, visits, levels, window_edge, out, column)
             column += 3 * (self.windows.size - self.larger)
         if self.power >= 0:
             series = block.values[self.power]
             lows = block.values[self.power_low] if self.power_low >= 0 else none
             highs = block.values[self.power_high] if self.power_high >= 0 else none
             nodes = _power_nodes(series, lows, highs, index, built)
-            _power(series, lows, highs, nodes, *spans, column, out)
+            _power(series, lows, highs, nodes, visits, window_edge, self.larger, column, out)
 
+    def _fill_utilisation(
+        self,
+        panes: Panes,
+        visits: Visits,
+        levels: int,
+        window_edge: IntArray,
+        out: npt.NDArray[np.float32],
+        offset: int,
+    ) -> None:
+        """Take shares as those of two bits, idle and busy, and transitions as changes of an enumeration."""
+        use, index = panes.block.values[self.utilisation], panes.index
+        known, idle = ~np.isnan(use), use < IDLE_BELOW_PCT
+        states = idle.astype(np.uint64) | (use >= BUSY_FROM_PCT).astype(np.uint64) << np.uint64(1)
+        flags = (states[np.newaxis], known[np.newaxis])
+        bits = (np.zeros(2, dtype=np.int64), np.array([1, 2], dtype=np.uint64))
+        enums = (np.where(known, idle, np.nan)[np.newaxis], 0, 1)
+        columns = np.full((3, self.windows.size), -1, dtype=np.int64)
+        columns[:, self.larger :] = offset + np.arange(3 * (self.windows.size - self.larger)).reshape(3, -1)
+        ends = np.stack([window_edge, np.full_like(window_edge, -1)], axis=1)
+        nodes = panes.nodes("utilisation shares", levels, lambda: flag_nodes(*flags, *bits, index, index.levels))
+        flag_windows(*flags, *bits, nodes, visits, ends, np.ascontiguousarray(columns[:2].T), out)
+        nodes = panes.nodes("utilisation changes", levels, lambda: enum_nodes(*enums, index, index.levels))
+        changes = np.stack([np.full(self.windows.size, -1), columns[2]])[:, :, np.newaxis]
+        enum_windows(*enums, nodes, visits, ends, changes, out)
 
-# What a node of utilisation holds: known samples, idle ones, busy ones, changes among them, and whether the newest and
-# the oldest known one is idle (1 or 0).
-_KNOWN, _IDLE, _BUSY, _CHANGES, _NEWEST_IDLE, _OLDEST_IDLE, _USE_FIELDS = range(7)
 
 # What a node of power holds: lowest and highest value, steps between known values, their absolute sum, newest and
 # oldest known value (NaN: none).
 _LOW, _HIGH, _STEPS, _MOVED, _NEWEST, _OLDEST, _POWER_FIELDS = range(7)
-
-
-@njit(cache=True, nogil=True)
-def _sum_use(series: FloatArray, first: int, last: int, into: FloatArray) -> None:
-    into[:] = 0.0
-    for at in range(last - 1, first - 1, -1):
-        value = series[at]
-        if not np.isnan(value):
-            idle = 1.0 if value < IDLE_BELOW_PCT else 0.0
-            if into[_KNOWN] == 0.0:
-                into[_NEWEST_IDLE] = idle
-            elif idle != into[_OLDEST_IDLE]:
-                into[_CHANGES] += 1.0
-            into[_KNOWN] += 1.0
-            into[_IDLE] += idle
-            into[_BUSY] += 1.0 if value >= BUSY_FROM_PCT else 0.0
-            into[_OLDEST_IDLE] = idle
-
-
-@njit(cache=True, nogil=True)
-def _utilisation_nodes(series: FloatArray, index: PaneIndex, levels: int) -> FloatArray:
-    nodes = np.empty((index.nodes if levels > 0 else 0, _USE_FIELDS))
-    if levels == 0:
-        return nodes
-    for run in range(index.run_first.size):
-        base = index.run_node[run]
-        start = index.run_start[run]
-        panes = index.run_panes[run]
-        for pane in range(panes):
-            _sum_use(series, index.starts[start + pane], index.starts[start + pane + 1], nodes[base + pane])
-        for level in range(1, levels):
-            own = base + level_offset(panes, level)
-            below = base + level_offset(panes, level - 1)
-            for pane in range(panes >> level):
-                into = nodes[own + pane]
-                older = nodes[below + 2 * pane]
-                for field in range(_USE_FIELDS):
-                    into[field] = nodes[below + 2 * pane + 1, field]
-                if into[_KNOWN] == 0.0:
-                    for field in range(_USE_FIELDS):
-                        into[field] = older[field]
-                elif older[_KNOWN] > 0.0:
-                    into[_CHANGES] += 1.0 if into[_OLDEST_IDLE] != older[_NEWEST_IDLE] else 0.0
-                    into[:_NEWEST_IDLE] += older[:_NEWEST_IDLE]
-                    into[_OLDEST_IDLE] = older[_OLDEST_IDLE]
-    return nodes
-
-
-@njit(cache=True, nogil=True, error_model="numpy")
-def _utilisation(
-    series: FloatArray,
-    nodes: FloatArray,
-    visits: Visits,
-    window_edge: IntArray,
-    larger: int,
-    offset: int,
-    out: npt.NDArray[np.float32],
-) -> None:
-    rows, edges = visits.stops.shape
-    n_larger = window_edge.size - larger
-    totals = np.zeros((edges, 4))
-    piece = np.empty(_USE_FIELDS)
-    for row in range(rows):
-        totals[:] = 0.0
-        oldest = -1.0
-        oldest_edge = 0
-        at = visits.begin[row]
-        for edge in range(edges):
-            while at < visits.stops[row, edge]:
-                if visits.node[at] >= 0:
-                    for field in range(_USE_FIELDS):
-                        piece[field] = nodes[visits.node[at], field]
-                else:
-                    _sum_use(series, visits.first[at], visits.last[at], piece)
-                at += 1
-                if piece[_KNOWN] == 0.0:
-                    continue
-                if oldest >= 0.0 and oldest != piece[_NEWEST_IDLE]:
-                    totals[oldest_edge, _CHANGES] += 1.0
-                for k in range(4):
-                    totals[edge, k] += piece[k]
-                oldest = piece[_OLDEST_IDLE]
-                oldest_edge = edge
-        for edge in range(1, edges):
-            totals[edge] += totals[edge - 1]
-        for w in range(larger, window_edge.size):
-            found = totals[window_edge[w]]
-            n = found[_KNOWN]
-            out[row, offset + w - larger] = found[_IDLE] / n if n > 0 else np.nan
-            out[row, offset + n_larger + w - larger] = found[_BUSY] / n if n > 0 else np.nan
-            out[row, offset + 2 * n_larger + w - larger] = found[_CHANGES] if n > 0 else np.nan
 
 
 @njit(cache=True, nogil=True)

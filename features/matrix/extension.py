@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import pyarrow as pa
 from pydantic import TypeAdapter, ValidationError
 
-from features.times import NEVER, duration_ms, instant_ms
+from features.times import NEVER, duration_ms, instant_ms, milliseconds
 from telemetry.dataset.dataset import SampleFile
 from telemetry.dataset.runs import DAY_MS
 from telemetry.dataset.store import Dataset
@@ -147,29 +148,14 @@ def _first_other_stay(before: pa.Table, after: pa.Table) -> int:
     """Return when the first stay that is not the same began, or ended, where its end alone is different."""
     if before.column_names != after.column_names:
         return -NEVER
-    old, new = _stays(before), _stays(after)
-    ends: dict[tuple[Any, ...], tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
-    for which, other in enumerate((old - new, new - old)):
-        for stay, end in other.elements():
-            ends[stay][which].append(end)
-    first = NEVER
-    for stay, (gone, come) in ends.items():
-        only_ends = len(gone) == len(come) == 1
-        first = min(first, *((*gone, *come) if only_ends else (-NEVER if stay[0] is None else stay[0],)))
-    return first
-
-
-def _stays(inventory: pa.Table) -> Counter[tuple[tuple[Any, ...], int]]:
-    """Count stays: when it began (ms) and all else that is said of it but its end, and its end (ms)."""
-    columns = {name: _values(inventory.column(name)) for name in inventory.column_names}
-    installed, removed = columns.pop("installed_at"), columns.pop("removed_at")
-    stays = zip(installed, *columns.values(), strict=True)
-    return Counter(zip(stays, (NEVER if end is None else end for end in removed), strict=True))
-
-
-def _values(column: pa.ChunkedArray) -> list[Any]:
-    """Give a column as Python objects; instants in milliseconds."""
-    if pa.types.is_timestamp(column.type):
-        column = column.cast(pa.timestamp("ms", tz=column.type.tz), safe=False).cast(pa.int64())
-    values: list[Any] = column.to_pylist()
-    return values
+    sides = [table.to_pandas().astype(object).drop_duplicates() for table in (before, after)]
+    names = [name for name in before.column_names if name != "removed_at"]
+    both = pd.concat([frame.assign(side=side) for side, frame in enumerate(sides)], ignore_index=True)
+    other = both.drop_duplicates([*names, "removed_at"], keep=False)
+    if other.empty:
+        return NEVER
+    times = {name: milliseconds(pd.to_datetime(other[name], utc=True)) for name in ("installed_at", "removed_at")}
+    began = np.where(times["installed_at"] == NEVER, -NEVER, times["installed_at"])
+    of_stay = other.groupby(names, dropna=False)["side"]
+    only_ends = (of_stay.transform("size") == 2) & (of_stay.transform("nunique") == 2)
+    return int(np.where(only_ends, times["removed_at"], began).min())

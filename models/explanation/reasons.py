@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from features.vocabulary import FeatureColumn, FleetPercentile, describe, describe_percentile
+from features.vocabulary import FeatureColumn, describe, describe_percentile
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -134,6 +134,6 @@ def largest_reasons(
         column, value = plan.columns[at], float(row[at])
         text = describe(column, value)
         if fleet is not None:
-            text += f" ({describe_percentile(column, value, FleetPercentile.of(fleet[:, at], value), noun)})"
+            text += f" ({describe_percentile(column, value, fleet[:, at], noun)})"
         reasons.append(Reason(column.name, float(sums[key]), text))
     return tuple(reasons), float(sums.clip(min=0).sum())

@@ -44,8 +44,8 @@ def plan_schedule(
     ``first_test: auto`` is the first decision time at or after both a third of the decision times' range and the
     beginning of the data + shortest span + gap + horizon; ``last_test: auto`` the last decision time.
 
-    Raises ``InputError`` if no span fits, the first test comes before any span fits, the test period holds no decision
-    time, or ``refit_every`` is zero.
+    Raises ``InputError`` if no span fits, the first test comes before any span fits, or the test period holds no
+    decision time.
     """
     grid = rows.grid_times
     first_ms, shortest = instant_ms(matrix.span[0]), min(candidates(training))
@@ -61,8 +61,6 @@ def plan_schedule(
             f"parameter training.{'window' if isinstance(training.window, timedelta) else 'candidate_windows'}",
             "Give a shorter window, or a dataset with more history.",
         )
-    if duration_ms(training.refit_every) <= 0:
-        raise InputError("refit_every is zero", "parameter training.refit_every", "Give a positive duration, as '7d'.")
     if backtest.first_test == "auto":
         start = max(int(grid[0]) + (int(grid[-1]) - int(grid[0])) // 3, possible)
         start = int(grid[np.searchsorted(grid, start)])

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from evaluation.backtest.frames import VARIANTS, Fold, predictions_of
 from evaluation.metrics.assessment import assess, group_table
 from evaluation.metrics.scored import split_predictions
+from models.training.schedule import Schedule
 from tests.models.fake_matrix import FakeMatrix
 from tests.models.fleet_predictions import fleet
 
@@ -98,7 +99,7 @@ def folded():
     rng = np.random.default_rng(0)
     grid = np.flatnonzero(~matrix.rows["augmented"].to_numpy())
     folds = []
-    for number, rows in enumerate(np.array_split(grid, 3)):
+    for number, rows in enumerate(grid.reshape(3, -1)):
         row, model = np.tile(rows, 3), np.repeat([1, 0, 1], len(rows))
         variant = np.repeat([0, 0, 1], len(rows))
         n = len(row)
@@ -120,7 +121,9 @@ def folded():
 
 def test_predictions_of_folds_stand_by_variant_model_and_row(folded):
     matrix, folds = folded
-    frame = predictions_of(matrix, folds, ("random", "lightgbm"))
+    begins = [int(matrix.rows["decision_time"].iloc[fold.table["row"][0].as_py()].timestamp() * 1000) for fold in folds]
+    schedule = Schedule(tuple(begins), 0, ())
+    frame = predictions_of(matrix, folds, ("random", "lightgbm"), schedule)
     labels = matrix.labels(None)
     expected = []
     for fold in folds:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from sklearn.ensemble import RandomForestClassifier
 
-from features.vocabulary import FeatureColumn, FleetPercentile, describe, describe_percentile
+from features.vocabulary import FeatureColumn, describe, describe_percentile
 from models.bundle.store import load_bundle, save_bundle
 from models.explanation.contributions import contributions, explainable
 from models.explanation.members import attribute_score, explained_by, members_of, weights_in
@@ -262,7 +262,7 @@ CODE = FeatureColumn.of("static", "model", "code", categories=("A", "B"))
 
 
 @pytest.mark.parametrize(
-    ("column", "value", "fleet", "words"),
+    ("column", "value", "fleet", "text"),
     [
         (
             RISE,
@@ -281,8 +281,8 @@ CODE = FeatureColumn.of("static", "model", "code", categories=("A", "B"))
         (CODE, 1.0, [0, 0, 0, 1], "as of 25% of the fleet at that time"),
     ],
 )
-def test_standings_in_words(column, value, fleet, words):
-    assert describe_percentile(column, value, FleetPercentile.of(np.array(fleet, np.float32), value)) == words
+def test_percentiles_in_text(column, value, fleet, text):
+    assert describe_percentile(column, value, np.array(fleet, np.float32)) == text
 
 
 def test_members_are_those_that_make_the_alerts():

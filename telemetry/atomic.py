@@ -1,13 +1,13 @@
 """Writes that happen wholly or not at all, and what to say when the disk is full.
 
-A folder NAME is built in its hidden sibling ``.NAME.building`` (same file system, so that a rename suffices), which the
-builder keeps locked. On completion the old NAME is renamed to ``.NAME.previous``, the new one takes its name, and the
-old one is removed. A process that dies leaves one of three states, and :func:`recover_folder` brings each back to one
-whole folder: nothing renamed (NAME is the old one), only the first rename done (the old one gets its name back), both
-done (NAME is the new one). Names are fixed rather than random, so nothing piles up.
+A folder NAME is built in its hidden sibling ``.NAME.building`` (same file system, so that a rename suffices), while the
+builder holds ``.NAME.lock``. On completion the old NAME is renamed to ``.NAME.previous``, and the new one takes its
+name. A process that dies leaves one of three states, and :func:`recover_folder` brings each back to one whole folder:
+nothing renamed (NAME is the old one), only the first rename done (the old one gets its name back), both done (NAME is
+the new one).
 
-A reader that must not be disturbed takes a :class:`ReadLease`: an old folder that is being read is put aside as
-``.NAME.reading-…`` instead of removed, and goes with the first swap after its last reader.
+A reader that must not be disturbed takes a :class:`ReadLease`: an old folder is put aside as ``.NAME.reading-…``, and
+removed by the first swap after its last reader.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 
+from filelock import FileLock, Timeout
+
 from telemetry.dataset.place import refuse_storage
 from telemetry.errors import InputError
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-_NO_LOCKS = (errno.EBADF, errno.ENOLCK, errno.EOPNOTSUPP)
-# Some network file systems cannot lock a folder: there, two writers at once are the user's to avoid.
-_SWAP_WAIT_S = 5.0
+_NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
+_SWAP_WAIT_S = 2.0
 # Two renames take microseconds; a builder seen between them for longer than this has stopped.
 
 
@@ -62,7 +63,7 @@ def disk_errors(target: Path) -> Iterator[None]:
                 f"while writing {target}",
                 "Free space or write to another file system, then run again; what was there before is unchanged.",
             ) from error
-        if error.errno == errno.ENOSYS:
+        if error.errno in _NO_LOCKS:
             raise InputError(
                 "this file system cannot lock files",
                 str(target),
@@ -114,32 +115,39 @@ class FolderSwap:
         refuse_storage(target)
         self.target = Path(os.path.realpath(target))
         self.path = building_path(self.target)
-        self._lock: int | None = None
+        lock = self.target.with_name(f".{self.target.name}.lock")
+        self._lock = FileLock(lock, blocking=False, thread_local=False, fallback_to_soft=False)
         with disk_errors(self.target):
             self.target.parent.mkdir(parents=True, exist_ok=True)
-            self._lock = self._acquire()
+            try:
+                self._lock.acquire()
+            except Timeout:
+                raise InputError(
+                    "another run is writing this folder",
+                    str(self.target),
+                    "Wait until it has ended, or write to another folder.",
+                ) from None
             _settle(self.target)
-            for entry in self.path.iterdir():  # left behind by a process that died
-                _remove(entry)
+            shutil.rmtree(self.path, ignore_errors=True)  # left behind by a process that died
+            self.path.mkdir()
 
     def commit(self) -> None:
         """Give the built folder its name; the old folder of that name disappears."""
-        previous = previous_path(self.target)
         with disk_errors(self.target):
             fsync_path(self.path)
             if self.target.exists():
-                self.target.rename(previous)
+                self.target.rename(previous_path(self.target))
             self.path.rename(self.target)
             fsync_path(self.target.parent)
-            _retire(previous)
-        self._release()
+            _settle(self.target)
+        self.discard()
 
     def discard(self) -> None:
         """Remove what was built; ``target`` stays as it was. Harmless after :meth:`commit`."""
-        if self._lock is None:
-            return
-        _remove(self.path)
-        self._release()
+        if self._lock.is_locked:
+            shutil.rmtree(self.path, ignore_errors=True)
+            Path(self._lock.lock_file).unlink(missing_ok=True)
+            self._lock.release()
 
     def __enter__(self) -> FolderSwap:
         return self
@@ -149,44 +157,16 @@ class FolderSwap:
     ) -> None:
         self.discard()
 
-    def _acquire(self) -> int:
-        while True:
-            self.path.mkdir(exist_ok=True)
-            try:
-                descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
-            except FileNotFoundError:  # another process just finished and renamed it
-                continue
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                os.close(descriptor)
-                raise InputError(
-                    "another run is writing this folder",
-                    str(self.target),
-                    "Wait until it has ended, or write to another folder.",
-                ) from None
-            except OSError as error:
-                if error.errno not in _NO_LOCKS:
-                    raise
-            if _is_same(descriptor, self.path):
-                return descriptor
-            os.close(descriptor)
-
-    def _release(self) -> None:
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
-
 
 def recover_folder(target: Path) -> None:
     """Undo a swap that a dying process left half done; does nothing in any other state.
 
-    A process that lives and is between its two renames is waited for, up to 5 s.
+    A process that lives and is between its two renames is waited for, up to 2 s.
     """
     target = Path(os.path.realpath(target))
     deadline = time.monotonic() + _SWAP_WAIT_S
     while not target.exists() and previous_path(target).exists():
-        if not _is_locked(building_path(target)) or time.monotonic() > deadline:
+        if time.monotonic() > deadline:
             _settle(target)
             return
         time.sleep(0.01)
@@ -196,7 +176,7 @@ class ReadLease:
     """Keeps a folder's files in place for one reader while other runs swap new folders in.
 
     ``path``: a path that goes on naming this very folder whatever takes its name; ``folder`` itself where the system
-    has no such path (anything but Linux) or no locks.
+    has no such path (anything but Linux) or cannot lock folders (some network file systems).
     """
 
     def __init__(self, folder: Path) -> None:
@@ -205,7 +185,6 @@ class ReadLease:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except OSError:
-            # No locks here, or the folder's own builder has not let go of it yet: read it by its name.
             os.close(descriptor)
             return
         weakref.finalize(self, os.close, descriptor)
@@ -214,58 +193,29 @@ class ReadLease:
             self.path = pinned
 
 
-def _retire(previous: Path) -> None:
-    """Remove a folder that was replaced, or put it aside while it is read."""
-    if not previous.exists():
-        return
-    name = previous.name.removesuffix(".previous")
-    if _is_locked(previous, fcntl.LOCK_EX):
-        previous.rename(previous.with_name(f"{name}.reading-{secrets.token_hex(4)}"))
-    else:
-        _remove(previous)
-    for aside in previous.parent.glob(f"{glob.escape(name)}.reading-*"):
-        if not _is_locked(aside, fcntl.LOCK_EX):
-            _remove(aside)
-
-
 def _settle(target: Path) -> None:
-    """Finish or undo a swap whose process is gone."""
+    """Finish or undo a swap, and remove the replaced folders that are not read any more."""
     previous = previous_path(target)
-    if not previous.exists():
-        return
-    if target.exists():
-        _retire(previous)
-    else:
-        with contextlib.suppress(FileNotFoundError):  # another reader was faster
-            previous.rename(target)
+    with contextlib.suppress(FileNotFoundError):  # there is none, or another reader was faster
+        aside = target.with_name(f".{target.name}.reading-{secrets.token_hex(4)}")
+        previous.rename(aside if target.exists() else target)
+    for folder in target.parent.glob(f".{glob.escape(target.name)}.reading-*"):
+        if not _is_read(folder):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
-def _is_locked(folder: Path, kind: int = fcntl.LOCK_SH) -> bool:
-    """Whether a lock of this kind cannot be had: shared while a folder is built, exclusive while it is read."""
+def _is_read(folder: Path) -> bool:
+    """Whether a :class:`ReadLease` holds a folder."""
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     except FileNotFoundError:
         return False
     try:
-        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
-    except OSError as error:
-        return error.errno not in _NO_LOCKS
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # this file system cannot lock folders, so nothing holds one
+        return False
     finally:
         os.close(descriptor)
     return False
-
-
-def _is_same(descriptor: int, path: Path) -> bool:
-    try:
-        named = path.stat()
-    except FileNotFoundError:
-        return False
-    held = os.fstat(descriptor)
-    return (held.st_dev, held.st_ino) == (named.st_dev, named.st_ino)
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        path.unlink(missing_ok=True)

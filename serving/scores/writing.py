@@ -38,7 +38,7 @@ PARQUET = "risks.parquet"
 JSON_LINES = "risks.jsonl"
 STATUS = "status.json"
 
-_HIDDEN = re.compile(r"\.(\d{8}T\d{6}Z)\.(building|previous|removing|reading-.*)")
+_HIDDEN = re.compile(r"\.(\d{8}T\d{6}Z)\.(building|lock|previous|removing|reading-.*)")
 _OWN = frozenset({LATEST, DECISIONS, STATUS, TEXTFILE, FACTS})
 
 _NULLABLE = frozenset({"gpu", "slot", "unknown_reason", "risk", "risks", "score", "rank", "sample_age_seconds"})

@@ -1,6 +1,7 @@
 import errno
 import json
 import os
+import shutil
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -10,8 +11,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-import telemetry.atomic
-from telemetry.atomic import building_path, previous_path
 from telemetry.dataset.channels import CATALOGUE, Channel
 from telemetry.dataset.layout import node_hash
 from telemetry.dataset.store import Dataset, DatasetWriter
@@ -199,27 +198,29 @@ def test_a_full_disk_leaves_the_old_dataset(place: str, tmp_path: Path, monkeypa
 def write_killed_at(at: str, path: Path) -> None:
     """Write a dataset over another, and die at a place; 9 if it died, 7 if not."""
     renames: list[object] = []
-    rename, remove = Path.rename, telemetry.atomic._remove
+    rename, remove = Path.rename, shutil.rmtree
 
     def counted_rename(self: Path, target: Path) -> Path:
-        if at == f"before rename {len(renames)}":
+        if at == f"before rename {len(renames)}" and self.exists():
             os._exit(9)
+        rename(self, target)
         renames.append(target)
-        return rename(self, target)
+        return target
 
-    def watched_remove(place: Path) -> None:
-        if at == "before removal" and place.name.endswith(".previous"):
+    def watched_remove(place: Path, **options: bool) -> None:
+        if at == "before removal" and ".reading-" in place.name:
             os._exit(9)
-        remove(place)
+        remove(place, **options)
 
     Path.rename = counted_rename  # type: ignore[method-assign, assignment]
-    telemetry.atomic._remove = watched_remove
+    shutil.rmtree = watched_remove  # type: ignore[assignment]
     write(path, [(0, sample_table([(1, "a", "g1")]))])
     os._exit(7)
 
 
 @pytest.mark.parametrize(
-    ("at", "minutes"), [("before rename 0", 0), ("before rename 1", 0), ("before removal", 1), ("never", 1)]
+    ("at", "minutes"),
+    [("before rename 0", 0), ("before rename 1", 0), ("before rename 2", 1), ("before removal", 1), ("never", 1)],
 )
 def test_a_killed_writer_leaves_the_old_dataset_or_the_new(at: str, minutes: int, tmp_path: Path):
     path = tmp_path / "d"
@@ -227,10 +228,10 @@ def test_a_killed_writer_leaves_the_old_dataset_or_the_new(at: str, minutes: int
     assert exit_code_of(write_killed_at, at, path) == (7 if at == "never" else 9)
     dataset = Dataset.open(path)
     assert dataset.read_bucket(0)["timestamp"].cast(pa.int64()).to_pylist() == [minutes * 60_000]
+    del dataset
     write(path, [(0, sample_table([(2, "a", "g1")]))])
     assert Dataset.open(path).read_bucket(0)["timestamp"].cast(pa.int64()).to_pylist() == [120_000]
-    assert not building_path(path).exists()
-    assert not previous_path(path).exists()
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_two_writers_at_once(tmp_path: Path):

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from predrain.console import reported, show
-from predrain.options import JsonOption, ParamsOption, params_files
+from predrain.options import JsonOption, ParamsOption, duration_option, params_files
 
 if TYPE_CHECKING:
     from telemetry.collect.nvml.collector import Collector
-    from telemetry.collect.pushing import Pusher, Spool
+    from telemetry.collect.pushing import Pusher
 
-_LAST_PUSH_S = 10.0
+_LAST_PUSH_S = 20.0
 
 
 def nvml(
@@ -51,18 +51,17 @@ def nvml(
     import sys
 
     from telemetry.collect.pushing import parse_bytes
-    from telemetry.config import parse_duration
 
     if (dataset is None) == (spool is None):
         raise typer.BadParameter("give one of --dataset and --spool", param_hint="--dataset")
     if push is None and (bearer_token_file is not None or ca_file is not None):
         unused = "--bearer-token-file" if bearer_token_file else "--ca-file"
         raise typer.BadParameter("is only used with --push", param_hint=unused)
+    every = duration_option(interval, "--interval")
+    if not every:
+        raise typer.BadParameter("an interval of 0 s would never rest: write 1s or more", param_hint="--interval")
     try:
-        every = parse_duration(interval)
         limit_bytes = parse_bytes(spool_limit)
-        if not every:
-            raise ValueError("an interval of 0 s would never rest: write 1s or more")
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
@@ -82,7 +81,7 @@ def nvml(
         root = landing_of(dataset) if dataset is not None else spool
         assert root is not None
         landing = Landing(root, writer=writer_of(name), channels=channels)
-        # Beside a dataset and without a push, what waits is the compaction's, and is not for us to drop.
+        # Next to a dataset and without a push, what waits is left to the compaction and never dropped.
         held = Spool(landing, writer_of(name), None if push is None and spool is None else limit_bytes)
         pusher = None if push is None else Pusher(held, HttpTarget(push, token_file=bearer_token_file, ca_file=ca_file))
         collector = Collector(
@@ -93,33 +92,30 @@ def nvml(
             clock=lambda: datetime.now(UTC),
             interval=every,
             boot=boot_id(),
-            wake=held.trim if pusher is None else pusher.wake,
+            trim=held.trim,
         )
-        if once:
-            _once(collector, pusher)
-        else:
-            _daemon(collector, pusher)
-        show({"node": name, "folder": str(root)} | _counts(collector, held, pusher), as_json=as_json)
+        _run(collector, pusher, once=once)
+        counts: dict[str, Any] = {"node": name, "folder": str(root), **collector.counts}
+        if collector.errors:
+            counts["read_errors"] = collector.errors
+        if pusher is not None:
+            counts |= {"files_pushed": pusher.sent, "files_pending": len(held.files())}
+        show(counts | {name: times for name, times in held.counts.items() if times}, as_json=as_json)
 
 
-def _once(collector: Collector, pusher: Pusher | None) -> None:
+def _run(collector: Collector, pusher: Pusher | None, *, once: bool) -> None:
+    from telemetry.collect.running import stop_on_signals
     from telemetry.errors import InputError
 
-    collector.once()
-    reason = None if pusher is None else pusher.round().reason
-    if reason is not None:
-        raise InputError(
-            f"what was read could not be pushed: {reason}",
-            "--push",
-            "It waits in the spool; run again when the other side is up.",
-        )
-
-
-def _daemon(collector: Collector, pusher: Pusher | None) -> None:
-    import time
-
-    from telemetry.collect.running import stop_on_signals
-
+    if once:
+        collector.once()
+        if pusher is not None and (later := pusher.push()) is not None:
+            raise InputError(
+                f"what was read could not be pushed: {later}",
+                "--push",
+                "It waits in the spool; run again when the other side is up.",
+            )
+        return
     if pusher is not None:
         pusher.start()
     with stop_on_signals() as stopped:
@@ -128,14 +124,3 @@ def _daemon(collector: Collector, pusher: Pusher | None) -> None:
         finally:
             if pusher is not None:
                 pusher.stop(_LAST_PUSH_S)
-                until_s = time.monotonic() + _LAST_PUSH_S
-                pusher.round(lambda: time.monotonic() < until_s)
-
-
-def _counts(collector: Collector, spool: Spool, pusher: Pusher | None) -> dict[str, Any]:
-    counts: dict[str, Any] = dict(collector.counts)
-    if collector.errors:
-        counts["read_errors"] = collector.errors
-    if pusher is not None:
-        counts |= {"files_pushed": pusher.sent, "files_pending": len(spool.files())}
-    return counts | {name: times for name, times in spool.counts.items() if times}

@@ -1,7 +1,7 @@
 """What has landed on a node, sent to ``predrain collect receive``: a bounded spool, a pusher that waits and retries.
 
-A file leaves the spool only after the receiver has said that it is safe. Killed in between, it is sent again under the
-same name, and the receiver takes a name once.
+A file leaves the spool only after the receiver has answered that it is safe. Killed in between, it is sent again under
+the same name, and the receiver takes a name once.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ import logging
 import re
 import threading
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -23,12 +22,12 @@ from pydantic import ByteSize, TypeAdapter, ValidationError
 
 from telemetry.collect.running import backoff_s
 from telemetry.errors import InputError
-from telemetry.http import Answer, BodyTooLarge, HttpError, ask, connect_to, retry_after_s
+from telemetry.http import BodyTooLarge, HttpError, ask, connect_to, retry_after_s
 from telemetry.landing.folder import Landing
 
 _LOG = logging.getLogger(__name__)
 
-LONGEST_PAUSE_S: Final = 300.0
+MAX_PAUSE_S: Final = 300.0
 """Longest pause between two tries, where the receiver does not ask for a longer one."""
 
 MAX_SERVER_ERRORS: Final = 10
@@ -43,9 +42,9 @@ REFUSED_FILES: Final = 1000
 PATH: Final = "/v1/telemetry"
 CONTENT_TYPE: Final = "application/vnd.apache.arrow.stream"
 TIMEOUT_S: Final = 30.0
-_IDLE_S: Final = 5.0
+_IDLE_S: Final = 1.0
 _ANSWER_BYTES: Final = 65536
-_LONGEST_WAIT_S: Final = 3600.0
+_MAX_RETRY_AFTER_S: Final = 3600.0
 _NOT_THE_FILE: Final = frozenset({401, 403, 404, 405, 407, 408, 421, 425, 429})
 # 4xx that speak of the token, the address or the moment: every other file would get the same answer.
 _NAMED: Final = "named-"
@@ -55,8 +54,8 @@ _DROP_ORDER: Final = ("samples", "inventory", "jobs", "events")
 class Later(Exception):
     """The receiver cannot take anything now; the file stays in the spool.
 
-    ``after_s``: when the receiver wants to be asked again, if it said so. ``server_error``: whether the file may be the
-    reason: the receiver is there, and stumbled over it.
+    ``after_s``: when to ask again, if the receiver named a time. ``server_error``: whether the file may be the reason:
+    the receiver is there, and failed over it.
     """
 
     def __init__(self, reason: str, after_s: float | None = None, *, server_error: bool = False) -> None:
@@ -92,7 +91,7 @@ class Spool:
         self._limit_bytes = limit_bytes
         own = re.escape(writer)
         self._own = re.compile(rf"(?:\d{{13}}-{own}-\d+-\d{{6,}}-[0-9a-f]{{8}}|{_NAMED}{own}\..*)\Z")
-        self._over = False
+        self._is_over = False
         self.counts: Counter[str] = Counter()
 
     def files(self) -> list[Path]:
@@ -103,12 +102,15 @@ class Spool:
         """Drop the oldest files while the spool is over its limit."""
         if self._limit_bytes is None:
             return
-        sizes = {path: _size(path) for path in self.files()}
+        sizes: dict[Path, int] = {}
+        for path in self.files():
+            with suppress(FileNotFoundError):  # sent just now
+                sizes[path] = path.stat().st_size
         over_bytes = sum(sizes.values()) - self._limit_bytes
-        if over_bytes > 0 and not self._over:
+        if over_bytes > 0 and not self._is_over:
             limit = self._limit_bytes
             _LOG.error("the spool %s is over its limit of %d bytes: the oldest samples go", self._landing.root, limit)
-        self._over = over_bytes > 0
+        self._is_over = over_bytes > 0
         for path in sorted(sizes, key=lambda path: _DROP_ORDER.index(path.parent.name)):
             if over_bytes > 0:
                 path.unlink(missing_ok=True)
@@ -116,32 +118,13 @@ class Spool:
                 self.counts["files_dropped"] += 1
 
     def refuse(self, path: Path, reason: str) -> None:
-        """Put a file aside that the receiver will never take, with the reason beside it."""
-        folder = self._landing.root / "refused"
-        folder.mkdir(parents=True, exist_ok=True)
-        aside = folder / f"{path.parent.name}-{path.name}"
-        report = {"kind": path.parent.name, "name": name_of(path), "why": reason}
-        # The reason first: killed between the two, the file is sent again and refused again.
-        aside.with_suffix(".json").write_text(json.dumps(report) + "\n")
-        path.replace(aside)
+        """Put a file aside that the receiver will never take."""
+        aside = self._landing.put_aside(path, "refused")
         self.counts["files_rejected"] += 1
         _LOG.error("refused for good, put aside as %s: %s", aside, reason)
-        kept = sorted(folder.glob("*.parquet"), key=lambda path: path.stat().st_mtime_ns, reverse=True)
+        kept = sorted(aside.parent.parent.glob("*/*.parquet"), key=lambda path: path.stat().st_mtime_ns, reverse=True)
         for old in kept[REFUSED_FILES:]:
             old.unlink(missing_ok=True)
-            old.with_suffix(".json").unlink(missing_ok=True)
-
-
-def name_of(path: Path) -> str:
-    """Return the name of a landed file that the receiver takes once."""
-    return path.stem.removeprefix(_NAMED)
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except FileNotFoundError:  # sent just now
-        return 0
 
 
 class HttpTarget:
@@ -156,11 +139,10 @@ class HttpTarget:
     ) -> None:
         self._connection = connect_to(url, bearer_token_file=token_file, ca_file=ca_file, option="--push")
         self._path = "" if self._connection.url.endswith(PATH) else PATH
-        self._url = self._connection.url + self._path
         self._timeout_s = timeout_s
 
     def __str__(self) -> str:
-        return self._url
+        return self._connection.url + self._path
 
     def send(self, path: Path) -> None:
         """Post the file as an Arrow stream under its name, which the receiver takes once.
@@ -182,72 +164,50 @@ class HttpTarget:
                 self._path,
                 timeout_s=self._timeout_s,
                 max_bytes=_ANSWER_BYTES,
-                params={"kind": path.parent.name, "name": name_of(path)},
+                params={"kind": path.parent.name, "name": path.stem.removeprefix(_NAMED)},
                 content=body.getvalue(),
                 headers={"Content-Type": CONTENT_TYPE},
             )
         except BodyTooLarge as error:
             answer = error.answer
         except (HttpError, InputError) as error:  # files also wait until a token or a certificate is mended
-            raise Later(f"{self._url}: {error}") from error
-        self._check(answer)
-
-    def _check(self, answer: Answer) -> None:
-        """Raise what an answer other than 2xx means for the file."""
-        if 200 <= answer.status < 300:
+            raise Later(f"{self}: {error}") from error
+        status = answer.status
+        if 200 <= status < 300:
             return
-        status, reason = answer.status, _reason(answer.body)
-        text = f"{self._url} answered {status}{f': {reason}' if reason else ''}"
+        reason = f"{self} answered {status}{_detail(answer.body)}"
         if 400 <= status < 500 and status not in _NOT_THE_FILE:
-            raise Refused(text)
+            raise Refused(reason)
         if status in (401, 403):
-            text += "; check the token in --bearer-token-file, nothing is lost meanwhile"
-        after_s = retry_after_s(answer.headers.get("retry-after"), longest_s=_LONGEST_WAIT_S)
-        raise Later(text, after_s, server_error=status >= 500 and status != 503)
+            reason += "; check the token in --bearer-token-file, nothing is lost meanwhile"
+        after_s = retry_after_s(answer.headers.get("retry-after"), longest_s=_MAX_RETRY_AFTER_S)
+        raise Later(reason, after_s, server_error=status >= 500 and status != 503)
 
 
-def _reason(content: bytes) -> str:
+def _detail(content: bytes) -> str:
     try:
-        problem = json.loads(content)
-        return str(problem.get("detail") or problem.get("title") or "")[:500]
-    except (ValueError, AttributeError):
+        return f": {str(json.loads(content)['detail'])[:500]}"
+    except (ValueError, TypeError, KeyError):
         return ""
-
-
-@dataclass(frozen=True, slots=True)
-class Round:
-    """How one round ended; ``pause_s``: how long to wait before the next one, None if everything is sent."""
-
-    pause_s: float | None = None
-    reason: str | None = None
 
 
 class Pusher:
     """Moves files from a spool to a target, in the order in which they landed; ``sent`` counts them."""
 
     def __init__(self, spool: Spool, target: HttpTarget) -> None:
-        self._spool = spool
-        self._target = target
+        self._spool, self._target = spool, target
         self._failures = 0
         self._server_errors: Counter[str] = Counter()
         self._stopped = threading.Event()
-        self._wake = threading.Event()
-        self._lock = threading.Lock()
-        self._thread = threading.Thread(target=self.run, name="push", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="push", daemon=True)
         self.sent = 0
 
-    def round(self, go_on: Callable[[], bool] = lambda: True) -> Round:
-        """Send what waits until it is all sent, the target is down, or ``go_on`` returns False."""
-        with self._lock:
-            return self._round(go_on)
-
-    def _round(self, go_on: Callable[[], bool]) -> Round:
+    def push(self) -> Later | None:
+        """Send what waits until the target is down; return None if all is sent, else why not and when to try again."""
         skipped: list[tuple[Path, Later]] = []
         sent = self.sent
         self._spool.trim()
         for path in self._spool.files():
-            if not go_on():
-                return Round(None, "stopped")
             try:
                 self._target.send(path)
             except FileNotFoundError:  # dropped for the spool's limit, or taken by another process
@@ -266,47 +226,36 @@ class Pusher:
             if self._failures:
                 _LOG.info("pushing to %s goes on", self._target)
             self._failures = 0
-            return Round()
+            return None
         if self.sent > sent:
             self._failures = 0
             for path, later in skipped:
                 self._server_errors[path.name] += later.server_error
                 if self._server_errors[path.name] >= MAX_SERVER_ERRORS:
                     self._spool.refuse(path, f"{later}, {MAX_SERVER_ERRORS} times, while others were taken")
-        last = skipped[-1][1]
-        return Round(max(self._fail(str(last)), last.after_s or 0.0), str(last))
+        return self._wait(str(skipped[-1][1]), skipped[-1][1].after_s)
 
-    def _fail(self, reason: str) -> float:
-        """Count a failure; return how long to wait after it."""
+    def _wait(self, reason: str, after_s: float | None = None) -> Later:
         self._failures += 1
         if self._failures == 1:
             _LOG.warning("pushing waits (logged once): %s", reason)
-        return backoff_s(self._failures, max_s=LONGEST_PAUSE_S)
+        return Later(reason, max(backoff_s(self._failures, max_s=MAX_PAUSE_S), after_s or 0.0))
 
     def start(self) -> None:
         """Push in a thread of its own until stopped."""
         self._thread.start()
 
-    def wake(self) -> None:
-        """Send what has landed now."""
-        self._wake.set()
-
-    def run(self) -> None:
-        """Push whenever something waits."""
-        while not self._stopped.is_set():
-            self._wake.clear()
-            try:
-                pause_s = self.round(lambda: not self._stopped.is_set()).pause_s
-            except OSError as error:  # the spool itself: a full disk while putting a file aside, say
-                pause_s = self._fail(f"the spool cannot be used: {error}")
-            if pause_s is None:
-                self._wake.wait(_IDLE_S)
-            else:
-                self._stopped.wait(pause_s)
-
     def stop(self, timeout_s: float) -> None:
-        """End the thread; what is not sent stays in the spool for the next start."""
+        """Send what landed last, for so long at most; what is left stays in the spool for the next start."""
         self._stopped.set()
-        self._wake.set()
-        if self._thread.is_alive():
-            self._thread.join(timeout_s)
+        self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        stopping = False
+        while not stopping:
+            stopping = self._stopped.is_set()  # one more round after the signal
+            try:
+                later = self.push()
+            except (OSError, InputError) as error:  # the spool itself: a full disk while putting a file aside, say
+                later = self._wait(f"the spool cannot be used: {error}")
+            self._stopped.wait(_IDLE_S if later is None or later.after_s is None else later.after_s)

@@ -69,7 +69,7 @@ class Collector:
     ``landing``: of the writer :func:`writer_of`.
     ``boot``: which boot of the machine this is: after another one, GPUs may stand in other places, and a GPU that is
     still lost is lost again.
-    ``wake``: called after each write.
+    ``trim``: called after each write.
     ``counts``: ``samples``, ``xids``, ``other_events`` and, where there were too many to keep, ``samples_dropped``.
     Raises ``InputError`` if another collector of the same node writes to the same folder.
     """
@@ -86,7 +86,7 @@ class Collector:
         monotonic: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
         boot: str = "",
-        wake: Callable[[], object] = lambda: None,
+        trim: Callable[[], object] = lambda: None,
     ) -> None:
         self._landing = landing
         self._node = node
@@ -95,7 +95,7 @@ class Collector:
         self._monotonic = monotonic
         self._sleep = sleep
         self._interval_s = interval.total_seconds()
-        self._wake = wake
+        self._trim = trim
         self._outbox = Outbox(landing, writer_of(node))
         self._state: dict[str, Any] = {"inventory": "", "inventory_at": 0, **self._outbox.position}
         if self._state.get("boot") != boot:
@@ -160,7 +160,6 @@ class Collector:
         events = self._reader.events = self._reader.events[-MAX_EVENTS:]
         samples_due = everything or self._monotonic() - self._written_at_s >= WRITE_EVERY_S
         try:
-            landed = self._outbox.landed.total()
             if events or self._inventory or self._state != self._outbox.position:
                 self._outbox.commit(self._state, events=events, inventory=self._inventory)
                 self.counts.update("xids" if event.type == "xid" else "other_events" for event in events)
@@ -170,9 +169,7 @@ class Collector:
                 self._written_at_s = self._monotonic()
                 self._landing.stage("samples", samples_table(self._rows, self._node, self._channels))
                 self._rows = []
-                self._wake()
-            elif self._outbox.landed.total() > landed:
-                self._wake()
+                self._trim()
         except (InputError, OSError) as error:
             if not self._blocked:
                 _LOG.error("writing waits, and what was heard is held in memory (logged once): %s", error)

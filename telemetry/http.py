@@ -1,8 +1,8 @@
 """The HTTP client of every room: credentials and TLS, timeouts, bounded bodies, one retry policy, clear errors.
 
-Start with :func:`connect_to` (checks what a user gave); :func:`ask` makes one bounded request, :func:`fetch` repeats it
-where that may help, and :func:`exchange` is for callers with an event loop and a client of their own. Redirects are
-never followed, so that no credentials leave for another host.
+Start with :func:`connect_to`; :func:`ask` makes one bounded request, :func:`fetch` repeats it where that may help, and
+:func:`exchange` is for callers with an event loop and a client of their own. Redirects are never followed, so that no
+credentials leave for another host.
 """
 
 from __future__ import annotations
@@ -42,10 +42,7 @@ _MAX_PAUSE_S: Final = 10.0
 
 
 class HttpError(Exception):
-    """A request without a usable answer that may succeed later: no connection, a timeout, or a status of 400 or more.
-
-    ``status`` is None where no answer arrived; ``retry_after_s`` is what the server asked for.
-    """
+    """No connection, no answer in time (``status`` None), or a status of 400 or more: it may succeed later."""
 
     def __init__(self, message: str, *, status: int | None = None, retry_after_s: float | None = None) -> None:
         super().__init__(message)
@@ -61,8 +58,7 @@ class NoAnswerInTime(HttpError):
 class Connection:
     """Where a server is and how to speak to it; make it with :func:`connect_to`.
 
-    ``url`` is the base address without a trailing slash, user or password. Credential files are read again for each
-    request, because tokens are rotated.
+    ``url`` has no trailing slash, user or password. Credential files are read for each request: tokens are rotated.
     """
 
     url: str
@@ -81,8 +77,7 @@ class Connection:
         """
         headers = dict(self.headers)
         if self.bearer_token_file is not None:
-            token = _secret(self.bearer_token_file, "--bearer-token-file")
-            headers["Authorization"] = f"Bearer {token}"
+            headers["Authorization"] = f"Bearer {_secret(self.bearer_token_file, '--bearer-token-file')}"
         elif self.basic_auth_file is not None:
             pair = _secret(self.basic_auth_file, "--basic-auth-file")
             if ":" not in pair:
@@ -100,23 +95,17 @@ class Connection:
         if self.insecure_skip_verify:
             context.check_hostname = False
             context.verify_mode = ssl.CERT_NONE
-        if self.ca_file is not None:
-            try:
+        problem, where, do = "the certificates cannot be read", f"--ca-file {self.ca_file}", "Give a PEM file."
+        try:
+            if self.ca_file is not None:
                 context.load_verify_locations(cafile=self.ca_file)
-            except (OSError, ssl.SSLError) as error:
-                raise InputError(
-                    f"the certificates cannot be read: {error}", f"--ca-file {self.ca_file}", "Give a PEM file."
-                ) from error
-        if self.client_cert is not None:
-            try:
+            if self.client_cert is not None:
+                problem, where = "the client certificate cannot be used", f"--client-cert {self.client_cert}"
+                do = "Give the certificate and its unencrypted --client-key as PEM files."
                 # An empty password keeps OpenSSL from asking for one on the terminal.
                 context.load_cert_chain(self.client_cert, self.client_key, password="")
-            except (OSError, ssl.SSLError) as error:
-                raise InputError(
-                    f"the client certificate cannot be used: {error}",
-                    f"--client-cert {self.client_cert}",
-                    "Give the certificate and its unencrypted --client-key as PEM files.",
-                ) from error
+        except OSError as error:
+            raise InputError(f"{problem}: {error}", where, do) from error
         return context
 
 
@@ -128,10 +117,10 @@ def connect_to(
     option: str = "--url",
     **files: Path | None,
 ) -> Connection:
-    """Check what the user gave (``headers`` as ``NAME=VALUE``) and make a connection of it; nothing is sent yet.
+    """Check what the user gave and make a connection of it; nothing is sent yet.
 
-    ``files`` are those of :class:`Connection`. ``/api/v1`` and what follows it is cut off the address. Raises
-    InputError if the address is not one or holds a password, a file cannot be used, or options contradict each other.
+    ``headers``: as ``NAME=VALUE``; ``files``: those of :class:`Connection`. ``/api/v1`` and what follows it is cut off
+    the address. Raises InputError if one of them cannot be used, or they contradict each other.
     """
     if files.get("bearer_token_file") is not None and files.get("basic_auth_file") is not None:
         raise InputError(
@@ -166,8 +155,8 @@ def async_client(
 ) -> httpx.AsyncClient:
     """Return a client for one server; ``concurrency`` bounds its connections, ``tls`` is the connection's, if made.
 
-    ``use_proxies``: whether the environment's proxies are used; never for what carries out a decision. ``unix_socket``:
-    where the server listens in place of the connection's host.
+    ``use_proxies``: whether to use the environment's; never for what carries out a decision. ``unix_socket``: where the
+    server listens instead.
     """
     import httpx  # noqa: PLC0415
 
@@ -218,7 +207,7 @@ async def exchange(
     """
     began_s, size = time.monotonic(), 0
     pieces: list[bytes] = []
-    with http_errors(url):
+    with _http_errors(url):
         async with asyncio.timeout(timeout_s), session.stream(method, url, **request) as response:
             headers = {name.lower(): value for name, value in response.headers.items()}
             async for piece in response.aiter_bytes():
@@ -258,7 +247,7 @@ def ask(
 
 
 @contextmanager
-def http_errors(url: str) -> Iterator[None]:
+def _http_errors(url: str) -> Iterator[None]:
     """Turn the client library's errors into HttpError, and those that no retry mends into InputError."""
     import httpx  # noqa: PLC0415
 
@@ -269,25 +258,22 @@ def http_errors(url: str) -> Iterator[None]:
     except (TimeoutError, httpx.TimeoutException) as error:
         raise NoAnswerInTime("no whole answer in time") from error
     except httpx.HTTPError as error:
-        tls = _cause(error, ssl.SSLCertVerificationError)
-        if tls is not None:
-            raise InputError(
-                f"the secure connection failed: {str(tls)[:_SHOWN]}",
-                shown_url(url),
-                "Give the authority's certificate as --ca-file (and --client-cert where the server asks for one).",
-            ) from error
-        refused = _cause(error, ConnectionRefusedError)  # the library says that all attempts failed
-        text = str(error)[:_SHOWN] if refused is None else "connection refused"
+        causes: list[BaseException] = [error]
+        while (cause := causes[-1].__cause__ or causes[-1].__context__) is not None:
+            causes.append(cause)
+        for cause in causes:
+            if isinstance(cause, ssl.SSLCertVerificationError):
+                raise InputError(
+                    f"the secure connection failed: {str(cause)[:_SHOWN]}",
+                    shown_url(url),
+                    "Give the authority's certificate as --ca-file (and --client-cert where the server asks for one).",
+                ) from error
+        # The library reports of a refused connection that all attempts failed.
+        is_refused = any(isinstance(cause, ConnectionRefusedError) for cause in causes)
+        text = "connection refused" if is_refused else str(error)[:_SHOWN]
         raise HttpError(f"{type(error).__name__}: {text}") from error
     except httpx.InvalidURL as error:
         raise InputError("the address cannot be used", shown_url(url), "Correct the address.") from error
-
-
-def _cause(error: BaseException, kind: type[BaseException]) -> BaseException | None:
-    cause: BaseException | None = error
-    while cause is not None and not isinstance(cause, kind):
-        cause = cause.__cause__ or cause.__context__
-    return cause
 
 
 def check_status(answer: Answer, url: str) -> None:
@@ -333,10 +319,9 @@ def retry_policy(
     wait_max_s: float = 30.0,
     on: Callable[[Exception], bool | float] | None = None,
 ) -> Any:
-    """Return stamina's retry context of every HTTP request: growing pauses with jitter, Retry-After respected.
+    """Return stamina's retry context of every HTTP request, for ``for attempt in …: with attempt: …``.
 
-    Use it as ``for attempt in retry_policy(): with attempt: ...`` or with ``async for``. ``on`` decides what is retried
-    (a float is the pause in seconds); by default an HttpError that may pass.
+    ``on`` decides what is retried (a float is the pause in seconds); by default an HttpError that may pass.
     """
     import stamina  # noqa: PLC0415
 
@@ -380,7 +365,7 @@ def fetch(
             with attempt:
                 answer = ask(connection, method, path, data=form, timeout_s=timeout_s, max_bytes=max_bytes)
                 check_status(answer, connection.url)
-                return answer
+        return answer
     except BodyTooLarge as error:
         raise InputError(str(error), where, "Check that it is the right page.") from error
     except HttpError as error:
@@ -389,7 +374,6 @@ def fetch(
         raise InputError(
             f"no answer: {error}", where, "Check the address, that the server runs, and that this host may reach it."
         ) from error
-    raise AssertionError("unreachable")
 
 
 def shown_url(url: str) -> str:

@@ -69,7 +69,7 @@ def kernel_log(
             def open_source(position: dict[str, Any]) -> LogSource:
                 if paths:
                     return LogFiles(paths, position, clock=now, zone=zone, once=once, sleep=stop.wait)
-                return Journal(position, follow=not once, since=start, sleep=stop.wait)
+                return Journal(position, follow=not once, since=start)
 
             counts = collect_kernel_log(
                 outbox,

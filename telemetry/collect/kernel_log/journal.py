@@ -1,4 +1,4 @@
-"""The systemd journal's kernel messages: ``journalctl``, followed from a stored cursor, restarted when it dies."""
+"""The systemd journal's kernel messages: ``journalctl``, followed from a stored cursor."""
 
 from __future__ import annotations
 
@@ -7,13 +7,11 @@ import logging
 import os
 import select
 import subprocess
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
 
 from telemetry.collect.kernel_log.lines import Lines, LogLine
-from telemetry.collect.running import backoff_s
 from telemetry.errors import InputError
 from telemetry.milliseconds import to_ms
 from telemetry.xids.log_stamp import split_line
@@ -24,15 +22,13 @@ _CHUNK: Final = 1 << 18
 MAX_ENTRY_BYTES: Final = 1 << 20
 """A longer entry is cut, and what is left of it is passed over as no entry."""
 
-MAX_FAILURES: Final = 10
-"""After so many ends of journalctl in a row without an entry the collector exits, so that its supervisor knows."""
-
 
 class Journal:
     """Follows the kernel messages of the journal; a :class:`LogSource`.
 
     ``since``: where to begin without a position. Default: at the running boot.
-    :meth:`read` raises ``InputError`` if journalctl is not there, refuses, or keeps dying.
+    :meth:`read` raises ``InputError`` if journalctl is not there, refuses or ends: the collector's supervisor starts it
+    again, at the cursor.
     """
 
     name = "journal"
@@ -44,15 +40,13 @@ class Journal:
         follow: bool,
         since: datetime | None = None,
         command: Sequence[str] = ("journalctl",),
-        sleep: Callable[[float], object] = time.sleep,
     ) -> None:
         self._cursor: str | None = position.get("cursor")
         self._last_us: int | None = position.get("realtime_us")
         self._history = not position
-        self._follow, self._since, self._command, self._sleep = follow, since, tuple(command), sleep
+        self._follow, self._since, self._command = follow, since, tuple(command)
         self._process: subprocess.Popen[bytes] | None = None
         self._rest = b""
-        self._failures = 0
         self._by_time = False
         self._ended = False
 
@@ -132,21 +126,16 @@ class Journal:
         if code == 0 and not self._follow:
             self._ended = True
             return
-        self._failures += 1
         reason = (stderr.decode("utf-8", errors="replace").strip() or f"exit status {code}").splitlines()[-1][:300]
         if "cursor" in reason.lower() and not self._by_time and self._cursor is not None:
-            _log.warning("the journal no longer has our place (%s): reading on by time", reason)
+            _log.warning("the journal no longer has the cursor (%s): reading on by time", reason)
             self._by_time = True
             return
-        if self._failures >= MAX_FAILURES or not self._follow:
-            raise InputError(
-                f"journalctl ended {self._failures} times in a row: {reason}",
-                " ".join(self._arguments()),
-                "Try the command by hand; this user needs the group systemd-journal or adm.",
-            )
-        wait_s = backoff_s(self._failures)
-        _log.warning("journalctl ended (%s): starting it again in %.0f s", reason, wait_s)
-        self._sleep(wait_s)
+        raise InputError(
+            f"journalctl ended: {reason}",
+            " ".join(self._arguments()),
+            "Try the command by hand; this user needs the group systemd-journal or adm.",
+        )
 
     def _line(self, raw: bytes) -> LogLine | None:
         text = raw.decode("utf-8", errors="replace")
@@ -159,7 +148,7 @@ class Journal:
             return None
         if self._by_time and self._last_us is not None and realtime_us <= self._last_us:
             return None  # `--since` counts in whole seconds
-        self._cursor, self._last_us, self._by_time, self._failures = cursor, realtime_us, False, 0
+        self._cursor, self._last_us, self._by_time = cursor, realtime_us, False
         stamped = split_line(text)
         if stamped is None:
             return None

@@ -7,9 +7,9 @@ import re
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from telemetry.collect.event import Event
 from telemetry.collect.outbox import Outbox
@@ -45,7 +45,7 @@ class LogLine:
     """One kernel message.
 
     ``when``: None where the stamp cannot be read.
-    ``history``: it was there before anybody collected: its events are dated as an import would date them, not as news.
+    ``history``: it is older than the collector: its events are dated as an import would date them, not as news.
     """
 
     message: str
@@ -73,7 +73,7 @@ class LogSource(Protocol):
     name: str
 
     def read(self, wait_s: float) -> Lines:
-        """Return what is there, waiting up to ``wait_s`` seconds if that is nothing."""
+        """Return what is there; where that is nothing, after ``wait_s`` seconds."""
         ...
 
     def close(self) -> None:
@@ -133,8 +133,7 @@ class Unclear(Exception):
     """A message about an XID that has no code or no GPU."""
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
+class Finding(NamedTuple):
     """An event that a message reports; the fields are as in :class:`telemetry.collect.event.Event`."""
 
     type: str
@@ -221,8 +220,7 @@ class KernelEvents:
                 if finding is None or line.when is None or node is None:
                     continue
                 known_at = min(now, line.when + self._delay) if line.history else now
-                what = finding.code, finding.detail, finding.gpu, finding.pci_bus_id
-                events.append(Event(line.when, node, finding.type, self._source, known_at, *what))
+                events.append(Event(line.when, node, finding.type, self._source, known_at, *finding[1:]))
         self.counts["events"] += len(events)
         return events
 
@@ -263,7 +261,7 @@ class KernelEvents:
         if finding is not None and finding.code == BOOT:
             host.uuids.clear()
         if finding is not None and finding.gpu is None and finding.pci_bus_id is not None:
-            finding = replace(finding, gpu=host.uuids.get(finding.pci_bus_id))
+            finding = finding._replace(gpu=host.uuids.get(finding.pci_bus_id))
         return finding
 
     def _count(self, what: str, problem: str, line: LogLine) -> None:

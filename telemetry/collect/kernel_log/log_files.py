@@ -34,7 +34,6 @@ _OPENERS: Final[Mapping[str, Callable[[Path], Any]]] = {
     ".bz2": bz2.BZ2File,
 }
 _DAMAGED: Final = (OSError, EOFError, lzma.LZMAError, zlib.error)
-_POLL_S: Final = 0.25
 _WRITER_DONE: Final = timedelta(minutes=1)
 # A last line without an end is taken when nobody has added to it for so long.
 
@@ -71,11 +70,11 @@ class LogFile:
 
         ``final``: the writer is known to be done, so a last line without an end is taken as it is.
         """
-        self._batches = self._batches or self._walk(final=final)
-        lines = next(self._batches, [])
+        lines = [] if self._batches is None else next(self._batches, [])
         if not lines:
-            self._batches = None  # look again for a rotation the next time
-            self.is_new = False
+            self.is_new &= self._batches is None
+            self._batches = self._walk(final=final)
+            lines = next(self._batches, [])
         return lines
 
     def _walk(self, *, final: bool) -> Iterator[list[bytes]]:
@@ -212,28 +211,24 @@ class LogFiles:
 
     def read(self, wait_s: float) -> Lines:
         """Return what is there; see :class:`LogSource`."""
-        deadline_s = time.monotonic() + wait_s
-        while True:
-            lines: list[LogLine] = []
-            drained = True
-            for file in self._files:
-                is_new = file.is_new
-                try:
-                    raw = file.read(final=self._once and self._is_done(file.path))
-                except PermissionError as error:
-                    raise InputError(
-                        "the log file may not be read",
-                        str(error.filename or file.path),
-                        "Run as a user of the group adm, or take `--source journal`.",
-                    ) from None
-                drained &= not raw
-                lines += self._lines(raw, history=is_new)
-                if file.place is not None:
-                    self._position = self._position | {str(file.path): asdict(file.place)}
-            left_s = deadline_s - time.monotonic()
-            if lines or not drained or left_s <= 0:
-                return Lines(lines, self._position, drained)
-            self._sleep(min(_POLL_S, left_s))
+        lines: list[LogLine] = []
+        drained = True
+        for file in self._files:
+            try:
+                raw = file.read(final=self._once and self._is_done(file.path))
+            except PermissionError as error:
+                raise InputError(
+                    "the log file may not be read",
+                    str(error.filename or file.path),
+                    "Run as a user of the group adm, or take `--source journal`.",
+                ) from None
+            drained &= not raw
+            lines += self._lines(raw, history=file.is_new)
+            if file.place is not None:
+                self._position = self._position | {str(file.path): asdict(file.place)}
+        if drained:
+            self._sleep(wait_s)
+        return Lines(lines, self._position, drained)
 
     def close(self) -> None:
         """Close the files."""

@@ -38,7 +38,8 @@ from pipeline.matrix_stage import make_matrix  # noqa: E402
 from pipeline.params import load_params  # noqa: E402
 from simulator.simulate import simulate  # noqa: E402
 from telemetry.config import parse_duration  # noqa: E402
-from telemetry.dataset.store import Dataset, DatasetWriter  # noqa: E402
+from telemetry.dataset.store import Dataset  # noqa: E402
+from telemetry.dataset.writer import DatasetWriter  # noqa: E402
 
 GPUS = 2_000
 DAYS = 120

@@ -17,7 +17,8 @@ import pyarrow as pa
 from telemetry.dataset.channels import CATALOGUE, Channel
 from telemetry.dataset.runs import Runs, choose_runs
 from telemetry.dataset.schema import EVENTS
-from telemetry.dataset.store import Dataset, DatasetWriter
+from telemetry.dataset.store import Dataset
+from telemetry.dataset.writer import DatasetWriter
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 NODE = 8

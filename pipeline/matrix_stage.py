@@ -9,7 +9,8 @@ from features.engine import Engine
 from features.matrix.building import build_matrix
 from features.matrix.matrix import FeatureMatrix
 from pipeline.params import Params, flatten, name_some
-from telemetry.dataset.store import Dataset, Place
+from telemetry.dataset.place import Place
+from telemetry.dataset.store import Dataset
 from telemetry.errors import InputError
 
 Progress = Callable[[int, int], None]

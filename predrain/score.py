@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pipeline.params import Params
     from serving.scores.decision_times import ScoringSettings
     from serving.scores.writing import ScoresFolder, ScoringResult
-    from telemetry.dataset.store import Place
+    from telemetry.dataset.place import Place
 
 _SHORTEST = timedelta(seconds=1)
 

@@ -21,7 +21,7 @@ from simulator.tables import events_frame, inventory_frame, jobs_frame
 from simulator.truth import counted, failures_frame, write_truth
 from telemetry.atomic import FolderSwap, disk_errors
 from telemetry.dataset.runs import choose_runs
-from telemetry.dataset.store import DatasetWriter
+from telemetry.dataset.writer import DatasetWriter
 from telemetry.errors import InputError
 
 Progress = Callable[[int, int], None]

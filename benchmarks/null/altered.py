@@ -15,7 +15,8 @@ import pyarrow.compute as pc
 from features.labels.labelling import label_rows
 from features.matrix.matrix import FeatureMatrix
 from features.vocabulary import FeatureColumn
-from telemetry.dataset.store import Dataset, DatasetWriter
+from telemetry.dataset.store import Dataset
+from telemetry.dataset.writer import DatasetWriter
 
 HOT_C = 6.0
 """What the planted signal adds to the GPU temperature, for :data:`HOT_BEFORE` before an incident."""

@@ -41,8 +41,9 @@ from features.matrix.part_files import ExistingParts, write_part
 from features.matrix.parts import PartJoiner, PartTimes
 from features.matrix.plan import FeaturePlan
 from features.times import instants, milliseconds
+from telemetry.dataset.place import Place
 from telemetry.dataset.schema import EVENTS, INVENTORY, conform
-from telemetry.dataset.store import Dataset, Place
+from telemetry.dataset.store import Dataset
 
 _SHARED = "Give every machine of the cluster the same folders under the same paths, and the same version of predrain."
 

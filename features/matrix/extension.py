@@ -14,9 +14,8 @@ import pyarrow as pa
 from pydantic import TypeAdapter, ValidationError
 
 from features.times import NEVER, duration_ms, instant_ms, milliseconds
-from telemetry.dataset.dataset import SampleFile
 from telemetry.dataset.runs import DAY_MS
-from telemetry.dataset.store import Dataset
+from telemetry.dataset.store import Dataset, SampleFile
 
 BUILT_FROM_NAME = "built-from.json"
 """Name of the file in a matrix's folder."""

@@ -66,8 +66,8 @@ def _known_gpus(dataset: Path, observed: list[Path], node: str) -> GpuNames:
     import pyarrow.parquet as pq
 
     from telemetry.collect.diagnostics import gpu_names
-    from telemetry.dataset.dataset import Dataset
     from telemetry.dataset.meta import META_NAME
+    from telemetry.dataset.store import Dataset
 
     rows: list[dict[str, object]] = []
     if (dataset / META_NAME).exists():

@@ -29,8 +29,8 @@ def tickets(
     with reported():
         from pipeline.params import load_params
         from telemetry.collect.tickets import collect_tickets
-        from telemetry.dataset.dataset import Dataset
         from telemetry.dataset.meta import META_NAME
+        from telemetry.dataset.store import Dataset
         from telemetry.errors import InputError
         from telemetry.importing.mapping import load_mapping
         from telemetry.landing.folder import Landing, landing_of

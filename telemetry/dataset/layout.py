@@ -55,6 +55,11 @@ def sort_columns(unit: Unit) -> tuple[str, str]:
     return (("gpu" if unit == "gpu" else "node"), "timestamp")
 
 
+def instants_ms(table: pa.Table) -> npt.NDArray[np.int64]:
+    """Return the instants of samples, in milliseconds since 1970."""
+    return np.asarray(table.column("timestamp").cast(pa.int64()).to_numpy())
+
+
 def dictionary_codes(column: pa.ChunkedArray) -> tuple[npt.NDArray[np.int32], list[str]]:
     """Return codes in the order of the names, and the sorted names, of a dictionary column without nulls."""
     unified = column.unify_dictionaries()
@@ -75,7 +80,7 @@ def sort_samples(table: pa.Table, unit: Unit) -> tuple[pa.Table, int | None]:
     """
     name, _ = sort_columns(unit)
     codes, _ = dictionary_codes(table.column(name))
-    times = table.column("timestamp").cast(pa.int64()).to_numpy()
+    times = instants_ms(table)
     if not np.all((codes[1:] > codes[:-1]) | ((codes[1:] == codes[:-1]) & (times[1:] >= times[:-1]))):
         order = np.lexsort((times, codes))
         table = table.take(pa.array(order))
@@ -159,19 +164,19 @@ def read_part(
     first = _EARLIEST if since_ms is None else since_ms
     last = _LATEST if until_ms is None else until_ms - 1
     with pq.ParquetFile(source, read_dictionary=["node", "gpu"], memory_map=False, pre_buffer=ahead) as file:
-        found = [each for each in _sorted_tables(file.metadata) if each.begin <= last and each.end >= first]
-        if not found:
+        parts = [part for part in _sorted_tables(file.metadata) if part.begin <= last and part.end >= first]
+        if not parts:
             return [], file.metadata.num_rows
-        cut = any(each.begin < first or each.end > last for each in found)
-        asked = [*columns, "timestamp"] if cut and "timestamp" not in columns else list(columns)
-        groups = [group for each in found for group in each.groups]
+        is_cut = any(part.begin < first or part.end > last for part in parts)
+        asked = [*columns, "timestamp"] if is_cut and "timestamp" not in columns else list(columns)
+        groups = [group for part in parts for group in part.groups]
         whole = file.read_row_groups(groups, columns=asked).replace_schema_metadata(None)
-        tables, at = [], 0
-        for each in found:
-            table = whole if len(found) == 1 else whole.slice(at, each.rows)
-            at += each.rows
-            if each.begin < first or each.end > last:
-                times = table.column("timestamp").cast(pa.int64()).to_numpy()
+        tables, begin = [], 0
+        for part in parts:
+            table = whole.slice(begin, part.rows)
+            begin += part.rows
+            if part.begin < first or part.end > last:
+                times = instants_ms(table)
                 table = table.filter(pa.array((times >= first) & (times <= last)))
             if table.num_rows:
                 tables.append(table.select(columns))
@@ -239,35 +244,47 @@ _DAYS_KEY: Final = "predrain.days"
 _HEX: Final = 16
 
 
+def split_by(table: pa.Table, number: npt.NDArray[np.int64]) -> dict[int, pa.Table]:
+    """Cut a table by the number of each row; each part keeps the rows' order, in one chunk with the whole's names."""
+    table = table.unify_dictionaries().combine_chunks()
+    if not len(number):
+        return {}
+    first, last = int(number.min()), int(number.max())
+    if first == last:
+        return {first: table}
+    code = (number - first).astype(np.uint16 if last - first < 1 << 16 else np.int64)  # two bytes sort in one pass
+    order = np.argsort(code, kind="stable")
+    table = table.take(pa.array(order)).combine_chunks()
+    codes, begins = np.unique(code[order], return_index=True)
+    ends = [*begins[1:].tolist(), len(order)]
+    return {
+        first + int(code): table.slice(begin, end - begin)
+        for code, begin, end in zip(codes.tolist(), begins.tolist(), ends, strict=True)
+    }
+
+
 def day_digests(table: pa.Table) -> dict[int, str]:
     """Digest each day of a table of samples.
 
-    When a file is not the one it was (the newest is written anew by each compaction), they say from which day on.
+    When a file is not the one it was (each compaction writes the newest again), they say from which day on.
 
     ``table``: sorted as a file is.
     Returns: by day of UTC since 1970-01-01: the first 64 bits, hexadecimal, of a SHA-256 over the day's samples in
     their order. It does not depend on what other days or units' names the table holds.
     """
-    if not table.num_rows:
-        return {}
-    day = table.column("timestamp").cast(pa.int64()).to_numpy() // DAY_MS
-    first, last = int(day.min()), int(day.max())
-    if first < last:
-        place = (day - first).astype(np.uint16 if last - first < 1 << 16 else np.int64)  # two bytes sort in one pass
-        order = np.argsort(place, kind="stable")
-        table, day = table.take(pa.array(order)), day[order]
-    days, begins = np.unique(day, return_index=True)
-    ends = [*begins[1:].tolist(), len(day)]
-    sums = [hashlib.sha256() for _ in days]
-    for name in table.column_names:
-        held, known = _bytes_of(table.column(name))
-        for each, begin, end in zip(sums, begins.tolist(), ends, strict=True):
-            missing = known is not None and not known[begin:end].all()
-            each.update(f"{name}\0{held.dtype.str}\0{end - begin}\0{missing:d}\0".encode())
-            if known is not None and missing:
-                each.update(np.packbits(known[begin:end]).data)
-            each.update(held[begin:end].data)
-    return {number: each.hexdigest()[:_HEX] for number, each in zip(days.tolist(), sums, strict=True)}
+    days = split_by(table, instants_ms(table) // DAY_MS)
+    return {day: _digest(samples) for day, samples in days.items()}
+
+
+def _digest(samples: pa.Table) -> str:
+    total = hashlib.sha256()
+    for name in samples.column_names:
+        values, known = _bytes_of(samples.column(name))
+        total.update(f"{name}\0{values.dtype.str}\0{len(values)}\0{known is not None:d}\0".encode())
+        if known is not None:
+            total.update(np.packbits(known).data)
+        total.update(values.data)
+    return total.hexdigest()[:_HEX]
 
 
 def footer(table: pa.Table) -> dict[str, str]:
@@ -277,8 +294,8 @@ def footer(table: pa.Table) -> dict[str, str]:
 
 def read_day_digests(source: Path | pa.NativeFile) -> dict[int, str] | None:
     """Read the digests of a file of samples from its footer alone; None in a file that an older version wrote."""
-    found = (pq.read_metadata(source).metadata or {}).get(_DAYS_KEY.encode())
-    return None if found is None else {int(day): digest for day, digest in json.loads(found).items()}
+    text = (pq.read_metadata(source).metadata or {}).get(_DAYS_KEY.encode())
+    return None if text is None else {int(day): digest for day, digest in json.loads(text).items()}
 
 
 def _bytes_of(column: pa.ChunkedArray) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_] | None]:

@@ -1,4 +1,4 @@
-"""dataset.json: what a dataset says about itself."""
+"""dataset.json: the metadata of a dataset."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def instant_text(value: datetime) -> str:
 
 
 def _by_name(value: Any) -> Any:
-    return {each["name"]: each for each in value} if isinstance(value, list) else value
+    return {channel["name"]: channel for channel in value} if isinstance(value, list) else value
 
 
 def _as_list(channels: Mapping[str, Channel]) -> list[dict[str, Any]]:
@@ -105,7 +105,7 @@ def read_meta(root: Path, named: Path | None = None) -> DatasetMeta:
 
 
 def decode_meta(text: str, where: str) -> DatasetMeta:
-    """Decode the text of a dataset.json; errors say that it stands at ``where``.
+    """Decode the text of a dataset.json; errors name ``where``.
 
     Raises ``InputError`` if it is damaged, or a newer predrain wrote it.
     """

@@ -1,27 +1,277 @@
-"""The validated store: what reads a dataset and what writes one."""
+"""Reading a dataset, the validated store that other rooms start from; ``writer`` writes one."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cached_property
+from pathlib import Path
 
+import pandas as pd
 import pyarrow as pa
+import pyarrow.parquet as pq
 
-from telemetry.dataset.dataset import Dataset
-from telemetry.dataset.meta import DatasetMeta
-from telemetry.dataset.place import Place
-from telemetry.dataset.writer import DatasetWriter
+from telemetry.atomic import ReadLease, recover_folder
+from telemetry.dataset.files import FolderFiles, StoredFiles
+from telemetry.dataset.layout import (
+    bucket_name,
+    merge_runs,
+    node_hash,
+    part_rows,
+    read_day_digests,
+    read_part,
+    sort_columns,
+)
+from telemetry.dataset.meta import DatasetMeta, read_meta
+from telemetry.dataset.place import Place, S3Place, refuse_storage
+from telemetry.dataset.runs import since_in_ms
+from telemetry.dataset.schema import samples_schema
+from telemetry.errors import InputError
+
+# Several threads read buckets and give them up concurrently: giving back their pages costs Arrow's own allocators a
+# sixth of a build's CPU, the C library's less.
+if "ARROW_DEFAULT_MEMORY_POOL" not in os.environ:
+    pa.set_memory_pool(pa.system_memory_pool())
 
 
-def take_from_c_library() -> None:
-    """Let Arrow take memory from the C library, unless ``ARROW_DEFAULT_MEMORY_POOL`` names another source.
+@dataclass(frozen=True, slots=True)
+class SampleFile:
+    """A file of samples, with the SHA-256 of its bytes; files with the same one hold the same samples.
 
-    Several threads read buckets and give them up at once; giving back their pages costs Arrow's own allocators a sixth
-    of a build's CPU.
+    ``span``: where its run begins and where the next one does; the dataset's span where a bucket is one run.
     """
-    if "ARROW_DEFAULT_MEMORY_POOL" not in os.environ:
-        pa.set_memory_pool(pa.system_memory_pool())
+
+    bucket: int
+    run: int
+    path: str
+    sha256: str
+    span: tuple[datetime, datetime]
 
 
-__all__ = ["Dataset", "DatasetMeta", "DatasetWriter", "Place"]
+class Dataset:
+    """A dataset in a folder or on S3-compatible storage, opened for reading; make it with :meth:`open`.
 
-take_from_c_library()
+    It goes on reading the same files while another run replaces the dataset.
+    """
+
+    def __init__(self, place: Place, meta: DatasetMeta, files: FolderFiles) -> None:
+        self.place = place
+        self.meta = meta
+        self._files = files
+
+    @classmethod
+    def open(cls, place: Place, *, lease: bool = True) -> Dataset:
+        """Open the dataset at ``place``; in a folder, a swap that a killed writer left half done is undone first.
+
+        ``lease``: whether the files in a folder shall stay while this object lives, whoever replaces the dataset.
+        Raises ``InputError`` if there is no dataset at ``place``, or it cannot be read.
+        """
+        if isinstance(place, S3Place):
+            stored = StoredFiles.open(place)
+            return cls(stored.place, stored.meta, stored)
+        refuse_storage(place)
+        recover_folder(place)
+        held = ReadLease(place) if lease and place.is_dir() else None
+        files = FolderFiles(place, held)
+        return cls(place, read_meta(files.root, place), files)
+
+    @property
+    def path(self) -> Path:
+        """The dataset's folder, for those that do more than read; raises ``ValueError`` on storage."""
+        if not isinstance(self.place, Path):
+            raise ValueError(f"{self.place} is not in a folder")
+        return self.place
+
+    @property
+    def root(self) -> Path:
+        """A path that finds the very files that this object reads, whatever takes the folder's name; not on storage."""
+        if isinstance(self._files, StoredFiles):
+            raise ValueError(f"{self.place} is not in a folder")
+        return self._files.root
+
+    @property
+    def pinned(self) -> Place:
+        """Where another process finds this dataset: its folder, absolute, or its prefix and digest on storage."""
+        return self.place if isinstance(self.place, S3Place) else self.place.resolve()
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 over the dataset's content, as hexadecimal text."""
+        return self.meta.digest
+
+    @cached_property
+    def schema(self) -> pa.Schema:
+        """Arrow schema of the sample table."""
+        return samples_schema(self.meta.channels, sample_count=self.meta.sample_count)
+
+    def buckets(self) -> list[int]:
+        """Return the numbers of the buckets that hold samples, ascending; empty without telemetry."""
+        return sorted(int(bucket) for bucket in self.meta.counts["samples_by_bucket"])
+
+    def bucket_of(self, node: str) -> int:
+        """Return the bucket that a node's samples are in."""
+        return node_hash(node) % self.meta.buckets
+
+    def runs_of(self, bucket: int) -> list[int]:
+        """Return the numbers of the runs that a bucket has samples in, ascending; see :class:`Runs`."""
+        return sorted(self._names.get(bucket, {}))
+
+    def parts_of_run(self, bucket: int, run: int) -> list[Path]:
+        """Return the files of one run of a bucket: one, or those that an older version wrote where time is one run."""
+        return [self.root / name for name in self._names_of(bucket, run)]
+
+    def rows_in(self, bucket: int, *, since: datetime | None = None) -> int:
+        """Return the samples in the files that may hold any since then; of all of them as dataset.json says."""
+        if since is None:
+            return int(self.meta.counts["samples_by_bucket"].get(str(bucket), 0))
+        rows = 0
+        runs = [run for run in self.runs_of(bucket) if self.meta.runs.overlaps(run, since_in_ms(since), None)]
+        for name in (name for run in runs for name in self._names_of(bucket, run)):
+            with self._files.opened(name) as stream:
+                rows += part_rows(stream)
+        return rows
+
+    def sample_files(self) -> list[SampleFile]:
+        """Return every file of samples by bucket and run, with the SHA-256 of its bytes and the time it covers."""
+        return [
+            SampleFile(bucket, run, name, self.sha256_of(name), self.meta.runs.span(run) or self.meta.span)
+            for bucket in self.buckets()
+            for run in self.runs_of(bucket)
+            for name in self._names_of(bucket, run)
+        ]
+
+    def day_digests(self, file: SampleFile) -> dict[int, str] | None:
+        """Return the digest of each day of a file; see :func:`telemetry.dataset.layout.read_day_digests`."""
+        with self._files.opened(file.path) as stream:
+            return read_day_digests(stream)
+
+    def sha256_of(self, name: str) -> str:
+        """Return the SHA-256 of a file of the dataset: as dataset.json says, or, in an older dataset, of its bytes."""
+        return self.meta.files.get(name) or self._files.sha256_of(name)
+
+    def read_bucket(
+        self,
+        bucket: int,
+        columns: Sequence[str] | None = None,
+        *,
+        since: datetime | None = None,
+        until: datetime | None = None,
+    ) -> pa.Table:
+        """Read one bucket: samples of ``since <= t < until`` (aware); runs outside are not opened.
+
+        Returns: sorted by (gpu, timestamp), or (node, timestamp) where the unit is the node. ``node`` and ``gpu`` are
+        dictionary-encoded, with one dictionary for the whole table.
+        Raises ``InputError`` if a column is not in the dataset, or files are missing (damaged, or replaced meanwhile).
+        """
+        names = self._columns(columns)
+        return self._joined(self.read_runs(bucket, self._with_key(names), since=since, until=until), names)
+
+    def read_runs(
+        self,
+        bucket: int,
+        columns: Sequence[str] | None = None,
+        *,
+        since: datetime | None = None,
+        until: datetime | None = None,
+    ) -> list[pa.Table]:
+        """Read one bucket as it lies on disk: a table a run or row group, in order of time, none empty.
+
+        Each is sorted and encoded as :meth:`read_bucket` says.
+        """
+        names = self._columns(columns)
+        first, last = since_in_ms(since), since_in_ms(until)
+        runs = [run for run in self.runs_of(bucket) if self.meta.runs.overlaps(run, first, last)]
+        parts = [self._read(bucket, run, names, first, last) for run in runs]
+        held = sum(rows for _, rows in parts)
+        expected = self.meta.counts["samples_by_bucket"].get(str(bucket), 0)
+        if runs == self.runs_of(bucket) and held != expected:
+            raise self._damaged(f"bucket {bucket} holds {held} samples, dataset.json says {expected}", bucket)
+        return [table for tables, _ in parts for table in tables]
+
+    def read_run(self, bucket: int, run: int, columns: Sequence[str] | None = None) -> pa.Table:
+        """Read one run of a bucket, sorted and encoded as :meth:`read_bucket` says; empty where it has no samples."""
+        names = self._columns(columns)
+        return self._joined(self._read(bucket, run, self._with_key(names), None, None)[0], names)
+
+    def _with_key(self, names: list[str]) -> list[str]:
+        """Add the column that tables are merged by, where there may be several."""
+        key, _ = sort_columns(self.meta.unit)
+        return names if key in names or self.meta.run_days is None else [*names, key]
+
+    def _joined(self, tables: list[pa.Table], names: list[str]) -> pa.Table:
+        if not tables:
+            return pa.schema([self.schema.field(name) for name in names]).empty_table()
+        return (tables[0] if len(tables) == 1 else merge_runs(tables, self.meta.unit)).select(names)
+
+    def _read(
+        self, bucket: int, run: int, names: list[str], since_ms: int | None, until_ms: int | None
+    ) -> tuple[list[pa.Table], int]:
+        """Read the tables of a run, and count the rows that its files hold."""
+        schema = pa.schema([self.schema.field(name) for name in names])
+        tables: list[pa.Table] = []
+        rows = 0
+        for name in self._names_of(bucket, run):
+            try:
+                with self._files.opened(name) as stream:
+                    part, held = read_part(stream, names, since_ms=since_ms, until_ms=until_ms, ahead=self._files.far)
+            except FileNotFoundError:
+                raise self._damaged(f"bucket {bucket} has lost {name.rpartition('/')[2]}", bucket) from None
+            tables += [table if table.schema == schema else table.cast(schema) for table in part]
+            rows += held
+        if self.meta.run_days is None and len(tables) > 1:  # files one after the other make one sorted table
+            tables = [pa.concat_tables(tables)]
+        return [table.unify_dictionaries() for table in tables], rows
+
+    def _columns(self, columns: Sequence[str] | None) -> list[str]:
+        names = list(self.schema.names)
+        for name in columns or ():
+            if name not in names:
+                raise InputError(f"the dataset has no column {name!r}", str(self.place), f"Its columns are {names}.")
+        return names if columns is None else list(columns)
+
+    def _damaged(self, what: str, bucket: int) -> InputError:
+        return InputError(
+            what,
+            f"{self.place}/{bucket_name(bucket)}",
+            "The dataset is damaged or was replaced while it was read: run again, or import it again.",
+        )
+
+    def _names_of(self, bucket: int, run: int) -> list[str]:
+        return self._names.get(bucket, {}).get(run, [])
+
+    @cached_property
+    def _names(self) -> dict[int, dict[int, list[str]]]:
+        """Names of the files of samples in the dataset, by bucket and run."""
+        if self.meta.run_days is None:  # as an older version wrote them: their number is not known
+            parts = {bucket: self._files.parts_in(bucket_name(bucket)) for bucket in self.buckets()}
+            return {bucket: {0: names} if names else {} for bucket, names in parts.items()}
+        names_of: dict[int, dict[int, list[str]]] = {}
+        for path in sorted(self.meta.files):
+            folder, _, name = path.rpartition("/")
+            if folder.startswith("telemetry/bucket="):
+                bucket = int(folder.removeprefix("telemetry/bucket="))
+                names_of.setdefault(bucket, {})[self.meta.runs.of_file(name)] = [path]
+        return names_of
+
+    def events(self) -> pd.DataFrame:
+        """Return the events, sorted by (known_at, timestamp, node, gpu, code); see :data:`EVENTS`."""
+        return self._small("events.parquet")
+
+    def inventory(self) -> pd.DataFrame:
+        """Return the stays, sorted by (node, gpu, installed_at); see :data:`telemetry.dataset.schema.INVENTORY`."""
+        return self._small("inventory.parquet")
+
+    def jobs(self) -> pd.DataFrame | None:
+        """Return the jobs, or None where the dataset has none; see :data:`telemetry.dataset.schema.JOBS`."""
+        return self._small("jobs.parquet") if self._files.has("jobs.parquet") else None
+
+    def _small(self, name: str) -> pd.DataFrame:
+        try:
+            with self._files.opened(name) as stream:
+                return pq.read_table(stream).to_pandas()
+        except FileNotFoundError:
+            raise InputError(
+                f"the dataset has no {name}", str(self.place), "It is damaged: import its sources again."
+            ) from None

@@ -19,11 +19,22 @@ import pyarrow.compute as pc
 
 from telemetry.atomic import FolderSwap, disk_errors, fsync_path, recover_folder
 from telemetry.dataset.channels import Channel, channel_as_dict
-from telemetry.dataset.dataset import Dataset
 from telemetry.dataset.files import sha256_of
-from telemetry.dataset.layout import DEFAULT_BUCKETS, node_hash, part_rows, sort_columns, sort_samples, write_small
+from telemetry.dataset.layout import (
+    DEFAULT_BUCKETS,
+    bucket_name,
+    footer,
+    instants_ms,
+    node_hash,
+    normal_form,
+    part_rows,
+    sort_columns,
+    sort_samples,
+    split_by,
+    write_part,
+    write_small,
+)
 from telemetry.dataset.meta import META_NAME, DatasetMeta, encode_meta, instant_text
-from telemetry.dataset.parts import write_runs
 from telemetry.dataset.runs import Runs
 from telemetry.dataset.schema import (
     EVENTS,
@@ -35,6 +46,7 @@ from telemetry.dataset.schema import (
     conform,
     samples_schema,
 )
+from telemetry.dataset.store import Dataset
 from telemetry.errors import InputError
 
 
@@ -143,8 +155,19 @@ class DatasetWriter:
                 "Keep one of them; `predrain import` does so and counts the others.",
             )
         with disk_errors(self._swap.target):
-            write_runs(self._swap.path, bucket, table, self._runs)
+            self._write_runs(bucket, table)
         self._rows[bucket] += table.num_rows
+
+    def _write_runs(self, bucket: int, table: pa.Table) -> None:
+        """Write sorted samples: a file for each run, whose bytes are a function of the run's samples alone."""
+        folder = self._swap.path / bucket_name(bucket)
+        folder.mkdir(parents=True, exist_ok=True)
+        for run, part in split_by(table, self._runs.of(instants_ms(table))).items():
+            path = folder / self._runs.file_name(run)
+            if path.exists():  # perhaps another dataset's, by a link: to write into it would change that dataset
+                raise ValueError(f"{folder.name}/{path.name} is there already")
+            whole = normal_form(part)
+            write_part(path, list(split_by(whole, self._runs.groups.of(instants_ms(whole))).values()), footer(whole))
 
     def finish(
         self,

@@ -14,8 +14,8 @@ import pyarrow.compute as pc
 
 from telemetry.config import format_duration
 from telemetry.dataset.channels import Channel
-from telemetry.dataset.dataset import Dataset
 from telemetry.dataset.place import Place
+from telemetry.dataset.store import Dataset
 from telemetry.doctor.observation import ChannelSeen, Finding, Observation, findings_of
 
 LOOKED_AT: Final = timedelta(days=7)

@@ -26,10 +26,10 @@ import pyarrow.parquet as pq
 from telemetry.atomic import recover_folder
 from telemetry.config import Section, format_duration
 from telemetry.dataset.channels import Channel
-from telemetry.dataset.dataset import Dataset
 from telemetry.dataset.layout import DEFAULT_BUCKETS, MAX_ROWS_PER_BUCKET
 from telemetry.dataset.meta import META_NAME
 from telemetry.dataset.schema import Unit, ms_of
+from telemetry.dataset.store import Dataset
 from telemetry.dataset.writer import DatasetWriter
 from telemetry.errors import InputError
 from telemetry.importing.event_runs import (

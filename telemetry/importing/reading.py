@@ -20,8 +20,8 @@ import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
-from telemetry.dataset.dataset import Dataset
 from telemetry.dataset.files import sha256_of
+from telemetry.dataset.store import Dataset
 from telemetry.errors import InputError
 from telemetry.importing.columns import Columns, as_text, resolve_columns
 from telemetry.importing.instants import (

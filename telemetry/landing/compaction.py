@@ -24,9 +24,9 @@ from filelock import FileLock, Timeout
 from telemetry.atomic import disk_errors, recover_folder
 from telemetry.config import TelemetrySection, format_duration
 from telemetry.dataset.channels import Channel
-from telemetry.dataset.dataset import Dataset
 from telemetry.dataset.meta import META_NAME, DatasetMeta, instant_text
 from telemetry.dataset.schema import EVENTS, INVENTORY, JOBS, conform
+from telemetry.dataset.store import Dataset
 from telemetry.errors import InputError
 from telemetry.importing.importer import LANDED_ROLE, CompactionInput, import_dataset
 from telemetry.importing.inventory import merge_stays, read_inventory, unit_of, with_old_starts

@@ -18,7 +18,8 @@ from features.matrix.building import build_matrix
 from features.matrix.matrix import FeatureMatrix
 from features.matrix.meta import MatrixConfig
 from telemetry.dataset.channels import CATALOGUE, Channel
-from telemetry.dataset.store import Dataset, DatasetWriter
+from telemetry.dataset.store import Dataset
+from telemetry.dataset.writer import DatasetWriter
 
 T0 = datetime(2026, 1, 1, tzinfo=UTC)
 HOUR = timedelta(hours=1)

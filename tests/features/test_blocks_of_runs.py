@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from features.windows.blocks import SampleBlock, blocks_of
 from features.windows.layout import ChannelLayout
 from telemetry.dataset.channels import CATALOGUE
-from telemetry.dataset.layout import merge_runs, sort_samples
-from telemetry.dataset.parts import split_by_run
+from telemetry.dataset.layout import instants_ms, merge_runs, sort_samples, split_by
 from telemetry.dataset.runs import DAY_MS, Runs
 from telemetry.dataset.schema import samples_schema
 
@@ -68,7 +67,7 @@ def test_blocks_of_runs_are_those_of_one_table(rows, days, size, unit, data):
     if unit == "node":
         rows = list({(row[0], row[1][0]): row for row in rows}.values())
     whole = sort_samples(table_of(rows), unit)[0]
-    runs = list(split_by_run(whole, Runs(days)).values())
+    runs = list(split_by(whole, Runs(days).of(instants_ms(whole))).values())
     expected = list(blocks_of(whole, LAYOUT, unit=unit, block_samples=size))
     assert_equal(list(blocks_of(runs, LAYOUT, unit=unit, block_samples=size)), expected)
     assert merge_runs(runs, unit).equals(whole.unify_dictionaries())
@@ -95,7 +94,7 @@ def test_older_samples_are_left_out(rows, days, size, since, unit):
     whole = sort_samples(table_of(rows), unit)[0]
     begin = 20_000 * DAY_MS + since * 18_000_000
     younger = whole.filter(pa.array(whole.column("timestamp").cast(pa.int64()).to_numpy() >= begin))
-    runs = list(split_by_run(whole, Runs(days)).values())
+    runs = list(split_by(whole, Runs(days).of(instants_ms(whole))).values())
     expected = list(blocks_of(younger, LAYOUT, unit=unit, block_samples=size))
     assert_equal(list(blocks_of(runs, LAYOUT, unit=unit, since=begin, block_samples=size)), expected)
 

@@ -16,7 +16,8 @@ from features.errors import InputError
 from features.matrix import build_tasks, parts
 from features.matrix.matrix import FeatureMatrix
 from telemetry.dataset.runs import Runs
-from telemetry.dataset.store import Dataset, DatasetWriter
+from telemetry.dataset.store import Dataset
+from telemetry.dataset.writer import DatasetWriter
 from tests.features.small_fleet import (
     CHANNELS,
     HOUR,
@@ -201,7 +202,7 @@ def test_a_record_that_cannot_be_used_is_no_error(tmp_path, watched, damage):
 
 
 def test_a_file_without_digests_of_days_is_other_from_its_first_day_on(tmp_path, watched, monkeypatch):
-    monkeypatch.setattr("telemetry.dataset.parts.footer", lambda table: {})
+    monkeypatch.setattr("telemetry.dataset.writer.footer", lambda table: {})
     assert_extended(tmp_path, State(71.9), State(80), run_days=2)
     assert watched.rows[1] < watched.rows[2]
 

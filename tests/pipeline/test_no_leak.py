@@ -12,7 +12,8 @@ import pytest
 from evaluation.backtest.run import run_backtest
 from pipeline.matrix_stage import make_matrix
 from pipeline.params import Params
-from telemetry.dataset.store import Dataset, DatasetWriter
+from telemetry.dataset.store import Dataset
+from telemetry.dataset.writer import DatasetWriter
 
 
 def poisoned(source: Path, out: Path, at: datetime, delay: timedelta, seed: int) -> Path:

@@ -172,7 +172,7 @@ def test_a_full_disk_leaves_the_old_fleet_and_its_truth(tmp_path: Path, monkeypa
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("telemetry.dataset.parts.write_part", full)
+    monkeypatch.setattr("telemetry.dataset.writer.write_part", full)
     with pytest.raises(InputError, match="the disk is full"):
         simulate(tmp_path / "d", seed=2, **SMALL)
     assert content(tmp_path) == before

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import telemetry.dataset.parts
 import telemetry.dataset.writer
 import telemetry.importing.samples.block
 from telemetry.dataset.store import Dataset
@@ -160,7 +159,7 @@ def test_a_full_disk_at_any_write_leaves_the_old_dataset(tmp_path: Path, monkeyp
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     places = [
-        (telemetry.dataset.parts, "write_part"),
+        (telemetry.dataset.writer, "write_part"),
         (telemetry.dataset.writer, "write_small"),
         (telemetry.importing.samples.block.pa.ipc, "new_file"),
         (telemetry.importing.quarantine.pq, "ParquetWriter"),
@@ -211,7 +210,7 @@ def test_rows_set_aside_never_go_into_a_file_that_is_there(tmp_path: Path):
 
 def import_killed_at(folder: Path, parts: int) -> None:
     """Import more samples, and die before the part of that number is written."""
-    original, written = telemetry.dataset.parts.write_part, []
+    original, written = telemetry.dataset.writer.write_part, []
 
     def write_part(path: Path, tables: list[pa.Table], footer: dict[str, str]) -> None:
         if len(written) == parts:
@@ -219,7 +218,7 @@ def import_killed_at(folder: Path, parts: int) -> None:
         original(path, tables, footer)
         written.append(path)
 
-    telemetry.dataset.parts.write_part = write_part
+    telemetry.dataset.writer.write_part = write_part
     run_import(folder, samples=[folder / "more.csv"])
     os._exit(7)
 

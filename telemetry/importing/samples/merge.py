@@ -14,9 +14,9 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from telemetry.dataset.dataset import Dataset
 from telemetry.dataset.meta import instant_text
 from telemetry.dataset.schema import ms_of
+from telemetry.dataset.store import Dataset
 from telemetry.importing.instants import times_of
 from telemetry.importing.quarantine import Quarantine, row_text
 from telemetry.importing.samples.block import ORDER_SHIFT, Block, Spill, block_table, join, read_block

@@ -23,9 +23,9 @@ import pyarrow.parquet as pq
 
 from telemetry.atomic import disk_errors
 from telemetry.dataset.channels import Channel, with_rollups
-from telemetry.dataset.dataset import Dataset
 from telemetry.dataset.layout import part_rows, write_small
 from telemetry.dataset.runs import Runs, choose_runs
+from telemetry.dataset.store import Dataset
 from telemetry.errors import InputError
 from telemetry.importing.inventory import Installations
 from telemetry.importing.samples.block import Block, Spill, read_block

@@ -17,7 +17,8 @@ from serving.scores.fleet_rows import fleet_rows
 from telemetry.dataset.files import FolderFiles
 from telemetry.dataset.runs import Runs
 from telemetry.dataset.schema import INSTANT
-from telemetry.dataset.store import Dataset, DatasetWriter
+from telemetry.dataset.store import Dataset
+from telemetry.dataset.writer import DatasetWriter
 from tests.features.small_fleet import HOUR, T0
 from tests.serving.batch_world import HOURS, SILENT, make_world
 

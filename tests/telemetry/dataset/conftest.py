@@ -10,7 +10,8 @@ import pytest
 
 from telemetry.dataset.place import S3Place
 from telemetry.dataset.runs import Runs
-from telemetry.dataset.store import Dataset, DatasetWriter
+from telemetry.dataset.store import Dataset
+from telemetry.dataset.writer import DatasetWriter
 from tests.features.small_fleet import (
     CHANNELS,
     HOUR,

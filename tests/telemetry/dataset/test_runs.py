@@ -15,7 +15,8 @@ from telemetry.dataset.channels import CATALOGUE
 from telemetry.dataset.files import FolderFiles, sha256_of
 from telemetry.dataset.runs import DAY_MS, MOST_RUN_DAYS, RUN_ROWS, Runs, choose_runs
 from telemetry.dataset.schema import RUNS_SCHEMA_VERSION, SCHEMA_VERSION
-from telemetry.dataset.store import Dataset, DatasetWriter
+from telemetry.dataset.store import Dataset
+from telemetry.dataset.writer import DatasetWriter
 from telemetry.errors import InputError
 from tests.telemetry.helpers import STEP, tree
 

@@ -13,7 +13,8 @@ import pytest
 
 from telemetry.dataset.channels import CATALOGUE, Channel
 from telemetry.dataset.layout import node_hash
-from telemetry.dataset.store import Dataset, DatasetWriter
+from telemetry.dataset.store import Dataset
+from telemetry.dataset.writer import DatasetWriter
 from telemetry.errors import InputError
 from tests.killed import exit_code_of
 from tests.telemetry.helpers import STEP, tree
@@ -181,7 +182,7 @@ def test_damage_is_said(tmp_path: Path):
         Dataset.open(tmp_path / "d")
 
 
-@pytest.mark.parametrize("place", ["parts.write_part", "writer.write_small", "writer.fsync_path"])
+@pytest.mark.parametrize("place", ["writer.write_part", "writer.write_small", "writer.fsync_path"])
 def test_a_full_disk_leaves_the_old_dataset(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     write(tmp_path / "d", [(0, sample_table([(0, "a", "g1")]))])
     before = tree(tmp_path)

@@ -9,7 +9,7 @@ import pandas as pd
 
 from telemetry.config import ChannelDeclaration
 from telemetry.dataset.channels import resolve_channels
-from telemetry.dataset.dataset import Dataset
+from telemetry.dataset.store import Dataset
 from telemetry.importing.importer import ImportResult, import_dataset
 
 DAYS = pd.date_range("2026-03-01", periods=20, freq="D").strftime("%Y-%m-%d")

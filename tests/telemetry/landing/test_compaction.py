@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from filelock import FileLock
 
-import telemetry.dataset.parts
+import telemetry.dataset.writer
 import telemetry.landing.compaction
 import telemetry.landing.folder
 from telemetry.config import TelemetrySection
@@ -267,7 +267,7 @@ def fold_killed_at(folder: Path, at: int) -> None:
         (Path, "replace"),
         (Path, "unlink"),
         (os, "replace"),
-        (telemetry.dataset.parts, "write_part"),
+        (telemetry.dataset.writer, "write_part"),
         (telemetry.landing.compaction, "_retire"),
         (telemetry.landing.folder, "write_bytes"),
     )

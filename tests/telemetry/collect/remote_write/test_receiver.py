@@ -20,7 +20,7 @@ from telemetry.collect.remote_write.receiver import ARROW, Receiver, Tokens
 from telemetry.collect.series.rows import assemble
 from telemetry.config import TelemetrySection
 from telemetry.dataset.channels import resolve_channels
-from telemetry.dataset.dataset import Dataset
+from telemetry.dataset.store import Dataset
 from telemetry.errors import InputError
 from telemetry.landing.compaction import CompactSettings, compact
 from telemetry.landing.folder import Landing

@@ -47,20 +47,7 @@ def openmetrics(
         for path in files:
             with progress(path.name) as advance:
                 result = land_dump(path, landing, catalogue, rules, delay=loaded.features.delay, progress=advance)
-            results.append(
-                {
-                    "file": str(path),
-                    "landed before": result.files == 0,
-                    "samples": result.samples,
-                    "series": result.series,
-                    "gpus": result.gpus,
-                    "rows landed": result.rows,
-                    "files landed": result.files,
-                    "XID events landed": result.events,
-                    "left out": dict(sorted(result.left_out.items())),
-                    "first line that cannot be read": result.first_fault,
-                }
-            )
+            results.append({"file": str(path), "landed before": result["files landed"] == 0, **result})
             if not as_json:
                 show(results[-1], as_json=False)
         if as_json:

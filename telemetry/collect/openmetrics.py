@@ -1,26 +1,26 @@
-"""OpenMetrics dumps of a Prometheus database into landed samples.
+"""OpenMetrics dumps of a Prometheus database into staged samples.
 
-A dump lists one series after the other, each over its whole time; we need all channels of a GPU at one time. So the
-file is read once and its samples are spilled to disk by day and group of GPUs; then each part is assembled and lands.
-What lands is named after the file's content: a second run of the same file, or one after a kill, lands nothing twice.
+A dump lists one series after the other, each over its whole time; rows hold all channels of a GPU at one time. So the
+file is read once and its samples are spilled to disk by day and group of GPUs; then each part is assembled and staged.
+What is staged is named after the file's content: a second run of the same file, or one after a kill, adds nothing.
 
 ``promtool tsdb dump-openmetrics`` and files for ``promtool tsdb create-blocks-from openmetrics`` write seconds and end
-in ``# EOF``; ``promtool tsdb dump`` (the only one of older promtools) writes milliseconds. The first time stamp tells
+in ``# EOF``; ``promtool tsdb dump`` (the only one of older promtools) writes milliseconds. The first time stamp shows
 which: as milliseconds, 1e11 is the year 1973, as seconds it is 5138.
 """
 
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import shutil
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import timedelta
-from itertools import pairwise
+from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -42,39 +42,20 @@ from telemetry.landing.folder import Landing
 
 NO_TIME: Final = "line without a time stamp"
 BAD_TIME: Final = "time stamp before 2000 or after 2200"
-"""Why a line is left out, beside the reasons of bad lines and of metrics that are not ours."""
+"""Why a line is left out, in addition to the reasons of bad lines and of metrics that are no channel."""
 
 _COMPRESSION: Final = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2", ".lz4": "lz4"}
-_BLOCK_BYTES: Final = 8 << 20
-_LONGEST_LINE: Final = 1 << 20
+_BLOCK_SAMPLES: Final = 100_000
+_MAX_LINE: Final = 1 << 20
 _SECONDS_BELOW: Final = 1e11
 _EARLIEST_MS: Final = 946_684_800_000
 _LATEST_MS: Final = 7_258_118_400_000
 _DAY_MS: Final = 86_400_000
 _GROUPS: Final = 8  # of GPUs: with days they make parts that usually fit; larger ones are cut in time
 _SCAN_ROWS: Final = 2_000_000
-_LAYOUT_VERSION: Final = 1  # a change of how parts are cut must not be taken for what landed before
+_LAYOUT_VERSION: Final = 1  # a change of how parts are cut must not be taken for what was staged before
 _RECORD: Final = np.dtype([("index", "<i4"), ("ms", "<i8"), ("value", "<f8")])
 _DO: Final = "Give a dump of lines `name{labels} value timestamp`."
-
-
-@dataclass(frozen=True, slots=True)
-class DumpResult:
-    """What came of a dump; ``rows``, ``files`` and ``events`` landed now.
-
-    ``left_out``: lines and values that are not in the rows, by reason. ``first_fault``: the first line that could not
-    be read.
-    """
-
-    digest: str
-    samples: int
-    series: int
-    gpus: int
-    rows: int
-    files: int
-    events: int
-    left_out: dict[str, int]
-    first_fault: str | None
 
 
 def land_dump(
@@ -86,138 +67,105 @@ def land_dump(
     delay: timedelta = timedelta(minutes=10),
     held_samples: int = 2_000_000,
     progress: Callable[[int, int], None] = lambda _done, _total: None,
-) -> DumpResult:
-    """Land the samples of a dump, plain or compressed (``.gz``, ``.zst``, ``.bz2``, ``.lz4``).
+) -> dict[str, Any]:
+    """Stage the samples of a dump, plain or compressed (``.gz``, ``.zst``, ``.bz2``, ``.lz4``); return a report.
 
     ``catalogue`` is made with ``mapping``; ``delay`` is from an XID to its ``known_at``; ``held_samples`` are in memory
-    at a time (some 100 bytes each); ``progress(done, total)`` counts bytes, then parts that have landed.
-    Raises ``InputError`` if the file cannot be read, holds no sample of ours, or the disk is full (20 bytes a sample
-    are spilled).
+    at a time (some 100 bytes each); ``progress(done, total)`` counts bytes, then parts that are staged.
+    Raises ``InputError`` if the file cannot be read, holds no sample of a channel, or the disk is full (20 bytes a
+    sample are spilled).
     """
     digest = _digest(path, catalogue, mapping)
+    report_path = landing.state(f"dump-{digest}.json")
+    staged = {"rows landed": 0, "files landed": 0, "XID events landed": 0}
+    with _spill_folder(path, landing, digest) as folder:
+        if report_path.exists():
+            return json.loads(report_path.read_text(encoding="utf-8")) | staged
+        reader, samples, size = DumpReader(path, catalogue), 0, path.stat().st_size
+        for block in reader.blocks():
+            samples += len(block)
+            _spill(folder, reader.series, block)
+            progress(min(reader.characters_read, size), size)
+        if samples == 0:
+            raise _nothing(path, reader)
+        xids = XidCounts(delay)
+        parts = sorted(folder.glob("part-*"))
+        for done, part in enumerate(parts, start=1):
+            for piece, block in enumerate(slices(part, held_samples)):
+                if len(block) == 0:
+                    continue
+                name = f"dump-{digest}-{part.name}-{piece}"
+                # Parts come in the order of time, staged before or not: a count needs the one before it.
+                columns = block["index"], block["ms"], block["value"]
+                tables = read_batch(reader.series, *columns, xids=xids, problems=reader.left_out)
+                # The inventory first: samples of an unknown GPU would be set aside.
+                landing.stage("inventory", tables.inventory, name=name)
+                if landing.stage("events", tables.events, name=name) is not None:
+                    staged["XID events landed"] += tables.events.num_rows
+                if landing.stage("samples", tables.samples, name=name) is not None:
+                    staged["rows landed"] += tables.samples.num_rows
+                    staged["files landed"] += 1
+            progress(done, len(parts))
+        report = {
+            "samples": samples,
+            "series": len(reader.series),
+            "gpus": len({entry.gpu for entry in reader.series}),
+            "left out": dict(sorted(reader.left_out.items())),
+            "first line that cannot be read": next(iter(reader.faults), None),
+        }
+        write_bytes(report_path, json.dumps(report).encode())
+    return report | staged
+
+
+@contextmanager
+def _spill_folder(path: Path, landing: Landing, digest: str) -> Iterator[Path]:
+    """Make an empty folder for the parts of a dump, which one process at a time may have."""
     lock, folder = landing.state(f"dump-{digest}.lock"), landing.state(f"dump-{digest}")
     try:
         with disk_errors(lock), FileLock(lock, blocking=False, fallback_to_soft=False):
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir()
             try:
-                return _land(path, folder, landing, catalogue, digest, delay, held_samples, progress)
+                yield folder
             finally:
                 shutil.rmtree(folder, ignore_errors=True)
     except Timeout:
         raise InputError("another run is reading this dump", str(path), "Wait until it has ended.") from None
 
 
-def _land(
-    path: Path,
-    folder: Path,
-    landing: Landing,
-    catalogue: SeriesCatalogue,
-    digest: str,
-    delay: timedelta,
-    held_samples: int,
-    progress: Callable[[int, int], None],
-) -> DumpResult:
-    ended = landing.state(f"dump-{digest}.json")
-    if ended.exists():
-        return DumpResult(digest=digest, rows=0, files=0, events=0, **json.loads(ended.read_text(encoding="utf-8")))
-    reader = DumpReader(path, catalogue)
-    samples = 0
-    size = path.stat().st_size
-    for block in reader.blocks():
-        samples += len(block)
-        _spill(folder, reader.series, block)
-        progress(min(reader.bytes_read, size), size)
-    if samples == 0:
-        raise _nothing(path, reader)
-    rows = files = events = 0
-    xids = XidCounts(delay)
-    parts = sorted(folder.glob("part-*"))
-    for done, part in enumerate(parts, start=1):
-        for piece, block in enumerate(slices(part, held_samples)):
-            if len(block) == 0:
-                continue
-            name = f"dump-{digest}-{part.name}-{piece}"
-            # Parts come in the order of time, those that have landed before too: a count needs the one before it.
-            tables = read_batch(
-                reader.series, block["index"], block["ms"], block["value"], xids=xids, problems=reader.left_out
-            )
-            # The inventory first: samples of an unknown GPU would be set aside.
-            landing.stage("inventory", tables.inventory, name=name)
-            if landing.stage("events", tables.events, name=name) is not None:
-                events += tables.events.num_rows
-            if landing.stage("samples", tables.samples, name=name) is not None:
-                rows, files = rows + tables.samples.num_rows, files + 1
-        progress(done, len(parts))
-    known: dict[str, Any] = {
-        "samples": samples,
-        "series": len(reader.series),
-        "gpus": len({entry.gpu for entry in reader.series}),
-        "left_out": dict(reader.left_out),
-        "first_fault": next(iter(reader.faults), None),
-    }
-    write_bytes(ended, json.dumps(known).encode())
-    return DumpResult(digest=digest, rows=rows, files=files, events=events, **known)
-
-
 class DumpReader:
-    """Reads one dump, block by block, in bounded memory; ``series`` are what the samples' ``index`` counts in."""
+    """Reads one dump, block by block, in bounded memory; the samples' ``index`` is a place in ``series``."""
 
     def __init__(self, path: Path, catalogue: SeriesCatalogue) -> None:
         self.path = path
         self.series: list[Series | XidCount] = []
         self.left_out: Counter[str] = Counter()
         self.faults: list[str] = []
-        self.bytes_read = 0
+        self.characters_read = 0
         self._catalogue = catalogue
-        self._ours = {*catalogue.metric_names(), XID_COUNT_METRIC}
+        self._known = {*catalogue.metric_names(), XID_COUNT_METRIC}
         self._lines: LineReader[int | str] = LineReader(self._number)
         self._numbers: dict[Series | XidCount, int] = {}
-        self._in_seconds: bool | None = None
 
     def blocks(self) -> Iterator[npt.NDArray[Any]]:
-        """Yield the samples of our series: ``index``, ``ms`` since 1970 in UTC, ``value``.
+        """Yield the samples of known series: ``index``, ``ms`` since 1970 in UTC, ``value``.
 
         Raises ``InputError`` if the file does not exist, its compression is damaged or cut, or a line is longer than 1
         MiB.
         """
-        carry, number = b"", 0
-        with self._errors():
-            stream = pa.input_stream(str(self.path), compression=_COMPRESSION.get(self.path.suffix))
-        with stream:
-            while True:
-                with self._errors():
-                    chunk = bytes(stream.read(_BLOCK_BYTES))
-                self.bytes_read += len(chunk)
-                text = carry + chunk
-                cut = text.rfind(b"\n") + 1 if chunk else len(text)
-                lines = text[:cut].decode("utf-8", "replace").replace("\r\n", "\n").split("\n") if cut else []
-                carry = text[cut:]
-                if len(carry) > _LONGEST_LINE:
-                    where = f"{self.path}, line {number + max(1, len(lines))}"
-                    raise InputError(f"a line is longer than {_LONGEST_LINE} bytes", where, _DO)
-                if lines:
-                    yield self._block(lines, number)
-                    number += len(lines) - 1
-                if not chunk:
-                    return
+        samples = self._samples()
+        while block := list(islice(samples, _BLOCK_SAMPLES)):
+            yield np.array(block, _RECORD)
 
-    @contextmanager
-    def _errors(self) -> Iterator[None]:
-        try:
-            yield
-        except (OSError, pa.ArrowException) as error:
-            raise InputError(
-                f"the file is damaged or cut: {error}", str(self.path), "Make the dump again; nothing has landed of it."
-            ) from error
-
-    def _block(self, lines: list[str], before: int) -> npt.NDArray[Any]:
-        if self._in_seconds is None:
-            first = next((line for line in lines if line.strip() and not line.startswith("#")), None)
-            self._in_seconds = None if first is None else _is_seconds(first.rsplit(None, 1)[-1])
-        samples: list[tuple[int, int, float]] = []
+    def _samples(self) -> Iterator[tuple[int, int, float]]:
+        lines, head = self._read_lines(), []
+        for line in lines:
+            head.append(line)
+            if line.strip() and not line.startswith("#"):
+                break
+        in_seconds = not head or _is_seconds(head[-1].rsplit(None, 1)[-1:])
         for number, value, ms in self._lines.read(
-            lines, openmetrics=bool(self._in_seconds), problems=self.left_out, faults=self.faults, lines_before=before
+            chain(head, lines), openmetrics=in_seconds, problems=self.left_out, faults=self.faults
         ):
             if isinstance(number, str):
                 self.left_out[number] += 1
@@ -226,8 +174,24 @@ class DumpReader:
             elif not _EARLIEST_MS <= ms < _LATEST_MS:
                 self.left_out[BAD_TIME] += 1
             else:
-                samples.append((number, ms, value))
-        return np.array(samples, _RECORD)
+                yield number, ms, value
+
+    def _read_lines(self) -> Iterator[str]:
+        try:
+            stream = pa.input_stream(str(self.path), compression=_COMPRESSION.get(self.path.suffix))
+            with io.TextIOWrapper(stream, encoding="utf-8", errors="replace") as text:
+                number = 0
+                while line := text.readline(_MAX_LINE):
+                    number += 1
+                    if len(line) == _MAX_LINE:
+                        where = f"{self.path}, line {number}"
+                        raise InputError(f"a line is longer than {_MAX_LINE} bytes", where, _DO)
+                    self.characters_read += len(line)
+                    yield line.rstrip("\n")
+        except (OSError, pa.ArrowException) as error:
+            raise InputError(
+                f"the file is damaged or cut: {error}", str(self.path), "Make the dump again; nothing was taken of it."
+            ) from error
 
     def _number(self, name: str, labels: dict[str, str]) -> int | str:
         """Return a series' number, or why it is left out."""
@@ -237,9 +201,9 @@ class DumpReader:
             if number == len(self.series):
                 self.series.append(series)
             return number
-        if name in self._ours:
+        if name in self._known:
             return f"{name}: its labels name no GPU or no node"
-        return f"{name}: {'known, and not used' if is_unused(name) else 'no channel of ours'}"
+        return f"{name}: {'known, and not used' if is_unused(name) else 'no channel'}"
 
 
 def _spill(folder: Path, series: Sequence[Series | XidCount], block: npt.NDArray[Any]) -> None:
@@ -253,17 +217,17 @@ def _spill(folder: Path, series: Sequence[Series | XidCount], block: npt.NDArray
                 stream.write(block[key == part].tobytes())
 
 
-def slices(path: Path, most: int) -> Iterator[npt.NDArray[Any]]:
-    """Yield a part's samples in pieces of about ``most``, each of a time span of its own.
+def slices(path: Path, max_samples: int) -> Iterator[npt.NDArray[Any]]:
+    """Yield a part's samples in pieces of about ``max_samples``, each of a time span of its own.
 
     Samples of one instant stay together, so that a piece may be larger.
     """
     count = path.stat().st_size // _RECORD.itemsize
-    if count <= most:
+    if count <= max_samples:
         yield np.fromfile(path, _RECORD)
         return
     whole = np.memmap(path, _RECORD, mode="r")
-    pieces = -(-count // most)
+    pieces = -(-count // max_samples)
     # The day in equal spans of time: samples come at a steady pace, and a span is the same on every run.
     low = int(whole["ms"][0]) // _DAY_MS * _DAY_MS
     for begin, end in pairwise(low + _DAY_MS * number // pieces for number in range(pieces + 1)):
@@ -272,11 +236,11 @@ def slices(path: Path, most: int) -> Iterator[npt.NDArray[Any]]:
 
 
 def _nothing(path: Path, reader: DumpReader) -> InputError:
-    what = "the file holds no sample of ours"
+    what = "the file holds no sample of a channel"
     if reader.faults:
         return InputError(f"{what}, and a line cannot be read: {reader.faults[0]}", str(path), _DO)
-    most = ", ".join(f"{reason} ({count} lines)" for reason, count in reader.left_out.most_common(3))
-    do = f"Map its metrics and labels with --mapping. {f'It holds {most}.' if most else 'It is empty.'}"
+    reasons = ", ".join(f"{reason} ({count} lines)" for reason, count in reader.left_out.most_common(3))
+    do = f"Map its metrics and labels with --mapping. {f'It holds {reasons}.' if reasons else 'It is empty.'}"
     return InputError(what, str(path), do)
 
 
@@ -295,8 +259,8 @@ def _digest(path: Path, catalogue: SeriesCatalogue, mapping: SourceMapping | Non
     return digest.hexdigest()[:24]
 
 
-def _is_seconds(text: str) -> bool:
+def _is_seconds(stamp: list[str]) -> bool:
     try:
-        return abs(float(text)) < _SECONDS_BELOW
-    except ValueError:
+        return abs(float(stamp[0])) < _SECONDS_BELOW
+    except (ValueError, IndexError):
         return True

@@ -1,4 +1,4 @@
-"""From the samples of a span of time to the tables that are staged: rows of channels, sights of GPUs, XID events."""
+"""From the samples of a span of time to the tables that are staged: channel rows, observations of GPUs, XID events."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def read_batch(
         watched[series[at].gpu] = (min(held[0], low), max(held[1], high))
     samples = assemble(series, number[of_series], ms[of_series], values[of_series], problems=problems)
     inventory = observed_spans(series, number[of_series], ms[of_series])
-    # Last: what is followed once is not told again if something before it fails.
+    # Last: what is followed once is not returned again if something before it fails.
     events = xids.follow(counts, number[~of_series], ms[~of_series], values[~of_series], watched=watched)
     return Tables(inventory, events, samples)
 
@@ -72,7 +72,7 @@ def first_and_last(
 
 
 def observed_spans(series: Sequence[Series], index: npt.NDArray[np.int32], ms: npt.NDArray[np.int64]) -> pa.Table:
-    """Return the first and the last sight of each GPU in samples, and of each change of what the labels tell of it.
+    """Return the first and the last observation of each GPU in samples, and of each change of what its labels hold.
 
     ``index`` and ``ms`` are the series and the time (since 1970, UTC) of each sample; shape (n,).
     Returns: rows of ``LANDED_INVENTORY``, one or two for each distinct (gpu, node, inventory), sorted by time.
@@ -93,7 +93,7 @@ def observed_spans(series: Sequence[Series], index: npt.NDArray[np.int32], ms: n
 
 
 def _has_wider(labels: _Labels, span: tuple[int, int], of_place: dict[_Labels, tuple[int, int]]) -> bool:
-    """Whether other series tell the same and more at the same time: NVLink rows have few labels."""
+    """Whether other series hold the same and more at the same time: NVLink rows have few labels."""
     return any(
         set(labels) < set(other) and low <= span[0] and span[1] <= high for other, (low, high) in of_place.items()
     )
@@ -105,10 +105,10 @@ class InventoryNews:
     def __init__(self, every_s: float = 3600.0) -> None:
         self._every_ms = round(every_s * 1000)
         self._known: dict[str, tuple[_State, int]] = {}
-        self._told: dict[str, tuple[_State, int]] = {}
+        self._selected: dict[str, tuple[_State, int]] = {}
 
     def select(self, seen: pa.Table) -> pa.Table:
-        """Return the rows that say something new, or come long after the last that did; then :meth:`landed`.
+        """Return the rows that hold something new, or come long after the last that did; then :meth:`landed`.
 
         A label that a series lacks is no news: recording rules keep few labels, and come in requests of their own.
         """
@@ -116,19 +116,19 @@ class InventoryNews:
         states = zip(*(seen.column(name).to_pylist() for name in names), strict=True)
         times = pc.cast(seen.column("seen_at"), pa.int64()).to_pylist()
         keep = []
-        self._told = {}
-        for gpu, state, at in zip(seen.column("gpu").to_pylist(), states, times, strict=True):
-            known, known_at = self._told.get(gpu) or self._known.get(gpu) or (state, at - self._every_ms)
+        self._selected = {}
+        for gpu, state, ms in zip(seen.column("gpu").to_pylist(), states, times, strict=True):
+            known, known_at = self._selected.get(gpu) or self._known.get(gpu) or (state, ms - self._every_ms)
             differs = any(new is not None and new != old for new, old in zip(state, known, strict=True))
-            is_news = (differs and at >= known_at) or at - known_at >= self._every_ms
+            is_news = (differs and ms >= known_at) or ms - known_at >= self._every_ms
             keep.append(is_news)
             if is_news:
                 merged = tuple(old if new is None else new for new, old in zip(state, known, strict=True))
-                self._told[gpu] = (merged if state[0] == known[0] else state, at)
+                self._selected[gpu] = (merged if state[0] == known[0] else state, ms)
         return seen.filter(pa.array(keep, pa.bool_()))
 
     def landed(self) -> None:
         """Remember that the rows of the last selection are on the disk."""
         if len(self._known) > _GPUS_KEPT:
             self._known.clear()
-        self._known.update(self._told)
+        self._known.update(self._selected)

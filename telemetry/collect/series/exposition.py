@@ -89,13 +89,12 @@ class LineReader(Generic[_Identity]):
         openmetrics: bool,
         problems: Counter[str],
         faults: list[str] | None = None,
-        lines_before: int = 0,
     ) -> Iterator[tuple[_Identity, float, int | None]]:
         """Yield identity, value and time stamp of each line; lines that cannot be used are counted.
 
         ``faults`` takes what was wrong with the first three.
         """
-        for number, line in enumerate(lines, start=lines_before + 1):
+        for number, line in enumerate(lines, start=1):
             if not line or line.startswith("#"):
                 continue
             if len(line) > _LINE_CHARACTERS:
@@ -105,11 +104,11 @@ class LineReader(Generic[_Identity]):
             if head in self._known and brace and "_" not in rest:
                 value, _, stamp = rest.partition(" ")
                 try:
-                    at = None if not stamp else _whole_ms(float(stamp)) if openmetrics else int(stamp)
-                    yield self._known[head], float(value), at
+                    ms = None if not stamp else _whole_ms(float(stamp)) if openmetrics else int(stamp)
+                    yield self._known[head], float(value), ms
                     continue
                 except (ValueError, OverflowError):
-                    pass  # the parser tells
+                    pass  # the parser knows why
             try:
                 sample = parse_line(line, openmetrics=openmetrics)
             except ValueError as error:

@@ -29,11 +29,11 @@ def one(channel: str = "gpu_temp_c", gpu: str = "g", node: str = "n", **more: An
 def rows(
     samples: list[tuple[Series, int, float]], problems: dict[str, int] | None = None
 ) -> tuple[pa.Table, list[dict[str, Any]]]:
-    series = list(dict.fromkeys(each for each, _, _ in samples))
+    series = list(dict.fromkeys(entry for entry, _, _ in samples))
     table = assemble(
         series,
-        np.array([series.index(each) for each, _, _ in samples], np.int32),
-        np.array([at for _, at, _ in samples], np.int64),
+        np.array([series.index(entry) for entry, _, _ in samples], np.int32),
+        np.array([ms for _, ms, _ in samples], np.int64),
         np.array([value for _, _, value in samples], np.float64),
         problems=problems,
     )
@@ -138,15 +138,15 @@ def test_counters_and_bits_are_exact_and_what_cannot_be_is_counted() -> None:
     assert problems == {INEXACT: 1, NOT_WHOLE: 2, OUTSIDE: 2}
 
 
-def test_values_are_scaled_after_sentinels_are_told() -> None:
+def test_values_are_scaled_after_sentinels_are_left_out() -> None:
     scaled = one(scale=0.5)
     _, found = rows([(scaled, 1, 80.0), (scaled, 2, 9223372036854775794.0), (scaled, 3, 82.0)])
     assert [(row["timestamp"], row["gpu_temp_c"]) for row in found] == [(1, 40.0), (3, 41.0)]
 
 
-def test_sightings_tell_from_when_to_when_a_driver_was_seen() -> None:
+def test_observations_are_the_first_and_the_last_of_a_driver() -> None:
     old, new, link = (one(inventory=given) for given in ((("driver", "1"), ("slot", "0")), (("driver", "2"),), ()))
     series = [old, new, link]
     table = observed_spans(series, np.array([0, 0, 1, 1, 2], np.int32), np.array([1, 5, 6, 6, 6], np.int64))
-    told = [(round(row["seen_at"].timestamp() * 1000), row["driver"]) for row in table.to_pylist()]
-    assert told == [(1, "1"), (5, "1"), (6, "2")]
+    seen = [(round(row["seen_at"].timestamp() * 1000), row["driver"]) for row in table.to_pylist()]
+    assert seen == [(1, "1"), (5, "1"), (6, "2")]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -92,26 +92,9 @@ def collect_prometheus(
         root = landing_of(dataset)
         _check_not_removed(dataset, root)
         with progress("fetching") as advance:
-            done = backfill(
+            report = {"dataset": str(dataset)} | backfill(
                 connection, plan, root, channels=channels, mapping=load_source_mapping(mapping), progress=advance
             )
-        report: dict[str, Any] = {
-            "dataset": str(dataset),
-            "until": done.end.isoformat(),
-            "metrics": len(done.metrics),
-            "chunks": done.chunks,
-            "chunks fetched before": done.chunks_before,
-            "samples": done.samples,
-            "rows": done.rows,
-            "XID count rises": done.events,
-            "samples a second": round(done.samples / done.seconds) if done.seconds else 0,
-            "requests": done.requests,
-            "asked again": done.retries,
-            "values left out": dict(done.problems),
-            "series without a GPU": done.unknown,
-        }
-        if done.end < plan.end:
-            report["left out"] = "the newest two minutes, whose samples may still be on their way"
         if not no_compact:
             result = compact_once(dataset, loaded, inventory)
             report["compacted files"] = dict(result.compacted)

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Literal, TypeVar, get_args
 from zoneinfo import ZoneInfo
 
 import yaml
@@ -177,18 +177,18 @@ def load_mapping(path: Path | None) -> ImportMapping:
     return ImportMapping() if path is None else read_mapping(path, ImportMapping)
 
 
-def read_mapping(path: Path, model: type[_Mapping]) -> _Mapping:
-    """Read and check a mapping file of one kind.
+def read_mapping(path: Path, model: type[_Mapping], what: str = "mapping") -> _Mapping:
+    """Read and check a YAML file of one kind; ``what`` names the kind in errors.
 
     Raises ``InputError`` if the file is missing, is no YAML, or has an unknown key or a wrong value; the nearest valid
     key is named.
     """
     if not path.is_file():
-        raise InputError("the mapping file does not exist", str(path), "Give the path of a YAML file.")
+        raise InputError(f"the {what} file does not exist", str(path), "Give the path of a YAML file.")
     try:
         content = read_yaml(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise InputError(f"the mapping is not valid YAML: {error}", str(path), "Correct the file.") from error
+        raise InputError(f"the {what} file is not valid YAML: {error}", str(path), "Correct the file.") from error
     try:
         return model.model_validate({} if content is None else content)
     except ValidationError as error:
@@ -197,12 +197,15 @@ def read_mapping(path: Path, model: type[_Mapping]) -> _Mapping:
         do = "Correct the value."
         if first["type"] == "extra_forbidden":
             do = nearest_hint(str(first["loc"][-1]), _fields(model, first["loc"][:-1])) or "Remove the key."
-        raise InputError(f"mapping: {first['msg']} (value {first['input']!r})", f"{path}, {place}", do) from error
+        raise InputError(f"{what}: {first['msg']} (value {first['input']!r})", f"{path}, {place}", do) from error
 
 
 def _fields(model: type[Section], place: Sequence[int | str]) -> list[str]:
     for part in place:
-        annotation = model.model_fields[str(part)].annotation
+        if isinstance(part, int):  # in a list, whose element the name before it stood for
+            continue
+        annotation = model.model_fields[part].annotation
+        annotation = next(iter(get_args(annotation)), annotation)
         if not (isinstance(annotation, type) and issubclass(annotation, Section)):
             return []
         model = annotation

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import random
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -37,19 +36,17 @@ from telemetry.collect.kubernetes.api import (
 from telemetry.collect.running import backoff_s
 from telemetry.errors import InputError
 
-
-def _not_installed() -> InputError:
-    return InputError(
+try:
+    import urllib3
+    from kubernetes import config
+    from kubernetes.client import ApiClient, Configuration
+    from kubernetes.config.config_exception import ConfigException
+except ImportError:
+    raise InputError(
         "the Kubernetes client is not installed",
         "package kubernetes",
         "Install it with: pip install 'predrain[kubernetes]'",
-    )
-
-
-try:
-    import urllib3
-except ImportError:
-    raise _not_installed() from None
+    ) from None
 
 MERGE_PATCH: Final = "application/merge-patch+json"
 STRATEGIC_PATCH: Final = "application/strategic-merge-patch+json"
@@ -78,35 +75,6 @@ Method = Literal["GET", "POST", "PUT", "PATCH", "DELETE"]
 T = TypeVar("T")
 
 
-class _HttpConnection(urllib3.connection.HTTPConnection):
-    """Gives all headers of an answer together the time of one read: a socket's timeout is of each single read."""
-
-    def getresponse(self) -> urllib3.HTTPResponse:  # type: ignore[override]
-        timer = threading.Timer(float(self.timeout or IDLE_S), self._shut, (self.sock,))
-        timer.daemon = True
-        timer.start()
-        try:
-            return super().getresponse()
-        finally:
-            timer.cancel()
-
-    def _shut(self, answered: socket.socket) -> None:
-        with suppress(OSError):  # closed by itself
-            answered.shutdown(socket.SHUT_RDWR)
-
-
-class _HttpsConnection(_HttpConnection, urllib3.connection.HTTPSConnection):
-    pass
-
-
-class _HttpPool(urllib3.HTTPConnectionPool):
-    ConnectionCls = _HttpConnection
-
-
-class _HttpsPool(urllib3.HTTPSConnectionPool):
-    ConnectionCls = _HttpsConnection
-
-
 class KubernetesClient:
     """A connection to one API server, shared by threads; ``headers`` is called for each attempt: tokens are rotated."""
 
@@ -122,7 +90,6 @@ class KubernetesClient:
         self.host = host.rstrip("/")
         self.name = self.host.split("://", 1)[-1]
         self._pool = pool
-        self._pool.pool_classes_by_scheme = {"http": _HttpPool, "https": _HttpsPool}
         self._headers = headers
         self._limits = limits
         self._rate = RateLimit(limits.requests_per_second, limits.burst)
@@ -261,14 +228,11 @@ class KubernetesClient:
         limits = self._limits
         timeout = urllib3.Timeout(min(limits.connect_timeout_s, left), min(limits.read_timeout_s, left))
         with self._open(method, url, data, headers, timeout, f"{self.name} gave no whole answer") as response:
-            more = True
-            while more:
-                chunk = response.read1(2**16)
-                more = bool(chunk)
+            while chunk := response.read1(2**16):
                 content += chunk
                 if len(content) > MAX_RESPONSE_BYTES:
                     raise Unreachable(f"the answer is larger than {MAX_RESPONSE_BYTES} bytes")
-                if time.monotonic() >= end:  # also after the last one: headers that were shut look complete
+                if time.monotonic() >= end:
                     raise Unreachable("the answer was not complete in time")
             response.release_conn()
             return _response(response.status, bytes(content), response.headers)
@@ -305,28 +269,20 @@ class KubernetesClient:
 class RateLimit:
     """A bound on requests per second after a burst, shared by all threads of a process."""
 
-    def __init__(
-        self,
-        per_second: float,
-        burst: int,
-        elapsed: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], object] = time.sleep,
-    ) -> None:
+    def __init__(self, per_second: float, burst: int) -> None:
         self._interval_s = 1.0 / per_second
         self._burst_s = burst / per_second
-        self._elapsed = elapsed
-        self._sleep = sleep
-        self._due = float("-inf")
+        self._due_s = float("-inf")
         self._lock = threading.Lock()
 
     def wait(self) -> None:
         """Wait for the right to one request."""
         with self._lock:
-            now = self._elapsed()
-            self._due = max(self._due, now - self._burst_s) + self._interval_s
-            wait = self._due - now
-        if wait > 0:
-            self._sleep(wait)  # the right is taken already: threads wait one after another
+            now_s = time.monotonic()
+            self._due_s = max(self._due_s, now_s - self._burst_s) + self._interval_s
+            pause_s = self._due_s - now_s
+        if pause_s > 0:
+            time.sleep(pause_s)  # the right is taken already: threads wait one after another
 
 
 def connect(
@@ -338,15 +294,8 @@ def connect(
 ) -> KubernetesClient:
     """Connect with ``kubeconfig`` where given, else as the pod that this runs in, else as ``kubectl`` does.
 
-    Raises ``InputError`` if the package is missing, or there is no usable configuration.
+    Raises ``InputError`` if there is no usable configuration.
     """
-    try:
-        from kubernetes import config  # noqa: PLC0415 - an optional package, slow to import
-        from kubernetes.client import ApiClient, Configuration  # noqa: PLC0415 - as above
-        from kubernetes.config.config_exception import ConfigException  # noqa: PLC0415 - as above
-    except ImportError:
-        raise _not_installed() from None
-
     configuration = Configuration()
     in_cluster = kubeconfig is None and context is None and _IN_CLUSTER_TOKEN.exists()
     in_cluster = in_cluster and "KUBERNETES_SERVICE_HOST" in os.environ

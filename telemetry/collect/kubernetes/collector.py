@@ -50,11 +50,6 @@ class NamespaceTracker(Tracker[str, int]):
         self.known[view] = 1
         return []
 
-    def remove(self, key: str, at: datetime, *, watched: bool) -> list[Event]:  # noqa: ARG002
-        """Remove a namespace, or one whose labels changed."""
-        self.known.pop(key, None)
-        return []
-
 
 class KubernetesCollector:
     """Collects one cluster into one landing folder; one thread follows each kind of object.

@@ -96,8 +96,3 @@ class NoticeTracker(Tracker[Notice, int]):
         when = at if view.last_ms is None else from_ms(view.last_ms)
         detail = view.detail + (f" ({repeats} times)" if repeats > 1 else "")
         return [Event(when, view.node, view.type, SOURCE, at, view.code, detail, view.gpu, view.pci_bus_id)]
-
-    def remove(self, key: str, at: datetime, *, watched: bool = True) -> list[Event]:  # noqa: ARG002
-        """Forget an event that the server deleted (after an hour by default)."""
-        self.known.pop(key, None)
-        return []

@@ -11,8 +11,8 @@ from typing import Annotated, Final, Literal
 
 from pydantic import Field, model_validator
 
-from telemetry.collect.rules_file import read_rules
 from telemetry.config import Section
+from telemetry.importing.mapping import read_mapping
 
 DEFAULTS: Final = Path(__file__).with_name("rules.yaml")
 """The documented defaults, in the form of a user's file."""
@@ -99,7 +99,7 @@ class KubernetesRules(Section):
 @cache
 def default_rules() -> KubernetesRules:
     """Return the rules of rules.yaml."""
-    return read_rules(DEFAULTS, KubernetesRules, Rule)
+    return read_mapping(DEFAULTS, KubernetesRules, "rules")
 
 
 def load_rules(path: Path | None) -> KubernetesRules:
@@ -110,7 +110,7 @@ def load_rules(path: Path | None) -> KubernetesRules:
     base = default_rules()
     if path is None:
         return base
-    own = read_rules(path, KubernetesRules, Rule)
+    own = read_mapping(path, KubernetesRules, "rules")
     if not own.defaults:
         return own
     resources = ("gpu_resources", "slice_resources", "claim_drivers")

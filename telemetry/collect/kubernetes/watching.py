@@ -54,9 +54,10 @@ class Tracker(ABC, Generic[V, K]):
     def update(self, view: V, at: datetime) -> list[Event]:
         """Apply the current state of an object."""
 
-    @abstractmethod
-    def remove(self, key: str, at: datetime, *, watched: bool) -> list[Event]:
+    def remove(self, key: str, at: datetime, *, watched: bool = True) -> list[Event]:  # noqa: ARG002
         """Remove an object, if it is known; ``watched``: at the time, not some time before a listing."""
+        self.known.pop(key, None)
+        return []
 
 
 @dataclass(slots=True)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -87,28 +87,6 @@ class BackfillPlan:
         return span
 
 
-@dataclass(slots=True)
-class BackfillResult:
-    """What a backfill did.
-
-    ``unknown``: metrics with series that name no GPU or no node, and the label names of one.
-    ``problems``: values that are null for a reason.
-    """
-
-    metrics: list[str]
-    chunks: int
-    chunks_before: int
-    end: datetime
-    samples: int = 0
-    rows: int = 0
-    events: int = 0
-    requests: int = 0
-    retries: int = 0
-    seconds: float = 0.0
-    unknown: dict[str, str] = field(default_factory=dict)
-    problems: Counter[str] = field(default_factory=Counter)
-
-
 def backfill(
     connection: Connection,
     plan: BackfillPlan,
@@ -119,8 +97,8 @@ def backfill(
     bounds: Bounds | None = None,
     clock: Callable[[], datetime] = lambda: datetime.now(UTC),
     progress: Callable[[int, int], None] = lambda _done, _total: None,
-) -> BackfillResult:
-    """Fetch a server's history into a landing folder; started again, it goes on where it stopped.
+) -> dict[str, Any]:
+    """Fetch a server's history into a landing folder, and report; started again, it goes on where it stopped.
 
     ``root``: the landing folder, see :func:`telemetry.landing.folder.landing_of`.
     Raises ``InputError`` if an argument is impossible, the server refuses, has nothing known, or does not answer for
@@ -140,7 +118,11 @@ def backfill(
 
 @dataclass(slots=True)
 class _Run:
-    """One run of a backfill."""
+    """One run of a backfill.
+
+    ``unknown``: metrics with series that name no GPU or no node, and the label names of one.
+    ``problems``: values that are null for a reason.
+    """
 
     plan: BackfillPlan
     landing: Landing
@@ -150,8 +132,11 @@ class _Run:
     state: Progress
     client: PrometheusClient
     labels_seen: bool = False
+    counts: Counter[str] = field(default_factory=Counter)
+    unknown: dict[str, str] = field(default_factory=dict)
+    problems: Counter[str] = field(default_factory=Counter)
 
-    async def fetch_all(self, whole: Span, progress: Callable[[int, int], None]) -> BackfillResult:
+    async def fetch_all(self, whole: Span, progress: Callable[[int, int], None]) -> dict[str, Any]:
         began_s = time.monotonic()
         cut = chunks(whole, self.plan.chunk // _MS)
 
@@ -159,9 +144,9 @@ class _Run:
             return sum(not without(chunk, self.state.done) for chunk in cut)
 
         spans = deque(rest for chunk in cut for rest in without(chunk, self.state.done))
-        result = BackfillResult([], len(cut), count_done(), _EPOCH + whole.until_ms * _MS)
+        done_before = count_done()
         async with self.client as client:
-            result.metrics = await find_metrics(client, self.catalogue, self.matchers, whole)
+            metrics = await find_metrics(client, self.catalogue, self.matchers, whole)
             while spans:
                 progress(count_done(), len(cut))
                 span = spans.popleft()
@@ -169,9 +154,9 @@ class _Run:
                 if self.state.span_ms is not None and span.length_ms > self.state.span_ms and not is_short:
                     spans.extendleft(reversed(span.halves()))
                     continue
-                samples = SpanSamples(self.catalogue, None if is_short else self.plan.max_samples, result.unknown)
+                samples = SpanSamples(self.catalogue, None if is_short else self.plan.max_samples, self.unknown)
                 try:
-                    await self._fetch(span, samples, result.metrics)
+                    await self._fetch(span, samples, metrics)
                 except TooMuch as refusal:
                     _log.info("%s: refused, from now on %d s at once", refusal, span.length_ms // 2000)
                     # Saved before anything of the halves is staged: a run after a kill must cut the same.
@@ -180,10 +165,25 @@ class _Run:
                     spans.appendleft(span)
                     continue
                 self._check_known(samples)
-                await asyncio.to_thread(self._stage, samples, span, result)
+                await asyncio.to_thread(self._stage, samples, span)
         progress(len(cut), len(cut))
-        result.requests, result.retries, result.seconds = client.requests, client.retries, time.monotonic() - began_s
-        return result
+        seconds, until = time.monotonic() - began_s, _EPOCH + whole.until_ms * _MS
+        newest = {"left out": "the newest two minutes, whose samples may still be on their way"}
+        return {
+            "until": until.isoformat(),
+            "metrics": len(metrics),
+            "chunks": len(cut),
+            "chunks fetched before": done_before,
+            "samples": self.counts["samples"],
+            "rows": self.counts["rows"],
+            "XID count rises": self.counts["events"],
+            "samples a second": round(self.counts["samples"] / seconds) if seconds else 0,
+            "requests": client.requests,
+            "asked again": client.retries,
+            "values left out": dict(self.problems),
+            "series without a GPU": self.unknown,
+            **(newest if until < self.plan.end else {}),
+        }
 
     async def _fetch(self, span: Span, samples: SpanSamples, metrics: Sequence[str]) -> None:
         """Fetch all metrics of a span; at the first failure cancel the others, and raise it."""
@@ -220,18 +220,16 @@ class _Run:
                 "`labels: {gpu: [device_uuid], node: [kubernetes_node]}`.",
             )
 
-    def _stage(self, samples: SpanSamples, span: Span, result: BackfillResult) -> None:
+    def _stage(self, samples: SpanSamples, span: Span) -> None:
         name = f"{self.job}-{span.after_ms}-{span.until_ms}"
         xids = XidCounts(self.plan.delay, self.state.xid)
-        tables = samples.tables(xids, result.problems)
+        tables = samples.tables(xids, self.problems)
         self.landing.stage("samples", tables.samples, name=name)
         self.landing.stage("events", tables.events, name=name)
         self.landing.stage("inventory", tables.inventory, name=name)
         self.state.xid = xids.as_state()
         self.state.finish(span)
-        result.samples += samples.count
-        result.rows += tables.samples.num_rows
-        result.events += tables.events.num_rows
+        self.counts.update(samples=samples.count, rows=tables.samples.num_rows, events=tables.events.num_rows)
 
 
 class SpanSamples:

@@ -23,8 +23,8 @@ from typing import Annotated, Final, Literal
 
 from pydantic import AfterValidator
 
-from telemetry.collect.rules_file import read_rules
 from telemetry.config import Section
+from telemetry.importing.mapping import read_mapping
 
 
 def _without_case(pattern: re.Pattern[str]) -> re.Pattern[str]:
@@ -73,4 +73,4 @@ DEFAULT_RULES: Final = ReasonRules(
 
 def load_reason_rules(path: Path | None) -> ReasonRules:
     """Read and check a file of rules; None gives :data:`DEFAULT_RULES`."""
-    return DEFAULT_RULES if path is None else read_rules(path, ReasonRules, ReasonRule)
+    return DEFAULT_RULES if path is None else read_mapping(path, ReasonRules, "rules")

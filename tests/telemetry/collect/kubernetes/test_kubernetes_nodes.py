@@ -200,7 +200,7 @@ labels: {rack: [example.com/rack]}
         ("rules: [{tain: x, type: drain}]", r"rules\.0\.tain\)\. Did you mean 'taint'\?"),
         ("rules: [{reason: '(', type: other}]", "should be a valid regular expression"),
         ("rules: [{taint: x, type: drained}]", r"rules\.0\.type"),
-        ("a: [", "the rules are not valid YAML"),
+        ("a: [", "the rules file is not valid YAML"),
     ],
 )
 def test_rules_that_cannot_be_used_are_refused(tmp_path: Path, text: str, message: str) -> None:

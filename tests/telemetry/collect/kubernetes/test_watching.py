@@ -28,10 +28,6 @@ class Values(Tracker[tuple[str, int], int]):
         self.known[view[0]] = view[1]
         return []
 
-    def remove(self, key: str, at: datetime, *, watched: bool) -> list[Event]:
-        self.known.pop(key, None)
-        return []
-
 
 class Followed:
     """A resource followed for some rounds; ``between`` happens before each."""

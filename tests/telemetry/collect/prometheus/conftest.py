@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 import stamina
 
-from telemetry.collect.prometheus.backfill import BackfillPlan, BackfillResult, backfill
+from telemetry.collect.prometheus.backfill import BackfillPlan, backfill
 from telemetry.collect.prometheus.client import Bounds
 from telemetry.dataset.channels import CATALOGUE
 from telemetry.http import connect_to
@@ -35,14 +36,14 @@ def without_pauses() -> Iterator[None]:
         yield
 
 
-Fetch = Callable[..., BackfillResult]
+Fetch = Callable[..., dict[str, Any]]
 
 
 @pytest.fixture
 def fetch(fake: FakePrometheus, tmp_path: Path) -> Fetch:
     """Backfill six hours from the fake server into ``tmp_path/fleet.live``; keywords change the plan."""
 
-    def run(**changes: object) -> BackfillResult:
+    def run(**changes: object) -> dict[str, Any]:
         bounds = changes.pop("bounds", PATIENT)
         mapping = changes.pop("mapping", None)
         now = changes.pop("now", START + timedelta(days=300))

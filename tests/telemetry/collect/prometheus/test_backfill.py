@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
-from telemetry.collect.prometheus.backfill import BackfillResult
 from telemetry.collect.prometheus.client import Bounds
 from telemetry.collect.series.mapping import SourceMapping
 from telemetry.errors import InputError
@@ -24,7 +24,7 @@ from tests.telemetry.collect.prometheus.fake_prometheus import (
     gpu_labels,
 )
 
-Fetch = Callable[..., BackfillResult]
+Fetch = Callable[..., dict[str, Any]]
 TEMPERATURE, REPLAYS, XIDS = "DCGM_FI_DEV_GPU_TEMP", "DCGM_FI_DEV_PCIE_REPLAY_COUNTER", "DCGM_EXP_XID_ERRORS_COUNT"
 
 
@@ -71,7 +71,7 @@ def test_each_sample_counts_once_whatever_the_servers_rule_at_the_bounds(
     assert values_of(landed(tmp_path), "gpu_temp_c") == expected
     assert set(values_of(landed(tmp_path), "pcie_replay_total").values()) <= {2.0**40 + place for place in range(40)}
     assert {START_MS, START_MS + 6 * HOUR_MS} <= {ms for _, ms in expected}
-    assert (result.chunks, result.rows, result.samples) == (6, len(expected), 2 * len(expected))
+    assert (result["chunks"], result["rows"], result["samples"]) == (6, len(expected), 2 * len(expected))
     assert all("query_range" not in asked.path for asked in fake.asked)
 
 
@@ -82,7 +82,7 @@ def test_a_finished_backfill_asks_for_no_sample_again_and_a_longer_one_only_for_
     fetch(end=START + timedelta(hours=4, minutes=30))
     before = len(fake.queries())
     again = fetch(end=START + timedelta(hours=4, minutes=30))
-    assert (len(fake.queries()), again.samples, again.chunks_before) == (before, 0, 5)
+    assert (len(fake.queries()), again["samples"], again["chunks fetched before"]) == (before, 0, 5)
     fetch()
     assert len(fake.queries()) == before + 2 * 2
     assert values_of(landed(tmp_path), "gpu_temp_c") == expected
@@ -181,7 +181,8 @@ def test_partial_answers_are_a_failure_unless_allowed(fake: FakePrometheus, fetc
 def test_the_newest_two_minutes_are_left_for_later(fake: FakePrometheus, fetch: Fetch, tmp_path: Path) -> None:
     fake.add(TEMPERATURE, gpu_labels(0), [(START_MS + place * 60_000, 40.0) for place in range(60)])
     result = fetch(now=START + timedelta(minutes=30))
-    assert result.end == START + timedelta(minutes=28)
+    assert result["until"] == (START + timedelta(minutes=28)).isoformat()
+    assert "the newest two minutes" in result["left out"]
     assert len(landed(tmp_path)) == 29
     fetch(now=START + timedelta(hours=2))
     assert len(values_of(landed(tmp_path), "gpu_temp_c")) == 60
@@ -210,7 +211,7 @@ def test_rising_xid_counts_are_events_and_the_first_sight_is_none(
     assert list(events["known_at"]) == [instant + timedelta(minutes=7) for instant in at]
     assert set(events["type"]) == {"xid"}
     assert set(events["node"]) == {"node00"}
-    assert result.events == 3
+    assert result["XID count rises"] == 3
 
 
 def test_a_chunk_too_short_and_a_time_without_history_are_refused(fetch: Fetch) -> None:

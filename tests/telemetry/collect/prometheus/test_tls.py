@@ -6,10 +6,11 @@ import shutil
 import ssl
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from telemetry.collect.prometheus.backfill import BackfillPlan, BackfillResult, backfill
+from telemetry.collect.prometheus.backfill import BackfillPlan, backfill
 from telemetry.collect.prometheus.client import Bounds
 from telemetry.dataset.channels import CATALOGUE
 from telemetry.errors import InputError
@@ -44,7 +45,7 @@ def secure(certificate: Path) -> Iterator[FakePrometheus]:
         yield fake
 
 
-def fetch(connection: Connection, tmp_path: Path) -> BackfillResult:
+def fetch(connection: Connection, tmp_path: Path) -> dict[str, Any]:
     plan = BackfillPlan(START, START.replace(hour=1))
     return backfill(connection, plan, tmp_path / "fleet.live", channels=CATALOGUE, bounds=SOON)
 
@@ -65,5 +66,5 @@ def test_a_given_authority_and_a_client_certificate_are_used(
     login.write_text("me:secret")
     authority = certificate.with_name("server.pem")
     connection = connect_to(secure.url, ca_file=authority, client_cert=certificate, basic_auth_file=login)
-    assert fetch(connection, tmp_path).rows == 1
+    assert fetch(connection, tmp_path)["rows"] == 1
     assert {asked.headers["Authorization"] for asked in secure.asked} == {"Basic bWU6c2VjcmV0"}

@@ -100,23 +100,6 @@ class PeerPlan:
         values[time, pair] = taken
         return values
 
-    def fill_node(
-        self,
-        values: Float32Array,
-        row_time: IntArray,
-        row_pair: IntArray,
-        row_first: IntArray,
-        row_last: IntArray,
-        out: Float32Array,
-        offset: int = 0,
-    ) -> None:
-        """Write the comparison with the node into ``out[:, offset:]``.
-
-        ``row_time``, ``row_pair``: positions of each row in ``values`` (from :meth:`first_pass`).
-        ``row_first``, ``row_last``: range of the pairs of each row's node.
-        """
-        _node(values, row_time, row_pair, row_first, row_last, self.deviation, self.rank, offset, out)
-
     def fill_own(
         self, values: Float32Array, at: IntArray, row_pair: IntArray, out: Float32Array, offset: int = 0
     ) -> None:
@@ -193,7 +176,7 @@ def _medians(values: Float32Array, model: IntArray, out: FloatArray) -> None:
 
 
 @njit(cache=True, nogil=True)
-def _node(
+def compare_with_node(
     values: Float32Array,
     row_time: IntArray,
     row_pair: IntArray,
@@ -204,6 +187,11 @@ def _node(
     offset: int,
     out: Float32Array,
 ) -> None:
+    """Write the comparison with the node into ``out[:, offset:]``.
+
+    ``row_time``, ``row_pair``: positions of each row in ``values`` (from :meth:`PeerPlan.first_pass`).
+    ``row_first``, ``row_last``: range of the pairs of each row's node.
+    """
     widest = 1
     for row in range(row_time.size):
         widest = max(widest, row_last[row] - row_first[row])

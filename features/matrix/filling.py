@@ -13,6 +13,7 @@ from numba import njit
 from features.config import DecisionSection
 from features.fleet import Fleet
 from features.groups.gaps import fresh_share
+from features.groups.peers import compare_with_node
 from features.matrix.grid import grid_time
 from features.matrix.plan import FeaturePlan
 from features.times import duration_ms, milliseconds
@@ -210,7 +211,8 @@ def _fill_block(
         return None
     compared = present & _compared(rows, first, last, present.shape)
     values = plan.peers.first_pass(panes, begins, ends, rows.times - delay, compared)
-    plan.peers.fill_node(values, rows.time, local, first, last, out, plan.at["peers"])
+    tables = (plan.peers.deviation, plan.peers.rank)
+    compare_with_node(values, rows.time, local, first, last, *tables, plan.at["peers"], out)
     on_grid = values[rows.grid]
     plan.peers.fill_own(on_grid, rows.last_grid, local, out, plan.at["peers"])
     return np.moveaxis(on_grid, 2, 1)

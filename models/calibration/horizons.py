@@ -164,26 +164,22 @@ def fit_horizons(
     at = logit(np.clip(risk, EDGE, 1 - EDGE)) - base
     shorter: list[Link] = []
     within, hours = main, _hours(horizon)
-    for each in sorted((each for each in others if each < horizon), reverse=True):
-        here = others[each]
+    for further in sorted((span for span in others if span < horizon), reverse=True):
+        here, share = others[further], _hours(further) / hours
         rows = (within.label == 1) & (here.label >= 0)
-        share = _hours(each) / hours
         # Each incident stands behind several rows, all of which ask the same: how soon does it come?
         weight = within.incidents / max(int(rows.sum()), 1)
-        link = _link(at[rows], here.label[rows] == 1, weight, _hours(each), float(logit(share)), 0.0)
-        shorter.append(link)
-        within, hours = here, _hours(each)
+        shorter.append(_link(at, rows, here, weight, _hours(further), float(logit(share)), 0.0))
+        within, hours = here, _hours(further)
     longer: list[Link] = []
     within, hours = main, _hours(horizon)
-    for each in sorted(each for each in others if each > horizon):
-        here = others[each]
+    for further in sorted(span for span in others if span > horizon):
+        here = others[further]
         rows = (within.label == 0) & (here.label >= 0)
-        hazard = np.clip(base_rate, EDGE, 0.5) * (_hours(each) - hours) / _hours(horizon)
-        fresh = here.label[rows] == 1
+        hazard = np.clip(base_rate, EDGE, 0.5) * (_hours(further) - hours) / _hours(horizon)
         weight = here.incidents / max(int((here.label == 1).sum()), 1)
-        link = _link(at[rows], fresh, weight, _hours(each), float(logit(min(hazard, 0.5))), _LONGER_SLOPE)
-        longer.append(link)
-        within, hours = here, _hours(each)
+        longer.append(_link(at, rows, here, weight, _hours(further), float(logit(min(hazard, 0.5))), _LONGER_SLOPE))
+        within, hours = here, _hours(further)
     return HorizonMap(_hours(horizon), base, tuple(shorter), tuple(longer))
 
 
@@ -207,8 +203,10 @@ def slice_horizons(
     return main, others
 
 
-def _link(at: Floats, hit: np.ndarray, weight: float, hours: float, level: float, slope: float) -> Link:
-    y, weight = hit.astype(np.float64), min(1.0, weight)
+def _link(
+    at: Floats, rows: np.ndarray, labels: HorizonLabels, weight: float, hours: float, level: float, slope: float
+) -> Link:
+    at, y, weight = at[rows], (labels.label[rows] == 1).astype(np.float64), min(1.0, weight)
 
     def loss(point: Floats) -> tuple[float, Floats]:
         z = point[0] + point[1] * at

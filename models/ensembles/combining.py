@@ -66,20 +66,6 @@ class Stacker:
         return total
 
 
-@dataclass(frozen=True, slots=True)
-class Combined:
-    """What an ensemble makes of its members' scores, each of shape (n_rows,).
-
-    ``score``: orders rows inside a decision time. For ``mean_log_odds`` and ``stacked`` a log-odds; otherwise the logit
-    of a share between 0 and 1, comparable between decision times as ranks are.
-    ``rank``: 1 for the riskiest row of its decision time.
-    """
-
-    score: Floats
-    rank: Ints
-    alert: Bools
-
-
 def combine(
     scores: Floats,
     times: Ints,
@@ -89,7 +75,7 @@ def combine(
     combiner: Combiner,
     min_votes: int | None = None,
     stacker: Stacker | None = None,
-) -> Combined:
+) -> tuple[Floats, Bools | None]:
     """Join members' scores.
 
     ``scores``: Members' scores, riskiest highest; only their order inside a decision time counts, except for
@@ -102,20 +88,18 @@ def combine(
     of ``stacker``. Voted rows are ordered by votes, then by mean rank.
     ``min_votes``: for ``min_votes``, from 1 to the number of members, as ``model_names`` checks; None: all members.
     ``stacker``: for ``stacked``; None weighs all members alike.
+    Returns: the score, which orders rows inside a decision time: for ``mean_log_odds`` and ``stacked`` a log-odds,
+    otherwise the logit of a share between 0 and 1, comparable between decision times as ranks are; and the alerts where
+    members vote (None: the K highest scores).
     """
     members = scores.shape[1]
     if combiner in ("mean_log_odds", "stacked"):
         weighed = stacker if combiner == "stacked" else None
-        score = (weighed or Stacker.mean(members)).log_odds(scores)
-        rank = rank_within(times, score, tie)
-        return Combined(score, rank, rank <= k)
+        return (weighed or Stacker.mean(members)).log_odds(scores), None
     ranks = np.column_stack([rank_within(times, scores[:, member], tie) for member in range(members)])
     share = 1 - (ranks.mean(axis=1) - 0.5) / group_sizes(times)
     if combiner == "mean_rank":
-        score = logit(share)
-        rank = rank_within(times, score, tie)
-        return Combined(score, rank, rank <= k)
+        return logit(share), None
     needed = members if combiner == "intersection" or min_votes is None else min_votes
     votes = (ranks <= k).sum(axis=1)
-    score = logit((votes + share) / (members + 1))
-    return Combined(score, rank_within(times, score, tie), votes >= needed)
+    return logit((votes + share) / (members + 1)), votes >= needed

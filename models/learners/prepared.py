@@ -11,18 +11,12 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.utils.validation import check_is_fitted, validate_data
 from threadpoolctl import threadpool_limits
 
-_TILE = 1 << 19
-"""Values worked on at a time, so that what lies between two steps stays in the cache."""
-
 
 def signed_log(values: np.ndarray) -> np.ndarray:
     """Give the logarithm of one plus the size of each value, with the value's sign; NaN stays."""
-    out = np.empty_like(values, order="C")
-    for rows in _tiles(values):
-        size = np.abs(values[rows], out=out[rows])
-        np.log1p(size, out=size)
-        size *= np.sign(values[rows])
-    return out
+    out = np.abs(values, order="C")
+    np.log1p(out, out=out)
+    return np.copysign(out, values, out=out)
 
 
 def scale_logs(logs: np.ndarray, center: np.ndarray, scale: np.ndarray, clip: float) -> np.ndarray:
@@ -32,19 +26,10 @@ def scale_logs(logs: np.ndarray, center: np.ndarray, scale: np.ndarray, clip: fl
     ``center``, ``scale``: median and spread of each feature's signed logarithm; shape (n_features,).
     Returns: within ``[-clip, clip]``, 0 for NaN.
     """
-    center, scale = center.astype(logs.dtype), scale.astype(logs.dtype)
-    for rows in _tiles(logs):
-        spread = logs[rows]
-        spread -= center
-        spread /= scale
-        np.clip(spread, -clip, clip, out=spread)
-        np.nan_to_num(spread, nan=0.0, copy=False)
-    return logs
-
-
-def _tiles(values: np.ndarray) -> Iterator[slice]:
-    step = max(1, _TILE // max(1, values.shape[-1]))
-    return (slice(begin, begin + step) for begin in range(0, len(values), step))
+    logs -= center.astype(logs.dtype)
+    logs /= scale.astype(logs.dtype)
+    np.clip(logs, -clip, clip, out=logs)
+    return np.nan_to_num(logs, nan=0.0, copy=False)
 
 
 _IQR_TO_SIGMA = 1.349

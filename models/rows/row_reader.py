@@ -22,37 +22,21 @@ HELD_BYTES = 2**30
 _CHUNK_BYTES = 2**28
 
 
-class AllRows:
-    """Reads a matrix once, at the first use, and holds it."""
-
-    def __init__(self, matrix: Matrix) -> None:
-        self._matrix = matrix
-        self._held: np.ndarray | None = None
-
-    def _all(self) -> np.ndarray:
-        if self._held is None:
-            self._held = self._matrix.values()
-        return self._held
-
-    def __call__(self, rows: Ints) -> np.ndarray:
-        """Give the features of rows by their positions."""
-        return self._all()[rows]
-
-
-class NewestRows:
-    """Holds the newest of the rows asked for so far, as many as the bound allows; reads older ones anew each time.
+class HeldRows:
+    """Holds a matrix from its first use on where it fits; else the newest of the rows asked for so far.
 
     Refits and tests move on in time, and a matrix is ordered by time: what the next one asks for is mostly what the
     last ones had, and rows that follow. Those are added to a ring of rows, whose oldest they overwrite, so a sliding
-    backtest reads each row of the matrix once where its span fits into the ring.
+    backtest reads each row of the matrix once where its span fits into the ring. Rows older than the ring are read
+    again each time.
 
-    ``matrix``: larger than ``held_bytes``.
+    ``held_bytes``: memory that it may hold features in.
     """
 
-    def __init__(self, matrix: Matrix, held_bytes: int) -> None:
+    def __init__(self, matrix: Matrix, held_bytes: int = HELD_BYTES) -> None:
         self._matrix = matrix
         self._columns = len(matrix.columns)
-        self._capacity = max(held_bytes // (4 * self._columns), 1)
+        self._capacity = min(max(held_bytes // (4 * self._columns), 1), len(matrix.rows))
         self._ring: np.ndarray | None = None
         self._first = self._end = 0
 
@@ -71,6 +55,8 @@ class NewestRows:
         return out
 
     def _extended(self, lowest: int, until: int) -> np.ndarray:
+        if self._capacity == len(self._matrix.rows):
+            lowest, until = 0, self._capacity
         if self._ring is None:
             self._ring = np.empty((self._capacity, self._columns), dtype=np.float32)
             self._first = self._end = lowest
@@ -83,17 +69,6 @@ class NewestRows:
             self._first = max(self._first, until - self._capacity)
             self._end = until
         return self._ring
-
-
-def row_reader(matrix: Matrix, held_bytes: int = HELD_BYTES) -> RowReader:
-    """Give a reader of a matrix's rows.
-
-    ``held_bytes``: memory that it may hold features in.
-    Returns: one that holds the whole matrix from its first use on, where it fits, or the newest rows asked for.
-    """
-    if len(matrix.rows) * len(matrix.columns) * 4 > held_bytes:
-        return NewestRows(matrix, held_bytes)
-    return AllRows(matrix)
 
 
 AT_ONCE = 65_536

@@ -233,9 +233,11 @@ class FittedModels:
             return replace(ranked, alert=ranked.alert & answers[_SURVIVED]) if name == CASCADE else ranked
         combiner = next(combiner for combiner in COMBINERS if combiner == name)
         scores = np.column_stack([answers[member] + self.prior_shift for member in self.members])
-        joined = combine(scores, time, tie, k=self.k, combiner=combiner, min_votes=self.min_votes, stacker=self.stacker)
-        ranked = self._ranked(joined.score, time, tie)
-        return replace(ranked, alert=joined.alert) if combiner in ("intersection", "min_votes") else ranked
+        score, alert = combine(
+            scores, time, tie, k=self.k, combiner=combiner, min_votes=self.min_votes, stacker=self.stacker
+        )
+        ranked = self._ranked(score, time, tie)
+        return ranked if alert is None else replace(ranked, alert=alert)
 
     def _ranked(self, score: Floats, time: Ints, tie: Hashes) -> ModelScore:
         # Ranks are taken of the rounded score, so that a reader of the file finds them again.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -21,7 +22,7 @@ from models.learners.baselines import make_baseline
 from models.learners.factory import fit_learners, make_learner
 from models.rows.failure_rate import rate_at
 from models.rows.ranking import Bools, Ints, mix, seed_of
-from models.rows.row_reader import row_reader
+from models.rows.row_reader import HeldRows
 from models.rows.training_set import Labels, Matrix, Rows, TrainingSet, choose_rows, count_incidents, known_rows
 from models.sequence.windows import fitted_to, tabular_values
 from models.training.fitted import FittedModels, learners_of, model_names
@@ -32,17 +33,16 @@ Progress = Callable[[int, int, str], None]
 """Called with the work done, all work, and what was done."""
 
 
-class _Steps:
-    """Counts the fits of a refit; may be told from any thread."""
+def _steps(progress: Progress | None, total: int) -> Callable[[str], None]:
+    """Count the fits of a refit, from any thread."""
+    done, guard = itertools.count(1), threading.Lock()
 
-    def __init__(self, progress: Progress | None, total: int) -> None:
-        self._progress, self._total, self._done, self._guard = progress, total, 0, threading.Lock()
+    def step(what: str) -> None:
+        if progress is not None:
+            with guard:
+                progress(next(done), total, what)
 
-    def __call__(self, what: str) -> None:
-        if self._progress is not None:
-            with self._guard:
-                self._done += 1
-                self._progress(self._done, self._total, what)
+    return step
 
 
 STAND_IN = "history_count"
@@ -91,7 +91,7 @@ class Trainer:
         self.k = k
         self.seed = seed
         self.rows = Rows.of(matrix.rows)
-        self.values = row_reader(matrix, training.bytes_held)
+        self.values = HeldRows(matrix, training.bytes_held)
         self.max_rows = max(training.bytes_of_a_fit // (4 * len(matrix.columns)), 1)
         self.first_ms = instant_ms(matrix.span[0])
         self.reach_ms = reach_of(self.rows, Labels.of(matrix.labels(None)))
@@ -151,7 +151,7 @@ class Trainer:
         chosen = split.training
         again = split.held_out and self.models.calibration.refit
         names = learners_of(self.models, self.names)
-        steps = _Steps(self._progress, (len(names) + (CASCADE in self.names)) * (2 if again else 1))
+        steps = _steps(self._progress, (len(names) + (CASCADE in self.names)) * (2 if again else 1))
         held = split.slice_rows[split.slice_label == 1] if split.held_out else None
         learners, cascade = self._fit_on(chosen, names, refit_ms, steps, held=held)
         fitted = self._fitted(refit_ms, span, chosen, learners=learners, cascade=cascade, calibrated=split.held_out)

@@ -147,16 +147,6 @@ def test_units_that_join_silent_are_told_where_their_make_reported_before(seed, 
     assert "GPU temperature fell silent" in told(fleet.check(49), "telemetry").text
 
 
-def test_without_makes_or_with_new_ones_alone_the_fleet_is_compared_as_a_whole():
-    for make in (np.nan, 2):
-        fleet = DriftingFleet(seed=15)
-        late = fleet.node > 0
-        fleet.X[np.ix_(late, fleet.column("pcie_replay_total"))] += 30
-        fleet.X[late, fleet.column("static__model")[0]] = make
-        fleet.leave_out((fleet.node == 0) ^ (fleet.day < 36))
-        assert "readings" in fleet.check(49).causes
-
-
 def test_a_driver_that_is_another_everywhere_is_not_told_of_a_part():
     fleet = DriftingFleet(seed=16)
     fleet.X[:, fleet.column("static__driver")[0]] = fleet.day >= 36
@@ -256,14 +246,6 @@ def test_failures_that_come_as_often_as_before_have_a_ratio_near_one_a_day_after
     change = rate_change(int(before[0]), before[1], int(now[0]), now[1])
     assert change.now > 80
     assert change.ratio == pytest.approx(1, abs=0.15)
-
-
-def test_incidents_that_may_have_been_seen_before_the_matrix_begins_do_not_count():
-    fleet = DriftingFleet(seed=16, rate=0.0)
-    fleet.incidents = [(0, fleet.at(0) + DAY_MS // 2, "bus"), (1, fleet.at(1) + DAY_MS // 4, "memory")]
-    labelled = LabelledRows.of(Rows.of(fleet.rows), fleet.labels())
-    counted = labelled.outcomes(fleet.at(0), fleet.at(3), known_by_ms=fleet.at(10))
-    assert counted == Outcomes(6 * fleet.units, {"memory": 1})
 
 
 @pytest.mark.parametrize("seed", [10, 11])

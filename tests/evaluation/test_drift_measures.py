@@ -110,14 +110,6 @@ def test_where_all_nodes_change_on_one_day_nothing_is_claimed():
     assert effect_of(np.zeros(len(values), dtype=bool), values, **keys) is None
 
 
-def test_an_upgrade_without_effect_is_hardly_ever_taken_for_one():
-    found = 0
-    for seed in range(60):
-        changed, values, keys = rollout(effect=0.0, nodes=12, days=20, seed=seed)
-        found += effect_of(changed, values, **keys).found
-    assert found == 0
-
-
 def test_a_unit_has_changed_from_its_first_other_code_on():
     unit = np.array([0, 0, 0, 1, 1, 1])
     time = np.array([3, 1, 2, 1, 2, 3])

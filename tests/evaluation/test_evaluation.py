@@ -77,23 +77,6 @@ def test_order_of_rows_does_not_matter_and_statistics_stay_in_bounds(seed):
         assert (np.isnan(values[:, 1]) | (values[:, 1] <= values[:, 2])).all()
 
 
-def test_rows_without_a_label_leave_numerator_and_denominator():
-    frame = fleet(4)
-    without = frame[frame["label"].notna()]
-    one, two = (evaluate(each, k=2, bootstrap=0, seed=0).row("xgboost", "sliding") for each in (frame, without))
-    assert one["alerts"] > two["alerts"]
-    for name in (
-        "precision",
-        "precision_at_k",
-        "recall",
-        "average_precision",
-        "roc_auc",
-        "base_rate",
-        "calibration_error",
-    ):
-        assert one[name] == two[name]
-
-
 def test_incidents_report_lead_time_class_and_those_nobody_caught():
     frame = fleet(5, [("xgboost", "sliding", 1.5)], k=1)
     measured = evaluate(frame, k=1, bootstrap=0, seed=0)

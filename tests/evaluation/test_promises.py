@@ -10,7 +10,6 @@ from scipy.special import expit
 from evaluation.backtest.promises import FOLD_COLUMNS, decisions_frame, walk_promises
 from evaluation.metrics.unforeseen import unforeseen_incidents
 from models.config import CostsSection, PrecisionTargetsSection
-from models.rows.as_of_rows import row_positions
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 EVERY, GAP, HORIZON = timedelta(hours=6), timedelta(minutes=10), timedelta(hours=24)
@@ -165,14 +164,6 @@ def test_pooled_recall_counts_each_incident_once(walked):
     assert row["precision"] >= 0.5
 
 
-def test_a_model_that_knows_nothing_promises_nothing(walked):
-    row = walked[2].pooled.set_index(["model", "target"]).loc[("blind", 0.5)]
-    assert row["promised"] == 0
-    assert pd.isna(row["kept"])
-    assert row["recall"] == 0
-    assert pd.isna(row["recall_promised"])
-
-
 @pytest.mark.parametrize("name", ["mean_rank", "intersection"])
 def test_a_model_that_only_orders_units_promises_nothing(walked, name):
     matrix, frame, _ = walked
@@ -238,12 +229,6 @@ def test_a_drain_is_judged_by_the_longer_of_the_two_horizons(walked):
     longer = pooled(timedelta(hours=72))
     blind, before = (each[each["model"] == "blind"].iloc[0] for each in (longer, made.pooled))
     assert blind["best"] > before["best"]
-
-
-def test_predictions_of_another_matrix_are_refused(walked):
-    frame = walked[1].iloc[:2].assign(unit=["g000", "elsewhere"])
-    with pytest.raises(KeyError, match=r"elsewhere at .* is not in the matrix"):
-        row_positions(walked[0], frame)
 
 
 def test_targets_and_costs_that_make_no_sense_are_refused():

@@ -164,15 +164,6 @@ def test_the_first_champion_is_compared_with_every_baseline():
     assert criterion(verdict, "Brier skill").against == "constant base rate"
 
 
-def test_the_verdict_is_the_same_for_the_same_seed_and_is_plain_json():
-    import json
-
-    pair = contenders()
-    one, two = (json.dumps(verdict_of(pair).to_json(), sort_keys=True) for _ in range(2))
-    assert one == two
-    assert json.loads(one)["passed"] in (True, False)
-
-
 def test_sides_of_different_rows_are_refused():
     mine, _ = contenders()
     _, other = contenders(units=50)

@@ -74,23 +74,6 @@ def test_every_grid_row_of_the_test_period_is_scored_once_by_each_model(matrix, 
     assert set(once["model"]) == set(result.models) - {"random", "history_count", "vendor_rules"}
 
 
-def test_columns_and_labels(matrix, result):
-    frame = result.predictions
-    assert list(frame) == [
-        "decision_time", "node", "gpu", "unit", "model", "variant", "score", "risk", "rank", "alert",
-        "label", "failure_class", "incident", "incident_start", "fold",
-    ]  # fmt: skip
-    assert str(frame["decision_time"].dtype) == "datetime64[ms, UTC]"
-    assert frame["score"].dtype == frame["risk"].dtype == np.float32
-    assert str(frame["label"].dtype) == "Int8"
-    one = frame[(frame["model"] == "lightgbm") & (frame["variant"] == "sliding")]
-    labels = matrix.labels()
-    grid = matrix.rows[~matrix.rows["augmented"] & (matrix.rows["decision_time"] >= one["decision_time"].min())]
-    for column in ("label", "incident", "incident_start"):
-        assert one[column].reset_index(drop=True).equals(labels.loc[grid.index, column].reset_index(drop=True))
-    assert frame["label"].isna().any()
-
-
 def test_ranks_alerts_and_risks_agree_with_the_scores(result):
     for (model, variant), part in result.predictions.groupby(["model", "variant"], observed=True):
         for _, at in part.groupby("decision_time"):
@@ -186,13 +169,6 @@ def test_a_fit_after_calibration_uses_the_newest_rows_and_keeps_the_calibration(
     values = matrix.values(rows.index)
     one, other = (each.score(values, rows["decision_time"], rows["unit"])["score"] for each in (held, again))
     assert not np.array_equal(one, other)
-
-
-def test_models_of_node_datasets(tmp_path):
-    matrix = FakeMatrix(units=16, days=30, incidents=40, unit="node", seed=2)
-    frame = backtest(matrix, TrainingSection(window="10d", negative_ratio=5)).predictions
-    assert frame["gpu"].isna().all()
-    assert (frame["unit"].astype(str) == frame["node"].astype(str)).all()
 
 
 def test_k_is_the_mean_number_of_positives_before_the_test(matrix, result):

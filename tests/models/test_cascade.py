@@ -47,16 +47,6 @@ def test_filtered_rows_score_below_all_survivors(stages):
     assert score[~survived].astype(np.float32).max() < score[survived].astype(np.float32).min()
 
 
-def test_earlier_filters_put_rows_lower():
-    X, y, times = timed()
-    cascade = fitted([*STAGES, ("last", LogisticRegression())], X, y, times, 0.7)
-    score, survived = cascade.score(X)
-    first = np.array([cascade.stages[0][1].predict_proba(X)[:, 1]])[0]
-    by_first = np.log(first / (1 - first)) < cascade.thresholds[0]
-    assert score[by_first].max() < score[~by_first].min()
-    assert not survived[by_first].any()
-
-
 def test_threshold_keeps_the_floor_of_validation_positives():
     X, y, times = timed()
     X_new, y_new, _ = timed(seed=1)

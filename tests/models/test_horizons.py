@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy.special import expit
 
 from models.bundle.store import load_bundle, save_bundle
-from models.calibration.horizons import HorizonLabels, HorizonMap, Link, add_risks, fit_horizons, horizon_column
+from models.calibration.horizons import HorizonLabels, HorizonMap, Link, add_risks, fit_horizons
 from models.config import ModelsSection, TrainingSection
 from models.training.trainer import Trainer
 from tests.models.fake_matrix import FakeMatrix
@@ -97,12 +97,6 @@ def test_rows_of_several_folds_take_their_own_maps():
     assert list(out) == ["risk_6h", "risk_24h"]
     for at in range(3):
         assert out["risk_6h"][at] == np.float32(maps[fold[at]].risks(risk[at : at + 1])[0, 0])
-
-
-def test_columns_are_named_after_their_horizon():
-    assert [horizon_column(each) for each in (0.5, 1, 6, 24, 72)] == [
-        "risk_30m", "risk_1h", "risk_6h", "risk_24h", "risk_72h",
-    ]  # fmt: skip
 
 
 def test_a_bundle_keeps_the_horizons_and_scores_them_alike(tmp_path):

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models.rows.row_reader import AllRows, NewestRows, row_reader
+from models.rows.row_reader import HeldRows
 
 COLUMNS = 5
 
@@ -27,8 +27,7 @@ class Counted:
 
 def test_a_matrix_that_fits_is_read_once_and_held():
     matrix = Counted(30)
-    read = row_reader(matrix, 30 * COLUMNS * 4)
-    assert isinstance(read, AllRows)
+    read = HeldRows(matrix, 30 * COLUMNS * 4)
     assert np.array_equal(read(np.array([3, 1, 2])), matrix.features[[3, 1, 2]])
     read(np.array([7]))
     read(np.arange(4, 9))
@@ -42,8 +41,7 @@ def test_a_matrix_that_fits_is_read_once_and_held():
 )
 def test_a_matrix_that_does_not_fit_is_read_the_same_in_any_order(held, asked):
     matrix = Counted(40)
-    read = row_reader(matrix, held * COLUMNS * 4)
-    assert isinstance(read, NewestRows)
+    read = HeldRows(matrix, held * COLUMNS * 4)
     for wanted in asked:
         found = read(np.array(wanted, dtype=np.int64))
         assert found.dtype == np.float32
@@ -53,7 +51,7 @@ def test_a_matrix_that_does_not_fit_is_read_the_same_in_any_order(held, asked):
 
 def test_a_window_that_slides_reads_each_row_once():
     matrix = Counted(200)
-    read = row_reader(matrix, 40 * COLUMNS * 4)
+    read = HeldRows(matrix, 40 * COLUMNS * 4)
     for start in range(0, 160, 8):
         chosen = np.arange(start, start + 30, 2)
         assert np.array_equal(read(chosen), matrix.features[chosen])

@@ -2,12 +2,10 @@
 
 import json
 import os
-import re
 import subprocess
 import sys
 import textwrap
 from datetime import timedelta
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,7 +17,6 @@ from features.errors import InputError
 from models.bundle.serialization import read_learner, write_learner
 from models.explanation.contributions import contributions
 from models.learners.factory import fit_learners, make_learner
-from models.rows.odds import log_odds
 from models.sequence.classifier import SequenceClassifier
 from models.sequence.layout import SequenceLayout, SequenceScaler
 from models.sequence.windows import FirstColumns
@@ -116,13 +113,6 @@ def test_without_a_positive_in_the_tail_a_fixed_number_of_epochs_is_run_on_all_r
     assert 1 <= learner.epochs_ <= 9
 
 
-def test_weights_move_the_risk_towards_the_class_that_weighs_more():
-    X, y = shapes(300, noise=5)
-    heavy = np.where(y == 1, 20.0, 1.0)
-    plain, tilted = (SequenceClassifier("cnn1d", LAYOUT, epochs=4).fit(X, y, sample_weight=w) for w in (None, heavy))
-    assert tilted.predict_proba(X)[:, 1].mean() > plain.predict_proba(X)[:, 1].mean() + 0.2
-
-
 def test_unknown_values_and_unseen_categories_are_told_apart_from_known_ones():
     X, _ = shapes(50)
     scaler = SequenceScaler.fit(X, LAYOUT)
@@ -136,14 +126,6 @@ def test_unknown_values_and_unseen_categories_are_told_apart_from_known_ones():
     np.testing.assert_array_equal(scaler.transform(row)[1], [[0, 0, 1, 0, 0]])
     row[0, 3] = 1e9
     assert scaler.transform(row)[0][0, 0].tolist() == [5.0, 0.0, 1.0, 0.0]
-
-
-def test_rows_scored_a_few_at_a_time_have_the_scores_they_have_together():
-    X, y = shapes(300)
-    learner = SequenceClassifier("lstm", LAYOUT, epochs=2, hidden=8).fit(X, y)
-    together = log_odds(learner, X)
-    apart = np.concatenate([log_odds(learner, X[i : i + 7]) for i in range(0, 300, 7)])
-    np.testing.assert_allclose(together, apart, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["lstm", "cnn1d"])
@@ -239,15 +221,3 @@ def test_a_pytorch_that_cannot_be_loaded_is_one_clear_error(tmp_path):
     )
     assert done.returncode == 0, done.stderr[-2000:]
     assert "the learner lstm needs torch, which is installed and cannot be loaded: libtorch_cpu.so" in done.stdout
-
-
-def test_one_module_imports_pytorch():
-    root = Path(__file__).parents[2]
-    rooms = ("telemetry", "features", "models", "evaluation", "policy", "pipeline", "simulator", "predrain")
-    found = [
-        path.relative_to(root).as_posix()
-        for room in rooms
-        for path in sorted((root / room).rglob("*.py"))
-        if re.search(r"^\s*(import|from) torch\b", path.read_text(), re.MULTILINE)
-    ]
-    assert found == ["models/sequence/network.py"]

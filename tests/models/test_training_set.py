@@ -77,12 +77,6 @@ def test_negatives_make_room_for_positives_and_weigh_what_they_did(matrix, max_r
     assert drawn + picked.prior_shift == pytest.approx(before + all_of_them.prior_shift)
 
 
-def test_labels_must_be_complete_and_known_at_the_refit(matrix):
-    _, labels, picked = chosen(matrix)
-    assert (labels.complete[picked.rows] <= at(30)).all()
-    assert (labels.label[picked.rows] >= 0).all()
-
-
 def test_the_clock_tells_nothing_of_the_label(matrix):
     """On the grid, off it, and at each time off it, the weighted odds are the same."""
     rows, _, picked = chosen(matrix)
@@ -173,28 +167,6 @@ def test_augmented_positives_without_companions_are_left_out(matrix):
     assert set(np.flatnonzero(rows.augmented)) - set(picked.rows)
     for time in np.unique(rows.time[picked.rows][off]):
         assert {0, 1} == set(picked.label[off & (rows.time[picked.rows] == time)].tolist())
-
-
-def test_one_class_is_not_usable(matrix):
-    quiet = reordered(matrix, np.arange(len(matrix.rows)))
-    quiet.events = matrix.events.iloc[:0]
-    _, _, picked = chosen(quiet)
-    assert not picked.usable
-    assert picked.n_positive == 0
-
-
-def test_rows_read_times_and_units():
-    frame = pd.DataFrame(
-        {
-            "decision_time": pd.to_datetime(["2026-01-01T06:00Z", "2026-01-01T00:00Z"]).as_unit("ms"),
-            "unit": ["b", "a"],
-            "augmented": [False, False],
-        }
-    )
-    rows = Rows.of(frame)
-    assert rows.grid_times.tolist() == sorted(rows.time.tolist())
-    assert rows.time[0] - rows.time[1] == DAY_MS // 4
-    assert (rows.established < 0).all()
 
 
 def censored(matrix, share=0.3):

@@ -112,16 +112,6 @@ def test_the_same_inputs_build_nothing_again(small, monkeypatch):
     assert {path.name: path.stat().st_mtime_ns for path in matrix.path.iterdir()} == before
 
 
-def test_other_settings_build_another_matrix(small, tmp_path):
-    dataset, matrix = small
-    other = make_matrix(dataset, tmp_path / "m", features=SMALL.model_copy(update={"groups": ("telemetry", "static")}))
-    assert other.digest != matrix.digest
-    assert {column.group for column in other.columns} == {"telemetry", "static"}
-    shared = [column.name for column in other.columns]
-    np.testing.assert_array_equal(other.values(), matrix.values(columns=shared))
-    assert make_matrix(dataset, tmp_path / "m").digest == matrix.digest
-
-
 def test_labels_are_told_from_the_matrix_alone(small):
     dataset, matrix = small
     opened = FeatureMatrix.open(matrix.path)

@@ -99,7 +99,7 @@ class LabelSection(Section):
 
 
 class SequenceSection(Section):
-    """``features.sequence``: raw windows kept beside the matrix, for learners that read a window as a sequence."""
+    """``features.sequence``: raw windows kept next to the matrix, for learners that read a window as a sequence."""
 
     channels: tuple[str, ...] | Literal["auto"] = ()
     """Gauges and counters of the windows; ``auto`` takes the paper's four where present; an empty list keeps none."""

@@ -1,4 +1,4 @@
-"""The vocabulary of features: what a column of the matrix is, and its value in plain words."""
+"""The vocabulary of features: what a column of the matrix is, and its value as text."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class FeatureColumn:
     ``statistic``: what is taken of it, such as ``mean``, ``rise``, ``count``.
     ``window``: the trailing window; None where the statistic has none.
     ``scope``: whose history is counted: ``gpu``, ``slot``, ``node`` or a failure domain; None outside ``history``.
-    ``unit``: unit of the channel in words (``C``, ``W``), empty if it has none.
+    ``unit``: unit of the channel (``C``, ``W``), empty if it has none.
     ``categories``: what the codes 0, 1, ... of a categorical column stand for; empty for a numeric column.
     """
 
@@ -124,7 +124,7 @@ def format_window(window: timedelta) -> str:
 
 
 def describe(column: FeatureColumn, value: float) -> str:
-    """Say a feature's value in plain words, with its numbers.
+    """Describe a feature's value in a clause, with its numbers.
 
     ``value``: NaN: unknown.
     Returns: a clause without a full stop.

@@ -115,7 +115,7 @@ def walk_promises(
     }
     records = [
         {"model": name, "target": target, "fold": number, "refit_at": refit_at}
-        | _told(decided[name, target][at])
+        | _summary(decided[name, target][at])
         | became[name, target][at]
         for at, (number, refit_at) in enumerate(tested)
         for name, target in decided
@@ -141,9 +141,11 @@ def decisions_frame(promises: Promises) -> pd.DataFrame:
     rows = []
     for model, decisions in promises.current.items():
         for decision in decisions:
-            told = asdict(decision)
-            bound = told.pop("bound")
-            rows.append({"model": model, "until": promises.until} | told | {f"bound_{k}": v for k, v in bound.items()})
+            record = asdict(decision)
+            bound = record.pop("bound")
+            rows.append(
+                {"model": model, "until": promises.until} | record | {f"bound_{k}": v for k, v in bound.items()}
+            )
     frame = pd.DataFrame.from_records(rows)
     numbers = ["threshold", "best", "best_threshold", "saving", "saving_lower"]
     return frame.astype(dict.fromkeys(numbers, "float64"))
@@ -195,7 +197,7 @@ def _refit_of(row: Any, time: Ints, fold: Ints) -> datetime:
     return pd.Timestamp(start, unit="ms", tz="UTC").to_pydatetime()
 
 
-def _told(decision: Decision) -> dict[str, Any]:
+def _summary(decision: Decision) -> dict[str, Any]:
     return {
         "promised": decision.promised,
         "threshold": math.nan if decision.threshold is None else decision.threshold,

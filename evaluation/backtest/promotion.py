@@ -36,9 +36,9 @@ class Criterion:
 
     ``against``: name of the other side; empty for an absolute limit.
     ``champion``, ``challenger``: the two values; None where there is none.
-    ``limit``: what was asked for, in words.
+    ``limit``: what was asked for.
     ``outcome``: ``passed``, ``failed`` or ``undecided``.
-    ``why``: the finding in words, with its numbers.
+    ``why``: the finding, with its numbers.
     """
 
     name: str
@@ -107,10 +107,10 @@ def judge(
     ``seed``: seed of the resampling of units, which all sides share.
     ``champion``: whether ``others`` is the champion.
     Returns: one row a criterion.
-    Raises ``ValueError`` if the sides do not hold the same rows, or there is nobody to compare with.
+    Raises ``ValueError`` if the sides do not hold the same rows, or there is no other side.
     """
     if not others:
-        raise ValueError("nobody to compare with")
+        raise ValueError("no side to compare with")
     for other in others:
         if not (np.array_equal(challenger.time, other.time) and np.array_equal(challenger.unit, other.unit)):
             raise ValueError(f"{challenger.model} and {other.model} were not scored on the same rows")
@@ -224,19 +224,19 @@ def _recall(name: str, other: Scored, incidents: pd.DataFrame, section: Promotio
     n, gained, lost = len(here), int((here & ~there).sum()), int((there & ~here).sum())
     margin = min(section.recall_margin, section.margin_share * float(there.mean())) if n else section.recall_margin
     limit = f"no lower than the other's by more than {_points(margin)}"
-    said = f"{int(here.sum())} against {int(there.sum())} of {n}"
+    counts = f"{int(here.sum())} against {int(there.sum())} of {n}"
     values = (_number(there.mean()), _number(here.mean())) if n else (None, None)
     # exact McNemar: of the incidents that one side alone caught, how few would the challenger have by chance?
     chance = float(binom.cdf(gained, gained + lost, 0.5))
     outcome: Outcome
     if n < section.min_incidents:
-        outcome, why = "undecided", f"{said}: fewer than {section.min_incidents} incidents"
+        outcome, why = "undecided", f"{counts}: fewer than {section.min_incidents} incidents"
     elif (lost - gained) / n <= margin:
-        outcome, why = "passed", said
+        outcome, why = "passed", counts
     elif chance < 1 - LEVEL:
-        outcome, why = "failed", f"{said}: {lost} lost, {gained} gained (exact p {chance:.3f})"
+        outcome, why = "failed", f"{counts}: {lost} lost, {gained} gained (exact p {chance:.3f})"
     else:
-        outcome, why = "undecided", f"{said}: {lost} lost, {gained} gained, which chance could explain"
+        outcome, why = "undecided", f"{counts}: {lost} lost, {gained} gained, which chance could explain"
     return Criterion(name, other.model, *values, limit, outcome, why)
 
 

@@ -62,7 +62,7 @@ def effect_of(changed: Bools, values: np.ndarray, *, unit: Ints, day: Ints, node
     ``changed``: whether the row comes after its unit's change; shape (n_rows,).
     ``values``: the feature; rows without a value are left out; shape (n_rows,).
     ``unit``, ``day``, ``node``: numbers from 0; shape (n_rows,).
-    Returns: none where it cannot be told: too few nodes changed or stayed, or all changed at once.
+    Returns: none where it is unknown: too few nodes changed or stayed, or all changed at once.
     """
     there = np.isfinite(values)
     nodes_changed = np.unique(node[there & changed])

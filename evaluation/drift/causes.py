@@ -1,4 +1,4 @@
-"""The causes told apart: from what moved, where and when, to verdicts."""
+"""Separate the causes: from what moved, where and when, to verdicts."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ GAP_SHARE = 0.34
 """Share of the gap group's features that must have moved."""
 
 RISKS_HOLD = (0.7, 1.4)
-"""Ratio of failures to risks within which risks are told to be right, however sure the ratio is."""
+"""Ratio of failures to risks within which risks count as right, however sure the ratio is."""
 
 _SOFTWARE = ("driver", "exporter", "firmware", "vbios", "version", "agent")
 _WORKLOAD_ENDINGS = ("_util_pct", "_active_ratio", "_bytes_s", "fb_used_mib")
@@ -51,7 +51,7 @@ _DAY_MS = 86_400_000
 
 @dataclass(frozen=True, slots=True)
 class Recent:
-    """Rows of the recent window, and of the reference beside them, with what is known of them.
+    """Rows of the recent window, and of the reference with them, with what is known of them.
 
     ``values``: features as :func:`models.training.reference.dated` gives them; shape (n_rows, n_features).
     ``time``, ``unit``, ``node``: decision times, and numbers of units and nodes from 0; shape (n_rows,).
@@ -74,9 +74,9 @@ def is_software(column: FeatureColumn) -> bool:
 
 
 def fleet_verdicts(reference: Reference, recent: Recent) -> list[Verdict]:
-    """Tell whether other units are there than before: other models, many new ones, many more or fewer.
+    """Decide whether other units are there than before: other models, many new ones, many more or fewer.
 
-    A driver's share is told as a note: an upgrade is reason to refit only if readings moved with it.
+    A driver's share is reported as a note: an upgrade is reason to refit only if readings moved with it.
     """
     out: list[Verdict] = []
     facts: list[str] = []
@@ -88,13 +88,13 @@ def fleet_verdicts(reference: Reference, recent: Recent) -> list[Verdict]:
         old = dict(zip(before.knots.tolist(), before.shares().tolist(), strict=True))
         fresh = {code: share for code, share in shares.items() if code not in old and share >= NEW_CATEGORY}
         moved = sum(abs(shares.get(code, 0.0) - old.get(code, 0.0)) for code in {*shares, *old}) / 2
-        said = _mix_facts(column, old, shares)
+        mix = _mix_facts(column, old, shares)
         if is_software(column):
             if fresh or moved >= MIX_LIMIT:
                 part = "" if not any(shares.get(code, 0.0) for code in old) else " on part of the fleet"
-                out.append(Verdict("fleet", False, f"The {column.channel} changed{part}.", said))
+                out.append(Verdict("fleet", False, f"The {column.channel} changed{part}.", mix))
         elif fresh or moved >= MIX_LIMIT:
-            facts += said
+            facts += mix
     age = next((at for at, column in enumerate(reference.columns) if column.name.startswith("static__age__")), None)
     if age is not None:
         installed = now[:, age]
@@ -113,7 +113,7 @@ def fleet_verdicts(reference: Reference, recent: Recent) -> list[Verdict]:
 
 
 def reading_verdicts(reference: Reference, recent: Recent, moves: Sequence[Movement]) -> list[Verdict]:
-    """Tell whether readings moved because of the telemetry, because of the workload, or for no reason that shows."""
+    """Decide whether readings moved because of the telemetry, because of the workload, or for no reason that shows."""
     channels = moved_channels(moves)
     silent = vanished_channels(moves)
     aligned = _aligned(reference, recent, moves)
@@ -129,17 +129,17 @@ def reading_verdicts(reference: Reference, recent: Recent, moves: Sequence[Movem
     gaps_moved = [move for move in gaps if move.moved or move.missing_moved]
     holes = bool(gaps) and len(gaps_moved) >= GAP_SHARE * len(gaps)
     if holes:
-        facts += [move.words for move in sorted(gaps_moved, key=lambda move: -move.shift.psi)[:3]]
+        facts += [move.summary for move in sorted(gaps_moved, key=lambda move: -move.shift.psi)[:3]]
     if jumped or silent or holes:
-        said = []
+        parts = []
         if jumped:
-            said.append(f"{_some(jumped)} read differently since a driver or exporter changed")
+            parts.append(f"{_some(jumped)} read differently since a driver or exporter changed")
         gone = [channel_words(c) for c, m in sorted(silent.items()) if m.shift.missing_now > m.shift.missing_before]
         came = [channel_words(c) for c, m in sorted(silent.items()) if m.shift.missing_now <= m.shift.missing_before]
-        said += [f"{_some(gone)} fell silent on part of the fleet"] if gone else []
-        said += [f"{_some(came)} began to report on part of the fleet"] if came else []
-        said += ["samples come with other gaps than before"] if holes else []
-        text = "; ".join(said)
+        parts += [f"{_some(gone)} fell silent on part of the fleet"] if gone else []
+        parts += [f"{_some(came)} began to report on part of the fleet"] if came else []
+        parts += ["samples come with other gaps than before"] if holes else []
+        text = "; ".join(parts)
         out.append(Verdict("telemetry", True, f"{text[0].upper()}{text[1:]}.", tuple(facts)))
 
     workload = [move for move in moves if move.column.group == "workload"]
@@ -154,7 +154,7 @@ def reading_verdicts(reference: Reference, recent: Recent, moves: Sequence[Movem
     rest = {channel: moved for channel, moved in channels.items() if channel not in aligned and channel not in busy}
     gauges = {channel: moved for channel, moved in rest.items() if _is_gauge(moved)}
     if shifted:
-        facts = [move.words for move in sorted(work_moved, key=lambda move: -move.shift.psi)[:3]]
+        facts = [move.summary for move in sorted(work_moved, key=lambda move: -move.shift.psi)[:3]]
         facts += channel_facts(busy | gauges)
         out.append(Verdict("workload", True, "The GPUs are used otherwise than before.", tuple(facts)))
         rest = {channel: moved for channel, moved in rest.items() if channel not in gauges}
@@ -170,10 +170,10 @@ def reading_verdicts(reference: Reference, recent: Recent, moves: Sequence[Movem
 def failure_verdicts(
     changes: Sequence[RateChange], fell: tuple[float, str] | None, *, anything_moved: bool
 ) -> list[Verdict]:
-    """Tell whether failures come at another rate or of other classes, or whether alerts are right less often.
+    """Decide whether failures come at another rate or of other classes, or whether alerts are right less often.
 
     ``changes``: all classes together first, then each.
-    ``fell``: probability of so low a precision by chance, and the numbers in words.
+    ``fell``: probability of so low a precision by chance, and the numbers as text.
     ``anything_moved``: whether features moved: a fall of precision then says nothing of the failures by itself.
     """
     facts: list[str] = []
@@ -194,7 +194,7 @@ def failure_verdicts(
 
 
 def risk_verdicts(risks: RiskCounts | None) -> list[Verdict]:
-    """Tell whether units failed so much more or less often than their risks said that chance does not explain it.
+    """Decide whether units failed so much more or less often than their risks parts that chance does not explain it.
 
     The interval, at one less ``ALPHA``, must leave 1 out, and the ratio itself lie
     outside :data:`RISKS_HOLD`.
@@ -267,12 +267,14 @@ def _shares(codes: np.ndarray) -> dict[float, float]:
 
 def _mix_facts(column: FeatureColumn, old: dict[float, float], now: dict[float, float]) -> tuple[str, ...]:
     codes = sorted({*old, *now}, key=lambda code: (-abs(now.get(code, 0.0) - old.get(code, 0.0)), code))[:4]
-    said = []
+    parts = []
     for code in codes:
         known = 0 <= int(code) < len(column.categories)
         name = column.categories[int(code)] if known else f"code {int(code)}"
-        said.append(f"{column.channel} {name}: {percent(old.get(code, 0.0))} before, {percent(now.get(code, 0.0))} now")
-    return tuple(said)
+        parts.append(
+            f"{column.channel} {name}: {percent(old.get(code, 0.0))} before, {percent(now.get(code, 0.0))} now"
+        )
+    return tuple(parts)
 
 
 def _is_gauge(moved: Sequence[Movement]) -> bool:

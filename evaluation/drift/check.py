@@ -64,7 +64,7 @@ def examine(
     recent = sample_rows(rows, start_ms, end_ms - 1, most=RECENT, seed=seed)
     if not len(recent) or not any(each.present + each.missing for each in reference.features):
         return Findings(start_ms, end_ms, 0)
-    # Rows of the reference stand beside them where the matrix has any, so that before and after can be told apart.
+    # Rows of the reference join them where the matrix has any, so that before and after can be compared.
     earlier = sample_rows(rows, reference.start_ms, min(reference.end_ms, start_ms - 1), most=RECENT, seed=seed)
     both = np.concatenate([earlier, recent])
     begin = warm_from(rows, reference.columns, reference.start_ms, reference.end_ms)
@@ -131,11 +131,11 @@ def _fell(alerts: tuple[AlertCounts, AlertCounts] | None) -> tuple[float, str] |
     if alerts is None:
         return None
     before, now = alerts
-    said = (
+    counts = (
         f"{now.right} of {now.right + now.wrong} alerted units failed, {percent(now.precision)}; before "
         f"{before.right} of {before.right + before.wrong}, {percent(before.precision)}"
     )
-    return precision_fell(before, now), said
+    return precision_fell(before, now), counts
 
 
 def _outcomes(changes: Sequence[RateChange]) -> dict[str, float | int | None]:

@@ -44,8 +44,8 @@ class Movement:
     missing_moved: bool
 
     @property
-    def words(self) -> str:
-        """The move in words, with its numbers."""
+    def summary(self) -> str:
+        """The move as text, with its numbers."""
         shift = self.shift
         return (
             f"{self.column.name}: median {_value(shift.median_before)} before, {_value(shift.median_now)} now; "
@@ -176,10 +176,10 @@ def vanished_channels(moves: Sequence[Movement]) -> dict[str, Movement]:
 def channel_facts(channels: dict[str, list[Movement]], most: int = 4) -> list[str]:
     """Say for each channel, the furthest first, what moved most."""
     ranked = sorted(channels.items(), key=lambda item: (-item[1][0].shift.psi, item[0]))
-    said = [f"{channel_words(channel)}, {len(moved)} features: {moved[0].words}" for channel, moved in ranked[:most]]
+    facts = [f"{channel_words(channel)}, {len(moved)} features: {moved[0].summary}" for channel, moved in ranked[:most]]
     if len(ranked) > most:
-        said.append(f"and {len(ranked) - most} more: {', '.join(channel_words(name) for name, _ in ranked[most:])}")
-    return said
+        facts.append(f"and {len(ranked) - most} more: {', '.join(channel_words(name) for name, _ in ranked[most:])}")
+    return facts
 
 
 def missing_fact(channel: str, move: Movement) -> str:

@@ -1,4 +1,4 @@
-"""What a check for drift says: causes told apart, in plain words, with the facts behind them."""
+"""What a check for drift reports: separate causes, as text, with the facts behind them."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ CAUSES: Mapping[Cause, str] = {
     "fleet": "the fleet changed",
     "telemetry": "the telemetry changed",
     "workload": "the workload changed",
-    "readings": "the readings changed, for no reason that could be told",
+    "readings": "the readings changed, for no known reason",
     "failures": "the failures changed",
     "risks": "the risks are not right",
 }
-"""Each cause in words, in the order of reports."""
+"""Each cause as text, in the order of reports."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class Findings:
 
     @property
     def summary(self) -> str:
-        """One line: the causes in words, or that nothing was found."""
+        """One line: the causes, or that nothing was found."""
         if not self.rows:
             return "nothing to compare"
         return "; ".join(CAUSES[cause] for cause in self.causes) or "no drift found"

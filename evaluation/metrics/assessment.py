@@ -155,7 +155,7 @@ def group_table(assessed: Assessment, group: np.ndarray, name: str, names: np.nd
     scored = assessed.scored
     groups, code = np.unique(group, return_inverse=True) if names is None else _present(group)
     n = len(groups)
-    told = groups if names is None else names[groups]
+    label = groups if names is None else names[groups]
 
     def count(chosen: Bools) -> Floats:
         return np.bincount(code[chosen], minlength=n).astype(np.float64)
@@ -172,7 +172,7 @@ def group_table(assessed: Assessment, group: np.ndarray, name: str, names: np.nd
         {
             "model": scored.model,
             "variant": scored.variant,
-            name: told,
+            name: label,
             "labelled": count(known).astype(np.int64),
             "positives": count(positive).astype(np.int64),
             "base_rate": ratio(count(positive), count(known)),

@@ -200,7 +200,7 @@ class Domain:
         n = len(windows)
         found = np.empty((len(entity), len(bits) * n + 3), dtype=np.float32)
         order = np.lexsort((time, entity)).astype(np.int64)
-        distinct = np.append(windows, windows[-1])  # of XIDs, which nobody asks for here
+        distinct = np.append(windows, windows[-1])  # of XIDs, which are not needed here
         half_life = float(duration_ms(HALF_LIFE))
         sweep_history(order, entity, time, self.events, distinct, bits, bits[:1], bits[:1], half_life, 0, found)
         now = self.exposure.until(entity, time)

@@ -32,7 +32,7 @@ Float32Array = npt.NDArray[np.float32]
 
 QUANTILE = 0.95
 """Share of the units of the same kind whose rise an excess is counted from. On development fleets the 50th and the
-99th percentile told less: half of the units always exceed the one, and few failing ones the other."""
+99th percentile were less predictive: half of the units always exceed the one, and few failing ones the other."""
 
 MIN_UNITS = 20
 """Units that a percentile needs; with fewer of one model and driver those of the model are taken, then the fleet."""

@@ -40,7 +40,7 @@ RELEASE_CODES = frozenset({"release", "released", "undrain", "undrained", "uncor
 """Codes (without case) of ``drain`` events that take a drain back."""
 
 OWN_SOURCE = "predrain"
-"""Sources that begin so are our own actions; they prove nothing about the hardware."""
+"""Sources that begin so are predrain's own actions; they prove nothing about the hardware."""
 
 _FATAL = re.compile(r"(?<![a-z])(?<!non[- _])fatal(?![a-z])", re.IGNORECASE)
 _LEADING_NUMBER = re.compile(r"\s*(\d+)")
@@ -118,7 +118,7 @@ class Facts:
         )
 
     def own(self) -> BoolArray:
-        """Events that our own controller caused."""
+        """Events that predrain's controller caused."""
         return _test(self.source, lambda value: value.casefold().startswith(OWN_SOURCE))
 
     def releases(self) -> BoolArray:
@@ -153,7 +153,7 @@ class Facts:
 
 def diagnostic_outcome(code: str, detail: str) -> bool | None:
     """Whether a diagnostic passed (True) or failed (False); None if neither its code nor its detail says so."""
-    if normalized(code) == "inconclusive":  # whatever words its detail uses
+    if normalized(code) == "inconclusive":  # whatever its detail says
         return None
     for value in (code, detail):
         if _FAILED.search(value):
@@ -229,7 +229,7 @@ def gather(facts: Facts, stays: Installations, labels: LabelSection) -> dict[int
 
     confirmers: dict[int, list[tuple[int, int]]] = {}
     _collect_ends(facts, stays, out, confirmers)
-    # Our own drains follow our own alerts: taken as proof, the model would confirm itself.
+    # Predrain's drains follow its own alerts: taken as proof, the model would confirm itself.
     proofs = failure | (facts.drains() & ~facts.own())
     for i, unit in zip(*facts.at_units(proofs, stays), strict=True):
         if int(unit) in candidates:

@@ -1,4 +1,4 @@
-"""Labels: whether an incident of the unit starts in (t + gap, t + gap + horizon], as far as can be told."""
+"""Labels: whether an incident of the unit starts in (t + gap, t + gap + horizon], as far as it is known."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ def label_rows(
 
     * the unit is inside an incident at t, even if that was not known at t;
     * the horizon ends after ``data_end`` or ``as_of``: a failure that is known already says nothing about the rows
-      beside it, and counting it alone would make every ranking of those times look better than it was;
+      around it, and counting it alone would make every ranking of those times look better than it was;
     * ``labels.censor_leavers``, and the unit leaves service in (t, t + gap + horizon] with no incident begun after t
       and by then;
-    * our own controller drained the unit or its node (``drain`` events whose source begins ``predrain``), so that it
+    * predrain's controller drained the unit or its node (``drain`` events whose source begins ``predrain``), so that it
       was out of use at some time in (t, t + gap + horizon], and it neither failed nor passed a diagnostic after that
-      and within the horizon: nobody can say what would have happened.
+      and within the horizon: the outcome without the drain is unknown.
 
     ``rows``: columns ``decision_time`` and ``unit``; any order, millions of them.
     ``incidents``: from :func:`features.labels.incidents.find_incidents`, called with the same ``as_of``.
-    ``events``: as a dataset holds them, for our own drains; without them there are none.
-    ``units``: what :func:`unit_positions` gives for these rows, for one who labels them again and again.
+    ``events``: as a dataset holds them, for predrain's own drains; without them there are none.
+    ``units``: what :func:`unit_positions` gives for these rows, for callers that label them repeatedly.
     Returns: aligned with ``rows``: ``label`` (Int8), ``incident`` (Int64), ``incident_start`` and ``failure_class`` of
     the incident that makes a label 1 (else null), ``complete_at`` (t + gap + horizon).
     """
@@ -68,7 +68,7 @@ def label_rows(
         unknown |= (left <= complete) & (next_start > left)
     if events is not None:
         facts = Facts.of(events, stays, as_of_ms=as_of_ms)
-        unknown |= _drained_by_us(facts, stays, onset, unit, decided, complete)
+        unknown |= _drained_by_predrain(facts, stays, onset, unit, decided, complete)
 
     null = inside | incomplete | (unknown & ~positive)
     caught = np.where(positive & ~null, following, -1)
@@ -120,10 +120,10 @@ def _next_leave(stays: Installations, unit: Int64Array, time: Int64Array) -> Int
     return np.append(left, NEVER)[Timeline(leaver, left, len(stays.units)).next(unit, time)]
 
 
-def _drained_by_us(
+def _drained_by_predrain(
     facts: Facts, stays: Installations, onset: _Onsets, unit: Int64Array, decided: Int64Array, complete: Int64Array
 ) -> BoolArray:
-    """Rows whose outcome our own drain hides."""
+    """Rows whose outcome a drain by predrain hides."""
     position, drained = facts.at_units(facts.drains() & facts.own(), stays)
     out = np.zeros(len(unit), dtype=bool)
     if not len(position):

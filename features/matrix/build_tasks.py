@@ -71,7 +71,7 @@ class BuildOrder:
 
 
 def settings_digest(config: MatrixConfig) -> str:
-    """Digest what a matrix is a function of beside the dataset: the settings, and this room's code as it runs here."""
+    """Digest what a matrix is a function of besides the dataset: the settings, and this room's code as it runs here."""
     content = {
         **{name: getattr(config, name).model_dump(mode="json") for name in ("decision", "labels", "features")},
         "training": [config.augmentation, config.negative_ratio],

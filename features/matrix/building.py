@@ -69,7 +69,7 @@ def build_matrix(
     """Build the feature matrix of a dataset, or extend or return the one that is at ``out``.
 
     ``dataset``: with or without telemetry.
-    ``out``: the matrix's folder. It is built beside it and swapped in; a killed run leaves what was there.
+    ``out``: the matrix's folder. It is built in a sibling folder and swapped in; a killed run leaves what was there.
     ``progress``: called before the first bucket, and after each bucket and part.
     ``engine``: who runs the buckets and parts; default: this machine's cores. The matrix is the same, byte for byte.
     Raises ``InputError`` if ``out`` holds something else, a parameter does not fit the dataset, no unit is in service

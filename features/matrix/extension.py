@@ -75,7 +75,7 @@ class BuiltFrom:
     def first_other_sample(self, dataset: Dataset) -> int:
         """Return an instant (ms) before which the samples of a dataset are the same.
 
-        :data:`~features.times.NEVER` where all are, ``-NEVER`` where nothing can be said.
+        :data:`~features.times.NEVER` where all are, ``-NEVER`` where it is unknown.
         """
         if self.layout != _layout(dataset):
             return -NEVER

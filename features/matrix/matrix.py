@@ -4,8 +4,8 @@
 
     MATRIX/
       part-TIME.parquet    keys and float32 features of a stretch of decision times
-      events.parquet       the dataset's events and inventory, so that labels as of any time can be
-      inventory.parquet    told from this folder alone
+      events.parquet       the dataset's events and inventory, so that labels as of any time need
+      inventory.parquet    this folder alone
       sequences.npy        raw windows, where features.sequence asks for them
       built-from.json      what its samples were, so that a longer dataset extends it
       matrix.json          columns, settings, provenance; written last
@@ -186,7 +186,7 @@ class FeatureMatrix:
     def labels(self, as_of: datetime | None = None, *, horizon: timedelta | None = None) -> pd.DataFrame:
         """Label the rows, aligned with them; see :func:`features.labels.labelling.label_rows`.
 
-        ``as_of``: as could be told then; None: by everything the dataset knows.
+        ``as_of``: as known then; None: by everything the dataset knows.
         ``horizon``: another one than ``labels.horizon``.
         """
         return label_rows(

@@ -1,6 +1,6 @@
 """Raw windows: the last day of a few channels, step by step, for learners that read a window as a sequence.
 
-Kept as one array of (unit, step, channel) beside a matrix's rows, so that overlapping windows cost nothing. The steps
+Kept as one array of (unit, step, channel) next to a matrix's rows, so that overlapping windows cost nothing. The steps
 end where a decision's newest usable sample can lie (decision times less the reporting delay): a window at t is made of
 whole steps that ended by t - delay, and holds nothing that was not known at t. At a time off the decision grid the
 newest whole step may have ended up to one step earlier.

@@ -202,8 +202,8 @@ def _limits(manifest: Mapping[str, Any]) -> list[str]:
     classes = (_profile(manifest) or {}).get("by_class") or {}
     for name, found in classes.items():
         n, caught = found["incidents"], found["caught"]
-        told = ": too few to say more" if n < _RARE else ", hardly any" if caught < n / 10 else ""
-        lines.append(f"- Failures of class `{name}`: {caught} of {n} were alerted in the backtest{told}.")
+        note = ": too few to say more" if n < _RARE else ", hardly any" if caught < n / 10 else ""
+        lines.append(f"- Failures of class `{name}`: {caught} of {n} were alerted in the backtest{note}.")
     return lines
 
 

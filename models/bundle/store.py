@@ -1,7 +1,7 @@
 """The bundle: everything that one refit made, as files that can be verified and read without running any of them.
 
 ``manifest.json`` names every other file with its SHA-256; ``learners/`` holds each learner in its library's own
-format; ``MODEL_CARD.md`` says what the models are for, in words. Scores after loading are bit-identical to those
+format; ``MODEL_CARD.md`` says what the models are for. Scores after loading are bit-identical to those
 before saving.
 """
 

@@ -100,10 +100,10 @@ def horizon_column(hours: float) -> str:
     return f"risk_{minutes // 60}h" if minutes % 60 == 0 else f"risk_{minutes}m"
 
 
-def horizon_maps(told: Sequence[Mapping[str, Any] | None]) -> tuple[HorizonMap, ...]:
+def horizon_maps(stored: Sequence[Mapping[str, Any] | None]) -> tuple[HorizonMap, ...]:
     """Read the maps of all folds; empty where any fold has none."""
-    found = tuple(HorizonMap.from_json(each) for each in told if each is not None)
-    return found if len(found) == len(told) else ()
+    maps = tuple(HorizonMap.from_json(content) for content in stored if content is not None)
+    return maps if len(maps) == len(stored) else ()
 
 
 def add_risks(risk: Floats, fold: np.ndarray, maps: Sequence[HorizonMap]) -> dict[str, np.ndarray]:

@@ -30,7 +30,7 @@ class AlertReasons:
 
     ``decision_time``: UTC.
     ``unit``: the GPU, or the node where there are no GPUs.
-    ``reasons``: in plain words with the numbers, the weightiest first.
+    ``reasons``: as text with the numbers, the weightiest first.
     """
 
     decision_time: datetime

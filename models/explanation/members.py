@@ -1,4 +1,4 @@
-"""Why a unit was alerted: what each feature added to the model's score, and the largest additions in plain words.
+"""Why a unit was alerted: what each feature added to the model's score, and the largest additions as text.
 
 See :mod:`models.explanation.contributions` for one learner's score. An ensemble's is the sum of its members'
 additions, each weighed as the ensemble weighs its score: exact for ``stacked`` and ``mean_log_odds``, whose score is

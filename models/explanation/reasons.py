@@ -1,4 +1,4 @@
-"""Reasons in plain words of what each feature added to a score; knows nothing of learners, nor of their libraries."""
+"""Reasons, as text, of what each feature added to a score; knows nothing of learners, nor of their libraries."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Reason:
     ``column``: name of the feature that is named: of those that say the same over other windows, the one that added
     most; where that one joins all counters, the counter that its value comes from.
     ``contribution``: what all of them added to the log-odds, positive.
-    ``text``: the same in plain words, with the numbers.
+    ``text``: the same as text, with the numbers.
     """
 
     column: str
@@ -114,7 +114,7 @@ class ReasonPlan:
 def largest_reasons(
     values: Floats, row: np.ndarray, plan: ReasonPlan, *, top: int = 3, fleet: np.ndarray | None = None, noun: str = ""
 ) -> tuple[tuple[Reason, ...], float]:
-    """Put the largest positive contributions to one row's score into words; give also the sum of all positive ones.
+    """Describe the largest positive contributions to one row's score; give also the sum of all positive ones.
 
     ``values``: Contributions; shape (features,).
     ``row``: shape (features,).

@@ -24,7 +24,7 @@ HISTORY_TAG = "predrain.champions"
 """Tag of a registered model: its champions' versions in order, as a JSON list."""
 
 PREVIOUS_TAG = "previous_champion"
-"""Tag of a version: whom it followed as champion (``none``: nobody)."""
+"""Tag of a version: whom it followed as champion (``none``: no version)."""
 
 MANIFEST = "manifest.json"
 """Name of the file that makes a folder a bundle (not imported: that would load every learner's library)."""
@@ -182,7 +182,7 @@ def alone(tracking_uri: str) -> Iterator[None]:
         ) from None
     except OSError as error:
         raise InputError(
-            f"cannot lock the store: {error.strerror}", str(path), "Run as a user who may write beside the store."
+            f"cannot lock the store: {error.strerror}", str(path), "Run as a user who may write next to the store."
         ) from None
     try:
         yield
@@ -231,4 +231,4 @@ def _changed(model: str, expected: int | None, found: Any) -> InputError:
 
 
 def _name(version: Any) -> str:
-    return "nobody" if version is None else f"version {version}"
+    return "none" if version is None else f"version {version}"

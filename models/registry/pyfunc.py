@@ -1,6 +1,6 @@
-"""The script that MLflow logs as a model: it loads the bundle beside it and answers with the profile's risks.
+"""The script that MLflow logs as a model: it loads the bundle next to it and answers with the profile's risks.
 
-MLflow runs this file where a model is loaded or served; nothing of ours imports it.
+MLflow runs this file where a model is loaded or served; no other module imports it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class BundleModel(mlflow.pyfunc.PythonModel):
         Returns: ``unit``, ``risk``, ``score``, ``rank`` and ``alert`` of the bundle's profile, in the order of the
         rows.
         Raises ``MlflowException`` if a unit is missing, a feature is infinite (or too large for 32 bits), or a time
-        cannot be read or is given for some rows only. A server answers 400 with these words.
+        cannot be read or is given for some rows only. A server answers 400 with this message.
         """
         columns = [column.name for column in self.bundle.fitted.columns]
         rows = model_input.reset_index(drop=True)

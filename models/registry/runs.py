@@ -38,7 +38,7 @@ def log_run(
     """Record a run and give its id.
 
     ``tracking_uri``: ``sqlite:///PATH`` or a tracking server's address.
-    ``experiment``: made where it does not exist, its artifacts beside the database.
+    ``experiment``: made where it does not exist, its artifacts next to the database.
     ``steps``: metrics of each step, such as a refit; recorded with the step's number.
     ``once``: a finished run with the same content is left alone, and one that a killed job left unfinished is filled.
     Raises ``InputError`` if the store cannot be used.

@@ -71,7 +71,7 @@ def register_bundle(tracking_uri: str, model: str, bundle: Path, *, run_id: str,
 
 
 def experiment_id(client: Any, tracking_uri: str, name: str) -> str:
-    """Find or make an experiment, its artifacts beside the database."""
+    """Find or make an experiment, its artifacts next to the database."""
     found = client.get_experiment_by_name(name)
     if found is not None:
         return str(found.experiment_id)

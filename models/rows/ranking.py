@@ -62,9 +62,9 @@ def uniform(hashes: Hashes) -> Floats:
     return ((hashes >> np.uint64(11)).astype(np.float64) + 0.5) / 2.0**53
 
 
-def seed_of(seed: int, *words: object) -> int:
+def seed_of(seed: int, *purpose: object) -> int:
     """Derive a seed below 2**31 for one purpose, such as ``seed_of(42, "lightgbm", 3)``, from the run's seed."""
-    text = "\x1f".join(str(word) for word in (seed, *words))
+    text = "\x1f".join(str(part) for part in (seed, *purpose))
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") % 2**31
 
 

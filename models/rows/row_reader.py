@@ -17,7 +17,7 @@ RowReader = Callable[[Ints], np.ndarray]
 """From positions of rows to their features, float32, shape (n_rows, n_features)."""
 
 HELD_BYTES = 2**30
-"""What a reader holds at most unless it is told otherwise, in bytes: what the default of ``training.memory`` gives."""
+"""What a reader holds at most by default, in bytes: what the default of ``training.memory`` gives."""
 
 _CHUNK_BYTES = 2**28
 

@@ -272,18 +272,18 @@ def load_sequence(name: str, content: bytes) -> SequenceClassifier:
 
     try:
         tensors = load(content)
-        said = _header(content)
-        if said["format"] != 1 or said["network"] != name:
-            raise ValueError(f"it holds format {said['format']} of {said['network']}")
-        layout = TypeAdapter(SequenceLayout).validate_python(said["layout"])
-        learner = SequenceClassifier(name, layout, hidden=int(said["hidden"]), filters=int(said["filters"]))
+        header = _header(content)
+        if header["format"] != 1 or header["network"] != name:
+            raise ValueError(f"it holds format {header['format']} of {header['network']}")
+        layout = TypeAdapter(SequenceLayout).validate_python(header["layout"])
+        learner = SequenceClassifier(name, layout, hidden=int(header["hidden"]), filters=int(header["filters"]))
         learner.scaler_ = SequenceScaler(layout, *(tensors[f"scaler.{each}"] for each in _SCALER))
         learner.weights_ = {
             key.removeprefix("weights."): value for key, value in tensors.items() if key.startswith("weights.")
         }
         learner.classes_ = np.array([0, 1])
-        learner.n_features_in_ = int(said["features"])
-        learner.epochs_, learner.early_stopped_ = int(said["epochs"]), bool(said["early_stopped"])
+        learner.n_features_in_ = int(header["features"])
+        learner.epochs_, learner.early_stopped_ = int(header["epochs"]), bool(header["early_stopped"])
         learner.check_weights()
     except (SafetensorError, KeyError, TypeError) as error:
         raise ValueError(str(error)) from None

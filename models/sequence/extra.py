@@ -40,5 +40,5 @@ def require_torch(name: str) -> None:
             raise InputError(
                 f"the learner {name} needs {package}, which is installed and cannot be loaded: {error}",
                 NEEDS_IT,
-                f"Install it anew: pip install --force-reinstall {package}.",
+                f"Reinstall it: pip install --force-reinstall {package}.",
             ) from error

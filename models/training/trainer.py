@@ -134,7 +134,7 @@ class Trainer:
         if chosen.usable:
             return None
         if chosen.n_positive == 0:
-            return f"{where}: no incident gives it a positive row (0 positives; negatives stand beside those)"
+            return f"{where}: no incident gives it a positive row (0 positives; negatives are drawn at their times)"
         return f"{where}: {chosen.n_positive} positives and {chosen.n_negative} negatives"
 
     def fit(self, refit_ms: int, labels: Labels, span: timedelta) -> FittedModels:

@@ -134,7 +134,7 @@ def test_the_doctor_says_what_changed_and_fails(bundle, opened, tmp_path):
     arguments = ["doctor", "--model", str(bundle), "--matrix", str(tmp_path), "--until", "2026-02-04T00:00:00"]
     said = CliRunner().invoke(app, arguments)
     assert said.exit_code == 1
-    assert "DRIFT: the readings changed, for no reason that could be told. F0, f1 read differently" in said.output
+    assert "DRIFT: the readings changed, for no known reason. F0, f1 read differently" in said.output
     told = json.loads(CliRunner().invoke(app, [*arguments, "--json"]).output)
     assert told["healthy"] is False
     assert {each["cause"] for each in told["findings"]["verdicts"]} >= {"readings"}

@@ -6,7 +6,19 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, Literal
+from functools import cache
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    BeforeValidator,
+    Field,
+    PlainSerializer,
+    StrictBool,
+    StrictFloat,
+    StrictInt,
+    TypeAdapter,
+    ValidationError,
+)
 
 from policy.tiers import TIERS, UNKNOWN, Tier
 
@@ -14,6 +26,39 @@ FORMAT = 2
 """Version of the record; a reader refuses any other."""
 
 LONGEST_HORIZON = timedelta(days=366)
+
+
+def instant_words(value: datetime) -> str:
+    """Write an aware instant as ISO 8601 in UTC, whole seconds, with Z.
+
+    Examples
+    --------
+    >>> instant_words(datetime(2026, 1, 1, 6, tzinfo=UTC))
+    '2026-01-01T06:00:00Z'
+    """
+    return value.astimezone(UTC).replace(tzinfo=None).isoformat(timespec="seconds") + "Z"
+
+
+def _instant(text: str) -> datetime:
+    try:
+        when = datetime.fromisoformat(text)
+        utc = when.astimezone(UTC)
+    except (TypeError, OverflowError):
+        raise ValueError(f"{text!r} is no time") from None
+    if when.tzinfo is None:
+        raise ValueError(f"a time without a zone, {text}")
+    return utc
+
+
+def _duration(seconds: float) -> timedelta:
+    try:
+        return timedelta(seconds=seconds)
+    except (TypeError, OverflowError):
+        raise ValueError(f"{seconds!r} is no number of seconds") from None
+
+
+Instant = Annotated[datetime, BeforeValidator(_instant), PlainSerializer(instant_words)]
+Seconds = Annotated[timedelta, BeforeValidator(_duration), PlainSerializer(timedelta.total_seconds)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +72,7 @@ class ModelName:
 
     digest: str
     profile: str
-    version: int | None = None
+    version: StrictInt | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +86,7 @@ class RiskReason:
 
     text: str
     group: str
-    share: float
+    share: Annotated[StrictFloat, Field(allow_inf_nan=False)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,19 +118,19 @@ class RiskRecord:
     slot: str | None
     status: Literal["ok", "unknown"]
     unknown_reason: str | None
-    risk: float | None
-    risks: Mapping[str, float]
-    score: float | None
-    rank: int | None
-    alert: bool
+    risk: StrictFloat | None
+    risks: Mapping[str, StrictFloat]
+    score: StrictFloat | None
+    rank: StrictInt | None
+    alert: StrictBool
     tier: Tier
-    decision_time: datetime
-    issued_at: datetime
-    expires_at: datetime
-    horizon: timedelta
+    decision_time: Instant
+    issued_at: Instant
+    expires_at: Instant
+    horizon: Annotated[Seconds, Field(alias="horizon_seconds")]
     model: ModelName
-    sample_age_seconds: float | None
-    completeness: float
+    sample_age_seconds: StrictFloat | None
+    completeness: StrictFloat
     reasons: tuple[RiskReason, ...] = ()
 
     def __post_init__(self) -> None:
@@ -118,29 +163,7 @@ class RiskRecord:
 
     def to_json(self) -> dict[str, Any]:
         """Give the record as a JSON object: times in ISO 8601 with Z, durations in seconds, no NaN."""
-        return {
-            "format": FORMAT,
-            "unit": self.unit,
-            "gpu": self.gpu,
-            "node": self.node,
-            "slot": self.slot,
-            "status": self.status,
-            "unknown_reason": self.unknown_reason,
-            "risk": self.risk,
-            "risks": dict(self.risks),
-            "score": self.score,
-            "rank": self.rank,
-            "alert": self.alert,
-            "tier": self.tier,
-            "decision_time": instant_words(self.decision_time),
-            "issued_at": instant_words(self.issued_at),
-            "expires_at": instant_words(self.expires_at),
-            "horizon_seconds": self.horizon.total_seconds(),
-            "model": {"digest": self.model.digest, "profile": self.model.profile, "version": self.model.version},
-            "sample_age_seconds": self.sample_age_seconds,
-            "completeness": self.completeness,
-            "reasons": [{"text": each.text, "group": each.group, "share": each.share} for each in self.reasons],
-        }
+        return {"format": FORMAT, **_codec().dump_python(self, mode="json", by_alias=True)}
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> RiskRecord:
@@ -153,54 +176,14 @@ class RiskRecord:
             found = content.get("format") if isinstance(content, Mapping) else content
             raise ValueError(f"a risk record of format {found!r}, this code reads {FORMAT}")
         try:
-            plain = {name: _plain(content, name, kind) for name, kind in _PLAIN.items()}
-            return cls(
-                **plain,
-                risks={str(name): float(risk) for name, risk in content["risks"].items()},
-                decision_time=_instant(content["decision_time"]),
-                issued_at=_instant(content["issued_at"]),
-                expires_at=_instant(content["expires_at"]),
-                horizon=timedelta(seconds=content["horizon_seconds"]),
-                model=ModelName(content["model"]["digest"], content["model"]["profile"], content["model"]["version"]),
-                reasons=tuple(
-                    RiskReason(str(r["text"]), str(r["group"]), float(r["share"])) for r in content["reasons"]
-                ),
-            )
-        except KeyError as error:
-            raise ValueError(f"the risk record lacks {error}") from None
-        except (TypeError, AttributeError, OverflowError) as error:
-            raise ValueError(f"the risk record is damaged: {error}") from None
+            return _codec().validate_python(content)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            message = first["msg"].removeprefix("Value error, ")
+            where = ": ".join(map(str, first["loc"]))
+            raise ValueError(f"the risk record is damaged: {where}: {message}" if where else message) from None
 
 
-_TEXT, _MAYBE_TEXT = (str,), (str, type(None))
-_MAYBE_NUMBER = (float, int, type(None))
-_PLAIN: dict[str, tuple[type, ...]] = {
-    "unit": _TEXT, "gpu": _MAYBE_TEXT, "node": _TEXT, "slot": _MAYBE_TEXT, "status": _TEXT,
-    "unknown_reason": _MAYBE_TEXT, "risk": _MAYBE_NUMBER, "score": _MAYBE_NUMBER, "rank": (int, type(None)),
-    "alert": (bool,), "tier": _TEXT, "sample_age_seconds": _MAYBE_NUMBER, "completeness": (float, int),
-}  # fmt: skip
-
-
-def _plain(content: Mapping[str, Any], name: str, kinds: tuple[type, ...]) -> Any:
-    value = content[name]
-    if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-        raise TypeError(f"{name} is {value!r}")
-    return value
-
-
-def instant_words(value: datetime) -> str:
-    """Write an aware instant as ISO 8601 in UTC, whole seconds, with Z.
-
-    Examples
-    --------
-    >>> instant_words(datetime(2026, 1, 1, 6, tzinfo=UTC))
-    '2026-01-01T06:00:00Z'
-    """
-    return value.astimezone(UTC).replace(tzinfo=None).isoformat(timespec="seconds") + "Z"
-
-
-def _instant(text: str) -> datetime:
-    when = datetime.fromisoformat(text)
-    if when.tzinfo is None:
-        raise ValueError(f"a time without a zone, {text}")
-    return when.astimezone(UTC)
+@cache
+def _codec() -> TypeAdapter[RiskRecord]:
+    return TypeAdapter(RiskRecord)

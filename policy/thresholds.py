@@ -224,11 +224,8 @@ class _Ordered:
         drained = np.zeros(len(self.evidence.risk), dtype=np.bool_)
         drained[self.order[self.begun(end)]] = True
         why = f"{why}; with {confidence:.0%} confidence at least {_low(bound.lower)}"
-        threshold, drains, recall = (
-            self.threshold(end),
-            bound.alerts / self.evidence.times,
-            self.evidence.recall(drained),
-        )
+        threshold, recall = self.threshold(end), self.evidence.recall(drained)
+        drains = bound.alerts / self.evidence.times
         return Decision(
             kind, asked, confidence, True, threshold, bound, drains, recall, bound.lower, threshold, why=why
         )  # fmt: skip
@@ -237,20 +234,24 @@ class _Ordered:
 def _best(ordered: _Ordered, confidence: float) -> tuple[float | None, int | None]:
     """Find the highest bound at a few sizes set beforehand; the allowed error is shared among them (Bonferroni)."""
     each = 1 - (1 - confidence) / len(_BEST_AT)
-    best: float | None = None
-    best_end: int | None = None
+    best: tuple[float | None, int | None] = None, None
     for units in _BEST_AT:
         end = ordered.end_of(units)
         if end is None:
             break
         lower = ordered.bound(end, each).lower
-        if lower > (best or 0.0):
-            best, best_end = lower, end
-    return best, best_end
+        if lower > (best[0] or 0.0):
+            best = lower, end
+    return best
 
 
 def _first_tested(target: float, confidence: float) -> int:
     return max(START * clusters_needed(target, confidence), START_AT_LEAST)
+
+
+def clusters_needed(target: float, confidence: float) -> int:
+    """Give how many independent alerts, all right, promise a precision: (1 - confidence) ** (1 / n) >= target."""
+    return max(1, math.ceil(math.log(1 - confidence) / math.log(target) - 1e-9))
 
 
 def _refusal(
@@ -396,11 +397,3 @@ def bound_of_sizes(size: npt.NDArray[Any], right: npt.NDArray[Any], confidence: 
     effective = max(effective, 1.0)
     lower = binomial_lower(precision * effective, effective, confidence)
     return PrecisionBound(int(alerts), int(hits), clusters, effective, precision, lower)
-
-
-def clusters_needed(target: float, confidence: float) -> int:
-    """Give how many independent alerts, all right, it takes before a precision can be promised.
-
-    Returns: the smallest n with ``(1 - confidence) ** (1 / n) >= target``.
-    """
-    return max(1, math.ceil(math.log(1 - confidence) / math.log(target) - 1e-9))

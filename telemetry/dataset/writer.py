@@ -51,10 +51,10 @@ from telemetry.errors import InputError
 
 
 class DatasetWriter:
-    """Builds a dataset beside its place and swaps it in by :meth:`finish`.
+    """Builds a dataset next to its place and swaps it in by :meth:`finish`.
 
-    Use it as a context manager: on an error nothing remains but what stood at ``path`` before. Several threads may call
-    :meth:`write_samples` at once, each for a bucket of its own.
+    Use it as a context manager: on an error nothing remains but what was at ``path`` before. Several threads may call
+    :meth:`write_samples` concurrently, each for a bucket of its own.
 
     ``channels``: of the sample table in column order, roll-ups included. ``runs``: default: a bucket is one run.
     Raises ``InputError`` if ``path`` holds something else than a dataset, another run is writing it, or this one may
@@ -130,11 +130,18 @@ class DatasetWriter:
             rows = dataset.meta.counts["samples_by_bucket"].get(str(bucket), 0)
         self._rows[bucket] += rows
 
-    def adopt_quarantine(self, dataset: Dataset) -> None:
-        """Take over the rows that a dataset's imports set aside, without reading them again."""
+    def adopt_folder(self, dataset: Dataset, name: str) -> None:
+        """Take over a folder of further files from a dataset, such as the quarantine, without reading them again."""
         with disk_errors(self._swap.target):
-            for source in sorted(path for path in (dataset.path / "quarantine").rglob("*") if path.is_file()):
+            for source in sorted(path for path in (dataset.path / name).rglob("*") if path.is_file()):
                 self._share(source, source.relative_to(dataset.path).as_posix())
+
+    def write_tables(self, folder: str, tables: Mapping[str, pa.Table]) -> None:
+        """Write further tables, which are no part of the digest, into a folder of the dataset."""
+        with disk_errors(self._swap.target):
+            (self._swap.path / folder).mkdir()
+            for name, table in tables.items():
+                write_small(self._swap.path / folder / f"{name}.parquet", table)
 
     def write_samples(self, bucket: int, table: pa.Table) -> None:
         """Write the samples of one bucket, in any order; a second table may only hold other runs.

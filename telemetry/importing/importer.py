@@ -28,7 +28,7 @@ from telemetry.config import Section, format_duration
 from telemetry.dataset.channels import Channel
 from telemetry.dataset.layout import DEFAULT_BUCKETS, MAX_ROWS_PER_BUCKET
 from telemetry.dataset.meta import META_NAME
-from telemetry.dataset.schema import Unit, ms_of
+from telemetry.dataset.schema import INVENTORY, Unit, conform, ms_of
 from telemetry.dataset.store import Dataset
 from telemetry.dataset.writer import DatasetWriter
 from telemetry.errors import InputError
@@ -82,20 +82,25 @@ _CSV_BYTES_PER_ROW = 100
 LANDED_ROLE: Final = "landed"
 """Role, in a dataset's sources, of the landed files that its last compaction took."""
 
+STATE_FOLDER: Final = "compaction"
+"""Folder of a dataset for what the next compaction must know; an import leaves it as it is."""
+
 
 @dataclass(frozen=True, slots=True)
 class CompactionInput:
     """What differs when an import compacts landed files (see :mod:`telemetry.landing.compaction`) into a dataset.
 
     The inventory given is then the whole one, files are not remembered by their content but by ``landed``, and sources
-    without a usable row are no error: nobody stands beside to mend them.
+    without a usable row are no error: no operator is there to correct them.
 
     ``landed``: names that the dataset keeps in the same step, so that a compaction cut short is never done twice.
+    ``state``: tables by name for :data:`STATE_FOLDER`; the inventory is added as ``derived``.
     ``expected_rows``: rows that the dataset is going to hold; a new one gets buckets for them.
     ``not_before``, ``not_after``: instants outside have a wrong clock.
     """
 
     landed: tuple[str, ...]
+    state: Mapping[str, pa.Table] = field(default_factory=dict)
     keep_from: datetime | None = None
     expected_rows: int = 0
     not_before: datetime | None = None
@@ -234,7 +239,9 @@ class _Import:
             self._check_unchanged()
             folder = writer.folder / "quarantine"
             if existing is not None:
-                writer.adopt_quarantine(existing)
+                writer.adopt_folder(existing, "quarantine")
+                if self.is_import:
+                    writer.adopt_folder(existing, STATE_FOLDER)
             with Quarantine(folder, new_name(folder)) as self.quarantine:
                 stays = self._inventory(inventory)
                 given = self._events(stays)
@@ -246,6 +253,8 @@ class _Import:
             frame = stays.given
             self.counts["installed_before_anything_observed"] += int(frame["installed_at"].isna().sum())
             frame["installed_at"] = frame["installed_at"].fillna(pd.Timestamp(span[0]).as_unit("ms"))
+            if not self.is_import:
+                writer.write_tables(STATE_FOLDER, {**self.compaction.state, "derived": conform(frame, INVENTORY)})
             quarantined = self.quarantine.counts
             before = {} if existing is None else existing.meta.counts.get("imported", {})
             dataset = writer.finish(
@@ -312,7 +321,7 @@ class _Import:
         return wrong if not_before is None else wrong | (ms < not_before.timestamp() * 1000)
 
     def _check_loss(self, table: str) -> None:
-        if self.is_import:  # nobody is there to correct what has landed
+        if self.is_import:  # no operator is there to correct what has landed
             self.quarantine.check_loss(table, self.max_loss)
 
     def _events(self, stays: Installations) -> pd.DataFrame:

@@ -1,15 +1,16 @@
 """Compacting what has landed into the dataset, in one step that a kill at any point leaves done or not done.
 
-The dataset records, in the swap that brings the new rows in, which landed files they came from. Whatever happens
-afterwards, the next run sees from that record which files are compacted and only takes them away. Readers go on reading
-the old dataset while the new one takes its name (:class:`telemetry.atomic.ReadLease`), collectors go on landing.
+The swap that brings the new rows in also brings the record of the landed files that they came from, and what the next
+compaction must know, in the dataset's folder ``compaction``: observations, inventories given, the inventory derived,
+events that wait. Whatever happens afterwards, the next run sees from that record which files are compacted, and only
+removes them. Readers go on reading the old dataset while the new one takes its name
+(:class:`telemetry.atomic.ReadLease`), and collectors go on writing.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -28,7 +29,7 @@ from telemetry.dataset.meta import META_NAME, DatasetMeta, instant_text
 from telemetry.dataset.schema import EVENTS, INVENTORY, JOBS, conform
 from telemetry.dataset.store import Dataset
 from telemetry.errors import InputError
-from telemetry.importing.importer import LANDED_ROLE, CompactionInput, import_dataset
+from telemetry.importing.importer import LANDED_ROLE, STATE_FOLDER, CompactionInput, import_dataset
 from telemetry.importing.inventory import merge_stays, read_inventory, unit_of, with_old_starts
 from telemetry.importing.mapping import ImportMapping
 from telemetry.importing.quarantine import Quarantine
@@ -44,7 +45,7 @@ from telemetry.xids.node_names import NodeNames
 _LOG = logging.getLogger(__name__)
 
 PENDING: Final = timedelta(days=30)
-"""An event whose GPU or node nobody has seen waits this long for it.
+"""An event whose GPU or node was never seen waits this long for it.
 
 Then it is quarantined, or its node's where it names a PCI address only and the node is known.
 """
@@ -198,16 +199,16 @@ class _Compaction:
         made = {"inventory": conform(stays, INVENTORY), "events": conform(events, EVENTS), "jobs": self._jobs(stays)}
         scratch = {name: self.landing.root / "tmp" / f"{name}.parquet" for name in made}
         for name, table in made.items():
-            self._write(scratch[name], table)
+            with disk_errors(scratch[name]):
+                scratch[name].parent.mkdir(parents=True, exist_ok=True)
+                pq.write_table(table, scratch[name])
         paths = [path for kind in KINDS for path in files[kind]]
-        # Saved before the swap, for after a kill these files are not looked at again; told twice, it is the same.
-        self._save("sightings", pa.Table.from_pandas(runs, schema=RUNS, preserve_index=False))
+        state = {
+            "sightings": pa.Table.from_pandas(runs, schema=RUNS, preserve_index=False),
+            "pending": conform(placed.waiting, LANDED_EVENTS),
+        }
         if given is not None:
-            self._save("given", conform(given, _GIVEN))
-        self._save("derived", conform(_joined([before, stays])[INVENTORY.names], INVENTORY))
-        # What waited leaves only after the swap, or a compaction that fails would lose it; in between it is told
-        # twice, which one source does not do at one time.
-        self._save("pending", conform(_told([held, placed.waiting]), LANDED_EVENTS))
+            state["given"] = conform(given, _GIVEN)
         result = import_dataset(
             self.dataset,
             inventory=scratch["inventory"],
@@ -222,14 +223,13 @@ class _Compaction:
             now=self.now,
             compaction=CompactionInput(
                 landed=tuple(_key(path) for path in paths),
+                state=state,
                 keep_from=self._keep_from(),
                 expected_rows=self._expected_rows(stays),
                 not_before=EARLIEST,
                 not_after=self.now + AHEAD,
             ),
         )
-        self._save("derived", conform(result.dataset.inventory(), INVENTORY))
-        self._save("pending", conform(placed.waiting, LANDED_EVENTS))
         _retire(self.landing, paths, self.settings, self.now)
         for path in (*scratch.values(), *(self.landing.root / "tmp").glob("settled-*.parquet")):
             path.unlink(missing_ok=True)
@@ -253,9 +253,9 @@ class _Compaction:
         return CompactResult(refused=waiting.refused, meta=meta, waits_for="; ".join(reasons))
 
     def _given(self, inventory: Path | None, derived: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame | None:
-        """Return the stays that somebody told: now, before, and by imports since the last compaction.
+        """Return the stays that were given: now, before, and by imports since the last compaction.
 
-        A file says all that there is to say of the units it names: it replaces what was told of them before.
+        A file is complete for the units it names: it replaces what was given of them before.
         """
         saved = self._state("given")
         given = saved if len(saved) else None
@@ -263,9 +263,9 @@ class _Compaction:
             held = self.existing.inventory()
             seen = held["gpu"].isin(set(runs["gpu"].dropna())) | held["gpu"].isna()
             # A GPU that the dataset knows and no sighting does, has rows that must keep their place.
-            told = held[~(_rows(held).isin(set(_rows(derived))) & seen)]
-            if len(told):
-                given = merge_stays(given, told.reset_index(drop=True))
+            imported = held[~(_rows(held).isin(set(_rows(derived))) & seen)]
+            if len(imported):
+                given = merge_stays(given, imported.reset_index(drop=True))
         if inventory is None:
             return given
         read, _ = read_inventory(inventory, ImportMapping().inventory, Quarantine(None))
@@ -283,9 +283,9 @@ class _Compaction:
         changes = driver_changes(runs)
         if self.existing is not None:
             changes = changes[~_rows(changes).isin(set(_rows(self.existing.events())))]
-        told = _told([held, landed, changes])
-        told["since_ms"] = told["since_ms"].fillna(to_ms(self.now))
-        return place_landed(told, stays, waited_ms=to_ms(self.now - PENDING))
+        events = _as_pending([held, landed, changes])
+        events["since_ms"] = events["since_ms"].fillna(to_ms(self.now))
+        return place_landed(events, stays, waited_ms=to_ms(self.now - PENDING))
 
     def _jobs(self, stays: pd.DataFrame) -> pa.Table:
         tables = [pq.read_table(path, schema=JOBS) for path in self.waiting.files["jobs"]]
@@ -331,13 +331,11 @@ class _Compaction:
         span = days if keep is None else min(days, keep)
         return int(len(stays) * (span / self.settings.telemetry.step))
 
-    def _write(self, path: Path, table: pa.Table) -> None:
-        with disk_errors(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            pq.write_table(table, path)
-
     def _state(self, name: str) -> pd.DataFrame:
-        path = self.landing.state(f"{name}.parquet")
+        folder = self.dataset / STATE_FOLDER
+        if not folder.exists():  # an older version kept it with the landed files
+            folder = self.landing.root / "state"
+        path = folder / f"{name}.parquet"
         try:
             return pq.read_table(path).to_pandas()
         except FileNotFoundError:
@@ -348,17 +346,12 @@ class _Compaction:
             raise InputError(
                 f"a state file is damaged: {error}",
                 str(path),
-                "Remove it: what was seen of GPUs is then learned anew from what lands.",
+                "Remove it: what was seen of GPUs is then learned from scratch.",
             ) from error
 
-    def _save(self, name: str, table: pa.Table) -> None:
-        path = self.landing.state(f"{name}.parquet")
-        self._write(path.with_suffix(".tmp"), table)
-        os.replace(path.with_suffix(".tmp"), path)
 
-
-def _told(frames: list[pd.DataFrame]) -> pd.DataFrame:
-    """Return events as they wait, each once: a failed compaction has left them among those that wait, and landed."""
+def _as_pending(frames: list[pd.DataFrame]) -> pd.DataFrame:
+    """Return events with the columns of those that wait, equal ones once."""
     stamps = dict.fromkeys(("timestamp", "known_at"), "datetime64[ms, UTC]")
     full = [frame.reindex(columns=PENDING_COLUMNS).astype({**stamps, "since_ms": float}) for frame in frames]
     return pd.concat(full, ignore_index=True).drop_duplicates(LANDED_EVENTS.names, ignore_index=True)

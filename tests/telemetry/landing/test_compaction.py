@@ -54,6 +54,10 @@ def landing(folder: Path) -> Landing:
     return Landing(landing_of(folder / "dataset"), writer="test")
 
 
+def state_of(folder: Path, name: str) -> Path:
+    return folder / "dataset" / "compaction" / f"{name}.parquet"
+
+
 def land(folder: Path, frame: pd.DataFrame, **named: str) -> Path | None:
     return landing(folder).stage("samples", table_of(frame), **named)
 
@@ -266,7 +270,6 @@ def fold_killed_at(folder: Path, at: int) -> None:
         (Path, "rename"),
         (Path, "replace"),
         (Path, "unlink"),
-        (os, "replace"),
         (telemetry.dataset.writer, "write_part"),
         (telemetry.landing.compaction, "_retire"),
         (telemetry.landing.folder, "write_bytes"),
@@ -317,7 +320,7 @@ def test_a_fold_killed_anywhere_loses_nothing_and_counts_nothing_twice(tmp_path:
         assert result.quarantined == {}
         assert len(dataset.inventory()) == 4
         assert landing(folder).waiting() == []
-        assert pd.read_parquet(landing(folder).state("pending.parquet"))["code"].tolist() == ["31"]
+        assert pd.read_parquet(state_of(folder, "pending"))["code"].tolist() == ["31"]
         if done == 7:
             break
     assert killed >= 5

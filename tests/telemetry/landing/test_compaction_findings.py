@@ -23,6 +23,7 @@ from tests.telemetry.landing.test_compaction import (
     landing,
     raw,
     samples_of,
+    state_of,
 )
 
 
@@ -43,7 +44,7 @@ def test_lost_sightings_do_not_lose_a_silent_gpu(tmp_path: Path):
     land(tmp_path, raw(gpus=2))
     fold(tmp_path)
     before = samples_of(tmp_path)
-    landing(tmp_path).state("sightings.parquet").unlink()
+    state_of(tmp_path, "sightings").unlink()
     land(tmp_path, raw(gpus=2, start=DAY + pd.Timedelta("1h")).query(f"gpu == '{gpu(1)}'"))
     fold(tmp_path)
     after = samples_of(tmp_path)
@@ -120,7 +121,7 @@ def test_clocks_that_cannot_be_right_move_nothing(tmp_path: Path):
 def test_a_start_that_cannot_be_right_and_was_kept_is_forgotten(wrong: str, tmp_path: Path):
     land(tmp_path, raw(gpus=2))
     fold(tmp_path)
-    state = landing(tmp_path).state("derived.parquet")
+    state = state_of(tmp_path, "derived")
     kept = pq.read_table(state).to_pandas()
     never = kept.assign(installed_at=pd.Timestamp(wrong, tz="UTC").as_unit("ms"))
     pq.write_table(conform(pd.concat([kept, never], ignore_index=True), INVENTORY), state)

@@ -2,32 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 from typing import Any, Final
 
 from scheduler.ports.errors import SchedulerError
-from scheduler.ports.readings import Answer, AnswerKind
+from scheduler.ports.readings import Answer
 from scheduler.slurm.job import HELD, CheckpointSignal, SlurmJob
 from scheduler.slurm.node import NodeChange
-from scheduler.slurm.port import NEWEST, OLDEST, Report, SlurmPort, read_report
+from scheduler.slurm.port import NEWEST, OLDEST, SlurmPort, errors_in, kind_of, read_report
 from scheduler.slurm.settings import SlurmSettings
 from telemetry.collect.slurm.commands import CommandError, run_program
 from telemetry.collect.slurm.slurm_json import SlurmFormatError
-
-_ERRORS: Final[tuple[tuple[str, AnswerKind], ...]] = (
-    ("invalid node name", "gone"),
-    ("invalid job id", "gone"),
-    ("already completing or completed", "gone"),
-    ("job is pending execution", "already"),
-    ("unable to contact slurm controller", "timeout"),
-    ("socket timed out", "timeout"),
-    ("zero bytes were transmitted", "timeout"),
-    ("connection refused", "timeout"),
-    ("connection reset", "timeout"),
-)
-# What Slurm writes for ESLURM_INVALID_NODE_NAME, ESLURM_INVALID_JOB_ID, ESLURM_ALREADY_DONE, ESLURM_JOB_PENDING and
-# for a controller that does not answer (slurm_errno.c); all else it refuses.
 
 _NO_SUCH_NODE: Final = ("not found", "invalid node name")
 _NO_JSON: Final = ("unrecognized option", "doesn't allow an argument")
@@ -51,10 +38,10 @@ class SlurmCommands(SlurmPort):
         self._versions: dict[str, int | None] = {}
 
     def read_only(self) -> str | None:
-        """Say why nothing may be written."""
+        """Return why nothing may be written."""
         for what, version in self._versions.items():
             if version is None:
-                return f"Slurm's report of {what} does not tell the version of its data parser: it is only read"
+                return f"Slurm's report of {what} does not state the version of its data parser: it is only read"
             if not OLDEST <= version <= NEWEST:
                 return (
                     f"Slurm's report of {what} is of data parser v0.0.{version}; v0.0.{OLDEST} to v0.0.{NEWEST} are "
@@ -64,17 +51,15 @@ class SlurmCommands(SlurmPort):
 
     def update(self, node: str, change: NodeChange) -> Answer:
         """Write to a node by ``scontrol update``."""
-        command = ["scontrol", "update", f"NodeName={node}"]
-        if change.state is not None:
-            command.append(f"State={change.state}")
-        if change.reason is not None:
+        fields = {
+            "State": change.state,
             # scontrol takes one quotation mark off either end
-            command.append(f'Reason="{change.reason}"')
-        if change.weight is not None:
-            command.append(f"Weight={change.weight}")
-        if change.extra is not None:
-            command.append(f"Extra={change.extra}")
-        return self._write(*command)
+            "Reason": None if change.reason is None else f'"{change.reason}"',
+            "Weight": change.weight,
+            "Extra": change.extra,
+        }
+        given = [f"{name}={value}" for name, value in fields.items() if value is not None]
+        return self._write("scontrol", "update", f"NodeName={node}", *given)
 
     def signal(self, job: SlurmJob, signal: CheckpointSignal) -> Answer:
         """Send a signal by ``scancel --signal``."""
@@ -88,43 +73,44 @@ class SlurmCommands(SlurmPort):
     def _job_rows(self, node: str | None) -> list[dict[str, Any]]:
         # of one node all states, for nothing on it may be missed; of the fleet not the queue, which may be long
         only = (f"--states={','.join(sorted(HELD))}",) if node is None else ("--states=all", f"--nodelist={node}")
-        return self._report("jobs", "squeue", *only).rows
+        return self._report("jobs", "squeue", *only)
 
     def _node_rows(self, name: str | None) -> list[dict[str, Any]]:
         if self._scontrol_writes_json:
             one = () if name is None else (name,)
             try:
-                return self._report("nodes", "scontrol", "show", "node", *one).rows
+                return self._report("nodes", "scontrol", "show", "node", *one)
             except _NoJsonError:
                 self._scontrol_writes_json = False
             except _NoSuchNodeError:
                 if name is None:
                     raise
                 return []
-        rows = self._report("nodes", "sinfo", "--Node").rows  # 22.05 can only list all of them
+        rows = self._report("nodes", "sinfo", "--Node")  # 22.05 can only list all of them
         return [row for row in rows if name is None or row.get("name") == name]
 
-    def _report(self, key: str, *command: str) -> Report:
-        report = self._read(key, *command, self._json)
-        if report.version is not None and report.version > NEWEST and self._json == "--json":
+    def _report(self, key: str, *command: str) -> list[dict[str, Any]]:
+        rows, version = self._read(key, *command, self._json)
+        if version is not None and version > NEWEST and self._json == "--json":
             older = f"--json=v0.0.{NEWEST}"
-            try:
-                report = self._read(key, *command, older)
+            with contextlib.suppress(SchedulerError):  # it cannot write that one: read on, and write nothing
+                rows, version = self._read(key, *command, older)
                 self._json = older
-            except SchedulerError:
-                pass  # it cannot write that one: read on, and write nothing
-        self._versions[key] = report.version
-        return report
+        self._versions[key] = version
+        return rows
 
-    def _read(self, key: str, *command: str) -> Report:
+    def _read(self, key: str, *command: str) -> tuple[list[dict[str, Any]], int | None]:
+        line = f"`{' '.join(command)}`"
         try:
             status, errors, output = self._run(*command)
             if status == 0:
                 return read_report(output, key)
-        except (CommandError, SlurmFormatError) as error:
-            where = "" if isinstance(error, CommandError) else f"`{' '.join(command)}`: "
-            raise SchedulerError(f"{where}{error}") from None
-        message = f"`{' '.join(command)}`: {errors or _errors_in(output, key) or f'exit status {status}'}"
+        except CommandError as error:
+            raise SchedulerError(str(error)) from None
+        except SlurmFormatError as error:
+            raise SchedulerError(f"{line}: {error}") from None
+        # scontrol writes its errors into the report and not to stderr
+        message = f"{line}: {errors or errors_in(output) or f'exit status {status}'}"
         if any(text in errors for text in _NO_JSON):
             raise _NoJsonError(message)
         if any(text in message.lower() for text in _NO_SUCH_NODE):
@@ -143,8 +129,7 @@ class SlurmCommands(SlurmPort):
             return Answer("refused" if error.lasting else "timeout", str(error))
         if status == 0:
             return Answer("done", errors)
-        kind: AnswerKind = next((kind for text, kind in _ERRORS if text in errors.lower()), "refused")
-        return Answer(kind, errors or f"exit status {status}")
+        return Answer(kind_of(errors), errors or f"exit status {status}")
 
     def _run(self, program: str, *arguments: str) -> tuple[int, str, bytes]:
         """Run a program; gives its exit status, the start of its errors, and its output."""
@@ -157,15 +142,6 @@ class SlurmCommands(SlurmPort):
             max_bytes=settings.max_response_bytes, environment={**kept, "LC_ALL": "C", **conf},
         )  # fmt: skip
         return ended.status, ended.errors[:400], ended.output
-
-
-def _errors_in(output: bytes, key: str) -> str:
-    """Give the errors that a report tells; scontrol writes them there and not to stderr."""
-    try:
-        read_report(output, key)
-    except SlurmFormatError as error:
-        return str(error)
-    return ""
 
 
 class _NoJsonError(SchedulerError):

@@ -1,4 +1,4 @@
-"""Which marks of ours stand on a Slurm node, what each action makes of it, and what we remember on the node itself.
+"""Reads predrain's marks on a Slurm node, and returns what each action changes and records there.
 
 The record is a flat JSON object among whatever else the node's ``extra`` holds.
 """
@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from typing import Final, cast
+from typing import Any, Final, cast
 
 from policy.fleet import JobView, Level, Marks, NodeView, Published
 from policy.plan import Action
@@ -23,22 +23,22 @@ from scheduler.slurm.settings import HIGHEST_WEIGHT, SlurmSettings
 from telemetry.collect.slurm.nodes import OWN_PREFIX
 
 KEY: Final = "predrain"
-_RECORD = re.compile(r'"predrain"\s*:\s*(?P<record>\{[^{}]*\})')
-_ALONE: Final = "alone"
+_ALONE: Final = "alone"  # a field of earlier versions
+_AFTER_TEXT = re.compile(r' ?\{"predrain":(?P<record>\{[^{}]*\})\}\Z')
 
 
 class DamagedRecordError(ValueError):
-    """The node's extra names us, and what it says there cannot be read: somebody else edited it."""
+    """The node's extra holds a record of predrain that cannot be read: a person or tool edited it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What we put on a node, since when and until when.
+    """What predrain put on a node, since when and until when.
 
-    ``level``: what we put on; where less stands before ``until``, a person took it off.
-    ``since``: when we took the node out of service.
-    ``weight``, ``soft``: the weight that we found, and the one that we set; None: no soft mark.
-    ``reason``: digest of the reason that we wrote: one that was edited is not ours any more.
+    ``level``: where less stands before ``until``, a person took it off.
+    ``since``: when the node was taken out of service.
+    ``weight``, ``soft``: the weight before the soft mark, and with it; None: no soft mark.
+    ``reason``: digest of the reason as written: one that was edited is a person's.
     """
 
     tier: Tier
@@ -58,76 +58,60 @@ class Record:
 
 
 def digest_of(reason: str) -> str:
-    """Give the digest of a reason that stands in a record."""
+    """Return the digest of a reason, as a record holds it."""
     return hashlib.sha256(reason.encode()).hexdigest()[:12]
 
 
 def record_in(extra: str) -> Record | None:
-    """Read our record; None: there is none.
-
-    Raises ``DamagedRecordError`` if there is something of ours that cannot be read.
-    """
-    found = list(_RECORD.finditer(extra))
-    if not found:
-        if f'"{KEY}"' in extra:
-            raise DamagedRecordError(f"extra holds {KEY!r}, and no record of ours")
-        return None
-    if len(found) > 1 or extra.count(f'"{KEY}"') > 1:
-        raise DamagedRecordError(f"extra holds {KEY!r} twice")
-    try:
-        content = {"risk": None} | json.loads(found[0]["record"])
-        content.pop(_ALONE, None)
-        return cast(Record, object_of(Record, content, "it"))
-    except ValueError as error:
-        raise DamagedRecordError(f"our record in extra cannot be read: {error}") from None
+    """Read the record; None: there is none. Raises ``DamagedRecordError`` if it cannot be read."""
+    return _split(extra)[1]
 
 
 def with_record(extra: str, record: Record | None) -> str:
-    """Put our record into an ``extra``, or take it out; all else in it stays as it is, to the letter.
+    """Put the record into an ``extra``, or remove it (None); what others hold there is kept.
 
-    ``extra``: an object of JSON gets one more key (Slurm can filter nodes by such an ``extra``), any other text gets an
-    object after it.
-    ``record``: None: it is taken out.
+    A JSON object gets one more key (Slurm can filter nodes by such an ``extra``), any other text an object after it.
     Raises ``DamagedRecordError`` as :func:`record_in`.
     """
-    standing = record_in(extra)
-    found = _RECORD.search(extra)
-    if found is not None and standing is not None:
-        if record is not None:
-            alone = {_ALONE: 1} if _ALONE in json.loads(found["record"]) else {}
-            return extra[: found.start("record")] + _text(record, alone) + extra[found.end() :]
-        return _without(extra, found)
-    if record is None:
+    others, current = _split(extra)
+    if record is None and current is None:
         return extra
-    if not extra:
-        return f'{{"{KEY}":{_text(record, {_ALONE: 1})}}}'
-    if _is_object(extra):
-        end = extra.rindex("}")
-        comma = "" if not json.loads(extra) else ","
-        return f'{extra[:end]}{comma}"{KEY}":{_text(record, {})}{extra[end:]}'
-    return f'{extra} {{"{KEY}":{_text(record, {_ALONE: 1})}}}'
+    own = {}
+    if record is not None:
+        plain = plain_of(replace(record, risk=None if record.risk is None else round(record.risk, 6)))
+        own = {KEY: {name: value for name, value in plain.items() if value is not None}}
+    if isinstance(others, dict):
+        return json.dumps(others | own) if others or own else ""
+    return f"{others} {json.dumps(own, separators=(',', ':'))}" if own else others
 
 
-def _without(extra: str, found: re.Match[str]) -> str:
-    before, after = extra[: found.start()], extra[found.end() :]
-    if _ALONE in json.loads(found["record"]) and before.rstrip().endswith("{") and after.lstrip().startswith("}"):
-        left = before[: before.rindex("{")]  # the braces around it are ours too
-        return left.removesuffix(" ") + after[after.index("}") + 1 :]
-    if before.rstrip().endswith(","):
-        return before[: before.rindex(",")] + after
-    return before + (after.lstrip()[1:] if after.lstrip().startswith(",") else after)
-
-
-def _is_object(text: str) -> bool:
+def _split(extra: str) -> tuple[dict[str, Any] | str, Record | None]:
+    """Return what others hold in an ``extra``, an object or a text, and the record."""
+    content = _object(extra or "{}")
+    others: dict[str, Any] | str = extra if content is None else content
+    own: Any = None
+    if content is not None:
+        own = content.pop(KEY, None)
+    elif (match := _AFTER_TEXT.search(extra)) is not None:
+        others, own = extra[: match.start()], _object(match["record"]) or {}
+    if extra.count(f'"{KEY}"') != (own is not None):
+        raise DamagedRecordError(f"extra holds {KEY!r} in a place, or as often, as predrain does not write it")
+    if own is None:
+        return others, None
     try:
-        return isinstance(json.loads(text), dict)
+        if isinstance(own, dict):
+            own = {name: value for name, value in ({"risk": None} | own).items() if name != _ALONE}
+        return others, cast(Record, object_of(Record, own, "it"))
+    except ValueError as error:
+        raise DamagedRecordError(f"predrain's record in extra cannot be read: {error}") from None
+
+
+def _object(text: str) -> dict[str, Any] | None:
+    try:
+        content = json.loads(text)
     except (ValueError, RecursionError):
-        return False
-
-
-def _text(record: Record, more: dict[str, int]) -> str:
-    content = plain_of(replace(record, risk=None if record.risk is None else round(record.risk, 6)))
-    return json.dumps({k: v for k, v in content.items() if v is not None} | more, separators=(",", ":"))
+        return None
+    return content if isinstance(content, dict) else None
 
 
 LONGEST: Final = 240
@@ -258,8 +242,10 @@ def change_for(action: Action, node: SlurmNode, settings: SlurmSettings, now: da
         new = replace(old or _bare(action, end), tier=action.tier, risk=action.risk, until=end, level=level)
         return _written(node, new, NodeChange(reason=reason_for(action, end) if marks.tainted else None))
     new, change = old or _bare(action, end), NodeChange()
+    if action.verb == "soft_taint" and not marks.soft:
+        new = replace(new, weight=node.weight, soft=min(node.weight + settings.soft_weight, HIGHEST_WEIGHT))
     if action.verb == "soft_taint" and (not marks.soft or standing.lost_weight):
-        new, change = _softened(new, node, standing, settings)
+        change = NodeChange(weight=new.soft)
     if action.verb in ("taint", "drain") and not marks.tainted:
         change = NodeChange("FAIL" if settings.hard_state == "fail" else "DRAIN", reason_for(action, end))
         new = replace(new, since=now, drain_at=None)
@@ -278,19 +264,9 @@ def weight_again(node: SlurmNode, now: datetime) -> NodeChange:
     """Give what sets a soft mark again that a reconfigure took off; empty where there is none to set."""
     standing = standing_on(node, now)
     record = standing.record
-    due = standing.lost_weight and record is not None and node.readable and now < record.until
-    if not due or record is None or standing.foreign is not None:
+    if record is None or not standing.lost_weight or standing.foreign is not None:
         return NodeChange()
-    return NodeChange(weight=record.soft)
-
-
-def _softened(
-    record: Record, node: SlurmNode, standing: Standing, settings: SlurmSettings
-) -> tuple[Record, NodeChange]:
-    if standing.lost_weight:
-        return record, NodeChange(weight=record.soft)
-    soft = min(node.weight + settings.soft_weight, HIGHEST_WEIGHT)
-    return replace(record, weight=node.weight, soft=soft), NodeChange(weight=soft)
+    return NodeChange(weight=record.soft) if node.readable and now < record.until else NodeChange()
 
 
 def _release(action: Action, node: SlurmNode, standing: Standing) -> NodeChange:

@@ -1,4 +1,4 @@
-"""What the adapter needs of Slurm, whichever way it is reached, and how Slurm's reports in JSON are read."""
+"""What the adapter needs of Slurm, by either transport, and how Slurm's reports in JSON are read."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ import json
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 
 from scheduler.ports.errors import SchedulerError
-from scheduler.ports.readings import Answer
+from scheduler.ports.readings import Answer, AnswerKind
 from scheduler.slurm.job import CheckpointSignal, SlurmJob, job_of
 from scheduler.slurm.node import NodeChange, SlurmNode, node_of
 from scheduler.slurm.settings import SlurmSettings
@@ -20,18 +19,32 @@ OLDEST: Final = 38
 NEWEST: Final = 45
 """Versions of Slurm's data parser (``v0.0.38``: Slurm 22.05) whose reports we know well enough to write after."""
 
+_ERRORS: Final[tuple[tuple[str, AnswerKind], ...]] = (
+    ("invalid node name", "gone"),
+    ("invalid job id", "gone"),
+    ("already completing or completed", "gone"),
+    ("job is pending execution", "already"),
+    ("unable to contact slurm controller", "timeout"),
+    ("socket timed out", "timeout"),
+    ("zero bytes were transmitted", "timeout"),
+    ("connection refused", "timeout"),
+    ("connection reset", "timeout"),
+)
+# What Slurm writes for ESLURM_INVALID_NODE_NAME, ESLURM_INVALID_JOB_ID, ESLURM_ALREADY_DONE, ESLURM_JOB_PENDING and
+# for a controller that does not answer (slurm_errno.c).
+
 _VERSION = re.compile(r"v0\.0\.(\d{1,4})\Z")
 
 
 class SlurmPort(ABC):
-    """Slurm. Reads raise SchedulerError; what is not listed wholly is not listed at all."""
+    """Slurm. Reads raise ``SchedulerError``; what is not listed wholly is not listed at all."""
 
     def __init__(self, settings: SlurmSettings) -> None:
         self._settings = settings
 
     def nodes(self) -> tuple[SlurmNode, ...]:
         """List the nodes."""
-        nodes = self._nodes(None)
+        nodes = self._nodes()
         if not nodes:
             raise SchedulerError("Slurm lists no nodes")
         return nodes
@@ -48,7 +61,7 @@ class SlurmPort(ABC):
             raise SchedulerError(f"a row of jobs cannot be read: {error}") from None
         return tuple(job for job in jobs if job is not None and (node is None or node in job.nodes))
 
-    def _nodes(self, name: str | None) -> tuple[SlurmNode, ...]:
+    def _nodes(self, name: str | None = None) -> tuple[SlurmNode, ...]:
         try:
             return tuple(node_of(row, self._settings.gres) for row in self._node_rows(name))
         except (ValueError, TypeError, OverflowError) as error:
@@ -64,7 +77,7 @@ class SlurmPort(ABC):
 
     @abstractmethod
     def read_only(self) -> str | None:
-        """Say why nothing may be written, by what was read so far; None: it may."""
+        """Return why nothing may be written, by what was read so far; None: it may."""
 
     @abstractmethod
     def update(self, node: str, change: NodeChange) -> Answer:
@@ -79,19 +92,11 @@ class SlurmPort(ABC):
         """Requeue a batch job; it goes with Slurm's own KillWait between SIGTERM and SIGKILL."""
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
-    """A report's rows, and the version of the data parser that wrote it; None: not told."""
+def read_report(content: bytes, key: str) -> tuple[list[dict[str, Any]], int | None]:
+    """Read the rows of a report under ``key`` (``nodes``, ``jobs``), and its data parser's version (None: not stated).
 
-    rows: list[dict[str, Any]]
-    version: int | None
-
-
-def read_report(content: bytes, key: str) -> Report:
-    """Read a report whose rows stand under ``key``: ``nodes`` or ``jobs``.
-
-    Raises ``SlurmFormatError`` if it is cut off, is no JSON, has no such list, or tells errors: a list that may not be
-    whole is none.
+    Raises ``SlurmFormatError`` if it is cut off, is no JSON, has no such list, or reports errors: a list that may not
+    be whole is none.
     """
     text = content.decode("utf-8", errors="replace")
     try:
@@ -105,13 +110,34 @@ def read_report(content: bytes, key: str) -> Report:
     rows = report.get(key)
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise SlurmFormatError(f"no list of {key} in it, but {', '.join(sorted(report))[:200] or 'nothing'}")
-    return Report(rows, parser_version(report.get("meta")))
+    return rows, parser_version(report.get("meta"))
+
+
+def errors_in(content: bytes) -> str | None:
+    """Return the errors that an answer reports, in one line; None where it is no JSON object."""
+    try:
+        answer = json.loads(content)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(answer, dict):
+        return None
+    errors = answer.get("errors") or []
+    messages = [
+        str(error.get("error") or error.get("description") or error) if isinstance(error, dict) else str(error)
+        for error in (errors if isinstance(errors, list) else [errors])
+    ]
+    return " ".join(messages)[:300]
+
+
+def kind_of(errors: str) -> AnswerKind:
+    """Return what Slurm's errors mean for a write: what is not known was refused."""
+    return next((kind for text, kind in _ERRORS if text in errors.lower()), "refused")
 
 
 def parser_version(meta: object) -> int | None:
-    """Give the data parser's number from a report's ``meta``; None where it does not tell.
+    """Return the data parser's number from a report's ``meta``; None where it is not stated.
 
-    22.05 and 23.02 tell it as ``plugin.type`` (``openapi/v0.0.38``), later ones as ``plugin.data_parser``
+    22.05 and 23.02 state it as ``plugin.type`` (``openapi/v0.0.38``), later ones as ``plugin.data_parser``
     (``data_parser/v0.0.42``).
     """
     plugin = meta.get("plugin") if isinstance(meta, Mapping) else None

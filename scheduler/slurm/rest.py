@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote, urlencode
@@ -11,7 +10,7 @@ from scheduler.ports.errors import SchedulerError
 from scheduler.ports.readings import Answer
 from scheduler.slurm.job import CheckpointSignal, SlurmJob
 from scheduler.slurm.node import NodeChange
-from scheduler.slurm.port import NEWEST, OLDEST, SlurmPort, read_report
+from scheduler.slurm.port import NEWEST, OLDEST, SlurmPort, errors_in, kind_of, read_report
 from scheduler.slurm.settings import SlurmSettings
 from telemetry.collect.slurm.slurm_json import SlurmFormatError
 from telemetry.errors import InputError
@@ -48,7 +47,7 @@ class SlurmRest(SlurmPort):
         self._headers()
 
     def read_only(self) -> str | None:
-        """Say why nothing may be written."""
+        """Return why nothing may be written."""
         if self._version is None:
             return "Slurm was not read yet"
         if self._version < FIRST_WITH_NODE_WRITES:
@@ -93,14 +92,14 @@ class SlurmRest(SlurmPort):
                 raise SchedulerError(f"{self._where}: HTTP {status}: slurmrestd does not take our token")
             try:
                 if status != _OK:
-                    raise SlurmFormatError(f"HTTP {status}: {_errors(content) or ''}")
-                report = read_report(content, key)
+                    raise SlurmFormatError(f"HTTP {status}: {errors_in(content) or ''}")
+                rows, _ = read_report(content, key)
             except SlurmFormatError as error:
                 if one and (status == _NOT_FOUND or "invalid node name" in str(error).lower()):
                     return []
                 raise SchedulerError(f"{self._where}: {error}") from None
             self._version = version
-            return report.rows
+            return rows
         raise SchedulerError(f"{self._where}: it knows none of v0.0.{OLDEST} to v0.0.{NEWEST}")
 
     def _write(self, method: str, path: str, body: dict[str, Any] | None) -> Answer:
@@ -111,14 +110,12 @@ class SlurmRest(SlurmPort):
             status, content = self._ask(method, f"/slurm/v0.0.{self._version}/{path}", body)
         except _NoAnswerError as error:
             return Answer("timeout", str(error))
-        errors = _errors(content)
+        errors = errors_in(content)
         if errors is None:  # a proxy, or cut off: slurmrestd answers every request with JSON
             return Answer("timeout", f"HTTP {status}: no whole answer of slurmrestd")
         if status == _OK and not errors:
             return Answer("done")
-        if status == _NOT_FOUND or "invalid node name" in errors.lower() or "invalid job id" in errors.lower():
-            return Answer("gone", errors or f"HTTP {status}")
-        return Answer("refused", f"HTTP {status}: {errors}"[:400])
+        return Answer("gone" if status == _NOT_FOUND else kind_of(errors), f"HTTP {status}: {errors}"[:400])
 
     def _headers(self) -> dict[str, str]:
         headers = {"Accept": "application/json"}
@@ -154,24 +151,8 @@ class SlurmRest(SlurmPort):
                 headers=headers,
                 json=body,
             )
-        except NoAnswerInTime:
-            raise _NoAnswerError(f"{self._where}: no whole answer within {timeout_s:g} s") from None
         except (HttpError, InputError, BodyTooLarge) as error:
-            raise _NoAnswerError(f"{self._where}: {error}") from None
+            late = isinstance(error, NoAnswerInTime)
+            reason = f"no whole answer within {timeout_s:g} s" if late else error
+            raise _NoAnswerError(f"{self._where}: {reason}") from None
         return answer.status, answer.body
-
-
-def _errors(content: bytes) -> str | None:
-    """Give the errors that an answer tells; None where it is no answer of slurmrestd."""
-    try:
-        answer = json.loads(content)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(answer, dict):
-        return None
-    errors = answer.get("errors") or []
-    messages = [
-        str(error.get("error") or error.get("description") or error) if isinstance(error, dict) else str(error)
-        for error in (errors if isinstance(errors, list) else [errors])
-    ]
-    return " ".join(messages)[:300]

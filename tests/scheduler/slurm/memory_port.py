@@ -31,7 +31,7 @@ class MemorySlurm:
         self.late: list[Callable[[], object]] = []  # what was not answered, and comes through when it is called
 
     def _new(self, name: str, i: int) -> SlurmNode:
-        extra = ("", '{"rack": "r1", "n": [1, 2]}', "free text", "{}")[i % 4]
+        extra = ("", '{"rack": "r1", "n": [1, 2]}', "free text", '{"a": {}}')[i % 4]
         return SlurmNode(
             name, frozenset({"IDLE"}), booted_at=self.clock.now(), extra=extra, weight=1 + i % 3, gpus=8,
             features=(f"rack_{i // 3}", "h100"), partitions=("g",),

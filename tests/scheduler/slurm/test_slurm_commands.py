@@ -56,8 +56,8 @@ def test_a_newer_slurm_is_asked_for_a_version_that_we_know(tmp_path):
     [
         ({"version": 99, "only_own": True}, "data parser v0.0.99; v0.0.38 to v0.0.45 are known"),
         ({"version": 37}, "data parser v0.0.37"),
-        ({"version": 42, "meta": {}}, "does not tell the version"),
-        ({"version": 42, "meta": {"data_parser": "data_parser/v1.2.3"}}, "does not tell the version"),
+        ({"version": 42, "meta": {}}, "does not state the version"),
+        ({"version": 42, "meta": {"data_parser": "data_parser/v1.2.3"}}, "does not state the version"),
     ],
 )
 def test_a_version_that_is_not_known_is_read_and_never_written_to(tmp_path, told, words):

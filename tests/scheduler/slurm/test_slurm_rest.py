@@ -21,7 +21,8 @@ from scheduler.ports.clock import SystemClock
 from scheduler.ports.errors import SchedulerError
 from scheduler.slurm.job import CheckpointSignal
 from scheduler.slurm.node import NodeChange
-from scheduler.slurm.rest import SlurmRest, _errors
+from scheduler.slurm.port import errors_in
+from scheduler.slurm.rest import SlurmRest
 from scheduler.slurm.scheduler import open_slurm
 from scheduler.slurm.settings import SlurmSettings
 from telemetry.errors import InputError
@@ -199,7 +200,7 @@ BODIES = st.fixed_dictionaries({}, optional={"errors": ANY, "meta": ANY, "rows":
 @given(body=BODIES, key=st.sampled_from(["nodes", "jobs"]))
 def test_an_answer_of_any_shape_is_a_report_or_an_error_in_words(body, key):
     content = json.dumps({key if name == "rows" else name: value for name, value in body.items()}).encode()
-    assert _errors(content) is not None
+    assert errors_in(content) is not None
     port = SlurmRest(SlurmSettings("/nowhere", rest_url="unix:/nowhere"))
     port._ask = lambda *_: (200, content)
     with contextlib.suppress(SchedulerError):

@@ -1,4 +1,4 @@
-"""What Slurm has no place for, in files on a disk that the controllers share: state, switches, lease, requests."""
+"""State, switches, lease and requests, for which Slurm has no place: files on a disk that the controllers share."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _LONGEST_FILE: Final = 8 * 2**20
 _LOCK_WAIT_S: Final = 10.0
 _POLL_S: Final = 0.02
 _MANY_LEASES: Final = 3
-# A lease that nobody prolonged for so many times its length has ended, by the file server's clock alone.
+# By the file server's clock alone, a lease that was not prolonged for so many times its length has ended.
 
 
 class _BusyError(SchedulerError):
@@ -44,13 +44,6 @@ class _Held:
     beat: str
     lasts_s: float
     at: str
-
-
-@dataclass(frozen=True, slots=True)
-class _Own:
-    holder: str
-    beat: str
-    ends: float
 
 
 class SharedFolder:
@@ -78,21 +71,16 @@ class SharedFolder:
             )  # fmt: skip
         self.path = path
         self._clock, self._monotonic = clock, monotonic
-        self._own: _Own | None = None
+        self._own: tuple[_Held, float] | None = None  # the own lease, and its end by the monotonic clock
         self._seen: tuple[str, float] | None = None
 
     def load(self, name: str) -> StoredState:
-        """Read a text with its version.
-
-        Raises ``SchedulerError`` if it cannot be read.
-        """
-        content = self._bytes(name)
-        if content is None:
-            return StoredState(None, NONE_YET)
-        document = _document(content)
-        text = document.get("text")
-        damaged = document.get("format") != FORMAT or not isinstance(text, str)
-        return StoredState(f"damaged {name}.json" if damaged else text, _version(content))
+        """Read a text with its version; raises ``SchedulerError`` if it cannot be read."""
+        document, version = self._read(name)
+        if version == NONE_YET:
+            return StoredState(None, version)
+        text = (document or {}).get("text")
+        return StoredState(text if isinstance(text, str) else f"damaged {name}.json", version)
 
     def save(self, name: str, text: str, version: str) -> Answer:
         """Replace a text that still has this version; the answer holds the new one."""
@@ -102,16 +90,15 @@ class SharedFolder:
                 if stored.version != version:
                     return Answer("conflict", f"{name} has version {stored.version}, expected {version}")
                 if stored.text == text:
-                    return Answer("already", "it stood so", (), version)
-                content = self._write(name, {"token": secrets.token_hex(8), "text": text})
-                return Answer("done", "", (), _version(content))
+                    return Answer("already", "no change", (), version)
+                return Answer("done", "", (), self._write(name, {"token": secrets.token_hex(8), "text": text}))
         except SchedulerError as error:
             return Answer("refused", str(error))  # the file is replaced as a whole or not at all
 
     def read_switches(self) -> Switches:
         """Read the switches.
 
-        Raises ``SchedulerError`` if they cannot be read: somebody may have said stop.
+        Raises ``SchedulerError`` if they cannot be read: a person may have set the kill switch.
         """
         return self._object("switches", Switches) or Switches()
 
@@ -119,9 +106,6 @@ class SharedFolder:
         """Set the switches."""
         try:
             with self._locked("switches"):
-                with contextlib.suppress(SchedulerError):
-                    if self._object("switches", Switches) == switches:
-                        return Answer("already")
                 self._write("switches", plain_of(switches))
                 return Answer("done")
         except SchedulerError as error:
@@ -139,12 +123,12 @@ class SharedFolder:
                 held = self._lease()
                 if held is not None and held.holder != holder and not self._ended(held, began):
                     return None
-                mine = _Held(holder, secrets.token_hex(8), lasts.total_seconds(), before.isoformat())
-                self._write("lease", plain_of(mine))
-        except _BusyError:  # whoever has it writes under the lease just now
+                own = _Held(holder, secrets.token_hex(8), lasts.total_seconds(), before.isoformat())
+                self._write("lease", plain_of(own))
+        except _BusyError:  # whoever holds the lock writes under the lease at this moment
             return None
         self._seen = None
-        self._own = _Own(holder, mine.beat, began + lasts.total_seconds())
+        self._own = own, began + lasts.total_seconds()
         return before + lasts
 
     def drop_lease(self, holder: str) -> None:
@@ -163,12 +147,13 @@ class SharedFolder:
         Raises ``SchedulerError`` if the file cannot be locked or read.
         """
         with self._locked("lease"):
-            own, held = self._own, self._lease()
+            own, ends = self._own or (None, 0.0)
+            held = self._lease()
             if own is None or own.holder != holder:
                 yield f"{holder} does not hold the lease"
             elif held is None or (held.holder, held.beat) != (own.holder, own.beat):
                 yield f"{holder} does not hold the lease any more"
-            elif self._monotonic() >= own.ends or self._clock.now() >= until:
+            elif self._monotonic() >= ends or self._clock.now() >= until:
                 yield f"the lease of {holder} has ended"
             else:
                 yield None
@@ -176,20 +161,18 @@ class SharedFolder:
     def note(self, name: str, key: str, value: dict[str, Any], keep: Callable[[dict[str, Any]], bool]) -> None:
         """Put one entry into a document of entries, and drop those that need not be kept.
 
-        Raises ``SchedulerError`` if it is not sure to be kept.
+        Raises ``SchedulerError`` if it is not certain to be stored.
         """
         with self._locked(name):
-            entries = {k: v for k, v in self.notes(name).items() if keep(v)}
+            entries = {name: entry for name, entry in self.notes(name).items() if keep(entry)}
             self._write(name, {"entries": {**entries, key: value}})
 
     def notes(self, name: str) -> dict[str, dict[str, Any]]:
-        """Read a document of entries; a damaged one has none.
-
-        Raises ``SchedulerError`` if it cannot be read.
-        """
-        document = _document(self._bytes(name) or b"")
-        entries = document.get("entries") if document.get("format") == FORMAT else None
-        return {k: v for k, v in entries.items() if isinstance(v, dict)} if isinstance(entries, dict) else {}
+        """Read a document of entries, none if it is damaged; raises ``SchedulerError`` if it cannot be read."""
+        entries = (self._read(name)[0] or {}).get("entries")
+        if not isinstance(entries, dict):
+            return {}
+        return {key: entry for key, entry in entries.items() if isinstance(entry, dict)}
 
     def _ended(self, held: _Held, now: float) -> bool:
         if self._seen is None or self._seen[0] != held.beat:
@@ -208,40 +191,44 @@ class SharedFolder:
         return self._object("lease", _Held, "; remove it when no controller runs")
 
     def _object(self, name: str, kind: type[T], hint: str = "") -> T | None:
-        content = self._bytes(name)
-        if content is None:
-            return None
-        document = _document(content)
+        document, version = self._read(name)
         try:
-            if document.pop("format", None) != FORMAT:
-                raise ValueError("another format")
-            return cast(T, object_of(kind, document, name))
+            if document is None:
+                raise ValueError("it is damaged, or of another format")
+            return None if version == NONE_YET else cast(T, object_of(kind, document, name))
         except ValueError as error:
             raise SchedulerError(f"{self.path / f'{name}.json'}: {error}{hint}") from None
 
-    def _bytes(self, name: str) -> bytes | None:
+    def _read(self, name: str) -> tuple[dict[str, Any] | None, str]:
+        """Read a document and its version, ``NONE_YET`` where there is none; None: it is damaged."""
         file = self.path / f"{name}.json"
         try:
             with file.open("rb") as stream:
                 content = stream.read(_LONGEST_FILE + 1)
         except FileNotFoundError:
             if self.path.is_dir():
-                return None
+                return {}, NONE_YET
             raise SchedulerError(f"{self.path} is not there: is its disk mounted?") from None
         except OSError as error:
             raise SchedulerError(f"{file}: {error.strerror}") from None
         if len(content) > _LONGEST_FILE:
             raise SchedulerError(f"{file} has over {_LONGEST_FILE:,} bytes")
-        return content
+        try:
+            document = json.loads(content)
+        except ValueError:
+            document = None
+        good = isinstance(document, dict) and document.pop("format", None) == FORMAT
+        return document if good else None, _version(content)
 
-    def _write(self, name: str, document: dict[str, Any]) -> bytes:
-        content = {"format": FORMAT, **document}
-        made = json.dumps(content, ensure_ascii=False, sort_keys=True, allow_nan=False).encode() + b"\n"
-        if len(made) > _LONGEST_FILE:
-            raise SchedulerError(f"{name} has {len(made):,} bytes, {_LONGEST_FILE:,} fit")
-        write_bytes(self.path / f"{name}.json", made)
+    def _write(self, name: str, document: dict[str, Any]) -> str:
+        """Replace a document; returns its version."""
+        document = {"format": FORMAT, **document}
+        content = json.dumps(document, ensure_ascii=False, sort_keys=True, allow_nan=False).encode() + b"\n"
+        if len(content) > _LONGEST_FILE:
+            raise SchedulerError(f"{name} has {len(content):,} bytes, {_LONGEST_FILE:,} fit")
+        write_bytes(self.path / f"{name}.json", content)
         fsync_path(self.path)
-        return made
+        return _version(content)
 
     @contextlib.contextmanager
     def _locked(self, name: str) -> Iterator[None]:
@@ -258,14 +245,6 @@ class SharedFolder:
             raise _BusyError(f"{self.path}: {name} is locked by another process") from None
         except (InputError, OSError) as error:
             raise SchedulerError(f"{self.path / f'{name}.json'}: {error}") from None
-
-
-def _document(content: bytes) -> dict[str, Any]:
-    try:
-        document = json.loads(content)
-    except ValueError:
-        return {}
-    return document if isinstance(document, dict) else {}
 
 
 def _version(content: bytes) -> str:

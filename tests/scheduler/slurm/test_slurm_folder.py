@@ -82,7 +82,7 @@ def test_switches_that_cannot_be_read_are_no_switches_that_are_off(shared):
     assert shared.read_switches() == Switches()
     told = Switches(kill=True, reset_breaker_at=T0)
     assert shared.set_switches(told).kind == "done"
-    assert shared.set_switches(told).kind == "already"
+    assert shared.set_switches(told).confirmed
     assert shared.read_switches() == told
     (shared.path / "switches.json").write_text('{"format": 1, "kil": true}')
     with pytest.raises(SchedulerError, match="did you mean 'kill'"):

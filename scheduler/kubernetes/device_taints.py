@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from scheduler.kubernetes.api import ApiServer
 from scheduler.kubernetes.pods import offered_versions
+from scheduler.ports.codec import json_object
 from scheduler.ports.errors import SchedulerError
 from scheduler.ports.protocols import NodeSignal
 from scheduler.ports.readings import Write
@@ -122,11 +123,7 @@ class DeviceTaints:
         return notes, obsolete, missing[:_MAX_NEW]
 
     def _about_of(self, metadata: Object) -> Mapping[str, Any]:
-        try:
-            about = json.loads((metadata.get("annotations") or {}).get(self._about) or "{}")
-        except ValueError:
-            return {}
-        return about if isinstance(about, dict) else {}
+        return json_object((metadata.get("annotations") or {}).get(self._about))
 
     def _versions(self) -> tuple[str, str] | None:
         """Return the newest versions of rules and slices that the server offers; None: it has no device taints."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -13,7 +12,7 @@ from urllib.parse import quote
 import yaml
 
 from scheduler.kubernetes.scheduler import KubernetesScheduler
-from scheduler.ports.codec import instant
+from scheduler.ports.codec import instant, json_object
 from scheduler.ports.readings import Answer
 from scheduler.ports.workloads import DiagnosticResult, Fence
 from telemetry.collect.kubernetes.api import Object, Unreachable
@@ -31,11 +30,11 @@ def read_manifest(path: Path) -> dict[str, Any]:
         content = read_yaml(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise InputError(f"the diagnostic's manifest cannot be read: {error}", str(path), "Give a YAML file.") from None
-    job = content if isinstance(content, dict) else {}
     try:
+        job: dict[str, Any] = content
         containers = job["spec"]["template"]["spec"]["containers"]
-        good = (job["apiVersion"], job["kind"]) == ("batch/v1", "Job") and bool(containers)
-        good = good and isinstance(containers, list) and all(isinstance(each, dict) for each in containers)
+        good = (job["apiVersion"], job["kind"]) == ("batch/v1", "Job") and isinstance(containers, list)
+        good = good and bool(containers) and all(isinstance(container, dict) for container in containers)
     except (KeyError, TypeError):
         good = False
     if not good:
@@ -46,7 +45,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
 class KubernetesVerification:
     """Runs diagnostics as Jobs in predrain's namespace, from a manifest of the operator.
 
-    The Job is bound to its node by name and tolerates our taint. Its containers are told ``PREDRAIN_NODE``,
+    The Job is bound to its node by name and tolerates the predrain taints. Its containers get ``PREDRAIN_NODE``,
     ``PREDRAIN_KEY`` and ``PREDRAIN_GPUS``. One of them reports in its termination message: ``{"result": "passed" |
     "failed", "node": …, "key": …}``. A Job that ended without that, on another node, or that reports ``passed`` and
     failed, is inconclusive.
@@ -61,19 +60,19 @@ class KubernetesVerification:
 
     def start(self, node: str, units: Sequence[str], key: str, fence: Fence) -> Answer:
         """Create the Job; one that is there under this key was started before."""
-        why = self._scheduler.leadership.blocked(fence.holder, fence.until)
-        if why is not None:
-            return Answer("refused", why)
-        within = self._scheduler.leadership.left()
-        try:
-            response = self._api.request("POST", self._folder, None, self._job(node, units, key), timeout=within)
-        except Unreachable as error:
-            return Answer("timeout" if error.sent else "refused", str(error))
-        if response.ok:
-            return Answer("done", f"Job {self._namespace}/{name_of(key)}")
-        if response.status == _EXISTS:
-            return Answer("already", "it was started before")
-        return Answer("refused", response.problem)
+        leadership = self._scheduler.leadership
+
+        def create() -> Answer:
+            response = self._api.request(
+                "POST", self._folder, body=self._job(node, units, key), timeout=leadership.left()
+            )
+            if response.ok:
+                return Answer("done", f"Job {self._namespace}/{name_of(key)}")
+            if response.status == _EXISTS:
+                return Answer("already", "it was started before")
+            return Answer("refused", response.problem)
+
+        return leadership.fenced(fence.holder, fence.until, create)
 
     def result(self, node: str, key: str) -> DiagnosticResult:
         """Read the state of the diagnostic, or raise ``SchedulerError``."""
@@ -84,19 +83,21 @@ class KubernetesVerification:
         ended = (each for each in conditions if each.get("type") in _ENDED and each.get("status") == "True")
         pods, end = self._pods(key), next(ended, None)
         if end is None:
-            return DiagnosticResult("running", "; ".join(_phase(each) for each in pods) or "no pod of it yet")
-        found = [statement for each in pods for statement in _statements(each, node, key)]
+            return DiagnosticResult("running", "; ".join(map(_phase, pods)) or "no pod of it yet")
+        statements = [statement for pod in pods for statement in _statements(pod, node, key)]
         at, complete = instant(end.get("lastTransitionTime")), end["type"] == "Complete"
-        if len(found) != 1:
-            reason = "it ended and says neither passed nor failed" if not found else "it says more than one thing"
+        if len(statements) != 1:
+            reason = (
+                "it reports more than one result" if statements else "it ended and reports neither passed nor failed"
+            )
             return DiagnosticResult("inconclusive", f"{reason} ({end.get('message') or end['type']})", (), at)
-        (statement,) = found
-        words = str(statement.get("message") or "")[:500]
+        (statement,) = statements
+        message = str(statement.get("message") or "")[:500]
         if statement["result"] == "passed" and not complete:
-            return DiagnosticResult("inconclusive", f"it says passed, and failed ({end.get('message')})", (), at)
+            return DiagnosticResult("inconclusive", f"it reports passed, and failed ({end.get('message')})", (), at)
         units = statement.get("failed_units")
         failed = tuple(str(each) for each in units[:_MAX_UNITS]) if isinstance(units, list) else ()
-        return DiagnosticResult(statement["result"], words, failed, at)
+        return DiagnosticResult(statement["result"], message, failed, at)
 
     def drop(self, node: str, key: str) -> None:  # noqa: ARG002 - the key says all
         """Delete the Job with its pods; a failure is passed over, for it ends by its own deadline."""
@@ -135,16 +136,16 @@ class KubernetesVerification:
         pod["affinity"] = {
             "nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [here]}}
         }
-        ours = {"key": self._scheduler.keys.taint, "operator": "Exists"}
-        pod["tolerations"] = [*(pod.get("tolerations") or ()), ours, _OUR_CORDON]
-        told = {"PREDRAIN_NODE": node, "PREDRAIN_KEY": key, "PREDRAIN_GPUS": ",".join(units)}
+        own_taint = {"key": self._scheduler.keys.taint, "operator": "Exists"}
+        pod["tolerations"] = [*(pod.get("tolerations") or ()), own_taint, _OWN_CORDON]
+        variables = {"PREDRAIN_NODE": node, "PREDRAIN_KEY": key, "PREDRAIN_GPUS": ",".join(units)}
         for container in pod["containers"]:
-            kept = [each for each in container.get("env") or () if each.get("name") not in told]
-            container["env"] = [*kept, *({"name": name, "value": value} for name, value in told.items())]
+            kept = [entry for entry in container.get("env") or () if entry.get("name") not in variables]
+            container["env"] = [*kept, *({"name": name, "value": value} for name, value in variables.items())]
         return job
 
 
-_OUR_CORDON = {"key": "node.kubernetes.io/unschedulable", "operator": "Exists", "effect": "NoSchedule"}
+_OWN_CORDON = {"key": "node.kubernetes.io/unschedulable", "operator": "Exists", "effect": "NoSchedule"}
 """With ``kubernetes.cordon`` the node carries a predrain cordon; no diagnostic begins on one that others cordoned."""
 
 
@@ -159,19 +160,14 @@ def _phase(pod: Object) -> str:
     return f"its pod is {status.get('phase')}{f': {waits[:200]}' if waits else ''}"
 
 
-def _statements(pod: Object, node: str, key: str) -> list[Mapping[str, Any]]:
+def _statements(pod: Object, node: str, key: str) -> list[dict[str, Any]]:
     """Return the results that containers report for this node and this run in their termination messages."""
     if (pod.get("spec") or {}).get("nodeName") != node:
         return []
-    found: list[Mapping[str, Any]] = []
-    for each in (pod.get("status") or {}).get("containerStatuses") or ():
-        message = ((each.get("state") or {}).get("terminated") or {}).get("message")
-        try:
-            response = json.loads(message or "")
-        except ValueError:
-            continue
-        if not isinstance(response, dict) or (response.get("node"), response.get("key")) != (node, key):
-            continue
-        if response.get("result") in ("passed", "failed"):
-            found.append(response)
-    return found
+    statements = []
+    for container in (pod.get("status") or {}).get("containerStatuses") or ():
+        statement = json_object(((container.get("state") or {}).get("terminated") or {}).get("message"))
+        named = (statement.get("node"), statement.get("key")) == (node, key)
+        if named and statement.get("result") in ("passed", "failed"):
+            statements.append(statement)
+    return statements

@@ -1,4 +1,4 @@
-"""Kubernetes behind the controller's port: nodes read with their versions, each action one JSON patch."""
+"""Kubernetes behind the controller's port: nodes read with their versions, each action one patch."""
 
 from __future__ import annotations
 
@@ -25,7 +25,6 @@ from scheduler.kubernetes.leadership import Leadership
 from scheduler.kubernetes.nodes import NodeSnapshot, patch_of, snapshot_of, status_patch
 from scheduler.kubernetes.pods import LIVING, ClaimCounts, PodKeys, PodPart, jobs_of, pod_part, version_of
 from scheduler.kubernetes.settings import KubernetesSettings
-from scheduler.ports.errors import SchedulerError
 from scheduler.ports.node_object import WRITER, Keys, NodeObject, after, writes_between
 from scheduler.ports.protocols import Clock, NodeSignal
 from scheduler.ports.readings import Answer, AnswerKind, FleetReading, NodeReading, Precondition, Switches, Write
@@ -142,9 +141,17 @@ class KubernetesScheduler:
 
         Where condition or event of ``publish`` and ``release`` fail, the answer is ``done`` with a message.
         """
-        snapshot = self._ready(action, precondition)
-        if isinstance(snapshot, Answer):
-            return snapshot
+        return self.leadership.fenced(
+            precondition.holder, precondition.until, lambda: self._apply(action, precondition)
+        )
+
+    def _apply(self, action: Action, precondition: Precondition) -> Answer:
+        snapshot = self._known(action.node, precondition.version) or self._read(action.node)
+        if snapshot is None:
+            return Answer("gone", f"there is no node {action.node}")
+        conflict = self._conflict(snapshot, precondition)
+        if conflict is not None:
+            return Answer("conflict", conflict)
         then = self._after(action, snapshot.node_object)
         writes = writes_between(snapshot.node_object, then)
         if not writes:
@@ -154,14 +161,11 @@ class KubernetesScheduler:
         path = f"{_path(action.node)}/status" if status_only else _path(action.node)
         condition, event, companion_writes = self._companions(action, snapshot, self.clock.now())
         notes: list[str | None] = []
-        try:
-            response = self._patch(path, patch_of(snapshot, then, condition if status_only else None))
-            if condition is not None and status_only and not response.ok and response.status not in _REFUSALS:
-                # it may be the condition alone that is not wanted, and nothing rests on it
-                notes.append(f"the condition was not written: {response.problem}")
-                response = self._patch(path, patch_of(snapshot, then))
-        except Unreachable as error:
-            return Answer("timeout" if error.sent else "refused", str(error))
+        response = self._patch(path, patch_of(snapshot, then, condition if status_only else None))
+        if condition is not None and status_only and not response.ok and response.status not in _REFUSALS:
+            # it may be the condition alone that is not wanted, and nothing rests on it
+            notes.append(f"the condition was not written: {response.problem}")
+            response = self._patch(path, patch_of(snapshot, then))
         if not response.ok:
             return Answer(_REFUSALS.get(response.status, "refused"), response.problem)
         if not is_named(response.content, action.node):
@@ -201,20 +205,6 @@ class KubernetesScheduler:
     def whole_job(self, part: JobView) -> JobView:
         """Return the whole job of a part, with its GPUs on all nodes as of the last listing."""
         return self._jobs.get(part.name, part)
-
-    def _ready(self, action: Action, precondition: Precondition) -> NodeSnapshot | Answer:
-        """Return the node of the precondition, or why it cannot be written to."""
-        why = self.leadership.blocked(precondition.holder, precondition.until)
-        if why is not None:
-            return Answer("refused", why)
-        try:
-            snapshot = self._known(action.node, precondition.version) or self._read(action.node)
-        except SchedulerError as error:
-            return Answer("refused", f"the node could not be read, nothing was sent: {error}")
-        if snapshot is None:
-            return Answer("gone", f"there is no node {action.node}")
-        conflict = self._conflict(snapshot, precondition)
-        return snapshot if conflict is None else Answer("conflict", conflict)
 
     def _nodes(self) -> list[NodeSnapshot]:
         found = self._listed({"labelSelector": self.settings.selector} if self.settings.selector else {})

@@ -14,7 +14,7 @@ from policy.fleet import JobView
 from scheduler.kubernetes.config_map import ConfigMapText
 from scheduler.kubernetes.pods import LIVING, annotations_of, duration, jobs_of, pod_part
 from scheduler.kubernetes.scheduler import FIELD_MANAGER, PODS, KubernetesScheduler
-from scheduler.ports.codec import instant
+from scheduler.ports.codec import instant, json_object
 from scheduler.ports.errors import SchedulerError
 from scheduler.ports.readings import Answer, Write
 from scheduler.ports.workloads import (
@@ -120,7 +120,7 @@ class KubernetesWorkloads:
 
     def _stays(self, pod: Object, owner: Object | None, job: JobView | None) -> str | None:
         if self._keys.is_diagnostic(pod):
-            return "it is our own diagnostic"
+            return "it is predrain's diagnostic"
         if _MIRROR in annotations_of(pod) or (owner is not None and owner.get("kind") == "Node"):
             return "its kubelet runs it by itself (a mirror pod)"
         if owner is not None and owner.get("kind") == "DaemonSet":
@@ -137,7 +137,7 @@ class KubernetesWorkloads:
         if owner is not None and str(owner.get("apiVersion") or "").startswith(_SLURM_GROUP):
             return "Slurm runs in it: its jobs leave through Slurm"
         asked = annotations.get(keys.checkpoint)
-        if asked is not None and asked not in _MEANS:  # evicted untold, it would lose its work
+        if asked is not None and asked not in _MEANS:  # evicted without a request, it would lose its work
             return f"{keys.checkpoint}={asked} is none of {', '.join(_MEANS)}"
         if annotations.get(keys.evict) == "true":
             return None
@@ -150,30 +150,24 @@ class KubernetesWorkloads:
 
     def ask_checkpoint(self, workload: Workload, ask: CheckpointAsk, fence: Fence) -> Answer:
         """Write the request into an annotation of the pod, which it watches (the downward API shows it as a file)."""
-        why = self._scheduler.leadership.blocked(fence.holder, fence.until)
-        if why is not None:
-            return Answer("refused", why)
-        try:
-            found = self._api.request("GET", _path(workload))
-            other = self._another(found, workload)
-            if other is not None:
-                return other
-            standing = annotations_of(found.content).get(self._keys.requested)
-            if _key_of(standing) == ask.key:
-                return Answer("already", "it was asked before")
-            text = json.dumps(
-                {"key": ask.key, "deadline": ask.deadline.astimezone(UTC).isoformat(), "why": ask.why[:500]},
-                ensure_ascii=False,
-                sort_keys=True,
-            )
-            # The uid in the patch makes the server refuse it for a pod that came after this one.
-            content = {"metadata": {"uid": workload.uid, "annotations": {self._keys.requested: text}}}
-            response = self._api.request(
-                "PATCH", _path(workload), {"fieldManager": FIELD_MANAGER}, content, content_type=MERGE_PATCH,
-                timeout=self._scheduler.leadership.left(),
-            )  # fmt: skip
-        except Unreachable as error:
-            return Answer("timeout" if error.sent else "refused", str(error))
+        return self._scheduler.leadership.fenced(fence.holder, fence.until, lambda: self._request(workload, ask))
+
+    def _request(self, workload: Workload, ask: CheckpointAsk) -> Answer:
+        current = self._api.request("GET", _path(workload))
+        other = self._another(current, workload)
+        if other is not None:
+            return other
+        standing = annotations_of(current.content).get(self._keys.requested)
+        if _key_of(standing) == ask.key:
+            return Answer("already", "it was asked before")
+        request = {"key": ask.key, "deadline": ask.deadline.astimezone(UTC).isoformat(), "why": ask.why[:500]}
+        text = json.dumps(request, ensure_ascii=False, sort_keys=True)
+        # The uid in the patch makes the server refuse it for a pod that came after this one.
+        content = {"metadata": {"uid": workload.uid, "annotations": {self._keys.requested: text}}}
+        response = self._api.request(
+            "PATCH", _path(workload), {"fieldManager": FIELD_MANAGER}, content, content_type=MERGE_PATCH,
+            timeout=self._scheduler.leadership.left(),
+        )  # fmt: skip
         if response.ok:
             write = Write(f"pod {workload.name}", f"metadata.annotations[{self._keys.requested}]", standing, text)
             return Answer("done", "", (write,))
@@ -184,43 +178,36 @@ class KubernetesWorkloads:
 
     def checkpoint_state(self, workload: Workload, key: str) -> CheckpointState:
         """Read the annotation by which a pod acknowledges: the key, or JSON with ``key``, ``failed`` and ``at``."""
-        found = self._api.read(_path(workload), named=workload.name.partition("/")[2])
-        if found is None or _uid(found) != workload.uid:
+        pod = self._api.read(_path(workload), named=workload.name.partition("/")[2])
+        if pod is None or _uid(pod) != workload.uid:
             return CheckpointState("gone", "the pod is not there any more")
-        text = annotations_of(found).get(self._keys.acknowledged)
+        text = annotations_of(pod).get(self._keys.acknowledged)
         if text is None or _key_of(text) != key:
             return CheckpointState("waiting", "" if text is None else "what it acknowledged is another request")
-        content = _object(text)
-        failed = content.get("failed")
-        if failed:
-            return CheckpointState("failed", str(failed)[:500], instant(content.get("at")))
-        return CheckpointState("acknowledged", "", instant(content.get("at")))
+        content = json_object(text)
+        failed, at = content.get("failed"), instant(content.get("at"))
+        return CheckpointState("failed", str(failed)[:500], at) if failed else CheckpointState("acknowledged", "", at)
 
     def evict(self, workload: Workload, fence: Fence) -> Answer:
         """Create an eviction of exactly this pod; the server refuses it where a disruption budget requires."""
-        why = self._scheduler.leadership.blocked(fence.holder, fence.until)
-        if why is not None:
-            return Answer("refused", why)
+        return self._scheduler.leadership.fenced(fence.holder, fence.until, lambda: self._evict(workload))
+
+    def _evict(self, workload: Workload) -> Answer:
         if workload.ending:
             return Answer("already", "it is ending already")
-        try:
-            if self._version is None:
-                self._version = self._offered()
-            namespace, _, name = workload.name.partition("/")
-            eviction = {  # without a grace time: the pod's own holds
-                "apiVersion": self._version,
-                "kind": "Eviction",
-                "metadata": {"name": name, "namespace": namespace},
-                "deleteOptions": {"preconditions": {"uid": workload.uid}},
-            }
-            response = self._api.request(
-                "POST", f"{_path(workload)}/eviction", None, eviction, final=frozenset({_TOO_MANY, _FAULT}),
-                timeout=self._scheduler.leadership.left(),
-            )  # fmt: skip
-        except SchedulerError as error:
-            return Answer("refused", f"nothing was sent: {error}")
-        except Unreachable as error:
-            return Answer("timeout" if error.sent else "refused", str(error))
+        if self._version is None:
+            self._version = self._offered()
+        namespace, _, name = workload.name.partition("/")
+        eviction = {  # without a grace time: the pod's own holds
+            "apiVersion": self._version,
+            "kind": "Eviction",
+            "metadata": {"name": name, "namespace": namespace},
+            "deleteOptions": {"preconditions": {"uid": workload.uid}},
+        }
+        response = self._api.request(
+            "POST", f"{_path(workload)}/eviction", None, eviction, final=frozenset({_TOO_MANY, _FAULT}),
+            timeout=self._scheduler.leadership.left(),
+        )  # fmt: skip
         if response.ok:
             return Answer("done", "the eviction was accepted", self.preview(workload))
         return self._failed(response, workload)
@@ -248,30 +235,28 @@ class KubernetesWorkloads:
         return allowed
 
     def _offered(self) -> str:
-        found = self._api.read(_CORE) or {}
-        for each in found.get("resources") or ():
-            if isinstance(each, dict) and each.get("name") == "pods/eviction":
-                return f"{each.get('group') or 'policy'}/{each.get('version') or 'v1'}"
+        for resource in (self._api.read(_CORE) or {}).get("resources") or ():
+            if isinstance(resource, dict) and resource.get("name") == "pods/eviction":
+                return f"{resource.get('group') or 'policy'}/{resource.get('version') or 'v1'}"
         raise SchedulerError("the server offers no evictions")
 
-    def _another(self, found: Response, workload: Workload) -> Answer | None:
+    def _another(self, current: Response, workload: Workload) -> Answer | None:
         """Report that a pod is gone or was replaced; None: it is the expected one."""
-        if found.status == _NOT_FOUND:
+        if current.status == _NOT_FOUND:
             return _GONE
-        if not found.ok:
-            return Answer("refused", found.problem)
-        if _uid(found.content) != workload.uid:
-            return Answer("conflict", f"another pod of that name is there (uid {_uid(found.content)})")
+        if not current.ok:
+            return Answer("refused", current.problem)
+        if _uid(current.content) != workload.uid:
+            return Answer("conflict", f"another pod of that name is there (uid {_uid(current.content)})")
         return None
 
     def _failed(self, response: Response, workload: Workload) -> Answer:
         if response.status == _NOT_FOUND:
             return _GONE
         if response.status == _TOO_MANY:
-            again = None
-            if response.retry_after_s is not None:
-                again = self._scheduler.clock.now() + timedelta(seconds=response.retry_after_s)
-            causes = "; ".join(str(each.get("message")) for each in response.causes if each.get("message"))
+            seconds = response.retry_after_s
+            again = None if seconds is None else self._scheduler.clock.now() + timedelta(seconds=seconds)
+            causes = "; ".join(str(cause.get("message")) for cause in response.causes if cause.get("message"))
             return Answer("blocked", f"{response.problem}{f' ({causes})' if causes else ''}", again_at=again)
         if response.status == _FAULT:
             if _TWO_BUDGETS in response.problem.lower():
@@ -281,7 +266,7 @@ class KubernetesWorkloads:
             other = None
             with contextlib.suppress(Unreachable):
                 other = self._another(self._api.request("GET", _path(workload)), workload)
-            # the same pod: somebody wrote to it or to its budget at this moment
+            # the same pod: another client wrote to it or to its budget at this moment
             return other or Answer("blocked" if response.status == _CONFLICT else "refused", response.problem)
         return Answer("refused", response.problem)
 
@@ -303,18 +288,10 @@ def _uid(pod: Object) -> str | None:
     return metadata.get("uid") if isinstance(metadata, dict) else None
 
 
-def _object(text: str) -> Mapping[str, Any]:
-    try:
-        content = json.loads(text)
-    except ValueError:
-        return {}
-    return content if isinstance(content, dict) else {}
-
-
 def _key_of(text: str | None) -> str | None:
     if text is None:
         return None
-    key = _object(text).get("key")
+    key = json_object(text).get("key")
     return key if isinstance(key, str) else text.strip()
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import difflib
+import itertools
+import json
 import math
 import types
 from collections.abc import Mapping, Sequence
@@ -20,16 +22,14 @@ _AS_THEY_ARE = frozenset((str, int, float, bool, type(None)))
 def plain_of(value: Any) -> Any:  # noqa: PLR0911 - one line a kind
     """Write a value object as plain JSON, all fields of it, so that another version's defaults change nothing.
 
-    ``value``: a dataclass of numbers, texts, times, durations, levels, tuples, mappings with text keys, and further
-    dataclasses.
-    Returns: times in ISO 8601 and UTC; durations as ``90s``.
+    Times are in ISO 8601 and UTC, durations as ``90s``, levels by name.
     """
     kind: Any = type(value)
     if kind in _AS_THEY_ARE:  # most values by far: a fleet is some hundred thousand of them each round
         return value
     names = _names(kind)
     if names is not None:
-        return {name: each if type(each := getattr(value, name)) in _AS_THEY_ARE else plain_of(each) for name in names}
+        return {name: item if type(item := getattr(value, name)) in _AS_THEY_ARE else plain_of(item) for name in names}
     if isinstance(value, datetime):
         return _instant(value)
     if isinstance(value, timedelta):
@@ -37,24 +37,22 @@ def plain_of(value: Any) -> Any:  # noqa: PLR0911 - one line a kind
     if isinstance(value, IntEnum):
         return value.name.lower()
     if isinstance(value, tuple | list):
-        return [plain_of(each) for each in value]
+        return [plain_of(item) for item in value]
     if isinstance(value, Mapping):
-        return {str(name): plain_of(each) for name, each in value.items()}
+        return {str(name): plain_of(item) for name, item in value.items()}
     return value
 
 
 def object_of(kind: Any, value: Any, where: str) -> Any:
-    """Read what :func:`plain_of` wrote, or what a person wrote with less in it.
+    """Read what :func:`plain_of` wrote, or what a person wrote; fields with a default may be left out.
 
-    ``kind``: the type, as an annotation. Fields with a default may be left out.
-    Raises ``ValueError`` where the value is not of the type; names the place, and for an unknown field the nearest that
-    there is.
+    Raises ``ValueError`` with the place where the value is not of the type ``kind``; suggests the nearest known field.
     """
     origin = get_origin(kind)
     if origin in (Union, types.UnionType):
         if value is None and type(None) in get_args(kind):
             return None
-        chosen = next(each for each in get_args(kind) if each is not type(None))
+        chosen = next(option for option in get_args(kind) if option is not type(None))
         return object_of(chosen, value, where)
     if origin is not None:
         return _generic(origin, get_args(kind), value, where)
@@ -64,16 +62,21 @@ def object_of(kind: Any, value: Any, where: str) -> Any:
 
 
 def instant(text: Any) -> datetime | None:
-    """Read an instant that somebody else wrote (ISO 8601 with a zone), in UTC.
-
-    Returns: None: it is none, has no zone, or lies outside the years that UTC can tell, as
-    ``9999-12-31T23:59:59-05:00`` does.
-    """
+    """Read an instant of another program (ISO 8601 with a zone) in UTC; None: it is none, or not within UTC's years."""
     try:
         when = datetime.fromisoformat(text)
         return when.astimezone(UTC) if when.tzinfo is not None else None
     except (TypeError, ValueError, OverflowError):
         return None
+
+
+def json_object(text: str | None) -> dict[str, Any]:
+    """Read a JSON object that another program or a person may have written; an empty one where it is none."""
+    try:
+        content = json.loads(text) if text else None
+    except (ValueError, TypeError, RecursionError):
+        return {}
+    return content if isinstance(content, dict) else {}
 
 
 @lru_cache(maxsize=4096)
@@ -83,32 +86,30 @@ def _instant(when: datetime) -> str:
 
 @cache
 def _names(kind: type) -> tuple[str, ...] | None:
-    return tuple(each.name for each in fields(kind)) if is_dataclass(kind) else None
+    return tuple(field.name for field in fields(kind)) if is_dataclass(kind) else None
 
 
 @cache
 def _shape(kind: type) -> tuple[tuple[str, Any, bool], ...]:
     hints = get_type_hints(kind)
     return tuple(
-        (each.name, hints[each.name], each.default is MISSING and each.default_factory is MISSING)
-        for each in fields(kind)
-        if each.init
+        (field.name, hints[field.name], field.default is MISSING and field.default_factory is MISSING)
+        for field in fields(kind)
+        if field.init
     )
 
 
 def _generic(origin: Any, kinds: tuple[Any, ...], value: Any, where: str) -> Any:
     if origin is Literal:
         return _checked(value, value in kinds, where, f"one of {', '.join(map(str, kinds))}")
-    if origin is tuple and not (len(kinds) == 2 and kinds[1] is Ellipsis):
-        _checked(value, isinstance(value, list) and len(value) == len(kinds), where, f"a list of {len(kinds)}")
-        return tuple(
-            object_of(k, each, f"{where}[{at}]") for at, (k, each) in enumerate(zip(kinds, value, strict=True))
-        )
     if origin in (tuple, Sequence):
-        _checked(value, isinstance(value, list), where, "a list")
-        return tuple(object_of(kinds[0], each, f"{where}[{at}]") for at, each in enumerate(value))
+        count = None if kinds[-1] is Ellipsis or origin is Sequence else len(kinds)
+        good = isinstance(value, list) and count in (None, len(value))
+        _checked(value, good, where, "a list" if count is None else f"a list of {count}")
+        items = zip(itertools.repeat(kinds[0]) if count is None else kinds, value, strict=False)
+        return tuple(object_of(kind, item, f"{where}[{index}]") for index, (kind, item) in enumerate(items))
     _checked(value, isinstance(value, dict), where, "an object")
-    return {str(name): object_of(kinds[1], each, f"{where}.{name}") for name, each in value.items()}
+    return {str(name): object_of(kinds[1], item, f"{where}.{name}") for name, item in value.items()}
 
 
 def _object(kind: type, value: Any, where: str) -> Any:
@@ -140,7 +141,7 @@ def _scalar(kind: Any, value: Any, where: str) -> Any:
     if kind is timedelta:
         return _duration(value, where)
     if isinstance(kind, type) and issubclass(kind, IntEnum):
-        names = [each.name.lower() for each in kind]
+        names = [level.name.lower() for level in kind]
         return kind[_checked(value, value in names, where, f"one of {', '.join(names)}").upper()]
     if kind is float:
         number = isinstance(value, int | float) and not isinstance(value, bool)

@@ -6,11 +6,11 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 from policy.fleet import Level, Marks, NodeView, Published
 from policy.plan import Action
-from scheduler.ports.codec import instant, plain_of
+from scheduler.ports.codec import instant, json_object, plain_of
 from scheduler.ports.readings import Write
 
 Effect = Literal["PreferNoSchedule", "NoSchedule", "NoExecute"]
@@ -265,7 +265,7 @@ def _published(node: NodeObject, keys: Keys) -> Published | None:
     if text is None:
         left = keys.tier in node.labels or keys.applied in node.annotations or keys.drain in node.annotations
         return Published("unreadable", _NEVER) if left else None
-    content = _object(text)
+    content = json_object(text)
     end, tier = instant(content.get("expires_at")), content.get("tier")
     if end is None or not isinstance(tier, str) or node.labels.get(keys.tier) != tier:
         return Published("unreadable", _NEVER)
@@ -278,19 +278,9 @@ def _applied_text(applied: _Applied) -> str:
 
 
 def _applied(node: NodeObject, keys: Keys) -> _Applied | None:
-    content = _object(node.annotations.get(keys.applied, ""))
+    content = json_object(node.annotations.get(keys.applied))
     until, name = instant(content.get("until")), content.get("level")
     names = {each.name.lower(): each for each in Level}
     if until is None or name not in names:
         return None
     return _Applied(names[name], until, instant(content.get("since")))
-
-
-def _object(text: str) -> dict[str, Any]:
-    if not text:  # of most nodes
-        return {}
-    try:
-        content = json.loads(text)
-    except ValueError:
-        return {}
-    return content if isinstance(content, dict) else {}

@@ -59,7 +59,7 @@ class RoundReport:
 
     ``active``: whether the lease was held; a standby does nothing, and that is no failure.
     ``plan``: None: it came to no decision.
-    ``number``: the decision's number in the ledger; None: not recorded, for nothing was to be done or told.
+    ``number``: the decision's number in the ledger; None: not recorded, for there was nothing to do or report.
     ``work``: what was done to empty nodes.
     ``notes``: what was out of the ordinary.
     ``refused_scores``: records of the newest scores that were not used.
@@ -78,24 +78,24 @@ class RoundReport:
 
     @property
     def failed(self) -> bool:
-        """Whether somebody should look: an error, or an action that did not come to what it should.
+        """Whether an operator should look: an error, or an action that did not come to what it should.
 
-        A checkpoint that could not be asked for is told in ``work`` and counted by the metrics; it fails no round.
+        A checkpoint that could not be requested is reported in ``work`` and counted by the metrics; it fails no round.
         """
-        came = [step.outcome for step in self.steps]
-        came += [step.outcome for step in self.work if step.verb not in _BOUNDED]
-        return bool(self.errors) or any(each in ("failed", "unknown") for each in came)
+        outcomes = {step.outcome for step in self.steps}
+        outcomes |= {step.outcome for step in self.work if step.verb not in _BOUNDED}
+        return bool(self.errors) or not outcomes.isdisjoint(("failed", "unknown"))
 
     def standing(self) -> tuple[NodeDecision, ...]:
-        """Give the nodes at risk on which there was nothing to do, the riskiest first: as they stand, or held back."""
+        """Return the nodes at risk on which there was nothing to do, the riskiest first."""
         if self.plan is None:
             return ()
         acted = {step.action.node for step in self.steps}
-        found = [each for each in self.plan.nodes.values() if each.tier != "clear" and each.node not in acted]
-        return tuple(sorted(found, key=lambda each: (-(each.risk or 0.0), each.node)))
+        at_risk = [node for node in self.plan.nodes.values() if node.tier != "clear" and node.node not in acted]
+        return tuple(sorted(at_risk, key=lambda node: (-(node.risk or 0.0), node.node)))
 
     def to_json(self) -> dict[str, Any]:
-        """Give the round as a JSON object."""
+        """Return the round as a JSON object."""
         plan = self.plan
         return {
             "at": self.at.isoformat(),
@@ -104,30 +104,13 @@ class RoundReport:
             "failed": self.failed,
             "decision": self.number,
             "steps": [
-                {
-                    "verb": step.action.verb,
-                    "node": step.action.node,
-                    "to": step.action.to.name.lower(),
-                    "tier": step.action.tier,
-                    "risk": step.action.risk,
-                    "outcome": step.outcome,
-                    "message": step.words,
-                    "reasons": list(step.action.reasons),
-                    "writes": plain_of(step.writes),
-                }
+                _picked(step.action, "verb", "node", "to", "tier", "risk", "reasons")
+                | {"outcome": step.outcome, "message": step.words, "writes": plain_of(step.writes)}
                 for step in self.steps
             ],
             "work": plain_of(self.work),
             "standing": [
-                {
-                    "node": each.node,
-                    "tier": each.tier,
-                    "risk": each.risk,
-                    "wanted": each.wanted.name.lower(),
-                    "target": each.target.name.lower(),
-                    "reasons": list(each.reasons),
-                }
-                for each in self.standing()
+                _picked(decision, "node", "tier", "risk", "wanted", "target", "reasons") for decision in self.standing()
             ],
             "over_budget": dict(plan.over_budget) if plan else {},
             "breaker": {key: cause.words for key, cause in plan.open_causes.items()} if plan else {},
@@ -137,3 +120,7 @@ class RoundReport:
             "refused_scores": self.refused_scores,
             "errors": self.errors,
         }
+
+
+def _picked(value: Action | NodeDecision, *names: str) -> dict[str, Any]:
+    return {name: plain_of(getattr(value, name)) for name in names}

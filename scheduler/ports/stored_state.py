@@ -1,4 +1,4 @@
-"""What a scheduler keeps for us as one text, such as the safety state: JSON, packed, with a check sum."""
+"""Values stored in the scheduler as one text, such as the safety state: JSON, packed, with a check sum."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ LONGEST = 900_000
 """Characters. A Kubernetes object holds 1.5 MiB at most (etcd's request limit), a ConfigMap 1 MiB of data."""
 
 FORMAT = 1
-"""Version of what is kept; another one is refused."""
+"""Version of the stored value; another one is refused."""
 
 _WHAT = "the safety state"
 _LARGEST = 64 * 2**20
 
 
 def state_json(state: PolicyState) -> dict[str, Any]:
-    """Give the safety state as a JSON object."""
+    """Return the safety state as a JSON object."""
     return {"format": FORMAT, **plain_of(state)}
 
 
@@ -39,10 +39,9 @@ def state_from_json(content: object) -> PolicyState:
 
 
 class StoredValue(Generic[T]):
-    """A value that the scheduler keeps for us, as this process last read or wrote it.
+    """A value stored in the scheduler, as this process last read or wrote it.
 
     ``head``: begins its text. ``what``: what errors call it. ``setting``: what to lower where it is too long.
-    ``load``, ``save``: of the scheduler.
     ``known``: whether it could ever be read in this process.
     """
 
@@ -57,52 +56,44 @@ class StoredValue(Generic[T]):
         self._version = ""
 
     def load(self) -> str | None:
-        """Read it anew; raises ``SchedulerError`` if it cannot be read.
+        """Read it again; raises ``SchedulerError`` if it cannot be read.
 
-        Returns: what is wrong with what is kept: then the value is the empty one, which is always safe to go on with.
+        Returns: what is wrong with the stored text: then the value is the empty one, which is always safe.
         """
-        stored, trouble, value = self._load(), None, self._empty
+        stored, trouble, self.value = self._load(), None, self._empty
         if stored.text is not None:
             try:
-                value = unpacked(self._head, type(self._empty), stored.text, self._what)
+                self.value = unpacked(self._head, type(self._empty), stored.text, self._what)
             except ValueError as error:
                 trouble = str(error)
-        self._version, self.value, self.known = stored.version, value, True
+        self._version, self.known = stored.version, True
         return trouble
 
     def save(self, value: T) -> str | None:
-        """Keep it; gives why it is not sure to be kept, or None.
+        """Store it; returns why it is not certain to be stored, or None.
 
         Raises ``LeaseLostError`` if another process wrote it in between.
         """
         try:
             text = packed(self._head, value, self._what, self._setting)
-        except ValueError as error:
-            return str(error)
-        answer = self._save(text, self._version)
-        version = (answer.version or self._version) if answer.confirmed else None
-        if answer.kind == "conflict":
-            raise LeaseLostError(f"another process wrote {self._what}: {answer.words}")
-        if answer.kind == "timeout":
-            try:
+            answer = self._save(text, self._version)
+            if answer.kind == "conflict":
+                raise LeaseLostError(f"another process wrote {self._what}: {answer.words}")
+            stored = StoredState(text if answer.confirmed else None, answer.version or self._version)
+            if answer.kind == "timeout":
                 stored = self._load()
-            except SchedulerError as error:
-                return str(error)
-            version = stored.version if stored.text == text else None
-        if version is None:
+        except (ValueError, SchedulerError) as error:
+            return str(error)
+        if stored.text != text:
             return f"{answer.kind} {answer.words}"
-        self._version, self.value = version, value
+        self._version, self.value = stored.version, value
         return None
 
 
 def stored_policy_state(scheduler: SchedulerAdapter) -> StoredValue[PolicyState]:
-    """Give the safety state as the scheduler keeps it.
-
-    An empty one only makes tiers rise later: what stands on the nodes is read from the scheduler.
-    """
-    return StoredValue(
-        PolicyState(), "predrain-state 1", _WHAT, "policy.forget", scheduler.load_state, scheduler.save_state
-    )
+    """Return the safety state; an empty one only makes tiers rise later, for marks are read from the nodes."""
+    load, save = scheduler.load_state, scheduler.save_state
+    return StoredValue(PolicyState(), "predrain-state 1", _WHAT, "policy.forget", load, save)
 
 
 def packed(head: str, value: object, what: str, setting: str) -> str:
@@ -138,6 +129,6 @@ def unpacked(head: str, kind: type[T], text: str, what: str) -> T:
 
 def _from_json(kind: type[T], content: object, what: str) -> T:
     if not isinstance(content, dict) or content.get("format") != FORMAT:
-        found = content.get("format") if isinstance(content, dict) else content
-        raise ValueError(f"{what} has format {found!r}, this code reads {FORMAT}")
+        stored = content.get("format") if isinstance(content, dict) else content
+        raise ValueError(f"{what} has format {stored!r}, this code reads {FORMAT}")
     return cast(T, object_of(kind, {name: value for name, value in content.items() if name != "format"}, "state"))

@@ -104,7 +104,7 @@ def test_our_own_diagnostic_is_no_job_and_nothing_that_has_to_go(world: World, h
     add(world, ours, pretended)
     workloads = KubernetesWorkloads(hand.scheduler)
     (workload,) = workloads.on_node("n1")
-    assert (workload.stays, workload.job) == ("it is our own diagnostic", None)
+    assert (workload.stays, workload.job) == ("it is predrain's diagnostic", None)
     (workload,) = workloads.on_node("n2")
     assert workload.stays is None, "in a namespace of users a label hides nothing"
     assert [len(each.view.jobs) for each in hand.scheduler.read_fleet().nodes] == [0, 1]

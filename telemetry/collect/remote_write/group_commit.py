@@ -2,8 +2,6 @@
 
 A request is answered only when its samples are on the disk, and yet not every request makes a file. The first request
 of a group starts a timer; the file is written when it ends, or when enough has gathered.
-
-What several requests brought lands as one file, and the inventory notes what their labels tell.
 """
 
 from __future__ import annotations
@@ -14,7 +12,6 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -89,9 +86,9 @@ class SampleWriter:
             _LOG.warning("the XID counts cannot be kept for the next start: %s", error)
 
     def _hold_events(self, events: pa.Table) -> None:
-        """Keep the rises until they have landed: they are told once. They are known when they are read here."""
-        now, at = pa.scalar(self._clock(), INSTANT), events.column("timestamp")
+        """Keep the rises until they have landed: each is reported once, and known when it is read here."""
         if events.num_rows:
+            now, at = pa.scalar(self._clock(), INSTANT), events.column("timestamp")
             known = pc.if_else(pc.greater(at, now), at, now)
             self._events.append(events.set_column(LANDED_EVENTS.get_field_index("known_at"), "known_at", known))
 
@@ -115,7 +112,7 @@ class SampleWriter:
         except FileNotFoundError:
             pass
         except (OSError, ValueError, InputError) as error:
-            _LOG.warning("the XID counts of before cannot be read, they begin anew: %s", error)
+            _LOG.warning("the former XID counts cannot be read, they begin again: %s", error)
         return XidCounts(timedelta(0), state)
 
 
@@ -150,7 +147,7 @@ class ReceiverSettings:
 class GroupCommit:
     """Gathers batches and writes them together. Lives in one event loop.
 
-    ``write``: writes a group, as :meth:`SampleWriter.write` does; called in ``executor``, one call at a time.
+    ``write``: writes a group, as :meth:`SampleWriter.write` does; called in a thread, one call at a time.
     ``written``: called with samples, rows and problems of each group that was written.
     """
 
@@ -158,10 +155,10 @@ class GroupCommit:
         self,
         write: Callable[[Sequence[Samples]], tuple[int, Counter[str]]],
         settings: ReceiverSettings,
-        executor: Executor,
         written: Callable[[int, int, Counter[str]], None],
     ) -> None:
-        self._write_batches, self._settings, self._executor, self._written = write, settings, executor, written
+        self._write_batches, self._settings, self._written = write, settings, written
+        self._writing = asyncio.Lock()
         self._gathering: list[Samples] = []
         self._groups: list[asyncio.Task[list[Refused | None]]] = []  # the last one is that which gathers, if any does
         self._hurry = asyncio.Event()
@@ -219,9 +216,8 @@ class GroupCommit:
         size = sum(map(len, batches))
         failure: Refused | None = None
         try:
-            rows, problems = await asyncio.get_running_loop().run_in_executor(
-                self._executor, self._write_batches, batches
-            )
+            async with self._writing:
+                rows, problems = await asyncio.to_thread(self._write_batches, batches)
         except (InputError, OSError) as error:
             if not self.failing:
                 _LOG.error("samples cannot be written: %s", error)

@@ -9,7 +9,6 @@ import hmac
 import logging
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, get_args
@@ -34,7 +33,7 @@ from telemetry.landing.folder import Landing
 from telemetry.landing.tables import Kind, lay_out
 
 _LOG = logging.getLogger(__name__)
-_SHORTEST = 16
+_MIN_LENGTH = 16
 disable_created_metrics()  # type: ignore[no-untyped-call]  # the library has no annotation there
 
 
@@ -50,16 +49,15 @@ class Tokens:
         self._is_broken = False
 
     def allow(self, header: str | None) -> bool:
-        """Tell whether an ``Authorization`` header holds one of the tokens.
+        """Whether an ``Authorization`` header holds one of the tokens; while the file cannot be used, the former ones.
 
-        Each token is compared, in constant time, so that the answer's delay tells nothing of it. While the file cannot
-        be used, the tokens of before hold.
+        Each token is compared, in constant time, so that the answer's delay reveals nothing of it.
         """
         try:
             self._digests, self._is_broken = self._read(), False
         except InputError as error:
             if not self._is_broken:
-                _LOG.warning("the token file cannot be used, the tokens of before hold: %s", error)
+                _LOG.warning("the token file cannot be used, the former tokens hold: %s", error)
             self._is_broken = True
         scheme, _, token = (header or "").partition(" ")
         given = hashlib.sha256(token.strip().encode()).digest()
@@ -68,24 +66,24 @@ class Tokens:
 
     def _read(self) -> list[bytes]:
         try:
-            lines = self._path.read_text(encoding="utf-8").splitlines()
+            lines = [line.strip() for line in self._path.read_text(encoding="utf-8").splitlines()]
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-            raise InputError(
-                f"the token file cannot be read: {reason}", str(self._path), "Give a file with one token a line."
-            ) from error
-        tokens = {number: line.strip() for number, line in enumerate(lines, 1)}
-        tokens = {number: token for number, token in tokens.items() if token and not token.startswith("#")}
-        if not tokens:
-            raise InputError("the token file holds no token", str(self._path), "Write one token a line.")
-        for number, token in tokens.items():
-            if len(token) < _SHORTEST:
+            what = f"the token file cannot be read: {reason}"
+            raise InputError(what, str(self._path), "Give a file with one token a line.") from error
+        digests = []
+        for number, token in enumerate(lines, 1):
+            if 0 < len(token) < _MIN_LENGTH and not token.startswith("#"):
                 raise InputError(
                     f"a token of {len(token)} characters can be guessed",
                     f"{self._path}, line {number}",
-                    f"Use {_SHORTEST} characters or more, for instance of `openssl rand -hex 32`.",
+                    f"Use {_MIN_LENGTH} characters or more, for instance of `openssl rand -hex 32`.",
                 )
-        return [hashlib.sha256(token.encode()).digest() for token in tokens.values()]
+            if token and not token.startswith("#"):
+                digests.append(hashlib.sha256(token.encode()).digest())
+        if not digests:
+            raise InputError("the token file holds no token", str(self._path), "Write one token a line.")
+        return digests
 
 
 class Metrics:
@@ -134,12 +132,11 @@ Handler = Callable[[Request], Awaitable[Response]]
 class Receiver:
     """Takes telemetry over HTTP and lands it.
 
-    ``channels``: Default: the catalogue; the same that ``landing`` has.
-    ``catalogue``: what Prometheus' series are; default: by ``channels`` and the exporters' own names.
-    Raises ``InputError`` if the token file cannot be used.
+    ``channels``: those of ``landing``; default: the catalogue. ``catalogue``: what Prometheus' series are; default: by
+    ``channels`` and the exporters' own names. Raises ``InputError`` if the token file cannot be used.
 
-    Delivery is at least once: a client that got no answer sends again, and what has landed twice counts once when it
-    is folded, because rows of one (gpu, time) with equal values are one.
+    Delivery is at least once: a client without an answer sends again, and compaction counts equal rows of one (gpu,
+    time) once.
     """
 
     def __init__(
@@ -158,16 +155,11 @@ class Receiver:
         self._clock = clock or (lambda: datetime.now(UTC))
         self._tokens = None if self.settings.tokens is None else Tokens(self.settings.tokens)
         self._decoder = RemoteWriteDecoder(SeriesCatalogue(self._channels) if catalogue is None else catalogue)
-        # One thread decodes and one writes: decoding holds the interpreter anyway, and files are written in order.
-        self._decoding = ThreadPoolExecutor(1, thread_name_prefix="receive-decode")
-        self._writing = ThreadPoolExecutor(1, thread_name_prefix="receive-write")
-        self._pushing = ThreadPoolExecutor(4, thread_name_prefix="receive-push")
         self._writer = SampleWriter(landing, inventory_every_s=self.settings.inventory_every_s, clock=self._clock)
-        self._commit = GroupCommit(self._writer.write, self.settings, self._writing, self.metrics.write)
+        self._commit = GroupCommit(self._writer.write, self.settings, self.metrics.write)
         self.metrics.buffered.set_function(lambda: self._commit.held)
         self._active = 0
         self._held_bytes = 0
-        self._closed = False
 
     def routes(self) -> list[Route]:
         """Return the routes, for an application of one's own."""
@@ -180,14 +172,9 @@ class Receiver:
         ]
 
     async def close(self) -> None:
-        """Write what waits, and end the threads."""
-        if self._closed:
-            return
-        self._closed = True
+        """Write what waits."""
         await self._commit.close()
-        await asyncio.get_running_loop().run_in_executor(self._writing, self._writer.close)
-        for executor in (self._decoding, self._writing, self._pushing):
-            executor.shutdown(wait=False)
+        await asyncio.to_thread(self._writer.close)
 
     def _guarded(self, route: str, handler: Handler) -> Handler:
         """Wrap a handler: tokens, the number of requests at a time, problem bodies, counts."""
@@ -227,7 +214,7 @@ class Receiver:
             raise Refused(415, "send the body in snappy's block format", "encoding")
         self._commit.check_room()
         async with self._body(request) as body:
-            samples = await asyncio.get_running_loop().run_in_executor(self._decoding, self._decode, body)
+            samples = await asyncio.to_thread(self._decode, body)
         self.metrics.drop(samples.dropped)
         if len(samples):
             await self._commit.add(samples)
@@ -249,7 +236,7 @@ class Receiver:
             raise Refused(415, "send the body without a content encoding", "encoding")
         kind, name = request.query_params.get("kind"), request.query_params.get("name")
         async with self._body(request) as body:
-            await asyncio.get_running_loop().run_in_executor(self._pushing, self._push, kind, name, body)
+            await asyncio.to_thread(self._push, kind, name, body)
         return Response(status_code=204)
 
     def _push(self, kind: str | None, name: str | None, body: bytes) -> None:

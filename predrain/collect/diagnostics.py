@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def diagnostics(
     files: Annotated[list[Path], typer.Argument(help="Output of `dcgmi diag -r LEVEL -j`, DCGM 3 or 4.")],
-    dataset: Annotated[Path, typer.Option(help="The dataset; events are written to DATASET.live beside it.")],
+    dataset: Annotated[Path, typer.Option(help="The dataset; events are written to DATASET.live next to it.")],
     node: Annotated[str, typer.Option(help="The node that was tested.")],
     gpus: Annotated[
         Path | None,

@@ -1,4 +1,4 @@
-"""``predrain collect kernel-log``: XIDs, losses, driver loads and boots from the kernel's own words."""
+"""``predrain collect kernel-log``: XIDs, losses, driver loads and boots from the kernel's own messages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def kernel_log(
         list[str],
         typer.Option(help="journal, or a log file (syslog, dmesg --time-format iso); files may be repeated."),
     ],
-    dataset: Annotated[Path, typer.Option(help="The dataset; events are written to DATASET.live beside it.")],
+    dataset: Annotated[Path, typer.Option(help="The dataset; events are written to DATASET.live next to it.")],
     node: Annotated[
         str | None,
         typer.Option(help="This node's name.  Default: the host name; of a file, the hosts that its lines name."),

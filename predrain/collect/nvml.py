@@ -19,7 +19,7 @@ _LAST_PUSH_S = 20.0
 
 def nvml(
     dataset: Annotated[
-        Path | None, typer.Option(help="Dataset to write beside; `predrain collect compact` adds the rows to it.")
+        Path | None, typer.Option(help="Dataset to write next to; `predrain collect compact` adds the rows to it.")
     ] = None,
     spool: Annotated[
         Path | None, typer.Option(help="Folder to write to instead, where the dataset is on another machine.")

@@ -1,4 +1,4 @@
-"""``predrain collect receive``: an endpoint for Prometheus' remote write and for our own collectors' pushes."""
+"""``predrain collect receive``: an endpoint for Prometheus' remote write and for pushes of other collectors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from predrain.options import ParamsOption, params_files
 
 
 def receive(
-    dataset: Annotated[Path, typer.Option(help="The dataset; rows are written to the folder DATASET.live beside it.")],
+    dataset: Annotated[Path, typer.Option(help="The dataset; rows are written to the folder DATASET.live next to it.")],
     listen: Annotated[str, typer.Option(help="Address and port to listen on.")] = "127.0.0.1:9201",
     tokens: Annotated[
         Path | None,

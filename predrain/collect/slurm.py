@@ -12,7 +12,7 @@ from predrain.options import JsonOption, duration_option, instant_option
 
 
 def slurm(
-    dataset: Annotated[Path, typer.Option(help="The dataset; rows are written to DATASET.live beside it.")],
+    dataset: Annotated[Path, typer.Option(help="The dataset; rows are written to DATASET.live next to it.")],
     since: Annotated[
         str | None, typer.Option(help="Where jobs begin the first time (ISO 8601).  Default: a day ago.")
     ] = None,

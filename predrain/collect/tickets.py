@@ -15,7 +15,7 @@ def tickets(
     file: Annotated[
         Path, typer.Argument(help="CSV (or Parquet, JSON) with timestamp, type, and node or gpu; known_at: entry time.")
     ],
-    dataset: Annotated[Path, typer.Option(help="The dataset; events are written to DATASET.live beside it.")],
+    dataset: Annotated[Path, typer.Option(help="The dataset; events are written to DATASET.live next to it.")],
     mapping: Annotated[
         Path | None, typer.Option(help="YAML file with an `events` section, as for `predrain import --mapping`.")
     ] = None,

@@ -60,7 +60,10 @@ Verdict = Literal["pass", "fail", "inconclusive"]
 """Codes of ``diagnostic`` events."""
 
 _REPORTS: Final = ("DCGM Diagnostic", "DCGM GPU Diagnostic")  # DCGM 4 and 3
-_STATUSES: Final = {"passed": "pass", "failed": "fail", "skip": "skipped", "warn": "warning", "notrun": "not run"}
+_STATUSES: Final = {
+    **{status: status for status in ("pass", "fail", "skipped", "warning", "not run")},
+    **{"passed": "pass", "failed": "fail", "skip": "skipped", "warn": "warning", "notrun": "not run"},
+}
 _NODE: Final = ""
 # Index of a result that names no GPU: it is about the node, as most tests of the software are.
 
@@ -73,8 +76,8 @@ class GpuVerdict:
     """What a run reports of one GPU.
 
     ``index``: DCGM's number of the GPU; empty for the node, where the run reports nothing of GPUs.
-    ``detail``: the tests that decided. Of an inconclusive run it has no word for a success or a failure, so that a
-    search for one is not misled.
+    ``detail``: the tests that decided; of an inconclusive run without any word for success or failure, which labels
+    search for.
     """
 
     index: str
@@ -84,7 +87,7 @@ class GpuVerdict:
 
 
 def read_diagnostics(report: str, *, may_skip: Collection[str] = ()) -> list[GpuVerdict]:
-    """Read the JSON of one run, cut short or not; what is around it is left out.
+    """Read the JSON of one run, cut short or not; text around it is passed over.
 
     ``may_skip``: names of tests (without case) that do not count when they were skipped or not run, such as ``eud``,
     which needs a package of its own.
@@ -140,11 +143,8 @@ def _serials(content: Mapping[str, Any]) -> dict[str, str | None]:
         if str(group.get("entity_group", "")).upper() == "GPU":
             entities = [entity for entity in _list(group.get("entities")) if "entity_id" in entity]
             serials |= {str(entity["entity_id"]): entity.get("serial_num") for entity in entities}
-    return {index: _text(serial) for index, serial in serials.items()}
-
-
-def _text(serial: object) -> str | None:
-    return serial.strip() if isinstance(serial, str) and serial.strip() not in ("", "N/A") else None
+    texts = {index: serial.strip() if isinstance(serial, str) else "" for index, serial in serials.items()}
+    return {index: text if text not in ("", "N/A") else None for index, text in texts.items()}
 
 
 def _results(body: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
@@ -152,11 +152,9 @@ def _results(body: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     for category in _list(body.get("test_categories")):
         for test in _list(category.get("tests")):
             for result in _list(test.get("results")):
-                status = " ".join(str(result.get("status", "")).lower().split())
-                status = _STATUSES.get(status, status)
-                known = status in ("pass", "fail", "skipped", "warning", "not run")
+                status = _STATUSES.get(" ".join(str(result.get("status", "")).lower().split()), "no known result")
                 for index in _indices(result):
-                    yield str(test.get("name") or "unnamed test"), index, status if known else "no known result"
+                    yield str(test.get("name") or "unnamed test"), index, status
 
 
 def _indices(result: Mapping[str, Any]) -> list[str]:
@@ -169,7 +167,7 @@ def _indices(result: Mapping[str, Any]) -> list[str]:
 
 
 def _list(value: object) -> list[Mapping[str, Any]]:
-    return [each for each in value if isinstance(each, Mapping)] if isinstance(value, list) else []
+    return [item for item in value if isinstance(item, Mapping)] if isinstance(value, list) else []
 
 
 def collect_diagnostics(
@@ -184,8 +182,7 @@ def collect_diagnostics(
 ) -> dict[str, int] | None:
     """Write the verdicts of one output of ``dcgmi diag -j`` to the landing folder, once.
 
-    ``delay``: ``known_at`` is the run's time plus this.
-    ``at``: when the run ended. Default: when the file was last written.
+    ``delay``: ``known_at`` is the run's time plus this. ``at``: when the run ended; default: when the file was written.
     Returns: verdicts by code; None where the report was written before.
     Raises ``InputError`` if the file cannot be read, or a GPU of it cannot be named.
     """

@@ -15,7 +15,7 @@ class Event:
 
     ``timestamp``: Aware; when it happened.
     ``type``: one of :data:`telemetry.dataset.schema.EVENT_TYPES`.
-    ``known_at``: Aware; when a collector could first have told of it, never before ``timestamp``.
+    ``known_at``: Aware; when a collector could first have reported it, never before ``timestamp``.
     ``code``, ``detail``, ``gpu``, ``pci_bus_id``: ``gpu`` and ``pci_bus_id`` null: the whole node.
     """
 
@@ -30,7 +30,7 @@ class Event:
     pci_bus_id: str | None = None
 
     def __post_init__(self) -> None:
-        # A clock that runs behind the source's would otherwise tell of the future.
+        # A clock that runs behind the source's would otherwise report the future.
         if self.known_at < self.timestamp:
             object.__setattr__(self, "known_at", self.timestamp)
 

@@ -218,7 +218,7 @@ class Pusher:
             except Later as error:
                 skipped.append((path, error))
                 if error.server_error and len(skipped) < MAX_SKIPPED:
-                    continue  # whether it is the file or the server, the next one tells
+                    continue  # the next one shows whether it is the file or the server
                 break
             path.unlink(missing_ok=True)
             self.sent += 1

@@ -24,25 +24,21 @@ def test_the_address_is_brought_to_its_base(given: str, base: str) -> None:
     assert connect_to(given).url == base
 
 
-@pytest.mark.parametrize("given", ["prom:9090", "", "ftp://x", "http://", "http://x:99999", "http://x:port"])
-def test_what_is_no_address_is_refused(given: str) -> None:
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("prom:9090", "'prom:9090' is not the address of a server (--url). Write it with http:// or https://, such as"),
+        ("", "'' is not the address of a server"),
+        ("http://", "'http://' is not the address of a server"),
+        ("http://x:99999", "'http://x:99999' is not the address of a server"),
+        ("ftp://me:secret@prom", "'ftp://…@prom' is not the address of a server"),
+        ("https://me:secret@prom", "the address holds a user or a password (--url). Put user:password into a file"),
+    ],
+)
+def test_what_is_no_address_is_refused_without_repeating_a_password(given: str, message: str) -> None:
     with pytest.raises(InputError) as caught:
         connect_to(given)
-    assert str(caught.value) == (
-        f"{given!r} is not the address of a server (--url). "
-        "Write it with http:// or https://, such as http://prometheus.example:9090."
-    )
-
-
-def test_a_password_in_the_address_is_refused_and_not_repeated() -> None:
-    with pytest.raises(InputError) as caught:
-        connect_to("https://me:secret@prom")
-    assert str(caught.value) == (
-        "the address holds a user or a password (--url). "
-        "Put user:password into a file and give --basic-auth-file: addresses end up in logs."
-    )
-    with pytest.raises(InputError) as caught:
-        connect_to("ftp://me:secret@prom")
+    assert str(caught.value).startswith(message)
     assert "secret" not in str(caught.value)
 
 

@@ -92,7 +92,7 @@ def collect_kernel_log(
     once: bool,
     delay: timedelta = timedelta(minutes=10),
 ) -> dict[str, int]:
-    """Read until the source is drained (``once``) or ``stop`` says so, and land the events found.
+    """Read until the source is drained (``once``) or ``stop`` says so, and land the events.
 
     ``stop``: ``stop(0)`` is true when the collector shall leave; ``stop(s)`` waits.
     Returns: counts of :class:`KernelEvents`.

@@ -35,7 +35,7 @@ _OPENERS: Final[Mapping[str, Callable[[Path], Any]]] = {
 }
 _DAMAGED: Final = (OSError, EOFError, lzma.LZMAError, zlib.error)
 _WRITER_DONE: Final = timedelta(minutes=1)
-# A last line without an end is taken when nobody has added to it for so long.
+# A last line without an end is taken when nothing was added to it for so long.
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Place:
 class LogFile:
     """Reads the whole lines of one path, whatever file stands there.
 
-    Rotated files are looked for beside ``path``: names that begin with its name (``syslog.1``, ``syslog-20260301.gz``)
+    Rotated files are looked for next to ``path``: names that begin with its name (``syslog.1``, ``syslog-20260301.gz``)
     or with its stem (``kern-20260301.log``). The one we were in is known by inode or, being compressed or copied, by
     its first bytes; it is read to its end, then those newer than it, oldest first, then the new file.
     """
@@ -128,7 +128,7 @@ class LogFile:
                 at_end = len(chunk) < _CHUNK
                 content = rest + chunk
                 end = content.rfind(b"\n") + 1
-                if (at_end and final) or len(content) - end > _CHUNK:  # nobody can use a line so long
+                if (at_end and final) or len(content) - end > _CHUNK:  # such a line is of no use
                     end = len(content)
                 rest = content[end:]
                 offset += end
@@ -143,10 +143,10 @@ class LogFile:
         place = self.place
         head_bytes = min(_HEAD, offset)
         if place is None or place.head_bytes < head_bytes:
-            at = stream.tell()
+            position = stream.tell()
             stream.seek(0)
             place = Place(0, 0, head_bytes, _hash(stream.read(head_bytes)))
-            stream.seek(at)
+            stream.seek(position)
         self.place = Place(os.fstat(stream.fileno()).st_ino, offset, place.head_bytes, place.head)
 
 
@@ -244,7 +244,7 @@ class LogFiles:
     def _lines(self, raw: list[bytes], *, history: bool) -> Iterator[LogLine]:
         now = self._clock()
         for line in raw:
-            # Only the driver and the kernel's first words matter, and a central syslog has very many others.
+            # Only the driver and the kernel's first message matter, and a central syslog has very many others.
             if b"NVRM" not in line and b"Linux version" not in line:
                 continue
             text = line.decode("utf-8", errors="replace").rstrip("\r")

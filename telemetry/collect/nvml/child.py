@@ -75,7 +75,7 @@ class Gpu:
     def read(self) -> tuple[dict[str, float], dict[str, int]]:
         """Return values by channel, and counts by name of errors other than that something is not supported.
 
-        Raises ``NvmlFault`` with a code of ``LOST`` (the GPU has to be found again, its handle is void) or
+        Raises ``NvmlFault`` with a code of ``LOST`` (the GPU has to be looked up again, its handle is void) or
         ``RELOADED`` (so has everything). Any other failure only leaves its channels out.
         """
         self._values, self._errors = {}, Counter()

@@ -125,7 +125,7 @@ class Library:
         )
 
     def fields(self, handle: Any, numbers: Sequence[int]) -> list[tuple[int, float]]:
-        """Ask many fields at once; return each one's code and value (0.0 where the code is not 0)."""
+        """Ask many fields at once; return code and value of each (0.0 where the code is not 0)."""
         answers = self._ask(self._nvml.nvmlDeviceGetFieldValues, handle, list(numbers))
         return [(int(answer.nvmlReturn), _value(answer) if answer.nvmlReturn == 0 else 0.0) for answer in answers]
 
@@ -162,7 +162,7 @@ class Library:
         self._ask(nvml.nvmlGpmMetricsGet, request)
         answers = [request.metrics[place] for place in range(len(numbers))]
         # An infinite value is a ratio over no time.
-        return [(int(each.nvmlReturn), each.value if math.isfinite(each.value) else math.nan) for each in answers]
+        return [(int(one.nvmlReturn), one.value if math.isfinite(one.value) else math.nan) for one in answers]
 
     def watch(self, handles: Sequence[Any]) -> tuple[Any, int]:
         """Make an event set for XIDs; return it, and of how many GPUs it is: some devices have no events."""

@@ -1,6 +1,6 @@
 """A server and its connections: none of them may wait for ever, and idle ones make room for new ones.
 
-Anybody who reaches the port may open connections, before any token is shown. uvicorn closes one that is silent between
+Any client that reaches the port may open connections before it shows a token. uvicorn closes one that is silent between
 two requests, but waits without end for the rest of a request's head.
 """
 
@@ -31,7 +31,7 @@ BACKLOG: Final = 1024
 
 _CONNECTION_SHARE: Final = 2
 _BACKLOG_SHARE: Final = 16
-# asyncio accepts a whole backlog at a time, and a few of them before the first protocol is told of its connection: the
+# asyncio accepts a whole backlog at a time, and a few of them before the first protocol learns of its connection: the
 # other half of the descriptors must hold those, and the files that are written.
 
 _LOG = logging.getLogger(__name__)
@@ -132,7 +132,7 @@ def parse_listen(text: str, option: str = "--listen") -> tuple[str, int]:
 def refuse_open_port(
     host: str, *, has_tokens: bool, allows: str = "write telemetry", option: str = "--listen without --tokens"
 ) -> None:
-    """Refuse to serve anybody on a network.
+    """Refuse to serve any client of a network.
 
     Raises ``InputError`` if there are no tokens and the address is not a loopback one.
     """
@@ -141,7 +141,7 @@ def refuse_open_port(
         loopback = ipaddress.ip_address(host).is_loopback
     if not has_tokens and not loopback:
         raise InputError(
-            f"anybody who reaches {host} could {allows}",
+            f"any client that reaches {host} could {allows}",
             option,
             "Give --tokens FILE, or listen on 127.0.0.1.",
         )

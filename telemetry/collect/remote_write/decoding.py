@@ -1,4 +1,4 @@
-"""Prometheus remote write 1.0: from a protobuf body to samples of our series.
+"""Prometheus remote write 1.0: from a protobuf body to samples of the series that are channels.
 
 The message is known to the protobuf library through a descriptor that is built here, in which the labels of a series
 are plain bytes. A series is then recognised by the digest of these bytes, and its labels are decoded once in its life
@@ -32,7 +32,7 @@ STALE_BITS: Final = 0x7FF0000000000002
 """The NaN with which Prometheus ends a series (model/value, StaleNaN)."""
 
 STALE: Final = "stale_marker"
-NOT_OURS: Final = "not_a_channel"
+NOT_A_CHANNEL: Final = "not_a_channel"
 LINK: Final = "nvlink_link"
 BAD_TIME: Final = "time"
 OTHER_METRIC: Final = "told_by_another_metric"
@@ -83,7 +83,7 @@ class Samples:
 
 @dataclass(slots=True)
 class _Claim:
-    """Which of the metrics that may be one channel of a GPU tells it, and until when it did (ms).
+    """Which of the metrics that may be one channel of a GPU is taken for it, and until when it was (ms).
 
     Two of them (AMD's junction and edge temperatures) come in different requests, and would contradict each other.
     """
@@ -101,8 +101,8 @@ class _Known(NamedTuple):
 class RemoteWriteDecoder:
     """Decodes requests; keeps what the series are between them.
 
-    ``series_kept``: series that are remembered, ours or not (some 100 bytes each); with more, all are forgotten and
-    learnt anew.
+    ``series_kept``: series that are remembered, channels or not (some 100 bytes each); with more, all are forgotten and
+    learnt again.
     """
 
     def __init__(self, catalogue: SeriesCatalogue, *, series_kept: int = _SERIES_KEPT) -> None:
@@ -167,7 +167,7 @@ class RemoteWriteDecoder:
             raise WriteError("a series has no __name__")
         series = self._catalogue.identify(name, labels)
         if series is None:
-            return NOT_OURS
+            return NOT_A_CHANNEL
         if isinstance(series, Series) and series.part is not None:
             self._warn_of_links(name)
             return LINK

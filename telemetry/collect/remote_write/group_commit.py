@@ -123,7 +123,7 @@ MIB = 2**20
 class ReceiverSettings:
     """Limits of the receiver; requests beyond one that will pass are answered 503, with ``retry_after_s``.
 
-    ``tokens``: file of bearer tokens; None takes requests of anybody who can reach the port. ``body_bytes``: of one
+    ``tokens``: file of bearer tokens; None takes requests of any client that reaches the port. ``body_bytes``: of one
     body, ``held_bytes`` of all that are being read, ``decoded_bytes`` of one that is decompressed.
     ``flush_interval_s``: requests wait this long at most to become one file, or until ``flush_samples`` wait.
     ``inventory_every_s``: a GPU whose labels say nothing new is noted in the inventory this often.

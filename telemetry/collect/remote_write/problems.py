@@ -9,7 +9,7 @@ from http import HTTPStatus
 class Refused(Exception):
     """A request that is answered with a problem body.
 
-    ``status``: HTTP status: 4xx are never retried by our clients nor by Prometheus (but 429), 503 is.
+    ``status``: HTTP status: 4xx are never retried by predrain's clients nor by Prometheus (but 429), 503 is.
     ``retry_after_s``: seconds after which to try again, for 429 and 503.
     """
 

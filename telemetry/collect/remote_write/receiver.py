@@ -97,7 +97,7 @@ class Metrics:
 
         self.requests = counter("requests", "Requests answered.", "route", "status")
         self.dropped = counter("dropped", "Samples and values that were not written.", "reason")
-        self.samples = counter("samples", "Samples of ours that were written.")
+        self.samples = counter("samples", "Samples that were written.")
         self.rows = counter("rows", "Rows that were written.")
         self.writes = counter("writes", "Groups of requests and pushes that were written.")
         self.received = counter("received_bytes", "Bytes of bodies received.")
@@ -246,7 +246,7 @@ class Receiver:
             raise Refused(422, f"kind is {kind!r}: use one of {', '.join(get_args(Kind))}", "invalid")
         try:
             table = read_stream(body, row_limit=self.settings.request_rows, byte_limit=self.settings.decoded_bytes)
-            for field in table.schema:  # the layout takes them for UTC, which nobody has said
+            for field in table.schema:  # the layout would take them for UTC
                 if pa.types.is_timestamp(field.type) and field.type.tz is None:
                     raise ValueError(f"{known}: {field.name} has no time zone")
             landed = self._landing.stage(known, lay_out(known, table, self._channels), name=name)
@@ -326,7 +326,7 @@ def serve(receiver: Receiver, host: str, port: int, *, started: Callable[[int], 
     """Run until SIGTERM or SIGINT; requests under way are answered first.
 
     ``host``, ``port``: where to listen; port 0 takes a free one.
-    ``started``: told of the port when the receiver listens.
+    ``started``: called with the port when the receiver listens.
     Raises ``InputError`` if the port cannot be listened on.
     """
 

@@ -1,4 +1,4 @@
-"""Asks Slurm again and again what its nodes and jobs do, and lands what is new."""
+"""Asks Slurm on an interval what its nodes and jobs do, and lands what is new."""
 
 from __future__ import annotations
 
@@ -23,23 +23,20 @@ from telemetry.landing.folder import Landing
 from telemetry.milliseconds import from_ms, to_ms
 
 _log = logging.getLogger(__name__)
-NODE_COMMANDS: Final[tuple[tuple[str, ...], ...]] = (
-    ("scontrol", "--json", "show", "nodes"),
-    ("sinfo", "--Node", "--json"),
-)
+NODE_COMMANDS: Final = (("scontrol", "--json", "show", "nodes"), ("sinfo", "--Node", "--json"))
 """Ways to ask for nodes, the best first: from 23.02 on scontrol lists every node, before that sinfo did."""
 
 ENVIRONMENT: Final = {"SLURM_TIME_FORMAT": "%s", "TZ": "UTC"}
-"""For every command: times as seconds since 1970, and the times that we give are UTC."""
+"""For every command: times are printed as seconds since 1970, and read as UTC."""
 
 WINDOW: Final = timedelta(days=1)
 """Accounting is asked for in pieces of this length."""
 
 OVERLAP: Final = timedelta(hours=1)
-"""Accounting is asked for again for so long before the last time: slurmdbd hears of jobs late."""
+"""Accounting is asked for again for so long before the last time: slurmdbd learns of jobs late."""
 
 FIRST_SINCE: Final = timedelta(days=1)
-"""How far back the first look at accounting goes, unless told."""
+"""How far back the first look at accounting goes by default."""
 
 _NODES: Final = TypeAdapter(dict[str, NodeView])
 
@@ -59,7 +56,7 @@ class SlurmCollector:
     ) -> None:
         self._outbox, self._landing, self._run = outbox, landing, run
         self._rules, self._clock, self._since = rules, clock, since
-        self._node_commands = NODE_COMMANDS
+        self._node_commands = list(NODE_COMMANDS)
         self._accounting = True
         self._failing: set[str] = set()
         self.counts: Counter[str] = Counter()
@@ -75,7 +72,7 @@ class SlurmCollector:
             )
 
     def follow(self, interval_s: float, stop: Wait) -> None:
-        """Look every ``interval_s`` seconds until told to stop; what fails is tried again the next time."""
+        """Look every ``interval_s`` seconds until ``stop`` is true; what fails is tried again the next time."""
         while True:
             self._round()
             if stop(interval_s):
@@ -121,13 +118,13 @@ class SlurmCollector:
         return events
 
     def _nodes_report(self) -> str:
-        while True:
-            try:
-                return self._run(self._node_commands[0])
-            except CommandError as error:
-                if not error.lasting or len(self._node_commands) == 1:
-                    raise
-            self._node_commands = self._node_commands[1:]
+        try:
+            return self._run(self._node_commands[0])
+        except CommandError as error:
+            if not error.lasting or len(self._node_commands) == 1:
+                raise
+            del self._node_commands[0]
+            return self._nodes_report()
 
     def _look_at_jobs(self, position: dict[str, Any]) -> list[Event]:
         now = self._clock()
@@ -164,22 +161,16 @@ class SlurmCollector:
             self.counts["job_rows"] += table.num_rows
         self.counts["jobs"] += len(news)
         self.counts["unreadable"] += unreadable
-        known.update({key: job.digest for key, job in news.items()})
-        old = to_ms(floor)
+        known |= {key: job.digest for key, job in news.items()}
         for key, digest in list(known.items()):
-            ended = digest.split(" ", 1)[0]
-            if ended != "None" and int(ended) < old:
+            ended_at = digest.split(" ", 1)[0]
+            if ended_at != "None" and int(ended_at) < to_ms(floor):
                 del known[key]
 
 
 def _sacct(start: datetime, end: datetime) -> tuple[str, ...]:
     return (
-        "sacct",
-        "--allusers",
-        "--allocations",
-        "--duplicates",
-        "--parsable2",
-        "--noheader",
+        *("sacct", "--allusers", "--allocations", "--duplicates", "--parsable2", "--noheader"),
         f"--starttime={start.astimezone(UTC):%Y-%m-%dT%H:%M:%S}",
         f"--endtime={end.astimezone(UTC):%Y-%m-%dT%H:%M:%S}",
         f"--format={','.join(SACCT_COLUMNS)}",

@@ -24,7 +24,7 @@ class CommandError(Exception):
     """A program that gave no answer that can be used.
 
     ``lasting``: trying again will not help: the program is not there, or does not know an option. Otherwise it was cut
-    off, or could not reach what it asks, and nobody knows whether it had an effect.
+    off, or could not reach what it asks, and it is unknown whether it had an effect.
     """
 
     def __init__(self, command: Sequence[str], reason: str, *, lasting: bool = False) -> None:
@@ -81,7 +81,7 @@ def run_program(
 
     with tempfile.TemporaryFile() as errors:
         try:
-            process = subprocess.Popen(  # noqa: S603 - no shell; the programs are ours or the operator's
+            process = subprocess.Popen(  # noqa: S603 - no shell; the programs are Slurm's or the operator's
                 list(command), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, env=environment,
                 start_new_session=True,
             )  # fmt: skip

@@ -1,4 +1,4 @@
-"""What the reasons of drains say was done: rules that make a repair of a resumed drain. A resume alone is none.
+"""What the reasons of drains report as done: rules that make a repair of a resumed drain. A resume alone is none.
 
 A YAML file::
 
@@ -54,7 +54,7 @@ class ReasonRules(Section):
 
 
 def _not_denied(choices: str) -> re.Pattern[str]:
-    """Return an expression for any of some words, but not after "no", "not" or "without" in the same clause."""
+    """Return an expression for any of the choices, but not after "no", "not" or "without" in the same clause."""
     return re.compile(rf"(?:^|[,;.])(?:(?!\b(?:no|not|without)\b)[^,;.])*?\b(?:{choices})\b")
 
 

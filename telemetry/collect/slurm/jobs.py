@@ -33,7 +33,7 @@ class Job:
 
     ``job``: as Slurm writes it: ``123``, ``123_7`` in an array, ``123+1`` in a heterogeneous job.
     ``ended_at``: Aware; None while it runs.
-    ``gpus``: on each node; None where Slurm tells a sum that does not divide evenly.
+    ``gpus``: on each node; None where Slurm gives a sum that does not divide evenly.
     ``outcome``: Slurm's state in lower case, such as ``completed``, ``failed`` and ``node_fail``; None while it runs.
     """
 
@@ -124,7 +124,7 @@ def _sacct_instant(written: str) -> datetime | None:
 def gpus_of(resources: str) -> int:
     """Return the GPUs in AllocTRES (``cpu=8,gres/gpu=4,gres/gpu:h100=4``) or gres (``gpu:h100:4(IDX:0-3)``).
 
-    TRES give the sum beside its parts by type, or, where the sum is not accounted for, the parts alone.
+    TRES give the sum next to its parts by type, or, where the sum is not accounted for, the parts alone.
     """
     whole = _TRES_GPU.search(resources)
     if whole is not None:

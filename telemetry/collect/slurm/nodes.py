@@ -14,7 +14,7 @@ from telemetry.collect.slurm.slurm_json import SlurmFormatError, instant, read_r
 
 SOURCE: Final = "slurm"
 OWN_PREFIX: Final = "predrain:"
-"""Reasons that begin so are our own controller's."""
+"""Reasons of predrain's own controller begin so."""
 
 OWN_SOURCE: Final = "predrain"
 _OUT: Final[tuple[tuple[str, frozenset[str]], ...]] = (

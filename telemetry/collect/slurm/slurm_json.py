@@ -18,7 +18,7 @@ class SlurmFormatError(ValueError):
 def read_rows(report: str, key: str) -> list[dict[str, Any]]:
     """Return the objects that a report lists under ``key``.
 
-    Raises ``SlurmFormatError`` if it is no JSON, has no such list, or tells an error.
+    Raises ``SlurmFormatError`` if it is no JSON, has no such list, or reports an error.
     """
     try:
         # Debug lines of plugins may come before the report.
@@ -61,7 +61,7 @@ def states_of(value: object) -> list[str]:
 
 
 def text(value: object) -> str | None:
-    """Return a text that says something; None for empty ones and Slurm's words for nothing."""
+    """Return a text; None for empty ones and Slurm's ways to write none."""
     if not isinstance(value, str) or value.strip().lower() in ("", "none", "(null)", "n/a", "unknown"):
         return None
     return value.strip()

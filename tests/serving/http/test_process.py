@@ -67,7 +67,7 @@ def test_the_command_lives_within_a_second_of_work_and_ends_orderly(tmp_path: Pa
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--listen", "0.0.0.0:0"], "anybody who reaches 0.0.0.0 could ask (--listen without --tokens)."),
+        (["--listen", "0.0.0.0:0"], "any client that reaches 0.0.0.0 could ask (--listen without --tokens)."),
         (
             ["--model", "bundle", "--state", "s"],
             "only the champion's bundle is kept (--state without --model champion).",

@@ -46,21 +46,18 @@ def test_tickets_land_with_their_entry_time_once(tmp_path: Path):
 
 def test_a_mapping_as_for_an_import(tmp_path: Path):
     where = landing(tmp_path)
-    path = table(
-        tmp_path,
-        "01.03.2026 13:00,n1,swap gpu 3",
-        "01.03.2026 13:00,n1,chat",
-        head="closed,server,what\n",
-    )
+    rows = ("01.03.2026 13:00,GPU-x,0000:3B:00.0,swap gpu 3", "01.03.2026 13:00,GPU-x,,chat")
+    path = table(tmp_path, *rows, head="closed,unit,pci_bus_id,what\n")
     rules = TableMapping.model_validate(
         {
-            "columns": {"closed": "timestamp", "server": "node", "what": "type"},
+            "columns": {"closed": "timestamp", "unit": "gpu", "what": "type"},
             "time": {"format": "%d.%m.%Y %H:%M", "timezone": "Europe/Berlin"},
             "values": {"type": {"swap gpu 3": "replacement", "chat": None}},
         }
     )
-    assert collect(where, path, rules).landed == 1
-    assert landed(where)[0]["timestamp"] == NOW
+    assert collect(where, path, rules, parents={"GPU-x": "n9"}).landed == 1
+    (row,) = landed(where)
+    assert (row["timestamp"], row["node"], row["pci_bus_id"]) == (NOW, "n9", "00000000:3b:00")
 
 
 def test_rows_that_cannot_be_used_are_told(tmp_path: Path):
@@ -82,24 +79,5 @@ def test_rows_that_cannot_be_used_are_told(tmp_path: Path):
         "the node of the gpu is not known": 1,
     }
     assert "holiday" in result.examples["unknown event type"]
-
-
-def test_the_node_of_a_gpu_comes_from_the_dataset(tmp_path: Path):
-    where = landing(tmp_path)
-    path = table(tmp_path, "2026-03-01T12:00:00Z,GPU-x,repair", head="timestamp,gpu,type\n")
-    assert collect(where, path, parents={"GPU-x": "n9"}).landed == 1
-    assert landed(where)[0]["node"] == "n9"
-
-
-def test_a_pci_address_is_brought_to_one_form(tmp_path: Path):
-    where = landing(tmp_path)
-    path = table(tmp_path, "2026-03-01T12:00:00Z,n1,0000:3B:00.0,repair", head="timestamp,node,pci_bus_id,type\n")
-    collect(where, path)
-    assert landed(where)[0]["pci_bus_id"] == "00000000:3b:00"
-
-
-def test_a_table_of_which_no_row_can_be_used_is_refused(tmp_path: Path):
-    where = landing(tmp_path)
     with pytest.raises(InputError, match="no row can be used: unreadable timestamp"):
         collect(where, table(tmp_path, "x,n1,,repair,,"))
-    assert landed(where) == []

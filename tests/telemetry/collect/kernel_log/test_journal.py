@@ -1,7 +1,7 @@
 import json
 import stat
 import time
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -50,18 +50,22 @@ def test_entries_until_the_end(tmp_path: Path):
     assert [line.when for line in lines] == [NOW + timedelta(microseconds=number) for number in range(3)]
     assert {(line.host, line.boot_id, line.history) for line in lines} == {("h1", "b1", True)}
     assert got.position["cursor"] == "s=1;i=2"
-    assert arguments(tmp_path) == [
-        "--quiet --no-pager --all --output=json --output-fields=MESSAGE,_HOSTNAME,_BOOT_ID --boot _TRANSPORT=kernel"
-    ]
 
 
-def test_a_cursor_is_gone_on_from_beyond_the_boot(tmp_path: Path):
-    source = Journal({"cursor": "s=1;i=2", "realtime_us": 5}, follow=True, command=program(tmp_path, "exec sleep 60"))
-    source.read(0.3)
-    source.close()
-    (told,) = arguments(tmp_path)
-    assert "--after-cursor=s=1;i=2 --follow --no-tail _TRANSPORT=kernel" in told
-    assert "--boot" not in told
+@pytest.mark.parametrize(
+    ("position", "since", "expected"),
+    [
+        ({}, None, "--boot"),
+        ({}, NOW, f"--since=@{int(NOW.timestamp())}"),
+        ({"cursor": "s=1;i=2", "realtime_us": 5}, NOW, "--after-cursor=s=1;i=2"),  # beyond the boot
+    ],
+)
+def test_where_it_begins(tmp_path: Path, position: dict[str, object], since: datetime | None, expected: str):
+    source = Journal(position, follow=False, since=since, command=program(tmp_path, "exit 0"))
+    while not source.read(0.05).drained:
+        pass
+    fixed = "--quiet --no-pager --all --output=json --output-fields=MESSAGE,_HOSTNAME,_BOOT_ID"
+    assert arguments(tmp_path) == [f"{fixed} {expected} _TRANSPORT=kernel"]
 
 
 def test_one_that_ends_is_an_error_and_the_next_goes_on_at_the_cursor(tmp_path: Path):
@@ -101,10 +105,3 @@ def test_an_entry_beyond_any_use_is_passed_over_in_bounded_memory(tmp_path: Path
 def test_no_journalctl(tmp_path: Path):
     with pytest.raises(InputError, match="journalctl cannot be started: No such file or directory"):
         Journal({}, follow=False, command=[str(tmp_path / "none")]).read(0.0)
-
-
-def test_a_beginning_in_the_past(tmp_path: Path):
-    source = Journal({}, follow=False, since=NOW, command=program(tmp_path, "exit 0"))
-    while not source.read(0.05).drained:
-        pass
-    assert f"--since=@{int(NOW.timestamp())} _TRANSPORT=kernel" in arguments(tmp_path)[0]

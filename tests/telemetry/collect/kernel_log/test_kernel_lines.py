@@ -19,12 +19,6 @@ def events(*lines: LogLine, source: str = "file", clock: Clock | None = None, **
     return reader.read(lines)
 
 
-def test_an_xid_is_an_event_at_its_address():
-    (event,) = events(line(XID), source="journal")
-    assert (event.type, event.code, event.pci_bus_id, event.gpu) == ("xid", "79", "00000000:10:00", None)
-    assert (event.node, event.source, event.timestamp) == ("n1", "kernel_log:journal", NOW)
-
-
 @pytest.mark.parametrize(
     ("history", "after_minutes", "known_after_minutes"), [(True, 60, 10), (True, 1, 1), (False, 60, 60), (False, -1, 0)]
 )

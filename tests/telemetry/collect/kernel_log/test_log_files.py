@@ -42,16 +42,6 @@ def log(tmp_path: Path) -> Path:
     return tmp_path / "syslog"
 
 
-def test_lines_are_read_once_and_whole(log: Path):
-    file = LogFile(log)
-    assert everything(file) == []
-    write(log, "one", "tw", end="")
-    assert everything(file) == ["one"]
-    assert everything(file) == []
-    write(log, "o")
-    assert everything(file) == ["two"]
-
-
 @pytest.mark.parametrize("restart", [False, True])
 @pytest.mark.parametrize("how", ["rename", "copytruncate", "gz", "xz", "bz2", "dated", "half compressed"])
 def test_a_rotation_loses_and_repeats_nothing(log: Path, how: str, restart: bool):
@@ -77,15 +67,6 @@ def test_a_rotation_loses_and_repeats_nothing(log: Path, how: str, restart: bool
         file = restarted(file)
     assert everything(file) == ["three", "four"]
     assert everything(restarted(file)) == []
-
-
-def test_a_copy_truncated_and_grown_past_our_place_is_noticed(log: Path):
-    write(log, "one", "two")
-    file = LogFile(log)
-    everything(file)
-    shutil.copy(log, log.with_name("syslog.1"))
-    log.write_text("a longer first line\nand another line\n")
-    assert everything(file) == ["a longer first line", "and another line"]
 
 
 def test_a_lost_log_is_said_and_the_new_one_read(log: Path, caplog: pytest.LogCaptureFixture):

@@ -5,7 +5,7 @@ import io
 import json
 import threading
 from collections.abc import Awaitable, Callable
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,7 @@ from starlette.applications import Starlette
 from telemetry.collect.remote_write.group_commit import ReceiverSettings
 from telemetry.collect.remote_write.receiver import ARROW, Receiver, Tokens
 from telemetry.collect.series.rows import assemble
-from telemetry.config import TelemetrySection
-from telemetry.dataset.channels import resolve_channels
-from telemetry.dataset.store import Dataset
 from telemetry.errors import InputError
-from telemetry.landing.compaction import CompactSettings, compact
 from telemetry.landing.folder import Landing
 from tests.telemetry.collect.remote_write.encoding import (
     STALE,
@@ -150,12 +146,6 @@ def test_the_inventory_is_told_again_when_it_changes_and_every_hour(tmp_path: Pa
     assert len(rows["samples"]) == 6
 
 
-def test_a_gpu_that_moves_and_comes_back_is_told_each_time(tmp_path: Path) -> None:
-    nodes = enumerate(["n1", "n2", "n2", "n1"])
-    rows = written(tmp_path, *([(labels() | {"Hostname": node}, [(T0 + turn, 1.0)])] for turn, node in nodes))
-    assert [row["node"] for row in rows["inventory"]] == ["n1", "n2", "n1"]
-
-
 def test_rises_of_the_exporters_xid_counts_are_events_once_across_restarts(tmp_path: Path) -> None:
     def count(minute: int, value: float, xid: str) -> list[Any]:
         at = T0 + minute * 60_000
@@ -189,24 +179,6 @@ def test_closing_writes_what_waits(tmp_path: Path) -> None:
 
     answer, rows = run(tmp_path, steps, flush_interval_s=60.0)
     assert (answer.status_code, len(rows["samples"])) == (204, 1)
-
-
-def test_a_request_sent_again_lands_equal_rows(tmp_path: Path) -> None:
-    """The fold counts rows of one (gpu, time) with equal values once; within one file they are one already."""
-
-    async def steps(app: Starlette, _: Receiver) -> None:
-        series = [(labels(), [(T0, 41.0)])]
-        await asyncio.gather(write(app, series), write(app, series))
-        await write(app, series)
-
-    _, rows = run(tmp_path, steps)
-    assert len(rows["samples"]) == 2
-    assert rows["samples"][0] == rows["samples"][1]
-    channels = resolve_channels({})
-    rules = CompactSettings(TelemetrySection(step=timedelta(seconds=1)), channels, timedelta(0), timedelta(0))
-    folded = compact(tmp_path / "d", settings=rules, now=NOW + timedelta(days=1))
-    assert sum(folded.quarantined.values()) == 0
-    assert Dataset.open(tmp_path / "d").meta.counts["samples"] == 1
 
 
 def test_a_disk_that_does_not_take_them_is_503_and_unready_until_it_does(tmp_path: Path, disk: Disk) -> None:

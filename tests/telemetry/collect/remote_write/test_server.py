@@ -27,15 +27,9 @@ TOKEN = "0123456789abcdef0123"
 )
 def test_addresses(text: str, pair: tuple[str, int]) -> None:
     assert parse_listen(text) == pair
-
-
-@pytest.mark.parametrize("text", ["9201", ":9201", "host:", "host:x", "host:70000"])
-def test_addresses_that_are_none(text: str) -> None:
-    with pytest.raises(InputError) as error:
-        parse_listen(text)
-    assert str(error.value) == (
-        f"{text!r} is no address to listen on (--listen). Write HOST:PORT, such as 127.0.0.1:9201."
-    )
+    for wrong in ("9201", ":9201", "host:", "host:x", "host:70000"):
+        with pytest.raises(InputError, match=r"is no address to listen on \(--listen\). Write HOST:PORT"):
+            parse_listen(wrong)
 
 
 def test_without_tokens_only_this_machine_may_write() -> None:

@@ -65,12 +65,9 @@ def test_what_is_left_out_is_counted_where_it_cannot_be_read(line: str, unreadab
     [
         ("cpu=8,mem=64G,node=1,billing=8,gres/gpu=4,gres/gpu:h100=4", 4),
         ("cpu=8,gres/gpu:a100=2,gres/gpu:h100=4", 6),
-        ("cpu=1,node=1", 0),
-        ("gpu:h100:2(IDX:0-1)", 2),
         ("gpu:8", 8),
         ("gpu:ampere:0(IDX:N/A)", 0),
         ("gpu:a:2(IDX:0,1),gpu:b:1(IDX:4),shard:8", 3),
-        ("gres:gpu:2", 2),
         ("gres:gpu:h100:2", 2),
         ("gres/gpu:2", 2),
         ("gres:gpu", 0),
@@ -79,11 +76,6 @@ def test_what_is_left_out_is_counted_where_it_cannot_be_read(line: str, unreadab
 )
 def test_gpus_in_resources(written: str, gpus: int):
     assert gpus_of(written) == gpus
-
-
-def test_gpus_that_do_not_divide_evenly_are_unknown():
-    ((job,), _) = read_sacct(row(tres="gres/gpu=3"))
-    assert job.gpus == (None, None)
 
 
 def later(number: int, *, given: bool = True) -> dict[str, Any]:
@@ -107,7 +99,7 @@ TIMES = {"start_time": later(AT), "end_time": later(AT + 5)}
             {"job_state": ["COMPLETED", "COMPLETING"], "array_job_id": later(0, given=False), **TIMES},
             "5", (0, 0), None,
         ),
-        ({"het_job_id": 3, "het_job_offset": 1}, "3+1", (0, 0), None),
+        ({"het_job_id": 3, "het_job_offset": 1, "tres_per_job": "gpu:3"}, "3+1", (None, None), None),
     ],
 )  # fmt: skip
 def test_what_the_controller_remembers(told: dict[str, Any], name: str, gpus: tuple[int, ...], outcome: str | None):

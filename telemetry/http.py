@@ -71,10 +71,7 @@ class Connection:
     headers: tuple[tuple[str, str], ...] = ()
 
     def request_headers(self) -> dict[str, str]:
-        """Return the headers of one request, credentials included.
-
-        Raises InputError if a credentials file is missing, empty or malformed.
-        """
+        """Return the headers of one request; raises InputError if a credentials file cannot be used."""
         headers = dict(self.headers)
         if self.bearer_token_file is not None:
             headers["Authorization"] = f"Bearer {_secret(self.bearer_token_file, '--bearer-token-file')}"
@@ -355,8 +352,7 @@ def fetch(
 ) -> Answer:
     """Get a page (or POST a form), and again where that may help.
 
-    Raises HttpError for a status of 400 or more, and InputError if the server cannot be reached, gives no whole answer
-    in time or a larger one than allowed, or redirects.
+    Raises HttpError for a status of 400 or more, and InputError where no whole and bounded answer came, or a redirect.
     """
     where, method = shown_url(connection.url), "GET" if form is None else "POST"
     try:

@@ -41,10 +41,7 @@ def gpu_names(rows: Iterable[Mapping[Any, Any]]) -> GpuNames:
 
 
 def read_gpu_names(path: Path) -> GpuNames:
-    """Read a CSV of a node's GPUs, as ``nvidia-smi --query-gpu=index,uuid,serial,pci.bus_id --format=csv`` writes it.
-
-    Raises ``InputError`` if the file cannot be read or has no columns ``index`` and ``uuid``.
-    """
+    """Read a CSV of a node's GPUs, as ``nvidia-smi`` writes it; raises ``InputError`` if it is none."""
     try:
         table = pd.read_csv(path, dtype=str, skipinitialspace=True, na_values=["[N/A]", "[Not Supported]"])
     except (OSError, ValueError) as error:

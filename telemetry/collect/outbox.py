@@ -34,8 +34,7 @@ class _State(BaseModel):
 class Outbox(contextlib.AbstractContextManager["Outbox"]):
     """The state of one collector; only one process at a time may hold it.
 
-    ``name``: of the state file: letters, digits, ``-``, ``.`` and ``_``.
-    ``landed``: rows written by this process, by kind.
+    ``name``: of the state file. ``landed``: rows written by this process, by kind.
     Raises ``InputError`` if another process holds it, or the state file is damaged.
     """
 
@@ -83,10 +82,7 @@ class Outbox(contextlib.AbstractContextManager["Outbox"]):
             self.flush()
 
     def flush(self) -> None:
-        """Write what was committed and is not in the landing folder yet.
-
-        Raises ``InputError`` if the disk is full or not writable.
-        """
+        """Write what was committed and is not in the landing folder yet; raises ``InputError`` if the disk is full."""
         for kind, rows in self._state.pending.items():
             name = f"{self._state.name}.{self._state.batch:08d}"
             if self._landing.stage(kind, rows_table(kind, rows), name=name) is not None:

@@ -128,11 +128,7 @@ class Spool:
 
 
 class HttpTarget:
-    """The push endpoint of ``predrain collect receive``, whose address is ``url``.
-
-    The token file is read at each request, so that it can be replaced. Raises InputError if the address or a file
-    cannot be used.
-    """
+    """The endpoint of ``collect receive`` at ``url``; raises InputError if the address or a file cannot be used."""
 
     def __init__(
         self, url: str, *, token_file: Path | None = None, ca_file: Path | None = None, timeout_s: float = TIMEOUT_S
@@ -145,10 +141,7 @@ class HttpTarget:
         return self._connection.url + self._path
 
     def send(self, path: Path) -> None:
-        """Post the file as an Arrow stream under its name, which the receiver takes once.
-
-        Raises Later or Refused, and FileNotFoundError if the file is gone from the spool.
-        """
+        """Post the file as an Arrow stream under its name; raises Later or Refused, FileNotFoundError if it is gone."""
         try:
             with pq.ParquetFile(path) as stored:
                 table = stored.read()

@@ -18,10 +18,7 @@ _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 @contextmanager
 def stop_on_signals() -> Iterator[threading.Event]:
-    """Give an event that SIGTERM and SIGINT set, in place of what they did before.
-
-    Signals can be taken over in the main thread only; elsewhere the event is given and nothing sets it.
-    """
+    """Give an event that SIGTERM and SIGINT set; outside of the main thread, which alone gets signals, nothing does."""
     stop = threading.Event()
 
     def set_stop(_number: int, _frame: FrameType | None) -> None:
@@ -39,9 +36,6 @@ def stop_on_signals() -> Iterator[threading.Event]:
 
 
 def backoff_s(failures: int, *, first_s: float = 1.0, max_s: float = 60.0) -> float:
-    """Return how long to wait after so many failures in a row: doubling, bounded, and spread by a quarter.
-
-    ``failures``: from 1.
-    """
+    """Return how long to wait after so many failures in a row (from 1): doubling, bounded, and spread by a quarter."""
     bounded = min(first_s * 2.0 ** min(failures - 1, 30), max_s)
     return bounded * random.uniform(0.75, 1.25)  # noqa: S311 - spreads retries of many nodes, no secret

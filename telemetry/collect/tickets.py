@@ -47,13 +47,10 @@ class TicketResult:
 def collect_tickets(
     path: Path, landing: Landing, *, mapping: TableMapping, delay: timedelta, parents: Mapping[str, str] | None = None
 ) -> TicketResult:
-    """Write the events of one table to the landing folder, once.
+    """Write the events of one table, as for an import of events, to the landing folder, once.
 
-    ``path``: a table as for an import of events; ``known_at`` is the ticket's entry time.
-    ``delay``: ``known_at`` of a ticket without an entry time is its time plus this.
-    ``parents``: GPU to node, for tickets that name a GPU only.
-    Raises ``InputError`` if the table cannot be read, a required column is missing, a column is unknown, or no row can
-    be used.
+    ``delay``: ``known_at`` of a ticket without an entry time is its time plus this. ``parents``: GPU to node, for
+    tickets that name a GPU only. Raises ``InputError`` if the table has a wrong column, or no row can be used.
     """
     quarantine = Quarantine(None)
     tables = [LANDED_EVENTS.empty_table()]

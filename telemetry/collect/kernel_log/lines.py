@@ -65,10 +65,7 @@ class Lines:
 
 
 class LogSource(Protocol):
-    """Where kernel messages come from: ``journal`` or ``file``.
-
-    Each is made from the ``position`` that the lines of an earlier process ended with, or an empty one.
-    """
+    """Where kernel messages come from; made from the ``position`` after the lines of an earlier process."""
 
     name: str
 
@@ -92,12 +89,10 @@ def collect_kernel_log(
     once: bool,
     delay: timedelta = timedelta(minutes=10),
 ) -> dict[str, int]:
-    """Read until the source is drained (``once``) or ``stop`` says so, and land the events.
+    """Read until the source is drained (``once``) or ``stop(seconds)``, which waits, is true; land the events.
 
-    ``stop``: ``stop(0)`` is true when the collector shall leave; ``stop(s)`` waits.
-    Returns: counts of :class:`KernelEvents`.
-    Raises ``InputError`` if the source cannot be read, the disk is full, or a line about a GPU names no node and
-    ``node`` is not given.
+    Returns: counts of :class:`KernelEvents`. Raises ``InputError`` if the source cannot be read, the disk is full, or
+    no node is known of a line about a GPU.
     """
     position = dict(outbox.position.get("source", {}))
     source = open_source(dict(position))
@@ -144,10 +139,9 @@ class Finding(NamedTuple):
 
 
 def read_message(message: str, *, boots: bool = True) -> Finding | None:
-    """Read one kernel message, with or without what stands before ``NVRM:``; None if it reports no event.
+    """Read one kernel message, from ``NVRM:`` on or before; None if it reports no event. Raises ``Unclear``.
 
     ``boots``: whether the kernel's first message is a boot; False where boots are known by their id.
-    Raises ``Unclear``.
     """
     if "NVRM" not in message:
         kernel = _KERNEL.match(message) if boots else None

@@ -40,10 +40,7 @@ _WRITER_DONE: Final = timedelta(minutes=1)
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where reading stopped.
-
-    ``head``: hash of the first ``head_bytes``: what identifies the content when it gets another name or inode.
-    """
+    """Where reading stopped; ``head``, the hash of the first ``head_bytes``, identifies a renamed or copied file."""
 
     inode: int
     offset: int
@@ -183,9 +180,8 @@ def _hash(content: bytes) -> str:
 class LogFiles:
     """Follows one or more log files; a :class:`LogSource`.
 
-    ``zone``: of stamps without an offset; None is the zone of this machine.
-    ``once``: a file must exist, and may end without a line end.
-    Raises ``InputError`` if, with ``once``, a file does not exist, or if a file may not be read.
+    ``zone``: of stamps without an offset; None: of this machine. ``once``: a file must exist, and may end without a
+    line end. Raises ``InputError`` if a file does not exist with ``once``, or may not be read.
     """
 
     name = "file"

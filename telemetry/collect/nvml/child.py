@@ -47,11 +47,7 @@ Message = tuple[str, Any]
 
 
 class Gpu:
-    """One GPU of an open library.
-
-    ``monotonic``: seconds of a clock that never jumps.
-    Raises ``NvmlFault`` if the GPU is lost, or the driver is gone.
-    """
+    """One GPU of an open library; raises ``NvmlFault`` if it is lost, or the driver is gone."""
 
     def __init__(self, nvml: Library, index: int, monotonic: Callable[[], float]) -> None:
         self._nvml = nvml
@@ -194,10 +190,7 @@ class Session:
         return "answer", answer
 
     def watch(self) -> Iterator[Message]:
-        """Report the XIDs of all GPUs that were read, for ever.
-
-        A lost GPU makes the wait fail for all GPUs of the set, so the set is then made again without it.
-        """
+        """Report the XIDs of all GPUs that were read, for ever; a lost GPU makes each wait fail, and leaves the set."""
         gpus: list[Gpu] = []
         events, watched = None, 0
         while True:

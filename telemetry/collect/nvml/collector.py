@@ -116,10 +116,7 @@ class Collector:
         return dict(self._reader.errors)
 
     def run(self, stopped: threading.Event) -> None:
-        """Read on the interval until ``stopped``, and listen for XIDs meanwhile; then write what is held.
-
-        Raises ``InputError`` if the node has no driver, at the first reading only.
-        """
+        """Read on the interval and listen for XIDs until ``stopped``; raises ``InputError`` without a driver."""
         try:
             due_s = self._monotonic()
             while not stopped.is_set():

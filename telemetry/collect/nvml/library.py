@@ -62,11 +62,7 @@ class NvmlFault(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What is fixed about a GPU while the driver lists it.
-
-    ``gpu``: UUID, of the parent where the GPU is split into MIG instances.
-    ``nvlink_domain``: ``CLUSTER.CLIQUE`` of the fabric.
-    """
+    """What is fixed about a GPU while the driver lists it; ``nvlink_domain`` is ``CLUSTER.CLIQUE`` of the fabric."""
 
     index: int
     gpu: str
@@ -139,10 +135,7 @@ class Library:
         return float(self._ask(self._nvml.nvmlDeviceGetNvLinkErrorCounter, handle, link, counter))
 
     def profile(self, handle: Any, samples: list[Any], numbers: Sequence[int]) -> list[tuple[int, float]]:
-        """Return code and value of profiling metrics since the previous call; none at the first one.
-
-        ``samples``: the GPU's two samples, newest last; empty before the first call.
-        """
+        """Return code and value of profiling metrics since the previous call (first none), kept in ``samples``."""
         nvml = self._nvml
         if not samples:
             if not self._ask(nvml.nvmlGpmQueryDeviceSupport, handle).isSupportedDevice:

@@ -155,11 +155,7 @@ class NodeReader:
         return [self._present[index] for index in sorted(self._present)]
 
     def turn(self) -> list[Row]:
-        """Read every GPU once.
-
-        Raises ``InputError`` if this node has no driver; only before it was first opened: later on, one that is gone is
-        waited for.
-        """
+        """Read every GPU once; raises ``InputError`` if this node has no driver, and never had one."""
         rows: list[Row] = []
         read, left_alone = set[int](), set(self._hangs)
         listed_before = {index: identity for index, identity in self.known.items() if index not in left_alone}

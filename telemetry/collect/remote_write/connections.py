@@ -118,10 +118,7 @@ def max_connections(servers: int = 1) -> int:
 
 
 def parse_listen(text: str, option: str = "--listen") -> tuple[str, int]:
-    """Read ``HOST:PORT`` (``[HOST]:PORT`` for IPv6).
-
-    Raises ``InputError`` if it is no such pair.
-    """
+    """Read ``HOST:PORT`` (``[HOST]:PORT`` for IPv6); raises ``InputError`` if it is no such pair."""
     host, colon, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not colon or not host or not (port.isascii() and port.isdigit()) or int(port) > 65535:
@@ -132,10 +129,7 @@ def parse_listen(text: str, option: str = "--listen") -> tuple[str, int]:
 def refuse_open_port(
     host: str, *, has_tokens: bool, allows: str = "write telemetry", option: str = "--listen without --tokens"
 ) -> None:
-    """Refuse to serve any client of a network.
-
-    Raises ``InputError`` if there are no tokens and the address is not a loopback one.
-    """
+    """Raise ``InputError`` if there are no tokens and the address is not a loopback one."""
     loopback = host == "localhost"
     with contextlib.suppress(ValueError):
         loopback = ipaddress.ip_address(host).is_loopback
@@ -217,10 +211,7 @@ def server_config(
 async def serving(
     app: ASGIApp, host: str, port: int, *, head_timeout_s: float = 10.0, lifespan: Literal["on", "off"] = "off"
 ) -> AsyncIterator[int]:
-    """Serve an application while the context lasts; yields the port. Requests under way are answered at the end.
-
-    Raises InputError if the address cannot be used.
-    """
+    """Serve an application while the context lasts, then answer what is under way; yields the port."""
     listener = listen(host, port)
     server = QuietServer(server_config(app, head_timeout_s=head_timeout_s, lifespan=lifespan))
     task = asyncio.create_task(server.serve(sockets=[listener]))

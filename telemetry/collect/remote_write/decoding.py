@@ -51,11 +51,7 @@ class WriteError(ValueError):
 
 
 def decompress(block: bytes, limit: int) -> bytes:
-    """Decompress a snappy block into ``limit`` bytes at most.
-
-    Raises ``BodyTooLarge`` if the header announces more; nothing was decompressed. Raises ``WriteError`` if the block
-    is damaged.
-    """
+    """Decompress a snappy block; raises ``BodyTooLarge`` if it announces over ``limit``, ``WriteError`` if damaged."""
     try:
         size = cramjam.snappy.decompress_raw_len(block)
         if size > limit:
@@ -99,11 +95,7 @@ class _Known(NamedTuple):
 
 
 class RemoteWriteDecoder:
-    """Decodes requests; keeps what the series are between them.
-
-    ``series_kept``: series that are remembered, channels or not (some 100 bytes each); with more, all are forgotten and
-    learnt again.
-    """
+    """Decodes requests; keeps what up to ``series_kept`` series are (some 100 bytes each), then learns them again."""
 
     def __init__(self, catalogue: SeriesCatalogue, *, series_kept: int = _SERIES_KEPT) -> None:
         self._catalogue = catalogue
@@ -120,10 +112,7 @@ class RemoteWriteDecoder:
         self._claims: dict[tuple[str, str, str | None], _Claim] = {}
 
     def decode(self, body: bytes, *, limit: int) -> Samples:
-        """Decode a ``prometheus.WriteRequest``; its metadata, exemplars and native histograms are passed over.
-
-        Raises ``WriteError`` if it is no such message, a series has no name, or there are more samples than ``limit``.
-        """
+        """Decode a ``prometheus.WriteRequest``; raises ``WriteError`` if it is none, or has over ``limit`` samples."""
         request = _WRITE_REQUEST()
         try:
             request.ParseFromString(body)

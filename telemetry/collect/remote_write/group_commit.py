@@ -38,10 +38,7 @@ _SAVE_EVERY = timedelta(minutes=1)
 
 
 class SampleWriter:
-    """Lands batches of samples; used by one thread at a time.
-
-    ``inventory_every_s``: a GPU that is where it was, and as it was, is noted this often by the time of its samples.
-    """
+    """Lands batches of samples, by one thread at a time; an unchanged GPU is observed each ``inventory_every_s``."""
 
     def __init__(self, landing: Landing, *, inventory_every_s: float, clock: Callable[[], datetime]) -> None:
         self._landing = landing
@@ -168,10 +165,7 @@ class GroupCommit:
         """Whether the last group could not be written."""
 
     async def add(self, batch: Samples) -> None:
-        """Wait until a batch is on the disk.
-
-        Raises ``Refused``: 503 if too much is in memory or the disk does not take it.
-        """
+        """Wait until a batch is on the disk; raises ``Refused`` (503) if memory is used up or the disk refuses it."""
         self.check_room(len(batch))
         self.held += len(batch)
         if not self._gathering:

@@ -7,11 +7,7 @@ from http import HTTPStatus
 
 
 class Refused(Exception):
-    """A request that is answered with a problem body.
-
-    ``status``: HTTP status: 4xx are never retried by predrain's clients nor by Prometheus (but 429), 503 is.
-    ``retry_after_s``: seconds after which to try again, for 429 and 503.
-    """
+    """A request that is answered with a problem body; senders repeat it after 429 and 503, never after other 4xx."""
 
     def __init__(self, status: int, detail: str, reason: str, *, retry_after_s: int | None = None) -> None:
         super().__init__(status, detail)

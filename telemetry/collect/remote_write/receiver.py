@@ -323,12 +323,7 @@ def application(receiver: Receiver) -> Starlette:
 
 
 def serve(receiver: Receiver, host: str, port: int, *, started: Callable[[int], None] | None = None) -> None:
-    """Run until SIGTERM or SIGINT; requests under way are answered first.
-
-    ``host``, ``port``: where to listen; port 0 takes a free one.
-    ``started``: called with the port when the receiver listens.
-    Raises ``InputError`` if the port cannot be listened on.
-    """
+    """Run until SIGTERM or SIGINT, and answer what is under way; ``started`` is called with the port."""
 
     async def run() -> None:
         stop = asyncio.Event()

@@ -49,11 +49,7 @@ class ProgramResult:
 def run_command(
     command: Sequence[str], *, timeout_s: float = 60.0, environment: Mapping[str, str] | None = None
 ) -> str:
-    """Return what a program prints on stdout.
-
-    ``environment``: added to this process's own.
-    Raises ``CommandError`` if it cannot be started, takes too long, or ends with another status than 0.
-    """
+    """Return what a program prints, with ``environment`` added to this process's own; raises ``CommandError``."""
     ended = run_program(command, timeout_s=timeout_s, environment={**os.environ, **(environment or {})})
     if ended.status != 0:
         reason = ended.errors[:300] or f"exit status {ended.status}"
@@ -64,10 +60,7 @@ def run_command(
 def run_program(
     command: Sequence[str], *, timeout_s: float, environment: Mapping[str, str], max_bytes: int | None = None
 ) -> ProgramResult:
-    """Run a program with these arguments, as they are, and this environment alone.
-
-    Raises ``CommandError`` if it cannot be started, takes too long or prints more than ``max_bytes``.
-    """
+    """Run a program in this environment alone; raises ``CommandError`` if it does not end in these bounds."""
     output, expired = bytearray(), threading.Event()
 
     def end() -> None:

@@ -16,17 +16,10 @@ _RANGE: Final = re.compile(r"(?P<low>\d+)(?:-(?P<high>\d+))?\Z")
 
 
 def expand_hostlist(text: str) -> list[str]:
-    """Return the names of a host list, in its order.
+    """Return the names of a host list, in its order: ``gpu[08-10,12],login1``; ``[8-10]`` is 8, 9, 10.
 
-    ``text``: names with any number of bracketed ranges each, with text before, between and after them. A range keeps
-    the width of its first number: ``[08-10]`` is 08, 09, 10, and ``[8-10]`` is 8, 9, 10.
     Raises ``ValueError`` if the brackets do not match, a range is none or falls, or it makes over :data:`MAX_NODES`
     names.
-
-    Examples
-    --------
-    >>> expand_hostlist("gpu[01-03,07],login1")
-    ['gpu01', 'gpu02', 'gpu03', 'gpu07', 'login1']
     """
     if set("[]") & set(_PART.sub("", text)):
         raise ValueError(f"{text[:80]!r} has brackets that do not match")

@@ -75,19 +75,12 @@ def jobs_table(jobs: Iterable[Job]) -> pa.Table:
 
 
 def read_sacct(report: str) -> tuple[list[Job], int]:
-    """Read ``sacct --allocations --parsable2 --noheader`` with :data:`SACCT_COLUMNS`.
-
-    Returns: the jobs that have started, and the number of rows that cannot be read.
-    """
+    """Read ``sacct`` with :data:`SACCT_COLUMNS`; return started jobs, and how many rows are unreadable."""
     return _read_jobs(filter(str.strip, report.splitlines()), _accounted)
 
 
 def read_squeue(report: str) -> tuple[list[Job], int]:
-    """Read ``squeue --json``: jobs that run, and those that ended within the controller's memory (``MinJobAge``).
-
-    Returns: as :func:`read_sacct`.
-    Raises ``SlurmFormatError`` if it is no such report.
-    """
+    """Read ``squeue --json``, as :func:`read_sacct`; raises ``SlurmFormatError``."""
     return _read_jobs(read_rows(report, "jobs"), _remembered)
 
 

@@ -48,11 +48,9 @@ class NodeView:
 
 
 def read_nodes(report: str) -> dict[str, NodeView]:
-    """Read ``scontrol --json show nodes``, or ``sinfo --json`` up to 22.05.
+    """Read ``scontrol --json show nodes``, or ``sinfo --json`` up to 22.05; raises ``SlurmFormatError``.
 
-    Returns: a node that several partitions list stands there once. One whose state Slurm does not know yet, just after
-    a start, is left out.
-    Raises ``SlurmFormatError`` if it is neither.
+    A node whose state Slurm does not know yet, just after a start, is left out.
     """
     rows = read_rows(report, "nodes")
     if not rows:  # sinfo 22.05 writes so, and calls it a success, when the controller is down

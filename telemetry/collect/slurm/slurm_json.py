@@ -16,10 +16,7 @@ class SlurmFormatError(ValueError):
 
 
 def read_rows(report: str, key: str) -> list[dict[str, Any]]:
-    """Return the objects that a report lists under ``key``.
-
-    Raises ``SlurmFormatError`` if it is no JSON, has no such list, or reports an error.
-    """
+    """Return the objects that a report lists under ``key``; raises ``SlurmFormatError`` if there is no such list."""
     try:
         # Debug lines of plugins may come before the report.
         content = json.loads(report[max(report.find("{"), 0) :])

@@ -33,7 +33,6 @@ from models.bundle.store import load_bundle  # noqa: E402
 from pipeline.matrix_stage import make_matrix  # noqa: E402
 from pipeline.params import Params, load_params  # noqa: E402
 from pipeline.stages import train_bundle  # noqa: E402
-from predrain.score import scoring_settings  # noqa: E402
 from serving.scores.batch import ServedModel, score_decision  # noqa: E402
 from serving.scores.feature_settings import live_config, window_plan  # noqa: E402
 from serving.scores.fleet_rows import fleet_rows  # noqa: E402
@@ -82,7 +81,7 @@ def decide(dataset: Path, model: ServedModel, out: Path, params: Params, now: da
     """Score the newest decision time into a new folder."""
     wall, cpu = time.perf_counter(), time.process_time()
     scores = ScoresFolder(out)
-    result = score_decision(Dataset.open(dataset), model, scores, scoring_settings(params), clock=lambda: now)
+    result = score_decision(Dataset.open(dataset), model, scores, params.serving, clock=lambda: now)
     return Decision(result, time.perf_counter() - wall, time.process_time() - cpu)
 
 
@@ -126,7 +125,7 @@ def main() -> None:
         config = live_config(model.bundle, Dataset.open(fleet).meta)
         t = instants(np.array([int(first.result.decision_time.timestamp() * 1000)]))[0].to_pydatetime()
         clock = time.perf_counter(), time.process_time()
-        rows = fleet_rows(Dataset.open(fleet), config, scoring_settings(params), t, window_plan(model.bundle, config))
+        rows = fleet_rows(Dataset.open(fleet), config, params.serving, t, window_plan(model.bundle, config))
         features = time.perf_counter() - clock[0], time.process_time() - clock[1]
         print(f"\n{'':<28}{'wall s':>8}{'CPU s':>8}")
         print(f"{'telemetry to ranked risks':<28}{best.wall:>8.2f}{best.cpu:>8.2f}")

@@ -222,6 +222,26 @@ class BacktestSection(Section):
         return value
 
 
+class ServingSection(Section):
+    """``serving``: batch scoring, and how fresh the telemetry of a unit that is scored must be."""
+
+    stale_after: Duration = timedelta(hours=1)
+    """A unit whose newest usable sample is older than this at the decision time is unknown; at least two steps of the
+    dataset and the delay, or nothing in one of long steps would ever be fresh."""
+
+    min_completeness: float = Field(default=0.5, ge=0, le=1)
+    """A unit with less than this share of the samples expected in the last decision interval is unknown; 0: never."""
+
+    max_explained: int = Field(default=200, ge=0)
+    """Units explained at a decision time at most, the riskiest first: half a millisecond each and tree learner."""
+
+    max_reasons: int = Field(default=3, ge=0)
+    """Reasons given for a unit at most."""
+
+    retention: Duration = timedelta(days=35)
+    """Scored decisions this much older than the newest one are removed."""
+
+
 class PromotionSection(Section):
     """``promotion``: what a challenger must show on recent decisions before it becomes the champion."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -28,24 +27,13 @@ SUGGESTED = timedelta(days=14)
 """How much of the newest decisions `train --until` is advised to leave for the gate."""
 
 
-@dataclass(frozen=True, slots=True)
-class Decisions:
-    """Rows of a matrix to compare bundles on.
-
-    ``rows``: their positions, by decision time.
-    """
-
-    matrix: FeatureMatrix
-    rows: Ints
-
-
-def untouched(matrix: FeatureMatrix, bundles: Sequence[tuple[str, Bundle]], period: timedelta) -> Decisions:
+def untouched(matrix: FeatureMatrix, bundles: Sequence[tuple[str, Bundle]], period: timedelta) -> Ints:
     """Find the newest decisions that no bundle was trained on and whose labels are complete.
 
     A bundle knows labels up to its refit, gap + horizon after its last training decision. So decisions from the
     latest refit on share nothing with any training set: neither a row, nor the future of one.
 
-    Returns: at least one labelled row.
+    Returns: their positions in the matrix by decision time, at least one of them labelled.
     Raises ``InputError`` if a bundle answers another question than the matrix's labels, or there is no such decision
     yet; then the message says from when on there will be, and which `train --until` gives some at once.
     """
@@ -61,11 +49,17 @@ def untouched(matrix: FeatureMatrix, bundles: Sequence[tuple[str, Bundle]], peri
         raise _too_early(matrix, name, last)
     newest = int(at[fresh].max())
     fresh &= at > newest - int(period / timedelta(milliseconds=1))
-    return Decisions(matrix, np.flatnonzero(fresh))
+    return np.flatnonzero(fresh)
 
 
 def contend(
-    decisions: Decisions, bundles: Sequence[tuple[str, Bundle]], baselines: Sequence[str], *, k: int, seed: int
+    matrix: FeatureMatrix,
+    rows: Ints,
+    bundles: Sequence[tuple[str, Bundle]],
+    baselines: Sequence[str],
+    *,
+    k: int,
+    seed: int,
 ) -> list[Scored]:
     """Score the same decisions with bundles and baselines; each alerts its K riskiest of a decision time.
 
@@ -73,7 +67,6 @@ def contend(
     Returns: in the order given, baselines last.
     Raises ``InputError`` if a bundle needs a feature that the matrix does not have.
     """
-    matrix, rows = decisions.matrix, decisions.rows
     readers = [_reader(matrix, bundle, name) for name, bundle in bundles]
     times = milliseconds(matrix.rows["decision_time"])[rows]
     ties = name_hashes(matrix.rows["unit"])[rows]
@@ -88,7 +81,7 @@ def contend(
         risk[name] = bundle.fitted.risk(bundle.profile, scored.score)
     for name, points in _points(made, readers[0], rows, mix(ties, times)).items():
         rank[name] = rank_within(times, points.astype(np.float32), ties)
-    return _as_scored(decisions, names, rank, risk, k)
+    return _as_scored(matrix, rows, names, rank, risk, k)
 
 
 def _reader(matrix: FeatureMatrix, bundle: Bundle, name: str) -> RowReader:
@@ -153,9 +146,9 @@ def _points(made: Mapping[str, Baseline], reader: RowReader, rows: Ints, identit
 
 
 def _as_scored(
-    decisions: Decisions, names: Sequence[str], rank: dict[str, Ints], risk: dict[str, Any], k: int
+    matrix: FeatureMatrix, positions: Ints, names: Sequence[str], rank: dict[str, Ints], risk: dict[str, Any], k: int
 ) -> list[Scored]:
-    rows, labels = decisions.matrix.rows.iloc[decisions.rows], decisions.matrix.labels(None).iloc[decisions.rows]
+    rows, labels = matrix.rows.iloc[positions], matrix.labels(None).iloc[positions]
     shared = {name: rows[name].array for name in ("decision_time", "unit")}
     shared |= {name: labels[name].array for name in ("label", "failure_class", "incident", "incident_start")}
     frames = [
@@ -190,7 +183,8 @@ def _too_early(matrix: FeatureMatrix, name: str, refit: datetime) -> InputError:
     section = matrix.config.labels
     reach: Duration = section.gap + section.horizon
     end = matrix.span[1]
-    first = _next_decision(matrix, refit)
+    every, origin = matrix.config.decision.every, matrix.config.decision.origin
+    first = origin + -(-(refit - origin) // every) * every
     leave = end - reach - SUGGESTED
     until = instants(np.array([instant_ms(max(leave, matrix.span[0]))]))[0].floor("h").isoformat()
     return InputError(
@@ -200,8 +194,3 @@ def _too_early(matrix: FeatureMatrix, name: str, refit: datetime) -> InputError:
         f"better some weeks), or train a challenger that leaves the newest decisions alone: "
         f"`predrain train --until {until}`.",
     )
-
-
-def _next_decision(matrix: FeatureMatrix, after: datetime) -> datetime:
-    every, origin = matrix.config.decision.every, matrix.config.decision.origin
-    return origin + -(-(after - origin) // every) * every

@@ -12,7 +12,7 @@ import yaml
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from features.config import DecisionSection, FeatureSection, LabelSection
-from models.config import BacktestSection, ModelsSection, PromotionSection, TrainingSection
+from models.config import BacktestSection, ModelsSection, PromotionSection, ServingSection, TrainingSection
 from telemetry.config import ChannelDeclaration, Duration, EventsSection, Section, TelemetrySection
 from telemetry.errors import InputError
 from telemetry.yaml_text import read_yaml
@@ -74,25 +74,6 @@ class PolicySection(Section):
     """``policy``: what is made of a risk."""
 
     thresholds: ThresholdsSection = ThresholdsSection()
-
-
-class ServingSection(Section):
-    """``serving``: batch scoring."""
-
-    stale_after: Duration = timedelta(hours=1)
-    """A unit whose newest usable sample is older than this at the decision time is unknown."""
-
-    min_completeness: float = Field(default=0.5, ge=0, le=1)
-    """A unit with less than this share of the samples expected in the last decision interval is unknown; 0: never."""
-
-    max_explained: int = Field(default=200, ge=0)
-    """Units explained at a decision time at most, the riskiest first."""
-
-    max_reasons: int = Field(default=3, ge=0)
-    """Reasons given for a unit at most."""
-
-    retention: Duration = timedelta(days=35)
-    """Scored decisions this much older than the newest one are removed."""
 
 
 class Params(Section):

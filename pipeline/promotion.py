@@ -200,10 +200,10 @@ def _compare(
     sides = [(f"version {challenger[0]}", challenger[1])]
     if standing.champion is not None:
         sides.append((f"version {standing.champion}", _load(registry, model, standing.champion, folder)[0]))
-    decisions = untouched(matrix, sides, params.promotion.period)
+    rows = untouched(matrix, sides, params.promotion.period)
     # the budget is what operations can handle: the champion's, as long as nobody says otherwise
     k = params.backtest.k if isinstance(params.backtest.k, int) else sides[-1][1].fitted.k
-    contenders = contend(decisions, sides, () if standing.champion is not None else BASELINES, k=k, seed=params.seed)
+    contenders = contend(matrix, rows, sides, () if standing.champion is not None else BASELINES, k=k, seed=params.seed)
     return judge(
         contenders[0], contenders[1:], params.promotion, seed=params.seed, champion=standing.champion is not None
     )

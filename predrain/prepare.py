@@ -41,7 +41,7 @@ def prepare(
             acceleration=fleet.acceleration,
             progress=advance,
         )
-        show(summary.as_dict(), as_json=as_json)
+        show(summary, as_json=as_json)
 
 
 def _take(source: Path, out: Path) -> dict[str, object]:

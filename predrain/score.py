@@ -28,7 +28,7 @@ from predrain.options import (
 
 if TYPE_CHECKING:
     from pipeline.params import Params
-    from serving.scores.decision_times import ScoringSettings
+    from serving.champion.registry import ModelSource
     from serving.scores.writing import ScoresFolder, ScoringResult
     from telemetry.dataset.place import Place
 
@@ -76,55 +76,55 @@ def score(
         scores = ScoresFolder(out)
         began = _now()
         try:
-            settings = scoring_settings(load_params(params_files(params)))
+            loaded = load_params(params_files(params))
         except Exception as error:
             _record_failure(scores, began, error)
             raise
-        rounds = _Rounds(place, model, store_uri(registry), name)
-        failed = _run(scores, lambda: rounds.run(scores, settings, when), pause, as_json)
+        work = _round(place, model, store_uri(registry), name, scores, loaded, when)
+        failed = _run(scores, work, pause, as_json)
     if failed:
         raise typer.Exit(FAILED)
 
 
-class _Rounds:
-    """Scores with the model that is present at each round; what is heavy is imported, and the model read, but once."""
+def _round(
+    place: Place,
+    model: str,
+    registry: str,
+    name: str,
+    scores: ScoresFolder,
+    params: Params,
+    at: datetime | None,
+) -> Callable[[], ScoringResult]:
+    """Return a round of scoring; what is heavy is imported, and the model read, once a decision is due."""
+    source: ModelSource | None = None
 
-    def __init__(self, dataset: Place, model: str, registry: str, name: str) -> None:
-        self._dataset = dataset
-        self._model = (model, registry, name)
-        self._source: Any = None
-
-    def run(self, scores: ScoresFolder, settings: ScoringSettings, at: datetime | None) -> ScoringResult:
-        from serving.champion.sources import manifest_digest
+    def score_once() -> ScoringResult:
+        nonlocal source
         from serving.scores.writing import nothing_due
-        from telemetry.dataset.store import Dataset
 
-        model, registry, name = self._model
-        if at is None:
-            standing = nothing_due(
-                scores,
-                _now(),
-                # of the champion only the registry knows it
-                digest=None if model == "champion" else manifest_digest(Path(model)),
-                data_end=lambda: Dataset.open(self._dataset, lease=False).meta.span[1],
-            )
-            if standing is not None:
-                return standing  # so that a timer may fire every few minutes at little cost
+        standing = nothing_due(scores, _now()) if at is None else None
+        if standing is not None:
+            return standing
+        from policy.tiers import TierThresholds
         from serving.champion.registry import ModelSource, bound_registry_waits
         from serving.scores.alert_outcomes import write_facts
         from serving.scores.batch import score_decision
+        from telemetry.dataset.store import Dataset
 
-        if self._source is None:
+        if source is None:
             bound_registry_waits()
-            self._source = ModelSource(model, registry=registry, name=name)
-        dataset = Dataset.open(self._dataset)
-        result = score_decision(dataset, self._source.current(), scores, settings, clock=_now, at=at)
+            source = ModelSource(model, registry=registry, name=name)
+        data = Dataset.open(place)
+        tiers = TierThresholds(**params.policy.thresholds.model_dump())
+        result = score_decision(data, source.current(), scores, params.serving, tiers=tiers, clock=_now, at=at)
         if result.written:
             try:
-                write_facts(scores, dataset)
+                write_facts(scores, data)
             except Exception as error:  # the scores are out; only the pages need these
                 return replace(result, notes=(*result.notes, f"the outcomes of alerts cannot be written: {error}"))
         return result
+
+    return score_once
 
 
 def _run(scores: ScoresFolder, work: Callable[[], ScoringResult], pause: timedelta | None, as_json: bool) -> bool:
@@ -192,22 +192,6 @@ def told(result: ScoringResult) -> dict[str, Any]:
         "model": f"{summary['model']['profile']} {summary['model']['digest'][:12]}",
         "notes": "; ".join(notes) or None,
     }
-
-
-def scoring_settings(params: Params) -> ScoringSettings:
-    """Take the settings of scoring out of the parameters."""
-    from policy.tiers import TierThresholds
-    from serving.scores.decision_times import ScoringSettings
-
-    given, risks = params.serving, params.policy.thresholds
-    return ScoringSettings(
-        stale_after=given.stale_after,
-        min_completeness=given.min_completeness,
-        max_explained=given.max_explained,
-        max_reasons=given.max_reasons,
-        retention=given.retention,
-        tiers=TierThresholds(risks.watch, risks.elevated, risks.high),
-    )
 
 
 def _pause(written: str) -> timedelta:

@@ -60,4 +60,4 @@ def simulate(
             acceleration=acceleration,
             progress=advance,
         )
-        show(summary.as_dict(), as_json=as_json)
+        show(summary, as_json=as_json)

@@ -25,7 +25,6 @@ from serving.http.schemas import Ready
 from serving.http.score_cache import ScoreCache
 from serving.http.tokens import Grant, ScopedTokens
 from serving.logs import AccessLog
-from serving.pages.history import ScoreHistory
 from serving.pages.routes import FleetPages, Health, is_open_page, is_page
 from serving.scores.reading import last_run_metrics
 from telemetry.collect.remote_write.problems import Refused
@@ -78,7 +77,7 @@ class Service:
         self._tokens = None if tokens is None else ScopedTokens(tokens)
         self._pages = FleetPages(
             self.score_cache,
-            ScoreHistory(scores),
+            scores,
             self._clock,
             self._rendering,
             self._health,

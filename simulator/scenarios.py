@@ -14,9 +14,8 @@ Drift = Literal["counters", "workload", "epidemic", "health_check"]
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """A kind of fleet; ``name`` is what ``--scenario`` takes."""
+    """A kind of fleet."""
 
-    name: str
     explanation: str
     parameters: Parameters
     drifts: frozenset[Drift] = frozenset()
@@ -59,43 +58,36 @@ def _epidemic() -> Parameters:
     return replace(base, heterogeneity=replace(base.heterogeneity, bad_share=base.drift.epidemic_share))
 
 
-def _all() -> tuple[Scenario, ...]:
-    return (
-        Scenario(
-            "base",
+SCENARIOS: Mapping[str, Scenario] = MappingProxyType(
+    {
+        "base": Scenario(
             "A fleet as the published studies describe it, and steady: half of the failures come without a precursor, "
             "30 % with a weak and 20 % with a strong one; most degradations heal; some sound GPUs look bad for ever; "
             "a few lemon nodes, a bad batch and hot rack positions fail far more often than the rest.",
             Parameters(),
         ),
-        Scenario(
-            "drift",
+        "drift": Scenario(
             "As base, and the world changes: a driver upgrade inflates the PCIe replay counter without changing any "
             "hazard, training gives way to serving, the bad batch becomes an epidemic, and a new health check starts "
             "to find bus faults that nobody looked for before.",
             Parameters(),
             frozenset({"counters", "workload", "epidemic", "health_check"}),
         ),
-        Scenario(
-            "epidemic",
+        "epidemic": Scenario(
             "As base, but 10 % of the GPUs are from the bad batch, and its hazard rises forty-fold over the time.",
             _epidemic(),
             frozenset({"epidemic"}),
         ),
-        Scenario(
-            "noprecursor",
+        "noprecursor": Scenario(
             "Failures come without a precursor and at one rate for all GPUs of a model; what looks like a degradation "
             "always heals. No model can do better than chance here; one that seems to has a leak.",
             _without_precursors(),
         ),
-        Scenario(
-            "announced",
+        "announced": Scenario(
             "Most failures announce themselves a day ahead: built so that an oracle that ranks by true risk reaches "
             "a precision of 0.90 at a recall of 30 %. A fleet for tests and demos, kinder than any real one.",
             _announced(),
         ),
-    )
-
-
-SCENARIOS: Mapping[str, Scenario] = MappingProxyType({scenario.name: scenario for scenario in _all()})
-"""Every scenario by name."""
+    }
+)
+"""Every scenario by the name that ``--scenario`` takes."""

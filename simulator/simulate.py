@@ -7,7 +7,6 @@ import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -34,29 +33,6 @@ _ROWS_PER_BUCKET = 8_000_000
 _LEAST_BUCKETS = 16
 
 
-@dataclass(frozen=True, slots=True)
-class SimulationSummary:
-    """What was written; ``incidents`` are the failures within the simulated time."""
-
-    dataset: Path
-    truth: Path
-    scenario: str
-    seed: int
-    acceleration: float
-    gpus: int
-    nodes: int
-    days: int
-    samples: int
-    events: int
-    incidents: int
-    by_class: dict[str, int]
-    by_precursor: dict[str, int]
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the summary as plain JSON types."""
-        return {**asdict(self), "dataset": str(self.dataset), "truth": str(self.truth)}
-
-
 def simulate(
     out: Path,
     *,
@@ -70,12 +46,13 @@ def simulate(
     start: datetime = datetime(2026, 1, 1, tzinfo=UTC),
     progress: Progress | None = None,
     threads: int | None = None,
-) -> SimulationSummary:
+) -> dict[str, Any]:
     """Simulate a fleet and write it as a dataset; the same arguments give the same bytes, with any number of threads.
 
     ``truth``: default a sibling ``OUT-truth``; never inside ``out``.
     ``acceleration``: factor on every rate of failing, degrading and recoverable hardware errors.
     ``step``: divides a day. ``start``: 00:00 UTC of a day.
+    Returns: what was written, as plain JSON types; ``incidents`` are the failures within the simulated time.
     Raises ``InputError`` if an argument or place is impossible, or the disk is full.
     """
     chosen, clock = _checked(gpus, days, seed, scenario, acceleration, step, start)
@@ -111,21 +88,17 @@ def simulate(
                 sources=[about],
             )
         swap.commit()
-    return SimulationSummary(
-        dataset=out,
-        truth=truth,
-        scenario=scenario,
-        seed=seed,
-        acceleration=acceleration,
-        gpus=gpus,
-        nodes=len(simulation.nodes),
-        days=days,
-        samples=int(dataset.meta.counts["samples"]),
-        events=int(dataset.meta.counts["events"]),
-        incidents=len(failures),
-        by_class=counted(failures["failure_class"]),
-        by_precursor=counted(failures["precursor"]),
-    )
+    return {
+        "dataset": str(out),
+        "truth": str(truth),
+        **{name: about[name] for name in ("scenario", "seed", "acceleration", "gpus", "days")},
+        "nodes": len(simulation.nodes),
+        "samples": int(dataset.meta.counts["samples"]),
+        "events": int(dataset.meta.counts["events"]),
+        "incidents": len(failures),
+        "by_class": counted(failures["failure_class"]),
+        "by_precursor": counted(failures["precursor"]),
+    }
 
 
 def _buckets(gpus: int, clock: Clock) -> int:

@@ -8,7 +8,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
-from starlette.routing import Match, request_response
+from starlette.routing import request_response
 
 from serving.http.bodies import PROBLEM, shown, unknown_name
 from serving.http.metrics import predrain_version
@@ -102,7 +102,8 @@ def make_application(access: Access) -> FastAPI:
         if error.status_code != 405:
             detail = "there is nothing here: /openapi.json lists what there is"
             return access.refusal(request, Refused(404, detail, "path"))
-        methods = _methods(app, request)
+        allowed = sorted((error.headers or {})["Allow"].split(", "))
+        methods = [*(["HEAD"] if "GET" in allowed else []), *allowed]
         response = access.refusal(request, Refused(405, f"send {' or '.join(methods)}", "method"))
         response.headers["Allow"] = ", ".join(methods)
         return response
@@ -133,14 +134,6 @@ def describe(app: FastAPI) -> dict[str, Any]:
                 del operation["responses"]["422"]
     schema: dict[str, Any] = app.openapi()
     return schema
-
-
-def _methods(app: FastAPI, request: Request) -> list[str]:
-    methods: set[str] = set()
-    for route in app.routes:
-        if isinstance(route, APIRoute) and route.matches(request.scope)[0] is not Match.NONE:
-            methods |= route.methods or set()
-    return [*(["HEAD"] if "GET" in methods else []), *sorted(methods)]
 
 
 def _of_validation(route: APIRoute, error: Any) -> Refused:

@@ -53,7 +53,6 @@ class ServiceSettings:
 Result = TypeVar("Result")
 
 _HOST: Final = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^\[\]:/@\s]+)(?::\d{1,5})?")
-_REMEMBERED: Final = 64
 
 
 class AllowedHosts:
@@ -66,20 +65,13 @@ class AllowedHosts:
 
     def __init__(self, names: Iterable[str] = ()) -> None:
         self._names = frozenset(name.lower().rstrip(".") for name in names)
-        self._seen: set[str] = set()
 
     def allows(self, header: str | None) -> bool:
         """Tell whether a ``Host`` header names this service; none at all comes from no browser."""
-        if header is None or header in self._seen:
+        if header is None:
             return True
         form = _HOST.fullmatch(header)
-        if form is None or not self._own(form.group(1).strip("[]").lower().rstrip(".")):
-            return False
-        if len(self._seen) < _REMEMBERED:
-            self._seen.add(header)
-        return True
-
-    def _own(self, name: str) -> bool:
+        name = "" if form is None else form.group(1).strip("[]").lower().rstrip(".")
         if name == "localhost" or name in self._names:
             return True
         try:

@@ -48,18 +48,13 @@ class RequestMetrics:
             buckets=BOUNDS_S,
             registry=self.registry,
         )
-        self._bound: dict[tuple[str, int], tuple[Counter, Histogram]] = {}
         Info("predrain_build", "Version of predrain.", registry=self.registry).info({"version": predrain_version()})
         self.registry.register(self)
 
     def note(self, route: str, status: int, seconds: float) -> None:
         """Count one answer."""
-        bound = self._bound.get((route, status))
-        if bound is None:
-            bound = self._requests.labels(route, str(status)), self._seconds.labels(route)
-            self._bound[route, status] = bound
-        bound[0].inc()
-        bound[1].observe(seconds)
+        self._requests.labels(route, str(status)).inc()
+        self._seconds.labels(route).observe(seconds)
 
     def collect(self) -> Iterable[Metric]:
         """Give what is counted as plain numbers."""

@@ -87,7 +87,7 @@ class QueryRoutes:
             methods=["POST"],
             summary="Tell the risk of nodes or GPUs by name, or of feature rows.",
             response_model=PredictAnswer,
-            **guarded(body=request_body(ASKED, arrow=ARROW)),
+            **guarded(body=request_body(ASKED, arrow=ARROW, exact=True)),
         )
 
     def fleet(self) -> Fleet:
@@ -144,9 +144,8 @@ class QueryRoutes:
         end = query.offset + query.limit
         following = None
         if end < len(states):
-            pairs = [("sort", query.sort), *(("tier", tier) for tier in query.tier), ("offset", str(end))]
-            pairs += [("limit", str(query.limit)), ("decision", fleet.scores.decision)]
-            following = f"/v1/nodes?{urlencode(pairs)}"
+            page_query = query.model_copy(update={"offset": end, "decision": fleet.scores.decision})
+            following = f"/v1/nodes?{urlencode(page_query.model_dump(), doseq=True)}"
         page = _sorted(states, query.sort)[query.offset : end]
         window = {"total": len(states), "offset": query.offset, "next": following}
         return as_json(frame(fleet, now) | window | {"nodes": [node_answer(state) for state in page]})
@@ -299,7 +298,9 @@ def node_with_units(fleet: Fleet, node: str, now: datetime) -> dict[str, Any]:
     expiries = [record.expires_at for record in records if record.status == "ok"]
     ages = [record.sample_age_seconds for record in records if record.sample_age_seconds is not None]
     since_s = (now - fleet.scores.decided).total_seconds()
-    return node_answer(fleet.view(now).by_node[node]) | {
+    state = fleet.state(node, now)
+    assert state is not None
+    return node_answer(state) | {
         "expires_at": instant_words(min(expiries)) if expiries else None,
         "sample_age_seconds": round(max(ages) + since_s) if ages else None,
         "units": [unit_answer(record, now) for record in worst_first],

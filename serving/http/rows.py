@@ -142,10 +142,7 @@ def _numbers(data: Sequence[Sequence[Any]], names: Sequence[str], what: str) -> 
         if not _NUMBERS.issuperset(map(type, row)):
             name, value = next(pair for pair in zip(names, row, strict=True) if type(pair[1]) not in _NUMBERS)
             raise Refused(422, f"{what}: row {number}, {name}: {shown(value)} is no number", "invalid")
-        try:
-            given[number] = row
-        except OverflowError:
-            raise Refused(422, f"{what}: a number is beyond what can be held", "invalid") from None
+        given[number] = row
     _check_range(given, names, what)
     return given
 

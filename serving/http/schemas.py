@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime
-from typing import Annotated, Any, Final, Literal, Union
+from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, create_model
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter
 
 Tier = Literal["clear", "watch", "elevated", "high", "unknown"]
 Sort = Literal["-risk", "risk", "node", "-node"]
@@ -202,45 +203,30 @@ class SplitFrame(BaseModel):
 _Columns = dict[str, list[float | str | None]]
 
 
-def _body(key: str, kind: Any, extra: Literal["forbid", "ignore"] = "ignore") -> type[BaseModel]:
-    """Make the shape of a body with one key."""
-    fields: Any = {key: (kind, ...)}
-    return create_model(key, __config__=ConfigDict(extra=extra), **fields)
+ASKED: Final = {"nodes": Names, "gpus": Names, "rows": Records}
+"""Bodies of ``/v1/predict``, by their one key: nodes or GPUs by name, or feature rows, matched by name."""
+
+INVOCATIONS: Final = {
+    "dataframe_split": SplitFrame,
+    "dataframe_records": Records,
+    "instances": Records,
+    "inputs": Records | _Columns,
+}
+"""Bodies of MLflow's protocol, by their one key."""
 
 
-ASKED: Final = [
-    _body(key, kind, extra="forbid") for key, kind in (("nodes", Names), ("gpus", Names), ("rows", Records))
-]
-"""Bodies of ``/v1/predict``: nodes or GPUs by name, or feature rows, matched by name."""
+def request_body(kinds: Mapping[str, Any], *, arrow: str | None = None, exact: bool = False) -> dict[str, Any]:
+    """Describe a body with one of some keys, which a route reads by itself.
 
-INVOCATIONS: Final = [
-    _body(key, kind)
-    for key, kind in (
-        ("dataframe_split", SplitFrame),
-        ("dataframe_records", Records),
-        ("instances", Records),
-        ("inputs", Records | _Columns),
-    )
-]
-"""Bodies of MLflow's protocol."""
-
-
-def request_body(kinds: list[type[BaseModel]], *, arrow: str | None = None) -> dict[str, Any]:
-    """Describe a body of one of some shapes, which a route reads by itself; ``arrow``: a media type taken as well."""
-    kind: Any = Union[tuple(kinds)]  # noqa: UP007 - of a list
-    schema = TypeAdapter(kind).json_schema()
-    definitions = schema.pop("$defs", {})
-    content: dict[str, Any] = {"application/json": {"schema": _inlined(schema, definitions)}}
+    ``arrow``: a media type taken as well.
+    ``exact``: other keys are refused.
+    """
+    shapes = [
+        {"type": "object", "properties": {key: TypeAdapter(kind).json_schema()}, "required": [key]}
+        | ({"additionalProperties": False} if exact else {})
+        for key, kind in kinds.items()
+    ]
+    content: dict[str, Any] = {"application/json": {"schema": {"anyOf": shapes}}}
     if arrow is not None:
         content[arrow] = {"schema": {"type": "string", "format": "binary"}}
     return {"required": True, "content": content}
-
-
-def _inlined(schema: Any, definitions: dict[str, Any]) -> Any:
-    if isinstance(schema, list):
-        return [_inlined(part, definitions) for part in schema]
-    if not isinstance(schema, dict):
-        return schema
-    if "$ref" in schema:
-        return _inlined(definitions[schema["$ref"].rsplit("/", 1)[1]], definitions)
-    return {key: _inlined(value, definitions) for key, value in schema.items()}

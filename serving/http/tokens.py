@@ -6,6 +6,7 @@ import base64
 import hashlib
 import hmac
 import logging
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal, get_args
@@ -19,8 +20,7 @@ Scope = Literal["read", "write", "admin"]
 SCOPES: Final[tuple[str, ...]] = get_args(Scope)
 """``read`` asks, ``write`` pushes telemetry, ``admin`` may do both and what changes the service itself."""
 
-_PREFIX: Final = "sha256:"
-_DIGEST_LENGTH: Final = 64
+_DIGEST: Final = re.compile(r"sha256:([0-9a-f]{64})", re.IGNORECASE | re.ASCII)
 _DO: Final = (
     "Write lines of `SCOPE[,SCOPE] sha256:HEX [NAME]`: TOKEN=$(openssl rand -hex 32); "
     'printf %s "$TOKEN" | sha256sum gives HEX.'
@@ -114,16 +114,10 @@ def _read(path: Path) -> list[tuple[bytes, Grant]]:
 
 def _parse(words: list[str], where: str, number: int) -> tuple[bytes, Grant]:
     scopes = words[0].split(",")
-    wrong = [scope for scope in scopes if scope not in SCOPES]
-    if wrong:
+    if not set(scopes) <= set(SCOPES):
         # The word may be a token that was written without its scope: it is not repeated.
         raise InputError("a line does not begin with scopes", where, f"Choose of {', '.join(SCOPES)}. {_DO}")
-    value = words[1].lower() if len(words) > 1 else ""
-    digits = value.removeprefix(_PREFIX)
-    try:
-        digest = bytes.fromhex(digits)
-    except ValueError:
-        digest = b""
-    if not value.startswith(_PREFIX) or len(digits) != _DIGEST_LENGTH or len(digest) * 2 != _DIGEST_LENGTH:
+    digest = _DIGEST.fullmatch(words[1]) if len(words) > 1 else None
+    if digest is None:
         raise InputError("a line holds no SHA-256 of a token", where, _DO)
-    return digest, Grant(" ".join(words[2:]) or f"line {number}", frozenset(scopes))
+    return bytes.fromhex(digest[1]), Grant(" ".join(words[2:]) or f"line {number}", frozenset(scopes))

@@ -6,7 +6,6 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from functools import lru_cache
 from typing import Annotated, Any, Final, Literal
 from urllib.parse import urlencode
 
@@ -15,7 +14,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 from policy.risk_record import RiskRecord
 from policy.tiers import TIERS, UNKNOWN
 from serving.http.schemas import Tier
-from serving.scores.fleet import Fleet, NodeState
+from serving.scores.fleet import Fleet
 from serving.scores.reading import NOWHERE, Place
 
 LONGEST: Final = 200
@@ -59,18 +58,9 @@ class FleetQuery(BaseModel):
 
     def address(self, **changed: Any) -> str:
         """Return the address of this view with something changed; the first page unless ``offset`` is given."""
-        asked = self.model_copy(update={"offset": 0, **changed})
-        usual = FleetQuery()
-        pairs = [("show", asked.show), ("q", asked.search), *(("tier", tier) for tier in asked.tiers)]
-        pairs += [("rack", asked.rack), ("group", asked.group), ("sort", asked.sort)]
-        pairs = [
-            (name, value)
-            for name, value in pairs
-            if value and (name, value) not in (("show", usual.show), ("sort", usual.sort))
-        ]
-        pairs += [("offset", str(asked.offset))] if asked.offset else []
-        pairs += [("limit", str(asked.limit))] if asked.limit != usual.limit else []
-        return "/?" + urlencode(pairs) if pairs else "/"
+        view = self.model_copy(update={"offset": 0, **changed})
+        query = urlencode(view.model_dump(by_alias=True, exclude_defaults=True, warnings=False), doseq=True)
+        return f"/?{query}" if query else "/"
 
     @property
     def narrowed(self) -> bool:
@@ -109,24 +99,6 @@ class FleetRow:
     order: tuple[Any, ...]
 
 
-class FleetTable:
-    """Rows of a fleet, made once for each state of it.
-
-    Making ten thousand takes some 60 ms; a page takes those of before.
-    """
-
-    def __init__(self) -> None:
-        self._made: tuple[object, object, list[FleetRow], list[FleetRow]] | None = None
-
-    def rows(self, fleet: Fleet, places: Mapping[str, Place], now: datetime) -> tuple[list[FleetRow], list[FleetRow]]:
-        """Return all nodes and all GPUs, the riskiest first; do not change the lists."""
-        states = fleet.states(now)  # the same list until a score expires
-        made = self._made
-        if made is None or made[0] is not states or made[1] is not places:
-            made = self._made = (states, places, *_make(fleet, states, places, now))
-        return made[2], made[3]
-
-
 def select(rows: Sequence[FleetRow], query: FleetQuery) -> list[FleetRow]:
     """Return the rows that a query asks for, in its order; what is not known stands last either way."""
     words = query.search.lower().split()
@@ -152,23 +124,20 @@ def natural(name: str) -> tuple[Any, ...]:
     return tuple((int(part), "") if at % 2 else (-1, part) for at, part in enumerate(parts) if part)
 
 
-_natural_place = lru_cache(4096)(natural)
-
 _KEYS: Final[dict[str, Callable[[FleetRow], Any]]] = {
     "risk": lambda row: row.risk,
     "name": lambda row: row.order,
     "tier": lambda row: _WEIGHT[row.tier],
-    "rack": lambda row: _natural_place(row.place.rack) if row.place.rack else None,
-    "group": lambda row: _natural_place(row.place.group) if row.place.group else None,
+    "rack": lambda row: natural(row.place.rack) if row.place.rack else None,
+    "group": lambda row: natural(row.place.group) if row.place.group else None,
     "age": lambda row: row.worst.sample_age_seconds,
 }
 
 
-def _make(
-    fleet: Fleet, states: list[NodeState], places: Mapping[str, Place], now: datetime
-) -> tuple[list[FleetRow], list[FleetRow]]:
+def table_rows(fleet: Fleet, places: Mapping[str, Place], now: datetime) -> tuple[list[FleetRow], list[FleetRow]]:
+    """Return all nodes and all GPUs, the riskiest first."""
     nodes, gpus = [], []
-    for state in states:
+    for state in fleet.states(now):
         records = fleet.scores.nodes[state.node]
         held = [record for record in records if record.status == "ok" and not record.expired(now)]
         worst = max(held or records, key=lambda record: -1.0 if record.risk is None else record.risk)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from collections.abc import Collection
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import Final
 
-from serving.scores.reading import STAMP
+from serving.scores.reading import decision_folders
 
 _LOG = logging.getLogger(__name__)
 MOST_DECISIONS: Final = 120
@@ -29,42 +28,27 @@ class PastScore:
     tier: str
 
 
-class ScoreHistory:
-    """Reads the stored decisions whenever it is asked.
+def past_scores(folder: Path, units: Collection[str]) -> dict[str, list[PastScore]]:
+    """Return the earlier scores of some units, oldest first; a decision that cannot be read is left out and logged.
 
     ``folder``: what ``predrain score --out`` writes.
     """
+    import pyarrow as pa  # noqa: PLC0415 - for these pages only
+    import pyarrow.compute as pc  # noqa: PLC0415
+    import pyarrow.parquet as pq  # noqa: PLC0415
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder / "decisions"
-        self._reported: set[Path] = set()
-
-    def of(self, units: Collection[str]) -> dict[str, list[PastScore]]:
-        """Return the scores of some units, oldest first; a decision that cannot be read is left out and logged."""
-        import pyarrow as pa  # noqa: PLC0415 - for these pages only
-        import pyarrow.compute as pc  # noqa: PLC0415
-        import pyarrow.parquet as pq  # noqa: PLC0415
-
-        scores: dict[str, list[PastScore]] = {unit: [] for unit in units}
-        wanted = pa.array(scores, pa.string())
-        for decided, path in self._decisions():
-            try:
-                with pq.ParquetFile(path) as file:  # `read_table` would import pandas
-                    table = file.read(columns=["unit", "risk", "tier"])
-            except FileNotFoundError:  # being replaced or pruned
-                continue
-            except (OSError, ValueError) as error:
-                if path not in self._reported:
-                    self._reported.add(path)
-                    _LOG.warning("an earlier decision is left out of the pages: %s: %s", path, error)
-                continue
-            for row in table.filter(pc.is_in(table["unit"], value_set=wanted)).to_pylist():
-                scores[row["unit"]].append(PastScore(decided, row["risk"], row["tier"]))
-        return scores
-
-    def _decisions(self) -> list[tuple[datetime, Path]]:
-        times = {}
-        for path in self._folder.glob("[0-9]*Z"):
-            with contextlib.suppress(ValueError):
-                times[datetime.strptime(path.name, STAMP).replace(tzinfo=UTC)] = path / "risks.parquet"
-        return sorted(times.items())[-MOST_DECISIONS:]
+    scores: dict[str, list[PastScore]] = {unit: [] for unit in units}
+    wanted = pa.array(scores, pa.string())
+    for decided, decision in decision_folders(folder)[-MOST_DECISIONS:]:
+        path = decision / "risks.parquet"
+        try:
+            with pq.ParquetFile(path) as file:  # `read_table` would import pandas
+                table = file.read(columns=["unit", "risk", "tier"])
+        except FileNotFoundError:  # being replaced or pruned
+            continue
+        except (OSError, ValueError) as error:
+            _LOG.warning("an earlier decision is left out of the pages: %s: %s", path, error)
+            continue
+        for row in table.filter(pc.is_in(table["unit"], value_set=wanted)).to_pylist():
+            scores[row["unit"]].append(PastScore(decided, row["risk"], row["tier"]))
+    return scores

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from functools import wraps
+from pathlib import Path as FolderPath
 from typing import Annotated, Any, Final
 
 from fastapi import FastAPI, Path, Query
@@ -23,9 +24,9 @@ from serving.http.limits import ThreadWork
 from serving.http.metrics import fitted_at
 from serving.http.schemas import Query as QueryModel
 from serving.http.score_cache import ScoreCache
-from serving.pages.charts import HeatMap, draw, risk_chart, spark
-from serving.pages.fleet_table import PAGE_SIZES, FleetQuery, FleetRow, FleetTable, Text, natural, select
-from serving.pages.history import ScoreHistory
+from serving.pages.charts import draw, risk_chart, spark
+from serving.pages.fleet_table import PAGE_SIZES, FleetQuery, Text, natural, select, table_rows
+from serving.pages.history import past_scores
 from serving.pages.rendering import ASSETS, asset, page
 from serving.scores.fleet import Fleet
 from serving.scores.reading import NOWHERE
@@ -83,6 +84,7 @@ def is_open_page(path: str) -> bool:
 class FleetPages:
     """Serves the pages.
 
+    ``scores``: what ``predrain score --out`` writes.
     ``health``: gives the service's :class:`Health`.
     ``ledger``: opens the controller's ledger, which may be made, or moved away, meanwhile; None: none was given.
     """
@@ -90,7 +92,7 @@ class FleetPages:
     def __init__(
         self,
         newest: ScoreCache,
-        history: ScoreHistory,
+        scores: FolderPath,
         clock: Callable[[], datetime],
         work: ThreadWork,
         health: Callable[[], Health],
@@ -98,13 +100,11 @@ class FleetPages:
         ledger: Callable[[], Any] | None,
     ) -> None:
         self._newest = newest
-        self._history = history
+        self._scores = scores
         self._clock = clock
         self._work = work
         self._health = health
         self._ledger = ledger
-        self._table = FleetTable()
-        self._drawn: tuple[list[FleetRow], HeatMap] | None = None
 
     def add_to(self, app: FastAPI) -> None:
         """Add the routes."""
@@ -172,16 +172,12 @@ class FleetPages:
 
     def _fleet(self, request: Request, query: Annotated[FleetQuery, Query()]) -> Response:
         fleet, now, places = self._served(), self._clock(), self._newest.served.facts.places
-        nodes, gpus = self._table.rows(fleet, places, now)
+        nodes, gpus = table_rows(fleet, places, now)
         rows = nodes if query.show == "nodes" else gpus
         node_tiers, gpu_tiers = (Counter(row.tier for row in table) for table in (nodes, gpus))
         matching = select(rows, query)
         shown_rows = matching[query.offset : query.offset + query.limit]
-        if query.narrowed:
-            named = {row.node for row in matching}
-            drawn = [row for row in nodes if row.node in named]
-        else:
-            drawn = nodes  # the same list until something changes
+        matching_nodes = {row.node for row in matching}
         seen = {place.rack for place in places.values()}, {place.group for place in places.values()}
         return page(
             request,
@@ -192,7 +188,7 @@ class FleetPages:
             rows=shown_rows,
             total=len(matching),
             all_total=len(rows),
-            map=self._map(drawn, fleet, now, keep=not query.narrowed),
+            map=draw([row for row in nodes if row.node in matching_nodes], fleet, now),
             racks=sorted((rack for rack in seen[0] if rack), key=natural),
             groups=sorted((group for group in seen[1] if group), key=natural),
             tiers=[*reversed(TIERS), UNKNOWN],
@@ -200,15 +196,6 @@ class FleetPages:
             tier_counts=[(tier, gpu_tiers[tier], node_tiers[tier]) for tier in (*reversed(TIERS), UNKNOWN)],
             sizes=PAGE_SIZES,
         )
-
-    def _map(self, rows: list[FleetRow], fleet: Fleet, now: datetime, *, keep: bool) -> HeatMap:
-        kept = self._drawn
-        if kept is not None and kept[0] is rows:
-            return kept[1]
-        drawn = draw(rows, fleet, now)
-        if keep:
-            self._drawn = (rows, drawn)
-        return drawn
 
     def _freshness(self, fleet: Fleet, now: datetime) -> dict[str, Any]:
         scores, health, status = fleet.scores, self._health(), self._newest.served.status
@@ -232,7 +219,7 @@ class FleetPages:
         if state is None:
             raise Refused(404, f"there is no score of node {shown(node)}", "node")
         records = fleet.scores.nodes[state.node]
-        past = self._history.of([record.unit for record in records])
+        past = past_scores(self._scores, [record.unit for record in records])
         return page(
             request,
             "node",
@@ -258,7 +245,7 @@ class FleetPages:
         record = fleet.scores.units.get(gpu)
         if record is None:
             raise Refused(404, f"there is no score of GPU {shown(gpu)}", "gpu")
-        past = self._history.of([record.unit])[record.unit]
+        past = past_scores(self._scores, [record.unit])[record.unit]
         raw = fleet.scores.summary.get("thresholds")
         bounds = {
             tier: float(value)

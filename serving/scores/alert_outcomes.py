@@ -23,8 +23,8 @@ from features.labels.incidents import find_incidents
 from features.times import BoolArray
 from policy.alert_outcomes import Alert, Happening, HappeningKind, judge
 from policy.tiers import Tier
-from serving.scores.reading import FACTS, STAMP, Place
-from serving.scores.writing import DECISIONS, PARQUET, SUMMARY, ScoresFolder, write_json
+from serving.scores.reading import FACTS, Place, decision_folders
+from serving.scores.writing import PARQUET, SUMMARY, ScoresFolder, write_json
 from telemetry.dataset.store import Dataset
 
 WINDOW: Final = timedelta(days=30)
@@ -130,7 +130,7 @@ def labels_of(scores: Path) -> LabelSection:
 
     Returns: predrain's own where no decision says it (older versions did not write it).
     """
-    for folder in sorted((scores / DECISIONS).glob("[0-9]*Z"), reverse=True):
+    for _, folder in reversed(decision_folders(scores)):
         try:
             labels = json.loads((folder / SUMMARY).read_bytes())["labels"]
             return LabelSection.model_validate(labels)
@@ -177,11 +177,7 @@ def _recall(
 def _decisions(scores: Path, since: datetime, until: datetime) -> list[tuple[datetime, float, pd.DataFrame]]:
     """Read the decisions of a time, oldest first: when, horizon in seconds, and the records that are raised."""
     decisions = []
-    for folder in sorted((scores / DECISIONS).iterdir()):
-        try:
-            when = datetime.strptime(folder.name, STAMP).replace(tzinfo=UTC)
-        except ValueError:
-            continue
+    for when, folder in decision_folders(scores):
         if not since <= when <= until:
             continue
         try:

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from features.matrix.meta import MatrixConfig
 from features.times import instant_ms
 from models.bundle.store import Bundle
+from models.config import ServingSection
 from models.explanation.members import explained_by
 from models.explanation.reasons import ReasonPlan, largest_reasons
 from models.rows.ranking import name_hashes
@@ -23,7 +24,6 @@ from models.training.fitted import FittedModels
 from policy.risk_record import FORMAT, ModelName, RiskReason, RiskRecord, instant_words
 from policy.tiers import RAISED, TIERS, UNKNOWN, TierThresholds, choose_thresholds
 from serving.scores.decision_times import (
-    ScoringSettings,
     asked_decision,
     due_decision,
     expiry,
@@ -31,7 +31,7 @@ from serving.scores.decision_times import (
     stale_after,
 )
 from serving.scores.feature_settings import live_config, missing_channels, window_plan
-from serving.scores.fleet_rows import fleet_rows
+from serving.scores.fleet_rows import FleetRows, fleet_rows
 from serving.scores.writing import ScoresFolder, ScoringResult, write_decision
 from telemetry.dataset.store import Dataset
 
@@ -61,13 +61,15 @@ def score_decision(
     dataset: Dataset,
     model: ServedModel,
     scores: ScoresFolder,
-    settings: ScoringSettings,
+    settings: ServingSection,
     *,
+    tiers: TierThresholds | None = None,
     clock: Clock,
     at: datetime | None = None,
 ) -> ScoringResult:
     """Score a dataset's fleet at the newest decision time that is due, unless that was done before.
 
+    ``tiers``: thresholds that take the place of the bundle's.
     Raises ``InputError`` if no decision is due, the bundle does not fit the dataset, another run is at work, or the
     disk is full.
     """
@@ -81,7 +83,7 @@ def score_decision(
             standing = scores.summary_of(t)  # another run may just have ended
             if standing is None:
                 issued_at = now.astimezone(UTC).replace(microsecond=0)
-                records, summary = _score(dataset, model, config, settings, t, issued_at)
+                records, summary = _score(dataset, model, config, settings, tiers or TierThresholds(), t, issued_at)
                 standing = summary | {"duration_seconds": round(time.monotonic() - began, 3)}
                 write_decision(swap.path, records, standing)
                 swap.commit()
@@ -105,13 +107,14 @@ def _score(
     dataset: Dataset,
     model: ServedModel,
     config: MatrixConfig,
-    settings: ScoringSettings,
+    settings: ServingSection,
+    tiers: TierThresholds,
     t: datetime,
     issued_at: datetime,
 ) -> tuple[list[RiskRecord], dict[str, Any]]:
     """Write a record of every unit in service, and count what was scored, by which thresholds and from which data."""
     decisions = model.bundle.manifest.get("decisions") or {}
-    chosen = choose_thresholds(settings.tiers, decisions.get("thresholds"), why_none=str(decisions.get("why") or ""))
+    chosen = choose_thresholds(tiers, decisions.get("thresholds"), why_none=str(decisions.get("why") or ""))
     rows = fleet_rows(dataset, config, settings, t, window_plan(model.bundle, config))
     scored, unexplained = score_units(model.bundle, rows, chosen.thresholds, settings, t)
     model_name = ModelName(model.bundle.digest, model.bundle.profile, model.version)
@@ -137,7 +140,7 @@ def _score(
             **known,
         )
 
-    ages, shares = rows.fresh.sample_age_seconds.tolist(), rows.fresh.completeness.tolist()
+    ages, shares = rows.sample_age_seconds.tolist(), rows.completeness.tolist()
     units = zip(rows.keys["unit"].tolist(), rows.keys["node"].tolist(), ages, shares, strict=True)
     records = [
         record(unit, node, row, sample_age_seconds=None if math.isnan(age_s) else age_s, completeness=round(share, 4))
@@ -148,7 +151,7 @@ def _score(
     records.sort(key=lambda entry: (entry.rank is None, entry.rank or 0, entry.unit))
     fitted = model.bundle.fitted
     newest = None if rows.newest_ms is None else datetime.fromtimestamp(rows.newest_ms / 1000, UTC)
-    tiers = Counter(record.tier for record in records)
+    counted = Counter(record.tier for record in records)
     why = Counter(record.unknown_reason for record in records if record.unknown_reason is not None)
     summary = {
         "format": FORMAT,
@@ -161,8 +164,8 @@ def _score(
         "delay_seconds": config.features.delay.total_seconds(),
         "unit": config.unit,
         "units": len(records),
-        "status": {"ok": len(records) - tiers[UNKNOWN], "unknown": tiers[UNKNOWN]},
-        "tiers": {name: tiers[name] for name in (*TIERS, UNKNOWN)},
+        "status": {"ok": len(records) - counted[UNKNOWN], "unknown": counted[UNKNOWN]},
+        "tiers": {name: counted[name] for name in (*TIERS, UNKNOWN)},
         "alerts": sum(record.alert for record in records),
         "alert_budget": fitted.k,
         "unknown_reasons": dict(why.most_common(_REASONS_COUNTED)),
@@ -186,16 +189,12 @@ def _score(
     return records, summary
 
 
-if TYPE_CHECKING:  # the service explains rows without the kernels that compute them
-    from serving.scores.decision_times import ScoringSettings
-    from serving.scores.fleet_rows import FleetRows
-
 FLEET_UNITS = 2048
 """Units that a value is placed among at most, spread evenly: percentiles need no more."""
 
 
 def score_units(
-    bundle: Bundle, rows: FleetRows, thresholds: TierThresholds, settings: ScoringSettings, t: datetime
+    bundle: Bundle, rows: FleetRows, thresholds: TierThresholds, settings: ServingSection, t: datetime
 ) -> tuple[dict[int, dict[str, Any]], int]:
     """Score the rows that may be scored, with reasons for those that alert or whose tier is raised.
 

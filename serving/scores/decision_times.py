@@ -1,36 +1,15 @@
-"""What batch scoring is told, and which decision is due: the newest time of the grid whose facts are there."""
+"""Which decision is due: the newest time of the grid whose facts are there."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
 from features.errors import InputError
 from features.matrix.meta import MatrixConfig
-from policy.tiers import TierThresholds
+from policy.risk_record import instant_words
 
 MIN_STEPS_STALE = 2
 """Steps, beside the delay, that a unit's newest sample may always be old: one that is due and one that is late."""
-
-
-@dataclass(frozen=True, slots=True)
-class ScoringSettings:
-    """Settings of ``predrain score``: the sections ``serving`` and ``policy.tiers`` of the parameters.
-
-    ``stale_after``: a unit whose newest usable sample is older than this at the decision time is unknown. A dataset of
-    long steps is given two steps and the delay at least, or nothing in it would ever be fresh.
-    ``min_completeness``: a unit with less than this share of the samples expected in the last decision interval is
-    unknown; 0: never.
-    ``max_explained``: units explained at most, the riskiest first: half a millisecond each and tree learner.
-    ``max_reasons``: reasons a unit at most.
-    """
-
-    stale_after: timedelta = timedelta(hours=1)
-    min_completeness: float = 0.5
-    max_explained: int = 200
-    max_reasons: int = 3
-    retention: timedelta = timedelta(days=35)
-    tiers: TierThresholds = field(default_factory=TierThresholds)
 
 
 def due_decision(config: MatrixConfig, now: datetime) -> datetime:
@@ -44,8 +23,9 @@ def due_decision(config: MatrixConfig, now: datetime) -> datetime:
     first, last = config.span
     t = _floor(min(now - config.features.delay, last), config)
     if t < first:
+        reach = f"from {instant_words(first)} to {instant_words(last)}"
         raise InputError(
-            f"no decision is due yet: the dataset reaches from {_words(first)} to {_words(last)}, it is {_words(now)}",
+            f"no decision is due yet: the dataset reaches {reach}, it is {instant_words(now)}",
             "--dataset",
             "Wait for the first decision time within it, or name one with --at.",
         )
@@ -62,19 +42,20 @@ def asked_decision(config: MatrixConfig, at: datetime, now: datetime) -> datetim
     before = _floor(at, config)
     if before != at:
         raise InputError(
-            f"{_words(at)} is not a decision time of this model",
+            f"{instant_words(at)} is not a decision time of this model",
             "--at",
-            f"Give {_words(before)} or {_words(before + config.decision.every)}.",
+            f"Give {instant_words(before)} or {instant_words(before + config.decision.every)}.",
         )
     first, last = config.span
     if not first <= at <= last:
+        reach = f"from {instant_words(first)} to {instant_words(last)}"
         raise InputError(
-            f"{_words(at)} lies outside the dataset, which reaches from {_words(first)} to {_words(last)}",
+            f"{instant_words(at)} lies outside the dataset, which reaches {reach}",
             "--at",
             "Give a time inside it.",
         )
     if at > now:
-        raise InputError(f"{_words(at)} is still to come: it is {_words(now)}", "--at", "Wait for it.")
+        raise InputError(f"{instant_words(at)} is still to come: it is {instant_words(now)}", "--at", "Wait for it.")
     return at
 
 
@@ -100,8 +81,3 @@ def stale_after(config: MatrixConfig, asked: timedelta) -> timedelta:
 def _floor(t: datetime, config: MatrixConfig) -> datetime:
     origin, every = config.decision.origin, config.decision.every
     return (origin + (t - origin) // every * every).astimezone(UTC)
-
-
-def _words(t: datetime) -> str:
-    whole = t.astimezone(UTC).replace(tzinfo=None)
-    return whole.isoformat(timespec="seconds" if whole.microsecond == 0 else "milliseconds") + "Z"

@@ -56,15 +56,6 @@ def state_of(node: str, records: Iterable[RiskRecord], now: datetime) -> NodeSta
     )
 
 
-@dataclass(frozen=True, slots=True)
-class View:
-    """All nodes while no further score expires."""
-
-    epoch: int
-    by_node: dict[str, NodeState]
-    worst_first: list[NodeState]
-
-
 class Fleet:
     """Scores, with the nodes' states computed once, and again whenever some of the scores expire.
 
@@ -75,18 +66,18 @@ class Fleet:
     def __init__(self, scores: Scores) -> None:
         self.scores = scores
         self._expiries = sorted({record.expires_at for record in scores.units.values() if record.status == "ok"})
-        self._view = self._make(0, _BEFORE_ALL)
+        self._computed = 0, self._compute(_BEFORE_ALL)
         self.tiers = dict.fromkeys(ALL_TIERS, 0) | Counter(record.tier for record in scores.units.values())
-        self.node_tiers = dict.fromkeys(ALL_TIERS, 0) | Counter(state.tier for state in self._view.worst_first)
+        self.node_tiers = dict.fromkeys(ALL_TIERS, 0) | Counter(state.tier for state in self._computed[1].values())
         self.known = sum(record.status == "ok" for record in scores.units.values())
 
     def state(self, node: str, now: datetime) -> NodeState | None:
         """Return a node's state, None if there is no score of it."""
-        return self.view(now).by_node.get(node)
+        return self._states_at(now).get(node)
 
     def states(self, now: datetime) -> list[NodeState]:
-        """Return all nodes, the riskiest first, then by name; do not change the list."""
-        return self.view(now).worst_first
+        """Return all nodes, the riskiest first, then by name."""
+        return list(self._states_at(now).values())
 
     def expired(self, now: datetime) -> bool:
         """Tell whether no score holds any longer."""
@@ -100,14 +91,14 @@ class Fleet:
         """Tell whether the decision is older than some seconds; None: it never is."""
         return after_s is not None and (now - self.scores.decided).total_seconds() > after_s
 
-    def view(self, now: datetime) -> View:
-        """Return all nodes as they are now."""
-        view = self._view
-        epoch = bisect_right(self._expiries, now)
-        if epoch != view.epoch:
-            view = self._view = self._make(epoch, now)
-        return view
+    def _states_at(self, now: datetime) -> dict[str, NodeState]:
+        """Return all nodes by name, the riskiest first; computed again whenever some scores have expired since."""
+        epoch, states = self._computed
+        if (present := bisect_right(self._expiries, now)) != epoch:
+            states = self._compute(now)
+            self._computed = present, states
+        return states
 
-    def _make(self, epoch: int, now: datetime) -> View:
-        states = {node: state_of(node, records, now) for node, records in self.scores.nodes.items()}
-        return View(epoch, states, sorted(states.values(), key=lambda state: state.order))
+    def _compute(self, now: datetime) -> dict[str, NodeState]:
+        states = [state_of(node, records, now) for node, records in self.scores.nodes.items()]
+        return {state.node: state for state in sorted(states, key=lambda state: state.order)}

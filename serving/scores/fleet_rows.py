@@ -21,9 +21,12 @@ from features.matrix.meta import ROW_COLUMNS, MatrixConfig
 from features.matrix.sequences import SequencePlan, layout_of, live_windows
 from features.times import duration_ms, instant_ms, instants, milliseconds, text
 from features.windows.blocks import epoch_ms, key_columns, pair_codes
-from serving.scores.decision_times import ScoringSettings, stale_after
+from models.config import ServingSection
+from serving.scores.decision_times import stale_after
 from serving.scores.reading import span
 from telemetry.dataset.store import Dataset
+
+Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +35,8 @@ class FleetRows:
 
     ``keys``: units that have a row: :data:`features.matrix.meta.ROW_COLUMNS`, sorted by unit.
     ``values``: their features; NaN: unknown; shape (n_rows, n_features).
+    ``sample_age_seconds``: age of each row's newest usable sample at the decision time; NaN: there is none.
+    ``completeness``: share of the samples expected in the last decision interval, 0 to 1.
     ``why``: why a row must not be scored; None: it may be.
     ``idle``: ``unit`` and ``node`` of those that are in service and known to be down or drained: they have no row.
     ``slots``: slot by unit.
@@ -40,7 +45,8 @@ class FleetRows:
 
     keys: pd.DataFrame
     values: NDArray[np.float32]
-    fresh: Freshness
+    sample_age_seconds: Floats
+    completeness: Floats
     why: list[str | None]
     idle: pd.DataFrame
     slots: dict[str, str | None]
@@ -50,7 +56,7 @@ class FleetRows:
 def fleet_rows(
     dataset: Dataset,
     config: MatrixConfig,
-    settings: ScoringSettings,
+    settings: ServingSection,
     t: datetime,
     windows: SequencePlan | None = None,
 ) -> FleetRows:
@@ -64,7 +70,8 @@ def fleet_rows(
     stale = stale_after(config, settings.stale_after)
     # Raw windows take a counter's rise since the value before them, however old that is.
     plan = live_plan(config)
-    since = None if windows is not None else _oldest(dataset, config, t, max(plan.look_back, stale + config.step))
+    oldest = t - max(plan.look_back, stale + config.step, config.features.delay + config.decision.every)
+    since = oldest if windows is None and dataset.meta.span[0] < oldest else None
     events, inventory = dataset.events(), dataset.inventory()
     everyone = in_service(inventory, t_ms)
     if not len(everyone):
@@ -76,31 +83,34 @@ def fleet_rows(
     watch = FreshnessWatch(config, t_ms)
     sampled = plan.reads_samples or windows is not None
     raw = None if windows is None else RawWindows(windows, config, everyone, inventory, t)
-    read = _buckets(dataset, config, since, whole=raw is not None) if sampled else iter(())
-    tables = watch.pass_recent(read if raw is None else _taken(raw, read), t_ms - duration_ms(plan.look_back))
+    read = _buckets(dataset, config, since, raw) if sampled else iter(())
+    tables = watch.pass_recent(read, t_ms - duration_ms(plan.look_back))
     frame = live_rows(tables, events, inventory, t, config)
     deque(tables, maxlen=0)  # what features do not read is still to be counted
     keys = frame[list(ROW_COLUMNS)]
     values: Any = frame.drop(columns=list(ROW_COLUMNS)).to_numpy(np.float32)
     if raw is not None:
         values = np.concatenate([values, raw.of(keys["unit"].tolist())], axis=1)
-    fresh = always_fresh(len(keys))
+    ages, shares = np.full(len(keys), np.nan), np.ones(len(keys))  # of who needs no samples none is missing
     why: list[str | None] = [None] * len(keys)
     if sampled:
-        fresh = watch.of(keys["node"].tolist(), keys["unit"].tolist())
-        why = fresh.unknown_reasons(
+        ages, shares = watch.of(keys["node"].tolist(), keys["unit"].tolist())
+        why = _unknown_reasons(
+            ages,
+            shares,
             stale_after=stale,
-            least=settings.min_completeness,
+            min_completeness=settings.min_completeness,
             interval=config.decision.every,
             looked_back=None if since is None else t - since,
         )
     return FleetRows(
         keys=keys,
         values=values,
-        fresh=fresh,
+        sample_age_seconds=ages,
+        completeness=shares,
         why=why,
         idle=everyone[~everyone["unit"].isin(set(keys["unit"]))],
-        slots=stays_at(inventory, t_ms, config.unit),
+        slots=_slots_at(inventory, t_ms, config.unit),
         newest_ms=watch.newest_ms,
     )
 
@@ -112,29 +122,18 @@ def in_service(inventory: pd.DataFrame, t_ms: int) -> pd.DataFrame:
     return decision_rows(instants(np.array([t_ms], dtype=np.int64)), inventory, never)
 
 
-def _taken(raw: RawWindows, buckets: Iterable[Sequence[pa.Table]]) -> Iterator[Sequence[pa.Table]]:
-    for tables in buckets:
-        for table in tables:
-            raw.take(table)
-        yield tables
-
-
-def _oldest(dataset: Dataset, config: MatrixConfig, t: datetime, age: timedelta) -> datetime | None:
-    """Give the time before which no sample matters to a row or to its freshness; None: the dataset has none so old."""
-    most = max(age, config.features.delay + config.decision.every)
-    return t - most if dataset.meta.span[0] < t - most else None
-
-
 def _buckets(
-    dataset: Dataset, config: MatrixConfig, since: datetime | None, *, whole: bool
+    dataset: Dataset, config: MatrixConfig, since: datetime | None, raw: RawWindows | None
 ) -> Iterator[Sequence[pa.Table]]:
-    """Read bucket by bucket, each as its runs lie on disk or, for who needs all samples of a unit together, as one."""
-    columns = sample_columns(config, dataset.meta.channels)
+    """Read bucket by bucket, each as its runs lie on disk; as one table where raw windows are cut out of it first."""
+    columns = [*key_columns(config.unit), *(name for name in config.channels if name in dataset.meta.channels)]
     for bucket in dataset.buckets():
-        if whole:
-            yield [dataset.read_bucket(bucket, columns, since=since)]
-        else:
+        if raw is None:
             yield dataset.read_runs(bucket, columns, since=since)
+        else:
+            table = dataset.read_bucket(bucket, columns, since=since)
+            raw.take(table)
+            yield [table]
 
 
 class RawWindows:
@@ -152,14 +151,9 @@ class RawWindows:
         self._at = {unit: at for at, unit in enumerate(everyone["unit"].tolist())}
         self._values = np.full((len(everyone), plan.steps * len(plan.channels)), np.nan, dtype=np.float32)
 
-    @property
-    def numbers(self) -> tuple[str, ...]:
-        """Channels that the windows are made of."""
-        return tuple(layout_of(self._plan, self._config.channels).numbers)
-
     def take(self, table: pa.Table) -> None:
         """Take the windows of a table's nodes, of which it holds all samples."""
-        wanted = {*key_columns(self._config.unit), *self.numbers}
+        wanted = {*key_columns(self._config.unit), *layout_of(self._plan, self._config.channels).numbers}
         found = [self._rows[node] for node in pc.unique(table.column("node")).to_pylist() if node in self._rows]
         mine = np.sort(np.concatenate([np.zeros(0, dtype=np.int64), *found]))
         windows = live_windows(
@@ -176,47 +170,33 @@ class RawWindows:
         return self._values[[self._at[unit] for unit in units]]
 
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
+def _unknown_reasons(
+    ages: Floats,
+    shares: Floats,
+    *,
+    stale_after: timedelta,
+    min_completeness: float,
+    interval: timedelta,
+    looked_back: timedelta | None,
+) -> list[str | None]:
+    """Say for each row why it must not be scored; None: it may be.
 
-
-@dataclass(frozen=True, slots=True)
-class Freshness:
-    """What the samples of some units are like, each array of shape (n_units,).
-
-    ``sample_age_seconds``: age of the newest usable sample at the decision time in seconds; NaN: there is none.
-    ``completeness``: share of the samples expected in the last decision interval, 0 to 1.
+    ``looked_back``: how old the oldest sample is that would have been seen; None: there is none that was not.
     """
-
-    sample_age_seconds: Floats
-    completeness: Floats
-
-    def unknown_reasons(
-        self, *, stale_after: timedelta, least: float, interval: timedelta, looked_back: timedelta | None = None
-    ) -> list[str | None]:
-        """Say for each unit in words why it must not be scored; None: it may be.
-
-        ``interval``: that ``completeness`` is over.
-        ``looked_back``: how old the oldest sample is that would have been seen; None: there is none that was not.
-        """
-        silent = "no sample yet"
-        if looked_back is not None:
-            silent = f"no sample in the last {span(looked_back.total_seconds())}"
-        limit = stale_after.total_seconds()
-        words: list[str | None] = []
-        for age, share in zip(self.sample_age_seconds.tolist(), self.completeness.tolist(), strict=True):
-            if np.isnan(age):
-                words.append(silent)
-            elif age > limit:
-                words.append(f"the newest sample is {span(age)} old, more than {span(limit)}")
-            elif share < least:
-                words.append(
-                    f"{share:.0%} of the samples expected in the last {span(interval.total_seconds())}, "
-                    f"less than {least:.0%}"
-                )
-            else:
-                words.append(None)
-        return words
+    silent = "no sample yet" if looked_back is None else f"no sample in the last {span(looked_back.total_seconds())}"
+    limit = stale_after.total_seconds()
+    reasons: list[str | None] = []
+    for age, share in zip(ages.tolist(), shares.tolist(), strict=True):
+        reason = None
+        if np.isnan(age):
+            reason = silent
+        elif age > limit:
+            reason = f"the newest sample is {span(age)} old, more than {span(limit)}"
+        elif share < min_completeness:
+            expected = f"of the samples expected in the last {span(interval.total_seconds())}"
+            reason = f"{share:.0%} {expected}, less than {min_completeness:.0%}"
+        reasons.append(reason)
+    return reasons
 
 
 class FreshnessWatch:
@@ -247,22 +227,22 @@ class FreshnessWatch:
         A row without any value is no sample: an exporter that lists a GPU it cannot read tells nothing about it.
         """
         for runs in buckets:
-            yield [self._recent(table, oldest_ms) for table in runs]
+            recent = []
+            for table in runs:
+                times = epoch_ms(table.column("timestamp"))
+                self._count(table, times)
+                wanted = (times > oldest_ms) & (times <= self._border_ms)
+                recent.append(table if wanted.all() else table.filter(pa.array(wanted)))
+            yield recent
 
-    def _recent(self, table: pa.Table, oldest_ms: int) -> pa.Table:
-        times = epoch_ms(table.column("timestamp"))
-        self._count(table, times)
-        recent = (times > oldest_ms) & (times <= self._border_ms)
-        return table if recent.all() else table.filter(pa.array(recent))
-
-    def of(self, nodes: Sequence[str], units: Sequence[str]) -> Freshness:
-        """Give the freshness of units at their present nodes."""
+    def of(self, nodes: Sequence[str], units: Sequence[str]) -> tuple[Floats, Floats]:
+        """Give ``sample_age_seconds`` and ``completeness`` of units at their present nodes."""
         pairs = list(zip(nodes, units, strict=True))
         newest = np.array([self._newest.get(pair, np.nan) for pair in pairs], dtype=np.float64)
         counted = np.array([self._counted.get(pair, 0) for pair in pairs], dtype=np.float64)
-        return Freshness((self._t_ms - newest) / 1000.0, np.minimum(counted / self._expected, 1.0))
+        return (self._t_ms - newest) / 1000.0, np.minimum(counted / self._expected, 1.0)
 
-    def _count(self, table: pa.Table, times: Ints) -> None:
+    def _count(self, table: pa.Table, times: NDArray[np.int64]) -> None:
         if not table.num_rows:
             return
         codes, nodes, units = pair_codes(table, self._unit)
@@ -292,18 +272,7 @@ class FreshnessWatch:
         return present
 
 
-def always_fresh(units: int) -> Freshness:
-    """Give the freshness of units that need no samples: nothing is expected, so nothing is missing."""
-    return Freshness(np.full(units, np.nan), np.ones(units))
-
-
-def sample_columns(config: MatrixConfig, present: Iterable[str]) -> list[str]:
-    """List the columns of a dataset's samples that scoring reads: the keys, and the channels that are there."""
-    have = set(present)
-    return [*key_columns(config.unit), *(name for name in config.channels if name in have)]
-
-
-def stays_at(inventory: pd.DataFrame, t_ms: int, unit: str) -> dict[str, str | None]:
+def _slots_at(inventory: pd.DataFrame, t_ms: int, unit: str) -> dict[str, str | None]:
     """Give the slot of each unit that is installed at a time; None where the inventory does not say."""
     installed = milliseconds(inventory["installed_at"], "installed_at")
     removed = milliseconds(inventory["removed_at"], "removed_at")

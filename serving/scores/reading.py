@@ -7,6 +7,7 @@ it, and never loads pandas.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import re
@@ -40,7 +41,7 @@ class Scores:
     ``decided``, ``issued``, ``expires``: decision time, when the last was written, and when the last known risk expires
     (aware UTC; where none is known, when the last record does).
     ``model``: ``digest``, ``profile`` and ``version`` of the model.
-    ``summary``: ``summary.json``; empty if there is none.
+    ``summary``: ``summary.json``; empty if there is none, or it is damaged.
     """
 
     decision: str
@@ -108,17 +109,22 @@ def read_facts(scores: Path) -> Facts:
     """Read the facts of a folder of scores; without any where there are none, or they are damaged (logged)."""
     try:
         content = json.loads((scores / FACTS).read_bytes())
-        seen: dict[tuple[str, ...], Place] = {}  # ten thousand units stand in some hundred places
-        places = {
-            str(unit): seen.setdefault(key, Place(*key))
-            for unit, key in ((unit, tuple(map(str, place))) for unit, place in content["places"].items())
-        }
+        places = {str(unit): Place(*map(str, place)) for unit, place in content["places"].items()}
         return Facts(places, dict(content["outcomes"]), datetime.fromisoformat(content["data_end"]))
     except FileNotFoundError:
         return Facts()
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         _LOG.warning("the facts of the fleet cannot be read: %s: %s", scores / FACTS, error)
         return Facts()
+
+
+def decision_folders(scores: Path) -> list[tuple[datetime, Path]]:
+    """List the stored decisions of a folder of scores, oldest first: decision time and folder."""
+    folders = []
+    for folder in (scores / "decisions").glob("[0-9]*Z"):
+        with contextlib.suppress(ValueError):
+            folders.append((datetime.strptime(folder.name, STAMP).replace(tzinfo=UTC), folder))
+    return sorted(folders)
 
 
 def read_pointer(folder: Path) -> str:
@@ -169,7 +175,7 @@ def read_scores(folder: Path) -> Scores:
         raise InputError(f"the scores cannot be read: {error.strerror}", str(path), _DO) from error
     if not units:
         raise InputError("the decision holds no record", str(path), _DO)
-    return Scores.of(units.values(), _summary(path.with_name("summary.json")), name)
+    return Scores.of(units.values(), read_json(path.with_name("summary.json")) or {}, name)
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
@@ -228,18 +234,6 @@ def parse_instant(text: object) -> datetime:
     if when.tzinfo is None:
         raise ValueError("no time zone")
     return when.astimezone(UTC)
-
-
-def _summary(path: Path) -> Mapping[str, Any]:
-    try:
-        summary = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"the summary cannot be read: {error}", str(path), _DO) from error
-    if not isinstance(summary, dict):
-        raise InputError("the summary is no object", str(path), _DO)
-    return summary
 
 
 def _place(record: RiskRecord) -> tuple[int, str, str]:

@@ -16,7 +16,7 @@ import contextlib
 import json
 import re
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -319,26 +319,18 @@ class ScoringResult:
     notes: tuple[str, ...] = ()
 
 
-def nothing_due(
-    scores: ScoresFolder, now: datetime, *, digest: str | None, data_end: Callable[[], datetime]
-) -> ScoringResult | None:
-    """Tell that no decision is due since the newest one that was scored, without reading the model or the data.
+def nothing_due(scores: ScoresFolder, now: datetime) -> ScoringResult | None:
+    """Return the newest decision while the clock has no later one due: a timer's round then reads no model and no data.
 
-    ``digest``: of the model that is to score; None: not known without asking for it, and taken to be the one before.
-    ``data_end``: gives the end of the dataset, aware; asked only where the clock alone has another decision due.
-    Returns: none where a decision may be due, or another model scored the newest one.
+    Returns None where a decision may be due, or the newest one is damaged.
     """
-    newest = scores.newest()
-    if newest is None:
-        return None
     try:
-        t = datetime.fromisoformat(newest["decision_time"]).astimezone(UTC)
-        every, delay = timedelta(seconds=newest["interval_seconds"]), timedelta(seconds=newest["delay_seconds"])
-        same = digest is None or newest["model"]["digest"] == digest
-        missed = max((now - delay - t) // every, 0)  # the newest decision stands on the grid, so these do too
-    except (KeyError, TypeError, ValueError, ZeroDivisionError):
-        return None  # damaged, or of another version: looked at in full
-    if not same or now < t or (missed and data_end() >= t + every):
+        summary = scores.newest() or {}
+        t = datetime.fromisoformat(summary["decision_time"]).astimezone(UTC)
+        due = t + timedelta(seconds=summary["interval_seconds"] + summary["delay_seconds"])
+    except (KeyError, TypeError, ValueError):
+        return None
+    if not t <= now < due:
         return None
     scores.point_to_newest()
-    return ScoringResult(t, False, scores.folder_of(t), newest, missed * every.total_seconds())
+    return ScoringResult(t, False, scores.folder_of(t), summary)

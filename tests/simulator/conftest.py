@@ -1,6 +1,7 @@
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -9,7 +10,7 @@ import pytest
 from simulator.fleet import Clock
 from simulator.run import Simulation, run_fleet
 from simulator.scenarios import SCENARIOS
-from simulator.simulate import SimulationSummary, simulate
+from simulator.simulate import simulate
 
 START_MS = int(datetime(2026, 1, 1, tzinfo=UTC).timestamp() * 1000)
 
@@ -30,7 +31,7 @@ def fleet() -> Callable[..., Simulation]:
 
 
 @pytest.fixture(scope="session")
-def written(tmp_path_factory: pytest.TempPathFactory) -> SimulationSummary:
+def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """A small fleet on disk, with every kind of event in it."""
     out = tmp_path_factory.mktemp("simulated") / "fleet"
     return simulate(Path(out), gpus=156, days=24, seed=5, scenario="drift", acceleration=40.0, step=timedelta(hours=1))

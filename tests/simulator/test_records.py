@@ -1,30 +1,30 @@
 """What the labels make of a simulated dataset is what happened."""
 
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
 
 from features.labels.incidents import find_incidents
 from pipeline.params import load_params
-from simulator.simulate import SimulationSummary
 from telemetry.dataset.store import Dataset
 
 LABELS = load_params([Path("params.yaml")]).labels
 
 
 @pytest.fixture(scope="module")
-def events(written: SimulationSummary) -> pd.DataFrame:
-    return Dataset.open(written.dataset).events()
+def events(written: dict[str, Any]) -> pd.DataFrame:
+    return Dataset.open(Path(written["dataset"])).events()
 
 
 @pytest.fixture(scope="module")
-def failures(written: SimulationSummary) -> pd.DataFrame:
-    return pd.read_parquet(written.truth / "failures.parquet")
+def failures(written: dict[str, Any]) -> pd.DataFrame:
+    return pd.read_parquet(Path(written["truth"]) / "failures.parquet")
 
 
-def test_incidents_found_by_the_labels_are_the_failures(written: SimulationSummary, failures: pd.DataFrame) -> None:
-    data = Dataset.open(written.dataset)
+def test_incidents_found_by_the_labels_are_the_failures(written: dict[str, Any], failures: pd.DataFrame) -> None:
+    data = Dataset.open(Path(written["dataset"]))
     incidents = find_incidents(data.events(), data.inventory(), LABELS)
     columns = ["gpu", "start", "failure_class"]
     left = incidents[columns].astype({"gpu": object}).sort_values("start")

@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from models.bundle.store import load_bundle
+from models.config import ServingSection
 from pipeline.matrix_stage import make_matrix
 from pipeline.params import load_params
 from pipeline.stages import train_bundle
@@ -34,7 +35,6 @@ from scheduler.ports.clock import SystemClock
 from scheduler.ports.report import RoundReport
 from scheduler.ports.risks import Risks
 from serving.scores.batch import ServedModel, score_decision
-from serving.scores.decision_times import ScoringSettings
 from serving.scores.writing import ScoresFolder
 from simulator.simulate import simulate
 from telemetry.dataset.store import Dataset
@@ -95,7 +95,7 @@ def degrading(tmp_path_factory: pytest.TempPathFactory) -> Degrading:
     while at < fails_at:
         out = folder / f"scores-{at:%d-%H}"
         clock = at + DELAY
-        score_decision(dataset, model, ScoresFolder(out), ScoringSettings(tiers=TIERS), clock=lambda c=clock: c, at=at)
+        score_decision(dataset, model, ScoresFolder(out), ServingSection(), tiers=TIERS, clock=lambda c=clock: c, at=at)
         scores[at] = out
         at += STEP
     return Degrading(tuple(sorted(set(dataset.inventory()["node"].astype(str)))), fails_at, scores)

@@ -86,7 +86,7 @@ def test_a_damaged_json_is_answered(client: Client, path: str, data: st.DataObje
         (b'{"rows":[{"%s":NaN}]}' % NAMES[0].encode(), 400),
         (b'{"rows":[{"%s":' % NAMES[0].encode() + b"9" * 5000 + b"}]}", 400),
         (b'{"nodes":["' + b"n" * 100_000 + b'"]}', 200),
-        (b'{"nodes":["\\ud800"]}', 200),
+        (b'{"nodes":["\\ud800"]}', 400),
         (b'{"nodes":["a"],"nodes":["b"]}', 200),
         (b"", 400),
         (b"\x00", 400),

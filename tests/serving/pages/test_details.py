@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from features.errors import InputError
-from serving.pages.history import ScoreHistory
+from serving.pages.history import past_scores
 from tests.serving.http.world import DECIDED, NOW, Running, record, running, small_fleet, write_scores
 from tests.serving.pages.page_world import a_week, look, store
 
@@ -124,16 +124,15 @@ def test_without_a_ledger_or_outcomes_the_pages_say_so(tmp_path: Path) -> None:
 
 def test_the_history_follows_the_folder(tmp_path: Path) -> None:
     a_week(tmp_path)
-    history = ScoreHistory(tmp_path)
-    assert [each.risk for each in history.of(["GPU-n3-0"])["GPU-n3-0"]] == pytest.approx([0.05] * 4)
-    assert history.of(["GPU-n9-0"])["GPU-n9-0"] == []
+    assert [each.risk for each in past_scores(tmp_path, ["GPU-n3-0"])["GPU-n3-0"]] == pytest.approx([0.05] * 4)
+    assert past_scores(tmp_path, ["GPU-n9-0"])["GPU-n9-0"] == []
     later = DECIDED + timedelta(hours=6)
     store(tmp_path, [record("GPU-n3-0", "n3", None, decided=later), record("new", "n9", 0.2, decided=later)], later)
-    assert [each.tier for each in history.of(["GPU-n3-0"])["GPU-n3-0"]] == ["watch"] * 4 + ["unknown"]
-    assert history.of(["GPU-n3-0"])["GPU-n3-0"][-1].risk is None
-    assert len(history.of(["new"])["new"]) == 1
+    assert [each.tier for each in past_scores(tmp_path, ["GPU-n3-0"])["GPU-n3-0"]] == ["watch"] * 4 + ["unknown"]
+    assert past_scores(tmp_path, ["GPU-n3-0"])["GPU-n3-0"][-1].risk is None
+    assert len(past_scores(tmp_path, ["new"])["new"]) == 1
     store(tmp_path, [record("new", "n9", 0.4, "elevated", decided=later)], later)  # written again
-    assert [each.risk for each in history.of(["new"])["new"]] == pytest.approx([0.4])
+    assert [each.risk for each in past_scores(tmp_path, ["new"])["new"]] == pytest.approx([0.4])
 
 
 def test_a_risk_of_one_can_be_drawn(tmp_path: Path) -> None:
@@ -144,10 +143,8 @@ def test_a_risk_of_one_can_be_drawn(tmp_path: Path) -> None:
         assert "100 % of an incident" in look(started, "/gpus/g").text
 
 
-def test_a_damaged_decision_is_left_out_and_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_damaged_decision_is_left_out_and_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     a_week(tmp_path)
     (tmp_path / "decisions" / "20260101T000000Z" / "risks.parquet").write_bytes(b"damaged")
-    history = ScoreHistory(tmp_path)
-    for _ in range(3):
-        assert len(history.of(["GPU-n1-0"])["GPU-n1-0"]) == 3
+    assert len(past_scores(tmp_path, ["GPU-n1-0"])["GPU-n1-0"]) == 3
     assert len([line for line in caplog.messages if "left out" in line]) == 1

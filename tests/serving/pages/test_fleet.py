@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serving.pages.charts import MOST_NODES, draw
-from serving.pages.fleet_table import FleetQuery, FleetTable, PageSort, natural, select
+from serving.pages.fleet_table import FleetQuery, PageSort, natural, select, table_rows
 from serving.pages.rendering import percent
 from serving.scores.fleet import Fleet
 from serving.scores.reading import Place, read_scores, span
@@ -161,7 +161,7 @@ def test_a_heat_map_of_too_many_nodes_leaves_out_clear_ones_first(tmp_path: Path
                for at in range(many)]  # fmt: skip
     write_scores(tmp_path, records)
     fleet = Fleet(read_scores(tmp_path))
-    nodes, gpus = FleetTable().rows(fleet, {}, NOW)
+    nodes, gpus = table_rows(fleet, {}, NOW)
     assert len(nodes) == len(gpus) == many
     drawn = draw(nodes, fleet, NOW)
     assert (drawn.nodes, drawn.left_out) == (MOST_NODES, 10)
@@ -170,10 +170,9 @@ def test_a_heat_map_of_too_many_nodes_leaves_out_clear_ones_first(tmp_path: Path
 
 def test_racks_and_groups_narrow_the_view() -> None:
     rows = {"n1": Place(rack="rack-2", group="a"), "n2": Place(rack="rack-10", group="b"), "n3": Place()}
-    fleet, table = _fleet_of([(name, 0.1) for name in rows]), FleetTable()
+    fleet = _fleet_of([(name, 0.1) for name in rows])
     places = {f"GPU-{name}": place for name, place in rows.items()}
-    nodes, _ = table.rows(fleet, places, NOW)
-    assert table.rows(fleet, places, NOW)[0] is nodes
+    nodes, _ = table_rows(fleet, places, NOW)
     assert [row.name for row in select(nodes, FleetQuery(rack="rack-10"))] == ["n2"]
     assert [row.name for row in select(nodes, FleetQuery(group="a"))] == ["n1"]
     assert [row.name for row in select(nodes, FleetQuery(search="RACK-2"))] == ["n1"]
@@ -191,7 +190,7 @@ def test_any_order_keeps_every_row_and_puts_the_unknown_last(
     nodes: list[tuple[str, float | None]], sort: str, search: str
 ) -> None:
     fleet = _fleet_of(list(dict(nodes).items()))
-    rows, _ = FleetTable().rows(fleet, {}, NOW)
+    rows, _ = table_rows(fleet, {}, NOW)
     found = select(rows, FleetQuery(sort=sort, search=search))
     assert sorted(row.name for row in found) == sorted(
         name for name in dict(nodes) if search in name or search in f"gpu-{name}"

@@ -16,10 +16,11 @@ from features.config import FeatureSection
 from features.errors import InputError
 from features.times import milliseconds
 from models.bundle.store import save_bundle
+from models.config import ServingSection
 from policy.risk_record import RiskRecord
 from policy.tiers import TierThresholds
 from serving.scores.batch import OUT_OF_USE, ServedModel, score_decision
-from serving.scores.decision_times import ScoringSettings, due_decision, expiry
+from serving.scores.decision_times import due_decision, expiry
 from serving.scores.feature_settings import live_config
 from serving.scores.writing import ScoresFolder, nothing_due
 from telemetry.dataset.store import Dataset
@@ -59,9 +60,17 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     return make_world(tmp_path_factory.mktemp("world"))
 
 
-def run(world: World, out: Path, *, now: datetime = END, at: datetime | None = None, **settings: Any) -> Any:
+def run(
+    world: World,
+    out: Path,
+    *,
+    now: datetime = END,
+    at: datetime | None = None,
+    tiers: TierThresholds | None = None,
+    **settings: Any,
+) -> Any:
     return score_decision(
-        world.dataset, world.model, ScoresFolder(out), ScoringSettings(**settings), clock=lambda: now, at=at
+        world.dataset, world.model, ScoresFolder(out), ServingSection(**settings), tiers=tiers, clock=lambda: now, at=at
     )
 
 
@@ -262,7 +271,7 @@ def test_another_model_does_not_rewrite_a_decision_and_says_so(world: World, tmp
     run(world, tmp_path)
     before = content_of(tmp_path)
     other = replace(world.model, bundle=replace(world.bundle, digest="f" * 64), note="the model in use is kept: x")
-    result = score_decision(world.dataset, other, ScoresFolder(tmp_path), ScoringSettings(), clock=lambda: END)
+    result = score_decision(world.dataset, other, ScoresFolder(tmp_path), ServingSection(), clock=lambda: END)
     assert result.notes == (
         "the model in use is kept: x",
         "it was scored by another model before; this one scores the next decision",
@@ -270,25 +279,17 @@ def test_another_model_does_not_rewrite_a_decision_and_says_so(world: World, tmp
     assert content_of(tmp_path) == before
 
 
-def test_nothing_is_due_until_the_next_decision_time_and_its_delay_and_its_data(world: World, tmp_path: Path) -> None:
+def test_nothing_is_due_until_the_next_decision_time_and_its_delay(world: World, tmp_path: Path) -> None:
     scores = ScoresFolder(tmp_path)
-    digest = world.bundle.digest
-
-    def standing(now: datetime, digest: str | None = digest, end: datetime = END) -> Any:
-        return nothing_due(scores, now, digest=digest, data_end=lambda: end)
-
-    assert standing(END, None) is None
+    assert nothing_due(scores, END) is None
     run(world, tmp_path)
-    found = standing(END + 9 * MINUTE)
-    assert (found.written, found.decision_time, found.lag_seconds) == (False, LAST, 0)
-    assert standing(END + 10 * MINUTE) is None
-    assert standing(END, "f" * 64) is None
-    assert standing(LAST - HOUR) is None
-    late = standing(END + 7 * HOUR, end=END - MINUTE)
-    full = run(world, tmp_path, now=END + 7 * HOUR, at=LAST)
-    assert (late.lag_seconds, late.summary) == (9 * 3600, full.summary)
-    (found.folder / "risks.parquet").unlink()
-    assert standing(END) is None
+    standing = nothing_due(scores, END + 9 * MINUTE)
+    assert standing is not None
+    assert (standing.written, standing.decision_time, standing.lag_seconds) == (False, LAST, 0)
+    assert nothing_due(scores, END + 10 * MINUTE) is None
+    assert nothing_due(scores, LAST - HOUR) is None
+    (standing.folder / "risks.parquet").unlink()
+    assert nothing_due(scores, END) is None
 
 
 def test_a_dataset_of_events_alone_is_never_stale(world: World, tmp_path: Path) -> None:
@@ -298,7 +299,7 @@ def test_a_dataset_of_events_alone_is_never_stale(world: World, tmp_path: Path) 
     matrix = make_matrix(dataset, tmp_path / "matrix", features=features, decision=DECISION, labels=LABELS)
     bundle = save_bundle(tmp_path / "bundle", fitted_on(matrix), manifest(matrix, features=features))
     scores = ScoresFolder(tmp_path / "scores")
-    result = score_decision(dataset, ServedModel(bundle), scores, ScoringSettings(), clock=lambda: END)
+    result = score_decision(dataset, ServedModel(bundle), scores, ServingSection(), clock=lambda: END)
     records = records_of(result.folder)
     assert {unit: each.status for unit, each in records.items() if unit != "gpu01"} == {
         f"gpu{at:02d}": "ok" for at in (0, 2, 3, 4, 5)
@@ -320,7 +321,7 @@ def test_a_fleet_without_gpus_is_scored_by_node(tmp_path: Path) -> None:
     matrix = make_matrix(dataset, tmp_path / "matrix", decision=DECISION, labels=LABELS)
     bundle = save_bundle(tmp_path / "bundle", fitted_on(matrix), manifest(matrix))
     scores = ScoresFolder(tmp_path / "scores")
-    result = score_decision(dataset, ServedModel(bundle), scores, ScoringSettings(), clock=lambda: END)
+    result = score_decision(dataset, ServedModel(bundle), scores, ServingSection(), clock=lambda: END)
     found = records_of(result.folder)
     assert sorted(found) == ["node0", "node1", "node2", "node3"]
     assert all((each.gpu, each.slot, each.unit) == (None, None, each.node) for each in found.values())
@@ -356,7 +357,7 @@ def test_a_channel_that_the_dataset_lost_is_unknown_and_named(world: World, tmp_
     lost = {name: each for name, each in world.dataset.meta.channels.items() if name != "xid_last"}
     dataset = Dataset.open(world.dataset.path)
     dataset.meta = replace(dataset.meta, channels=lost)
-    result = score_decision(dataset, world.model, ScoresFolder(tmp_path), ScoringSettings(), clock=lambda: END)
+    result = score_decision(dataset, world.model, ScoresFolder(tmp_path), ServingSection(), clock=lambda: END)
     assert result.summary["missing_channels"] == ["xid_last"]
     assert result.summary["status"]["ok"] == 7
 

@@ -11,7 +11,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-from serving.scores.decision_times import ScoringSettings
+from models.config import ServingSection
 from serving.scores.feature_settings import live_config
 from serving.scores.fleet_rows import fleet_rows
 from telemetry.dataset.files import FolderFiles
@@ -53,10 +53,10 @@ def test_rows_of_the_newest_runs_are_those_of_all_samples(tmp_path: Path, monkey
         opened.append(name.rpartition("/")[2])
         return opens(files, name)
 
-    everything = fleet_rows(world.dataset, live_config(world.bundle, world.dataset.meta), ScoringSettings(), t)
-    whole = fleet_rows(one, live_config(world.bundle, one.meta), ScoringSettings(), t)
+    everything = fleet_rows(world.dataset, live_config(world.bundle, world.dataset.meta), ServingSection(), t)
+    whole = fleet_rows(one, live_config(world.bundle, one.meta), ServingSection(), t)
     monkeypatch.setattr(FolderFiles, "opened", noted)
-    newest = fleet_rows(cut, live_config(world.bundle, cut.meta), ScoringSettings(), t)
+    newest = fleet_rows(cut, live_config(world.bundle, cut.meta), ServingSection(), t)
     assert len(cut.meta.files) > len(one.meta.files)
     parts = {name for name in opened if name.startswith("part-")}
     assert parts
@@ -64,7 +64,7 @@ def test_rows_of_the_newest_runs_are_those_of_all_samples(tmp_path: Path, monkey
     for found in (whole, newest):
         np.testing.assert_array_equal(found.values, whole.values)
         pd.testing.assert_frame_equal(found.keys, everything.keys)
-        np.testing.assert_array_equal(found.fresh.completeness, everything.fresh.completeness)
+        np.testing.assert_array_equal(found.completeness, everything.completeness)
     why = dict(zip(everything.keys["unit"], everything.why, strict=True))
     said = dict(zip(newest.keys["unit"], newest.why, strict=True))
     assert why.pop(SILENT) == "no sample yet"

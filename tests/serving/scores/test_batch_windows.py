@@ -12,8 +12,8 @@ import pytest
 from features.config import SequenceSection
 from features.errors import InputError
 from models.bundle.store import Bundle
+from models.config import ServingSection
 from models.sequence.windows import WindowedMatrix
-from serving.scores.decision_times import ScoringSettings
 from serving.scores.feature_settings import live_config, window_plan
 from serving.scores.fleet_rows import fleet_rows
 from tests.features.small_fleet import HOUR, SMALL, T0, events_of, gpus, inventory_of, make_matrix, write_dataset
@@ -38,7 +38,7 @@ def test_a_row_holds_the_window_of_the_matrix(tmp_path: Path, hour: int) -> None
     config = live_config(bundle, dataset.meta)
     assert config.columns == matrix.config.columns
     t = T0 + hour * HOUR
-    found = fleet_rows(dataset, config, ScoringSettings(), t, window_plan(bundle, config))
+    found = fleet_rows(dataset, config, ServingSection(), t, window_plan(bundle, config))
     rows = matrix.rows
     mine = np.flatnonzero((rows["decision_time"] == t).to_numpy() & ~rows["augmented"].to_numpy())
     assert found.keys["unit"].tolist() == rows["unit"].iloc[mine].tolist()

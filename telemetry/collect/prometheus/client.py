@@ -31,16 +31,12 @@ from telemetry.http import (
 
 _log = logging.getLogger(__name__)
 
-Meaning = Literal["too much", "later", "wrong"]
-"""``too much``: less at a time may be given; ``later``: the same may be given then; ``wrong``: never."""
-
 _Data = TypeVar("_Data")
 
 _NAMES: Final = TypeAdapter(list[str]).validate_python
 _SLOW_TRIES: Final = 2
 _SHOWN: Final = 300
-_LESS: Final = (413, 504)
-_RETRIED: Final = (200, 408, 425, 429, 500, 502, 503)
+_RETRIED: Final = (200, 408, 425, 500, 502, 503)
 _FINAL: Final = {
     401: (
         "the server requires a login",
@@ -267,32 +263,22 @@ class PrometheusClient:
         return answer.body
 
 
-def meaning_of(status: int, text: str) -> Meaning:
-    """Return what an error means; ``status`` is 200 for an answer whose own status is an error."""
-    if status in _LESS:
-        return "too much"
-    if status == 429:
-        # Also "too many outstanding requests": less at a time does not help, waiting does.
-        return "later"
-    if _UNREACHABLE.search(text):
-        return "later"
-    if status not in (401, 403, 404) and _TOO_MUCH.search(text):
-        return "too much"
-    return "later" if status in _RETRIED or status > 504 else "wrong"
-
-
 def refuse(status: int, body: bytes, *, url: str, retry_after: str | None) -> None:
-    """Raise TooMuch, HttpError (ask again) or InputError (never) for an answer other than a good one."""
+    """Raise TooMuch, HttpError (ask again) or InputError (never) for an answer other than a good one.
+
+    ``status`` is 200 for an answer whose own status is an error.
+    """
     whole = error_text(body)
     # VictoriaMetrics names the query before the reason, which decides the meaning: it is shortened only where shown.
     text = whole if len(whole) <= _SHOWN else f"{whole[: _SHOWN // 3]} … {whole[-2 * _SHOWN // 3 :]}"
     if status in _FINAL:
         what, do = _FINAL[status]
         raise InputError(f"{what} (HTTP {status}: {text})", url, do)
-    meaning = meaning_of(status, whole)
-    if meaning == "too much":
+    # 429 is also "too many outstanding requests": less at a time does not help, waiting does.
+    may_pass = status == 429 or _UNREACHABLE.search(whole)
+    if status in (413, 504) or (not may_pass and _TOO_MUCH.search(whole)):
         raise TooMuch(text)
-    if meaning == "later":
+    if may_pass or status in _RETRIED or status > 504:
         raise HttpError(f"HTTP {status}: {text}", retry_after_s=retry_after_s(retry_after))
     raise InputError(
         f"the server refuses the query (HTTP {status}: {text})", url, "Check --match, --start and --end against it."

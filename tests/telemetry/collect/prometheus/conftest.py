@@ -44,11 +44,11 @@ def fetch(fake: FakePrometheus, tmp_path: Path) -> Fetch:
     """Backfill six hours from the fake server into ``tmp_path/fleet.live``; keywords change the plan."""
 
     def run(**changes: object) -> dict[str, Any]:
+        connection = changes.pop("connection", None) or connect_to(fake.url)
         bounds = changes.pop("bounds", PATIENT)
         mapping = changes.pop("mapping", None)
         now = changes.pop("now", START + timedelta(days=300))
         plan = replace(BackfillPlan(START, START + timedelta(hours=6), chunk=timedelta(hours=1)), **changes)
-        connection = connect_to(fake.url)
         return backfill(
             connection,
             plan,

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import shutil
 import socket
+import ssl
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from telemetry.collect.prometheus.backfill import BackfillPlan, backfill
 from telemetry.collect.prometheus.client import Bounds
-from telemetry.dataset.channels import CATALOGUE
 from telemetry.errors import InputError
 from telemetry.http import connect_to
+from tests.http_server import certify
 from tests.telemetry.collect.prometheus.fake_prometheus import (
     HOUR_MS,
     START,
@@ -23,6 +24,7 @@ from tests.telemetry.collect.prometheus.fake_prometheus import (
     Reply,
     error,
     gpu_labels,
+    serving,
 )
 from tests.telemetry.collect.prometheus.test_backfill import TEMPERATURE, fill, landed, values_of
 
@@ -147,19 +149,41 @@ def test_nobody_there_is_told_soon(fake: FakePrometheus, fetch: Fetch) -> None:
 
 
 def test_credentials_and_headers_are_sent_and_no_secret_is_logged(
-    fake: FakePrometheus, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    fake: FakePrometheus, fetch: Fetch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     fake.add(TEMPERATURE, gpu_labels(0), [(START_MS, 40.0)])
     fake.fault = Sometimes(lambda: error(500, "oops"))
     token = tmp_path / "token"
     token.write_text("s3cret\n")
     caplog.set_level("DEBUG", logger="telemetry")
-    connection = connect_to(f"{fake.url}/prefix/", bearer_token_file=token, headers=["X-Scope-OrgID=hpc"])
-    plan = BackfillPlan(START, START.replace(hour=1))
-    backfill(connection, plan, tmp_path / "fleet.live", channels=CATALOGUE)
+    fetch(connection=connect_to(f"{fake.url}/prefix/", bearer_token_file=token, headers=["X-Scope-OrgID=hpc"]))
     assert {asked.headers["Authorization"] for asked in fake.asked} == {"Bearer s3cret"}
     assert {asked.headers["X-Scope-OrgID"] for asked in fake.asked} == {"hpc"}
     assert {asked.path.split("/api/")[0] for asked in fake.asked} == {"/prefix"}
     assert "oops; asking again" in caplog.text
     assert "answers again" in caplog.text
     assert "s3cret" not in caplog.text
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed: apt-get install openssl")
+def test_only_the_given_authority_is_trusted_and_the_client_shows_its_certificate(
+    fake: FakePrometheus, fetch: Fetch, tmp_path: Path
+) -> None:
+    public, key = certify(tmp_path, "server")
+    both, login = tmp_path / "both.pem", tmp_path / "login"
+    both.write_bytes(key.read_bytes() + public.read_bytes())
+    login.write_text("me:secret")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(both)
+    context.load_verify_locations(public)
+    context.verify_mode = ssl.CERT_OPTIONAL
+    secure = FakePrometheus()
+    secure.add(TEMPERATURE, gpu_labels(0), [(START_MS, 40.0)])
+    with serving(secure, tls=context):
+        with pytest.raises(
+            InputError, match=r"the secure connection failed: .*\)\. Give the authority's certificate as "
+        ):
+            fetch(connection=connect_to(secure.url))
+        trusting = connect_to(secure.url, ca_file=public, client_cert=both, basic_auth_file=login)
+        assert fetch(connection=trusting)["rows"] == 1
+    assert {asked.headers["Authorization"] for asked in secure.asked} == {"Basic bWU6c2VjcmV0"}

@@ -5,8 +5,11 @@ from datetime import UTC, datetime
 
 import pytest
 
-from telemetry.collect.prometheus.client import TooMuch, meaning_of, refuse
-from telemetry.http import retry_after_s
+from telemetry.collect.prometheus.client import TooMuch, refuse
+from telemetry.errors import InputError
+from telemetry.http import HttpError, retry_after_s
+
+MEANINGS = {"too much": TooMuch, "later": HttpError, "wrong": InputError}
 
 
 @pytest.mark.parametrize(
@@ -33,7 +36,8 @@ from telemetry.http import retry_after_s
     ],
 )
 def test_meanings(status: int, text: str, meaning: str) -> None:
-    assert meaning_of(status, text) == meaning
+    with pytest.raises(MEANINGS[meaning]):
+        refuse(status, json.dumps({"error": text}).encode(), url="http://prom", retry_after=None)
 
 
 def test_the_waiting_time_is_read_as_seconds_or_date_and_bounded() -> None:

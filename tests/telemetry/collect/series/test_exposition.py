@@ -1,8 +1,11 @@
 """Lines of the two text formats, and pages whose faulty lines do not cost the others."""
 
 from collections import Counter
+from contextlib import suppress
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from telemetry.collect.series.exposition import BAD_LINE, LineReader, is_openmetrics, parse_line
 
@@ -74,3 +77,25 @@ def test_what_is_remembered_is_bounded_in_bytes() -> None:
         rows, _ = read(parser, f'x{{gpu="{number}",pod="{"p" * 500}"}} {number}')
         assert rows == [(("x", str(number)), float(number), None)]
     assert sum(map(len, parser._known)) <= 2000
+
+
+HEADS = st.sampled_from(['x{a="b"}', 'x{a="c",pod="x y 1 2"}', 'x{a="b c",pod="} 1 1772323200"}', 'x{a="b', "x"])
+VALUES = st.floats().map(repr) | st.sampled_from(
+    ["NaN", "+Inf", "1_0", "0x10", "infinity", "1e3", "1E-3", "+5", "", "x", ".5", "5.", str(-(10**20))]
+)
+TIMES = st.integers(0, 10**6).map(lambda us: f"1772323200.{us:06d}") | st.sampled_from(
+    ["", "1772323200", "1772323200.5e0", "1_772323200", "NaN", "12 # {} 1", '1772323200 # {a="b"} 2 3']
+)
+COMMENTS = st.sampled_from(["# TYPE a gauge", "# EOF", "  ", "\t"])
+
+
+@given(st.lists(st.tuples(HEADS, VALUES, TIMES).map(" ".join) | COMMENTS, max_size=8))
+def test_lines_of_known_series_are_read_as_single_lines(lines: list[str]) -> None:
+    lines = [*lines, *lines]  # the second time from what is remembered
+    expected = []
+    for line in lines:
+        with suppress(ValueError):
+            if (sample := parse_line(line, openmetrics=True)) is not None:
+                expected.append(((sample.name, sample.labels), sample.value, sample.timestamp_ms))
+    reader = LineReader(lambda name, labels: (name, labels))
+    assert str(list(reader.read(lines, openmetrics=True, problems=Counter()))) == str(expected)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -66,7 +67,7 @@ class MemoryScheduler:
         keys: Keys = Keys(),  # noqa: B008 - frozen
         changed: Callable[[], None] = _nothing,
     ) -> None:
-        self.nodes = {each.object.name: each for each in nodes}
+        self.nodes = {node.object.name: node for node in nodes}
         self.keys = keys
         self.switches = Switches()
         self.state: str | None = None
@@ -76,7 +77,7 @@ class MemoryScheduler:
         self._changed = changed
 
     def edit(self, node: str, change: Callable[[MemoryNode], MemoryNode]) -> None:
-        """Change a node by somebody else's hand: it has another version afterwards."""
+        """Change a node as a person or tool does: it has another version afterwards."""
         old = self.nodes[node]
         self.nodes[node] = replace(change(old), version=old.version + 1)
         self._changed()
@@ -84,44 +85,40 @@ class MemoryScheduler:
     def read_fleet(self) -> FleetReading:
         """List all nodes."""
         read_at = self._clock.now()
-        return FleetReading(tuple(self._reading(each) for each in self.nodes.values()), read_at, self.switches)
+        return FleetReading(tuple(map(self._reading, self.nodes.values())), read_at, self.switches)
 
     def revalidate(self, node: str) -> NodeReading | None:
         """Read one node again."""
-        found = self.nodes.get(node)
-        return None if found is None else self._reading(found)
+        return self._reading(self.nodes[node]) if node in self.nodes else None
 
     def preview(self, actions: Sequence[Action], reading: NodeReading) -> tuple[tuple[Write, ...], ...]:
         """Give what would be written now."""
-        found = self.nodes.get(reading.view.name)
-        if found is None:
+        if reading.view.name not in self.nodes:
             return tuple(() for _ in actions)
-        thing, now, made = found.object, self._clock.now(), []
+        states = [self.nodes[reading.view.name].object]
         for action in actions:
-            then = after(action, thing, self.keys, now)
-            made.append(writes_between(thing, then))
-            thing = then
-        return tuple(made)
+            states.append(after(action, states[-1], self.keys, self._clock.now()))
+        return tuple(writes_between(before, then) for before, then in itertools.pairwise(states))
 
     def apply(self, action: Action, precondition: Precondition) -> Answer:
         """Carry out an action."""
-        found = self.nodes.get(action.node)
-        if found is None:
+        node = self.nodes.get(action.node)
+        if node is None:
             return Answer("gone", f"there is no node {action.node}")
         now = self._clock.now()
-        if str(found.version) != precondition.version or found.boot_id != precondition.boot_id:
-            return Answer("conflict", f"version {found.version}, expected {precondition.version}")
-        if marks_of(found.object, self.keys, now).level != precondition.marks.level:
-            return Answer("conflict", "other marks of ours stand on it than expected")
+        if str(node.version) != precondition.version or node.boot_id != precondition.boot_id:
+            return Answer("conflict", f"version {node.version}, expected {precondition.version}")
+        if marks_of(node.object, self.keys, now).level != precondition.marks.level:
+            return Answer("conflict", "it carries other predrain marks than expected")
         if self.lease is None or self.lease.holder != precondition.holder or now >= self.lease.until:
             return Answer("refused", f"{precondition.holder} does not hold the lease")
-        then = after(action, found.object, self.keys, now)
-        writes = writes_between(found.object, then)
+        then = after(action, node.object, self.keys, now)
+        writes = writes_between(node.object, then)
         if not writes:
-            return Answer("already", "it stood so", (), str(found.version))
-        self.nodes[action.node] = replace(found, object=then, version=found.version + 1)
+            return Answer("already", "no change", (), str(node.version))
+        self.nodes[action.node] = replace(node, object=then, version=node.version + 1)
         self._changed()
-        return Answer("done", "", writes, str(found.version + 1))
+        return Answer("done", "", writes, str(node.version + 1))
 
     def load_state(self) -> StoredState:
         """Read the safety state."""
@@ -158,7 +155,7 @@ class MemoryScheduler:
         return self.lease.until
 
     def drop_lease(self, holder: str) -> None:
-        """Give the lease back."""
+        """Release the lease."""
         if self.lease is not None and self.lease.holder == holder:
             self.lease = None
             self._changed()
@@ -174,7 +171,7 @@ class ListedNode:
 
     ``name``, ``cluster``, ``group``, ``rack``, ``domain``: as in :class:`policy.fleet.NodeView`.
     ``units``: GPUs that are in it, as the scores name them; none: those that were scored on it.
-    ``version``: rises with each write of ours. Whoever else writes the file raises it too.
+    ``version``: rises with each write. Other writers of the file raise it too.
     """
 
     name: str
@@ -209,7 +206,7 @@ class ClusterFile:
 class FileScheduler:
     """A scheduler whose cluster is a JSON file.
 
-    ``path``: read at each call, and replaced atomically at each write, under a lock beside it (``.NAME.lock``).
+    ``path``: read at each call, and replaced atomically at each write, under a lock next to it (``.NAME.lock``).
     Raises ``InputError`` if there is no such file, or it is not of this format.
     """
 
@@ -234,7 +231,7 @@ class FileScheduler:
             raise InputError(f"the file of the cluster cannot be used: {error}", str(path), "Correct it.") from None
 
     def drop_lease(self, holder: str) -> None:
-        """Give the lease back."""
+        """Release the lease."""
         with contextlib.suppress(SchedulerError):
             self._reading(MemoryScheduler.drop_lease)(holder)
 
@@ -270,10 +267,10 @@ class FileScheduler:
     def _load(self) -> MemoryScheduler:
         content = json.loads(self.path.read_bytes())
         if not isinstance(content, dict) or content.get("format") != FORMAT:
-            found = content.get("format") if isinstance(content, dict) else type(content).__name__
-            raise ValueError(f"it has format {found!r}, this code reads {FORMAT}")
+            stored = content.get("format") if isinstance(content, dict) else type(content).__name__
+            raise ValueError(f"it has format {stored!r}, this code reads {FORMAT}")
         listed: ClusterFile = object_of(ClusterFile, content, "cluster")
-        names = [each.name for each in listed.nodes]
+        names = [node.name for node in listed.nodes]
         if len(set(names)) != len(names):
             raise ValueError(f"node {next(n for n in names if names.count(n) > 1)} is listed twice")
         memory = MemoryScheduler(map(_node, listed.nodes), self._clock, self._keys, lambda: self._save(memory))

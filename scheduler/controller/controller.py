@@ -32,7 +32,7 @@ from scheduler.ports.protocols import (
     signals_of,
 )
 from scheduler.ports.readings import FleetReading, Switches
-from scheduler.ports.records import RoundRecord, tells_anew
+from scheduler.ports.records import RoundRecord, is_worth_recording
 from scheduler.ports.report import RoundReport, Step
 from scheduler.ports.risks import Risks
 from scheduler.ports.stored_state import stored_policy_state
@@ -255,7 +255,7 @@ class Controller:
         """Record the decision where it is worth a record; False: nothing new may follow from it."""
         plan = record.plan
         try:
-            if tells_anew(plan, self._ledger.last_digest()):
+            if is_worth_recording(plan, self._ledger.last_digest()):
                 report.number = self._ledger.begin(record)
         except LedgerError as error:
             report.errors.append(f"nothing new is done, and releases only: {error}")

@@ -23,23 +23,14 @@ class ApiServer:
         self.request = client.request
         self._client = client
 
-    def read(
-        self,
-        path: str,
-        params: Mapping[str, str] | None = None,
-        *,
-        accept: str = "application/json",
-        named: str | None = None,
-    ) -> Object | None:
+    def read(self, path: str, *, accept: str = "application/json", named: str | None = None) -> Object | None:
         """Read one object, which must have the name ``named``; None: there is none; else ``SchedulerError``."""
         try:
-            return self._client.get(path, params, accept=accept, named=named)
-        except Refused as refused:
-            if refused.status == _NOT_FOUND:
+            return self._client.get(path, None, accept=accept, named=named)
+        except (Refused, Unreachable) as error:
+            if isinstance(error, Refused) and error.status == _NOT_FOUND:
                 return None
-            raise SchedulerError(f"{self.name}{path}: {refused}") from refused
-        except Unreachable as error:
-            raise SchedulerError(f"{self.name}: {error}") from error
+            raise self._error(path, error) from error
 
     def listing(
         self, path: str, params: Mapping[str, str], page_size: int, view: Callable[[Object], T | None]
@@ -47,7 +38,8 @@ class ApiServer:
         """List objects page by page (0: all in one), as ``view`` gives them (None: left out), or ``SchedulerError``."""
         try:
             return self._client.list_all(path, params, view, page_size)[0]
-        except Refused as refused:
-            raise SchedulerError(f"{self.name}{path}: {refused}") from refused
-        except Unreachable as error:
-            raise SchedulerError(f"{self.name}: {error}") from error
+        except (Refused, Unreachable) as error:
+            raise self._error(path, error) from error
+
+    def _error(self, path: str, error: Exception) -> SchedulerError:
+        return SchedulerError(f"{self.name}{path if isinstance(error, Refused) else ''}: {error}")

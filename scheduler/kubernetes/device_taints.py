@@ -1,4 +1,4 @@
-"""Our hard marks once more as device taints (``DeviceTaintRule``), for GPUs that are given by resource claims."""
+"""Hard marks as device taints too (``DeviceTaintRule``), for GPUs that resource claims allocate."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from scheduler.kubernetes.api import ApiServer
-from scheduler.kubernetes.pods import offered_versions
 from scheduler.ports.codec import json_object
 from scheduler.ports.errors import SchedulerError
 from scheduler.ports.protocols import NodeSignal
@@ -46,9 +45,8 @@ class Device:
 class DeviceTaints:
     """The device taints of one cluster.
 
-    A rule is ours if its name and its label say so; others are never touched. There is one for each device of a GPU
-    that a hard mark is due to, with effect ``NoSchedule``, for as long as the mark stands on its node: who holds the
-    device keeps it, and it is given to nobody else.
+    Only rules with predrain's name and label are touched. There is one for each device of a GPU that a hard mark is
+    due to, with effect ``NoSchedule``, for as long as the mark stands on its node: who holds the device keeps it.
     """
 
     def __init__(self, api: ApiServer, prefix: str, drivers: Sequence[str]) -> None:
@@ -88,7 +86,7 @@ class DeviceTaints:
             return ()
         _, obsolete, missing = self._compared(signals, *versions)
         writes = [
-            Write(f"devicetaintrule {name}", "spec", self._about_of(metadata).get("unit") or "ours", None)
+            Write(f"devicetaintrule {name}", "spec", self._about_of(metadata).get("unit") or "predrain's", None)
             for name, metadata in obsolete.items()
         ]
         for rule in missing if new else ():
@@ -128,25 +126,20 @@ class DeviceTaints:
     def _versions(self) -> tuple[str, str] | None:
         """Return the newest versions of rules and slices that the server offers; None: it has no device taints."""
         if self._offered is None:
-            named = offered_versions(self._api.read(GROUP))
-            found: dict[str, str] = {}
-            for version in (version for version in NEWEST_FIRST if version in named):
-                listed = self._api.read(f"{GROUP}/{version}") or {}
-                for kind in listed.get("resources") or ():
+            offered: dict[str, str] = {}
+            for version in NEWEST_FIRST:
+                for kind in (self._api.read(f"{GROUP}/{version}") or {}).get("resources") or ():
                     if isinstance(kind, dict):
-                        found.setdefault(str(kind.get("name")), version)
-            if RULES in found and SLICES in found:
-                self._offered = found[RULES], found[SLICES]
+                        offered.setdefault(str(kind.get("name")), version)
+            if RULES in offered and SLICES in offered:
+                self._offered = offered[RULES], offered[SLICES]
         return self._offered
 
     def _existing(self, version: str) -> dict[str, Object]:
-        def view(raw: Object) -> Object | None:
-            metadata = raw.get("metadata") or {}
-            return metadata if str(metadata.get("name") or "").startswith(_NAME) else None
-
         params = {"labelSelector": f"{self._label}=true"}
-        listed = self._api.listing(f"{GROUP}/{version}/{RULES}", params, _PAGE, view)
-        return {str(each["name"]): each for each in listed}
+        rules = self._api.listing(f"{GROUP}/{version}/{RULES}", params, _PAGE, lambda raw: raw.get("metadata") or {})
+        named = {str(metadata.get("name")): metadata for metadata in rules}
+        return {name: metadata for name, metadata in named.items() if name.startswith(_NAME)}
 
     def _devices(self, version: str, node: str) -> list[Device]:
         params = {"fieldSelector": f"spec.nodeName={node}"}
@@ -172,23 +165,23 @@ class DeviceTaints:
     def _create(self, version: str, rule: Object, why: str | None) -> str:
         about = self._about_of(rule["metadata"])
         subject = f"device taint for {about['unit']} on {about['node']}"
-        if why is not None:
-            return f"no {subject}: {why}"
-        response = self._api.request("POST", f"{GROUP}/{version}/{RULES}", body=rule)
-        return f"set: {subject}" if response.ok or response.status == _EXISTS else f"no {subject}: {response.problem}"
+        if why is None:
+            response = self._api.request("POST", f"{GROUP}/{version}/{RULES}", body=rule)
+            if response.ok or response.status == _EXISTS:
+                return f"set: {subject}"
+            why = response.problem
+        return f"no {subject}: {why}"
 
     def _delete(self, version: str, name: str, metadata: Object, why: str | None) -> str:
-        if why is not None:
-            return f"device taint {name} stays: {why}"
-        # exactly the rule that was read: another one of that name is another's, or newer
-        options = {
-            "apiVersion": "v1",
-            "kind": "DeleteOptions",
-            "preconditions": {"uid": metadata.get("uid"), "resourceVersion": metadata.get("resourceVersion")},
-        }
-        response = self._api.request("DELETE", f"{GROUP}/{version}/{RULES}/{name}", body=options)
-        good = response.ok or response.status == _GONE
-        return f"taken off: device taint {name}" if good else f"device taint {name} stays: {response.problem}"
+        if why is None:
+            # exactly the rule that was read: another one of that name is another's, or newer
+            read = {key: metadata.get(key) for key in ("uid", "resourceVersion")}
+            options = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": read}
+            response = self._api.request("DELETE", f"{GROUP}/{version}/{RULES}/{name}", body=options)
+            if response.ok or response.status == _GONE:
+                return f"taken off: device taint {name}"
+            why = response.problem
+        return f"device taint {name} stays: {why}"
 
 
 def name_of(device: Device) -> str:
@@ -208,21 +201,18 @@ def devices_of(slices: Sequence[Object], drivers: frozenset[str]) -> list[Device
         place, generation = (str(driver), str(pool["name"])), int(pool.get("generation") or 0)
         newest[place] = max(generation, newest.get(place, generation))
         pools.append((place, generation, spec.get("devices") or ()))
-    found = []
-    for place, generation, devices in pools:
-        if generation < newest[place]:
-            continue
-        for device in devices:
-            uuid = _uuid(device)
-            if uuid is not None and isinstance(device.get("name"), str):
-                found.append(Device(*place, device["name"], uuid))
-    return found
+    current = [
+        (place, device) for place, generation, devices in pools if generation == newest[place] for device in devices
+    ]
+    uuids = [(place, device.get("name"), _uuid(device)) for place, device in current]
+    return [Device(*place, name, uuid) for place, name, uuid in uuids if uuid is not None and isinstance(name, str)]
 
 
 def _uuid(device: Mapping[str, Any]) -> str | None:
     # v1beta1 has the attributes one level down
     attributes = device.get("attributes") or (device.get("basic") or {}).get("attributes") or {}
-    found = {str(name).rpartition("/")[2]: each for name, each in attributes.items() if isinstance(each, dict)}
-    uuids = [found[name].get("string") for name in _UUIDS if name in found]
-    of_gpu = [each for each in uuids if isinstance(each, str) and each]
-    return of_gpu[-1] if of_gpu else None
+    values = {
+        str(key).rpartition("/")[2]: value.get("string") for key, value in attributes.items() if isinstance(value, dict)
+    }
+    uuids = [values[name] for name in _UUIDS if isinstance(values.get(name), str) and values[name]]
+    return uuids[-1] if uuids else None

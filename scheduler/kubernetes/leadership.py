@@ -112,12 +112,10 @@ class Leadership:
         now, given = self._api.elapsed(), spec.get("leaseDurationSeconds")
         lasts_s = min(float(given), _LONGEST_FOREIGN_S) if isinstance(given, int) and given > 0 else _LONGEST_FOREIGN_S
         mark = tuple(str(spec.get(key)) for key in ("holderIdentity", "renewTime", "leaseTransitions", "acquireTime"))
-        before, self._seen = self._seen, (mark, now)
-        if before is None:
-            return lasts_s
-        if before[0] != mark:
-            return 0.0
-        self._seen = before
+        before = self._seen
+        if before is None or before[0] != mark:
+            self._seen = (mark, now)
+            return lasts_s if before is None else 0.0
         left = before[1] + lasts_s - now
         return left if left > 0 else None
 

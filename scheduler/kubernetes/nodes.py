@@ -140,10 +140,8 @@ def patch_of(snapshot: NodeSnapshot, then: NodeObject, condition: Object | None 
     """
     before = snapshot.node_object
     metadata: dict[str, Any] = {"resourceVersion": snapshot.reading.version}
-    for part, old, new in (
-        ("labels", before.labels, then.labels),
-        ("annotations", before.annotations, then.annotations),
-    ):
+    for part in ("labels", "annotations"):
+        old, new = getattr(before, part), getattr(then, part)
         changed = {key: new.get(key) for key in {**old, **new} if old.get(key) != new.get(key)}
         if changed:
             metadata[part] = changed

@@ -48,7 +48,7 @@ class PodKeys:
         self.namespace = namespace
         self.checkpoint = f"{prefix}/checkpoint"  # how it is asked: annotation, webhook or command
         self.checkpoint_takes = f"{prefix}/checkpoint-takes"  # how long it needs for one: 90s, 5m
-        self.requested = f"{prefix}/checkpoint-requested"  # written by us
+        self.requested = f"{prefix}/checkpoint-requested"  # written by predrain
         self.acknowledged = f"{prefix}/checkpoint-acknowledged"  # written by the job
         self.ends_at = f"{prefix}/ends-at"  # when it expects to end
         self.evict = f"{prefix}/evict"  # true: although no controller restarts it, or its local data is lost
@@ -56,16 +56,13 @@ class PodKeys:
         self.managed = f"{prefix}/managed"  # false: keep off
 
     def is_diagnostic(self, pod: Object) -> bool:
-        """Whether a pod is a predrain diagnostic: no job, and nothing that has to go.
-
-        Only in predrain's namespace: elsewhere anybody could hide a job by a label.
-        """
+        """Whether a pod is a diagnostic in predrain's namespace: elsewhere a label could hide a job."""
         metadata = pod["metadata"]
         return metadata.get("namespace") == self.namespace and self.diagnostic in (metadata.get("labels") or {})
 
 
 def pod_part(pod: Object, rules: KubernetesRules, keys: PodKeys) -> PodPart | None:
-    """Read a pod's part of a job; None: it is on no node yet, asks for no GPU, has ended, or is ours.
+    """Read a pod's part of a job; None: it is on no node yet, asks for no GPU, has ended, or is a diagnostic.
 
     A pod that cannot be parsed is a job of its own: it occupies its node nevertheless.
     """
@@ -74,25 +71,18 @@ def pod_part(pod: Object, rules: KubernetesRules, keys: PodKeys) -> PodPart | No
             return None
         run = pod_run(pod, rules)
     except (KeyError, TypeError, AttributeError, ValueError):
-        metadata, spec = pod.get("metadata"), pod.get("spec")
-        node = spec.get("nodeName") if isinstance(spec, dict) else None
-        named = metadata if isinstance(metadata, dict) else {}
+        metadata, spec = (part if isinstance(part := pod.get(key), dict) else {} for key in ("metadata", "spec"))
+        node = spec.get("nodeName")
         if not isinstance(node, str) or not node:
             return None
-        return PodPart(node, f"{named.get('namespace')}/{named.get('name')}", 1)
+        return PodPart(node, f"{metadata.get('namespace')}/{metadata.get('name')}", 1)
     if run is None or run.outcome is not None:
         return None
+    checkpointed_at = None if run.checkpointed_ms is None else _instant(run.checkpointed_ms)
     return PodPart(
-        run.node,
-        run.job,
-        run.gpus,
-        _instant(run.started_ms),
-        None if run.checkpointed_ms is None else _instant(run.checkpointed_ms),
-        ends_at(pod, keys),
-        keys.checkpoint in annotations_of(pod),
-        run.namespace,
-        run.claims,
-    )
+        run.node, run.job, run.gpus, _instant(run.started_ms), checkpointed_at, ends_at(pod, keys),
+        keys.checkpoint in annotations_of(pod), run.namespace, run.claims,
+    )  # fmt: skip
 
 
 def jobs_of(parts: Iterable[PodPart]) -> dict[str, dict[str, JobView]]:
@@ -178,8 +168,7 @@ class ClaimCounts:
             return
         try:
             if self._version is None:
-                offered = offered_versions(self._api.read(_GROUP))
-                self._version = next((version for version in CLAIM_VERSIONS if version in offered), None)
+                self._version = next((v for v in CLAIM_VERSIONS if self._api.read(f"{_GROUP}/{v}") is not None), None)
             if self._version is not None:
                 path = f"{_GROUP}/{self._version}/resourceclaims"
                 self._held = dict(self._api.listing(path, {}, _PAGE, self._view))
@@ -206,8 +195,3 @@ class ClaimCounts:
             return (metadata["namespace"], metadata["name"]), gpus_of(raw, self._rules)
         except (KeyError, TypeError, AttributeError):
             return None
-
-
-def offered_versions(group: Object | None) -> set[str]:
-    """Return the versions of an API group that a server offers."""
-    return {str(each.get("version")) for each in (group or {}).get("versions") or () if isinstance(each, dict)}

@@ -98,9 +98,7 @@ class KubernetesScheduler:
     def revalidate(self, node: str) -> NodeReading | None:
         """Read one node again; its pods are never older than those of the last listing."""
         snapshot = self._read(node)
-        if snapshot is None:
-            return None
-        return snapshot.with_jobs(self._jobs_on(node))
+        return None if snapshot is None else snapshot.with_jobs(self._jobs_on(node))
 
     def as_we_left(self, node: str) -> NodeReading | None:
         """Return a node as the last write here left it, once per write; a patch is refused where it changed since."""
@@ -194,9 +192,7 @@ class KubernetesScheduler:
 
     def announcing(self, signals: Sequence[NodeSignal], *, new: bool) -> tuple[Write, ...]:
         """Return the device taints that would be set and removed; reads only."""
-        if self._device_taints is None:
-            return ()
-        return self._device_taints.preview(signals, new=new)
+        return () if self._device_taints is None else self._device_taints.preview(signals, new=new)
 
     def read_switches(self) -> Switches:
         """Read the switches, annotations of the ConfigMap of the state."""
@@ -207,13 +203,11 @@ class KubernetesScheduler:
         return self._jobs.get(part.name, part)
 
     def _nodes(self) -> list[NodeSnapshot]:
-        found = self._listed({"labelSelector": self.settings.selector} if self.settings.selector else {})
-        if self.settings.selector:
-            # what carries our marks is never passed over, also where it is selected no more
-            names = {each.node_object.name for each in found}
-            marked = self._listed({"labelSelector": self.keys.tier})
-            found += [each for each in marked if each.node_object.name not in names]
-        return found
+        if not self.settings.selector:
+            return self._listed({})
+        # a node with predrain's marks is never passed over, also where it is selected no more
+        marked, selected = (self._listed({"labelSelector": each}) for each in (self.keys.tier, self.settings.selector))
+        return list({snapshot.node_object.name: snapshot for snapshot in (*marked, *selected)}.values())
 
     def _listed(self, params: Mapping[str, str]) -> list[NodeSnapshot]:
         def view(raw: Mapping[str, Any]) -> NodeSnapshot | None:
@@ -268,9 +262,8 @@ class KubernetesScheduler:
     def _known(self, node: str, version: str) -> NodeSnapshot | None:
         """Return the node that was read or written last, if it is this one in this version."""
         newest = self._newest
-        if newest is None or (newest.node_object.name, newest.reading.version) != (node, version):
-            return None
-        return newest
+        same = newest is not None and (newest.node_object.name, newest.reading.version) == (node, version)
+        return newest if same else None
 
     def _conflict(self, snapshot: NodeSnapshot, expected: Precondition) -> str | None:
         if not snapshot.reading.view.readable:
@@ -280,7 +273,7 @@ class KubernetesScheduler:
         if snapshot.reading.boot_id != expected.boot_id:
             return "it booted since"
         if snapshot.reading.view.marks.level != expected.marks.level:
-            return "other marks of ours stand on it than expected"
+            return "it carries other predrain marks than expected"
         return None
 
     def _patch(self, path: str, patch: Object) -> Response:

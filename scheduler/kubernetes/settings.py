@@ -30,7 +30,7 @@ class KubernetesSettings:
     ``node_page_size``, ``pod_page_size``: objects a page of a listing; one page at a time is held as JSON.
     ``diagnostic_job``: manifest of a Job that checks an emptied node, for ``evacuation.verification``.
     ``eviction_scope``: whether a node is empty when only pods of daemon sets and mirrors are left, or none with GPUs.
-    ``evict_unmanaged``, ``evict_local_data``: pods go that nobody would start elsewhere, or whose ``emptyDir`` on
+    ``evict_unmanaged``, ``evict_local_data``: pods go that no controller restarts elsewhere, or whose ``emptyDir`` on
     disk is lost with them.
     """
 
@@ -88,14 +88,9 @@ class KubernetesSettings:
     @property
     def limits(self) -> ClientLimits:
         """Bounds of the client's requests."""
-        return ClientLimits(
-            self.requests_per_second,
-            self.burst,
-            self.connect_timeout.total_seconds(),
-            self.request_timeout.total_seconds(),
-            self.retry_timeout.total_seconds(),
-            attempts=None,
-        )
+        timeouts = (self.connect_timeout, self.request_timeout, self.retry_timeout)
+        connect_s, read_s, retry_s = (timeout.total_seconds() for timeout in timeouts)
+        return ClientLimits(self.requests_per_second, self.burst, connect_s, read_s, retry_s, attempts=None)
 
     @property
     def rules(self) -> KubernetesRules:

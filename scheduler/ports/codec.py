@@ -135,11 +135,13 @@ def _object(kind: type, value: Any, where: str) -> Any:
 
 def _scalar(kind: Any, value: Any, where: str) -> Any:
     if kind is datetime:
-        when = instant(value)
-        _checked(value, when is not None, where, "a time with a zone")
+        _checked(value, (when := instant(value)) is not None, where, "a time with a zone")
         return when
     if kind is timedelta:
-        return _duration(value, where)
+        try:
+            return parse_duration(value)
+        except ValueError:
+            raise ValueError(f"{where} is {value!r}: expected a duration such as 6h") from None
     if isinstance(kind, type) and issubclass(kind, IntEnum):
         names = [level.name.lower() for level in kind]
         return kind[_checked(value, value in names, where, f"one of {', '.join(names)}").upper()]
@@ -150,13 +152,6 @@ def _scalar(kind: Any, value: Any, where: str) -> Any:
         return value
     exact = isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
     return _checked(value, exact, where, f"a value of type {kind.__name__}")
-
-
-def _duration(value: Any, where: str) -> timedelta:
-    try:
-        return parse_duration(value)
-    except ValueError:
-        raise ValueError(f"{where} is {value!r}: expected a duration such as 6h") from None
 
 
 def _checked(value: Any, good: bool, where: str, wanted: str) -> Any:

@@ -12,4 +12,4 @@ class SourceError(Exception):
 
 
 class LedgerError(Exception):
-    """The ledger could not be written: nothing new may be done, for nobody could tell later why."""
+    """The ledger could not be written: nothing new may be done, for no record could explain it."""

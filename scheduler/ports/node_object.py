@@ -1,4 +1,4 @@
-"""A node as labels, annotations and taints, with what of it is ours: how it is read, what each action makes of it."""
+"""A node as labels, annotations and taints: how predrain's marks are read, and what each action changes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from scheduler.ports.readings import Write
 Effect = Literal["PreferNoSchedule", "NoSchedule", "NoExecute"]
 
 WRITER: Final = "predrain"
-"""As whom we write: the field manager of our patches."""
+"""The field manager of predrain's patches."""
 
 _LONGEST_REASONS = 3
 _NEVER = datetime(1970, 1, 1, tzinfo=UTC)
@@ -37,7 +37,7 @@ FOREIGN_OWNER_TAINTS: Mapping[str, str] = {"karpenter.sh/disrupted": "Karpenter"
 
 @dataclass(frozen=True, slots=True)
 class Taint:
-    """A taint; ours are known by key and effect."""
+    """A taint, known by key and effect."""
 
     key: str
     value: str
@@ -48,9 +48,9 @@ class Taint:
 class NodeObject:
     """What of a node can be written.
 
-    ``cordoner``: who set that; None: nobody did, or it is not told.
-    ``tells_cordoner``: whether the scheduler tells who set it. Where it does not, a cordon of ours that somebody undid
-    and set anew for reasons of his own would look like ours.
+    ``cordoner``: who cordoned it; None: it is not cordoned, or not known.
+    ``tells_cordoner``: whether the scheduler reports who did. Where it does not, a cordon that a person set after
+    predrain's was undone would look like predrain's.
     """
 
     name: str
@@ -63,25 +63,25 @@ class NodeObject:
 
 
 class Keys:
-    """The names under which we write."""
+    """The names under which predrain writes."""
 
     def __init__(self, prefix: str = "predrain.io") -> None:
         self.taint = f"{prefix}/at-risk"  # of both taints, which differ by their effect
         self.tier = f"{prefix}/risk-tier"  # label
         self.prediction = f"{prefix}/prediction"  # annotation: tier, risk, end and reasons
-        # annotation: what we put on the node, since when and until when; it tells who took it off
+        # annotation: what was put on the node, since when and until when: by it a removal by a person is recognised
         self.applied = f"{prefix}/applied-taints"
         self.drain = f"{prefix}/drain"  # annotation: when a drain began
-        # annotation: that we cordoned the node, since when, and how it was before
+        # annotation: that predrain cordoned the node, since when, and how it was before
         self.cordon = f"{prefix}/cordoned-by-us"
-        self.managed = f"{prefix}/managed"  # label or annotation by which a person keeps us off (``false``)
+        self.managed = f"{prefix}/managed"  # label or annotation by which a person keeps predrain off (``false``)
 
     def owns(self, taint: Taint) -> bool:
-        """Tell whether a taint is one of ours."""
+        """Whether a taint is predrain's."""
         return taint.key == self.taint and taint.effect in ("PreferNoSchedule", "NoSchedule")
 
     def cordoned(self, node: NodeObject) -> bool:
-        """Tell whether a node is cordoned, and by us: we said so, and nobody cordoned it anew since."""
+        """Whether predrain cordoned a node, and no other client cordoned it since."""
         return node.unschedulable and self.cordon in node.annotations and node.cordoner == WRITER
 
 
@@ -93,40 +93,31 @@ class _Applied:
 
 
 def view_of(node: NodeObject, base: NodeView, keys: Keys, now: datetime) -> NodeView:
-    """See a node as the policy does.
+    """Return a node as the policy sees it.
 
-    ``base``: what is known of it besides: cluster, group, units, jobs, whether it is down.
-    Returns: ``undone`` where what we put on it is gone before its time: only a person, or a tool on a person's behalf,
-    takes our marks off. ``uncordoned`` where that is our cordon.
+    ``base``: what is known of it otherwise: cluster, group, units, jobs, whether it is down.
+    Returns: ``undone`` where a mark is gone before its time: only a person, or a tool on a person's behalf, removes
+    one. ``uncordoned`` where that is the cordon.
     """
     marks = marks_of(node, keys, now)
     applied = _applied(node, keys)
-    uncordoned = keys.cordon in node.annotations and not keys.cordoned(node)
-    undone = (
-        applied is not None
-        and applied.level >= Level.SOFT
-        and (marks.level < applied.level or uncordoned)
-        and now < applied.until
-    )
+    own_cordon = keys.cordoned(node)
+    uncordoned = keys.cordon in node.annotations and not own_cordon
+    foreign_cordon = "a person or tool (it is unschedulable)" if node.unschedulable and not own_cordon else None
+    undone = applied is not None and applied.level >= Level.SOFT and now < applied.until
+    undone = undone and applied is not None and (marks.level < applied.level or uncordoned)
     return replace(
-        base,
-        name=node.name,
-        marks=marks,
-        opt_out=base.opt_out or _opt_out(node, keys),
-        owner=base.owner or _owner(node),
-        cordoned_by=base.cordoned_by
-        or ("a person or tool (it is unschedulable)" if node.unschedulable and not keys.cordoned(node) else None),
-        undone=base.undone or undone,
-        uncordoned=base.uncordoned or uncordoned,
-    )
+        base, name=node.name, marks=marks, opt_out=base.opt_out or _opt_out(node, keys),
+        owner=base.owner or _owner(node), cordoned_by=base.cordoned_by or foreign_cordon,
+        undone=base.undone or undone, uncordoned=base.uncordoned or uncordoned,
+    )  # fmt: skip
 
 
 def marks_of(node: NodeObject, keys: Keys, now: datetime) -> Marks:
-    """Read what of ours stands on a node.
+    """Read predrain's marks on a node.
 
-    Returns: a prediction that cannot be read counts as expired, and so does what is left where there is none any more.
-    A drain whose taint somebody took off has been called off with it. Where a hard mark stands and its beginning cannot
-    be read, it began now: a rate limit then counts it once more rather than not at all.
+    A prediction that cannot be read counts as expired, and so do marks without one. A drain is called off with its
+    taint. A hard mark whose beginning cannot be read began now: a rate limit counts it once more rather than never.
     """
     effects = {taint.effect for taint in node.taints if keys.owns(taint)}
     tainted = "NoSchedule" in effects
@@ -142,11 +133,10 @@ def marks_of(node: NodeObject, keys: Keys, now: datetime) -> Marks:
 
 
 def after(action: Action, node: NodeObject, keys: Keys, now: datetime, *, cordon: bool = False) -> NodeObject:
-    """Give what a node is after an action; the same node where nothing is to be changed.
+    """Return what a node is after an action, changed in predrain's marks only; the same node where nothing changes.
 
-    ``cordon``: whether a hard mark cordons the node besides, where it is told who cordons. One that is cordoned already
-    is somebody else's, and stays his.
-    Returns: changed in what is ours only.
+    ``cordon``: whether a hard mark cordons the node too, where the scheduler reports who cordons; not one that is
+    cordoned already.
     """
     if action.verb == "release":
         return _released(action, node, keys)
@@ -167,11 +157,9 @@ def after(action: Action, node: NodeObject, keys: Keys, now: datetime, *, cordon
         annotations.pop(keys.drain, None)  # of a drain that was called off
         if cordon and node.tells_cordoner and not node.unschedulable:
             unschedulable, cordoner = True, WRITER
-            annotations[keys.cordon] = json.dumps(
-                {"earlier": "schedulable", "since": now.astimezone(UTC).isoformat()}, sort_keys=True
-            )
+            annotations[keys.cordon] = json.dumps({"earlier": "schedulable", "since": plain_of(now)})
     if action.verb == "drain" and not standing.drained:
-        annotations[keys.drain] = now.astimezone(UTC).isoformat()
+        annotations[keys.drain] = plain_of(now)
     if (tuple(taints), annotations) == (node.taints, dict(node.annotations)):
         return node
     level = max(standing.level, action.to)
@@ -182,12 +170,8 @@ def after(action: Action, node: NodeObject, keys: Keys, now: datetime, *, cordon
 
 def _released(action: Action, node: NodeObject, keys: Keys) -> NodeObject:
     annotations, labels = dict(node.annotations), dict(node.labels)
-    gone: set[str] = set()
-    if action.to < Level.TAINTED:
-        gone.add("NoSchedule")
-    if action.to < Level.SOFT:
-        gone.add("PreferNoSchedule")
-    taints = tuple(taint for taint in node.taints if not (keys.owns(taint) and taint.effect in gone))
+    kept = {"NoSchedule": action.to >= Level.TAINTED, "PreferNoSchedule": action.to >= Level.SOFT}
+    taints = tuple(taint for taint in node.taints if not keys.owns(taint) or kept[taint.effect])
     if action.to < Level.DRAINED:
         annotations.pop(keys.drain, None)
     if action.to < Level.PUBLISHED:
@@ -199,41 +183,34 @@ def _released(action: Action, node: NodeObject, keys: Keys) -> NodeObject:
         if keys.cordoned(node):
             then = replace(then, unschedulable=False, cordoner=None)
         elif applied is not None and action.to is Level.PUBLISHED:
-            return then  # a person undid it: what we put on is remembered until it would have ended
-    if applied is None or applied.level <= action.to:
-        if action.to < Level.SOFT:
-            annotations.pop(keys.applied, None)
-        return then
-    left = marks_of(then, keys, applied.until).level
+            return then  # a person undid it: the mark is remembered until it would have ended
+    left = action.to if applied is None or applied.level <= action.to else marks_of(then, keys, applied.until).level
     if left < Level.SOFT:
         annotations.pop(keys.applied, None)
-    else:
+    elif applied is not None and applied.level > action.to:
         since = applied.since if left.hard else None
         annotations[keys.applied] = _applied_text(_Applied(left, applied.until, since))
     return then
 
 
 def writes_between(before: NodeObject, then: NodeObject) -> tuple[Write, ...]:
-    """Give each change from one state of a node to another, in a fixed order."""
+    """Return each change from one state of a node to another, in a fixed order."""
     target = f"node {before.name}"
     writes: list[Write] = []
-    for kind, old, new in (
-        ("labels", before.labels, then.labels),
-        ("annotations", before.annotations, then.annotations),
-    ):
-        for key in sorted({*old, *new}):
-            if old.get(key) != new.get(key):
-                writes.append(Write(target, f"metadata.{kind}[{key}]", old.get(key), new.get(key)))
+    for kind in ("labels", "annotations"):
+        old, new = getattr(before, kind), getattr(then, kind)
+        changed = sorted(key for key in {*old, *new} if old.get(key) != new.get(key))
+        writes += [Write(target, f"metadata.{kind}[{key}]", old.get(key), new.get(key)) for key in changed]
     if before.unschedulable != then.unschedulable:
-        said = ["true" if each.unschedulable else None for each in (before, then)]
-        writes.append(Write(target, "spec.unschedulable", *said))
+        values = ["true" if node.unschedulable else None for node in (before, then)]
+        writes.append(Write(target, "spec.unschedulable", *values))
     if before.taints != then.taints:
         writes.append(Write(target, "spec.taints", _taint_text(before), _taint_text(then)))
     return tuple(writes)
 
 
 def _taint_text(node: NodeObject) -> str | None:
-    return ", ".join(f"{each.key}={each.value}:{each.effect}" for each in node.taints) or None
+    return ", ".join(f"{taint.key}={taint.value}:{taint.effect}" for taint in node.taints) or None
 
 
 def _opt_out(node: NodeObject, keys: Keys) -> str | None:
@@ -247,16 +224,13 @@ def _owner(node: NodeObject) -> str | None:
     for key, name in FOREIGN_OWNERS.items():
         if key in node.labels or key in node.annotations:
             return name
-    return next((FOREIGN_OWNER_TAINTS[each.key] for each in node.taints if each.key in FOREIGN_OWNER_TAINTS), None)
+    owners = (FOREIGN_OWNER_TAINTS.get(taint.key) for taint in node.taints)
+    return next((owner for owner in owners if owner is not None), None)
 
 
 def _prediction(action: Action, end: datetime) -> str:
-    content = {
-        "tier": action.tier,
-        "risk": None if action.risk is None else round(action.risk, 6),
-        "expires_at": end.astimezone(UTC).isoformat(),
-        "reasons": list(action.reasons[:_LONGEST_REASONS]),
-    }
+    risk, reasons = None if action.risk is None else round(action.risk, 6), list(action.reasons[:_LONGEST_REASONS])
+    content = {"tier": action.tier, "risk": risk, "expires_at": plain_of(end), "reasons": reasons}
     return json.dumps(content, ensure_ascii=False, sort_keys=True)
 
 
@@ -280,7 +254,7 @@ def _applied_text(applied: _Applied) -> str:
 def _applied(node: NodeObject, keys: Keys) -> _Applied | None:
     content = json_object(node.annotations.get(keys.applied))
     until, name = instant(content.get("until")), content.get("level")
-    names = {each.name.lower(): each for each in Level}
+    names = {level.name.lower(): level for level in Level}
     if until is None or name not in names:
         return None
     return _Applied(names[name], until, instant(content.get("since")))

@@ -38,45 +38,41 @@ class FactSource(Protocol):
         """Give the facts known at ``now``, by unit; raises ``SourceError`` if they cannot be read."""
 
     def outcomes(self, alerts: Sequence[Alert], now: datetime) -> Sequence[Outcome]:
-        """Judge earlier alerts by what is known at ``now``; those of which nothing can be said are left out.
+        """Judge earlier alerts by what is known at ``now``; undecided ones are left out.
 
-        Raises ``SourceError`` if what happened cannot be read: then nothing is judged, for silence would look like
-        health.
+        Raises ``SourceError`` if events cannot be read: nothing is judged then, for silence would look like health.
         """
 
 
 class SchedulerAdapter(Protocol):
-    """A scheduler. Every write may be repeated: what stands already is answered by ``already``.
+    """A scheduler. Every write may be repeated.
 
-    A write never raises for what the scheduler says; it answers. A read raises ``SchedulerError``.
+    A write never raises for what the scheduler reports; it answers. A read raises ``SchedulerError``.
     """
 
     def read_fleet(self) -> FleetReading:
         """List all nodes and the switches, from the scheduler itself."""
 
     def revalidate(self, node: str) -> NodeReading | None:
-        """Read one node anew, from the scheduler itself; None: there is no such node."""
+        """Read one node again, from the scheduler itself; None: there is no such node."""
 
     def preview(self, actions: Sequence[Action], reading: NodeReading) -> tuple[tuple[Write, ...], ...]:
-        """Give what :meth:`apply` would write for each of some actions on one node, one after another; writes nothing.
-
-        Nothing to write means that what is asked for stands already.
-        """
+        """Return what :meth:`apply` would write for each of some actions on one node, one after another."""
 
     def apply(self, action: Action, precondition: Precondition) -> Answer:
         """Carry out an action on a node that is still as the precondition says; else answer ``conflict``."""
 
     def load_state(self) -> StoredState:
-        """Read the safety state that is kept in the scheduler."""
+        """Read the safety state that is stored in the scheduler."""
 
     def save_state(self, text: str, version: str) -> Answer:
         """Replace the safety state, if it still has this version; the answer holds the new one."""
 
     def read_switches(self) -> Switches:
-        """Read what a person told the controller, for it may have been told since the fleet was read."""
+        """Read the operator's switches, which may have been set since the fleet was read."""
 
     def set_switches(self, switches: Switches) -> Answer:
-        """Set what a person told the controller."""
+        """Set the operator's switches."""
 
     def hold_lease(self, holder: str, lasts: timedelta) -> datetime | None:
         """Take the lease, or prolong one's own.
@@ -85,7 +81,7 @@ class SchedulerAdapter(Protocol):
         """
 
     def drop_lease(self, holder: str) -> None:
-        """Give the lease back, if it is held; a failure is passed over, for it ends by itself."""
+        """Release the lease, if it is held; a failure is ignored, for it ends by itself."""
 
 
 @runtime_checkable
@@ -93,24 +89,21 @@ class Fenced(Protocol):
     """A scheduler that itself refuses a write to a node that is not exactly as it was read (a conflict)."""
 
     def as_we_left(self, node: str) -> NodeReading | None:
-        """Give a node as the answer to our last write in this round showed it, once, with what runs on it read anew.
+        """Return a node as the answer to the last write of this round showed it, once, with its jobs as they are now.
 
-        It saves reading the node between two writes of our own: a third of the time of a burst of taints. None: there
-        was no such write. Raises ``SchedulerError`` if what runs on it cannot be read.
+        It saves reading the node between two own writes: a third of the time of a burst of taints. None: there was no
+        such write. Raises ``SchedulerError`` if its jobs cannot be read.
         """
         ...
 
 
 class LeaseLostError(Exception):
-    """Another replica is active, or nobody knows: nothing more may be written."""
+    """Another replica is active, or it is not known: nothing more may be written."""
 
 
 @dataclass(slots=True)
 class Lease:
-    """The right to write, as this process holds it.
-
-    ``until``: None: not held.
-    """
+    """The right to write, as this process holds it; ``until`` None: not held."""
 
     scheduler: SchedulerAdapter
     clock: Clock
@@ -119,19 +112,13 @@ class Lease:
     until: datetime | None = None
 
     def take(self) -> bool:
-        """Take or prolong it; False: another replica holds it.
-
-        Raises ``SchedulerError`` if it is not known.
-        """
+        """Take or prolong it; False: another replica holds it. Raises ``SchedulerError`` if it is not known."""
         self.until = None
         self.until = self.scheduler.hold_lease(self.holder, self.lasts)
         return self.until is not None
 
     def hold(self) -> datetime:
-        """Give its end, prolonged where half of it is over.
-
-        Raises ``LeaseLostError`` if it is not held any more, or it is not known whether it is.
-        """
+        """Return its end, prolonged where half of it is over; raises ``LeaseLostError`` if it may not be held."""
         try:
             if self.until is None or self.until - self.clock.now() < self.lasts / 2:
                 self.take()
@@ -144,34 +131,34 @@ class Lease:
 
 @runtime_checkable
 class Upkeep(Protocol):
-    """What some schedulers' marks need between decisions."""
+    """A scheduler whose marks need care between decisions."""
 
     def upkeep(self, holder: str, until: datetime) -> tuple[Write, ...]:
-        """Put back, under the lease, what the scheduler lost of marks that stand; never what a person took off."""
+        """Restore, under the lease, what the scheduler lost of current marks; never what a person removed."""
 
 
 @runtime_checkable
 class Announcing(Protocol):
-    """A scheduler that has further ways to say what stands on its nodes. Nothing rests on them."""
+    """A scheduler with further signals of the marks on its nodes, on which no decision rests."""
 
     def announcing(self, signals: Sequence[NodeSignal], *, new: bool) -> tuple[Write, ...]:
-        """Give what :meth:`announce` would write; nothing is."""
+        """Return what :meth:`announce` would write."""
 
     def announce(self, signals: Sequence[NodeSignal], holder: str, until: datetime, *, new: bool) -> tuple[str, ...]:
-        """Make the other ways say, under the lease, what stands, and no more of what stands no longer.
+        """Write the further signals of current marks under the lease, and remove those of former ones.
 
-        ``new``: whether anything new may be said; what is over is taken off in any case.
-        Returns: what was done, and what could not be, in words.
+        ``new``: whether new ones may be written; former ones are removed in any case.
+        Returns: messages about what was done, and what could not be.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class NodeSignal:
-    """A node that carries marks of ours.
+    """A node that carries predrain's marks.
 
-    ``level``: what stands, as the scheduler has confirmed it.
-    ``until``: until when what it rests on holds; aware.
-    ``units``: the GPUs that it is due to, the weightiest first; none: nothing is remembered of it.
+    ``level``: as the scheduler has confirmed it.
+    ``until``: when the prediction behind it expires; aware.
+    ``units``: the GPUs that it is due to, the weightiest first; none: not known any more.
     """
 
     node: str
@@ -186,10 +173,7 @@ class NodeSignal:
 def signals_of(
     plan: Plan, views: Iterable[NodeView], levels: Mapping[str, Level], policy: PolicyConfig
 ) -> tuple[NodeSignal, ...]:
-    """Give what stands on each node that carries anything of ours.
-
-    ``levels``: what of ours stands on each node now.
-    """
+    """Return a signal for each node that carries predrain's marks, by the current ``levels``."""
     made = []
     for view in views:
         level, decision = levels.get(view.name, Level.NONE), plan.nodes.get(view.name)
@@ -200,11 +184,9 @@ def signals_of(
         hits = rule_hits(view, policy.rules, plan.now)
         units = dict.fromkeys(
             [hit.unit for hit in hits if hit.rule.tier == decision.tier]
-            + [each.unit for each in sorted(support, key=lambda each: -each.risk)]
+            + [score.unit for score in sorted(support, key=lambda score: -score.risk)]
         )
-        made.append(
-            NodeSignal(
-                view.name, decision.tier, level, decision.risk, decision.expires_at, tuple(units), decision.reasons
-            )
-        )
-    return tuple(sorted(made, key=lambda each: each.node))
+        made.append(NodeSignal(
+            view.name, decision.tier, level, decision.risk, decision.expires_at, tuple(units), decision.reasons,
+        ))  # fmt: skip
+    return tuple(sorted(made, key=lambda signal: signal.node))

@@ -26,10 +26,10 @@ class NodeReading:
 
 @dataclass(frozen=True, slots=True)
 class Switches:
-    """What a person told the controller, kept in the scheduler so that every replica sees it.
+    """What the operator told the controller, stored in the scheduler so that every replica sees it.
 
-    ``kill``: nothing new anywhere; only what was given back is given back.
-    ``release_all``: everything of ours is taken off, and nothing put on.
+    ``kill``: no new marks anywhere; releases go on.
+    ``release_all``: all of predrain's marks are removed, and none is set.
     ``reset_breaker_at``: when the breaker was last closed by hand; aware.
     """
 
@@ -55,10 +55,9 @@ class FleetReading:
 
 @dataclass(frozen=True, slots=True)
 class StoredState:
-    """The safety state as it is kept in the scheduler.
+    """A text as it is stored in the scheduler; None: there is none yet.
 
-    ``text``: as :func:`scheduler.ports.stored_state.packed` writes it; None: there is none yet.
-    ``version``: to be given with the next write, which fails if somebody else wrote in between.
+    ``version``: to be given with the next write, which fails if another process wrote in between.
     """
 
     text: str | None
@@ -85,11 +84,8 @@ class Write:
     @property
     def words(self) -> str:
         """The change in one line."""
-        return f"{self.target}: {self.path}: {_shown(self.before)} -> {_shown(self.after)}"
-
-
-def _shown(text: str | None) -> str:
-    return "(none)" if text is None else text
+        before, after = ("(none)" if text is None else text for text in (self.before, self.after))
+        return f"{self.target}: {self.path}: {before} -> {after}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +94,8 @@ class Precondition:
 
     ``version``: of the node as it was re-read just before: Kubernetes' resourceVersion; for Slurm, which has none, a
     digest of state, reason and the time of the reason.
-    ``boot_id``: a node that booted anew is another node.
-    ``marks``: what of ours stood on it.
+    ``boot_id``: a node that booted since is another node.
+    ``marks``: predrain's marks on it.
     ``holder``: who holds the lease; an adapter that can, lets the scheduler compare.
     ``until``: the write must have been sent by then: the end of the lease. Aware.
     """
@@ -113,14 +109,14 @@ class Precondition:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came of a write, or of a call about a workload or a diagnostic.
+    """The outcome of a write, or of a call about a workload or a diagnostic.
 
-    ``kind``: ``done``: written or accepted (an eviction that is accepted is not yet a workload that is gone: only a
-    listing tells); ``already``: it stood so before; ``blocked``: not now, perhaps later (a disruption budget:
-    Kubernetes' 429 to an eviction); ``conflict``: somebody else wrote in between, or the name is there with another
-    uid; ``timeout``: no answer, and nobody knows whether it was done; ``refused``: the scheduler will not (rights, a
-    quota, a fault of its own); ``gone``: there is no such node or workload. Only ``done`` and ``timeout`` may
-    have changed anything.
+    ``kind``: ``done``: written or accepted (an accepted eviction is not yet a workload that is gone: only a listing
+    shows that); ``already``: no change was needed; ``blocked``: not now, perhaps later (a disruption budget:
+    Kubernetes' 429 to an eviction); ``conflict``: another client wrote in between, or the name has another uid;
+    ``timeout``: no answer, so that it is not known whether it was done; ``refused``: by the scheduler (rights, a
+    quota, a fault of its own); ``gone``: there is no such node or workload. Only ``done`` and ``timeout`` may have
+    changed anything.
     ``version``: of what was written to, afterwards.
     ``again_at``: not before this, where the scheduler said so (``Retry-After``); aware.
     """
@@ -133,15 +129,15 @@ class Answer:
 
     @property
     def confirmed(self) -> bool:
-        """Whether what was asked for stands now."""
+        """Whether the request is fulfilled now."""
         return self.kind in ("done", "already")
 
 
 def stands(action: Action, marks: Marks) -> bool:
-    """Tell whether what an action asks for stands on a node."""
+    """Whether a node carries the marks that an action asks for."""
     if action.verb == "release":
         return marks.level <= action.to
     if action.verb == "publish":
-        found = marks.published
-        return found is not None and (found.tier, found.expires_at) == (action.tier, action.expires_at)
+        published = marks.published
+        return published is not None and (published.tier, published.expires_at) == (action.tier, action.expires_at)
     return {"soft_taint": marks.soft, "taint": marks.tainted, "drain": marks.drained}[action.verb]

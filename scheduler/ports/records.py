@@ -76,37 +76,28 @@ class Settled:
 
 
 def digest_of(plan: Plan) -> str:
-    """Give what a decision comes to in substance, without times and numbers that change with each round.
+    """Return a digest of a decision's substance, without times and numbers that change with each round.
 
-    Two rounds with the same digest and nothing to do differ in nothing that a person would look for. What is said of
-    the fleet has a digest of its own behind the other, see :func:`tells_anew`.
+    The messages about the fleet have a digest of their own behind the other, see :func:`is_worth_recording`.
     """
-    plain = plain_of(
-        {
-            "nodes": {
-                name: (each.tier, each.wanted, each.target, len(each.rules), each.held_out)
-                for name, each in plan.nodes.items()
-            },
-            "over": tuple(sorted(plan.over_budget)),
-            "open": tuple(sorted(plan.open_causes)),
-            "stages": {name: each.stage for name, each in plan.stages.items()},
-        }
-    )
-    return f"{_sha256(plain)}:{_sha256(plan.reasons)}"
+    nodes = {
+        name: (node.tier, node.wanted, node.target, len(node.rules), node.held_out) for name, node in plan.nodes.items()
+    }
+    stages = {name: state.stage for name, state in plan.stages.items()}
+    substance = {"nodes": nodes, "over": sorted(plan.over_budget), "open": sorted(plan.open_causes), "stages": stages}
+    return f"{_sha256(plain_of(substance))}:{_sha256(plan.reasons)}"
 
 
-def tells_anew(plan: Plan, last: str | None) -> bool:
-    """Tell whether a decision is worth a record, given the digest of the one recorded last.
+def is_worth_recording(plan: Plan, last: str | None) -> bool:
+    """Whether a decision is worth a record, given the digest of the one recorded last.
 
-    It is where something is to be done, an alert begins or the substance is another; and where something is said of the
-    fleet that was not said then. A switch that stays set is said in each round, and that nothing is said any more is
-    not worth a record.
+    It is if there are actions, an alert begins, the substance is another, or there is a new message about the fleet.
     """
     if plan.actions or plan.alerts or last is None:
         return True
-    substance, _, said = digest_of(plan).partition(":")
-    before, _, said_before = last.partition(":")
-    return substance != before or (bool(plan.reasons) and said != said_before)
+    substance, _, messages = digest_of(plan).partition(":")
+    last_substance, _, last_messages = last.partition(":")
+    return substance != last_substance or (bool(plan.reasons) and messages != last_messages)
 
 
 def _sha256(plain: Any) -> str:

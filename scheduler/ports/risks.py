@@ -16,15 +16,13 @@ from policy.tiers import ChosenThresholds
 class Risks:
     """The scores of one decision time.
 
-    ``nodes``: by node, with scores and without facts. A score that has expired is among them: the policy says so in its
-    reasons, and makes nothing else of it.
+    ``nodes``: by node, with scores and without facts, expired ones too: the policy names them in its reasons.
     ``decided_at``: the decision time, aware; None: nothing was scored yet.
     ``model_fitted_at``: until when the model's training data reach.
     ``drift``: alarms of the drift watch.
-    ``tiers``: by what the scores were given their tiers; None: they do not say.
+    ``tiers``: the thresholds behind the scores' tiers; None: not stated.
     ``horizon``: what a score looks ahead.
-    ``refused``: records that were not used, with why. Their units are among the nodes without a score where they name
-    any.
+    ``refused``: records that were not used, with why. The units that they name are among the nodes, without a score.
     """
 
     nodes: Mapping[str, tuple[UnitView, ...]] = field(default_factory=dict)
@@ -42,10 +40,7 @@ NO_RISKS = Risks()
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What is known of one unit besides its score.
-
-    ``valid_from``: what was scored or seen before is void.
-    """
+    """What is known of one unit in addition to its score; ``valid_from``: earlier scores and facts are void."""
 
     facts: tuple[Fact, ...] = ()
     valid_from: datetime | None = None
@@ -59,23 +54,23 @@ class MemoryRisks:
         self.failure: Exception | None = None
 
     def read(self) -> Risks:
-        """Give what was set, or raise it."""
+        """Return what was set, or raise it."""
         if self.failure is not None:
             raise self.failure
         return self.risks
 
 
 class MemoryFacts:
-    """Facts that are set by hand; empty, they are those of a cluster that reports none. No alert is judged."""
+    """Facts that are set by hand, none at first. No alert is judged."""
 
     def __init__(self) -> None:
         self.facts: dict[str, Facts] = {}
 
     def read(self, now: datetime) -> Mapping[str, Facts]:
-        """Give what was set, but for what lies after ``now``."""
+        """Return what was set, up to ``now``."""
         return {
-            unit: Facts(tuple(fact for fact in each.facts if fact.seen_at <= now), each.valid_from)
-            for unit, each in self.facts.items()
+            unit: Facts(tuple(fact for fact in known.facts if fact.seen_at <= now), known.valid_from)
+            for unit, known in self.facts.items()
         }
 
     def outcomes(self, alerts: Sequence[Alert], now: datetime) -> Sequence[Outcome]:  # noqa: ARG002 - as the port says

@@ -36,7 +36,7 @@ class CheckpointAsk:
 
     ``key``: idempotency key: of one workload (its uid) in one drain; 32 hexadecimal digits.
     ``deadline``: from then on the workload may be evicted without an acknowledgement; aware.
-    ``why``: for whoever reads it: why the node is drained.
+    ``why``: for people: why the node is drained.
     """
 
     key: str
@@ -48,9 +48,9 @@ class CheckpointAsk:
 class CheckpointState:
     """Where a requested checkpoint stands.
 
-    ``kind``: ``acknowledged``: written; ``waiting``: not yet, or not known; ``failed``: the workload says that it
+    ``kind``: ``acknowledged``: written; ``waiting``: not yet, or not known; ``failed``: the workload reports that it
     cannot; ``gone``: the workload is not there any more (or has another uid).
-    ``at``: when it was acknowledged, where that is known; aware.
+    ``at``: when it was acknowledged, if known; aware.
     """
 
     kind: CheckpointKind
@@ -62,7 +62,7 @@ class Workloads(Protocol):
     """What runs on the nodes of a scheduler, and how it is asked to go.
 
     Reads raise :class:`scheduler.ports.errors.SchedulerError`: what cannot be listed wholly is not listed at all, for a
-    missing workload would look like an empty node. Writes never raise for what the scheduler says; they answer.
+    missing workload would look like an empty node. Writes never raise for what the scheduler reports; they answer.
     """
 
     def on_node(self, node: str) -> tuple[Workload, ...]:
@@ -71,12 +71,12 @@ class Workloads(Protocol):
     def ask_checkpoint(self, workload: Workload, ask: CheckpointAsk, fence: Fence) -> Answer:
         """Ask for a checkpoint through the scheduler, where its offer says so.
 
-        Asked again with the same key it writes nothing (``already``) where the scheduler can tell; a signal cannot be
-        told from no signal, and is sent at least once. Only to the uid that is named, else ``conflict``.
+        A repetition with the same key writes nothing (``already``); a signal, of which the scheduler keeps no trace,
+        is sent at least once. Only to the uid that is named, else ``conflict``.
         """
 
     def checkpoint_state(self, workload: Workload, key: str) -> CheckpointState:
-        """Read whether the request with this key was acknowledged; one for another key says nothing of this one."""
+        """Read whether the request with this key was acknowledged."""
 
     def evict(self, workload: Workload, fence: Fence) -> Answer:
         """Ask the scheduler to move the very uid that is named, with its grace time; never by force or past a budget.
@@ -85,10 +85,10 @@ class Workloads(Protocol):
         """
 
     def preview(self, workload: Workload) -> tuple[Write, ...]:
-        """Give what :meth:`evict` would send, for a rehearsal; sends nothing."""
+        """Return what :meth:`evict` would send, for a rehearsal; sends nothing."""
 
     def load_progress(self) -> StoredState:
-        """Read where the evacuations stand, as kept in the scheduler (apart from the controller's safety state)."""
+        """Read the progress of the evacuations, as stored in the scheduler (apart from the safety state)."""
 
     def save_progress(self, text: str, version: str) -> Answer:
         """Replace it, if it still has this version; the answer holds the new one. As ``save_state`` of the adapter."""
@@ -98,9 +98,9 @@ class Workloads(Protocol):
 class DiagnosticResult:
     """Where a diagnostic stands.
 
-    ``kind``: ``passed`` and ``failed``: it ran to its end and says so itself; ``inconclusive``: it ended and says
-    neither (aborted, evicted, no output, an output that does not belong to this node): it frees nothing and labels
-    nothing; ``running``; ``missing``: none of this key is there.
+    ``kind``: ``passed`` and ``failed``: it ran to its end and reports so itself; ``inconclusive``: it ended and reports
+    neither (aborted, evicted, no output, output of another node): no node is freed and no label made of it;
+    ``running``; ``missing``: there is none of this key.
     ``failed_units``: which GPUs failed, as the scores name them; none: not known which.
     """
 
@@ -114,16 +114,13 @@ class Verification(Protocol):
     """A diagnostic on an emptied node, such as ``dcgmi diag``."""
 
     def start(self, node: str, units: Sequence[str], key: str, fence: Fence) -> Answer:
-        """Start it; ``already`` where one of this key was started before, whatever became of it.
-
-        It must be able to run on a node that carries our taint (tolerate it, or be placed on it by name).
-        """
+        """Start it, past predrain's taint; ``already`` where one of this key was started before, with any outcome."""
 
     def result(self, node: str, key: str) -> DiagnosticResult:
         """Read where it stands; raises ``SchedulerError`` if that cannot be read."""
 
     def drop(self, node: str, key: str) -> None:
-        """Stop it where it runs, and clear away what it left; failures are passed over: it ends by itself."""
+        """Stop it and remove what it left; failures are ignored, for it ends by itself."""
 
 
 CheckpointMeans = Literal["scheduler", "webhook", "command"]
@@ -157,7 +154,7 @@ class Workload:
     None: the node is not empty while it is there.
     ``held``: why it may not be moved: an opt-out of its own (``karpenter.sh/do-not-disrupt``), no controller that would
     start it elsewhere, local data, a job that may not be requeued. It is waited for, and never forced. None: it may.
-    ``ending``: it is on its way out already, by whatever hand: nothing more is asked of it.
+    ``ending``: it is being ended already, by any client: nothing more is requested of it.
     ``grace``: its own grace time, which an eviction leaves it; None: not known, or none.
     ``checkpoint``: None: it names no way.
     """
@@ -187,9 +184,9 @@ HookKind = Literal["done", "waiting", "failed", "refused", "timeout"]
 class HookReply:
     """What a hook answered.
 
-    ``kind``: ``done``; ``waiting``: it was understood and is on its way; it is to be asked again with the same key;
-    ``failed``: it says that it cannot; ``refused``: it did not take the request; ``timeout``: nobody knows.
-    ``content``: the JSON object that it answered with; empty where it gave none.
+    ``kind``: ``done``; ``waiting``: accepted, and to be called again with the same key; ``failed``: it reports that it
+    cannot; ``refused``: it did not take the request; ``timeout``: not known.
+    ``content``: the JSON object that it answered with, if any.
     """
 
     kind: HookKind
@@ -198,7 +195,7 @@ class HookReply:
 
 
 class Hook(Protocol):
-    """Something of the operator's that is told things. It may be called from several threads at once."""
+    """A hook of the operator. It may be called from several threads concurrently."""
 
     def tell(self, payload: Mapping[str, Any], key: str) -> HookReply:
-        """Tell it, and give its answer; never raises for what it says. Each repetition has the same ``key``."""
+        """Call it and return its reply; never raises for what it reports. Each repetition has the same ``key``."""

@@ -1,4 +1,4 @@
-"""A job as Slurm tells it, and what its comment says about checkpoints."""
+"""A job as Slurm reports it, and what its comment asks for about checkpoints."""
 
 from __future__ import annotations
 
@@ -29,11 +29,9 @@ _DEADLY: Final = frozenset({"KILL", "STOP", "TSTP", "TTIN", "TTOU"})
 
 @dataclass(frozen=True, slots=True)
 class CheckpointSignal:
-    """The signal on which a job writes a checkpoint.
+    """The signal on which a job writes a checkpoint, ``name`` without ``SIG``.
 
-    ``name``: without ``SIG``.
-    ``batch``: to the batch script alone; else to the job's steps.
-    ``takes``: how long it says it needs.
+    ``batch``: to the batch script alone; else to the job's steps. ``takes``: how long a checkpoint takes.
     """
 
     name: str
@@ -47,8 +45,7 @@ class SlurmJob:
 
     ``number``: Slurm's job id; each running task of an array and each component of a heterogeneous job has its own.
     ``name``: as Slurm writes it: ``123``, ``123_7`` in an array, ``123+1`` in a heterogeneous job.
-    ``leader``: whom a requeue names: the first component of a heterogeneous job, which goes as a whole; else the job
-    itself.
+    ``leader``: the job that a requeue names: the first component of a heterogeneous job, else the job itself.
     ``uid``: of this run of it.
     ``submitted_at``, ``started_at``, ``ends_at``: Aware; ``ends_at`` is the end of its time limit, None without one.
     ``requeue``, ``batch``: whether it may be requeued; whether it is a batch job.
@@ -77,56 +74,53 @@ class SlurmJob:
 
     @property
     def signal(self) -> CheckpointSignal | None:
-        """The signal it asks for in its comment: ``predrain.checkpoint=B:USR1@300``; None: it names none that is one.
+        """The signal that its comment names, as in ``sbatch --signal``: ``predrain.checkpoint=B:USR1@300``; None: none.
 
-        It is written as in ``sbatch --signal``: ``B:`` for the batch script alone, the seconds that it takes after the
-        ``@``. Signals that stop or kill are none.
+        ``B:`` is for the batch script alone; the seconds are what a checkpoint takes. Signals that stop or kill are
+        none.
         """
-        found = _SIGNAL.match(self._tokens().get("checkpoint", ""))
-        if found is None or found["name"] in _DEADLY:
+        match = _SIGNAL.match(self._tokens().get("checkpoint", ""))
+        if match is None or match["name"] in _DEADLY:
             return None
-        takes = None if found["seconds"] is None else timedelta(seconds=int(found["seconds"]))
-        return CheckpointSignal(found["name"], found["batch"] is not None, takes)
+        takes = None if match["seconds"] is None else timedelta(seconds=int(match["seconds"]))
+        return CheckpointSignal(match["name"], match["batch"] is not None, takes)
 
     @property
     def checkpointed_at(self) -> datetime | None:
-        """When it says that it last wrote a checkpoint: ``predrain.checkpointed=EPOCH_SECONDS``."""
+        """When it last wrote a checkpoint, by its comment: ``predrain.checkpointed=EPOCH_SECONDS``."""
         return _epoch(self._tokens().get("checkpointed"))
 
     @property
     def gave_up_at(self) -> datetime | None:
-        """When it says that it could not write one: ``predrain.checkpoint-failed=EPOCH_SECONDS``."""
+        """When it could not write one, by its comment: ``predrain.checkpoint-failed=EPOCH_SECONDS``."""
         return _epoch(self._tokens().get("checkpoint-failed"))
 
     @property
     def stays_by_wish(self) -> bool:
-        """Whether its comment says ``predrain.keep``: it is not requeued."""
+        """Whether its comment has ``predrain.keep``: it is not requeued."""
         return "keep" in self._tokens()
 
     def view(self) -> JobView:
-        """See it as the policy does; the components of a heterogeneous job are one job."""
+        """Return it as the policy sees it; the components of a heterogeneous job are one job."""
         name = str(self.leader) if "+" in self.name else self.name
         return JobView(
             name, max(1, self.gpus), self.started_at, self.checkpointed_at, self.ends_at, self.signal is not None
         )
 
     def _tokens(self) -> dict[str, str]:
-        return {found["name"]: found["value"] or "" for found in _TOKEN.finditer(self.comment)}
+        return {match["name"]: match["value"] or "" for match in _TOKEN.finditer(self.comment)}
 
 
 def job_of(row: Mapping[str, Any], gres: str) -> SlurmJob | None:
-    """Read a job from a report's row; None where it holds no node.
-
-    Raises ``ValueError`` if it cannot be told what it is or where it runs.
-    """
+    """Read a job from a report's row; None: it holds no node. Raises ``ValueError`` if state or number is missing."""
     states = frozenset(states_of(row.get("job_state")))
     if not states:
         raise ValueError(f"job {row.get('job_id')} without a state")
     listed = row.get("nodes")
     if not states & HELD or not isinstance(listed, str) or listed.strip() in ("", "(null)"):
         return None
-    found = number(row.get("job_id"))
-    if not found:
+    job_id = number(row.get("job_id"))
+    if not job_id:
         raise ValueError("a job without a number")
     nodes = tuple(expand_hostlist(listed))
     submitted, started = instant(row.get("submit_time")), instant(row.get("start_time"))
@@ -134,15 +128,15 @@ def job_of(row: Mapping[str, Any], gres: str) -> SlurmJob | None:
     het = number(row.get("het_job_id"))
     comment = " ".join(str(row[key]) for key in ("comment", "extra") if isinstance(row.get(key), str))
     user = str(row.get("user_name") or row.get("user_id") or "")
-    uid = f"{found}.{restarts}.{0 if submitted is None else int(submitted.timestamp())}"
+    uid = f"{job_id}.{restarts}.{0 if submitted is None else int(submitted.timestamp())}"
     return SlurmJob(
-        found, job_name(row), het or found, uid, nodes, states, user, _gpus(row, len(nodes), gres),
+        job_id, job_name(row), het or job_id, uid, nodes, states, user, _gpus(row, len(nodes), gres),
         submitted, started, _end(row, started), row.get("requeue") is True, row.get("batch_flag") is True, comment,
     )  # fmt: skip
 
 
 def views_by_node(jobs: tuple[SlurmJob, ...]) -> dict[str, tuple[JobView, ...]]:
-    """Give the jobs of each node as the policy sees them, the components of a heterogeneous job as one with the sum."""
+    """Return the jobs of each node as the policy sees them, heterogeneous ones with the sum of their components."""
     whole: dict[str, JobView] = {}
     on: dict[str, dict[str, None]] = {}
     for job in jobs:
@@ -162,7 +156,7 @@ def views_by_node(jobs: tuple[SlurmJob, ...]) -> dict[str, tuple[JobView, ...]]:
 def _gpus(row: Mapping[str, Any], nodes: int, gres: str) -> int:
     detail = row.get("gres_detail")
     if isinstance(detail, list) and detail:
-        return sum(count_of(str(each), gres) for each in detail)
+        return sum(count_of(str(resources), gres) for resources in detail)
     return whole_gpus(row, nodes) if gres == "gpu" else 0
 
 

@@ -115,7 +115,7 @@ def _object(text: str) -> dict[str, Any] | None:
 
 
 LONGEST: Final = 240
-_OURS = re.compile(
+_OWN_REASON = re.compile(
     r"predrain: tier=(?P<tier>[a-z]+) risk=(?P<risk>unknown|[0-9.]{1,10}) "
     r"until=(?P<until>\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2}Z)(?P<words>; [^\"\\]+)?"
 )
@@ -123,7 +123,7 @@ _UNSAFE = re.compile(r"[\x00-\x1f\x7f\"\\]+")
 
 
 def reason_for(action: Action, until: datetime) -> str:
-    """Write the reason of an action: tier, risk, end, and the weightiest of its reasons in words.
+    """Return the reason of an action: tier, risk, end, and the weightiest of its reasons.
 
     The end is rounded up to whole seconds. ``scontrol`` takes quotation marks off the ends of a reason, so that none
     is written.
@@ -131,31 +131,31 @@ def reason_for(action: Action, until: datetime) -> str:
     until += timedelta(microseconds=-until.microsecond % 1_000_000)
     risk = "unknown" if action.risk is None else f"{action.risk:.4f}"
     text = f"{OWN_PREFIX} tier={action.tier} risk={risk} until={until.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"
-    words = " ".join(_UNSAFE.sub(" ", action.reasons[0]).split()) if action.reasons else ""
-    return f"{text}; {words}"[:LONGEST].rstrip() if words else text
+    message = " ".join(_UNSAFE.sub(" ", action.reasons[0]).split()) if action.reasons else ""
+    return f"{text}; {message}"[:LONGEST].rstrip() if message else text
 
 
 def read_reason(reason: str | None) -> Published | None:
-    """Read a reason; None where it is not one that we wrote, also if it only begins like one."""
-    found = _OURS.fullmatch(reason or "")
-    if found is None or found["tier"] not in TIERS:
+    """Read a reason; None: it is not exactly as predrain writes it."""
+    match = _OWN_REASON.fullmatch(reason or "")
+    if match is None or match["tier"] not in TIERS:
         return None
     try:
-        return Published(found["tier"], datetime.fromisoformat(found["until"]))
+        return Published(match["tier"], datetime.fromisoformat(match["until"]))
     except ValueError:
         return None
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """What of ours stands on a node.
+    """Predrain's marks on a node.
 
-    ``record``: from its extra; made up from the reason where there is none.
+    ``foreign``: the reason that a person or tool set on it, drained, down or neither.
+    ``record``: from its extra; derived from the reason where there is none.
     ``damaged``: why the record cannot be read.
-    ``lost_weight``: the soft mark is recorded, and Slurm has the weight of its configuration again: it does after each
-    reconfigure and restart. Then the mark counts as standing, and is to be set again.
-    ``undone``: a person took off what we put on.
-    ``foreign``: whose reason stands on it, drained, down or neither; None: nobody's but ours.
+    ``lost_weight``: the soft mark is recorded, and Slurm has the weight of its configuration again, as after each
+    reconfigure and restart. The mark counts as current, and is to be set again.
+    ``undone``: a person removed a mark.
     """
 
     marks: Marks
@@ -167,10 +167,9 @@ class Standing:
 
 
 def standing_on(node: SlurmNode, now: datetime) -> Standing:
-    """Read what of ours stands on a node, from the node alone.
+    """Read predrain's marks from a node alone.
 
-    A drain is ours if its reason is one that we write and, where the record has its digest, that very one. A reason
-    with anything added is a person's.
+    A drain is predrain's if its reason is exactly as predrain writes it, and of the digest in the record, if any.
     """
     record, damaged = None, None
     try:
@@ -178,15 +177,12 @@ def standing_on(node: SlurmNode, now: datetime) -> Standing:
     except DamagedRecordError as error:
         damaged = str(error)
     reason = read_reason(node.reason)
-    hard = (
-        bool(node.out)
-        and reason is not None
-        and (record is None or record.reason is None or record.reason == digest_of(node.reason or ""))
-    )
+    digest = None if record is None else record.reason
+    hard = bool(node.out) and reason is not None and digest in (None, digest_of(node.reason or ""))
     left_over = not node.out and reason is not None  # Slurm keeps the reason of a node that is down
     foreign = None
     if node.reason is not None and not hard and not left_over:
-        foreign = f"reason {node.reason!r} of {node.user or 'somebody unknown'}"
+        foreign = f"reason {node.reason!r} of {node.user or 'an unknown user'}"
     if record is None and hard and reason is not None:
         record = Record(cast(Tier, reason.tier), None, reason.expires_at, Level.TAINTED, node.reason_at)
     if record is None:
@@ -201,17 +197,17 @@ def standing_on(node: SlurmNode, now: datetime) -> Standing:
 
 
 def view_of(node: SlurmNode, jobs: Iterable[JobView], settings: SlurmSettings, now: datetime) -> NodeView:
-    """See a node as the policy does.
+    """Return a node as the policy sees it.
 
-    A reason that is not ours is an opt-out: on such a node nothing is written any more, but our own record and weight
-    are taken back. Slurm does not know which GPUs are in a node, so its units come from the scores.
+    A foreign reason is an opt-out: nothing more is written to such a node, but record and weight are taken back. Slurm
+    does not know which GPUs are in a node, so its units come from the scores.
     """
     standing = standing_on(node, now)
     opt_out = f"feature {settings.opt_out_feature}" if settings.opt_out_feature in node.features else None
     opt_out = opt_out or standing.foreign or standing.damaged
     by = None
     if node.out and not standing.marks.tainted:
-        by = f"{node.user or 'somebody unknown'} ({'+'.join(sorted(node.out)).lower()}: {node.reason})"
+        by = f"{node.user or 'an unknown user'} ({'+'.join(sorted(node.out)).lower()}: {node.reason})"
     group = _named(node, settings.group_prefix) or (node.partitions[0] if node.partitions else "none")
     return NodeView(
         node.name, settings.cluster, group, _named(node, settings.rack_prefix), _named(node, settings.domain_prefix),
@@ -222,13 +218,12 @@ def view_of(node: SlurmNode, jobs: Iterable[JobView], settings: SlurmSettings, n
 def _named(node: SlurmNode, prefix: str | None) -> str | None:
     if prefix is None:
         return None
-    return next(
-        (each.removeprefix(prefix) for each in node.features if each.startswith(prefix) and each != prefix), None
-    )
+    names = (feature.removeprefix(prefix) for feature in node.features if feature.startswith(prefix))
+    return next(filter(None, names), None)
 
 
 def change_for(action: Action, node: SlurmNode, settings: SlurmSettings, now: datetime) -> NodeChange:
-    """Give what an action writes to a node; empty where it stands so, or where the node is not ours to write to."""
+    """Return what an action writes to a node; empty: nothing changes, or the node may not be written to."""
     standing = standing_on(node, now)
     if not node.readable:
         return NodeChange()
@@ -261,7 +256,7 @@ def _bare(action: Action, end: datetime) -> Record:
 
 
 def weight_again(node: SlurmNode, now: datetime) -> NodeChange:
-    """Give what sets a soft mark again that a reconfigure took off; empty where there is none to set."""
+    """Return what restores a soft mark that a reconfigure lost; empty: there is none."""
     standing = standing_on(node, now)
     record = standing.record
     if record is None or not standing.lost_weight or standing.foreign is not None:
@@ -292,12 +287,12 @@ def _release(action: Action, node: SlurmNode, standing: Standing) -> NodeChange:
 
 
 def _written(node: SlurmNode, record: Record, change: NodeChange) -> NodeChange:
-    """Add the record, with the digest of the reason of ours that will stand."""
+    """Add the record, with the digest of predrain's reason as it will be."""
     if change.reason == node.reason and change.state is None:
         change = replace(change, reason=None)
     then = after(node, change)
-    ours = then.out and read_reason(then.reason) is not None
-    return _with_extra(node, replace(record, reason=digest_of(then.reason or "") if ours else None), change)
+    own = then.out and read_reason(then.reason) is not None
+    return _with_extra(node, replace(record, reason=digest_of(then.reason or "") if own else None), change)
 
 
 def _with_extra(node: SlurmNode, record: Record | None, change: NodeChange) -> NodeChange:
@@ -306,7 +301,7 @@ def _with_extra(node: SlurmNode, record: Record | None, change: NodeChange) -> N
 
 
 def after(node: SlurmNode, change: NodeChange) -> SlurmNode:
-    """Give what a node is after a change, as far as it depends on it."""
+    """Return what a node is after a change."""
     states, reason = node.states, node.reason if change.reason is None else change.reason
     if change.state in ("DRAIN", "FAIL"):
         states = states | {change.state}
@@ -320,18 +315,12 @@ def after(node: SlurmNode, change: NodeChange) -> SlurmNode:
 
 
 def writes_of(node: SlurmNode, change: NodeChange) -> tuple[Write, ...]:
-    """Give a change as texts, in a fixed order."""
-    target = f"node {node.name}"
-    writes = []
-    if change.state is not None:
-        before = "+".join(sorted(node.out)) or None
-        writes.append(Write(target, "State", before, change.state))
-    if change.reason is not None:
-        writes.append(Write(target, "Reason", node.reason, change.reason))
-    elif change.state == "UNDRAIN":
-        writes.append(Write(target, "Reason", node.reason, None))
-    if change.weight is not None:
-        writes.append(Write(target, "Weight", str(node.weight), str(change.weight)))
-    if change.extra is not None:
-        writes.append(Write(target, "Extra", node.extra or None, change.extra or None))
-    return tuple(writes)
+    """Return a change as texts, in a fixed order."""
+    reason = change.reason is not None or change.state == "UNDRAIN"
+    fields = (
+        ("State", change.state is not None, "+".join(sorted(node.out)) or None, change.state),
+        ("Reason", reason, node.reason, change.reason),
+        ("Weight", change.weight is not None, str(node.weight), str(change.weight)),
+        ("Extra", change.extra is not None, node.extra or None, change.extra or None),
+    )
+    return tuple(Write(f"node {node.name}", name, old, new) for name, changed, old, new in fields if changed)

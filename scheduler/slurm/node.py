@@ -1,4 +1,4 @@
-"""A node as Slurm tells it, and the change of one."""
+"""A node as Slurm reports it, and the change of one."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _ELSEWHERE: Final = {
     "REBOOT_REQUESTED": "a reboot", "REBOOT": "a reboot", "REBOOT_ISSUED": "a reboot",
 }  # fmt: skip
 _BUSY: Final = frozenset({"IDLE", "MIXED", "ALLOCATED", "COMPLETING", "PLANNED", "NOT_RESPONDING", "NO_RESPOND"})
-# What jobs and pings do to a state; it is no sign that anybody wrote to the node.
+# What jobs and pings change in a state: no sign that a person or tool wrote to the node.
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,19 +60,19 @@ class SlurmNode:
 
     @property
     def down(self) -> bool:
-        """Whether it takes no work, whatever anybody wants."""
+        """Whether it cannot take work."""
         return bool(self.states & _DOWN)
 
     @property
     def readable(self) -> bool:
-        """Whether it is known who took it out of service; where it is not, nothing at all may be done to it."""
+        """Whether it is known who took it out of service; otherwise nothing may be done to it."""
         known = self.whole and bool(self.states & _BASE)
         return known and not (self.out and self.reason is None)
 
     @property
     def elsewhere(self) -> str | None:
-        """Who else has it in hand, by its state; None: nobody."""
-        return next((words for flag, words in _ELSEWHERE.items() if flag in self.states), None)
+        """What other operation its state names; None: none."""
+        return next((name for flag, name in _ELSEWHERE.items() if flag in self.states), None)
 
     @property
     def version(self) -> str:
@@ -96,14 +96,11 @@ class NodeChange:
     @property
     def empty(self) -> bool:
         """Whether there is nothing to write."""
-        return (self.state, self.reason, self.extra, self.weight) == (None, None, None, None)
+        return self == NodeChange()
 
 
 def node_of(row: Mapping[str, Any], gres: str) -> SlurmNode:
-    """Read a node from a report's row, of whichever version.
-
-    Raises ``ValueError`` if it has no name.
-    """
+    """Read a node from a report's row, of any version; raises ``ValueError`` if it has no name."""
     name = row.get("name")
     if not isinstance(name, str) or not name:
         raise ValueError(f"a node without a name: {str(row)[:80]}")
@@ -113,7 +110,7 @@ def node_of(row: Mapping[str, Any], gres: str) -> SlurmNode:
     user = row.get("reason_set_by_user")
     return SlurmNode(
         name,
-        frozenset(_OUT.get(each, each) for each in states),
+        frozenset(_OUT.get(state, state) for state in states),
         reason if isinstance(reason, str) and reason.strip() else None,
         user if isinstance(user, str) and user else None,
         instant(row.get("reason_changed_at")),
@@ -136,8 +133,8 @@ def count_of(resources: str, gres: str) -> int:
     (6, 1, 0)
     """
     total = 0
-    for each in re.sub(r"\([^)]*\)", "", resources).split(","):
-        kind, *rest = each.strip().removeprefix("gres/").removeprefix("gres:").split(":")
+    for resource in re.sub(r"\([^)]*\)", "", resources).split(","):
+        kind, *rest = resource.strip().removeprefix("gres/").removeprefix("gres:").split(":")
         if kind == gres:
             total += int(rest[-1]) if rest and rest[-1].isdecimal() else 1
     return total
@@ -145,4 +142,4 @@ def count_of(resources: str, gres: str) -> int:
 
 def _names(value: object) -> tuple[str, ...]:
     listed = value.split(",") if isinstance(value, str) else value
-    return tuple(str(each) for each in listed if str(each)) if isinstance(listed, list) else ()
+    return tuple(str(name) for name in listed if str(name)) if isinstance(listed, list) else ()

@@ -6,6 +6,7 @@ import itertools
 import re
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -13,25 +14,10 @@ from policy.fleet import JobView
 from policy.plan import Action
 from scheduler.ports.errors import SchedulerError
 from scheduler.ports.protocols import Clock
-from scheduler.ports.readings import (
-    Answer,
-    FleetReading,
-    NodeReading,
-    Precondition,
-    StoredState,
-    Write,
-    stands,
-)
+from scheduler.ports.readings import Answer, FleetReading, NodeReading, Precondition, Write, stands
 from scheduler.slurm.folder import SharedFolder
 from scheduler.slurm.job import views_by_node
-from scheduler.slurm.marks import (
-    after,
-    change_for,
-    standing_on,
-    view_of,
-    weight_again,
-    writes_of,
-)
+from scheduler.slurm.marks import after, change_for, standing_on, view_of, weight_again, writes_of
 from scheduler.slurm.node import NodeChange, SlurmNode
 from scheduler.slurm.port import SlurmPort
 from scheduler.slurm.settings import SlurmSettings
@@ -45,16 +31,15 @@ class SlurmScheduler:
 
     Slurm has no versions to write against. Each write is fenced by the lease's lock, made on a node as read
     milliseconds before, sent as one request, and read back. What a person writes between that reading and the request
-    is overwritten; it is a window of one call, which Slurm offers no way to close. What a person writes right after the
-    request stands, and is answered by ``conflict``.
+    is overwritten: Slurm offers no way to close this window. What a person writes right after is a ``conflict``.
     """
 
     def __init__(self, port: SlurmPort, folder: SharedFolder, clock: Clock, settings: SlurmSettings) -> None:
         self.port, self.folder = port, folder
         self._clock, self._settings = clock, settings
-        # what Slurm has no place for lies in the shared folder
         self.read_switches, self.set_switches = folder.read_switches, folder.set_switches
         self.hold_lease, self.drop_lease = folder.hold_lease, folder.drop_lease
+        self.load_state, self.save_state = partial(folder.load, STATE), partial(folder.save, STATE)
         self._boots = Boots()
         self._late = LateWrites()
         self._read: dict[str, SlurmNode] = {}
@@ -63,14 +48,14 @@ class SlurmScheduler:
         """List the nodes of the fleet and the switches."""
         read_at = self._clock.now()
         switches = self.folder.read_switches()
-        nodes = [each for each in self.port.nodes() if self._ours(each)]
+        nodes = [node for node in self.port.nodes() if self._in_fleet(node)]
         jobs = views_by_node(self.port.jobs())
-        self._read = {each.name: each for each in nodes}
-        readings = tuple(self._reading(each, jobs.get(each.name, ())) for each in nodes)
+        self._read = {node.name: node for node in nodes}
+        readings = tuple(self._reading(node, jobs.get(node.name, ())) for node in nodes)
         return FleetReading(readings, read_at, switches, self.port.read_only())
 
     def revalidate(self, node: str) -> NodeReading | None:
-        """Read one node anew, with its jobs."""
+        """Read one node again, with its jobs."""
         found = self.port.node(node)
         if found is None:
             self._read.pop(node, None)
@@ -108,9 +93,9 @@ class SlurmScheduler:
             return Answer("refused", f"nothing was written: {error}")
 
     def upkeep(self, holder: str, until: datetime) -> tuple[Write, ...]:
-        """Set soft marks again that a reconfigure or restart of Slurm took off, and put back reasons that we overwrote.
+        """Restore soft marks that a reconfigure or restart of Slurm lost, and reasons that a late write overwrote.
 
-        A reason is overwritten by a write of ours that Slurm carried out late. What fails is left to the next time.
+        What fails is left to the next time.
         """
         now, switches = self._clock.now(), self.folder.read_switches()
         if switches.kill or switches.release_all:
@@ -133,20 +118,12 @@ class SlurmScheduler:
             self._late.answered(name, change, answer)
             return writes_of(node, change)
 
-    def load_state(self) -> StoredState:
-        """Read the safety state."""
-        return self.folder.load(STATE)
-
-    def save_state(self, text: str, version: str) -> Answer:
-        """Replace the safety state."""
-        return self.folder.save(STATE, text, version)
-
-    def _ours(self, node: SlurmNode) -> bool:
+    def _in_fleet(self, node: SlurmNode) -> bool:
         wanted = self._settings.partitions
         inside = not wanted or bool(set(wanted) & set(node.partitions))
         if inside and node.gpus > 0 and "FUTURE" not in node.states:
             return True
-        # what carries our marks is never passed over, also where it is watched no more
+        # a node with predrain's marks is never passed over, also where it is watched no more
         standing = standing_on(node, self._clock.now())
         return standing.record is not None or standing.damaged is not None
 
@@ -161,47 +138,47 @@ class SlurmScheduler:
         if refused is not None:
             return Answer("refused", refused)
         standing = standing_on(node, self._clock.now())
-        changed = {
+        conflicts = {
             "its state or its reason cannot be read now": not node.readable,
             "it booted in between": self._boots.of(node.name, node.booted_at) != precondition.boot_id,
-            "somebody wrote to it in between": node.version != precondition.version,
-            "other marks of ours stand on it than expected": standing.marks.level != precondition.marks.level,
+            "a person or tool wrote to it in between": node.version != precondition.version,
+            "it carries other predrain marks than expected": standing.marks.level != precondition.marks.level,
         }
-        why = next((words for words, so in changed.items() if so), None)
-        if why is not None:
-            return Answer("conflict", why)
+        for message, conflict in conflicts.items():
+            if conflict:
+                return Answer("conflict", message)
         if standing.foreign is not None and action.verb != "release":
-            return Answer("refused", f"{standing.foreign} stands on it, which is not ours")
+            return Answer("refused", f"{standing.foreign} stands on it, which is not predrain's")
         return None
 
     def _write(self, action: Action, node: SlurmNode, change: NodeChange) -> Answer:
         if change.empty:
-            return Answer("already", "it stood so", (), node.version)
+            return Answer("already", "no change", (), node.version)
         answer = self.port.update(node.name, change)
         self._late.answered(node.name, change, answer)
         try:
-            found = self.port.node(node.name)
-            if found is not None and change.state == "UNDRAIN" and "FAIL" in found.out:
-                found, answer = self._unfail(found, answer)
+            current = self.port.node(node.name)
+            if current is not None and change.state == "UNDRAIN" and "FAIL" in current.out:
+                current, answer = self._unfail(current, answer)
         except SchedulerError as error:
             return Answer("timeout", f"it could not be read back: {error}")
-        if found is None:
+        if current is None:
             return Answer("gone", f"there is no node {node.name} any more")
-        return self._read_back(action, node, found, change, answer)
+        return self._read_back(action, node, current, change, answer)
 
     def _read_back(
         self, action: Action, before: SlurmNode, found: SlurmNode, change: NodeChange, answer: Answer
     ) -> Answer:
-        """Answer by what stands now, whatever Slurm answer."""
+        """Answer by what stands now, whatever Slurm answered."""
         now = self._clock.now()
         standing = standing_on(found, now)
         if change_for(action, found, self._settings, now).empty and stands(action, standing.marks):
             return Answer("done", answer.words, writes_of(before, change), found.version)
         self._late.seen(found, standing.foreign is not None)
         if standing.foreign is not None:
-            return Answer("conflict", f"somebody else wrote to it at the same time: {standing.foreign}")
+            return Answer("conflict", f"a person or tool wrote to it at the same time: {standing.foreign}")
         if answer.kind == "done":
-            return Answer("conflict", "it was written, and does not stand so when read back: somebody else writes too")
+            return Answer("conflict", "it was written, and reads back otherwise: another client writes too")
         return Answer(answer.kind if answer.kind in ("gone", "timeout") else "refused", answer.words)
 
     def _unfail(self, found: SlurmNode, answer: Answer) -> tuple[SlurmNode | None, Answer]:
@@ -228,21 +205,19 @@ def open_slurm(settings: SlurmSettings, clock: Clock) -> SlurmScheduler:
 
 
 SAME: Final = timedelta(seconds=120)
-"""slurmd works its boot time out from the uptime whenever it registers; it differs by seconds each time."""
+"""slurmd derives its boot time from the uptime whenever it registers; it differs by seconds each time."""
 
 
 class Boots:
-    """Names each node's boot by the first boot time that was seen of it; within one process."""
+    """Names of boots: the first boot time that was seen of each; within one process."""
 
     def __init__(self) -> None:
         self._known: dict[str, datetime] = {}
 
     def of(self, node: str, booted_at: datetime | None) -> str | None:
-        """Name the boot.
+        """Name the boot; None: none was ever seen.
 
-        ``booted_at``: Aware. None: Slurm does not know it, as for a minute after each UNDRAIN; then it is taken for the
-        boot that was seen last.
-        Returns: None: none was ever seen.
+        ``booted_at``: None: Slurm does not know it, as for a minute after each UNDRAIN: the boot is the last one seen.
         """
         known = self._known.get(node)
         if booted_at is None:
@@ -256,32 +231,32 @@ _MOST: int = 10_000
 
 
 class LateWrites:
-    """Remembers unanswered drains, and what a person wrote to their nodes in the meantime; within one process."""
+    """Unanswered drains, and what a person wrote to their nodes in the meantime; within one process."""
 
     def __init__(self) -> None:
-        self._open: dict[str, tuple[str, SlurmNode | None]] = {}  # the reason that we sent, and the node as theirs
+        self._open: dict[str, tuple[str, SlurmNode | None]] = {}  # the reason sent, and the node as the person left it
 
     def answered(self, node: str, change: NodeChange, answer: Answer) -> None:
-        """Note what came of a write; one that was answered says what stands."""
+        """Note the outcome of a write."""
         if answer.kind != "timeout":
             self._open.pop(node, None)
         elif change.reason is not None and len(self._open) < _MOST:
             self._open[node] = (change.reason, self._open.get(node, ("", None))[1])
 
     def seen(self, node: SlurmNode, foreign: bool) -> None:
-        """Note how a node was read; ``foreign``: with a reason that is not ours."""
+        """Note how a node was read; ``foreign``: with a reason of a person or tool."""
         sent, theirs = self._open.get(node.name, (None, None))
         if sent is not None:
-            given_back = node.reason != sent  # nobody's any more
-            self._open[node.name] = (sent, node if foreign else None if given_back else theirs)
+            resumed = node.reason != sent
+            self._open[node.name] = (sent, node if foreign else None if resumed else theirs)
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        """Nodes on which a person's reason stood while a write of ours was open."""
+        """Nodes that had a person's reason while a write was open."""
         return tuple(name for name, (_, theirs) in self._open.items() if theirs is not None)
 
     def put_back(self, node: SlurmNode) -> NodeChange:
-        """Give what puts a person's reason back over our own that came late; empty where ours did not come."""
+        """Return what restores a person's reason over one of predrain that came late; empty: it did not come."""
         sent, theirs = self._open.get(node.name, (None, None))
         if theirs is None or not theirs.out or node.reason != sent:
             return NodeChange()

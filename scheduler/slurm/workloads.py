@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from typing import Any, Final
 
 from scheduler.ports.errors import SchedulerError
 from scheduler.ports.protocols import Clock
-from scheduler.ports.readings import Answer, StoredState, Write
+from scheduler.ports.readings import Answer, Write
 from scheduler.ports.workloads import CheckpointAsk, CheckpointOffer, CheckpointState, Fence, Workload
 from scheduler.slurm.folder import SharedFolder
 from scheduler.slurm.job import SlurmJob, views_by_node
@@ -32,19 +33,20 @@ class SlurmWorkloads:
 
     def __init__(self, port: SlurmPort, folder: SharedFolder, clock: Clock) -> None:
         self._port, self._folder, self._clock = port, folder, clock
+        self.load_progress, self.save_progress = partial(folder.load, PROGRESS), partial(folder.save, PROGRESS)
 
     def on_node(self, node: str) -> tuple[Workload, ...]:
         """List the jobs that hold a node now.
 
         A node on which Slurm still ends a job is not empty, also where the job is not listed there any more. One that
-        is allocated to nobody that is listed cannot be read wholly: perhaps this user may not see all jobs.
+        is allocated without a listed job cannot be read wholly: perhaps this user may not see all jobs.
         """
         for _ in range(_LOOKS):
             jobs = self._port.jobs(node)
             if jobs:
                 return self._listed(node, jobs)
-            found = self._port.node(node)
-            states = frozenset() if found is None else found.states
+            current = self._port.node(node)
+            states = frozenset() if current is None else current.states
             if "COMPLETING" in states:
                 return (Workload("a job that Slurm is ending", f"{node} completing", "job", node, ending=True),)
             if not states & {"ALLOCATED", "MIXED"}:
@@ -52,18 +54,15 @@ class SlurmWorkloads:
         raise SchedulerError(f"Slurm says that {node} is in use and lists no job on it: may this user see all jobs?")
 
     def _listed(self, node: str, jobs: tuple[SlurmJob, ...]) -> tuple[Workload, ...]:
-        whole = self._port.jobs() if any("+" in each.name for each in jobs) else jobs  # components run elsewhere too
+        whole = self._port.jobs() if any("+" in job.name for job in jobs) else jobs  # components run elsewhere too
         views = {view.name: view for view in views_by_node(whole).get(node, ())}
-        made = []
-        for job in jobs:
-            view = job.view()
-            signal = job.signal if "RUNNING" in job.states else None
-            offer = None if signal is None else CheckpointOffer("scheduler", takes=signal.takes)
-            made.append(Workload(
-                job.name, job.uid, "job", node, f"user {job.user}", views.get(view.name, view), held=_held(job),
-                ending=job.ending, checkpoint=offer,
-            ))  # fmt: skip
-        return tuple(made)
+        return tuple(
+            Workload(
+                job.name, job.uid, "job", node, f"user {job.user}", views.get(job.view().name, job.view()),
+                held=_held(job), ending=job.ending, checkpoint=_offer(job),
+            )
+            for job in jobs
+        )  # fmt: skip
 
     def ask_checkpoint(self, workload: Workload, ask: CheckpointAsk, fence: Fence) -> Answer:
         """Send the job the signal that its comment names; once for a run, whatever drains ask for it meanwhile."""
@@ -95,14 +94,6 @@ class SlurmWorkloads:
             return ()
         return (Write(f"job {workload.name}", "JobState", "RUNNING", "REQUEUE"),)
 
-    def load_progress(self) -> StoredState:
-        """Read where the evacuations stand, from the shared folder."""
-        return self._folder.load(PROGRESS)
-
-    def save_progress(self, text: str, version: str) -> Answer:
-        """Replace it, if it still has this version."""
-        return self._folder.save(PROGRESS, text, version)
-
     def _fenced(self, workload: Workload, fence: Fence, call: Callable[[SlurmJob], Answer]) -> Answer:
         """Make a call about the very run of a job that is meant, under the lease."""
         try:
@@ -125,11 +116,11 @@ class SlurmWorkloads:
 
     def _find(self, workload: Workload) -> SlurmJob | Answer:
         jobs = self._port.jobs(workload.node)
-        found = next((each for each in jobs if each.uid == workload.uid), None)
-        if found is not None:
-            return found
-        if any(each.name == workload.name for each in jobs):
-            return Answer("conflict", f"job {workload.name} was requeued and runs on {workload.node} anew")
+        for job in jobs:
+            if job.uid == workload.uid:
+                return job
+        if any(job.name == workload.name for job in jobs):
+            return Answer("conflict", f"job {workload.name} was requeued and runs on {workload.node} again")
         return Answer("gone", f"job {workload.name} holds {workload.node} no more")
 
     def _ask(self, job: SlurmJob, ask: CheckpointAsk) -> Answer:
@@ -155,6 +146,11 @@ class SlurmWorkloads:
     def _note(self, uid: str, entry: dict[str, Any]) -> None:
         oldest = (self._clock.now() - _REMEMBERED).timestamp()
         self._folder.note(ASKED, uid, entry, lambda noted: _seconds(noted, "until") > oldest)
+
+
+def _offer(job: SlurmJob) -> CheckpointOffer | None:
+    signal = job.signal if "RUNNING" in job.states else None
+    return None if signal is None else CheckpointOffer("scheduler", takes=signal.takes)
 
 
 def _held(job: SlurmJob) -> str | None:

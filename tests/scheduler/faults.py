@@ -66,18 +66,18 @@ class Faults:
             raise SchedulerError(f"{name}: {fault}")
         return call(*args)
 
-    def write(self, name: str, call: Callable[..., Any], *args: Any, answer: Callable[..., Any] = Answer) -> Any:
+    def write(self, name: str, call: Callable[..., Any], *args: Any) -> Any:
         fault = self._meet(name)
         if fault == "crash_before":
             raise Crash(name)
         if fault in ("timeout_before", "unreadable"):
-            return answer("timeout", "no answer")
+            return Answer("timeout", "no answer")
         if fault in ("conflict", "refused"):
-            return answer(fault if answer is Answer else "refused", "not allowed")
+            return Answer(fault, "not allowed")
         result = call(*args)
         if fault == "crash_after":
             raise Crash(name)
-        return answer("timeout", "no answer") if fault == "timeout_after" else result
+        return Answer("timeout", "no answer") if fault == "timeout_after" else result
 
 
 class FaultyScheduler(MemoryScheduler):
@@ -114,12 +114,13 @@ class MemoryWorkloads:
         self.text: str | None = None
         self.version = 0
         self._clock = clock
+        self.ask_checkpoint = partial(self.faults.write, "ask_checkpoint", self._asked)
+        self.checkpoint_state = partial(self.faults.read, "checkpoint_state", self._state)
+        self.evict = partial(self.faults.write, "evict", self._evicted)
+        self.save_progress = partial(self.faults.write, "save_progress", self._saved)
 
     def on_node(self, node: str) -> tuple[Workload, ...]:
         return self.faults.read("on_node", lambda: tuple(each for each in self.running.values() if each.node == node))
-
-    def ask_checkpoint(self, workload: Workload, ask: CheckpointAsk, fence: Fence) -> Answer:
-        return self.faults.write("ask_checkpoint", self._asked, workload, ask, fence, answer=Answer)
 
     def _asked(self, workload: Workload, ask: CheckpointAsk, fence: Fence) -> Answer:
         wrong = self._wrong(workload, fence)
@@ -131,18 +132,12 @@ class MemoryWorkloads:
         self.asked[workload.uid] = ask
         return Answer("done")
 
-    def checkpoint_state(self, workload: Workload, key: str) -> CheckpointState:
-        return self.faults.read("checkpoint_state", self._state, workload, key)
-
     def _state(self, workload: Workload, key: str) -> CheckpointState:
         if workload.uid not in self.running:
             return CheckpointState("gone")
         if workload.uid in self.cannot:
             return CheckpointState("failed", "it has none")
         return CheckpointState("acknowledged" if key in self.written else "waiting")
-
-    def evict(self, workload: Workload, fence: Fence) -> Answer:
-        return self.faults.write("evict", self._evicted, workload, fence, answer=Answer)
 
     def _evicted(self, workload: Workload, fence: Fence) -> Answer:
         wrong = self._wrong(workload, fence)
@@ -162,9 +157,6 @@ class MemoryWorkloads:
 
     def load_progress(self) -> StoredState:
         return self.faults.read("load_progress", lambda: StoredState(self.text, str(self.version)))
-
-    def save_progress(self, text: str, version: str) -> Answer:
-        return self.faults.write("save_progress", self._saved, text, version)
 
     def _saved(self, text: str, version: str) -> Answer:
         if version != str(self.version):
@@ -193,17 +185,13 @@ class MemoryVerification:
         self.results: dict[str, DiagnosticResult] = {}
         self.dropped: list[str] = []
         self.faults = Faults()
+        self.start = partial(self.faults.write, "start", self._start)
+        self.result = partial(self.faults.read, "result", self._result)
 
-    def start(self, node: str, units: Sequence[str], key: str, fence: Fence) -> Answer:
-        return self.faults.write("start", self._start, node, units, key, answer=Answer)
-
-    def _start(self, node: str, units: Sequence[str], key: str) -> Answer:
+    def _start(self, node: str, units: Sequence[str], key: str, _: Fence) -> Answer:
         before = key in self.started
         self.started.setdefault(key, (node, tuple(units)))
         return Answer("already" if before else "done")
-
-    def result(self, node: str, key: str) -> DiagnosticResult:
-        return self.faults.read("result", self._result, node, key)
 
     def _result(self, node: str, key: str) -> DiagnosticResult:
         return (

@@ -46,7 +46,7 @@ def scheduler(cluster: KubernetesClient) -> KubernetesScheduler:
 def test_a_job_is_as_large_as_its_requests_and_claims_together(
     world: World, scheduler: KubernetesScheduler, version: str
 ) -> None:
-    world.discovery[GROUP] = {"versions": [{"version": version}, {"version": "v1alpha3"}]}
+    world.discovery[f"{GROUP}/{version}"] = {"resources": []}
     world.kinds = ("/resourceclaims",)
     for each in (claim("four", 4, nics=2), claim("two", 2)):
         path = f"{GROUP}/{version}/resourceclaims"
@@ -65,14 +65,14 @@ def test_without_claims_nobody_is_asked_and_without_the_right_each_counts_as_one
     assert gpus(scheduler) == {"n1": [8], "n2": []}
     assert not [path for _, path in world.asked if "resource.k8s.io" in path]
     add(world, claiming("p1", "n2", "four"))
-    world.discovery[GROUP] = {"versions": [{"version": "v1"}]}
+    world.discovery[f"{GROUP}/v1"] = {"resources": []}
     world.fail("GET", "resourceclaims", 403, content={"message": "no"}, times=9)
     assert gpus(scheduler) == {"n1": [9], "n2": [9]}
     assert scheduler.read_fleet().trouble is None
 
 
 def test_a_claim_that_pods_of_one_job_share_counts_once(world: World, scheduler: KubernetesScheduler) -> None:
-    world.discovery[GROUP] = {"versions": [{"version": "v1"}]}
+    world.discovery[f"{GROUP}/v1"] = {"resources": []}
     world.kinds = ("/resourceclaims",)
     world.put(f"{GROUP}/v1/resourceclaims/four", claim("four", 4))
     alone, beside = claiming("p1", "n1", "four"), claiming("p2", "n1", "four", gpus=1)

@@ -9,19 +9,14 @@ import kubernetes_validate
 import pytest
 
 from policy.fleet import Level, Score, UnitView
-from scheduler.controller.controller import Controller
-from scheduler.controller.settings import ControllerSettings
-from scheduler.kubernetes.scheduler import KubernetesScheduler
-from scheduler.ledger.sqlite_ledger import SqliteLedger
-from scheduler.ports.clock import ManualClock
 from scheduler.ports.protocols import NodeSignal
 from scheduler.ports.readings import Switches
-from scheduler.ports.risks import MemoryFacts, MemoryRisks, Risks
+from scheduler.ports.risks import Risks
 from telemetry.collect.kubernetes.client import KubernetesClient
 from tests.scheduler.cluster import MODEL
 from tests.scheduler.kubernetes.api_world import Raw, World
-from tests.scheduler.kubernetes.objects import LASTS, SETTINGS, T0, Elapsed
-from tests.scheduler.kubernetes.test_controller_on_kubernetes import POLICY
+from tests.scheduler.kubernetes.objects import LASTS, SETTINGS
+from tests.scheduler.kubernetes.test_controller_on_kubernetes import Fleet
 
 ON = replace(SETTINGS, device_taints=True)
 DRIVER = "gpu.nvidia.com"
@@ -49,7 +44,6 @@ def offers(world: World, rules: str, slices: str, *more: Raw) -> None:
     """Make a server that offers device taints, with two nodes of two GPUs."""
     group = "/apis/resource.k8s.io"
     versions = sorted({rules, slices, "v1alpha3"})
-    world.discovery[group] = {"kind": "APIGroup", "versions": [{"version": each} for each in versions]}
     for each in versions:
         names = [name for name, at in (("devicetaintrules", rules), ("resourceslices", slices)) if at == each]
         world.discovery[f"{group}/{each}"] = {"resources": [{"name": name} for name in names]}
@@ -68,32 +62,27 @@ def devices(world: World) -> list[str]:
     return sorted(f"{each['pool']}/{each['device']}" for each in found)
 
 
-class Drains:
+class Drains(Fleet):
     """A controller with device taints on a world."""
 
     def __init__(self, world: World, cluster: KubernetesClient) -> None:
-        self.clock, self.elapsed, self.risks = ManualClock(T0), Elapsed(), MemoryRisks()
-        self.scheduler = KubernetesScheduler(cluster, self.clock, ON, elapsed=self.elapsed, sleep=self.elapsed.sleep)
-        self.controller = Controller(
-            self.scheduler, self.risks, MemoryFacts(), SqliteLedger(None), self.clock, POLICY, ControllerSettings(),
-            holder="me", code="1.0",
-        )  # fmt: skip
+        super().__init__(cluster, world, ON)
+        self.scheduler = self.controller._scheduler
 
     def round(self, **values: float) -> Any:
-        self.clock.move(timedelta(minutes=1))
-        self.elapsed.now += 60
-        self.risks.risks = self.scored(**values)
+        self.later(timedelta(minutes=1))
+        self.scored(**values)
         return self.controller.round()
 
-    def scored(self, **values: float) -> Risks:
+    def scored(self, **values: float) -> None:
         now = self.clock.now()
         end = now + timedelta(hours=6)
         names = {"n1": ("GPU-a", "GPU-b"), "n2": ("GPU-c",)}
         units = {
-            node: tuple(UnitView(each, Score(values.get(each[-1], 0.01), now, end, ("why",))) for each in mine)
-            for node, mine in names.items()
+            node: tuple(UnitView(gpu, Score(values.get(gpu[-1], 0.01), now, end, ("why",))) for gpu in gpus)
+            for node, gpus in names.items()
         }
-        return Risks(units, now, MODEL, now - timedelta(days=1))
+        self.risks.risks = Risks(units, now, MODEL, now - timedelta(days=1))
 
 
 @pytest.fixture
@@ -139,7 +128,7 @@ def test_a_rehearsal_shows_the_rules_that_would_be_set_and_taken_off_and_sets_no
 ) -> None:
     drains.round()
     drains.clock.move(timedelta(minutes=1))
-    drains.risks.risks = drains.scored(a=0.9)
+    drains.scored(a=0.9)
     said = [note for note in drains.controller.rehearse().notes if "devicetaintrule" in note]
     assert len(said) == 1
     assert said[0].startswith("would be written besides: devicetaintrule predrain-")
@@ -210,11 +199,11 @@ def test_a_kill_switch_sets_nothing_new_and_a_state_that_was_lost_takes_nothing_
     drains.round(a=0.9)
     drains.scheduler.set_switches(Switches(kill=True))
     signal = NodeSignal("n1", "high", Level.TAINTED, 0.9, None, (), ())
-    assert drains.scheduler.hold_lease("me", LASTS) is not None
+    assert drains.scheduler.hold_lease("p1", LASTS) is not None
     until = drains.clock.now() + LASTS
-    assert drains.scheduler.announce([signal], "me", until, new=True) == ()
+    assert drains.scheduler.announce([signal], "p1", until, new=True) == ()
     assert devices(world) == ["n1/gpu-0"]
     other = NodeSignal("n2", "high", Level.TAINTED, 0.9, None, ("GPU-c",), ())
-    assert drains.scheduler.announce([signal, other], "me", until, new=True) == ()
+    assert drains.scheduler.announce([signal, other], "p1", until, new=True) == ()
     words = drains.scheduler.announce([], "another", until, new=True)
     assert [each.split(" stays: ")[1] for each in words] == ["another does not hold the lease"]

@@ -137,6 +137,17 @@ def test_where_pods_may_not_be_listed_nothing_is_known_of_the_fleet(world: World
         hand.scheduler.read_fleet()
 
 
+def test_a_listing_that_expires_begins_again_and_is_given_up_in_the_end(
+    world: World, cluster: KubernetesClient
+) -> None:
+    hand = Hand(world, cluster, replace(SETTINGS, node_page_size=1))
+    world.expire_pages = 2
+    assert set(views(hand)) == {"n1", "n2"}
+    world.expire_pages = 99
+    with pytest.raises(SchedulerError, match="the listing expired 3 times before its last page"):
+        hand.scheduler.read_fleet()
+
+
 def test_without_jobs_no_pod_is_read_and_the_breaker_stays_open(world: World, cluster: KubernetesClient) -> None:
     hand = Hand(world, cluster, replace(SETTINGS, read_pods=False))
     fleet = hand.scheduler.read_fleet()

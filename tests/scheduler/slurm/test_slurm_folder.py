@@ -45,17 +45,13 @@ def another(shared: SharedFolder, time: Time) -> SharedFolder:
     return SharedFolder(shared.path, ManualClock(T0 - 5 * HOUR), time)  # its wall clock is hours behind
 
 
-def test_a_folder_that_is_not_there_is_refused_and_not_made(tmp_path):
-    where = tmp_path / "not mounted"
+def test_a_folder_that_is_not_there_or_writable_by_everybody_is_refused(tmp_path):
     with pytest.raises(InputError, match=re.escape("there is no folder for the controllers' state here")):
-        SharedFolder(where, ManualClock(T0))
-    assert not where.exists()
-
-
-def test_a_folder_into_which_everybody_may_write_is_refused(tmp_path):
+        SharedFolder(tmp_path / "not mounted", ManualClock(T0))
     tmp_path.chmod(0o777)
     with pytest.raises(InputError, match="everybody may write into the folder"):
         SharedFolder(tmp_path, ManualClock(T0))
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_text_is_replaced_only_at_the_version_that_was_read(shared):

@@ -24,7 +24,7 @@ from scheduler.slurm.marks import (
     weight_again,
     with_record,
 )  # fmt: skip
-from scheduler.slurm.node import SlurmNode, count_of, node_of
+from scheduler.slurm.node import SlurmNode, node_of
 from scheduler.slurm.settings import HIGHEST_WEIGHT, SlurmSettings
 from tests.policy.decide_world import T0
 from tests.scheduler.slurm.slurm_world import action, release
@@ -232,13 +232,6 @@ def test_place_and_opt_out_come_from_features():
 def test_maintenance_and_reboots_are_owners():
     assert view_of(replace(NODE, states=frozenset({"IDLE", "MAINTENANCE"})), (), SETTINGS, T0).owner is not None
     assert view_of(replace(NODE, states=frozenset({"IDLE", "REBOOT_REQUESTED"})), (), SETTINGS, T0).owner == "a reboot"
-
-
-def test_resources_are_counted_in_every_form():
-    assert count_of("gpu:h100:8(S:0-1),nic:2", "gpu") == 8
-    assert count_of("gpu:4,gpu:a100:2", "gpu") == 6
-    assert count_of("", "gpu") == 0
-    assert count_of("shard:8", "gpu") == 0
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pandas as pd
 
 from benchmarks.scoreboard.store import Stored
 from evaluation.metrics.assessment import Assessment, assess, kind_of, summarise
-from evaluation.metrics.bootstrap import Interval, interval, resample_fleets
+from evaluation.metrics.bootstrap import Interval, interval, resample_units
 from evaluation.metrics.comparison import (
     SLIDING,
     budgets,
@@ -58,7 +58,8 @@ class Pool:
             k=max(int(part.facts["k"]) for part in parts),
             budgets=np.concatenate(budget),
         )
-        self.weights = resample_fleets(sizes, replicates, seed)
+        drawn = (resample_units(units, replicates, seed + 7919 * place) for place, units in enumerate(sizes))
+        self.weights = np.concatenate([np.zeros((replicates, 0)), *drawn], axis=1)
         self._base = {
             "time": np.concatenate(
                 [

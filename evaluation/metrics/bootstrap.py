@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -40,17 +39,6 @@ def resample_units(units: int, replicates: int, seed: int) -> Floats:
     for replicate in range(replicates):
         out[replicate] = np.bincount(rng.integers(0, units, units), minlength=units)
     return out
-
-
-def resample_fleets(fleets: Sequence[int], replicates: int, seed: int) -> Floats:
-    """Draw bootstrap samples of the units of several fleets, each fleet's within itself.
-
-    ``fleets``: number of units of each fleet.
-    ``seed``: Seed; the fleets draw independently of each other.
-    Returns: the fleets side by side, in order: how often each unit was drawn; shape (replicates, sum of fleets).
-    """
-    parts = [resample_units(units, replicates, seed + 7919 * place) for place, units in enumerate(fleets)]
-    return np.concatenate(parts, axis=1) if parts else np.zeros((replicates, 0))
 
 
 def honest_interval(values: Floats, *, point: float, counts: Floats, level: float = LEVEL) -> Interval:

@@ -21,7 +21,7 @@ from features.groups.history_kernel import EntityEvents, sweep_history
 from features.installations import Installations
 from features.labels.evidence import Facts, Record, xid_classes
 from features.labels.incidents import known_onsets
-from features.times import Int64Array, UnitKind, absent, duration_ms, milliseconds, text
+from features.times import Int64Array, UnitKind, duration_ms, milliseconds, text
 from features.vocabulary import FeatureColumn
 
 PRECURSOR_XIDS = frozenset({63, 92, 94, 156})
@@ -97,12 +97,14 @@ class History:
     """Events sorted once, to be asked for the history of any rows, a whole matrix or the live ones.
 
     ``columns``: what :meth:`values` gives.
-    ``_scopes``: the events of each scope, behind the names of their entities, by code.
+    ``_scopes``: the events of each scope by entity: units, slots (numbered by ``_slot_of_stay``), ``_nodes``.
     """
 
     columns: list[FeatureColumn]
     _features: FeatureSection
-    _scopes: dict[Scope, tuple[pd.Index, EntityEvents]]
+    _scopes: dict[Scope, EntityEvents]
+    _slot_of_stay: Int64Array
+    _nodes: pd.Index
     _domains: list[Domain]
     _fleet: Domain | None
     _stays: Installations
@@ -126,14 +128,21 @@ class History:
         code = np.where(xid >= 0, np.searchsorted(distinct, xid), -1)
         # A unit sits where the last stay begun by then says; no later stay or removal is looked at.
         stay = stays.timeline().last(unit_code, time)
-        scopes: dict[Scope, tuple[pd.Index, EntityEvents]] = {}
+        slot_of_stay, slots = pd.factorize(_slots(stays))
+        slot_of_stay = np.append(slot_of_stay, -1).astype(np.int64)
+        node_code, nodes = pd.factorize(node)
+        entities: dict[Scope, tuple[Int64Array, int]] = {
+            "gpu": (unit_code, len(stays.units)),
+            "slot": (slot_of_stay[stay], len(slots)),
+            "node": (node_code, len(nodes)),
+        }
+        scopes: dict[Scope, EntityEvents] = {}
         for scope in _scopes(features, unit):
-            names = _entities(scope, stays.units, unit_code, node, stays, stay)
-            kept = ~absent(names) & (kinds != 0)
-            entity, entities = pd.factorize(names[kept], sort=True)
-            events = EntityEvents.of(
-                entity,
-                len(entities),
+            entity, number = entities[scope]
+            kept = (entity >= 0) & (kinds != 0)
+            scopes[scope] = EntityEvents.of(
+                entity[kept],
+                number,
                 time=time[kept],
                 known=known[kept],
                 kinds=kinds[kept],
@@ -141,7 +150,6 @@ class History:
                 code=code[kept],
                 codes=len(distinct),
             )
-            scopes[scope] = (pd.Index(entities, dtype=object), events)
         windows = np.asarray([duration_ms(w) for w in (*features.history_windows, DISTINCT_WINDOW)], dtype=np.int64)
 
         def domain(scope: DomainScope) -> Domain:
@@ -149,7 +157,9 @@ class History:
 
         domains = [domain(scope) for scope in features.domains]
         fleet = domain("fleet") if domains else None
-        return cls(history_columns(features, unit=unit), features, scopes, domains, fleet, stays, windows)
+        nodes = pd.Index(nodes, dtype=object)
+        columns = history_columns(features, unit=unit)
+        return cls(columns, features, scopes, slot_of_stay, nodes, domains, fleet, stays, windows)
 
     def values(self, rows: pd.DataFrame) -> NDArray[np.float32]:
         """Give the group's values of rows with ``decision_time``, ``node`` and ``unit``, in any order.
@@ -160,15 +170,14 @@ class History:
         time = milliseconds(rows["decision_time"], "decision_time")
         unit_code = _lookup(rows["unit"], pd.Index(self._stays.units, dtype=object))
         stay = self._stays.timeline().last(unit_code, time)
+        entities = {
+            "gpu": unit_code,
+            "slot": self._slot_of_stay[stay],
+            "node": _lookup(rows["node"], self._nodes),
+        }
         column = 0
-        for scope, (names, events) in self._scopes.items():
-            if scope == "gpu":
-                entity = _lookup(rows["unit"], names)
-            elif scope == "node":
-                entity = _lookup(rows["node"], names)
-            else:
-                place = _lookup(pd.Series(_slots(self._stays)), names)
-                entity = np.append(place, -1)[stay]
+        for scope, events in self._scopes.items():
+            entity = entities[scope]
             counted, timed, weighed = (
                 np.asarray([_BIT[what] for what in whats], dtype=np.int64)
                 for whats in (_COUNTED[scope], _TIMED, _WEIGHED)
@@ -229,29 +238,6 @@ def _slots(stays: Installations) -> NDArray[np.object_]:
     named = [None if slot is None else f"{node}\n{slot}" for node, slot in zip(stays.node, stays.slot, strict=True)]
     out = np.full(len(named), None, dtype=object)
     out[:] = named
-    return out
-
-
-def _entities(
-    scope: Scope,
-    units: NDArray[np.object_],
-    unit: Int64Array,
-    node: NDArray[np.object_],
-    stays: Installations,
-    stay: Int64Array,
-) -> NDArray[np.object_]:
-    """Name of what each event belongs to in a scope; None: nothing."""
-    if scope == "node":
-        return node
-    if scope == "gpu":
-        return _and_none(units)[unit]
-    return _and_none(_slots(stays))[stay]
-
-
-def _and_none(names: NDArray[np.object_]) -> NDArray[np.object_]:
-    """Let the position -1 mean None."""
-    out = np.full(len(names) + 1, None, dtype=object)
-    out[:-1] = names
     return out
 
 

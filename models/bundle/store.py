@@ -24,18 +24,21 @@ from pydantic import ValidationError
 
 from features.errors import InputError
 from features.vocabulary import COLUMNS, FeatureColumn
-from models.bundle.files import SEAL, damaged, read_files, sealed
 from models.bundle.manifest import (
     FORMAT,
     MANIFEST,
+    SEAL,
     CascadeFacts,
     FittedFacts,
     check_columns,
+    damaged,
     learner_file,
     previous,
     read_facts,
+    read_files,
     read_manifest,
     running_versions,
+    sealed,
     stage_file,
 )
 from models.bundle.model_card import model_card

@@ -15,7 +15,7 @@ import pytest
 import skops.io
 
 from features.errors import InputError
-from models.bundle.files import sealed
+from models.bundle.manifest import sealed
 from models.bundle.serialization import read_learner, write_learner
 from models.bundle.store import load_bundle, save_bundle
 from models.learners.factory import make_learner

@@ -181,7 +181,7 @@ def replay(
         gap=params.labels.gap,
         horizon=params.labels.horizon,
         folds=result.folds,
-        skipped=(*map(str, result.skipped), *_unheard(matrix)),
+        skipped=(*result.skipped, *_unheard(matrix)),
         alerts=_alerts(result, params.models.profile),
         params=_shown_params(params),
         attributions=result.attributions,

@@ -175,7 +175,7 @@ def _run(part: Part, params: Params, work: Path, target: Path, key: str) -> None
         "members": list(params.models.parallel.members),
         "stages": list(params.models.cascade.stages),
         "spans_days": [span.days for span in spans],
-        "skipped": [str(each) for each in result.skipped],
+        "skipped": list(result.skipped),
     }
     target.mkdir(parents=True)
     keep_labels(matrix, target)

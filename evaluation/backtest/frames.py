@@ -23,23 +23,6 @@ VARIANTS: tuple[str, ...] = ("sliding", "train_once")
 
 
 @dataclass(frozen=True, slots=True)
-class Skipped:
-    """Something a backtest left out or replaced, and why.
-
-    ``what``: ``span``: a candidate that never fits; ``fold``: a refit without both classes; ``calibration``: a refit
-    whose slice had too few incidents; ``negatives``: a refit whose memory had room for fewer than asked for.
-    ``fold``: the fold; None if it concerns all.
-    """
-
-    what: str
-    fold: int | None
-    why: str
-
-    def __str__(self) -> str:
-        return f"{self.what}: {self.why}" if self.fold is None else f"{self.what} (fold {self.fold}): {self.why}"
-
-
-@dataclass(frozen=True, slots=True)
 class BacktestResult:
     """What a backtest found.
 
@@ -53,7 +36,7 @@ class BacktestResult:
     ``train_end``, ``n_positive``, ``n_negative``, ``n_augmented``, ``n_incidents``, ``calibrated``, ``fitted`` (False:
     stand-ins), ``refit_fold`` (the fold whose refit made the models).
     ``k``: alert budget a decision time.
-    ``skipped``: what was left out or replaced.
+    ``skipped``: what was left out or replaced, and why.
     ``models``: Models, in the order of reports.
     ``drift``: for each fold what a check for drift just before it found, against the last fit; None while there was
     none.
@@ -67,7 +50,7 @@ class BacktestResult:
     predictions: pd.DataFrame
     folds: pd.DataFrame
     k: int
-    skipped: tuple[Skipped, ...]
+    skipped: tuple[str, ...]
     models: tuple[str, ...]
     horizons: tuple[HorizonMap, ...] = ()
     reasons: tuple[AlertReasons, ...] = ()
@@ -90,24 +73,23 @@ class Fold:
     facts: dict[str, Any]
 
 
-def skipped_of(folds: list[Fold], schedule: Schedule) -> tuple[Skipped, ...]:
-    """List what a backtest left out or replaced, in the order of :class:`Skipped`'s kinds and folds."""
-    out = [
-        Skipped("span", None, f"{format_days(span)} is longer than the history at every refit")
-        for span in schedule.never_fit
-    ]
+def skipped_of(folds: list[Fold], schedule: Schedule) -> tuple[str, ...]:
+    """List what a backtest left out or replaced, and why.
+
+    ``span``: a candidate that never fits; ``fold``: a refit without both classes; ``calibration``: a refit whose slice
+    had too few incidents; ``negatives``: a refit whose memory had room for fewer than asked for.
+    """
+    out = [f"span: {format_days(span)} is longer than the history at every refit" for span in schedule.never_fit]
     for fold in folds:
-        facts = fold.facts
+        facts, used, number = fold.facts, fold.facts["sliding"], f"(fold {fold.facts['fold']})"
         if facts["unfit"] is not None:
-            used = facts["sliding"]
             instead = f"the models of {format_instant(used['refit_ms'])}" if used["fitted"] else f"{STAND_IN} alone"
-            out.append(Skipped("fold", facts["fold"], f"{facts['unfit']}; scored by {instead}"))
-        elif not facts["sliding"]["calibrated"]:
+            out.append(f"fold {number}: {facts['unfit']}; scored by {instead}")
+        elif not used["calibrated"]:
             why = "too few incidents for a calibration slice; risks are the scores corrected for sampling"
-            out.append(Skipped("calibration", facts["fold"], why))
-        if facts["unfit"] is None and facts["sliding"]["thinned_to"] is not None:
-            why = f"training.memory left room for {facts['sliding']['thinned_to']} for each positive"
-            out.append(Skipped("negatives", facts["fold"], why))
+            out.append(f"calibration {number}: {why}")
+        if facts["unfit"] is None and used["thinned_to"] is not None:
+            out.append(f"negatives {number}: training.memory left room for {used['thinned_to']} for each positive")
     return tuple(out)
 
 

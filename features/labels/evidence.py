@@ -48,6 +48,21 @@ _PASSED = re.compile(r"(?<![a-z])(pass|passed|ok|success|succeeded|healthy)(?![a
 _FAILED = re.compile(r"(?<![a-z])(fail|failed|failure|error|unhealthy)(?![a-z])", re.IGNORECASE)
 
 
+def reported(events: pd.DataFrame, delay: timedelta) -> pd.DataFrame:
+    """Give events their known-at times under a reporting delay.
+
+    A dataset fixes ``known_at`` when it is imported. A ticket's entry time stands; but nothing is known earlier than
+    the delay of now after it happened, whatever the delay was at the import.
+
+    ``delay``: ``features.delay``.
+    Returns: a copy with ``known_at`` at least ``timestamp + delay``.
+    """
+    last = events["timestamp"] if "last_at" not in events else events["last_at"].fillna(events["timestamp"])
+    earliest = last + delay
+    later = events["known_at"].where(events["known_at"] >= earliest, earliest)
+    return events.assign(known_at=later.astype(events["known_at"].dtype))
+
+
 @dataclass(frozen=True, slots=True)
 class Facts:
     """Events as arrays, one entry an event, in a fixed order that depends on their content only.

@@ -29,8 +29,7 @@ from features.fleet import Fleet
 from features.groups.domains import check_scopes
 from features.groups.static import StaticPlan
 from features.installations import units_of
-from features.known_at import reported
-from features.labels.evidence import Record
+from features.labels.evidence import Record, reported
 from features.labels.incidents import known_onsets
 from features.labels.outages import out_of_use
 from features.matrix.buckets import BucketStore, buckets_of, read_samples
@@ -88,7 +87,7 @@ def digest_of(config: MatrixConfig) -> str:
 
 @dataclass(frozen=True)
 class Known:
-    """What is read of a dataset before any sample; ``events`` as :func:`features.known_at.reported` gives them."""
+    """What is read of a dataset before any sample; ``events`` under the reporting delay."""
 
     events: pd.DataFrame
     inventory: pd.DataFrame

@@ -70,9 +70,8 @@ def choose_span(
     refit_ms: int,
     first_ms: int,
     reach_ms: int,
-    hysteresis: float,
+    training: TrainingSection,
     current: timedelta | None,
-    negative_ratio: int,
     seed: int,
     min_incidents: int = MIN_SPAN_INCIDENTS,
     max_rows: int | None = None,
@@ -85,8 +84,6 @@ def choose_span(
     than the share ``hysteresis``; among equals the longest wins.
 
     ``refit_ms``, ``first_ms``, ``reach_ms``: as for :func:`usable_spans`.
-    ``hysteresis``: ``training.hysteresis``.
-    ``negative_ratio``: ``training.negative_ratio``.
     ``min_incidents``: candidates that hold fewer are left out, but for the longest.
     ``max_rows``: rows to fit on that there is room for; see :func:`models.rows.training_set.choose_rows`.
     Returns: the longest candidate where no other holds ``min_incidents``, or the tail holds fewer than
@@ -115,7 +112,7 @@ def choose_span(
             start_ms=start,
             complete_by_ms=tail_start,
             as_of_ms=refit_ms,
-            negative_ratio=min(negative_ratio, _REFERENCE_RATIO),
+            negative_ratio=min(training.negative_ratio, _REFERENCE_RATIO),
             seed=seed,
             max_rows=max_rows,
         )
@@ -124,7 +121,7 @@ def choose_span(
     tried = _tail_scores(seed_of(seed, "span", refit_ms), read, chosen, tail_rows, truth)
     scores = {span: tried[starts[span]] for span in spans}
     best = max(scores, key=lambda span: (scores[span], span))
-    if current is not None and current in scores and scores[best] <= scores[current] * (1 + hysteresis):
+    if current is not None and current in scores and scores[best] <= scores[current] * (1 + training.hysteresis):
         return current
     return best
 

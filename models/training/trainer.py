@@ -116,9 +116,8 @@ class Trainer:
             refit_ms=refit_ms,
             first_ms=self.first_ms,
             reach_ms=self.reach_ms,
-            hysteresis=self.training.hysteresis,
+            training=self.training,
             current=current,
-            negative_ratio=self.training.negative_ratio,
             seed=self.seed,
             max_rows=self.max_rows,
         )

@@ -34,9 +34,8 @@ def choose(matrix, *, day=40, spans=SPANS, hysteresis=0.02, current=None, least=
         refit_ms=instant_ms(refit),
         first_ms=instant_ms(START),
         reach_ms=REACH_MS,
-        hysteresis=hysteresis,
+        training=TrainingSection(hysteresis=hysteresis, negative_ratio=10),
         current=current,
-        negative_ratio=10,
         seed=3,
         min_incidents=least,
         **others,
@@ -86,7 +85,7 @@ def test_the_tail_is_never_fitted_on(drifting):
     labels = Labels.of(drifting.labels(refit))
     choose_span(
         read, rows, labels, days(7, 28), refit_ms=instant_ms(refit), first_ms=instant_ms(START), reach_ms=REACH_MS,
-        hysteresis=0.0, current=None, negative_ratio=10, seed=3, min_incidents=0,
+        training=TrainingSection(hysteresis=0.0, negative_ratio=10), current=None, seed=3, min_incidents=0,
     )  # fmt: skip
     *fitted, tail = seen
     assert len(fitted) == 2

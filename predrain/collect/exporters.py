@@ -20,7 +20,7 @@ def exporters(
             "kubernetes:NAMESPACE/SERVICE[:PORT]; may be repeated."
         ),
     ],
-    dataset: Annotated[Path, typer.Option(help="The dataset; rows are written to the folder DATASET.live beside it.")],
+    dataset: Annotated[Path, typer.Option(help="The dataset; rows are written to the folder DATASET.live next to it.")],
     interval: Annotated[str, typer.Option(help="Time between two scrapes of a target.")] = "30s",
     timeout: Annotated[
         str | None,

@@ -13,7 +13,7 @@ from predrain.options import JsonOption, duration_option
 
 
 def collect_kubernetes(
-    dataset: Annotated[Path, typer.Option(help="Dataset to collect for; rows are written to DATASET.live beside it.")],
+    dataset: Annotated[Path, typer.Option(help="Dataset to collect for; rows are written to DATASET.live next to it.")],
     kubeconfig: Annotated[
         Path | None, typer.Option(help="Default: the pod's service account, else what kubectl uses.")
     ] = None,

@@ -16,7 +16,7 @@ def openmetrics(
         list[Path],
         typer.Argument(help="Dumps of lines `name{labels} value timestamp`, plain, .gz or .zst.", metavar="FILE"),
     ],
-    dataset: Annotated[Path, typer.Option(help="The dataset; rows are written to the folder DATASET.live beside it.")],
+    dataset: Annotated[Path, typer.Option(help="The dataset; rows are written to the folder DATASET.live next to it.")],
     mapping: Annotated[
         Path | None, typer.Option(help="YAML file that maps metric names and labels that differ from the exporters'.")
     ] = None,
@@ -26,7 +26,7 @@ def openmetrics(
     """Read what `promtool tsdb dump`, `dump-openmetrics` or a backfill tool wrote. A file counts once.
 
     Run the same command again after an interruption: nothing counts twice. The file is sorted on disk, which takes some
-    20 bytes a sample beside the dataset while it runs.
+    20 bytes a sample next to the dataset while it runs.
 
     Example: predrain collect openmetrics march.om.gz --dataset fleet
     """

@@ -28,7 +28,9 @@ def collect_prometheus(
     bearer_token_file: Annotated[Path | None, typer.Option(help="File with a token.")] = None,
     basic_auth_file: Annotated[Path | None, typer.Option(help="File with user:password.")] = None,
     ca_file: Annotated[Path | None, typer.Option(help="PEM file of the authority to trust.")] = None,
-    client_cert: Annotated[Path | None, typer.Option(help="PEM file of our certificate, for mutual TLS.")] = None,
+    client_cert: Annotated[
+        Path | None, typer.Option(help="PEM file of the client certificate, for mutual TLS.")
+    ] = None,
     client_key: Annotated[Path | None, typer.Option(help="PEM file of its key.")] = None,
     insecure_skip_verify: Annotated[
         bool, typer.Option("--insecure-skip-verify", help="Skip TLS verification.")

@@ -330,7 +330,7 @@ def connect(
 
 
 def input_error(error: Refused | Unreachable, api: KubernetesClient, path: str) -> InputError:
-    """Return what to tell the user of a server that refuses, or that no attempt reached."""
+    """Return the error of a server that refuses, or that no attempt reached."""
     if isinstance(error, Unreachable):
         return InputError(
             f"the Kubernetes API server does not answer: {error}", api.name, "Check that it runs, then retry."

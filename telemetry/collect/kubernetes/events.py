@@ -1,4 +1,4 @@
-"""Kubernetes events about GPUs and their nodes: which of them are ours, and how often each has happened."""
+"""Kubernetes events about GPUs and their nodes: which of them a rule names, and how often each has happened."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def notice_of(event: Object, rules: KubernetesRules) -> Notice | None:
     """Return what matters of a ``v1`` Event, or None where no rule names it or it names no node.
 
     Of an XID whose message names no GPU the code is kept as ``xid_N`` in an event of type ``other``: an XID without a
-    GPU would count as one of every GPU of the node, and the kernel log tells which it was.
+    GPU would count as one of every GPU of the node, and the kernel log names it.
     """
     about, metadata = event.get("involvedObject") or {}, event.get("metadata") or {}
     reason, message = str(event.get("reason") or ""), str(event.get("message") or "")

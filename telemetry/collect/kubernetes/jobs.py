@@ -243,7 +243,7 @@ def _ended_ms(metadata: Object, status: Object) -> int | None:
 
 
 def _failure(status: Object) -> str:
-    """Return why a pod failed, in the words of the server."""
+    """Return why a pod failed, as the server reports it."""
     if status.get("reason"):
         return str(status["reason"])
     for condition in status.get("conditions") or ():

@@ -16,7 +16,7 @@ from telemetry.milliseconds import from_ms, to_ms
 
 SOURCE: Final = "kubernetes"
 OWN_SOURCE: Final = "predrain"
-"""``source`` of what our own controller did: labels leave such drains out."""
+"""``source`` of what predrain's controller did: labels leave such drains out."""
 
 OBSERVED_EVERY: Final = timedelta(hours=1)
 """The place of a node is written when it changes, and otherwise this often."""
@@ -57,7 +57,7 @@ class NodeView:
     ``cordoned_by``: field manager that set ``spec.unschedulable``.
     ``markers``: what holds of it, by a key that stays the same while it does.
     ``transitions_ms``: of ``Ready`` and the conditions that a rule names, healthy or not, by the same key.
-    ``place``: ``cluster``, ``group``, ``rack``, ``nvlink_domain``, as far as labels tell.
+    ``place``: ``cluster``, ``group``, ``rack``, ``nvlink_domain``, as far as labels hold them.
     """
 
     name: str
@@ -236,7 +236,7 @@ def node_changes(before: NodeView | None, after: NodeView, at: datetime) -> list
     ``at``: Aware; when ``after`` was heard. Events carry it as ``known_at``, and as ``timestamp`` where the object does
     not say when.
     Returns: of the whole node. A drain is taken back (a ``drain`` event with code ``uncordon`` or ``undrain``) when the
-    last reason for it is gone; our own reasons do not hold up the release of others'.
+    last reason for it is gone; predrain's reasons do not hold up the release of others'.
     """
     events: list[Event] = []
 

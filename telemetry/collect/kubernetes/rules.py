@@ -46,7 +46,7 @@ class Rule(Section):
 class KubernetesRules(Section):
     """The whole file, as rules.yaml explains; of resources and drivers None is the default.
 
-    ``prefix``: DNS prefix of our own taints, labels and annotations.
+    ``prefix``: DNS prefix of predrain's taints, labels and annotations.
     ``defaults``: whether the default rules follow these, of which the first match counts.
     ``labels``: of a node's place; keys left out have the default.
     """

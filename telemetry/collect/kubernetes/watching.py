@@ -85,7 +85,7 @@ class Resource:
 
 
 Take = Callable[[Resource, ChangeKind, list[Any], str], None]
-"""Takes views of a resource, and the version up to which they tell all."""
+"""Takes views of a resource, and the version up to which they are complete."""
 
 
 def follow(api: KubernetesClient, resource: Resource, take: Take, wait: Wait) -> None:

@@ -133,7 +133,7 @@ class PrometheusClient:
     """Asks one server, repeating what may pass; an asynchronous context manager.
 
     ``allow_partial`` accepts answers with warnings (of Thanos: a store did not answer). Every method raises TooMuch if
-    the server, or our own bound on an answer, does not allow that much, which leaves to the caller what to ask for
+    the server, or the bound on an answer, does not allow that much, which leaves to the caller what to ask for
     instead, and InputError if the server refuses for good or could not answer for too long.
     """
 

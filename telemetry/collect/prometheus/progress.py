@@ -85,7 +85,7 @@ def job_id(url: str, match: str, mapping: SourceMapping, channels: Mapping[str, 
 
 
 class Progress(BaseModel):
-    """How far a job is; kept in a small file, written after each span has landed.
+    """How far a job is; kept in a small file, written after each span is staged.
 
     ``span_ms``: longest span that the server answers and that fits into memory; None until one did not.
     """

@@ -49,9 +49,9 @@ def read_batch(
     number = (np.where(is_count, np.cumsum(is_count), np.cumsum(~is_count)) - 1)[place].astype(np.int32)
     of_series = ~is_count[place]
     watched: dict[str, tuple[int, int]] = {}
-    for at, (low, high) in first_and_last(series, number[of_series], ms[of_series]).items():
-        held = watched.get(series[at].gpu, (low, high))
-        watched[series[at].gpu] = (min(held[0], low), max(held[1], high))
+    for place_number, (low, high) in first_and_last(series, number[of_series], ms[of_series]).items():
+        held = watched.get(series[place_number].gpu, (low, high))
+        watched[series[place_number].gpu] = (min(held[0], low), max(held[1], high))
     samples = assemble(series, number[of_series], ms[of_series], values[of_series], problems=problems)
     inventory = observed_spans(series, number[of_series], ms[of_series])
     # Last: what is followed once is not returned again if something before it fails.
@@ -83,11 +83,11 @@ def observed_spans(series: Sequence[Series], index: npt.NDArray[np.int32], ms: n
         held = of_place.get(series[number].inventory, (low, high))
         of_place[series[number].inventory] = (min(held[0], low), max(held[1], high))
     rows: list[dict[str, Any]] = [
-        {**dict(labels), "gpu": gpu, "node": node, "seen_at": at}
+        {**dict(labels), "gpu": gpu, "node": node, "seen_at": seen_ms}
         for (gpu, node), of_place in spans.items()
         for labels, span in of_place.items()
         if not _has_wider(labels, span, of_place)
-        for at in sorted(set(span))
+        for seen_ms in sorted(set(span))
     ]
     return rows_table("inventory", sorted(rows, key=lambda row: (row["seen_at"], row["gpu"], row["node"])))
 
@@ -100,7 +100,7 @@ def _has_wider(labels: _Labels, span: tuple[int, int], of_place: dict[_Labels, t
 
 
 class InventoryNews:
-    """Which observations of GPUs land: what is new, and each GPU every ``every_s`` by the time of its samples."""
+    """Which observations of GPUs are staged: what is new, and each GPU every ``every_s`` by the time of its samples."""
 
     def __init__(self, every_s: float = 3600.0) -> None:
         self._every_ms = round(every_s * 1000)

@@ -1,7 +1,7 @@
-"""Which channel of which GPU a Prometheus series is, told by its metric name and its labels.
+"""Which channel of which GPU a Prometheus series is, by its metric name and its labels.
 
 Labels that change while the device stays (``pod``, ``namespace``, ``container``, ``job``, the scrape's ``instance``)
-are no part of the identity: two Prometheus series that differ only in them are one series of ours. Where a label of
+are no part of the identity: two Prometheus series that differ only in them are one series here. Where a label of
 the scrape target had the same name as one of the exporter's, Prometheus keeps the exporter's as ``exported_NAME``
 (``honor_labels`` off), so that one is tried first.
 """
@@ -39,7 +39,7 @@ class Series:
 
     ``mig_instance``: the MIG instance or partition that the value is of; None is the whole GPU. ``part``: NVLink link:
     values of several parts are summed, unless the whole is given too. ``scale``: factor that brings values into the
-    channel's unit. ``inventory``: what the labels tell of the device: field of the landed inventory and value.
+    channel's unit. ``inventory``: what the labels hold of the device: field of the landed inventory and value.
     ``rank``: of several metrics that may be one channel, the lowest rank that has a value counts.
     """
 
@@ -102,7 +102,7 @@ class SeriesCatalogue:
         return {name: metric.channel for name, metric in self._metrics.items()}
 
     def identify(self, name: str, labels: Mapping[str, str]) -> Series | XidCount | None:
-        """Tell what a series is; None if the metric is no channel of ours, or the labels name no GPU or no node."""
+        """Return what a series is; None if the metric is no channel, or the labels name no GPU or no node."""
         if name == XID_COUNT_METRIC:
             return self._xid_count(labels)
         metric = self._metrics.get(name)
@@ -167,7 +167,7 @@ class SeriesCatalogue:
 
 
 def _metrics(channels: Mapping[str, Channel], mapping: SourceMapping) -> dict[str, _Metric]:
-    # Recording rules may give roll-ups (`power_w_max`) under our own names.
+    # Recording rules may give roll-ups (`power_w_max`) under the names of channels.
     every = with_rollups(channels)
     sources = by_source_name(every)
     scale = {_channel_of(name, sources, "scale"): factor for name, factor in mapping.scale.items()}

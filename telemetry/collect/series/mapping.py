@@ -2,10 +2,10 @@
 
 A YAML file; every key may be left out::
 
-    metrics:                          # metric name -> our channel, or any name the catalogue knows for it
+    metrics:                          # metric name -> channel, or any name the catalogue knows for it
       job:gpu_temperature:avg: gpu_temp_c
       acme_board_power_mw: power_w
-    scale: {power_w: 0.001}           # our channel -> factor on every value of it
+    scale: {power_w: 0.001}           # channel -> factor on every value of it
     labels:                           # what -> label names, tried in order; a given list replaces the default one
       node: [kubernetes_node, Hostname]
       gpu: [device_uuid]
@@ -45,7 +45,7 @@ DEFAULT_LABELS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     }
 )
 
-"""What a label can tell, and the label names that tell it, in the order in which they are tried."""
+"""What a label can hold, and the label names that hold it, in the order in which they are tried."""
 
 
 class NodeRules(Section):
@@ -62,13 +62,13 @@ class SourceMapping(Section):
     """The whole mapping file of a Prometheus-like source."""
 
     metrics: dict[str, str] = Field(default_factory=dict)
-    """Metric name to our channel (or a DCGM name, a DCGM field id as text, an AMD name of it)."""
+    """Metric name to channel (or a DCGM name, a DCGM field id as text, an AMD name of it)."""
 
     scale: dict[str, float] = Field(default_factory=dict)
-    """Our channel to a factor."""
+    """Channel to a factor."""
 
     labels: dict[str, list[str]] = Field(default_factory=dict)
-    """What a label tells to the label names tried in order; an empty list: no label tells it."""
+    """What a label holds to the label names tried in order; an empty list: no label holds it."""
 
     node: NodeRules = NodeRules()
     """How a node's name is made."""
@@ -86,7 +86,7 @@ class SourceMapping(Section):
         for key in value:
             if key not in DEFAULT_LABELS:
                 hint = nearest_hint(key, list(DEFAULT_LABELS)) or f"Known are {', '.join(DEFAULT_LABELS)}."
-                raise ValueError(f"labels cannot tell {key!r}. {hint}")
+                raise ValueError(f"labels cannot hold {key!r}. {hint}")
         return value
 
     @field_validator("scale")
@@ -98,7 +98,7 @@ class SourceMapping(Section):
         return value
 
     def label_names(self, what: str) -> tuple[str, ...]:
-        """Return the label names that may tell ``what``, in the order in which they are tried."""
+        """Return the label names that may hold ``what``, in the order in which they are tried."""
         return tuple(self.labels[what]) if what in self.labels else DEFAULT_LABELS[what]
 
 

@@ -14,13 +14,13 @@ _UNUSED: Final = re.compile(
             r"up|ALERTS(?:_FOR_STATE)?",
             # licence and virtualisation software; what ran on the GPU comes from jobs
             r"DCGM_FI_DEV_VGPU_.*|DCGM_FI_DEV_COMPUTE_PIDS",
-            # of a switch or a CPU, pairs of GPUs, spare rows by bank: row_remap_failure tells when they run out
+            # of a switch or a CPU, pairs of GPUs, spare rows by bank: row_remap_failure shows when they run out
             r"DCGM_FI_DEV_(?:NVSWITCH|CPU)_.*|DCGM_EXP_P2P_STATUS|DCGM_FI_DEV_BANKS_REMAP_ROWS_AVAIL_.*",
-            # settings and limits of the board, which the inventory's model tells, and counts of GPUs
+            # settings and limits of the board, which the inventory's model implies, and counts of GPUs
             r"DCGM_FI_DEV_(?:MAX|SUPPORTED)_.*|DCGM_FI_DEV_POWER_MGMT_LIMIT_(?:DEF|MIN|MAX)",
             r"DCGM_FI_DEV_(?:COUNT|FB_TOTAL|FB_USED_PERCENT|SHUTDOWN_TEMP|GPU_MAX_OP_TEMP|MEM_MAX_OP_TEMP)",
             r"gpu_(?:nodes_total|total_vram|visible_vram|total_visible_vram|total_gtt)",
-            # activity and reasons that other channels tell already
+            # activity and reasons that other channels hold already
             r"DCGM_FI_DEV_(?:VIDEO_CLOCK|BOARD_LIMIT_VIOLATION|SYNC_BOOST_VIOLATION|LOW_UTIL_VIOLATION)",
             r"DCGM_FI_PROF_(?:PIPE_(?:FP64|FP32|FP16|INT)_ACTIVE|NVLINK_[TR]X_BYTES)|DCGM_FI_DEV_NVLINK_COUNT_[TR]X_BYTES",
             r"DCGM_EXP_CLOCK_EVENTS_COUNT|DCGM_EXP_GPU_HEALTH_STATUS|gpu_health",

@@ -22,7 +22,7 @@ SOURCE: Final = "exporter:DCGM_EXP_XID_ERRORS_COUNT"
 """``source`` of the events."""
 
 FORGOTTEN_AFTER_MS: Final = 600_000
-"""A count that was not seen for this long begins anew: twice the exporter's default window."""
+"""A count that was not seen for this long begins again: twice the exporter's default window."""
 
 _SEEN_KEPT: Final = 10_000
 
@@ -68,27 +68,33 @@ class XidCounts:
         chosen = np.array([series.xid > 0 for series in counts], np.bool_)[index]
         index, ms, values = index[chosen], ms[chosen], values[chosen]
         order = np.lexsort((index, ms))
-        for number, at, count in zip(index[order].tolist(), ms[order].tolist(), values[order].tolist(), strict=True):
+        for number, when_ms, count in zip(
+            index[order].tolist(), ms[order].tolist(), values[order].tolist(), strict=True
+        ):
             series = counts[number]
             key = (series.gpu, series.node, series.mig_instance or "", series.xid)
-            before = self._before(key, at, watched)
+            before = self._before(key, when_ms, watched)
             if before is not None and count > before:
-                rows.append((at, series.gpu, str(series.xid), series.node, f"count rose from {before:g} to {count:g}"))
-            self._last[key] = (at, count)
+                rows.append(
+                    (when_ms, series.gpu, str(series.xid), series.node, f"count rose from {before:g} to {count:g}")
+                )
+            self._last[key] = (when_ms, count)
         for gpu, (_, last) in watched.items():
             self._seen[gpu] = max(last, self._seen.get(gpu, last))
         if len(self._seen) > _SEEN_KEPT:  # a page with ever new GPUs must not fill the memory
             newest = max(self._seen.values())
-            self._seen = {gpu: at for gpu, at in self._seen.items() if newest - at <= FORGOTTEN_AFTER_MS}
+            self._seen = {gpu: last for gpu, last in self._seen.items() if newest - last <= FORGOTTEN_AFTER_MS}
         return _events(sorted(rows), self._delay_ms)
 
-    def _before(self, key: Key, at: int, watched: Mapping[str, tuple[int, int]]) -> float | None:
-        """Return the count before ``at``; None if it is not known."""
+    def _before(self, key: Key, when_ms: int, watched: Mapping[str, tuple[int, int]]) -> float | None:
+        """Return the count before ``when_ms``; None if it is not known."""
         held = self._last.get(key)
-        if held is not None and at - held[0] <= FORGOTTEN_AFTER_MS:
+        if held is not None and when_ms - held[0] <= FORGOTTEN_AFTER_MS:
             return held[1]
-        first = watched.get(key[0], (at, at))[0]
-        was_watched = first < at or at - self._seen.get(key[0], at - FORGOTTEN_AFTER_MS - 1) <= FORGOTTEN_AFTER_MS
+        first = watched.get(key[0], (when_ms, when_ms))[0]
+        was_watched = (
+            first < when_ms or when_ms - self._seen.get(key[0], when_ms - FORGOTTEN_AFTER_MS - 1) <= FORGOTTEN_AFTER_MS
+        )
         if was_watched:
             return 0.0
         return None if held is None else held[1]
@@ -98,8 +104,8 @@ def _events(rows: list[tuple[int, str, str, str, str]], delay_ms: int) -> pa.Tab
     return rows_table(
         "events",
         [
-            {"timestamp": at, "node": node, "gpu": gpu, "type": "xid", "code": code, "detail": detail}
-            | {"source": SOURCE, "known_at": at + delay_ms, "pci_bus_id": None}
-            for at, gpu, code, node, detail in rows
+            {"timestamp": when_ms, "node": node, "gpu": gpu, "type": "xid", "code": code, "detail": detail}
+            | {"source": SOURCE, "known_at": when_ms + delay_ms, "pci_bus_id": None}
+            for when_ms, gpu, code, node, detail in rows
         ],
     )

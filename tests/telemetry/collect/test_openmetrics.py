@@ -109,8 +109,8 @@ def test_odd_lines_are_read_or_counted(tmp_path: Path) -> None:
         )
     )
     result = land(path, tmp_path / "live")
-    found = {ms - T0 * 1000: row["gpu_temp_c"] for (_, ms), row in as_plain(landed(tmp_path / "live")).items()}
-    assert found == {999: 1.0, 1000: 2.0, 3000: 3.5}
+    values = {ms - T0 * 1000: row["gpu_temp_c"] for (_, ms), row in as_plain(landed(tmp_path / "live")).items()}
+    assert values == {999: 1.0, 1000: 2.0, 3000: 3.5}
     assert result["left out"] == {
         BAD_LINE: 2,
         NO_TIME: 1,

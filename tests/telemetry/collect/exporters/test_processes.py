@@ -57,7 +57,7 @@ def test_of_two_collectors_one_scrapes_and_the_other_takes_over(tmp_path: Path) 
     assert len(check_whole(tmp_path / "fleet.live")) == 8
 
 
-def test_a_signal_lands_everything_and_the_collector_tells_how_it_is(tmp_path: Path) -> None:
+def test_a_signal_lands_everything_and_the_collector_reports_its_state(tmp_path: Path) -> None:
     dataset = tmp_path / "fleet"
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -75,9 +75,11 @@ def test_a_signal_lands_everything_and_the_collector_tells_how_it_is(tmp_path: P
             process.kill()
             process.communicate()
         assert process.returncode == 0, err
-    told = json.loads(out)
-    assert told["rows_written"] == 2 * told["scrapes_succeeded"] == sum(check_whole(tmp_path / "fleet.live").values())
-    assert told["scrapes_failed"] > 0
+    report = json.loads(out)
+    assert (
+        report["rows_written"] == 2 * report["scrapes_succeeded"] == sum(check_whole(tmp_path / "fleet.live").values())
+    )
+    assert report["scrapes_failed"] > 0
     assert "predrain_exporters_targets_owned 3.0\n" in metrics
     assert 'predrain_exporters_targets{state="failing"} 1.0\n' in metrics
 

@@ -62,18 +62,18 @@ def fetch(
 
 
 def failure(handler: Handler, **options: object) -> ScrapeError:
-    (found,) = fetch(handler, **options)
-    assert isinstance(found, ScrapeError), found
-    return found
+    (outcome,) = fetch(handler, **options)
+    assert isinstance(outcome, ScrapeError), outcome
+    return outcome
 
 
 def test_a_page_comes_with_its_time_and_the_servers_clock() -> None:
     head = ("Content-Type: text/plain; version=0.0.4; charset=utf-8", "Date: Sun, 01 Mar 2026 00:00:07 GMT")
-    (found,) = fetch(always(answer(PAGE, *head)))
-    assert isinstance(found, Answer)
-    assert found.body == PAGE
-    assert found.headers["date"] == head[1].removeprefix("Date: ")
-    assert 0 < found.duration_s < 60
+    (outcome,) = fetch(always(answer(PAGE, *head)))
+    assert isinstance(outcome, Answer)
+    assert outcome.body == PAGE
+    assert outcome.headers["date"] == head[1].removeprefix("Date: ")
+    assert 0 < outcome.duration_s < 60
 
 
 CUT_CHUNKS = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + b"%x\r\n" % len(PAGE) + PAGE[:500]

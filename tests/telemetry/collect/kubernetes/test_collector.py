@@ -85,7 +85,7 @@ def test_following_lands_what_happens_and_everything_at_the_end(world: World) ->
         world.api.put(NODES, node("n1", cordoned=True))
     assert world.codes() == ["cordon"]
     assert [row["cluster"] for row in landed(world.landing, "inventory")] == ["east"]
-    # What happened while nobody looked is told in full by the next one.
+    # What happened while no collector ran is reported in full by the next one.
     world.api.put(NODES, node("n1"))
     world.api.put(NODES, node("n1", cordoned=True))
     world.api.put(PODS, pod("p2"))
@@ -123,7 +123,7 @@ def test_while_nothing_can_be_landed_nothing_more_is_taken_in(
     assert caplog.text.count("nothing can be landed") == 1
 
 
-def test_events_of_nodes_that_are_not_ours_are_left_out(world: World) -> None:
+def test_events_of_nodes_outside_the_fleet_are_left_out(world: World) -> None:
     world.api.put(NODES, node("cpu", gpus=0))
     world.api.put(EVENTS, event("GpuLost", uid="e1", about=("Node", "cpu")))
     world.api.put(EVENTS, event("GpuLost", uid="e2", about=("Node", "n1")))

@@ -1,4 +1,4 @@
-"""Kubernetes events that become ours."""
+"""Kubernetes events that become events of the dataset."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -17,14 +17,14 @@ RULES = default_rules()
 def seen(tracker: NoticeTracker, item: dict[str, Any], rules: KubernetesRules = RULES) -> list[tuple[Any, ...]]:
     notice = notice_of(item, rules)
     events = [] if notice is None else tracker.update(notice, NOW)
-    return [(each.type, each.code, each.node, each.timestamp, each.gpu, each.pci_bus_id) for each in events]
+    return [(made.type, made.code, made.node, made.timestamp, made.gpu, made.pci_bus_id) for made in events]
 
 
 XID = "kernel: NVRM: Xid (PCI:0000:3B:00): 79, pid=1, GPU has fallen off the bus."
 
 
 @pytest.mark.parametrize(
-    ("item", "told"),
+    ("item", "expected"),
     [
         (event("Whatever", XID), [("xid", "79", "n1", ELEVEN, None, "00000000:3b:00")]),
         # without its GPU it would be one of all GPUs
@@ -33,11 +33,11 @@ XID = "kernel: NVRM: Xid (PCI:0000:3B:00): 79, pid=1, GPU has fallen off the bus
         (event("GpuLost", about=("Pod", "p")), []),
     ],
 )
-def test_what_an_event_tells(item: dict[str, Any], told: list[tuple[Any, ...]]) -> None:
-    assert seen(NoticeTracker(), item) == told
+def test_what_an_event_becomes(item: dict[str, Any], expected: list[tuple[Any, ...]]) -> None:
+    assert seen(NoticeTracker(), item) == expected
 
 
-def test_a_repeated_event_is_told_for_each_rise_of_its_count() -> None:
+def test_a_repeated_event_counts_for_each_rise_of_its_count() -> None:
     tracker = NoticeTracker()
     assert len(seen(tracker, event("GpuLost"))) == 1
     assert seen(tracker, event("GpuLost")) == []

@@ -28,7 +28,7 @@ def run_of(item: dict[str, Any]) -> PodRun:
 
 
 class Tracked(JobTracker):
-    """A tracker, and the pods it is told of."""
+    """A tracker, and the pods it is given."""
 
     def __init__(self, known: dict[str, PodRun] | None = None, api: MemoryApi | None = None) -> None:
         super().__init__(api or MemoryApi(), RULES, known)
@@ -124,7 +124,7 @@ def test_pods_of_one_job_that_begin_together_have_a_row_each() -> None:
     assert again.see(worker("w1", phase="Succeeded")) == [], "its containers were cleared: it keeps its end"
 
 
-def test_what_vanished_while_nobody_looked_ended_some_time_before() -> None:
+def test_what_vanished_while_no_collector_ran_ended_some_time_before() -> None:
     tracker = Tracked()
     tracker.see(pod("a"), pod("b"))
     again = tracker.restarted()

@@ -1,4 +1,4 @@
-"""What two looks at a node tell."""
+"""What two looks at a node show."""
 
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -16,10 +16,10 @@ from tests.telemetry.collect.kubernetes.objects import EARLIER, NOW, condition, 
 ELEVEN = datetime(2026, 3, 1, 11, tzinfo=UTC)
 QUARTER, HALF_PAST = "2026-03-01T11:15:00Z", "2026-03-01T11:30:00Z"
 RULES = default_rules()
-Told = list[tuple[str, str, str, datetime]]
+Summary = list[tuple[str, str, str, datetime]]
 
 
-def between(before: dict[str, Any] | None, after: dict[str, Any], rules: KubernetesRules = RULES) -> Told:
+def between(before: dict[str, Any] | None, after: dict[str, Any], rules: KubernetesRules = RULES) -> Summary:
     old = None if before is None else view_of(before, rules)
     events = node_changes(old, view_of(after, rules), NOW)
     assert all(event.known_at >= NOW and event.gpu is None for event in events)
@@ -44,7 +44,7 @@ SICK, WELL = condition("GpuNvlinkWatch", "True"), condition("GpuNvlinkWatch", "F
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "told"),
+    ("before", "after", "expected"),
     [
         pytest.param(node(), cordoned(), [("drain", "cordon", "kubernetes", None)], id="cordon"),
         pytest.param(node(), cordoned("kubectl-cordon"), [("drain", "cordon", "kubernetes", 30)], id="cordon by"),
@@ -69,18 +69,18 @@ SICK, WELL = condition("GpuNvlinkWatch", "True"), condition("GpuNvlinkWatch", "F
         ),
         pytest.param(
             cordoned(taints=[HARD]), node(taints=[HARD]), [("drain", "uncordon", "kubernetes", None)],
-            id="ours does not hold up the release of theirs",
+            id="predrain's does not hold up the release of others'",
         ),
         pytest.param(
             cordoned(taints=[HARD]), cordoned(), [("other", "at-risk_ended", "predrain", None)],
-            id="the end of ours is no release of theirs",
+            id="the end of predrain's is no release of others'",
         ),
         pytest.param(node(), LOST, [("other", "node_not_ready", "kubernetes", 0)], id="not ready"),
         pytest.param(None, LOST, [("other", "node_not_ready", "kubernetes", 0)], id="first seen not ready"),
         pytest.param(LOST, BACK, [("other", "node_ready", "kubernetes", 15)], id="ready again"),
         pytest.param(
             LOST, node(ready=("False", HALF_PAST)), [("other", "node_not_ready", "kubernetes", 30)],
-            id="lost twice while nobody looked",
+            id="lost twice between two looks",
         ),
         pytest.param(node(), node(conditions=[condition("GPUFailurePredicted", "True")]), [], id="our own condition"),
         pytest.param(
@@ -106,9 +106,9 @@ SICK, WELL = condition("GpuNvlinkWatch", "True"), condition("GpuNvlinkWatch", "F
     ],
 )  # fmt: skip
 def test_what_happened_between_two_looks(
-    before: dict[str, Any] | None, after: dict[str, Any], told: list[tuple[str, str, str, int | None]]
+    before: dict[str, Any] | None, after: dict[str, Any], expected: list[tuple[str, str, str, int | None]]
 ) -> None:
-    assert between(before, after) == [(*event, at(minutes)) for *event, minutes in told]
+    assert between(before, after) == [(*event, at(minutes)) for *event, minutes in expected]
 
 
 def test_a_node_that_went_and_came_back_is_compared_with_what_went() -> None:
@@ -161,7 +161,7 @@ def test_drains_and_releases_always_say_whether_the_node_is_drained(looks: list[
         after = view_of(node(cordoned=is_cordoned, taints=[TAINTS[i] for i in sorted(taints)]), RULES)
         drains = [event for event in node_changes(view, after, NOW) if event.type == "drain"]
         releases = [event for event in drains if event.code in ("uncordon", "undrain")]
-        # As features do: what is not ours drains, any release ends it.
+        # As features do: what is not predrain's drains, any release ends it.
         drained = drained and not releases
         drained = drained or any(event.source != "predrain" for event in drains if event not in releases)
         assert drained == (is_cordoned or bool(taints - {1}))
@@ -184,8 +184,8 @@ labels: {rack: [example.com/rack]}
     rma = node(taints=[taint("example.com/rma")], conditions=[SICK])
     assert [event[:2] for event in between(None, rma, rules)] == [("failure", "RMA")]
     assert [event[:2] for event in between(rma, node(), rules)] == [("repair", "RMA_ended")]
-    ours = node(taints=[taint("gpus.example.com/at-risk"), taint("medik8s.io/drain")])
-    assert [event[1:3] for event in between(None, ours, rules)] == [
+    managed = node(taints=[taint("gpus.example.com/at-risk"), taint("medik8s.io/drain")])
+    assert [event[1:3] for event in between(None, managed, rules)] == [
         ("at-risk", "predrain"),
         ("medik8s.io/drain", "kubernetes"),
     ]

@@ -74,7 +74,7 @@ class FakePrometheus:
 
     def queries(self) -> list[str]:
         """The PromQL that was asked, in order."""
-        return [each.parameters["query"] for each in self.asked if "query" in each.parameters]
+        return [asked.parameters["query"] for asked in self.asked if "query" in asked.parameters]
 
     def answer(self, asked: Asked) -> Reply:
         """Answer a request."""
@@ -108,7 +108,7 @@ class FakePrometheus:
             if inside:
                 values = [[ms // 1000 if ms % 1000 == 0 else ms / 1000, str(value)] for ms, value in inside]
                 result.append({"metric": labels, "values": values})
-        held = sum(len(each["values"]) for each in result)
+        held = sum(len(entry["values"]) for entry in result)
         if self.max_samples is not None and held > self.max_samples:
             return error(422, "query processing would load too many samples into memory in query execution")
         return self._good({"resultType": "matrix", "result": result})

@@ -21,8 +21,8 @@ app.command("prometheus")(collect_prometheus)
 
 def collect(fake: FakePrometheus, dataset: Path, *options: str, start: str = "2026-01-01T00:00:00Z") -> tuple[int, str]:
     """Run the verb; returns its exit code and everything it wrote."""
-    told = ["--url", fake.url, "--start", start, "--end", "2026-01-01T06:00:00+00:00", "--dataset", str(dataset)]
-    ran = CliRunner().invoke(app, ["prometheus", *told, *options])
+    arguments = ["--url", fake.url, "--start", start, "--end", "2026-01-01T06:00:00+00:00", "--dataset", str(dataset)]
+    ran = CliRunner().invoke(app, ["prometheus", *arguments, *options])
     return ran.exit_code, ran.output
 
 
@@ -36,8 +36,13 @@ def test_one_command_makes_a_dataset_and_a_second_adds_nothing(fake: FakePrometh
     expected = fill(fake, step_ms=600_000)
     code, text = collect(fake, tmp_path / "fleet", "--json", "--chunk", "2h")
     assert code == 0, text
-    told = json.loads(text.splitlines()[-1])
-    assert (told["chunks"], told["rows"], told["samples"], told["metrics"]) == (3, len(expected), 2 * len(expected), 2)
+    report = json.loads(text.splitlines()[-1])
+    assert (report["chunks"], report["rows"], report["samples"], report["metrics"]) == (
+        3,
+        len(expected),
+        2 * len(expected),
+        2,
+    )
     dataset = Dataset.open(tmp_path / "fleet")
     assert dataset.meta.counts["samples"] == len(expected)
     assert set(dataset.inventory()["driver"]) == {"570.1"}

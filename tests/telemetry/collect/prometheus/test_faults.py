@@ -1,4 +1,4 @@
-"""Faults of servers and of what stands before them: survived where they pass, told clearly where they do not."""
+"""Faults of servers and of what stands before them: survived where they pass, reported clearly where they do not."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_a_body_that_stops_in_the_middle_is_asked_for_again_and_then_in_halves(
     }
 
 
-def test_an_outage_that_lasts_is_told_and_the_next_run_goes_on(
+def test_an_outage_that_lasts_is_reported_and_the_next_run_goes_on(
     fake: FakePrometheus, fetch: Fetch, tmp_path: Path
 ) -> None:
     expected = fill(fake)
@@ -138,7 +138,7 @@ def test_what_does_not_pass_is_reported_immediately(
     assert str(caught.value).startswith(message.format(url=fake.url))
 
 
-def test_nobody_there_is_told_soon(fake: FakePrometheus, fetch: Fetch) -> None:
+def test_a_server_that_is_not_there_is_reported_soon(fake: FakePrometheus, fetch: Fetch) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         fake.url = f"http://127.0.0.1:{probe.getsockname()[1]}"

@@ -1,4 +1,4 @@
-"""Refusals: which of the servers' real words mean less, later or never."""
+"""Refusals: which of the servers' real messages mean less, later or never."""
 
 import json
 from datetime import UTC, datetime

@@ -23,10 +23,10 @@ from telemetry.collect.series.exposition import BAD_LINE, LineReader, is_openmet
     ],
 )
 def test_lines_are_read(line: str, openmetrics: bool, sample: tuple[object, ...]) -> None:
-    found = parse_line(line, openmetrics=openmetrics)
-    assert found is not None
-    value = found.value if isinstance(sample[2], float) else str(found.value)
-    assert (found.name, found.labels, value, found.timestamp_ms) == sample
+    read_sample = parse_line(line, openmetrics=openmetrics)
+    assert read_sample is not None
+    value = read_sample.value if isinstance(sample[2], float) else str(read_sample.value)
+    assert (read_sample.name, read_sample.labels, value, read_sample.timestamp_ms) == sample
 
 
 @pytest.mark.parametrize("line", ["", "  ", "# HELP x text", "# EOF"])

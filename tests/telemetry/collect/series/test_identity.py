@@ -1,4 +1,4 @@
-"""What a series is, told by its metric name and its labels."""
+"""What a series is, by its metric name and its labels."""
 
 from collections.abc import Mapping
 
@@ -28,15 +28,20 @@ def identify(name: str, labels: dict[str, str], mapping: Mapping[str, object] | 
 
 
 def series(name: str, labels: dict[str, str], mapping: Mapping[str, object] | None = None, **more: str) -> Series:
-    found = identify(name, labels, mapping, **more)
-    assert isinstance(found, Series)
-    return found
+    identified = identify(name, labels, mapping, **more)
+    assert isinstance(identified, Series)
+    return identified
 
 
 def test_a_series_of_the_old_exporter_tells_channel_device_and_inventory() -> None:
-    found = series("DCGM_FI_DEV_GPU_TEMP", OLD)
-    assert (found.channel, found.kind, found.gpu, found.node) == ("gpu_temp_c", "gauge", "GPU-a", "n1")
-    assert dict(found.inventory) == {
+    identified = series("DCGM_FI_DEV_GPU_TEMP", OLD)
+    assert (identified.channel, identified.kind, identified.gpu, identified.node) == (
+        "gpu_temp_c",
+        "gauge",
+        "GPU-a",
+        "n1",
+    )
+    assert dict(identified.inventory) == {
         "slot": "3",
         "pci_bus_id": "00000000:31:00",
         "model": "NVIDIA L4",
@@ -58,7 +63,7 @@ def test_a_series_of_the_old_exporter_tells_channel_device_and_inventory() -> No
         ({"Hostname": "", "instance": "n2:1"}, "n2"),
     ],
 )
-def test_the_node_is_the_exporters_own_word_before_the_scrapes(labels: dict[str, str], node: str) -> None:
+def test_the_node_is_the_exporters_own_label_before_the_scrapes(labels: dict[str, str], node: str) -> None:
     assert series("DCGM_FI_DEV_GPU_TEMP", {"UUID": "GPU-a", **labels}).node == node
 
 
@@ -70,8 +75,8 @@ def test_a_domain_is_cut_only_when_asked_for_and_never_off_an_address() -> None:
 
 def test_links_and_mig_instances_are_parts_and_rows_of_their_own() -> None:
     link = {"nvlink": "2", "gpu_uuid": "GPU-a", "model_name": "H100", "hostname": "n1", "gpu": "0"}
-    found = series("DCGM_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL", link)
-    assert (found.channel, found.part, found.mig_instance) == ("nvlink_replay_total", "2", None)
+    identified = series("DCGM_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL", link)
+    assert (identified.channel, identified.part, identified.mig_instance) == ("nvlink_replay_total", "2", None)
     field = series("DCGM_FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_L5", OLD)
     assert (field.channel, field.part) == ("nvlink_crc_flit_total", "5")
     mig = OLD | {"GPU_I_ID": "0", "GPU_I_PROFILE": "1g.10gb"}
@@ -80,12 +85,12 @@ def test_links_and_mig_instances_are_parts_and_rows_of_their_own() -> None:
 
 def test_amd_series_are_known_by_uuid_or_serial_and_their_clocks_are_told_apart() -> None:
     amd = {"hostname": "m1", "gpu_id": "1", "gpu_partition_id": "0", "serial_number": "PCB1", "card_series": "MI300X"}
-    found = series("gpu_edge_temperature", amd)
-    assert (found.channel, found.gpu, found.mig_instance) == ("gpu_temp_c", "PCB1", None)
-    assert dict(found.inventory) == {"slot": "1", "serial": "PCB1", "model": "MI300X"}
+    identified = series("gpu_edge_temperature", amd)
+    assert (identified.channel, identified.gpu, identified.mig_instance) == ("gpu_temp_c", "PCB1", None)
+    assert dict(identified.inventory) == {"slot": "1", "serial": "PCB1", "model": "MI300X"}
     assert series("gpu_edge_temperature", amd | {"gpu_uuid": "u"}).gpu == "u"
     assert series("gpu_edge_temperature", amd | {"gpu_partition_id": "3"}).mig_instance == "3"
-    assert series("gpu_junction_temperature", amd).rank < found.rank
+    assert series("gpu_junction_temperature", amd).rank < identified.rank
     system, memory, video = (
         identify("gpu_clock", amd | {"clock_type": f"GPU_CLOCK_TYPE_{kind}", "clock_index": "1"})
         for kind in ("SYSTEM", "MEMORY", "VIDEO")
@@ -106,7 +111,7 @@ def test_amd_series_are_known_by_uuid_or_serial_and_their_clocks_are_told_apart(
         ("DCGM_EXP_XID_ERRORS_COUNT", OLD | {"xid": "none"}),
     ],
 )
-def test_what_is_not_ours_is_none(name: str, labels: dict[str, str]) -> None:
+def test_what_is_no_channel_is_none(name: str, labels: dict[str, str]) -> None:
     assert identify(name, labels) is None
 
 
@@ -118,16 +123,16 @@ def test_mapped_metrics_labels_and_factors() -> None:
     }
     labels = {"box": "b", "card": "c", "Hostname": "not asked"}
     assert series("job:temp", labels, mapping).channel == "gpu_temp_c"
-    found = series("acme_mw", labels, mapping)
-    assert (found.channel, found.scale, found.node, found.gpu) == ("power_w", 0.001, "b", "c")
+    identified = series("acme_mw", labels, mapping)
+    assert (identified.channel, identified.scale, identified.node, identified.gpu) == ("power_w", 0.001, "b", "c")
 
 
 def test_a_declared_channel_is_known_by_its_own_name_and_a_counter_also_with_total() -> None:
     channels = resolve_channels({"flaps": ChannelDeclaration(kind="counter")})
     catalogue = SeriesCatalogue(channels)
     for name in ("flaps", "flaps_total", "exported_flaps"):
-        found = catalogue.identify(name, OLD)
-        assert (found.channel if isinstance(found, Series) else None) == (None if "exp" in name else "flaps")
+        identified = catalogue.identify(name, OLD)
+        assert (identified.channel if isinstance(identified, Series) else None) == (None if "exp" in name else "flaps")
     names = catalogue.metric_names()
     assert names["DCGM_FI_DEV_XID_ERROR"] == names["DCGM_FI_DEV_XID_ERRORS"] == "xid_last"
     assert names["DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION_total"] == "energy_mj"

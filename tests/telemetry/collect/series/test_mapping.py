@@ -37,7 +37,7 @@ def test_refusals_say_what_where_and_what_to_do(tmp_path: Path) -> None:
     assert refusal(tmp_path, "node: {drop_ports: true}").endswith(
         "(/m.yaml, node.drop_ports). Did you mean 'drop_port'?"
     )
-    assert "labels cannot tell 'gpus'. Did you mean 'gpu'?" in refusal(tmp_path, "labels: {gpus: [a]}")
+    assert "labels cannot hold 'gpus'. Did you mean 'gpu'?" in refusal(tmp_path, "labels: {gpus: [a]}")
     assert "the factor of 'power_w' is 0.0: write a number other than 0" in refusal(tmp_path, "scale: {power_w: 0}")
     assert "is not valid YAML" in refusal(tmp_path, "metrics: {")
     with pytest.raises(InputError, match="the mapping file does not exist"):

@@ -37,14 +37,14 @@ def rows(
         np.array([value for _, _, value in samples], np.float64),
         problems=problems,
     )
-    found = table.to_pylist()
-    for row in found:
+    made_rows = table.to_pylist()
+    for row in made_rows:
         row["timestamp"] = round(row["timestamp"].timestamp() * 1000)
-    return table, found
+    return table, made_rows
 
 
 def slow(samples: list[tuple[Series, int, float]]) -> tuple[dict[tuple[Any, ...], dict[str, float]], int]:
-    """One value a cell by the rules in words; cells by (gpu, time, instance, node)."""
+    """One value a cell by the documented rules; cells by (gpu, time, instance, node)."""
     cells: dict[tuple[Any, ...], list[tuple[Series, float]]] = {}
     for series, at, value in samples:
         if not math.isnan(value) and value < 2**62:
@@ -81,27 +81,27 @@ VALUES = st.one_of(st.integers(0, 5).map(float), st.just(math.nan), st.just(9223
 @given(st.lists(st.tuples(SERIES, st.sampled_from([1000, 1001, 2**45]), VALUES), max_size=40))
 def test_rows_are_those_of_the_slow_version(samples: list[tuple[Series, int, float]]) -> None:
     problems: dict[str, int] = {}
-    _, found = rows(samples, problems)
+    _, made_rows = rows(samples, problems)
     expected, conflicts = slow(samples)
     made = {
         (row["gpu"], row["timestamp"], row["mig_instance"] or "", row["node"]): {
             name: row[name] for name in KINDS if row.get(name) is not None
         }
-        for row in found
+        for row in made_rows
     }
-    assert len(made) == len(found)
+    assert len(made) == len(made_rows)
     assert made == expected
     assert problems.get(CONFLICT, 0) == conflicts
     assert problems.get(SENTINEL, 0) == sum(value > 2**62 for _, _, value in samples)
-    order = [(row["gpu"], row["timestamp"]) for row in found]
+    order = [(row["gpu"], row["timestamp"]) for row in made_rows]
     assert order == sorted(order)
 
 
 def test_rows_have_the_layout_in_which_samples_land() -> None:
-    table, found = rows([(one(), 1000, 41.25), (one("clocks_event_reasons"), 1000, 5), (one("xid_last"), 1000, 79)])
+    table, made_rows = rows([(one(), 1000, 41.25), (one("clocks_event_reasons"), 1000, 5), (one("xid_last"), 1000, 79)])
     assert lay_out("samples", table, CATALOGUE).to_pylist() == table.to_pylist()
     assert lay_out("samples", table, CATALOGUE).schema.names == table.schema.names
-    assert found == [
+    assert made_rows == [
         {
             "timestamp": 1000,
             "node": "n",
@@ -131,17 +131,17 @@ def test_counters_and_bits_are_exact_and_what_cannot_be_is_counted() -> None:
         (one("xid_last"), 6, math.inf),
         (one("xid_last"), 7, -5.0),
     ]
-    _, found = rows(samples, problems)
-    assert [row["timestamp"] for row in found] == [1, 7]
-    assert found[0]["energy_mj"] == found[0]["clocks_event_reasons"] == 2**53 - 1
-    assert found[1]["xid_last"] == -5
+    _, made_rows = rows(samples, problems)
+    assert [row["timestamp"] for row in made_rows] == [1, 7]
+    assert made_rows[0]["energy_mj"] == made_rows[0]["clocks_event_reasons"] == 2**53 - 1
+    assert made_rows[1]["xid_last"] == -5
     assert problems == {INEXACT: 1, NOT_WHOLE: 2, OUTSIDE: 2}
 
 
 def test_values_are_scaled_after_sentinels_are_left_out() -> None:
     scaled = one(scale=0.5)
-    _, found = rows([(scaled, 1, 80.0), (scaled, 2, 9223372036854775794.0), (scaled, 3, 82.0)])
-    assert [(row["timestamp"], row["gpu_temp_c"]) for row in found] == [(1, 40.0), (3, 41.0)]
+    _, made_rows = rows([(scaled, 1, 80.0), (scaled, 2, 9223372036854775794.0), (scaled, 3, 82.0)])
+    assert [(row["timestamp"], row["gpu_temp_c"]) for row in made_rows] == [(1, 40.0), (3, 41.0)]
 
 
 def test_observations_are_the_first_and_the_last_of_a_driver() -> None:

@@ -18,7 +18,7 @@ SeriesSamples = list[tuple[int, str, str]]
 
 def slowly(series: list[dict[int, int]], watched_minutes: set[int]) -> SeriesSamples:
     """Every sample looked at, one after the other."""
-    found: SeriesSamples = []
+    rises: SeriesSamples = []
     for number, samples in enumerate(series):
         last: tuple[int, int] | None = None
         for minute, count in sorted(samples.items()):
@@ -30,14 +30,14 @@ def slowly(series: list[dict[int, int]], watched_minutes: set[int]) -> SeriesSam
             elif last is not None:
                 before = last[1]
             if before is not None and count > before:
-                found.append((minute * MINUTE, f"GPU-{number % 2}", str(31 + number)))
+                rises.append((minute * MINUTE, f"GPU-{number % 2}", str(31 + number)))
             last = (minute, count)
-    return sorted(found)
+    return sorted(rises)
 
 
 def follow(series: list[dict[int, int]], watched: set[int], cuts: list[int], *, saved: bool) -> SeriesSamples:
     follower = XidCounts(timedelta(minutes=10))
-    found: SeriesSamples = []
+    rises: SeriesSamples = []
     for after, until in zip([-1, *cuts], [*cuts, 200], strict=True):
         names, index, ms, values = [], [], [], []
         for number, samples in enumerate(series):
@@ -52,10 +52,10 @@ def follow(series: list[dict[int, int]], watched: set[int], cuts: list[int], *, 
         table = follower.follow(
             names, np.array(index, np.int32), np.array(ms, np.int64), np.array(values, np.float64), watched=spans
         ).to_pylist()
-        found += [(int(row["timestamp"].timestamp() * 1000), row["gpu"], row["code"]) for row in table]
+        rises += [(int(row["timestamp"].timestamp() * 1000), row["gpu"], row["code"]) for row in table]
         if saved:
             follower = XidCounts(timedelta(minutes=10), follower.as_state())
-    return sorted(found)
+    return sorted(rises)
 
 
 @given(st.lists(counts, min_size=1, max_size=3), st.lists(st.integers(0, 95), max_size=4), st.booleans())

@@ -52,13 +52,4 @@ def tickets(
             delay=load_params(params_files(params)).features.delay,
             parents=parents,
         )
-        show(
-            {
-                "dataset": str(dataset),
-                "events_written": result.landed,
-                "already_written": result.again,
-                "rejected": result.refused,
-                "examples": result.examples,
-            },
-            as_json=as_json,
-        )
+        show({"dataset": str(dataset), **result}, as_json=as_json)

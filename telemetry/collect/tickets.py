@@ -5,10 +5,9 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import pandas as pd
@@ -34,20 +33,10 @@ ENTRY_ALIASES: Final[Mapping[str, str]] = {
 """Further names of the column that says when a ticket was entered."""
 
 
-@dataclass(frozen=True, slots=True)
-class TicketResult:
-    """Outcome of a table; ``again``: this very table was written before."""
-
-    landed: int
-    again: bool
-    refused: dict[str, int]
-    examples: dict[str, str]
-
-
 def collect_tickets(
     path: Path, landing: Landing, *, mapping: TableMapping, delay: timedelta, parents: Mapping[str, str] | None = None
-) -> TicketResult:
-    """Write the events of one table, as for an import of events, to the landing folder, once.
+) -> dict[str, Any]:
+    """Write the events of one table, as for an import of events, to the landing folder, once; return what is shown.
 
     ``delay``: ``known_at`` of a ticket without an entry time is its time plus this. ``parents``: GPU to node, for
     tickets that name a GPU only. Raises ``InputError`` if the table has a wrong column, or no row can be used.
@@ -75,5 +64,9 @@ def collect_tickets(
     digest = hashlib.sha256(path.read_bytes() + rules.encode()).hexdigest()[:24]
     again = landing.has_landed("events", f"tickets-{digest}")
     made = landing.stage("events", table, name=f"tickets-{digest}")
-    landed = table.num_rows if made is not None else 0
-    return TicketResult(landed, again, dict(quarantine.counts), dict(quarantine.examples))
+    return {
+        "events_written": table.num_rows if made is not None else 0,
+        "already_written": again,
+        "rejected": dict(quarantine.counts),
+        "examples": dict(quarantine.examples),
+    }

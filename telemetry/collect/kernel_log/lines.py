@@ -138,6 +138,9 @@ class Finding(NamedTuple):
     pci_bus_id: str | None = None
 
 
+_LOSS: Final = Finding("failure", FALLEN_OFF, "the driver says that the GPU fell off the bus")
+
+
 def read_message(message: str, *, boots: bool = True) -> Finding | None:
     """Read one kernel message, from ``NVRM:`` on or before; None if it reports no event. Raises ``Unclear``.
 
@@ -154,12 +157,7 @@ def read_message(message: str, *, boots: bool = True) -> Finding | None:
     if driver := _DRIVER.search(message):
         return Finding("driver", driver["version"], "open kernel module" if "Open Kernel" in message else None)
     lost = _LOST.search(message)
-    return None if lost is None else lost_gpu(normalise_pci_bus_id(lost["address"]))
-
-
-def lost_gpu(pci_bus_id: str | None) -> Finding:
-    """Return the finding that a GPU is lost; of a whole node where the address is unknown."""
-    return Finding("failure", FALLEN_OFF, "the driver says that the GPU fell off the bus", None, pci_bus_id)
+    return None if lost is None else _LOSS._replace(pci_bus_id=normalise_pci_bus_id(lost["address"]))
 
 
 @dataclass(slots=True)
@@ -251,7 +249,7 @@ class KernelEvents:
         elif ends:
             begun, host.lost = host.lost, None
             is_near = begun is not None and abs(line.when - begun[0]) <= _SENTENCE
-            finding = lost_gpu(begun[1] if begun is not None and is_near else None)
+            finding = _LOSS._replace(pci_bus_id=begun[1] if begun is not None and is_near else None)
         if finding is not None and finding.code == BOOT:
             host.uuids.clear()
         if finding is not None and finding.gpu is None and finding.pci_bus_id is not None:

@@ -205,16 +205,16 @@ class Collector:
 
 def samples_table(rows: Sequence[Row], node: str, channels: Mapping[str, Channel]) -> pa.Table:
     """Return raw samples in the landing layout: one row a reading, one column a channel that any row has."""
-    reported = {name for row in rows for name in row.values}
-    own = {name: channel for name, channel in channels.items() if name in reported}
-    fields = [(name, CHANNEL_TYPES[channel.kind]) for name, channel in own.items()]
-    schema = pa.schema([("timestamp", INSTANT), ("node", pa.string()), ("gpu", pa.string()), *fields])
-    records = [
-        {"timestamp": row.at, "node": node, "gpu": row.identity.gpu}
-        | {name: _typed(row.values.get(name), channel) for name, channel in own.items()}
-        for row in rows
-    ]
-    return pa.Table.from_pylist(records, schema=schema)
+    columns = {
+        "timestamp": pa.array([row.at for row in rows], INSTANT),
+        "node": pa.array([node] * len(rows)),
+        "gpu": pa.array([row.identity.gpu for row in rows]),
+    }
+    for name, channel in channels.items():
+        if any(name in row.values for row in rows):
+            values = [_typed(row.values.get(name), channel) for row in rows]
+            columns[name] = pa.array(values, CHANNEL_TYPES[channel.kind])
+    return pa.table(columns)
 
 
 def _typed(value: float | None, channel: Channel) -> float | int | None:

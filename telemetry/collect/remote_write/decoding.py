@@ -147,7 +147,12 @@ class RemoteWriteDecoder:
                 ms += [sample.timestamp for sample in samples]
                 values += [sample.value for sample in samples]
             book = self._series
-        return _usable(book, np.array(index, np.int32), np.array(ms, np.int64), np.array(values, np.float64), dropped)
+        times, numbers = np.array(ms, np.int64), np.array(values, np.float64)
+        stale = numbers.view(np.int64) == STALE_BITS
+        wrong = ~stale & ((times < _EARLIEST_MS) | (times >= _LATEST_MS))
+        dropped.update({STALE: int(stale.sum()), BAD_TIME: int(wrong.sum())})
+        keep = ~(stale | wrong)
+        return Samples(book, np.array(index, np.int32)[keep], times[keep], numbers[keep], +dropped)
 
     def _learn(self, encoded: Any) -> _Known | str:
         labels = _labels(encoded)
@@ -181,24 +186,6 @@ class RemoteWriteDecoder:
                 name,
                 name,
             )
-
-
-def _usable(
-    series: list[Series | XidCount],
-    index: npt.NDArray[np.int32],
-    ms: npt.NDArray[np.int64],
-    values: npt.NDArray[np.float64],
-    dropped: Counter[str],
-) -> Samples:
-    stale = values.view(np.int64) == STALE_BITS
-    wrong = ~stale & ((ms < _EARLIEST_MS) | (ms >= _LATEST_MS))
-    for reason, mask in ((STALE, stale), (BAD_TIME, wrong)):
-        if mask.any():
-            dropped[reason] += int(mask.sum())
-    keep = ~(stale | wrong)
-    if not keep.all():
-        index, ms, values = index[keep], ms[keep], values[keep]
-    return Samples(series, index, ms, values, dropped)
 
 
 def _labels(encoded: Any) -> dict[str, str]:

@@ -166,7 +166,7 @@ class Receiver:
         return [
             Route("/api/v1/write", self._guarded("write", self._write), methods=["POST"]),
             Route("/v1/telemetry", self._guarded("telemetry", self._telemetry), methods=["POST"]),
-            Route("/healthz", self._healthz, methods=["GET"]),
+            Route("/healthz", lambda _: PlainTextResponse("ok\n"), methods=["GET"]),
             Route("/readyz", self._readyz, methods=["GET"]),
             Route("/metrics", self._metrics, methods=["GET"]),
         ]
@@ -290,9 +290,6 @@ class Receiver:
             yield b"".join(chunks)
         finally:
             self._held_bytes -= size
-
-    async def _healthz(self, _: Request) -> Response:
-        return PlainTextResponse("ok\n")
 
     async def _readyz(self, _: Request) -> Response:
         if self._commit.failing:

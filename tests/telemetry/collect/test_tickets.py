@@ -1,9 +1,10 @@
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from telemetry.collect.tickets import TicketResult, collect_tickets
+from telemetry.collect.tickets import collect_tickets
 from telemetry.errors import InputError
 from telemetry.importing.mapping import TableMapping
 from telemetry.landing.folder import Landing
@@ -12,7 +13,7 @@ from tests.telemetry.collect.builders import NOW, landed, landing
 HEAD = "timestamp,node,gpu,type,code,entered_at\n"
 
 
-def collect(where: Landing, path: Path, mapping: TableMapping | None = None, **more: object) -> TicketResult:
+def collect(where: Landing, path: Path, mapping: TableMapping | None = None, **more: object) -> dict[str, Any]:
     rules = mapping or TableMapping()
     return collect_tickets(path, where, mapping=rules, delay=timedelta(minutes=10), **more)  # type: ignore[arg-type]
 
@@ -32,8 +33,8 @@ def test_tickets_land_with_their_entry_time_once(tmp_path: Path):
         "2026-03-01T12:00:00Z,n2,,repair,psu,2026-03-01T09:00:00Z",
     )
     result = collect(where, path)
-    assert (result.landed, result.again, result.refused) == (3, False, {})
-    assert collect(where, path) == TicketResult(0, True, {}, {})
+    assert result == {"events_written": 3, "already_written": False, "rejected": {}, "examples": {}}
+    assert collect(where, path) == result | {"events_written": 0, "already_written": True}
     rows = landed(where)
     assert [(row["type"], row["gpu"], row["code"], row["source"]) for row in rows] == [
         ("replacement", "GPU-a", "gpu", "ticket"),
@@ -55,7 +56,7 @@ def test_a_mapping_as_for_an_import(tmp_path: Path):
             "values": {"type": {"swap gpu 3": "replacement", "chat": None}},
         }
     )
-    assert collect(where, path, rules, parents={"GPU-x": "n9"}).landed == 1
+    assert collect(where, path, rules, parents={"GPU-x": "n9"})["events_written"] == 1
     (row,) = landed(where)
     assert (row["timestamp"], row["node"], row["pci_bus_id"]) == (NOW, "n9", "00000000:3b:00")
 
@@ -71,13 +72,13 @@ def test_rows_that_cannot_be_used_are_told(tmp_path: Path):
         "2026-03-01T12:00:00Z,,GPU-x,repair,,",
     )
     result = collect(where, path)
-    assert result.landed == 1
-    assert result.refused == {
+    assert result["events_written"] == 1
+    assert result["rejected"] == {
         "unknown event type": 1,
         "naive timestamp": 1,
         "missing node and gpu": 1,
         "the node of the gpu is not known": 1,
     }
-    assert "holiday" in result.examples["unknown event type"]
+    assert "holiday" in result["examples"]["unknown event type"]
     with pytest.raises(InputError, match="no row can be used: unreadable timestamp"):
         collect(where, table(tmp_path, "x,n1,,repair,,"))

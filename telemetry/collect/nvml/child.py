@@ -60,13 +60,15 @@ class Gpu:
         self._values: dict[str, float] = {}
         self._errors: Counter[str] = Counter()
 
-    def check(self) -> None:
-        """Raise ``NvmlFault`` if the GPU is lost or the driver is gone."""
+    def answers(self) -> bool:
+        """Whether the GPU is not lost; raises ``NvmlFault`` if the driver is gone."""
         try:
             self._nvml.call(_CHEAP, self.handle)
         except NvmlFault as fault:
-            if fault.code in LOST | RELOADED:
+            if fault.code in RELOADED:
                 raise
+            return fault.code not in LOST
+        return True
 
     def read(self) -> tuple[dict[str, float], dict[str, int]]:
         """Return values by channel, and counts by name of errors other than that something is not supported.
@@ -202,8 +204,8 @@ class Session:
                     if events is not None:
                         self._nvml.unwatch(events)
                         events = None
-                    if gpus:
-                        events, watched = self._nvml.watch([gpu.handle for gpu in gpus if _answers(gpu)])
+                    if gpus:  # a lost GPU can still be registered, and spoils the wait
+                        events, watched = self._nvml.watch([gpu.handle for gpu in gpus if gpu.answers()])
                         yield "watching", watched
                 if events is not None and watched:
                     event = self._nvml.wait(events, WAIT_MS)
@@ -220,16 +222,6 @@ class Session:
             handle, xid, instance = event
             gpu = next((gpu.identity.gpu for gpu in gpus if self._nvml.same(gpu.handle, handle)), None)
             yield "xid", (self._clock(), xid, gpu, instance)
-
-
-def _answers(gpu: Gpu) -> bool:
-    try:
-        gpu.check()  # a lost GPU can still be registered, and spoils the wait
-    except NvmlFault as fault:
-        if fault.code in RELOADED:
-            raise
-        return False
-    return True
 
 
 def main() -> None:

@@ -92,9 +92,8 @@ class SampleWriter:
     def _land_events(self) -> None:
         if self._events:
             self._landing.stage("events", pa.concat_tables(self._events))
+        if self._events or self._clock() - self._saved > _SAVE_EVERY:
             self._events = []
-            self._save()
-        elif self._clock() - self._saved > _SAVE_EVERY:
             self._save()
 
     def _save(self) -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -190,36 +189,6 @@ def path(tmp_path: Path) -> Path:
     return land(Landing(tmp_path / "spool", writer="nvml-n"), "samples", 1)
 
 
-def answering(monkeypatch: pytest.MonkeyPatch, *answers: Answer | Exception) -> list[dict[str, Any]]:
-    """Let the receiver answer so; return what it is sent."""
-    requests: list[dict[str, Any]] = []
-    left = list(answers)
-
-    def ask(connection: Connection, method: str, path: str, **request: Any) -> Answer:
-        requests.append({"url": connection.url + path, "method": method, **request})
-        answer = left.pop(0)
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-    monkeypatch.setattr(pushing, "ask", ask)
-    return requests
-
-
-@pytest.mark.parametrize("url", ["http://host:9201/", "http://host:9201/v1/telemetry"])
-def test_a_file_is_posted_as_an_arrow_stream_under_its_name(
-    path: Path, url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    requests = answering(monkeypatch, Answer(b"", {}, 0.1, 204))
-    HttpTarget(url).send(path)
-    (request,) = requests
-    assert (request["method"], request["url"]) == ("POST", "http://host:9201/v1/telemetry")
-    assert request["params"] == {"kind": "samples", "name": path.stem}
-    assert request["headers"] == {"Content-Type": "application/vnd.apache.arrow.stream"}
-    with pa.ipc.open_stream(request["content"]) as stream:
-        assert stream.read_all().equals(pq.read_table(path))
-
-
 PROBLEM = json.dumps({"title": "Unprocessable", "detail": "unknown column 'x'"}).encode()
 
 
@@ -246,7 +215,15 @@ def test_each_answer_has_a_meaning(
     after_s: float | None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    requests = answering(monkeypatch, answer)
+    requests: list[dict[str, Any]] = []
+
+    def ask(connection: Connection, method: str, path: str, **request: Any) -> Answer:
+        requests.append(request)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(pushing, "ask", ask)
     with pytest.raises(raised, match=reason) as caught:
         HttpTarget("http://host:9201").send(path)
     if isinstance(caught.value, Later):

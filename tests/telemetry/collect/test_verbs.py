@@ -9,7 +9,6 @@ import sys
 import time
 from pathlib import Path
 
-import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
@@ -91,10 +90,3 @@ def test_tickets_and_diagnostics(tmp_path: Path):
     run = predrain(tmp_path, "diagnostics", "diag.json", "--node", "n1", "--gpus", "g.csv", "--json")
     assert json.loads(run.stdout)["verdicts"] == {"pass": 1, "fail": 1, "inconclusive": 1}
     assert len(events(tmp_path)) == 4
-
-
-def test_no_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("PATH", str(tmp_path))
-    run = predrain(tmp_path, "slurm", "--once")
-    assert run.exit_code == 1
-    assert "Slurm does not answer: `sinfo --Node --json`: No such file or directory" in run.stderr

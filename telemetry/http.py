@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import email.utils
 import logging
 import re
 import ssl
@@ -17,7 +16,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit, urlunsplit
@@ -292,21 +290,10 @@ def check_status(answer: Answer, url: str) -> None:
         )
 
 
-def retry_after_s(
-    header: str | None, now: datetime | None = None, *, longest_s: float = MAX_RETRY_AFTER_S
-) -> float | None:
-    """Return the seconds that a Retry-After header asks for: a number or a date, at most ``longest_s``."""
-    if header is None:
-        return None
-    text = header.strip()
-    if text.isascii() and text.isdigit():
-        return min(float(text), longest_s)
-    try:
-        when = email.utils.parsedate_to_datetime(text)
-    except (ValueError, OverflowError):
-        return None
-    when = when if when.tzinfo else when.replace(tzinfo=UTC)
-    return min(max(0.0, (when - (now or datetime.now(UTC))).total_seconds()), longest_s)
+def retry_after_s(header: str | None, *, longest_s: float = MAX_RETRY_AFTER_S) -> float | None:
+    """Return the seconds that a Retry-After header asks for, at most ``longest_s``; None for a date, which is rare."""
+    text = (header or "").strip()
+    return min(float(text), longest_s) if text.isascii() and text.isdigit() else None
 
 
 def retry_policy(

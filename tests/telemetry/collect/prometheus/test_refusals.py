@@ -1,7 +1,6 @@
 """Refusals: which of the servers' real messages mean less, later or never."""
 
 import json
-from datetime import UTC, datetime
 
 import pytest
 
@@ -40,14 +39,9 @@ def test_meanings(status: int, text: str, meaning: str) -> None:
         refuse(status, json.dumps({"error": text}).encode(), url="http://prom", retry_after=None)
 
 
-def test_the_waiting_time_is_read_as_seconds_or_date_and_bounded() -> None:
-    now = datetime(2026, 1, 1, tzinfo=UTC)
-    assert retry_after_s(None, now) is None
-    assert retry_after_s(" 7 ", now) == 7
-    assert retry_after_s("86400", now) == 300
-    assert retry_after_s("Thu, 01 Jan 2026 00:00:30 GMT", now) == 30
-    assert retry_after_s("Wed, 31 Dec 2025 00:00:30 GMT", now) == 0
-    assert retry_after_s("soon", now) is None
+def test_the_waiting_time_is_read_as_seconds_and_bounded() -> None:
+    headers = (None, " 7 ", "86400", "Thu, 01 Jan 2026 00:00:30 GMT")
+    assert [retry_after_s(header) for header in headers] == [None, 7, 300, None]
 
 
 def test_a_reason_at_the_end_of_a_long_text_counts_and_is_shown() -> None:

@@ -1,12 +1,12 @@
-"""The landing folder: small immutable files that collectors put beside a dataset, each whole or not there."""
+"""The landing folder: small immutable files that collectors write next to a dataset, each whole or not there."""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import re
 import secrets
-import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -43,8 +43,8 @@ def landing_of(dataset: Path) -> Path:
 class Landing:
     """Stages tables as files.
 
-    ``root``: the landing folder; made when something lands. ``writer``: short name of the collector, for the names of
-    its files. ``channels``: channels that samples may have; default: the catalogue.
+    ``root``: the landing folder; made when the first file is written. ``writer``: short name of the collector, part of
+    the names of its files. ``channels``: channels that samples may have; default: the catalogue.
 
     A file is written under ``tmp/`` and linked to its place, so that it appears whole, and so that of two writers of
     one name only one succeeds. Any number of processes may land into one folder; only
@@ -57,8 +57,7 @@ class Landing:
         self.root = Path(root)
         self._writer = writer
         self._channels = CATALOGUE if channels is None else channels
-        self._lock = threading.Lock()
-        self._sequence = 0
+        self._sequence = itertools.count(1)
         self._names: frozenset[tuple[str, str]] = frozenset()
         self._names_stamp: tuple[int, int] | None = None
 
@@ -100,12 +99,12 @@ class Landing:
 
     def waiting(self, kind: Kind | None = None) -> list[Path]:
         """Return the files that wait to be compacted, oldest first."""
-        found: list[tuple[int, str, Path]] = []
+        files: list[tuple[int, str, Path]] = []
         for folder in KINDS if kind is None else (kind,):
             for path in (self.root / folder).glob("*.parquet"):
                 with contextlib.suppress(FileNotFoundError):  # compacted just now
-                    found.append((path.stat().st_mtime_ns, path.name, path))
-        return [path for _, _, path in sorted(found)]
+                    files.append((path.stat().st_mtime_ns, path.name, path))
+        return [path for *_, path in sorted(files)]
 
     def state(self, name: str) -> Path:
         """Return the path of a small state file of a collector; write it with :func:`telemetry.atomic.write_bytes`."""
@@ -119,13 +118,12 @@ class Landing:
     def remember_folded(self, paths: list[Path], now_s: float) -> None:
         """Note the names of files that are compacted, before they are taken away; forget those of long ago."""
         ledger = self.state(_LEDGER)
-        lines = [line for line in _ledger_lines(ledger) if float(line.split(" ", 1)[0]) > now_s - NAMES_KEPT_S]
-        known = {line.split(" ", 1)[1] for line in lines}
+        entries = {(kind, name): s for s, kind, name in _read_ledger(ledger) if float(s) > now_s - NAMES_KEPT_S}
         for path in paths:
-            key = f"{path.parent.name} {path.stem.removeprefix(_NAMED)}"
-            if path.stem.startswith(_NAMED) and key not in known:
-                lines.append(f"{now_s:.0f} {key}")
-        write_bytes(ledger, "".join(f"{line}\n" for line in lines).encode())
+            if path.stem.startswith(_NAMED):
+                entries.setdefault((path.parent.name, path.stem.removeprefix(_NAMED)), f"{now_s:.0f}")
+        lines = [f"{seconds} {kind} {name}\n" for (kind, name), seconds in entries.items()]
+        write_bytes(ledger, "".join(lines).encode())
 
     def sweep(self) -> None:
         """Remove temporary files that a killed writer left behind."""
@@ -135,7 +133,7 @@ class Landing:
                     path.unlink()
 
     def put_aside(self, path: Path, where: str) -> Path:
-        """Move a landed file into a folder of this name, beside those of its kind."""
+        """Move a landed file into a folder of this name."""
         target = self.root / where / path.parent.name / path.name
         with disk_errors(target):
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -149,26 +147,24 @@ class Landing:
             return frozenset()
         stamp = (stat.st_mtime_ns, stat.st_ino)
         if stamp != self._names_stamp:
-            pairs = (line.split(" ")[1:3] for line in _ledger_lines(ledger))
-            self._names = frozenset((kind, name) for kind, name in pairs)
+            self._names = frozenset((kind, name) for _, kind, name in _read_ledger(ledger))
             self._names_stamp = stamp
         return self._names
 
     def _fresh_name(self) -> str:
-        with self._lock:
-            self._sequence += 1
-            sequence = self._sequence
-        return f"{time.time_ns() // 1_000_000:013d}-{self._writer}-{os.getpid()}-{sequence:06d}-{secrets.token_hex(4)}"
+        """Return a name that sorts by time and by the order of this writer's files."""
+        token = secrets.token_hex(4)
+        return f"{time.time_ns() // 1_000_000:013d}-{self._writer}-{os.getpid()}-{next(self._sequence):06d}-{token}"
 
 
-def _ledger_lines(ledger: Path) -> list[str]:
+def _read_ledger(ledger: Path) -> list[tuple[str, str, str]]:
+    """Return the names of compacted files: when they were compacted, in seconds, kind and name."""
     try:
-        text = ledger.read_text(encoding="utf-8")
+        entries = [line.split(" ") for line in ledger.read_text(encoding="utf-8").splitlines()]
+        return [(seconds, kind, name) for seconds, kind, name in entries]
     except FileNotFoundError:
         return []
-    lines = text.splitlines()
-    if any(len(line.split(" ")) != 3 for line in lines):
+    except ValueError:
         raise InputError(
-            "the list of folded names is damaged", str(ledger), "Remove it: named files may then land once more."
-        )
-    return lines
+            "the list of folded names is damaged", str(ledger), "Remove it: named files may then be written once more."
+        ) from None

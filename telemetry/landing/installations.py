@@ -1,4 +1,4 @@
-"""From observations, and from what the operator says, to the inventory: who was where, when."""
+"""From observations, and from the inventories that operators give, to the inventory: which GPU was where, when."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any, Final
 import numpy as np
 import pandas as pd
 
-from telemetry.dataset.schema import EVENTS, INVENTORY, Unit
+from telemetry.dataset.schema import EVENTS, INVENTORY, Unit, ms_of
 from telemetry.landing.observations import ATTRIBUTES
 
 SOURCE: Final = "inventory"
 """``source`` of driver events made here."""
 
 FROM_THE_START: Final = timedelta(hours=1)
-"""A GPU first seen this soon after its node was is taken for one that stood there before anybody looked.
+"""A GPU first seen this soon after its node was is taken for one that was there before the first observation.
 
 So is a node first seen this soon after its fleet was.
 """
@@ -24,47 +24,57 @@ So is a node first seen this soon after its fleet was.
 _CLEARLY_MS: Final = int(FROM_THE_START.total_seconds() * 1000)
 # Sources lag: what was there at one time may be seen at times as far apart as this.
 
+_ALWAYS, _OPEN, _NAT = -1, 1 << 62, np.iinfo(np.int64).min
+# As ``start`` and ``end`` of a stay, in milliseconds: there from the first observation, and still there.
+
+_TEXTS: Final = [name for name in INVENTORY.names if name not in ("installed_at", "removed_at")]
+_STATICS: Final = ["cluster", "group", "rack", "nvlink_domain"]
+
 
 def derive_installations(runs: pd.DataFrame, given: pd.DataFrame | None, before: pd.DataFrame) -> pd.DataFrame:
     """Make the inventory.
 
     ``runs``: in the layout of :data:`telemetry.landing.observations.RUNS`.
-    ``given``: stays that somebody told, in the layout of :data:`telemetry.dataset.schema.INVENTORY` with further static
-    columns. They hold, and what was seen fills their gaps: attributes nobody gave, GPUs they do not name, moves after
+    ``given``: stays that an operator gave, in the layout of :data:`telemetry.dataset.schema.INVENTORY` with further
+    static columns. They hold, and observations fill their gaps: missing attributes, GPUs they do not name, moves after
     them.
-    ``before``: what was made of earlier observations, in the layout of :data:`INVENTORY`. An end told
-    there stays where it is until the GPU itself is seen again.
+    ``before``: what was made of earlier observations, in the layout of :data:`INVENTORY`. An end there holds until the
+    GPU itself is seen again.
     Returns: stays without overlaps. ``installed_at`` is missing where a GPU was there from the first observation of its
     node. ``removed_at`` is when the GPU was seen elsewhere, or another GPU at its address; a GPU that merely fell
     silent is still there: that is how GPUs fail.
     """
     seen = _places(runs)
-    # Observations of the node itself do not count: whoever watches nodes may have begun long before anybody saw GPUs.
+    # Observations of the node itself do not count: a node may be watched long before its GPUs are.
     node_since = runs[runs["gpu"].notna()].groupby("node")["first_ms"].min().to_dict()
-    statics = _node_statics(runs)
-    stays: list[dict[str, Any]] = [] if given is None else [_plain(row) for row in given.to_dict("records")]
-    of_gpu: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    for stay in stays:
-        if stay["gpu"] is not None:
-            of_gpu[stay["gpu"]].append(stay)
-    for gpu, places in seen.items():
-        told = sorted(of_gpu.get(gpu, []), key=_start)
-        for place in places:
-            made = _see(told, place, node_since)
-            if made is not None:
-                told.append(made)
-                stays.append(made)
-    _close_replaced(stays, seen, before, told=0 if given is None else len(given))
-    if any(stay["gpu"] is not None for stay in stays):
-        stays = [stay for stay in stays if stay["gpu"] is not None]
-    elif not stays or given is None:
-        named = {stay["node"] for stay in stays}
-        stays += [_new_stay(node, None) for node in sorted(set(runs["node"])) if node not in named]
-    for stay in stays:
-        for name, value in statics.get(stay["node"], {}).items():
-            if stay.get(name) is None:
-                stay[name] = value
-    return _frame(stays, given)
+    stays: list[dict[str, Any]] = []
+    if given is not None:
+        start, end = ms_of(given["installed_at"], unknown=_ALWAYS), ms_of(given["removed_at"], unknown=_OPEN)
+        stays = _records(given[_TEXTS].assign(start=start, end=end))
+    of_gpu: dict[str | None, list[dict[str, Any]]] = defaultdict(list)
+    for stay in sorted(stays, key=lambda stay: stay["start"]):
+        of_gpu[stay["gpu"]].append(stay)
+    for place in seen:
+        new = _see(of_gpu[place["gpu"]], place, node_since)
+        if new is not None:
+            of_gpu[place["gpu"]].append(new)
+            stays.append(new)
+    _close_replaced(stays, seen, before, given=0 if given is None else len(given))
+    if not stays:
+        stays = [{"node": node, "start": _ALWAYS, "end": _OPEN} for node in sorted(set(runs["node"]))]
+    frame = pd.DataFrame(stays, columns=[*INVENTORY.names, "start", "end"])
+    frame["installed_at"] = _instants(frame["start"], unknown=_ALWAYS)
+    frame["removed_at"] = _instants(frame.pop("end"), unknown=_OPEN)
+    statics = runs[runs["gpu"].isna()].sort_values("first_ms", kind="stable").groupby("node")[_STATICS].last()
+    for name in _STATICS:
+        frame[name] = frame[name].where(frame[name].notna(), frame["node"].map(statics[name]))
+    frame[_TEXTS] = frame[_TEXTS].astype(object).where(frame[_TEXTS].notna(), None)
+    if given is not None:
+        frame = frame.join(given.drop(columns=INVENTORY.names, errors="ignore").reset_index(drop=True))
+    if frame["gpu"].notna().any():
+        frame = frame[frame["gpu"].notna()]
+    frame = frame.sort_values(["node", "gpu", "start"], kind="stable").drop(columns="start")
+    return frame.reset_index(drop=True)
 
 
 def late_nodes(runs: pd.DataFrame, events: pd.DataFrame, unit: Unit) -> dict[str, pd.Timestamp]:
@@ -94,119 +104,78 @@ def _by_gpu(runs: pd.DataFrame) -> pd.DataFrame:
     return runs[runs["gpu"].notna()].sort_values(["gpu", "first_ms"], kind="stable")
 
 
-def _places(runs: pd.DataFrame) -> dict[str, list[dict[str, Any]]]:
-    """Return each GPU's places in the order of time, runs of one place under several drivers as one."""
+def _places(runs: pd.DataFrame) -> list[dict[str, Any]]:
+    """Return the places of GPUs, each GPU's in order of time; runs of one place under several drivers are one."""
     runs = _by_gpu(runs)
     moved = (runs["gpu"] != runs["gpu"].shift()) | (runs["node"] != runs["node"].shift())
     grouped = runs.groupby(moved.cumsum())
-    # The driver of a stay is the one it began with; all else the newest that was told.
-    merged = grouped.last().assign(driver=grouped["driver"].first(), first_ms=grouped["first_ms"].first())
-    places: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    for place in map(_plain, merged.assign(last_ms=grouped["last_ms"].max()).to_dict("records")):
-        places[place["gpu"]].append(place)
-    return places
+    # The driver of a stay is the one it began with; all else the newest that was reported.
+    first = grouped[["driver", "first_ms"]].first()
+    return _records(grouped.last().assign(**first, last_ms=grouped["last_ms"].max()))
 
 
-def _see(told: list[dict[str, Any]], place: dict[str, Any], node_since: dict[str, int]) -> dict[str, Any] | None:
+def _see(stays: list[dict[str, Any]], place: dict[str, Any], node_since: dict[str, int]) -> dict[str, Any] | None:
     """Fit a place among a GPU's stays, which are in order; return the new stay if there is one."""
-    covering = [stay for stay in told if _start(stay) <= place["last_ms"] and place["first_ms"] <= _end(stay)]
+    covering = [stay for stay in stays if stay["start"] <= place["last_ms"] and place["first_ms"] <= stay["end"]]
     if covering:
         stay = covering[-1]
         if stay["node"] == place["node"]:
-            for name in ATTRIBUTES:
-                if stay.get(name) is None:
-                    stay[name] = place[name]
+            stay.update({name: place[name] for name in ATTRIBUTES if stay.get(name) is None})
             return None
-        if stay["removed_at"] is not None or _start(stay) >= place["first_ms"]:
-            return None  # somebody said that it was elsewhere at that time
-        stay["removed_at"] = _instant(place["first_ms"])
-    elif told and _start(told[-1]) > place["last_ms"]:
-        return None  # seen before the first stay that somebody told
-    new = _new_stay(place["node"], place["gpu"])
-    new.update({name: place[name] for name in ATTRIBUTES})
-    there = place["first_ms"] - node_since[place["node"]] <= _CLEARLY_MS
-    new["installed_at"] = None if there and not told else _instant(place["first_ms"])
-    return new
+        if stay["end"] != _OPEN or stay["start"] >= place["first_ms"]:
+            return None  # an operator says that it was elsewhere at that time
+        stay["end"] = place["first_ms"]
+    elif stays and stays[-1]["start"] > place["last_ms"]:
+        return None  # seen before the first stay that an operator gave
+    there = not stays and place["first_ms"] - node_since[place["node"]] <= _CLEARLY_MS
+    attributes = {name: place[name] for name in ("node", "gpu", *ATTRIBUTES)}
+    return attributes | {"start": _ALWAYS if there else place["first_ms"], "end": _OPEN}
 
 
 def _close_replaced(
-    stays: list[dict[str, Any]], seen: dict[str, list[dict[str, Any]]], before: pd.DataFrame, *, told: int
+    stays: list[dict[str, Any]], seen: list[dict[str, Any]], before: pd.DataFrame, *, given: int
 ) -> None:
-    """End the stays of GPUs at whose address another one was seen after them; the first so many stays are told."""
-    own = {(gpu, place["node"]): place for gpu, places in seen.items() for place in places}
-    at: dict[tuple[str, str | None], list[dict[str, Any]]] = defaultdict(list)
-    for place in (place for places in seen.values() for place in places if place["pci_bus_id"] is not None):
-        at[(place["node"], place["pci_bus_id"])].append(place)
-    ended: dict[tuple[str, str], list[int]] = defaultdict(list)
-    for row in map(_plain, before[before["removed_at"].notna()].to_dict("records")):
-        ended[(row["gpu"], row["node"])].append(int(_end(row)))
+    """End the stays of GPUs at whose address another one was seen after them; the first ``given`` are an operator's."""
+    place_of = {(place["gpu"], place["node"]): place for place in seen}
+    at_address: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
+    for place in seen:
+        at_address[(place["node"], place["pci_bus_id"])].append(place)
+    ended = before[before["removed_at"].notna()]
+    ends_before = ended.assign(ms=ms_of(ended["removed_at"])).groupby(["gpu", "node"])["ms"].agg(list).to_dict()
     for number, stay in enumerate(stays):
-        if stay["removed_at"] is not None or stay["gpu"] is None:
+        if stay["end"] != _OPEN or stay["gpu"] is None:
             continue
-        mine = own.get((stay["gpu"], stay["node"]), {})
-        if mine and mine["last_ms"] < _start(stay):
-            mine = {}  # of an earlier stay there
-        after = mine.get("last_ms", _start(stay))
-        address = mine.get("pci_bus_id") or stay.get("pci_bus_id")
-        others = [place for place in at.get((stay["node"], address), []) if place["gpu"] != stay["gpu"]]
+        key = (stay["gpu"], stay["node"])
+        own = place_of.get(key)
+        if own is not None and own["last_ms"] < stay["start"]:
+            own = None  # of an earlier stay there
+        after = stay["start"] if own is None else own["last_ms"]
+        address = (own or stay)["pci_bus_id"] or stay.get("pci_bus_id")
+        others = at_address.get((stay["node"], address), []) if address is not None else []
+        others = [place for place in others if place["gpu"] != stay["gpu"]]
         ends = [place["first_ms"] for place in others if place["first_ms"] > after]
-        ends += [place["last_ms"] for place in others if mine and _outlasts(place, mine)]
-        # Whoever told a stay may take its end back; the end of one that was only seen holds.
-        if ends or number >= told:
-            ends += [ms for ms in ended[(stay["gpu"], stay["node"])] if ms >= after and ms > _start(stay)]
+        ends += [place["last_ms"] for place in others if own is not None and _outlasts(place, own)]
+        # An operator may take an end back; the end of a stay that was only seen holds.
+        if ends or number >= given:
+            ends += [ms for ms in ends_before.get(key, []) if ms >= after and ms > stay["start"]]
         if ends:
-            stay["removed_at"] = _instant(min(ends))
+            stay["end"] = min(ends)
 
 
 def _outlasts(place: dict[str, Any], other: dict[str, Any]) -> bool:
     """Whether a GPU was clearly seen at an address later than another one, and came there at another time.
 
-    GPUs that came together stand beside each other, and come under one address where a node numbers its bus anew: one
+    GPUs that came together are next to each other, and come under one address where a node numbers its bus again: one
     of them that falls silent then was not replaced.
     """
     together = abs(place["first_ms"] - other["first_ms"]) <= _CLEARLY_MS
     return not together and place["last_ms"] - other["last_ms"] > _CLEARLY_MS
 
 
-def _node_statics(runs: pd.DataFrame) -> dict[str, dict[str, Any]]:
-    """Return what was last told of each node itself."""
-    own = runs[runs["gpu"].isna()].sort_values("first_ms", kind="stable")
-    last = own.groupby("node")[["cluster", "group", "rack", "nvlink_domain"]].last()
-    return {str(node): _plain(values) for node, values in last.to_dict("index").items()}
+def _records(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    return frame.astype(object).where(frame.notna(), None).to_dict("records")
 
 
-def _new_stay(node: str, gpu: str | None) -> dict[str, Any]:
-    return dict.fromkeys(INVENTORY.names) | {"node": node, "gpu": gpu}
-
-
-def _plain(row: dict[Any, Any]) -> dict[str, Any]:
-    return {str(name): None if pd.isna(value) else value for name, value in row.items()}
-
-
-def _start(stay: dict[str, Any]) -> int:
-    return 0 if stay["installed_at"] is None else int(stay["installed_at"].timestamp() * 1000)
-
-
-def _end(stay: dict[str, Any]) -> float:
-    return np.inf if stay["removed_at"] is None else int(stay["removed_at"].timestamp() * 1000)
-
-
-def _instant(ms: int) -> pd.Timestamp:
-    return pd.Timestamp(ms, unit="ms", tz="UTC")
-
-
-def _instants(ms: pd.Series) -> pd.Series:
-    return pd.to_datetime(ms, unit="ms", utc=True).astype("datetime64[ms, UTC]")
-
-
-def _frame(stays: list[dict[str, Any]], given: pd.DataFrame | None) -> pd.DataFrame:
-    extra = [] if given is None else [str(name) for name in given.columns if name not in INVENTORY.names]
-    frame = pd.DataFrame(stays, columns=[*INVENTORY.names, *extra])
-    for name in ("installed_at", "removed_at"):
-        frame[name] = pd.to_datetime(frame[name], utc=True).astype("datetime64[ms, UTC]")
-    texts = [field.name for field in INVENTORY if field.name not in ("installed_at", "removed_at")]
-    frame[texts] = frame[texts].astype(object).where(frame[texts].notna(), None)
-    if given is not None:
-        for name in extra:
-            frame[name] = frame[name].astype(given[name].dtype) if frame[name].notna().all() else frame[name]
-    return frame.sort_values(["node", "gpu", "installed_at"], kind="stable", na_position="first").reset_index(drop=True)
+def _instants(ms: pd.Series, *, unknown: int = _NAT) -> pd.Series:
+    values = ms.to_numpy(np.int64)
+    return pd.Series(np.where(values == unknown, _NAT, values).astype("datetime64[ms]"), ms.index).dt.tz_localize("UTC")

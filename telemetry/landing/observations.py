@@ -42,7 +42,7 @@ def no_runs() -> pd.DataFrame:
 
 
 def merge_observations(runs: pd.DataFrame, seen: pd.DataFrame) -> pd.DataFrame:
-    """Add observations to runs, sorted by (gpu, first_ms); an attribute is the last that was told.
+    """Add observations to runs, sorted by (gpu, first_ms); an attribute is the last that was reported.
 
     ``seen``: ``gpu`` (None: the node), ``node``, any of :data:`ATTRIBUTES`, ``first_ms`` and ``last_ms`` (one instant,
     or the ends of a time in which the GPU was seen there and nowhere else).
@@ -50,16 +50,11 @@ def merge_observations(runs: pd.DataFrame, seen: pd.DataFrame) -> pd.DataFrame:
     points = _settled(_points([runs, seen]))
     if points.empty:
         return no_runs()
-    owner = points["owner"].to_numpy()
-    driver = points.groupby("owner", sort=False)["driver"].ffill()
-    fresh = np.ones(len(points), dtype=bool)
-    same = owner[1:] == owner[:-1]
-    moved = points["node"].to_numpy()[1:] != points["node"].to_numpy()[:-1]
-    other = driver.notna().to_numpy()[1:] & driver.notna().to_numpy()[:-1]
-    other &= driver.astype(str).to_numpy()[1:] != driver.astype(str).to_numpy()[:-1]
-    fresh[1:] = ~same | moved | other
-    number = np.cumsum(fresh)
-    grouped = points.assign(driver=driver).groupby(number, sort=False)
+    points["driver"] = points.groupby("owner", sort=False)["driver"].ffill()
+    before = points[["owner", "node", "driver"]].shift()
+    moved = (points["owner"] != before["owner"]) | (points["node"] != before["node"])
+    updated = points["driver"].notna() & before["driver"].notna() & (points["driver"] != before["driver"])
+    grouped = points.groupby((moved | updated).cumsum(), sort=False)
     made = grouped[["gpu", "node", *ATTRIBUTES]].last()
     made["first_ms"] = grouped["ms"].min()
     made["last_ms"] = grouped["ms"].max()
@@ -74,32 +69,30 @@ def _settled(points: pd.DataFrame) -> pd.DataFrame:
     moved = (points["node"] != points["node"].shift()) & (points["owner"] == points["owner"].shift())
     moves = moved.groupby(points["owner"], sort=False).sum()
     for owner in moves.index[moves > MOST_MOVES]:
-        mine = points["owner"] == owner
-        nodes = points.loc[mine, "node"].value_counts()
+        own = points["owner"] == owner
+        nodes = points.loc[own, "node"].value_counts()
         most = min(nodes.index[nodes == nodes.max()])
         _LOG.warning("%s was seen on %s in turn; it is taken to be on %s", owner, ", ".join(sorted(nodes.index)), most)
-        points = points[~mine | (points["node"] == most)]
+        points = points[~own | (points["node"] == most)]
     return points.reset_index(drop=True)
 
 
 def _points(frames: list[pd.DataFrame]) -> pd.DataFrame:
     """Return one row for each GPU (or node), instant and place, in the order of time."""
     full: list[pd.DataFrame] = []
-    for frame in frames:
+    for frame in (frame for frame in frames if len(frame)):
         for column in ("first_ms", "last_ms"):
-            if len(frame):
-                points = frame.reindex(columns=["gpu", "node", *ATTRIBUTES]).astype(object)
-                # Where one place ends at the instant another begins, the end comes first.
-                begins = frame["first_ms"].to_numpy() == frame["last_ms"].to_numpy()
-                begins |= column == "first_ms"
-                full.append(points.assign(ms=frame[column].to_numpy(np.int64), begins=begins))
+            points = frame.reindex(columns=["gpu", "node", *ATTRIBUTES]).astype(object)
+            # Where one place ends at the instant another begins, the end comes first.
+            begins = (frame["first_ms"] == frame["last_ms"]).to_numpy() | (column == "first_ms")
+            full.append(points.assign(ms=frame[column].to_numpy(np.int64), begins=begins))
     if not full:
         return pd.DataFrame()
     points = pd.concat(full, ignore_index=True)
     points = points.where(points.notna(), None)
     addresses = points["pci_bus_id"].map(lambda text: None if text is None else normalise_pci_bus_id(text) or text)
     points["pci_bus_id"] = addresses.astype(object)
-    # A GPU keeps its identity when it moves; a observation without one is the node's own.
+    # A GPU keeps its identity when it moves; an observation without one is the node's own.
     points["owner"] = points["gpu"].where(points["gpu"].notna(), "\0" + points["node"].astype(str))
     points = points.sort_values(["owner", "ms", "begins", "node"], kind="stable")
     return points.groupby(["owner", "ms", "node"], sort=False, as_index=False).last()
@@ -128,8 +121,8 @@ def collapse(frames: list[pd.DataFrame]) -> pd.DataFrame:
     full = [frame for frame in frames if len(frame)]
     if not full:
         return no_runs()
-    every = pd.concat(full, ignore_index=True)
-    grouped = every.groupby(["gpu", "node"], dropna=False, sort=False)
+    whole = pd.concat(full, ignore_index=True)
+    grouped = whole.groupby(["gpu", "node"], dropna=False, sort=False)
     ends = grouped.agg(first_ms=("first_ms", "min"), last_ms=("last_ms", "max")).reset_index()
     moved = set(ends.loc[ends["gpu"].notna() & ends.duplicated("gpu", keep=False), "gpu"])
-    return pd.concat([ends[~ends["gpu"].isin(moved)], every[every["gpu"].isin(moved)]], ignore_index=True)
+    return pd.concat([ends[~ends["gpu"].isin(moved)], whole[whole["gpu"].isin(moved)]], ignore_index=True)

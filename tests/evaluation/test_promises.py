@@ -150,8 +150,8 @@ def test_a_refit_begins_no_second_drain_of_a_unit_that_stays_alerted():
     mine = made.folds.set_index("fold")["drains"]
     assert mine.sum() == len(begun) > 0
     assert mine[mine > 0].to_dict() == pd.Series(begun).value_counts().to_dict()
-    anew = alerts.groupby(["unit", "fold"]).ngroups
-    assert len(begun) < anew, "no unit stayed alerted over a refit: the test shows nothing"
+    restarted = alerts.groupby(["unit", "fold"]).ngroups
+    assert len(begun) < restarted, "no unit stayed alerted over a refit: the test shows nothing"
 
 
 def test_pooled_recall_counts_each_incident_once(walked):

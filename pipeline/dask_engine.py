@@ -17,11 +17,11 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from features.engine import Item, Result, source_digest
 from features.errors import InputError
+from pipeline.provenance import library_versions
 
 CONNECT_S = 30.0
 """How long a scheduler may take to answer."""
@@ -230,13 +230,8 @@ def refuse_other_versions(found: Mapping[str, Mapping[str, str]]) -> None:
 
 def running_versions() -> dict[str, str]:
     """Give the versions of everything that results depend on, our own code's digest among them."""
-    versions = {"python": ".".join(map(str, sys.version_info[:2]))}
-    for name in _COMPARED:
-        try:
-            versions[name] = version(name)
-        except PackageNotFoundError:
-            versions[name] = "none"
-    return {**versions, "predrain's code": source_digest(*_ROOMS)[:12]}
+    python = ".".join(map(str, sys.version_info[:2]))
+    return {"python": python, **library_versions(_COMPARED), "predrain's code": source_digest(*_ROOMS)[:12]}
 
 
 def _name_of(job: Any) -> str:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import platform
 import subprocess
+from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -39,10 +39,10 @@ def code_revision() -> str:
     return f"{commit}-dirty" if changed else commit
 
 
-def library_versions() -> dict[str, str]:
-    """Return the versions of Python and of the libraries that shape a result, by name."""
-    versions = {"python": platform.python_version()}
-    for name in _LIBRARIES:
+def library_versions(names: Iterable[str] = _LIBRARIES) -> dict[str, str]:
+    """Return the versions of libraries, by default of those that shape a result, by name; ``absent``: not installed."""
+    versions = {}
+    for name in names:
         try:
             versions[name] = version(name)
         except PackageNotFoundError:

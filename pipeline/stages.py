@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
@@ -204,7 +205,7 @@ def replay(
             "profile": params.models.profile,
             "dataset_digest": matrix.config.dataset_digest,
             "code_revision": context.code_revision,
-            "libraries": library_versions(),
+            "libraries": {"python": platform.python_version(), **library_versions()},
             "simulated": simulated,
             "skipped": list(context.skipped),
             **metrics,

@@ -9,7 +9,7 @@ import pandas as pd
 
 from evaluation.metrics.lead_time import TOP_SHARE
 from pipeline.report.context import ReportContext
-from pipeline.report.tables import Cell, Section, Table, table_of
+from pipeline.report.tables import Cell, Column, Section, Table, table_of
 from pipeline.report.wording import NONE, count, number, percent, percent_at_least
 
 
@@ -155,29 +155,30 @@ def _horizons(frame: pd.DataFrame) -> Table | None:
     )
 
 
-def _classes(frame: pd.DataFrame) -> Table:
-    told = frame["announced"].notna().any()
-    rows = []
-    for name, part in [("all", frame), *frame.groupby("failure_class", sort=True)]:
-        cells = [
-            Cell(str(name)),
-            Cell(count(len(part))),
-            Cell(count(int((~part["seen"]).sum())), percent(1 - float(part["seen"].mean()))),
-            Cell(number(float((1 - part["chance"]).sum()), 1)),
-        ]
-        if told:
-            known = part[part["announced"].notna()]
-            silent = int((~known["announced"].astype(bool)).sum())
-            cells.append(Cell(count(silent), percent(silent / len(known)) if len(known) else NONE))
-        rows.append(tuple(cells))
-    header = ("failure class", "incidents", "seen by no model", "seen by none, by chance")
-    return Table(
+def _classes(frame: pd.DataFrame) -> Table | None:
+    silent = frame["announced"].map({True: 0.0, False: 1.0})  # NaN: not known
+    counted = frame.assign(unseen=~frame["seen"], unlucky=1 - frame["chance"], silent=silent)
+    counted = pd.concat([counted.assign(failure_class="all"), counted])
+    measures = {"size": ("seen", "size"), "unseen": ("unseen", "sum"), "by_chance": ("unlucky", "sum")}
+    measures |= {"silent": ("silent", "sum"), "known": ("silent", "count")}
+    columns: list[Column] = [
+        ("failure class", lambda row: row.Index),
+        ("incidents", lambda row: count(row.size)),
+        ("seen by no model", lambda row: Cell(count(row.unseen), percent(row.unseen / row.size))),
+        ("seen by none, by chance", lambda row: number(row.by_chance, 1)),
+    ]
+    if silent.notna().any():
+        columns.append(("true risk never above the fleet's", _silent))
+    return table_of(
         f"Failures without a precursor: no model ranked the unit in its top {percent(TOP_SHARE)} at any decision "
         "within the horizon.",
-        (*header, "true risk never above the fleet's") if told else header,
-        tuple(rows),
-        frozenset({0}),
+        counted.groupby("failure_class", sort=True).agg(**measures),
+        *columns,
     )
+
+
+def _silent(row: Any) -> Cell:
+    return Cell(count(row.silent), percent(row.silent / row.known) if row.known else NONE)
 
 
 def _unforeseen(frame: pd.DataFrame) -> list[str]:

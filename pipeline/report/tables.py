@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -253,24 +253,8 @@ def made_of(context: ReportContext) -> Table | None:
     )
 
 
-def alert_rows(alerts: Iterable[AlertEntry]) -> list[dict[str, object]]:
-    """Alerts for the template: when, where, risk, outcome, reasons."""
-    return [
-        {
-            "time": minute(alert.decision_time),
-            "unit": alert.unit,
-            "node": "" if alert.node == alert.unit else alert.node,
-            "risk": NONE if alert.risk is None else percent(alert.risk),
-            "outcome": _outcome(alert),
-            "right": alert.label == 1,
-            "reasons": alert.reasons,
-            "explained": bool(alert.method),
-        }
-        for alert in alerts
-    ]
-
-
-def _outcome(alert: AlertEntry) -> str:
+def outcome(alert: AlertEntry) -> str:
+    """Say what followed an alert."""
     if alert.label is None:
         return "not known yet"
     if alert.label == 0:

@@ -80,14 +80,11 @@ def points(value: float) -> str:
     >>> points(0.1186), points(-0.004)
     ('+11.9', '−0.4')
     """
-    if not math.isfinite(value):
-        return NONE
-    text = f"{100 * value:+.1f}"
-    return "0.0" if text in ("+0.0", "-0.0") else text.replace("-", "−")
+    return signed(100 * value, 1)
 
 
-def signed(value: float) -> str:
-    """Write a difference of plain numbers, signed.
+def signed(value: float, digits: int = 3) -> str:
+    """Write a difference of plain numbers with so many decimals, signed.
 
     Examples
     --------
@@ -96,8 +93,8 @@ def signed(value: float) -> str:
     """
     if not math.isfinite(value):
         return NONE
-    text = f"{value:+.3f}"
-    return "0.000" if text in ("+0.000", "-0.000") else text.replace("-", "−")
+    text = f"{value:+.{digits}f}"
+    return text.replace("-", "−") if float(text) else text[1:]
 
 
 def between(low: str, high: str) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import threading
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,19 +38,21 @@ class FeatureRows:
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A bundle that is ready; ``fitted_at``: end of what it knew."""
+    """A bundle that is ready; ``columns``: names of its features, in its order."""
 
-    columns: tuple[str, ...]
-    digest: str
-    profile: str
-    version: str | None
-    fitted_at: datetime
-    horizon_seconds: float | None
     bundle: Bundle
+    columns: tuple[str, ...]
+    version: str | None
+    horizon_seconds: float | None
+
+    @property
+    def digest(self) -> str:
+        """The bundle's digest."""
+        return self.bundle.digest
 
     def about(self) -> dict[str, Any]:
         """Return what answers say of the model."""
-        return {"digest": self.digest, "profile": self.profile, "version": self.version}
+        return {"digest": self.digest, "profile": self.bundle.profile, "version": self.version}
 
     def score(self, rows: FeatureRows) -> list[dict[str, Any]]:
         """Give ``unit``, ``risk``, ``score``, ``rank``, ``alert`` of rows, in their order.
@@ -60,7 +61,7 @@ class LoadedModel:
         """
         from models.rows.ranking import text_hashes  # noqa: PLC0415 - loaded with the model
 
-        fitted, profile = self.bundle.fitted, self.profile
+        fitted, profile = self.bundle.fitted, self.bundle.profile
         scored = fitted.score_arrays(rows.values, rows.times, text_hashes(rows.units))[profile]
         columns = (rows.units, fitted.risk(profile, scored.score), scored.score, scored.rank, scored.alert)
         return [
@@ -142,7 +143,7 @@ class ModelHolder:
             return False
         self.model, self.trouble, self.refused = model, None, named.note
         self.loads += 1
-        _LOG.info("model %s (%s) is loaded", model.digest[:12], model.profile)
+        _LOG.info("model %s (%s) is loaded", model.digest[:12], model.bundle.profile)
         return True
 
     def _refuse(self, why: str) -> None:
@@ -178,15 +179,8 @@ def load_model(path: Path, *, version: int | None = None) -> LoadedModel:
         horizon_s = parse_duration(bundle.manifest["params"]["labels"]["horizon"]).total_seconds()
     except (KeyError, TypeError, ValueError):
         horizon_s = None
-    model = LoadedModel(
-        tuple(column.name for column in bundle.columns),
-        bundle.digest,
-        bundle.profile,
-        None if number is None else str(number),
-        bundle.fitted.refit_at,
-        horizon_s,
-        bundle,
-    )
-    empty = np.full((1, len(model.columns)), np.nan, dtype=np.float32)
+    columns = tuple(column.name for column in bundle.columns)
+    model = LoadedModel(bundle, columns, None if number is None else str(number), horizon_s)
+    empty = np.full((1, len(columns)), np.nan, dtype=np.float32)
     model.score(FeatureRows(empty, ["0"], np.zeros(1, dtype=np.int64)))
     return model

@@ -145,18 +145,17 @@ class ChampionBundle(ChampionCopy):
 
 
 def watch(copy: ChampionCopy, registry: str, name: str, every_s: float, stopped: threading.Event) -> None:
-    """Look again and again until told to stop; whatever goes wrong is noted beside the copy."""
+    """Look again and again until told to stop; whatever goes wrong is noted next to the copy, and logged once."""
     reported: str | None = None
-    first = True
+    taken_once = False
     while not stopped.is_set():
         error = None
         try:
-            taken = look(copy, registry, name, again=first)
-            first = False
-            if taken:
-                _LOG.info("version %s is champion", copy.named().version)
+            if look(copy, registry, name, again=not taken_once):
+                _LOG.info("version %s is champion", copy.version())
+            taken_once = True
         except Exception as fault:  # the next look may go well: a registry is restarted, a disk freed
-            error = str(fault).splitlines()[0] if str(fault) else type(fault).__name__
+            error = str(fault).partition("\n")[0] or type(fault).__name__
             if error != reported:
                 _LOG.warning("the champion cannot be taken: %s", error)
         reported = error
@@ -181,7 +180,7 @@ def _until_end_of_input(stopped: threading.Event) -> None:
     while sys.stdin.buffer.read(1024):
         pass
     stopped.set()
-    # A download under way may hang for longer than anybody wants to wait for a process without a parent.
+    # A download under way may hang longer than a process without a parent should live.
     threading.Timer(5, os._exit, (0,)).start()
 
 

@@ -3,9 +3,8 @@
 The champion's folder is written by one process and read by another that never imports MLflow::
 
     COPY/
-      versions/3-1f9a…/   the bundle of version 3, and the beginning of its digest; never changed once it is there
-      current             a link to the version that is champion; replaced last
-      status.json         {"checked_at": …, "error": null}: how the last look at the registry went
+      bundle/        the champion's bundle, and `version`, its number in the registry; replaced as a whole
+      status.json    {"checked_at": …, "error": null}: how the last look at the registry went
 """
 
 from __future__ import annotations
@@ -24,10 +23,9 @@ from filelock import FileLock, Timeout
 
 from features.errors import InputError
 from serving.scores.reading import stamp_of
-from telemetry.atomic import disk_errors, fsync_path, write_bytes
+from telemetry.atomic import FolderSwap, disk_errors, fsync_path, write_bytes
 
 MANIFEST: Final = "manifest.json"
-_DIGITS: Final = 16  # of a digest, in the name of a version's folder
 
 
 class NotNamedYet(InputError):
@@ -83,40 +81,42 @@ def manifest_digest(bundle: Path) -> str:
 class ChampionCopy(FolderBundle):
     """Names the bundle in a champion's folder; for both processes."""
 
+    @property
+    def bundle(self) -> Path:
+        """The folder of the bundle, whether it is there or not."""
+        return self.path / "bundle"
+
     def stamp(self) -> object:
         """Give what changes when another version is champion, or the registry can no longer be asked."""
-        return self.current(), self.error()
+        return stamp_of(self.bundle / MANIFEST), self.version(), self.error()
 
     def named(self) -> NamedBundle:
         """Name the champion's bundle; see :meth:`FolderBundle.named`."""
-        current, error = self.current(), self.error()
-        if current is None:
+        version, error = self.version(), self.error()
+        if version is None:
             raise (NotNamedYet if error is None else InputError)(
                 error or "the champion has not been fetched yet",
                 "the registry",
                 "Check --registry and --name, and that there is a champion (`predrain promote`).",
             )
         note = None if error is None else f"the registry's champion cannot be known: {error}"
-        return NamedBundle(current, int(current.name.partition("-")[0]), note)
+        return NamedBundle(self.bundle, version, note)
 
-    def current(self) -> Path | None:
-        """Find the folder of the version that is there; None where there is none."""
+    def version(self) -> int | None:
+        """Read the version that is there; None where there is none."""
         try:
-            folder = (self.path / "current").resolve(strict=True)
-        except OSError:
+            return int((self.bundle / "version").read_text())
+        except (OSError, ValueError):
             return None
-        return folder if folder.name.partition("-")[0].isdigit() else None
 
     def holds(self, version: int, digest: str) -> bool:
         """Tell whether a version of the registry is the one that is there."""
-        current = self.current()
-        return current is not None and current.name == f"{version}-{digest[:_DIGITS]}"
+        return self.version() == version and manifest_digest(self.bundle) == digest
 
     def take(self, bundle: Path, version: int, digest: str) -> None:
-        """Copy a bundle and name it as the current one; what was there before stays until the next but one.
+        """Copy a bundle in the place of the one that is there.
 
-        Raises ``InputError`` if its manifest is not that of the digest, or the disk is full; the one of before stays
-        current.
+        Raises ``InputError`` if its manifest is not that of the digest, or the disk is full; the one of before stays.
         """
         actual = manifest_digest(bundle)
         if actual != digest:
@@ -125,25 +125,12 @@ class ChampionCopy(FolderBundle):
                 f"version {version}",
                 "Do not use this version; train and register a bundle again.",
             )
-        versions = self.path / "versions"
-        target = versions / f"{version}-{digest[:_DIGITS]}"
-        with disk_errors(self.path):
-            versions.mkdir(parents=True, exist_ok=True)
-            building, link = versions / f".{target.name}.building", versions / ".current"
-            shutil.rmtree(building, ignore_errors=True)
-            shutil.copytree(bundle, building)
-            for path in sorted(building.rglob("*")):
+        with FolderSwap(self.bundle) as swap, disk_errors(self.path):
+            shutil.copytree(bundle, swap.path, dirs_exist_ok=True)
+            (swap.path / "version").write_text(str(version))
+            for path in swap.path.rglob("*"):
                 fsync_path(path)
-            shutil.rmtree(target, ignore_errors=True)
-            building.rename(target)
-            fsync_path(versions)
-            before = self.current()
-            link.unlink(missing_ok=True)
-            link.symlink_to(target.relative_to(self.path))
-            link.replace(self.path / "current")
-        for folder in versions.iterdir():
-            if folder.name not in (target.name, before and before.name):
-                shutil.rmtree(folder, ignore_errors=True)
+            swap.commit()
 
     def note(self, error: str | None) -> None:
         """Write how a look at the registry went."""

@@ -123,7 +123,7 @@ class StateMetrics:
         yield _gauge("model_loaded", "Whether rows can be scored.", model is not None)
         yield _gauge("model_current", "Whether it is the one that is asked for.", self._model.refused is None)
         if model is not None:
-            age_s = (self._clock() - model.fitted_at).total_seconds()
+            age_s = (self._clock() - model.bundle.fitted.refit_at).total_seconds()
             yield _gauge("model_age_seconds", "Time since the model was fitted.", age_s)
 
 

@@ -13,7 +13,6 @@ from features.errors import InputError
 from features.matrix.live_rows import live_plan
 from features.matrix.meta import MatrixConfig
 from features.matrix.sequences import SequencePlan
-from features.vocabulary import FeatureColumn
 from models.bundle.store import Bundle
 from models.sequence.layout import window_of
 from telemetry.config import format_duration, parse_duration
@@ -39,6 +38,7 @@ def live_config(bundle: Bundle, meta: DatasetMeta) -> MatrixConfig:
     if not isinstance(params, Mapping):
         raise InputError("it does not say which parameters it was trained with", where, _TRAIN)
     step, unit = _trained_on(bundle, params, where)
+    window = window_of(bundle.columns)
     if meta.step != step:
         raise InputError(
             f"the dataset's step is {format_duration(meta.step)}, the bundle was trained on {format_duration(step)}",
@@ -59,7 +59,7 @@ def live_config(bundle: Bundle, meta: DatasetMeta) -> MatrixConfig:
             step=step,
             span=meta.span,
             channels=_channels(bundle, meta, params, where),
-            columns=_tabular(bundle),
+            columns=bundle.columns if window is None else bundle.columns[: window.tabular],
             dataset_digest=meta.digest,
         )
     except ValidationError as error:
@@ -92,11 +92,6 @@ def window_plan(bundle: Bundle, config: MatrixConfig) -> SequencePlan | None:
 def missing_channels(config: MatrixConfig, meta: DatasetMeta) -> tuple[str, ...]:
     """List the channels that a bundle was trained on and the dataset does not have, sorted."""
     return tuple(sorted(set(config.channels) - set(meta.channels)))
-
-
-def _tabular(bundle: Bundle) -> tuple[FeatureColumn, ...]:
-    window = window_of(bundle.columns)
-    return bundle.columns if window is None else bundle.columns[: window.tabular]
 
 
 def _trained_on(bundle: Bundle, params: Mapping[str, Any], where: str) -> tuple[timedelta, str | None]:

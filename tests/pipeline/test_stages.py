@@ -65,22 +65,6 @@ def test_labels_in_the_predictions_follow_the_definition(small_fleet: Path, smal
             assert pd.isna(row.label) or row.label == 0
 
 
-def test_every_model_stands_in_predictions_all_with_and_without_sliding(small_backtest: Path) -> None:
-    frame = pd.read_parquet(small_backtest / "predictions_all.parquet", columns=["model", "variant"])
-    sliding = set(frame.loc[frame["variant"] == "sliding", "model"])
-    assert {
-        "lightgbm",
-        "logistic",
-        "intersection",
-        "mean_rank",
-        "stacked",
-        "cascade",
-        "random",
-        "history_count",
-    } <= sliding
-    assert {"lightgbm", "cascade", "mean_log_odds"} <= set(frame.loc[frame["variant"] == "train_once", "model"])
-
-
 def test_metrics_say_where_they_come_from_and_that_the_fleet_is_simulated(small_backtest: Path) -> None:
     metrics = json.loads((small_backtest / "metrics.json").read_text())
     assert metrics["simulated"]["acceleration"] == 60.0

@@ -62,14 +62,6 @@ def test_the_service_runs_the_verb_with_options_that_it_has() -> None:
     assert "NUMBA_CACHE_DIR=%C/predrain/numba" in service["Environment"]  # where it may write
 
 
-def test_the_timer_starts_the_service_and_makes_up_for_what_was_missed() -> None:
-    timer = unit("predrain-score.timer")
-    assert timer["Timer"]["Unit"] == "predrain-score.service"
-    assert timer["Timer"]["OnCalendar"] == "*:0/5"
-    assert timer["Timer"]["Persistent"] == "yes"
-    assert timer["Install"]["WantedBy"] == "timers.target"
-
-
 @pytest.fixture(scope="module")
 def job() -> dict[str, Any]:
     (found,) = yaml.safe_load_all((ROOT / "deploy" / "kubernetes" / "score-cronjob.yaml").read_text())

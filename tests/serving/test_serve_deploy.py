@@ -46,10 +46,6 @@ def test_a_unit_runs_its_verb_with_options_that_it_has(name: str, verb: Callable
     assert service["MemoryMax"]
 
 
-def test_the_controller_starts_once_it_has_settings() -> None:
-    assert unit("predrain-act.service")["Unit"]["ConditionPathExists"] == "/etc/predrain/act.yaml"
-
-
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
 @pytest.mark.parametrize("name", ["serve", "act", "score"])
 def test_systemd_finds_nothing_wrong_with_a_unit(name: str) -> None:

@@ -100,13 +100,6 @@ def test_only_nodes_of_tier_high_by_scores_that_hold_are_removed_and_never_all(
 
 
 @settings(max_examples=60)
-@given(asked)
-def test_without_scores_every_node_stays(names: list[str]) -> None:
-    assert kept_nodes(names, None, NOW) == (names, {})
-    assert {entry["Score"] for entry in priorities(names, None, NOW)} <= {7}
-
-
-@settings(max_examples=60)
 @given(fleets(), asked, later)
 def test_priorities_are_whole_numbers_in_range_and_fall_with_tier_and_risk(
     fleet: Fleet, names: list[str], now: Any
@@ -167,11 +160,6 @@ def test_filter_of_names_removes_the_high_node_and_says_why(service: Running) ->
     last = client.post("/scheduler/filter", {"Pod": POD, "NodeNames": ["n1"]})
     assert (last["NodeNames"], last["FailedNodes"]) == (["n1"], {})
     assert client.post("/scheduler/filter", {"Pod": POD, "NodeNames": []})["NodeNames"] == []
-
-
-def test_prioritize_prefers_the_less_risky(service: Running) -> None:
-    answer = service.extender().post("/scheduler/prioritize", {"Pod": POD, "NodeNames": ["n1", "n4", "n5"]})
-    assert answer == [{"Host": "n1", "Score": 0}, {"Host": "n4", "Score": 10}, {"Host": "n5", "Score": 7}]
 
 
 @pytest.mark.parametrize(

@@ -166,15 +166,3 @@ def test_what_could_not_be_read_is_tried_again_though_nothing_seems_to_change(tm
         keeper.look()
     assert keeper.served.fleet is None
     assert 2 <= keeper.failures <= 4
-
-
-def test_the_scorers_status_is_told(tmp_path: Path) -> None:
-    keeper = ScoreCache(tmp_path)
-    write_scores(tmp_path, small_fleet())
-    keeper.look()
-    (tmp_path / "status.json").write_text('{"error": "the disk is full"}')
-    keeper.look()
-    assert keeper.served.status == {"error": "the disk is full"}
-    (tmp_path / "status.json").write_text("{")
-    keeper.look()
-    assert keeper.served.status == {}

@@ -112,16 +112,6 @@ def test_a_replay_of_an_older_decision_does_not_say_that_the_newest_is_late(tmp_
     assert record_attempt(scores, T, newest)["lag_seconds"] == 21600
 
 
-def test_a_first_run_that_fails_has_no_success_to_tell(tmp_path: Path) -> None:
-    status = record_attempt(ScoresFolder(tmp_path), T, None, "x")
-    assert (status["last_success"], status["decision"]) == (None, None)
-    assert metrics(tmp_path) == {
-        "last_attempt_timestamp_seconds": T.timestamp(),
-        "success": 0,
-        "consecutive_failures": 1,
-    }
-
-
 def test_a_damaged_status_or_summary_does_not_stop_the_next_run(tmp_path: Path) -> None:
     scores = ScoresFolder(tmp_path)
     result = scored(tmp_path)

@@ -1,4 +1,4 @@
-"""Tasks on a Dask cluster: on workers of this machine, or on a cluster that somebody else started.
+"""Tasks on a Dask cluster: on workers of this machine, or on a cluster that was started elsewhere.
 
 Nothing but tasks, their numbers and small results travel through Dask; what is large goes through a file system that
 all machines see. Dask's own wire is pickle, so whoever reaches a scheduler can run code as its user: workers started
@@ -51,7 +51,7 @@ class DaskEngine:
     def __init__(self, address: str | None = None, workers: int | None = None) -> None:
         self.place = "workers of this machine" if address is None else f"cluster at {address}"
         self._seen = time.monotonic()
-        for name in ("distributed", "distributed.client"):  # what a user has to know comes as an error of ours
+        for name in ("distributed", "distributed.client"):  # what a user has to know comes as an InputError
             logging.getLogger(name).setLevel(logging.CRITICAL)
         with contextlib.ExitStack() as closing:
             target = closing.enter_context(_local_cluster(closing, workers)) if address is None else address

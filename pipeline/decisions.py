@@ -49,7 +49,7 @@ def with_horizons(predictions: pd.DataFrame, result: BacktestResult) -> pd.DataF
 
     ``predictions``: the profile's rows, with ``risk`` and ``fold``.
     ``result``: holds the maps of all folds; without maps nothing is added.
-    Returns: with ``risk_1h`` and so on, ascending; the main horizon's is ``risk`` and not told twice.
+    Returns: with ``risk_1h`` and so on, ascending; the main horizon's is ``risk`` and not repeated.
     """
     if not result.horizons:
         return predictions

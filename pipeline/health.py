@@ -19,15 +19,11 @@ from features.matrix.matrix import FeatureMatrix
 from features.times import duration_ms, instant_ms
 from features.vocabulary import FeatureColumn
 from models.bundle.store import load_bundle
-from models.rows.ranking import Ints
 from models.rows.training_set import Rows
 from models.sequence.windows import with_windows
 from models.training.reference import LabelledRows
 from models.training.schedule import format_days, format_instant, instant_of
 from pipeline.held_out import in_codes_of
-
-MOST_SCORED = 200_000
-"""Rows that are scored, at most: of more, whole decision times are taken, spread evenly over the time since the fit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +32,6 @@ class Health:
 
     ``profile``: the model whose risks are the bundle's.
     ``fitted_at``, ``checked_at``: when it was fitted, and the time of the check (UTC).
-    ``times``, ``times_scored``: decision times since it was fitted, and how many of them were scored: what follows is
-    of those.
     ``alerts``: what became of the units it would have alerted, each once.
     ``risks``: what became of the risks.
     """
@@ -47,8 +41,6 @@ class Health:
     fitted_at: datetime
     checked_at: datetime
     findings: Findings
-    times: int
-    times_scored: int
     alerts: AlertCounts
     risks: RiskCounts
 
@@ -68,7 +60,6 @@ class Health:
             "profile": self.profile,
             "fitted_at": self.fitted_at.isoformat(),
             "checked_at": self.checked_at.isoformat(),
-            "scored": {"decision_times": self.times_scored, "of": self.times},
             "alerts": {
                 "right": self.alerts.right,
                 "wrong": self.alerts.wrong,
@@ -90,11 +81,6 @@ class Health:
             f"{format_days(age)} before the check at {format_instant(found.end_ms)}",
             f"compared: {found.rows:,} rows from {format_instant(found.start_ms)} on",
         ]
-        if self.times_scored < self.times:
-            lines.append(
-                f"scored: {self.times_scored:,} of {self.times:,} decision times, spread evenly since the fit; "
-                "the outcomes are those of their alerts and risks"
-            )
         lines.append("")
         for verdict in found.verdicts:
             mark = "DRIFT" if verdict.drift else "note"
@@ -114,15 +100,15 @@ class Health:
     def _outcomes_text(self) -> str:
         decided = self.alerts.right + self.alerts.wrong
         low, high = exact_interval(self.alerts.right, decided)
-        said = (
+        alerted = (
             f"{self.alerts.right} of {decided} alerted units failed ({low:.0%} to {high:.0%}), {self.alerts.open} open"
             if decided
             else f"no alert has an outcome yet, {self.alerts.open} open"
         )
         if self.risks.expected <= 0:
-            return f"outcomes since the fit: {said}"
+            return f"outcomes since the fit: {alerted}"
         few, many = self.risks.interval()
-        return f"outcomes since the fit: {said}; positives over risk {self.risks.ratio:.2f} [{few:.2f}, {many:.2f}]"
+        return f"outcomes since the fit: {alerted}; positives over risk {self.risks.ratio:.2f} [{few:.2f}, {many:.2f}]"
 
 
 def check_health(
@@ -155,8 +141,8 @@ def check_health(
     rows = Rows.of(opened.rows)
     fit_ms = instant_ms(fitted.refit_at)
     end_ms = min(instant_ms(until), instant_ms(opened.span[1])) + 1
-    since = np.flatnonzero((rows.time >= fit_ms) & (rows.time < end_ms) & ~rows.augmented)
-    if not len(since):
+    scored = np.flatnonzero((rows.time >= fit_ms) & (rows.time < end_ms) & ~rows.augmented)
+    if not len(scored):
         raise InputError(
             f"no decision between the fit at {format_instant(fit_ms)} and the check at {format_instant(end_ms - 1)}",
             str(matrix),
@@ -164,8 +150,6 @@ def check_health(
         )
     frame = opened.labels(instant_of(end_ms))
     labelled = LabelledRows.of(rows, frame)
-    times = np.unique(rows.time[since])
-    scored = _spread_times(rows, since, times)
     served = in_codes_of(fitted.columns, windowed.columns, windowed.values)
     found = fitted.score_rows(served, scored, rows.time[scored], rows.tie[scored])
     profile = found[loaded.profile]
@@ -174,13 +158,12 @@ def check_health(
     label = labelled.label[scored]
     known = (label >= 0) & (labelled.complete[scored] <= end_ms)
     positive = scored[known & (label == 1)]
-    times_scored = len(np.unique(rows.time[scored]))
     reach = timedelta(milliseconds=int((labelled.complete[scored] - rows.time[scored]).max()))
     risks = RiskCounts(
         positives=len(positive),
         incidents=len(np.unique(labelled.incident[positive])),
         expected=float(risk[known].sum(dtype=np.float64)),
-        rows_each=reach / timedelta(days=1) * reference.times_per_day * times_scored / len(times),
+        rows_each=reach / timedelta(days=1) * reference.times_per_day,
     )
     findings = examine(
         replace(reference, columns=seen),
@@ -198,8 +181,6 @@ def check_health(
         fitted_at=fitted.refit_at,
         checked_at=instant_of(end_ms - 1),
         findings=findings,
-        times=len(times),
-        times_scored=times_scored,
         alerts=count_alerts(rows.tie[scored][profile.alert], np.where(known, label, -1)[profile.alert]),
         risks=risks,
     )
@@ -211,10 +192,3 @@ def _with_new_categories(columns: Sequence[FeatureColumn], now: Sequence[Feature
         replace(column, categories=tuple(dict.fromkeys([*column.categories, *own.categories])))
         for column, own in zip(columns, now, strict=True)
     )
-
-
-def _spread_times(rows: Rows, since: Ints, times: Ints) -> Ints:
-    """Keep whole decision times, as many as :data:`MOST_SCORED` rows allow, but at least the first and the newest."""
-    most = max(2, len(times) * MOST_SCORED // len(since))
-    kept = np.linspace(0, len(times) - 1, min(most, len(times))).round().astype(np.int64)
-    return since[np.isin(rows.time[since], times[kept])]

@@ -168,12 +168,12 @@ def _as_scored(
 
 
 def _same_question(matrix: FeatureMatrix, name: str, bundle: Bundle) -> None:
-    said = (bundle.manifest.get("params") or {}).get("labels") or {}
+    trained = (bundle.manifest.get("params") or {}).get("labels") or {}
     mine = matrix.config.labels.model_dump(mode="json")
     for key in ("gap", "horizon"):
-        if key in said and said[key] != mine[key]:
+        if key in trained and trained[key] != mine[key]:
             raise InputError(
-                f"{name} was trained for labels.{key} {said[key]}, the matrix has {mine[key]}",
+                f"{name} was trained for labels.{key} {trained[key]}, the matrix has {mine[key]}",
                 f"bundle {bundle.digest[:12]}",
                 "Compare bundles that answer the same question; train the other one again.",
             )

@@ -40,7 +40,7 @@ class SimulateSection(Section):
     """Scenario, as ``predrain simulate --help`` explains them."""
 
     acceleration: float = Field(default=1.0, gt=0)
-    """Factor on all failure rates, so that a small fleet has enough incidents to show; said in the report."""
+    """Factor on all failure rates, so that a small fleet has enough incidents to show; the report names it."""
 
 
 class DataSection(Section):

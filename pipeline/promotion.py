@@ -53,7 +53,7 @@ class Decision:
     ``action``: ``promoted``, ``refused``, ``forced`` or ``rolled back``.
     ``model``: name of the registered model.
     ``version``: the version it was about: the challenger, or the champion that was unseated.
-    ``champion_before``, ``champion``: champion before and after; None: nobody.
+    ``champion_before``, ``champion``: champion before and after; None: there is none.
     ``dry_run``: whether nothing was changed or recorded.
     ``verdict``: the gate's; None where nothing was compared.
     ``reason``: why it was forced or rolled back, in the user's words.
@@ -101,7 +101,7 @@ def promote(
     Raises ``InputError`` if there is nothing to promote, the bundles or the data cannot be used, or another promotion
     is at work.
     """
-    standing_of(registry, model)  # refuses an absent store before a lock file is made beside it
+    standing_of(registry, model)  # refuses an absent store before a lock file is made next to it
     with alone(registry), tempfile.TemporaryDirectory(prefix="predrain-promote-") as folder:
         standing = standing_of(registry, model)
         number = to if to is not None else standing.aliases.get(CHALLENGER)
@@ -201,7 +201,7 @@ def _compare(
     if standing.champion is not None:
         sides.append((f"version {standing.champion}", _load(registry, model, standing.champion, folder)[0]))
     rows = untouched(matrix, sides, params.promotion.period)
-    # the budget is what operations can handle: the champion's, as long as nobody says otherwise
+    # the budget is what operations can handle: the champion's, unless the parameters set another
     k = params.backtest.k if isinstance(params.backtest.k, int) else sides[-1][1].fitted.k
     contenders = contend(matrix, rows, sides, () if standing.champion is not None else BASELINES, k=k, seed=params.seed)
     return judge(

@@ -26,7 +26,7 @@ def code_revision() -> str:
     """Return the git revision that the running code was checked out at.
 
     Returns: the commit, with ``-dirty`` where tracked files differ from it; ``unknown`` where the code is no checkout,
-    such as an installation that lies within somebody else's.
+    such as an installation that lies within another's.
     """
     here = Path(__file__).resolve().parents[1]
     try:

@@ -84,7 +84,7 @@ def backtest(
 
 
 def _truth_beside(dataset: Place) -> Path | None:
-    """Find the simulator's truth; it lies beside the folder of a dataset, and never in a bucket."""
+    """Find the simulator's truth; it lies next to the folder of a dataset, and never in a bucket."""
     if not isinstance(dataset, Path):
         return None
     dataset = dataset.resolve()

@@ -45,7 +45,7 @@ def prepare(
 
 
 def _take(source: Path, out: Path) -> dict[str, object]:
-    """Bring an existing dataset to ``out`` by hard links (copies across file systems), and its truth beside it."""
+    """Bring an existing dataset to ``out`` by hard links (copies across file systems), and its truth next to it."""
     from telemetry.atomic import FolderSwap, disk_errors
     from telemetry.dataset.store import Dataset
     from telemetry.errors import InputError

@@ -132,7 +132,7 @@ def _run(scores: ScoresFolder, work: Callable[[], ScoringResult], pause: timedel
     from serving.scores.writing import record_attempt
 
     failed = False
-    noted: tuple[str, ...] | None = None  # nothing has been said yet of how it stands
+    noted: tuple[str, ...] | None = None  # nothing has been reported yet
     for _ in [None] if pause is None else until_stopped(pause):
         began = _now()
         try:
@@ -146,10 +146,10 @@ def _run(scores: ScoresFolder, work: Callable[[], ScoringResult], pause: timedel
             _say(as_json, {"at": began.isoformat(), "error": text}, f"round failed: {text}", sys.stderr)
             continue
         failed = False
-        facts = told(result)
+        facts = summarize(result)
         if pause is None:
             show(facts, as_json=as_json)
-        elif result.written or result.notes != noted:  # what stays as it was need not be said every few minutes
+        elif result.written or result.notes != noted:  # an unchanged state is not logged in every round
             _say(as_json, facts, ", ".join(f"{key} {value}" for key, value in facts.items()), sys.stdout)
         noted = result.notes
     return failed
@@ -174,8 +174,8 @@ def _say(as_json: bool, facts: dict[str, Any], words: str, stream: Any) -> None:
     stream.flush()
 
 
-def told(result: ScoringResult) -> dict[str, Any]:
-    """Give what a run did, for the terminal."""
+def summarize(result: ScoringResult) -> dict[str, Any]:
+    """Return what a run did, for the terminal."""
     summary = result.summary
     notes = list(result.notes)
     if all(value is None for value in summary["thresholds"].values()):

@@ -80,5 +80,5 @@ class AccessLog:
                     line["time"] = line["time"].isoformat(timespec="milliseconds")
                     self._stream.write(json.dumps(line) + "\n")
                 self._stream.flush()
-            except (OSError, ValueError):  # nobody reads it any more
+            except (OSError, ValueError):  # its reader is gone
                 self.dropped += 1

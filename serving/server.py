@@ -59,7 +59,7 @@ def serve(
 
     ``host``, ``port``: where to listen; port 0 takes a free one.
     ``extender_port``, ``extender_host``: where the scheduler extender listens; None: nowhere.
-    ``started``: told of both ports when the service listens.
+    ``started``: called with both ports when the service listens.
     ``stop``: ends the service as a signal would, where it runs in a thread that gets none.
     Raises ``InputError`` if a port cannot be listened on.
     """
@@ -100,7 +100,7 @@ def serve(
         else:
             threading.Thread(target=_wait_for, args=(stop, loop, end), daemon=True).start()
         for _, listener in servers:
-            listener.listen(BACKLOG)  # whoever is told that the service listens may connect
+            listener.listen(BACKLOG)  # once `started` is called, clients may connect
         ports = [int(listener.getsockname()[1]) for _, listener in servers]
         _LOG.info("serving on %s:%d%s", host, ports[0], f", extender on {ports[1]}" if len(ports) > 1 else "")
         if started is not None:
@@ -160,9 +160,9 @@ class Tls:
         except (InputError, OSError) as error:
             # Certificate and key are often replaced one after the other: what is half done is looked at again.
             _LOG.warning("the new certificate cannot be used, the one of before stays: %s", error)
-            self._seen = stamps
             return False
-        self._seen = stamps
+        finally:
+            self._seen = stamps
         _LOG.info("the certificate has been renewed")
         return True
 

@@ -25,7 +25,7 @@ from serving.http.schemas import Ready
 from serving.http.score_cache import ScoreCache
 from serving.http.tokens import Grant, ScopedTokens
 from serving.logs import AccessLog
-from serving.pages.routes import FleetPages, Health, is_open_page, is_page
+from serving.pages.routes import FleetPages, is_open_page, is_page
 from serving.scores.reading import last_run_metrics
 from telemetry.collect.remote_write.problems import Refused
 
@@ -40,7 +40,7 @@ class Service:
     ``scores``: what ``predrain score --out`` writes; need not exist yet.
     ``model``: a bundle's folder, or what names one; default: feature rows are not scored.
     ``tokens``: Default: anybody who reaches the port may ask.
-    ``hosts``: Names, beside localhost and addresses, under which requests may come where no token is asked for.
+    ``hosts``: names, in addition to localhost and addresses, under which requests may come where no token is asked for.
     ``api``, ``extender``: ASGI applications for two ports.
     Raises ``InputError`` if the token file cannot be used.
     """
@@ -131,35 +131,20 @@ class Service:
         return problem_response(request, refused)
 
     def _add_state_routes(self) -> None:
-        app = self.api
-        app.add_api_route(
-            "/healthz",
-            self._healthz,
-            summary="Tell whether the process lives.",
-            response_class=PlainTextResponse,
-            responses=problems(),
-        )
-        app.add_api_route(
-            "/readyz",
-            self._readyz,
-            summary="Tell whether it can be asked: scores that hold, and the model if there is to be one.",
-            response_model=Ready,
-            responses=problems(503),
-        )
-        app.add_api_route(
-            "/metrics",
-            self._metrics,
-            summary="Give the service's numbers to Prometheus.",
-            response_class=PlainTextResponse,
-            **guarded(),
-        )
-        app.add_api_route(
-            "/openapi.json",
-            self._openapi,
-            summary="Give this document.",
-            response_model=dict[str, Any],
-            responses=problems(503),
-        )
+        text: dict[str, Any] = {"response_class": PlainTextResponse}
+        document: dict[str, Any] = {"response_model": dict[str, Any]}
+        for path, handler, summary, described in (
+            ("/healthz", self._healthz, "Tell whether the process lives.", text | {"responses": problems()}),
+            (
+                "/readyz",
+                self._readyz,
+                "Tell whether it can be asked: scores that hold, and the model if there is to be one.",
+                {"response_model": Ready, "responses": problems(503)},
+            ),
+            ("/metrics", self._metrics, "Give the service's numbers to Prometheus.", text | guarded()),
+            ("/openapi.json", self._openapi, "Give this document.", document | {"responses": problems(503)}),
+        ):
+            self.api.add_api_route(path, handler, summary=summary, **described)
 
     def start(self) -> None:
         """Begin to read the scores and to load the model, in threads."""
@@ -205,27 +190,24 @@ class Service:
             warnings.append(f"the last attempt to score failed: {error}")
         return warnings
 
-    def _health(self) -> Health:
+    def _health(self) -> dict[str, Any]:
         model = self.holder.model
-        return Health(self.why_not_ready(), self._warnings(), None if model is None else model.about())
+        about = None if model is None else model.about()
+        return {"reasons": self.why_not_ready(), "warnings": self._warnings(), "model": about}
 
     async def _healthz(self) -> Response:
         return PlainTextResponse("ok\n")
 
     async def _readyz(self) -> Response:
-        reasons, warnings, model = self.why_not_ready(), self._warnings(), self.holder.model
-        facts = {"model": None if model is None else model.about()} if self.holder.wanted else {}
+        health = self._health()
+        if not self.holder.wanted:
+            del health["model"]
+        reasons = health["reasons"]
         if not reasons:
-            return as_json({"status": "ready", "warnings": warnings} | facts)
-        problem = {
-            "type": "about:blank",
-            "title": "Service Unavailable",
-            "status": 503,
-            "detail": "; ".join(reasons),
-            "reasons": reasons,
-            "warnings": warnings,
-        } | facts
-        return Response(write_json(problem), 503, media_type=PROBLEM)
+            del health["reasons"]
+            return as_json({"status": "ready"} | health)
+        problem = {"type": "about:blank", "title": "Service Unavailable", "status": 503, "detail": "; ".join(reasons)}
+        return Response(write_json(problem | health), 503, media_type=PROBLEM)
 
     async def _openapi(self) -> Response:
         return as_json(describe(self.api))

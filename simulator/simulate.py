@@ -1,4 +1,4 @@
-"""Writing a simulated fleet as a dataset, and its truth beside it."""
+"""Writing a simulated fleet as a dataset, and its truth next to it."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def simulate(
     with FolderSwap(truth) as swap:
         with disk_errors(truth):
             write_truth(swap.path, simulation, failures, about)
-        buckets = _buckets(gpus, clock)
+        buckets = max(_LEAST_BUCKETS, -(-gpus * clock.steps // _ROWS_PER_BUCKET))  # so that each fits in memory
         runs = choose_runs(gpus * (timedelta(days=1) / step) / buckets, days)
         with DatasetWriter(out, step=step, channels=channels(), buckets=buckets, runs=runs) as writer:
             _write_samples(writer, simulation, threads or os.cpu_count() or 1, progress)
@@ -99,11 +99,6 @@ def simulate(
         "by_class": counted(failures["failure_class"]),
         "by_precursor": counted(failures["precursor"]),
     }
-
-
-def _buckets(gpus: int, clock: Clock) -> int:
-    """Return enough buckets that each fits in memory."""
-    return max(_LEAST_BUCKETS, -(-gpus * clock.steps // _ROWS_PER_BUCKET))
 
 
 def _write_samples(writer: DatasetWriter, simulation: Simulation, threads: int, progress: Progress | None) -> None:
@@ -182,7 +177,7 @@ def _check_places(out: Path, truth: Path) -> None:
         )
     if hidden in dataset.parents:
         raise InputError(
-            f"the dataset {out} lies inside the truth folder {truth}", "truth", "Put the two beside each other."
+            f"the dataset {out} lies inside the truth folder {truth}", "truth", "Put the two next to each other."
         )
     if hidden.exists() and (not hidden.is_dir() or (any(hidden.iterdir()) and not (hidden / "truth.json").is_file())):
         raise InputError(

@@ -1,4 +1,4 @@
-"""What a report is told besides the evaluation: the dataset, the choices made, the folds, the alerts to show."""
+"""What a report needs in addition to the evaluation: the dataset, the choices made, the folds, the alerts to show."""
 
 from __future__ import annotations
 

@@ -184,7 +184,7 @@ def _silent(row: Any) -> Cell:
 def _unforeseen(frame: pd.DataFrame) -> list[str]:
     missed = 1 - float(frame["seen"].mean())
     chance = 1 - float(frame["chance"].mean())
-    said = [
+    sentences = [
         f"{percent(missed)} of the incidents stood out to no model of this run; had the models ranked at random in the "
         f"same way, it would have been {percent(chance)}. For those no threshold helps: only redundancy and frequent "
         "checkpoints do."
@@ -192,11 +192,11 @@ def _unforeseen(frame: pd.DataFrame) -> list[str]:
     known = frame[frame["announced"].notna()]
     if len(known):
         silent = 1 - float(known["announced"].astype(bool).mean())
-        said.append(
+        sentences.append(
             f"By the simulator's truth, {percent(silent)} of the incidents came without their risk ever rising above "
             "the fleet's mean: no model could have seen them."
         )
-    return said
+    return sentences
 
 
 def _risk(value: float) -> str:

@@ -45,8 +45,8 @@ def _summary(checks: pd.DataFrame, verdicts: pd.DataFrame) -> str:
     if not drifted:
         return f"None of {count(len(checks))} checks found drift."
     causes = verdicts[verdicts["drift"]]["cause"]
-    told = [f"{words} ({int((causes == cause).sum())})" for cause, words in CAUSES.items() if (causes == cause).any()]
-    return f"{count(drifted)} of {count(len(checks))} checks found drift: {'; '.join(told)}."
+    found = [f"{words} ({int((causes == cause).sum())})" for cause, words in CAUSES.items() if (causes == cause).any()]
+    return f"{count(drifted)} of {count(len(checks))} checks found drift: {'; '.join(found)}."
 
 
 def _reading(context: ReportContext) -> str:

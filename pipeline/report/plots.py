@@ -16,6 +16,7 @@ from html import escape
 import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
@@ -74,7 +75,7 @@ class Plot:
 
 
 def precision_recall(evaluation: Evaluation, profile: str) -> Plot | None:
-    """Precision against recall as the alert budget grows: the profile beside each learner and the oracle."""
+    """Precision against recall as the alert budget grows: the profile compared with each learner and the oracle."""
     curves = evaluation.pr_curves[evaluation.pr_curves["variant"] != TRAIN_ONCE]
     by_model = {model: curve.dropna() for model, curve in curves.groupby("model", sort=True)}
     row = evaluation.row(profile, SLIDING)
@@ -90,21 +91,15 @@ def precision_recall(evaluation: Evaluation, profile: str) -> Plot | None:
             axes.plot(curve["recall"], curve["precision"], color=colour, linestyle=style, label=model)
         if ORACLE in by_model:
             curve = by_model[ORACLE]
-            axes.plot(
-                curve["recall"],
-                curve["precision"],
-                color=_INK,
-                linestyle=(0, (2, 2)),
-                label="oracle (best possible)",
-            )
+            name = "oracle (best possible)"
+            axes.plot(curve["recall"], curve["precision"], color=_INK, linestyle=(0, (2, 2)), label=name)
         curve = by_model[profile]
         axes.plot(curve["recall"], curve["precision"], color=ACCENT, linewidth=2.6, label=profile)
         at_k = curve[curve["k"] == evaluation.k]
         axes.plot(at_k["recall"], at_k["precision"], "o", color=ACCENT, markersize=8, markeredgecolor=_PAGE)
         axes.axhline(row["base_rate"], color=_INK, linewidth=0.9, linestyle=":", label="base rate")
         axes.set(xlabel="recall of positive rows", ylabel="precision", xlim=(0, 1.01), ylim=(0, None))
-        axes.xaxis.set_major_formatter(FuncFormatter(_percent_tick))
-        axes.yaxis.set_major_formatter(FuncFormatter(_percent_tick))
+        _in_percent(axes.xaxis, axes.yaxis)
         axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.02))
 
     caption = (
@@ -127,18 +122,12 @@ def precision_by_month(evaluation: Evaluation, profile: str) -> Plot | None:
         place = np.arange(len(months))
         axes.plot(place, sliding["precision_at_k"], "o-", color=ACCENT, linewidth=2.2, label="sliding")
         if not once.empty:
-            axes.plot(
-                place,
-                once["precision_at_k"].reindex(months),
-                "s",
-                linestyle=_STYLES[1],
-                color=SECOND,
-                label="trained once",
-            )
+            precision = once["precision_at_k"].reindex(months)
+            axes.plot(place, precision, "s", linestyle=_STYLES[1], color=SECOND, label="trained once")
         axes.plot(place, sliding["base_rate"], ":", color=_INK, linewidth=1.0, label="base rate")
         axes.set_xticks(place, months)
         axes.set(ylabel=f"precision at K = {evaluation.k}", ylim=(0, None), xlim=(-0.4, len(months) - 0.6))
-        axes.yaxis.set_major_formatter(FuncFormatter(_percent_tick))
+        _in_percent(axes.yaxis)
         axes.legend(loc="best")
 
     against = " and of the same model trained once" if not once.empty else ""
@@ -195,8 +184,8 @@ def calibration(evaluation: Evaluation, profile: str) -> Plot | None:
         )  # fmt: skip
         axes.set(xscale="log", yscale="log", xlabel="risk that was said", ylabel="share that had an incident")
         axes.set(xlim=(low, high), ylim=(low, high))
+        _in_percent(axes.xaxis, axes.yaxis)
         for axis in (axes.xaxis, axes.yaxis):
-            axis.set_major_formatter(FuncFormatter(_percent_tick))
             axis.set_minor_formatter(FuncFormatter(lambda _value, _at: ""))
         axes.grid(visible=False, which="minor")
         axes.legend(loc="upper left")
@@ -212,8 +201,9 @@ def calibration(evaluation: Evaluation, profile: str) -> Plot | None:
     return _render("calibration", "Calibration", caption, draw, height=3.6, width=5.4)
 
 
-def _percent_tick(value: float, _at: int | None = None) -> str:
-    return f"{100 * value:g} %"
+def _in_percent(*of: Axis) -> None:
+    for axis in of:
+        axis.set_major_formatter(FuncFormatter(lambda value, _at: f"{100 * value:g} %"))
 
 
 def _render(

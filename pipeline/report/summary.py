@@ -18,17 +18,17 @@ def sentences(evaluation: Evaluation, context: ReportContext) -> list[str]:
     ``context``: everything else.
     """
     row = evaluation.row(context.profile, SLIDING)
-    said = [_replayed(evaluation, context)]
+    texts = [_replayed(evaluation, context)]
     if row is None:
-        return [*said, f"The profile's model, {context.profile}, made no predictions."]
-    said.append(_alerts(evaluation, context, row))
+        return [*texts, f"The profile's model, {context.profile}, made no predictions."]
+    texts.append(_alerts(evaluation, context, row))
     if row["incidents"]:
-        said.append(_early(context, row))
-    said.append(_beside(evaluation, context, row))
+        texts.append(_early(context, row))
+    texts.append(_beside(evaluation, context, row))
     helped = _helped(evaluation, context)
     if helped:
-        said.append(helped)
-    return [each for each in said if each]
+        texts.append(helped)
+    return [text for text in texts if text]
 
 
 def _replayed(evaluation: Evaluation, context: ReportContext) -> str:
@@ -121,8 +121,8 @@ def _helped(evaluation: Evaluation, context: ReportContext) -> str:
 
 def _difference(each: tuple) -> str:  # type: ignore[type-arg]  # a row of itertuples has no static type
     bounds = between(points(each.low), points(each.high))  # type: ignore[attr-defined]  # columns of the paired table
-    said = verdict(each.low, each.high)  # type: ignore[attr-defined]  # columns of the paired table
-    return f"{points(each.difference)} points{_spaced(bounds)} ({said})"  # type: ignore[attr-defined]  # as above
+    finding = verdict(each.low, each.high)  # type: ignore[attr-defined]  # columns of the paired table
+    return f"{points(each.difference)} points{_spaced(bounds)} ({finding})"  # type: ignore[attr-defined]  # as above
 
 
 def _interval(row: pd.Series, name: str) -> str:

@@ -36,7 +36,7 @@ _VARIANTS = {SLIDING: "sliding", TRAIN_ONCE: "trained once", ORACLE: ""}
 class Cell:
     """One cell.
 
-    ``note``: said smaller beneath, such as an interval.
+    ``note``: printed smaller beneath, such as an interval.
     """
 
     text: str
@@ -166,7 +166,7 @@ def paired(evaluation: Evaluation, comparison: str, caption: str) -> Table | Non
 
 
 def equal_alerts(evaluation: Evaluation) -> Table | None:
-    """Every ensemble beside the single learner that is best at as many alerts."""
+    """Every ensemble compared with the single learner that is best at as many alerts."""
     table = evaluation.equal_alerts
     return table_of(
         "Every ensemble beside the single learner that is best at as many alerts. An ensemble that alerts less than K "

@@ -26,7 +26,7 @@ def percent(value: float) -> str:
 
 
 def percent_at_least(value: float) -> str:
-    """Write a lower bound: as :func:`percent`, and rounded down, so that no more is said than holds.
+    """Write a lower bound: as :func:`percent`, and rounded down, so that no more is claimed than holds.
 
     Examples
     --------

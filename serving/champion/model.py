@@ -111,8 +111,8 @@ class ModelHolder:
     def look(self) -> bool:
         """Load the model if the source names another one than at the last look.
 
-        Returns: whether another model is served now. One that cannot be loaded changes nothing but what is told of it,
-        and is tried again when it changes or after some looks: a folder may be half written.
+        Returns: whether another model is served now. One that cannot be loaded changes nothing but the report
+        of it, and is tried again when it changes or after some looks: a folder may be half written.
         """
         assert self._source is not None
         stamp = self._source.stamp()
@@ -137,7 +137,7 @@ class ModelHolder:
         except InputError as error:
             self._refuse(str(error))
             return False
-        except Exception as error:  # told by /readyz; the thread must live to take the next one
+        except Exception as error:  # reported by /readyz; the thread must live to take the next one
             _LOG.exception("the model cannot be loaded")
             self._refuse(type(error).__name__)
             return False

@@ -145,7 +145,7 @@ class ChampionBundle(ChampionCopy):
 
 
 def watch(copy: ChampionCopy, registry: str, name: str, every_s: float, stopped: threading.Event) -> None:
-    """Look again and again until told to stop; whatever goes wrong is noted next to the copy, and logged once."""
+    """Look again and again until stopped; whatever goes wrong is noted next to the copy, and logged once."""
     reported: str | None = None
     taken_once = False
     while not stopped.is_set():

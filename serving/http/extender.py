@@ -118,7 +118,7 @@ def add_extender(
             asked = await read(request)
             try:
                 return as_json(answer(asked, clock()))
-            except Exception:  # a fault of ours does not keep a pod from running
+            except Exception:  # a fault of the service does not keep a pod from running
                 metrics.passed_through += 1
                 _LOG.exception("the extender lets all of %d nodes pass", len(asked))
                 return as_json(open_answer(asked))

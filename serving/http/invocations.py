@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 FORMS: Final = ("dataframe_split", "dataframe_records", "instances", "inputs")
 _SPLIT: Final = ("columns", "data", "index")
-_CONTAINERS: Final = 1024  # beside the rows: a list a column
+_CONTAINERS: Final = 1024  # in addition to the rows: a list a column
 _OWN_COLUMNS: Final = 3  # unit, decision_time and the index
 
 

@@ -60,7 +60,7 @@ class AllowedHosts:
 
     A page from anywhere may have its own name resolve to 127.0.0.1 (DNS rebinding) and read what listens there; the
     name stands in the request's ``Host``, which the page cannot change. An address cannot be rebound.
-    ``names``: names beside ``localhost``, such as that of a proxy before the service, without port.
+    ``names``: names in addition to ``localhost``, such as that of a proxy before the service, without port.
     """
 
     def __init__(self, names: Iterable[str] = ()) -> None:
@@ -105,5 +105,5 @@ class ThreadWork:
         return await asyncio.wrap_future(future)
 
     def close(self) -> None:
-        """Take no further job; those that nobody has begun are dropped."""
+        """Take no further job; those that have not begun are dropped."""
         self._executor.shutdown(wait=False, cancel_futures=True)

@@ -29,7 +29,7 @@ class RequestMetrics:
 
     Labels are bounded: routes are those of the service (others count as ``unmatched``), statuses those it answers.
 
-    ``passed_through``: extender answers that left every node in because of trouble of ours.
+    ``passed_through``: extender answers that left every node in because of a fault of the service.
     ``removed``: nodes that the extender's filter has taken out of answers.
     """
 
@@ -140,7 +140,7 @@ def fitted_at(summary: Mapping[str, object]) -> datetime | None:
     model = summary.get("model")
     try:
         return parse_instant(model.get("fitted_at")) if isinstance(model, dict) else None
-    except ValueError:  # somebody edited the summary
+    except ValueError:  # the summary was edited by hand
         return None
 
 

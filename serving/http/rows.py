@@ -5,7 +5,7 @@ Only here and where the model is loaded is numpy needed; look-ups of nodes never
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any, Final
 
@@ -41,7 +41,7 @@ def rows_of_records(records: Any, columns: Sequence[str], limit: int, what: str 
     if all(list(record) == first for record in records):  # as a program writes them
         data = [list(record.values()) for record in records]
         return rows_of_table(first, data, columns, limit, what)
-    names = _union(records)
+    names = list(dict.fromkeys(chain.from_iterable(records)))
     if len(names) > len(columns) + len(_OWN):  # some are unknown: say which before all are spread out
         _places(names, columns)
     data = [[record.get(name) for name in names] for record in records]
@@ -180,10 +180,6 @@ def _check_count(count: int, limit: int, what: str) -> None:
         raise Refused(422, f"{what} holds no row", "invalid")
     if count > limit:
         raise Refused(413, f"{what} holds {count} rows: send at most {limit}", "too_large")
-
-
-def _union(records: Iterable[dict[str, Any]]) -> list[str]:
-    return list(dict.fromkeys(chain.from_iterable(records)))
 
 
 def _places(names: Sequence[str], columns: Sequence[str]) -> dict[str, int]:

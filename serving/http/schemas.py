@@ -73,7 +73,7 @@ class Counts(BaseModel):
 
 
 class LastKnown(BaseModel):
-    """What a record said before it expired."""
+    """The risk and tier of a record before it expired."""
 
     risk: Risk
     tier: Tier

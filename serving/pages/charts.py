@@ -128,7 +128,7 @@ def risk_chart(scores: Sequence[PastScore], thresholds: dict[str, float], words:
 
 
 def spark(scores: Sequence[PastScore]) -> Markup:
-    """Draw a risk's course in the size of a word; a table beside it says the number."""
+    """Draw a risk's course in the size of a word; a table next to it has the number."""
     if len(scores) < 2:
         return Markup()
     first = scores[0].decided

@@ -77,7 +77,7 @@ _WEIGHT: Final[dict[str, int]] = {tier: at for at, tier in enumerate((UNKNOWN, *
 class FleetRow:
     """One node or GPU.
 
-    ``slot``: of a GPU; empty: not said.
+    ``slot``: of a GPU; empty: not given.
     ``units``, ``unknown``: its GPUs, and those of which nothing is known or whose score has expired.
     ``worst``: the riskiest unit's record.
     ``selected``: the model selects one of its units, though the tiers' thresholds say nothing of it.

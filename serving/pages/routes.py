@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
 from datetime import datetime
 from functools import wraps
 from pathlib import Path as FolderPath
@@ -40,19 +39,6 @@ _PAGE_PREFIXES: Final = ("/nodes/", "/gpus/", "/page/")
 _HTML: Final = "text/html"
 
 
-@dataclass(frozen=True, slots=True)
-class Health:
-    """What the service says of itself.
-
-    ``reasons``: why it is not ready; empty if it is.
-    ``model``: the model that scores rows, as it names itself; None: there is none.
-    """
-
-    reasons: list[str]
-    warnings: list[str]
-    model: Mapping[str, Any] | None
-
-
 class LedgerQuery(QueryModel):
     """Whose decisions are shown; empty: of all nodes."""
 
@@ -85,7 +71,7 @@ class FleetPages:
     """Serves the pages.
 
     ``scores``: what ``predrain score --out`` writes.
-    ``health``: gives the service's :class:`Health`.
+    ``health``: gives ``reasons`` why the service is not ready, ``warnings``, and the ``model`` that scores rows.
     ``ledger``: opens the controller's ledger, which may be made, or moved away, meanwhile; None: none was given.
     """
 
@@ -95,7 +81,7 @@ class FleetPages:
         scores: FolderPath,
         clock: Callable[[], datetime],
         work: ThreadWork,
-        health: Callable[[], Health],
+        health: Callable[[], Mapping[str, Any]],
         *,
         ledger: Callable[[], Any] | None,
     ) -> None:

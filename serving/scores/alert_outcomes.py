@@ -28,7 +28,7 @@ from serving.scores.writing import PARQUET, SUMMARY, ScoresFolder, write_json
 from telemetry.dataset.store import Dataset
 
 WINDOW: Final = timedelta(days=30)
-"""Alerts are told of so far back from the end of the data."""
+"""Alerts are reported so far back from the end of the data."""
 
 OUTCOME_TIMEOUT: Final = timedelta(days=7)
 """How long after the horizon the outcome of a drained unit may still come."""

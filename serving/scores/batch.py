@@ -198,7 +198,7 @@ def score_units(
 ) -> tuple[dict[int, dict[str, Any]], int]:
     """Score the rows that may be scored, with reasons for those that alert or whose tier is raised.
 
-    Ranks and alerts are taken among the rows without a ``why``: a unit that is unknown takes nobody's place.
+    Ranks and alerts are taken among the rows without a ``why``: a unit that is unknown takes no place.
     Returns by row what a :class:`policy.risk_record.RiskRecord` says of a score, and how many units were to be
     explained and are not, because there are too many.
     """

@@ -9,7 +9,7 @@ from features.matrix.meta import MatrixConfig
 from policy.risk_record import instant_words
 
 MIN_STEPS_STALE = 2
-"""Steps, beside the delay, that a unit's newest sample may always be old: one that is due and one that is late."""
+"""Steps, in addition to the delay, that a unit's newest sample may always be old: one due and one late."""
 
 
 def due_decision(config: MatrixConfig, now: datetime) -> datetime:

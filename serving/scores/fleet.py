@@ -1,4 +1,4 @@
-"""A fleet's scores seen by node: who is at risk now, and what is said of it."""
+"""A fleet's scores seen by node: which nodes are at risk now, and by how much."""
 
 from __future__ import annotations
 

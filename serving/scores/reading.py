@@ -81,7 +81,7 @@ class Scores:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a unit stands, by the inventory; empty text: not said."""
+    """Where a unit stands, by the inventory; empty text: not given."""
 
     cluster: str = ""
     group: str = ""
@@ -161,13 +161,18 @@ def read_scores(folder: Path) -> Scores:
     Raises ``InputError`` if there is none or it is damaged; a single wrong record refuses all, because a half-read
     fleet would look safer than it is.
     """
+    import orjson  # noqa: PLC0415 - of the service alone
+
     name = read_pointer(folder)
     path = folder / "decisions" / name / "risks.jsonl"
     units: dict[str, RiskRecord] = {}
     try:
         with path.open("rb") as stream:
             for number, line in enumerate(stream, 1):
-                record = _record(line, f"{path}, line {number}")
+                try:
+                    record = RiskRecord.from_json(orjson.loads(line))
+                except (ValueError, OverflowError) as error:
+                    raise InputError(f"a record is damaged: {error}", f"{path}, line {number}", _DO) from error
                 if record.unit in units:
                     raise InputError(f"unit {record.unit!r} comes twice", f"{path}, line {number}", _DO)
                 units[record.unit] = record
@@ -240,14 +245,3 @@ def _place(record: RiskRecord) -> tuple[int, str, str]:
     # Slots are often numbers: 10 comes after 9.
     slot = record.slot or ""
     return (int(slot) if slot.isascii() and slot.isdigit() and len(slot) < 10 else -1, slot, record.unit)
-
-
-def _record(line: bytes, where: str) -> RiskRecord:
-    try:
-        return RiskRecord.from_json(json.loads(line, parse_constant=_no_constant))
-    except (ValueError, OverflowError, RecursionError) as error:
-        raise InputError(f"a record is damaged: {error}", where, _DO) from error
-
-
-def _no_constant(name: str) -> float:
-    raise ValueError(f"{name} is no JSON")

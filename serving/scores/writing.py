@@ -147,17 +147,10 @@ class ScoresFolder:
         pointed = (read_json(self.path / LATEST) or {}).get("decision")
         gone = [name for name in stamps[:-1] if name < oldest and name != pointed]
         for name in gone:
-            hidden = root / f".{name}.removing"
-            with contextlib.suppress(OSError):  # a run beside this one was faster
-                (root / name).rename(hidden)  # first out of sight, so that no reader finds half of it
-            shutil.rmtree(hidden, ignore_errors=True)
+            shutil.rmtree(root / name, ignore_errors=True)  # readers pass over a decision that is not whole
         for folder in root.iterdir():
             match = _HIDDEN.fullmatch(folder.name)
-            if match is None:
-                continue
-            if match[2] == "removing":
-                shutil.rmtree(folder, ignore_errors=True)
-            elif match[1] < oldest:
+            if match is not None and match[1] < oldest:
                 with contextlib.suppress(InputError):  # it is being written: then it is nothing left behind
                     FolderSwap(root / match[1]).discard()
         return len(gone)
@@ -248,7 +241,7 @@ def record_attempt(
     write_json(scores.path / STATUS, status)
     try:
         page = _page(status, newest)
-    except (KeyError, TypeError, ValueError, AttributeError):  # somebody edited the summary
+    except (KeyError, TypeError, ValueError, AttributeError):  # the summary was edited by hand
         page = _page(status, None)
     write_bytes(scores.path / TEXTFILE, page.encode())
     return status
@@ -258,7 +251,7 @@ def _behind_s(result: ScoringResult, newest: Mapping[str, Any] | None) -> float:
     """Give by how much the newest decision is behind: a run may have scored an older one."""
     try:
         t = datetime.fromisoformat((newest or {})["decision_time"]).astimezone(UTC)
-    except (KeyError, TypeError, ValueError):  # none, or somebody edited it
+    except (KeyError, TypeError, ValueError):  # none, or it was edited by hand
         return result.lag_seconds
     return max(result.lag_seconds - max((t - result.decision_time).total_seconds(), 0.0), 0.0)
 

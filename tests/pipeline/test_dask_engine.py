@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import errno
 import gc
 import os
 import signal
@@ -137,18 +136,6 @@ def test_a_worker_that_does_not_see_the_folder_says_so(dataset, tmp_path, monkey
 
     with pytest.raises(InputError, match=r"a worker does not see the folder that the matrix is built in \(machine "):
         build(dataset, tmp_path / "matrix", Elsewhere())
-
-
-def test_a_full_disk_leaves_nothing_behind(dataset, tmp_path):
-    class Full(LocalEngine):
-        def run(self, job, items, on_result, *, max_workers):
-            for item in list(items)[:3]:
-                job(item)
-            raise OSError(errno.ENOSPC, "No space left on device")
-
-    with pytest.raises(InputError, match="the disk is full"):
-        build(dataset, tmp_path / "matrix", Full())
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_scheduler_that_does_not_answer_is_named(monkeypatch):

@@ -179,27 +179,6 @@ def test_a_category_that_came_after_the_fit_is_scored_as_unknown_and_told_as_a_c
     assert any(fact.startswith("model C: 0% before, 25% now") for fact in verdict.facts)
 
 
-def test_of_more_rows_than_are_scored_whole_times_since_the_fit_are_taken_and_the_answer_says_so(
-    bundle, opened, tmp_path, monkeypatch
-):
-    matrix = fleet()
-    opened(matrix)
-    whole = check_health(bundle, tmp_path, until=LATER)
-    assert (whole.times_scored, whole.times) == (37, 37)
-    assert "decision times" not in whole.to_text()
-    monkeypatch.setattr(health, "MOST_SCORED", 5 * 24 - 1)
-    found = check_health(bundle, tmp_path, until=LATER)
-    assert found.alerts.right + found.alerts.wrong > 0
-    labels = matrix.labels(LATER + timedelta(milliseconds=1))
-    times = [FITTED + timedelta(hours=6 * at) for at in (0, 12, 24, 36)]
-    inside = matrix.rows["decision_time"].isin(times) & ~matrix.rows["augmented"] & (labels["complete_at"] <= LATER)
-    assert found.risks.positives == (labels["label"][inside] == 1).sum() > 0
-    assert "scored: 4 of 37 decision times, spread evenly since the fit; the outcomes are" in found.to_text()
-    assert found.to_json()["scored"] == {"decision_times": 4, "of": 37}
-    monkeypatch.setattr(health, "MOST_SCORED", 1)
-    assert check_health(bundle, tmp_path, until=LATER).times_scored == 2
-
-
 def test_the_report_tells_what_changed_at_each_refit(tmp_path):
     matrix = FakeMatrix(units=24, days=40, incidents=50, companions=8, seed=3)
     late = (matrix.rows["decision_time"] >= START + timedelta(days=27)).to_numpy()

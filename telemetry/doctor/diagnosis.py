@@ -203,14 +203,13 @@ def _steps(group: Group, bad: Sequence[ChannelState], kind: SourceKind) -> Itera
     if group.name == "XIDs" and missing:
         yield "Follow the kernel log: `predrain collect kernel-log --source journal --dataset DATASET` on each node."
     lines = [(channel, counter_line(channel)) for channel in missing]
-    switched: dict[str, list[str]] = {}
+    switched: dict[str, list[str]] = {_ADD: [], _ADD_LATER: []}
     for channel, line in lines:
         if line is not None:
-            is_later = LATER_FIELDS.intersection(channel.dcgm_names)
-            switched.setdefault(_ADD_LATER if is_later else _ADD, []).append(f"    {line}")
-    for title in sorted(switched):
-        yield from (title, *switched[title])
-    if kind == "dataset" and switched:
+            switched[_ADD_LATER if LATER_FIELDS.intersection(channel.dcgm_names) else _ADD].append(f"    {line}")
+    for title, added in switched.items():
+        yield from (title, *added) if added else ()
+    if kind == "dataset" and any(switched.values()):
         yield "Then collect again: `predrain collect prometheus` for history, `predrain collect exporters` from now on."
     own = [channel.name for channel, line in lines if line is None]
     if own:
@@ -220,5 +219,5 @@ def _steps(group: Group, bad: Sequence[ChannelState], kind: SourceKind) -> Itera
             f"Some or all GPUs give no {', '.join(incomplete)}: compare nodes that have it with nodes that have not "
             "(counter file, driver, ECC, MIG)."
         )
-    if (switched or incomplete) and group.condition:
+    if (any(switched.values()) or incomplete) and group.condition:
         yield group.condition

@@ -299,7 +299,7 @@ class _Compaction:
 
         On a node that joined its fleet later, it is the first instant known of that node.
         """
-        # Events of clocks that cannot be right are quarantined; a compaction that failed may have left theirs.
+        # Events of clocks that cannot be right are quarantined; an older version may have kept starts of such.
         events = events[events["timestamp"].between(EARLIEST, self.now + AHEAD)]
         before = before[before["installed_at"].between(EARLIEST, self.now + AHEAD)]
         instants = [pd.Timestamp(int(runs["first_ms"].min()), unit="ms", tz="UTC")] if len(runs) else []
@@ -307,7 +307,7 @@ class _Compaction:
         instants += [] if self.existing is None else [pd.Timestamp(self.existing.meta.span[0])]
         first = min(instants, default=pd.Timestamp(self.now)).as_unit("ms")
         late = late_nodes(runs, events, unit_of(stays))
-        # What was said of it before holds where it is earlier: retention moves the beginning of what is known.
+        # What was derived before holds where it is earlier: retention moves the beginning of what is known.
         earlier = before.fillna({"gpu": ""}).groupby(["gpu", "node"])["installed_at"].min().to_dict()
         starts = []
         for gpu, node in zip(stays["gpu"], stays["node"], strict=True):

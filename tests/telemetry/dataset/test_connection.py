@@ -1,24 +1,19 @@
-"""What goes wrong between here and a bucket: it is tried again, given up in time, and said in words."""
+"""Failures between this host and a bucket: retried, given up in time, and reported."""
 
 from __future__ import annotations
 
 import socket
 import threading
-from datetime import UTC, datetime, timedelta
-from ipaddress import ip_address
 from pathlib import Path
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 
 from telemetry.dataset import connection
 from telemetry.dataset.connection import connect
 from telemetry.dataset.place import S3Place, place_of
 from telemetry.dataset.store import Dataset
 from telemetry.errors import InputError
+from tests.http_server import certify
 from tests.object_storage import KEYS, object_storage, proxy, upload
 
 
@@ -69,25 +64,15 @@ def test_wrong_credentials_are_told_from_everything_else(place, tmp_path, monkey
 
 @pytest.mark.system
 def test_a_storage_with_an_authority_of_its_own_is_trusted_by_name_only(tmp_path, monkeypatch):
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "storage")])
-    now = datetime.now(UTC)
-    made = (
-        x509.CertificateBuilder(name, name, key.public_key(), 1, now - timedelta(days=1), now + timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))]), critical=False)
-        .sign(key, hashes.SHA256())
-    )
-    plain = serialization.NoEncryption()
-    pem = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, plain)
-    (tmp_path / "both.pem").write_bytes(pem + made.public_bytes(serialization.Encoding.PEM))
-    (tmp_path / "authority.pem").write_bytes(made.public_bytes(serialization.Encoding.PEM))
+    authority, key = certify(tmp_path, "storage")
+    (tmp_path / "both.pem").write_bytes(key.read_bytes() + authority.read_bytes())
     place = S3Place("fleets", "east")
     with object_storage(tmp_path / "secure.log", certificate=tmp_path / "both.pem") as secure:
         for name, value in secure.environment.items():
             monkeypatch.setenv(name, value)
         with pytest.raises(InputError, match=r"certificate is not trusted .*AWS_CA_BUNDLE"):
             Dataset.open(place)
-        monkeypatch.setenv("AWS_CA_BUNDLE", str(tmp_path / "authority.pem"))
+        monkeypatch.setenv("AWS_CA_BUNDLE", str(authority))
         with pytest.raises(InputError, match="there is no bucket 'fleets'"):
             Dataset.open(place)
 
@@ -112,8 +97,8 @@ def test_a_server_that_says_nothing_is_given_up_after_bounded_attempts(monkeypat
             Dataset.open(S3Place("fleets", "east"))
         silent.shutdown(socket.SHUT_RDWR)
     assert len(taken) == 2
-    for each in taken:
-        each.close()
+    for connected in taken:
+        connected.close()
 
 
 @pytest.mark.system

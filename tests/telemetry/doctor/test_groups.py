@@ -1,0 +1,114 @@
+"""Groups of channels, what boards cannot report, and deploy/dcgm-exporter/predrain-counters.csv."""
+
+from pathlib import Path
+
+import pytest
+
+from telemetry.dataset.channels import CATALOGUE, Channel
+from telemetry.doctor.diagnosis import absent_on, absent_on_all
+from telemetry.doctor.groups import (
+    GROUPS,
+    LATER_FIELDS,
+    OTHER,
+    channels_page,
+    counter_line,
+    counter_name,
+    grouped,
+)
+
+FILE = Path(__file__).resolve().parents[3] / "deploy" / "dcgm-exporter" / "predrain-counters.csv"
+DCGM = [channel for channel in CATALOGUE.values() if channel.dcgm_names]
+
+
+def later_lines() -> str:
+    marked = [line.removeprefix("#later ") for line in FILE.read_text().splitlines() if line.startswith("#later ")]
+    return "\n".join(marked)
+
+
+def types_of(text: str) -> dict[str, str]:
+    """Read a counter file by the exporter's rules: it does not start with one that breaks them."""
+    types: dict[str, str] = {}
+    for line in text.splitlines():
+        if line and not line.startswith("#"):
+            assert '"' not in line
+            field, kind, what = (each.strip(" ") for each in line.split(","))
+            assert field not in types  # it would give a page with repeated lines
+            assert kind in ("gauge", "counter", "label")
+            assert what
+            types[field] = kind
+    return types
+
+
+def all_lines() -> dict[str, str]:
+    return types_of(FILE.read_text() + later_lines() + "\n")
+
+
+def test_the_exporter_would_start_with_it_as_it_is_and_with_the_later_lines() -> None:
+    # DCGM takes 128 fields a group at most.
+    assert len(all_lines()) < 100
+
+
+def test_every_channel_that_dcgm_has_is_in_it_under_the_name_that_all_exporters_accept() -> None:
+    lines = all_lines()
+    for channel in DCGM:
+        name = counter_name(channel)
+        assert name in lines, channel.name
+        assert lines[name] == ("counter" if channel.kind == "counter" else "gauge"), channel.name
+        assert (counter_line(channel) or "").startswith(f"{name}, {lines[name]}, ")
+
+
+def test_nothing_is_in_it_that_predrain_does_not_read() -> None:
+    ours = {name for channel in DCGM for name in channel.dcgm_names}
+    ours |= {"DCGM_EXP_XID_ERRORS_COUNT", "DCGM_FI_DRIVER_VERSION", "DCGM_FI_DEV_SERIAL"}
+    assert set(all_lines()) <= ours
+
+
+def test_names_that_stop_older_exporters_are_switched_off() -> None:
+    assert not types_of(FILE.read_text()).keys() & LATER_FIELDS
+    assert types_of(later_lines()).keys() == LATER_FIELDS
+
+
+def test_every_channel_of_the_catalogue_is_in_one_group_and_every_group_holds_only_such() -> None:
+    names = [name for group in GROUPS for name in group.channels]
+    assert sorted(names) == sorted(CATALOGUE)
+
+
+def test_a_declared_channel_stands_in_a_group_of_its_own() -> None:
+    mine = Channel("bus_errors_total", "counter", "errors", 0.0, None, "declared | in params")
+    channels = {**CATALOGUE, mine.name: mine}
+    assert grouped(channels)[-1] == (OTHER, [mine])
+    page = channels_page(channels)
+    assert "| `bus_errors_total` | declared \\| in params | counter | errors | from 0 |" in page
+
+
+@pytest.mark.parametrize(
+    ("model", "channel", "absent"),
+    [
+        ("NVIDIA L4", "nvlink_replay_total", True),
+        ("NVIDIA H100 80GB HBM3", "nvlink_replay_total", False),
+        ("NVIDIA A100-SXM4-80GB", "retired_pages_sbe_total", True),
+        ("Tesla V100-SXM2-32GB", "row_remap_pending", True),
+        ("Tesla V100-SXM2-32GB", "retired_pages_sbe_total", False),
+        ("NVIDIA H100 80GB HBM3", "fabric_health", False),
+        ("NVIDIA A100-SXM4-80GB", "fabric_health", True),
+        ("NVIDIA H100 80GB HBM3", "fan_speed_pct", True),
+        ("NVIDIA GeForce RTX 4090", "ecc_sbe_volatile_total", True),
+        ("NVIDIA GeForce RTX 4090", "dram_active_ratio", True),
+        ("NVIDIA L40S", "mem_temp_c", True),
+        ("AMD Instinct MI300X", "retired_pages_sbe_total", False),
+        ("Some Accelerator 9000", "ecc_sbe_volatile_total", False),
+    ],
+)
+def test_what_boards_cannot_report(model: str, channel: str, absent: bool) -> None:
+    assert channel in CATALOGUE
+    assert (absent_on(model, channel) is not None) is absent
+
+
+def test_a_fleet_lacks_what_none_of_its_boards_has() -> None:
+    assert absent_on_all(["NVIDIA L4"], "nvlink_replay_total") == "NVIDIA L4 has no NVLink"
+    assert absent_on_all(["NVIDIA L4", "Tesla T4"], "nvlink_replay_total") == "every board here has no NVLink"
+    assert absent_on_all(["NVIDIA GeForce RTX 4090", "Tesla T4"], "row_remap_pending") == (
+        "NVIDIA GeForce RTX 4090 has no ECC; Tesla T4 retires pages instead"
+    )
+    assert absent_on_all(["NVIDIA L4", "NVIDIA H100 80GB HBM3"], "nvlink_replay_total") is None
+    assert absent_on_all([], "nvlink_replay_total") is None

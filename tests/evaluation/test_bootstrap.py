@@ -59,7 +59,7 @@ def test_the_exact_bound_covers_rare_hits_where_the_percentiles_cannot():
     assert naive < 0.85 * 120 < 0.93 * 120 < honest
 
 
-def test_without_resamples_or_rows_nothing_is_said():
+def test_without_resamples_or_rows_there_is_no_interval():
     assert np.isnan(honest_interval(np.empty(0), point=0.0, counts=np.ones(5)).high)
     assert np.isnan(honest_interval(np.full(50, np.nan), point=np.nan, counts=np.zeros(5)).high)
     halves = np.linspace(0, 1, 101)

@@ -14,7 +14,7 @@ from models.training.schedule import instant_of
 from tests.models.drifting_fleet import COLUMNS, DAY_MS, DriftingFleet
 
 
-def told(findings, cause):
+def drift_verdict(findings, cause):
     [verdict] = [verdict for verdict in findings.verdicts if verdict.cause == cause and verdict.drift]
     return verdict
 
@@ -38,7 +38,7 @@ def test_a_counter_that_a_new_driver_counts_otherwise_is_laid_to_the_telemetry()
         fleet.X[fleet.upgraded, at] = 20 * fleet.X[fleet.upgraded, at] + 5
     found = fleet.check(42)
     assert found.causes == ("telemetry",)
-    verdict = told(found, "telemetry")
+    verdict = drift_verdict(found, "telemetry")
     assert verdict.text == "PCIe replays read differently since a driver or exporter changed."
     assert any(
         "on units whose driver changed, against units that had not changed on the same days" in f for f in verdict.facts
@@ -52,7 +52,7 @@ def test_a_reading_that_moves_on_all_units_while_the_driver_rolls_is_not_laid_to
         fleet.X[fleet.day >= 38, at] += 10
     found = fleet.check(45)
     assert found.causes == ("readings",)
-    assert told(found, "readings").text == (
+    assert drift_verdict(found, "readings").text == (
         "PCIe replays read differently, and neither workload, gaps nor drivers explain it."
     )
 
@@ -61,7 +61,7 @@ def test_a_channel_that_falls_silent_on_part_of_the_fleet_is_laid_to_the_telemet
     fleet = DriftingFleet(seed=3)
     silent = (fleet.day >= 36) & (fleet.node % 3 == 0)
     fleet.X[np.ix_(silent, fleet.column("gpu_temp_c"))] = np.nan
-    verdict = told(fleet.check(45), "telemetry")
+    verdict = drift_verdict(fleet.check(45), "telemetry")
     assert verdict.text == "GPU temperature fell silent on part of the fleet."
     assert any(fact.startswith("GPU temperature: missing in 0% of rows before, in 3") for fact in verdict.facts)
 
@@ -71,7 +71,7 @@ def test_samples_that_come_with_other_gaps_are_laid_to_the_telemetry():
     late = fleet.day >= 36
     for at in fleet.column("gaps__samples"):
         fleet.X[late, at] = fleet.rng.binomial(30, 0.3, int(late.sum())) / 30
-    assert told(fleet.check(45), "telemetry").text == "Samples come with other gaps than before."
+    assert drift_verdict(fleet.check(45), "telemetry").text == "Samples come with other gaps than before."
 
 
 def test_idle_gpus_are_laid_to_the_workload_and_the_temperature_with_them():
@@ -82,14 +82,14 @@ def test_idle_gpus_are_laid_to_the_workload_and_the_temperature_with_them():
         fleet.X[late, at] = low + 0.4 * (fleet.X[late, at] - low)
     found = fleet.check(45)
     assert found.causes == ("workload",)
-    assert told(found, "workload").text == "The GPUs are used otherwise than before."
-    assert any("GPU temperature" in fact for fact in told(found, "workload").facts)
+    assert drift_verdict(found, "workload").text == "The GPUs are used otherwise than before."
+    assert any("GPU temperature" in fact for fact in drift_verdict(found, "workload").facts)
 
 
 def test_gpus_of_a_new_model_are_a_change_of_the_fleet():
     fleet = DriftingFleet(seed=6)
     fleet.X[(fleet.day >= 36) & (fleet.unit % 5 == 0), fleet.column("static__model")[0]] = 2
-    verdict = told(fleet.check(45), "fleet")
+    verdict = drift_verdict(fleet.check(45), "fleet")
     assert verdict.text == "The fleet is made up of other units than before."
     assert any(fact.startswith("model C: 0% before, ") for fact in verdict.facts)
 
@@ -98,7 +98,7 @@ def test_units_installed_since_the_fit_and_units_taken_out_are_a_change_of_the_f
     fleet = DriftingFleet(seed=7)
     new = (fleet.day >= 36) & (fleet.unit % 4 == 0)
     fleet.X[new, fleet.column("static__age")[0]] = fleet.day[new] - 35.5
-    assert any("installed since" in fact for fact in told(fleet.check(45), "fleet").facts)
+    assert any("installed since" in fact for fact in drift_verdict(fleet.check(45), "fleet").facts)
 
 
 def joined(seed, *, make=None, channel="pcie_replay_total"):
@@ -125,7 +125,7 @@ def test_another_mix_of_makes_changes_the_fleet_and_not_its_telemetry_or_reading
     assert make is None or any("pcie" in each["feature"] and each["psi"] > 0.2 for each in found.features)
 
 
-def test_what_moves_within_makes_is_told_though_others_join():
+def test_what_moves_within_makes_is_reported_though_others_join():
     fleet = joined(14, make=2)
     for at in fleet.column("gpu_temp_c"):
         fleet.X[(fleet.day >= 38) & (fleet.node % 3 == 0), at] = np.nan
@@ -133,21 +133,21 @@ def test_what_moves_within_makes_is_told_though_others_join():
         fleet.X[fleet.day >= 38, at] += 10
     found = fleet.check(49)
     assert set(found.causes) == {"fleet", "telemetry", "readings"}
-    assert told(found, "telemetry").text == "GPU temperature fell silent on part of the fleet."
-    assert told(found, "readings").text.startswith("PCIe replays read differently")
+    assert drift_verdict(found, "telemetry").text == "GPU temperature fell silent on part of the fleet."
+    assert drift_verdict(found, "readings").text.startswith("PCIe replays read differently")
 
 
 @pytest.mark.parametrize("seed", [20, 21])
 @pytest.mark.parametrize("share", [8, 2])
-def test_units_that_join_silent_are_told_where_their_make_reported_before(seed, share):
+def test_units_that_join_silent_are_reported_where_their_make_reported_before(seed, share):
     fleet = DriftingFleet(seed=seed)
     new = fleet.node % share == 0
     fleet.X[np.ix_(new, fleet.column("gpu_temp_c"))] = np.nan
     fleet.leave_out(new & (fleet.day < 36))
-    assert "GPU temperature fell silent" in told(fleet.check(49), "telemetry").text
+    assert "GPU temperature fell silent" in drift_verdict(fleet.check(49), "telemetry").text
 
 
-def test_a_driver_that_is_another_everywhere_is_not_told_of_a_part():
+def test_a_driver_that_is_another_everywhere_is_not_reported_for_a_part():
     fleet = DriftingFleet(seed=16)
     fleet.X[:, fleet.column("static__driver")[0]] = fleet.day >= 36
     texts = [verdict.text for verdict in fleet.check(55).verdicts if verdict.cause == "fleet"]
@@ -167,14 +167,14 @@ def test_a_driver_that_is_another_everywhere_is_not_told_of_a_part():
         (0, 0, 0.0, None),
     ],
 )
-def test_risks_that_outcomes_contradict_are_told_where_it_is_sure_and_much(positives, incidents, expected, text):
+def test_risks_that_outcomes_contradict_are_reported_where_it_is_sure_and_much(positives, incidents, expected, text):
     verdicts = risk_verdicts(RiskCounts(positives, incidents, expected, rows_each=4))
     assert [(each.cause, each.drift, each.text) for each in verdicts] == ([("risks", True, text)] if text else [])
     assert risk_verdicts(None) == []
 
 
 @pytest.mark.parametrize("rows_each", [1, 4, 12])
-def test_right_risks_are_hardly_ever_told_to_be_wrong(rows_each):
+def test_right_risks_are_hardly_ever_called_wrong(rows_each):
     rng = np.random.default_rng(rows_each)
     for expected in (0.5, 1, 2, 4, 8, 30):
         seen = rng.poisson(expected, 4_000)
@@ -187,7 +187,7 @@ def test_more_failures_and_other_failures_are_a_change_of_the_failures():
     fleet.incidents += fleet.draw(0.03, start=36, kind="bus")
     found = fleet.check(49)
     assert found.causes == ("failures",)
-    verdict = told(found, "failures")
+    verdict = drift_verdict(found, "failures")
     assert verdict.text == "Failures come more often than before."
     assert any(fact.startswith("class bus: 0 incidents before, ") for fact in verdict.facts)
     assert found.outcomes["ratio"] > 2

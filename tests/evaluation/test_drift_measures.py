@@ -62,7 +62,7 @@ def test_values_never_seen_before_count_even_where_the_reference_was_constant():
         assert shift_of(constant, np.full(500, strange)).ks == 1
 
 
-def test_what_is_missing_is_told_apart_from_what_moved():
+def test_what_is_missing_is_separate_from_what_moved():
     rng = np.random.default_rng(2)
     before = rng.normal(size=5000)
     gone = np.where(rng.random(5000) < 0.4, np.nan, rng.normal(size=5000))

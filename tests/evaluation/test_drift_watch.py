@@ -64,7 +64,7 @@ def test_units_that_are_alerted_in_vain_all_the_time_do_not_pass_for_alerts_that
     assert said_of_alerts(checked(lambda day: CHRONIC + day)) == []
 
 
-def test_alerts_that_are_right_less_often_than_in_weeks_before_are_told():
+def test_alerts_that_are_right_less_often_than_in_weeks_before_are_reported():
     since = FIRST + 7 * (WEEKS - 1)
     found = checked(lambda day: CHRONIC + day - (30 if day >= since else 0))
     assert said_of_alerts(found) == ["0 of 14 alerted units failed, 0%; before 56 of 120, 47%"]

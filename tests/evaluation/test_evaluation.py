@@ -77,7 +77,7 @@ def test_order_of_rows_does_not_matter_and_statistics_stay_in_bounds(seed):
         assert (np.isnan(values[:, 1]) | (values[:, 1] <= values[:, 2])).all()
 
 
-def test_incidents_report_lead_time_class_and_those_nobody_caught():
+def test_incidents_report_lead_time_class_and_those_not_caught():
     frame = fleet(5, [("xgboost", "sliding", 1.5)], k=1)
     measured = evaluate(frame, k=1, bootstrap=0, seed=0)
     incidents = measured.lead_times
@@ -269,7 +269,7 @@ def test_budgets_are_counted_by_rank():
     assert list(evaluate(fleet(16), k=1, bootstrap=0, seed=0).budgets["k"]) == [1, 2, 5]
 
 
-def test_no_hit_is_not_told_as_certainty():
+def test_no_hit_is_not_reported_as_certainty():
     frame = fleet(17, [("xgboost", "sliding", 1.0), ("mean_rank", "sliding", 1.0)], units=30, incidents=8)
     last = frame["rank"].max()
     frame["rank"] = np.where(frame["label"].fillna(0) == 1, last, frame["rank"])

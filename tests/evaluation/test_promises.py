@@ -238,7 +238,7 @@ def test_targets_and_costs_that_make_no_sense_are_refused():
         PrecisionTargetsSection(costs={"unneeded_drain": 1, "missed_failure": 1, "needed_drain": 2})
 
 
-def test_failures_that_stand_out_are_told_from_those_that_do_not(walked):
+def test_failures_that_stand_out_differ_from_those_that_do_not(walked):
     _, frame, _ = walked
     out = unforeseen_incidents(frame[frame["model"] == "good"])
     shown = out["incident"] % 4 != 0

@@ -55,8 +55,8 @@ class WindowedFake(FakeMatrix):
         super().__init__(**kwargs)
         self.sequences = SimpleNamespace(plan=PLAN)
         rng = np.random.default_rng(7)
-        told = self.label_frame(self.events, None, censor=False)
-        shown = told["label"].fillna(0).to_numpy(float) * (told["incident"].fillna(0).to_numpy(int) % 2)
+        reported = self.label_frame(self.events, None, censor=False)
+        shown = reported["label"].fillna(0).to_numpy(float) * (reported["incident"].fillna(0).to_numpy(int) % 2)
         window = rng.normal(size=(len(self.rows), PLAN.steps, 2)) + rng.normal(0, 2, (len(self.rows), 1, 2))
         window[:, :, 0] += shown[:, None] * np.linspace(-4, 4, PLAN.steps)
         self.raw = window.astype(np.float32)
@@ -89,8 +89,8 @@ def test_the_network_finds_what_stands_in_the_windows_only(result):
     caught = {}
     for model in ("lightgbm", "cnn1d"):
         frame = scores_of(result, model)
-        told = frame[(frame["label"] == 1) & (frame["incident"] % 2 == 1)]
-        caught[model] = told["alert"].mean()
+        reported = frame[(frame["label"] == 1) & (frame["incident"] % 2 == 1)]
+        caught[model] = reported["alert"].mean()
     assert caught["cnn1d"] > caught["lightgbm"] + 0.2
 
 

@@ -66,7 +66,7 @@ def checks(tmp_path_factory) -> dict[str, dict[int, Health]]:
     return found
 
 
-def test_a_counter_that_the_upgrade_inflates_is_told_as_a_change_of_the_telemetry_that_names_it(checks):
+def test_a_counter_that_the_upgrade_inflates_is_reported_as_a_change_of_the_telemetry_that_names_it(checks):
     health = checks["drift"][42]
     assert not health.healthy
     [verdict] = [each for each in health.findings.verdicts if each.cause == "telemetry"]
@@ -78,7 +78,7 @@ def test_a_counter_that_the_upgrade_inflates_is_told_as_a_change_of_the_telemetr
     assert "DRIFT: the telemetry changed" in health.to_text()
 
 
-def test_it_is_found_at_every_check_and_never_told_as_a_change_of_the_failures(checks):
+def test_it_is_found_at_every_check_and_never_reported_as_a_change_of_the_failures(checks):
     for day, health in checks["drift"].items():
         causes = health.findings.causes
         assert {"telemetry", "readings"} & set(causes), day

@@ -144,7 +144,7 @@ def test_what_is_unknown_at_a_refit_changes_neither_models_nor_scores(matrix, re
 
 
 def test_a_fit_after_calibration_uses_the_newest_rows_and_keeps_the_calibration(matrix):
-    told = []
+    reported = []
     held, again = (
         fit_final(
             matrix,
@@ -152,14 +152,14 @@ def test_a_fit_after_calibration_uses_the_newest_rows_and_keeps_the_calibration(
             models=models.model_copy(update={"profile": "cascade"}),
             backtest=AUTO,
             seed=7,
-            progress=lambda *each: told.append(each),
+            progress=lambda *each: reported.append(each),
         )
         for models in (QUICK, REFIT)
     )
-    fits = [(name, what) for name, _, what in told]
+    fits = [(name, what) for name, _, what in reported]
     assert fits[0][0] == 1
     assert [what for _, what in fits].count("cascade") == 3  # once, and twice where it is fitted again
-    assert told[-1][0] == told[-1][1]
+    assert reported[-1][0] == reported[-1][1]
     assert held.calibrated
     assert again.calibrated
     assert again.n_incidents > held.n_incidents
@@ -205,8 +205,8 @@ def test_no_span_fits(matrix):
         "before the last decision time span 39.75 d (parameter training.candidate_windows). Give a shorter "
         "window, or a dataset with more history."
     )
-    for span, told in (("60d", "candidates 60 d"), ("expanding", "expanding, from 60 d on")):
-        with pytest.raises(InputError, match=rf"fits: the data span 40 d, gap .* take 1\.01 d; {told} \("):
+    for span, reported in (("60d", "candidates 60 d"), ("expanding", "expanding, from 60 d on")):
+        with pytest.raises(InputError, match=rf"fits: the data span 40 d, gap .* take 1\.01 d; {reported} \("):
             fit_final(
                 matrix,
                 training=TrainingSection(window=span, candidate_windows=("60d",)),
@@ -215,8 +215,10 @@ def test_no_span_fits(matrix):
                 seed=1,
             )
     short, until = TrainingSection(candidate_windows=("8d", "14d")), START + timedelta(days=8)
-    said = r"fits: 8 d of the data lie before 2026-01-09 00:00 UTC \(--until\), gap .* 8 d, 14 d .* Give a later time,"
-    with pytest.raises(InputError, match=said):
+    message = (
+        r"fits: 8 d of the data lie before 2026-01-09 00:00 UTC \(--until\), gap .* 8 d, 14 d .* Give a later time,"
+    )
+    with pytest.raises(InputError, match=message):
         fit_final(matrix, training=short, models=QUICK, backtest=AUTO, seed=1, until=until)
 
 

@@ -19,7 +19,7 @@ def at(hours: float = 0.0, *, days: float = 0.0, minutes: float = 0.0, seconds: 
 
 
 def event(time, type_="xid", code="", *, gpu="g0", node="n0", known=None, detail="", source="kernel") -> dict:
-    """One event; known ten minutes after it happened unless said otherwise."""
+    """One event; known ten minutes after it happened by default."""
     return {
         "timestamp": time,
         "node": node,
@@ -43,7 +43,7 @@ def events(*rows: dict) -> pd.DataFrame:
 
 
 def stay(gpu="g0", node="n0", slot="0", since=None, until=None, **extra) -> dict:
-    """One stay of the inventory; from ten days before T0 and for ever unless said otherwise."""
+    """One stay of the inventory; from ten days before T0 and for ever by default."""
     since = at(days=-10) if since is None else since
     return {"gpu": gpu, "node": node, "slot": slot, "installed_at": since, "removed_at": until, **extra}
 

@@ -104,11 +104,11 @@ def test_older_samples_are_left_out(rows, days, size, since, unit):
     count=st.integers(1, 90), begin=st.integers(0, 20), missing=st.sampled_from(["none", "all", "some"]), data=st.data()
 )
 def test_a_block_holds_what_the_samples_say_whichever_are_missing(count, begin, missing, data):
-    def told(values: st.SearchStrategy) -> list:
+    def column(values: st.SearchStrategy) -> list:
         known = st.none() if missing == "all" else values if missing == "none" else st.one_of(st.none(), values)
         return data.draw(st.lists(known, min_size=begin + count, max_size=begin + count))
 
-    temperatures, masks = told(st.floats(-10, 130, width=32) | st.just(float("-inf"))), told(st.integers(0, 2**62))
+    temperatures, masks = column(st.floats(-10, 130, width=32) | st.just(float("-inf"))), column(st.integers(0, 2**62))
     rows = [(at, ("n", "g"), temperatures[at], 1, masks[at], None) for at in range(begin + count)]
     (block,) = blocks_of(table_of(rows).slice(begin), LAYOUT, unit="gpu")  # bits of a slice begin within a byte
     gauge, mask = LAYOUT.numbers.index("gpu_temp_c"), LAYOUT.masks.index("clocks_event_reasons")

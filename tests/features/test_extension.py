@@ -1,4 +1,4 @@
-"""A longer dataset extends the matrix that stands, and what comes out is the matrix built anew, byte for byte."""
+"""A longer dataset extends the matrix that stands; the result is the matrix built from scratch, byte for byte."""
 
 from __future__ import annotations
 
@@ -91,20 +91,20 @@ def watched(monkeypatch) -> Watched:
 
 
 def assert_extended(tmp_path: Path, before: State, after: State, *, run_days: int | None = 1, **options) -> None:
-    """Extend the matrix of one state to the next, and hold it against the one that is built anew."""
+    """Extend the matrix of one state to the next, and hold it against the one that is built from scratch."""
     build(write(tmp_path / "before", before, run_days=run_days), tmp_path / "m", **options)
     longer = write(tmp_path / "after", after, run_days=run_days)
     build(longer, tmp_path / "m", **options)
-    build(longer, tmp_path / "anew", **options)
-    names = sorted(path.name for path in (tmp_path / "anew").iterdir())
+    build(longer, tmp_path / "scratch", **options)
+    names = sorted(path.name for path in (tmp_path / "scratch").iterdir())
     assert sorted(path.name for path in (tmp_path / "m").iterdir()) == names
     for name in names:
-        assert (tmp_path / "m" / name).read_bytes() == (tmp_path / "anew" / name).read_bytes(), name
+        assert (tmp_path / "m" / name).read_bytes() == (tmp_path / "scratch" / name).read_bytes(), name
 
 
 def test_a_day_more_computes_a_day(tmp_path, watched):
-    told = [xid(20, "gpu01", "node0"), xid(40.5, "gpu05", "node1")]
-    before, after = State(71.9, told), State(96, told)
+    events = [xid(20, "gpu01", "node0"), xid(40.5, "gpu05", "node1")]
+    before, after = State(71.9, events), State(96, events)
     build(write(tmp_path / "before", before), tmp_path / "m")
     kept = {path.name: path.stat().st_ino for path in (tmp_path / "m").iterdir()}
     longer = write(tmp_path / "after", after)
@@ -114,9 +114,9 @@ def test_a_day_more_computes_a_day(tmp_path, watched):
     same = [name for name in before_midnight if kept[name] == (tmp_path / "m" / name).stat().st_ino]
     assert len(same) == 3  # the parts end at midnight, so every one that stood is the same file
     assert same == before_midnight
-    anew = build(longer, tmp_path / "anew")
-    assert watched.rows[2] == anew.meta.counts["rows"]
-    for path in (tmp_path / "anew").iterdir():
+    scratch = build(longer, tmp_path / "scratch")
+    assert watched.rows[2] == scratch.meta.counts["rows"]
+    for path in (tmp_path / "scratch").iterdir():
         assert path.read_bytes() == (tmp_path / "m" / path.name).read_bytes(), path.name
 
 
@@ -146,7 +146,7 @@ def test_only_rows_that_may_differ_are_computed(tmp_path, watched, before, after
     assert watched.rows[1] <= most * watched.rows[2]
 
 
-def test_where_all_time_is_one_run_days_are_told_apart_as_well(tmp_path, watched):
+def test_where_all_time_is_one_run_days_are_distinguished_as_well(tmp_path, watched):
     assert_extended(tmp_path, State(71.9), State(80), run_days=None)
     assert watched.rows[1] < watched.rows[2] / 4
 
@@ -155,7 +155,7 @@ def test_where_all_time_is_one_run_days_are_told_apart_as_well(tmp_path, watched
     ("change", "computed"),
     [
         pytest.param({"removed_at": T0 + 50 * HOUR}, 40, id="a GPU leaves"),
-        pytest.param({"driver": "550.1"}, None, id="what was said of a GPU is another thing now"),
+        pytest.param({"driver": "550.1"}, None, id="an attribute of a GPU changes"),
         pytest.param({"slot": "9"}, None, id="another slot"),
     ],
 )
@@ -166,7 +166,7 @@ def test_the_inventory_is_compared_stay_by_stay(tmp_path, watched, change, compu
     assert watched.rows[1] == watched.rows[2] if computed is None else watched.rows[1] <= computed
 
 
-def test_what_cannot_be_extended_is_built_anew(tmp_path, watched):
+def test_what_cannot_be_extended_is_built_from_scratch(tmp_path, watched):
     build(write(tmp_path / "d", State(48)), tmp_path / "m")
     longer = write(tmp_path / "d", State(60))
     for options in (
@@ -271,7 +271,7 @@ def _known(instant: datetime | None, now: datetime) -> bool:
 
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(both=states(), run_days=st.sampled_from([1, 2, None]), augmentation=st.sampled_from([0, 3]))
-def test_an_extended_matrix_is_the_one_built_anew(tmp_path_factory, both, run_days, augmentation):
+def test_an_extended_matrix_is_the_one_built_from_scratch(tmp_path_factory, both, run_days, augmentation):
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(parts, "PART_ROWS", 100)
         folder = tmp_path_factory.mktemp("extended")

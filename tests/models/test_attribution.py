@@ -82,9 +82,9 @@ def test_alerts_are_placed_among_the_units_of_their_own_time():
     for row, fleet in zip(asked, fleets, strict=True):
         same = np.flatnonzero(times == times[row])
         assert np.array_equal(fleet, matrix.X[same], equal_nan=True)
-    told = alert_reasons.explain_rows(fitted_models(), matrix, "mean_rank", asked, among=np.arange(300))
-    assert [each["row"] for each in told] == asked.tolist()
-    assert all("fleet at that time" in reason for each in told for reason in each["reasons"])
+    reported = alert_reasons.explain_rows(fitted_models(), matrix, "mean_rank", asked, among=np.arange(300))
+    assert [each["row"] for each in reported] == asked.tolist()
+    assert all("fleet at that time" in reason for each in reported for reason in each["reasons"])
 
 
 def test_a_large_fleet_is_sampled_and_the_alerts_stay_in(monkeypatch: pytest.MonkeyPatch):

@@ -133,7 +133,7 @@ def test_a_missing_file_is_refused(bundle):
     assert str(refuse(bundle)).startswith("xgboost.json is missing (")
 
 
-def test_no_bundle_and_no_json_are_told_apart(tmp_path, bundle):
+def test_no_bundle_and_no_json_have_their_own_errors(tmp_path, bundle):
     assert str(refuse(tmp_path / "nowhere")).startswith(f"no bundle in {tmp_path / 'nowhere'} (")
     (bundle / "manifest.json").write_text("{")
     assert refuse(bundle).what.startswith("manifest.json is not JSON:")

@@ -115,13 +115,13 @@ def test_the_rate_counts_labels_known_by_the_refit_only():
     rows = Rows.of(matrix.rows)
     rate = rate_at(rows, Labels.of(matrix.labels(refit)), refit_ms)
 
-    told = matrix.labels(refit)
+    reported = matrix.labels(refit)
     time = matrix.rows["decision_time"]
-    known = ~matrix.rows["augmented"] & (told["complete_at"] <= refit) & told["label"].notna()
+    known = ~matrix.rows["augmented"] & (reported["complete_at"] <= refit) & reported["label"].notna()
     known &= time >= refit - timedelta(days=42)
     late = known & (time > time[known].max() - timedelta(days=14))
-    seen = [(told.loc[part, "incident"].nunique(), int(part.sum())) for part in (late, known & ~late)]
-    per_incident = (told.loc[known, "label"] == 1).sum() / (seen[0][0] + seen[1][0])
+    seen = [(reported.loc[part, "incident"].nunique(), int(part.sum())) for part in (late, known & ~late)]
+    per_incident = (reported.loc[known, "label"] == 1).sum() / (seen[0][0] + seen[1][0])
     assert rate == pytest.approx(recent_rate(seen[0], seen[1], per_incident))
     assert rate > 0
 

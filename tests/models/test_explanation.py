@@ -1,4 +1,4 @@
-"""Reasons of alerts: contributions against slow oracles, and what is said of them."""
+"""Reasons of alerts: contributions against slow oracles, and the text about them."""
 
 import itertools
 import math

@@ -107,11 +107,11 @@ def test_a_bundle_keeps_the_horizons_and_scores_them_alike(tmp_path):
     loaded = save_and_load(fitted, tmp_path)
     assert loaded.horizons == maps
     scores = np.linspace(-8, 2, 20, dtype=np.float32)
-    told = loaded.risks("mlp", scores)
-    assert list(told) == ["risk_6h", "risk_24h", "risk_72h"]
-    np.testing.assert_array_equal(told["risk_24h"], loaded.risk("mlp", scores))
+    reported = loaded.risks("mlp", scores)
+    assert list(reported) == ["risk_6h", "risk_24h", "risk_72h"]
+    np.testing.assert_array_equal(reported["risk_24h"], loaded.risk("mlp", scores))
     for name, values in fitted.risks("mlp", scores).items():
-        np.testing.assert_array_equal(values, told[name])
+        np.testing.assert_array_equal(values, reported[name])
     assert loaded.risks("xgboost", scores) == {}
 
 

@@ -59,7 +59,7 @@ def test_a_run_keeps_params_metrics_tags_and_artifacts(store):
     assert Path(kept).read_bytes() == (bundle.path / "manifest.json").read_bytes()
 
 
-def test_a_damaged_store_is_said_in_one_line(tmp_path):
+def test_a_damaged_store_is_reported_in_one_line(tmp_path):
     (tmp_path / "bad.db").write_text("hello, this is no database\n" * 100)
     with (
         pytest.raises(InputError, match=r"MLflow refused: .*not a database.*Check that the store is there and whole"),

@@ -65,7 +65,7 @@ def test_a_network_learns_the_shape_of_a_window(name):
     fresh, truth = shapes(seed=1)
     assert roc_auc_score(truth, learner.predict_proba(fresh)[:, 1]) > 0.9
     added = learner.occluded(fresh[:50])
-    assert np.abs(added).mean(axis=0).argmax() == 3 + 11 * 2  # the first channel, told at its newest step
+    assert np.abs(added).mean(axis=0).argmax() == 3 + 11 * 2  # the first channel, at its newest step
     assert not added[:, 0].any()
     np.testing.assert_array_equal(contributions(learner, fresh[:50])[0], added)
 
@@ -113,7 +113,7 @@ def test_without_a_positive_in_the_tail_a_fixed_number_of_epochs_is_run_on_all_r
     assert 1 <= learner.epochs_ <= 9
 
 
-def test_unknown_values_and_unseen_categories_are_told_apart_from_known_ones():
+def test_unknown_values_and_unseen_categories_differ_from_known_ones():
     X, _ = shapes(50)
     scaler = SequenceScaler.fit(X, LAYOUT)
     row = X[:1].copy()

@@ -68,7 +68,7 @@ def driver(gpu, node, t, events, inventory):
     return stay["driver"] if changes.empty else changes["code"].iloc[-1]
 
 
-def test_a_surge_is_the_smaller_of_two_log_ratios_told_by_a_slow_oracle(world):
+def test_a_surge_is_the_smaller_of_two_log_ratios_by_a_slow_oracle(world):
     _, frame, samples, events, inventory = world
     channel, window, past = "ecc_sbe_volatile_total", 6 * HOUR, 48 * HOUR
     grid = frame[~frame["augmented"]]
@@ -78,13 +78,13 @@ def test_a_surge_is_the_smaller_of_two_log_ratios_told_by_a_slow_oracle(world):
     by_gpu = {gpu: part.sort_values("timestamp") for gpu, part in samples.groupby("gpu", observed=True)}
     column = f"telemetry__{channel}"
     assert column not in frame  # the group needs no other group's columns
-    found, told = [], []
+    found, surges = [], []
     for _, row in rows.iterrows():
         mine = by_gpu.get(row["gpu"])
         amount = math.nan if mine is None else rise(mine, channel, t, window)
         before = math.nan if mine is None else max(rise(mine, channel, t, past) - amount, 0.0)
         found.append((model[row["gpu"]], amount, before))
-        told.append(row[f"onset__{channel}__surge__6h"])
+        surges.append(row[f"onset__{channel}__surge__6h"])
     logs = pd.Series([math.log1p(amount) for _, amount, _ in found])
     models = pd.Series([name for name, _, _ in found])
     versions = pd.Series([driver(row["gpu"], row["node"], t, events, inventory) for _, row in rows.iterrows()])
@@ -96,9 +96,9 @@ def test_a_surge_is_the_smaller_of_two_log_ratios_told_by_a_slow_oracle(world):
         excess = logs[at] - np.quantile(usual, QUANTILE)
         own = math.log1p(amount) - math.log1p(before / 42 * 6)
         if math.isnan(amount):
-            assert math.isnan(told[at])
+            assert math.isnan(surges[at])
         else:
-            assert told[at] == pytest.approx(min(excess, own), abs=1e-5)
+            assert surges[at] == pytest.approx(min(excess, own), abs=1e-5)
             checked += 1
     assert checked > 40
 

@@ -145,7 +145,7 @@ def test_only_fatal_sub_codes_of_nvlink_5_errors_can_count():
         ("inconclusive", "aborted with an error before it failed", None),
     ],
 )
-def test_what_a_diagnostic_said(code, detail, passed):
+def test_the_outcome_of_a_diagnostic(code, detail, passed):
     assert diagnostic_outcome(code, detail) is passed
 
 

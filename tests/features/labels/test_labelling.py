@@ -1,4 +1,4 @@
-"""Labels: borders of gap and horizon, censoring, and what could be told when."""
+"""Labels: borders of gap and horizon, censoring, and what was known when."""
 
 from datetime import timedelta
 

@@ -31,7 +31,7 @@ def test_a_drain_of_the_node_takes_out_its_gpus():
     assert spans(node, event(at(5), "drain", "released", gpu=None, source="scheduler", known=at(5))) == [(at(1), at(5))]
 
 
-def test_a_drain_that_nobody_takes_back_ends_all_the_same():
+def test_a_drain_that_is_never_taken_back_ends_all_the_same():
     found = spans(event(at(1), "drain", "unhealthy", source="scheduler", known=at(1)))
     assert found == [(at(1), at(1) + LONGEST_DRAIN)]
 

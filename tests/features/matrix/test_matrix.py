@@ -112,7 +112,7 @@ def test_the_same_inputs_build_nothing_again(small, monkeypatch):
     assert {path.name: path.stat().st_mtime_ns for path in matrix.path.iterdir()} == before
 
 
-def test_labels_are_told_from_the_matrix_alone(small):
+def test_labels_follow_from_the_matrix_alone(small):
     dataset, matrix = small
     opened = FeatureMatrix.open(matrix.path)
     labels = LabelSection(horizon=6 * HOUR)
@@ -134,7 +134,7 @@ def test_labels_are_told_from_the_matrix_alone(small):
     assert (opened.labels()["label"] == 1).any()
 
 
-def test_progress_is_told(small, tmp_path):
+def test_progress_is_reported(small, tmp_path):
     seen = []
     building.build_matrix(
         small[0],

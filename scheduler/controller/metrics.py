@@ -5,15 +5,13 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from datetime import datetime, timedelta
+from collections.abc import Iterable, Iterator
+from datetime import timedelta
 from socketserver import ThreadingMixIn
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
-from prometheus_client import CollectorRegistry, Metric, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client import CollectorRegistry, Counter, Gauge, disable_created_metrics, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from policy.fleet import Level
@@ -27,120 +25,97 @@ from telemetry.errors import InputError
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
-_RESULTS = ("decided", "standby", "failed")
 _ANSWER_WITHIN_S = 5.0
 _ROUNDS = 3
+Metric = TypeVar("Metric", Counter, Gauge)
 
 
 class RoundMetrics:
-    """What the rounds of this process did, and how the fleet stood at the last one.
+    """What the rounds of this process did, and the state of the fleet at the last one.
 
     Rounds are noted by one thread, pages written by others. Labels are bounded: verbs, answers, tiers, levels, stages,
-    kinds of causes and kinds of budgets; never nodes, groups or racks, which the ledger has.
+    kinds of causes and kinds of budgets; never nodes, groups or racks, which the ledger has. Nodes that are clear and
+    bear no mark are not counted.
     """
 
     def __init__(self, clock: Clock, every: timedelta, max_round_duration: timedelta) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        self._silent = _ROUNDS * (every + max_round_duration)
+        self._max_silence = _ROUNDS * (every + max_round_duration)
         self._since = clock.now()
-        self._rounds: Counter[str] = Counter(dict.fromkeys(_RESULTS, 0))
-        self._steps: Counter[tuple[str, ...]] = Counter()
-        self._work: Counter[tuple[str, ...]] = Counter()
-        self._seconds = 0.0
-        self._last: tuple[RoundReport, float] | None = None
-        self._decided: tuple[Plan, datetime] | None = None
+        disable_created_metrics()  # type: ignore[no-untyped-call]
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._rounds = self._metric(Counter, "rounds", "Rounds by result.", "result")
+        for result in ("decided", "standby", "failed"):
+            self._rounds.labels(result)
+        self._actions = self._metric(Counter, "actions", "Actions by outcome.", "verb", "outcome")
+        self._work = self._metric(Counter, "evacuation_steps", "Steps to empty nodes by outcome.", "verb", "outcome")
+        self._last = self._metric(Gauge, "last_round_timestamp_seconds", "Start of the last round.")
+        self._seconds = self._metric(Gauge, "last_round_duration_seconds", "Duration of the last round.")
+        self._leader = self._metric(Gauge, "leader", "Whether this process holds the lease.")
+        self._deferred = self._metric(Gauge, "budget_deferred_nodes", "Nodes left in service for lack of budget.")
+        self._causes = self._metric(Gauge, "breaker_open_causes", "Causes that hold the breaker open.")
+        text = "Nodes that the fullest budget of a kind still lets go; below zero where others took nodes out."
+        self._remaining = self._metric(Gauge, "budget_remaining_nodes", text, "scope")
+        self._tiers = self._metric(Gauge, "nodes", "Nodes by tier.", "tier")
+        self._targets = self._metric(Gauge, "target_nodes", "Nodes by the level decided on.", "level")
+        self._stages = self._metric(Gauge, "stage_groups", "Groups of nodes by stage.", "stage")
+        self._open = self._metric(Gauge, "breaker_open", "Open causes by kind.", "cause")
+
+    def _metric(self, kind: type[Metric], name: str, text: str, *labels: str) -> Metric:
+        return kind(f"predrain_act_{name}", text, labels, registry=self._registry)
 
     def note(self, report: RoundReport, seconds: float) -> None:
         """Count a round that has ended."""
         with self._lock:
             self._since = self._clock.now()
-            self._rounds["failed" if report.failed else "decided" if report.active else "standby"] += 1
-            self._steps.update((step.action.verb, step.outcome) for step in report.steps)
-            self._work.update((step.verb, step.outcome) for step in report.work)
-            self._seconds += seconds
-            self._last = report, seconds
-            if report.plan is not None:
-                self._decided = report.plan, report.at
-            elif not report.active:
-                self._decided = None  # what this process decided before it lost the lease is not how things stand
+            self._rounds.labels("failed" if report.failed else "decided" if report.active else "standby").inc()
+            for step in report.steps:
+                self._actions.labels(step.action.verb, step.outcome).inc()
+            for work in report.work:
+                self._work.labels(work.verb, work.outcome).inc()
+            self._last.set(report.at.timestamp())
+            self._seconds.set(seconds)
+            self._leader.set(report.active)
+            if (
+                report.plan is not None or not report.active
+            ):  # the decision of a former leader is not the state any more
+                self._fleet(report.plan)
 
-    def collect(self) -> Iterator[Metric]:
-        """Give the numbers to ``prometheus_client``."""
-        rounds: dict[tuple[str, ...], float] = {(result,): count for result, count in self._rounds.items()}
-        yield _counter("rounds", "Rounds, by what they came to.", ("result",), rounds)
-        yield _counter("round_duration_seconds", "Time that rounds took.", (), {(): self._seconds})
-        labels = ("verb", "outcome")
-        yield _counter("actions", "Actions, by what became of them.", labels, self._steps)
-        yield _counter("evacuation_steps", "What was done to empty nodes, likewise.", labels, self._work)
-        if self._last is not None:
-            last, seconds = self._last
-            yield _gauge("last_round_timestamp_seconds", "When the last round began.", last.at.timestamp())
-            yield _gauge("last_round_duration_seconds", "What it took.", seconds)
-            yield _gauge("refused_scores", "Records of the newest scores that are refused.", last.refused_scores)
-            yield _gauge("leader", "Whether this process holds the lease.", last.active)
-        if self._decided is not None:
-            plan, at = self._decided
-            yield _gauge("last_decision_timestamp_seconds", "When it last decided.", at.timestamp())
-            yield from _fleet(plan)
+    def _fleet(self, plan: Plan | None) -> None:
+        self._deferred.set(0 if plan is None else len(plan.over_budget))
+        self._causes.set(0 if plan is None else len(plan.open_causes))
+        for gauge in (self._remaining, self._tiers, self._targets, self._stages, self._open):
+            gauge.clear()
+        if plan is None:
+            return
+        decisions = plan.nodes.values()
+        levels = [level.name.lower() for level in Level if level]
+        _count(self._tiers, (*TIERS[1:], UNKNOWN), (node.tier for node in decisions))
+        _count(self._targets, levels, (node.target.name.lower() for node in decisions))
+        _count(self._stages, STAGES, (group.stage for group in plan.stages.values()))
+        _count(self._open, (), (key.split(" ", 1)[0] for key in plan.open_causes))
+        for use in sorted(plan.uses, key=lambda use: use.lost - use.allowed):  # the fullest of a kind last
+            self._remaining.labels(use.scope[0]).set(use.allowed - use.lost)
 
     def exposition(self) -> str:
         """Return the page of ``GET /metrics``."""
-        registry = CollectorRegistry(auto_describe=False)
         with self._lock:
-            registry.register(self)
-            return generate_latest(registry).decode()
+            return generate_latest(self._registry).decode()
 
     def illness(self) -> str | None:
         """Say why the process should be restarted; None: it works. A scheduler that is down is not its illness."""
         with self._lock:
-            silent = self._clock.now() - self._since
-        return f"no round has ended for {silent.total_seconds():.0f} s" if silent > self._silent else None
+            silence = self._clock.now() - self._since
+        return f"no round has ended for {silence.total_seconds():.0f} s" if silence > self._max_silence else None
 
 
-def _fleet(plan: Plan) -> Iterator[Metric]:
-    """Say how the fleet stood at a decision; nodes that are clear and bear no mark of ours are not counted."""
-    decisions = plan.nodes.values()
-    tiers = _counted((*TIERS[1:], UNKNOWN), (node.tier for node in decisions))
-    levels = [level.name.lower() for level in Level if level]
-    targets = _counted(levels, (node.target.name.lower() for node in decisions))
-    stages = _counted(STAGES, (group.stage for group in plan.stages.values()))
-    causes = Counter(key.split(" ", 1)[0] for key in plan.open_causes)
-    left: dict[str, int] = {}
-    for use in plan.uses:
-        kind = use.scope[0]
-        left[kind] = min(left.get(kind, use.allowed - use.lost), use.allowed - use.lost)
-    yield _gauges("nodes", "Nodes by tier.", "tier", tiers)
-    yield _gauges("target_nodes", "Nodes by what they are to be.", "level", targets)
-    yield _gauge("budget_deferred_nodes", "Nodes left in service for lack of budget.", len(plan.over_budget))
-    yield _gauges("stage_groups", "Groups of nodes by stage.", "stage", stages)
-    yield _gauge("breaker_open_causes", "Causes that hold the breaker open.", len(plan.open_causes))
-    yield _gauges("breaker_open", "The same by kind.", "cause", causes)
-    text = "Nodes that the fullest budget of a kind still lets go; below zero where others took nodes out."
-    yield _gauges("budget_remaining_nodes", text, "scope", left)
-
-
-def _counted(names: Iterable[str], values: Iterable[str]) -> dict[str, int]:
-    counts = Counter(values)
-    return {name: counts[name] for name in names}
-
-
-def _counter(name: str, text: str, labels: tuple[str, ...], counts: Mapping[tuple[str, ...], float]) -> Metric:
-    made = CounterMetricFamily(f"predrain_act_{name}", text, labels=labels)
-    for key, count in sorted(counts.items()):
-        made.add_metric(key, count)
-    return made
-
-
-def _gauge(name: str, text: str, value: float) -> Metric:
-    return GaugeMetricFamily(f"predrain_act_{name}", text, value=float(value))
-
-
-def _gauges(name: str, text: str, label: str, counts: Mapping[str, float]) -> Metric:
-    made = GaugeMetricFamily(f"predrain_act_{name}", text, labels=(label,))
-    for key, count in sorted(counts.items()):
-        made.add_metric((key,), count)
-    return made
+def _count(gauge: Gauge, names: Iterable[str], values: Iterable[str]) -> None:
+    """Set a gauge to the number of each value; ``names`` that do not occur are zero."""
+    for name in names:
+        gauge.labels(name)
+    for value in values:
+        gauge.labels(value).inc()
 
 
 @contextlib.contextmanager

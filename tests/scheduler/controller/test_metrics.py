@@ -94,7 +94,7 @@ def test_the_page_is_served_and_says_when_rounds_have_stopped():
 
         assert get("/healthz") == (200, "ok\n")
         page.note(Cluster().round(), 0.25)
-        assert values(get("/metrics")[1])["predrain_act_round_duration_seconds_total"] == 0.25
+        assert values(get("/metrics")[1])["predrain_act_last_round_duration_seconds"] == 0.25
         assert get("/nodes")[0] == 404
         clock.move(7 * MINUTE)
         assert get("/healthz") == (503, "no round has ended for 420 s\n")

@@ -23,7 +23,7 @@ def import_files(
     ] = None,
     jobs: Annotated[Path | None, typer.Option(help="What ran where: Parquet or CSV.")] = None,
     mapping: Annotated[
-        Path | None, typer.Option(help="YAML file that maps your columns, units and time zone to ours.")
+        Path | None, typer.Option(help="YAML file that maps your columns, units and time zone to predrain's.")
     ] = None,
     max_loss: Annotated[
         float,

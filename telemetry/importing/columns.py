@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -14,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from telemetry.errors import InputError
-from telemetry.importing.mapping import Scalar, TableMapping, nearest_hint
+from telemetry.importing.mapping import TableMapping, nearest_hint
 
 KEY_ALIASES: Final[Mapping[str, str]] = {
     "Hostname": "node",
@@ -38,44 +37,17 @@ LABELS: Final = frozenset(
         *("hpc_job", "job", "instance"),
     ]
 )
-"""Columns of sample sources that say nothing which the inventory does not; they are left out."""
+"""Columns of sample sources that only repeat the inventory; they are left out."""
 
 
-@dataclass(frozen=True, slots=True)
-class Columns:
-    """The resolved columns of one source.
-
-    ``source``: dataset column to the source's.
-    ``constants``: dataset column to the value of every row.
-    ``names``, ``where``: all columns of the source, and its path.
-    """
-
-    source: dict[str, str]
-    constants: dict[str, Scalar]
-    names: Sequence[str]
-    where: str
-
-    def __contains__(self, name: str) -> bool:
-        return name in self.source or name in self.constants
-
-    def get(self, table: pa.Table, name: str) -> pa.ChunkedArray | None:
-        """Return dataset column ``name`` of a batch, or None where the source has none."""
-        if name in self.source:
-            return table.column(self.source[name])
-        if name in self.constants:
-            return pa.chunked_array([pa.array([self.constants[name]] * table.num_rows)])
-        return None
-
-    def require(self, *wanted: str) -> None:
-        """Raise ``InputError`` if a column is missing; it names the column and those that are there."""
-        for name in wanted:
-            if name not in self:
-                raise InputError(
-                    f"missing column {name!r}",
-                    self.where,
-                    f"Its columns are {list(self.names)}. {nearest_hint(name, self.names)} Map one in the mapping: "
-                    f"`columns: {{SOURCE: {name}}}`, or give a constant: `constants: {{{name}: …}}`.",
-                )
+def missing_column(name: str, names: Sequence[str], where: str) -> InputError:
+    """Return the error for a source without a required column."""
+    return InputError(
+        f"missing column {name!r}",
+        where,
+        f"Its columns are {list(names)}. {nearest_hint(name, names)} Map one in the mapping: "
+        f"`columns: {{SOURCE: {name}}}`, or give a constant: `constants: {{{name}: …}}`.",
+    )
 
 
 def resolve_columns(
@@ -83,24 +55,38 @@ def resolve_columns(
     mapping: TableMapping,
     known: Sequence[str],
     where: str,
+    required: Sequence[str] = (),
     *,
     aliases: Mapping[str, str] = KEY_ALIASES,
     ignored: frozenset[str] = frozenset(),
     kept: Collection[str] = (),
     extras: bool = False,
     declare: bool = False,
-) -> Columns:
-    """Find the dataset's columns among a source's.
+) -> dict[str, str]:
+    """Return the source's column of each of the dataset's that it has; those that are constants are left out.
 
+    ``required``: columns of the dataset that the source or the constants must give.
     ``aliases``: further names under which a source may have a column.
     ``ignored``: source columns that are left out silently.
     ``kept``: unknown columns that ``ignore_others`` does not mean.
     ``extras``: whether unknown columns stay under their own names.
     ``declare``: whether an unknown column could be a channel, for the advice in the error.
     Raises ``InputError`` if the mapping names a column that neither side has, two source columns become the same, or a
-    column is unknown.
+    column is unknown or missing.
     """
-    _check_mapping(names, mapping, known, where, extras=extras, declare=declare)
+    for column in mapping.columns:
+        if column not in names:
+            problem = f"the mapping names a source column {column!r} that is not there"
+            raise InputError(problem, where, nearest_hint(column, names) or f"It has {list(names)}.")
+    targets = [mapped for mapped in mapping.columns.values() if mapped is not None]
+    for mapped in (*targets, *mapping.constants, *mapping.scale, *mapping.offset, *mapping.values):
+        if mapped not in known and not extras:
+            more = " A custom channel must be declared in params `channels:`." if declare else ""
+            raise InputError(
+                f"the mapping names an unknown target column {mapped!r}",
+                f"{where}, mapping",
+                (nearest_hint(mapped, known) or f"The columns are {list(known)}.") + more,
+            )
     source: dict[str, str] = {}
     for name in names:
         target = _target(name, names, mapping, known, aliases)
@@ -125,7 +111,10 @@ def resolve_columns(
                 "Map one of them to null in the mapping.",
             )
         source[target] = name
-    return Columns(source, dict(mapping.constants), names, where)
+    for name in required:
+        if name not in source and name not in mapping.constants:
+            raise missing_column(name, names, where)
+    return source
 
 
 _UNKNOWN: Final = ""
@@ -143,24 +132,6 @@ def _target(
     if name in known:
         return name
     return aliases[name] if aliases.get(name) in known else _UNKNOWN
-
-
-def _check_mapping(
-    names: Sequence[str], mapping: TableMapping, known: Sequence[str], where: str, *, extras: bool, declare: bool
-) -> None:
-    for column in mapping.columns:
-        if column not in names:
-            problem = f"the mapping names a source column {column!r} that is not there"
-            raise InputError(problem, where, nearest_hint(column, names) or f"It has {list(names)}.")
-    targets = [target for target in mapping.columns.values() if target is not None]
-    for target in (*targets, *mapping.constants, *mapping.scale, *mapping.offset, *mapping.values):
-        if target not in known and not extras:
-            more = " A custom channel must be declared in params `channels:`." if declare else ""
-            raise InputError(
-                f"the mapping names an unknown target column {target!r}",
-                f"{where}, mapping",
-                (nearest_hint(target, known) or f"The columns are {list(known)}.") + more,
-            )
 
 
 def as_text(column: pa.ChunkedArray | None, length: int) -> npt.NDArray[np.object_]:

@@ -1,4 +1,4 @@
-"""Events that say the same: repeats and other sources' reports are dropped, floods are kept as runs.
+"""Several reports of one event: repeats and other sources' reports are dropped, floods are kept as runs.
 
 A run is one row for many events of one kind: ``timestamp`` is the first, ``last_at`` the last, ``count`` how many. The
 two columns are in ``events.parquet`` only where a dataset has a run. Ordinary repeats stay rows of their own: within a
@@ -30,7 +30,8 @@ _WITH_DETAIL: Final = frozenset(str(code) for code in (*range(144, 151), 154))
 # Of these XIDs the detail says whether the link failed for good, or what the driver asks for: it is part of the key.
 
 _KEY_SHIFT = 42  # Milliseconds below 2**42 reach the year 2109.
-_SORT_KEY = ["known_at", "timestamp", "node", "gpu", "type", "code", "source", "detail"]
+_TIMES = ("known_at", "timestamp")
+_SORT_KEY = [*_TIMES, "node", "gpu", "type", "code", "source", "detail"]
 
 
 def with_runs(events: pd.DataFrame) -> pd.DataFrame:
@@ -75,9 +76,12 @@ def concerned(stored: pd.DataFrame, new: pd.DataFrame) -> npt.NDArray[np.bool_]:
 
 def sort_events(events: pd.DataFrame) -> pd.DataFrame:
     """Sort events by when they were known, and everything else after it, so that the order is the content's alone."""
-    texts = {name: _text(events[name]) for name in _SORT_KEY[2:]}
-    order = events[_SORT_KEY].assign(**texts).sort_values(_SORT_KEY, kind="stable").index
-    return events.loc[order].reset_index(drop=True)
+    return events.sort_values(
+        _SORT_KEY,
+        kind="stable",
+        ignore_index=True,
+        key=lambda column: column if column.name in _TIMES else _text(column),
+    )
 
 
 def _text(column: pd.Series) -> pd.Series:
@@ -85,7 +89,7 @@ def _text(column: pd.Series) -> pd.Series:
 
 
 def merge_floods(events: pd.DataFrame) -> pd.DataFrame:
-    """Drop what one source says twice of one time, and merge the tail of each flood of an XID into a run a minute.
+    """Drop what one source reports twice for one time, and merge the tail of each flood of an XID into a run a minute.
 
     The members of a run happened in one minute, and were reported with the same delay to the minute; the run is known
     from when the last of them was. A further event of its source inside its span that is reported as late or later is
@@ -113,7 +117,7 @@ def merge_floods(events: pd.DataFrame) -> pd.DataFrame:
             count=runs["count"].to_numpy(),
         )
         events = pd.concat([events.drop(tail.index), merged])
-    return _without_retold(events)
+    return _without_late_repeats(events)
 
 
 def _run_rows(events: pd.DataFrame) -> pd.DataFrame:
@@ -127,7 +131,7 @@ def _run_rows(events: pd.DataFrame) -> pd.DataFrame:
     return rows.assign(is_run=rows["count"] > 1)
 
 
-def _without_retold(events: pd.DataFrame) -> pd.DataFrame:
+def _without_late_repeats(events: pd.DataFrame) -> pd.DataFrame:
     """Leave out what lies inside a run of the same source that was reported sooner."""
     if not (events["count"] > 1).any():
         return events
@@ -136,12 +140,12 @@ def _without_retold(events: pd.DataFrame) -> pd.DataFrame:
     runs = rows[rows["is_run"]]
     pairs = rows[rows["kind"].isin(runs["kind"])].merge(runs, on="kind", suffixes=("", "_run"))
     inside = (pairs["first"] >= pairs["first_run"]) & (pairs["last"] <= pairs["last_run"])
-    retold = pairs.loc[inside & (pairs["delay"] > pairs["delay_run"]), "row"]
-    return events[~np.isin(rows["row"], retold)]
+    repeated = pairs.loc[inside & (pairs["delay"] > pairs["delay_run"]), "row"]
+    return events[~np.isin(rows["row"], repeated)]
 
 
 def _without_repeats(events: pd.DataFrame) -> pd.DataFrame:
-    """Keep one row of those that one source says of one unit, code and time: a run, or the one known first."""
+    """Keep one row of what one source reports of one unit, code and time: a run, or the one known first."""
     reports = events[["timestamp", "known_at"]].assign(
         event=_number(same_thing(events), events["source"]), single=events["count"] == 1
     )
@@ -159,11 +163,12 @@ def _number(*columns: Any) -> npt.NDArray[np.int64]:
 
 
 def dedupe_events(events: pd.DataFrame, dedupe: timedelta) -> pd.DataFrame:
-    """Keep one event of those in which several sources tell the same; sorted by ``known_at``, floods as runs.
+    """Keep one event of those that several sources report; sorted by ``known_at``, floods as runs.
 
     An event is dropped when one of the same unit, type and code, but of another source, that was known earlier lies
-    within ``dedupe`` of its ``timestamp``. What one source says at two times are two events, for repeats within minutes
-    are what makes some XIDs a fault. What a source made of an exporter's count never drops another source's event.
+    within ``dedupe`` of its ``timestamp``. Reports of one source at two times are two events, for repeats within
+    minutes are what makes some XIDs a fault. What a source made of an exporter's count never drops another source's
+    event.
 
     Going by ``known_at`` makes it causal: what was known at a time does not depend on what was reported later (by more
     than two minutes, in a flood). The type is part of the key because a failure and its repair may both come without a
@@ -197,7 +202,7 @@ def _neighbours(
 
 
 def is_from_exporter(source: pd.Series) -> npt.NDArray[np.bool_]:
-    """Return which sources are the exporters' counts (``exporter:METRIC``), that tell late and not of every event."""
+    """Return which sources are the exporters' counts (``exporter:METRIC``), that report late and not every event."""
     return _text(source).str.startswith("exporter:").to_numpy(dtype=bool)
 
 
@@ -209,8 +214,8 @@ def same_thing(events: pd.DataFrame) -> npt.NDArray[np.int64]:
     return _number(events["gpu"], events["node"].where(events["gpu"].isna()), events["type"], events["code"])
 
 
-def drop_told_edges(events: pd.DataFrame, interval: timedelta, source: str) -> pd.DataFrame:
-    """Leave out the edges of the XID gauge, and the rises of an exporter's count, of which a better source tells.
+def drop_known_edges(events: pd.DataFrame, interval: timedelta, source: str) -> pd.DataFrame:
+    """Leave out the edges of the XID gauge, and the rises of an exporter's count, that a better source reports.
 
     ``source``: ``source`` of edges.
     An edge goes if another source has an event of the same GPU (or node) and code within ``interval``, known at most

@@ -6,7 +6,7 @@ import io
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
@@ -18,13 +18,13 @@ import pyarrow as pa
 
 from telemetry.dataset.schema import EVENT_RUNS, EVENT_TYPES, EVENTS, ms_of
 from telemetry.errors import InputError
-from telemetry.importing.columns import KEY_ALIASES, as_counts
+from telemetry.importing.columns import KEY_ALIASES, as_counts, missing_column
 from telemetry.importing.event_runs import RUN_MS, stack_events, with_runs
 from telemetry.importing.instants import parse_instants, times_of
 from telemetry.importing.inventory import Installations
-from telemetry.importing.mapping import KernelLogMapping, TableMapping
+from telemetry.importing.mapping import ImportMapping, KernelLogMapping, TableMapping
 from telemetry.importing.quarantine import Quarantine, rows_of
-from telemetry.importing.reading import Batch, read_batches
+from telemetry.importing.reading import Batch, is_kernel_log, read_batches
 from telemetry.xids.kernel_log import locate, parse_kernel_log
 
 _XID = re.compile(r"(?:XID[\s:#_-]*)?(\d{1,6})(?:\.0+)?\Z", re.IGNORECASE)
@@ -69,7 +69,8 @@ def parse_events(
     Raises ``InputError`` if a required column is missing, a column is unknown, or all instants are naive.
     """
     batch.resolve(mapping, known, "timestamp", "type", aliases=aliases)
-    batch.columns.require("node" if "node" in batch.columns else "gpu")
+    if "node" not in batch and "gpu" not in batch:
+        raise missing_column("gpu", batch.table.column_names, str(batch.file))
     kinds = batch.texts("type")
     wanted = batch.good
     counts["events_read"] += len(kinds)
@@ -92,65 +93,68 @@ def parse_events(
     return batch, {**rows, "timestamp": instants.ms, "known_at": np.maximum(known_ms, instants.ms)}
 
 
-@dataclass(slots=True)
-class EventIntake:
-    """Reads event tables and kernel logs, and places each event on its unit."""
+def read_events(
+    file: Path,
+    rules: ImportMapping,
+    stays: Installations,
+    quarantine: Quarantine,
+    delay: timedelta,
+    counts: Counter[str],
+) -> pd.DataFrame:
+    """Read a table of events or a kernel log, and place each event on its unit.
 
-    mapping: TableMapping
-    kernel_log: KernelLogMapping
-    stays: Installations
-    quarantine: Quarantine
-    delay: timedelta
-    counts: Counter[str] = field(default_factory=Counter)
-
-    def read(self, file: Path) -> pd.DataFrame:
-        """Read one table of events.
-
-        Returns: usable events in the layout of :data:`telemetry.dataset.schema.EVENTS`.
-        Raises ``InputError`` if a required column is missing, a column is unknown, or all instants are naive.
-        """
-        frames = [empty_events()]
-        for given in read_batches(file, "events", self.quarantine):
-            batch, rows = parse_events(given, self.mapping, EVENT_RUNS.names, self.delay, self.counts)
-            if self.stays.unit == "node":
-                batch.columns.require("node")
-                rows["gpu"] = np.full(len(batch.rows), None, dtype=object)
-            reasons = place_events(rows, rows["timestamp"], self.stays)
-            for reason in sorted(set(reasons) - {""}):
-                batch.refuse(reason, reasons == reason)
-            events = pd.DataFrame(rows)[batch.good]
-            events["source"] = events["source"].where(events["source"].notna(), file.name)
-            for name in ("timestamp", "known_at"):
-                events[name] = times_of(rows[name][batch.good])
-            frames.append(_add_runs(events[EVENTS.names], batch))
-        return stack_events(frames)
-
-    def read_kernel_log(self, file: Path) -> pd.DataFrame:
-        """Read the XID events of a kernel log."""
-        settings = self.kernel_log.model_dump()
-        settings["node"] = settings["node"] or (file.stem if file.stem in self.stays.node_since else None)
-        try:
-            with io.TextIOWrapper(pa.input_stream(file), encoding="utf-8", errors="replace") as lines:
-                log = parse_kernel_log(_line_starts(lines), **settings, source=file.name)
-        except InputError as error:
-            raise InputError(error.what, f"{file}, {error.where}", error.do) from error
-        self.quarantine.count_present("events", rows_of(file), len(log.events) + len(log.unparsed))
-        for number, line, problem in log.unparsed:
-            self.quarantine.add(problem, "events", file, number, line)
-        self.counts["kernel_log_lines"] += log.n_lines
-        self.counts["events_read"] += len(log.events) + len(log.unparsed)
-        for code, times in log.unknown_codes.items():
-            self.counts[f"xid_{code}_without_description"] += times
-        events, unmatched = locate(log.events, self.stays.frame, delay=self.delay)
-        self.counts["xids_without_a_gpu"] += unmatched
-        text = {
-            name: events[name].astype(object).where(events[name].notna(), None).to_numpy(copy=True) for name in _PLACE
-        }
-        reasons = place_events(text, ms_of(events["timestamp"]), self.stays)
+    Returns: usable events, with the columns of :data:`telemetry.dataset.schema.EVENTS` at least.
+    Raises ``InputError`` if a required column is missing, a column is unknown, or instants cannot be read as such.
+    """
+    if is_kernel_log(file):
+        return _read_kernel_log(file, rules.kernel_log, stays, quarantine, delay, counts)
+    frames = [empty_events()]
+    for given in read_batches(file, "events", quarantine):
+        batch, rows = parse_events(given, rules.events, EVENT_RUNS.names, delay, counts)
+        if stays.unit == "node":
+            if "node" not in batch:
+                raise missing_column("node", batch.table.column_names, str(file))
+            rows["gpu"] = np.full(len(batch.rows), None, dtype=object)
+        reasons = place_events(rows, rows["timestamp"], stays)
         for reason in sorted(set(reasons) - {""}):
-            self.quarantine.add_frame(reason, "events", file, events[reasons == reason])
-        events["gpu"], events["node"] = text["gpu"], text["node"]
-        return events[reasons == ""]
+            batch.refuse(reason, reasons == reason)
+        events = pd.DataFrame(rows)[batch.good]
+        events["source"] = events["source"].where(events["source"].notna(), file.name)
+        for name in ("timestamp", "known_at"):
+            events[name] = times_of(rows[name][batch.good])
+        frames.append(_add_runs(events[EVENTS.names], batch))
+    return stack_events(frames)
+
+
+def _read_kernel_log(
+    file: Path,
+    mapping: KernelLogMapping,
+    stays: Installations,
+    quarantine: Quarantine,
+    delay: timedelta,
+    counts: Counter[str],
+) -> pd.DataFrame:
+    settings = mapping.model_dump()
+    settings["node"] = settings["node"] or (file.stem if file.stem in stays.node_since else None)
+    try:
+        with io.TextIOWrapper(pa.input_stream(file), encoding="utf-8", errors="replace") as lines:
+            log = parse_kernel_log(_line_starts(lines), **settings, source=file.name)
+    except InputError as error:
+        raise InputError(error.what, f"{file}, {error.where}", error.do) from error
+    quarantine.count_present("events", rows_of(file), len(log.events) + len(log.unparsed))
+    for number, line, problem in log.unparsed:
+        quarantine.add(problem, "events", file, number, line)
+    counts["kernel_log_lines"] += log.n_lines
+    counts["events_read"] += len(log.events) + len(log.unparsed)
+    for code, times in log.unknown_codes.items():
+        counts[f"xid_{code}_without_description"] += times
+    events, unmatched = locate(log.events, stays.frame, delay=delay)
+    counts["xids_without_a_gpu"] += unmatched
+    text = {name: events[name].astype(object).where(events[name].notna(), None).to_numpy(copy=True) for name in _PLACE}
+    reasons = place_events(text, ms_of(events["timestamp"]), stays)
+    for reason in sorted(set(reasons) - {""}):
+        quarantine.add_frame(reason, "events", file, events[reasons == reason])
+    return events.assign(gpu=text["gpu"], node=text["node"])[reasons == ""]
 
 
 def _add_runs(events: pd.DataFrame, batch: Batch) -> pd.DataFrame:

@@ -8,10 +8,13 @@ the same GPU, node and ``installed_at`` are replaced, and jobs are replaced by t
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 import shutil
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -24,8 +27,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from telemetry.atomic import recover_folder
-from telemetry.config import Section, format_duration
+from telemetry.config import format_duration
 from telemetry.dataset.channels import Channel
+from telemetry.dataset.files import sha256_of
 from telemetry.dataset.layout import DEFAULT_BUCKETS, MAX_ROWS_PER_BUCKET
 from telemetry.dataset.meta import META_NAME
 from telemetry.dataset.schema import INVENTORY, Unit, conform, ms_of
@@ -35,13 +39,13 @@ from telemetry.errors import InputError
 from telemetry.importing.event_runs import (
     concerned,
     dedupe_events,
-    drop_told_edges,
+    drop_known_edges,
     merge_floods,
     stack_events,
     stored_layout,
     total_count,
 )
-from telemetry.importing.events import EventIntake, empty_events
+from telemetry.importing.events import empty_events, read_events
 from telemetry.importing.instants import WRONG_CLOCK
 from telemetry.importing.inventory import (
     Installations,
@@ -52,15 +56,12 @@ from telemetry.importing.inventory import (
 )
 from telemetry.importing.jobs import merge_jobs, read_jobs
 from telemetry.importing.mapping import ImportMapping, load_mapping
-from telemetry.importing.quarantine import Quarantine, new_name
+from telemetry.importing.quarantine import Quarantine
 from telemetry.importing.reading import (
     Source,
-    describe_source,
     expand_sources,
-    is_kernel_log,
     kind_of,
     new_sources,
-    text_digest,
 )
 from telemetry.importing.samples.intake import SampleIntake, no_usable_rows
 from telemetry.importing.samples.merge import SampleMerger
@@ -77,6 +78,7 @@ DEFAULT_MAX_LOSS: Final = 0.05
 _LOG = logging.getLogger(__name__)
 _NAMED = 50
 _CSV_BYTES_PER_ROW = 100
+_FIRST, _LAST = datetime(1, 1, 1, tzinfo=UTC), datetime(9999, 12, 31, tzinfo=UTC)
 
 
 LANDED_ROLE: Final = "landed"
@@ -91,7 +93,7 @@ class CompactionInput:
     """What differs when an import compacts landed files (see :mod:`telemetry.landing.compaction`) into a dataset.
 
     The inventory given is then the whole one, files are not remembered by their content but by ``landed``, and sources
-    without a usable row are no error: no operator is there to correct them.
+    without a usable row, or with a high loss, are no error: no operator is there to correct them.
 
     ``landed``: names that the dataset keeps in the same step, so that a compaction cut short is never done twice.
     ``state``: tables by name for :data:`STATE_FOLDER`; the inventory is added as ``derived``.
@@ -103,8 +105,8 @@ class CompactionInput:
     state: Mapping[str, pa.Table] = field(default_factory=dict)
     keep_from: datetime | None = None
     expected_rows: int = 0
-    not_before: datetime | None = None
-    not_after: datetime | None = None
+    not_before: datetime = _FIRST
+    not_after: datetime = _LAST
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,14 +171,24 @@ def import_dataset(
     fresh = new_sources(sources, existing) if compaction is None else sources
     if not fresh and existing is not None:
         return ImportResult(existing, {}, {}, changed=False)
-    distinct = {(source.role, source.entry["sha256"]) for source in sources}
     now = now or datetime.now(UTC)
-    report = progress or (lambda *_: None)
-    is_import = compaction is None
-    limits = compaction or CompactionInput(landed=(), not_after=now + AHEAD)
-    work = _Import(out, existing, rules, fresh, step, channels, dedupe, delay, report, limits, is_import, max_loss, now)
+    work = _Import(
+        out,
+        existing,
+        rules,
+        {role: [source.path for source in fresh if source.role == role] for role in given},
+        step,
+        channels,
+        dedupe,
+        delay,
+        progress or (lambda *_: None),
+        compaction or CompactionInput(landed=(), not_after=now + AHEAD),
+        None if compaction else max_loss,
+        now,
+    )
+    distinct = {(source.role, source.entry["sha256"]) for source in sources}
     work.counts["source_files_given_twice"] = len(sources) - len(distinct)
-    return work.run(inventory)
+    return work.run(inventory, [source.entry for source in fresh] if compaction is None else None)
 
 
 def _sources(
@@ -187,52 +199,50 @@ def _sources(
     dedupe: timedelta,
     delay: timedelta,
 ) -> list[Source]:
-    def mapped(*sections: Section) -> str:
-        return text_digest([section.model_dump(mode="json") for section in sections])
+    def digest(content: object) -> str:
+        return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
-    fates = [[channel.name, channel.kind, channel.low, channel.high] for channel in channels.values()]
+    ranges = digest([[channel.name, channel.kind, channel.low, channel.high] for channel in channels.values()])
+    times = {"step": format_duration(step), "dedupe": format_duration(dedupe), "delay": format_duration(delay)}
     settings: dict[str, dict[str, Any]] = {
-        "samples": {
-            "step": format_duration(step),
-            "delay": format_duration(delay),
-            "channels": text_digest(fates),
-            "mapping": mapped(rules.samples),
-        },
-        "events": {
-            "dedupe": format_duration(dedupe),
-            "delay": format_duration(delay),
-            "mapping": mapped(rules.events, rules.kernel_log),
-        },
-        "inventory": {"mapping": mapped(rules.inventory)},
-        "jobs": {"mapping": mapped(rules.jobs)},
+        "samples": {"step": times["step"], "delay": times["delay"], "channels": ranges},
+        "events": {"dedupe": times["dedupe"], "delay": times["delay"]},
+        "inventory": {},
+        "jobs": {},
     }
-    return [
-        describe_source(role, file, settings[role])
-        for role, paths in given.items()
-        for file in expand_sources(tuple(paths), role)
-    ]
+    for role, read in settings.items():
+        sections = [getattr(rules, role), *([rules.kernel_log] if role == "events" else [])]
+        read["mapping"] = digest([section.model_dump(mode="json") for section in sections])
+    sources = []
+    for role, paths in given.items():
+        for file in expand_sources(tuple(paths), role):
+            entry = {"role": role, "name": file.name, "bytes": file.stat().st_size, "sha256": sha256_of(file)}
+            sources.append(Source(role, file, entry | {"settings": settings[role]}))
+    return sources
 
 
 @dataclass(slots=True)
 class _Import:
+    """One import; ``max_loss`` is None where it compacts landed files."""
+
     out: Path
     existing: Dataset | None
     rules: ImportMapping
-    fresh: list[Source]
+    files: dict[str, list[Path]]
     step: timedelta
     channels: Mapping[str, Channel]
     dedupe: timedelta
     delay: timedelta
     progress: Progress
     compaction: CompactionInput
-    is_import: bool
-    max_loss: float
+    max_loss: float | None
     now: datetime
     counts: Counter[str] = field(default_factory=Counter)
     observed: list[datetime] = field(default_factory=list)
     quarantine: Quarantine = field(default_factory=lambda: Quarantine(None))
 
-    def run(self, inventory: Path) -> ImportResult:
+    def run(self, inventory: Path, entries: list[dict[str, Any]] | None) -> ImportResult:
+        """Import; ``entries``: what to remember of the sources, None for those of a compaction."""
         existing = self.existing
         buckets = self._bucket_number() if existing is None else existing.meta.buckets
         with DatasetWriter(self.out, step=self.step, channels={}, buckets=buckets) as writer:
@@ -240,9 +250,9 @@ class _Import:
             folder = writer.folder / "quarantine"
             if existing is not None:
                 writer.adopt_folder(existing, "quarantine")
-                if self.is_import:
+                if self.max_loss is not None:
                     writer.adopt_folder(existing, STATE_FOLDER)
-            with Quarantine(folder, new_name(folder)) as self.quarantine:
+            with Quarantine(folder, self.max_loss) as self.quarantine:
                 stays = self._inventory(inventory)
                 given = self._events(stays)
                 detected = self._samples(writer, stays)
@@ -253,7 +263,7 @@ class _Import:
             frame = stays.given
             self.counts["installed_before_anything_observed"] += int(frame["installed_at"].isna().sum())
             frame["installed_at"] = frame["installed_at"].fillna(pd.Timestamp(span[0]).as_unit("ms"))
-            if not self.is_import:
+            if self.max_loss is None:
                 writer.write_tables(STATE_FOLDER, {**self.compaction.state, "derived": conform(frame, INVENTORY)})
             quarantined = self.quarantine.counts
             before = {} if existing is None else existing.meta.counts.get("imported", {})
@@ -262,7 +272,7 @@ class _Import:
                 inventory=frame,
                 jobs=jobs,
                 span=span,
-                sources=self._entries(),
+                sources=self._sources(entries),
                 quarantine=dict(quarantined + Counter({} if existing is None else existing.meta.quarantine)),
                 counts={"imported": _plain(self.counts + Counter(before))},
             )
@@ -274,14 +284,14 @@ class _Import:
         if now != (None if self.existing is None else self.existing.digest):
             raise InputError("another run changed the dataset just now", str(self.out), "Run the import again.")
 
-    def _files(self, role: str) -> list[Path]:
-        return [source.path for source in self.fresh if source.role == role]
-
     def _expected_rows(self) -> int:
         rows = 0
-        for path in self._files("samples"):
-            parquet = kind_of(path) == "parquet"
-            rows += _parquet_rows(path) if parquet else path.stat().st_size // _CSV_BYTES_PER_ROW
+        for path in self.files["samples"]:
+            if kind_of(path) == "parquet":
+                with suppress(pa.ArrowInvalid):  # reading the file will say what is wrong with it
+                    rows += int(pq.read_metadata(path).num_rows)
+            else:
+                rows += path.stat().st_size // _CSV_BYTES_PER_ROW
         return rows
 
     def _bucket_number(self) -> int:
@@ -293,10 +303,10 @@ class _Import:
 
     def _inventory(self, path: Path) -> Installations:
         # A known inventory is read again for its MIG names; what it sets aside was counted by the import it was new in.
-        is_new = bool(self._files("inventory"))
+        is_new = bool(self.files["inventory"])
         quarantine = self.quarantine if is_new else Quarantine(None)
         frame, parents = read_inventory(path, self.rules.inventory, quarantine, self.now + AHEAD)
-        old = self.existing.inventory() if self.existing is not None and self.is_import else None
+        old = self.existing.inventory() if self.existing is not None and self.max_loss is not None else None
         frame = merge_stays(old, frame) if is_new or old is None else old
         unit = unit_of(frame)
         if self.existing is not None and self.existing.meta.unit != unit:
@@ -312,43 +322,37 @@ class _Import:
         if ended:
             self.counts["overlapping_stays_ended"] += len(ended)
             _LOG.warning("%s: %d stays overlap: %s", path, len(ended), "; ".join(ended[:_NAMED]))
-        self._check_loss("inventory")
+        self.quarantine.check_loss("inventory")
         return Installations(kept, unit, parents)
 
     def _wrong_clock(self, ms: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-        not_before, not_after = self.compaction.not_before, self.compaction.not_after
-        wrong = np.zeros(len(ms), dtype=bool) if not_after is None else ms > not_after.timestamp() * 1000
-        return wrong if not_before is None else wrong | (ms < not_before.timestamp() * 1000)
-
-    def _check_loss(self, table: str) -> None:
-        if self.is_import:  # no operator is there to correct what has landed
-            self.quarantine.check_loss(table, self.max_loss)
+        first, last = (limit.timestamp() * 1000 for limit in (self.compaction.not_before, self.compaction.not_after))
+        return (ms < first) | (ms > last)
 
     def _events(self, stays: Installations) -> pd.DataFrame:
-        intake = EventIntake(self.rules.events, self.rules.kernel_log, stays, self.quarantine, self.delay, self.counts)
         frames = []
-        for file in self._files("events"):
-            events = intake.read_kernel_log(file) if is_kernel_log(file) else intake.read(file)
+        for file in self.files["events"]:
+            events = read_events(file, self.rules, stays, self.quarantine, self.delay, self.counts)
             ahead = self._wrong_clock(ms_of(events["timestamp"]))
             ahead |= (events["known_at"] > self.now + AHEAD + self.delay).to_numpy()
             self.quarantine.add_frame(WRONG_CLOCK, "events", file, events[ahead])
             frames.append(events[~ahead])
-        self._check_loss("events")
+        self.quarantine.check_loss("events")
         return stack_events(frames)
 
     def _samples(self, writer: DatasetWriter, stays: Installations) -> pd.DataFrame:
-        files, existing = self._files("samples"), self.existing
+        files, existing = self.files["samples"], self.existing
         if not files:
             self._keep_samples(writer, stays.unit)
             return empty_events()
         intake = SampleIntake(
-            files=files,
-            mapping=self.rules.samples,
-            every_channel=self.channels,
-            stays=stays,
-            quarantine=self.quarantine,
-            strict=self.is_import,
-            wrong_clock=self._wrong_clock,
+            files,
+            self.rules.samples,
+            self.channels,
+            stays,
+            self.quarantine,
+            self._wrong_clock,
+            self.max_loss is not None,
         )
         self._check_kinds(intake.channels)
         expected = self._expected_rows()
@@ -356,20 +360,11 @@ class _Import:
         spill = intake.run(
             writer.folder / ".spill", writer.buckets, lambda rows: self.progress(rows, 2 * max(rows, expected))
         )
-        self._check_loss("samples")
+        self.quarantine.check_loss("samples")
         self.counts.update(intake.counts)
-        plan = plan_merge(
-            spill,
-            existing,
-            intake.channels,
-            self.channels,
-            self.step,
-            stays,
-            sample_count=intake.sample_count,
-            keep_from=self.compaction.keep_from,
-        )
-        writer.declare(plan.channels, unit=stays.unit, sample_count=plan.rolled, runs=plan.runs)
         rows = intake.counts["samples_read"]
+        plan = plan_merge(spill, existing, intake, self.step, self.compaction.keep_from)
+        writer.declare(plan.channels, unit=stays.unit, sample_count=plan.rolled, runs=plan.runs)
         merger = SampleMerger(plan, existing, self.delay, files, self.quarantine)
         for bucket, table, kept in merger.run(spill):
             if kept:
@@ -380,7 +375,7 @@ class _Import:
             self.progress(rows + rows * bucket // writer.buckets, 2 * rows)
         self.progress(2 * rows, 2 * rows)
         self.counts.update(merger.counts)
-        self._check_loss("samples")
+        self.quarantine.check_loss("samples")
         write_newest(writer.folder, merger.newest)
         self.observed += [datetime.fromtimestamp(ms / 1000, UTC) for ms in merger.span_ms]
         return stack_events(merger.events)
@@ -417,7 +412,7 @@ class _Import:
         together = stack_events([old[may_change], new])
         merged = merge_floods(together)
         # The stored edges too: a kernel log that comes after the samples makes the same dataset as one before them.
-        better = drop_told_edges(merged, max(self.step, self.dedupe), SOURCE)
+        better = drop_known_edges(merged, max(self.step, self.dedupe), SOURCE)
         kept = dedupe_events(better, self.dedupe)
         self.counts["xids_from_gauge_told_elsewhere"] += len(merged) - len(better)
         self.counts["events_deduplicated"] += total_count(together) - total_count(kept) - (len(merged) - len(better))
@@ -426,11 +421,11 @@ class _Import:
 
     def _jobs(self, stays: Installations) -> pd.DataFrame | None:
         jobs = None if self.existing is None else self.existing.jobs()
-        for file in self._files("jobs"):
+        for file in self.files["jobs"]:
             new = read_jobs(file, self.rules.jobs, stays, self.quarantine, self.now + AHEAD)
             self.counts["jobs_read"] += len(new)
             jobs = merge_jobs(jobs, new)
-        self._check_loss("jobs")
+        self.quarantine.check_loss("jobs")
         return jobs
 
     def _span(self, events: pd.DataFrame) -> tuple[datetime, datetime]:
@@ -442,9 +437,9 @@ class _Import:
                 raise InputError("`span:` ends in the future", "mapping, span", "Give the period that was observed.")
             seen += self.rules.span
         if not seen:
-            where = ", ".join(str(file) for file in self._files("events")) or str(self.out)
+            where = ", ".join(str(file) for file in self.files["events"]) or str(self.out)
             if self.quarantine.counts:
-                raise no_usable_rows("event" if self._files("events") else "sample", self.quarantine, where)
+                raise no_usable_rows("event" if self.files["events"] else "sample", self.quarantine, where)
             raise InputError(
                 "nothing was observed: there are no samples and no events",
                 where,
@@ -453,24 +448,13 @@ class _Import:
         first, last = min(seen).astimezone(UTC), max(seen).astimezone(UTC)
         return min(max(first, self.compaction.keep_from or first), last), last
 
-    def _entries(self) -> list[dict[str, Any]]:
+    def _sources(self, entries: list[dict[str, Any]] | None) -> list[dict[str, Any]]:
         old = [] if self.existing is None else self.existing.meta.sources
-        if self.is_import:
-            entries = [*old, *(source.entry for source in self.fresh)]
-        else:
-            landed = [{"role": LANDED_ROLE, "name": name} for name in self.compaction.landed]
-            entries = [*(entry for entry in old if entry.get("role") != LANDED_ROLE), *landed]
-        return sorted(
-            entries, key=lambda entry: (entry.get("role", ""), entry.get("name", ""), entry.get("sha256", ""))
-        )
+        if entries is None:
+            old = [entry for entry in old if entry.get("role") != LANDED_ROLE]
+            entries = [{"role": LANDED_ROLE, "name": name} for name in self.compaction.landed]
+        return sorted(old + entries, key=lambda entry: [entry.get(key, "") for key in ("role", "name", "sha256")])
 
 
 def _plain(counts: Counter[str]) -> dict[str, int]:
     return {name: int(number) for name, number in sorted(counts.items()) if number}
-
-
-def _parquet_rows(path: Path) -> int:
-    try:
-        return int(pq.read_metadata(path).num_rows)
-    except pa.ArrowInvalid:
-        return 0  # reading the file will say what is wrong with it

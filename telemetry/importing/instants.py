@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
+from zoneinfo import ZoneInfo
 
 import numpy as np
 import numpy.typing as npt
@@ -31,15 +31,14 @@ WRONG_CLOCK: Final = "a clock that cannot be right"
 """Reason of the quarantine for rows of a later time than now, or of another time than a live source can be of."""
 
 MISSING, _UNREADABLE, NAIVE, _AMBIGUOUS, _OUTSIDE = 1, 2, 3, 4, 5
-# GPUs with telemetry are younger than 2000; clocks that were never set say 1970.
+# GPUs with telemetry are younger than 2000; clocks that were never set show 1970.
 _EARLIEST_MS = int(pd.Timestamp("2000-01-01", tz="UTC").value // 1_000_000)
 _LATEST_MS = int(pd.Timestamp("2100-01-01", tz="UTC").value // 1_000_000)
 _UNIT_MS = {"ns": 1e-6, "us": 1e-3, "ms": 1.0, "s": 1e3, "m": 6e4, "h": 3.6e6, "d": 8.64e7}
 _AWARE = r"[T ]\d{2}:?\d{2}.*(?:[Zz]|UTC|GMT|[+-]\d{2}(?::?\d{2})?)$"
 
 
-@dataclass(frozen=True, slots=True)
-class Instants:
+class Instants(NamedTuple):
     """A parsed column.
 
     ``ms``: milliseconds since 1970-01-01 UTC; 0 where unusable.
@@ -55,23 +54,9 @@ class Instants:
         return self.status == OK
 
 
-_Parsed = tuple[npt.NDArray[np.int64], npt.NDArray[np.int8]]
-"""Milliseconds since 1970 UTC, and the status."""
-
-
 def times_of(ms: npt.NDArray[np.int64]) -> pd.DatetimeIndex:
-    """Return aware instants of milliseconds since 1970."""
+    """Return aware instants."""
     return pd.DatetimeIndex(ms.astype("datetime64[ms]"), dtype="datetime64[ms]").tz_localize("UTC")
-
-
-def naive_error(where: str, section: str, column: pa.ChunkedArray) -> InputError:
-    """Return the error for a column of instants that all lack an offset."""
-    example = column.drop_null()
-    return InputError(
-        f"timestamps are naive (without a time zone), such as {str(example[0].as_py())!r}",
-        where,
-        f"Give the zone in the mapping: `{section}: {{time: {{timezone: UTC}}}}`, with the zone they were written in.",
-    )
 
 
 def parse_instants(column: pa.ChunkedArray, time: TimeFormat, where: str) -> Instants:
@@ -101,19 +86,19 @@ def _as_bools(column: pa.ChunkedArray) -> npt.NDArray[np.bool_]:
     return column.fill_null(False).to_numpy(zero_copy_only=False).astype(bool)
 
 
-def _from_arrow(column: pa.ChunkedArray, time: TimeFormat) -> _Parsed:
+def _from_arrow(column: pa.ChunkedArray, time: TimeFormat) -> Instants:
     aware = pa.types.is_timestamp(column.type) and column.type.tz is not None
     plain = column.cast(pa.timestamp(column.type.unit if pa.types.is_timestamp(column.type) else "s"))
     ms = plain.cast(pa.timestamp("ms"), safe=False).cast(pa.int64()).fill_null(0).to_numpy()
-    return (ms, np.full(len(ms), OK, np.int8)) if aware else _localised(ms, time.timezone)
+    return Instants(ms, np.full(len(ms), OK, np.int8)) if aware else _localised(ms, time.timezone)
 
 
-def _localised(naive_ms: npt.NDArray[np.int64], zone: str | None) -> _Parsed:
+def _localised(naive_ms: npt.NDArray[np.int64], zone: ZoneInfo | None) -> Instants:
     if zone is None:
-        return np.zeros(len(naive_ms), np.int64), np.full(len(naive_ms), NAIVE, np.int8)
+        return Instants(np.zeros(len(naive_ms), np.int64), np.full(len(naive_ms), NAIVE, np.int8))
     naive = pd.DatetimeIndex(naive_ms.astype("datetime64[ms]"))
     local = naive.tz_localize(zone, ambiguous="NaT", nonexistent="NaT")
-    return _milliseconds(local), np.where(local.isna(), _AMBIGUOUS, OK).astype(np.int8)
+    return Instants(_milliseconds(local), np.where(local.isna(), _AMBIGUOUS, OK).astype(np.int8))
 
 
 def _milliseconds(aware: pd.DatetimeIndex) -> npt.NDArray[np.int64]:
@@ -122,13 +107,13 @@ def _milliseconds(aware: pd.DatetimeIndex) -> npt.NDArray[np.int64]:
     return np.where(np.isnat(values), 0, values.astype(np.int64))
 
 
-def _from_numbers(column: pa.ChunkedArray, time: TimeFormat, where: str) -> _Parsed:
+def _from_numbers(column: pa.ChunkedArray, time: TimeFormat, where: str) -> Instants:
     numbers = column.cast(pa.float64(), safe=False).fill_null(0.0).to_numpy()
     status = np.where(np.isfinite(numbers), OK, _UNREADABLE).astype(np.int8)
     if time.unit is None:
         example = column.drop_null()
         if len(example) == 0:
-            return np.zeros(len(column), np.int64), status
+            return Instants(np.zeros(len(column), np.int64), status)
         value = example[0].as_py()
         raise InputError(
             f"timestamps are numbers such as {value}, without a unit",
@@ -138,11 +123,11 @@ def _from_numbers(column: pa.ChunkedArray, time: TimeFormat, where: str) -> _Par
     origin = int(pd.Timestamp(time.origin).timestamp() * 1000)
     if pa.types.is_integer(column.type) and time.unit in ("ns", "us"):  # exact, a float64 is not
         per_ms = {"ns": 1_000_000, "us": 1000}[time.unit]
-        return column.cast(pa.int64()).fill_null(0).to_numpy() // per_ms + origin, status
+        return Instants(column.cast(pa.int64()).fill_null(0).to_numpy() // per_ms + origin, status)
     with np.errstate(invalid="ignore", over="ignore"):
         scaled = np.floor(np.round(np.where(status == OK, numbers, 0.0) * _UNIT_MS[time.unit], 3))
     status[np.abs(scaled) > 2.0**52] = _OUTSIDE
-    return np.where(status == OK, scaled, 0.0).astype(np.int64) + origin, status
+    return Instants(np.where(status == OK, scaled, 0.0).astype(np.int64) + origin, status)
 
 
 def _guess(value: float) -> str:
@@ -152,7 +137,7 @@ def _guess(value: float) -> str:
     return "d"
 
 
-def _from_text(column: pa.ChunkedArray, time: TimeFormat, where: str) -> _Parsed:
+def _from_text(column: pa.ChunkedArray, time: TimeFormat, where: str) -> Instants:
     text = pc.utf8_trim_whitespace(column.cast(pa.string()))
     empty = _as_bools(pc.equal(text, ""))
     if time.unit is not None or (time.format is None and _is_numeric(text)):
@@ -174,7 +159,7 @@ def _from_text(column: pa.ChunkedArray, time: TimeFormat, where: str) -> _Parsed
         naive = (status == OK) & ~np.asarray(aware)
         ms[naive], status[naive] = _localised(ms[naive], time.timezone)
     status[empty] = MISSING
-    return ms, status
+    return Instants(ms, status)
 
 
 def _is_numeric(text: pa.ChunkedArray) -> bool:

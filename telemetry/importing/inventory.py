@@ -109,7 +109,7 @@ def stays_of(observations: pd.DataFrame, absent: timedelta) -> pd.DataFrame:
     ).drop(columns=[SEEN_AT, _FIRST])
 
 
-def with_parts(table: pa.Table, parts: Mapping[str, str], where: str) -> pa.Table:
+def with_parts(table: pa.Table, parts: Mapping[str, re.Pattern[str]], where: str) -> pa.Table:
     """Add the named groups of patterns as columns of text, null where a value does not match.
 
     ``parts``: source column to a regular expression that a whole value has to match.
@@ -123,7 +123,7 @@ def with_parts(table: pa.Table, parts: Mapping[str, str], where: str) -> pa.Tabl
                 nearest_hint(name, table.column_names) or f"Its columns are {', '.join(table.column_names)}.",
             )
         texts = pd.Series(as_text(table.column(name), len(table)), dtype="str")
-        for group, values in texts.str.extract(rf"\A(?:{pattern})\Z")[list(re.compile(pattern).groupindex)].items():
+        for group, values in texts.str.extract(rf"\A(?:{pattern.pattern})\Z")[list(pattern.groupindex)].items():
             if group in table.column_names:
                 raise InputError(
                     f"the mapping takes {group!r} out of {name!r}, and there is a column of that name",
@@ -134,9 +134,9 @@ def with_parts(table: pa.Table, parts: Mapping[str, str], where: str) -> pa.Tabl
     return table
 
 
-_NEVER = datetime.max.replace(tzinfo=UTC)
+_NEVER = datetime(9999, 12, 31, tzinfo=UTC)
 _TIMES = ("installed_at", "removed_at", SEEN_AT)
-_MIG_OLD = re.compile(r"MIG-(GPU-[0-9a-fA-F-]+)/\d+/\d+\Z")
+_MIG_OLD = r"\AMIG-(GPU-[0-9a-fA-F-]+)/\d+/\d+\Z"
 
 
 def read_inventory(
@@ -168,16 +168,16 @@ def read_inventory(
             known = [*INVENTORY.names, "parent", "mig_instance", SEEN_AT]
             batch.resolve(mapping, known, "node", kept=parts, extras=True)
             frame = _batch_frame(batch, not_after)
-            frames.append(condense_observations(frame) if SEEN_AT in batch.columns else frame)
+            frames.append(condense_observations(frame) if SEEN_AT in batch else frame)
     whole = pd.concat(frames, ignore_index=True)
     if SEEN_AT in whole:
         whole = stays_of(whole, mapping.absent)
     if whole.empty:
         raise InputError("the inventory has no usable rows", str(path), "Give one row for each GPU (or node).")
     for name, pattern in mapping.parts.items():
-        if not matched & set(re.compile(pattern).groupindex):  # its columns would be empty silently
+        if not matched & set(pattern.groupindex):  # its columns would be empty silently
             raise InputError(
-                f"no value of column {name!r} matches {pattern!r}",
+                f"no value of column {name!r} matches {pattern.pattern!r}",
                 str(path),
                 "Correct the pattern under `parts` in the mapping; it has to match a whole value.",
             )
@@ -187,14 +187,14 @@ def read_inventory(
 def _batch_frame(batch: Batch, not_after: datetime) -> pd.DataFrame:
     length = batch.table.num_rows
     content: dict[str, Any] = {"_row": batch.rows, "_file": np.full(length, str(batch.file), dtype=object)}
-    for name in dict.fromkeys([*INVENTORY.names, *batch.columns.source]):
+    for name in dict.fromkeys([*INVENTORY.names, *batch.columns]):
         if name in _TIMES:
             # A missing end is "in service", a missing start "before anything observed".
             content[name] = batch.times(name, not_after, optional=name != SEEN_AT, is_end=name == "removed_at")
         elif name in INVENTORY.names or name in ("parent", "mig_instance"):
             content[name] = pd.Series(batch.texts(name), dtype=object)
         else:
-            content[name] = _static(batch.table.column(batch.columns.source[name]))
+            content[name] = _static(batch.table.column(batch.columns[name]))
     frame = pd.DataFrame(content)
     buses = [normalise_pci_bus_id(text) or text if isinstance(text, str) else None for text in frame["pci_bus_id"]]
     frame["pci_bus_id"] = pd.Series(buses, dtype=object)
@@ -221,23 +221,20 @@ def _fold_mig(frame: pd.DataFrame, quarantine: Quarantine) -> tuple[pd.DataFrame
     places = pd.MultiIndex.from_frame(frame[["node", "pci_bus_id"]])
     whole = (~is_mig & gpu.notna() & frame["pci_bus_id"].notna()).to_numpy()
     by_place = dict(zip(places[whole], gpu[whole], strict=True))
-    parents: dict[str, str] = {}
-    for index in np.flatnonzero(is_mig):
-        old_name = _MIG_OLD.match(gpu[index])
-        parent = given[index] if pd.notna(given[index]) else old_name[1] if old_name else by_place.get(places[index])
-        if parent is not None:
-            parents[gpu[index]] = parent
-            continue
-        row = frame.iloc[index].dropna()
+    at_place = pd.Series([by_place.get(place) for place in places], index=frame.index, dtype=object)
+    parent = given.fillna(gpu.str.extract(_MIG_OLD, expand=False)).fillna(at_place)[is_mig]
+    for index in parent.index[parent.isna()]:
+        row = frame.loc[index].dropna()
         number, file = int(row.pop("_row")), Path(row.pop("_file"))
         reason = "MIG instance without a known parent"
         quarantine.add(reason, "inventory", file, number, row_text(row.to_dict()), gpu[index])
+    parents = {gpu[index]: name for index, name in parent.dropna().items()}
     folded = frame[~is_mig].drop(columns=["_row", "_file", "parent", "mig_instance"], errors="ignore")
     return folded.drop_duplicates(ignore_index=True), parents
 
 
 def unit_of(frame: pd.DataFrame) -> Unit:
-    """Return what a fleet's rows are about: ``node`` if no stay has a GPU."""
+    """Return the unit of a fleet: ``node`` if no stay has a GPU."""
     return "gpu" if frame["gpu"].notna().any() else "node"
 
 
@@ -245,25 +242,19 @@ def merge_stays(old: pd.DataFrame | None, new: pd.DataFrame) -> pd.DataFrame:
     """Lay a newer inventory over an older one; a stay is known by gpu, node and ``installed_at``.
 
     ``new``: stays of the file; each replaces the old one of its key, the others are added. One whose ``installed_at``
-    is not known is the old stay of the same gpu and node that nobody has ended, if there is one.
+    is not known is the open old stay of the same gpu and node, if there is one.
     """
     if old is not None and new["installed_at"].isna().any():
         new = with_old_starts(old, new)
     merged = new if old is None else pd.concat([frame for frame in (old, new) if len(frame)], ignore_index=True)
-    repeated = _place(merged).assign(start=merged["installed_at"]).duplicated(keep="last")
-    return merged[~repeated.to_numpy()].reset_index(drop=True)
+    return merged.drop_duplicates([*_PLACE, "installed_at"], keep="last", ignore_index=True)
 
 
 def with_old_starts(old: pd.DataFrame, new: pd.DataFrame) -> pd.DataFrame:
     """Give stays without a start that of the open stay which the dataset already has."""
-    starts = _place(old).assign(start=old["installed_at"])[old["removed_at"].isna()]
-    starts = starts.drop_duplicates(list(_PLACE), keep="last")
-    start = _place(new).merge(starts, how="left", on=list(_PLACE))["start"].set_axis(new.index)
+    starts = old[old["removed_at"].isna()].drop_duplicates(list(_PLACE), keep="last")[[*_PLACE, "installed_at"]]
+    start = new[list(_PLACE)].merge(starts, how="left", on=list(_PLACE))["installed_at"].set_axis(new.index)
     return new.assign(installed_at=new["installed_at"].fillna(start))
-
-
-def _place(stays: pd.DataFrame) -> pd.DataFrame:
-    return stays[list(_PLACE)].astype("str").fillna("")
 
 
 def end_overlaps(frame: pd.DataFrame, unit: Unit) -> tuple[pd.DataFrame, pd.DataFrame, list[str]]:
@@ -279,9 +270,9 @@ def end_overlaps(frame: pd.DataFrame, unit: Unit) -> tuple[pd.DataFrame, pd.Data
     next_start = kept["installed_at"].shift(-1)
     overlap = followed & (kept["removed_at"].isna() | (next_start < kept["removed_at"]))
     lines = [
-        f"{unit} {kept[unit][at]!r} leaves node {kept['node'][at]!r} at {instant_text(next_start[at])}, when it is "
-        f"installed in node {kept['node'][at + 1]!r}"
-        for at in np.flatnonzero(overlap.to_numpy())
+        f"{unit} {kept[unit][row]!r} leaves node {kept['node'][row]!r} at {instant_text(next_start[row])}, when it is "
+        f"installed in node {kept['node'][row + 1]!r}"
+        for row in np.flatnonzero(overlap.to_numpy())
     ]
     kept["removed_at"] = kept["removed_at"].where(~overlap, next_start)
     return kept, dropped, lines

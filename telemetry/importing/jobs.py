@@ -43,11 +43,9 @@ def read_jobs(
 
 
 def merge_jobs(old: pd.DataFrame | None, new: pd.DataFrame) -> pd.DataFrame:
-    """Add newer rows to older ones; a row is known by job, node, gpu and start, and the newer one says how it ended."""
+    """Add newer rows to older ones; a row is known by job, node, gpu and start, and the newer one has its end."""
     both = [frame for frame in (old, new) if frame is not None and len(frame)]
     if not both:
         return new
-    merged = pd.concat(both, ignore_index=True)
-    key = {name: merged[name].astype("str").fillna("") for name in ("job", "node", "gpu")}
-    repeated = pd.DataFrame({**key, "t": merged["started_at"]}).duplicated(keep="last").to_numpy()
-    return merged[~repeated].reset_index(drop=True)
+    key = ["job", "node", "gpu", "started_at"]
+    return pd.concat(both, ignore_index=True).drop_duplicates(key, keep="last", ignore_index=True)

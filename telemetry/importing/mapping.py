@@ -1,4 +1,4 @@
-"""The mapping file of ``predrain import --mapping``: how a source's columns become ours.
+"""The mapping file of ``predrain import --mapping``: how a source's columns become the dataset's.
 
 docs/reference/mapping.md has an example of every key.
 """
@@ -7,14 +7,21 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar, get_args
 from zoneinfo import ZoneInfo
 
 import yaml
-from pydantic import AfterValidator, AwareDatetime, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    AwareDatetime,
+    BeforeValidator,
+    Field,
+    ValidationError,
+    model_validator,
+)
 
 from telemetry.config import Duration, Section
 from telemetry.errors import InputError
@@ -23,16 +30,9 @@ from telemetry.yaml_text import read_yaml
 Scalar = str | int | float | bool | None
 
 
-def _known_zone(value: str) -> str:
-    try:
-        ZoneInfo(value)
-    except (ValueError, OSError, KeyError) as error:
-        raise ValueError(f"{value!r} is not a time zone: write a name such as UTC or Europe/Berlin") from error
-    return value
-
-
 _Mapping = TypeVar("_Mapping", bound=Section)
-_Zone = Annotated[str, AfterValidator(_known_zone)]
+_Text = Annotated[str, BeforeValidator(str)]
+"""YAML reads a key such as 0 as a number."""
 
 
 class TimeFormat(Section):
@@ -47,82 +47,50 @@ class TimeFormat(Section):
     format: str | None = None
     """strptime format of instants that are text; None is ISO 8601."""
 
-    timezone: _Zone | None = None
+    timezone: ZoneInfo | None = None
     """Zone of instants written without an offset; None makes such instants an error."""
 
 
 class TableMapping(Section):
-    """How one kind of source becomes one of our tables."""
+    """How one kind of source becomes a table of the dataset."""
 
     columns: dict[str, str | None] = Field(default_factory=dict)
-    """Source column to our column; None leaves it out."""
+    """Source column to dataset column; None leaves it out."""
 
     constants: dict[str, Scalar] = Field(default_factory=dict)
-    """Our column to the value of every row."""
+    """Dataset column to the value of every row."""
 
     time: TimeFormat = TimeFormat()
     """How instants are written."""
 
     scale: dict[str, float] = Field(default_factory=dict)
-    """Our column to a factor."""
+    """Dataset column to a factor."""
 
     offset: dict[str, float] = Field(default_factory=dict)
-    """Our column to what is added after scaling."""
+    """Dataset column to what is added after scaling."""
 
-    values: dict[str, dict[str, Scalar]] = Field(default_factory=dict)
-    """Our column to source value to our value; None drops the row."""
+    values: dict[str, dict[_Text, Scalar]] = Field(default_factory=dict)
+    """Dataset column to source value to dataset value; None drops the row."""
 
     ignore_others: bool = False
-    """Whether source columns that are neither ours nor mapped are left out without a word."""
+    """Whether source columns that are neither known nor mapped are left out silently."""
 
-    @field_validator("columns")
-    @classmethod
-    def _once(cls, value: dict[str, str | None]) -> dict[str, str | None]:
-        targets = [target for target in value.values() if target is not None]
-        for target in targets:
-            if targets.count(target) > 1:
-                raise ValueError(f"two source columns are mapped to {target!r}: map one of them to null")
-        return value
 
-    @field_validator("values", mode="before")
-    @classmethod
-    def _text_keys(cls, value: object) -> object:
-        if not isinstance(value, Mapping):
-            return value
-        return {
-            column: {str(key): mapped for key, mapped in table.items()} if isinstance(table, Mapping) else table
-            for column, table in value.items()
-        }
+def _named_groups(pattern: re.Pattern[str]) -> re.Pattern[str]:
+    if not pattern.groupindex:
+        raise ValueError("the pattern has no named group, such as (?P<cage>[0-9]+)")
+    return pattern
 
 
 class InventoryMapping(TableMapping):
     """How an inventory source becomes stays; with a column ``seen_at`` its rows are observations."""
 
-    parts: dict[str, str] = Field(default_factory=dict)
+    parts: dict[str, Annotated[re.Pattern[str], AfterValidator(_named_groups)]] = Field(default_factory=dict)
     """Source column to a regular expression; each of its named groups becomes a source column, see
     :func:`telemetry.importing.inventory.with_parts`."""
 
-    absent: Duration = timedelta(days=7)
+    absent: Annotated[Duration, Field(gt=timedelta(0))] = timedelta(days=7)
     """For observations: a unit last seen this long before the newest observation of any is taken to be removed then."""
-
-    @field_validator("parts")
-    @classmethod
-    def _patterns(cls, value: dict[str, str]) -> dict[str, str]:
-        for column, pattern in value.items():
-            try:
-                groups = re.compile(pattern).groupindex
-            except re.error as error:
-                raise ValueError(f"{pattern!r} is no regular expression: {error}") from error
-            if not groups:
-                raise ValueError(f"the pattern of {column!r} has no named group: write (?P<cage>[0-9]+), say")
-        return value
-
-    @field_validator("absent")
-    @classmethod
-    def _some_time(cls, value: timedelta) -> timedelta:
-        if value <= timedelta(0):
-            raise ValueError("must be positive, such as '7d'")
-        return value
 
 
 class KernelLogMapping(Section):
@@ -137,7 +105,7 @@ class KernelLogMapping(Section):
     reference_time: AwareDatetime | None = None
     """A moment after the last line; gives the year to stamps without one."""
 
-    timezone: _Zone | None = None
+    timezone: ZoneInfo | None = None
     """Zone of stamps without an offset."""
 
 
@@ -170,10 +138,7 @@ class ImportMapping(Section):
 
 
 def load_mapping(path: Path | None) -> ImportMapping:
-    """Read and check a mapping file; None gives the mapping that leaves everything as it is.
-
-    Raises ``InputError``: see :func:`read_mapping`.
-    """
+    """Read and check a mapping file; None gives the mapping that changes nothing."""
     return ImportMapping() if path is None else read_mapping(path, ImportMapping)
 
 
@@ -201,6 +166,7 @@ def read_mapping(path: Path, model: type[_Mapping], what: str = "mapping") -> _M
 
 
 def _fields(model: type[Section], place: Sequence[int | str]) -> list[str]:
+    """Return the keys at a place of a file; those of a list are its elements'."""
     for part in place:
         if isinstance(part, int):  # in a list, whose element the name before it stood for
             continue

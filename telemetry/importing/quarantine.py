@@ -1,4 +1,4 @@
-"""Rows that cannot be used: kept with the reason, where they came from and what they said."""
+"""Rows that cannot be used: kept with the reason, their source and their content."""
 
 from __future__ import annotations
 
@@ -45,11 +45,6 @@ class _Loss:
     reasons: Counter[str] = field(default_factory=Counter)
     examples: list[str] = field(default_factory=list)
 
-    def add(self, reason: str, lost: int, example: str) -> None:
-        self.reasons[reason] += lost
-        if len(self.examples) < _EXAMPLES:
-            self.examples.append(example)
-
     @property
     def share(self) -> float:
         lost = self.reasons.total()
@@ -71,11 +66,12 @@ class Quarantine:
     """Collects unusable rows into one Parquet file of the dataset being built, and counts what an import loses.
 
     ``folder``: the dataset's ``quarantine`` folder, made with the first row; None keeps the counts only.
-    ``name``: name of the file in it, new for each import, so that earlier imports' rows stay.
+    ``max_loss``: share of a file's rows, or of a channel's values, that may be lost; None: any.
     """
 
-    def __init__(self, folder: Path | None, name: str = "rows.parquet") -> None:
-        self._path = None if folder is None else folder / name
+    def __init__(self, folder: Path | None, max_loss: float | None = None) -> None:
+        self._path = None if folder is None else folder / _new_name(folder)
+        self._max_loss = max_loss
         self._writer: pq.ParquetWriter | None = None
         self._rows: list[tuple[str, str, str, int | None, str | None, str]] = []
         self._losses: defaultdict[tuple[str, str], _Loss] = defaultdict(_Loss)
@@ -89,25 +85,29 @@ class Quarantine:
     def count_lost(self, table: str, what: str, reason: str, number: int, example: str) -> None:
         """Count rows or values that are lost."""
         if number:
-            self._losses[table, what].add(reason, number, example)
+            loss = self._losses[table, what]
+            loss.reasons[reason] += number
+            loss.examples += [example] if len(loss.examples) < _EXAMPLES else []
 
-    def check_loss(self, table: str, most: float) -> None:
+    def check_loss(self, table: str) -> None:
         """Stop an import that loses more than it may.
 
-        Raises ``InputError`` if of a file's rows, or of a channel's values, more than the share ``most`` and at least
+        Raises ``InputError`` if of a file's rows, or of a channel's values, more than ``max_loss`` and at least
         :data:`FEWEST_LOST` are lost; the message names all such files and channels.
         """
+        if self._max_loss is None:
+            return
         over = [
             f"{what}: {loss}"
             for (of_table, what), loss in self._losses.items()
-            if of_table == table and loss.reasons.total() >= FEWEST_LOST and loss.share > most
+            if of_table == table and loss.reasons.total() >= FEWEST_LOST and loss.share > self._max_loss
         ]
         if over:
             raise InputError(
                 f"too much of the {table} would be lost: " + " | ".join(over),
                 table,
                 "Correct the files or the mapping (`scale:`, where a column is in another unit), or allow a loss of "
-                f"more than {most:.0%} with --max-loss.",
+                f"more than {self._max_loss:.0%} with --max-loss.",
             )
 
     def add(
@@ -139,13 +139,6 @@ class Quarantine:
             content = {str(name): value for name, value in record.items() if not pd.isna(value)}
             self.add(reason, table, file, None, row_text(content))
 
-    def close(self) -> None:
-        """Write what is left."""
-        self._flush()
-        if self._writer is not None and self._path is not None:
-            with disk_errors(self._path):
-                self._writer.close()
-
     def __enter__(self) -> Quarantine:
         return self
 
@@ -153,26 +146,22 @@ class Quarantine:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if error is None:
-            self.close()
-        elif self._writer is not None:
-            # The whole folder is about to be discarded; a full disk must not hide the first error.
-            with suppress(OSError):
+            self._flush()
+        if self._writer is not None and self._path is not None:
+            # After an error the folder is discarded; a full disk must not hide that error.
+            with disk_errors(self._path) if error is None else suppress(OSError):
                 self._writer.close()
 
     def _flush(self) -> None:
-        if not self._rows or self._path is None:
-            self._rows = []
+        rows, self._rows = self._rows, []
+        if not rows or self._path is None:
             return
-        columns = [
-            pa.array(values, field.type)
-            for values, field in zip(zip(*self._rows, strict=True), QUARANTINE, strict=True)
-        ]
         with disk_errors(self._path):
             if self._writer is None:
                 self._path.parent.mkdir(parents=True, exist_ok=True)
                 self._writer = pq.ParquetWriter(self._path, QUARANTINE, compression="zstd")
+            columns = [list(values) for values in zip(*rows, strict=True)]
             self._writer.write_table(pa.Table.from_arrays(columns, schema=QUARANTINE))
-        self._rows = []
 
 
 def row_text(record: Mapping[str, Any]) -> str:
@@ -180,8 +169,8 @@ def row_text(record: Mapping[str, Any]) -> str:
     return json.dumps(record, ensure_ascii=False, default=str)
 
 
-def new_name(folder: Path) -> str:
-    """Return the name of an import's quarantine: the next that is free, for somebody may have taken others away."""
+def _new_name(folder: Path) -> str:
+    """Return a name that is free, so that the rows of earlier imports stay; some of them may have been removed."""
     number = len(list(folder.glob("*.parquet"))) + 1
     while (folder / f"import-{number:04d}.parquet").exists():
         number += 1

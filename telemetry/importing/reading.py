@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,17 +19,15 @@ import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
-from telemetry.dataset.files import sha256_of
 from telemetry.dataset.store import Dataset
 from telemetry.errors import InputError
-from telemetry.importing.columns import Columns, as_text, resolve_columns
+from telemetry.importing.columns import as_text, resolve_columns
 from telemetry.importing.instants import (
     MISSING,
     NAIVE,
     PROBLEMS,
     WRONG_CLOCK,
     Instants,
-    naive_error,
     parse_instants,
     times_of,
 )
@@ -60,7 +57,7 @@ class Batch:
     ``rows``: row numbers in the file, from 1, the header not counted; shape (n,).
     ``kind``: table that the file is read as, which is its section in the mapping.
     ``good``: rows that are not refused; shape (n,).
-    ``columns``, ``mapping``: set by :meth:`resolve`; names of columns are then the dataset's.
+    ``columns``: source column by the dataset's, set with ``mapping`` by :meth:`resolve`; methods take the latter.
     """
 
     file: Path
@@ -68,7 +65,7 @@ class Batch:
     rows: npt.NDArray[np.int64]
     table: pa.Table
     quarantine: Quarantine
-    columns: Columns = field(default_factory=lambda: Columns({}, {}, (), ""))
+    columns: dict[str, str] = field(default_factory=dict)
     mapping: TableMapping = field(default_factory=TableMapping)
     good: npt.NDArray[np.bool_] = field(init=False)
 
@@ -76,14 +73,20 @@ class Batch:
         self.good = np.ones(len(self.rows), dtype=bool)
 
     def resolve(self, mapping: TableMapping, known: Sequence[str], *required: str, **options: Any) -> None:
-        """Find the columns; ``options``: of :func:`telemetry.importing.columns.resolve_columns`, which says more."""
+        """Find the columns; ``options``: of :func:`telemetry.importing.columns.resolve_columns`."""
         self.mapping = mapping
-        self.columns = resolve_columns(self.table.column_names, mapping, known, str(self.file), **options)
-        self.columns.require(*required)
+        names, where = self.table.column_names, str(self.file)
+        self.columns = resolve_columns(names, mapping, known, where, required, **options)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.columns or name in self.mapping.constants
 
     def column(self, name: str) -> pa.ChunkedArray | None:
         """Return a column, or None where the source has none."""
-        return self.columns.get(self.table, name)
+        if name in self.columns:
+            return self.table.column(self.columns[name])
+        constant = [self.mapping.constants[name]] * self.table.num_rows if name in self else None
+        return None if constant is None else pa.chunked_array([pa.array(constant)])
 
     def texts(self, name: str) -> npt.NDArray[np.object_]:
         """Return a column as text after the mapping's ``values``, and leave out the rows that these drop."""
@@ -122,11 +125,16 @@ class Batch:
         column = self.column(name)
         if column is None:
             return None
-        where = f"{self.file}, column {self.columns.source.get(name, name)!r}"
+        where = f"{self.file}, column {self.columns.get(name, name)!r}"
         parsed = parse_instants(column, self.mapping.time, where)
         given = parsed.status[parsed.status != MISSING]
         if len(given) and (given == NAIVE).all():
-            raise naive_error(where, self.kind, column)
+            zone = f"`{self.kind}: {{time: {{timezone: UTC}}}}`"
+            raise InputError(
+                f"timestamps are naive (without a time zone), such as {str(column.drop_null()[0].as_py())!r}",
+                where,
+                f"Give the zone in the mapping: {zone}, with the zone they were written in.",
+            )
         for status, reason in PROBLEMS.items():
             if status != MISSING or not optional:
                 self.refuse(reason if name == "timestamp" else f"{reason} in {name}", parsed.status == status)
@@ -182,8 +190,7 @@ def read_batches(path: Path, table: str, quarantine: Quarantine) -> Iterator[Bat
     (``.csv.gz``). Objects inside an object become columns named ``outer.inner``.
     Raises ``InputError`` if the file is of another kind, damaged, or not UTF-8.
     """
-    kind = _known_kind(path, table)
-    with _read_errors(path):
+    with _read_errors(path, table) as kind:
         if kind == "parquet":
             batches = _read_parquet(path)
         else:
@@ -195,8 +202,7 @@ def read_batches(path: Path, table: str, quarantine: Quarantine) -> Iterator[Bat
 
 def column_names(path: Path) -> list[str]:
     """Return the columns of a file of samples without reading its rows (JSON is read whole)."""
-    kind = _known_kind(path, "samples")
-    with _read_errors(path):
+    with _read_errors(path, "samples") as kind:
         if kind == "parquet":
             return list(pq.read_schema(path).names)
         if kind == "csv":
@@ -204,21 +210,15 @@ def column_names(path: Path) -> list[str]:
         return list(dict.fromkeys(name for record in _read_json(path)[0].values() for name in record))
 
 
-def _known_kind(path: Path, table: str) -> str:
+@contextmanager
+def _read_errors(path: Path, table: str) -> Iterator[str]:
+    """Give the kind of a file, and turn what its reader raises into an error that names it."""
     kind = kind_of(path)
     if kind == "other":
-        raise InputError(
-            f"files of the kind {path.suffix or path.name!r} are not read as {table}",
-            str(path),
-            "Give Parquet, CSV, TSV or JSON.",
-        )
-    return kind
-
-
-@contextmanager
-def _read_errors(path: Path) -> Iterator[None]:
+        problem = f"files of the kind {path.suffix or path.name!r} are not read as {table}"
+        raise InputError(problem, str(path), "Give Parquet, CSV, TSV or JSON.")
     try:
-        yield
+        yield kind
     except (pa.ArrowInvalid, UnicodeDecodeError) as error:
         is_text = not isinstance(error, UnicodeDecodeError) and "utf8" not in str(error).lower().replace("-", "")
         problem = "cannot be read" if is_text else "is not UTF-8 text"
@@ -282,8 +282,8 @@ def _count_swallowed(
     """Count the lines in values of more lines than any text has as lost."""
     for name in content.column_names:
         breaks = pc.count_substring(content.column(name), "\n").fill_null(0).to_numpy()
-        for at in np.flatnonzero(breaks > _MOST_LINES):
-            lines, example = int(breaks[at]), f"row {rows[at]}, column {name!r}: a quote that is not closed?"
+        for row in np.flatnonzero(breaks > _MOST_LINES):
+            lines, example = int(breaks[row]), f"row {rows[row]}, column {name!r}: a quote that is not closed?"
             quarantine.count_present(table, rows_of(path), lines)
             quarantine.count_lost(table, rows_of(path), "lines inside one value", lines, example)
 
@@ -328,13 +328,13 @@ def _read_json_rows(path: Path, table: str, quarantine: Quarantine) -> Iterator[
     records, malformed = _read_json(path)
     for number, text, problem in malformed:
         quarantine.add("malformed row", table, path, number, text, problem)
-    columns: dict[str, list[str | None]] = {}
-    for place, record in enumerate(records.values()):
-        for name, value in record.items():
-            text = value if isinstance(value, str) else json.dumps(value)
-            columns.setdefault(name, [None] * len(records))[place] = None if text in _NULLS else text
-    content = {name: pa.array(values, pa.string()) for name, values in columns.items()}
-    yield np.array(list(records), np.int64), pa.table(content)
+    texts = [
+        {name: value if isinstance(value, str) else json.dumps(value) for name, value in record.items()}
+        for record in records.values()
+    ]
+    schema = pa.schema([(name, pa.string()) for name in dict.fromkeys(name for row in texts for name in row)])
+    rows = [{name: None if text in _NULLS else text for name, text in row.items()} for row in texts]
+    yield np.array(list(records), np.int64), pa.Table.from_pylist(rows, schema=schema)
 
 
 def _flat(record: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -354,18 +354,6 @@ class Source:
     role: str
     path: Path
     entry: dict[str, Any]
-
-
-def describe_source(role: str, path: Path, settings: Mapping[str, Any]) -> Source:
-    """Hash a source file; ``settings``: what decides how its rows are read, JSON types only."""
-    sha256 = sha256_of(path)
-    entry = {"role": role, "name": path.name, "bytes": path.stat().st_size, "sha256": sha256, "settings": settings}
-    return Source(role, path, entry)
-
-
-def text_digest(content: object) -> str:
-    """Hash JSON-like content, in 16 hexadecimal digits."""
-    return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
 def new_sources(sources: Sequence[Source], existing: Dataset | None) -> list[Source]:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
-from zoneinfo import ZoneInfo
+from datetime import UTC, datetime, timedelta, tzinfo
 
 import pandas as pd
 
@@ -32,7 +31,7 @@ class KernelLog:
     """What a kernel log held.
 
     ``events``: XID events with the columns of :data:`COLUMNS`; ``gpu`` only where a message gave the UUID.
-    ``unknown_codes``: XIDs that we have no description of, with their number; their events are kept.
+    ``unknown_codes``: XIDs without a description, with their number; their events are kept.
     ``unparsed``: line number from 1, line and problem of lines about an XID that made no event.
     """
 
@@ -48,7 +47,7 @@ def parse_kernel_log(
     node: str | None = None,
     boot_time: datetime | None = None,
     reference_time: datetime | None = None,
-    timezone: str | None = None,
+    timezone: tzinfo | None = None,
     source: str = "kernel_log",
 ) -> KernelLog:
     """Find the XID events in a kernel log.
@@ -64,7 +63,7 @@ def parse_kernel_log(
     ``timezone``; the message says which to give.
     """
     kept, n_lines = _driver_lines(lines)
-    instants = _instants(kept, boot_time, reference_time, None if timezone is None else ZoneInfo(timezone))
+    instants = _instants(kept, boot_time, reference_time, timezone)
     unparsed: list[tuple[int, str, str]] = []
     unknown: Counter[str] = Counter()
     records: list[tuple[object, ...]] = []
@@ -120,18 +119,18 @@ def locate(
     by_gpu = places.assign(key=places["gpu"])
     is_known = events["gpu"].isin(by_gpu["key"].dropna())
     key = events["gpu"].astype(object).where(is_known, nodes + "\n" + events["pci_bus_id"].astype(object))
-    asked = pd.DataFrame({"event": range(len(events)), "ms": ms_of(events["timestamp"]), "key": key.to_numpy()})
-    pairs = asked.dropna(subset="key").merge(pd.concat([by_gpu, by_address]), on="key")
+    queries = pd.DataFrame({"event": range(len(events)), "ms": ms_of(events["timestamp"]), "key": key.to_numpy()})
+    pairs = queries.dropna(subset="key").merge(pd.concat([by_gpu, by_address]), on="key")
     pairs = pairs[(pairs["start"] <= pairs["ms"]) & (pairs["ms"] <= pairs["end"])]
     # At the instant of a swap both installations cover it; the newer one is in the slot.
     inner = pairs["ms"] < pairs["end"]
     pairs = pairs[inner | ~pairs["event"].isin(pairs.loc[inner, "event"])]
-    found = pairs.groupby("event").agg(gpu=("gpu", "first"), gpus=("gpu", "nunique"), node=("node", "last"))
-    found = found.reindex(range(len(events))).set_axis(events.index)
-    gpus = found["gpu"].astype(object).where(found["gpus"] == 1, None)
+    match = pairs.groupby("event").agg(gpu=("gpu", "first"), gpus=("gpu", "nunique"), node=("node", "last"))
+    match = match.reindex(range(len(events))).set_axis(events.index)
+    gpus = match["gpu"].astype(object).where(match["gpus"] == 1, None)
     # The sum is in microseconds, which do not stack with the milliseconds of every other source.
     known_at = (events["timestamp"] + delay).astype("datetime64[ms, UTC]")
-    located = events.assign(gpu=gpus, node=found["node"].astype(object).fillna(nodes), known_at=known_at)
+    located = events.assign(gpu=gpus, node=match["node"].astype(object).fillna(nodes), known_at=known_at)
     return located[list(EVENTS.names)], int(located["gpu"].isna().sum())
 
 
@@ -147,7 +146,7 @@ def _driver_lines(lines: Iterable[str]) -> tuple[list[_Line], int]:
 
 
 def _instants(
-    lines: list[_Line], boot_time: datetime | None, reference_time: datetime | None, zone: ZoneInfo | None
+    lines: list[_Line], boot_time: datetime | None, reference_time: datetime | None, zone: tzinfo | None
 ) -> list[datetime | None]:
     """Return when each line was written; only lines about an XID must have all that this takes.
 

@@ -14,7 +14,7 @@ _CLOCK = r"\d{2}:\d{2}:\d{2}"
 _SINCE_BOOT = re.compile(_PRIORITY + r"\s*\[\s*(?P<seconds>\d+\.\d+)\](?:\[[^\]]*\])?\s*(?P<rest>.*)", re.DOTALL)
 _BRACKETED = re.compile(
     _PRIORITY + rf"\s*\[(?:\w{{3}} )?{_MONTH}\s+(?P<day>\d{{1,2}}) "
-    rf"(?:(?P<clock>{_CLOCK}) (?P<year>\d{{4}})|(?P<year2>\d{{4}}) (?P<clock2>{_CLOCK}))\]\s*(?P<rest>.*)",
+    rf"(?:(?P<early_year>\d{{4}}) )?(?P<clock>{_CLOCK})(?: (?P<year>\d{{4}}))?\]\s*(?P<rest>.*)",
     re.DOTALL,
 )
 _SYSLOG = re.compile(
@@ -59,10 +59,9 @@ def split_line(line: str) -> Stamped | None:
         if match := _ISO.match(line):
             return _iso(match)
         if match := _SYSLOG.match(line):
-            return Stamped(*_host(match["rest"]), naive=_date("2000", match, match["clock"]), yearless=True)
+            return Stamped(*_host(match["rest"]), naive=_date("2000", match), yearless=True)
         if match := _BRACKETED.match(line):
-            date = _date(match["year"] or match["year2"], match, match["clock"] or match["clock2"])
-            return Stamped(match["rest"], naive=date)
+            return Stamped(match["rest"], naive=_date(match["year"] or match["early_year"], match))
         if match := _SINCE_BOOT.match(line):
             return Stamped(match["rest"], since_boot=timedelta(seconds=float(match["seconds"])))
     except (ValueError, KeyError, TypeError, OverflowError):  # a 77th of March, JSON that is no entry of a journal
@@ -115,8 +114,9 @@ def _host(rest: str) -> tuple[str, str | None]:
     return (match["rest"], match["host"]) if match else (rest, None)
 
 
-def _date(year: str, match: re.Match[str], clock: str) -> datetime:
-    return datetime.strptime(f"{year} {match['month']} {match['day']} {clock}", "%Y %b %d %H:%M:%S")  # noqa: DTZ007
+def _date(year: str, match: re.Match[str]) -> datetime:
+    text = f"{year} {match['month']} {match['day']} {match['clock']}"
+    return datetime.strptime(text, "%Y %b %d %H:%M:%S")  # noqa: DTZ007
 
 
 def _journal(entry: Any) -> Stamped:

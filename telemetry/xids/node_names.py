@@ -1,4 +1,4 @@
-"""What others call the nodes of an inventory: one says ``n0``, another ``n0.example.com``."""
+"""Names of an inventory's nodes in other sources: one writes ``n0``, another ``n0.example.com``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class NodeNames:
         """Return a node's name as the inventory writes it; the name as it is where none, or more than one, fits."""
         if name in self._nodes:
             return name
-        alike = {*self._longer.get(name, ()), *(each for each in _beginnings(name) if each in self._nodes)}
+        alike = {*self._longer.get(name, ()), *self._nodes.intersection(_beginnings(name))}
         return alike.pop() if len(alike) == 1 else name
 
 

@@ -3,17 +3,15 @@
 ``xid_last`` shows the last XID until the driver is loaded again, so an event is a change of its value to another one
 but zero. dcgm-exporter leaves the gauge out until the first XID, so a first value after rows without one is a change
 too. Two XIDs between two samples show as one, and a repeat of the same XID does not show at all: kernel logs are
-better, and where one tells of the same XID of the same GPU, the edge is left out.
+better, and where one reports the same XID of the same GPU, the edge is left out.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
 
 CHANNEL = "xid_last"
 """The channel that is read."""
@@ -45,23 +43,23 @@ def xid_edges(
     return reported[changed & (values[reported] != 0)]
 
 
-def untold_edges(
+def new_edges(
     unit: npt.NDArray[np.int32],
     ms: npt.NDArray[np.int64],
     gauge: tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_]],
     old: npt.NDArray[np.bool_],
     held: npt.NDArray[np.bool_],
-    told: Mapping[tuple[int, int], Sequence[int]],
+    known: Mapping[tuple[int, int], Sequence[int]],
 ) -> npt.NDArray[np.int64]:
-    """Return the edges of which an earlier import, that knew only the old rows, has not told.
+    """Return the edges that an earlier import, which had only the old rows, has not reported.
 
     ``unit``, ``ms``: rows of an existing dataset and new ones, sorted by (unit, ms); shape (n,).
     ``old``, ``held``: rows of the existing dataset, and those of them in which it held the gauge; shape (n,).
-    ``told``: instants (ms) of the existing dataset's edges by unit and XID: inside a step that was rolled up, its rows
+    ``known``: instants (ms) of the existing dataset's edges by unit and XID: inside a step that was rolled up, its rows
     do not show them all.
     Returns: an edge of a late row is left out where the next old row was the edge to the same value, or its step has
-    one: the event then stays a little late, and is told once. An edge at an old row is returned where late rows made it
-    one. An event that late rows before a unit's first ones make untrue (the XID was older) stays.
+    one: the event then stays a little late, and is reported once. An edge at an old row is returned where late rows
+    made it one. An event that late rows before a unit's first ones make untrue (the XID was older) stays.
     """
     values, valid = gauge
     edges = xid_edges(unit, values, valid)
@@ -85,26 +83,8 @@ def untold_edges(
             kept.append(edge)
             continue
         since = int(ms[reported[next_place - 1]]) if next_place and unit[reported[next_place - 1]] == unit[edge] else -1
-        times = told.get((int(unit[edge]), int(values[edge])), ())
+        times = known.get((int(unit[edge]), int(values[edge])), ())
         moved = bool(was_edge[following]) and values[following] == values[edge]
         if not moved and not any(since < time <= ms[following] for time in times):
             kept.append(edge)
     return np.array(kept, np.int64)
-
-
-def event_rows(
-    timestamp: pd.Series, node: pd.Series, gpu: pd.Series, values: npt.NDArray[np.int32], delay: timedelta
-) -> pd.DataFrame:
-    """Lay edges out as events."""
-    return pd.DataFrame(
-        {
-            "timestamp": timestamp.to_numpy(),
-            "node": node.to_numpy(dtype=object),
-            "gpu": gpu.to_numpy(dtype=object),
-            "type": "xid",
-            "code": [str(value) for value in values.tolist()],
-            "detail": "change of the latched XID gauge",
-            "source": SOURCE,
-            "known_at": (timestamp + delay).to_numpy(),
-        }
-    ).astype({"timestamp": "datetime64[ms, UTC]", "known_at": "datetime64[ms, UTC]"})

@@ -1,4 +1,4 @@
-"""One ``NVRM: Xid`` message: which GPU, which code, and what else it says.
+"""One ``NVRM: Xid`` message: GPU, code and detail.
 
 Messages of many driver ages differ: with or without ``PCI:`` before the address, with the GPU's UUID, with a MIG
 instance (``GPU-I:05``), with ``pid=`` and ``name=`` before the text, and, for the NVLink 5 codes 144 to 150, with a
@@ -18,7 +18,7 @@ _DESCRIBED: Final = """
     136 137 140 143 144 145 146 147 148 149 150 154 155 156 157 158 171 172
 """
 DESCRIBED_XIDS: Final = frozenset(map(int, _DESCRIBED.split()))
-"""Codes that we know the meaning of (NVIDIA's XID catalogue, Ampere and later); others are kept and reported."""
+"""Codes with a known meaning (NVIDIA's XID catalogue, Ampere and later); others are kept and reported."""
 
 _NVLINK5 = range(144, 151)
 _MESSAGE = re.compile(r"NVRM:\s*Xid\s*\((?P<place>[^)]*)\)\s*:\s*(?P<code>\d+)\b(?P<rest>.*)", re.DOTALL)
@@ -37,7 +37,7 @@ _DETAIL_LENGTH = 400
 
 @dataclass(frozen=True, slots=True)
 class XidMessage:
-    """What an XID message says.
+    """Content of an XID message.
 
     ``code``: the number, such as ``79``.
     ``gpu``: UUID, where the message has it.
@@ -57,7 +57,7 @@ def mentions_xid(message: str) -> bool:
 
 
 def parse_xid_message(message: str) -> XidMessage | None:
-    """Parse the text of a kernel message, with whatever stands before ``NVRM:``; None if it tells no code and GPU."""
+    """Parse the text of a kernel message, with whatever stands before ``NVRM:``; None if it has no code or no GPU."""
     match = _MESSAGE.search(message)
     if match is None:
         return None

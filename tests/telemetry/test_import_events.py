@@ -4,12 +4,9 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from telemetry.dataset.schema import EVENTS
 from telemetry.errors import InputError
-from telemetry.importing.event_runs import dedupe_events
 from tests.telemetry.helpers import (
     DAY,
     events_frame,
@@ -92,7 +89,7 @@ def test_after_a_removal_only_the_work_on_the_part_goes_on(tmp_path: Path):
 
 def test_event_files_that_cannot_be_used(tmp_path: Path):
     good = events_frame([("01:00", gpu(0), "xid", "79")])
-    for frame, words in [
+    for frame, texts in [
         (good.drop(columns="type"), "missing column 'type'"),
         (good.drop(columns=["node", "gpu"]), "missing column 'gpu'"),
         (good.assign(colour="red"), "unknown column 'colour'"),
@@ -104,7 +101,7 @@ def test_event_files_that_cannot_be_used(tmp_path: Path):
     ]:
         with pytest.raises(InputError) as caught:
             run_import(tmp_path, events=frame)
-        assert words in str(caught.value)
+        assert texts in str(caught.value)
     assert not (tmp_path / "dataset").exists()
 
 
@@ -142,51 +139,13 @@ def test_a_fault_trace_with_its_own_words(tmp_path: Path):
     assert events["detail"].tolist() == ["GPU", "GPU"]
 
 
-def as_events(rows: list[tuple[int, int, str, str]]) -> pd.DataFrame:
-    return pd.DataFrame(
-        {
-            "timestamp": [DAY + timedelta(seconds=second) for second, *_ in rows],
-            "node": ["n" for _ in rows],
-            "gpu": [name if name != "none" else None for *_, name, _ in rows],
-            "type": ["xid" for _ in rows],
-            "code": [code for *_, code in rows],
-            "detail": [None for _ in rows],
-            "source": [("s1", "s2", "s3")[index % 3] for index in range(len(rows))],
-            "number": range(len(rows)),
-            "known_at": [DAY + timedelta(seconds=second + later) for second, later, *_ in rows],
-        }
-    ).astype({"timestamp": "datetime64[ms, UTC]", "known_at": "datetime64[ms, UTC]"})
-
-
-event_rows = st.lists(
-    st.tuples(
-        st.integers(0, 600), st.integers(0, 900), st.sampled_from(["g1", "g2", "none"]), st.sampled_from(["79", "48"])
-    ),
-    min_size=1,
-    max_size=30,
-    unique_by=lambda row: row,
-)
-
-
-@given(rows=event_rows, cut=st.integers(0, 1500), seed=st.integers(0, 99))
-def test_dedupe_is_causal_and_independent_of_order(rows, cut, seed):
-    events = as_events(rows)
-    whole = dedupe_events(events, timedelta(seconds=60))
-    early = events[events["known_at"] <= DAY + timedelta(seconds=cut)]
-    then = dedupe_events(early, timedelta(seconds=60)) if len(early) else early
-    assert then["number"].tolist() == whole[whole["known_at"] <= DAY + timedelta(seconds=cut)]["number"].tolist()
-    shuffled = dedupe_events(events.sample(frac=1, random_state=seed), timedelta(seconds=60))
-    pd.testing.assert_frame_equal(shuffled, whole)
-    pd.testing.assert_frame_equal(dedupe_events(whole, timedelta(seconds=60)), whole)
-
-
 def test_a_failure_and_its_repair_without_codes_are_two(tmp_path: Path):
     frame = events_frame([("01:00", gpu(0), "failure", ""), ("01:00", gpu(0), "repair", "")])
     result = run_import(tmp_path, events=frame)
     assert sorted(result.dataset.events()["type"]) == ["failure", "repair"]
 
 
-def test_an_edge_of_the_gauge_is_left_out_only_where_another_source_tells_of_it(tmp_path: Path):
+def test_an_edge_of_the_gauge_is_left_out_only_where_another_source_reports_it(tmp_path: Path):
     frame = samples_frame(gpus=2, times=8).astype({"xid_last": object})
     frame.loc[frame["gpu"] == gpu(0), "xid_last"] = [0, 0, 79, 79, 0, 79, 48, None]
     frame.loc[frame["gpu"] == gpu(1), "xid_last"] = [31, 31, None, 31, 0, 0, 74, 0]
@@ -246,20 +205,15 @@ def test_a_kernel_log_without_line_ends_is_not_held_in_memory(tmp_path: Path, mo
 
 
 def test_jobs(tmp_path: Path):
-    jobs = pd.DataFrame(
-        {
-            "job": ["1", "1", "2", "3"],
-            "node": ["node-0", "node-1", "node-1", "node-9"],
-            "started_at": [
-                "2026-03-01T01:00:00Z",
-                "2026-03-01T01:00:00Z",
-                "2026-03-01T03:00:00Z",
-                "2026-03-01T03:00:00Z",
-            ],
-            "ended_at": ["2026-03-01T02:00:00Z", None, "2026-03-01T02:00:00Z", None],
-            "gpus": [8, 8, 4, None],
-        }
-    )
+    rows = [
+        ("1", "node-0", 1, 2, 8),
+        ("1", "node-1", 1, None, 8),
+        ("2", "node-1", 3, 2, 4),
+        ("3", "node-9", 3, None, None),
+    ]
+    jobs = pd.DataFrame(rows, columns=["job", "node", "started_at", "ended_at", "gpus"])
+    for name in ("started_at", "ended_at"):
+        jobs[name] = DAY + pd.to_timedelta(jobs[name], unit="h")
     result = run_import(tmp_path, samples=samples_frame(), jobs=write_csv(tmp_path / "jobs.csv", jobs))
     assert result.quarantined == {"job ends before it starts": 1, "unknown node": 1}
     found = result.dataset.jobs()

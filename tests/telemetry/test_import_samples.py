@@ -30,12 +30,12 @@ def changed(frame: pd.DataFrame, row: int, **values: object) -> pd.DataFrame:
     return frame
 
 
-def refused(folder: Path, *words: str, **given: Any) -> None:
-    """The import fails, says each of the words, and leaves nothing behind but its sources."""
+def refused(folder: Path, *texts: str, **given: Any) -> None:
+    """The import fails with each of the texts, and leaves nothing behind but its sources."""
     with pytest.raises(InputError) as caught:
         run_import(folder, **given)
-    for word in words:
-        assert word in str(caught.value), str(caught.value)
+    for text in texts:
+        assert text in str(caught.value), str(caught.value)
     assert not (folder / "dataset").exists()
     assert not list(folder.glob(".dataset*"))
 
@@ -156,19 +156,14 @@ def test_values_that_mean_not_supported_are_null_and_counted(tmp_path: Path):
     assert all_samples(result).loc[7, ["ecc_sbe_volatile_total", "power_w"]].isna().all()
 
 
-def test_hexadecimal_flags_and_words(tmp_path: Path):
+def test_hexadecimal_flags_words_and_large_counters(tmp_path: Path):
     frame = changed(samples_frame(), 7, clocks_event_reasons="0x84")
     frame["row_remap_pending"] = ["true", "false"] * 12
+    frame["ecc_sbe_volatile_total"] = range(54_700_000_000, 54_700_000_024)
     found = all_samples(run_import(tmp_path, samples=frame))
     assert found.loc[7, "clocks_event_reasons"] == 0x84
     assert found["row_remap_pending"].tolist() == [1.0, 0.0] * 12
-
-
-def test_a_counter_keeps_every_error(tmp_path: Path):
-    frame = samples_frame(gpus=1, times=3)
-    frame["ecc_sbe_volatile_total"] = [54_700_000_000, 54_700_000_001, 54_700_000_002]
-    found = all_samples(run_import(tmp_path, samples=frame))
-    assert found["ecc_sbe_volatile_total"].diff().tolist()[1:] == [1.0, 1.0]
+    assert found["ecc_sbe_volatile_total"].tolist() == frame["ecc_sbe_volatile_total"].tolist()
 
 
 def test_duplicates(tmp_path: Path):
@@ -238,13 +233,8 @@ def test_channels_of_ones_own(tmp_path: Path):
 
 @pytest.mark.parametrize("missing", ["timestamp", "gpu"])
 def test_a_missing_column(missing: str, tmp_path: Path):
-    words = (f"missing column {missing!r}", "samples.csv", "Its columns are", f"columns: {{SOURCE: {missing}}}")
-    refused(tmp_path, *words, samples=samples_frame().drop(columns=missing))
-
-
-def test_without_a_node_column_the_inventory_says_where(tmp_path: Path):
-    result = run_import(tmp_path, samples=samples_frame().drop(columns="node"))
-    assert all_samples(result)["node"].tolist() == samples_frame()["node"].tolist()
+    texts = (f"missing column {missing!r}", "samples.csv", "Its columns are", f"columns: {{SOURCE: {missing}}}")
+    refused(tmp_path, *texts, samples=samples_frame().drop(columns=missing))
 
 
 def test_fractions_where_percent_are_expected(tmp_path: Path):
@@ -255,8 +245,8 @@ def test_fractions_where_percent_are_expected(tmp_path: Path):
 def test_naive_timestamps(tmp_path: Path):
     frame = samples_frame()
     frame["timestamp"] = frame["timestamp"].str.slice(0, 19)
-    words = ("timestamps are naive", "'2026-03-01T00:00:00'", "samples.csv, column 'timestamp'", "timezone: UTC")
-    refused(tmp_path, *words, samples=frame)
+    texts = ("timestamps are naive", "'2026-03-01T00:00:00'", "samples.csv, column 'timestamp'", "timezone: UTC")
+    refused(tmp_path, *texts, samples=frame)
     result = run_import(tmp_path, samples=frame, mapping="samples: {time: {timezone: Europe/Berlin}}")
     assert result.dataset.meta.span[0] == (DAY - timedelta(hours=1)).to_pydatetime()
 
@@ -264,8 +254,8 @@ def test_naive_timestamps(tmp_path: Path):
 def test_no_rows(tmp_path: Path):
     refused(tmp_path, "the sample files have no rows", "samples.csv", "period", samples=samples_frame()[:0])
     strange = samples_frame().assign(gpu="GPU-unknown")
-    words = ("no sample row can be used: 24 were set aside", "'unknown gpu'", "samples.csv, row 1", "inventory")
-    refused(tmp_path, *words, samples=strange)
+    texts = ("no sample row can be used: 24 were set aside", "'unknown gpu'", "samples.csv, row 1", "inventory")
+    refused(tmp_path, *texts, samples=strange)
 
 
 def test_files_that_are_none(tmp_path: Path):
@@ -281,21 +271,21 @@ def test_files_that_are_none(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("rules", "words"),
+    ("rules", "texts"),
     [
         ("sample: {}", ["sample", "Did you mean 'samples'?"]),
         ("samples: {scales: {power_w: 1}}", ["samples.scales", "Did you mean 'scale'?"]),
         ("samples: {columns: {watts: power_w}}", ["names a source column 'watts' that is not there"]),
         ("samples: {columns: {power_w: pow_w}}", ["unknown target column 'pow_w'", "Did you mean 'power_w'?"]),
-        ("samples: {columns: {node: gpu, gpu: gpu}}", ["two source columns are mapped to 'gpu'"]),
+        ("samples: {columns: {node: gpu, gpu: gpu}}", ["two source columns are 'gpu'"]),
         ("samples: {columns: {xid_last: pstate, gpu_temp_c: power_w}}", ["two source columns are 'power_w'"]),
-        ("samples: {time: {timezone: Mars}}", ["'Mars' is not a time zone"]),
+        ("samples: {time: {timezone: Mars}}", ["invalid timezone: Mars"]),
         ("span: [2026-03-02T00:00:00Z, 2026-03-01T00:00:00Z]", ["span is empty"]),
         ("samples: [", ["not valid YAML"]),
     ],
 )
-def test_mappings_that_are_wrong(rules: str, words: list[str], tmp_path: Path):
-    refused(tmp_path, *words, samples=samples_frame(), mapping=rules)
+def test_mappings_that_are_wrong(rules: str, texts: list[str], tmp_path: Path):
+    refused(tmp_path, *texts, samples=samples_frame(), mapping=rules)
 
 
 def test_nodes_are_the_unit_where_no_gpu_is_named(tmp_path: Path):
@@ -309,23 +299,19 @@ def test_nodes_are_the_unit_where_no_gpu_is_named(tmp_path: Path):
 
 
 def test_mig_instances_fold_into_their_gpu(tmp_path: Path):
+    names = [
+        "MIG-11111111-2222-3333-4444-555555555555",
+        f"MIG-{gpu(1)}/3/0",
+        "MIG-99999999-2222-3333-4444-555555555555",
+    ]
     inventory = inventory_frame(2)
-    inventory.loc[2] = inventory.loc[0]
-    inventory.loc[2, "gpu"] = "MIG-11111111-2222-3333-4444-555555555555"
-    inventory.loc[3] = inventory.loc[0]
-    inventory.loc[3, "gpu"] = f"MIG-{gpu(1)}/3/0"
-    inventory.loc[4] = inventory.loc[0]
-    inventory.loc[4, ["gpu", "pci_bus_id"]] = ["MIG-99999999-2222-3333-4444-555555555555", "0000:77:00.0"]
-    stamp = "2026-03-01T00:00:00Z"
-    frame = pd.DataFrame(
-        {
-            "timestamp": stamp,
-            "gpu": [inventory["gpu"][2], f"MIG-{gpu(1)}/3/0", gpu(1), gpu(1)],
-            "GPU_I_ID": [None, None, "3", "4"],
-            "power_w": [100, 20, 30, 25],
-        }
-    )
-    events = events_frame([("00:01", inventory["gpu"][2], "xid", "79")])
+    instances = inventory.iloc[[0, 0, 0]].assign(gpu=names)
+    instances.iloc[2, instances.columns.get_loc("pci_bus_id")] = "0000:77:00.0"
+    inventory = pd.concat([inventory, instances], ignore_index=True)
+    units = [names[0], names[1], gpu(1), gpu(1)]
+    frame = pd.DataFrame({"timestamp": "2026-03-01T00:00:00Z", "gpu": units, "GPU_I_ID": [None, None, "3", "4"]})
+    frame["power_w"] = [100, 20, 30, 25]
+    events = events_frame([("00:01", names[0], "xid", "79")])
     result = run_import(tmp_path, samples=frame, events=events, inventory=inventory)
     assert result.quarantined == {"MIG instance without a known parent": 1}
     found = all_samples(result)
@@ -335,10 +321,10 @@ def test_mig_instances_fold_into_their_gpu(tmp_path: Path):
 
 
 def test_progress_goes_up_to_its_total(tmp_path: Path):
-    told: list[tuple[int, int]] = []
-    run_import(tmp_path, samples=samples_frame(), progress=lambda done, total: told.append((done, total)))
-    assert told == sorted(told)
+    reported: list[tuple[int, int]] = []
+    run_import(tmp_path, samples=samples_frame(), progress=lambda done, total: reported.append((done, total)))
+    assert reported == sorted(reported)
     rows = len(samples_frame())
-    assert told[0][0] == 0
-    assert rows in [done for done, _ in told]  # read, and not yet written
-    assert told[-1] == (2 * rows, 2 * rows)
+    assert reported[0][0] == 0
+    assert rows in [done for done, _ in reported]  # read, and not yet written
+    assert reported[-1] == (2 * rows, 2 * rows)

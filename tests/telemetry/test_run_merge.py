@@ -237,7 +237,7 @@ def test_events_alone_decide_nothing(tmp_path: Path):
         first = run_import(tmp_path, events=events_frame([("10:00", gpu(0), "xid", "79")])).dataset
         assert first.meta.runs == Runs(None)
         more = run_import(tmp_path, samples=steady(range(48))).dataset
-    assert more.meta.run_days == 1
+    assert (more.meta.run_days, more.meta.counts["samples"]) == (1, 4 * 6 * 48)
 
 
 def test_new_channels_rewrite_every_run(tmp_path: Path):

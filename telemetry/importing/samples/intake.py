@@ -18,7 +18,7 @@ from telemetry.dataset.channels import Channel, by_source_name, is_sentinel, wit
 from telemetry.dataset.layout import node_hash
 from telemetry.dataset.schema import CHANNEL_TYPES
 from telemetry.errors import InputError
-from telemetry.importing.columns import KEY_ALIASES, LABELS, Columns, as_counts, as_text, resolve_columns
+from telemetry.importing.columns import KEY_ALIASES, LABELS, as_counts, as_text, resolve_columns
 from telemetry.importing.instants import WRONG_CLOCK
 from telemetry.importing.inventory import Installations
 from telemetry.importing.mapping import TableMapping
@@ -27,7 +27,7 @@ from telemetry.importing.reading import Batch, column_names, read_batches
 from telemetry.importing.samples.block import DTYPES, ORDER_SHIFT, Spill
 
 STAY_PROBLEMS = {-1: "unknown {unit}", -2: "before installation", -3: "after removal"}
-"""Reason of the quarantine by what :meth:`telemetry.importing.inventory.Installations.find` says."""
+"""Reason of the quarantine by what :meth:`telemetry.importing.inventory.Installations.find` returns."""
 
 _LABELS = LABELS | {"mig_instance"}
 _FRACTION_LEAST = 20
@@ -46,8 +46,8 @@ class SampleIntake:
 
     ``every_channel``: channels that may occur; ``channels``: those that a file reports, in the catalogue's order.
     ``strict``: whether sources without a usable row, or in another unit, are an error.
-    ``wrong_clock``: says of milliseconds whether they cannot be right.
-    ``sample_count``: whether a file says how many raw samples are behind a row.
+    ``wrong_clock``: marks milliseconds that cannot be right.
+    ``sample_count``: whether a file gives how many raw samples are behind a row.
     Raises ``InputError`` if a file has an unknown column, lacks a key column, or has no channel at all.
     """
 
@@ -56,12 +56,12 @@ class SampleIntake:
     every_channel: Mapping[str, Channel]
     stays: Installations
     quarantine: Quarantine
-    strict: bool
     wrong_clock: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.bool_]]
+    strict: bool
     counts: Counter[str] = field(default_factory=Counter)
     channels: dict[str, Channel] = field(init=False)
     sample_count: bool = False
-    _columns: list[Columns] = field(default_factory=list)
+    _columns: list[dict[str, str]] = field(default_factory=list)
     _usable: bool = False
     _nonzero: Counter[str] = field(default_factory=Counter)
     _fractions: Counter[str] = field(default_factory=Counter)
@@ -73,11 +73,11 @@ class SampleIntake:
         present: set[str] = set()
         for file in self.files:
             names = column_names(file)
+            required, where = ["timestamp", self.stays.unit], str(file)
             columns = resolve_columns(
-                names, self.mapping, known, str(file), aliases=aliases, ignored=_LABELS, declare=True
+                names, self.mapping, known, where, required, aliases=aliases, ignored=_LABELS, declare=True
             )
-            columns.require("timestamp", self.stays.unit)
-            given = {*columns.source, *columns.constants}
+            given = {*columns, *self.mapping.constants}
             if given.isdisjoint(every):
                 raise InputError(
                     "the file has no channel", str(file), f"Its columns are {names}. Map at least one to a channel."
@@ -141,7 +141,7 @@ class SampleIntake:
         for problem, reason in STAY_PROBLEMS.items():
             batch.refuse(reason.format(unit=self.stays.unit), stay == problem)
         stay_node = self.stays.nodes[np.clip(stay, 0, None)]
-        if not by_node and "node" in batch.columns:
+        if not by_node and "node" in batch:
             node_index, node_names = _encoded(batch.column("node"), length)
             given = np.array([*node_names, None], dtype=object)[node_index]  # index -1 is the None at the end
             batch.refuse("on another node than the inventory says", (node_index >= 0) & (given != stay_node))

@@ -20,9 +20,9 @@ from telemetry.dataset.store import Dataset
 from telemetry.importing.instants import times_of
 from telemetry.importing.quarantine import Quarantine, row_text
 from telemetry.importing.samples.block import ORDER_SHIFT, Block, Spill, block_table, join, read_block
-from telemetry.importing.samples.reach import MergePlan, Reach, read_reach
+from telemetry.importing.samples.reach import MergePlan, read_reach
 from telemetry.importing.samples.rollup import add_rollup_columns, cell_end, merge_duplicates, roll_up
-from telemetry.xids.xid_gauge import CHANNEL, SOURCE, event_rows, untold_edges
+from telemetry.xids.xid_gauge import CHANNEL, SOURCE, new_edges
 
 
 @dataclass(slots=True)
@@ -63,21 +63,19 @@ class SampleMerger:
         old_buckets = set() if self.existing is None else set(self.existing.buckets())
         for bucket in sorted(new_buckets | old_buckets):
             new = read_block(spill.read(bucket), self.plan.channels) if bucket in new_buckets else None
-            reach = None if self.existing is None else read_reach(self.existing, self.plan, bucket, new)
-            self.counts["samples_past_retention"] += 0 if reach is None else reach.dropped
-            kept = [] if reach is None else reach.kept
-            if new is None and (reach is None or not reach.written):
-                yield bucket, None, kept
+            reach = read_reach(self.existing, self.plan, bucket, new)
+            self.counts["samples_past_retention"] += reach.dropped
+            if new is None and not reach.written:
+                yield bucket, None, reach.kept
                 continue
-            table = self._merge(new, reach)
+            table = self._merge([*reach.blocks, *([] if new is None else [new])], sorted(reach.written))
             if len(table):
                 times = pc.min_max(table.column("timestamp").cast(pa.int64())).as_py()
                 self.span_ms = [min([*self.span_ms, times["min"]]), max([*self.span_ms, times["max"]])]
-            yield bucket, table, kept
+            yield bucket, table, reach.kept
 
-    def _merge(self, new: Block | None, reach: Reach | None) -> pa.Table:
-        plan = self.plan
-        block = join([*([] if reach is None else reach.blocks), *([] if new is None else [new])])
+    def _merge(self, blocks: list[Block], runs: list[int]) -> pa.Table:
+        plan, block = self.plan, join(blocks)
         if plan.keep_ms is not None:
             # an unfinished cell is stored at the end of its step, whatever its newest raw sample was
             cells = (block.order < 0) & self._to_roll(block)
@@ -99,8 +97,7 @@ class SampleMerger:
             before = len(block)
             block = roll_up(block, plan.channels, self._to_roll(block), plan.step_ms)
             self.counts["samples_rolled_up"] += before - len(block)
-        if reach is not None:  # without the rows that were only looked at
-            block = block.take(np.flatnonzero(np.isin(plan.runs.of(block.ms), sorted(reach.written))))
+        block = block.take(np.flatnonzero(np.isin(plan.runs.of(block.ms), runs)))  # not those only looked at
         return block_table(block, plan.channels, plan.stays, plan.nodes, sample_count=plan.rolled)
 
     def _to_roll(self, block: Block) -> npt.NDArray[np.bool_]:
@@ -148,16 +145,21 @@ class SampleMerger:
     def _find_xids(self, block: Block, held: npt.NDArray[np.bool_]) -> None:
         gauge = block.series[CHANNEL]
         read = gauge.values.astype(np.int32), gauge.valid
-        rows = untold_edges(block.unit, block.ms, read, block.order < 0, held, self._edges)
-        stays = self.plan.stays
-        events = event_rows(
-            pd.Series(times_of(block.ms[rows])),
-            pd.Series([self.plan.nodes[code] for code in block.node[rows].tolist()], dtype=object),
-            pd.Series([stays.units[code] if stays.unit == "gpu" else None for code in block.unit[rows]], dtype=object),
-            gauge.values[rows].astype(np.int32),
-            self.delay,
+        rows = new_edges(block.unit, block.ms, read, block.order < 0, held, self._edges)
+        stays, times = self.plan.stays, times_of(block.ms[rows])
+        events = pd.DataFrame(
+            {
+                "timestamp": times,
+                "node": [self.plan.nodes[code] for code in block.node[rows].tolist()],
+                "gpu": [stays.units[code] if stays.unit == "gpu" else None for code in block.unit[rows].tolist()],
+                "type": "xid",
+                "code": [str(code) for code in gauge.values[rows].tolist()],
+                "detail": "change of the latched XID gauge",
+                "source": SOURCE,
+                "known_at": (times + self.delay).as_unit("ms"),
+            }
         )
-        self.events.append(events)
+        self.events.append(events.astype({"node": object, "gpu": object, "code": object}))
 
     def _set_aside(self, reason: str, block: Block, chosen: npt.NDArray[np.bool_], *, lost_rows: int = 1) -> None:
         for index in np.flatnonzero(chosen & (block.order >= 0)).tolist():

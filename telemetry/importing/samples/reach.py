@@ -29,6 +29,7 @@ from telemetry.dataset.store import Dataset
 from telemetry.errors import InputError
 from telemetry.importing.inventory import Installations
 from telemetry.importing.samples.block import Block, Spill, read_block
+from telemetry.importing.samples.intake import SampleIntake
 from telemetry.importing.samples.rollup import cell_end, finer_units
 from telemetry.xids.xid_gauge import CHANNEL
 
@@ -75,23 +76,14 @@ class MergePlan:
 
 
 def plan_merge(
-    spill: Spill,
-    existing: Dataset | None,
-    present: Mapping[str, Channel],
-    every: Mapping[str, Channel],
-    step: timedelta,
-    stays: Installations,
-    *,
-    sample_count: bool,
-    keep_from: datetime | None = None,
+    spill: Spill, existing: Dataset | None, intake: SampleIntake, step: timedelta, keep_from: datetime | None = None
 ) -> MergePlan:
     """Find which units are finer than the step, and from that the dataset's columns; and how its time is cut.
 
-    A dataset that has samples keeps its runs; others get runs for a sample of each unit a step.
-
-    ``every``: all channels that may occur, in the catalogue's order.
-    ``stays``: codes of the units; one that an earlier import rolled up stays rolled up.
+    A unit that an earlier import rolled up stays rolled up. A dataset that has samples keeps its runs; others get runs
+    for a sample of each unit a step.
     """
+    stays, every = intake.stays, intake.every_channel
     step_ms = step // timedelta(milliseconds=1)
     newest_of = {} if existing is None else read_newest(existing.path)
     newest = np.array([newest_of.get(name, -1) for name in stays.units], np.int64)
@@ -101,8 +93,8 @@ def plan_merge(
         finer.append(finer_units(table.column("unit").to_numpy(), table.column("ms").to_numpy(), step_ms))
     units = np.unique(np.concatenate(finer))
     old = {} if existing is None else existing.meta.channels
-    rolled = bool(len(units)) or sample_count or (existing is not None and existing.meta.sample_count)
-    names = {*old, *present}
+    rolled = bool(len(units)) or intake.sample_count or (existing is not None and existing.meta.sample_count)
+    names = {*old, *intake.channels}
     if rolled:
         names |= set(with_rollups({name: channel for name, channel in every.items() if name in names}))
     channels = {name: channel for name, channel in with_rollups(every).items() if name in names}
@@ -160,24 +152,26 @@ class Reach:
     dropped: int
 
 
-def read_reach(dataset: Dataset, plan: MergePlan, bucket: int, new: Block | None) -> Reach:
+def read_reach(dataset: Dataset | None, plan: MergePlan, bucket: int, new: Block | None) -> Reach:
     """Read what a merge of a bucket's new rows needs of the existing dataset.
 
     Raises ``InputError`` if the dataset has samples of a unit that the inventory does not name, or is damaged.
     """
-    runs, keep_ms = dataset.meta.runs, plan.keep_ms
-    if keep_ms is not None and len(plan.newly_finer):  # their last sample may end a step in the next run
-        keep_ms -= plan.step_ms
+    runs, keep_ms = plan.runs, plan.keep_ms  # those of the dataset, where it has samples
 
     def run_of(block: Block) -> npt.NDArray[np.int64]:
         # A row that is rolled up belongs to the run of the end of its cell.
         return runs.of(np.where(plan.is_finer(block), cell_end(block.ms, plan.step_ms), block.ms))
 
+    new_runs = np.empty(0, np.int64) if new is None else run_of(new)
+    written = set(np.unique(new_runs).tolist())
+    if dataset is None:
+        return Reach([], written, [], 0)
+    if keep_ms is not None and len(plan.newly_finer):  # their last sample may end a step in the next run
+        keep_ms -= plan.step_ms
     stored = dataset.runs_of(bucket)
     left = [run for run in stored if runs.overlaps(run, keep_ms, None)]
     past = [path for run in stored if run not in left for path in dataset.parts_of_run(bucket, run)]
-    new_runs = np.empty(0, np.int64) if new is None else run_of(new)
-    written = set(np.unique(new_runs).tolist())
     # Stored rows of a unit that becomes finer are brought to the step: they may lie anywhere.
     rewrites_all = plan.relaid or (new is not None and bool(np.isin(new.unit, plan.newly_finer).any()))
     if rewrites_all:
@@ -192,10 +186,8 @@ def read_reach(dataset: Dataset, plan: MergePlan, bucket: int, new: Block | None
         for run in np.unique(new_runs).tolist():
             part = new.take(np.flatnonzero(new_runs == run))
             own = blocks.get(run, new.take(np.empty(0, np.int64)))
-            earlier, later = (
-                [other for other in reversed(left) if other < run],
-                [other for other in left if other > run],
-            )
+            earlier = [other for other in reversed(left) if other < run]
+            later = [other for other in left if other > run]
             written |= _look_around(read, plan.counters, part, own, earlier, later, blocks)
     return Reach(
         blocks=[blocks[run] for run in sorted(blocks)],

@@ -61,7 +61,7 @@ def rises_after_insertion(
 
     Only the first held row after new ones changes: its rise was measured against the held row before it, and now is
     against the last new one between. A held row may be a whole step, of which only the last value and the rise are
-    known, so a reset is taken to lie where these say: among the new rows if they fall; after them if the stored rise
+    known, so a reset is taken to lie where these put it: among the new rows if they fall; after them if the stored rise
     began at zero, or would be less than nothing. One reset in a gap is exact, several are not.
     """
     rises = stored.values.astype(np.float64)

@@ -15,7 +15,7 @@ from features.groups.history import History, history_columns
 from features.labels.evidence import Record
 from features.labels.incidents import find_incidents, known_onsets
 from features.labels.outages import down_intervals
-from telemetry.dataset.schema import EVENT_RUNS, EVENTS, conform
+from telemetry.dataset.schema import EVENTS
 from telemetry.importing.event_runs import KEPT_PER_MINUTE, dedupe_events, merge_floods, stack_events, total_count
 from tests.telemetry.helpers import DAY, events_frame, gpu, run_import, write_csv
 
@@ -45,7 +45,7 @@ def flood(number: int, every_ms: int, source: str = "kernel.log", later: int = 6
 def merged_plainly(rows: list[Event]) -> list[tuple[int, int, int, int, str, str, str]]:
     """The rules one event at a time: (first, last, count, known, gpu, code, source) of what is kept."""
     once: dict[tuple[str, str, str, int], Event] = {}
-    for row in sorted(rows, key=lambda each: each[0] + each[4]):
+    for row in sorted(rows, key=lambda event: event[0] + event[4]):
         once.setdefault((*row[1:4], row[0]), row)
     minutes: dict[tuple[str, str, str, int, int], list[Event]] = {}
     for row in once.values():
@@ -70,7 +70,7 @@ def merged_plainly(rows: list[Event]) -> list[tuple[int, int, int, int, str, str
         )
     ]
     kept: list[tuple[int, int, int, int, str, str, str]] = []
-    for row in sorted(made, key=lambda each: (each[3], each[0], each[4:])):
+    for row in sorted(made, key=lambda row: (row[3], row[0], row[4:])):
         near = [
             other
             for other in kept
@@ -102,24 +102,33 @@ floods = st.lists(
 def test_what_is_kept_is_what_the_rules_say_one_event_at_a_time(rows: list[Event], seed: int):
     events = frame_of(rows)
     kept = dedupe_events(events, SPAN)
-    told = stack_events([kept])
+    runs = stack_events([kept])
     start = int(DAY.timestamp() * 1000)
-    ms = {name: told[name].astype("int64") - start for name in ("timestamp", "last_at", "known_at")}
-    found = list(
-        zip(
-            ms["timestamp"],
-            ms["last_at"],
-            told["count"],
-            ms["known_at"],
-            told["gpu"],
-            told["code"],
-            told["source"],
-            strict=True,
-        )
-    )
-    assert found == merged_plainly(rows)
+    for name in ("timestamp", "last_at", "known_at"):
+        runs[name] = runs[name].astype("int64") - start
+    columns = ["timestamp", "last_at", "count", "known_at", "gpu", "code", "source"]
+    assert list(runs[columns].itertuples(index=False, name=None)) == merged_plainly(rows)
     pd.testing.assert_frame_equal(dedupe_events(events.sample(frac=1, random_state=seed), SPAN), kept)
     pd.testing.assert_frame_equal(dedupe_events(kept, SPAN), kept)
+
+
+@given(
+    rows=st.lists(
+        st.tuples(
+            st.integers(0, 600_000),
+            st.sampled_from(["g1", "g2"]),
+            st.sampled_from(["79", "48"]),
+            st.sampled_from(["a.log", "b.log", "c.log"]),
+            st.integers(0, 900_000),
+        ),
+        max_size=30,
+    ),
+    minutes=st.integers(0, 25),
+)
+def test_what_is_known_at_a_time_does_not_depend_on_later_reports(rows: list[Event], minutes: int):
+    events, then = frame_of(rows), DAY + timedelta(minutes=minutes)
+    whole, early = dedupe_events(events, SPAN), dedupe_events(events[events["known_at"] <= then], SPAN)
+    pd.testing.assert_frame_equal(stack_events([early]), stack_events([whole[whole["known_at"] <= then]]))
 
 
 @given(size=st.integers(0, 300), cuts=st.lists(st.integers(0, 300), max_size=3))
@@ -127,7 +136,7 @@ def test_a_flood_that_comes_in_pieces_is_the_flood_that_comes_at_once(size: int,
     whole = flood(size, 700)
     stored = whole[:0]
     for begin, end in zip([0, *sorted(cuts)], [*sorted(cuts), size], strict=True):
-        again = whole[max(0, min(begin, size) - 5) : end]  # what was told before is told again
+        again = whole[max(0, min(begin, size) - 5) : end]  # what was reported before is reported again
         stored = dedupe_events(stack_events([stored, again]), SPAN)
     pd.testing.assert_frame_equal(stack_events([stored]), stack_events([dedupe_events(whole, SPAN)]))
 
@@ -157,8 +166,8 @@ def test_the_work_grows_with_the_flood_and_not_with_its_square():
 
 def test_a_flood_is_a_few_rows_on_disk_and_the_next_event_joins_it(tmp_path: Path):
     lines = [
-        f"{(DAY + timedelta(milliseconds=at)).isoformat()} node-0 kernel: NVRM: Xid (PCI:0000:10:00): 74, pid={at}\n"
-        for at in range(30_000)
+        f"{(DAY + timedelta(milliseconds=ms)).isoformat()} node-0 kernel: NVRM: Xid (PCI:0000:10:00): 74, pid={ms}\n"
+        for ms in range(30_000)
     ]
     log = tmp_path / "kernel.log"
     log.write_text("".join(lines))
@@ -178,14 +187,6 @@ def test_ordinary_events_and_older_datasets_have_no_columns_of_runs(tmp_path: Pa
     path = result.dataset.path / "events.parquet"
     assert pq.read_schema(path).names == EVENTS.names
     assert total_count(result.dataset.events()) == 3
-
-
-def test_a_dataset_with_runs_can_be_imported_elsewhere(tmp_path: Path):
-    kept = dedupe_events(flood(5_000, 7), SPAN).assign(node="node-0", gpu=gpu(0))
-    pq.write_table(conform(kept, EVENT_RUNS), tmp_path / "events.parquet")
-    found = run_import(tmp_path, events=[tmp_path / "events.parquet"]).dataset.events()
-    assert total_count(found) == 5_000
-    assert found["last_at"].max() == kept["last_at"].max()
 
 
 def test_whether_a_link_failed_for_good_is_kept_in_a_flood():
@@ -210,16 +211,16 @@ def test_labels_and_counts_of_a_flood_are_those_of_its_events(bursts: list[tuple
     inventory = pd.DataFrame({"gpu": ["g"], "node": ["n"], "slot": ["0"], "installed_at": installed})
     inventory["removed_at"] = installed.where(installed.isna())
     labels = LabelSection()
-    pd.testing.assert_frame_equal(*(find_incidents(each, inventory, labels) for each in (merged, events)))
+    pd.testing.assert_frame_equal(*(find_incidents(frame, inventory, labels) for frame in (merged, events)))
     for view in (known_onsets, down_intervals):
-        pd.testing.assert_frame_equal(*(view(Record.of(each, inventory, labels)) for each in (merged, events)))
+        pd.testing.assert_frame_equal(*(view(Record.of(frame, inventory, labels)) for frame in (merged, events)))
     asked = pd.DataFrame(
         {"decision_time": [DAY + timedelta(days=day) for day in range(1, 14)], "node": "n", "unit": "g"}
     )
     asked["decision_time"] = asked["decision_time"].astype("datetime64[ms, UTC]")
     section = FeatureSection()
     values = [
-        History.of(Record.of(each, inventory, labels), section, inventory).values(asked) for each in (merged, events)
+        History.of(Record.of(frame, inventory, labels), section, inventory).values(asked) for frame in (merged, events)
     ]
     recency = np.array([column.statistic == "recency" for column in history_columns(section)])
     np.testing.assert_array_equal(values[0][:, ~recency], values[1][:, ~recency])

@@ -20,14 +20,8 @@ def test_a_stay_ends_where_the_next_one_begins(tmp_path: Path):
     assert (result.counts["overlapping_stays_ended"], result.quarantined) == (1, {})
     assert result.dataset.inventory()["removed_at"].tolist() == [pd.Timestamp("2026-02-01", tz="UTC"), pd.NaT]
     inventory["removed_at"] = ["2026-02-01T00:00:00Z", None]
-    assert (
-        len(
-            run_import(
-                tmp_path, events=ONE[:0], samples=samples_frame(1).assign(node="node-5"), inventory=inventory
-            ).dataset.inventory()
-        )
-        == 2
-    )
+    samples = samples_frame(1).assign(node="node-5")
+    assert len(run_import(tmp_path, samples=samples, inventory=inventory).dataset.inventory()) == 2
 
 
 def test_of_stays_that_begin_at_the_same_time_the_last_one_is_kept(tmp_path: Path):
@@ -58,17 +52,17 @@ def test_a_stay_that_cannot_be_used_is_set_aside(values: dict[str, object], reas
 
 
 @pytest.mark.parametrize(
-    ("frame", "words"),
+    ("frame", "texts"),
     [
         (inventory_frame().drop(columns="node"), "missing column 'node'"),
         (inventory_frame()[:0], "the inventory has no usable rows"),
         (inventory_frame().assign(installed_at="2026-01-01T00:00:00"), "timestamps are naive"),
     ],
 )
-def test_inventories_that_cannot_be_used(frame: pd.DataFrame, words: str, tmp_path: Path):
+def test_inventories_that_cannot_be_used(frame: pd.DataFrame, texts: str, tmp_path: Path):
     with pytest.raises(InputError) as caught:
         run_import(tmp_path, events=ONE, inventory=frame)
-    assert words in str(caught.value)
+    assert texts in str(caught.value)
 
 
 def test_further_columns_stay_and_a_missing_start_is_before_everything(tmp_path: Path):

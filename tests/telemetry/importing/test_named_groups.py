@@ -1,4 +1,4 @@
-"""Places that stand in one text become columns of their own."""
+"""Places that one text holds become columns of their own."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ ONE = events_frame([("01:00", gpu(0), "failure", "DBE")])
 
 def stays() -> pd.DataFrame:
     return pd.DataFrame(
-        {"SN": [gpu(each) for each in range(4)], "node": [f"node-{each // 2}" for each in range(4)],
+        {"SN": [gpu(number) for number in range(4)], "node": [f"node-{number // 2}" for number in range(4)],
          "place": PLACES, "insert": "2026-01-01T00:00:00Z"}
     )  # fmt: skip
 
@@ -55,14 +55,14 @@ def test_a_value_that_does_not_match_has_no_parts_and_a_pattern_that_matches_not
 
 
 @pytest.mark.parametrize(
-    ("parts", "words"),
+    ("parts", "texts"),
     [
         ('{plce: "(?P<rack>.*)"}', r"parts of column 'plce', which is not there .*Did you mean 'place'"),
         ('{place: "(?P<node>.*)"}', r"takes 'node' out of 'place', and there is a column of that name"),
-        ('{place: "(.*)"}', r"the pattern of 'place' has no named group"),
-        ('{place: "(?P<rack>"}', r"is no regular expression"),
+        ('{place: "(.*)"}', r"the pattern has no named group"),
+        ('{place: "(?P<rack>"}', r"should be a valid regular expression"),
     ],
 )
-def test_a_pattern_that_cannot_be_used_says_why(tmp_path: Path, parts: str, words: str):
-    with pytest.raises(InputError, match=words):
+def test_a_pattern_that_cannot_be_used_says_why(tmp_path: Path, parts: str, texts: str):
+    with pytest.raises(InputError, match=texts):
         imported(tmp_path, parts)

@@ -11,15 +11,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from telemetry.dataset.channels import resolve_channels
 from telemetry.dataset.store import Dataset
 from telemetry.errors import InputError
-from telemetry.importing.inventory import Installations
-from telemetry.importing.quarantine import Quarantine
-from telemetry.importing.samples.block import Spill
-from telemetry.importing.samples.merge import SampleMerger
-from telemetry.importing.samples.reach import plan_merge
-from tests.telemetry.helpers import DAY, STEP, gpu, run_import, samples_frame
+from telemetry.importing.importer import CompactionInput
+from tests.telemetry.helpers import DAY, STEP, gpu, inventory_frame, run_import, samples_frame
 from tests.telemetry.landing.test_compaction import fold, land, samples_of
 
 COUNTER = "ecc_sbe_volatile_total"
@@ -113,11 +108,8 @@ def test_in_whatever_order_whole_steps_land_each_xid_is_told_once(
 
 
 def test_samples_of_a_gpu_that_the_inventory_no_longer_names_are_never_given_to_another(tmp_path: Path) -> None:
-    dataset = run_import(tmp_path, samples=samples_frame(gpus=4)).dataset
-    spill = Spill(tmp_path / "spill", 64)
-    fewer = Installations(dataset.inventory().iloc[:3], "gpu", {})
-    later = (DAY + STEP).to_pydatetime()  # so that something is dropped, and the rest is read
-    plan = plan_merge(spill, dataset, {}, resolve_channels({}), STEP, fewer, sample_count=False, keep_from=later)
-    merger = SampleMerger(plan, dataset, STEP, [], Quarantine(None))
+    run_import(tmp_path, samples=samples_frame(gpus=4))
+    later = CompactionInput(landed=("more",), keep_from=(DAY + STEP).to_pydatetime())  # so that the rest is read
+    more = samples_frame(gpus=3, times=9)
     with pytest.raises(InputError, match=f"the dataset has samples of '{gpu(3)}', which the inventory does not name"):
-        list(merger.run(spill))
+        run_import(tmp_path, samples=more, inventory=inventory_frame(3), compaction=later)

@@ -7,34 +7,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from telemetry.collect.series.xid_counts import SOURCE as COUNT_SOURCE
-from telemetry.dataset.schema import EVENTS
-from telemetry.importing.event_runs import dedupe_events, drop_told_edges
-from telemetry.xids.xid_gauge import SOURCE, event_rows, untold_edges, xid_edges
+from telemetry.importing.event_runs import dedupe_events, drop_known_edges
+from telemetry.xids.xid_gauge import SOURCE, new_edges, xid_edges
 from tests.telemetry.helpers import DAY
 
-DELAY = timedelta(minutes=10)
+Report = tuple[str, int, int | None]  # unit, minute, the gauge
 
 
-def gauge(rows: list[tuple[str, int, int | None]]) -> pd.DataFrame:
-    return pd.DataFrame(
-        {
-            "timestamp": pd.Series([DAY + timedelta(minutes=minute) for _, minute, _ in rows]).astype(
-                "datetime64[ms, UTC]"
-            ),
-            "node": ["n" for _ in rows],
-            "gpu": [name for name, *_ in rows],
-            "xid_last": pd.array([value for *_, value in rows], dtype="Int32"),
-        }
-    )
-
-
-def xid_events(samples: pd.DataFrame) -> pd.DataFrame:
-    ordered = samples.sort_values(["gpu", "timestamp"], kind="stable").reset_index(drop=True)
-    values = ordered["xid_last"].fillna(0).to_numpy(dtype=np.int32)
-    units = pd.factorize(ordered["gpu"])[0].astype(np.int32)
-    rows = xid_edges(units, values, ordered["xid_last"].notna().to_numpy())
-    chosen = ordered.iloc[rows]
-    return event_rows(chosen["timestamp"], chosen["node"], chosen["gpu"], values[rows], DELAY)
+def edges_of(reports: list[Report]) -> list[Report]:
+    ordered = sorted(reports, key=lambda report: report[:2])
+    valid = np.array([value is not None for *_, value in ordered])
+    values = np.array([value or 0 for *_, value in ordered], np.int32)
+    units = np.array([ord(unit) for unit, *_ in ordered], np.int32)
+    return [ordered[row] for row in xid_edges(units, values, valid)]
 
 
 @given(
@@ -44,22 +29,17 @@ def xid_events(samples: pd.DataFrame) -> pd.DataFrame:
         unique_by=lambda row: row[:2],
     )
 )
-def test_events_are_the_changes_to_another_xid(rows):
+def test_edges_are_the_changes_to_another_xid(rows):
     expected = []
-    for name in ("a", "b"):
+    for unit in ("a", "b"):
         last = None
-        for turn, (_, minute, value) in enumerate(
-            sorted((row for row in rows if row[0] == name), key=lambda row: row[1])
-        ):
-            if value is None:
+        for turn, report in enumerate(sorted((row for row in rows if row[0] == unit), key=lambda row: row[1])):
+            if report[2] is None:
                 continue
-            if (last is not None or turn > 0) and value not in (0, last):
-                expected.append((name, DAY + timedelta(minutes=minute), str(value)))
-            last = value
-    found = xid_events(gauge(rows))
-    assert list(found.columns) == EVENTS.names
-    assert list(zip(found["gpu"], found["timestamp"], found["code"], strict=True)) == expected
-    assert (found["known_at"] - found["timestamp"]).eq(pd.Timedelta(DELAY)).all()
+            if (last is not None or turn > 0) and report[2] not in (0, last):
+                expected.append(report)
+            last = report[2]
+    assert edges_of(rows) == expected
 
 
 @pytest.mark.parametrize(
@@ -72,41 +52,40 @@ def test_events_are_the_changes_to_another_xid(rows):
         ([79, None, 48], [2]),
     ],
 )
-def test_a_gauge_that_appears_tells_of_an_xid_where_the_gpu_was_seen_before(values, edges):
-    found = xid_events(gauge([("a", minute, value) for minute, value in enumerate(values)]))
-    assert [int((when - DAY) / timedelta(minutes=1)) for when in found["timestamp"]] == edges
+def test_a_gauge_that_appears_reports_an_xid_where_the_gpu_was_seen_before(values, edges):
+    assert [minute for _, minute, _ in edges_of([("a", *report) for report in enumerate(values)])] == edges
 
 
-def untold(rows: list[tuple[str, int | None]], told: dict[tuple[int, int], list[int]] | None = None) -> list[int]:
-    """Rows are ("old" or "new", value), one a second; ``told`` in seconds."""
+def new_rows(rows: list[tuple[str, int | None]], known: dict[tuple[int, int], list[int]] | None = None) -> list[int]:
+    """Rows are ("old" or "new", value), one a second; ``known`` in seconds."""
     old = np.array([who == "old" for who, _ in rows])
     valid = np.array([value is not None for _, value in rows])
     values = np.array([value or 0 for _, value in rows], np.int32)
     seconds = np.arange(len(rows)).astype(np.int64)
-    return untold_edges(np.zeros(len(rows), np.int32), seconds, (values, valid), old, old & valid, told or {}).tolist()
+    return new_edges(np.zeros(len(rows), np.int32), seconds, (values, valid), old, old & valid, known or {}).tolist()
 
 
-def test_an_xid_is_told_once_when_its_first_rows_come_late():
-    assert untold([("old", 0), ("new", 79), ("old", 79)]) == []
-    assert untold([("old", 0), ("new", 0), ("old", 79)]) == []
-    assert untold([("old", 0), ("new", 48), ("old", 79)]) == [1]
-    assert untold([("old", None), ("new", 79), ("old", 79)]) == []
-    assert untold([("old", 0), ("old", 0), ("new", 79)]) == [2]
+def test_an_xid_is_reported_once_when_its_first_rows_come_late():
+    assert new_rows([("old", 0), ("new", 79), ("old", 79)]) == []
+    assert new_rows([("old", 0), ("new", 0), ("old", 79)]) == []
+    assert new_rows([("old", 0), ("new", 48), ("old", 79)]) == [1]
+    assert new_rows([("old", None), ("new", 79), ("old", 79)]) == []
+    assert new_rows([("old", 0), ("old", 0), ("new", 79)]) == [2]
 
 
 def test_late_rows_can_make_an_old_row_an_edge():
-    assert untold([("old", 79), ("new", 0), ("old", 79)]) == [2]
-    assert untold([("old", 79), ("new", 0), ("new", 79), ("old", 79)]) == [2]
-    assert untold([("new", 0), ("old", 79)]) == [1]
+    assert new_rows([("old", 79), ("new", 0), ("old", 79)]) == [2]
+    assert new_rows([("old", 79), ("new", 0), ("new", 79), ("old", 79)]) == [2]
+    assert new_rows([("new", 0), ("old", 79)]) == [1]
 
 
-def test_an_edge_inside_a_rolled_up_step_is_not_told_again():
+def test_an_edge_inside_a_rolled_up_step_is_not_reported_again():
     rows: list[tuple[str, int | None]] = [("old", 0), ("new", 79), ("old", 48)]
-    assert untold(rows) == [1]
-    assert untold(rows, {(0, 79): [2]}) == []
+    assert new_rows(rows) == [1]
+    assert new_rows(rows, {(0, 79): [2]}) == []
 
 
-def told_events(rows: list[tuple[int, str, int]]) -> pd.DataFrame:
+def reports_of(rows: list[tuple[int, str, int]]) -> pd.DataFrame:
     """Rows are (second of the XID, source, second it was known)."""
     times = [
         pd.Series([DAY + timedelta(seconds=row[place]) for row in rows]).astype("datetime64[ms, UTC]")
@@ -137,5 +116,5 @@ def told_events(rows: list[tuple[int, str, int]]) -> pd.DataFrame:
     ],
 )
 def test_the_exporters_count_gives_way_to_better_sources(rows, kept):
-    left = drop_told_edges(told_events(rows), timedelta(minutes=10), SOURCE)
+    left = drop_known_edges(reports_of(rows), timedelta(minutes=10), SOURCE)
     assert dedupe_events(left, timedelta(seconds=60))["source"].tolist() == kept

@@ -13,6 +13,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from features.errors import InputError
 from features.matrix.meta import MatrixConfig
 from features.times import instant_ms
 from models.bundle.store import Bundle
@@ -23,15 +24,8 @@ from models.rows.ranking import name_hashes
 from models.training.fitted import FittedModels
 from policy.risk_record import FORMAT, ModelName, RiskReason, RiskRecord, instant_words
 from policy.tiers import RAISED, TIERS, UNKNOWN, TierThresholds, choose_thresholds
-from serving.scores.decision_times import (
-    asked_decision,
-    due_decision,
-    expiry,
-    lag_seconds,
-    stale_after,
-)
 from serving.scores.feature_settings import live_config, missing_channels, window_plan
-from serving.scores.fleet_rows import FleetRows, fleet_rows
+from serving.scores.fleet_rows import FleetRows, fleet_rows, stale_after
 from serving.scores.writing import ScoresFolder, ScoringResult, write_decision
 from telemetry.dataset.store import Dataset
 
@@ -187,6 +181,72 @@ def _score(
         "dataset": {"digest": dataset.digest, "end": instant_words(dataset.meta.span[1])},
     }
     return records, summary
+
+
+def due_decision(config: MatrixConfig, now: datetime) -> datetime:
+    """Give the newest decision time that can be scored.
+
+    ``config``: its ``decision`` is the grid, its ``span`` that of the dataset.
+    Returns: the last time of the grid that is not after the dataset's end and lies ``features.delay`` back at least.
+    UTC.
+    Raises ``InputError`` if the dataset begins later than that.
+    """
+    first, last = config.span
+    t = _floor(min(now - config.features.delay, last), config)
+    if t < first:
+        reach = f"from {instant_words(first)} to {instant_words(last)}"
+        raise InputError(
+            f"no decision is due yet: the dataset reaches {reach}, it is {instant_words(now)}",
+            "--dataset",
+            "Wait for the first decision time within it, or name one with --at.",
+        )
+    return t
+
+
+def asked_decision(config: MatrixConfig, at: datetime, now: datetime) -> datetime:
+    """Check a decision time that was asked for.
+
+    Returns: the same in UTC.
+    Raises ``InputError`` if it is not on the grid, outside the dataset, or still to come.
+    """
+    at = at.astimezone(UTC)
+    before = _floor(at, config)
+    if before != at:
+        raise InputError(
+            f"{instant_words(at)} is not a decision time of this model",
+            "--at",
+            f"Give {instant_words(before)} or {instant_words(before + config.decision.every)}.",
+        )
+    first, last = config.span
+    if not first <= at <= last:
+        reach = f"from {instant_words(first)} to {instant_words(last)}"
+        raise InputError(
+            f"{instant_words(at)} lies outside the dataset, which reaches {reach}",
+            "--at",
+            "Give a time inside it.",
+        )
+    if at > now:
+        raise InputError(f"{instant_words(at)} is still to come: it is {instant_words(now)}", "--at", "Wait for it.")
+    return at
+
+
+def expiry(config: MatrixConfig, t: datetime, issued_at: datetime) -> datetime:
+    """Give the time after which a risk says nothing any more.
+
+    Two things end it, whichever comes first: the end of the interval that it speaks of (t + gap + horizon), and two
+    decision intervals after it was issued, by when two newer ones should have taken its place.
+    """
+    return min(t + config.labels.gap + config.labels.horizon, issued_at + 2 * config.decision.every)
+
+
+def lag_seconds(config: MatrixConfig, t: datetime, now: datetime) -> float:
+    """Give by how many seconds a decision is older than the one that would be due by the clock alone; 0: it is that."""
+    return max((_floor(now - config.features.delay, config) - t).total_seconds(), 0.0)
+
+
+def _floor(t: datetime, config: MatrixConfig) -> datetime:
+    origin, every = config.decision.origin, config.decision.every
+    return (origin + (t - origin) // every * every).astimezone(UTC)
 
 
 FLEET_UNITS = 2048

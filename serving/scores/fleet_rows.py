@@ -22,11 +22,14 @@ from features.matrix.sequences import SequencePlan, layout_of, live_windows
 from features.times import duration_ms, instant_ms, instants, milliseconds, text
 from features.windows.blocks import epoch_ms, key_columns, pair_codes
 from models.config import ServingSection
-from serving.scores.decision_times import stale_after
 from serving.scores.reading import span
 from telemetry.dataset.store import Dataset
 
 Floats = NDArray[np.float64]
+
+
+MIN_STEPS_STALE = 2
+"""Steps, in addition to the delay, that a unit's newest sample may always be old: one due and one late."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +123,11 @@ def in_service(inventory: pd.DataFrame, t_ms: int) -> pd.DataFrame:
     none = np.zeros(0, dtype=np.int64)
     never = pd.DataFrame({"unit": pd.array([], dtype="str"), "down_from": instants(none), "down_until": instants(none)})
     return decision_rows(instants(np.array([t_ms], dtype=np.int64)), inventory, never)
+
+
+def stale_after(config: MatrixConfig, asked: timedelta) -> timedelta:
+    """Give the age from which on a sample is stale, for a dataset's step: at least two steps and the delay."""
+    return max(asked, config.features.delay + MIN_STEPS_STALE * config.step)
 
 
 def _buckets(

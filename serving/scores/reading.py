@@ -11,7 +11,7 @@ import contextlib
 import json
 import logging
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -28,6 +28,9 @@ _MOST_TEXTFILE_BYTES: Final = 1 << 16
 
 STAMP: Final = "%Y%m%dT%H%M%SZ"
 NAME: Final = re.compile(r"\d{8}T\d{6}Z")
+MOST_DECISIONS: Final = 120
+"""Newest decisions that a page shows: a month of one every six hours."""
+
 _DO: Final = "Run `predrain score` again; the scores of before are served meanwhile."
 
 
@@ -125,6 +128,44 @@ def decision_folders(scores: Path) -> list[tuple[datetime, Path]]:
         with contextlib.suppress(ValueError):
             folders.append((datetime.strptime(folder.name, STAMP).replace(tzinfo=UTC), folder))
     return sorted(folders)
+
+
+@dataclass(frozen=True, slots=True)
+class PastScore:
+    """A unit at one decision time.
+
+    ``risk``: None: not known then.
+    """
+
+    decided: datetime
+    risk: float | None
+    tier: str
+
+
+def past_scores(folder: Path, units: Collection[str]) -> dict[str, list[PastScore]]:
+    """Return the earlier scores of some units, oldest first; a decision that cannot be read is left out and logged.
+
+    ``folder``: what ``predrain score --out`` writes.
+    """
+    import pyarrow as pa  # noqa: PLC0415 - for these pages only
+    import pyarrow.compute as pc  # noqa: PLC0415
+    import pyarrow.parquet as pq  # noqa: PLC0415
+
+    scores: dict[str, list[PastScore]] = {unit: [] for unit in units}
+    wanted = pa.array(scores, pa.string())
+    for decided, decision in decision_folders(folder)[-MOST_DECISIONS:]:
+        path = decision / "risks.parquet"
+        try:
+            with pq.ParquetFile(path) as file:  # `read_table` would import pandas
+                table = file.read(columns=["unit", "risk", "tier"])
+        except FileNotFoundError:  # being replaced or pruned
+            continue
+        except (OSError, ValueError) as error:
+            _LOG.warning("an earlier decision is left out of the pages: %s: %s", path, error)
+            continue
+        for row in table.filter(pc.is_in(table["unit"], value_set=wanted)).to_pylist():
+            scores[row["unit"]].append(PastScore(decided, row["risk"], row["tier"]))
+    return scores
 
 
 def read_pointer(folder: Path) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from features.errors import InputError
-from serving.pages.history import past_scores
+from serving.scores.reading import past_scores
 from tests.serving.http.world import DECIDED, NOW, Running, record, running, small_fleet, write_scores
 from tests.serving.pages.page_world import a_week, look, store
 

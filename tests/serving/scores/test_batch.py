@@ -19,8 +19,7 @@ from models.bundle.store import save_bundle
 from models.config import ServingSection
 from policy.risk_record import RiskRecord
 from policy.tiers import TierThresholds
-from serving.scores.batch import OUT_OF_USE, ServedModel, score_decision
-from serving.scores.decision_times import due_decision, expiry
+from serving.scores.batch import OUT_OF_USE, ServedModel, due_decision, expiry, score_decision
 from serving.scores.feature_settings import live_config
 from serving.scores.writing import ScoresFolder, nothing_due
 from telemetry.dataset.store import Dataset

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def compact(
-    dataset: Annotated[Path, typer.Option(help="The dataset that collectors write beside; made if there is none.")],
+    dataset: Annotated[Path, typer.Option(help="The dataset that collectors write for; made if there is none.")],
     inventory: Annotated[
         Path | None, typer.Option(help="Known installations (Parquet or CSV); they override what was observed.")
     ] = None,

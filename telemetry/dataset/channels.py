@@ -62,7 +62,7 @@ class Channel:
     amd: tuple[str, ...] = ()
 
     def rollups(self) -> tuple[Channel, ...]:
-        """Return the channels that a roll-up to the step adds beside this one.
+        """Return the channels that a roll-up to the step adds to this one.
 
         A gauge gets ``X_min`` and ``X_max``; a counter gets ``X_rise``, the reset-aware rise since the previous
         sample, which is a gauge: it can be summed, and must not be differenced again.

@@ -34,7 +34,7 @@ _ERRORS: Final = (
         "Check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (or AWS_PROFILE), and what they may do there.",
     ),
     (
-        ("curlCode: 60", "curlCode: 77"),  # nobody vouches for the peer's certificate; the authorities cannot be read
+        ("curlCode: 60", "curlCode: 77"),  # not signed by a trusted authority; authorities cannot be read
         "the storage's certificate is not trusted",
         "Name the PEM file of its authority in AWS_CA_BUNDLE.",
     ),

@@ -24,7 +24,7 @@ from telemetry.dataset.runs import DAY_MS
 from telemetry.dataset.schema import NAME, Unit
 
 DEFAULT_BUCKETS = 16
-"""Buckets of a dataset unless said otherwise: enough to keep a bucket of a year of 1,000 GPUs under a few GB."""
+"""Default number of buckets of a dataset: enough to keep a bucket of a year of 1,000 GPUs under a few GB."""
 
 MAX_ROWS_PER_BUCKET = 8_000_000
 """An import chooses more buckets than the default rather than exceed this; a bucket is held in memory at a time."""

@@ -1,4 +1,4 @@
-"""What one look at a source found, before anything is judged."""
+"""What one look at a source shows, before anything is judged."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class ChannelSeen:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something found besides the channels; ``problem``: it spoils the telemetry, rather than being good to know."""
+    """An observation besides the channels; ``problem``: it spoils the telemetry, rather than being good to know."""
 
     what: str
     do: str = ""

@@ -17,7 +17,7 @@ from telemetry.xids.node_names import NodeNames, are_one_node
 from telemetry.xids.pci import normalise_pci_bus_id
 
 PENDING_COLUMNS: Final = (*LANDED_EVENTS.names, "since_ms")
-"""Columns of events that wait: as they were told, and since when they wait."""
+"""Columns of events that wait: as they were events, and since when they wait."""
 
 _NOT_SEEN_YET: Final = ("unknown gpu", "unknown node", "before installation")
 
@@ -36,29 +36,29 @@ class Placed:
     without_gpu: int
 
 
-def place_landed(told: pd.DataFrame, stays: pd.DataFrame, *, waited_ms: float) -> Placed:
-    """Find the GPU or node of each event, and tell those apart that may still find it.
+def place_landed(events: pd.DataFrame, stays: pd.DataFrame, *, waited_ms: float) -> Placed:
+    """Find the GPU or node of each event, and separate those that may still find it.
 
-    ``told``: with the columns :data:`PENDING_COLUMNS`.
+    ``events``: with the columns :data:`PENDING_COLUMNS`.
     ``stays``: in the layout of :data:`INVENTORY`; a missing ``installed_at`` is "always there".
     ``waited_ms``: an event that waits since then, in milliseconds since the epoch, has waited long enough.
     """
     known = stays.assign(installed_at=stays["installed_at"].fillna(pd.Timestamp(0, tz="UTC")))
     unit = unit_of(known)
-    by_address = (told["gpu"].isna() & told["pci_bus_id"].notna()).to_numpy()
+    by_address = (events["gpu"].isna() & events["pci_bus_id"].notna()).to_numpy()
     text = {
-        name: told[name].astype(object).where(told[name].notna(), None).to_numpy(copy=True)
+        name: events[name].astype(object).where(events[name].notna(), None).to_numpy(copy=True)
         for name in ("node", "gpu", "type")
     }
     if by_address.any():
-        asked = told[by_address]
-        addresses = [normalise_pci_bus_id(each) or each for each in asked["pci_bus_id"]]
-        found, _ = locate(asked.assign(pci_bus_id=addresses), known)
-        text["node"][by_address] = found["node"].to_numpy(dtype=object)
-        text["gpu"][by_address] = found["gpu"].astype(object).where(found["gpu"].notna(), None).to_numpy()
+        unlocated = events[by_address]
+        addresses = [normalise_pci_bus_id(address) or address for address in unlocated["pci_bus_id"]]
+        located, _ = locate(unlocated.assign(pci_bus_id=addresses), known)
+        text["node"][by_address] = located["node"].to_numpy(dtype=object)
+        text["gpu"][by_address] = located["gpu"].astype(object).where(located["gpu"].notna(), None).to_numpy()
     names = NodeNames(known["node"])
     text["node"][:] = [names.written(node) for node in text["node"]]
-    ms = ms_of(told["timestamp"])
+    ms = ms_of(events["timestamp"])
     where = Installations(known, unit)
     if unit == "gpu":
         # Of two nodes that a bare name may be, the GPU tells which.
@@ -66,14 +66,14 @@ def place_landed(told: pd.DataFrame, stays: pd.DataFrame, *, waited_ms: float) -
             if stay >= 0 and are_one_node(text["node"][index], where.nodes[stay]):
                 text["node"][index] = where.nodes[stay]
     reasons = place_events(text, ms, where)
-    placed = told.assign(node=text["node"], gpu=text["gpu"])
+    placed = events.assign(node=text["node"], gpu=text["gpu"])
     without = by_address & pd.isna(text["gpu"])
     # Where no GPU has an address, none will come by itself, and its node should know of the event at once.
     may_come = unit == "gpu" and bool(known["pci_bus_id"].notna().any())
     unseen = np.isin(reasons.astype(str), _NOT_SEEN_YET) | (without & may_come)
-    waits = unseen & (told["since_ms"] > waited_ms).to_numpy()
+    waits = unseen & (events["since_ms"] > waited_ms).to_numpy()
     return Placed(
         events=placed.loc[~waits, EVENTS.names].reset_index(drop=True),
-        waiting=told.loc[waits, list(PENDING_COLUMNS)].reset_index(drop=True),
-        without_gpu=int((without & ~waits & (told["type"] == "xid").to_numpy()).sum()),
+        waiting=events.loc[waits, list(PENDING_COLUMNS)].reset_index(drop=True),
+        without_gpu=int((without & ~waits & (events["type"] == "xid").to_numpy()).sum()),
     )

@@ -50,7 +50,7 @@ class RoundMetrics:
             self._rounds.labels(result)
         self._actions = self._metric(Counter, "actions", "Actions by outcome.", "verb", "outcome")
         self._work = self._metric(Counter, "evacuation_steps", "Steps to empty nodes by outcome.", "verb", "outcome")
-        self._last = self._metric(Gauge, "last_round_timestamp_seconds", "Start of the last round.")
+        self._last: Gauge | None = None  # no series before the first round: a zero would raise the alert on silence
         self._seconds = self._metric(Gauge, "last_round_duration_seconds", "Duration of the last round.")
         self._leader = self._metric(Gauge, "leader", "Whether this process holds the lease.")
         self._deferred = self._metric(Gauge, "budget_deferred_nodes", "Nodes left in service for lack of budget.")
@@ -74,6 +74,8 @@ class RoundMetrics:
                 self._actions.labels(step.action.verb, step.outcome).inc()
             for work in report.work:
                 self._work.labels(work.verb, work.outcome).inc()
+            if self._last is None:
+                self._last = self._metric(Gauge, "last_round_timestamp_seconds", "Start of the last round.")
             self._last.set(report.at.timestamp())
             self._seconds.set(seconds)
             self._leader.set(report.active)

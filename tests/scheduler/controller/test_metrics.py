@@ -93,6 +93,7 @@ def test_the_page_is_served_and_says_when_rounds_have_stopped():
                     return error.code, error.read().decode()
 
         assert get("/healthz") == (200, "ok\n")
+        assert "last_round_timestamp_seconds" not in get("/metrics")[1], "a zero would raise the alert on silence"
         page.note(Cluster().round(), 0.25)
         assert values(get("/metrics")[1])["predrain_act_last_round_duration_seconds"] == 0.25
         assert get("/nodes")[0] == 404

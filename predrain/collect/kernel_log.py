@@ -36,6 +36,7 @@ def kernel_log(
     Example: predrain collect kernel-log --source journal --dataset fleet
     """
     with reported():
+        import functools
         import logging
         import socket
         from datetime import UTC, datetime
@@ -61,9 +62,7 @@ def kernel_log(
         state = _state_name(named or socket.gethostname(), paths)
         landing = Landing(landing_of(dataset), writer=state[:60].rstrip("-."))
 
-        def now() -> datetime:
-            return datetime.now(UTC)
-
+        now = functools.partial(datetime.now, UTC)
         with stop_on_signals() as stop, Outbox(landing, state) as outbox:
 
             def open_source(position: dict[str, Any]) -> LogSource:

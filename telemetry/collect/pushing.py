@@ -130,12 +130,9 @@ class Spool:
 class HttpTarget:
     """The endpoint of ``collect receive`` at ``url``; raises InputError if the address or a file cannot be used."""
 
-    def __init__(
-        self, url: str, *, token_file: Path | None = None, ca_file: Path | None = None, timeout_s: float = TIMEOUT_S
-    ) -> None:
+    def __init__(self, url: str, *, token_file: Path | None = None, ca_file: Path | None = None) -> None:
         self._connection = connect_to(url, bearer_token_file=token_file, ca_file=ca_file, option="--push")
         self._path = "" if self._connection.url.endswith(PATH) else PATH
-        self._timeout_s = timeout_s
 
     def __str__(self) -> str:
         return self._connection.url + self._path
@@ -155,7 +152,7 @@ class HttpTarget:
                 self._connection,
                 "POST",
                 self._path,
-                timeout_s=self._timeout_s,
+                timeout_s=TIMEOUT_S,
                 max_bytes=_ANSWER_BYTES,
                 params={"kind": path.parent.name, "name": path.stem.removeprefix(_NAMED)},
                 content=body.getvalue(),

@@ -104,12 +104,6 @@ def collect_kernel_log(
         while True:
             batch = source.read(0.0 if once else _WAIT_S)
             events = reader.read(batch.lines)
-            if reader.counts["no_node"]:  # before anything is noted as read
-                raise InputError(
-                    "a line about a GPU names no host",
-                    f"--source {source.name}, line {reader.counts['lines']} or before",
-                    "Give --node NAME.",
-                )
             leaving = stop(0.0) or (once and batch.drained)
             is_due = leaving or time.monotonic() - saved_at_s >= _SAVE_EVERY_S
             if events or (is_due and batch.position != position):
@@ -124,10 +118,6 @@ def collect_kernel_log(
         source.close()
 
 
-class Unclear(Exception):
-    """A message about an XID that has no code or no GPU."""
-
-
 class Finding(NamedTuple):
     """An event that a message reports; the fields are as in :class:`telemetry.collect.event.Event`."""
 
@@ -138,11 +128,14 @@ class Finding(NamedTuple):
     pci_bus_id: str | None = None
 
 
+UNCLEAR: Final = Finding("xid", "")
+"""A message about an XID that has no code or no GPU."""
+
 _LOSS: Final = Finding("failure", FALLEN_OFF, "the driver says that the GPU fell off the bus")
 
 
 def read_message(message: str, *, boots: bool = True) -> Finding | None:
-    """Read one kernel message, from ``NVRM:`` on or before; None if it reports no event. Raises ``Unclear``.
+    """Read one kernel message, from ``NVRM:`` on or before; None if it reports no event.
 
     ``boots``: whether the kernel's first message is a boot; False where boots are known by their id.
     """
@@ -152,7 +145,7 @@ def read_message(message: str, *, boots: bool = True) -> Finding | None:
     if mentions_xid(message):
         xid = parse_xid_message(message)
         if xid is None:
-            raise Unclear
+            return UNCLEAR
         return Finding("xid", xid.code, xid.detail, xid.gpu, xid.pci_bus_id)
     if driver := _DRIVER.search(message):
         return Finding("driver", driver["version"], "open kernel module" if "Open Kernel" in message else None)
@@ -176,7 +169,7 @@ class KernelEvents:
     them report is recognised as one, and repeats within one are not.
     ``node``: node of lines that name no host; with ``fixed``, of all.
     ``delay``: ``known_at`` of history is its time plus this, now at the latest.
-    ``counts``: ``lines``, ``events``, ``unclear`` (about an XID, without a code or a GPU), ``undated`` and ``no_node``.
+    ``counts``: ``lines``, ``events``, ``unclear`` (about an XID, without a code or a GPU) and ``undated``.
     """
 
     def __init__(
@@ -224,9 +217,8 @@ class KernelEvents:
         return None if is_first else Finding("other", BOOT, f"boot id {line.boot_id}")
 
     def _message(self, line: LogLine, node: str | None) -> Finding | None:
-        try:
-            finding = read_message(line.message, boots=not self._has_boot_ids)
-        except Unclear:
+        finding = read_message(line.message, boots=not self._has_boot_ids)
+        if finding is UNCLEAR:
             self._count("unclear", "an XID message has no code or no GPU", line)
             return None
         if finding is None and "NVRM" not in line.message:
@@ -239,8 +231,8 @@ class KernelEvents:
             self._count("undated", "the time stamp cannot be read", line)
             return None
         if node is None:
-            self.counts["no_node"] += 1
-            return None
+            where = f"{self._source}, line {self.counts['lines']}"
+            raise InputError("a line about a GPU names no host", where, "Give --node NAME.")
         host = self._hosts[node]
         if introduced:
             host.uuids[introduced[0]] = introduced[1]

@@ -57,8 +57,6 @@ class Gpu:
         self._unsupported: dict[str, float] = {}
         self._link_values: dict[tuple[str, int], float] = {}
         self._samples: list[Any] = []
-        self._values: dict[str, float] = {}
-        self._errors: Counter[str] = Counter()
 
     def answers(self) -> bool:
         """Whether the GPU is not lost; raises ``NvmlFault`` if the driver is gone."""
@@ -76,7 +74,8 @@ class Gpu:
         Raises ``NvmlFault`` with a code of ``LOST`` (the GPU has to be looked up again, its handle is void) or
         ``RELOADED`` (so has everything). Any other failure only leaves its channels out.
         """
-        self._values, self._errors = {}, Counter()
+        self._values: dict[str, float] = {}
+        self._errors: Counter[str] = Counter()
         # A channel whose source fails for a moment is not asked elsewhere: two sources of one counter could differ.
         supported = self._read_fields()
         for call in CALLS:

@@ -162,7 +162,7 @@ class NodeReader:
         while (count := self._open()) is not None:
             waiting = [index for index in range(count) if index not in read | left_alone]
             # One that hung comes after all others, so that it delays none of them.
-            waiting += [index for index in sorted(left_alone - read) if self._is_due(index)]
+            waiting += [index for index in sorted(left_alone - read) if index < count and self._is_due(index)]
             if not waiting:
                 listed = {self.known[index].gpu for index in read | left_alone if index in self.known}
                 for index, identity in listed_before.items():

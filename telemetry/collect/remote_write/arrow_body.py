@@ -17,6 +17,10 @@ _HEADER_FIELD = 2
 _DICTIONARY_DATA = 1
 _BATCH_COMPRESSION = 3
 _OLD_COMPRESSION = b"ARROW:experimental_compression"  # of Arrow 0.17, which its library still reads
+_PLAIN = (
+    *(pa.types.is_integer, pa.types.is_floating, pa.types.is_timestamp),
+    *(pa.types.is_string, pa.types.is_large_string, pa.types.is_null),
+)
 
 
 class BodyError(ValueError):
@@ -82,14 +86,7 @@ def _follow(content: bytes, position: int) -> int:
 
 def _is_plain(column_type: pa.DataType) -> bool:
     value = column_type.value_type if pa.types.is_dictionary(column_type) else column_type
-    return bool(
-        pa.types.is_integer(value)
-        or pa.types.is_floating(value)
-        or pa.types.is_string(value)
-        or pa.types.is_large_string(value)
-        or pa.types.is_timestamp(value)
-        or pa.types.is_null(value)
-    )
+    return any(is_of_kind(value) for is_of_kind in _PLAIN)
 
 
 def _check_dictionaries(table: pa.Table, byte_limit: int) -> None:

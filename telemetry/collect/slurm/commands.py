@@ -9,8 +9,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 Run = Callable[[Sequence[str]], str]
 """Runs a program and returns what it prints; :class:`CommandError` where it fails."""
@@ -37,8 +36,7 @@ class CommandError(Exception):
         return f"`{self.command[:400]}`: {self.reason}"
 
 
-@dataclass(frozen=True, slots=True)
-class ProgramResult:
+class ProgramResult(NamedTuple):
     """How a program ended; ``errors``: the first 16 KiB of what it wrote to stderr, on one line."""
 
     status: int

@@ -42,7 +42,7 @@ def test_what_is_no_address_is_refused_without_repeating_a_password(given: str, 
     assert "secret" not in str(caught.value)
 
 
-def test_credentials_are_read_anew_for_each_request(tmp_path: Path) -> None:
+def test_credentials_are_read_again_for_each_request(tmp_path: Path) -> None:
     file = tmp_path / "token"
     file.write_text("first\n")
     connection = connect_to("http://prom", bearer_token_file=file, headers=["X-Scope-OrgID=hpc=1"])

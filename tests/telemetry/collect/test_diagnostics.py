@@ -13,8 +13,8 @@ DATA = Path(__file__).parents[2] / "data" / "dcgmi"
 
 
 def verdicts(name: str, **more: object) -> dict[str, tuple[str, str | None]]:
-    found = read_diagnostics((DATA / name).read_text(), **more)  # type: ignore[arg-type]  # by name
-    return {each.index: (each.code, each.detail) for each in found}
+    results = read_diagnostics((DATA / name).read_text(), **more)  # type: ignore[arg-type]  # by name
+    return {verdict.index: (verdict.code, verdict.detail) for verdict in results}
 
 
 def test_dcgm_3():
@@ -27,8 +27,8 @@ def test_dcgm_3():
 
 
 def test_dcgm_4():
-    found = read_diagnostics((DATA / "dcgm4.json").read_text())
-    assert [(each.index, each.serial, each.code, each.detail) for each in found] == [
+    results = read_diagnostics((DATA / "dcgm4.json").read_text())
+    assert [(verdict.index, verdict.serial, verdict.code, verdict.detail) for verdict in results] == [
         ("0", "1652222000001", "pass", None),
         ("1", "1652222000002", "fail", "failed: memory"),
         ("10", "1652222000011", "inconclusive", "pcie: not run"),
@@ -69,13 +69,13 @@ def test_a_failed_test_of_the_node_makes_its_gpus_inconclusive():
     assert (only.code, only.detail) == ("inconclusive", "Denylist: not met on the node")
 
 
-def test_details_of_inconclusive_runs_mislead_nobody():
+def test_details_of_inconclusive_runs_mislead_no_reader():
     from features.labels.evidence import diagnostic_outcome
 
     for path in sorted(DATA.glob("*.json")):
-        for each in read_diagnostics(path.read_text()):
-            expected = {"pass": True, "fail": False, "inconclusive": None}[each.code]
-            assert diagnostic_outcome(each.code, each.detail or "") is expected, each
+        for verdict in read_diagnostics(path.read_text()):
+            expected = {"pass": True, "fail": False, "inconclusive": None}[verdict.code]
+            assert diagnostic_outcome(verdict.code, verdict.detail or "") is expected, verdict
 
 
 def names(tmp_path: Path) -> GpuNames:

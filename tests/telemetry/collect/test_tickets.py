@@ -61,7 +61,7 @@ def test_a_mapping_as_for_an_import(tmp_path: Path):
     assert (row["timestamp"], row["node"], row["pci_bus_id"]) == (NOW, "n9", "00000000:3b:00")
 
 
-def test_rows_that_cannot_be_used_are_told(tmp_path: Path):
+def test_rows_that_cannot_be_used_are_counted(tmp_path: Path):
     where = landing(tmp_path)
     path = table(
         tmp_path,

@@ -33,12 +33,12 @@ def arguments(folder: Path) -> list[str]:
 
 
 def read(source: Journal, count: int) -> list[LogLine]:
-    found: list[LogLine] = []
+    lines: list[LogLine] = []
     deadline = time.monotonic() + 60
-    while len(found) < count:
+    while len(lines) < count:
         assert time.monotonic() < deadline, "the journal gave too little"
-        found += source.read(0.05).lines
-    return found
+        lines += source.read(0.05).lines
+    return lines
 
 
 def test_entries_until_the_end(tmp_path: Path):
@@ -85,7 +85,7 @@ def test_a_cursor_that_is_gone_falls_back_on_the_time(tmp_path: Path):
     body = f"{refusal}\ncat {tmp_path}/all"
     (tmp_path / "all").write_text("".join(entry(number) + "\n" for number in range(4)))
     source = Journal({"cursor": "gone", "realtime_us": us}, follow=False, command=program(tmp_path, body))
-    assert [line.when for line in read(source, 2)] == [NOW + timedelta(microseconds=each) for each in (2, 3)]
+    assert [line.when for line in read(source, 2)] == [NOW + timedelta(microseconds=us) for us in (2, 3)]
     source.close()
     assert f"--since=@{us // 1_000_000}" in arguments(tmp_path)[-1]
 

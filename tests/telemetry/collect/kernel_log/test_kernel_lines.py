@@ -43,12 +43,12 @@ def test_a_loss_without_an_xid(message: str):
     assert (event.type, event.code, event.pci_bus_id) == ("failure", "fallen_off_the_bus", "00000000:3b:00")
 
 
-def test_a_loss_told_over_four_messages():
-    told = ["NVRM: The NVIDIA GPU 0000:3b:00.0", "NVRM: (PCI ID: 10de:20b0)", "NVRM: installed in this system has"]
+def test_a_loss_over_four_messages():
+    messages = ["NVRM: The NVIDIA GPU 0000:3b:00.0", "NVRM: (PCI ID: 10de:20b0)", "NVRM: installed in this system has"]
     last = "NVRM: fallen off the bus and is not responding to commands."
-    (event,) = events(*(line(each) for each in [*told, last]))
+    (event,) = events(*(line(message) for message in [*messages, last]))
     assert (event.code, event.pci_bus_id) == ("fallen_off_the_bus", "00000000:3b:00")
-    (late,) = events(line(told[0]), line(last, seconds=60))
+    (late,) = events(line(messages[0]), line(last, seconds=60))
     assert (late.code, late.pci_bus_id) == ("fallen_off_the_bus", None)
 
 
@@ -81,18 +81,18 @@ def test_the_kernels_first_words_are_a_boot_in_files_only():
     assert events(line(words), source="journal") == []
 
 
-def test_a_uuid_told_before_is_remembered_until_the_next_boot():
-    told = line(f"NVRM: GPU at PCI:0000:10:00: {UUID}")
-    first, second = events(told, line(XID), line("Linux version 6.1.0 (x)"), line(XID))[::2]
+def test_a_uuid_reported_before_is_remembered_until_the_next_boot():
+    introduction = line(f"NVRM: GPU at PCI:0000:10:00: {UUID}")
+    first, second = events(introduction, line(XID), line("Linux version 6.1.0 (x)"), line(XID))[::2]
     assert (first.gpu, second.gpu) == (UUID, None)
 
 
 def test_hosts_of_a_central_log_are_kept_apart():
-    found = events(line(f"NVRM: GPU at PCI:0000:10:00: {UUID}", host="a"), line(XID, host="b"), line(XID, host="a"))
-    assert [(event.node, event.gpu) for event in found] == [("b", None), ("a", UUID)]
+    located = events(line(f"NVRM: GPU at PCI:0000:10:00: {UUID}", host="a"), line(XID, host="b"), line(XID, host="a"))
+    assert [(event.node, event.gpu) for event in located] == [("b", None), ("a", UUID)]
 
 
-def test_what_makes_no_event_is_counted_and_said_once(caplog: pytest.LogCaptureFixture):
+def test_what_makes_no_event_is_counted_and_logged_once(caplog: pytest.LogCaptureFixture):
     reader = KernelEvents("file", node=None, clock=Clock())
     made = reader.read(
         [line("NVRM: Xid (invalid): x", host="a"), line("NVRM: Xid (invalid): y", host="a"), LogLine(XID, None, "a")]

@@ -69,7 +69,7 @@ def test_a_rotation_loses_and_repeats_nothing(log: Path, how: str, restart: bool
     assert everything(restarted(file)) == []
 
 
-def test_a_lost_log_is_said_and_the_new_one_read(log: Path, caplog: pytest.LogCaptureFixture):
+def test_a_lost_log_is_logged_and_the_new_one_read(log: Path, caplog: pytest.LogCaptureFixture):
     write(log, "one")
     file = LogFile(log)
     everything(file)
@@ -101,7 +101,7 @@ def test_any_order_of_writes_rotations_and_restarts(tmp_path_factory: pytest.Tem
     log = folder / "kern.log"
     log.touch()
     file, written, read, half = LogFile(log), [], [], False
-    everything(file)  # what is rotated before the first look is nobody's
+    everything(file)  # what is rotated before the first look is not read
     for number, step in enumerate(steps):
         rotated = sorted(folder.glob("kern.log.*[0-9]"), key=lambda path: path.stat().st_mtime)
         for index, path in enumerate(rotated):
@@ -177,7 +177,7 @@ def test_a_file_that_is_not_there(tmp_path: Path):
     assert LogFiles([tmp_path / "none.log"], {}, clock=Clock()).read(0.0).lines == []
 
 
-def test_once_takes_a_last_line_that_nobody_goes_on_with(tmp_path: Path):
+def test_once_takes_a_last_line_that_is_not_continued(tmp_path: Path):
     log = tmp_path / "a.log"
     write(log, f"Mar  1 10:00:00 h1 {XID}", end="")
     age(log, 10)

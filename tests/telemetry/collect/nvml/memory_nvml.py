@@ -17,7 +17,7 @@ _NOT_SUPPORTED = 3
 
 @dataclass(slots=True)
 class MemoryGpu:
-    """A GPU that answers what it was told to.
+    """A GPU that answers what a test sets.
 
     ``fields``, ``calls``: field number and question to NVML's own numbers, or to the code of a failure (an
     ``NvmlFault``); absent ones are not supported. ``links``: (link, counter) to its value.
@@ -123,7 +123,7 @@ class MemoryNvml(Library):
 
 
 class Clock:
-    """Time that only passes when told to."""
+    """Time that only passes on request."""
 
     def __init__(self) -> None:
         self.s = 0.0

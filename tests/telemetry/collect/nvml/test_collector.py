@@ -99,7 +99,7 @@ def test_the_inventory_lands_when_it_changes_and_once_an_hour(place: Place) -> N
     assert [row["driver"] for row in place.rows("inventory")[4:]] == ["590.10", "590.10"]
 
 
-def test_a_loss_is_told_once_in_a_boot_and_again_after_a_reboot(place: Place) -> None:
+def test_a_loss_is_reported_once_in_a_boot_and_again_after_a_reboot(place: Place) -> None:
     place.run(1)
     place.node.nvml.gpus[0].lost = 15
     for boot, expected in (("boot-1", 1), ("boot-1", 1), ("boot-2", 2)):

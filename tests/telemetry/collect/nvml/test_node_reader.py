@@ -51,7 +51,7 @@ def test_each_turn_has_a_row_of_each_gpu_with_how_the_reading_went() -> None:
 
 
 @pytest.mark.parametrize("code", [15, 28])
-def test_a_lost_gpu_is_told_once_until_it_was_back(code: int) -> None:
+def test_a_lost_gpu_is_reported_once_until_it_was_back(code: int) -> None:
     node = MemoryNode()
     reader = read(node)
     node.nvml.gpus[0].lost = code
@@ -69,7 +69,7 @@ def test_a_lost_gpu_is_told_once_until_it_was_back(code: int) -> None:
     assert heard(reader) == [("gpu_lost", "GPU-0")]
 
 
-def test_a_gpu_that_is_lost_from_the_start_is_told_by_what_is_known_of_it() -> None:
+def test_a_gpu_that_is_lost_from_the_start_is_reported_by_what_is_known_of_it() -> None:
     node = MemoryNode()
     node.nvml.gpus[0].lost = 15
     known = {0: Identity(0, "GPU-0")}
@@ -129,7 +129,7 @@ def test_no_further_process_is_risked_while_many_hang_in_the_kernel() -> None:
     assert sum(child.ended for child in node.children) == MAX_STUCK
 
 
-def test_a_driver_that_hangs_while_it_is_opened_is_told_once_and_tried_again() -> None:
+def test_a_driver_that_hangs_while_it_is_opened_is_reported_once_and_tried_again() -> None:
     node = MemoryNode()
     node.hang = {None}
     reader = node.reader()
@@ -187,7 +187,7 @@ def test_a_node_that_never_had_a_driver_is_an_error_of_the_user(code: int, probl
     assert "`predrain collect exporters`" in caught.value.do
 
 
-def test_a_gpu_that_only_fails_is_counted_and_stops_nobody() -> None:
+def test_a_gpu_that_only_fails_is_counted_and_stops_no_other() -> None:
     node = MemoryNode()
     node.nvml.gpus[0].lost = 16
     reader = node.reader()

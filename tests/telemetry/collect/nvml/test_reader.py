@@ -29,7 +29,7 @@ def test_every_channel_of_the_catalogue_with_an_nvml_source_is_read() -> None:
     known = {name for name, channel in CATALOGUE.items() if channel.nvml is not None}
     read = {channel for channel, *_ in (*FIELDS, *LINK_COUNTERS, *PROFILE)}
     read |= {channel for call in CALLS for channel in call.channels}
-    # XIDs come as events; a gauge of the last one beside them would tell each of them twice.
+    # XIDs come as events; a gauge of the last one would report each of them twice.
     assert known - {"xid_last"} == read
 
 

@@ -61,14 +61,14 @@ def ended(connection: socket.socket) -> bool:
     return True
 
 
-def test_idle_connections_keep_nobody_out(tmp_path: Path, server: tuple[int, int]) -> None:
+def test_idle_connections_keep_no_client_out(tmp_path: Path, server: tuple[int, int]) -> None:
     port, pid = server
     with contextlib.ExitStack() as stack:
         flood = [connect(stack, port, HALF) for _ in range(300)]
         assert healthy(port)
         assert len(os.listdir(f"/proc/{pid}/fd")) < 100
         time.sleep(0.8)
-        assert all(ended(each) for each in flood)
+        assert all(ended(connection) for connection in flood)
         assert healthy(port)
     log = (tmp_path / "log").read_text()
     assert "up to 64 connections" in log  # half of the descriptors
@@ -88,8 +88,8 @@ def test_heads_that_trickle_are_given_up_and_kept_connections_are_not(server: tu
         began = time.monotonic()
         with contextlib.suppress(ConnectionError):
             while time.monotonic() - began < 60:
-                for each in (slow, second, refused):
-                    each.sendall(b"X: y\r\n")
+                for connection in (slow, second, refused):
+                    connection.sendall(b"X: y\r\n")
                     time.sleep(0.02)
         assert time.monotonic() - began < 50
         assert all(map(ended, (silent, slow, second, refused)))

@@ -136,13 +136,13 @@ def test_requests_of_one_moment_become_one_file_and_are_answered_after_it(tmp_pa
     assert (seen["gpu"], seen["slot"], seen["seen_at"].timestamp() * 1000) == ("GPU-a", "0", T0)
 
 
-def test_the_inventory_is_told_again_when_it_changes_and_every_hour(tmp_path: Path) -> None:
+def test_the_inventory_is_written_again_when_it_changes_and_every_hour(tmp_path: Path) -> None:
     seen = [(0, "1"), (1, "1"), (2, "2"), (59, "2"), (62, "2"), (63, "2")]
     rows = written(
         tmp_path, *([(labels(DCGM_FI_DRIVER_VERSION=driver), [(T0 + at * 60_000, 1.0)])] for at, driver in seen)
     )
-    told = [((row["seen_at"].timestamp() * 1000 - T0) / 60_000, row["driver"]) for row in rows["inventory"]]
-    assert told == [(0, "1"), (2, "2"), (62, "2")]
+    written_rows = [((row["seen_at"].timestamp() * 1000 - T0) / 60_000, row["driver"]) for row in rows["inventory"]]
+    assert written_rows == [(0, "1"), (2, "2"), (62, "2")]
     assert len(rows["samples"]) == 6
 
 
@@ -154,8 +154,8 @@ def test_rises_of_the_exporters_xid_counts_are_events_once_across_restarts(tmp_p
 
     written(tmp_path, count(0, 1, "31"), count(1, 1, "79"), count(2, 1, "79"))  # the first is older than what we saw
     rows = written(tmp_path, count(2, 1, "79"), count(3, 1, "79"), count(4, 2, "79"))
-    told = [((row["timestamp"].timestamp() * 1000 - T0) / 60_000, row["code"]) for row in rows["events"]]
-    assert told == [(1, "79"), (4, "79")]
+    written_rows = [((row["timestamp"].timestamp() * 1000 - T0) / 60_000, row["code"]) for row in rows["events"]]
+    assert written_rows == [(1, "79"), (4, "79")]
     assert all(row["known_at"] >= NOW for row in rows["events"])
 
 
@@ -219,7 +219,7 @@ def test_a_request_that_cannot_be_landed_does_not_hold_up_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def failing(series: Any, *args: Any, **more: Any) -> pa.Table:
-        if any(each.gpu == "GPU-bad" for each in series):
+        if any(one.gpu == "GPU-bad" for one in series):
             raise ZeroDivisionError
         return assemble(series, *args, **more)
 
@@ -298,22 +298,22 @@ def test_bodies_that_are_being_read_are_bounded(tmp_path: Path) -> None:
 
 def test_tokens_open_the_posts_and_may_change(tmp_path: Path) -> None:
     tokens = tmp_path / "tokens"
-    tokens.write_text(f"# ours\n\n{TOKEN}\n")
+    tokens.write_text(f"# tokens\n\n{TOKEN}\n")
 
     async def steps(app: Starlette, _: Receiver) -> list[int]:
         async def status(header: dict[str, str]) -> int:
             body = block(write_request([(labels(), [(T0, 1.0)])]))
             return (await call(app, "/api/v1/write", body, headers=WRITE_HEADERS | header)).status_code
 
-        ours = {"authorization": f"Bearer {TOKEN}"}
-        found = [await status({}), await status({"authorization": "Bearer wrong"}), await status(ours)]
-        found.append(await status({"authorization": f"Basic {TOKEN}"}))
+        own = {"authorization": f"Bearer {TOKEN}"}
+        statuses = [await status({}), await status({"authorization": "Bearer wrong"}), await status(own)]
+        statuses.append(await status({"authorization": f"Basic {TOKEN}"}))
         tokens.write_text("a-quite-different-token\n")
-        found += [await status(ours), await status({"authorization": "bearer a-quite-different-token"})]
+        statuses += [await status(own), await status({"authorization": "bearer a-quite-different-token"})]
         tokens.unlink()
-        found.append(await status({"authorization": "Bearer a-quite-different-token"}))
-        found.append((await call(app, "/healthz", method="GET")).status_code)
-        return found
+        statuses.append(await status({"authorization": "Bearer a-quite-different-token"}))
+        statuses.append((await call(app, "/healthz", method="GET")).status_code)
+        return statuses
 
     assert run(tmp_path, steps, tokens=tokens)[0] == [401, 401, 204, 401, 401, 204, 204, 200]
 

@@ -47,8 +47,8 @@ def test_samples_are_those_that_were_sent(
             (series[i].gpu, at, value) for i, at, value in zip(samples.index, samples.ms, samples.values, strict=True)
         ]
         assert got == expected
-        ours = [value for names, pairs in sent if names["__name__"].startswith("DCGM") for _, value in pairs]
-        assert samples.dropped["stale_marker"] == sum(map(math.isnan, ours))
+        channel_values = [value for names, pairs in sent if names["__name__"].startswith("DCGM") for _, value in pairs]
+        assert samples.dropped["stale_marker"] == sum(map(math.isnan, channel_values))
         others = sum(len(pairs) for names, pairs in sent if names["__name__"] == "node_load1")
         assert samples.dropped["not_a_channel"] == others
 

@@ -41,7 +41,7 @@ def test_without_tokens_only_this_machine_may_write() -> None:
             refuse_open_port(host, has_tokens=False)
 
 
-def test_a_port_that_is_taken_is_said(tmp_path: Path) -> None:
+def test_a_port_that_is_taken_is_refused(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

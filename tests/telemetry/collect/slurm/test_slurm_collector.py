@@ -123,7 +123,7 @@ def test_without_accounting_jobs_come_from_the_controller(watched: Watched, capl
     assert caplog.text.count("Slurm keeps no accounting") == 1
 
 
-def test_a_controller_that_is_down_is_tried_again_and_told_of_once(watched: Watched, caplog: pytest.LogCaptureFixture):
+def test_a_controller_that_is_down_is_tried_again_and_logged_once(watched: Watched, caplog: pytest.LogCaptureFixture):
     caplog.set_level("INFO")
     error = CommandError(["sinfo"], "Unable to contact slurm controller")
     faults: list[dict[str, CommandError]] = [{"sinfo": error}, {"sinfo": error}, {}]

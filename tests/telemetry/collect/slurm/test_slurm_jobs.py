@@ -86,7 +86,7 @@ TIMES = {"start_time": later(AT), "end_time": later(AT + 5)}
 
 
 @pytest.mark.parametrize(
-    ("told", "name", "gpus", "outcome"),
+    ("fields", "name", "gpus", "outcome"),
     [
         ({"gres_detail": ["gpu:h100:2(IDX:0-1)", "gpu:h100:1(IDX:7)"]}, "5", (2, 1), None),
         ({"job_state": "FAILED", "tres_per_node": "gres:gpu:2", "gres_detail": []}, "5", (2, 2), "failed"),
@@ -102,8 +102,8 @@ TIMES = {"start_time": later(AT), "end_time": later(AT + 5)}
         ({"het_job_id": 3, "het_job_offset": 1, "tres_per_job": "gpu:3"}, "3+1", (None, None), None),
     ],
 )  # fmt: skip
-def test_what_the_controller_remembers(told: dict[str, Any], name: str, gpus: tuple[int, ...], outcome: str | None):
-    ((job,), _) = read_squeue(squeue(**told))
+def test_what_the_controller_remembers(fields: dict[str, Any], name: str, gpus: tuple[int, ...], outcome: str | None):
+    ((job,), _) = read_squeue(squeue(**fields))
     assert (job.job, job.nodes, job.gpus, job.outcome) == (name, ("n1", "n2"), gpus, outcome)
     assert job.ended_at == (None if outcome is None else NOW + timedelta(seconds=5))
 

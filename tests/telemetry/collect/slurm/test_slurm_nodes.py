@@ -103,7 +103,7 @@ def test_our_own_drain_says_so_and_a_human_takes_it_over():
     assert event[3] == "predrain"
     (event,) = watch.look("drain", "ann is looking")
     assert event[2:4] == ("ann is looking", "slurm")
-    assert [each[0] for each in watch.look()] == ["drain"]  # our own words are no repair
+    assert [event[0] for event in watch.look()] == ["drain"]  # an own reason is no repair
 
 
 def test_an_old_reason_does_not_date_a_new_state():
@@ -127,7 +127,7 @@ def test_a_boot_is_a_new_boot_time():
     assert watch.look(booted_at=boot + timedelta(seconds=2)) == []
     again = NOW + timedelta(seconds=90)
     assert watch.look(booted_at=None) == []
-    assert [each[:2] + each[4:] for each in watch.look(booted_at=again)] == [("other", "boot", 90)]
+    assert [event[:2] + event[4:] for event in watch.look(booted_at=again)] == [("other", "boot", 90)]
     assert watch.look(booted_at=again + timedelta(seconds=1)) == []
 
 

@@ -124,7 +124,7 @@ class SampleMerger:
         return block.take(np.flatnonzero(~closed))
 
     def _note_newest(self, block: Block) -> None:
-        chosen = (block.order >= 0) & self.plan.is_finer(block)
+        chosen = self._to_roll(block)  # stored samples too, of a unit that becomes finer
         for code, ms in pd.Series(block.ms[chosen]).groupby(block.unit[chosen]).max().items():
             name = self.plan.stays.units[int(code)]
             self.newest[name] = max(int(ms), self.newest.get(name, 0))

@@ -85,6 +85,14 @@ def test_in_whatever_order_pieces_land_the_rises_add_up_to_the_truth(given_piece
     assert risen == pytest.approx(frame[COUNTER].iloc[-1] - frame[COUNTER].iloc[0], rel=1e-5)
 
 
+def test_a_step_goes_on_after_a_sample_that_was_stored_before_its_unit_was_rolled_up(tmp_path: Path) -> None:
+    first, between, alone, after = parts(rising([0] * 37 + [396, 0, 0]), [1, 36, 37])
+    for piece in (first, alone, between, after):
+        land(tmp_path, piece)
+        fold(tmp_path)
+    assert samples_of(tmp_path)[COUNTER + "_rise"].sum() == 396
+
+
 @FEW
 @given(given_pieces=pieces, first=st.sampled_from([0, None]), changes=st.sets(st.integers(1, 6)))
 def test_in_whatever_order_whole_steps_land_each_xid_is_told_once(

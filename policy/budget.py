@@ -203,7 +203,7 @@ def grant(
     ``asks``: in any order, each node once.
     ``starts``: as remembered. One that seems to lie in the future, because a clock went back, counts as of now.
     Returns: the same again when asked again with the starts that it gave: within a rate's window a node's own start
-    does not count against it. A start older than that came to nothing, or was taken back, and counts anew; such nodes
+    does not count against it. A start older than that came to nothing, or was taken back, and counts again; such nodes
     come after all others, so that those that cannot be marked keep none from it.
     """
     kept = [replace(start, at=min(start.at, now)) for start in starts if start.at > now - config.memory]

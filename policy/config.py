@@ -26,7 +26,7 @@ class PolicyConfig(RangeChecked):
     by (:func:`policy.tiers.choose_thresholds`: given, promised by the model, or neither), applied as there: see
     :meth:`by_scores`. ``costs``: ``high`` is what it costs to be wrong, node by node: see :meth:`thresholds_of`.
     ``horizon``: what a risk looks ahead, gap included.
-    ``renew``: what is published is written anew when its end moves by so much, or is so near.
+    ``renew``: what is published is written again when its end moves by so much, or is so near.
     ``forget``: how long a node that is missing from the listing is remembered.
     The other fields: one for each concept.
     """

@@ -42,7 +42,7 @@ class Case:
 
     @property
     def level(self) -> Level:
-        """What of ours stands on the node."""
+        """Which predrain marks are on the node."""
         return self.node.marks.level
 
     @property

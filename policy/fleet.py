@@ -14,7 +14,7 @@ from policy.alert_outcomes import Outcome
 
 
 class Level(IntEnum):
-    """How much of ours stands on a node, each level with all below it."""
+    """Which predrain marks are on a node, each level with all below it."""
 
     NONE = 0
     PUBLISHED = 1
@@ -82,7 +82,7 @@ class JobView:
     ``gpus``: of the whole job, on all its nodes.
     ``started_at``, ``checkpointed_at``, ``ends_at``: Aware; ``ends_at`` is when it is expected to end, such as its time
     limit. None: not known.
-    ``can_checkpoint``: whether it writes a checkpoint when told to.
+    ``can_checkpoint``: whether it writes a checkpoint when asked to.
     """
 
     name: str
@@ -107,7 +107,7 @@ class Published:
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """What of ours stands on a node now, as read from the scheduler.
+    """The predrain marks on a node now, as read from the scheduler.
 
     ``soft``, ``tainted``, ``drained``: the soft taint; the hard taint (Slurm: DRAIN); a drain begun, finished or not.
     ``hard_since``: when we first took the node out of service; what a rate limit needs when the state is lost.
@@ -144,7 +144,7 @@ class NodeView:
     neither counted nor touched.
     ``opt_out``: words of the label or annotation that tells us to keep off.
     ``owner``: another tool that has taken the node over.
-    ``cordoned_by``: who else took it out of service: a person, another tool. None: nobody, or we.
+    ``cordoned_by``: who else took it out of service: a person, another tool. None: no one else.
     ``down``: not ready, for whatever reason.
     ``readable``: False: state, reason or owner could not be read; then nothing at all is done, for it might be undoing
     a human.
@@ -226,7 +226,7 @@ class Signals:
     ``drift``: alarms of the drift watch, in words.
     ``outcomes``: what became of the alerts so far, as the ledger has judged them.
     ``kill``: the kill switch: nothing new on any node.
-    ``release_all``: everything of ours is taken off.
+    ``release_all``: all predrain marks are removed.
     ``reset_breaker_at``: when a person last closed the breaker by hand.
     """
 

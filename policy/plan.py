@@ -27,7 +27,7 @@ class NodeState:
 
     ``episode``: when it last left ``clear``, by prediction or rule.
     ``alerted``: the highest tier that was reported as an alert in this episode.
-    ``seen``: what of ours stood on it at the last decision.
+    ``seen``: the predrain marks on it at the last decision.
     ``undone_at``: when it was first noticed that a person took our mark off in this episode.
     ``software``: versions of driver and exporter.
     ``changed_at``: when they were first seen to be others than before.

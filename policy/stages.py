@@ -49,7 +49,7 @@ class StagesConfig(RangeChecked):
 
     ``soft``, ``hard``: of ``soft`` by the alerts of tier ``elevated`` and above, of ``hard`` by those of ``high``.
     ``min_outcomes``: conclusive outcomes since the group came into its stage, before it may move.
-    ``max_inconclusive``: no promotion while a larger share of the finished alerts told nothing.
+    ``max_inconclusive``: no promotion while a larger share of the finished alerts is inconclusive.
     ``window``: older alerts do not count.
     ``min_time``: no promotion before a group was so long in its stage.
     ``ceiling``: the highest stage of a group; a group above it comes down to it. Only ``pinned`` leads beyond it.
@@ -93,7 +93,7 @@ class Record:
 
     @property
     def inconclusive_share(self) -> float:
-        """Share of the finished alerts that told nothing; 0 without any."""
+        """Share of the finished alerts that are inconclusive; 0 without any."""
         finished = self.bound.alerts + self.inconclusive
         return self.inconclusive / finished if finished else 0.0
 

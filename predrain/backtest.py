@@ -40,7 +40,7 @@ def backtest(
     truth: Annotated[
         Path | None,
         typer.Option(
-            help="The simulator's truth, read by the evaluation only. Default: DATASET-truth beside the folder, if any."
+            help="The simulator's truth, read by the evaluation only. Default: DATASET-truth next to it, if any."
         ),
     ] = None,
     params: ParamsOption = None,

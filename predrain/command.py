@@ -35,7 +35,7 @@ REMOVED: Final[dict[str, dict[str, str]]] = {
     "score": {"--every": "Write --interval."},
     "serve": {
         "--params": "Leave it out: the service reads no parameters; `predrain score` does.",
-        "--dataset": "Leave it out: `predrain score` writes racks and the outcomes of alerts beside its scores.",
+        "--dataset": "Leave it out: `predrain score` writes racks and the outcomes of alerts next to its scores.",
         "--rate": "Leave it out: a proxy before the service limits how often a caller may ask.",
         "--tracing": "Leave it out: FastAPI makes OpenTelemetry spans where an SDK is set up.",
         "--host": "Write --listen HOST:PORT.",

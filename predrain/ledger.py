@@ -65,7 +65,7 @@ def why(
 
 @ledger_app.command("list")
 def listing(ledger: LedgerOption = Path("ledger.db"), most: MostOption = 20, as_json: JsonOption = False) -> None:
-    """List decisions that led to something, or told something new.
+    """List decisions that led to something, or reported something new.
 
     Example: predrain ledger list --json
     """

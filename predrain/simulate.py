@@ -44,7 +44,7 @@ def simulate(
 ) -> None:
     """Write the telemetry, events, inventory and jobs of a simulated fleet that ages and fails.
 
-    The true risk of each GPU goes to a folder beside the dataset that only the evaluation reads.
+    The true risk of each GPU goes to a folder next to the dataset that only the evaluation reads.
     """
     with reported(), progress("simulating") as advance:
         from simulator.simulate import simulate as run

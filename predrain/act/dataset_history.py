@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class DatasetHistory:
-    """Reads a dataset's events and inventory; anew where an import replaced them.
+    """Reads a dataset's events and inventory; again where an import replaced them.
 
     ``events``: None: that of the folder.
     ``scores``: folder of the scores that are acted on; None: predrain's own section of labels counts.

@@ -38,7 +38,7 @@ from scheduler.ports.risks import Risks
 from scheduler.ports.stored_state import stored_policy_state
 
 _KEEP_AT_LEAST = timedelta(minutes=10)
-# The safety state is written anew after so long, also where nothing but the time in it changed.
+# The safety state is written again after so long, also where nothing but the time in it changed.
 
 
 class Controller:

@@ -36,7 +36,7 @@ class Evidence:
     _scores: Mapping[str, UnitView] = field(default_factory=dict)
 
     def refresh(self, now: datetime) -> tuple[str, ...]:
-        """Read both anew; what cannot be read stays as it was, until it expires by itself.
+        """Read both again; what cannot be read stays as it was, until it expires by itself.
 
         Returns: what could not be read, in words.
         """
@@ -52,7 +52,7 @@ class Evidence:
         return tuple(troubles)
 
     def newest(self, view: NodeView, now: datetime) -> tuple[UnitView, ...]:
-        """Give a node's units with what is known of them now, read anew.
+        """Give a node's units with what is known of them now, read again.
 
         Raises ``SourceError`` if it cannot be read: then nothing new may be done on the node.
         """
@@ -91,7 +91,7 @@ class Evidence:
     def placed(self, view: NodeView, state: PolicyState) -> NodeView:
         """Give a node with its units.
 
-        A node with marks of ours always has one: else, where the scores cannot be read, nobody would take its marks off
+        A node with our marks always has one: else, where the scores cannot be read, its marks would never be removed
         when they expire. Those are the units that the marks rest on, or one without a name of its own.
         """
         units = self.units_of(view)

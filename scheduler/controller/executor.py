@@ -225,7 +225,7 @@ def settled_by_reading(action: Action, reading: NodeReading | None, now: datetim
 class Expected:
     """What an action was decided on.
 
-    ``level``: what of ours must stand on the node now: what stood at the decision, with what was done since.
+    ``level``: the predrain marks that must be on the node now: those at the decision, with what was done since.
     """
 
     view: NodeView

@@ -36,7 +36,7 @@ class ScoresReader:
     ``summary.json``.
 
     A decision's folder never changes, so that its name and inode tell whether it was read before. It may be removed
-    while it is read (retention); then the pointer is read anew, a few times. A record that cannot be believed is
+    while it is read (retention); then the pointer is read again, a few times. A record that cannot be believed is
     refused by itself, and its unit has no score.
     """
 

@@ -48,7 +48,7 @@ class ControllerSettings(RangeChecked):
 
 @dataclass(frozen=True, slots=True)
 class ActSettings:
-    """All that ``predrain act`` is told by its file.
+    """All settings of ``predrain act``.
 
     ``kubernetes``: for ``--scheduler kubernetes``.
     ``slurm``: for ``--scheduler slurm``, which needs it.

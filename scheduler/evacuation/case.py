@@ -27,12 +27,12 @@ OUTCOMES: Mapping[str, str] = {
 
 @dataclass(slots=True)
 class Case:
-    """A node with a drain mark of ours.
+    """A node with a drain mark of predrain.
 
     ``reading``: as re-read in this round.
     ``entry``: its progress, replaced as it moves on.
     ``held``: why nothing new may be done at all.
-    ``frozen``: why no workload may be asked or moved; a diagnostic on an empty node harms nobody, and may begin.
+    ``frozen``: why no workload may be asked or moved; a diagnostic on an empty node harms no workload, and may begin.
     ``going``: what has to go, as listed in this round; None: not listed.
     """
 
@@ -74,7 +74,7 @@ class Case:
             self.change(due_at=at)
 
     def first_time(self, what: str) -> bool:
-        """Note that something was told to people; false where it was before."""
+        """Note that something was reported to people; false where it was before."""
         if what in self.entry.told:
             return False
         self.change(told=(*self.entry.told, what))

@@ -30,7 +30,7 @@ class Diagnostics:
 
     A diagnostic that passed is a fact about the node's GPUs: what was scored before is void, so that the controller
     releases the node by its own rules. One that failed is the fact ``diagnostic_failed``: the rule on it holds the
-    node, and people are told. An inconclusive one is tried again, then told; it frees nothing.
+    node, and people are notified. An inconclusive one is tried again, then reported; it frees nothing.
     """
 
     def __init__(self, workloads: Workloads, verification: Verification | None, settings: VerificationSettings) -> None:
@@ -156,7 +156,7 @@ _KINDS: Mapping[str, DiagnosticKind] = {each: each for each in get_args(Diagnost
 class HookVerification:
     """Asks a hook to run diagnostics.
 
-    It is told ``{"kind": "verify", "step": "start" | "result" | "drop", "node": …, "units": […], "key": …}``. To
+    It is sent ``{"kind": "verify", "step": "start" | "result" | "drop", "node": …, "units": […], "key": …}``. To
     ``result`` it answers with ``state`` (``passed``, ``failed``, ``inconclusive``, ``running``, ``missing``), ``node``
     and ``key`` as it was asked, and may add ``failed_units``, ``message`` and ``at``. What does not say of which node
     and request it is, or says none of these, is inconclusive: a diagnostic that was aborted, and one of another node,

@@ -49,7 +49,7 @@ class Request:
     first: bool
 
     def payload(self) -> dict[str, Any]:
-        """Give what a hook is told."""
+        """Return what a hook is sent."""
         workload = self.workload
         return {
             "kind": "checkpoint", "key": self.ask.key, "node": workload.node, "reason": self.ask.why,
@@ -112,7 +112,7 @@ class Drainer:
     def plan(self, case: Case, now: datetime) -> None:
         """Decide for each workload that is new here how it is asked, and until when its answer is waited for."""
         if case.stopped is not None:
-            # a wait that nobody was asked for must not run out; the request keeps its key
+            # a wait of which no workload was asked must not run out; the request keeps its key
             kept = {uid: each for uid, each in case.entry.leaving.items() if each.asked != "planned"}
             case.change(leaving=kept)
             return
@@ -148,7 +148,7 @@ class Drainer:
             self._ask_some(todo[at : at + AT_ONCE], turn)
 
     def evict(self, cases: Iterable[Case], turn: Turn, flying: int) -> None:
-        """Evict what is ready to go, beside those that were evicted before and are still on their way."""
+        """Evict what is ready to go, in addition to what was evicted before and is still on its way."""
         for case, workload, leaving, step, words in self._steps(cases, turn):
             self._silent(case, workload, leaving, turn)
             if step != "evict":

@@ -45,7 +45,7 @@ class Round:
 
 
 class Evacuation:
-    """Empties the nodes that carry a drain mark of ours.
+    """Empties the nodes that carry a drain mark of predrain.
 
     A round: read how far each node is; re-read each marked node; list what runs on it; decide for each workload once
     how it is asked for a checkpoint and until when the answer is waited for, and keep that in the scheduler before

@@ -1,4 +1,4 @@
-"""The operator's own servers (told by POST) and commands: an idempotency key, bounded in time and tries."""
+"""The operator's own servers (called by POST) and commands: an idempotency key, bounded in time and tries."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from telemetry.http import BodyTooLarge, Connection, HttpError, ask
 _LONGEST_ANSWER = 65_536
 _LONGEST_OUTPUT = 65_536
 _STATES: Mapping[str, HookKind] = {"done": "done", "acknowledged": "done", "waiting": "waiting", "failed": "failed"}
-# What ``state`` in an answer may be for a request, beside the words of a diagnostic.
+# What ``state`` in an answer may be for a request, in addition to those of a diagnostic.
 
 
 class Webhook:
-    """Tells a server, once: who gave no answer is told again in the next round, with the same key.
+    """Calls a server, once: one that gave no answer is called again in the next round, with the same key.
 
     200 and 204 mean done, 202 on its way (it is asked again with the same key), unless a JSON body with a ``state``
     says more. 429 and 5xx are no answer; any other status, redirects among them, is a refusal: a token must not follow

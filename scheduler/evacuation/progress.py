@@ -22,13 +22,13 @@ class Leaving:
     """One workload that has to go.
 
     ``key``: of the request for a checkpoint.
-    ``asked``: ``planned``: to be asked, or nobody knows whether it was; ``asked``; ``acknowledged``; ``failed``: it
+    ``asked``: ``planned``: to be asked, or it is unknown whether it was; ``asked``; ``acknowledged``; ``failed``: it
     says that it cannot; ``none``: it names no way.
     ``deadline``: until when the acknowledgement is waited for; set once, so that a restart does not begin the wait
-    anew. None: nothing is asked.
+    again. None: nothing is asked.
     ``evicted_at``: when an eviction was last accepted.
     ``again_at``: nothing more is tried before.
-    ``tries``: evictions in a row that came to nothing.
+    ``tries``: consecutive evictions without effect.
     ``words``: why it is still there.
     """
 
@@ -55,7 +55,7 @@ class Evacuating:
     ``first``: the first attempt of this series: an inconclusive one is followed by others at once, up to a number.
     ``started_at``: when this attempt was begun; None: not yet.
     ``ended_at``: when the last diagnostic came to something.
-    ``told``: what was told to people about it, each once.
+    ``told``: what was reported to people about it, each once.
     """
 
     began_at: datetime
@@ -99,7 +99,7 @@ class Result:
 class Progress:
     """All of it.
 
-    ``nodes``: nodes with a drain mark of ours, by name.
+    ``nodes``: nodes with a drain mark of predrain, by name.
     ``results``: those of the last days, oldest first.
     """
 

@@ -18,7 +18,7 @@ def _given(value: object, name: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class WebhookSettings:
-    """A server that is told by POST.
+    """A server that is called by POST.
 
     ``url``: ``https://…``; ``http://`` is for the same machine or a trusted net.
     ``token_file``: file with a bearer token, read at each call.

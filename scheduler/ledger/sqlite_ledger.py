@@ -85,7 +85,7 @@ class SqliteLedger:
             self._add("INSERT INTO skipped VALUES (?, ?, ?, ?, ?)", number, _words(at), action.node, action.verb, why)
 
     def unsettled(self) -> tuple[tuple[int, Intent], ...]:
-        """Give the calls of which nobody knows what they came to, oldest first."""
+        """Return the calls of unknown outcome, oldest first."""
         return self._open("intents", "intent FROM settled", Intent)
 
     def last_digest(self) -> str | None:
@@ -112,9 +112,9 @@ class SqliteLedger:
         self._settle("calls_settled", number, settled)
 
     def open_calls(self) -> tuple[tuple[int, Call], ...]:
-        """Give the calls of evacuations of which nobody knows what they came to, oldest first.
+        """Return the calls of evacuations of unknown outcome, oldest first.
 
-        How a workload offered to write a checkpoint is left out: nobody looks at it any more, and earlier versions
+        How a workload offered to write a checkpoint is left out: nothing reads it any more, and earlier versions
         wrote more of it (``url``, and ``exec`` as ``means``).
         """
         return self._open("calls", "call FROM calls_settled", Call)

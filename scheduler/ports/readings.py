@@ -26,7 +26,7 @@ class NodeReading:
 
 @dataclass(frozen=True, slots=True)
 class Switches:
-    """What the operator told the controller, stored in the scheduler so that every replica sees it.
+    """What the operator ordered, stored in the scheduler so that every replica sees it.
 
     ``kill``: no new marks anywhere; releases go on.
     ``release_all``: all of predrain's marks are removed, and none is set.

@@ -139,11 +139,11 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something that was found out about a node on its way.
+    """A finding about a node while it drains.
 
     ``kind``: ``began``: a drain mark stands and is followed; ``acknowledged``, ``no_answer``: of a checkpoint;
     ``waits``: for a workload's own end; ``stuck``; ``empty``; ``verified``: a diagnostic ended; ``escalated``: people
-    were told; ``ended``: the mark is gone; ``called_off``: the mark stands and nothing more is done.
+    were notified; ``ended``: the mark is gone; ``called_off``: the mark stands and nothing more is done.
     ``content``: what belongs to it, as plain JSON.
     """
 

@@ -26,9 +26,9 @@ _LOOKS: Final = 3
 class SlurmWorkloads:
     """What runs on the nodes of a Slurm cluster.
 
-    A signal cannot be taken back or told from none: it is sent at least once, and its time is kept in the shared folder
-    before it is sent. A job acknowledges by its comment, with the time at which its checkpoint was written, or by its
-    end. A job that may not be requeued is waited for.
+    A signal cannot be taken back, and nothing shows whether it came: it is sent at least once, and its time is kept in
+    the shared folder before. A job acknowledges by its comment, with the time at which its checkpoint was written, or
+    by its end. A job that may not be requeued is waited for.
     """
 
     def __init__(self, port: SlurmPort, folder: SharedFolder, clock: Clock) -> None:

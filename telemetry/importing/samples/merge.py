@@ -30,7 +30,7 @@ class SampleMerger:
     """Merges one bucket after the other.
 
     A cell that an earlier import left unfinished (its raw samples ended inside it) goes on: ``newest.parquet`` keeps
-    the newest raw sample of each rolled-up unit, so that later raw samples can be told from ones that the cell holds.
+    the newest raw sample of each rolled-up unit, to distinguish later raw samples from ones that the cell holds.
     """
 
     plan: MergePlan

@@ -162,7 +162,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Labels:
     with contextlib.ExitStack() as stack:
         for args in started.values():
             stack.enter_context(process(args, folder))
-        found |= scrape(ports["act"], "predrain_act_nodes")
+        found |= scrape(ports["act"], "predrain_act_last_round_timestamp_seconds")
         found |= scrape(ports["serve"], "predrain_scores_age_seconds", token)
         found |= scrape(ports["exporters"], "predrain_exporters_targets")
         found |= scrape(ports["receive"], "predrain_receiver_last_write_timestamp_seconds", token)

@@ -119,6 +119,19 @@ def test_a_person_who_gives_another_reason_takes_the_node_over(drained):
     assert world.slurm.all["n3"].out == frozenset()  # not again in this episode
 
 
+def test_nodes_with_other_reasons_are_never_written_to(world):
+    world.slurm.person("n1", "DRAIN", "ADMIN SHUTDOWN")
+    world.slurm.person("n2", "FAIL", "NHC: gpu fell off")
+    world.slurm.all["n4"] = replace(world.slurm.all["n4"], states=frozenset({"IDLE", "DRAIN"}), reason=None)
+    theirs = {name: world.slurm.all[name] for name in ("n1", "n2", "n4")}
+    world.scored(n1=0.9, n2=0.9, n4=0.9)
+    for _ in range(3):
+        world.round()
+        world.clock.move(5 * HOUR)
+    assert {name: world.slurm.all[name] for name in theirs} == theirs
+    assert {name for name, _ in world.slurm.writes} & set(theirs) == set()
+
+
 def test_a_reason_that_comes_at_the_same_time_stands_and_ours_is_taken_back(world):
     before = world.slurm.all["n0"]
     world.slurm.meanwhile.append(lambda: world.slurm.person("n0", "DRAIN", "bad cable"))

@@ -41,7 +41,7 @@ class Refit:
     """What to fit and score for one fold.
 
     ``source``: fold at whose beginning the models are fitted: this one or, where its window holds one class only, the
-    last before it that could be; None: there was none, and a baseline stands in.
+    last before it that could be; None: there was none, and a baseline is used.
     ``span``: training window of that fit.
     ``chosen``: training window chosen for this fold.
     ``unfit``: why this fold cannot be fitted; None: it can.

@@ -194,7 +194,7 @@ def failure_verdicts(
 
 
 def risk_verdicts(risks: RiskCounts | None) -> list[Verdict]:
-    """Decide whether units failed so much more or less often than their risks parts that chance does not explain it.
+    """Decide whether units failed so much more or less often than their risks that chance does not explain it.
 
     The interval, at one less ``ALPHA``, must leave 1 out, and the ratio itself lie
     outside :data:`RISKS_HOLD`.

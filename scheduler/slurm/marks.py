@@ -24,7 +24,7 @@ from telemetry.collect.slurm.nodes import OWN_PREFIX
 
 KEY: Final = "predrain"
 _ALONE: Final = "alone"  # a field of earlier versions
-_AFTER_TEXT = re.compile(r' ?\{"predrain":(?P<record>\{[^{}]*\})\}\Z')
+_IN_TEXT = re.compile(r' ?\{"predrain":(?P<record>\{[^{}]*\})\}')
 
 
 class DamagedRecordError(ValueError):
@@ -92,8 +92,8 @@ def _split(extra: str) -> tuple[dict[str, Any] | str, Record | None]:
     own: Any = None
     if content is not None:
         own = content.pop(KEY, None)
-    elif (match := _AFTER_TEXT.search(extra)) is not None:
-        others, own = extra[: match.start()], _object(match["record"]) or {}
+    elif (match := _IN_TEXT.search(extra)) is not None:  # after the text, unless more was added since
+        others, own = extra[: match.start()] + extra[match.end() :], _object(match["record"]) or {}
     if extra.count(f'"{KEY}"') != (own is not None):
         raise DamagedRecordError(f"extra holds {KEY!r} in a place, or as often, as predrain does not write it")
     if own is None:

@@ -23,7 +23,7 @@ from filelock import FileLock, Timeout
 
 from features.errors import InputError
 from serving.scores.reading import stamp_of
-from telemetry.atomic import FolderSwap, disk_errors, fsync_path, write_bytes
+from telemetry.atomic import FolderSwap, disk_errors, fsync_path, recover_folder, write_bytes
 
 MANIFEST: Final = "manifest.json"
 
@@ -172,4 +172,6 @@ def held_folder(state: Path) -> Path:
             "another predrain serve keeps its state here", str(state), "End it, or give each its own --state."
         ) from None
     atexit.register(lock.release)  # which also keeps the lock from being collected
-    return state / "champion"
+    folder = state / "champion"
+    recover_folder(ChampionCopy(folder).bundle)  # of a process that was killed while it replaced the bundle
+    return folder

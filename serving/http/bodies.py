@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from codecs import BOM_UTF8
 from typing import Any, Final
 
@@ -40,7 +41,10 @@ def read_json(body: bytes, *, containers: int | None = None, values: int | None 
 
 def write_json(value: Any) -> bytes:
     """Write a value as JSON; NaN and infinity, which JSON does not have, as null."""
-    return orjson.dumps(value)
+    try:
+        return orjson.dumps(value)
+    except TypeError:  # half a surrogate pair, such as a file name that is not UTF-8 in an error
+        return json.dumps(value, allow_nan=False, separators=(",", ":")).encode("ascii")
 
 
 def as_json(value: Any, status: int = 200) -> Response:

@@ -126,7 +126,7 @@ def in_service(inventory: pd.DataFrame, t_ms: int) -> pd.DataFrame:
 
 
 def stale_after(config: MatrixConfig, asked: timedelta) -> timedelta:
-    """Give the age from which on a sample is stale, for a dataset's step: at least two steps and the delay."""
+    """Return the age at which a sample becomes stale, for a dataset's step: at least two steps and the delay."""
     return max(asked, config.features.delay + MIN_STEPS_STALE * config.step)
 
 

@@ -266,7 +266,7 @@ def split_by(table: pa.Table, number: npt.NDArray[np.int64]) -> dict[int, pa.Tab
 def day_digests(table: pa.Table) -> dict[int, str]:
     """Digest each day of a table of samples.
 
-    When a file is not the one it was (each compaction writes the newest again), they say from which day on.
+    When a file is not the one it was (each compaction writes the newest again), they show the first day that changed.
 
     ``table``: sorted as a file is.
     Returns: by day of UTC since 1970-01-01: the first 64 bits, hexadecimal, of a SHA-256 over the day's samples in

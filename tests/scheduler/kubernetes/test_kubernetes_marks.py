@@ -193,6 +193,15 @@ TAINTS = st.lists(
 )
 
 
+@pytest.mark.parametrize("version", ["", None])
+def test_a_node_without_a_version_is_not_readable(version: str | None) -> None:
+    raw = node("n1")
+    raw["metadata"]["resourceVersion"] = version
+    seen = snapshot_of(raw, KubernetesSettings(), KubernetesSettings().rules, Keys(), T0)
+    assert seen is not None
+    assert not seen.reading.view.readable
+
+
 @given(
     TAINTS,
     st.one_of(st.none(), st.dictionaries(st.sampled_from(["a/b~c", "predrain.io/prediction", "note"]), TEXTS)),

@@ -72,6 +72,13 @@ def test_a_record_goes_into_any_extra_and_out_again_and_leaves_the_rest(extra, t
         assert json.loads(with_record(json.dumps(around), None)) == others | {"b": 2}
 
 
+def test_text_that_is_added_after_the_record_stays_and_the_record_is_read():
+    record = Record("high", 0.5, T0, Level.SOFT, weight=3, soft=1_000_003)
+    noted = with_record("rack=7", record) + " ops note"
+    assert record_in(noted) == record
+    assert with_record(noted, None) == "rack=7 ops note"
+
+
 @pytest.mark.parametrize(
     "extra",
     [

@@ -18,6 +18,7 @@ from models.bundle.store import Bundle, load_bundle, save_bundle
 from serving.champion.model import ModelHolder
 from serving.champion.sources import ChampionCopy, NotNamedYet, held_folder
 from serving.http.limits import ServiceSettings
+from telemetry.atomic import previous_path
 from tests.models.small_models import fitted_models, rows
 from tests.serving.http.world import running
 from tests.waiting import wait
@@ -187,6 +188,13 @@ def test_a_copy_that_the_disk_has_damaged_is_made_again(tmp_path: Path, bundles:
         assert load_bundle(place).digest == bundles[0].digest
         file = place / "manifest.json"
         file.write_bytes(file.read_bytes()[:-1])
+
+
+def test_a_bundle_whose_replacement_was_killed_is_there_after_a_restart(tmp_path: Path, bundles: list[Bundle]) -> None:
+    copy = ChampionCopy(tmp_path / "state" / "champion")
+    copy.take(bundles[0].path, 3, bundles[0].digest)
+    copy.bundle.rename(previous_path(copy.bundle))
+    assert ChampionCopy(held_folder(tmp_path / "state")).named().version == 3
 
 
 def test_a_state_folder_is_one_process_s(tmp_path: Path) -> None:

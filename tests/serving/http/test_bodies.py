@@ -56,5 +56,9 @@ def test_what_is_written_is_read_again(value: Any) -> None:
     assert same(read_json(write_json(value)), value)
 
 
+def test_half_a_surrogate_pair_is_written() -> None:
+    assert json.loads(write_json({"error": "no file \udcff.json"})) == {"error": "no file \udcff.json"}
+
+
 def test_nan_and_infinity_are_written_as_null() -> None:
     assert write_json([math.nan, math.inf, -math.inf]) == b"[null,null,null]"

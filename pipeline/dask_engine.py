@@ -126,14 +126,14 @@ class DaskEngine:
         while not self.any_worker():
             time.sleep(0.2)
         try:
-            found = self.client.run(running_versions)
+            by_worker = self.client.run(running_versions)
         except Exception as error:
             raise InputError(
                 f"a worker cannot run predrain: {error or 'it does not answer'}",
                 self.place,
                 "Install predrain and its libraries there, in the same versions as here.",
             ) from error
-        refuse_other_versions(found)
+        refuse_other_versions(by_worker)
 
     def any_worker(self) -> bool:
         """Whether there is a worker.
@@ -209,14 +209,14 @@ def _connected(target: Any) -> Any:
         ) from error
 
 
-def refuse_other_versions(found: Mapping[str, Mapping[str, str]]) -> None:
+def refuse_other_versions(by_worker: Mapping[str, Mapping[str, str]]) -> None:
     """Refuse workers that run something else than this process.
 
     ``found``: what :func:`running_versions` gave in each worker, by its address.
     Raises ``InputError`` if one differs.
     """
     here = running_versions()
-    for worker, versions in found.items():
+    for worker, versions in by_worker.items():
         other = [
             f"{name} {versions.get(name)} instead of {here[name]}" for name in here if versions.get(name) != here[name]
         ]

@@ -74,27 +74,27 @@ class Health:
 
     def to_text(self) -> str:
         """Give the health in plain words, for a terminal."""
-        found = self.findings
+        findings = self.findings
         age = self.checked_at - self.fitted_at
         lines = [
             f"model {self.bundle[:12]}, {self.profile}: fitted {format_instant(instant_ms(self.fitted_at))}, "
-            f"{format_days(age)} before the check at {format_instant(found.end_ms)}",
-            f"compared: {found.rows:,} rows from {format_instant(found.start_ms)} on",
+            f"{format_days(age)} before the check at {format_instant(findings.end_ms)}",
+            f"compared: {findings.rows:,} rows from {format_instant(findings.start_ms)} on",
         ]
         lines.append("")
-        for verdict in found.verdicts:
+        for verdict in findings.verdicts:
             mark = "DRIFT" if verdict.drift else "note"
             lines.append(f"{mark}: {CAUSES[verdict.cause]}. {verdict.text}")
             lines += [f"    {fact}" for fact in verdict.facts]
-        if not found.verdicts:
+        if not findings.verdicts:
             lines.append("nothing changed that was looked for")
         lines += ["", f"{'group':<12}{'moved':>14}{'largest index':>16}{'distance':>11}  furthest feature"]
         lines += [
-            f"{each['group']:<12}{each['moved']:>7} of {each['features']:<4}{each['psi']:>15.2f}{each['ks']:>11.2f}  "
-            f"{each['worst']}"
-            for each in found.groups
+            f"{group['group']:<12}{group['moved']:>7} of {group['features']:<4}{group['psi']:>15.2f}"
+            f"{group['ks']:>11.2f}  {group['worst']}"
+            for group in findings.groups
         ]
-        lines += ["", self._outcomes_text(), f"verdict: {found.summary}", ""]
+        lines += ["", self._outcomes_text(), f"verdict: {findings.summary}", ""]
         return "\n".join(lines)
 
     def _outcomes_text(self) -> str:
@@ -151,8 +151,8 @@ def check_health(
     frame = opened.labels(instant_of(end_ms))
     labelled = LabelledRows.of(rows, frame)
     served = in_codes_of(fitted.columns, windowed.columns, windowed.values)
-    found = fitted.score_rows(served, scored, rows.time[scored], rows.tie[scored])
-    profile = found[loaded.profile]
+    scores = fitted.score_rows(served, scored, rows.time[scored], rows.tie[scored])
+    profile = scores[loaded.profile]
     seen = _with_new_categories(reference.columns, opened.columns)
     risk = fitted.risk(loaded.profile, profile.score)
     label = labelled.label[scored]

@@ -42,7 +42,7 @@ def untouched(matrix: FeatureMatrix, bundles: Sequence[tuple[str, Bundle]], peri
     labels = matrix.labels(None)
     at, complete = milliseconds(matrix.rows["decision_time"]), milliseconds(labels["complete_at"])
     grid = ~matrix.rows["augmented"].to_numpy(dtype=bool)
-    name, last = max(((name, bundle.fitted.refit_at) for name, bundle in bundles), key=lambda each: each[1])
+    name, last = max(((name, bundle.fitted.refit_at) for name, bundle in bundles), key=lambda dated: dated[1])
     whole = grid & (complete <= instant_ms(matrix.span[1]))
     fresh = whole & (at >= instant_ms(last))
     if not (fresh & labels["label"].notna().to_numpy()).any():
@@ -116,17 +116,17 @@ def in_codes_of(wanted: Sequence[FeatureColumn], have: Sequence[FeatureColumn], 
     Returns: Float32, shape (n_rows, n_features).
     """
     recoded = {
-        at: np.array([_code(each, new.categories) for each in old.categories], np.float32)
+        at: np.array([_code(category, new.categories) for category in old.categories], np.float32)
         for at, (new, old) in enumerate(zip(wanted, have, strict=True))
         if new.categories != old.categories
     }
 
     def values(rows: Ints) -> np.ndarray[Any, np.dtype[np.float32]]:
-        found: np.ndarray[Any, np.dtype[np.float32]] = read(rows)
+        block: np.ndarray[Any, np.dtype[np.float32]] = read(rows)
         for at, codes in recoded.items():
-            known = np.isfinite(found[:, at])
-            found[known, at] = codes[found[known, at].astype(np.int64)] if len(codes) else np.nan
-        return found
+            known = np.isfinite(block[:, at])
+            block[known, at] = codes[block[known, at].astype(np.int64)] if len(codes) else np.nan
+        return block
 
     return values
 

@@ -26,15 +26,15 @@ def make_matrix(
     ``engine``: who does the work; default: this machine's cores. The matrix is the same, byte for byte.
     Raises ``InputError`` if there is no dataset, its step is not ``telemetry.step``, or a parameter does not fit it.
     """
-    found = Dataset.open(dataset)
-    if found.meta.step != params.telemetry.step:
+    opened = Dataset.open(dataset)
+    if opened.meta.step != params.telemetry.step:
         raise InputError(
-            f"the dataset's step is {found.meta.step}, telemetry.step is {params.telemetry.step}",
+            f"the dataset's step is {opened.meta.step}, telemetry.step is {params.telemetry.step}",
             str(dataset),
             "Set telemetry.step to the dataset's step, or import it again with the other one.",
         )
     return build_matrix(
-        found,
+        opened,
         out,
         decision=params.decision,
         labels=params.labels,

@@ -51,16 +51,16 @@ class DataSection(Section):
 
 
 class ThresholdsSection(Section):
-    """``policy.thresholds``: from which risk on a unit has which tier."""
+    """``policy.thresholds``: the lowest risk of each tier."""
 
     watch: float | None = Field(default=None, gt=0, le=1)
-    """Risk from which on a unit is watched; null: where the bundle's budget of alerts begins."""
+    """Risk at or above which a unit is watched; null: where the bundle's budget of alerts begins."""
 
     elevated: float | None = Field(default=None, gt=0, le=1)
-    """Risk from which on new work avoids a unit; null: where a precision of 50 % can be promised."""
+    """Risk at or above which new work avoids a unit; null: where a precision of 50 % can be promised."""
 
     high: float | None = Field(default=None, gt=0, le=1)
-    """Risk from which on a unit is emptied; null: where a precision of 85 % can be promised."""
+    """Risk at or above which a unit is emptied; null: where a precision of 85 % can be promised."""
 
     @model_validator(mode="after")
     def _ascending(self) -> Self:
@@ -145,7 +145,7 @@ def _merged(under: Any, over: Any) -> Any:
 
 def _explain(error: ValidationError, origin: Origin) -> InputError:
     # an unknown key often leaves a required one missing: name the cause, not its consequence
-    first = min(error.errors(), key=lambda found: found["type"] != "extra_forbidden")
+    first = min(error.errors(), key=lambda problem: problem["type"] != "extra_forbidden")
     loc = tuple(str(part) for part in first["loc"])
     dotted = ".".join(part for part in loc if not part.startswith(("function-", "literal[", "constrained-")))
     where = f"{_origin_of(loc, origin)}, parameter {dotted}"
@@ -176,9 +176,9 @@ def _valid_names(loc: tuple[str, ...]) -> list[str]:
         field = model.model_fields.get(part)
         if field is None:  # inside a mapping of sections, such as channels.NAME
             continue
-        found = _section_of(field.annotation)
-        if found is not None:
-            model = found
+        section = _section_of(field.annotation)
+        if section is not None:
+            model = section
     return sorted(model.model_fields)
 
 
@@ -186,9 +186,9 @@ def _section_of(annotation: Any) -> type[BaseModel] | None:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     for inner in get_args(annotation):
-        found = _section_of(inner)
-        if found is not None:
-            return found
+        section = _section_of(inner)
+        if section is not None:
+            return section
     return None
 
 

@@ -83,9 +83,11 @@ def measurements_of(backtest: Path) -> dict[str, Any]:
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
         models = {
-            name: {"sliding": {key: each for key, each in found["sliding"].items() if key not in ("monthly", "folds")}}
-            for name, found in content["models"].items()
-            if "sliding" in found
+            name: {
+                "sliding": {key: value for key, value in measured["sliding"].items() if key not in ("monthly", "folds")}
+            }
+            for name, measured in content["models"].items()
+            if "sliding" in measured
         }
         return {key: content[key] for key in ("k", "first_time", "last_time", "dataset_digest")} | {"models": models}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):

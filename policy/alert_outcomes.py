@@ -75,23 +75,23 @@ def judge(  # noqa: PLR0911 - one line an outcome
     not. ``wrong``: the unit served on through the whole horizon, or passed a diagnostic and went a further horizon
     without an incident. ``inconclusive``: neither can be said any more. ``open``: not yet.
     """
-    seen = sorted((each for each in happenings if each.at <= now), key=lambda each: each.at)
+    seen = sorted((event for event in happenings if event.at <= now), key=lambda event: event.at)
     end = alert.at + alert.horizon
-    after = [each for each in seen if each.at > alert.at]
-    for happening in after:
-        if happening.kind in _FAILURES and happening.at <= end:
-            when = f"{happening.at:%Y-%m-%d %H:%M} UTC"
-            return Outcome(alert, "right", f"{_FAILURES[happening.kind]} followed at {when}")
+    after = [event for event in seen if event.at > alert.at]
+    for event in after:
+        if event.kind in _FAILURES and event.at <= end:
+            when = f"{event.at:%Y-%m-%d %H:%M} UTC"
+            return Outcome(alert, "right", f"{_FAILURES[event.kind]} followed at {when}")
     if now >= end and not _out_of_service(seen, alert.at, end):
         return Outcome(alert, "wrong", "the unit served on through the horizon")
-    for passed in (each for each in after if each.kind == "diagnostic_passed"):
+    for passed in (event for event in after if event.kind == "diagnostic_passed"):
         until = passed.at + alert.horizon
-        if any(each.kind in (*_FAILURES, "left") and passed.at < each.at <= until for each in after):
+        if any(event.kind in (*_FAILURES, "left") and passed.at < event.at <= until for event in after):
             continue
         if now >= until:
             return Outcome(alert, "wrong", "it passed a diagnostic and a further horizon without an incident")
         return Outcome(alert, "open", f"it passed a diagnostic and is watched until {until:%Y-%m-%d %H:%M} UTC")
-    if any(each.kind == "left" for each in after):
+    if any(event.kind == "left" for event in after):
         return Outcome(alert, "inconclusive", "it left the fleet, neither failed nor cleared")
     if now < end + timeout:
         return Outcome(alert, "open", "the horizon, or the time to wait for a diagnostic, is not over")
@@ -101,12 +101,12 @@ def judge(  # noqa: PLR0911 - one line an outcome
 def _out_of_service(seen: list[Happening], start: datetime, end: datetime) -> bool:
     """Tell whether a unit was out of service at some time of a span."""
     out = False
-    for happening in (each for each in seen if each.at <= end):
-        if happening.kind in ("drained", "left"):
+    for event in (event for event in seen if event.at <= end):
+        if event.kind in ("drained", "left"):
             out = True
-        elif happening.kind != "returned":
+        elif event.kind != "returned":
             continue
-        if out and happening.at > start:
+        if out and event.at > start:
             return True
-        out = happening.kind != "returned"
+        out = event.kind != "returned"
     return out

@@ -77,8 +77,8 @@ class RuleHit:
     expires_at: datetime
 
     @property
-    def words(self) -> str:
-        """The reason with the unit and both times."""
+    def reason(self) -> str:
+        """The rule's reason with the unit and both times."""
         seen, end = (f"{when:%Y-%m-%d %H:%M} UTC" for when in (self.seen_at, self.expires_at))
         return f"{self.unit}: {self.rule.words} (seen {seen}, holds until {end})"
 
@@ -157,7 +157,9 @@ class Assessment:
     def units(self) -> tuple[str, ...]:
         """The units that the tier is due to: those of rules that ask for it, then those whose risks hold it up."""
         by_rule = [hit.unit for hit in self.rules if hit.rule.tier == self.tier]
-        by_risk = [each.unit for each in sorted(self.state.tier.support, key=lambda each: -each.risk)]
+        by_risk = [
+            prediction.unit for prediction in sorted(self.state.tier.support, key=lambda prediction: -prediction.risk)
+        ]
         return tuple(dict.fromkeys((*by_rule, *by_risk)))
 
 
@@ -229,7 +231,7 @@ def _remember(
 def _explain(
     node: NodeView, reading: Reading, hits: tuple[RuleHit, ...], state: NodeState, risk: float | None
 ) -> tuple[str, ...]:
-    explanations = [hit.words for hit in hits]
+    explanations = [hit.reason for hit in hits]
     support = state.tier.support
     if support and risk is not None:
         units = ", ".join(f"{prediction.unit} {prediction.risk:.1%}" for prediction in support)

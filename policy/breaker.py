@@ -114,7 +114,8 @@ class ObservedNode:
     changed: bool
 
 
-Found = dict[str, tuple[str | None, str]]
+Causes = dict[str, tuple[str | None, str]]
+"""The frozen group (None: the fleet) and the reason, by the key of the cause."""
 
 _MOMENTARY = frozenset({"listing", "clock"})
 """Causes that compare with the decision before, so that they are seen once."""
@@ -122,7 +123,7 @@ _MOMENTARY = frozenset({"listing", "clock"})
 
 def watch(
     state: BreakerState,
-    looked: Sequence[ObservedNode],
+    nodes: Sequence[ObservedNode],
     signals: Signals,
     decided_at: datetime | None,
     config: BreakerConfig,
@@ -130,30 +131,30 @@ def watch(
 ) -> tuple[BreakerState, tuple[str, ...]]:
     """Look at the fleet as a whole.
 
-    ``looked``: nodes with units only: nodes without GPUs would water every share down.
+    ``nodes``: with units only: nodes without GPUs would water every share down.
     """
-    groups: dict[str, list[ObservedNode]] = {"": list(looked)}
-    for observed in looked:
+    groups: dict[str, list[ObservedNode]] = {"": list(nodes)}
+    for observed in nodes:
         groups.setdefault(observed.node.group_key, []).append(observed)
-    present: Found = {**_of_signals(state, signals, config, now), **_of_listing(state, looked, config)}
-    shares = {name: tuple(each for each in seen if each.decided_at <= now) for name, seen in state.shares.items()}
+    present: Causes = {**_of_signals(state, signals, config, now), **_of_listing(state, nodes, config)}
+    shares = {name: tuple(share for share in seen if share.decided_at <= now) for name, seen in state.shares.items()}
     for name, members in groups.items():
         seen = shares.get(name, ())
         # Without the decision time at hand, so that looking at it twice gives the same.
-        past = tuple(each for each in seen if decided_at is None or each.decided_at < decided_at)[-config.history :]
+        past = tuple(share for share in seen if decided_at is None or share.decided_at < decided_at)[-config.history :]
         causes = _of_group(name, members, past, config)
         present.update(causes)
         new = decided_at is not None and (not seen or decided_at > seen[-1].decided_at)
         # What opened the breaker does not become what is usual.
         if decided_at is not None and new and members and f"risky {name}" not in causes:
-            share = RiskyShare(decided_at, sum(each.risky for each in members) / len(members))
+            share = RiskyShare(decided_at, sum(observed.risky for observed in members) / len(members))
             shares[name] = (*seen, share)[-config.history - 1 :]
     state, reasons = _settle(replace(state, shares=shares), present, signals, config, now)
-    return replace(state, nodes=len(looked), decided_at=now), reasons
+    return replace(state, nodes=len(nodes), decided_at=now), reasons
 
 
 def _settle(
-    state: BreakerState, present: Found, signals: Signals, config: BreakerConfig, now: datetime
+    state: BreakerState, present: Causes, signals: Signals, config: BreakerConfig, now: datetime
 ) -> tuple[BreakerState, tuple[str, ...]]:
     reasons: list[str] = []
     causes = dict(state.causes)
@@ -168,13 +169,13 @@ def _settle(
             reasons += [f"closed by hand: {cause.words}" for _, cause in sorted(causes.items())]
             causes, acknowledged = {}, set(present)
         state = replace(state, reset_at=asked)
-    for key, (group, words) in present.items():
+    for key, (group, reason) in present.items():
         if key in acknowledged:
             continue
         old = causes.get(key)
         if old is None:
-            reasons.append(f"opened: {words}")
-        causes[key] = Cause(group, words, min(old.first_at, now) if old else now, now)
+            reasons.append(f"opened: {reason}")
+        causes[key] = Cause(group, reason, min(old.first_at, now) if old else now, now)
     for key, cause in sorted(causes.items()):
         if cause.last_at > now:  # a clock went back
             causes[key] = replace(cause, last_at=now)
@@ -185,8 +186,8 @@ def _settle(
     return replace(state, causes=causes, acknowledged=tuple(sorted(acknowledged - _MOMENTARY))), tuple(reasons)
 
 
-def _of_signals(state: BreakerState, signals: Signals, config: BreakerConfig, now: datetime) -> Found:
-    causes: Found = {}
+def _of_signals(state: BreakerState, signals: Signals, config: BreakerConfig, now: datetime) -> Causes:
+    causes: Causes = {}
     if signals.scheduler_error is not None:
         causes["scheduler"] = None, f"the scheduler could not be read: {signals.scheduler_error}"
     elif signals.read_at is None:
@@ -199,48 +200,48 @@ def _of_signals(state: BreakerState, signals: Signals, config: BreakerConfig, no
         days = (now - signals.model_fitted_at) / timedelta(days=1)
         most = config.max_model_age / timedelta(days=1)
         causes["model"] = None, f"the model's data end {days:.0f} days ago, {most:.0f} may be"
-    for words in signals.drift:
-        causes[f"drift {words}"] = None, f"drift: {words}"
+    for alarm in signals.drift:
+        causes[f"drift {alarm}"] = None, f"drift: {alarm}"
     if state.decided_at is not None and state.decided_at - now > config.clock_slack:
         causes["clock"] = None, f"the clock went back from {state.decided_at:%Y-%m-%d %H:%M} UTC"
     return causes
 
 
-def _of_listing(state: BreakerState, looked: Sequence[ObservedNode], config: BreakerConfig) -> Found:
-    causes: Found = {}
-    if state.nodes - len(looked) > config.max_shrunk * state.nodes and state.nodes - len(looked) > 1:
-        causes["listing"] = None, f"{len(looked)} nodes with known GPUs are listed, and {state.nodes} were before"
-    down = sum(each.node.down for each in looked)
-    if down >= config.min_risky and down > config.max_down * len(looked):
-        causes["down"] = None, f"{down} of {len(looked)} nodes are down: the control plane rather than the nodes"
-    blind = sum(not each.node.readable for each in looked)
-    if blind > 1 and blind > config.max_unreadable * len(looked):
-        causes["unreadable"] = None, f"the state of {blind} of {len(looked)} nodes could not be read"
+def _of_listing(state: BreakerState, nodes: Sequence[ObservedNode], config: BreakerConfig) -> Causes:
+    causes: Causes = {}
+    if state.nodes - len(nodes) > config.max_shrunk * state.nodes and state.nodes - len(nodes) > 1:
+        causes["listing"] = None, f"{len(nodes)} nodes with known GPUs are listed, and {state.nodes} were before"
+    down = sum(observed.node.down for observed in nodes)
+    if down >= config.min_risky and down > config.max_down * len(nodes):
+        causes["down"] = None, f"{down} of {len(nodes)} nodes are down: the control plane rather than the nodes"
+    blind = sum(not observed.node.readable for observed in nodes)
+    if blind > 1 and blind > config.max_unreadable * len(nodes):
+        causes["unreadable"] = None, f"the state of {blind} of {len(nodes)} nodes could not be read"
     return causes
 
 
-def _of_group(name: str, members: list[ObservedNode], past: tuple[RiskyShare, ...], config: BreakerConfig) -> Found:
-    causes: Found = {}
+def _of_group(name: str, members: list[ObservedNode], past: tuple[RiskyShare, ...], config: BreakerConfig) -> Causes:
+    causes: Causes = {}
     group = name or None
     where = f"group {name}" if name else "the fleet"
     total = len(members)
-    risky = sum(each.risky for each in members)
-    usual = median(each.share for each in past) if len(past) >= config.min_history else None
+    risky = sum(observed.risky for observed in members)
+    usual = median(share.share for share in past) if len(past) >= config.min_history else None
     if risky >= config.min_risky:
         at_once = f"{risky} of {total} nodes of {where} are at risk at once"
         if risky > config.max_risky * total:
             causes[f"risky {name}"] = group, f"{at_once}, {config.max_risky:.0%} may be"
         elif usual is not None and risky > max(config.jump * usual, config.min_jump) * total:
             causes[f"risky {name}"] = group, f"{at_once}, usually {usual:.1%}"
-    up = [each for each in members if not each.node.down]
-    units = sum(len(each.node.units) for each in up)
-    missing = units - sum(each.known for each in up)
-    without = sum(each.known < len(each.node.units) for each in up)
+    up = [observed for observed in members if not observed.node.down]
+    units = sum(len(observed.node.units) for observed in up)
+    missing = units - sum(observed.known for observed in up)
+    without = sum(observed.known < len(observed.node.units) for observed in up)
     if without > 1 and missing > config.max_missing * units:
         causes[f"missing {name}"] = group, f"{missing} of {units} units of {where} have no valid score"
-    changed = sum(each.changed for each in members)
+    changed = sum(observed.changed for observed in members)
     if name and changed > 1 and changed > config.max_changed * total:
         hours = config.settle / timedelta(hours=1)
-        words = f"driver or exporter changed on {changed} of {total} nodes of {where} in the last {hours:g} h"
-        causes[f"software {name}"] = group, words
+        reason = f"driver or exporter changed on {changed} of {total} nodes of {where} in the last {hours:g} h"
+        causes[f"software {name}"] = group, reason
     return causes

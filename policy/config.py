@@ -21,7 +21,7 @@ from policy.tiers import TierThresholds
 class PolicyConfig(RangeChecked):
     """All that can be set.
 
-    ``thresholds``: from which risk of a node on it has which tier; none of them: no score has a tier.
+    ``thresholds``: lowest node risk of each tier; none of them: no score has a tier.
     ``thresholds_from``: ``settings``: those above. ``scores``: those that the scores themselves were given their tiers
     by (:func:`policy.tiers.choose_thresholds`: given, promised by the model, or neither), applied as there: see
     :meth:`by_scores`. ``costs``: ``high`` is what it costs to be wrong, node by node: see :meth:`thresholds_of`.
@@ -47,9 +47,9 @@ class PolicyConfig(RangeChecked):
     def thresholds_of(self, node: NodeView, now: datetime) -> TierThresholds:
         """Give the thresholds of one node.
 
-        With ``costs``, ``high`` is the risk from which on a drain of this very node, with the jobs that run on it now,
-        saves more than it costs (:attr:`policy.cost_benefit.Worth.break_even`), and never below a lower tier. Where no
-        drain of it is worth its cost it is never ``high``.
+        With ``costs``, ``high`` is the risk at or above which a drain of this very node, with the jobs that run on it
+        now, saves more than it costs (:attr:`policy.cost_benefit.Worth.break_even`), and never below a lower tier. A
+        node of which no drain is worth its cost is never ``high``.
         """
         if self.thresholds_from != "costs":
             return self.thresholds

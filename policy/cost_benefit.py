@@ -47,7 +47,7 @@ class Worth:
 
     ``saved``, ``lost``: expected GPU-hours: the risk times what a drain before the failure saves; its complement times
     what an unneeded drain costs.
-    ``break_even``: the risk from which on a drain is worth it; None: it never is.
+    ``break_even``: the risk at or above which a drain is worth it; None: it never is.
     ``wait``: expected GPU-hours that waiting for the jobs' end is better than draining now (negative: worse); None
     where the end is not known, or after the horizon.
     ``wait_until``: when the last job ends.
@@ -82,7 +82,7 @@ def worth_of(
     stop = sum(job.gpus * _hours(_rework_now(job, config, now) + config.restart) for job in jobs)
     fail = sum(job.gpus * _hours(_rework_at_failure(job, config, now, horizon) + config.restart) for job in jobs)
     verify, planned, unplanned = (
-        gpus * _hours(each) for each in (config.verify, config.planned_repair, config.unplanned_repair)
+        gpus * _hours(duration) for duration in (config.verify, config.planned_repair, config.unplanned_repair)
     )
     unneeded, gain = stop + verify, unplanned + fail - (stop + planned)  # summed as Costs does, to the last bit
     saved, lost = risk * gain, (1 - risk) * unneeded
@@ -99,11 +99,11 @@ def worth_of(
     if config.may_wait and wait is not None and wait > 0 and (worthy or saved - lost + wait > 0):
         choice = "wait"
     even = "never worth it" if break_even is None else f"worth it from a risk of {break_even:.1%}"
-    words = f"a drain now saves {saved:.1f} and loses {lost:.1f} GPU-hours at a risk of {risk:.1%} ({even})"
+    summary = f"a drain now saves {saved:.1f} and loses {lost:.1f} GPU-hours at a risk of {risk:.1%} ({even})"
     if wait is not None and until is not None:
         side = "better" if wait > 0 else "worse"
-        words += f"; waiting for the jobs' end at {until:%Y-%m-%d %H:%M} UTC is {abs(wait):.1f} {side}"
-    return Worth(risk, saved, lost, break_even, wait, until, choice, words)
+        summary += f"; waiting for the jobs' end at {until:%Y-%m-%d %H:%M} UTC is {abs(wait):.1f} {side}"
+    return Worth(risk, saved, lost, break_even, wait, until, choice, summary)
 
 
 def _hours(value: timedelta) -> float:
@@ -160,7 +160,7 @@ class Costs:
 
     @property
     def break_even(self) -> float:
-        """The risk from which on a drain is worth it: where ``risk * saved = (1 - risk) * unneeded_drain``."""
+        """The risk at or above which a drain is worth it: where ``risk * saved = (1 - risk) * unneeded_drain``."""
         return self.unneeded_drain / (self.unneeded_drain + self.saved)
 
 
@@ -198,7 +198,7 @@ def for_costs(evidence: Evidence, costs: Costs, confidence: float) -> Decision:
             f"{total / times:.3g} a decision time, with {confidence:.0%} confidence at least {lower:.3g}"
         )
     else:
-        why = f"no earlier decision had a risk of {threshold:.1%}, from which on a drain is worth its cost"
+        why = f"no earlier decision had a risk of {threshold:.1%}, where a drain is worth its cost"
     return Decision(
         kind="cost",
         asked=costs.unneeded_drain / costs.saved,

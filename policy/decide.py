@@ -200,7 +200,7 @@ def decide(
             case.lower(Level.SOFT, f"over budget, so only softly tainted: {granted.refused[case.node.name]}")
         weigh(case, config, now)
     actions = [(case, action) for case in cases for action in _actions(case, config, now)]
-    actions.sort(key=lambda each: (VERBS.index(each[1].verb), -each[0].urgency, each[1].node))
+    actions.sort(key=lambda planned: (VERBS.index(planned[1].verb), -planned[0].urgency, planned[1].node))
     remembered, alerts = _remember(cases, state, config, now)
     return Plan(
         now=now,
@@ -244,7 +244,7 @@ def _breaker(
     cases: list[Case], state: PolicyState, signals: Signals, config: PolicyConfig, now: datetime
 ) -> tuple[BreakerState, tuple[str, ...]]:
     settle = config.breaker.settle
-    looked = [
+    observed = [
         ObservedNode(
             case.node,
             case.assessment.instant in ("elevated", "high"),
@@ -255,7 +255,7 @@ def _breaker(
     ]
     times = [case.assessment.reading.decided_at for case in cases]
     newest = max((time for time in times if time is not None), default=None)
-    return watch(state.breaker, looked, signals, newest, config.breaker, now)
+    return watch(state.breaker, observed, signals, newest, config.breaker, now)
 
 
 def _stages(
@@ -360,7 +360,7 @@ def _decision(case: Case) -> NodeDecision:
         group=case.node.group_key,
         tier=assessment.tier,
         risk=assessment.risk,
-        rules=tuple(hit.words for hit in assessment.rules),
+        rules=tuple(hit.reason for hit in assessment.rules),
         wanted=case.wanted,
         target=case.target,
         reasons=case.ordered_reasons,

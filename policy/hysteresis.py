@@ -181,12 +181,12 @@ def _count(state: TierState, reading: Reading, fresh: float, held: float, thresh
     if calm < thresholds.config.fall_after:
         return replace(state, calm=calm, calm_worst=worst)
     fallen = thresholds.held(worst, tier)
-    words = f"{calm} consecutive decisions of at most {worst:.1%}"
-    return replace(_moved(state, fallen, words), calm=0, calm_worst=0.0)
+    why = f"{calm} consecutive decisions of at most {worst:.1%}"
+    return replace(_moved(state, fallen, why), calm=0, calm_worst=0.0)
 
 
-def _moved(state: TierState, tier: Tier, words: str) -> TierState:
-    return replace(state, tier=tier, moved=f"from {state.tier} to {tier}: {words}")
+def _moved(state: TierState, tier: Tier, why: str) -> TierState:
+    return replace(state, tier=tier, moved=f"from {state.tier} to {tier}: {why}")
 
 
 def _longer(streak: Streak, reached: bool, at: datetime) -> Streak:
@@ -212,7 +212,7 @@ def _support(
     if state.tier == "clear":
         return ()
     needed = thresholds.lower(state.tier)
-    predictions = sorted([*reading.known.values(), *alive], key=lambda each: (-each.risk, each.unit))
+    predictions = sorted([*reading.known.values(), *alive], key=lambda prediction: (-prediction.risk, prediction.unit))
     for count in range(1, len(predictions) + 1):
         risk = risks.combine(prediction.risk for prediction in predictions[:count])
         if risk is not None and risk >= needed:

@@ -53,5 +53,8 @@ def _ranges(kind: Any) -> tuple[tuple[str, Range], ...]:
     hints = get_type_hints(kind, include_extras=True)
     parts = [(name, part) for name, hint in hints.items() for part in (hint, *get_args(hint))]  # ``Share | None``
     return tuple(
-        (name, each) for name, part in parts for each in getattr(part, "__metadata__", ()) if isinstance(each, Range)
+        (name, allowed)
+        for name, part in parts
+        for allowed in getattr(part, "__metadata__", ())
+        if isinstance(allowed, Range)
     )

@@ -28,12 +28,12 @@ FORMAT = 2
 LONGEST_HORIZON = timedelta(days=366)
 
 
-def instant_words(value: datetime) -> str:
+def format_utc(value: datetime) -> str:
     """Write an aware instant as ISO 8601 in UTC, whole seconds, with Z.
 
     Examples
     --------
-    >>> instant_words(datetime(2026, 1, 1, 6, tzinfo=UTC))
+    >>> format_utc(datetime(2026, 1, 1, 6, tzinfo=UTC))
     '2026-01-01T06:00:00Z'
     """
     return value.astimezone(UTC).replace(tzinfo=None).isoformat(timespec="seconds") + "Z"
@@ -57,7 +57,7 @@ def _duration(seconds: float) -> timedelta:
         raise ValueError(f"{seconds!r} is no number of seconds") from None
 
 
-Instant = Annotated[datetime, BeforeValidator(_instant), PlainSerializer(instant_words)]
+Instant = Annotated[datetime, BeforeValidator(_instant), PlainSerializer(format_utc)]
 Seconds = Annotated[timedelta, BeforeValidator(_duration), PlainSerializer(timedelta.total_seconds)]
 
 
@@ -173,8 +173,8 @@ class RiskRecord:
         one. Fields that are not known are passed over: a later version may add some.
         """
         if not isinstance(content, Mapping) or content.get("format") != FORMAT:
-            found = content.get("format") if isinstance(content, Mapping) else content
-            raise ValueError(f"a risk record of format {found!r}, this code reads {FORMAT}")
+            version = content.get("format") if isinstance(content, Mapping) else content
+            raise ValueError(f"a risk record of format {version!r}, this code reads {FORMAT}")
         try:
             return _codec().validate_python(content)
         except ValidationError as error:

@@ -98,7 +98,7 @@ class Record:
         return self.inconclusive / finished if finished else 0.0
 
     @property
-    def words(self) -> str:
+    def summary(self) -> str:
         """The record in one line."""
         if not self.bound.alerts:
             return f"no conclusive alert yet ({self.inconclusive} inconclusive, {self.open} open)"
@@ -166,7 +166,9 @@ def advance_stage(
         record, bar = _record_for(state.stage, counted, config, now)
         if record.bound.alerts >= config.min_outcomes and record.upper < bar.demote_below:
             down = STAGES[at - 1]
-            why = f"group {group} goes from {state.stage} back to {down}: {record.words}, below {bar.demote_below:.0%}"
+            why = (
+                f"group {group} goes from {state.stage} back to {down}: {record.summary}, below {bar.demote_below:.0%}"
+            )
             return StageState(down, now), (why,)
     return (state, ()) if state.stage == config.ceiling else _promoted(group, state, counted, config, now)
 
@@ -184,7 +186,7 @@ def _promoted(
     if share > limit:
         why = f"group {group} has earned {up}, but {share:.0%} of its alerts are inconclusive, {limit:.0%} may be"
         return state, (why,)
-    why = f"group {group} goes from {state.stage} to {up}: {record.words}, at least {bar.promote_at:.0%}"
+    why = f"group {group} goes from {state.stage} to {up}: {record.summary}, at least {bar.promote_at:.0%}"
     return StageState(up, now), (why,)
 
 

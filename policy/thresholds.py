@@ -233,13 +233,13 @@ class _Ordered:
 
 def _best(ordered: _Ordered, confidence: float) -> tuple[float | None, int | None]:
     """Find the highest bound at a few sizes set beforehand; the allowed error is shared among them (Bonferroni)."""
-    each = 1 - (1 - confidence) / len(_BEST_AT)
+    corrected = 1 - (1 - confidence) / len(_BEST_AT)
     best: tuple[float | None, int | None] = None, None
     for units in _BEST_AT:
         end = ordered.end_of(units)
         if end is None:
             break
-        lower = ordered.bound(end, each).lower
+        lower = ordered.bound(end, corrected).lower
         if lower > (best[0] or 0.0):
             best = lower, end
     return best
@@ -277,7 +277,7 @@ def _low(value: float) -> str:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _plain(each) for key, each in value.items()}
+        return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value

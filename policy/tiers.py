@@ -25,7 +25,7 @@ PROMISED: Mapping[str, float] = {"elevated": 0.5, "high": 0.85}
 
 @dataclass(frozen=True, slots=True)
 class TierThresholds:
-    """From which risk on a unit has which tier.
+    """The lowest risk of each tier.
 
     ``watch``, ``elevated``, ``high``: a risk of at least this has the tier; above 0, at most 1, not descending. None:
     the tier is never reached.

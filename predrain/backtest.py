@@ -70,14 +70,14 @@ def backtest(
         chosen = running.enter_context(chosen_engine(engine, dask_address, dask_workers))
         if place is not None:
             with progress("features") as advance:
-                found = make_matrix(place, loaded, out / "matrix", progress=advance, engine=chosen)
+                feature_matrix = make_matrix(place, loaded, out / "matrix", progress=advance, engine=chosen)
             truth = truth or _truth_beside(place)
         else:
             assert matrix is not None
             refuse_inside(out, matrix, "matrix")
-            found = FeatureMatrix.open(matrix)
+            feature_matrix = FeatureMatrix.open(matrix)
         with progress("backtest") as advance:
-            replay(found, loaded, out, truth=truth, registry=registry, progress=advance, engine=chosen)
+            replay(feature_matrix, loaded, out, truth=truth, registry=registry, progress=advance, engine=chosen)
         if report:
             write_report_for(out)
         show(summary_of(out), as_json=as_json)

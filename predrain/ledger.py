@@ -57,10 +57,12 @@ def why(
             _calls(decision)
         if work:
             _write("emptying it:")
-        for each in work:
-            of = f" {each['workload']}" if each.get("workload") else ""
-            answer = f" through {each['means']}: {each['answer']}" if each["answer"] is not None else ""
-            _write(f"  {each['at']} {each['kind']}{of}{answer}" + (f": {each['message']}" if each["message"] else ""))
+        for entry in work:
+            of = f" {entry['workload']}" if entry.get("workload") else ""
+            answer = f" through {entry['means']}: {entry['answer']}" if entry["answer"] is not None else ""
+            _write(
+                f"  {entry['at']} {entry['kind']}{of}{answer}" + (f": {entry['message']}" if entry["message"] else "")
+            )
 
 
 @ledger_app.command("list")
@@ -95,15 +97,15 @@ def replay(
     with reported():
         from scheduler.ledger.reader import LedgerReader
 
-        found = LedgerReader(ledger).replay(number)
-    equal = not found.differences
+        replayed = LedgerReader(ledger).replay(number)
+    equal = not replayed.differences
     if as_json:
-        content = {"decision": number, "code": found.code, "equal": equal, "differences": list(found.differences)}
+        content = {"decision": number, "code": replayed.code, "equal": equal, "differences": list(replayed.differences)}
         _write(json.dumps(content, ensure_ascii=False, sort_keys=True))
     else:
-        words = "equal in everything" if equal else "comes out otherwise"
-        _write(f"decision {number} of predrain {found.code}: {words}")
-        for difference in found.differences:
+        result = "equal in everything" if equal else "comes out otherwise"
+        _write(f"decision {number} of predrain {replayed.code}: {result}")
+        for difference in replayed.differences:
             _write(f"  {difference}")
     if not equal:
         raise typer.Exit(FAILED)
@@ -130,8 +132,8 @@ def export(
 
 def _calls(decision: dict[str, Any]) -> None:
     for call in decision["calls"]:
-        words = f": {call['message']}" if call["message"] else ""
-        _write(f"  {call['at']} {call['verb']} {call['node']}: {call['answer']}{words}")
+        message = f": {call['message']}" if call["message"] else ""
+        _write(f"  {call['at']} {call['verb']} {call['node']}: {call['answer']}{message}")
         for write in call["wrote"]:
             before, after = (write[name] if write[name] is not None else "(none)" for name in ("before", "after"))
             _write(f"    {write['path']}: {before} -> {after}")

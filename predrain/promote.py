@@ -63,7 +63,7 @@ def promote(
                 dry_run=dry_run,
                 force_reason=reason if force else None,
             )
-        sys.stdout.write(json.dumps(decision.to_json(), sort_keys=True) + "\n" if as_json else _told(decision))
+        sys.stdout.write(json.dumps(decision.to_json(), sort_keys=True) + "\n" if as_json else _summary_text(decision))
     if not decision.done:
         raise typer.Exit(FAILED)
 
@@ -93,7 +93,7 @@ def _matrix(dataset: Path | None, matrix: Path | None, params: Params) -> Featur
         return make_matrix(dataset, params, dataset.with_name(dataset.name + "-matrix"), progress=advance)
 
 
-def _told(decision: Decision) -> str:
+def _summary_text(decision: Decision) -> str:
     """Give the decision as text: the table of criteria, then what was done."""
     lines = []
     verdict = decision.verdict

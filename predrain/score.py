@@ -168,8 +168,8 @@ def _record_failure(scores: ScoresFolder, began: datetime, error: Exception) -> 
     return text
 
 
-def _say(as_json: bool, facts: dict[str, Any], words: str, stream: Any) -> None:
-    line = json.dumps(facts, default=str, sort_keys=True) if as_json else f"predrain score: {words}"
+def _say(as_json: bool, facts: dict[str, Any], message: str, stream: Any) -> None:
+    line = json.dumps(facts, default=str, sort_keys=True) if as_json else f"predrain score: {message}"
     stream.write(line + "\n")
     stream.flush()
 

@@ -45,8 +45,12 @@ def _summary(checks: pd.DataFrame, verdicts: pd.DataFrame) -> str:
     if not drifted:
         return f"None of {count(len(checks))} checks found drift."
     causes = verdicts[verdicts["drift"]]["cause"]
-    found = [f"{words} ({int((causes == cause).sum())})" for cause, words in CAUSES.items() if (causes == cause).any()]
-    return f"{count(drifted)} of {count(len(checks))} checks found drift: {'; '.join(found)}."
+    listed = [
+        f"{description} ({int((causes == cause).sum())})"
+        for cause, description in CAUSES.items()
+        if (causes == cause).any()
+    ]
+    return f"{count(drifted)} of {count(len(checks))} checks found drift: {'; '.join(listed)}."
 
 
 def _reading(context: ReportContext) -> str:

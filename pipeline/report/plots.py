@@ -157,7 +157,7 @@ def lead_times(evaluation: Evaluation, profile: str) -> Plot | None:
 
     caption = (
         f"Lead time of the {len(lead)} incidents that {profile} caught ({len(mine) - len(lead)} more were not caught). "
-        f"Quartiles: {', '.join(wording.hours(each) for each in quartiles)}."
+        f"Quartiles: {', '.join(wording.hours(value) for value in quartiles)}."
     )
     return _render("lead-times", "Lead time", caption, draw, height=2.8)
 
@@ -226,7 +226,7 @@ def _inline(document: str, key: str, title: str, description: str) -> str:
     svg = re.sub(r'\sxmlns(:\w+)?="[^"]*"', "", svg)
     svg = svg.replace("xlink:href", "href")
     used = set(re.findall(r'href="#([^"]+)"', svg)) | set(re.findall(r"url\(#([^)]+)\)", svg))
-    svg = re.sub(r'\sid="([^"]+)"', lambda found: f' id="{key}-{found[1]}"' if found[1] in used else "", svg)
+    svg = re.sub(r'\sid="([^"]+)"', lambda match: f' id="{key}-{match[1]}"' if match[1] in used else "", svg)
     svg = re.sub(r'href="#', f'href="#{key}-', svg)
     svg = re.sub(r"url\(#", f"url(#{key}-", svg)
     for colour, css in _CSS.items():

@@ -103,15 +103,15 @@ def _helped(evaluation: Evaluation, context: ReportContext) -> str:
     paired = paired[paired["statistic"] == "precision_at_k"]
     parts = []
     sliding = paired[(paired["comparison"] == "sliding") & (paired["model"] == context.profile)]
-    for each in sliding.itertuples():
+    for row in sliding.itertuples():
         parts.append(
-            f"Against training {each.model} once, refitting it on a sliding span changed precision at K by "
-            f"{_difference(each)}."
+            f"Against training {row.model} once, refitting it on a sliding span changed precision at K by "
+            f"{_difference(row)}."
         )
     ensembles = paired[paired["comparison"] == "ensemble"]
     if not ensembles.empty:
         against = ensembles["other_model"].iloc[0]
-        compared = join([f"{each.model} {_difference(each)}" for each in ensembles.itertuples()])
+        compared = join([f"{row.model} {_difference(row)}" for row in ensembles.itertuples()])
         parts.append(
             f"Against the best single learner ({against}, chosen after the fact), precision at K changed by: "
             f"{compared}."
@@ -119,10 +119,10 @@ def _helped(evaluation: Evaluation, context: ReportContext) -> str:
     return " ".join(parts)
 
 
-def _difference(each: tuple) -> str:  # type: ignore[type-arg]  # a row of itertuples has no static type
-    bounds = between(points(each.low), points(each.high))  # type: ignore[attr-defined]  # columns of the paired table
-    finding = verdict(each.low, each.high)  # type: ignore[attr-defined]  # columns of the paired table
-    return f"{points(each.difference)} points{_spaced(bounds)} ({finding})"  # type: ignore[attr-defined]  # as above
+def _difference(row: tuple) -> str:  # type: ignore[type-arg]  # a row of itertuples has no static type
+    bounds = between(points(row.low), points(row.high))  # type: ignore[attr-defined]  # columns of the paired table
+    finding = verdict(row.low, row.high)  # type: ignore[attr-defined]  # columns of the paired table
+    return f"{points(row.difference)} points{_spaced(bounds)} ({finding})"  # type: ignore[attr-defined]  # as above
 
 
 def _interval(row: pd.Series, name: str) -> str:

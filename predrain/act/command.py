@@ -150,8 +150,8 @@ def _all_there(scheduler: SchedulerKind, cluster: Path | None, scores: Path | No
         missing.append("--scores FOLDER, which predrain score writes")
     if settings is None:
         missing.append(
-            f"--settings FILE; there is no {DEFAULT_SETTINGS} in this folder either. It says from which risk on a node "
-            "is of a tier (policy.thresholds, or policy.thresholds_from: scores) and which groups may be acted on "
+            f"--settings FILE; there is no {DEFAULT_SETTINGS} in this folder either. It gives the lowest risk of each "
+            "tier (policy.thresholds, or policy.thresholds_from: scores) and which groups may be acted on "
             "(policy.stages); deploy/act/act.yaml is one to begin with"
         )
     if missing:
@@ -292,8 +292,8 @@ def _lines(report: RoundReport) -> list[str]:
     shown: dict[str, tuple[str, ...]] = {}
     for step in report.steps:
         action = step.action
-        words = f": {step.words}" if step.words else ""
-        lines.append(f"{step.outcome:<8} {action.verb} {action.node} ({action.tier}){words}")
+        message = f": {step.words}" if step.words else ""
+        lines.append(f"{step.outcome:<8} {action.verb} {action.node} ({action.tier}){message}")
         if shown.get(action.node) != action.reasons:  # the same for each step on a node
             lines += [f"         why: {reason}" for reason in action.reasons]
         shown[action.node] = action.reasons
@@ -301,8 +301,8 @@ def _lines(report: RoundReport) -> list[str]:
     lines += [step.line for step in report.work]
     lines += [f"         {write.words}" for step in report.work for write in step.writes]
     lines += [f"over budget: {node}: {why}" for node, why in content["over_budget"].items()]
-    lines += [f"breaker open: {words}" for words in content["breaker"].values()]
-    lines += [f"fleet: {words}" for words in content["fleet"]]
+    lines += [f"breaker open: {cause}" for cause in content["breaker"].values()]
+    lines += [f"fleet: {reason}" for reason in content["fleet"]]
     lines += [f"note: {note}" for note in report.notes]
     lines += _standing(report)
     if not report.steps and not report.work and report.active and report.plan is not None:

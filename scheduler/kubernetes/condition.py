@@ -11,7 +11,7 @@ from typing import Final
 
 from policy.fleet import Level, Published
 from policy.plan import Action
-from policy.risk_record import instant_words
+from policy.risk_record import format_utc
 from scheduler.ports.codec import instant
 from scheduler.ports.readings import Write
 from telemetry.collect.kubernetes.api import Object
@@ -40,7 +40,7 @@ def condition_after(action: Action, current: Object | None, now: datetime) -> Ob
     """
     if action.verb == "publish":
         status, reason = _OF_TIER.get(action.tier, ("Unknown", "RiskUnknown"))
-        end = "" if action.expires_at is None else f", holds until {instant_words(action.expires_at)}"
+        end = "" if action.expires_at is None else f", holds until {format_utc(action.expires_at)}"
         risk = "" if action.risk is None else f" (risk {action.risk:.3g})"
         message = f"tier {action.tier}{risk}{end}: {'; '.join(action.reasons[:3]) or 'no reasons given'}"
         return _condition(status, reason, message, current, now)
@@ -89,7 +89,7 @@ def event_of(action: Action, before: Published | None, now: datetime) -> Object 
         kind, reason, message = "Normal", "GPUFailurePredictionWithdrawn", reasons or "nothing stands any more"
     else:
         return None
-    node, stamp = action.node, instant_words(now)
+    node, stamp = action.node, format_utc(now)
     digest = hashlib.sha256(f"{node} {action.verb} {action.tier} {stamp}".encode()).hexdigest()[:16]
     return {
         "apiVersion": "v1",
@@ -114,6 +114,6 @@ def _condition(status: str, reason: str, message: str, current: Object | None, n
         "status": status,
         "reason": reason,
         "message": message[:_MAX_MESSAGE],
-        "lastHeartbeatTime": instant_words(now),
-        "lastTransitionTime": since or instant_words(now),
+        "lastHeartbeatTime": format_utc(now),
+        "lastTransitionTime": since or format_utc(now),
     }

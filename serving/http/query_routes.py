@@ -11,7 +11,7 @@ from fastapi import FastAPI, Path, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
-from policy.risk_record import RiskRecord, instant_words
+from policy.risk_record import RiskRecord, format_utc
 from policy.tiers import UNKNOWN
 from serving.champion.model import LoadedModel, ModelHolder
 from serving.http.application import guarded
@@ -238,7 +238,7 @@ class QueryRoutes:
 
     def _rows_answer(self, model: LoadedModel, predictions: list[dict[str, Any]]) -> dict[str, Any]:
         return {
-            "issued_at": instant_words(self._clock()),
+            "issued_at": format_utc(self._clock()),
             "horizon_seconds": model.horizon_seconds,
             "model": model.about(),
             # Only the caller knows how old its rows are, so how long the answer holds.
@@ -252,9 +252,9 @@ def frame(fleet: Fleet, now: datetime) -> dict[str, Any]:
     scores = fleet.scores
     return {
         "decision": scores.decision,
-        "decision_time": instant_words(scores.decided),
-        "issued_at": instant_words(scores.issued),
-        "expires_at": instant_words(scores.expires),
+        "decision_time": format_utc(scores.decided),
+        "issued_at": format_utc(scores.issued),
+        "expires_at": format_utc(scores.expires),
         "horizon_seconds": next(iter(scores.units.values())).horizon.total_seconds(),
         "model": scores.model,
         "expired": fleet.expired(now),
@@ -269,7 +269,7 @@ def unit_answer(record: RiskRecord, now: datetime) -> dict[str, Any]:
     if record.status == "ok" and record.expired(now):
         content |= {
             "status": "expired",
-            "unknown_reason": f"the score expired at {instant_words(record.expires_at)}",
+            "unknown_reason": f"the score expired at {format_utc(record.expires_at)}",
             "last_known": {"risk": record.risk, "tier": record.tier},
             "risk": None,
             "risks": {},
@@ -301,7 +301,7 @@ def node_with_units(fleet: Fleet, node: str, now: datetime) -> dict[str, Any]:
     state = fleet.state(node, now)
     assert state is not None
     return node_answer(state) | {
-        "expires_at": instant_words(min(expiries)) if expiries else None,
+        "expires_at": format_utc(min(expiries)) if expiries else None,
         "sample_age_seconds": round(max(ages) + since_s) if ages else None,
         "units": [unit_answer(record, now) for record in worst_first],
     }

@@ -22,7 +22,7 @@ from models.explanation.members import explained_by
 from models.explanation.reasons import ReasonPlan, largest_reasons
 from models.rows.ranking import name_hashes
 from models.training.fitted import FittedModels
-from policy.risk_record import FORMAT, ModelName, RiskReason, RiskRecord, instant_words
+from policy.risk_record import FORMAT, ModelName, RiskReason, RiskRecord, format_utc
 from policy.tiers import RAISED, TIERS, UNKNOWN, TierThresholds, choose_thresholds
 from serving.scores.feature_settings import live_config, missing_channels, window_plan
 from serving.scores.fleet_rows import FleetRows, fleet_rows, stale_after
@@ -149,9 +149,9 @@ def _score(
     why = Counter(record.unknown_reason for record in records if record.unknown_reason is not None)
     summary = {
         "format": FORMAT,
-        "decision_time": instant_words(t),
-        "issued_at": instant_words(issued_at),
-        "expires_at": instant_words(expires_at),
+        "decision_time": format_utc(t),
+        "issued_at": format_utc(issued_at),
+        "expires_at": format_utc(expires_at),
         "horizon_seconds": config.labels.horizon.total_seconds(),
         "labels": config.labels.model_dump(mode="json"),
         "interval_seconds": config.decision.every.total_seconds(),
@@ -165,7 +165,7 @@ def _score(
         "unknown_reasons": dict(why.most_common(_REASONS_COUNTED)),
         "thresholds": chosen.thresholds.to_json(),
         "threshold_sources": dict(chosen.sources),
-        "newest_sample": None if newest is None else instant_words(newest),
+        "newest_sample": None if newest is None else format_utc(newest),
         "newest_sample_age_seconds": None if newest is None else (t - newest).total_seconds(),
         "stale_after_seconds": stale_after(config, settings.stale_after).total_seconds(),
         "min_completeness": settings.min_completeness,
@@ -176,9 +176,9 @@ def _score(
             "digest": model.bundle.digest,
             "profile": model.bundle.profile,
             "version": model.version,
-            "fitted_at": instant_words(fitted.refit_at),
+            "fitted_at": format_utc(fitted.refit_at),
         },
-        "dataset": {"digest": dataset.digest, "end": instant_words(dataset.meta.span[1])},
+        "dataset": {"digest": dataset.digest, "end": format_utc(dataset.meta.span[1])},
     }
     return records, summary
 
@@ -194,9 +194,9 @@ def due_decision(config: MatrixConfig, now: datetime) -> datetime:
     first, last = config.span
     t = _floor(min(now - config.features.delay, last), config)
     if t < first:
-        reach = f"from {instant_words(first)} to {instant_words(last)}"
+        reach = f"from {format_utc(first)} to {format_utc(last)}"
         raise InputError(
-            f"no decision is due yet: the dataset reaches {reach}, it is {instant_words(now)}",
+            f"no decision is due yet: the dataset reaches {reach}, it is {format_utc(now)}",
             "--dataset",
             "Wait for the first decision time within it, or name one with --at.",
         )
@@ -213,20 +213,20 @@ def asked_decision(config: MatrixConfig, at: datetime, now: datetime) -> datetim
     before = _floor(at, config)
     if before != at:
         raise InputError(
-            f"{instant_words(at)} is not a decision time of this model",
+            f"{format_utc(at)} is not a decision time of this model",
             "--at",
-            f"Give {instant_words(before)} or {instant_words(before + config.decision.every)}.",
+            f"Give {format_utc(before)} or {format_utc(before + config.decision.every)}.",
         )
     first, last = config.span
     if not first <= at <= last:
-        reach = f"from {instant_words(first)} to {instant_words(last)}"
+        reach = f"from {format_utc(first)} to {format_utc(last)}"
         raise InputError(
-            f"{instant_words(at)} lies outside the dataset, which reaches {reach}",
+            f"{format_utc(at)} lies outside the dataset, which reaches {reach}",
             "--at",
             "Give a time inside it.",
         )
     if at > now:
-        raise InputError(f"{instant_words(at)} is still to come: it is {instant_words(now)}", "--at", "Wait for it.")
+        raise InputError(f"{format_utc(at)} is still to come: it is {format_utc(now)}", "--at", "Wait for it.")
     return at
 
 

@@ -26,7 +26,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from features.errors import InputError
-from policy.risk_record import FORMAT, RiskRecord, instant_words
+from policy.risk_record import FORMAT, RiskRecord, format_utc
 from policy.tiers import TIERS, UNKNOWN
 from serving.scores.reading import FACTS, LATEST, NAME, STAMP, TEXTFILE, read_json
 from telemetry.atomic import FolderSwap, disk_errors, fsync_path, recover_folder, write_bytes
@@ -230,8 +230,8 @@ def record_attempt(
     failures = before.get("consecutive_failures")
     status = {
         "format": FORMAT,
-        "last_attempt": instant_words(at),
-        "last_success": before.get("last_success") if result is None else instant_words(at),
+        "last_attempt": format_utc(at),
+        "last_success": before.get("last_success") if result is None else format_utc(at),
         "error": error,
         "consecutive_failures": 0 if result is not None else (failures if isinstance(failures, int) else 0) + 1,
         "decision": None if newest is None else newest.get("decision_time"),

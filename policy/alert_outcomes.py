@@ -1,12 +1,15 @@
-"""What became of an alert: right, wrong, inconclusive, or not known yet."""
+"""What became of an alert: right, wrong, inconclusive, or not known yet; and which alerts open an episode."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Literal
 
+import numpy as np
+
+from policy.episodes import Bools, openings
 from policy.tiers import Tier
 
 Verdict = Literal["right", "wrong", "inconclusive", "open"]
@@ -29,6 +32,15 @@ class Alert:
     horizon: timedelta
     by_rule: bool = False
     held_out: bool = False
+
+
+def opens_episode(alerts: Sequence[Alert]) -> Bools:
+    """Tell which alerts open an episode (:func:`policy.episodes.openings`); each would last for its horizon."""
+    code = {unit: place for place, unit in enumerate(dict.fromkeys(alert.unit for alert in alerts))}
+    unit = np.array([code[alert.unit] for alert in alerts], dtype=np.int64)
+    time = np.array([alert.at.timestamp() * 1000 for alert in alerts]).astype(np.int64)
+    reach = np.array([alert.horizon.total_seconds() * 1000 for alert in alerts]).astype(np.int64)
+    return openings(unit, time, reach)
 
 
 HappeningKind = Literal[

@@ -13,7 +13,7 @@ import numpy as np
 
 from policy.fleet import JobView
 from policy.ranges import NonNegativeTime, PositiveTime, RangeChecked
-from policy.thresholds import Decision, Evidence, drains_begun, precision_bound
+from policy.thresholds import Decision, Evidence, precision_bound
 
 _HOUR = timedelta(hours=1)
 
@@ -171,20 +171,15 @@ def for_costs(evidence: Evidence, costs: Costs, confidence: float) -> Decision:
     Returns: the threshold is :attr:`Costs.break_even`, which no search has touched; ``promised`` says whether the lower
     bound of the saving is above zero. ``saving`` is a decision time's, against draining nothing.
 
-    A failure is saved once, however many alerts it had; a false drain, one none of whose alerts was a hit, counts each
-    time it begins. The bound of the saving is normal over units, which may depend on nothing but themselves.
+    What is counted are drains (:meth:`policy.thresholds.Evidence.opened`): a failure is saved once, and a false drain
+    counts each time it begins. The bound is normal over units, which may depend on nothing but themselves.
     """
     if not len(evidence.risk):
         return no_threshold(costs, confidence, "there are no earlier decisions")
     threshold, times = costs.break_even, evidence.times
-    alert = evidence.risk >= threshold
-    alerts = np.flatnonzero(alert)
-    alerts = alerts[np.lexsort((evidence.time[alerts], evidence.unit[alerts]))]
-    begun = drains_begun(evidence.unit[alerts], evidence.time[alerts], evidence.repeat_ms)
-    drains = alerts[begun]
-    needed = np.bincount(np.cumsum(begun) - 1, weights=evidence.hit[alerts], minlength=len(drains)) > 0
-    false = drains[~needed]
-    hits = np.flatnonzero(alert & evidence.hit & (evidence.incident >= 0))
+    drains = evidence.opened(evidence.risk >= threshold)
+    false = drains[~evidence.hit[drains]]
+    hits = drains[evidence.hit[drains] & (evidence.incident[drains] >= 0)]
     saved = hits[np.unique(evidence.incident[hits], return_index=True)[1]]
     units, unit = np.unique(evidence.unit, return_inverse=True)
     gain = costs.saved * np.bincount(unit[saved], minlength=len(units))
@@ -192,7 +187,7 @@ def for_costs(evidence: Evidence, costs: Costs, confidence: float) -> Decision:
     total = float(gain.sum())
     spread = float(gain.std(ddof=1)) * math.sqrt(len(units)) if len(units) > 1 else math.inf
     lower = (total - NormalDist().inv_cdf(confidence) * spread) / times if math.isfinite(spread) else -math.inf
-    if len(alerts):
+    if len(drains):
         why = (
             f"{len(saved)} failures saved and {len(false)} unneeded drains in {times} decision times: "
             f"{total / times:.3g} a decision time, with {confidence:.0%} confidence at least {lower:.3g}"
@@ -203,11 +198,11 @@ def for_costs(evidence: Evidence, costs: Costs, confidence: float) -> Decision:
         kind="cost",
         asked=costs.unneeded_drain / costs.saved,
         confidence=confidence,
-        promised=bool(len(alerts) and lower > 0),
+        promised=bool(len(drains) and lower > 0),
         threshold=threshold,
-        bound=precision_bound(evidence.hit[alerts], evidence.unit[alerts], confidence),
+        bound=precision_bound(evidence.hit[drains], evidence.unit[drains], confidence),
         drains_per_decision=len(drains) / times,
-        recall=evidence.recall(alert),
+        recall=evidence.recall(drains),
         saving=total / times,
         saving_lower=lower if math.isfinite(lower) else None,
         why=why,

@@ -7,11 +7,12 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from itertools import compress
 from typing import Annotated, Literal
 
 import numpy as np
 
-from policy.alert_outcomes import Outcome
+from policy.alert_outcomes import Outcome, opens_episode
 from policy.fleet import Level
 from policy.ranges import NonNegativeTime, PositiveInt, PositiveTime, Range, RangeChecked, Share, check_ranges
 from policy.thresholds import PrecisionBound, bound_of_sizes
@@ -111,17 +112,21 @@ class Record:
 def record_of(outcomes: Iterable[Outcome], least: str, confidence: float, now: datetime) -> Record:
     """Count outcomes and bound their precision.
 
-    ``outcomes``: those of hard rules are passed over: they say nothing of the model.
+    ``outcomes``: those of hard rules are passed over: they say nothing of the model. Alerts of one episode, such as
+    those of a unit that came and went within the horizon, count as the one that opened it.
     Returns: an alert counts only when two horizons have passed since: right ones are known sooner than wrong ones (a
     drained unit that passes a diagnostic is watched for a further horizon), so that a young record would look too good.
     """
     size: Counter[str] = Counter()
     right: Counter[str] = Counter()
     inconclusive = still_open = 0
-    for outcome in outcomes:
+    counted = [
+        outcome
+        for outcome in outcomes
+        if not outcome.alert.by_rule and TIERS.index(outcome.alert.tier) >= TIERS.index(least)
+    ]
+    for outcome in compress(counted, opens_episode([outcome.alert for outcome in counted])):
         alert = outcome.alert
-        if alert.by_rule or TIERS.index(alert.tier) < TIERS.index(least):
-            continue
         if outcome.verdict == "open" or now < alert.at + 2 * alert.horizon:
             still_open += 1
         elif outcome.verdict == "inconclusive":

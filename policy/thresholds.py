@@ -10,6 +10,8 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from policy.episodes import openings
+
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
@@ -104,7 +106,7 @@ def for_precisions(evidence: Evidence, targets: Sequence[float], confidence: flo
     Choosing the best of many thresholds would promise too much. So thresholds are tested in an order fixed beforehand,
     from strict to loose by the number of units alerted (which the outcomes do not tell), and the first failure ends
     it: fixed-sequence testing, which needs no correction for the search (Angelopoulos, Bates, Candes, Jordan and Lei,
-    Learn then Test, 2021, section 4). What is counted are drains (:attr:`policy.thresholds.Evidence.repeat_ms`).
+    Learn then Test, 2021, section 4). What is counted are drains (:attr:`policy.thresholds.Evidence.reach_ms`).
     """
     ordered = _Ordered.of(evidence)
     best = _best(ordered, confidence)
@@ -207,7 +209,7 @@ class _Ordered:
     def begun(self, end: int) -> Ints:
         """Give the places in ``order`` of the alerts of a prefix that begin a drain."""
         places = self.by_unit[self.by_unit < end]
-        return places[drains_begun(self.unit[places], self.evidence.time[self.order[places]], self.evidence.repeat_ms)]
+        return places[openings(self.unit[places], self.evidence.time[self.order[places]], self.evidence.reach_ms)]
 
     def bound(self, end: int, confidence: float) -> PrecisionBound:
         places = self.begun(end)
@@ -221,10 +223,8 @@ class _Ordered:
         why: str,
     ) -> Decision:  # fmt: skip
         """Give the decision that alerts a prefix."""
-        drained = np.zeros(len(self.evidence.risk), dtype=np.bool_)
-        drained[self.order[self.begun(end)]] = True
         why = f"{why}; with {confidence:.0%} confidence at least {_low(bound.lower)}"
-        threshold, recall = self.threshold(end), self.evidence.recall(drained)
+        threshold, recall = self.threshold(end), self.evidence.recall(self.order[self.begun(end)])
         drains = bound.alerts / self.evidence.times
         return Decision(
             kind, asked, confidence, True, threshold, bound, drains, recall, bound.lower, threshold, why=why
@@ -294,8 +294,7 @@ class Evidence:
     ``unit``: whose decision it is; decisions of one unit may depend on each other.
     ``time``: decision times in milliseconds since the epoch.
     ``incident``: the incident behind a hit; -1: none, or unknown.
-    ``repeat_ms``: an alert within this time (milliseconds) of the alert that began a drain of its unit belongs to that
-    drain: a drained unit is not drained again. 0: every alert counts by itself.
+    ``reach_ms``: how long a drain lasts, as :func:`policy.episodes.openings` takes it; 0: every alert counts by itself.
     """
 
     risk: Floats
@@ -303,7 +302,7 @@ class Evidence:
     unit: Ints
     time: Ints
     incident: Ints
-    repeat_ms: int = 0
+    reach_ms: int = 0
 
     def __post_init__(self) -> None:
         if not np.isfinite(self.risk).all():
@@ -319,35 +318,20 @@ class Evidence:
         """Number of distinct incidents that a decision could have caught."""
         return len(np.unique(self.incident[self.hit & (self.incident >= 0)]))
 
-    def recall(self, alert: Bools) -> float:
-        """Give the share of incidents that at least one alert caught; NaN without incidents."""
-        caught = np.unique(self.incident[alert & self.hit & (self.incident >= 0)])
+    def opened(self, alert: Bools) -> Ints:
+        """Give the rows of the alerts that open an episode, which is a drain."""
+        rows = np.flatnonzero(alert)
+        return rows[openings(self.unit[rows], self.time[rows], self.reach_ms)]
+
+    def recall(self, alert: Bools | Ints) -> float:
+        """Give the share of incidents that at least one alert caught; NaN without incidents.
+
+        ``alert``: a mask of rows, or their positions.
+        """
+        incident = self.incident[alert]
+        caught = np.unique(incident[self.hit[alert] & (incident >= 0)])
         total = self.incidents
         return len(caught) / total if total else float("nan")
-
-
-def drains_begun(unit: Ints, time: Ints, repeat_ms: int) -> Bools:
-    """Tell which alerts begin a drain.
-
-    ``unit``, ``time``: Alerts, ordered by unit and, within it, by time (milliseconds); shape (n,).
-    ``repeat_ms``: as :attr:`Evidence.repeat_ms`.
-    Returns: true for the first alert of a unit, and for each later one more than ``repeat_ms`` after the alert that
-    began the drain before it; shape (n,).
-    """
-    begun = np.zeros(len(unit), dtype=np.bool_)
-    if repeat_ms <= 0 or len(unit) == 0:
-        begun[:] = True
-        return begun
-    place = np.unique(unit, return_inverse=True)[1]
-    width = int(time.max() - time.min()) + repeat_ms + 1
-    key = place * width + (time - time.min())  # ascending, and no window reaches into the next unit
-    at = np.flatnonzero(np.diff(place, prepend=-1) != 0)
-    while len(at):  # one round for the first drain of every unit, one for the second, and so on
-        begun[at] = True
-        later = np.searchsorted(key, key[at] + repeat_ms, side="right")
-        inside = later < len(key)
-        at = later[inside][place[later[inside]] == place[at[inside]]]
-    return begun
 
 
 def binomial_lower(hits: float, trials: float, confidence: float) -> float:

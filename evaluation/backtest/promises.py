@@ -1,7 +1,6 @@
 """Promises walked forward: at each refit a precision is promised from earlier outcomes, then kept or broken.
 
-What is promised is the precision of drains: a GPU's first alert begins a drain, its alerts within the horizon after
-that belong to it, and the drain is right if an incident follows the first alert within the horizon.
+What is promised is the precision of drains, which are episodes as :mod:`policy.episodes` has them.
 """
 
 from __future__ import annotations
@@ -21,7 +20,8 @@ from models.rows.ranking import Bools, Floats, Ints
 from models.rows.training_set import Labels, Matrix
 from models.training.fitted import ORDERS_ONLY
 from policy.cost_benefit import Costs, for_costs, no_threshold
-from policy.thresholds import Decision, Evidence, drains_begun, for_budget, for_precisions, no_promise
+from policy.episodes import openings
+from policy.thresholds import Decision, Evidence, for_budget, for_precisions, no_promise
 
 FOLD_COLUMNS: tuple[str, ...] = (
     "model", "target", "fold", "refit_at", "promised", "threshold", "lower", "best", "earlier_drains", "earlier_hits",
@@ -63,14 +63,14 @@ class _Replayed:
     unit: Ints
     fold: Ints
 
-    def evidence(self, labels: Labels, chosen: Bools, repeat_ms: int) -> Evidence:
+    def evidence(self, labels: Labels, chosen: Bools, reach_ms: int) -> Evidence:
         return Evidence(
             self.risk[chosen],
             labels.label[chosen] == 1,
             self.unit[chosen],
             self.time[chosen],
             np.where(labels.label[chosen] == 1, labels.incident[chosen], -1),
-            repeat_ms,
+            reach_ms,
         )
 
 
@@ -98,7 +98,7 @@ def walk_promises(
     own = labels_of_rows(matrix, one)
     read = _of_drains(own, matrix, one, section)
     final = read(None)
-    repeat_ms = int((final.complete - time).max())
+    reach_ms = int((final.complete - time).max())
     order = folds[folds["variant"] == "sliding"].sort_values("fold")
     tested = [(int(each.fold), _refit_of(each, time, fold)) for each in order.itertuples()]
     decided: dict[tuple[str, float], list[Decision]] = {}
@@ -106,11 +106,11 @@ def walk_promises(
         labels = read(refit_at)
         earlier = (fold < number) & _known(labels, refit_at)
         for name, model in models.items():
-            for decision in _promised(name, model.evidence(labels, earlier, repeat_ms), section):
+            for decision in _promised(name, model.evidence(labels, earlier, reach_ms), section):
                 decided.setdefault((name, decision.asked), []).append(decision)
     numbers = [number for number, _ in tested]
     became = {
-        (name, target): _outcomes(dict(zip(numbers, made, strict=True)), models[name], final, repeat_ms)
+        (name, target): _outcomes(dict(zip(numbers, made, strict=True)), models[name], final, reach_ms)
         for (name, target), made in decided.items()
     }
     records = [
@@ -127,11 +127,11 @@ def walk_promises(
     known = _known(labels, until)
     current: dict[str, list[Decision]] = {}
     for name, model in models.items():
-        everything = model.evidence(labels, known, repeat_ms)
+        everything = model.evidence(labels, known, reach_ms)
         current[name] = [
             *_promised(name, everything, section),
             for_budget(everything, k, section.confidence),
-            *_by_costs(name, model, section, own, until),
+            *_by_costs(name, everything, section),
         ]
     return Promises(by_fold, pooled, current, until)
 
@@ -172,19 +172,14 @@ def _promised(name: str, evidence: Evidence, section: PrecisionTargetsSection) -
     return for_precisions(evidence, section.values, section.confidence)
 
 
-def _by_costs(
-    name: str, model: _Replayed, section: PrecisionTargetsSection, read: LabelsAt, until: datetime
-) -> list[Decision]:
-    """Set the threshold of least cost: by the labels' own horizon, because it is a threshold of its risk."""
+def _by_costs(name: str, evidence: Evidence, section: PrecisionTargetsSection) -> list[Decision]:
+    """Set the threshold of least cost."""
     if section.costs is None:
         return []
-    labels = read(until)
-    reach = int((labels.complete - model.time).max())
-    known = _known(labels, until)
     costs = Costs(**section.costs.model_dump())
     if why := _orders_only(name):
         return [no_threshold(costs, section.confidence, why)]
-    return [for_costs(model.evidence(labels, known, reach), costs, section.confidence)]
+    return [for_costs(evidence, costs, section.confidence)]
 
 
 def _known(labels: Labels, at: datetime) -> Bools:
@@ -210,16 +205,15 @@ def _summary(decision: Decision) -> dict[str, Any]:
     }
 
 
-def _outcomes(decisions: dict[int, Decision], model: _Replayed, final: Labels, repeat_ms: int) -> list[dict[str, Any]]:
+def _outcomes(decisions: dict[int, Decision], model: _Replayed, final: Labels, reach_ms: int) -> list[dict[str, Any]]:
     """Tell what became of the promises of one target, fold by fold; a drain belongs to the fold that it begins in."""
     asked = np.full(len(model.risk), np.inf)
     for fold, decision in decisions.items():
         if decision.threshold is not None:
             asked[model.fold == fold] = decision.threshold
     alerts = np.flatnonzero(model.risk >= asked)
-    alerts = alerts[np.lexsort((model.time[alerts], model.unit[alerts]))]
     # over all folds at once: a unit that stays alerted over a refit is drained already
-    begun = alerts[drains_begun(model.unit[alerts], model.time[alerts], repeat_ms)]
+    begun = alerts[openings(model.unit[alerts], model.time[alerts], reach_ms)]
     out = []
     for fold in decisions:
         drains = begun[model.fold[begun] == fold]

@@ -30,12 +30,6 @@ def test_a_failure_is_saved_once_and_a_false_drain_counts_each_time_it_begins():
     assert decision.why.startswith("1 failures saved and 2 unneeded drains in 3 decision times")
 
 
-def test_a_drain_that_a_later_alert_proves_right_was_not_unneeded():
-    rows = [(0.9, 0, 0, 0, -1), (0.9, 1, 0, 6, 3), (0.9, 0, 0, 48, -1)]
-    decision = for_costs(evidence(rows), Costs(1.0, 2.0), 0.9)
-    assert decision.why.startswith("1 failures saved and 1 unneeded drains")
-
-
 def test_a_clear_saving_is_promised_and_a_doubtful_one_is_not():
     rng = np.random.default_rng(0)
     risk = np.where(rng.random(4000) < 0.05, 0.6, 0.001)

@@ -103,6 +103,14 @@ def test_right_alerts_are_known_sooner_so_that_a_young_record_would_look_too_goo
     assert advance_stage("c/g", StageState("soft", T0), listed, CONFIG, NOW)[0].stage == "soft"
 
 
+def test_an_episode_counts_once_however_often_its_unit_was_alerted():
+    again = [outcomes(10, 20, at=T0 + DAY + hours * HOUR, tier="elevated") for hours in (0, 6, 24, 25, 60)]
+    record = record_of([each for listed in reversed(again) for each in listed], "elevated", 0.9, NOW)
+    assert (record.bound.alerts, record.bound.hits) == (3 * 30, 3 * 10)
+    # What opened at the lower tier does not hide the alert by which the higher one is judged.
+    assert record_of([*again[0], *outcomes(10, 20, at=T0 + DAY + HOUR)], "high", 0.9, NOW).bound.alerts == 30
+
+
 def test_a_group_falls_back_when_even_the_upper_bound_is_too_low_and_must_earn_it_anew():
     hard = StageState("hard", T0)
     assert advance_stage("c/g", hard, outcomes(10, 15), CONFIG, NOW)[0].stage == "hard", "40 % may yet be 50 %"
@@ -127,7 +135,7 @@ def test_promotion_waits_for_its_time_and_for_enough_conclusive_alerts_and_says_
     early = T0 + 5 * DAY
     state, reasons = advance_stage("c/g", fresh, outcomes(30, 0), CONFIG, early)
     assert (state, reasons) == (fresh, ("group c/g has earned hard, but came into soft only at 2026-03-01",))
-    told = outcomes(30, 0) + [replace(each, verdict="inconclusive") for each in outcomes(40, 0)]
+    told = outcomes(30, 0) + [replace(each, verdict="inconclusive") for each in outcomes(40, 0, at=T0 + 3 * DAY)]
     _, reasons = advance_stage("c/g", fresh, told, CONFIG, NOW)
     assert reasons == ("group c/g has earned hard, but 57% of its alerts are inconclusive, 50% may be",)
 

@@ -78,23 +78,24 @@ def resolve_columns(
         if column not in names:
             problem = f"the mapping names a source column {column!r} that is not there"
             raise InputError(problem, where, nearest_hint(column, names) or f"It has {list(names)}.")
-    targets = [mapped for mapped in mapping.columns.values() if mapped is not None]
-    for mapped in (*targets, *mapping.constants, *mapping.scale, *mapping.offset, *mapping.values):
-        if mapped not in known and not extras:
+    targets = [target for mapped in mapping.columns.values() for target in _targets(mapped)]
+    renamed = (*targets, *mapping.constants, *mapping.scale, *mapping.offset, *mapping.values, *mapping.drop_without)
+    for target in renamed:
+        if target not in known and not extras:
             more = " A custom channel must be declared in params `channels:`." if declare else ""
             raise InputError(
-                f"the mapping names an unknown target column {mapped!r}",
+                f"the mapping names an unknown target column {target!r}",
                 f"{where}, mapping",
-                (nearest_hint(mapped, known) or f"The columns are {list(known)}.") + more,
+                (nearest_hint(target, known) or f"The columns are {list(known)}.") + more,
             )
     source: dict[str, str] = {}
     for name in names:
-        target = _target(name, names, mapping, known, aliases)
-        if target == _UNKNOWN and (name in ignored or (mapping.ignore_others and name not in kept)):
+        mapped = _mapped(name, names, mapping, known, aliases)
+        if mapped == _UNKNOWN and (name in ignored or (mapping.ignore_others and name not in kept)):
             continue
-        if target == _UNKNOWN and extras:
-            target = name
-        if target == _UNKNOWN:
+        if mapped == _UNKNOWN and extras:
+            mapped = name
+        if mapped == _UNKNOWN:
             channel = f"declare it in params `channels: {{{name}: {{kind: gauge}}}}`, or " if declare else ""
             raise InputError(
                 f"unknown column {name!r}",
@@ -102,16 +103,15 @@ def resolve_columns(
                 f"{nearest_hint(name, [*known, *aliases])} Otherwise {channel}map it to null in the mapping to leave "
                 "it out, or set `ignore_others: true` there for all such columns.".strip(),
             )
-        if target is None or target in mapping.constants:
-            continue
-        if target in source:
-            raise InputError(
-                f"two source columns are {target!r}: {source[target]!r} and {name!r}",
-                where,
-                "Map one of them to null in the mapping.",
-            )
-        source[target] = name
-    for name in required:
+        for target in _targets(mapped):
+            if target in source:
+                raise InputError(
+                    f"two source columns are {target!r}: {source[target]!r} and {name!r}",
+                    where,
+                    "Map one of them to null in the mapping.",
+                )
+        source |= {target: name for target in _targets(mapped) if target not in mapping.constants}
+    for name in (*required, *mapping.drop_without):
         if name not in source and name not in mapping.constants:
             raise missing_column(name, names, where)
     return source
@@ -120,10 +120,14 @@ def resolve_columns(
 _UNKNOWN: Final = ""
 
 
-def _target(
+def _targets(mapped: str | tuple[str, ...] | None) -> tuple[str, ...]:
+    return (mapped,) if isinstance(mapped, str) else mapped or ()
+
+
+def _mapped(
     name: str, names: Sequence[str], mapping: TableMapping, known: Sequence[str], aliases: Mapping[str, str]
-) -> str | None:
-    """Return the dataset column of a source's, None to leave it out, or ``_UNKNOWN``."""
+) -> str | tuple[str, ...] | None:
+    """Return what a source column becomes, None to leave it out, or ``_UNKNOWN``."""
     if name in mapping.columns:
         return mapping.columns[name]
     if name == "gpu" and any(aliases.get(other) == "gpu" and other not in mapping.columns for other in names):

@@ -212,7 +212,9 @@ def _sources(
     }
     for role, read in settings.items():
         sections = [getattr(rules, role), *([rules.kernel_log] if role == "events" else [])]
-        read["mapping"] = digest([section.model_dump(mode="json") for section in sections])
+        dumps = [section.model_dump(mode="json") for section in sections]
+        # A key that is left out has no part in the digest, which datasets of earlier versions have without it.
+        read["mapping"] = digest([{k: v for k, v in dump.items() if v or k != "drop_without"} for dump in dumps])
     sources = []
     for role, paths in given.items():
         for file in expand_sources(tuple(paths), role):
@@ -259,6 +261,7 @@ class _Import:
                 events = self._all_events(given, detected)
                 jobs = self._jobs(stays)
             span = self._span(events)
+            self.counts["rows_left_out_by_mapping"] += self.quarantine.left_out
             shutil.rmtree(writer.folder / ".spill", ignore_errors=True)
             frame = stays.given
             self.counts["installed_before_anything_observed"] += int(frame["installed_at"].isna().sum())
@@ -306,6 +309,8 @@ class _Import:
         is_new = bool(self.files["inventory"])
         quarantine = self.quarantine if is_new else Quarantine(None)
         frame, parents = read_inventory(path, self.rules.inventory, quarantine, self.now + AHEAD)
+        if self.rules.span is not None:  # whatever was there until the end has not been seen to leave
+            frame.loc[frame["removed_at"] == self.rules.span[1], "removed_at"] = pd.NaT
         old = self.existing.inventory() if self.existing is not None and self.max_loss is not None else None
         frame = merge_stays(old, frame) if is_new or old is None else old
         unit = unit_of(frame)

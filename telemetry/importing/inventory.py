@@ -167,7 +167,7 @@ def read_inventory(
             matched |= {name for name in parts if batch.table.column(name).null_count < len(batch.table)}
             known = [*INVENTORY.names, "parent", "mig_instance", SEEN_AT]
             batch.resolve(mapping, known, "node", kept=parts, extras=True)
-            frame = _batch_frame(batch, not_after)
+            frame = _batch_frame(batch, not_after, parts)
             frames.append(condense_observations(frame) if SEEN_AT in batch else frame)
     whole = pd.concat(frames, ignore_index=True)
     if SEEN_AT in whole:
@@ -184,17 +184,17 @@ def read_inventory(
     return _fold_mig(whole, quarantine)
 
 
-def _batch_frame(batch: Batch, not_after: datetime) -> pd.DataFrame:
+def _batch_frame(batch: Batch, not_after: datetime, parts: set[str]) -> pd.DataFrame:
     length = batch.table.num_rows
     content: dict[str, Any] = {"_row": batch.rows, "_file": np.full(length, str(batch.file), dtype=object)}
-    for name in dict.fromkeys([*INVENTORY.names, *batch.columns]):
+    for name in dict.fromkeys([*INVENTORY.names, *batch.columns, *batch.mapping.constants]):
         if name in _TIMES:
             # A missing end is "in service", a missing start "before anything observed".
             content[name] = batch.times(name, not_after, optional=name != SEEN_AT, is_end=name == "removed_at")
         elif name in INVENTORY.names or name in ("parent", "mig_instance"):
             content[name] = pd.Series(batch.texts(name), dtype=object)
         else:
-            content[name] = _static(batch.table.column(batch.columns[name]))
+            content[name] = _static(batch.column(name), zeros_count=name not in parts)
     frame = pd.DataFrame(content)
     buses = [normalise_pci_bus_id(text) or text if isinstance(text, str) else None for text in frame["pci_bus_id"]]
     frame["pci_bus_id"] = pd.Series(buses, dtype=object)
@@ -203,14 +203,14 @@ def _batch_frame(batch: Batch, not_after: datetime) -> pd.DataFrame:
     return frame[batch.good]
 
 
-def _static(column: Any) -> pd.Series:
-    """Return a further static column: numbers where every text is one, and none would lose a leading zero."""
+def _static(column: Any, *, zeros_count: bool) -> pd.Series:
+    """Return a further static column: numbers where every text is one, and none would lose a zero that counts."""
     values = column.to_pandas()
     if not pd.api.types.is_string_dtype(values.dtype):
         return values
     numbers = pd.to_numeric(values.astype(object), errors="coerce")
     is_number = numbers.notna().eq(values.notna()).all() and values.notna().any()
-    return numbers if is_number and not values.str.match(r"[+-]?0\d").any() else values
+    return numbers if is_number and not (zeros_count and values.str.match(r"[+-]?0\d").any()) else values
 
 
 def _fold_mig(frame: pd.DataFrame, quarantine: Quarantine) -> tuple[pd.DataFrame, dict[str, str]]:

@@ -54,8 +54,8 @@ class TimeFormat(Section):
 class TableMapping(Section):
     """How one kind of source becomes a table of the dataset."""
 
-    columns: dict[str, str | None] = Field(default_factory=dict)
-    """Source column to dataset column; None leaves it out."""
+    columns: dict[str, str | tuple[str, ...] | None] = Field(default_factory=dict)
+    """Source column to the dataset column, or columns, that it becomes; None leaves it out."""
 
     constants: dict[str, Scalar] = Field(default_factory=dict)
     """Dataset column to the value of every row."""
@@ -71,6 +71,9 @@ class TableMapping(Section):
 
     values: dict[str, dict[_Text, Scalar]] = Field(default_factory=dict)
     """Dataset column to source value to dataset value; None drops the row."""
+
+    drop_without: tuple[str, ...] = ()
+    """Dataset columns; a source row without a value in each of them is no row of this table."""
 
     ignore_others: bool = False
     """Whether source columns that are neither known nor mapped are left out silently."""

@@ -76,11 +76,17 @@ class Quarantine:
         self._rows: list[tuple[str, str, str, int | None, str | None, str]] = []
         self._losses: defaultdict[tuple[str, str], _Loss] = defaultdict(_Loss)
         self.counts: Counter[str] = Counter()
+        self.left_out = 0
         self.examples: dict[str, str] = {}
 
     def count_present(self, table: str, what: str, number: int) -> None:
         """Count the rows of a file, or the values of a channel, usable or not."""
         self._losses[table, what].present += number
+
+    def count_left_out(self, table: str, file: Path, number: int) -> None:
+        """Count rows that the mapping leaves out: they are none of the file's, so that they dilute no loss."""
+        self.left_out += number
+        self.count_present(table, rows_of(file), -number)
 
     def count_lost(self, table: str, what: str, reason: str, number: int, example: str) -> None:
         """Count rows or values that are lost."""

@@ -77,6 +77,18 @@ class Batch:
         self.mapping = mapping
         names, where = self.table.column_names, str(self.file)
         self.columns = resolve_columns(names, mapping, known, where, required, **options)
+        self.drop_without_values()
+
+    def drop_without_values(self) -> None:
+        """Leave out the rows that the mapping's ``drop_without`` means."""
+        for name in self.mapping.drop_without:
+            if name in self.columns:
+                self.keep(~pd.isna(as_text(self.column(name), self.table.num_rows)))
+
+    def keep(self, chosen: npt.NDArray[np.bool_]) -> None:
+        """Leave out the other rows: they are no rows of this table, and no loss."""
+        self.quarantine.count_left_out(self.kind, self.file, int((self.good & ~chosen).sum()))
+        self.rows, self.table, self.good = self.rows[chosen], self.table.filter(pa.array(chosen)), self.good[chosen]
 
     def __contains__(self, name: str) -> bool:
         return name in self.columns or name in self.mapping.constants
@@ -97,7 +109,9 @@ class Batch:
             if unique in rules:
                 result = rules[unique]
                 texts[codes == code] = None if result is None else str(result)
-                self.good &= (codes != code) | (result is not None)
+                if result is None:
+                    self.quarantine.count_left_out(self.kind, self.file, int((self.good & (codes == code)).sum()))
+                    self.good &= codes != code
         return texts
 
     def refuse(self, reason: str, chosen: npt.NDArray[np.bool_]) -> None:

@@ -101,6 +101,7 @@ class SampleIntake:
                 self.counts["samples_read"] += len(batch.rows)
                 progress(self.counts["samples_read"])
                 batch.columns, batch.mapping = columns, self.mapping
+                batch.drop_without_values()
                 table = self._judge(batch, number)
                 spill.add(bucket_of_node[table.column("node").to_numpy()], table)
         if self.strict:

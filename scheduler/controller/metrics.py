@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
+from collections import Counter as Counts
 from collections.abc import Iterable, Iterator
 from datetime import timedelta
 from socketserver import ThreadingMixIn
@@ -96,7 +97,8 @@ class RoundMetrics:
         _count(self._tiers, (*TIERS[1:], UNKNOWN), (node.tier for node in decisions))
         _count(self._targets, levels, (node.target.name.lower() for node in decisions))
         _count(self._stages, STAGES, (group.stage for group in plan.stages.values()))
-        _count(self._open, (), (key.split(" ", 1)[0] for key in plan.open_causes))
+        kinds = [key.split(" ", 1)[0] for key in plan.open_causes]
+        _count(self._open, kinds, kinds)
         for use in sorted(plan.uses, key=lambda use: use.lost - use.allowed):  # the fullest of a kind last
             self._remaining.labels(use.scope[0]).set(use.allowed - use.lost)
 
@@ -113,11 +115,10 @@ class RoundMetrics:
 
 
 def _count(gauge: Gauge, names: Iterable[str], values: Iterable[str]) -> None:
-    """Set a gauge to the number of each value; ``names`` that do not occur are zero."""
+    """Set a gauge to the number of each of ``names`` among the values, zero included."""
+    counts = Counts(values)
     for name in names:
-        gauge.labels(name)
-    for value in values:
-        gauge.labels(value).inc()
+        gauge.labels(name).set(counts[name])
 
 
 @contextlib.contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
@@ -13,7 +12,7 @@ from typing import Any, Final
 from policy.fleet import Score, UnitView
 from policy.risk_record import FORMAT, RiskRecord
 from policy.tiers import RAISED, ChosenThresholds, TierThresholds
-from scheduler.ports.codec import instant
+from scheduler.ports.codec import instant, read_json
 from scheduler.ports.errors import SourceError
 from scheduler.ports.protocols import Clock
 from scheduler.ports.risks import Risks
@@ -104,7 +103,7 @@ def _object(file: Path, largest: int) -> dict[str, Any]:
     if len(content) > largest:
         raise SourceError(f"{file} is larger than {largest} bytes")
     try:
-        value = json.loads(content)
+        value = read_json(content)
     except ValueError as error:
         raise SourceError(f"{file} is no JSON: {error}") from None
     if not isinstance(value, dict):
@@ -140,9 +139,9 @@ class _Decision:
     def _take(self, line: bytes) -> None:
         content: Any = None
         try:
-            content = json.loads(line)
+            content = read_json(line)
             record = RiskRecord.from_json(content)
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             unit, node = (content.get(name) if isinstance(content, dict) else None for name in ("unit", "node"))
             if isinstance(unit, str) and isinstance(node, str):
                 self._refuse(unit, node, f"is damaged: {error}")

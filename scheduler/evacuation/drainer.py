@@ -280,7 +280,7 @@ class Drainer:
         turn.settle(number, answer)
         self._evicted(case, workload, answer, turn.clock.now())
         turn.step(case.node, "evict", OUTCOMES[answer.kind], workload.name, answer.words, answer.writes)
-        return answer.kind in ("done", "already")
+        return answer.kind in ("done", "already", "timeout")
 
     def _evicted(self, case: Case, workload: Workload, answer: Answer, now: datetime) -> None:
         settings, leaving = self._settings, case.entry.leaving[workload.uid]

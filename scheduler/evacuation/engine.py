@@ -146,8 +146,12 @@ class Evacuation:
         # slow hooks have half of the time at most: what is ready to go must not wait for them
         self._drainer.ask(emptying, turn, turn.until - self._settings.max_round_duration / 2)
         entries = [entry for entry in self._progress.nodes.values() if entry.phase == "emptying"]
-        flying = sum(each.evicted_at is not None for entry in entries for each in entry.leaving.values())
-        self._drainer.evict(emptying, turn, flying)
+        flying = {each.uid for entry in entries for each in entry.leaving.values() if each.evicted_at is not None}
+        # also those whose eviction got no answer, or none that a process lived to record; a dead kubelet ends no pod
+        for case in emptying:
+            if not case.reading.view.down:
+                flying |= {workload.uid for workload in case.going or () if workload.ending}
+        self._drainer.evict(emptying, turn, len(flying))
         for case in emptying:
             self._stuck(case, turn)
         for case in cases:

@@ -15,6 +15,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from scheduler.evacuation.settings import CommandSettings, WebhookSettings
+from scheduler.ports.codec import json_object
 from scheduler.ports.workloads import HookKind, HookReply
 from telemetry.errors import InputError
 from telemetry.http import BodyTooLarge, Connection, HttpError, ask
@@ -48,7 +49,7 @@ class Webhook:
             if settings.token_file is not None:
                 token = Path(settings.token_file).read_text(encoding="ascii").strip()
                 headers["Authorization"] = f"Bearer {token}"
-        except OSError as error:
+        except (OSError, UnicodeDecodeError) as error:
             return HookReply("refused", f"the token cannot be read: {error}")
         try:
             answer = ask(
@@ -67,7 +68,7 @@ class Webhook:
         status = answer.status
         if status in (HTTPStatus.OK, HTTPStatus.NO_CONTENT, HTTPStatus.ACCEPTED):
             kind: HookKind = "waiting" if status == HTTPStatus.ACCEPTED else "done"
-            return _reply(kind, f"status {status}", _object(answer.body))
+            return _reply(kind, f"status {status}", json_object(answer.body))
         later = status == HTTPStatus.TOO_MANY_REQUESTS or status >= HTTPStatus.INTERNAL_SERVER_ERROR
         return HookReply("timeout" if later else "refused", f"status {status}")
 
@@ -78,14 +79,6 @@ def _reply(kind: HookKind, words: str, content: Mapping[str, Any]) -> HookReply:
     if kind in ("done", "waiting") and isinstance(state, str):
         kind = _STATES.get(state, kind)
     return HookReply(kind, message[:500] if isinstance(message, str) and message else words, content)
-
-
-def _object(text: bytes) -> Mapping[str, Any]:
-    try:
-        content = json.loads(text)
-    except (ValueError, RecursionError):
-        return {}
-    return content if isinstance(content, dict) else {}
 
 
 class CommandHook:
@@ -142,4 +135,4 @@ def _last_object(file: Any) -> Mapping[str, Any]:
     size = file.seek(0, os.SEEK_END)
     file.seek(max(0, size - _LONGEST_OUTPUT))
     lines = [line for line in file.read().splitlines() if line.strip()]
-    return _object(lines[-1]) if lines else {}
+    return json_object(lines[-1]) if lines else {}

@@ -154,8 +154,9 @@ class KubernetesScheduler:
         writes = writes_between(snapshot.node_object, then)
         if not writes:
             return Answer("already", "nothing to change", (), snapshot.reading.version)
-        # Of a node's status one may write its metadata, but no taint: a publisher needs no more right than this.
-        status_only = action.verb in ("publish", "release") and then.taints == snapshot.node_object.taints
+        # Of a node's status one may write its metadata, but no taint or cordon: a publisher needs no more right.
+        status_only = not any(write.path.startswith("spec.") for write in writes)
+        status_only = status_only and action.verb in ("publish", "release")
         path = f"{_path(action.node)}/status" if status_only else _path(action.node)
         condition, event, companion_writes = self._companions(action, snapshot, self.clock.now())
         notes: list[str | None] = []

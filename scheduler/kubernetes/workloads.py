@@ -40,6 +40,7 @@ _REVIEWS: Final = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 _REVIEW: Final = {"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview"}
 _REVIEW_TIMEOUT: Final = timedelta(seconds=3)
 _REVIEWED_FOR_S: Final = 300.0
+_MAX_GRACE_S: Final = 30 * 86_400  # a pod may name any int64
 
 _GONE: Final = Answer("gone", "there is no such pod any more")
 _MIRROR: Final = "kubernetes.io/config.mirror"
@@ -107,7 +108,7 @@ class KubernetesWorkloads:
             stays=self._stays(pod, owner, job),
             held=self._held(pod, owner),
             ending=bool(metadata.get("deletionTimestamp")),
-            grace=timedelta(seconds=grace) if isinstance(grace, int) else None,
+            grace=timedelta(seconds=min(grace, _MAX_GRACE_S)) if isinstance(grace, int) else None,
             checkpoint=None if means is None else CheckpointOffer(means, takes),
         )
 

@@ -14,6 +14,8 @@ from enum import IntEnum
 from functools import cache, lru_cache
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+import orjson
+
 from telemetry.config import parse_duration
 
 _AS_THEY_ARE = frozenset((str, int, float, bool, type(None)))
@@ -70,11 +72,25 @@ def instant(text: Any) -> datetime | None:
         return None
 
 
-def json_object(text: str | None) -> dict[str, Any]:
-    """Read a JSON object that another program or a person may have written; an empty one where it is none."""
+def read_json(text: str | bytes) -> Any:
+    """Read JSON that another program or a person wrote; raises ``ValueError`` if it is none.
+
+    Half a surrogate pair, as a program leaves that cuts a text, becomes ``?``: no file or database takes it.
+    """
     try:
-        content = json.loads(text) if text else None
-    except (ValueError, TypeError, RecursionError):
+        return orjson.loads(text)
+    except ValueError:
+        try:
+            return json.loads(json.dumps(json.loads(text), ensure_ascii=False).encode(errors="replace"))
+        except (TypeError, RecursionError) as error:
+            raise ValueError(str(error)) from None
+
+
+def json_object(text: str | bytes | None) -> dict[str, Any]:
+    """Read a JSON object as :func:`read_json` does; an empty one where it is none."""
+    try:
+        content = read_json(text or b"null")
+    except ValueError:
         return {}
     return content if isinstance(content, dict) else {}
 

@@ -16,7 +16,7 @@ from typing import Any, Final, TypeVar, cast
 
 from filelock import FileLock, Timeout
 
-from scheduler.ports.codec import object_of, plain_of
+from scheduler.ports.codec import object_of, plain_of, read_json
 from scheduler.ports.errors import SchedulerError
 from scheduler.ports.protocols import Clock
 from scheduler.ports.readings import Answer, StoredState, Switches
@@ -214,7 +214,7 @@ class SharedFolder:
         if len(content) > _LONGEST_FILE:
             raise SchedulerError(f"{file} has over {_LONGEST_FILE:,} bytes")
         try:
-            document = json.loads(content)
+            document = read_json(content)
         except ValueError:
             document = None
         good = isinstance(document, dict) and document.pop("format", None) == FORMAT

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, Final
 
+from scheduler.ports.codec import read_json
 from scheduler.ports.errors import SchedulerError
 from scheduler.ports.readings import Answer, AnswerKind
 from scheduler.slurm.job import CheckpointSignal, SlurmJob, job_of
@@ -100,8 +100,8 @@ def read_report(content: bytes, key: str) -> tuple[list[dict[str, Any]], int | N
     """
     text = content.decode("utf-8", errors="replace")
     try:
-        report = json.loads(text[max(text.find("{"), 0) :])  # plugins' debug lines may come before it
-    except (ValueError, RecursionError) as error:
+        report = read_json(text[max(text.find("{"), 0) :])  # plugins' debug lines may come before it
+    except ValueError as error:
         raise SlurmFormatError(f"the report is cut off or no JSON: {error}") from None
     if not isinstance(report, dict):
         raise SlurmFormatError("the report is no JSON object")
@@ -116,8 +116,8 @@ def read_report(content: bytes, key: str) -> tuple[list[dict[str, Any]], int | N
 def errors_in(content: bytes) -> str | None:
     """Return the errors that an answer reports, in one line; None where it is no JSON object."""
     try:
-        answer = json.loads(content)
-    except (ValueError, RecursionError):
+        answer = read_json(content)
+    except ValueError:
         return None
     if not isinstance(answer, dict):
         return None

@@ -44,6 +44,14 @@ def test_a_round_is_told_by_what_it_did_and_how_the_fleet_stands():
     assert found["predrain_act_last_round_timestamp_seconds"] == T0.timestamp()
     assert found["predrain_act_leader"] == 1
     assert found["predrain_act_breaker_open_causes"] == 0
+    for _ in range(2):
+        cluster.clock.move(STEP)
+        cluster.scored(n1=0.01, n2=0.01, n3=0.01)
+        report = cluster.round()
+    assert {node.tier for node in report.plan.nodes.values()} == {"clear"}
+    metrics.note(report, 0.5)
+    tiers = [name for name in values(metrics.exposition()) if name.startswith("predrain_act_nodes ")]
+    assert sorted(tiers) == [f"predrain_act_nodes tier={tier}" for tier in ("elevated", "high", "unknown", "watch")]
 
 
 def test_what_is_over_budget_and_what_opened_the_breaker_is_told_by_kind_and_never_by_name():

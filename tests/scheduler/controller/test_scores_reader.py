@@ -55,6 +55,7 @@ def test_a_decision_that_vanishes_while_it_is_read_is_an_error_in_words(tmp_path
     [
         ("latest.json", lambda t: t.replace('"format": 2', '"format": 1'), "in format 1: expected"),
         ("latest.json", lambda t: "[]", "expected an object"),
+        ("latest.json", lambda t: "[" * 60_000, "is no JSON"),
         ("latest.json", lambda t: t.replace("20260301T000000Z", "../elsewhere"), "names decision"),
         ("decisions/20260301T000000Z/risks.jsonl", lambda t: t.splitlines(True)[0], "cut short: 1 of 2 units"),
         ("decisions/20260301T000000Z/risks.jsonl", lambda t: t.replace('"format":2', '"format":9'), "format 9"),
@@ -108,9 +109,10 @@ def test_a_record_that_cannot_be_believed_is_refused_by_itself(tmp_path, change,
 def test_a_line_that_is_no_json_costs_itself_alone(tmp_path):
     write(tmp_path, record("g0", "n0", 0.9), record("g1", "n0", 0.3))
     file = tmp_path / "decisions/20260301T000000Z/risks.jsonl"
-    file.write_text(file.read_text()[:-40])
+    file.write_text(file.read_text().replace("errors rise", r"errors \ud83d", 1)[:-40])
     risks = reading(tmp_path).read()
-    assert [unit.name for unit in risks.nodes["n0"]] == ["g0"]
+    (unit,) = risks.nodes["n0"]
+    assert (unit.name, unit.score.reasons) == ("g0", ("errors ?",)), "the ledger takes no half of a surrogate pair"
     assert risks.refused[0].startswith("line 2 is damaged")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import timedelta
@@ -162,15 +163,19 @@ def test_a_drain_that_is_called_off_between_two_evictions_stops_between_them(nam
     assert len(cluster.evicted()) == 1
 
 
-def test_only_so_many_are_on_their_way_at_once():
+@pytest.mark.parametrize("fault", [None, "timeout_after", "crash_after"])
+def test_only_so_many_are_on_their_way_at_once(fault):
     cluster = EmptyingCluster(settings=replace(FAST, max_concurrent=3))
     cluster.workloads.running.clear()
     for i in range(8):
         uid = f"u{i}"
         cluster.workloads.running[uid] = workload(uid, f"n{i % 2 + 1}", uid=uid, checkpoint=None)
     cluster.scored(n1=0.95, n2=0.9)
-    cluster.round()
-    assert len(cluster.evicted()) == 3
+    if fault is not None:
+        cluster.workloads.faults.plan(fault, "evict", skip=1)
+    with contextlib.suppress(Crash):
+        cluster.round()
+    cluster.restart("p1")
     cluster.later()
     assert len(cluster.evicted()) == 3
     for uid in cluster.evicted():

@@ -91,6 +91,7 @@ def test_it_posts_the_payload_with_the_key_and_the_token(tmp_path):
         (says(200, {"state": "waiting"}), "waiting"),
         (says(202, {"state": "acknowledged"}), "done"),
         (says(200, {"state": "failed", "message": "no disk"}), "failed"),
+        (says(200, {"state": "failed", "message": "cut \ud83d"}), "failed"),
         (says(200, [1, 2]), "done"),
         (says(400), "refused"),
         (says(404), "refused"),
@@ -103,7 +104,9 @@ def test_it_posts_the_payload_with_the_key_and_the_token(tmp_path):
 )
 def test_what_each_answer_means(answer, kind):
     with serving(answer) as (_, place):
-        assert hook(place).tell({}, KEY).kind == kind
+        reply = hook(place).tell({}, KEY)
+    assert reply.kind == kind
+    assert reply.words.encode(), "the ledger takes no half of a surrogate pair"
 
 
 def test_a_proxy_of_the_environment_answers_for_nobody(monkeypatch):
@@ -115,11 +118,13 @@ def test_a_proxy_of_the_environment_answers_for_nobody(monkeypatch):
     assert proxy.requests == []
 
 
-def test_nobody_there_is_a_timeout_and_a_missing_token_is_said():
+def test_nobody_there_is_a_timeout_and_a_token_that_cannot_be_read_is_reported(tmp_path):
     with serving(says(200)) as (_, place):
         pass
     assert hook(place).tell({}, KEY).kind == "timeout"
-    assert "the token cannot be read" in hook(place, token_file="/nowhere/token").tell({}, KEY).words
+    (tmp_path / "token").write_text("gehe\u00efm")
+    for file in ("/nowhere/token", str(tmp_path / "token")):
+        assert "the token cannot be read" in hook(place, token_file=file).tell({}, KEY).words
 
 
 def script(folder, text):

@@ -59,6 +59,13 @@ def test_a_hard_mark_cordons_and_its_release_takes_the_cordon_off(world: World, 
     assert KEY not in hand.raw()["metadata"].get("annotations", {})
 
 
+def test_the_release_of_a_mark_whose_taint_a_person_removed_takes_the_cordon_off(world: World, hand: Hand) -> None:
+    hand.do("taint")
+    world.edit(NODE, lambda node: node["spec"].pop("taints"))
+    hand.do("release")
+    assert "unschedulable" not in hand.raw()["spec"], "without its annotation it would be nobody's"
+
+
 def test_a_node_that_a_person_cordoned_first_stays_cordoned(world: World, hand: Hand) -> None:
     world.edit(NODE, by("kubectl-cordon"))
     hand.do("taint")  # the policy would not; whoever cordons in between is not to be undone either

@@ -77,6 +77,11 @@ def test_what_may_not_be_moved_is_held(world: World, pods: KubernetesWorkloads, 
     assert held is None if words is None else words in (held or "")
 
 
+def test_a_grace_time_beyond_the_calendar_is_cut(world: World, pods: KubernetesWorkloads) -> None:
+    add(world, pod("a", "n1", terminationGracePeriodSeconds=2**63 - 1))
+    assert the(pods).grace == timedelta(days=30)
+
+
 def test_slurms_own_pods_are_left_to_slurm(world: World, pods: KubernetesWorkloads) -> None:
     thing = pod("a", "n1", owner="NodeSet")
     thing["metadata"]["ownerReferences"][0]["apiVersion"] = "slinky.slurm.net/v1beta1"
@@ -132,6 +137,8 @@ def test_a_checkpoint_is_asked_for_once_and_acknowledged_by_its_key(world: World
     assert says("b" * 32) == "waiting", "of another drain"
     assert says(ASK.key) == "acknowledged"
     assert says(json.dumps({"key": ASK.key, "failed": "disk full"})) == "failed"
+    assert says(f'{{"key": "{ASK.key}", "failed": "cut \\ud83d"}}') == "failed"
+    assert pods.checkpoint_state(workload, ASK.key).words == "cut ?", "the ledger takes no half of a surrogate pair"
     assert says(json.dumps({"key": ASK.key, "at": "2026-11-21T12:01:00Z"})) == "acknowledged"
 
 

@@ -109,8 +109,13 @@ def load_params(paths: Iterable[Path]) -> Params:
     merged: dict[str, Any] = {}
     for _, content in origin:
         merged = _merged(merged, content)
-    for where, what, hint in removed_in(merged):
+    gone = list(removed_in(merged))
+    if len(gone) == 1:
+        where, what, hint = gone[0]
         raise InputError(what, f"{_origin_of(where, origin)}, parameter {'.'.join(where)}", hint)
+    if gone:
+        listed = "".join(f"\n  {_origin_of(where, origin)}: {what}. {hint}" for where, what, hint in gone)
+        raise InputError(f"{len(gone)} parameters were removed or renamed", "--params", f"Change them:{listed}")
     try:
         params = Params.model_validate(merged)
     except ValidationError as error:
@@ -262,6 +267,7 @@ RENAMED: Final[dict[str, str]] = {
     "training.span": "training.window",
     "training.spans": "training.candidate_windows",
     "models.promises": "models.precision_targets",
+    "models.promises.targets": "models.precision_targets.values",
     "models.precision_targets.targets": "models.precision_targets.values",
     "policy.tiers": "policy.thresholds",
     "serving.least_completeness": "serving.min_completeness",

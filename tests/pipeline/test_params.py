@@ -148,6 +148,14 @@ def test_a_removed_parameter_is_refused_with_what_to_do(tmp_path: Path, name: st
     assert str(caught.value).endswith(REMOVED[name])
 
 
+def test_all_that_a_file_of_the_first_edition_has_to_change_is_named_at_once(tmp_path: Path) -> None:
+    text = "training: {span: 28d, margin: 1h}\nmodels: {learners: [lightgbm_rank]}"
+    with pytest.raises(InputError, match=r"^3 parameters were removed or renamed") as caught:
+        load_params([write(tmp_path, text)])
+    for named in ("training.margin was removed", "training.span is now training.window", "lightgbm_rank was removed"):
+        assert named in str(caught.value)
+
+
 @pytest.mark.parametrize(("old", "new"), RENAMED.items())
 def test_a_renamed_parameter_is_refused_with_its_new_name(tmp_path: Path, old: str, new: str) -> None:
     *above, key = old.split(".")
@@ -156,8 +164,8 @@ def test_a_renamed_parameter_is_refused_with_its_new_name(tmp_path: Path, old: s
         content = {name: content}
     with pytest.raises(InputError) as caught:
         load_params([write(tmp_path, yaml.safe_dump(content))])
-    assert caught.value.what == f"the parameter {old} is now {new}"
-    assert caught.value.do == f"Write {new}."
+    assert f"the parameter {old} is now {new}" in str(caught.value)
+    assert str(caught.value).endswith(f"Write {new}.")
     section: Any = Params()
     for name in new.split("."):
         section = getattr(section, name)  # it is there

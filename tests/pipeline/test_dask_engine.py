@@ -81,11 +81,11 @@ def content(matrix: FeatureMatrix) -> dict[str, bytes]:
 
 
 def test_a_cluster_makes_the_same_matrix_byte_for_byte(cluster, dataset, here, tmp_path):
-    told = []
-    matrix = build(dataset, tmp_path / "matrix", cluster, lambda done, total: told.append((done, total)))
+    counts = []
+    matrix = build(dataset, tmp_path / "matrix", cluster, lambda done, total: counts.append((done, total)))
     assert matrix.digest == here.digest
     assert content(matrix) == content(here)
-    assert told[-1][0] == told[-1][1]
+    assert counts[-1][0] == counts[-1][1]
     assert [path.name for path in tmp_path.iterdir()] == ["matrix"]
 
 
@@ -120,7 +120,7 @@ def test_a_cluster_extends_a_matrix_as_this_machine_does(cluster, dataset, here,
     assert content(matrix) == content(here)
 
 
-def test_an_error_of_a_worker_is_told_with_its_place(cluster, dataset, tmp_path, monkeypatch):
+def test_an_error_of_a_worker_names_its_place(cluster, dataset, tmp_path, monkeypatch):
     monkeypatch.setattr(Dataset, "digest", property(lambda self: self.meta.digest[::-1]))
     with pytest.raises(InputError, match=r"a worker sees another dataset .*machine .*fleet\)"):
         build(dataset, tmp_path / "matrix", cluster)
@@ -186,6 +186,6 @@ def test_a_task_that_ends_every_worker_is_given_up(cluster, monkeypatch):
 )
 @pytest.mark.parametrize(("verb", "source"), [("features", "dataset"), ("backtest", "dataset")])
 def test_options_that_contradict_each_other_are_refused(verb, source, options, message, tmp_path):
-    told = CliRunner().invoke(app, [verb, f"--{source}", str(tmp_path), "--out", str(tmp_path / "m"), *options])
-    assert told.exit_code == 2
-    assert message in told.output
+    result = CliRunner().invoke(app, [verb, f"--{source}", str(tmp_path), "--out", str(tmp_path / "m"), *options])
+    assert result.exit_code == 2
+    assert message in result.output

@@ -58,10 +58,10 @@ def test_a_report_without_promises_has_no_such_section():
 
 def test_a_bundle_carries_the_decisions_of_its_profile(extras, monkeypatch, tmp_path):
     monkeypatch.setattr(module, "load_evaluation", lambda _path: (None, context(extras)))
-    told = bundle_decisions(tmp_path, "good", "d1", PARAMS)
-    assert [each["kind"] for each in told["thresholds"]] == ["precision"] * 3 + ["budget"]
-    assert told["thresholds"][0]["bound"]["lower"] >= 0.3
-    assert json.loads(json.dumps(told, allow_nan=False)) == told
+    carried = bundle_decisions(tmp_path, "good", "d1", PARAMS)
+    assert [threshold["kind"] for threshold in carried["thresholds"]] == ["precision"] * 3 + ["budget"]
+    assert carried["thresholds"][0]["bound"]["lower"] >= 0.3
+    assert json.loads(json.dumps(carried, allow_nan=False)) == carried
     assert bundle_decisions(tmp_path, "other", "d1", PARAMS)["why"] == "the backtest did not score the profile other"
     assert bundle_decisions(tmp_path, "good", "d2", PARAMS)["why"] == "the backtest ran on another dataset"
     monkeypatch.setattr(module, "load_evaluation", lambda _path: (None, context({})))
@@ -73,18 +73,18 @@ def test_a_bundle_carries_the_decisions_of_its_profile(extras, monkeypatch, tmp_
 
 def test_thresholds_of_other_parameters_are_not_taken_over(extras, monkeypatch, tmp_path):
     monkeypatch.setattr(module, "load_evaluation", lambda _path: (None, context(extras)))
-    told = bundle_decisions(tmp_path, "good", "d1", PARAMS | {"labels.horizon": "6h"})
-    assert told["thresholds"] is None
-    assert told["why"] == "the backtest ran with other parameters: labels.horizon 1d, not 6h"
-    assert told["differs"] == ["labels.horizon 1d, not 6h"]
+    carried = bundle_decisions(tmp_path, "good", "d1", PARAMS | {"labels.horizon": "6h"})
+    assert carried["thresholds"] is None
+    assert carried["why"] == "the backtest ran with other parameters: labels.horizon 1d, not 6h"
+    assert carried["differs"] == ["labels.horizon 1d, not 6h"]
     for name in ("backtest.k", "models.learners", "models.horizons", "training.memory"):
         assert bundle_decisions(tmp_path, "good", "d1", PARAMS | {name: "other"})["thresholds"]
 
 
 def test_a_bundle_without_a_backtest_says_why_it_has_no_thresholds():
-    told = bundle_decisions(None, "good", "d1", PARAMS)
-    assert told["thresholds"] is None
-    assert told["why"].startswith("no backtest was given")
+    carried = bundle_decisions(None, "good", "d1", PARAMS)
+    assert carried["thresholds"] is None
+    assert carried["why"].startswith("no backtest was given")
 
 
 def test_further_horizons_stand_behind_all_other_columns():

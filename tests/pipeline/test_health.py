@@ -93,30 +93,30 @@ def test_a_bundle_keeps_what_it_was_fitted_on_and_gives_it_back(bundle):
 def test_a_model_on_a_steady_fleet_is_healthy_and_its_outcomes_are_counted(bundle, opened, tmp_path):
     matrix = fleet()
     opened(matrix)
-    found = check_health(bundle, tmp_path, until=LATER)
-    assert found.healthy
-    assert found.findings.summary == "no drift found"
-    assert found.fitted_at == FITTED
-    assert found.checked_at == LATER
+    result = check_health(bundle, tmp_path, until=LATER)
+    assert result.healthy
+    assert result.findings.summary == "no drift found"
+    assert result.fitted_at == FITTED
+    assert result.checked_at == LATER
     labels = matrix.labels(LATER + timedelta(milliseconds=1))
     rows = matrix.rows
     inside = (rows["decision_time"] >= FITTED) & (rows["decision_time"] <= LATER) & ~rows["augmented"]
-    assert found.risks.positives == (labels["label"][inside & (labels["complete_at"] <= LATER)] == 1).sum()
-    assert found.alerts.right + found.alerts.wrong > 0
-    text = found.to_text()
+    assert result.risks.positives == (labels["label"][inside & (labels["complete_at"] <= LATER)] == 1).sum()
+    assert result.alerts.right + result.alerts.wrong > 0
+    text = result.to_text()
     assert "nothing changed that was looked for" in text
     assert "verdict: no drift found" in text
-    assert json.loads(json.dumps(found.to_json(), allow_nan=False))["healthy"] is True
+    assert json.loads(json.dumps(result.to_json(), allow_nan=False))["healthy"] is True
 
 
-def test_risks_that_are_a_tenth_of_what_fails_are_told(bundle, opened, tmp_path, monkeypatch):
+def test_risks_a_tenth_of_the_failures_are_drift(bundle, opened, tmp_path, monkeypatch):
     opened(fleet())
     whole = FittedModels.risk
     monkeypatch.setattr(FittedModels, "risk", lambda self, *given: whole(self, *given) / 10)
-    found = check_health(bundle, tmp_path, until=LATER)
-    assert found.findings.causes == ("risks",)
-    assert not found.healthy
-    assert "DRIFT: the risks are not right. Risks are too low: units fail more often than they say." in found.to_text()
+    result = check_health(bundle, tmp_path, until=LATER)
+    assert result.findings.causes == ("risks",)
+    assert not result.healthy
+    assert "DRIFT: the risks are not right. Risks are too low: units fail more often than they say." in result.to_text()
 
 
 def test_what_was_not_known_at_the_check_changes_nothing(bundle, opened, tmp_path):
@@ -132,12 +132,12 @@ def test_what_was_not_known_at_the_check_changes_nothing(bundle, opened, tmp_pat
 def test_the_doctor_says_what_changed_and_fails(bundle, opened, tmp_path):
     opened(fleet(jump=3.0))
     arguments = ["doctor", "--model", str(bundle), "--matrix", str(tmp_path), "--until", "2026-02-04T00:00:00"]
-    said = CliRunner().invoke(app, arguments)
-    assert said.exit_code == 1
-    assert "DRIFT: the readings changed, for no known reason. F0, f1 read differently" in said.output
-    told = json.loads(CliRunner().invoke(app, [*arguments, "--json"]).output)
-    assert told["healthy"] is False
-    assert {each["cause"] for each in told["findings"]["verdicts"]} >= {"readings"}
+    shown = CliRunner().invoke(app, arguments)
+    assert shown.exit_code == 1
+    assert "DRIFT: the readings changed, for no known reason. F0, f1 read differently" in shown.output
+    content = json.loads(CliRunner().invoke(app, [*arguments, "--json"]).output)
+    assert content["healthy"] is False
+    assert {verdict["cause"] for verdict in content["findings"]["verdicts"]} >= {"readings"}
     assert CliRunner().invoke(app, ["doctor", "--model", str(bundle)]).exit_code == 2
 
 
@@ -167,15 +167,15 @@ def test_categories_that_a_matrix_numbers_in_another_order_change_nothing(bundle
     assert plain.healthy
 
 
-def test_a_category_that_came_after_the_fit_is_scored_as_unknown_and_told_as_a_change_of_the_fleet(
+def test_a_category_that_came_after_the_fit_is_scored_as_unknown_and_reported_as_a_change_of_the_fleet(
     bundle_of_makes, opened, tmp_path
 ):
     opened(fleet_of_makes(("A", "B"), lambda unit, late: np.where(late & (unit < 6), np.nan, unit % 3 == 0)))
     unknown = check_health(bundle_of_makes, tmp_path, until=LATER)
     opened(fleet_of_makes(("C", "A", "B"), lambda unit, late: np.where(late & (unit < 6), 0, 1 + (unit % 3 == 0))))
-    found = check_health(bundle_of_makes, tmp_path, until=LATER)
-    assert (found.risks, found.alerts) == (unknown.risks, unknown.alerts)
-    [verdict] = [verdict for verdict in found.findings.verdicts if verdict.cause == "fleet"]
+    result = check_health(bundle_of_makes, tmp_path, until=LATER)
+    assert (result.risks, result.alerts) == (unknown.risks, unknown.alerts)
+    [verdict] = [verdict for verdict in result.findings.verdicts if verdict.cause == "fleet"]
     assert any(fact.startswith("model C: 0% before, 25% now") for fact in verdict.facts)
 
 
@@ -195,8 +195,8 @@ def test_the_report_tells_what_changed_at_each_refit(tmp_path):
     section = what_changed(context)
     assert section.title == "What changed between the refits"
     assert "checks found drift" in section.before[0]
-    said = [cell.text + cell.note for table in section.tables for row in table.rows for cell in row]
-    assert any("F0, f1 read differently" in text for text in said)
+    texts = [cell.text + cell.note for table in section.tables for row in table.rows for cell in row]
+    assert any("F0, f1 read differently" in text for text in texts)
     for table in section.tables:
         assert all(len(row) == len(table.header) for row in table.rows)
     assert what_changed(SimpleNamespace(extras={})) is None

@@ -85,12 +85,12 @@ def test_a_poisoned_future_changes_no_score_before_it(
         result = run_backtest(
             matrix, training=params.training, models=params.models, backtest=params.backtest, seed=params.seed
         )
-        found = result.predictions
-        found = found[found["decision_time"] <= pd.Timestamp(at)].reset_index(drop=True)
+        scores = result.predictions
+        scores = scores[scores["decision_time"] <= pd.Timestamp(at)].reset_index(drop=True)
         named = ["node", "gpu", "unit", "model", "variant"]  # as text: categories also list units of later days
-        found = found.astype(dict.fromkeys(named, "str"))
+        scores = scores.astype(dict.fromkeys(named, "str"))
         grid = matrix.rows[(matrix.rows["decision_time"] <= pd.Timestamp(at)) & ~matrix.rows["augmented"]]
-        return found, matrix.values(grid.index.to_numpy())
+        return scores, matrix.values(grid.index.to_numpy())
 
     clean, clean_values = scored(small_fleet, "clean")
     spoiled, spoiled_values = scored(twin, "spoiled")

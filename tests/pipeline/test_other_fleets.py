@@ -146,6 +146,6 @@ def test_thousands_of_models_are_one_column(tmp_path: Path) -> None:
         events=[tmp_path / "raw" / "events.csv"],
         inventory=tmp_path / "raw" / "inventory.csv",
     )
-    (column,) = [each for each in matrix.columns if each.channel == "model"]
+    (column,) = [column for column in matrix.columns if column.channel == "model"]
     assert len(column.categories) > 1400
     assert metrics["models"][metrics["profile"]]["sliding"]["incidents"] > 0

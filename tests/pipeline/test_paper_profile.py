@@ -51,12 +51,12 @@ def test_the_features_are_the_papers_and_nothing_else(paper):
 def test_every_model_of_the_paper_is_scored_with_and_without_sliding(paper):
     frame = pd.read_parquet(paper[0] / "predictions_all.parquet")
     for variant in ("sliding", "train_once"):
-        found = set(frame.loc[frame["variant"] == variant, "model"])
-        assert {"lightgbm", "mlp", "lstm", "cnn1d", "intersection", "cascade"} <= found
+        models = set(frame.loc[frame["variant"] == variant, "model"])
+        assert {"lightgbm", "mlp", "lstm", "cnn1d", "intersection", "cascade"} <= models
     metrics = json.loads((paper[0] / "metrics.json").read_text())
     assert metrics["profile"] == "intersection"
     # its features hold neither past faults nor error counters, and the report says whose rows that empties
-    assert [each.split(":")[0] for each in metrics["skipped"] if "ties" in each] == [
+    assert [reason.split(":")[0] for reason in metrics["skipped"] if "ties" in reason] == [
         "history_count ranks units in the order of ties",
         "vendor_rules ranks units in the order of ties",
     ]

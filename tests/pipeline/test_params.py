@@ -120,7 +120,7 @@ def every_key(section: type[BaseModel], prefix: str = "") -> list[str]:
 
 
 @pytest.mark.parametrize("key", every_key(Params))
-def test_every_parameter_stands_in_the_reference(key: str) -> None:
+def test_every_parameter_is_in_the_reference(key: str) -> None:
     assert f"| `{key}` |" in (ROOT / "docs" / "reference" / "params.md").read_text()
 
 

@@ -40,11 +40,11 @@ def world(small_fleet: Path, small_params: Params, tmp_path_factory: pytest.Temp
 def test_decisions_to_compare_on_begin_when_no_side_knows_a_label(world) -> None:
     folder, matrix, _, params = world
     bundles = [(name, load_bundle(folder / name)) for name in ("early", "late")]
-    found = untouched(matrix, bundles, timedelta(days=365))
-    rows = matrix.rows.iloc[found]
+    positions = untouched(matrix, bundles, timedelta(days=365))
+    rows = matrix.rows.iloc[positions]
     assert rows["decision_time"].min() >= LATE
     assert not rows["augmented"].any()
-    assert (matrix.labels(None).iloc[found]["complete_at"] <= matrix.span[1]).all()
+    assert (matrix.labels(None).iloc[positions]["complete_at"] <= matrix.span[1]).all()
     train_bundle(matrix, params, folder / "whole")
     with pytest.raises(InputError, match="no decision to compare on: whole knows labels up to") as raised:
         untouched(matrix, [*bundles, ("whole", load_bundle(folder / "whole"))], timedelta(days=28))

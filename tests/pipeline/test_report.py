@@ -74,12 +74,12 @@ class Page(HTMLParser):
             self.tables[-1]["rows"][-1][-1] += data
 
     @property
-    def said(self):
+    def prose(self):
         return re.sub(r"\s+", " ", "".join(self.text))
 
     def table(self, caption):
-        [found] = [table for table in self.tables if caption in table["caption"]]
-        return found["rows"]
+        [table] = [table for table in self.tables if caption in table["caption"]]
+        return table["rows"]
 
 
 @pytest.fixture(scope="module")
@@ -168,7 +168,7 @@ def test_the_same_results_give_the_same_bytes(tmp_path, evaluation, context, htm
     path = write_report(tmp_path / "o", evaluation=evaluation, context=context)
     assert path == tmp_path / "o" / "report" / "index.html"
     assert path.read_text(encoding="utf-8") == html
-    assert [each.name for each in path.parent.iterdir()] == ["index.html"]
+    assert [file.name for file in path.parent.iterdir()] == ["index.html"]
 
 
 def test_headings_descend_one_level_at_a_time_and_tables_are_captioned(page):
@@ -194,12 +194,12 @@ def test_plots_have_a_title_and_a_description_and_take_the_pages_colours(html, p
 
 
 def test_a_simulated_fleet_is_called_simulated_with_its_acceleration(evaluation, context, page):
-    assert "Simulated fleet. Scenario drift, seed 7; failure rates multiplied by 12.5" in page.said
-    assert "40 GPUs of a simulated fleet (scenario drift, seed 7, its failure rates multiplied by 12.5" in page.said
-    slow = Page(render_report(evaluation, replace(context, simulated=Simulated("base", 1, 1.0)))).said
+    assert "Simulated fleet. Scenario drift, seed 7; failure rates multiplied by 12.5" in page.prose
+    assert "40 GPUs of a simulated fleet (scenario drift, seed 7, its failure rates multiplied by 12.5" in page.prose
+    slow = Page(render_report(evaluation, replace(context, simulated=Simulated("base", 1, 1.0)))).prose
     assert "multiplied" not in slow
     assert "failure rates as calibrated" in slow
-    real = Page(render_report(evaluation, replace(context, simulated=None))).said
+    real = Page(render_report(evaluation, replace(context, simulated=None))).prose
     assert "Simulated fleet" not in real
     assert "of a real fleet were replayed at 40 decision times, every 6 hours from 2026-01-30 to 2026-02-08" in real
 
@@ -208,21 +208,21 @@ def test_the_summarys_numbers_are_the_evaluations(evaluation, page):
     row = evaluation.row("mean_rank", "sliding")
     wrong = row["alerts_labelled"] - row["hits"]
     interval = f"[{100 * row['precision_low']:.1f}, {100 * row['precision_high']:.1f} %]"
-    assert f"mean_rank gave {row['alerts']} alerts, at most 3 at a decision time" in page.said
+    assert f"mean_rank gave {row['alerts']} alerts, at most 3 at a decision time" in page.prose
     assert (
         f"{wrong} were wrong and {row['hits']} right: a precision of {100 * row['precision']:.1f} % {interval}"
-        in page.said
+        in page.prose
     )
-    assert f"It caught {row['caught']} of the {row['incidents']} incidents that could have been caught" in page.said
-    assert f"half of them at least {row['lead_time_median_hours']:.1f} h before they began" in page.said
+    assert f"It caught {row['caught']} of the {row['incidents']} incidents that could have been caught" in page.prose
+    assert f"half of them at least {row['lead_time_median_hours']:.1f} h before they began" in page.prose
     oracle = evaluation.row("oracle", "oracle")
-    assert f"would reach a precision of {100 * oracle['precision_at_k']:.1f} % at the same K" in page.said
-    assert f"mean_rank reaches {100 * row['oracle_share_precision_at_k']:.1f} % of that" in page.said
-    assert "Against training mean_rank once, refitting it on a sliding span changed precision at K by +" in page.said
-    assert "Against the best single learner (xgboost, chosen after the fact)" in page.said
+    assert f"would reach a precision of {100 * oracle['precision_at_k']:.1f} % at the same K" in page.prose
+    assert f"mean_rank reaches {100 * row['oracle_share_precision_at_k']:.1f} % of that" in page.prose
+    assert "Against training mean_rank once, refitting it on a sliding span changed precision at K by +" in page.prose
+    assert "Against the best single learner (xgboost, chosen after the fact)" in page.prose
 
 
-def test_every_model_stands_in_the_table_with_its_interval(evaluation, page):
+def test_every_model_is_in_the_table_with_its_interval(evaluation, page):
     rows = page.table("Every model, pooled over all folds")
     names = [(row[0].split()[0], row[1]) for row in rows[1:]]
     assert names == [
@@ -236,13 +236,13 @@ def test_every_model_stands_in_the_table_with_its_interval(evaluation, page):
     assert rows[-1][-1].startswith("100 %")
 
 
-def test_what_did_not_help_is_said(predictions, context):
+def test_what_did_not_help_is_reported(predictions, context):
     same = predictions[predictions["model"] == "mean_rank"].copy()
     once = same[same["variant"] == "sliding"].assign(variant="train_once")
     both = pd.concat([same[same["variant"] == "sliding"], once])
     measured = evaluate(both, k=3, bootstrap=40, seed=0)
     shown = Page(render_report(measured, context))
-    assert "changed precision at K by 0.0 points [0.0, 0.0] (no difference shown)" in shown.said
+    assert "changed precision at K by 0.0 points [0.0, 0.0] (no difference shown)" in shown.prose
     [row] = shown.table("against the same model trained once")[1:]
     assert row[3:5] == ["0.0 [0.0, 0.0]", "no difference shown"]
 
@@ -253,7 +253,7 @@ def test_folds_say_their_span_and_what_they_were_worth(evaluation, page):
     folds = evaluation.folds
     mine = folds[(folds["model"] == "mean_rank") & (folds["variant"] == "sliding")]
     assert rows[1][7] == f"{mine['caught'].iloc[0]} of {mine['incidents'].iloc[0]}"
-    assert "span: 84 days is longer than the history at every refit" in page.said
+    assert "span: 84 days is longer than the history at every refit" in page.prose
 
 
 def test_alerts_are_shown_with_outcome_and_reasons_and_escaped(html, page, context):
@@ -265,10 +265,10 @@ def test_alerts_are_shown_with_outcome_and_reasons_and_escaped(html, page, conte
     assert "demo &lt;fleet&gt;" in html
     right = next(alert for alert in context.alerts if alert.label == 1)
     assert f"right: {right.failure_class}" in " ".join(row[3] for row in rows)
-    assert "by exact tree contributions of xgboost. They say what the model went by, not what caused" in page.said
+    assert "by exact tree contributions of xgboost. They say what the model went by, not what caused" in page.prose
 
 
-def test_each_outcome_has_its_own_words(evaluation, context):
+def test_each_outcome_has_its_own_text(evaluation, context):
     t = datetime(2026, 2, 1, tzinfo=UTC)
     alerts = (
         AlertEntry(t, "n1", "g1", 0.5, 1, "memory", t + timedelta(hours=13.4)),
@@ -294,7 +294,7 @@ def test_selected_alerts_are_the_riskiest_each_incident_once(predictions):
 
 
 def test_a_fleet_of_nodes_is_called_nodes(evaluation, context):
-    shown = Page(render_report(evaluation, replace(context, unit="node"))).said
+    shown = Page(render_report(evaluation, replace(context, unit="node"))).prose
     assert "40 nodes of a simulated fleet" in shown
     assert "GPU" not in shown.replace("predrain", "")
 
@@ -306,21 +306,21 @@ def test_a_period_without_incidents_or_outcomes_still_has_a_report(predictions, 
         incident_start=pd.Series(pd.NaT, index=predictions.index).dt.tz_localize("UTC"),
         failure_class=pd.Series([None] * len(predictions), dtype="str", index=predictions.index),
     )
-    shown = Page(render_report(evaluate(quiet, k=3, bootstrap=30, seed=0), context)).said
+    shown = Page(render_report(evaluate(quiet, k=3, bootstrap=30, seed=0), context)).prose
     assert "No incident began that an alert could have caught." in shown
     assert "There are too few incidents to compare risks with what happened." in shown
     assert "a precision of 0 %" in shown
     unknown = predictions.assign(label=pd.array([pd.NA] * len(predictions), dtype="Int8"))
-    shown = Page(render_report(evaluate(unknown, k=3, bootstrap=30, seed=0), replace(context, alerts=()))).said
+    shown = Page(render_report(evaluate(unknown, k=3, bootstrap=30, seed=0), replace(context, alerts=()))).prose
     assert "None has a known outcome, so nothing can be said about its precision." in shown
     assert "No alerts to show." in shown
 
 
 def test_without_truth_the_report_claims_no_oracle(predictions, context):
     shown = Page(render_report(evaluate(predictions, k=3, bootstrap=0, seed=0), context))
-    assert "What the best possible model would reach here is not known" in shown.said
+    assert "What the best possible model would reach here is not known" in shown.prose
     assert "of the oracle" not in shown.table("Every model")[0]
-    assert "No intervals: backtest.bootstrap is 0." in shown.said
+    assert "No intervals: backtest.bootstrap is 0." in shown.prose
 
 
 def test_a_full_disk_leaves_the_old_report(tmp_path, evaluation, context, monkeypatch):
@@ -334,7 +334,7 @@ def test_a_full_disk_leaves_the_old_report(tmp_path, evaluation, context, monkey
     with pytest.raises(InputError, match="the disk is full"):
         write_report(tmp_path, evaluation=evaluation, context=replace(context, dataset="other"))
     assert path.read_bytes() == before
-    assert [each.name for each in path.parent.iterdir()] == ["index.html"]
+    assert [file.name for file in path.parent.iterdir()] == ["index.html"]
 
 
 def test_numbers_are_worded_as_documented():

@@ -53,7 +53,7 @@ def test_labels_in_the_predictions_follow_the_definition(small_fleet: Path, smal
     incidents = matrix.incidents()
     gap, horizon = matrix.config.labels.gap, matrix.config.labels.horizon
     end = Dataset.open(small_fleet).meta.span[1]
-    starts = {unit: list(found) for unit, found in incidents.groupby("unit")["start"]}
+    starts = {unit: list(times) for unit, times in incidents.groupby("unit")["start"]}
     for row in frame.sample(min(len(frame), 1500), random_state=1).itertuples():
         low, high = row.decision_time + gap, row.decision_time + gap + horizon
         hit = any(low < start <= high for start in starts.get(row.gpu, []))
@@ -76,7 +76,7 @@ def test_metrics_say_where_they_come_from_and_that_the_fleet_is_simulated(small_
     assert "http://" not in page.replace("http://www.w3.org", "")
 
 
-def test_alerts_in_the_report_carry_reasons_in_words(small_backtest: Path) -> None:
+def test_alerts_in_the_report_carry_readable_reasons(small_backtest: Path) -> None:
     _, context = load_evaluation(small_backtest)
     assert context.alerts
     assert all(alert.reasons and alert.method for alert in context.alerts)
@@ -108,7 +108,7 @@ def test_a_second_backtest_gives_the_same_bytes(
 def test_the_bundle_is_trained_and_loads(
     small_params: Params, small_backtest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With memory for a few hundred rows, which is said to everyone."""
+    """With memory for a few hundred rows, which summary, bundle and card report."""
     matrix = FeatureMatrix.open(small_backtest / "matrix")
     monkeypatch.setattr(TrainingSection, "bytes_of_a_fit", property(lambda _: 4 * len(matrix.columns) * 400))
     summary = train_bundle(matrix, small_params, tmp_path / "bundle", registry=f"sqlite:///{tmp_path}/mlflow.db")
@@ -159,18 +159,18 @@ def test_a_killed_backtest_goes_on_and_ends_the_same(
     assert _bytes_of(tmp_path / "out") == _bytes_of(small_backtest)
     kept = list((tmp_path / "out" / ".folds").iterdir())
     assert len(kept) == 1
-    told = []
+    fits = []
     again = small_params.model_copy(update={"backtest": small_params.backtest.model_copy(update={"bootstrap": 11})})
-    monkeypatch.setattr(Trainer, "fit", lambda *_: told.append("fitted"))
+    monkeypatch.setattr(Trainer, "fit", lambda *_: fits.append("fitted"))
     replay(matrix, again, tmp_path / "out")
-    assert told == []  # the evaluation alone was done again
+    assert fits == []  # the evaluation alone was done again
     assert list((tmp_path / "out" / ".folds").iterdir()) == kept
     resumed = pq.read_table(tmp_path / "out" / "predictions_all.parquet")
     assert resumed.equals(pq.read_table(small_backtest / "predictions_all.parquet"))
 
 
 @pytest.mark.parametrize(
-    ("section", "change", "words"),
+    ("section", "change", "difference"),
     [
         ("labels", {"horizon": timedelta(hours=48)}, "labels.horizon 1d, the parameters say 2d"),
         ("decision", {"every": timedelta(hours=12)}, "decision.every 6h, the parameters say 12h"),
@@ -183,12 +183,12 @@ def test_a_killed_backtest_goes_on_and_ends_the_same(
     ],
 )
 def test_parameters_that_say_something_else_than_the_matrix_are_refused(
-    small_params: Params, small_backtest: Path, tmp_path: Path, section: str, change: dict[str, object], words: str
+    small_params: Params, small_backtest: Path, tmp_path: Path, section: str, change: dict[str, object], difference: str
 ) -> None:
     matrix = FeatureMatrix.open(small_backtest / "matrix")
     params = small_params.model_copy(update={section: getattr(small_params, section).model_copy(update=change)})
     for stage in (replay, train_bundle):
-        with pytest.raises(InputError, match=f"the matrix was made with {words}"):
+        with pytest.raises(InputError, match=f"the matrix was made with {difference}"):
             stage(matrix, params, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

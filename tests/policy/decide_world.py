@@ -43,7 +43,7 @@ def node(name: str, *risks: float | None, at: datetime = T0, facts: Iterable[str
     """A node of cluster c and group g with a GPU for each risk; the facts are the first GPU's, seen at that time."""
     listed = risks or (0.01,)
     units = tuple(
-        UnitView(f"{name}-{slot}", score(risk, at), tuple(Fact(each, at) for each in facts) if slot == 0 else ())
+        UnitView(f"{name}-{slot}", score(risk, at), tuple(Fact(fact, at) for fact in facts) if slot == 0 else ())
         for slot, risk in enumerate(listed)
     )
     return NodeView(name, "c", **{"group": "g", "units": units, **others})  # type: ignore[arg-type]
@@ -82,7 +82,7 @@ def why(plan: Plan, name: str) -> str:
 
 def carry_out(fleet: Sequence[NodeView], actions: Iterable[Action], now: datetime) -> list[NodeView]:
     """Do what a plan wants, as an adapter would."""
-    marks = {each.name: each.marks for each in fleet}
+    marks = {node.name: node.marks for node in fleet}
     for action in actions:
         old = marks[action.node]
         if action.verb == "release":
@@ -104,4 +104,4 @@ def carry_out(fleet: Sequence[NodeView], actions: Iterable[Action], now: datetim
         else:
             new = replace(old, drained=True, hard_since=old.hard_since or now)
         marks[action.node] = new
-    return [replace(each, marks=marks[each.name]) for each in fleet]
+    return [replace(node, marks=marks[node.name]) for node in fleet]

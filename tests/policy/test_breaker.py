@@ -12,15 +12,15 @@ CONFIG = BreakerConfig()
 DAY = timedelta(days=1)
 
 
-def look(total, risky=0, *, group="g", **others):
+def fleet(total, risky=0, *, group="g", **others):
     """So many nodes of a group, the first of them at risk."""
     return [
         ObservedNode(node(f"{group}{i:03}", 0.01, group=group, **others), i < risky, 1, False) for i in range(total)
     ]
 
 
-def run(looked, state=None, now=T0, decided_at=T0, config=CONFIG, **others):
-    return watch(state or BreakerState(), looked, signals(now, **others), decided_at, config, now)
+def run(nodes, state=None, now=T0, decided_at=T0, config=CONFIG, **others):
+    return watch(state or BreakerState(), nodes, signals(now, **others), decided_at, config, now)
 
 
 def history(total, risky, steps=6):
@@ -28,36 +28,36 @@ def history(total, risky, steps=6):
     state = BreakerState()
     for k in range(steps):
         now = T0 + k * STEP
-        state, _ = run(look(total, risky), state, now, now)
+        state, _ = run(fleet(total, risky), state, now, now)
     return state, T0 + steps * STEP
 
 
 def test_a_calm_fleet_keeps_it_closed():
-    state, reasons = run(look(100, 2))
+    state, reasons = run(fleet(100, 2))
     assert state.frozen("c/g") == ()
     assert reasons == ()
 
 
 def test_a_share_over_the_limit_opens_it_and_says_why():
-    state, reasons = run(look(100, 21))
-    words = "21 of 100 nodes of the fleet are at risk at once, 20% may be"
-    assert f"opened: {words}" in reasons
-    assert words in state.frozen("c/g")
+    state, reasons = run(fleet(100, 21))
+    cause = "21 of 100 nodes of the fleet are at risk at once, 20% may be"
+    assert f"opened: {cause}" in reasons
+    assert cause in state.frozen("c/g")
 
 
 def test_one_bad_node_of_three_would_open_a_plain_share_and_does_not():
     # 1 of 3 is 33 %, over the 20 % that blocks Karpenter's repair.
     assert CONFIG.max_risky < 1 / 3
-    assert run(look(3, 1))[0].causes == {}
-    assert run(look(3, 2))[0].causes == {}
-    assert run(look(3, 3))[0].causes != {}
+    assert run(fleet(3, 1))[0].causes == {}
+    assert run(fleet(3, 2))[0].causes == {}
+    assert run(fleet(3, 3))[0].causes != {}
 
 
 def test_a_jump_under_the_absolute_limit_opens_it():
     state, now = history(300, 3)
-    after, _ = run(look(300, 11), state, now, now)
+    after, _ = run(fleet(300, 11), state, now, now)
     assert after.frozen("c/g") == (), "four times the usual one percent is twelve"
-    after, reasons = run(look(300, 13), state, now, now)
+    after, reasons = run(fleet(300, 13), state, now, now)
     assert after.frozen("c/g")
     assert "opened: 13 of 300 nodes of the fleet are at risk at once, usually 1.0%" in reasons
 
@@ -66,26 +66,26 @@ def test_what_opened_it_does_not_become_what_is_usual():
     state, now = history(300, 3)
     for k in range(40):
         at = now + k * STEP
-        state, _ = run(look(300, 40), state, at, at)
+        state, _ = run(fleet(300, 40), state, at, at)
     assert state.frozen("c/g")
-    assert max(each.share for each in state.shares[""]) == pytest.approx(0.01)
+    assert max(share.share for share in state.shares[""]) == pytest.approx(0.01)
 
 
 def test_nodes_without_gpus_would_water_the_share_down_and_are_not_given_to_it():
     # As a share of 200 nodes, half of them without a GPU, 25 of 100 look harmless (NVSentinel#1228).
     assert CONFIG.max_risky > 25 / 200
-    assert run(look(100, 25))[0].causes != {}
+    assert run(fleet(100, 25))[0].causes != {}
 
 
 def test_a_group_of_its_own_is_frozen_alone():
-    looked = look(200, 0, group="a") + look(20, 8, group="b")
-    state, _ = run(looked)
+    nodes = fleet(200, 0, group="a") + fleet(20, 8, group="b")
+    state, _ = run(nodes)
     assert state.frozen("c/b") == ("8 of 20 nodes of group c/b are at risk at once, 20% may be",)
     assert state.frozen("c/a") == ()
 
 
 @pytest.mark.parametrize(
-    ("others", "words"),
+    ("others", "cause"),
     [
         ({"read_at": None}, "the scheduler was not read"),
         ({"read_at": T0 - HOUR}, "the scheduler was last read at 2026-02-28 23:00 UTC"),
@@ -95,97 +95,97 @@ def test_a_group_of_its_own_is_frozen_alone():
         ({"drift": ("gpu_temp_c of group a",)}, "drift: gpu_temp_c of group a"),
     ],
 )
-def test_signals_of_the_whole_fleet_open_it(others, words):
-    state, _ = run(look(50), **others)
-    assert state.frozen("c/g") == (words,)
+def test_signals_of_the_whole_fleet_open_it(others, cause):
+    state, _ = run(fleet(50), **others)
+    assert state.frozen("c/g") == (cause,)
 
 
 def test_missing_scores_open_it_and_nodes_that_are_down_are_not_missing():
-    dark = [replace(each, known=0) for each in look(10)]
-    state, _ = run(dark + look(20, group="g2"))
+    dark = [replace(node, known=0) for node in fleet(10)]
+    state, _ = run(dark + fleet(20, group="g2"))
     assert "10 of 30 units of the fleet have no valid score" in state.frozen("c/g2")
-    down = [replace(each, node=replace(each.node, down=True)) for each in dark[:2]]
-    assert run(down + look(3, group="g2"))[0].causes == {}
+    down = [replace(node, node=replace(node.node, down=True)) for node in dark[:2]]
+    assert run(down + fleet(3, group="g2"))[0].causes == {}
 
 
 def test_many_nodes_down_at_once_are_taken_for_a_sick_control_plane():
-    looked = look(10)
-    looked = [replace(each, node=replace(each.node, down=k < 4)) for k, each in enumerate(looked)]
-    assert run(looked)[0].frozen("c/g") == ("4 of 10 nodes are down: the control plane rather than the nodes",)
+    nodes = fleet(10)
+    nodes = [replace(node, node=replace(node.node, down=k < 4)) for k, node in enumerate(nodes)]
+    assert run(nodes)[0].frozen("c/g") == ("4 of 10 nodes are down: the control plane rather than the nodes",)
 
 
 def test_unreadable_nodes_and_a_listing_that_shrank_open_it():
-    looked = [replace(each, node=replace(each.node, readable=k > 3)) for k, each in enumerate(look(10))]
-    assert run(looked)[0].frozen("c/g") == ("the state of 4 of 10 nodes could not be read",)
-    state, _ = run(look(100))
-    state, _ = run(look(10), state)
+    nodes = [replace(node, node=replace(node.node, readable=k > 3)) for k, node in enumerate(fleet(10))]
+    assert run(nodes)[0].frozen("c/g") == ("the state of 4 of 10 nodes could not be read",)
+    state, _ = run(fleet(100))
+    state, _ = run(fleet(10), state)
     assert state.frozen("c/g") == ("10 nodes with known GPUs are listed, and 100 were before",)
-    empty, _ = run([], run(look(100))[0])
+    empty, _ = run([], run(fleet(100))[0])
     assert empty.frozen("c/g") == ("0 nodes with known GPUs are listed, and 100 were before",)
 
 
 def test_new_software_on_part_of_a_group_freezes_the_group():
-    looked = [replace(each, changed=k < 3) for k, each in enumerate(look(20))] + look(20, group="b")
-    state, _ = run(looked)
+    nodes = [replace(node, changed=k < 3) for k, node in enumerate(fleet(20))] + fleet(20, group="b")
+    state, _ = run(nodes)
     assert state.frozen("c/g") == ("driver or exporter changed on 3 of 20 nodes of group c/g in the last 24 h",)
     assert state.frozen("c/b") == ()
 
 
 def test_a_clock_that_goes_back_opens_it_and_no_cause_outlives_its_quiet_time_for_that():
     ahead = T0 + 3000 * DAY
-    state, _ = run(look(50, 20), now=ahead, decided_at=ahead)
-    state, _ = run(look(50), state, T0)
+    state, _ = run(fleet(50, 20), now=ahead, decided_at=ahead)
+    state, _ = run(fleet(50), state, T0)
     assert "the clock went back from 2034-05-18 00:00 UTC" in state.frozen("c/g")
     assert len(state.causes) == 3
-    state, _ = run(look(50), state, T0 + HOUR)
+    state, _ = run(fleet(50), state, T0 + HOUR)
     assert state.causes == {}
 
 
 def test_it_closes_after_a_quiet_time_and_not_before():
-    state, _ = run(look(50), drift=("a",))
-    state, _ = run(look(50), state, T0 + HOUR - timedelta(seconds=1))
+    state, _ = run(fleet(50), drift=("a",))
+    state, _ = run(fleet(50), state, T0 + HOUR - timedelta(seconds=1))
     assert state.frozen("c/g")
-    state, reasons = run(look(50), state, T0 + HOUR)
+    state, reasons = run(fleet(50), state, T0 + HOUR)
     assert state.frozen("c/g") == ()
     assert reasons == ("closed after a quiet time: drift: a",)
 
 
 def test_a_hand_closes_it_for_what_is_there_and_a_new_cause_or_the_same_anew_opens_it_again():
-    state, _ = run(look(50), drift=("a",))
+    state, _ = run(fleet(50), drift=("a",))
     later = T0 + timedelta(minutes=1)
     reset = {"reset_breaker_at": later}
-    state, reasons = run(look(50), state, later, drift=("a",), **reset)
+    state, reasons = run(fleet(50), state, later, drift=("a",), **reset)
     assert reasons == ("closed by hand: drift: a",)
     assert state.frozen("c/g") == ()
-    state, _ = run(look(50), state, later + HOUR, drift=("a",), **reset)
+    state, _ = run(fleet(50), state, later + HOUR, drift=("a",), **reset)
     assert state.frozen("c/g") == ()
-    state, _ = run(look(50), state, later + HOUR, drift=("a", "b"), **reset)
+    state, _ = run(fleet(50), state, later + HOUR, drift=("a", "b"), **reset)
     assert state.frozen("c/g") == ("drift: b",)
-    state, _ = run(look(50), state, later + 3 * HOUR, **reset)
-    state, _ = run(look(50), state, later + 4 * HOUR, drift=("a",), **reset)
+    state, _ = run(fleet(50), state, later + 3 * HOUR, **reset)
+    state, _ = run(fleet(50), state, later + 4 * HOUR, drift=("a",), **reset)
     assert state.frozen("c/g") == ("drift: a",)
 
 
 def test_a_hand_that_closed_an_earlier_breaker_does_not_close_one_whose_state_was_lost():
     long_ago = {"reset_breaker_at": T0 - 21 * DAY}
-    state, reasons = run(look(50), drift=("a",), **long_ago)
+    state, reasons = run(fleet(50), drift=("a",), **long_ago)
     assert state.frozen("c/g") == ("drift: a",)
     assert "not closed by hand: that was asked for at 2026-" in reasons[0]
-    again, reasons = run(look(50), state, T0 + HOUR, drift=("a",), **long_ago)
+    again, reasons = run(fleet(50), state, T0 + HOUR, drift=("a",), **long_ago)
     assert again.frozen("c/g") == ("drift: a",)
     assert reasons == (), "said once"
-    state, _ = run(look(50), again, T0 + HOUR, drift=("a",), reset_breaker_at=T0 + HOUR / 2)
+    state, _ = run(fleet(50), again, T0 + HOUR, drift=("a",), reset_breaker_at=T0 + HOUR / 2)
     assert state.frozen("c/g") == ()
 
 
 def test_a_hand_is_followed_however_late_where_the_breaker_was_watched_all_along():
-    state, _ = run(look(50), drift=("a",))
-    state, _ = run(look(50), state, T0 + 9 * HOUR, drift=("a",), reset_breaker_at=T0 + HOUR)
+    state, _ = run(fleet(50), drift=("a",))
+    state, _ = run(fleet(50), state, T0 + 9 * HOUR, drift=("a",), reset_breaker_at=T0 + HOUR)
     assert state.frozen("c/g") == ()
 
 
 def test_the_same_look_twice_changes_nothing():
-    state, _ = run(look(50, 20), drift=("a",), reset_breaker_at=T0 - HOUR)
-    again, reasons = run(look(50, 20), state, drift=("a",), reset_breaker_at=T0 - HOUR)
+    state, _ = run(fleet(50, 20), drift=("a",), reset_breaker_at=T0 - HOUR)
+    again, reasons = run(fleet(50, 20), state, drift=("a",), reset_breaker_at=T0 - HOUR)
     assert again == state
     assert reasons == ()

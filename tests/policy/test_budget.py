@@ -85,11 +85,11 @@ def test_grants_that_come_to_nothing_do_not_add_up_to_a_storm_once_they_can_be_c
     everyone = [f"n{i:02}" for i in range(20)]
     starts, tried = (), []
     for hour in range(12):  # nobody may write to any node all night
-        found = grant(members(20), asks(*everyone), starts, config, T0 + hour * HOUR)
-        again = grant(members(20), asks(*everyone), found.starts, config, T0 + hour * HOUR)
-        assert (again.nodes, again.starts) == (found.nodes, found.starts)
-        assert len(found.nodes) == 4
-        starts, tried = found.starts, [*tried, *sorted(found.nodes)]
+        granted = grant(members(20), asks(*everyone), starts, config, T0 + hour * HOUR)
+        again = grant(members(20), asks(*everyone), granted.starts, config, T0 + hour * HOUR)
+        assert (again.nodes, again.starts) == (granted.nodes, granted.starts)
+        assert len(granted.nodes) == 4
+        starts, tried = granted.starts, [*tried, *sorted(granted.nodes)]
         assert len({(start.node, start.episode) for start in starts}) == len(starts)
     assert tried[:20] == everyone, "what cannot be marked keeps nobody from it"
     assert tried[20:24] == everyone[:4]
@@ -102,9 +102,9 @@ def test_what_was_given_back_within_the_day_counts_anew_by_the_hour_and_not_by_t
     for hour in range(3):
         starts = grant(members(8), asks(*everyone[2 * hour : 2 * hour + 2]), starts, config, T0 + hour * HOUR).starts
     later = T0 + 6 * HOUR  # all six were released, and are wished for again; so are two more
-    found = grant(members(8), asks(*everyone), starts, config, later)
-    assert sorted(found.nodes) == ["n00", "n01"]
-    assert found.refused["n06"] == "cluster c: 6 nodes were taken out in 24 h, 6 may be"
+    granted = grant(members(8), asks(*everyone), starts, config, later)
+    assert sorted(granted.nodes) == ["n00", "n01"]
+    assert granted.refused["n06"] == "cluster c: 6 nodes were taken out in 24 h, 6 may be"
 
 
 def test_a_start_dated_ahead_by_a_wrong_clock_counts_for_one_window_and_not_for_years():
@@ -162,20 +162,20 @@ def test_no_round_takes_out_more_than_a_share_of_the_fleet_whatever_its_clusters
     wanted = [Ask(member.node, 0.9, T0) for member in listed if not member.lost]
     fleet, starts = len(listed), ()
     for hour in range(3):
-        found = grant(listed, wanted, starts, BudgetConfig(), T0 + hour * HOUR)
-        again = grant(listed, wanted, found.starts, BudgetConfig(), T0 + hour * HOUR)
-        assert (again.nodes, again.starts) == (found.nodes, found.starts)
-        new = {start.node for start in found.starts if start.at == T0 + hour * HOUR}
+        granted = grant(listed, wanted, starts, BudgetConfig(), T0 + hour * HOUR)
+        again = grant(listed, wanted, granted.starts, BudgetConfig(), T0 + hour * HOUR)
+        assert (again.nodes, again.starts) == (granted.nodes, granted.starts)
+        new = {start.node for start in granted.starts if start.at == T0 + hour * HOUR}
         assert len(new) <= max(1, 0.05 * fleet)
-        out = {member.node for member in listed if member.lost} | found.nodes
+        out = {member.node for member in listed if member.lost} | granted.nodes
         assert len(out) <= max(1, 0.10 * fleet, others)
-        starts = found.starts
+        starts = granted.starts
         listed = [replace(member, lost=member.node in out) for member in listed]
         wanted = [ask for ask in wanted if ask.node not in out]
 
 
 def test_limits_of_the_fleet_hold_unless_they_are_given():
     given_ = BudgetConfig((Budget("cluster", max_unavailable=1),), (RateLimit("fleet", 2, HOUR),)).with_fleet_limits()
-    assert [each.scope for each in given_.disruption_budgets] == ["fleet", "cluster"]
+    assert [limit.scope for limit in given_.disruption_budgets] == ["fleet", "cluster"]
     assert given_.rate_limits == (RateLimit("fleet", 2, HOUR),)
     assert BudgetConfig().with_fleet_limits() == BudgetConfig()

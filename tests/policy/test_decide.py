@@ -54,11 +54,11 @@ def test_actions_say_why_until_when_and_what_a_drain_is_worth():
     assert drain.expires_at == T0 + 2 * STEP
     assert drain.risk == pytest.approx(0.901)
     assert drain.worth.saved > drain.worth.lost
-    said = "; ".join(drain.reasons)
-    assert "from clear to high: a risk of 90.1% at 2026-03-01 00:00 UTC" in said
-    assert "a node risk of 90.1%, mostly of n-0 90.0%" in said
-    assert "n-0: its errors rise" in said
-    assert "a drain now saves " in said
+    reasons = "; ".join(drain.reasons)
+    assert "from clear to high: a risk of 90.1% at 2026-03-01 00:00 UTC" in reasons
+    assert "a node risk of 90.1%, mostly of n-0 90.0%" in reasons
+    assert "n-0: its errors rise" in reasons
+    assert "a drain now saves " in reasons
 
 
 def test_releases_come_first_and_then_the_riskiest():
@@ -150,7 +150,7 @@ def test_what_is_published_is_renewed_when_its_end_moves_and_not_at_every_round(
     assert renewed.actions[0].expires_at == now + 2 * STEP
 
 
-def test_an_alert_is_told_once_an_episode_and_again_when_it_gets_worse():
+def test_an_alert_is_reported_once_an_episode_and_again_when_it_gets_worse():
     fleet = [node("n", 0.4), *healthy(12)]
     plan = once(fleet, config())
     assert [(alert.tier, alert.at, alert.by_rule) for alert in plan.alerts] == [("elevated", T0, False)]
@@ -173,7 +173,7 @@ def test_the_state_survives_json_and_anything_damaged_is_refused_with_its_place(
     plan = once([node("a", 0.9), node("b", 0.2), *healthy(5)], config(), drift=("x",))
     content = json.loads(json.dumps(state_json(plan.state)))
     assert state_from_json(content) == plan.state
-    for change, words in [
+    for change, message in [
         (lambda it: it.update(format=9), r"the safety state has format 9, this code reads 1"),
         (lambda it: it["nodes"]["a"].update(seen="up"), r"state.nodes.a.seen is 'up': expected one of none, published"),
         (lambda it: it["nodes"]["a"]["tier"].update(tier="awful"), r"state.nodes.a.tier.tier is 'awful': expected"),
@@ -184,7 +184,7 @@ def test_the_state_survives_json_and_anything_damaged_is_refused_with_its_place(
     ]:
         broken = json.loads(json.dumps(content))
         change(broken)
-        with pytest.raises(ValueError, match=f"^{words}"):
+        with pytest.raises(ValueError, match=f"^{message}"):
             state_from_json(broken)
 
 

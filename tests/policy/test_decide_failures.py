@@ -32,7 +32,7 @@ HARD = {"taint", "drain"}
 def naive(fleet, now):
     """Who would be drained by risk alone."""
     return {
-        each.name for each in fleet for unit in each.units
+        node.name for node in fleet for unit in node.units
         if unit.score and unit.score.risk is not None and THRESHOLDS.tier(unit.score.risk) == "high"
     }  # fmt: skip
 
@@ -196,7 +196,7 @@ def test_a_person_seen_by_the_adapter_counts_although_the_state_was_lost():
 
 
 @pytest.mark.parametrize(
-    ("others", "words"),
+    ("others", "reason"),
     [
         ({"cordoned_by": "ann"}, "ann took it out of service"),
         ({"owner": "NVSentinel"}, "NVSentinel owns it"),
@@ -204,12 +204,12 @@ def test_a_person_seen_by_the_adapter_counts_although_the_state_was_lost():
         ({"readable": False}, "its state could not be read"),
     ],
 )
-def test_what_is_not_ours_would_be_written_over_and_is_not(others, words):
+def test_what_is_not_ours_would_be_written_over_and_is_not(others, reason):
     fleet = [node("n", 0.99, facts=["xid 79"], **others), *healthy(12)]
     assert naive(fleet, T0) == {"n"}
     plan = once(fleet, config(free=True))
     assert set(verbs(plan, "n")) <= {"publish"}
-    assert words in why(plan, "n")
+    assert reason in why(plan, "n")
 
 
 def test_a_hard_mark_on_a_foreign_node_is_given_back_and_not_exchanged_for_a_soft_one():

@@ -64,14 +64,14 @@ class World:
         elif kind == "lose_state":
             self.state = PolicyState()
             # Of nodes that were released since, nothing tells any more when they were taken out.
-            hard = {each.name for each in self.nodes if each.marks.level.hard}
-            self.starts = [each for each in self.starts if each[1] in hard]
+            hard = {node.name for node in self.nodes if node.marks.level.hard}
+            self.starts = [start for start in self.starts if start[1] in hard]
         elif kind == "fleet":
-            fresh = [replace(unit, score=score(0.01, self.now, STEP)) for each in self.nodes for unit in each.units]
-            self.nodes = [replace(each, units=tuple(fresh[2 * k : 2 * k + 2])) for k, each in enumerate(self.nodes)]
+            fresh = [replace(unit, score=score(0.01, self.now, STEP)) for node in self.nodes for unit in node.units]
+            self.nodes = [replace(node, units=tuple(fresh[2 * k : 2 * k + 2])) for k, node in enumerate(self.nodes)]
         elif kind == "all_well":
             self.flags.clear()
-            self.nodes = [replace(each, down=False, readable=True, cordoned_by=None) for each in self.nodes]
+            self.nodes = [replace(node, down=False, readable=True, cordoned_by=None) for node in self.nodes]
         else:
             self.nodes[i] = self.happen(kind, one, amount)
 
@@ -102,7 +102,7 @@ class World:
             drift=("fleet",) if self.flags.get("drift") else (),
         )  # fmt: skip
 
-    def evidence(self, each: NodeView) -> bool:
+    def evidence(self, node: NodeView) -> bool:
         """Whether anything at all that is valid now speaks against the node, at least the risk that keeps a watch."""
         return any(
             (
@@ -118,26 +118,26 @@ class World:
             or any(
                 old.unit == unit.name and old.expires_at > self.now
                 and (unit.valid_from is None or old.decided_at >= unit.valid_from)
-                for kept in [self.state.nodes.get(each.name)] if kept
+                for kept in [self.state.nodes.get(node.name)] if kept
                 for old in kept.tier.support
             )
-            for unit in each.units
+            for unit in node.units
         )  # fmt: skip
 
 
 def lost(nodes: list[NodeView]) -> Counter[tuple[str, str]]:
     """How many nodes of each scope are out of service, by whoever's hand."""
     out = [
-        each for each in nodes
-        if each.down or not each.readable or each.cordoned_by or each.owner or each.marks.tainted or each.marks.drained
+        node for node in nodes
+        if node.down or not node.readable or node.cordoned_by or node.owner or node.marks.tainted or node.marks.drained
     ]  # fmt: skip
-    return Counter(scope for each in out for scope in each.scopes)
+    return Counter(scope for node in out for scope in node.scopes)
 
 
-def rests_on_something(world: World, each: NodeView, state: PolicyState) -> bool:
+def rests_on_something(world: World, node: NodeView, state: PolicyState) -> bool:
     """Whether all risks that hold its tier up are valid, of devices that are there, and newer than their repair."""
-    units = {unit.name: unit for unit in each.units}
-    support = state.nodes[each.name].tier.support
+    units = {unit.name: unit for unit in node.units}
+    support = state.nodes[node.name].tier.support
     return bool(support) and all(
         one.decided_at <= world.now < one.expires_at
         and one.unit in units
@@ -148,7 +148,7 @@ def rests_on_something(world: World, each: NodeView, state: PolicyState) -> bool
 
 def check(world: World) -> None:
     before = list(world.nodes)
-    had_evidence = {each.name: world.evidence(each) for each in before}
+    had_evidence = {node.name: world.evidence(node) for node in before}
     plan = decide(world.nodes, world.state, world.signals(), world.config, world.now)
 
     again = decide(list(reversed(world.nodes)), plan.state, world.signals(), world.config, world.now)
@@ -158,15 +158,15 @@ def check(world: World) -> None:
     after = carry_out(world.nodes, plan.actions, world.now)
     then = decide(after, plan.state, world.signals(), world.config, world.now)
     # Only a node that came back may make room for another one.
-    assert then.actions == () or any(each.verb == "release" and each.to < Level.TAINTED for each in plan.actions)
+    assert then.actions == () or any(action.verb == "release" and action.to < Level.TAINTED for action in plan.actions)
 
-    total = Counter(scope for each in before for scope in each.scopes)
+    total = Counter(scope for node in before for scope in node.scopes)
     held, now_lost = lost(before), lost(after)
     newly = [b for a, b in zip(before, after, strict=True) if b.marks.level.hard and not a.marks.level.hard]
     for floor in DISRUPTION_BUDGETS:
-        for scope in {scope for each in newly for scope in each.scopes if scope[0] == floor.scope}:
+        for scope in {scope for node in newly for scope in node.scopes if scope[0] == floor.scope}:
             assert now_lost[scope] <= max(floor.allowed(total[scope]), held[scope]), (scope, plan.uses)
-    world.starts += [(world.now.timestamp(), each.name) for each in newly]
+    world.starts += [(world.now.timestamp(), node.name) for node in newly]
     recent = Counter(
         int(name[1:]) % 2 for at, name in world.starts if at > (world.now - RATE_LIMITS[0].window).timestamp()
     )
@@ -193,8 +193,8 @@ def check(world: World) -> None:
             assert action.reasons
             assert action.verb == "release" or action.expires_at > world.now
     noted = carried_out(plan.state, plan.actions)
-    assert {name: each.seen for name, each in noted.nodes.items()} == {
-        name: each.seen for name, each in then.state.nodes.items()
+    assert {name: node.seen for name, node in noted.nodes.items()} == {
+        name: node.seen for name, node in then.state.nodes.items()
     }
     world.nodes, world.state = after, noted
 
@@ -220,9 +220,9 @@ def test_floors_hold_nothing_foreign_is_touched_and_nothing_stands_on_expired_ev
         world.step(step)
         check(world)
         if stage == "shadow":
-            assert all(each.marks.level is Level.NONE for each in world.nodes)
+            assert all(node.marks.level is Level.NONE for node in world.nodes)
         if stage == "soft":
-            assert not any(each.marks.level.hard for each in world.nodes)
+            assert not any(node.marks.level.hard for node in world.nodes)
     assert state_from_json(json.loads(json.dumps(state_json(world.state)))) == world.state
 
 
@@ -233,7 +233,7 @@ def test_a_release_that_is_due_is_never_blocked(steps, blocks):
     for step in steps:
         world.step(step)
         check(world)
-    world.nodes = [replace(each, readable=True) for each in world.nodes]
+    world.nodes = [replace(node, readable=True) for node in world.nodes]
     world.now += 10 * timedelta(days=1)
     settings_ = world.config
     if "budget" in blocks:
@@ -247,6 +247,6 @@ def test_a_release_that_is_due_is_never_blocked(steps, blocks):
     if "unread" in blocks:
         heard = replace(heard, read_at=None, scheduler_error="timeout")
     plan = decide(world.nodes, world.state, heard, settings_, world.now)
-    marked = {each.name for each in world.nodes if each.marks.level}
+    marked = {node.name for node in world.nodes if node.marks.level}
     assert {action.node for action in plan.actions if action.verb == "release"} == marked
-    assert all(each.marks.level is Level.NONE for each in carry_out(world.nodes, plan.actions, world.now))
+    assert all(node.marks.level is Level.NONE for node in carry_out(world.nodes, plan.actions, world.now))

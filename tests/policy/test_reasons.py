@@ -22,7 +22,7 @@ def changed(fleet, **others):
 
 def released(fleet, state, settings=None, now=T0 + HOUR, **signals):
     plan = once(fleet, settings or config(), now, state, **signals)
-    (action,) = [each for each in plan.actions if each.verb == "release"]
+    (action,) = [action for action in plan.actions if action.verb == "release"]
     assert plan.nodes["n"].reasons == action.reasons
     return action.reasons
 
@@ -44,14 +44,14 @@ def test_where_a_limit_takes_a_mark_off_it_comes_first_and_the_tier_after_it(giv
     reasons = released(fleet, state, settings, **given)
     assert reasons[0] == first
     assert reasons[1] == "its tier is high: from clear to high: a risk of 90.0% at 2026-03-01 00:00 UTC"
-    assert sum("from clear to high" in each for each in reasons) == 1
+    assert sum("from clear to high" in reason for reason in reasons) == 1
 
 
 def test_of_several_limits_the_last_that_lowered_it_decided():
     fleet, state = drained()
     reasons = released(changed(fleet, cordoned_by="ann"), state, config(stage="soft"))
     assert "from clear to high" not in reasons[0]
-    assert any(each == "group c/g is in stage soft" for each in reasons[:2])
+    assert any(reason == "group c/g is in stage soft" for reason in reasons[:2])
 
 
 def test_where_the_tier_fell_by_itself_that_comes_first():
@@ -65,7 +65,7 @@ def test_where_the_tier_fell_by_itself_that_comes_first():
 def test_where_a_mark_is_put_on_the_tier_comes_first_and_what_held_more_back_after_it():
     fleet = [node("n", 0.9), *healthy(40)]
     plan = once(fleet, config(stage="soft"))
-    (soft,) = [each for each in plan.actions if each.verb == "soft_taint"]
+    (soft,) = [action for action in plan.actions if action.verb == "soft_taint"]
     assert soft.reasons[:2] == (
         "from clear to high: a risk of 90.0% at 2026-03-01 00:00 UTC",
         "group c/g is in stage soft",

@@ -20,8 +20,8 @@ def alert(unit="u", at=T0 + DAY, tier="high", **others):
 
 
 def outcomes(right, wrong, *, units=None, at=T0 + DAY, **others):
-    verdicts = ["right"] * right + ["wrong"] * wrong
-    return [Outcome(alert(f"u{k % (units or 10_000)}", at, **others), each, "") for k, each in enumerate(verdicts)]
+    kinds = ["right"] * right + ["wrong"] * wrong
+    return [Outcome(alert(f"u{k % (units or 10_000)}", at, **others), kind, "") for k, kind in enumerate(kinds)]
 
 
 def judged(*happenings, days=10.0):
@@ -96,8 +96,8 @@ def test_right_alerts_are_known_sooner_so_that_a_young_record_would_look_too_goo
     # Alerts of the last day: those that failed are right by now, the others are still open.
     young = NOW - DAY
     listed = outcomes(30, 0, at=young) + [Outcome(alert(f"o{k}", young), "open", "") for k in range(70)]
-    decided = [each for each in listed if each.verdict != "open"]
-    assert np.mean([each.verdict == "right" for each in decided]) == 1
+    decided = [outcome for outcome in listed if outcome.verdict != "open"]
+    assert np.mean([outcome.verdict == "right" for outcome in decided]) == 1
     record = record_of(listed, "high", 0.9, NOW)
     assert (record.bound.alerts, record.open) == (0, 100)
     assert advance_stage("c/g", StageState("soft", T0), listed, CONFIG, NOW)[0].stage == "soft"
@@ -135,8 +135,8 @@ def test_promotion_waits_for_its_time_and_for_enough_conclusive_alerts_and_says_
     early = T0 + 5 * DAY
     state, reasons = advance_stage("c/g", fresh, outcomes(30, 0), CONFIG, early)
     assert (state, reasons) == (fresh, ("group c/g has earned hard, but came into soft only at 2026-03-01",))
-    told = outcomes(30, 0) + [replace(each, verdict="inconclusive") for each in outcomes(40, 0, at=T0 + 3 * DAY)]
-    _, reasons = advance_stage("c/g", fresh, told, CONFIG, NOW)
+    mixed = outcomes(30, 0) + [replace(outcome, verdict="inconclusive") for outcome in outcomes(40, 0, at=T0 + 3 * DAY)]
+    _, reasons = advance_stage("c/g", fresh, mixed, CONFIG, NOW)
     assert reasons == ("group c/g has earned hard, but 57% of its alerts are inconclusive, 50% may be",)
 
 

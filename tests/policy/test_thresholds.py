@@ -69,7 +69,7 @@ def test_chance_is_never_promised_to_be_more():
     assert kept <= 80 * 0.1 + 8
 
 
-def test_what_cannot_be_promised_is_said_with_what_can():
+def test_a_refused_precision_names_the_highest_possible_one():
     decision = for_precision(evidence(np.random.default_rng(0)), 0.9, 0.9)
     assert not decision.promised
     assert decision.threshold is None
@@ -100,7 +100,7 @@ def test_without_evidence_there_is_no_threshold_of_any_kind():
     assert decision.why == "there are no earlier decisions"
 
 
-def test_few_units_are_told_how_many_are_needed():
+def test_too_few_units_name_how_many_are_needed():
     data = evidence(np.random.default_rng(0), units=3)
     data = Evidence(data.risk, np.ones(len(data.hit), bool), data.unit, data.time, data.unit)
     why = for_precision(data, 0.85, 0.9).why

@@ -31,15 +31,15 @@ def budget(threshold: float | None) -> dict[str, Any]:
 
 
 @given(thresholds(), RISKS, RISKS)
-def test_a_higher_risk_never_has_a_lower_tier(each: TierThresholds, one: float, other: float) -> None:
+def test_a_higher_risk_never_has_a_lower_tier(limits: TierThresholds, one: float, other: float) -> None:
     low, high = sorted([one, other])
-    assert TIERS.index(each.tier(low)) <= TIERS.index(each.tier(high))
+    assert TIERS.index(limits.tier(low)) <= TIERS.index(limits.tier(high))
 
 
 @given(thresholds(), RISKS)
-def test_the_tier_is_the_highest_whose_threshold_is_reached(each: TierThresholds, risk: float) -> None:
-    reached = [name for name, value in each.items() if value is not None and risk >= value]
-    assert each.tier(risk) == (reached[-1] if reached else "clear")
+def test_the_tier_is_the_highest_whose_threshold_is_reached(limits: TierThresholds, risk: float) -> None:
+    reached = [name for name, value in limits.items() if value is not None and risk >= value]
+    assert limits.tier(risk) == (reached[-1] if reached else "clear")
 
 
 @pytest.mark.parametrize("risk", [None, math.nan])
@@ -108,13 +108,13 @@ def test_given_thresholds_stand_and_derived_ones_fit_between_them(
 
 @given(st.lists(st.floats(0, 0.999)))
 def test_the_risk_of_a_node_is_that_any_of_its_gpus_fails(risks: list[float]) -> None:
-    found = node_risk(risks)
+    combined = node_risk(risks)
     if not risks:
-        assert found is None
+        assert combined is None
     else:
-        assert found == pytest.approx(1 - math.prod(1 - risk for risk in risks), abs=1e-12)
-        assert found is not None
-        assert max(risks) - 1e-12 <= found <= 1
+        assert combined == pytest.approx(1 - math.prod(1 - risk for risk in risks), abs=1e-12)
+        assert combined is not None
+        assert max(risks) - 1e-12 <= combined <= 1
 
 
 @given(st.lists(st.none() | RISKS))

@@ -55,7 +55,7 @@ def run(*args, code=0):
 
 
 def node(place, name="n3"):
-    return next(each for each in json.loads((place / "cluster.json").read_text())["nodes"] if each["name"] == name)
+    return next(entry for entry in json.loads((place / "cluster.json").read_text())["nodes"] if entry["name"] == name)
 
 
 def test_a_dry_run_prints_what_would_be_written_and_writes_nothing(place):
@@ -70,7 +70,7 @@ def test_a_dry_run_prints_what_would_be_written_and_writes_nothing(place):
 def test_act_then_ask_then_replay_then_undo(place):
     plain = node(place)
     done = json.loads(run(*GO, "--json").stdout)
-    assert [(each["verb"], each["outcome"]) for each in done["steps"]] == [
+    assert [(step["verb"], step["outcome"]) for step in done["steps"]] == [
         ("publish", "done"),
         ("taint", "done"),
         ("drain", "done"),
@@ -79,10 +79,10 @@ def test_act_then_ask_then_replay_then_undo(place):
     again = run(*GO)
     assert "nothing to do" in again.stdout
 
-    told = run("ledger", "why", "n3").stdout
-    assert "high, risk 90.0%, drained" in told
-    assert "why: " in told
-    assert "spec.taints: team=x:NoSchedule -> " in told
+    explained = run("ledger", "why", "n3").stdout
+    assert "high, risk 90.0%, drained" in explained
+    assert "why: " in explained
+    assert "spec.taints: team=x:NoSchedule -> " in explained
     number = json.loads(run("ledger", "list", "--json").stdout)["decisions"][0]["decision"]
     assert "equal in everything" in run("ledger", "replay", str(number)).stdout
     assert json.loads(run("ledger", "replay", str(number), "--json").stdout)["equal"] is True
@@ -101,8 +101,8 @@ def test_act_then_ask_then_replay_then_undo(place):
 def test_a_damaged_ledger_stops_it_and_does_not_stop_the_undoing(place):
     run(*GO)
     (place / "ledger.db").write_bytes(b"no ledger" * 1000)
-    for each in place.glob("ledger.db-*"):
-        each.unlink()
+    for file in place.glob("ledger.db-*"):
+        file.unlink()
     failed = run(*GO, code=1)
     assert re.search(r"the ledger is damaged: .+ \(ledger\.db\)\. Keep the file", failed.stderr)
     undone = run(*ACT, "--release-all")
@@ -130,7 +130,7 @@ def test_a_standby_says_so_and_is_no_failure(place):
     assert len(node(place)["taints"]) == 1
 
 
-def test_the_loop_shows_its_numbers_until_it_is_told_to_stop(place):
+def test_the_loop_serves_metrics_until_it_is_stopped(place):
     command = [Path(sys.executable).with_name("predrain"), *GO, "--loop", "--listen", "127.0.0.1:0"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -155,29 +155,29 @@ def test_to_release_everything_without_scores_would_open_the_breaker_for_an_hour
     run(*ACT, "--resume")
     again = json.loads(run(*GO, "--json").stdout)
     assert again["breaker"] == {}
-    assert [each["verb"] for each in again["steps"]] == ["publish", "taint", "drain"]
+    assert [step["verb"] for step in again["steps"]] == ["publish", "taint", "drain"]
 
 
 def test_switches_and_a_release_of_everything_are_answered_by_one_json_document(place):
-    said = json.loads(run(*ACT, "--resume", "--reset-breaker", "--json").stdout)
-    assert said["switches"].pop("reset_breaker_at") is not None
-    assert said == {"switches": {"kill": False, "release_all": False}}
+    content = json.loads(run(*ACT, "--resume", "--reset-breaker", "--json").stdout)
+    assert content["switches"].pop("reset_breaker_at") is not None
+    assert content == {"switches": {"kill": False, "release_all": False}}
     run(*GO)
     rehearsed = json.loads(run(*ACT, "--release-all", "--dry-run", "--json").stdout)
     assert (rehearsed["rehearsed"], "switches" in rehearsed) == (True, False)
-    said = json.loads(run(*ACT, "--release-all", "--json").stdout)
-    assert said["switches"]["release_all"] is True
-    assert [each["verb"] for each in said["steps"]] == ["release"]
+    content = json.loads(run(*ACT, "--release-all", "--json").stdout)
+    assert content["switches"]["release_all"] is True
+    assert [step["verb"] for step in content["steps"]] == ["release"]
 
 
-def test_what_is_missing_is_said_all_at_once_with_the_file_that_is_looked_for(place):
+def test_all_missing_options_are_named_in_one_error_with_the_default_file(place):
     (place / "act.yaml").unlink()
     bare = run("act", code=2).output.replace("│", " ")
-    words = " ".join(bare.split())
-    assert "a scheduler: --cluster FILE, or --scheduler kubernetes or slurm" in words
-    assert "--scores FOLDER, which predrain score writes" in words
-    assert "--settings FILE; there is no act.yaml in this folder either" in words
-    assert "policy.thresholds" in words
+    text = " ".join(bare.split())
+    assert "a scheduler: --cluster FILE, or --scheduler kubernetes or slurm" in text
+    assert "--scores FOLDER, which predrain score writes" in text
+    assert "--settings FILE; there is no act.yaml in this folder either" in text
+    assert "policy.thresholds" in text
     only = " ".join(run(*ACT, "--scores", "scores", code=2).output.replace("│", " ").split())
     assert "--settings FILE" in only
     assert "--scores FOLDER" not in only

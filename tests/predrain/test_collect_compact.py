@@ -20,13 +20,13 @@ def run(*given: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*COMMAND, *given], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
 
 
-def test_what_has_landed_is_folded_and_told(tmp_path: Path):
+def test_landed_files_are_compacted_and_counted(tmp_path: Path):
     land(tmp_path, raw())
     done = run("--dataset", str(tmp_path / "dataset"), "--json")
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    assert told["compacted files"] == {"samples": 1}
-    assert told["samples"] == len(samples_of(tmp_path))
+    result = json.loads(done.stdout)
+    assert result["compacted files"] == {"samples": 1}
+    assert result["samples"] == len(samples_of(tmp_path))
 
 
 def test_a_mistyped_dataset_is_an_error_and_makes_nothing(tmp_path: Path):
@@ -41,7 +41,7 @@ def test_a_mistyped_dataset_is_an_error_and_makes_nothing(tmp_path: Path):
     assert [path.name for path in tmp_path.iterdir()] == ["dataset.live"]
 
 
-def test_it_goes_on_folding_until_it_is_asked_to_stop(tmp_path: Path):
+def test_it_goes_on_compacting_until_it_is_stopped(tmp_path: Path):
     land(tmp_path, raw())
     running = subprocess.Popen(
         [*COMMAND, "--dataset", str(tmp_path / "dataset"), "--every", "1s"],
@@ -77,7 +77,7 @@ for turn in range(12):
 """
 
 
-def test_collectors_and_folds_at_once_lose_nothing(tmp_path: Path):
+def test_concurrent_collectors_and_compactions_lose_nothing(tmp_path: Path):
     landing_of(tmp_path / "dataset").mkdir()
     writers = [
         subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path), str(number)], cwd=ROOT) for number in range(2)

@@ -35,13 +35,13 @@ def predrain(*args: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("words", [*((verb,) for verb in VERBS), *(("collect", source) for source in SOURCES),
+@pytest.mark.parametrize("arguments", [*((verb,) for verb in VERBS), *(("collect", source) for source in SOURCES),
                                    *(("ledger", verb) for verb in ("why", "list", "replay", "export"))])  # fmt: skip
-def test_every_verb_has_help_with_an_example(words: tuple[str, ...]) -> None:
-    shown = CliRunner().invoke(app, [*words, "--help"], env={"COLUMNS": "200"})
+def test_every_verb_has_help_with_an_example(arguments: tuple[str, ...]) -> None:
+    shown = CliRunner().invoke(app, [*arguments, "--help"], env={"COLUMNS": "200"})
     assert shown.exit_code == 0
-    assert f"Example: predrain {' '.join(words)}" in shown.stdout
-    if words == ("simulate",):
+    assert f"Example: predrain {' '.join(arguments)}" in shown.stdout
+    if arguments == ("simulate",):
         assert all(f"{name}:" in shown.stdout for name in ("base", "drift", "epidemic", "noprecursor", "announced"))
 
 
@@ -51,14 +51,14 @@ def test_usage_errors_exit_with_2(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("arguments", "message"),
     [
         (("serve", "--scores", "s", "--port", "80"), "removed. Write --listen HOST:PORT."),
         (("train", "--matrix", "m", "--track=sqlite:///x.db"), "removed. Write --registry."),
     ],
 )
-def test_a_removed_option_is_refused_with_what_to_do(words: tuple[str, ...], message: str) -> None:
-    refused = CliRunner().invoke(app, words, env={"COLUMNS": "200"})
+def test_a_removed_option_is_refused_with_what_to_do(arguments: tuple[str, ...], message: str) -> None:
+    refused = CliRunner().invoke(app, arguments, env={"COLUMNS": "200"})
     assert refused.exit_code == 2
     assert message in refused.output
 
@@ -106,9 +106,7 @@ def test_prepare_takes_the_dataset_that_the_parameters_name(tmp_path: Path, smal
     ("kept", "message"),
     [("home/thesis.txt", "exists and has no dataset.json"), ("home/fleet/dataset.json", "lies in the other")],
 )
-def test_prepare_replaces_no_folder_of_somebody_else(
-    tmp_path: Path, small_fleet: Path, kept: str, message: str
-) -> None:
+def test_prepare_replaces_no_folder_of_another_tool(tmp_path: Path, small_fleet: Path, kept: str, message: str) -> None:
     inside = kept.startswith("home/fleet")
     if inside:
         shutil.copytree(small_fleet, tmp_path / "home" / "fleet")
@@ -165,11 +163,11 @@ def test_import_says_what_it_understood_and_a_second_one_changes_nothing(tmp_pat
     ]
     first = predrain(*command, "--json", cwd=tmp_path)
     assert first.returncode == 0, first.stderr
-    told = json.loads(first.stdout)
-    assert told["changed"] is True
-    assert told["units"] == 2
-    assert told["events"] == {"xid": 1, "repair": 1}
-    assert sum(told["quarantined"].values()) == 1
+    result = json.loads(first.stdout)
+    assert result["changed"] is True
+    assert result["units"] == 2
+    assert result["events"] == {"xid": 1, "repair": 1}
+    assert sum(result["quarantined"].values()) == 1
     again = predrain(*command, cwd=tmp_path)
     assert again.returncode == 0, again.stderr
     assert "changed" in again.stdout

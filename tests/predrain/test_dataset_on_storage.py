@@ -69,7 +69,7 @@ def predrain(storage: Storage, *arguments: str, cwd: Path, **more: str) -> subpr
     )
 
 
-def told(storage: Storage, *arguments: str, cwd: Path, **more: str) -> dict:
+def result_of(storage: Storage, *arguments: str, cwd: Path, **more: str) -> dict:
     done = predrain(storage, *arguments, "--json", cwd=cwd, **more)
     assert done.returncode == 0, done.stdout + done.stderr
     return json.loads(done.stdout)
@@ -77,9 +77,9 @@ def told(storage: Storage, *arguments: str, cwd: Path, **more: str) -> dict:
 
 @pytest.mark.system
 def test_features_and_a_backtest_of_a_stored_dataset_are_those_of_the_folder(storage: Storage, home: Path) -> None:
-    told(storage, "features", "--dataset", "fleet", "--out", "matrix-here", cwd=home)
-    told(storage, "features", "--dataset", PLACE, "--out", "matrix-there", cwd=home)
-    told(storage, "backtest", "--dataset", PLACE, "--out", "replay", "--no-report", cwd=home)
+    result_of(storage, "features", "--dataset", "fleet", "--out", "matrix-here", cwd=home)
+    result_of(storage, "features", "--dataset", PLACE, "--out", "matrix-there", cwd=home)
+    result_of(storage, "backtest", "--dataset", PLACE, "--out", "replay", "--no-report", cwd=home)
     digest = FeatureMatrix.open(home / "matrix-here").digest
     assert FeatureMatrix.open(home / "matrix-there").digest == digest
     assert FeatureMatrix.open(home / "replay" / "matrix").digest == digest
@@ -89,9 +89,9 @@ def test_features_and_a_backtest_of_a_stored_dataset_are_those_of_the_folder(sto
 @pytest.mark.system
 def test_workers_of_a_cluster_read_the_stored_dataset_by_themselves(storage: Storage, home: Path) -> None:
     pytest.importorskip("distributed")
-    told(storage, "features", "--dataset", "fleet", "--out", "matrix-alone", cwd=home)
+    result_of(storage, "features", "--dataset", "fleet", "--out", "matrix-alone", cwd=home)
     options = ("--engine", "dask", "--dask-workers", "1")
-    told(storage, "features", "--dataset", PLACE, "--out", "matrix-dask", *options, cwd=home)
+    result_of(storage, "features", "--dataset", PLACE, "--out", "matrix-dask", *options, cwd=home)
     assert FeatureMatrix.open(home / "matrix-dask").digest == FeatureMatrix.open(home / "matrix-alone").digest
 
 
@@ -100,22 +100,22 @@ def test_a_fleet_is_scored_from_storage_as_from_the_folder(storage: Storage, tmp
     world = make_world(tmp_path)
     place = "s3://telemetry/fleets/scored"
     upload(storage, world.dataset.path, place.removeprefix("s3://"))
-    found = []
+    frames = []
     for out, dataset in (("here", str(world.dataset.path)), ("there", place)):
-        told(storage, "score", "--dataset", dataset, "--model", str(world.bundle.path), "--out", out, cwd=tmp_path)
+        result_of(storage, "score", "--dataset", dataset, "--model", str(world.bundle.path), "--out", out, cwd=tmp_path)
         (file,) = (tmp_path / out).rglob("*.parquet")
-        found.append(pd.read_parquet(file).drop(columns="issued_at"))
-    pd.testing.assert_frame_equal(found[1], found[0], check_exact=True)
-    assert found[0]["risk"].notna().sum() > 3
+        frames.append(pd.read_parquet(file).drop(columns="issued_at"))
+    pd.testing.assert_frame_equal(frames[1], frames[0], check_exact=True)
+    assert frames[0]["risk"].notna().sum() > 3
 
 
-def test_a_stored_dataset_is_looked_at_like_a_folder(storage: Storage, home: Path) -> None:
+def test_the_doctor_reads_a_stored_dataset_like_a_folder(storage: Storage, home: Path) -> None:
     here = predrain(storage, "doctor", "fleet", "--json", cwd=home)
     there = predrain(storage, "doctor", PLACE, "--json", cwd=home)
     assert (there.returncode, there.stderr) == (here.returncode, here.stderr)
     ours, theirs = json.loads(here.stdout), json.loads(there.stdout)
-    for each in (ours, theirs):
-        del each["source"]["at"]
+    for observed in (ours, theirs):
+        del observed["source"]["at"]
     assert (ours["source"].pop("where"), theirs["source"].pop("where")) == ("fleet", PLACE)
     assert theirs == ours
 

@@ -31,7 +31,7 @@ def test_a_long_job_says_now_and_then_how_far_it_is_how_fast_and_how_long_still(
     ]
 
 
-def test_what_moves_slowly_or_not_at_all_is_told_too(clock, capsys):
+def test_slow_and_standing_jobs_are_reported_too(clock, capsys):
     with progress("backtest") as advance:
         advance(0, 12)
         clock[0] += 40

@@ -53,11 +53,11 @@ def test_what_makes_no_sense_is_a_usage_error(tmp_path: Path, more: list[str], m
 def test_it_scores_once_and_says_so_the_second_time(world: World, tmp_path: Path) -> None:
     first = CliRunner().invoke(APP, given(world, tmp_path, "--json"))
     assert first.exit_code == 0, first.output
-    told = json.loads(first.stdout)
-    assert (told["decision"], told["written"]) == ("2026-01-02T00:00:00Z", True)
-    assert told["tiers"]["unknown"] == 5
-    assert told["notes"] == ("no tier has a threshold, so no unit is above clear (none: no backtest was given)")
-    assert told["lag_seconds"] > 0  # the data end in the past
+    result = json.loads(first.stdout)
+    assert (result["decision"], result["written"]) == ("2026-01-02T00:00:00Z", True)
+    assert result["tiers"]["unknown"] == 5
+    assert result["notes"] == ("no tier has a threshold, so no unit is above clear (none: no backtest was given)")
+    assert result["lag_seconds"] > 0  # the data end in the past
     again = CliRunner().invoke(APP, given(world, tmp_path))
     assert again.exit_code == 0
     assert "written      no" in again.stdout
@@ -132,7 +132,7 @@ def test_the_loop_survives_a_failed_round_and_ends_well_when_the_last_was_good(w
     assert json.loads((out / "latest.json").read_text())["decision"] == "20260102T000000Z"
 
 
-def test_the_loop_says_how_it_stands_once_though_nothing_is_new(world: World, tmp_path: Path) -> None:
+def test_the_loop_reports_its_state_once_where_nothing_is_new(world: World, tmp_path: Path) -> None:
     seen: set[str] = set()
 
     def third_attempt(status: dict) -> bool:

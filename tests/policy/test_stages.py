@@ -105,7 +105,7 @@ def test_right_alerts_are_known_sooner_so_that_a_young_record_would_look_too_goo
 
 def test_an_episode_counts_once_however_often_its_unit_was_alerted():
     again = [outcomes(10, 20, at=T0 + DAY + hours * HOUR, tier="elevated") for hours in (0, 6, 24, 25, 60)]
-    record = record_of([each for listed in reversed(again) for each in listed], "elevated", 0.9, NOW)
+    record = record_of([outcome for listed in reversed(again) for outcome in listed], "elevated", 0.9, NOW)
     assert (record.bound.alerts, record.bound.hits) == (3 * 30, 3 * 10)
     # What opened at the lower tier does not hide the alert by which the higher one is judged.
     assert record_of([*again[0], *outcomes(10, 20, at=T0 + DAY + HOUR)], "high", 0.9, NOW).bound.alerts == 30

@@ -77,6 +77,10 @@ class LabelSection(Section):
     cooldown: Duration = timedelta(hours=24)
     """An incident without a repair, replacement or reset ends this long after its last event."""
 
+    confirm_within: PositiveDuration = timedelta(days=7)
+    """An interconnect XID that is doubtful alone is an incident when a repair, replacement, drain or failed diagnostic
+    of that GPU or node follows within this; after more than 1 h only if not planned and not due to a later failure."""
+
     xids: dict[FailureClass, tuple[int, ...]] = Field(default_factory=_default_label_xids)
     """XID codes that make an incident, by failure class; a plain list takes each code's class from the defaults."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -24,8 +24,9 @@ SUBCODE_XIDS = frozenset(range(144, 151))
 CONDITIONAL_XIDS = SUBCODE_XIDS | {74, 157}
 """Interconnect errors that most GPUs survive; alone they are no incident."""
 
-CONFIRMED_WITHIN = timedelta(hours=1)
-"""A conditional error counts when a repair, reset, drain or loss follows within this span."""
+CONFIRMED_AT_ONCE = timedelta(hours=1)
+"""A conditional error counts when a repair, reset, drain, failure, failed diagnostic or loss follows within this span,
+and when one of :meth:`Facts.confirms_late` follows within ``labels.confirm_within``."""
 
 REPEATS = 3
 """A conditional error counts when it is one of this many ...."""
@@ -44,6 +45,7 @@ OWN_SOURCE = "predrain"
 
 _FATAL = re.compile(r"(?<![a-z])(?<!non[- _])fatal(?![a-z])", re.IGNORECASE)
 _LEADING_NUMBER = re.compile(r"\s*(\d+)")
+_PLANNED = re.compile(r"(?<![a-z])(planned|scheduled|maintenance)(?![a-z])", re.IGNORECASE)
 _PASSED = re.compile(r"(?<![a-z])(pass|passed|ok|success|succeeded|healthy)(?![a-z])", re.IGNORECASE)
 _FAILED = re.compile(r"(?<![a-z])(fail|failed|failure|error|unhealthy)(?![a-z])", re.IGNORECASE)
 
@@ -158,6 +160,15 @@ class Facts:
             out[i] = outcome is passed
         return out
 
+    def confirms_late(self) -> BoolArray:
+        """Repairs, replacements, drains and failed diagnostics that confirm a conditional error even days later.
+
+        Resets, planned work and predrain's own drains happen to sound units too.
+        """
+        mended = self.ends() & (self.type != "other") & ~_test(self.code, lambda code: normalized(code) in RESET_CODES)
+        planned = _test(self.code, _is_planned) | _test(self.detail, _is_planned)
+        return (mended | (self.drains() & ~self.own()) | self.diagnostics(passed=False)) & ~planned
+
     def at_units(self, chosen: BoolArray, stays: Installations) -> tuple[Int64Array, Int64Array]:
         """Pairs (position of the fact, unit code); a fact about a node of GPUs stands once for each GPU then on it."""
         direct = np.flatnonzero(chosen & (self.unit >= 0))
@@ -181,6 +192,10 @@ def diagnostic_outcome(code: str, detail: str) -> bool | None:
 def is_fatal(detail: str) -> bool:
     """Whether the log line of an NVLink 5 error calls it fatal (``Nonfatal`` and ``non-fatal`` do not)."""
     return _FATAL.search(detail) is not None
+
+
+def _is_planned(value: str) -> bool:
+    return _PLANNED.search(value) is not None
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -242,18 +257,15 @@ def gather(facts: Facts, stays: Installations, labels: LabelSection) -> dict[int
         else:
             evidence.signs.append(sign(i, int(facts.known[i])))
 
-    confirmers: dict[int, list[tuple[int, int]]] = {}
-    _collect_ends(facts, stays, out, confirmers)
     # Predrain's drains follow its own alerts: taken as proof, the model would confirm itself.
-    proofs = failure | (facts.drains() & ~facts.own())
-    for i, unit in zip(*facts.at_units(proofs, stays), strict=True):
-        if int(unit) in candidates:
-            confirmers.setdefault(int(unit), []).append((int(facts.time[i]), int(facts.known[i])))
+    proofs = failure | (facts.drains() & ~facts.own()) | facts.diagnostics(passed=False)
+    confirmers, late = (_moments(facts, stays, chosen, candidates) for chosen in (proofs, facts.confirms_late()))
+    _collect_ends(facts, stays, out, confirmers)
     for unit, positions in candidates.items():
-        times = [(int(facts.time[i]), int(facts.known[i])) for i in positions]
-        for i, established in zip(positions, established_at(times, sorted(confirmers.get(unit, []))), strict=True):
-            if established < NEVER:
-                out[unit].signs.append(sign(i, established))
+        doubtful = [(int(facts.time[i]), int(facts.known[i])) for i in positions]
+        certainly = [(sign.time, sign.established) for sign in out[unit].signs]
+        established = established_at(doubtful, confirmers.get(unit, []), late.get(unit, []), certainly, labels)
+        out[unit].signs += [sign(i, at) for i, at in zip(positions, established, strict=True) if at < NEVER]
     for evidence in out.values():
         evidence.signs.sort()
         evidence.ends.sort()
@@ -298,22 +310,50 @@ def _collect_ends(
             confirmers.setdefault(unit, []).append((int(time), int(time)))
 
 
-def established_at(candidates: list[tuple[int, int]], confirmers: list[tuple[int, int]]) -> list[int]:
+def _moments(
+    facts: Facts, stays: Installations, chosen: BoolArray, units: Container[int]
+) -> dict[int, list[tuple[int, int]]]:
+    """Give when the chosen facts happened and when they were known, by unit."""
+    out: dict[int, list[tuple[int, int]]] = {}
+    for i, unit in zip(*facts.at_units(chosen, stays), strict=True):
+        if int(unit) in units:
+            out.setdefault(int(unit), []).append((int(facts.time[i]), int(facts.known[i])))
+    return out
+
+
+def established_at(
+    candidates: list[tuple[int, int]],
+    confirmers: list[tuple[int, int]],
+    late: list[tuple[int, int]],
+    certain: list[tuple[int, int]],
+    labels: LabelSection,
+) -> list[int]:
     """From when each conditional error of one unit is known to count.
 
-    ``candidates``: the unit's conditional errors (ms).
-    ``confirmers``: Repairs, resets, drains, losses (ms).
+    All moments are pairs of when it happened and from when it is known (ms).
+
+    ``candidates``: the unit's conditional errors.
+    ``confirmers``: repairs, resets, drains, failures, losses, failed diagnostics: what counts at once.
+    ``late``: those of :meth:`Facts.confirms_late`.
+    ``certain``: the unit's certain signs. A late confirmer answers the newest incident before it that is known with
+    it: no candidate before a certain sign, or ``labels.merge_window`` before another candidate.
     Returns: for each candidate the earliest time (ms) at which the known facts hold a confirmer within
-    :data:`CONFIRMED_WITHIN` after it, or :data:`REPEATS` candidates, it among them, within :data:`REPEATED_WITHIN`;
-    :data:`features.times.NEVER` if they never do.
+    :data:`CONFIRMED_AT_ONCE` after it, a late one within ``labels.confirm_within``, or :data:`REPEATS` candidates, it
+    among them, within :data:`REPEATED_WITHIN`; :data:`features.times.NEVER` if they never do.
     """
-    within, span = duration_ms(CONFIRMED_WITHIN), duration_ms(REPEATED_WITHIN)
+    once = duration_ms(min(CONFIRMED_AT_ONCE, labels.confirm_within))
+    within, span = duration_ms(labels.confirm_within), duration_ms(REPEATED_WITHIN)
+    apart = duration_ms(labels.merge_window) + 1
+    confirmers, late, certain, in_order = (sorted(each) for each in (confirmers, late, certain, candidates))
     out: list[int] = []
     for time, known in candidates:
-        first = bisect_left(confirmers, (time, -NEVER))
-        last = bisect_right(confirmers, (time + within, NEVER))
-        proofs = [moment[1] for moment in confirmers[first:last]]
-        out.append(max(known, min(proofs)) if proofs else NEVER)
+        proofs = [max(known, since) for _, since in _between(confirmers, time, time + once)]
+        for later, since in _between(late, time, time + within):
+            shown = max(known, since)
+            newer = _between(certain, time, later) + _between(in_order, time + apart, later)
+            if all(newer_known > shown for _, newer_known in newer):
+                proofs.append(shown)
+        out.append(min(proofs, default=NEVER))
     # In the order in which they become known: whatever makes a candidate one of three is, together with the
     # newcomer, among its nearest neighbours in time, since with one more between them it was one of three before.
     placed: list[tuple[int, int]] = []
@@ -327,6 +367,11 @@ def established_at(candidates: list[tuple[int, int]], confirmers: list[tuple[int
                 for _, member in group:
                     out[member] = min(out[member], known)
     return out
+
+
+def _between(moments: list[tuple[int, int]], first: int, last: int) -> list[tuple[int, int]]:
+    """Those of sorted moments that happened in [first, last]."""
+    return moments[bisect_left(moments, (first, -NEVER)) : bisect_right(moments, (last, NEVER))]
 
 
 def normalized(code: str) -> str:

@@ -11,6 +11,7 @@ from features.config import LabelSection
 
 HOUR = timedelta(hours=1)
 DAY = timedelta(days=1)
+DEFAULT = LabelSection()
 FOR_EVER = datetime.max.replace(tzinfo=pd.Timestamp(0, tz="UTC").tzinfo)
 
 
@@ -72,7 +73,17 @@ def is_own(row: dict) -> bool:
     return row["source"].startswith("predrain")
 
 
-def signs(unit: str, events: list[dict], inventory: list[dict], r: datetime) -> list[dict]:
+def answers_late(row: dict) -> bool:
+    """Whether an event may be the answer to a doubtful error of days ago."""
+    if row["code"] in ("reset", "planned"):
+        return False
+    drained = row["type"] == "drain" and row["code"] == "drain" and not is_own(row)
+    return row["type"] in ("repair", "replacement") or drained or (row["type"], row["code"]) == ("diagnostic", "failed")
+
+
+def signs(
+    unit: str, events: list[dict], inventory: list[dict], r: datetime, labels: LabelSection = DEFAULT
+) -> list[dict]:
     """Label-worthy events of a unit by the facts known at r, by time."""
     facts = [row for row in events if known(row) <= r and concerns(row, unit, inventory)]
     mine = [row for row in facts if row["gpu"] == unit]
@@ -86,7 +97,8 @@ def signs(unit: str, events: list[dict], inventory: list[dict], r: datetime) -> 
         for row in facts
         if is_end(row)
         or row["type"] == "failure"
-        or (row["type"] == "drain" and row["code"] == "drain" and not is_own(row))
+        or (row["type"], row["code"]) == ("diagnostic", "failed")
+        or (row["type"] == "drain" and row["code"] != "release" and not is_own(row))
     ] + departures(unit, inventory, r)
     chosen = [row for row in mine if row["type"] == "failure" or (row["type"] == "xid" and row["code"] in ("48", "79"))]
     for row in doubtful:
@@ -95,9 +107,21 @@ def signs(unit: str, events: list[dict], inventory: list[dict], r: datetime) -> 
         repeated = any(
             max(a, b, row["timestamp"]) - min(a, b, row["timestamp"]) <= DAY for a, b in combinations(others, 2)
         )
-        if followed or repeated:
+        if followed or repeated or any(_answered(row, answer, mine, doubtful, labels) for answer in facts):
             chosen.append(row)
     return sorted(chosen, key=lambda row: row["timestamp"])
+
+
+def _answered(row: dict, answer: dict, mine: list[dict], doubtful: list[dict], labels: LabelSection) -> bool:
+    """Whether an answer to the doubtful error came, and nothing newer was known by then that it answers instead."""
+    first, last = row["timestamp"], answer["timestamp"]
+    if not answers_late(answer) or not first <= last <= first + labels.confirm_within:
+        return False
+    shown = max(known(row), known(answer))
+    sure = [e for e in mine if e["type"] == "failure" or (e["type"] == "xid" and e["code"] in ("48", "79"))]
+    newer = [e for e in sure if e["timestamp"] >= first]
+    newer += [e for e in doubtful if e["timestamp"] > first + labels.merge_window]
+    return not any(e["timestamp"] <= last and known(e) <= shown for e in newer)
 
 
 def ends(unit: str, events: list[dict], inventory: list[dict], r: datetime) -> list[datetime]:
@@ -109,7 +133,7 @@ def incidents(
     unit: str, events: list[dict], inventory: list[dict], labels: LabelSection, r: datetime, seen_until: datetime
 ) -> list[tuple[datetime, datetime | None]]:
     """(start, end) of each incident of a unit, by what was known at r."""
-    worthy = [row["timestamp"] for row in signs(unit, events, inventory, r)]
+    worthy = [row["timestamp"] for row in signs(unit, events, inventory, r, labels)]
     stops = ends(unit, events, inventory, r)
     mended = [
         row["timestamp"]

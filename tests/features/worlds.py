@@ -17,9 +17,9 @@ _CODES = {
     "xid": ("48", "79", "63", "31", "74", "74", "149", "46"),
     "failure": ("DBE", "gone"),
     "repair": ("", "reset"),
-    "replacement": ("",),
+    "replacement": ("", "planned"),
     "diagnostic": ("passed", "failed"),
-    "drain": ("drain", "release"),
+    "drain": ("drain", "release", "planned"),
     "driver": ("550",),
     "other": ("reboot", "note"),
 }

@@ -99,19 +99,55 @@ def test_params_decide_what_is_label_worthy():
     [
         event(at(1), "repair"), event(at(1), "drain", "drain"), event(at(1), "other", "reset"),
         event(at(1), "failure", "gone", gpu=None), event(at(0), "repair", gpu=None),
+        event(at(1), "diagnostic", "failed"), event(at(1), "drain", "planned"),
     ],
 )  # fmt: skip
 def test_an_interconnect_error_counts_when_something_drastic_follows_within_an_hour(after):
-    assert spans(find(event(at(0), code="74"), after))[0][0] == at(0)
-    earlier = find(event(at(0), code="74"), {**after, "timestamp": at(1, seconds=0.001)})
+    hour = LabelSection(confirm_within=timedelta(hours=1))
+    assert spans(find(event(at(0), code="74"), after, labels=hour))[0][0] == at(0)
+    earlier = find(event(at(0), code="74"), {**after, "timestamp": at(1, seconds=0.001)}, labels=hour)
     assert at(0) not in [start for start, _ in spans(earlier)]
 
 
 @pytest.mark.parametrize(
     "after",
     [
+        event(at(days=7), "repair", "nvlink bridge"), event(at(days=7), "replacement", gpu=None),
+        event(at(days=7), "drain", "drain", detail="unplanned"), event(at(days=7), "diagnostic", "failed"),
+    ],
+)  # fmt: skip
+def test_an_interconnect_error_is_an_incident_when_an_answer_follows_within_days_and_known_with_the_answer(after):
+    found = find(event(at(0), code="74"), after)
+    assert found[["start", "known_at"]].to_numpy().tolist() == [[at(0), at(days=7, minutes=10)]]
+    assert find(event(at(0), code="74"), after, as_of=at(days=7)).empty
+    assert find(event(at(0), code="74"), {**after, "timestamp": at(days=7, seconds=0.001)}).empty
+
+
+@pytest.mark.parametrize(
+    "between",
+    [
+        event(at(30), "drain", "maintenance"), event(at(30), "drain", "drain", detail="Scheduled upgrade"),
+        event(at(30), "repair", "reset"), event(at(30), "other", "reboot"), event(at(30), "diagnostic", "passed"),
+        event(at(30), "drain", "drain", source="predrain-controller"),
+    ],
+)  # fmt: skip
+def test_resets_planned_work_and_our_own_drains_answer_no_interconnect_error_of_yesterday(between):
+    assert find(event(at(0), code="74"), between).empty
+
+
+@pytest.mark.parametrize("newer", [event(at(30), code="79"), event(at(30), "failure", "x"), event(at(30), code="74")])
+def test_a_repair_answers_the_newest_failure_that_was_known_with_it(newer):
+    repair = event(at(40), "repair", "board")
+    assert spans(find(event(at(0), code="74"), newer, repair)) == [(at(30), at(40))]
+    later = find(event(at(0), code="74"), {**newer, "known_at": at(50)}, repair)
+    assert at(0) in [start for start, _ in spans(later)]
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
         event(at(0.5), "drain", "drain", source="predrain-controller"), event(at(0.5), "drain", "release"),
-        event(at(0.5), "repair", gpu="g1"), event(at(0.5), "diagnostic", "failed"), event(at(0.5), code="31"),
+        event(at(0.5), "repair", gpu="g1"), event(at(0.5), "diagnostic", "passed"), event(at(0.5), code="31"),
     ],
 )  # fmt: skip
 def test_our_own_drain_and_what_happens_elsewhere_prove_no_interconnect_failure(after):
@@ -174,9 +210,9 @@ def test_an_event_without_known_at_or_time_zone_is_refused():
 
 
 @SLOW
-@given(worlds(), st.sampled_from([1, 3, 30]))
-def test_incidents_are_as_the_plain_reading_says(world, quiet_hours):
-    labels = LabelSection(cooldown=timedelta(hours=quiet_hours))
+@given(worlds(), st.sampled_from([1, 3, 30]), st.sampled_from([1, 30, 168]))
+def test_incidents_are_as_the_plain_reading_says(world, quiet_hours, confirm_hours):
+    labels = LabelSection(cooldown=timedelta(hours=quiet_hours), confirm_within=timedelta(hours=confirm_hours))
     held, happened = oracle.records(world.inventory), oracle.records(world.events)
     for as_of, data_end in ((None, at(days=7)), (world.r, at(days=7))):
         r = as_of or oracle.FOR_EVER

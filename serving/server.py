@@ -11,13 +11,14 @@ import ssl
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from features.errors import InputError
 from serving.scores.reading import stamp_of
 from serving.service import Service
-from telemetry.collect.remote_write.connections import BACKLOG, QuietServer, listen, server_config
+from telemetry.collect.remote_write.connections import serving
 
 _LOG = logging.getLogger(__name__)
 _HANDSHAKE_S: Final = 10.0
@@ -63,65 +64,43 @@ def serve(
     ``stop``: ends the service as a signal would, where it runs in a thread that gets none.
     Raises ``InputError`` if a port cannot be listened on.
     """
-    listeners = [(service.api, listen(host, port), None if tls is None else tls.context)]
-    try:
-        if extender_port is not None:  # the extender stays on this machine, and so unencrypted
-            listener = listen(extender_host, extender_port, "--extender-listen")
-            listeners.append((service.extender, listener, None))
-    except InputError:
-        listeners[0][1].close()
-        raise
     settings = service.settings
-    servers = []
-    for application, listener, context in listeners:
-        config = server_config(
-            application,
-            head_timeout_s=settings.head_timeout_s,
-            servers=len(listeners),
-            grace_s=settings.grace_s,
-            tls=context,
-        )
-        servers.append((QuietServer(config), listener))
+    servers = 1 if extender_port is None else 2
+    listening = partial(serving, head_timeout_s=settings.head_timeout_s, servers=servers, grace_s=settings.grace_s)
 
     async def run() -> None:
-        loop = asyncio.get_running_loop()
-
-        def end() -> None:
-            for server, _ in servers:
-                server.should_exit = True
+        loop, leaving = asyncio.get_running_loop(), asyncio.Event()
 
         def leave(number: signal.Signals) -> None:
             _LOG.info("%s: leaving once what was accepted is answered", number.name)
-            end()
+            leaving.set()
 
         if stop is None:
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(number, leave, number)
-        else:
-            threading.Thread(target=_wait_for, args=(stop, loop, end), daemon=True).start()
-        for _, listener in servers:
-            listener.listen(BACKLOG)  # once `started` is called, clients may connect
-        ports = [int(listener.getsockname()[1]) for _, listener in servers]
-        _LOG.info("serving on %s:%d%s", host, ports[0], f", extender on {ports[1]}" if len(ports) > 1 else "")
-        if started is not None:
-            started(ports[0], ports[1] if len(ports) > 1 else None)
-        service.start()
-        renewal = None if tls is None else loop.create_task(tls.follow())
-        await asyncio.gather(*(server.serve(sockets=[listener]) for server, listener in servers))
-        if renewal is not None:
-            renewal.cancel()
+        async with contextlib.AsyncExitStack() as stack:
+            context = None if tls is None else tls.context
+            running = [await stack.enter_async_context(listening(service.api, host, port, tls=context))]
+            if extender_port is not None:  # the extender stays on this machine, and so unencrypted
+                extender = listening(service.extender, extender_host, extender_port, option="--extender-listen")
+                running.append(await stack.enter_async_context(extender))
+            ports = [server.port for server in running]
+            _LOG.info("serving on %s:%d%s", host, ports[0], f", extender on {ports[1]}" if len(ports) > 1 else "")
+            if started is not None:
+                started(ports[0], ports[1] if len(ports) > 1 else None)
+            service.start()
+            renewal = None if tls is None else loop.create_task(tls.follow())
+            await (leaving.wait() if stop is None else asyncio.to_thread(stop.wait))
+            for server in running:  # both stop accepting now, and leave together
+                server.should_exit = True
+            if renewal is not None:
+                renewal.cancel()
 
     try:
         with asyncio.Runner(loop_factory=_Loop) as runner:
             runner.run(run())
     finally:
         service.close()
-
-
-def _wait_for(stop: threading.Event, loop: asyncio.AbstractEventLoop, end: Callable[[], None]) -> None:
-    stop.wait()
-    with contextlib.suppress(RuntimeError):  # the loop has ended by itself
-        loop.call_soon_threadsafe(end)
 
 
 def be_responsive() -> None:

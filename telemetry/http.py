@@ -194,9 +194,10 @@ async def exchange(
     *,
     timeout_s: float,
     max_bytes: int,
+    hold: Callable[[int], object] = lambda _size: None,
     **request: Any,
 ) -> Answer:
-    """Make one request; ``timeout_s`` is to the last byte.
+    """Make one request; ``timeout_s`` is to the last byte, ``hold`` is called with the size of each piece of the body.
 
     Raises HttpError where no whole answer arrives, BodyTooLarge, and InputError for a certificate that is not trusted.
     """
@@ -207,6 +208,7 @@ async def exchange(
             headers = {name.lower(): value for name, value in response.headers.items()}
             async for piece in response.aiter_bytes():
                 size += len(piece)
+                hold(len(piece))
                 if size > max_bytes:
                     empty = Answer(b"", headers, time.monotonic() - began_s, response.status_code)
                     raise BodyTooLarge(f"the answer has more than {max_bytes:,} bytes", empty)

@@ -16,8 +16,11 @@ FailureKind = Literal["unreachable", "timeout", "tls", "status", "truncated", "t
 ``parse``: no page of an exporter. ``empty``: no series of any device.
 """
 
-PAGE_BYTES: Final = 2 << 20
-"""Bytes of one page: with the number of scrapes under way the bound on memory."""
+PAGE_BYTES: Final = 8 << 20
+"""Bytes of one page."""
+
+PAGES_BYTES: Final = 256 << 20
+"""Bytes of all pages under way, however many scrapes that are: the bound on memory."""
 
 _ACCEPT: Final = "text/plain;version=0.0.4, application/openmetrics-text;version=1.0.0;q=0.5, */*;q=0.1"
 
@@ -41,16 +44,26 @@ class Scraper:
         self._timeout_s = timeout_s
         self._headers = connection.request_headers()
         self._tls = connection.tls()
+        self._held = 0
 
     async def fetch(self, url: str) -> Answer:
         """Return the page at ``url``; raises ScrapeError."""
         with contextlib.suppress(InputError):  # in the middle of a rotation: the credentials of before hold
             self._headers = self._connection.request_headers()
-        timeout_s = self._timeout_s
+        timeout_s, held = self._timeout_s, 0
+
+        def hold(size: int) -> None:
+            nonlocal held
+            held, self._held = held + size, self._held + size
+            if self._held > PAGES_BYTES:
+                raise ScrapeError("too_large", f"all pages under way have more than {PAGES_BYTES:,} bytes")
+
         try:
             async with async_client(self._connection, timeout_s=timeout_s, use_proxies=False, tls=self._tls) as client:
                 headers = {"Accept": _ACCEPT, **self._headers}
-                answer = await exchange(client, "GET", url, timeout_s=timeout_s, max_bytes=PAGE_BYTES, headers=headers)
+                answer = await exchange(
+                    client, "GET", url, timeout_s=timeout_s, max_bytes=PAGE_BYTES, hold=hold, headers=headers
+                )
         except NoAnswerInTime:
             raise ScrapeError("timeout", f"no whole page within {timeout_s:g} s") from None
         except BodyTooLarge as error:
@@ -60,6 +73,8 @@ class Scraper:
         except HttpError as error:
             text = str(error).splitlines()[0][:160]
             raise ScrapeError("protocol" if text.startswith("RemoteProtocolError") else "unreachable", text) from error
+        finally:
+            self._held -= held
         if answer.status != 200:
             raise ScrapeError("status", f"HTTP status {answer.status}")
         if answer.headers.get("content-encoding", "identity").lower() != "identity":

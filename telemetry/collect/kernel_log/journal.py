@@ -13,12 +13,16 @@ from typing import Any, Final
 
 from telemetry.collect.kernel_log.lines import Lines, LogLine
 from telemetry.errors import InputError
+from telemetry.http import retry_policy
 from telemetry.milliseconds import to_ms
 from telemetry.xids.log_stamp import split_line
 
 _log = logging.getLogger(__name__)
 _FIELDS: Final = "MESSAGE,_HOSTNAME,_BOOT_ID"
 _CHUNK: Final = 1 << 18
+RESTARTS: Final = 8
+"""Attempts to start a journalctl again that worked before, over some 20 s."""
+
 MAX_ENTRY_BYTES: Final = 1 << 20
 """A longer entry is cut, and what is left of it is passed over as no entry."""
 
@@ -27,8 +31,8 @@ class Journal:
     """Follows the kernel messages of the journal; a :class:`LogSource`.
 
     ``since``: where to begin without a position. Default: at the running boot.
-    :meth:`read` raises ``InputError`` if journalctl is not there, refuses or ends: the collector's supervisor starts it
-    again, at the cursor.
+    Followed, a journalctl that ends is started again at the cursor. :meth:`read` raises ``InputError`` if it is not
+    there or refuses, or does not stay up in :data:`RESTARTS` attempts.
     """
 
     name = "journal"
@@ -49,19 +53,34 @@ class Journal:
         self._rest = b""
         self._by_time = False
         self._ended = False
+        self._has_worked = False
 
     def read(self, wait_s: float) -> Lines:
         """Return what is there; see :class:`LogSource`. Not following, the last read is the one that is drained."""
+        for attempt in retry_policy(attempts=RESTARTS, wait_max_s=5.0, on=self._starts_again):
+            with attempt:
+                return self._read(wait_s)
+        raise AssertionError("unreachable")
+
+    def _starts_again(self, error: Exception) -> bool:
+        again = self._follow and self._has_worked and isinstance(error, InputError)
+        if again:
+            _log.warning("%s; starting it again", error.what)
+        return again
+
+    def _read(self, wait_s: float) -> Lines:
         lines: list[LogLine] = []
         if not self._ended:
             process = self._process or self._start()
             assert process.stdout is not None
             if not select.select([process.stdout], [], [], wait_s)[0]:
+                self._has_worked = True
                 self._history &= not self._follow
                 return Lines([], self._position(), self._follow)
             chunk = os.read(process.stdout.fileno(), _CHUNK)
             if not chunk:
                 self._end(process)
+            self._has_worked = True
             *whole, self._rest = (self._rest + chunk).split(b"\n")
             if len(self._rest) > MAX_ENTRY_BYTES:
                 self._rest = b"cut"

@@ -144,6 +144,8 @@ def refuse_open_port(
 class QuietServer(uvicorn.Server):
     """uvicorn's server, which leaves the signals to its caller (it would raise them again after its end)."""
 
+    port = 0
+
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
         """Capture none."""
@@ -177,20 +179,29 @@ def listen(host: str, port: int, option: str = "--listen") -> socket.socket:
     return listener
 
 
-def server_config(
+@contextlib.asynccontextmanager
+async def serving(
     app: ASGIApp,
+    host: str,
+    port: int,
     *,
+    option: str = "--listen",
     head_timeout_s: float = 10.0,
     servers: int = 1,
     grace_s: int = _GRACE_S,
     lifespan: Literal["on", "off"] = "off",
     tls: ssl.SSLContext | None = None,
-) -> uvicorn.Config:
-    """Configure uvicorn for bounded connections; ``servers``: how many of this process share the descriptors."""
+) -> AsyncIterator[QuietServer]:
+    """Serve an application while the context lasts, then answer what is under way; the server knows its port.
+
+    ``servers``: how many of this process share the descriptors. Raises ``InputError``, which names ``option``, if the
+    address cannot be listened on.
+    """
+    listener = listen(host, port, option)
     protocol = functools.partial(
         GuardedProtocol, max_connections=max_connections(servers), head_timeout_s=head_timeout_s
     )
-    return uvicorn.Config(
+    config = uvicorn.Config(
         cast("Any", app),
         http=cast("type[asyncio.Protocol]", protocol),
         ws="none",
@@ -205,21 +216,12 @@ def server_config(
         lifespan=lifespan,
         ssl_context_factory=None if tls is None else lambda *_: tls,
     )
-
-
-@contextlib.asynccontextmanager
-async def serving(
-    app: ASGIApp, host: str, port: int, *, head_timeout_s: float = 10.0, lifespan: Literal["on", "off"] = "off"
-) -> AsyncIterator[int]:
-    """Serve an application while the context lasts, then answer what is under way; yields the port."""
-    listener = listen(host, port)
-    server = QuietServer(server_config(app, head_timeout_s=head_timeout_s, lifespan=lifespan))
+    server = QuietServer(config)
     task = asyncio.create_task(server.serve(sockets=[listener]))
     try:
         listener.listen(BACKLOG)  # whoever learns the port may connect
-        bound = int(listener.getsockname()[1])
-        _LOG.info("listening on %s:%d, up to %d connections", host, bound, max_connections())
-        yield bound
+        server.port = int(listener.getsockname()[1])
+        yield server
     finally:
         server.should_exit = True
         await task

@@ -22,7 +22,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from telemetry.collect.remote_write.arrow_body import BodyError, BodyTooLarge, read_stream
-from telemetry.collect.remote_write.connections import serving
+from telemetry.collect.remote_write.connections import max_connections, serving
 from telemetry.collect.remote_write.decoding import RemoteWriteDecoder, Samples, WriteError, decompress
 from telemetry.collect.remote_write.group_commit import GroupCommit, ReceiverSettings, SampleWriter
 from telemetry.collect.remote_write.problems import Refused
@@ -327,9 +327,10 @@ def serve(receiver: Receiver, host: str, port: int, *, started: Callable[[int], 
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
         timeout_s = receiver.settings.head_timeout_s
-        async with serving(application(receiver), host, port, head_timeout_s=timeout_s, lifespan="on") as bound:
+        async with serving(application(receiver), host, port, head_timeout_s=timeout_s, lifespan="on") as server:
+            _LOG.info("listening on %s:%d, up to %d connections", host, server.port, max_connections())
             if started is not None:
-                started(bound)
+                started(server.port)
             await stop.wait()
             _LOG.info("leaving once what waits is written")
 

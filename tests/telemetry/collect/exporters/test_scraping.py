@@ -108,7 +108,7 @@ def test_a_byte_a_second_ends_with_the_timeout() -> None:
     assert failure(handler, timeout_s=0.3).kind == "timeout"
 
 
-def test_an_endless_page_is_refused_before_it_has_arrived() -> None:
+def test_an_endless_page_is_refused_before_it_has_arrived(monkeypatch: pytest.MonkeyPatch) -> None:
     async def handler(_: bytes, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
         piece = b"a 1\n" * 100_000
@@ -119,6 +119,9 @@ def test_an_endless_page_is_refused_before_it_has_arrived() -> None:
 
     error = failure(handler)
     assert str(error) == f"too_large: the answer has more than {PAGE_BYTES:,} bytes"
+    monkeypatch.setattr("telemetry.collect.exporters.scraping.PAGES_BYTES", 1 << 20)
+    assert "all pages under way have more than 1,048,576 bytes" in str(failure(handler))
+    assert isinstance(fetch(always(answer(PAGE)), times=2)[1], Answer)
 
 
 def test_credentials_are_shown_and_read_again(tmp_path: Path) -> None:

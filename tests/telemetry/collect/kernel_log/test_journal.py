@@ -68,14 +68,28 @@ def test_where_it_begins(tmp_path: Path, position: dict[str, object], since: dat
     assert arguments(tmp_path) == [f"{fixed} {expected} _TRANSPORT=kernel"]
 
 
-def test_one_that_ends_is_an_error_and_the_next_goes_on_at_the_cursor(tmp_path: Path):
-    (tmp_path / "one").write_text(entry(1) + "\n" + entry(2)[:20])
-    source = Journal({}, follow=True, command=program(tmp_path, f"cat {tmp_path}/one; echo denied >&2; exit 1"))
-    (line,) = read(source, 1)
-    assert line.when == NOW + timedelta(microseconds=1)
+def test_one_that_ends_is_started_again_at_the_cursor(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    (tmp_path / "0").write_text(entry(1) + "\n" + entry(2)[:20])
+    (tmp_path / "1").write_text(entry(2) + "\n")
+    body = f"cat {tmp_path}/$(grep -c after-cursor {tmp_path}/arguments); echo killed >&2; exit 1"
+    source = Journal({}, follow=True, command=program(tmp_path, body))
+    assert [line.when for line in read(source, 2)] == [NOW + timedelta(microseconds=number) for number in (1, 2)]
+    source.close()
+    assert [text.split()[5] for text in arguments(tmp_path)] == ["--boot", "--after-cursor=s=1;i=1"]
+    assert "journalctl ended: killed" in caplog.text
+
+
+def test_one_that_never_works_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    source = Journal({}, follow=True, command=program(tmp_path, "echo denied >&2; exit 1"))
     with pytest.raises(InputError, match="journalctl ended: denied"):
         read(source, 1)
-    assert source.read(0.0).position["cursor"] == "s=1;i=1"
+    assert len(arguments(tmp_path)) == 1
+    (tmp_path / "one").write_text(entry(1) + "\n")
+    monkeypatch.setattr("telemetry.collect.kernel_log.journal.RESTARTS", 2)
+    source = Journal({}, follow=True, command=program(tmp_path, f"cat {tmp_path}/one; rm {tmp_path}/one; exit 1"))
+    read(source, 1)
+    with pytest.raises(InputError, match="journalctl ended: "):
+        read(source, 99)
     source.close()
 
 

@@ -28,7 +28,7 @@ from predrain.options import (
 
 if TYPE_CHECKING:
     from pipeline.params import Params
-    from serving.champion.registry import ModelSource
+    from serving.champion.sources import ModelSource
     from serving.scores.writing import ScoresFolder, ScoringResult
     from telemetry.dataset.place import Place
 
@@ -106,13 +106,12 @@ def _round(
         if standing is not None:
             return standing
         from policy.tiers import TierThresholds
-        from serving.champion.registry import ModelSource, bound_registry_waits
+        from serving.champion.sources import ModelSource
         from serving.scores.alert_outcomes import write_facts
         from serving.scores.batch import score_decision
         from telemetry.dataset.store import Dataset
 
         if source is None:
-            bound_registry_waits()
             source = ModelSource(model, registry=registry, name=name)
         data = Dataset.open(place)
         tiers = TierThresholds(**params.policy.thresholds.model_dump())

@@ -115,7 +115,7 @@ def _source(
     model: str | None, registry: str, name: str, state: Path | None, champion_interval: str
 ) -> FolderBundle | None:
     from features.errors import InputError
-    from serving.champion.sources import FolderBundle, held_folder, temporary_folder
+    from serving.champion.sources import ChampionBundle, FolderBundle, held_folder, temporary_folder
 
     if state is not None and model != "champion":
         raise InputError("only the champion's bundle is kept", "--state without --model champion", "Leave --state out.")
@@ -123,8 +123,6 @@ def _source(
         return None
     if model != "champion":
         return FolderBundle(Path(model))
-    from serving.champion.registry import ChampionBundle
-
     every_s = duration_option(champion_interval, "--champion-interval").total_seconds()
     return ChampionBundle(temporary_folder() if state is None else held_folder(state), registry, name, every_s)
 

@@ -1,30 +1,31 @@
 """What names the bundle to serve: its folder, or a folder that is kept up to date with a registry's champion.
 
-The champion's folder is written by one process and read by another that never imports MLflow::
-
-    COPY/
-      bundle/        the champion's bundle, and `version`, its number in the registry; replaced as a whole
-      status.json    {"checked_at": …, "error": null}: how the last look at the registry went
+The service follows the champion in a thread, batch scoring asks at each decision; MLflow is imported then only.
 """
 
 from __future__ import annotations
 
 import atexit
 import hashlib
-import json
+import logging
+import os
 import shutil
 import tempfile
-from dataclasses import dataclass
-from datetime import UTC, datetime
+import threading
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from filelock import FileLock, Timeout
 
 from features.errors import InputError
 from serving.scores.reading import stamp_of
-from telemetry.atomic import FolderSwap, disk_errors, fsync_path, recover_folder, write_bytes
+from telemetry.atomic import FolderSwap, disk_errors, fsync_path, recover_folder
 
+if TYPE_CHECKING:
+    from serving.scores.batch import ServedModel
+
+_LOG = logging.getLogger("champion")
 MANIFEST: Final = "manifest.json"
 
 
@@ -79,7 +80,14 @@ def manifest_digest(bundle: Path) -> str:
 
 
 class ChampionCopy(FolderBundle):
-    """Names the bundle in a champion's folder; for both processes."""
+    """Names the champion's bundle in a folder: ``bundle/`` with ``version``, its number in the registry.
+
+    ``error``: why the registry could not be asked, or its champion not be taken; None: it was, or is not asked yet.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.error: str | None = None
 
     @property
     def bundle(self) -> Path:
@@ -88,11 +96,11 @@ class ChampionCopy(FolderBundle):
 
     def stamp(self) -> object:
         """Give what changes when another version is champion, or the registry can no longer be asked."""
-        return stamp_of(self.bundle / MANIFEST), self.version(), self.error()
+        return stamp_of(self.bundle / MANIFEST), self.version(), self.error
 
     def named(self) -> NamedBundle:
         """Name the champion's bundle; see :meth:`FolderBundle.named`."""
-        version, error = self.version(), self.error()
+        version, error = self.version(), self.error
         if version is None:
             raise (NotNamedYet if error is None else InputError)(
                 error or "the champion has not been fetched yet",
@@ -108,10 +116,6 @@ class ChampionCopy(FolderBundle):
             return int((self.bundle / "version").read_text())
         except (OSError, ValueError):
             return None
-
-    def holds(self, version: int, digest: str) -> bool:
-        """Tell whether a version of the registry is the one that is there."""
-        return self.version() == version and manifest_digest(self.bundle) == digest
 
     def take(self, bundle: Path, version: int, digest: str) -> None:
         """Copy a bundle in the place of the one that is there.
@@ -131,21 +135,6 @@ class ChampionCopy(FolderBundle):
             for path in swap.path.rglob("*"):
                 fsync_path(path)
             swap.commit()
-
-    def note(self, error: str | None) -> None:
-        """Write how a look at the registry went."""
-        with disk_errors(self.path):
-            self.path.mkdir(parents=True, exist_ok=True)
-        now = datetime.now(UTC).isoformat(timespec="seconds")
-        write_bytes(self.path / "status.json", json.dumps({"checked_at": now, "error": error}).encode())
-
-    def error(self) -> str | None:
-        """Read why the registry could not be looked at, or its champion not be taken; None: it was."""
-        try:
-            error = json.loads((self.path / "status.json").read_bytes())["error"]
-        except (OSError, ValueError, TypeError, LookupError):
-            return None
-        return str(error) if error else None
 
 
 def temporary_folder() -> Path:
@@ -175,3 +164,109 @@ def held_folder(state: Path) -> Path:
     folder = state / "champion"
     recover_folder(ChampionCopy(folder).bundle)  # of a process that was killed while it replaced the bundle
     return folder
+
+
+CHAMPION: Final = "champion"
+"""What stands for the champion of the registry where a folder may be named."""
+
+
+def copy_champion(copy: ChampionCopy, registry: str, name: str, *, again: bool = False) -> bool:
+    """Copy the champion's bundle where it is another one than the copy's.
+
+    ``registry``: ``sqlite:///PATH`` or a tracking server's address.
+    ``again``: fetch it in any case: a restart makes good what a disk has done.
+    Raises ``InputError`` if there is no champion, the registry cannot be asked, or its bundle is not the one that was
+    registered.
+    """
+    # By default MLflow waits many minutes for a registry that does not answer.
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
+    from models.registry.champion import fetch_bundle, standing_of, version_at  # noqa: PLC0415 - MLflow
+
+    number = standing_of(registry, name).champion
+    if number is None:
+        raise InputError(
+            "there is no champion",
+            f"model {name}, {registry}",
+            "Make one with `predrain promote`, or give the folder of a bundle.",
+        )
+    version = version_at(registry, name, number)
+    if (copy.version(), manifest_digest(copy.bundle)) == (number, version.digest) and not again:
+        return False
+    with tempfile.TemporaryDirectory(prefix="predrain-champion-") as folder:
+        copy.take(fetch_bundle(registry, name, version, Path(folder)), number, version.digest)
+    return True
+
+
+class ModelSource:
+    """Loads the bundle for batch scoring; again when another one is named.
+
+    ``model``: a bundle's folder, or :data:`CHAMPION` of the registered model ``name`` (a folder of that name:
+    ``./champion``).
+    """
+
+    def __init__(self, model: str, *, registry: str, name: str) -> None:
+        self._source = ChampionCopy(temporary_folder()) if model == CHAMPION else FolderBundle(Path(model))
+        self._registry, self._name = registry, name
+        self._loaded: ServedModel | None = None
+
+    def current(self) -> ServedModel:
+        """Give the present model; the one that was given before where the present one cannot be had.
+
+        Raises ``InputError`` if there is none, and none was given before.
+        """
+        from models.bundle.store import load_bundle  # noqa: PLC0415 - heavy, and not for the service
+        from serving.scores.batch import ServedModel  # noqa: PLC0415 - as above
+
+        loaded = self._loaded
+        try:
+            if isinstance(self._source, ChampionCopy):
+                copy_champion(self._source, self._registry, self._name)
+            named = self._source.named()
+            if loaded is None or loaded.version != named.version or loaded.bundle.digest != manifest_digest(named.path):
+                self._loaded = loaded = ServedModel(load_bundle(named.path), named.version)
+        except InputError as error:
+            if self._loaded is None:
+                raise
+            return replace(self._loaded, note=f"the model in use is kept: {error}")
+        return loaded
+
+
+class ChampionBundle(ChampionCopy):
+    """The champion of a registered model, kept up to date by a thread.
+
+    ``folder``: where its bundle is kept; one that is there already serves until the registry has been asked.
+    ``registry``: ``sqlite:///PATH`` or a tracking server's address.
+    """
+
+    def __init__(self, folder: Path, registry: str, name: str, every_s: float = 30.0) -> None:
+        super().__init__(folder)
+        self._registry, self._name, self._every_s = registry, name, every_s
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="champion", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End it; a registry that does not answer is not waited for."""
+        self._stopped.set()
+        if self._thread.is_alive():
+            self._thread.join(3)
+
+    def _watch(self) -> None:
+        """Look again and again until stopped; what goes wrong is kept as ``error``, and logged once."""
+        taken_once = False
+        while not self._stopped.is_set():
+            error = None
+            try:
+                if copy_champion(self, self._registry, self._name, again=not taken_once):
+                    _LOG.info("version %s is champion", self.version())
+                taken_once = True
+            except Exception as fault:  # the next look may go well: a registry is restarted, a disk freed
+                error = str(fault).partition("\n")[0] or type(fault).__name__
+                if error != self.error:
+                    _LOG.warning("the champion cannot be taken: %s", error)
+            self.error = error
+            self._stopped.wait(self._every_s)

@@ -42,10 +42,6 @@ def test_the_champion_is_served_followed_and_kept(tmp_path: Path) -> None:
         crown(uri, "predrain", versions[0], expected=None, tags={})
         told = wait(lambda: ready(client).get("model"))
         assert told == {"digest": bundles[0].digest, "profile": "lightgbm", "version": str(versions[0])}
-        tasks = Path(f"/proc/{process.pid}/task").glob("*/children")
-        children = [child for task in tasks for child in task.read_text().split()]
-        imported = Path(f"/proc/{process.pid}/maps").read_text()
-        assert "/sqlalchemy/" not in imported  # MLflow's, which the process that asks imports alone
         crown(uri, "predrain", versions[1], expected=versions[0], tags={})
         wait(lambda: ready(client)["model"]["version"] == str(versions[1]))
         (tmp_path / "mlflow.db").rename(tmp_path / "away.db")
@@ -54,7 +50,5 @@ def test_the_champion_is_served_followed_and_kept(tmp_path: Path) -> None:
         client.connection.close()
         process.send_signal(signal.SIGTERM)
         assert process.wait(120) == 0
-        assert children
-        wait(lambda: not any(Path(f"/proc/{child}").exists() for child in children))
     lines = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
     assert {"version 1 is champion", "version 2 is champion"} <= {line.get("message") for line in lines}

@@ -63,10 +63,10 @@ class Journal:
         raise AssertionError("unreachable")
 
     def _starts_again(self, error: Exception) -> bool:
-        again = self._follow and self._has_worked and isinstance(error, InputError)
-        if again:
-            _log.warning("%s; starting it again", error.what)
-        return again
+        if not (self._follow and self._has_worked and isinstance(error, InputError)):
+            return False
+        _log.warning("%s; starting it again", error.what)
+        return True
 
     def _read(self, wait_s: float) -> Lines:
         lines: list[LogLine] = []

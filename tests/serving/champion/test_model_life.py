@@ -1,9 +1,6 @@
-"""A model's life in a service: swapped under load, refused and kept, and copied from a registry by another process."""
+"""A model's life in a service: swapped under load, refused and kept, and copied from a registry."""
 
-import os
 import shutil
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -23,7 +20,6 @@ from tests.models.small_models import fitted_models, rows
 from tests.serving.http.world import running
 from tests.waiting import wait
 
-ROOT = Path(__file__).resolve().parents[3]
 FACTS = {"params": {"labels": {"horizon": "24h"}}}
 
 
@@ -130,18 +126,6 @@ def test_a_bundle_that_cannot_be_served_is_refused_and_the_old_one_goes_on(
         assert "predrain_model_current 1.0" in client.get("/metrics").decode()
 
 
-def test_the_process_that_asks_ends_when_its_parent_is_gone(tmp_path: Path) -> None:
-    reading, writing = os.pipe()
-    command = [sys.executable, "-m", "serving.champion.registry", "sqlite:///none.db", "predrain"]
-    command += [str(tmp_path / "copy"), "60"]
-    child = subprocess.Popen(command, stdin=reading, stderr=subprocess.DEVNULL, cwd=ROOT)
-    os.close(reading)
-    wait(lambda: ChampionCopy(tmp_path / "copy").error(), 60)
-    assert child.poll() is None
-    os.close(writing)  # as the kernel does when the parent is killed
-    assert child.wait(20) == 0
-
-
 def test_waiting_for_the_first_champion_is_no_refusal(
     tmp_path: Path, bundles: list[Bundle], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -150,12 +134,12 @@ def test_waiting_for_the_first_champion_is_no_refusal(
     assert holder.look() is False
     assert (holder.refusals, holder.refused) == (0, None)
     assert holder.trouble == "the model is being fetched: the champion has not been fetched yet"
-    copy.note("no store here")
+    copy.error = "no store here"
     holder.look()
     assert holder.refusals == 1
     assert "the model cannot be served: no store here" in str(holder.trouble)
     assert [each.levelname for each in caplog.records] == ["ERROR"]
-    copy.note(None)
+    copy.error = None
     holder.look()
     assert holder.trouble == "the model is being fetched: the champion has not been fetched yet"
     assert holder.refused is None

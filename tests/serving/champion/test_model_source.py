@@ -12,7 +12,7 @@ from models.bundle.store import load_bundle, save_bundle
 from models.registry.champion import crown
 from models.registry.runs import log_run
 from models.registry.store import register_bundle
-from serving.champion.registry import ModelSource
+from serving.champion.sources import ModelSource
 from tests.models.small_models import fitted_models
 
 

@@ -23,7 +23,7 @@ from telemetry.importing.instants import parse_instants, times_of
 from telemetry.importing.inventory import Installations
 from telemetry.importing.mapping import ImportMapping, KernelLogMapping, TableMapping
 from telemetry.importing.quarantine import Quarantine, rows_of
-from telemetry.importing.reading import Batch, is_kernel_log, read_batches
+from telemetry.importing.reading import Batch, is_kernel_log, read_batches, read_errors, stem_of
 from telemetry.xids.kernel_log import locate, parse_kernel_log
 
 _XID = re.compile(r"(?:XID[\s:#_-]*)?(\d{1,6})(?:\.0+)?\Z", re.IGNORECASE)
@@ -75,13 +75,13 @@ def parse_events(
     counts["events_read"] += len(kinds)
     batch.keep(wanted)  # A source of states (a daily row a drive with `failure` of 0 and 1) has an event in few rows.
     rows: dict[str, npt.NDArray[Any]] = {"type": _types(kinds[wanted]), **{name: batch.texts(name) for name in texts}}
-    instants = batch.instants("timestamp")
+    instants = batch.instants("timestamp", day_end=True)  # of a date, no earlier time is certain
     assert instants is not None
     batch.refuse("unknown event type", ~np.isin(rows["type"].astype(str), EVENT_TYPES))
     rows["code"] = _codes(rows["code"], rows["type"])
     batch.refuse("xid event without a code", (rows["type"] == "xid") & pd.isna(rows["code"]))
     known_ms = instants.ms + int(delay.total_seconds() * 1000)
-    entered = batch.instants("known_at", optional=True)
+    entered = batch.instants("known_at", optional=True, day_end=True)
     if entered is not None:
         known_ms = np.where(entered.ok, entered.ms, known_ms)
         counts["known_at_before_the_event"] += int((known_ms < instants.ms).sum())
@@ -131,12 +131,12 @@ def _read_kernel_log(
     counts: Counter[str],
 ) -> pd.DataFrame:
     settings = mapping.model_dump()
-    settings["node"] = settings["node"] or (file.stem if file.stem in stays.node_since else None)
-    try:
-        with io.TextIOWrapper(pa.input_stream(file), encoding="utf-8", errors="replace") as lines:
+    settings["node"] = settings["node"] or (stem_of(file) if stem_of(file) in stays.node_since else None)
+    with read_errors(file), io.TextIOWrapper(pa.input_stream(file), encoding="utf-8", errors="replace") as lines:
+        try:
             log = parse_kernel_log(_line_starts(lines), **settings, source=file.name)
-    except InputError as error:
-        raise InputError(error.what, f"{file}, {error.where}", error.do) from error
+        except InputError as error:
+            raise InputError(error.what, f"{file}, {error.where}", error.do) from error
     quarantine.count_present("events", rows_of(file), len(log.events) + len(log.unparsed))
     for number, line, problem in log.unparsed:
         quarantine.add(problem, "events", file, number, line)

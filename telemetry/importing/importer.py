@@ -60,6 +60,7 @@ from telemetry.importing.quarantine import Quarantine
 from telemetry.importing.reading import (
     Source,
     expand_sources,
+    is_packed,
     kind_of,
     new_sources,
 )
@@ -77,7 +78,7 @@ AHEAD: Final = timedelta(days=1)
 DEFAULT_MAX_LOSS: Final = 0.05
 _LOG = logging.getLogger(__name__)
 _NAMED = 50
-_CSV_BYTES_PER_ROW = 100
+_CSV_BYTES_PER_ROW, _PACKED_BYTES_PER_ROW = 100, 10
 _FIRST, _LAST = datetime(1, 1, 1, tzinfo=UTC), datetime(9999, 12, 31, tzinfo=UTC)
 
 
@@ -294,7 +295,7 @@ class _Import:
                 with suppress(pa.ArrowInvalid):  # reading the file will say what is wrong with it
                     rows += int(pq.read_metadata(path).num_rows)
             else:
-                rows += path.stat().st_size // _CSV_BYTES_PER_ROW
+                rows += path.stat().st_size // (_PACKED_BYTES_PER_ROW if is_packed(path) else _CSV_BYTES_PER_ROW)
         return rows
 
     def _bucket_number(self) -> int:

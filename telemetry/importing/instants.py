@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from typing import Final, NamedTuple
 from zoneinfo import ZoneInfo
 
@@ -31,10 +32,13 @@ WRONG_CLOCK: Final = "a clock that cannot be right"
 """Reason of the quarantine for rows of a later time than now, or of another time than a live source can be of."""
 
 MISSING, _UNREADABLE, NAIVE, _AMBIGUOUS, _OUTSIDE = 1, 2, 3, 4, 5
-# GPUs with telemetry are younger than 2000; clocks that were never set show 1970.
-_EARLIEST_MS = int(pd.Timestamp("2000-01-01", tz="UTC").value // 1_000_000)
+# Clocks that were never set show 1970.
+_EARLIEST_MS = int(pd.Timestamp("1971-01-01", tz="UTC").value // 1_000_000)
 _LATEST_MS = int(pd.Timestamp("2100-01-01", tz="UTC").value // 1_000_000)
 _UNIT_MS = {"ns": 1e-6, "us": 1e-3, "ms": 1.0, "s": 1e3, "m": 6e4, "h": 3.6e6, "d": 8.64e7}
+_DAY_END_MS: Final = 86_400_000 - 1
+_DATE = r"^\d{4}-\d{2}-\d{2}$"
+_TIME_OF_DAY = re.compile(r"%[HIpMSfcXTRrs]")
 _AWARE = r"[T ]\d{2}:?\d{2}.*(?:[Zz]|UTC|GMT|[+-]\d{2}(?::?\d{2})?)$"
 
 
@@ -59,10 +63,11 @@ def times_of(ms: npt.NDArray[np.int64]) -> pd.DatetimeIndex:
     return pd.DatetimeIndex(ms.astype("datetime64[ms]"), dtype="datetime64[ms]").tz_localize("UTC")
 
 
-def parse_instants(column: pa.ChunkedArray, time: TimeFormat, where: str) -> Instants:
+def parse_instants(column: pa.ChunkedArray, time: TimeFormat, where: str, *, day_end: bool = False) -> Instants:
     """Parse a column of instants.
 
     ``where``: file and column, for errors.
+    ``day_end``: whether a date without a time is the last millisecond of the day, in the zone, instead of its first.
     Raises ``InputError`` if numbers come without a unit.
 
     Fractions of a millisecond are cut off, never rounded up: a rounded instant could lie in the future.
@@ -72,11 +77,11 @@ def parse_instants(column: pa.ChunkedArray, time: TimeFormat, where: str) -> Ins
     if pa.types.is_null(column.type):
         ms, status = np.zeros(len(column), np.int64), np.zeros(len(column), np.int8)
     elif pa.types.is_timestamp(column.type) or pa.types.is_date(column.type):
-        ms, status = _from_arrow(column, time)
+        ms, status = _from_arrow(column, time, day_end)
     elif pa.types.is_integer(column.type) or pa.types.is_floating(column.type) or pa.types.is_decimal(column.type):
         ms, status = _from_numbers(column, time, where)
     else:
-        ms, status = _from_text(column, time, where)
+        ms, status = _from_text(column, time, where, day_end)
     status = np.where(_as_bools(column.is_null()), MISSING, status).astype(np.int8)
     status[(status == OK) & ((ms < _EARLIEST_MS) | (ms >= _LATEST_MS))] = _OUTSIDE
     return Instants(np.where(status == OK, ms, 0), status)
@@ -86,18 +91,25 @@ def _as_bools(column: pa.ChunkedArray) -> npt.NDArray[np.bool_]:
     return column.fill_null(False).to_numpy(zero_copy_only=False).astype(bool)
 
 
-def _from_arrow(column: pa.ChunkedArray, time: TimeFormat) -> Instants:
+def _from_arrow(column: pa.ChunkedArray, time: TimeFormat, day_end: bool) -> Instants:
     aware = pa.types.is_timestamp(column.type) and column.type.tz is not None
     plain = column.cast(pa.timestamp(column.type.unit if pa.types.is_timestamp(column.type) else "s"))
     ms = plain.cast(pa.timestamp("ms"), safe=False).cast(pa.int64()).fill_null(0).to_numpy()
-    return Instants(ms, np.full(len(ms), OK, np.int8)) if aware else _localised(ms, time.timezone)
+    if aware:
+        return Instants(ms, np.full(len(ms), OK, np.int8))
+    return _localised(ms, time.timezone, np.full(len(ms), pa.types.is_date(column.type)), day_end)
 
 
-def _localised(naive_ms: npt.NDArray[np.int64], zone: ZoneInfo | None) -> Instants:
+def _localised(
+    naive_ms: npt.NDArray[np.int64], zone: ZoneInfo | None, is_date: npt.NDArray[np.bool_], day_end: bool
+) -> Instants:
     if zone is None:
         return Instants(np.zeros(len(naive_ms), np.int64), np.full(len(naive_ms), NAIVE, np.int8))
-    naive = pd.DatetimeIndex(naive_ms.astype("datetime64[ms]"))
+    naive = pd.DatetimeIndex((naive_ms + _DAY_END_MS * (is_date & day_end)).astype("datetime64[ms]"))
     local = naive.tz_localize(zone, ambiguous="NaT", nonexistent="NaT")
+    if local.hasnans and is_date.any():  # clocks change at midnight in some zones: a day ends at the later of two
+        shifted = naive.tz_localize(zone, ambiguous=np.zeros(len(naive), bool), nonexistent="shift_forward")
+        local = local.where(~is_date, shifted)
     return Instants(_milliseconds(local), np.where(local.isna(), _AMBIGUOUS, OK).astype(np.int8))
 
 
@@ -137,7 +149,7 @@ def _guess(value: float) -> str:
     return "d"
 
 
-def _from_text(column: pa.ChunkedArray, time: TimeFormat, where: str) -> Instants:
+def _from_text(column: pa.ChunkedArray, time: TimeFormat, where: str, day_end: bool) -> Instants:
     text = pc.utf8_trim_whitespace(column.cast(pa.string()))
     empty = _as_bools(pc.equal(text, ""))
     if time.unit is not None or (time.format is None and _is_numeric(text)):
@@ -157,7 +169,11 @@ def _from_text(column: pa.ChunkedArray, time: TimeFormat, where: str) -> Instant
         ms, status = _milliseconds(parsed), np.where(parsed.isna(), _UNREADABLE, OK).astype(np.int8)
         aware = _as_bools(pc.match_substring_regex(text, _AWARE)) if time.format is None else "%z" in time.format
         naive = (status == OK) & ~np.asarray(aware)
-        ms[naive], status[naive] = _localised(ms[naive], time.timezone)
+        if time.format is None:
+            is_date = _as_bools(pc.match_substring_regex(text, _DATE))
+        else:
+            is_date = np.full(len(ms), _TIME_OF_DAY.search(time.format) is None)
+        ms[naive], status[naive] = _localised(ms[naive], time.timezone, is_date[naive], day_end)
     status[empty] = MISSING
     return Instants(ms, status)
 

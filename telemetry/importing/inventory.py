@@ -135,7 +135,7 @@ def with_parts(table: pa.Table, parts: Mapping[str, re.Pattern[str]], where: str
 
 
 _NEVER = datetime(9999, 12, 31, tzinfo=UTC)
-_TIMES = ("installed_at", "removed_at", SEEN_AT)
+_TIMES = ("installed_at", "removed_at")
 _MIG_OLD = r"\AMIG-(GPU-[0-9a-fA-F-]+)/\d+/\d+\Z"
 
 
@@ -188,9 +188,12 @@ def _batch_frame(batch: Batch, not_after: datetime, parts: set[str]) -> pd.DataF
     length = batch.table.num_rows
     content: dict[str, Any] = {"_row": batch.rows, "_file": np.full(length, str(batch.file), dtype=object)}
     for name in dict.fromkeys([*INVENTORY.names, *batch.columns, *batch.mapping.constants]):
-        if name in _TIMES:
+        if name == SEEN_AT:  # what is dated to a day was there from its start to its end
+            for column, day_end in ((_FIRST, False), (SEEN_AT, True)):
+                content[column] = batch.times(name, not_after, optional=False, is_end=False, day_end=day_end)
+        elif name in _TIMES:
             # A missing end is "in service", a missing start "before anything observed".
-            content[name] = batch.times(name, not_after, optional=name != SEEN_AT, is_end=name == "removed_at")
+            content[name] = batch.times(name, not_after, optional=True, is_end=name == "removed_at")
         elif name in INVENTORY.names or name in ("parent", "mig_instance"):
             content[name] = pd.Series(batch.texts(name), dtype=object)
         else:

@@ -33,7 +33,7 @@ QUARANTINE: Final = pa.schema(
 _FLUSH_ROWS = 50_000
 _EXAMPLES = 3
 
-FEWEST_LOST: Final = 20
+FEWEST_LOST: Final = 10
 """A loss of fewer rows or values than this stops no import, whatever its share."""
 
 

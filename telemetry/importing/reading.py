@@ -130,17 +130,17 @@ class Batch:
             for row, record, detail in zip(self.rows[part].tolist(), records, shown, strict=True):
                 self.quarantine.add(reason, self.kind, self.file, row, row_text(record), detail, lost_rows)
 
-    def instants(self, name: str, *, optional: bool = False) -> Instants | None:
+    def instants(self, name: str, *, optional: bool = False, day_end: bool = False) -> Instants | None:
         """Parse a column and refuse the rows where it cannot be used; None where the source has none.
 
-        ``optional``: whether a missing instant is one that can be used.
+        ``optional``: whether a missing instant is one that can be used. ``day_end``: whether a date is the day's end.
         Raises ``InputError`` if all instants are naive.
         """
         column = self.column(name)
         if column is None:
             return None
         where = f"{self.file}, column {self.columns.get(name, name)!r}"
-        parsed = parse_instants(column, self.mapping.time, where)
+        parsed = parse_instants(column, self.mapping.time, where, day_end=day_end)
         given = parsed.status[parsed.status != MISSING]
         if len(given) and (given == NAIVE).all():
             zone = f"`{self.kind}: {{time: {{timezone: UTC}}}}`"
@@ -154,15 +154,27 @@ class Batch:
                 self.refuse(reason if name == "timestamp" else f"{reason} in {name}", parsed.status == status)
         return parsed
 
-    def times(self, name: str, not_after: datetime, *, optional: bool, is_end: bool) -> pd.Series:
+    def times(
+        self, name: str, not_after: datetime, *, optional: bool, is_end: bool, day_end: bool | None = None
+    ) -> pd.Series:
         """Return a column of instants; one after ``not_after`` has a wrong clock, or is an end still to come."""
-        instants = self.instants(name, optional=optional)
+        instants = self.instants(name, optional=optional, day_end=is_end if day_end is None else day_end)
         if instants is None:
             return pd.Series(pd.NaT, index=range(len(self.rows)), dtype="datetime64[ms, UTC]")
         ahead = instants.ok & (instants.ms > not_after.timestamp() * 1000)
         if not is_end:
             self.refuse(WRONG_CLOCK, ahead)
         return pd.Series(times_of(instants.ms)).where(instants.ok & ~ahead)
+
+
+def stem_of(path: Path) -> str:
+    """Return a file's name without its suffix, and without ``.gz`` and the like."""
+    return Path(path.stem).stem if is_packed(path) else path.stem
+
+
+def is_packed(path: Path) -> bool:
+    """Whether a file is compressed, by its name."""
+    return path.suffix.lower() in _PACKED
 
 
 def kind_of(path: Path) -> str:
@@ -176,7 +188,7 @@ def is_kernel_log(path: Path) -> bool:
     kind = kind_of(path)
     if kind != "json":
         return kind == "other"
-    with pa.input_stream(path) as stream:
+    with read_errors(path), pa.input_stream(path) as stream:
         return b"__REALTIME_TIMESTAMP" in stream.read(1 << 16)
 
 
@@ -204,7 +216,8 @@ def read_batches(path: Path, table: str, quarantine: Quarantine) -> Iterator[Bat
     (``.csv.gz``). Objects inside an object become columns named ``outer.inner``.
     Raises ``InputError`` if the file is of another kind, damaged, or not UTF-8.
     """
-    with _read_errors(path, table) as kind:
+    kind = _table_kind(path, table)
+    with read_errors(path):
         if kind == "parquet":
             batches = _read_parquet(path)
         else:
@@ -216,7 +229,8 @@ def read_batches(path: Path, table: str, quarantine: Quarantine) -> Iterator[Bat
 
 def column_names(path: Path) -> list[str]:
     """Return the columns of a file of samples without reading its rows (JSON is read whole)."""
-    with _read_errors(path, "samples") as kind:
+    kind = _table_kind(path, "samples")
+    with read_errors(path):
         if kind == "parquet":
             return list(pq.read_schema(path).names)
         if kind == "csv":
@@ -224,16 +238,20 @@ def column_names(path: Path) -> list[str]:
         return list(dict.fromkeys(name for record in _read_json(path)[0].values() for name in record))
 
 
-@contextmanager
-def _read_errors(path: Path, table: str) -> Iterator[str]:
-    """Give the kind of a file, and turn what its reader raises into an error that names it."""
+def _table_kind(path: Path, table: str) -> str:
     kind = kind_of(path)
     if kind == "other":
         problem = f"files of the kind {path.suffix or path.name!r} are not read as {table}"
         raise InputError(problem, str(path), "Give Parquet, CSV, TSV or JSON.")
+    return kind
+
+
+@contextmanager
+def read_errors(path: Path) -> Iterator[None]:
+    """Turn what the reader of a file raises, such as for a download cut short, into an error that names it."""
     try:
-        yield kind
-    except (pa.ArrowInvalid, UnicodeDecodeError) as error:
+        yield
+    except (pa.ArrowInvalid, UnicodeDecodeError, OSError, RecursionError) as error:
         is_text = not isinstance(error, UnicodeDecodeError) and "utf8" not in str(error).lower().replace("-", "")
         problem = "cannot be read" if is_text else "is not UTF-8 text"
         raise InputError(f"the file {problem}: {error}", str(path), "Check that it is whole, or convert it.") from error

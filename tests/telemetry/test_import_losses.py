@@ -1,5 +1,6 @@
 """What an import may lose before it is refused, and times that are later than now."""
 
+import gzip
 from datetime import timedelta
 from pathlib import Path
 
@@ -121,3 +122,40 @@ def test_the_last_time_of_a_run_lies_within_a_minute_of_its_first(tmp_path: Path
     found = run_import(tmp_path, samples=samples_frame(), events=events).dataset.events()
     assert found["last_at"].tolist() == [found["timestamp"][0] + timedelta(minutes=1)]
     assert found["count"].tolist() == [40]
+
+
+def test_a_third_of_a_short_list_of_events_is_not_lost_silently(tmp_path: Path):
+    events = events_frame([("01:00", gpu(0), "failure", "DBE")] * 30).astype(object)
+    events.loc[:9, "timestamp"] = "some day"
+    with pytest.raises(InputError, match=r"10 of 30 lost \(33%\)"):
+        run_import(tmp_path, events=events)
+
+
+@pytest.mark.parametrize("name", ["node-0.log.gz", "samples.csv.gz", "jobs.json.gz"])
+def test_a_download_that_was_cut_short_is_named_whatever_it_holds(tmp_path: Path, name: str):
+    path = tmp_path / name
+    path.write_bytes(gzip.compress(samples_frame(times=400).to_csv(index=False).encode())[:-2000])
+    given = {"log": {"events": [path]}, "csv": {"samples": [path]}, "json": {"samples": samples_frame(), "jobs": path}}
+    with pytest.raises(InputError, match=rf"cannot be read: Truncated.*{name}"):
+        run_import(tmp_path, **given[name.split(".")[1]])
+
+
+def test_all_sources_may_be_compressed_and_a_log_is_still_of_the_node_in_its_name(tmp_path: Path):
+    ends = ["2026-03-01", None]  # a day counts to its end
+    jobs = pd.DataFrame({"job": ["1", "2"], "node": "node-0", "started_at": "2026-03-01", "ended_at": ends})
+    frames = {"inventory": inventory_frame(), "samples": samples_frame(), "jobs": jobs}
+    files = {name: tmp_path / f"{name}.csv.gz" for name in frames}
+    for name, frame in frames.items():
+        frame.to_csv(files[name], index=False)
+    (log := tmp_path / "node-0.log.gz").write_bytes(
+        gzip.compress(
+            b"2026-03-01T01:00:00Z kernel: NVRM: Xid (PCI:0000:10:00): 79, pid=1, GPU has fallen off the bus\n"
+        )
+    )
+    given = {"inventory": files["inventory"], "samples": [files["samples"]], "jobs": files["jobs"]}
+    result = run_import(tmp_path, events=[log], **given, mapping="jobs: {time: {timezone: UTC}}")
+    assert result.dataset.events()[["node", "gpu"]].to_numpy().tolist() == [["node-0", gpu(0)]]
+    assert (result.quarantined, result.dataset.meta.counts["samples"]) == ({}, 24)
+    held = result.dataset.jobs()
+    assert held is not None
+    assert [str(end) for end in held["ended_at"]] == ["2026-03-01 23:59:59.999000+00:00", "NaT"]

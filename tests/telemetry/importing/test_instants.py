@@ -1,8 +1,10 @@
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime, timedelta
 
 import pandas as pd
 import pyarrow as pa
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from telemetry.errors import InputError
 from telemetry.importing.instants import PROBLEMS, parse_instants
@@ -11,9 +13,9 @@ from telemetry.importing.mapping import TimeFormat
 NOON = int(pd.Timestamp("2026-03-01T12:00:00Z").timestamp() * 1000)
 
 
-def parse(values: list[object] | pa.Array, time: TimeFormat | None = None) -> list[int | str]:
+def parse(values: list[object] | pa.Array, time: TimeFormat | None = None, day_end: bool = False) -> list[int | str]:
     column = pa.chunked_array([values if isinstance(values, pa.Array) else pa.array(values)])
-    found = parse_instants(column, time or TimeFormat(), "file")
+    found = parse_instants(column, time or TimeFormat(), "file", day_end=day_end)
     return [
         PROBLEMS[status] if status else ms - NOON
         for ms, status in zip(found.ms.tolist(), found.status.tolist(), strict=True)
@@ -88,3 +90,21 @@ def test_arrow_types():
 
 def test_a_clock_that_was_never_set():
     assert parse(["1970-01-01T00:10:00Z", "2150-01-01T00:00:00Z"]) == ["timestamp out of range"] * 2
+    assert isinstance(parse(["1971-01-01T00:00:00Z"])[0], int)  # files of old fleets have any time after it
+
+
+@given(
+    day=st.dates(date(1975, 1, 1), date(2035, 12, 31)),
+    zone=st.sampled_from(["UTC", "America/New_York", "Asia/Kathmandu", "America/Sao_Paulo", "Africa/Cairo"]),
+    form=st.sampled_from([None, "%d.%m.%Y", "arrow"]),
+)
+@example(day=date(2017, 10, 15), zone="America/Sao_Paulo", form=None)  # has no midnight
+@example(day=date(2018, 2, 17), zone="America/Sao_Paulo", form="%d.%m.%Y")  # has its last hour twice
+def test_an_event_of_a_date_is_at_the_end_of_that_day_in_its_zone(day: date, zone: str, form: str | None):
+    texts = pa.array([day], pa.date32()) if form == "arrow" else pa.array([day.strftime(form or "%Y-%m-%d")])
+    time = TimeFormat(timezone=zone, format=None if form == "arrow" else form)
+    (end,), (start,) = parse(texts, time, day_end=True), parse(texts, time)
+    local = [pd.Timestamp(NOON + ms, unit="ms", tz="UTC").tz_convert(zone).date() for ms in (start, end, end + 1)]
+    assert local == [day, day, day + timedelta(days=1)]
+    exact = pa.array([f"{day.isoformat()}T12:00:00"])
+    assert parse(exact, TimeFormat(timezone=zone), day_end=True) == parse(exact, TimeFormat(timezone=zone))

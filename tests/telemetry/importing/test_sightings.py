@@ -78,7 +78,7 @@ def test_daily_rows_become_stays_events_and_samples(tmp_path: Path) -> None:
     }
     events = result.dataset.events()
     assert events[["node", "type"]].to_numpy().tolist() == [["fails", "failure"]]
-    assert str(events["timestamp"].iloc[0]) == "2026-03-11 00:00:00+00:00"
+    assert str(events["timestamp"].iloc[0]) == "2026-03-11 23:59:59.999000+00:00"
     assert result.counts["rows_left_out_by_mapping"] == len(daily_rows()) - 1
     assert result.dataset.meta.counts["samples"] == len(daily_rows())
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from predrain.console import progress, reported, show
+from predrain.console import progress, show
 from predrain.options import (
     DATASET_HELP,
     AddressOption,
@@ -20,7 +20,7 @@ from predrain.options import (
     WorkersOption,
     check_engine,
     chosen_engine,
-    params_files,
+    read_params,
     read_place,
     refuse_inside,
 )
@@ -58,14 +58,13 @@ def backtest(
     if (dataset is None) == (matrix is None):
         raise typer.BadParameter("give either --dataset or --matrix")
     check_engine(engine, dask_address, dask_workers)
-    with reported(), ExitStack() as running:
+    with ExitStack() as running:
         from features.matrix.matrix import FeatureMatrix
         from pipeline.matrix_stage import make_matrix
-        from pipeline.params import load_params
         from pipeline.stages import replay, write_report_for
         from pipeline.terminal import summary_of
 
-        loaded = load_params(params_files(params))
+        loaded = read_params(params)
         place = None if dataset is None else read_place(dataset, out)
         chosen = running.enter_context(chosen_engine(engine, dask_address, dask_workers))
         if place is not None:

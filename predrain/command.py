@@ -11,6 +11,7 @@ from typer.core import TyperGroup
 from predrain.act.command import act
 from predrain.backtest import backtest
 from predrain.collect.command import SOURCES
+from predrain.console import reported
 from predrain.doctor import doctor
 from predrain.features import features
 from predrain.import_files import import_files
@@ -48,7 +49,7 @@ REMOVED: Final[dict[str, dict[str, str]]] = {
 
 
 class Verbs(TyperGroup):
-    """Refuses a verb's removed options with what to do instead."""
+    """Refuses a verb's removed options with what to do instead, and reports errors without a traceback."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Find the verb."""
@@ -59,6 +60,11 @@ class Verbs(TyperGroup):
                     f"the option has been removed. {REMOVED[str(verb)][option]}", param_hint=option
                 )
         return verb, command, rest
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the verb; what a user can cause is one line and exit code 1."""
+        with reported():
+            return super().invoke(ctx)
 
 
 app = typer.Typer(

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from predrain.console import FAILED, reported
-from predrain.options import JsonOption, ParamsOption, duration_option, params_files
+from predrain.console import FAILED
+from predrain.options import JsonOption, ParamsOption, duration_option, read_params
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -86,46 +86,43 @@ def doctor(
     if matrix is not None:
         if model is None:
             raise typer.BadParameter("goes with --model", param_hint="--matrix")
-        with reported():
-            sound = _drift(model, matrix, until, as_json=as_json)
+        sound = _drift(model, matrix, until, as_json=as_json)
         if not sound:
             raise typer.Exit(FAILED)
         return
-    with reported():
-        from pipeline.params import load_params
-        from telemetry.dataset.channels import resolve_channels
+    from telemetry.dataset.channels import resolve_channels
 
-        known = resolve_channels(load_params(params_files(params)).channels)
-        if channels:
-            from telemetry.doctor.groups import channels_page
+    known = resolve_channels(read_params(params).channels)
+    if channels:
+        from telemetry.doctor.groups import channels_page
 
-            sys.stdout.write(channels_page(known))
-            return
-        access: dict[str, Any] = {
-            "bearer_token_file": bearer_token_file,
-            "basic_auth_file": basic_auth_file,
-            "ca_file": ca_file,
-            "insecure_skip_verify": insecure_skip_verify,
-        }
-        timeout_s = None if timeout is None else duration_option(timeout, "--timeout").total_seconds()
-        if prometheus is not None:
-            from telemetry.collect.prometheus.promql import check_match
-            from telemetry.collect.series.mapping import load_source_mapping
-            from telemetry.doctor.series_source import observe_prometheus
-            from telemetry.http import connect_to
+        sys.stdout.write(channels_page(known))
+        return
+    access: dict[str, Any] = {
+        "bearer_token_file": bearer_token_file,
+        "basic_auth_file": basic_auth_file,
+        "ca_file": ca_file,
+        "insecure_skip_verify": insecure_skip_verify,
+    }
+    timeout_s = None if timeout is None else duration_option(timeout, "--timeout").total_seconds()
+    if prometheus is not None:
+        from telemetry.collect.prometheus.promql import check_match
+        from telemetry.collect.series.mapping import load_source_mapping
+        from telemetry.doctor.series_source import observe_prometheus
+        from telemetry.http import connect_to
 
-            seen = observe_prometheus(
-                connect_to(prometheus, **access),
-                channels=known,
-                mapping=load_source_mapping(mapping),
-                matchers=check_match(match),
-                timeout_s=timeout_s or 60.0,
-                now=datetime.now(UTC),
-            )
-        else:
-            assert source is not None
-            seen = _source(source, mapping, known, access, timeout_s or 10.0)
-        healthy = _report(seen, backtest, model, known, as_json=as_json)
+        seen = observe_prometheus(
+            connect_to(prometheus, **access),
+            channels=known,
+            mapping=load_source_mapping(mapping),
+            matchers=check_match(match),
+            timeout_s=timeout_s or 60.0,
+            now=datetime.now(UTC),
+        )
+    else:
+        assert source is not None
+        seen = _source(source, mapping, known, access, timeout_s or 10.0)
+    healthy = _report(seen, backtest, model, known, as_json=as_json)
     if not healthy:
         raise typer.Exit(FAILED)
 

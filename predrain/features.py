@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from predrain.console import progress, reported, show
+from predrain.console import progress, show
 from predrain.options import (
     DATASET_HELP,
     AddressOption,
@@ -18,7 +18,7 @@ from predrain.options import (
     WorkersOption,
     check_engine,
     chosen_engine,
-    params_files,
+    read_params,
     read_place,
 )
 
@@ -37,12 +37,11 @@ def features(
     Example: predrain features --dataset fleet --out matrix
     """
     check_engine(engine, dask_address, dask_workers)
-    with reported(), progress("features") as advance:
+    with progress("features") as advance:
         from pipeline.matrix_stage import make_matrix
-        from pipeline.params import load_params
 
         place = read_place(dataset, out)
-        loaded = load_params(params_files(params))
+        loaded = read_params(params)
         with chosen_engine(engine, dask_address, dask_workers) as chosen:
             matrix = make_matrix(place, loaded, out, progress=advance, engine=chosen)
         show(

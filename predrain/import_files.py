@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from predrain.console import progress, reported, show
-from predrain.options import JsonOption, ParamsOption, params_files
+from predrain.console import progress, show
+from predrain.options import JsonOption, ParamsOption, read_params
 
 
 def import_files(
@@ -40,13 +40,12 @@ def import_files(
 
     Example: predrain import --samples dcgm.parquet --events tickets.csv --inventory hosts.csv --out fleet
     """
-    with reported(), progress("importing") as advance:
-        from pipeline.params import load_params
+    with progress("importing") as advance:
         from telemetry.dataset.channels import resolve_channels
         from telemetry.importing.event_runs import count_by_type
         from telemetry.importing.importer import import_dataset
 
-        loaded = load_params(params_files(params))
+        loaded = read_params(params)
         result = import_dataset(
             out,
             samples=samples or (),

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from predrain.console import FAILED, reported
+from predrain.console import FAILED
 from predrain.options import JsonOption
 
 ledger_app = typer.Typer(
@@ -31,38 +31,35 @@ def why(
 
     Example: predrain ledger why gpu-node-17
     """
-    with reported():
-        from scheduler.ledger.reader import LedgerReader
+    from scheduler.ledger.reader import LedgerReader
 
-        reader = LedgerReader(ledger)
-        decisions, work = reader.why(node, most), reader.work(node)
-        if as_json:
-            content = {"node": node, "decisions": decisions, "work": work}
-            _write(json.dumps(content, ensure_ascii=False, sort_keys=True))
-            return
-        for decision in decisions:
-            risk = "no risk known" if decision["risk"] is None else f"risk {decision['risk']:.1%}"
-            wanted, level = decision["wanted"], decision["target"]
-            level += "" if wanted == level else f" instead of {wanted}"
-            _write(f"decision {decision['decision']}, {decision['at']}: {decision['tier']}, {risk}, {level}")
-            model = decision["model"]
-            if model is not None:
-                _write(f"  model {model['profile']} {model['digest'][:12]}, scores of {decision['scores_of']}")
-            for reason in decision["reasons"]:
-                _write(f"  why: {reason}")
-            if decision["over_budget"]:
-                _write(f"  over budget: {decision['over_budget']}")
-            for cause in decision["breaker"].values():
-                _write(f"  breaker open: {cause}")
-            _calls(decision)
-        if work:
-            _write("emptying it:")
-        for entry in work:
-            of = f" {entry['workload']}" if entry.get("workload") else ""
-            answer = f" through {entry['means']}: {entry['answer']}" if entry["answer"] is not None else ""
-            _write(
-                f"  {entry['at']} {entry['kind']}{of}{answer}" + (f": {entry['message']}" if entry["message"] else "")
-            )
+    reader = LedgerReader(ledger)
+    decisions, work = reader.why(node, most), reader.work(node)
+    if as_json:
+        content = {"node": node, "decisions": decisions, "work": work}
+        _write(json.dumps(content, ensure_ascii=False, sort_keys=True))
+        return
+    for decision in decisions:
+        risk = "no risk known" if decision["risk"] is None else f"risk {decision['risk']:.1%}"
+        wanted, level = decision["wanted"], decision["target"]
+        level += "" if wanted == level else f" instead of {wanted}"
+        _write(f"decision {decision['decision']}, {decision['at']}: {decision['tier']}, {risk}, {level}")
+        model = decision["model"]
+        if model is not None:
+            _write(f"  model {model['profile']} {model['digest'][:12]}, scores of {decision['scores_of']}")
+        for reason in decision["reasons"]:
+            _write(f"  why: {reason}")
+        if decision["over_budget"]:
+            _write(f"  over budget: {decision['over_budget']}")
+        for cause in decision["breaker"].values():
+            _write(f"  breaker open: {cause}")
+        _calls(decision)
+    if work:
+        _write("emptying it:")
+    for entry in work:
+        of = f" {entry['workload']}" if entry.get("workload") else ""
+        answer = f" through {entry['means']}: {entry['answer']}" if entry["answer"] is not None else ""
+        _write(f"  {entry['at']} {entry['kind']}{of}{answer}" + (f": {entry['message']}" if entry["message"] else ""))
 
 
 @ledger_app.command("list")
@@ -71,17 +68,16 @@ def listing(ledger: LedgerOption = Path("ledger.db"), most: MostOption = 20, as_
 
     Example: predrain ledger list --json
     """
-    with reported():
-        from scheduler.ledger.reader import LedgerReader
+    from scheduler.ledger.reader import LedgerReader
 
-        decisions = LedgerReader(ledger).rounds(most)
-        if as_json:
-            _write(json.dumps({"decisions": decisions}, ensure_ascii=False, sort_keys=True))
-            return
-        for decision in decisions:
-            tiers = ", ".join(f"{name} {count}" for name, count in decision["tiers"].items()) or "all clear"
-            _write(f"decision {decision['decision']}, {decision['at']}: {decision['nodes']} nodes, {tiers}")
-            _calls(decision)
+    decisions = LedgerReader(ledger).rounds(most)
+    if as_json:
+        _write(json.dumps({"decisions": decisions}, ensure_ascii=False, sort_keys=True))
+        return
+    for decision in decisions:
+        tiers = ", ".join(f"{name} {count}" for name, count in decision["tiers"].items()) or "all clear"
+        _write(f"decision {decision['decision']}, {decision['at']}: {decision['nodes']} nodes, {tiers}")
+        _calls(decision)
 
 
 @ledger_app.command("replay")
@@ -94,10 +90,9 @@ def replay(
 
     Example: predrain ledger replay 17
     """
-    with reported():
-        from scheduler.ledger.reader import LedgerReader
+    from scheduler.ledger.reader import LedgerReader
 
-        replayed = LedgerReader(ledger).replay(number)
+    replayed = LedgerReader(ledger).replay(number)
     equal = not replayed.differences
     if as_json:
         content = {"decision": number, "code": replayed.code, "equal": equal, "differences": list(replayed.differences)}
@@ -120,14 +115,13 @@ def export(
 
     Example: predrain ledger export --out drains.parquet
     """
-    with reported():
-        from scheduler.ledger.export import diagnostic_events, drain_events, write_events
-        from scheduler.ledger.reader import LedgerReader
+    from scheduler.ledger.export import diagnostic_events, drain_events, write_events
+    from scheduler.ledger.reader import LedgerReader
 
-        reader = LedgerReader(ledger)
-        events = drain_events(reader.marks()) + diagnostic_events(reader.results())
-        write_events(events, out)
-        _write(f"{len(events)} events in {out}")
+    reader = LedgerReader(ledger)
+    events = drain_events(reader.marks()) + diagnostic_events(reader.results())
+    write_events(events, out)
+    _write(f"{len(events)} events in {out}")
 
 
 def _calls(decision: dict[str, Any]) -> None:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from datetime import datetime, timedelta
 
     from pipeline.dask_engine import DaskEngine
+    from pipeline.params import Params
     from telemetry.dataset.place import Place
 
 ParamsOption = Annotated[
@@ -31,12 +32,12 @@ DATASET_HELP = "A dataset: its folder, or s3://BUCKET/PREFIX where one lies in a
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object on stdout.")]
 
 
-def params_files(given: list[Path] | None) -> list[Path]:
-    """Return the parameter files to read: those given, or ``params.yaml`` of the current folder if it exists."""
-    if given:
-        return given
+def read_params(given: list[Path] | None) -> Params:
+    """Read the parameter files given, or ``params.yaml`` of the current folder if it exists; else the defaults."""
+    from pipeline.params import load_params
+
     default = Path("params.yaml")
-    return [default] if default.is_file() else []
+    return load_params(given or ([default] if default.is_file() else []))
 
 
 def read_place(written: str, out: Path) -> Place:

@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
-from predrain.console import progress, reported, show
-from predrain.options import JsonOption, ParamsOption, params_files
+from predrain.console import progress, show
+from predrain.options import JsonOption, ParamsOption, read_params
 
 
 def prepare(
@@ -22,10 +22,8 @@ def prepare(
 
     Example: predrain prepare --params params.yaml --out data/dataset
     """
-    with reported(), progress("preparing") as advance:
-        from pipeline.params import load_params
-
-        loaded = load_params(params_files(params))
+    with progress("preparing") as advance:
+        loaded = read_params(params)
         if loaded.data.dataset is not None:
             show(_take(Path(loaded.data.dataset), out), as_json=as_json)
             return

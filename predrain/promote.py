@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from predrain.console import FAILED, progress, reported
-from predrain.options import JsonOption, ModelNameOption, ParamsOption, RegistryOption, params_files, store_uri
+from predrain.console import FAILED, progress
+from predrain.options import JsonOption, ModelNameOption, ParamsOption, RegistryOption, read_params, store_uri
 
 if TYPE_CHECKING:
     from features.matrix.matrix import FeatureMatrix
@@ -43,27 +43,25 @@ def promote(
     Example: predrain promote --dataset fleet --registry sqlite:///mlflow.db
     """
     _refuse_nonsense(dataset, matrix, to, force, reason, rollback)
-    with reported():
-        from pipeline.params import load_params
-        from pipeline.promotion import promote as run_promote
-        from pipeline.promotion import roll_back
+    from pipeline.promotion import promote as run_promote
+    from pipeline.promotion import roll_back
 
-        store = store_uri(registry)
-        if rollback:
-            decision = roll_back(registry=store, model=name, dry_run=dry_run, reason=reason)
-        else:
-            loaded = load_params(params_files(params))
-            compared = dataset is not None or matrix is not None
-            decision = run_promote(
-                (lambda: _matrix(dataset, matrix, loaded)) if compared else None,
-                loaded,
-                registry=store,
-                model=name,
-                to=to,
-                dry_run=dry_run,
-                force_reason=reason if force else None,
-            )
-        sys.stdout.write(json.dumps(decision.to_json(), sort_keys=True) + "\n" if as_json else _summary_text(decision))
+    store = store_uri(registry)
+    if rollback:
+        decision = roll_back(registry=store, model=name, dry_run=dry_run, reason=reason)
+    else:
+        loaded = read_params(params)
+        compared = dataset is not None or matrix is not None
+        decision = run_promote(
+            (lambda: _matrix(dataset, matrix, loaded)) if compared else None,
+            loaded,
+            registry=store,
+            model=name,
+            to=to,
+            dry_run=dry_run,
+            force_reason=reason if force else None,
+        )
+    sys.stdout.write(json.dumps(decision.to_json(), sort_keys=True) + "\n" if as_json else _summary_text(decision))
     if not decision.done:
         raise typer.Exit(FAILED)
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from predrain.console import reported, show
+from predrain.console import show
 from predrain.options import JsonOption
 
 
@@ -25,16 +25,15 @@ def report(
     """
     if (backtest is None) == (summary is None):
         raise typer.BadParameter("give either --backtest or --show")
-    with reported():
-        from pipeline.stages import write_report_for
-        from pipeline.terminal import print_summary, summary_of
+    from pipeline.stages import write_report_for
+    from pipeline.terminal import print_summary, summary_of
 
-        if summary is not None:
-            if as_json:
-                show(summary_of(summary), as_json=True)
-            else:
-                print_summary(summary)
-            return
-        assert backtest is not None
-        page = write_report_for(backtest, out)
-        show({"report": str(page)}, as_json=as_json)
+    if summary is not None:
+        if as_json:
+            show(summary_of(summary), as_json=True)
+        else:
+            print_summary(summary)
+        return
+    assert backtest is not None
+    page = write_report_for(backtest, out)
+    show({"report": str(page)}, as_json=as_json)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from predrain.console import FAILED, reported, show, until_stopped
+from predrain.console import FAILED, show, until_stopped
 from predrain.options import (
     DATASET_HELP,
     JsonOption,
@@ -21,7 +21,7 @@ from predrain.options import (
     RegistryOption,
     duration_option,
     instant_option,
-    params_files,
+    read_params,
     read_place,
     store_uri,
 )
@@ -62,26 +62,24 @@ def score(
 
     Example: predrain score --dataset fleet --model champion --out scores --interval 5m
     """
-    with reported():
-        from pipeline.params import load_params
-        from serving.scores.writing import ScoresFolder
-        from telemetry.dataset.place import refuse_storage
+    from serving.scores.writing import ScoresFolder
+    from telemetry.dataset.place import refuse_storage
 
-        refuse_storage(Path(model))
-        when = None if at is None else instant_option(at, "--at")
-        pause = None if interval is None else _pause(interval)
-        if when is not None and pause is not None:
-            raise typer.BadParameter("--at names one decision time, --interval goes on with those to come")
-        place = read_place(dataset, out)
-        scores = ScoresFolder(out)
-        began = _now()
-        try:
-            loaded = load_params(params_files(params))
-        except Exception as error:
-            _record_failure(scores, began, error)
-            raise
-        work = _round(place, model, store_uri(registry), name, scores, loaded, when)
-        failed = _run(scores, work, pause, as_json)
+    refuse_storage(Path(model))
+    when = None if at is None else instant_option(at, "--at")
+    pause = None if interval is None else _pause(interval)
+    if when is not None and pause is not None:
+        raise typer.BadParameter("--at names one decision time, --interval goes on with those to come")
+    place = read_place(dataset, out)
+    scores = ScoresFolder(out)
+    began = _now()
+    try:
+        loaded = read_params(params)
+    except Exception as error:
+        _record_failure(scores, began, error)
+        raise
+    work = _round(place, model, store_uri(registry), name, scores, loaded, when)
+    failed = _run(scores, work, pause, as_json)
     if failed:
         raise typer.Exit(FAILED)
 

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from predrain.console import reported
 from predrain.options import ModelNameOption, RegistryOption, duration_option, store_uri
 
 if TYPE_CHECKING:
@@ -73,42 +72,41 @@ def serve(
 
     Example: predrain serve --scores scores --tokens tokens.txt --listen 0.0.0.0:8080
     """
-    with reported():
-        from dataclasses import replace
-        from functools import partial
+    from dataclasses import replace
+    from functools import partial
 
-        from serving.http.limits import ServiceSettings
-        from serving.logs import log_to_stderr
-        from serving.server import be_responsive
-        from serving.server import serve as run
-        from serving.service import Service
-        from telemetry.collect.remote_write.connections import parse_listen, refuse_open_port
+    from serving.http.limits import ServiceSettings
+    from serving.logs import log_to_stderr
+    from serving.server import be_responsive
+    from serving.server import serve as run
+    from serving.service import Service
+    from telemetry.collect.remote_write.connections import parse_listen, refuse_open_port
 
-        log_to_stderr()
-        be_responsive()
-        address, number = parse_listen(listen)
-        refuse_open_port(address, has_tokens=tokens is not None, allows="ask")
-        extender_address, extender_number = parse_listen(extender_listen, "--extender-listen")
-        refuse_open_port(extender_address, has_tokens=False, allows="ask", option="--extender-listen")
-        settings = ServiceSettings()
-        if stale_after is not None:
-            settings = replace(settings, stale_after_s=duration_option(stale_after, "--stale-after").total_seconds())
-        reader = None
-        if ledger is not None:
-            from scheduler.ledger.reader import LedgerReader
+    log_to_stderr()
+    be_responsive()
+    address, number = parse_listen(listen)
+    refuse_open_port(address, has_tokens=tokens is not None, allows="ask")
+    extender_address, extender_number = parse_listen(extender_listen, "--extender-listen")
+    refuse_open_port(extender_address, has_tokens=False, allows="ask", option="--extender-listen")
+    settings = ServiceSettings()
+    if stale_after is not None:
+        settings = replace(settings, stale_after_s=duration_option(stale_after, "--stale-after").total_seconds())
+    reader = None
+    if ledger is not None:
+        from scheduler.ledger.reader import LedgerReader
 
-            reader = partial(LedgerReader, ledger)
-        service = Service(
-            scores,
-            _source(model, store_uri(registry), name, state, champion_interval),
-            tokens=tokens,
-            settings=settings,
-            ledger=reader,
-            hosts=allow_host or (),
-        )
-        chosen = extender_number if extender else None
-        tls = _tls(tls_cert, tls_key)
-        run(service, address, number, extender_port=chosen, extender_host=extender_address, tls=tls)
+        reader = partial(LedgerReader, ledger)
+    service = Service(
+        scores,
+        _source(model, store_uri(registry), name, state, champion_interval),
+        tokens=tokens,
+        settings=settings,
+        ledger=reader,
+        hosts=allow_host or (),
+    )
+    chosen = extender_number if extender else None
+    tls = _tls(tls_cert, tls_key)
+    run(service, address, number, extender_port=chosen, extender_host=extender_address, tls=tls)
 
 
 def _source(

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from predrain.console import progress, reported, show
+from predrain.console import progress, show
 from predrain.options import JsonOption
 
 
@@ -46,7 +46,7 @@ def simulate(
 
     The true risk of each GPU goes to a folder next to the dataset that only the evaluation reads.
     """
-    with reported(), progress("simulating") as advance:
+    with progress("simulating") as advance:
         from simulator.simulate import simulate as run
 
         summary = run(

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from predrain.console import progress, reported, show
-from predrain.options import JsonOption, ParamsOption, RecordOption, params_files, refuse_inside
+from predrain.console import progress, show
+from predrain.options import JsonOption, ParamsOption, RecordOption, read_params, refuse_inside
 
 
 def train(
@@ -36,20 +36,18 @@ def train(
     """
     if until is not None and until.tzinfo is None:
         until = until.replace(tzinfo=UTC)
-    with reported():
-        from telemetry.dataset.place import refuse_storage
+    from telemetry.dataset.place import refuse_storage
 
-        refuse_storage(out)
-        refuse_storage(matrix)
-        refuse_inside(out, matrix, "matrix")
-    with reported(), progress("training") as advance:
+    refuse_storage(out)
+    refuse_storage(matrix)
+    refuse_inside(out, matrix, "matrix")
+    with progress("training") as advance:
         from features.matrix.matrix import FeatureMatrix
-        from pipeline.params import load_params
         from pipeline.stages import train_bundle
 
         summary = train_bundle(
             FeatureMatrix.open(matrix),
-            load_params(params_files(params)),
+            read_params(params),
             out,
             registry=registry,
             until=until,

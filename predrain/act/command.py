@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from predrain.act.assembly import SchedulerKind
-from predrain.console import FAILED, reported, until_stopped
+from predrain.console import FAILED, until_stopped
 from predrain.options import JsonOption
 from predrain.version import VERSION
 
@@ -92,37 +92,36 @@ def act(
     settings = settings or (DEFAULT_SETTINGS if DEFAULT_SETTINGS.is_file() else None)
     if not by_hand:
         _all_there(scheduler, cluster, scores, settings)
-    with reported():
-        from contextlib import closing
+    from contextlib import closing
 
-        from predrain.act.assembly import choose_scheduler
-        from scheduler.controller.settings import ActSettings, read_settings
+    from predrain.act.assembly import choose_scheduler
+    from scheduler.controller.settings import ActSettings, read_settings
 
-        def read() -> ActSettings:
-            return ActSettings() if settings is None else read_settings(settings)
+    def read() -> ActSettings:
+        return ActSettings() if settings is None else read_settings(settings)
 
-        chosen = choose_scheduler(scheduler, cluster, read, waits=not loop and not dry_run, by_hand=by_hand)
-        switches: dict[str, Any] = {}
-        if by_hand and not dry_run:
-            switches = _switch(chosen, kill=kill, resume=resume, release_all=release_all, reset_breaker=reset_breaker)
-            if not release_all:
-                if as_json:
-                    _print_json(switches)
-                return
-        given = _given(read, undo=release_all)
-        with closing(_ledger(ledger, dry_run=dry_run, undo=release_all)) as record:
-            controller = _controller(chosen, (scores, events), given, record, undo=release_all)
-            if dry_run:
-                from scheduler.ports.readings import Switches
+    chosen = choose_scheduler(scheduler, cluster, read, waits=not loop and not dry_run, by_hand=by_hand)
+    switches: dict[str, Any] = {}
+    if by_hand and not dry_run:
+        switches = _switch(chosen, kill=kill, resume=resume, release_all=release_all, reset_breaker=reset_breaker)
+        if not release_all:
+            if as_json:
+                _print_json(switches)
+            return
+    given = _given(read, undo=release_all)
+    with closing(_ledger(ledger, dry_run=dry_run, undo=release_all)) as record:
+        controller = _controller(chosen, (scores, events), given, record, undo=release_all)
+        if dry_run:
+            from scheduler.ports.readings import Switches
 
-                report = controller.rehearse(Switches(release_all=True) if release_all else None)
-                _show(report, as_json)
-            elif loop:
-                report = _follow(controller, given, listen, as_json)
-            else:
-                report = controller.round()
-                controller.stop()
-                _show(report, as_json, switches)
+            report = controller.rehearse(Switches(release_all=True) if release_all else None)
+            _show(report, as_json)
+        elif loop:
+            report = _follow(controller, given, listen, as_json)
+        else:
+            report = controller.round()
+            controller.stop()
+            _show(report, as_json, switches)
     if report.failed:
         raise typer.Exit(FAILED)
 

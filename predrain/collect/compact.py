@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from predrain.console import fail, progress, reported, show, until_stopped
-from predrain.options import JsonOption, ParamsOption, duration_option, params_files
+from predrain.console import fail, progress, show, until_stopped
+from predrain.options import JsonOption, ParamsOption, duration_option, read_params
 
 if TYPE_CHECKING:
     from pipeline.params import Params
@@ -33,8 +33,7 @@ def compact(
     """
     pause = None if every is None else duration_option(every, "--every")
     if pause is None:
-        with reported():
-            show(_compacted(dataset, inventory, params), as_json=as_json)
+        show(_compacted(dataset, inventory, params), as_json=as_json)
         return
     from telemetry.errors import InputError
 
@@ -52,7 +51,6 @@ def compact(
 
 
 def _compacted(dataset: Path, inventory: Path | None, params: list[Path] | None) -> dict[str, Any]:
-    from pipeline.params import load_params
     from telemetry.errors import InputError
     from telemetry.landing.folder import landing_of
 
@@ -64,7 +62,7 @@ def _compacted(dataset: Path, inventory: Path | None, params: list[Path] | None)
         )
     if dataset.name.endswith(".live"):
         raise InputError(f"{dataset} is a landing folder", "--dataset", f"Give {str(dataset).removesuffix('.live')}.")
-    result = compact_once(dataset, load_params(params_files(params)), inventory)
+    result = compact_once(dataset, read_params(params), inventory)
     shown: dict[str, Any] = {"dataset": str(dataset), "compacted files": result.compacted}
     if result.waits_for:
         shown["waits for"] = result.waits_for

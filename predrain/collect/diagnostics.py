@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from predrain.console import reported, show
-from predrain.options import JsonOption, ParamsOption, instant_option, params_files
+from predrain.console import show
+from predrain.options import JsonOption, ParamsOption, instant_option, read_params
 
 if TYPE_CHECKING:
     from telemetry.collect.diagnostics import GpuNames
@@ -39,26 +39,24 @@ def diagnostics(
 
     Example: predrain collect diagnostics diag.json --dataset fleet --node node07 --gpus gpus.csv
     """
-    with reported():
-        from collections import Counter
+    from collections import Counter
 
-        from pipeline.params import load_params
-        from telemetry.collect.diagnostics import collect_diagnostics, read_gpu_names
-        from telemetry.landing.folder import Landing, landing_of
+    from telemetry.collect.diagnostics import collect_diagnostics, read_gpu_names
+    from telemetry.landing.folder import Landing, landing_of
 
-        when = None if at is None else instant_option(at, "--at")
-        landing = Landing(landing_of(dataset), writer="diagnostics")
-        names = read_gpu_names(gpus) if gpus is not None else _known_gpus(dataset, landing.waiting("inventory"), node)
-        delay = load_params(params_files(params)).features.delay
-        verdicts: Counter[str] = Counter()
-        repeated = 0
-        for file in files:
-            counts = collect_diagnostics(
-                file, landing, node=node, names=names, delay=delay, at=when, may_skip=may_skip or ()
-            )
-            repeated += counts is None
-            verdicts.update(counts or {})
-        show({"dataset": str(dataset), "verdicts": dict(verdicts), "already_written": repeated}, as_json=as_json)
+    when = None if at is None else instant_option(at, "--at")
+    landing = Landing(landing_of(dataset), writer="diagnostics")
+    names = read_gpu_names(gpus) if gpus is not None else _known_gpus(dataset, landing.waiting("inventory"), node)
+    delay = read_params(params).features.delay
+    verdicts: Counter[str] = Counter()
+    repeated = 0
+    for file in files:
+        counts = collect_diagnostics(
+            file, landing, node=node, names=names, delay=delay, at=when, may_skip=may_skip or ()
+        )
+        repeated += counts is None
+        verdicts.update(counts or {})
+    show({"dataset": str(dataset), "verdicts": dict(verdicts), "already_written": repeated}, as_json=as_json)
 
 
 def _known_gpus(dataset: Path, observed: list[Path], node: str) -> GpuNames:

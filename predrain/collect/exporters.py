@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from predrain.console import reported, show
-from predrain.options import JsonOption, ParamsOption, duration_option, params_files
+from predrain.console import show
+from predrain.options import JsonOption, ParamsOption, duration_option, read_params
 
 
 def exporters(
@@ -54,28 +54,26 @@ def exporters(
     seconds = {name: duration_option(text, name).total_seconds() for name, text in given.items()}
     if timeout is None:
         seconds["--timeout"] = min(seconds.values())
-    with reported():
-        import asyncio
-        import logging
+    import asyncio
+    import logging
 
-        from pipeline.params import load_params
-        from telemetry.collect.exporters.collector import ScrapeSettings
-        from telemetry.collect.exporters.service import collect_exporters
-        from telemetry.collect.series.mapping import load_source_mapping
-        from telemetry.dataset.channels import resolve_channels
-        from telemetry.http import connect_to
+    from telemetry.collect.exporters.collector import ScrapeSettings
+    from telemetry.collect.exporters.service import collect_exporters
+    from telemetry.collect.series.mapping import load_source_mapping
+    from telemetry.dataset.channels import resolve_channels
+    from telemetry.http import connect_to
 
-        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-        work = collect_exporters(
-            dataset,
-            targets,
-            channels=resolve_channels(load_params(params_files(params)).channels),
-            mapping=load_source_mapping(mapping),
-            settings=ScrapeSettings(seconds["--interval"], seconds["--timeout"], concurrency),
-            connection=connect_to(
-                "http://targets", bearer_token_file=bearer_token_file, basic_auth_file=basic_auth_file, ca_file=ca_file
-            ),
-            listen=listen,
-            once=once,
-        )
-        show(asyncio.run(work), as_json=as_json)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    work = collect_exporters(
+        dataset,
+        targets,
+        channels=resolve_channels(read_params(params).channels),
+        mapping=load_source_mapping(mapping),
+        settings=ScrapeSettings(seconds["--interval"], seconds["--timeout"], concurrency),
+        connection=connect_to(
+            "http://targets", bearer_token_file=bearer_token_file, basic_auth_file=basic_auth_file, ca_file=ca_file
+        ),
+        listen=listen,
+        once=once,
+    )
+    show(asyncio.run(work), as_json=as_json)

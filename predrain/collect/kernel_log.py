@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from predrain.console import fail, reported, show
-from predrain.options import JsonOption, ParamsOption, instant_option, params_files
+from predrain.console import fail, show
+from predrain.options import JsonOption, ParamsOption, instant_option, read_params
 
 
 def kernel_log(
@@ -35,57 +35,55 @@ def kernel_log(
 
     Example: predrain collect kernel-log --source journal --dataset fleet
     """
-    with reported():
-        import functools
-        import logging
-        import socket
-        from datetime import UTC, datetime
+    import functools
+    import logging
+    import socket
+    from datetime import UTC, datetime
 
-        from pipeline.params import load_params
-        from telemetry.collect.kernel_log.journal import Journal
-        from telemetry.collect.kernel_log.lines import LogSource, collect_kernel_log
-        from telemetry.collect.kernel_log.log_files import LogFiles
-        from telemetry.collect.outbox import Outbox
-        from telemetry.collect.running import stop_on_signals
-        from telemetry.landing.folder import Landing, landing_of
+    from telemetry.collect.kernel_log.journal import Journal
+    from telemetry.collect.kernel_log.lines import LogSource, collect_kernel_log
+    from telemetry.collect.kernel_log.log_files import LogFiles
+    from telemetry.collect.outbox import Outbox
+    from telemetry.collect.running import stop_on_signals
+    from telemetry.landing.folder import Landing, landing_of
 
-        logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
-        if "kmsg" in source:
-            raise typer.BadParameter("kmsg is no longer read: use journal, or a log file", param_hint="--source")
-        if "journal" in source and len(source) > 1:
-            raise typer.BadParameter("the journal needs a collector of its own", param_hint="--source")
-        paths = [] if source == ["journal"] else [Path(name).absolute() for name in source]
-        start = None if since is None else instant_option(since, "--since")
-        zone = _zone(timezone)
-        delay = load_params(params_files(params)).features.delay
-        named = node or (None if paths else socket.gethostname())
-        state = _state_name(named or socket.gethostname(), paths)
-        landing = Landing(landing_of(dataset), writer=state[:60].rstrip("-."))
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    if "kmsg" in source:
+        raise typer.BadParameter("kmsg is no longer read: use journal, or a log file", param_hint="--source")
+    if "journal" in source and len(source) > 1:
+        raise typer.BadParameter("the journal needs a collector of its own", param_hint="--source")
+    paths = [] if source == ["journal"] else [Path(name).absolute() for name in source]
+    start = None if since is None else instant_option(since, "--since")
+    zone = _zone(timezone)
+    delay = read_params(params).features.delay
+    named = node or (None if paths else socket.gethostname())
+    state = _state_name(named or socket.gethostname(), paths)
+    landing = Landing(landing_of(dataset), writer=state[:60].rstrip("-."))
 
-        now = functools.partial(datetime.now, UTC)
-        with stop_on_signals() as stop, Outbox(landing, state) as outbox:
+    now = functools.partial(datetime.now, UTC)
+    with stop_on_signals() as stop, Outbox(landing, state) as outbox:
 
-            def open_source(position: dict[str, Any]) -> LogSource:
-                if paths:
-                    return LogFiles(paths, position, clock=now, zone=zone, once=once, sleep=stop.wait)
-                return Journal(position, follow=not once, since=start)
+        def open_source(position: dict[str, Any]) -> LogSource:
+            if paths:
+                return LogFiles(paths, position, clock=now, zone=zone, once=once, sleep=stop.wait)
+            return Journal(position, follow=not once, since=start)
 
-            counts = collect_kernel_log(
-                outbox,
-                open_source,
-                node=named,
-                fixed=node is not None and not paths,
-                clock=now,
-                stop=stop.wait,
-                once=once,
-                delay=delay,
-            )
-            show({"dataset": str(dataset), "events_written": outbox.landed["events"], **counts}, as_json=as_json)
-        if once and counts["undated"] and not counts["events"]:
-            fail(
-                f"none of {counts['undated']} lines about XIDs has a time that can be read. Write the log with "
-                "`dmesg --time-format iso`, or give it to `predrain import --events`, whose mapping knows boot times."
-            )
+        counts = collect_kernel_log(
+            outbox,
+            open_source,
+            node=named,
+            fixed=node is not None and not paths,
+            clock=now,
+            stop=stop.wait,
+            once=once,
+            delay=delay,
+        )
+        show({"dataset": str(dataset), "events_written": outbox.landed["events"], **counts}, as_json=as_json)
+    if once and counts["undated"] and not counts["events"]:
+        fail(
+            f"none of {counts['undated']} lines about XIDs has a time that can be read. Write the log with "
+            "`dmesg --time-format iso`, or give it to `predrain import --events`, whose mapping knows boot times."
+        )
 
 
 def _state_name(node: str, paths: list[Path]) -> str:

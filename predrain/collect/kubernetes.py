@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from predrain.console import reported, show
+from predrain.console import show
 from predrain.options import JsonOption, duration_option
 
 
@@ -41,34 +41,33 @@ def collect_kubernetes(
 
     Example: predrain collect kubernetes --dataset fleet --cluster east
     """
-    with reported():
-        from telemetry.collect.kubernetes.client import connect
-        from telemetry.collect.kubernetes.collector import WRITER, KubernetesCollector
-        from telemetry.collect.kubernetes.rules import load_rules
-        from telemetry.collect.running import stop_on_signals
-        from telemetry.landing.folder import Landing, landing_of
+    from telemetry.collect.kubernetes.client import connect
+    from telemetry.collect.kubernetes.collector import WRITER, KubernetesCollector
+    from telemetry.collect.kubernetes.rules import load_rules
+    from telemetry.collect.running import stop_on_signals
+    from telemetry.landing.folder import Landing, landing_of
 
-        interval_s = duration_option(interval, "--interval").total_seconds()
-        if interval_s <= 0:
-            raise typer.BadParameter("must be positive", param_hint="--interval")
-        loaded = load_rules(rules)
-        with stop_on_signals() as stop:
-            api = connect(kubeconfig, context)
-            landing = Landing(landing_of(dataset), writer=WRITER)
-            with closing(
-                KubernetesCollector(
-                    api,
-                    landing,
-                    loaded,
-                    cluster=cluster,
-                    node_selector=node_selector,
-                    namespace_selector=namespace_selector,
-                    jobs=jobs,
-                )
-            ) as collector:
-                if once:
-                    collector.once()
-                else:
-                    collector.run(stop, interval_s=interval_s)
-        result = {"dataset": str(dataset), "nodes": len(collector.nodes), "written": dict(collector.outbox.landed)}
-        show(result, as_json=as_json)
+    interval_s = duration_option(interval, "--interval").total_seconds()
+    if interval_s <= 0:
+        raise typer.BadParameter("must be positive", param_hint="--interval")
+    loaded = load_rules(rules)
+    with stop_on_signals() as stop:
+        api = connect(kubeconfig, context)
+        landing = Landing(landing_of(dataset), writer=WRITER)
+        with closing(
+            KubernetesCollector(
+                api,
+                landing,
+                loaded,
+                cluster=cluster,
+                node_selector=node_selector,
+                namespace_selector=namespace_selector,
+                jobs=jobs,
+            )
+        ) as collector:
+            if once:
+                collector.once()
+            else:
+                collector.run(stop, interval_s=interval_s)
+    result = {"dataset": str(dataset), "nodes": len(collector.nodes), "written": dict(collector.outbox.landed)}
+    show(result, as_json=as_json)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from predrain.console import reported, show
-from predrain.options import JsonOption, ParamsOption, duration_option, params_files
+from predrain.console import show
+from predrain.options import JsonOption, ParamsOption, duration_option, read_params
 
 if TYPE_CHECKING:
     from telemetry.collect.nvml.collector import Collector
@@ -65,42 +65,40 @@ def nvml(
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
-    with reported():
-        import socket
-        from datetime import UTC, datetime
+    import socket
+    from datetime import UTC, datetime
 
-        from pipeline.params import load_params
-        from telemetry.collect.nvml.collector import Collector, boot_id, writer_of
-        from telemetry.collect.nvml.node_reader import Process
-        from telemetry.collect.pushing import HttpTarget, Pusher, Spool
-        from telemetry.dataset.channels import resolve_channels
-        from telemetry.landing.folder import Landing, landing_of
+    from telemetry.collect.nvml.collector import Collector, boot_id, writer_of
+    from telemetry.collect.nvml.node_reader import Process
+    from telemetry.collect.pushing import HttpTarget, Pusher, Spool
+    from telemetry.dataset.channels import resolve_channels
+    from telemetry.landing.folder import Landing, landing_of
 
-        channels = resolve_channels(load_params(params_files(params)).channels)
-        name = node or socket.gethostname()
-        root = landing_of(dataset) if dataset is not None else spool
-        assert root is not None
-        landing = Landing(root, writer=writer_of(name), channels=channels)
-        # Next to a dataset and without a push, what waits is left to the compaction and never dropped.
-        held = Spool(landing, writer_of(name), None if push is None and spool is None else limit_bytes)
-        pusher = None if push is None else Pusher(held, HttpTarget(push, token_file=bearer_token_file, ca_file=ca_file))
-        collector = Collector(
-            landing,
-            name,
-            channels,
-            Process,
-            clock=lambda: datetime.now(UTC),
-            interval=every,
-            boot=boot_id(),
-            trim=held.trim,
-        )
-        _run(collector, pusher, once=once)
-        counts: dict[str, Any] = {"node": name, "folder": str(root), **collector.counts}
-        if collector.errors:
-            counts["read_errors"] = collector.errors
-        if pusher is not None:
-            counts |= {"files_pushed": pusher.sent, "files_pending": len(held.files())}
-        show(counts | {name: times for name, times in held.counts.items() if times}, as_json=as_json)
+    channels = resolve_channels(read_params(params).channels)
+    name = node or socket.gethostname()
+    root = landing_of(dataset) if dataset is not None else spool
+    assert root is not None
+    landing = Landing(root, writer=writer_of(name), channels=channels)
+    # Next to a dataset and without a push, what waits is left to the compaction and never dropped.
+    held = Spool(landing, writer_of(name), None if push is None and spool is None else limit_bytes)
+    pusher = None if push is None else Pusher(held, HttpTarget(push, token_file=bearer_token_file, ca_file=ca_file))
+    collector = Collector(
+        landing,
+        name,
+        channels,
+        Process,
+        clock=lambda: datetime.now(UTC),
+        interval=every,
+        boot=boot_id(),
+        trim=held.trim,
+    )
+    _run(collector, pusher, once=once)
+    counts: dict[str, Any] = {"node": name, "folder": str(root), **collector.counts}
+    if collector.errors:
+        counts["read_errors"] = collector.errors
+    if pusher is not None:
+        counts |= {"files_pushed": pusher.sent, "files_pending": len(held.files())}
+    show(counts | {name: times for name, times in held.counts.items() if times}, as_json=as_json)
 
 
 def _run(collector: Collector, pusher: Pusher | None, *, once: bool) -> None:

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from predrain.console import progress, reported, show
-from predrain.options import JsonOption, ParamsOption, params_files
+from predrain.console import progress, show
+from predrain.options import JsonOption, ParamsOption, read_params
 
 
 def openmetrics(
@@ -30,25 +30,23 @@ def openmetrics(
 
     Example: predrain collect openmetrics march.om.gz --dataset fleet
     """
-    with reported():
-        from pipeline.params import load_params
-        from telemetry.collect.openmetrics import land_dump
-        from telemetry.collect.series.identity import SeriesCatalogue
-        from telemetry.collect.series.mapping import load_source_mapping
-        from telemetry.dataset.channels import resolve_channels
-        from telemetry.landing.folder import Landing, landing_of
+    from telemetry.collect.openmetrics import land_dump
+    from telemetry.collect.series.identity import SeriesCatalogue
+    from telemetry.collect.series.mapping import load_source_mapping
+    from telemetry.dataset.channels import resolve_channels
+    from telemetry.landing.folder import Landing, landing_of
 
-        loaded = load_params(params_files(params))
-        channels = resolve_channels(loaded.channels)
-        rules = load_source_mapping(mapping)
-        catalogue = SeriesCatalogue(channels, rules)
-        landing = Landing(landing_of(dataset), writer="openmetrics", channels=channels)
-        results = []
-        for path in files:
-            with progress(path.name) as advance:
-                result = land_dump(path, landing, catalogue, rules, delay=loaded.features.delay, progress=advance)
-            results.append({"file": str(path), "landed before": result["files landed"] == 0, **result})
-            if not as_json:
-                show(results[-1], as_json=False)
-        if as_json:
-            show({"files": results}, as_json=True)
+    loaded = read_params(params)
+    channels = resolve_channels(loaded.channels)
+    rules = load_source_mapping(mapping)
+    catalogue = SeriesCatalogue(channels, rules)
+    landing = Landing(landing_of(dataset), writer="openmetrics", channels=channels)
+    results = []
+    for path in files:
+        with progress(path.name) as advance:
+            result = land_dump(path, landing, catalogue, rules, delay=loaded.features.delay, progress=advance)
+        results.append({"file": str(path), "landed before": result["files landed"] == 0, **result})
+        if not as_json:
+            show(results[-1], as_json=False)
+    if as_json:
+        show({"files": results}, as_json=True)

@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from predrain.collect.compact import compact_once
-from predrain.console import progress, reported, show
-from predrain.options import JsonOption, ParamsOption, duration_option, instant_option, params_files
+from predrain.console import progress, show
+from predrain.options import JsonOption, ParamsOption, duration_option, instant_option, read_params
 
 
 def collect_prometheus(
@@ -55,54 +55,52 @@ def collect_prometheus(
     Example: predrain collect prometheus --url http://prom:9090 --start 2026-01-01T00:00Z --end 2026-03-01T00:00Z
     --dataset fleet
     """
-    with reported():
-        from pipeline.params import load_params
-        from telemetry.collect.prometheus.backfill import BackfillPlan, backfill
-        from telemetry.collect.series.mapping import load_source_mapping
-        from telemetry.dataset.channels import resolve_channels
-        from telemetry.errors import InputError
-        from telemetry.http import connect_to
-        from telemetry.landing.folder import landing_of
+    from telemetry.collect.prometheus.backfill import BackfillPlan, backfill
+    from telemetry.collect.series.mapping import load_source_mapping
+    from telemetry.dataset.channels import resolve_channels
+    from telemetry.errors import InputError
+    from telemetry.http import connect_to
+    from telemetry.landing.folder import landing_of
 
-        if inventory is not None and no_compact:
-            raise InputError(
-                "an inventory that nothing would read",
-                "--inventory with --no-compact",
-                "Give it to `predrain collect compact`, which takes in what was fetched.",
-            )
-        loaded = load_params(params_files(params))
-        channels = resolve_channels(loaded.channels)
-        plan = BackfillPlan(
-            start=instant_option(start, "--start"),
-            end=instant_option(end, "--end"),
-            chunk=duration_option(chunk, "--chunk"),
-            match=match,
-            delay=loaded.features.delay,
-            concurrency=concurrency,
-            allow_partial=allow_partial,
+    if inventory is not None and no_compact:
+        raise InputError(
+            "an inventory that nothing would read",
+            "--inventory with --no-compact",
+            "Give it to `predrain collect compact`, which takes in what was fetched.",
         )
-        connection = connect_to(
-            url,
-            bearer_token_file=bearer_token_file,
-            basic_auth_file=basic_auth_file,
-            ca_file=ca_file,
-            client_cert=client_cert,
-            client_key=client_key,
-            insecure_skip_verify=insecure_skip_verify,
-            headers=header or (),
+    loaded = read_params(params)
+    channels = resolve_channels(loaded.channels)
+    plan = BackfillPlan(
+        start=instant_option(start, "--start"),
+        end=instant_option(end, "--end"),
+        chunk=duration_option(chunk, "--chunk"),
+        match=match,
+        delay=loaded.features.delay,
+        concurrency=concurrency,
+        allow_partial=allow_partial,
+    )
+    connection = connect_to(
+        url,
+        bearer_token_file=bearer_token_file,
+        basic_auth_file=basic_auth_file,
+        ca_file=ca_file,
+        client_cert=client_cert,
+        client_key=client_key,
+        insecure_skip_verify=insecure_skip_verify,
+        headers=header or (),
+    )
+    root = landing_of(dataset)
+    _check_not_removed(dataset, root)
+    with progress("fetching") as advance:
+        report = {"dataset": str(dataset)} | backfill(
+            connection, plan, root, channels=channels, mapping=load_source_mapping(mapping), progress=advance
         )
-        root = landing_of(dataset)
-        _check_not_removed(dataset, root)
-        with progress("fetching") as advance:
-            report = {"dataset": str(dataset)} | backfill(
-                connection, plan, root, channels=channels, mapping=load_source_mapping(mapping), progress=advance
-            )
-        if not no_compact:
-            result = compact_once(dataset, loaded, inventory)
-            report["compacted files"] = dict(result.compacted)
-            report["quarantined"] = dict(result.quarantined)
-            report["waits for"] = result.waits_for or None
-        show(report, as_json=as_json)
+    if not no_compact:
+        result = compact_once(dataset, loaded, inventory)
+        report["compacted files"] = dict(result.compacted)
+        report["quarantined"] = dict(result.quarantined)
+        report["waits for"] = result.waits_for or None
+    show(report, as_json=as_json)
 
 
 def _check_not_removed(dataset: Path, root: Path) -> None:

@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from predrain.console import reported
-from predrain.options import ParamsOption, params_files
+from predrain.options import ParamsOption, read_params
 
 
 def receive(
@@ -30,26 +29,24 @@ def receive(
 
     Example: predrain collect receive --listen 0.0.0.0:9201 --tokens tokens.txt --dataset fleet
     """
-    with reported():
-        import logging
+    import logging
 
-        from pipeline.params import load_params
-        from telemetry.collect.remote_write.connections import parse_listen, refuse_open_port
-        from telemetry.collect.remote_write.group_commit import ReceiverSettings
-        from telemetry.collect.remote_write.receiver import Receiver, serve
-        from telemetry.collect.series.identity import SeriesCatalogue
-        from telemetry.collect.series.mapping import load_source_mapping
-        from telemetry.dataset.channels import resolve_channels
-        from telemetry.landing.folder import Landing, landing_of
+    from telemetry.collect.remote_write.connections import parse_listen, refuse_open_port
+    from telemetry.collect.remote_write.group_commit import ReceiverSettings
+    from telemetry.collect.remote_write.receiver import Receiver, serve
+    from telemetry.collect.series.identity import SeriesCatalogue
+    from telemetry.collect.series.mapping import load_source_mapping
+    from telemetry.dataset.channels import resolve_channels
+    from telemetry.landing.folder import Landing, landing_of
 
-        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-        host, port = parse_listen(listen)
-        refuse_open_port(host, has_tokens=tokens is not None)
-        channels = resolve_channels(load_params(params_files(params)).channels)
-        receiver = Receiver(
-            Landing(landing_of(dataset), writer="receive", channels=channels),
-            ReceiverSettings(tokens=tokens),
-            channels=channels,
-            catalogue=SeriesCatalogue(channels, load_source_mapping(mapping)),
-        )
-        serve(receiver, host, port)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    host, port = parse_listen(listen)
+    refuse_open_port(host, has_tokens=tokens is not None)
+    channels = resolve_channels(read_params(params).channels)
+    receiver = Receiver(
+        Landing(landing_of(dataset), writer="receive", channels=channels),
+        ReceiverSettings(tokens=tokens),
+        channels=channels,
+        catalogue=SeriesCatalogue(channels, load_source_mapping(mapping)),
+    )
+    serve(receiver, host, port)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from predrain.console import reported, show
+from predrain.console import show
 from predrain.options import JsonOption, duration_option, instant_option
 
 
@@ -29,38 +29,35 @@ def slurm(
 
     Example: predrain collect slurm --dataset fleet --since 2026-01-01T00:00:00Z
     """
-    with reported():
-        import functools
-        import logging
-        import re
-        from datetime import UTC, datetime
+    import functools
+    import logging
+    import re
+    from datetime import UTC, datetime
 
-        from telemetry.collect.outbox import Outbox
-        from telemetry.collect.running import stop_on_signals
-        from telemetry.collect.slurm.collector import ENVIRONMENT, SlurmCollector
-        from telemetry.collect.slurm.commands import run_command
-        from telemetry.collect.slurm.drain_reasons import load_reason_rules
-        from telemetry.landing.folder import Landing, landing_of
+    from telemetry.collect.outbox import Outbox
+    from telemetry.collect.running import stop_on_signals
+    from telemetry.collect.slurm.collector import ENVIRONMENT, SlurmCollector
+    from telemetry.collect.slurm.commands import run_command
+    from telemetry.collect.slurm.drain_reasons import load_reason_rules
+    from telemetry.landing.folder import Landing, landing_of
 
-        logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
-        pause_s, timeout_s = (
-            duration_option(given, "--interval or --timeout").total_seconds() for given in (interval, timeout)
-        )
-        if not re.fullmatch(r"[A-Za-z0-9.-]{1,60}", cluster):
-            raise typer.BadParameter("use letters, digits, - and .", param_hint="--cluster")
-        if pause_s < 1 or timeout_s < 1:
-            raise typer.BadParameter("at least 1s", param_hint="--interval or --timeout")
-        start = None if since is None else instant_option(since, "--since")
-        rules = load_reason_rules(reasons)
-        landing = Landing(landing_of(dataset), writer=f"slurm-{cluster}")
-        with stop_on_signals() as stop, Outbox(landing, f"slurm-{cluster}") as outbox:
-            run = functools.partial(run_command, timeout_s=timeout_s, environment=ENVIRONMENT)
-            collector = SlurmCollector(
-                outbox, landing, run=run, rules=rules, clock=lambda: datetime.now(UTC), since=start
-            )
-            if once:
-                collector.once()
-            else:
-                collector.follow(pause_s, stop.wait)
-            names = ("rounds", "events", "jobs", "job_rows", "unreadable", "failed")
-            show({"dataset": str(dataset), **{name: collector.counts[name] for name in names}}, as_json=as_json)
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    pause_s, timeout_s = (
+        duration_option(given, "--interval or --timeout").total_seconds() for given in (interval, timeout)
+    )
+    if not re.fullmatch(r"[A-Za-z0-9.-]{1,60}", cluster):
+        raise typer.BadParameter("use letters, digits, - and .", param_hint="--cluster")
+    if pause_s < 1 or timeout_s < 1:
+        raise typer.BadParameter("at least 1s", param_hint="--interval or --timeout")
+    start = None if since is None else instant_option(since, "--since")
+    rules = load_reason_rules(reasons)
+    landing = Landing(landing_of(dataset), writer=f"slurm-{cluster}")
+    with stop_on_signals() as stop, Outbox(landing, f"slurm-{cluster}") as outbox:
+        run = functools.partial(run_command, timeout_s=timeout_s, environment=ENVIRONMENT)
+        collector = SlurmCollector(outbox, landing, run=run, rules=rules, clock=lambda: datetime.now(UTC), since=start)
+        if once:
+            collector.once()
+        else:
+            collector.follow(pause_s, stop.wait)
+        names = ("rounds", "events", "jobs", "job_rows", "unreadable", "failed")
+        show({"dataset": str(dataset), **{name: collector.counts[name] for name in names}}, as_json=as_json)

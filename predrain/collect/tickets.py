@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from predrain.console import reported, show
-from predrain.options import JsonOption, ParamsOption, params_files
+from predrain.console import show
+from predrain.options import JsonOption, ParamsOption, read_params
 
 
 def tickets(
@@ -26,30 +26,26 @@ def tickets(
 
     Example: predrain collect tickets rma.csv --dataset fleet --mapping rma.yaml
     """
-    with reported():
-        from pipeline.params import load_params
-        from telemetry.collect.tickets import collect_tickets
-        from telemetry.dataset.meta import META_NAME
-        from telemetry.dataset.store import Dataset
-        from telemetry.errors import InputError
-        from telemetry.importing.mapping import load_mapping
-        from telemetry.landing.folder import Landing, landing_of
+    from telemetry.collect.tickets import collect_tickets
+    from telemetry.dataset.meta import META_NAME
+    from telemetry.dataset.store import Dataset
+    from telemetry.errors import InputError
+    from telemetry.importing.mapping import load_mapping
+    from telemetry.landing.folder import Landing, landing_of
 
-        parents: dict[str, str] = {}
-        if (dataset / META_NAME).exists():
-            stays = Dataset.open(dataset).inventory()
-            parents = {
-                str(gpu): str(node)
-                for gpu, node in zip(stays["gpu"], stays["node"], strict=True)
-                if isinstance(gpu, str)
-            }
-        if not file.is_file():
-            raise InputError("the file of tickets does not exist", str(file), "Check the path.")
-        result = collect_tickets(
-            file,
-            Landing(landing_of(dataset), writer="tickets"),
-            mapping=load_mapping(mapping).events,
-            delay=load_params(params_files(params)).features.delay,
-            parents=parents,
-        )
-        show({"dataset": str(dataset), **result}, as_json=as_json)
+    parents: dict[str, str] = {}
+    if (dataset / META_NAME).exists():
+        stays = Dataset.open(dataset).inventory()
+        parents = {
+            str(gpu): str(node) for gpu, node in zip(stays["gpu"], stays["node"], strict=True) if isinstance(gpu, str)
+        }
+    if not file.is_file():
+        raise InputError("the file of tickets does not exist", str(file), "Check the path.")
+    result = collect_tickets(
+        file,
+        Landing(landing_of(dataset), writer="tickets"),
+        mapping=load_mapping(mapping).events,
+        delay=read_params(params).features.delay,
+        parents=parents,
+    )
+    show({"dataset": str(dataset), **result}, as_json=as_json)

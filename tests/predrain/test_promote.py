@@ -6,14 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
 from pipeline.promotion import Decision
-from predrain import promote
-
-APP = typer.Typer()
-APP.command("promote")(promote.promote)
+from predrain.command import app
 
 
 @pytest.mark.parametrize(
@@ -26,13 +22,13 @@ APP.command("promote")(promote.promote)
     ],
 )
 def test_what_makes_no_sense_is_a_usage_error(given: list[str], message: str) -> None:
-    done = CliRunner().invoke(APP, given, env={"COLUMNS": "200"})
+    done = CliRunner().invoke(app, ["promote", *given], env={"COLUMNS": "200"})
     assert done.exit_code == 2
     assert message in done.output
 
 
 def test_an_absent_store_is_one_line_and_is_not_made(tmp_path: Path) -> None:
-    done = CliRunner().invoke(APP, ["--rollback", "--registry", f"sqlite:///{tmp_path / 'no.db'}"])
+    done = CliRunner().invoke(app, ["promote", "--rollback", "--registry", f"sqlite:///{tmp_path / 'no.db'}"])
     assert done.exit_code == 1
     assert "no store here" in done.output
     assert not list(tmp_path.iterdir())
@@ -42,6 +38,6 @@ def test_an_absent_store_is_one_line_and_is_not_made(tmp_path: Path) -> None:
 def test_a_verdict_is_printed_and_is_the_exit_code(action: str, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
     decision = Decision(action, "predrain", 2, 1, 1 if action == "refused" else 2, dry_run=False)
     monkeypatch.setattr("pipeline.promotion.promote", lambda *_args, **_kwargs: decision)
-    done = CliRunner().invoke(APP, ["--matrix", "m", "--json"])
+    done = CliRunner().invoke(app, ["promote", "--matrix", "m", "--json"])
     assert done.exit_code == code
     assert json.loads(done.output)["action"] == action

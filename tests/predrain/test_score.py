@@ -12,14 +12,12 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
 from predrain import score
+from predrain.command import app
 from tests.serving.batch_world import World, make_world
 
-APP = typer.Typer()
-APP.command("score")(score.score)
 WIDE = {"COLUMNS": "200"}
 
 
@@ -30,7 +28,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
 
 def given(world: World, out: Path, *more: str, dataset: Path | None = None) -> list[str]:
     where = dataset or world.dataset.path
-    return ["--dataset", str(where), "--model", str(world.bundle.path), "--out", str(out), *more]
+    return ["score", "--dataset", str(where), "--model", str(world.bundle.path), "--out", str(out), *more]
 
 
 @pytest.mark.parametrize(
@@ -44,21 +42,23 @@ def given(world: World, out: Path, *more: str, dataset: Path | None = None) -> l
     ],
 )
 def test_what_makes_no_sense_is_a_usage_error(tmp_path: Path, more: list[str], message: str) -> None:
-    done = CliRunner().invoke(APP, ["--dataset", "d", "--model", "m", "--out", str(tmp_path / "s"), *more], env=WIDE)
+    done = CliRunner().invoke(
+        app, ["score", "--dataset", "d", "--model", "m", "--out", str(tmp_path / "s"), *more], env=WIDE
+    )
     assert done.exit_code == 2
     assert message in done.output
     assert not (tmp_path / "s").exists()
 
 
 def test_it_scores_once_and_says_so_the_second_time(world: World, tmp_path: Path) -> None:
-    first = CliRunner().invoke(APP, given(world, tmp_path, "--json"))
+    first = CliRunner().invoke(app, given(world, tmp_path, "--json"))
     assert first.exit_code == 0, first.output
     result = json.loads(first.stdout)
     assert (result["decision"], result["written"]) == ("2026-01-02T00:00:00Z", True)
     assert result["tiers"]["unknown"] == 5
     assert result["notes"] == ("no tier has a threshold, so no unit is above clear (none: no backtest was given)")
     assert result["lag_seconds"] > 0  # the data end in the past
-    again = CliRunner().invoke(APP, given(world, tmp_path))
+    again = CliRunner().invoke(app, given(world, tmp_path))
     assert again.exit_code == 0
     assert "written      no" in again.stdout
     status = json.loads((tmp_path / "status.json").read_text())
@@ -68,7 +68,7 @@ def test_it_scores_once_and_says_so_the_second_time(world: World, tmp_path: Path
 
 def test_a_failed_run_exits_with_1_and_leaves_its_mark(world: World, tmp_path: Path) -> None:
     out = tmp_path / "scores"
-    done = CliRunner().invoke(APP, given(world, out, dataset=tmp_path / "absent"))
+    done = CliRunner().invoke(app, given(world, out, dataset=tmp_path / "absent"))
     assert done.exit_code == 1
     assert "predrain: error: not a dataset" in done.output
     status = json.loads((out / "status.json").read_text())
@@ -79,7 +79,7 @@ def test_a_failed_run_exits_with_1_and_leaves_its_mark(world: World, tmp_path: P
 
 
 def test_scores_do_not_go_into_the_dataset(world: World) -> None:
-    done = CliRunner().invoke(APP, given(world, world.dataset.path / "scores"))
+    done = CliRunner().invoke(app, given(world, world.dataset.path / "scores"))
     assert done.exit_code == 1
     assert "lies in the dataset" in done.output
 
@@ -87,11 +87,11 @@ def test_scores_do_not_go_into_the_dataset(world: World) -> None:
 def test_thresholds_come_from_the_parameters(world: World, tmp_path: Path) -> None:
     params = tmp_path / "tiers.yaml"
     params.write_text("policy: {thresholds: {watch: 0.000001, high: 1.0}}\nserving: {max_explained: 1}\n")
-    done = CliRunner().invoke(APP, given(world, tmp_path / "out", "--params", str(params), "--json"))
+    done = CliRunner().invoke(app, given(world, tmp_path / "out", "--params", str(params), "--json"))
     assert json.loads(done.stdout)["notes"] is None
     assert json.loads(done.stdout)["tiers"] == {"clear": 0, "watch": 7, "elevated": 0, "high": 0, "unknown": 5}
     params.write_text("policy: {thresholds: {watch: 0.5, high: 0.1}}")
-    done = CliRunner().invoke(APP, given(world, tmp_path / "out", "--params", str(params)))
+    done = CliRunner().invoke(app, given(world, tmp_path / "out", "--params", str(params)))
     assert done.exit_code == 1
     assert "a higher tier needs a higher risk: watch <= elevated <= high" in done.output
 
@@ -112,7 +112,7 @@ def follow(world: World, out: Path, dataset: Path, until: Callable[[dict], bool]
 
     watcher = threading.Thread(target=watch)
     watcher.start()
-    done = CliRunner().invoke(APP, given(world, out, "--interval", "1s", dataset=dataset))
+    done = CliRunner().invoke(app, given(world, out, "--interval", "1s", dataset=dataset))
     watcher.join()
     return done.exit_code, done.output
 
@@ -158,9 +158,9 @@ def test_a_round_with_nothing_due_reads_neither_model_nor_data(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(score, "_now", lambda: datetime(2026, 1, 1, 21, 30, tzinfo=UTC))
-    assert CliRunner().invoke(APP, given(world, tmp_path)).exit_code == 0
+    assert CliRunner().invoke(app, given(world, tmp_path)).exit_code == 0
     monkeypatch.setattr(score, "_now", lambda: datetime(2026, 1, 1, 21, 30, tzinfo=UTC) + timedelta(hours=1))
-    done = CliRunner().invoke(APP, given(world, tmp_path, "--json", dataset=tmp_path / "absent"))
+    done = CliRunner().invoke(app, given(world, tmp_path, "--json", dataset=tmp_path / "absent"))
     assert done.exit_code == 0
     assert json.loads(done.stdout)["written"] is False
     assert json.loads((tmp_path / "status.json").read_text())["last_success"] == "2026-01-01T22:30:00Z"

@@ -4,17 +4,13 @@ import json
 from pathlib import Path
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
-from predrain.doctor import doctor
+from predrain.command import app
 from telemetry.dataset.channels import CATALOGUE
 from tests.telemetry.doctor.looks import page
 
 ROOT = Path(__file__).resolve().parents[3]
-APP = typer.Typer()
-APP.command("doctor")(doctor)
-APP.callback()(lambda: None)
 HEALTHY = {name: 1.0 for name, channel in CATALOGUE.items() if channel.dcgm_names}
 
 
@@ -24,7 +20,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(*arguments: str) -> tuple[int, str, str]:
-    result = CliRunner().invoke(APP, ["doctor", *arguments])
+    result = CliRunner().invoke(app, ["doctor", *arguments])
     return result.exit_code, result.stdout, result.stderr
 
 

@@ -6,23 +6,18 @@ import json
 from pathlib import Path
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
-from predrain.collect.prometheus import collect_prometheus
+from predrain.command import app
 from telemetry.dataset.store import Dataset
 from tests.telemetry.collect.prometheus.fake_prometheus import FakePrometheus
 from tests.telemetry.collect.prometheus.test_backfill import fill, landed
-
-app = typer.Typer()
-app.callback()(lambda: None)
-app.command("prometheus")(collect_prometheus)
 
 
 def collect(fake: FakePrometheus, dataset: Path, *options: str, start: str = "2026-01-01T00:00:00Z") -> tuple[int, str]:
     """Run the verb; returns its exit code and everything it wrote."""
     arguments = ["--url", fake.url, "--start", start, "--end", "2026-01-01T06:00:00+00:00", "--dataset", str(dataset)]
-    ran = CliRunner().invoke(app, ["prometheus", *arguments, *options])
+    ran = CliRunner().invoke(app, ["collect", "prometheus", *arguments, *options])
     return ran.exit_code, ran.output
 
 

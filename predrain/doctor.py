@@ -106,7 +106,7 @@ def doctor(
     }
     timeout_s = None if timeout is None else duration_option(timeout, "--timeout").total_seconds()
     if prometheus is not None:
-        from telemetry.collect.prometheus.promql import check_match
+        from telemetry.collect.prometheus.client import check_match
         from telemetry.collect.series.mapping import load_source_mapping
         from telemetry.doctor.series_source import observe_prometheus
         from telemetry.http import connect_to

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI
+from prometheus_client import generate_latest
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
@@ -213,5 +214,5 @@ class Service:
         return as_json(describe(self.api))
 
     async def _metrics(self) -> Response:
-        page = self.metrics.exposition() + last_run_metrics(self._scores).encode()
+        page = generate_latest(self.metrics.registry) + last_run_metrics(self._scores).encode()
         return Response(page, media_type=MEDIA)

@@ -46,8 +46,6 @@ def exporters(
 ) -> None:
     """Scrape dcgm-exporter's and AMD's pages until SIGTERM. How the scraping goes is telemetry too.
 
-    Of several collectors of one dataset each target is scraped by one; when that ends, another takes over.
-
     Example: predrain collect exporters --targets gpu-nodes.txt --interval 30s --dataset fleet
     """
     given = {"--interval": interval, "--timeout": timeout or "10s"}

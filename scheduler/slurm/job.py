@@ -10,9 +10,8 @@ from typing import Any, Final
 
 from policy.fleet import JobView
 from scheduler.slurm.node import count_of
-from telemetry.collect.slurm.hostlist import expand_hostlist
 from telemetry.collect.slurm.jobs import job_name, whole_gpus
-from telemetry.collect.slurm.slurm_json import instant, number, states_of
+from telemetry.collect.slurm.slurm_json import expand_hostlist, instant, number, states_of
 
 HELD: Final = frozenset({
     "RUNNING", "SUSPENDED", "COMPLETING", "CONFIGURING", "STAGE_OUT", "RESIZING", "STOPPED", "SIGNALING",

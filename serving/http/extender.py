@@ -119,7 +119,7 @@ def add_extender(
             try:
                 return as_json(answer(asked, clock()))
             except Exception:  # a fault of the service does not keep a pod from running
-                metrics.passed_through += 1
+                metrics.passed_through.inc()
                 _LOG.exception("the extender lets all of %d nodes pass", len(asked))
                 return as_json(open_answer(asked))
 
@@ -127,7 +127,7 @@ def add_extender(
 
     def filtered(asked: list[str], now: datetime) -> dict[str, Any]:
         kept, removed = kept_nodes(asked, fleet_at(now), now)
-        metrics.removed += len(removed)
+        metrics.removed.inc(len(removed))
         return filter_result(kept, removed)
 
     filter_nodes = verb(filtered, lambda asked: filter_result(asked, {}))

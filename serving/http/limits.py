@@ -21,8 +21,8 @@ class ServiceSettings:
 
     ``decoded_bytes``: most memory of an Arrow table once its dictionaries are decoded.
     ``held_bytes``: most bytes of bodies in memory at a time; beyond it 503, but one body is always taken.
-    ``concurrent_anonymous`` and so on: most requests at a time of callers without a token that holds, of those that
-    read, of tokens that may only write, and of pages; beyond it 503.
+    ``concurrent_anonymous`` and so on: most requests at a time of callers without a token that holds, of others, and
+    of pages; beyond it 503.
     ``scoring``: most requests at a time that wait for the model; one is scored at a time.
     ``head_timeout_s``: a connection whose request's head is not there by then is closed.
     ``work_timeout_s``: longest time that an answer may take once the body is there; 503 after it.
@@ -38,7 +38,6 @@ class ServiceSettings:
     page: int = 1_000
     concurrent_anonymous: int = 64
     concurrent_reads: int = 256
-    concurrent_writes: int = 64
     concurrent_pages: int = 64
     scoring: int = 16
     body_timeout_s: float = 30.0

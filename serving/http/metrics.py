@@ -7,8 +7,8 @@ from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
 from typing import Final
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, Info, disable_created_metrics
-from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, disable_created_metrics
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from serving.champion.model import ModelHolder
@@ -29,15 +29,15 @@ class RequestMetrics:
 
     Labels are bounded: routes are those of the service (others count as ``unmatched``), statuses those it answers.
 
-    ``passed_through``: extender answers that left every node in because of a fault of the service.
-    ``removed``: nodes that the extender's filter has taken out of answers.
     """
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry(auto_describe=False)
-        self.active = 0
-        self.passed_through = 0
-        self.removed = 0
+        self.active = Gauge("predrain_http_active_requests", "Requests being answered.", registry=self.registry)
+        text = "Extender answers that left every node in because of trouble."
+        self.passed_through = Counter("predrain_extender_passed_through", text, registry=self.registry)
+        text = "Nodes that the filter has taken out."
+        self.removed = Counter("predrain_extender_removed_nodes", text, registry=self.registry)
         self._requests = Counter(
             "predrain_http_requests", "Requests answered.", ("route", "status"), registry=self.registry
         )
@@ -49,23 +49,11 @@ class RequestMetrics:
             registry=self.registry,
         )
         Info("predrain_build", "Version of predrain.", registry=self.registry).info({"version": predrain_version()})
-        self.registry.register(self)
 
     def note(self, route: str, status: int, seconds: float) -> None:
         """Count one answer."""
         self._requests.labels(route, str(status)).inc()
         self._seconds.labels(route).observe(seconds)
-
-    def collect(self) -> Iterable[Metric]:
-        """Give what is counted as plain numbers."""
-        yield _gauge("http_active_requests", "Requests being answered.", self.active)
-        passed = "Extender answers that left every node in because of trouble."
-        yield _counter("extender_passed_through", passed, self.passed_through)
-        yield _counter("extender_removed_nodes", "Nodes that the filter has taken out.", self.removed)
-
-    def exposition(self) -> bytes:
-        """Return the page."""
-        return generate_latest(self.registry)
 
 
 class StateMetrics:

@@ -30,7 +30,7 @@ ALWAYS: Final = frozenset({"/healthz", "/readyz", "/ping", "/metrics"})
 UNMATCHED: Final = "unmatched"
 """Route label of requests to no route."""
 
-RequestClass = Literal["anonymous", "read", "write", "page"]
+RequestClass = Literal["anonymous", "read", "page"]
 """Who asks: ``anonymous`` shows no token that holds where one is asked for, ``page`` is a person with a browser."""
 
 _PIECE: Final = 2**18
@@ -81,7 +81,6 @@ class RequestGuard:
         self.limits: dict[RequestClass, int] = {
             "anonymous": settings.concurrent_anonymous,
             "read": settings.concurrent_reads,
-            "write": settings.concurrent_writes,
             "page": settings.concurrent_pages,
         }
 
@@ -113,12 +112,12 @@ class _Exchange:
     async def run(self) -> None:
         """Answer, count and log."""
         guard, began = self.guard, time.perf_counter()
-        guard.metrics.active += 1
+        guard.metrics.active.inc()
         try:
             await self._answer()
         finally:
             guard.held -= self.held
-            guard.metrics.active -= 1
+            guard.metrics.active.dec()
             route = UNMATCHED if self.status == 405 else getattr(self.scope.get("route"), "path_format", UNMATCHED)
             seconds = time.perf_counter() - began
             guard.metrics.note(route, self.status, seconds)
@@ -212,7 +211,7 @@ class _Exchange:
             return "anonymous"
         if self.guard.access.is_page(self.path):
             return "page"
-        return "write" if grant is not None and not grant.covers("read") else "read"
+        return "read"
 
     def _until(self, deadline: float) -> None:
         if self.timer is not None and not self.timer.expired():

@@ -33,8 +33,7 @@ from telemetry.atomic import disk_errors, write_bytes
 from telemetry.collect.series.batch import read_batch
 from telemetry.collect.series.exposition import LineReader
 from telemetry.collect.series.identity import XID_COUNT_METRIC, Series, SeriesCatalogue, XidCount
-from telemetry.collect.series.mapping import SourceMapping
-from telemetry.collect.series.unused import is_unused
+from telemetry.collect.series.mapping import SourceMapping, is_unused
 from telemetry.collect.series.xid_counts import XidCounts
 from telemetry.dataset.channels import channel_as_dict
 from telemetry.errors import InputError

@@ -14,11 +14,10 @@ from urllib.parse import quote
 
 import pandas as pd
 
-from telemetry.collect.prometheus.promql import quoted, selector
+from telemetry.collect.prometheus.client import quoted, selector
 from telemetry.collect.series.exposition import Sample, is_openmetrics, parse_line
 from telemetry.collect.series.identity import XID_COUNT_METRIC, Series, SeriesCatalogue
-from telemetry.collect.series.mapping import SourceMapping
-from telemetry.collect.series.unused import is_unused
+from telemetry.collect.series.mapping import SourceMapping, is_unused
 from telemetry.dataset.channels import Channel, is_sentinel
 from telemetry.doctor.observation import ChannelSeen, Finding, Observation, SourceKind, findings_of
 from telemetry.errors import InputError

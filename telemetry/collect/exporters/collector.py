@@ -14,9 +14,8 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from telemetry.collect.exporters.scraping import ScrapeError, Scraper
 from telemetry.collect.exporters.targets import Target
-from telemetry.collect.exporters.watch import TargetWatch
+from telemetry.collect.exporters.watch import ScrapeError, Scraper, TargetWatch
 from telemetry.collect.series.identity import SeriesCatalogue
 from telemetry.errors import InputError
 from telemetry.landing.folder import Landing
@@ -102,7 +101,6 @@ class Collector:
         self.settings = settings
         self.clock = clock
         self._run_blocking = run_blocking
-        self.is_standby = False
         self.watches: dict[str, TargetWatch] = {}
         self.counts = Counts()
         self.problem: str | None = None

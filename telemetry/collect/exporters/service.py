@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import signal
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
@@ -16,9 +15,8 @@ from filelock import FileLock, Timeout
 
 from telemetry.atomic import disk_errors
 from telemetry.collect.exporters.collector import Collector, ScrapeSettings
-from telemetry.collect.exporters.scraping import FailureKind, Scraper
 from telemetry.collect.exporters.targets import read_targets
-from telemetry.collect.exporters.watch import fleet_catalogue
+from telemetry.collect.exporters.watch import FailureKind, Scraper, fleet_catalogue
 from telemetry.collect.series.mapping import SourceMapping
 from telemetry.dataset.channels import Channel
 from telemetry.errors import InputError
@@ -27,8 +25,6 @@ from telemetry.landing.folder import Landing, landing_of
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
-
-_log = logging.getLogger(__name__)
 
 
 async def collect_exporters(
@@ -56,23 +52,18 @@ async def collect_exporters(
         catalogue=fleet_catalogue(channels, mapping),
         settings=settings,
     )
+    read_targets(targets)
     lock = FileLock(landing.state("exporters.lock"), fallback_to_soft=False)
+    try:
+        with disk_errors(Path(lock.lock_file)):
+            lock.acquire(blocking=False)
+    except Timeout:
+        do = "Stop it first; one that a supervisor starts again and again takes over when the other ends."
+        raise InputError("another collector scrapes for this dataset", str(dataset), do) from None
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     async with _listening(collector, listen):
-        await asyncio.to_thread(read_targets, targets)  # what cannot be used is refused on standby too
-        while not _acquire(lock):
-            if once:
-                raise InputError("another collector scrapes for this dataset", str(dataset), "Stop it first.")
-            if not collector.is_standby:
-                collector.is_standby = True
-                _log.info("standby: another collector scrapes for this dataset")
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(settings.interval_s):
-                    await stop.wait()
-                    return collector.state()
-        collector.is_standby = False
         landed = await (collector.once() if once else collector.run(stop))
     if not landed:
         raise InputError(
@@ -89,15 +80,6 @@ async def collect_exporters(
             "Check the addresses, and that the exporters run.",
         )
     return collector.state()
-
-
-def _acquire(lock: FileLock) -> bool:
-    try:
-        with disk_errors(Path(lock.lock_file)):
-            lock.acquire(blocking=False)
-    except Timeout:
-        return False
-    return True
 
 
 class _Metrics:
@@ -161,7 +143,7 @@ async def _listening(collector: Collector, address: str | None) -> AsyncIterator
     async def healthz(_: Request) -> Response:
         if collector.problem is not None:
             return PlainTextResponse(f"nothing can be written: {collector.problem}\n", 503)
-        return PlainTextResponse("standby\n" if collector.is_standby else "ok\n")
+        return PlainTextResponse("ok\n")
 
     app = Starlette(routes=[Route("/metrics", metrics), Route("/healthz", healthz)])
     host, port = parse_listen(address if not address.startswith(":") else f"127.0.0.1{address}")

@@ -1,4 +1,4 @@
-"""One target over time: what its pages hold, how often it failed, since when its page has not changed."""
+"""One target: its page fetched within bounds, what it holds, how often it failed, since when it has not changed."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ from collections.abc import Mapping
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
-from typing import Final
+from typing import Final, Literal
 
 import numpy as np
 import pyarrow as pa
 
-from telemetry.collect.exporters.scraping import FailureKind, ScrapeError
 from telemetry.collect.exporters.targets import PLACE_LABELS, Target
 from telemetry.collect.series.batch import InventoryNews, read_batch
 from telemetry.collect.series.exposition import LineReader, is_openmetrics, parse_line
@@ -22,11 +21,86 @@ from telemetry.collect.series.identity import Series, SeriesCatalogue, XidCount
 from telemetry.collect.series.mapping import SourceMapping
 from telemetry.collect.series.xid_counts import XidCounts
 from telemetry.dataset.channels import Channel
-from telemetry.http import Answer
+from telemetry.errors import InputError
+from telemetry.http import Answer, BodyTooLarge, Connection, HttpError, NoAnswerInTime, async_client, exchange
 from telemetry.landing.tables import Kind
 from telemetry.milliseconds import to_ms
 
 _log = logging.getLogger(__name__)
+
+FailureKind = Literal["unreachable", "timeout", "tls", "status", "truncated", "too_large", "protocol", "parse", "empty"]
+"""Kinds of failed scrapes.
+
+``unreachable``: no server, no such name, connection lost. ``status``: other than 200, redirects among them.
+``truncated``: the page ends early. ``too_large``: over a bound of bytes or rows. ``protocol``: no plain or whole HTTP.
+``parse``: no page of an exporter. ``empty``: no series of any device.
+"""
+
+PAGE_BYTES: Final = 8 << 20
+"""Bytes of one page."""
+
+PAGES_BYTES: Final = 256 << 20
+"""Bytes of all pages under way, however many scrapes that are: the bound on memory."""
+
+_ACCEPT: Final = "text/plain;version=0.0.4, application/openmetrics-text;version=1.0.0;q=0.5, */*;q=0.1"
+
+
+class ScrapeError(Exception):
+    """A scrape that gave no usable page; ``detail`` is one line that holds no secret and no part of the page."""
+
+    def __init__(self, kind: FailureKind, detail: str) -> None:
+        super().__init__(f"{kind}: {detail}")
+        self.kind = kind
+
+
+class Scraper:
+    """Fetches pages; ``connection`` gives credentials and trust for every target.
+
+    Each scrape has a connection of its own: one pool over a thousand targets is searched as a whole for each request.
+    """
+
+    def __init__(self, connection: Connection, *, timeout_s: float) -> None:
+        self._connection = connection
+        self._timeout_s = timeout_s
+        self._headers = connection.request_headers()
+        self._tls = connection.tls()
+        self._held = 0
+
+    async def fetch(self, url: str) -> Answer:
+        """Return the page at ``url``; raises ScrapeError."""
+        with suppress(InputError):  # in the middle of a rotation: the credentials of before hold
+            self._headers = self._connection.request_headers()
+        timeout_s, held = self._timeout_s, 0
+
+        def hold(size: int) -> None:
+            nonlocal held
+            held, self._held = held + size, self._held + size
+            if self._held > PAGES_BYTES:
+                raise ScrapeError("too_large", f"all pages under way have more than {PAGES_BYTES:,} bytes")
+
+        try:
+            async with async_client(self._connection, timeout_s=timeout_s, use_proxies=False, tls=self._tls) as client:
+                headers = {"Accept": _ACCEPT, **self._headers}
+                answer = await exchange(
+                    client, "GET", url, timeout_s=timeout_s, max_bytes=PAGE_BYTES, hold=hold, headers=headers
+                )
+        except NoAnswerInTime:
+            raise ScrapeError("timeout", f"no whole page within {timeout_s:g} s") from None
+        except BodyTooLarge as error:
+            raise ScrapeError("too_large", str(error)) from None
+        except InputError as error:
+            raise ScrapeError("tls", error.what) from None
+        except HttpError as error:
+            text = str(error).splitlines()[0][:160]
+            raise ScrapeError("protocol" if text.startswith("RemoteProtocolError") else "unreachable", text) from error
+        finally:
+            self._held -= held
+        if answer.status != 200:
+            raise ScrapeError("status", f"HTTP status {answer.status}")
+        if answer.headers.get("content-encoding", "identity").lower() != "identity":
+            raise ScrapeError("protocol", "the page is compressed, which was not asked for")
+        return answer
+
 
 MAX_PAGE_ROWS: Final = 4096
 """GPUs and MIG instances (and their times, if lines have time stamps) of one page: more is no exporter of one node."""

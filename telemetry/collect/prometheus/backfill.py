@@ -20,13 +20,11 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from telemetry.collect.prometheus.client import Bounds, Matrix, PrometheusClient, TooMuch
+from telemetry.collect.prometheus.client import Bounds, Matrix, PrometheusClient, TooMuch, check_match, selector
 from telemetry.collect.prometheus.progress import Progress, Span, chunks, job_id, without
-from telemetry.collect.prometheus.promql import check_match, selector
 from telemetry.collect.series.batch import Tables, read_batch
 from telemetry.collect.series.identity import XID_COUNT_METRIC, Series, SeriesCatalogue, XidCount
-from telemetry.collect.series.mapping import SourceMapping
-from telemetry.collect.series.unused import is_unused
+from telemetry.collect.series.mapping import SourceMapping, is_unused
 from telemetry.collect.series.xid_counts import XidCounts
 from telemetry.dataset.channels import Channel
 from telemetry.errors import InputError

@@ -10,8 +10,7 @@ from typing import Any, Final, TypeVar
 
 import pyarrow as pa
 
-from telemetry.collect.slurm.hostlist import expand_hostlist
-from telemetry.collect.slurm.slurm_json import instant, number, read_rows, states_of, text
+from telemetry.collect.slurm.slurm_json import expand_hostlist, instant, number, read_rows, states_of, text
 from telemetry.dataset.schema import JOBS
 from telemetry.milliseconds import to_ms
 

@@ -186,11 +186,12 @@ def test_a_fault_inside_lets_everything_pass(service: Running, monkeypatch: pyte
 
     monkeypatch.setattr(service.service.score_cache.served.fleet, "state", broken)
     client = service.extender()
-    before = service.service.metrics.passed_through
+    passed = "predrain_extender_passed_through_total"
+    before = service.metric(passed)
     answer = client.post("/scheduler/filter", {"Pod": POD, "NodeNames": ["n1", "n2"]})
     assert answer == filter_result(["n1", "n2"], {})
     assert {each["Score"] for each in client.post("/scheduler/prioritize", {"NodeNames": ["n1", "n2"]})} == {0}
-    assert service.service.metrics.passed_through == before + 2
+    assert service.metric(passed) == before + 2
 
 
 def test_the_ports_are_apart(service: Running) -> None:

@@ -163,7 +163,7 @@ def test_refusals_leave_no_memory_behind(service: Running, client: Client) -> No
     before = storm(2)
     after = storm(12)
     assert after - before < 40 * 2**20
-    wait(lambda: service.service.metrics.active == 0)  # an answer is there a moment before it is counted
+    wait(lambda: service.active == 0)  # an answer is there a moment before it is counted
 
 
 def resident() -> int:

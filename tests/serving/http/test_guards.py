@@ -195,8 +195,8 @@ def test_a_client_that_does_not_read_its_answer_loses_its_place(folder: Path) ->
             deaf.connect(("127.0.0.1", service.port))
             head = "POST /v1/predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
             deaf.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
-            wait(lambda: service.service.metrics.active == 1)
-            wait(lambda: service.service.metrics.active == 0)
+            wait(lambda: service.active == 1)
+            wait(lambda: service.active == 0)
         page = service.client().get("/metrics").decode()
         assert 'predrain_http_requests_total{route="/v1/predict",status="499"} 1.0' in page
 

@@ -136,6 +136,15 @@ class Running:
         self.extender_port = extender_port
         self.clients: list[Client] = []
 
+    def metric(self, name: str) -> float:
+        value = self.service.metrics.registry.get_sample_value(name)
+        assert value is not None, name
+        return value
+
+    @property
+    def active(self) -> float:
+        return self.metric("predrain_http_active_requests")
+
     def client(self, token: str | None = None) -> Client:
         self.clients.append(Client(self.port, token))
         return self.clients[-1]

@@ -13,8 +13,8 @@ import pyarrow as pa
 import pytest
 
 from telemetry.collect.exporters.collector import ScrapeSettings
-from telemetry.collect.exporters.scraping import ScrapeError
 from telemetry.collect.exporters.targets import Target, read_targets
+from telemetry.collect.exporters.watch import ScrapeError
 from telemetry.errors import InputError
 from telemetry.importing.event_runs import is_from_exporter
 from telemetry.landing.folder import Landing

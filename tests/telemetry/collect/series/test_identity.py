@@ -5,8 +5,7 @@ from collections.abc import Mapping
 import pytest
 
 from telemetry.collect.series.identity import Series, SeriesCatalogue
-from telemetry.collect.series.mapping import SourceMapping
-from telemetry.collect.series.unused import is_unused
+from telemetry.collect.series.mapping import SourceMapping, is_unused
 from telemetry.config import ChannelDeclaration
 from telemetry.dataset.channels import CATALOGUE, resolve_channels
 from telemetry.errors import InputError

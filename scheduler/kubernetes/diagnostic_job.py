@@ -120,7 +120,6 @@ class KubernetesVerification:
         job = copy.deepcopy(dict(self._manifest))
         metadata = job.setdefault("metadata", {})
         metadata |= {"name": name_of(key), "namespace": self._namespace}
-        metadata["labels"] = {**(metadata.get("labels") or {}), self._label: name_of(key)}
         metadata["annotations"] = {**(metadata.get("annotations") or {}), self._label: key}
         spec = job["spec"]
         spec["backoffLimit"] = 0
@@ -128,8 +127,8 @@ class KubernetesVerification:
         spec.setdefault("ttlSecondsAfterFinished", 86_400)
         template = spec["template"]
         template["metadata"] = template.get("metadata") or {}
-        labels = template["metadata"].get("labels") or {}
-        template["metadata"]["labels"] = {**labels, self._label: name_of(key)}
+        for labelled in (metadata, template["metadata"]):
+            labelled["labels"] = {**(labelled.get("labels") or {}), self._label: name_of(key)}
         pod = template["spec"]
         pod["restartPolicy"] = "Never"
         here = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]}

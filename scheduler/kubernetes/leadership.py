@@ -102,8 +102,6 @@ class Leadership:
 
     def _foreign_for(self, current: Object | None, holder: str) -> float | None:
         """Return the seconds left of another holder's lease; 0: it was renewed meanwhile; None: it is free."""
-        if current is None:
-            return None
         spec = _spec(current)
         other = spec.get("holderIdentity")
         if not other or other == holder:
@@ -123,7 +121,7 @@ class Leadership:
         self, current: Object | None, holder: str, lasts: timedelta, asked: datetime, asked_s: float
     ) -> datetime | None:
         stamp = asked.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-        old = {} if current is None else _spec(current)
+        old = _spec(current)
         mine = old.get("holderIdentity") == holder
         transitions = old.get("leaseTransitions")
         spec: dict[str, Any] = {
@@ -157,11 +155,10 @@ class Leadership:
 
     def _is(self, holder: str, stamp: str) -> bool:
         """Whether the stored lease is from an earlier attempt here that got no answer."""
-        current = self._api.read(self._path, named=self._name)
-        spec = {} if current is None else _spec(current)
+        spec = _spec(self._api.read(self._path, named=self._name))
         return spec.get("holderIdentity") == holder and spec.get("renewTime") == stamp
 
 
-def _spec(current: Object) -> dict[str, Any]:
-    spec = current.get("spec")
+def _spec(current: Object | None) -> dict[str, Any]:
+    spec = (current or {}).get("spec")
     return dict(spec) if isinstance(spec, dict) else {}

@@ -75,28 +75,20 @@ def _parsed(
     labels, annotations = dict(metadata.get("labels") or {}), dict(metadata.get("annotations") or {})
     taints = tuple(spec.get("taints") or ())
     collected = collected_view(raw, rules)
+    parsed_taints = tuple(Taint(taint["key"], taint.get("value") or "", taint["effect"]) for taint in taints)
     node_object = NodeObject(
-        metadata["name"],
-        labels,
-        annotations,
-        tuple(Taint(taint["key"], taint.get("value") or "", taint["effect"]) for taint in taints),
-        bool(spec.get("unschedulable")),
-        collected.cordoned_by,
+        metadata["name"], labels, annotations, parsed_taints, bool(spec.get("unschedulable")), collected.cordoned_by,
         bool(metadata.get("managedFields")),
-    )
+    )  # fmt: skip
     place = dict(collected.place)
     base = NodeView(
-        node_object.name,
-        place.get("cluster", settings.cluster),
-        place.get("group", settings.group),
-        place.get("rack"),
-        place.get("nvlink_domain"),
-        tuple(UnitView(unit) for unit in _units(annotations, settings)),
+        node_object.name, place.get("cluster", settings.cluster), place.get("group", settings.group),
+        place.get("rack"), place.get("nvlink_domain"), tuple(map(UnitView, _units(annotations, settings))),
         cordoned_by=_cordoned_by(collected, node_object, rules, keys),
         down=bool(metadata.get("deletionTimestamp")) or not collected.ready,  # or it never reported
         software=_software(labels),
         since=None if collected.created_ms is None else datetime.fromtimestamp(collected.created_ms / 1000, UTC),
-    )
+    )  # fmt: skip
     view = view_of(node_object, base, keys, now)
     conditions = (raw.get("status") or {}).get("conditions") or ()
     own = next((condition for condition in conditions if condition.get("type") == CONDITION), None)

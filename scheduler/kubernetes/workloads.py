@@ -17,14 +17,7 @@ from scheduler.kubernetes.scheduler import FIELD_MANAGER, PODS, KubernetesSchedu
 from scheduler.ports.codec import instant, json_object
 from scheduler.ports.errors import SchedulerError
 from scheduler.ports.readings import Answer, Write
-from scheduler.ports.workloads import (
-    CheckpointAsk,
-    CheckpointMeans,
-    CheckpointOffer,
-    CheckpointState,
-    Fence,
-    Workload,
-)
+from scheduler.ports.workloads import CheckpointAsk, CheckpointMeans, CheckpointOffer, CheckpointState, Fence, Workload
 from telemetry.collect.kubernetes.api import Object, Response, Unreachable
 from telemetry.collect.kubernetes.client import MERGE_PATCH
 
@@ -99,18 +92,13 @@ class KubernetesWorkloads:
         means: Any = _MEANS.get(annotations.get(self._keys.checkpoint, ""))
         takes = duration(annotations.get(self._keys.checkpoint_takes))
         return Workload(
-            name=f"{namespace}/{metadata['name']}",
-            uid=metadata["uid"],
-            kind="pod",
-            node=spec["nodeName"],
+            f"{namespace}/{metadata['name']}", metadata["uid"], "pod", spec["nodeName"],
             owner=None if owner is None else f"{owner['kind']} {namespace}/{owner['name']}",
-            job=job,
-            stays=self._stays(pod, owner, job),
-            held=self._held(pod, owner),
+            job=job, stays=self._stays(pod, owner, job), held=self._held(pod, owner),
             ending=bool(metadata.get("deletionTimestamp")),
             grace=timedelta(seconds=min(grace, _MAX_GRACE_S)) if isinstance(grace, int) else None,
             checkpoint=None if means is None else CheckpointOffer(means, takes),
-        )
+        )  # fmt: skip
 
     def _job(self, pod: Object) -> JobView | None:
         """Return the whole job that a pod is part of, also before its containers start."""

@@ -232,11 +232,10 @@ def change_for(action: Action, node: SlurmNode, settings: SlurmSettings, now: da
     if standing.foreign is not None or standing.damaged is not None:
         return NodeChange()
     end, old, marks = action.expires_at or now, standing.record, standing.marks
+    new, change = old or Record(action.tier, action.risk, end, Level.PUBLISHED), NodeChange()
     if action.verb == "publish":
-        level = Level.PUBLISHED if old is None else old.level
-        new = replace(old or _bare(action, end), tier=action.tier, risk=action.risk, until=end, level=level)
+        new = replace(new, tier=action.tier, risk=action.risk, until=end)
         return _written(node, new, NodeChange(reason=reason_for(action, end) if marks.tainted else None))
-    new, change = old or _bare(action, end), NodeChange()
     if action.verb == "soft_taint" and not marks.soft:
         new = replace(new, weight=node.weight, soft=min(node.weight + settings.soft_weight, HIGHEST_WEIGHT))
     if action.verb == "soft_taint" and (not marks.soft or standing.lost_weight):
@@ -249,10 +248,6 @@ def change_for(action: Action, node: SlurmNode, settings: SlurmSettings, now: da
     if new == old and change.empty:
         return change
     return _written(node, replace(new, level=max(marks.level, action.to), until=end), change)
-
-
-def _bare(action: Action, end: datetime) -> Record:
-    return Record(action.tier, action.risk, end, Level.PUBLISHED)
 
 
 def weight_again(node: SlurmNode, now: datetime) -> NodeChange:

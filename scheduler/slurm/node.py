@@ -109,19 +109,13 @@ def node_of(row: Mapping[str, Any], gres: str) -> SlurmNode:
     whole = isinstance(reason, str) and isinstance(extra, str) and weight is not None and bool(states)
     user = row.get("reason_set_by_user")
     return SlurmNode(
-        name,
-        frozenset(_OUT.get(state, state) for state in states),
+        name, frozenset(_OUT.get(state, state) for state in states),
         reason if isinstance(reason, str) and reason.strip() else None,
         user if isinstance(user, str) and user else None,
-        instant(row.get("reason_changed_at")),
-        instant(row.get("boot_time")),
-        extra if isinstance(extra, str) else "",
-        weight if weight is not None else 0,
-        count_of(str(row.get("gres") or ""), gres),
-        _names(row.get("features")),
-        _names(row.get("partitions")),
-        whole,
-    )
+        instant(row.get("reason_changed_at")), instant(row.get("boot_time")),
+        extra if isinstance(extra, str) else "", weight if weight is not None else 0,
+        count_of(str(row.get("gres") or ""), gres), _names(row.get("features")), _names(row.get("partitions")), whole,
+    )  # fmt: skip
 
 
 def count_of(resources: str, gres: str) -> int:

@@ -3,11 +3,8 @@
 import pytest
 
 from policy.fleet import JobView
-from scheduler.kubernetes.scheduler import KubernetesScheduler
-from scheduler.ports.clock import ManualClock
-from telemetry.collect.kubernetes.client import KubernetesClient
 from tests.scheduler.kubernetes.api_world import Raw, World
-from tests.scheduler.kubernetes.objects import SETTINGS, T0, Elapsed, add, pod
+from tests.scheduler.kubernetes.objects import Hand, add, pod
 
 GROUP = "/apis/resource.k8s.io"
 
@@ -29,52 +26,42 @@ def claiming(name: str, on: str, *claims: str, gpus: int = 0) -> Raw:
     return pod(name, on, gpus=gpus, resourceClaims=asked)
 
 
-def gpus(scheduler: KubernetesScheduler) -> dict[str, list[int]]:
+def gpus(hand: Hand) -> dict[str, list[int]]:
     def of(jobs: tuple[JobView, ...]) -> list[int]:
         return [job.gpus for job in jobs]
 
-    return {each.view.name: of(each.view.jobs) for each in scheduler.read_fleet().nodes}
-
-
-@pytest.fixture
-def scheduler(cluster: KubernetesClient) -> KubernetesScheduler:
-    elapsed = Elapsed()
-    return KubernetesScheduler(cluster, ManualClock(T0), SETTINGS, elapsed=elapsed, sleep=elapsed.sleep)
+    return {each.view.name: of(each.view.jobs) for each in hand.scheduler.read_fleet().nodes}
 
 
 @pytest.mark.parametrize("version", ["v1", "v1beta1"])
-def test_a_job_is_as_large_as_its_requests_and_claims_together(
-    world: World, scheduler: KubernetesScheduler, version: str
-) -> None:
+def test_a_job_is_as_large_as_its_requests_and_claims_together(world: World, hand: Hand, version: str) -> None:
     world.discovery[f"{GROUP}/{version}"] = {"resources": []}
     world.kinds = ("/resourceclaims",)
     for each in (claim("four", 4, nics=2), claim("two", 2)):
         path = f"{GROUP}/{version}/resourceclaims"
         world.put(f"{path}/{each['metadata']['name']}", each)
     add(world, claiming("p1", "n1", "four"), claiming("p2", "n2", "two", "unknown", gpus=1))
-    assert gpus(scheduler) == {"n1": [8], "n2": [8]}, "4 + (1 + 2 + one that is not known)"
-    reading = scheduler.revalidate("n2")
+    assert gpus(hand) == {"n1": [8], "n2": [8]}, "4 + (1 + 2 + one that is not known)"
+    reading = hand.scheduler.revalidate("n2")
     assert reading is not None
     assert [job.gpus for job in reading.view.jobs] == [8]
 
 
-def test_without_claims_nobody_is_asked_and_without_the_right_each_counts_as_one(
-    world: World, scheduler: KubernetesScheduler
-) -> None:
+def test_without_claims_nobody_is_asked_and_without_the_right_each_counts_as_one(world: World, hand: Hand) -> None:
     add(world, pod("p0", "n1"))
-    assert gpus(scheduler) == {"n1": [8], "n2": []}
+    assert gpus(hand) == {"n1": [8], "n2": []}
     assert not [path for _, path in world.asked if "resource.k8s.io" in path]
     add(world, claiming("p1", "n2", "four"))
     world.discovery[f"{GROUP}/v1"] = {"resources": []}
     world.fail("GET", "resourceclaims", 403, content={"message": "no"}, times=9)
-    assert gpus(scheduler) == {"n1": [9], "n2": [9]}
-    assert scheduler.read_fleet().trouble is None
+    assert gpus(hand) == {"n1": [9], "n2": [9]}
+    assert hand.scheduler.read_fleet().trouble is None
 
 
-def test_a_claim_that_pods_of_one_job_share_counts_once(world: World, scheduler: KubernetesScheduler) -> None:
+def test_a_claim_that_pods_of_one_job_share_counts_once(world: World, hand: Hand) -> None:
     world.discovery[f"{GROUP}/v1"] = {"resources": []}
     world.kinds = ("/resourceclaims",)
     world.put(f"{GROUP}/v1/resourceclaims/four", claim("four", 4))
     alone, beside = claiming("p1", "n1", "four"), claiming("p2", "n1", "four", gpus=1)
     add(world, alone, beside, claiming("p3", "n2", "four"))
-    assert gpus(scheduler) == {"n1": [5], "n2": [5]}, "4 + 1, and not 4 for each pod"
+    assert gpus(hand) == {"n1": [5], "n2": [5]}, "4 + 1, and not 4 for each pod"

@@ -102,9 +102,18 @@ def test_a_person_who_cordons_our_node_anew_would_lose_the_cordon_with_our_mark_
     assert KEY not in hand.raw()["metadata"].get("annotations", {})
 
 
-def test_who_deletes_our_annotation_has_taken_the_cordon_over(world: World, hand: Hand) -> None:
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda node: node["metadata"]["annotations"].pop(KEY),
+        lambda node: node["metadata"].update(managedFields=managed(None)),
+    ],
+)
+def test_a_cordon_without_its_annotation_or_writer_is_a_persons(
+    world: World, hand: Hand, change: Callable[[Raw], object]
+) -> None:
     hand.do("taint")
-    world.edit(NODE, lambda node: node["metadata"]["annotations"].pop(KEY))
+    world.edit(NODE, change)
     hand.do("release")
     assert hand.raw()["spec"]["unschedulable"] is True
 
@@ -118,10 +127,3 @@ def test_where_nobody_tells_who_cordons_none_of_ours_could_be_told_and_none_is_m
     hand.scheduler.read_fleet()
     (words,) = hand.scheduler.announce((), "me", hand.clock.now() + LASTS, new=True)
     assert words.startswith("no node is cordoned: the server does not tell who cordons")
-
-
-def test_a_cordon_of_which_the_writer_is_told_no_more_stays(world: World, hand: Hand) -> None:
-    hand.do("taint")
-    world.edit(NODE, lambda node: node["metadata"].update(managedFields=managed(None)))
-    hand.do("release")
-    assert hand.raw()["spec"]["unschedulable"] is True

@@ -72,10 +72,10 @@ def test_who_writes_between_reading_and_patching_wins(world: World, hand: Hand) 
 
 @pytest.mark.parametrize(
     ("status", "kind"),
-    [(403, "refused"), (404, "gone"), (409, "conflict"), (422, "refused")],
+    [(403, "refused"), (404, "gone"), (409, "conflict"), (422, "refused"), (503, "timeout")],
 )
 def test_each_refusal_has_its_kind(world: World, hand: Hand, status: int, kind: str) -> None:
-    world.fail("PATCH", "nodes/n1", status, content={"message": "no"})
+    world.fail("PATCH", "nodes/n1", status, content={"message": "no"}, times=99)
     answer = hand.do("taint")
     assert (answer.kind, answer.writes) == (kind, ())
     assert "no" in answer.words
@@ -87,12 +87,6 @@ def test_a_write_whose_answer_was_lost_is_not_done_twice(world: World, hand: Han
     assert answer.kind == "conflict", "the second try finds another version; the controller reads the node again"
     assert hand.do("taint").kind == "already"
     assert len(hand.raw()["spec"]["taints"]) == 1
-
-
-def test_a_server_that_stays_silent_leaves_an_unknown(world: World, hand: Hand) -> None:
-    world.fail("PATCH", "nodes/n1", 503, content={"message": "down"}, times=99)
-    answer = hand.do("taint")
-    assert (answer.kind, answer.writes) == ("timeout", ())
 
 
 def test_without_the_lease_nothing_is_sent(world: World, hand: Hand) -> None:

@@ -38,9 +38,6 @@ class World:
         self.seconds = 0.0
         self.slurm = MemorySlurm(self.clock, nodes)
         self.settings = SlurmSettings(str(folder), cluster="c", rack_prefix="rack_", **settings)  # type: ignore[arg-type]
-        self.folder = SharedFolder(folder, self.clock, self.monotonic)
-        self.scheduler = SlurmScheduler(self.slurm, self.folder, self.clock, self.settings)
-        self.workloads = SlurmWorkloads(self.slurm, self.folder, self.clock)
         self.policy = config(
             "g", budget=BudgetConfig(DISRUPTION_BUDGETS, RATE_LIMITS), breaker=BreakerConfig(max_risky=1.0, jump=100.0)
         )
@@ -74,7 +71,7 @@ class World:
         return self.controller.round()
 
     def level(self, node: str) -> Level:
-        return standing_on(self.slurm.all[node], self.clock.now()).marks.level
+        return self.marks(node).level
 
     def marks(self, node: str) -> Marks:
         return standing_on(self.slurm.all[node], self.clock.now()).marks

@@ -104,13 +104,6 @@ def test_act_then_kill_then_undo(fake):
     assert (left["state"], left["reason"], left["extra"], left["weight"]) == (["IDLE"], "", "", 1)
 
 
-def test_a_slurm_that_is_not_known_is_told_and_left_alone(fake):
-    fake.tell(version=99, only_own=True)
-    shown = run(*GO, code=1)
-    assert "v0.0.99; v0.0.38 to v0.0.45 are known: it is only read" in shown.output
-    assert fake.told["nodes"][3]["state"] == ["IDLE"]
-
-
 def test_what_is_missing_is_named(fake, tmp_path):
     settings(tmp_path, POLICY)
     assert "the settings have no section slurm (--settings)" in run(*GO, code=1).stderr

@@ -178,9 +178,8 @@ def test_on_a_node_with_another_reason_nothing_is_written_but_our_own_taken_back
     states = frozenset({"DOWN"}) if state == "DOWN" else frozenset({"MIXED", *([state] if state else [])})
     node = replace(node, states=states, reason="ann looks at it", user="ann")
     assert standing_on(node, T0).foreign == "reason 'ann looks at it' of ann"
-    assert all(
-        change_for(action(verb), node, SETTINGS, T0).empty for verb in ("publish", "soft_taint", "taint", "drain")
-    )
+    for verb in ("publish", "soft_taint", "taint", "drain"):
+        assert change_for(action(verb), node, SETTINGS, T0).empty
     change = change_for(release(), node, SETTINGS, T0)
     assert (change.state, change.reason, change.extra, change.weight) == (None, None, '{"a": 1}', 3)
     view = view_of(node, (), SETTINGS, T0)
@@ -228,15 +227,12 @@ def test_the_version_follows_people_and_tools_not_jobs_and_pings():
     assert replace(NODE, states=frozenset({"MIXED", "DRAIN"})).version != NODE.version
 
 
-def test_place_and_opt_out_come_from_features():
+def test_place_opt_out_and_owner_come_from_features_and_states():
     node = replace(NODE, features=("rack_b7", "predrain_unmanaged", "grp_x"))
     view = view_of(node, (), replace(SETTINGS, group_prefix="grp_"), T0)
     assert (view.rack, view.group, view.domain) == ("b7", "x", None)
     assert view.opt_out == "feature predrain_unmanaged"
     assert view_of(NODE, (), SETTINGS, T0).group == "g"
-
-
-def test_maintenance_and_reboots_are_owners():
     assert view_of(replace(NODE, states=frozenset({"IDLE", "MAINTENANCE"})), (), SETTINGS, T0).owner is not None
     assert view_of(replace(NODE, states=frozenset({"IDLE", "REBOOT_REQUESTED"})), (), SETTINGS, T0).owner == "a reboot"
 

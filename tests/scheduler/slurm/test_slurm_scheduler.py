@@ -107,12 +107,7 @@ def test_a_person_who_gives_another_reason_takes_the_node_over(drained):
         report = world.round()
         assert not report.failed, report.errors
         node = world.slurm.all["n3"]
-        assert (node.states, node.reason, node.user, node.reason_at) == (
-            held.states,
-            held.reason,
-            "ann",
-            held.reason_at,
-        )
+        assert replace(node, extra=held.extra, weight=held.weight) == held
     assert world.level("n3") is Level.NONE  # our weight and record are gone
     world.slurm.person("n3", "RESUME")
     world.round()

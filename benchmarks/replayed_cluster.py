@@ -252,10 +252,7 @@ class ReplayedCluster:
         settings = EvacuationSettings(
             enabled=True, verification=VerificationSettings(method="none" if diagnostic is None else "scheduler")
         )
-        evacuation = Evacuation(
-            self.scheduler, self.workloads, ledger, self.clock, settings,
-            {}, self.diagnostic,
-        )  # fmt: skip
+        evacuation = Evacuation(self.scheduler, self.workloads, self.clock, settings, {}, self.diagnostic)
         verified = VerifiedFacts(facts, evacuation.results)
         self.controller = Controller(
             self.scheduler, risks(self.clock), verified, ledger, self.clock, policy, ControllerSettings(),

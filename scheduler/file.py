@@ -17,7 +17,7 @@ from policy.fleet import JobView, NodeView, UnitView
 from policy.plan import Action
 from scheduler.ports.codec import object_of, plain_of
 from scheduler.ports.errors import SchedulerError
-from scheduler.ports.node_object import Keys, NodeObject, Taint, after, marks_of, view_of, writes_between
+from scheduler.ports.node_object import Keys, NodeObject, Taint, after, view_of, writes_between
 from scheduler.ports.protocols import Clock
 from scheduler.ports.readings import Answer, FleetReading, NodeReading, Precondition, StoredState, Switches, Write
 from telemetry.atomic import write_bytes
@@ -106,10 +106,9 @@ class MemoryScheduler:
         if node is None:
             return Answer("gone", f"there is no node {action.node}")
         now = self._clock.now()
-        if str(node.version) != precondition.version or node.boot_id != precondition.boot_id:
-            return Answer("conflict", f"version {node.version}, expected {precondition.version}")
-        if marks_of(node.object, self.keys, now).level != precondition.marks.level:
-            return Answer("conflict", "it carries other predrain marks than expected")
+        conflict = precondition.conflict(self._reading(node))
+        if conflict is not None:
+            return conflict
         if self.lease is None or self.lease.holder != precondition.holder or now >= self.lease.until:
             return Answer("refused", f"{precondition.holder} does not hold the lease")
         then = after(action, node.object, self.keys, now)

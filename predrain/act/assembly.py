@@ -109,9 +109,7 @@ def _slurm(settings: ActSettings) -> ChosenScheduler:
     return ChosenScheduler(adapter, workloads, settings.slurm.rest_url or f"Slurm {settings.slurm.cluster}")
 
 
-def evacuation_of(
-    chosen: ChosenScheduler, given: ActSettings, ledger: SqliteLedger, clock: Clock, *, undo: bool
-) -> Evacuation | None:
+def evacuation_of(chosen: ChosenScheduler, given: ActSettings, clock: Clock, *, undo: bool) -> Evacuation | None:
     """Make what empties nodes.
 
     ``undo``: everything is to be released: then what the settings ask for beyond the scheduler is no reason to stop.
@@ -142,7 +140,7 @@ def evacuation_of(
         "webhook": _webhook(settings.checkpoint.webhook),
         "command": _command(settings.checkpoint.command),
     }
-    return Evacuation(chosen.adapter, chosen.workloads, ledger, clock, settings, hooks, verification)
+    return Evacuation(chosen.adapter, chosen.workloads, clock, settings, hooks, verification)
 
 
 def facts_of(

@@ -205,7 +205,7 @@ def _controller(
     scores, events = sources
     clock = SystemClock()
     risks = MemoryRisks() if scores is None else ScoresReader(scores, clock, given.controller.max_score_lifetime)
-    evacuation = evacuation_of(chosen, given, record, clock, undo=undo)
+    evacuation = evacuation_of(chosen, given, clock, undo=undo)
     return Controller(
         chosen.adapter,
         risks,

@@ -17,7 +17,8 @@ from policy.tiers import TierThresholds
 from scheduler.controller.evidence import Evidence
 from scheduler.controller.executor import Executor, Expected, level_after, settled_by_reading
 from scheduler.controller.settings import ControllerSettings
-from scheduler.evacuation.engine import Evacuation, Round
+from scheduler.evacuation.engine import Evacuation
+from scheduler.ledger.round_log import RoundLog
 from scheduler.ledger.sqlite_ledger import SqliteLedger
 from scheduler.ports.errors import LedgerError, SchedulerError, SourceError
 from scheduler.ports.protocols import (
@@ -152,37 +153,33 @@ class Controller:
             views, state, signals, policy, plan, self._evidence.risks.model, self._evidence.risks.decided_at,
             self._holder, self._code, tuple(report.notes),
         )  # fmt: skip
-        forward = self._record(record, report)
+        log = RoundLog(self._lease, self._ledger, self._clock, report, forward=self._record(record, report))
         self._lease.hold()
         kept = self._keep(plan.state, report)
-        forward = forward and kept
+        log.forward = log.forward and kept
         boots = {reading.view.name: reading.boot_id for reading in fleet.nodes}
-        executor = Executor(
-            self._scheduler, self._ledger, self._clock, self._lease, self._settings, report.number,
-            {view.name: Expected(view, boots[view.name], view.marks.level) for view in views},
-            self._newest, report, forward, self._held(views, signals),
-        )  # fmt: skip
+        expected = {view.name: Expected(view, boots[view.name], view.marks.level) for view in views}
+        held = self._held(views, signals)
+        executor = Executor(self._scheduler, log, self._settings, expected, self._newest, held)
+        lost: LeaseLostError | None = None
         try:
             executor.carry_out(plan)
-        except LeaseLostError:
-            # a state that another replica has replaced since has another version, and is left alone
-            if kept:
-                self._keep(carried_out(plan.state, executor.done), report)
-            raise
-        if kept:
+        except LeaseLostError as error:
+            lost = error
+        if kept:  # also without the lease: a state that another replica replaced since has another version, and stays
             self._keep(carried_out(plan.state, executor.done), report)
+        if lost is not None:
+            raise lost
         self._keep_up(report)
         if isinstance(self._scheduler, Announcing):
             levels = {name: expected.level for name, expected in executor.expected.items()}
             stands = signals_of(plan, views, levels, policy)
-            new = executor.forward and not signals.kill
+            new = log.forward and not signals.kill
             report.notes += self._scheduler.announce(stands, self._holder, self._lease.hold(), new=new)
         if self._evacuation is not None and ready:
             drained = frozenset(action.node for action in executor.done if action.verb == "drain")
             known = {view.name: view for view in views}
-            self._evacuation.round(
-                Round(plan, known, drained, self._lease, report, executor.forward, self._held(views, signals))
-            )
+            self._evacuation.round(log, plan, known, drained, unheard=held)
 
     def _keep_up(self, report: RoundReport) -> None:
         if not isinstance(self._scheduler, Upkeep):

@@ -9,36 +9,29 @@ from datetime import datetime
 from policy.fleet import Level, NodeView, UnitView
 from policy.plan import Action, Plan
 from scheduler.controller.settings import ControllerSettings
-from scheduler.ledger.sqlite_ledger import SqliteLedger
-from scheduler.ports.errors import LedgerError, SchedulerError, SourceError
-from scheduler.ports.protocols import Clock, Fenced, Lease, LeaseLostError, SchedulerAdapter
+from scheduler.ledger.round_log import RoundLog
+from scheduler.ports.errors import SchedulerError, SourceError
+from scheduler.ports.protocols import Fenced, LeaseLostError, SchedulerAdapter
 from scheduler.ports.readings import Answer, NodeReading, Precondition, Switches, Write, stands
 from scheduler.ports.records import Intent, Settled, key_of
-from scheduler.ports.report import RoundReport, Step
+from scheduler.ports.report import Step
 
 
 @dataclass(slots=True)
 class Executor:
     """The actions of one decision on their way.
 
-    ``number``: of the decision in the ledger; None: it could not be recorded.
     ``expected``: what was decided on, by node; follows what is done.
     ``evidence``: gives a node's units with the newest scores and facts.
-    ``forward``: whether anything new may be done at all.
     ``held``: nodes that are left as they are, releases included.
     ``done``: what the scheduler has confirmed.
     """
 
     scheduler: SchedulerAdapter
-    ledger: SqliteLedger
-    clock: Clock
-    lease: Lease
+    log: RoundLog
     settings: ControllerSettings
-    number: int | None
     expected: dict[str, Expected]
     evidence: Callable[[NodeView], tuple[UnitView, ...]]
-    report: RoundReport
-    forward: bool = True
     held: frozenset[str] = frozenset()
     done: list[Action] = field(default_factory=list)
     _stuck: set[str] = field(default_factory=set)
@@ -49,23 +42,23 @@ class Executor:
 
         Raises ``LeaseLostError`` if the lease is lost on the way; what was done until then is in ``done``.
         """
-        began = self.clock.now()
+        began = self.log.clock.now()
         for action in plan.actions:
-            if self.clock.now() - began > self.settings.max_round_duration:
-                self._skip(action, "the round took too long: left to the next one")
-                continue
-            why = self._held_back(action)
+            if self.log.clock.now() - began > self.settings.max_round_duration:
+                why: str | None = "the round took too long: left to the next one"
+            else:
+                why = self._held_back(action)
             if why is not None:
                 self._skip(action, why)
-                continue
-            self._one(action)
+            else:
+                self._one(action)
 
     def _held_back(self, action: Action) -> str | None:
         if action.node in self.held:
             return "what its GPUs reported cannot be read, and its mark has not expired"
         if action.verb == "release":
             return None
-        if not self.forward:
+        if not self.log.forward:
             return "nothing new in this round"
         if action.node in self._stuck:
             return "an earlier step on the node was not confirmed"
@@ -75,22 +68,19 @@ class Executor:
 
     def _one(self, action: Action) -> None:
         for _ in range(self.settings.retries + 1):
-            until = self.lease.hold()
+            until = self.log.lease.hold()
             ready = self._ready(action)
             if ready is None:
                 return
             reading, writes = ready
-            if self.clock.now() >= until:
+            if self.log.clock.now() >= until:
                 raise LeaseLostError("the lease ended while the node was read")
-            try:
-                intent = self._intend(action, reading, writes)
-            except LedgerError as error:
-                self._without_ledger(error)
-                if action.verb != "release":
-                    self._skip(action, "it could not be recorded, so it is not done")
-                    return
-                intent = None
-            precondition = Precondition(reading.version, reading.boot_id, reading.view.marks, self.lease.holder, until)
+            intent = self._intend(action, reading, writes)
+            if intent is None and action.verb != "release":
+                self._skip(action, "it could not be recorded, so it is not done")
+                return
+            holder = self.log.lease.holder
+            precondition = Precondition(reading.version, reading.boot_id, reading.view.marks, holder, until)
             answer = self.scheduler.apply(action, precondition)
             if self._answered(action, intent, answer):
                 return
@@ -134,23 +124,27 @@ class Executor:
             _forbidden(action, view, self.scheduler.read_switches())
             or _other_node(expected, reading)
             or _other_marks(action, expected, view)
-            or _other_evidence(action, expected.view, view, self.evidence(view), self.clock.now())
+            or _other_evidence(action, expected.view, view, self.evidence(view), self.log.clock.now())
         )
 
     def _intend(self, action: Action, reading: NodeReading, writes: tuple[Write, ...]) -> int | None:
-        if self.number is None:
-            raise LedgerError("the decision is not recorded")
-        key, now = key_of(self.number, action), self.clock.now()
-        return self.ledger.intend(
-            Intent(self.number, now, action.node, action.verb, action.to, key, action, reading, writes)
-        )
+        """Record a call; None: it could not be recorded."""
+        decision, now = self.log.report.number, self.log.clock.now()
+        if decision is None:
+            return None
+        key, number = key_of(decision, action), None
+        with self.log.recording():
+            number = self.log.ledger.intend(
+                Intent(decision, now, action.node, action.verb, action.to, key, action, reading, writes)
+            )
+        return number
 
     def _answered(self, action: Action, intent: int | None, answer: Answer) -> bool:
         """Take note of an answer; False: try again."""
         if answer.kind == "timeout":
             self._unanswered(action, intent, answer)
             return True
-        self._settle(intent, Settled(self.clock.now(), answer.kind, answer.confirmed, answer.words, answer.writes))
+        self._settle(intent, Settled(self.log.clock.now(), answer.kind, answer.confirmed, answer.words, answer.writes))
         if answer.confirmed:
             self._confirmed(action, answer)
         elif answer.kind == "conflict":
@@ -167,7 +161,7 @@ class Executor:
             self._stuck.add(action.node)
             self._note(action, "unknown", f"no answer, and the node could not be read again: {error}")
             return  # the intent stays unsettled: the next round, or the next process, looks again
-        settled = settled_by_reading(action, reading, self.clock.now(), answer.words)
+        settled = settled_by_reading(action, reading, self.log.clock.now(), answer.words)
         self._settle(intent, settled)
         if settled.confirmed:
             self._confirmed(action, Answer("done", settled.words))
@@ -180,34 +174,23 @@ class Executor:
         before = self.expected[action.node]
         self.expected[action.node] = replace(before, level=level_after(action, before.level))
         self._new += action.verb not in ("release", "publish") and answer.kind == "done"
-        self.report.steps.append(Step(action, answer.kind, answer.words, answer.writes))
+        self.log.report.steps.append(Step(action, answer.kind, answer.words, answer.writes))
 
     def _settle(self, intent: int | None, settled: Settled) -> None:
-        if intent is None:
-            return
-        try:
-            self.ledger.settle(intent, settled)
-        except LedgerError as error:
-            self._without_ledger(error)
+        if intent is not None:
+            with self.log.recording():
+                self.log.ledger.settle(intent, settled)
 
     def _skip(self, action: Action, why: str) -> None:
         if action.verb != "release":
             self._stuck.add(action.node)
         self._note(action, "skipped", why)
-        if self.number is None:
-            return
-        try:
-            self.ledger.skip(self.number, self.clock.now(), action, why)
-        except LedgerError as error:
-            self._without_ledger(error)
+        if self.log.report.number is not None:
+            with self.log.recording():
+                self.log.ledger.skip(self.log.report.number, self.log.clock.now(), action, why)
 
     def _note(self, action: Action, outcome: str, words: str) -> None:
-        self.report.steps.append(Step(action, outcome, words))
-
-    def _without_ledger(self, error: LedgerError) -> None:
-        self.forward = False
-        if str(error) not in self.report.errors:
-            self.report.errors.append(str(error))
+        self.log.report.steps.append(Step(action, outcome, words))
 
 
 def settled_by_reading(action: Action, reading: NodeReading | None, now: datetime, words: str) -> Settled:

@@ -1,28 +1,24 @@
-"""One node on its way in one round, and what is written down of it: in the ledger and in the report."""
+"""One node that is being emptied, in one round."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
 from policy.plan import NodeDecision
 from scheduler.evacuation.progress import Evacuating
-from scheduler.ledger.sqlite_ledger import SqliteLedger
-from scheduler.ports.errors import LedgerError
-from scheduler.ports.protocols import Clock, Lease
-from scheduler.ports.readings import Answer, NodeReading, Write
-from scheduler.ports.records import Call, Finding, FindingKind, Settled
-from scheduler.ports.report import RoundReport, WorkStep
-from scheduler.ports.workloads import Fence, Workload
+from scheduler.ledger.round_log import RoundLog
+from scheduler.ports.readings import NodeReading
+from scheduler.ports.records import FindingKind
+from scheduler.ports.workloads import Workload
 
 OUTCOMES: Mapping[str, str] = {
     "done": "done", "already": "already", "gone": "gone", "blocked": "blocked", "conflict": "gone",
     "refused": "failed", "timeout": "unknown",
 }  # fmt: skip
-"""How the report says what an answer came to."""
+"""The outcome in the report, by the kind of answer."""
 
 
 @dataclass(slots=True)
@@ -80,74 +76,12 @@ class Case:
         self.change(told=(*self.entry.told, what))
         return True
 
+    def notify(self, log: RoundLog, what: str, kind: FindingKind, words: str, content: Mapping[str, Any]) -> None:
+        """Report to people once, in the ledger and the report, what a program must not settle by itself."""
+        if self.first_time(what):
+            log.find(self.node, kind, words, content)
+            log.step(self.node, "tell", "done", None, words)
 
-@dataclass(slots=True)
-class Turn:
-    """One round: the lease it runs under, and the ledger and the report that it is written down in.
 
-    ``until``: nothing is begun after it.
-    ``still``: re-reads a node and the switches just before a call: why it must not be made, or None.
-    ``forward``: whether anything new may be done; false once the ledger could not be written.
-    """
-
-    lease: Lease
-    ledger: SqliteLedger
-    clock: Clock
-    report: RoundReport
-    until: datetime
-    still: Callable[[Case], str | None]
-    forward: bool = True
-
-    def fence(self) -> Fence:
-        """Make sure of the lease; raises ``LeaseLostError`` if it is not held any more."""
-        return Fence(self.lease.holder, self.lease.hold())
-
-    def over(self, until: datetime | None = None) -> bool:
-        """Whether nothing more is to be begun."""
-        return self.clock.now() >= (until or self.until) or not self.forward
-
-    def intend(self, call: Call) -> int | None:
-        """Record a call; None: it could not be recorded, and must not be made."""
-        number = None
-        with self._recording():
-            number = self.ledger.call(call)
-        return number
-
-    def settle(self, number: int, answer: Answer) -> None:
-        """Record what a call came to."""
-        with self._recording():
-            settled = answer.confirmed or answer.kind == "gone"  # a workload that is gone is where it should be
-            self.ledger.settle_call(
-                number, Settled(self.clock.now(), answer.kind, settled, answer.words, answer.writes)
-            )
-
-    def find(self, node: str, kind: FindingKind, words: str, content: Mapping[str, Any] | None = None) -> None:
-        """Record what was found."""
-        with self._recording():
-            self.ledger.find(Finding(self.clock.now(), node, kind, words, content or {}))
-
-    def tell(self, case: Case, what: str, kind: FindingKind, words: str, content: Mapping[str, Any]) -> None:
-        """Tell people once, in the ledger and the report, what a program must not settle by itself."""
-        if case.first_time(what):
-            self.find(case.node, kind, words, content)
-            self.step(case.node, "tell", "done", None, words)
-
-    def step(
-        self, node: str, verb: str, outcome: str, workload: str | None = None, words: str = "",
-        writes: tuple[Write, ...] = (),
-    ) -> None:  # fmt: skip
-        """Add a step to the report."""
-        self.report.work.append(WorkStep(node, verb, outcome, workload, words, writes))
-
-    def trouble(self, words: str) -> None:
-        """Say once what went wrong."""
-        if words not in self.report.errors:
-            self.report.errors.append(words)
-
-    @contextlib.contextmanager
-    def _recording(self) -> Iterator[None]:
-        try:
-            yield
-        except LedgerError as error:
-            self.forward = False
-            self.trouble(str(error))
+Still = Callable[[Case], str | None]
+"""Reads a node and the switches again, right before a call: why it must not be made; None: it may."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
-from scheduler.evacuation.case import OUTCOMES, Case, Turn
+from scheduler.evacuation.case import OUTCOMES, Case, Still
 from scheduler.evacuation.progress import Result
 from scheduler.evacuation.settings import VerificationSettings
+from scheduler.ledger.round_log import RoundLog
 from scheduler.ports.codec import instant
 from scheduler.ports.errors import SchedulerError
 from scheduler.ports.readings import Answer, AnswerKind
@@ -33,109 +34,112 @@ class Diagnostics:
     node, and people are notified. An inconclusive one is tried again, then reported; it frees nothing.
     """
 
-    def __init__(self, workloads: Workloads, verification: Verification | None, settings: VerificationSettings) -> None:
+    def __init__(
+        self, workloads: Workloads, verification: Verification | None, settings: VerificationSettings, still: Still
+    ) -> None:
         self._workloads = workloads
+        self._still = still
         self._verification = verification
         self._settings = settings
 
-    def advance(self, case: Case, turn: Turn) -> Result | None:
+    def advance(self, case: Case, log: RoundLog) -> Result | None:
         """Start the diagnostic, or read where it stands; gives its result where it ended now."""
         if self._verification is None:
             case.change(phase="done", words="empty")
             return None
         if case.entry.started_at is None:
-            return self._start(self._verification, case, turn)
-        return self._read(self._verification, case, turn)
+            return self._start(self._verification, case, log)
+        return self._read(self._verification, case, log)
 
     def drop(self, node: str, key: str) -> None:
         """Stop the diagnostic of a node that is released meanwhile."""
         if self._verification is not None:
             self._verification.drop(node, key)
 
-    def settled(self, case: Case, turn: Turn) -> None:
+    def settled(self, case: Case, log: RoundLog) -> None:
         """Tell people what a diagnostic came to, where that is theirs to settle, and run it again after a while."""
-        entry, now = case.entry, turn.clock.now()
+        entry, now = case.entry, log.clock.now()
         if entry.phase not in ("failed", "inconclusive"):
             return
         words = f"the diagnostic {case.entry.phase}: {case.entry.words}"
         content = {"units": list(case.units), "result": case.entry.phase}
-        turn.tell(case, entry.phase, "escalated", words, content)
+        case.notify(log, entry.phase, "escalated", words, content)
         since = entry.ended_at or entry.began_at
         other = case.reading.boot_id != entry.boot_id or bool(case.units and entry.units and case.units != entry.units)
         if case.held is None and (other or now - since >= self._settings.retry_after):
             again = entry.attempt + 1
             case.change(phase="emptying", attempt=again, first=again, started_at=None, empty_at=None)
 
-    def _start(self, verification: Verification, case: Case, turn: Turn) -> Result | None:
-        now, entry = turn.clock.now(), case.entry
+    def _start(self, verification: Verification, case: Case, log: RoundLog) -> Result | None:
+        now, entry = log.clock.now(), case.entry
         if entry.empty_at is not None and now - entry.empty_at > self._settings.timeout:
-            return self._ended(case, DiagnosticResult("inconclusive", f"it could not be started: {entry.words}"), turn)
-        if not self._may_start(case, turn):
+            return self._ended(case, DiagnosticResult("inconclusive", f"it could not be started: {entry.words}"), log)
+        if not self._may_start(case, log):
             return None
-        fence = turn.fence()
+        fence = log.fence()
         key = entry.verify_key(case.node)
-        number = turn.intend(Call(now, case.node, "verify", key, self._settings.method, None, case.why))
+        number = log.intend(Call(now, case.node, "verify", key, self._settings.method, None, case.why))
         if number is None:
             return None
         answer = verification.start(case.node, case.units, key, fence)
-        turn.settle(number, answer)
+        log.settle(number, answer)
         started = answer.kind in ("done", "already")
         case.change(started_at=now if started else None, words=answer.words)
         outcome = "waiting" if answer.confirmed else OUTCOMES[answer.kind]
-        turn.step(case.node, "verify", outcome, None, answer.words)
+        log.step(case.node, "verify", outcome, None, answer.words)
         return None
 
-    def _may_start(self, case: Case, turn: Turn) -> bool:
+    def _may_start(self, case: Case, log: RoundLog) -> bool:
         """Look again right before: the mark stands, people said nothing else, and the node is still empty."""
-        if case.held is not None or turn.over():
+        if case.held is not None or log.over():
             return False
-        case.held = turn.still(case)
+        case.held = self._still(case)
         if case.held is not None:
             return False
         try:
             back = [each.name for each in self._workloads.on_node(case.node) if each.stays is None]
         except SchedulerError as error:
-            turn.trouble(f"what runs on {case.node} cannot be listed: {error}")
+            log.error(f"what runs on {case.node} cannot be listed: {error}")
             return False
         if back:
             words = f"not empty any more: {', '.join(back[:5])}"
             case.change(phase="emptying", empty_at=None, words=words)
-            turn.step(case.node, "hold", "held", None, words)
+            log.step(case.node, "hold", "held", None, words)
         return not back
 
-    def _read(self, verification: Verification, case: Case, turn: Turn) -> Result | None:
-        now, entry = turn.clock.now(), case.entry
+    def _read(self, verification: Verification, case: Case, log: RoundLog) -> Result | None:
+        now, entry = log.clock.now(), case.entry
         key = entry.verify_key(case.node)
         try:
             found = verification.result(case.node, key)
         except SchedulerError as error:
-            turn.trouble(str(error))
+            log.error(str(error))
             found = DiagnosticResult("running")
         if found.kind == "missing":
             found = DiagnosticResult("inconclusive", "it was started, and is not there any more")
         if found.kind == "running":
             if entry.started_at is None or now - entry.started_at <= self._settings.timeout:
-                turn.step(case.node, "verify", "waiting", None, found.words)
+                log.step(case.node, "verify", "waiting", None, found.words)
                 return None
             verification.drop(case.node, key)
             found = DiagnosticResult("inconclusive", f"no result within {self._settings.timeout}")
-        return self._ended(case, found, turn)
+        return self._ended(case, found, log)
 
-    def _ended(self, case: Case, found: DiagnosticResult, turn: Turn) -> Result | None:
+    def _ended(self, case: Case, found: DiagnosticResult, log: RoundLog) -> Result | None:
         entry = case.entry
         key = entry.verify_key(case.node)
         began = entry.started_at or entry.began_at
-        now = turn.clock.now()
+        now = log.clock.now()
         at = min(max(found.at or now, began), now)
         result = Result(case.node, key, case.units, found.kind, at, found.failed_units, found.words)
         content = {
             "key": key, "result": found.kind, "units": list(case.units), "at": at.isoformat(),
             "failed_units": list(found.failed_units),
         }  # fmt: skip
-        turn.find(case.node, "verified", f"{found.kind}: {found.words}".rstrip(": "), content)
-        if not turn.forward:
+        log.find(case.node, "verified", f"{found.kind}: {found.words}".rstrip(": "), content)
+        if not log.forward:
             return None  # a label that is not recorded is lost: read it again when it can be
-        turn.step(case.node, "verify", found.kind, None, found.words)
+        log.step(case.node, "verify", found.kind, None, found.words)
         if found.kind == "inconclusive" and entry.attempt - entry.first + 1 < self._settings.attempts:
             # also an attempt that was never started has its own timeout
             case.change(attempt=entry.attempt + 1, started_at=None, empty_at=now, words=found.words)

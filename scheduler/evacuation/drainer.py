@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, Literal
 
-from scheduler.evacuation.case import OUTCOMES, Case, Turn
+from scheduler.evacuation.case import OUTCOMES, Case, Still
 from scheduler.evacuation.progress import Leaving, key_of
 from scheduler.evacuation.settings import EvacuationSettings
+from scheduler.ledger.round_log import RoundLog
 from scheduler.ports.codec import plain_of
 from scheduler.ports.errors import SchedulerError
 from scheduler.ports.readings import Answer
@@ -67,8 +68,11 @@ class Drainer:
     ``hooks``: how workloads are asked that are not asked through the scheduler, by what they name; None: not set up.
     """
 
-    def __init__(self, workloads: Workloads, settings: EvacuationSettings, hooks: Mapping[str, Hook | None]) -> None:
+    def __init__(
+        self, workloads: Workloads, settings: EvacuationSettings, hooks: Mapping[str, Hook | None], still: Still
+    ) -> None:
         self._workloads = workloads
+        self._still = still
         self._settings = settings
         self._hooks = {means: hook for means, hook in hooks.items() if hook is not None}
 
@@ -87,20 +91,20 @@ class Drainer:
         offer = self._offer_of(workload)
         return "evict", "without a checkpoint" if offer is None else f"after a checkpoint by {offer.means}"
 
-    def look(self, case: Case, turn: Turn, now: datetime) -> None:
+    def look(self, case: Case, log: RoundLog, now: datetime) -> None:
         """List what has to go from a node that is being emptied; with nothing left, it is empty."""
         try:
             listed = self._workloads.on_node(case.node)
         except SchedulerError as error:
-            turn.trouble(f"what runs on {case.node} cannot be listed: {error}")
+            log.error(f"what runs on {case.node} cannot be listed: {error}")
             return
         case.going = tuple(self._understood(each) for each in listed if each.stays is None)
         here = {each.uid for each in case.going}
         case.change(leaving={uid: each for uid, each in case.entry.leaving.items() if uid in here})
         if not case.going:
             case.change(phase="verifying", empty_at=now, words="")
-            turn.find(case.node, "empty", "nothing that has to go is left on it")
-            turn.step(case.node, "empty", "done")
+            log.find(case.node, "empty", "nothing that has to go is left on it")
+            log.step(case.node, "empty", "done")
 
     def _understood(self, workload: Workload) -> Workload:
         """Hold a workload that wants to be asked in a way that we cannot: to move it unasked would lose its work."""
@@ -130,10 +134,10 @@ class Drainer:
         settings = self._settings.checkpoint
         return min(max(offer.takes or settings.timeout, timedelta(0)), settings.max_timeout)
 
-    def ask(self, cases: Iterable[Case], turn: Turn, until: datetime) -> None:
-        """Ask for checkpoints, as long as there is time, and learn which were written."""
+    def ask(self, cases: Iterable[Case], log: RoundLog) -> None:
+        """Ask for checkpoints and learn which were written; what is ready to go must not wait for slow hooks."""
         todo: list[Request] = []
-        for case, workload, leaving, step, _ in self._steps(cases, turn):
+        for case, workload, leaving, step, _ in self._steps(cases, log):
             offer = self._offer_of(workload)
             # also after the deadline, as long as it is there: the answer may have come in the last moment
             read = step in ("ask", "await") or (leaving.asked == "asked" and step != "going")
@@ -143,48 +147,48 @@ class Drainer:
         # the scheduler answers at once, a hook may not: then who was not asked yet, then whose time is over first
         todo.sort(key=lambda request: (request.offer.means != "scheduler", not request.first, request.ask.deadline))
         for at in range(0, len(todo), AT_ONCE):
-            if turn.over(until):
+            if log.over(reserve=self._settings.max_round_duration / 2):
                 return
-            self._ask_some(todo[at : at + AT_ONCE], turn)
+            self._ask_some(todo[at : at + AT_ONCE], log)
 
-    def evict(self, cases: Iterable[Case], turn: Turn, flying: int) -> None:
+    def evict(self, cases: Iterable[Case], log: RoundLog, flying: int) -> None:
         """Evict what is ready to go, in addition to what was evicted before and is still on its way."""
-        for case, workload, leaving, step, words in self._steps(cases, turn):
-            self._silent(case, workload, leaving, turn)
+        for case, workload, leaving, step, words in self._steps(cases, log):
+            self._silent(case, workload, leaving, log)
             if step != "evict":
-                self._say_wait(case, workload, step, words, turn)
+                self._say_wait(case, workload, step, words, log)
                 continue
             again = leaving.evicted_at is not None
             if not again and flying >= self._settings.max_concurrent:
-                turn.step(
+                log.step(
                     case.node, "wait", "waiting", workload.name, f"{flying} workloads are on their way out already"
                 )
                 continue
-            if case.stopped is not None or turn.over():
+            if case.stopped is not None or log.over():
                 continue
-            flying += self._evict_one(case, workload, turn) and not again
+            flying += self._evict_one(case, workload, log) and not again
 
-    def _steps(self, cases: Iterable[Case], turn: Turn) -> Iterable[tuple[Case, Workload, Leaving, Next, str]]:
+    def _steps(self, cases: Iterable[Case], log: RoundLog) -> Iterable[tuple[Case, Workload, Leaving, Next, str]]:
         for case in cases:
             for workload in case.going or ():
                 leaving = case.entry.leaving.get(workload.uid)
                 if case.stopped is not None or leaving is None:
                     continue
-                step, words = _next_step(workload, leaving, turn.clock.now())
+                step, words = _next_step(workload, leaving, log.clock.now())
                 yield case, workload, leaving, step, words
 
-    def _ask_some(self, requests: list[Request], turn: Turn) -> None:
-        fence = turn.fence()
+    def _ask_some(self, requests: list[Request], log: RoundLog) -> None:
+        fence = log.fence()
         ready: list[tuple[Request, int | None]] = []
         for request in requests:
             case, number = request.case, None
             if request.first:
-                case.held = case.held or turn.still(case)
+                case.held = case.held or self._still(case)
                 if case.held is not None:
                     continue
                 means, key = request.offer.means, request.ask.key
-                number = turn.intend(
-                    Call(turn.clock.now(), case.node, "checkpoint", key, means, request.workload, case.why)
+                number = log.intend(
+                    Call(log.clock.now(), case.node, "checkpoint", key, means, request.workload, case.why)
                 )
                 if number is None:
                     return
@@ -196,8 +200,8 @@ class Drainer:
             by_hook = request.offer.means != "scheduler"
             answer, state = next(replies) if by_hook else self._through_scheduler(request, fence)
             if number is not None:
-                turn.settle(number, answer)
-            self._asked(request, answer, state, turn)
+                log.settle(number, answer)
+            self._asked(request, answer, state, log)
 
     def _tell(self, request: Request) -> tuple[Answer, CheckpointState]:
         reply = self._hooks[request.offer.means].tell(request.payload(), request.ask.key)
@@ -217,7 +221,7 @@ class Drainer:
         except SchedulerError as error:
             return answer, CheckpointState("waiting", f"whether it was written cannot be read: {error}")
 
-    def _asked(self, request: Request, answer: Answer, state: CheckpointState, turn: Turn) -> None:
+    def _asked(self, request: Request, answer: Answer, state: CheckpointState, log: RoundLog) -> None:
         case, workload = request.case, request.workload
         if "gone" in (answer.kind, state.kind) or answer.kind == "conflict":
             return  # the next listing says what is there
@@ -227,59 +231,59 @@ class Drainer:
         if state.kind == "acknowledged":
             case.move(workload.uid, asked="acknowledged")
             words = state.words or "the checkpoint is written"
-            turn.find(case.node, "acknowledged", words, about)
-            turn.step(case.node, "checkpoint", "done", workload.name, words)
+            log.find(case.node, "acknowledged", words, about)
+            log.step(case.node, "checkpoint", "done", workload.name, words)
         elif state.kind == "failed":
             case.move(workload.uid, asked="failed")
             words = f"it cannot write a checkpoint: {state.words}"
-            turn.find(case.node, "no_answer", words, about)
-            turn.step(case.node, "checkpoint", "inconclusive", workload.name, words)
+            log.find(case.node, "no_answer", words, about)
+            log.step(case.node, "checkpoint", "inconclusive", workload.name, words)
         elif request.first:
             words = answer.words
             if not answer.confirmed:
                 until = f"it is asked again until {request.ask.deadline:{_TIME}} UTC, then moved all the same"
                 words = f"{words}; {until}" if words else until
             result = "waiting" if answer.confirmed else OUTCOMES[answer.kind]
-            turn.step(case.node, "checkpoint", result, workload.name, words)
+            log.step(case.node, "checkpoint", result, workload.name, words)
 
-    def _silent(self, case: Case, workload: Workload, leaving: Leaving, turn: Turn) -> None:
+    def _silent(self, case: Case, workload: Workload, leaving: Leaving, log: RoundLog) -> None:
         """Note once that a checkpoint was waited for in vain."""
-        now, key = turn.clock.now(), f"no answer {workload.uid}"
+        now, key = log.clock.now(), f"no answer {workload.uid}"
         if workload.ending or leaving.asked not in ("planned", "asked"):
             return
         if leaving.deadline is None or now < leaving.deadline or not case.first_time(key):
             return
         asked = "was asked and did not acknowledge" if leaving.asked == "asked" else "could not be asked"
         words = f"{workload.name} {asked} a checkpoint by {leaving.deadline:{_TIME}} UTC"
-        turn.find(case.node, "no_answer", words, {"workload": workload.name, "uid": workload.uid})
+        log.find(case.node, "no_answer", words, {"workload": workload.name, "uid": workload.uid})
 
-    def _say_wait(self, case: Case, workload: Workload, step: Next, words: str, turn: Turn) -> None:
+    def _say_wait(self, case: Case, workload: Workload, step: Next, words: str, log: RoundLog) -> None:
         """Say what is waited for: always in the report; the end of what may not be moved once in the ledger."""
         if step == "ask":
             return
-        turn.step(case.node, "wait", "waiting", workload.name, words)
+        log.step(case.node, "wait", "waiting", workload.name, words)
         if step == "held":
             case.wait_until(workload.ends_at)
             if case.first_time(f"held {workload.uid}"):
-                turn.find(case.node, "waits", words, {"workload": workload.name, "uid": workload.uid})
+                log.find(case.node, "waits", words, {"workload": workload.name, "uid": workload.uid})
 
-    def _evict_one(self, case: Case, workload: Workload, turn: Turn) -> bool:
-        fence = turn.fence()
-        case.held = turn.still(case)
+    def _evict_one(self, case: Case, workload: Workload, log: RoundLog) -> bool:
+        fence = log.fence()
+        case.held = self._still(case)
         if case.held is not None:
             return False
-        now = turn.clock.now()
+        now = log.clock.now()
         if now >= fence.until:
             return False
         key = key_of(case.node, case.entry.began_at, f"evict {workload.uid}")
         writes = self._workloads.preview(workload)
-        number = turn.intend(Call(now, case.node, "evict", key, "scheduler", workload, case.why, writes))
+        number = log.intend(Call(now, case.node, "evict", key, "scheduler", workload, case.why, writes))
         if number is None:
             return False
         answer = self._workloads.evict(workload, fence)
-        turn.settle(number, answer)
-        self._evicted(case, workload, answer, turn.clock.now())
-        turn.step(case.node, "evict", OUTCOMES[answer.kind], workload.name, answer.words, answer.writes)
+        log.settle(number, answer)
+        self._evicted(case, workload, answer, log.clock.now())
+        log.step(case.node, "evict", OUTCOMES[answer.kind], workload.name, answer.words, answer.writes)
         return answer.kind in ("done", "already", "timeout")
 
     def _evicted(self, case: Case, workload: Workload, answer: Answer, now: datetime) -> None:

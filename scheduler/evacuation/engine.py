@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 
 from policy.fleet import Level, NodeView
 from policy.plan import Plan
-from scheduler.evacuation.case import Case, Turn
+from scheduler.evacuation.case import Case
 from scheduler.evacuation.diagnostics import Diagnostics
 from scheduler.evacuation.drainer import Drainer
 from scheduler.evacuation.progress import SETTLED, Evacuating, Progress, Result, stored_progress
 from scheduler.evacuation.settings import EvacuationSettings
-from scheduler.ledger.sqlite_ledger import SqliteLedger
-from scheduler.ports.errors import LedgerError, SchedulerError
-from scheduler.ports.protocols import Clock, Lease, LeaseLostError, SchedulerAdapter
+from scheduler.ledger.round_log import RoundLog
+from scheduler.ports.errors import SchedulerError
+from scheduler.ports.protocols import Clock, LeaseLostError, SchedulerAdapter
 from scheduler.ports.readings import NodeReading, Switches
 from scheduler.ports.records import Call, Settled
 from scheduler.ports.report import RoundReport, WorkStep
@@ -23,25 +23,6 @@ from scheduler.ports.workloads import Hook, Verification, Workload, Workloads
 
 _MOST_OPEN = 100
 # Calls of dead processes that are looked into in one round.
-
-
-@dataclass(frozen=True, slots=True)
-class Round:
-    """What the controller hands over after its own actions.
-
-    ``views``: the nodes as decided on, with their units.
-    ``drained``: nodes whose drain mark was put on in this round.
-    ``forward``: whether anything new may be done.
-    ``unheard``: nodes of whose GPUs it could never be read what they reported: they are left as they are.
-    """
-
-    plan: Plan
-    views: Mapping[str, NodeView]
-    drained: frozenset[str]
-    lease: Lease
-    report: RoundReport
-    forward: bool
-    unheard: frozenset[str] = frozenset()
 
 
 class Evacuation:
@@ -58,7 +39,6 @@ class Evacuation:
         self,
         scheduler: SchedulerAdapter,
         workloads: Workloads,
-        ledger: SqliteLedger,
         clock: Clock,
         settings: EvacuationSettings,
         hooks: Mapping[str, Hook | None],
@@ -66,14 +46,13 @@ class Evacuation:
     ) -> None:
         self._scheduler = scheduler
         self._workloads = workloads
-        self._ledger = ledger
         self._clock = clock
         self._settings = settings
         self._verification = verification
         self._store = stored_progress(workloads)
         self._progress = Progress()  # with what this round changed
-        self._drainer = Drainer(workloads, settings, hooks)
-        self._diagnostics = Diagnostics(workloads, verification, settings.verification)
+        self._drainer = Drainer(workloads, settings, hooks, self._still)
+        self._diagnostics = Diagnostics(workloads, verification, settings.verification, self._still)
 
     def results(self) -> tuple[Result, ...] | None:
         """Give the results of diagnostics; None: they could not be read since the process began."""
@@ -91,36 +70,41 @@ class Evacuation:
         self._progress = self._store.value
         return True
 
-    def round(self, given: Round) -> None:
+    def round(
+        self, log: RoundLog, plan: Plan, views: Mapping[str, NodeView], drained: frozenset[str], unheard: frozenset[str]
+    ) -> None:
         """Do what is next for each node; :meth:`load` comes before.
 
+        ``views``: the nodes as decided on, with their units.
+        ``drained``: nodes whose drain mark was put on in this round.
+        ``unheard``: nodes of whose GPUs it could never be read what they reported: they are left as they are.
         Raises ``LeaseLostError`` if the lease is lost on the way.
         """
         if not self._settings.enabled:
             return
-        report = given.report
-        until = self._clock.now() + self._settings.max_round_duration
-        turn = Turn(given.lease, self._ledger, self._clock, report, until, self._still, given.forward)
-        self._settle_open(turn)
-        cases = self._open(given, turn)
+        log.begin(self._settings.max_round_duration)
+        self._settle_open(log)
+        cases = self._open(log, plan, views, drained)
+        for case in cases:
+            case.frozen = _frozen(plan, case.reading.view, unheard)
         now = self._clock.now()
         emptying = [case for case in cases if case.entry.phase == "emptying"]
         for case in emptying:
-            self._drainer.look(case, turn, now)
+            self._drainer.look(case, log, now)
             self._drainer.plan(case, now)
-        if not self._keep(cases, (), turn):
-            turn.forward = False
+        if not self._keep(cases, (), log):
+            log.forward = False
         # what is not empty, and stays so for this round
         emptying = [case for case in emptying if case.entry.phase == "emptying" and case.going is not None]
         results: list[Result] = []
         try:
-            self._act(cases, emptying, results, turn)
+            self._act(cases, emptying, results, log)
         except LeaseLostError:
             # what was done is known all the same, and the version says whether it may still be kept
-            self._keep(cases, results, turn)
+            self._keep(cases, results, log)
             raise
-        if not self._keep(cases, results, turn):
-            report.notes.append("how far nodes are emptied is read again in the next round")
+        if not self._keep(cases, results, log):
+            log.report.notes.append("how far nodes are emptied is read again in the next round")
 
     def rehearse(self, plan: Plan, views: Mapping[str, NodeView], report: RoundReport) -> None:
         """Say what would be asked of whom on nodes that are or would be drained, after :meth:`load`; nothing is."""
@@ -142,67 +126,64 @@ class Evacuation:
                 writes = self._workloads.preview(workload) if verb == "evict" else ()
                 report.work.append(WorkStep(name, verb, "would", workload.name, words, writes))
 
-    def _act(self, cases: list[Case], emptying: list[Case], results: list[Result], turn: Turn) -> None:
-        # slow hooks have half of the time at most: what is ready to go must not wait for them
-        self._drainer.ask(emptying, turn, turn.until - self._settings.max_round_duration / 2)
+    def _act(self, cases: list[Case], emptying: list[Case], results: list[Result], log: RoundLog) -> None:
+        self._drainer.ask(emptying, log)
         entries = [entry for entry in self._progress.nodes.values() if entry.phase == "emptying"]
         flying = {each.uid for entry in entries for each in entry.leaving.values() if each.evicted_at is not None}
         # also those whose eviction got no answer, or none that a process lived to record; a dead kubelet ends no pod
         for case in emptying:
             if not case.reading.view.down:
                 flying |= {workload.uid for workload in case.going or () if workload.ending}
-        self._drainer.evict(emptying, turn, len(flying))
+        self._drainer.evict(emptying, log, len(flying))
         for case in emptying:
-            self._stuck(case, turn)
+            self._stuck(case, log)
         for case in cases:
             if case.entry.phase == "verifying":
-                result = self._diagnostics.advance(case, turn)
+                result = self._diagnostics.advance(case, log)
                 results += [] if result is None else [result]
-            self._diagnostics.settled(case, turn)
+            self._diagnostics.settled(case, log)
             why = case.stopped if case.entry.phase == "emptying" else case.held
             if why is not None and case.entry.phase not in SETTLED:
-                turn.step(case.node, "hold", "held", None, why)
+                log.step(case.node, "hold", "held", None, why)
 
-    def _open(self, given: Round, turn: Turn) -> list[Case]:
+    def _open(self, log: RoundLog, plan: Plan, views: Mapping[str, NodeView], drained: frozenset[str]) -> list[Case]:
         progress = self._progress
-        marked = {name for name, view in given.views.items() if view.marks.drained}
+        marked = {name for name, view in views.items() if view.marks.drained}
         nodes = dict(progress.nodes)
         cases: list[Case] = []
-        switches = self._switches(turn)
-        for name in sorted({*nodes, *marked, *given.drained}, key=lambda name: _urgency(given.plan, name)):
+        switches = self._switches(log)
+        for name in sorted({*nodes, *marked, *drained}, key=lambda name: _urgency(plan, name)):
             before = self._clock.now()
             try:
                 reading = self._scheduler.revalidate(name)
             except SchedulerError as error:
-                turn.trouble(f"{name} cannot be read again: {error}")
+                log.error(f"{name} cannot be read again: {error}")
                 continue
             why = _why_ended(reading)
             if reading is None or why is not None:
-                self._end(name, nodes.pop(name, None), why or "", turn)
+                self._end(name, nodes.pop(name, None), why or "", log)
                 continue
             entry = nodes.get(name)
-            if entry is None or name in given.drained or _newer(reading, entry, before):
-                self._end(name, entry, "another drain began", turn)
+            if entry is None or name in drained or _newer(reading, entry, before):
+                self._end(name, entry, "another drain began", log)
                 entry = Evacuating(self._clock.now())
-                turn.find(name, "began", "its drain mark is followed")
+                log.find(name, "began", "its drain mark is followed")
             nodes[name] = entry
-            decision = given.plan.nodes.get(name)
-            units = tuple(unit.name for unit in given.views[name].units) if name in given.views else ()
-            case = Case(reading, decision, units, entry)
-            case.frozen = _frozen(given, reading)
+            units = tuple(unit.name for unit in views[name].units) if name in views else ()
+            case = Case(reading, plan.nodes.get(name), units, entry)
             case.held = "the switches cannot be read" if switches is None else self._held(case, reading, switches)
             cases.append(case)
         self._progress = replace(progress, nodes=nodes)
         return cases
 
-    def _end(self, name: str, entry: Evacuating | None, why: str, turn: Turn) -> None:
+    def _end(self, name: str, entry: Evacuating | None, why: str, log: RoundLog) -> None:
         if entry is None:
             return
-        turn.find(name, "ended" if entry.phase in SETTLED else "called_off", why, {"phase": entry.phase})
+        log.find(name, "ended" if entry.phase in SETTLED else "called_off", why, {"phase": entry.phase})
         if entry.phase == "verifying" and entry.started_at is not None:
             self._diagnostics.drop(name, entry.verify_key(name))
         if entry.phase not in SETTLED:
-            turn.step(name, "hold", "held", None, f"no more is done to empty it: {why}")
+            log.step(name, "hold", "held", None, f"no more is done to empty it: {why}")
 
     def _held(self, case: Case, reading: NodeReading, switches: Switches) -> str | None:  # noqa: PLR0911
         """Say why nothing new may be done to empty a node now, though its mark stands; None: it may be emptied."""
@@ -239,14 +220,14 @@ class Evacuation:
             return "it booted since it was read"
         return self._held(case, reading, switches)
 
-    def _switches(self, turn: Turn) -> Switches | None:
+    def _switches(self, log: RoundLog) -> Switches | None:
         try:
             return self._scheduler.read_switches()
         except SchedulerError as error:
-            turn.trouble(f"the switches cannot be read: {error}")
+            log.error(f"the switches cannot be read: {error}")
             return None
 
-    def _keep(self, cases: Iterable[Case], results: Iterable[Result], turn: Turn) -> bool:
+    def _keep(self, cases: Iterable[Case], results: Iterable[Result], log: RoundLog) -> bool:
         progress = self._progress
         nodes = {**progress.nodes, **{case.node: case.entry for case in cases}}
         oldest = self._clock.now() - self._settings.verification.retention
@@ -254,11 +235,11 @@ class Evacuation:
         self._progress = then
         why = None if then == self._store.value else self._store.save(then)
         if why is not None:
-            turn.trouble(f"how far nodes are emptied may not be kept: {why}")
+            log.error(f"how far nodes are emptied may not be kept: {why}")
         return why is None
 
-    def _stuck(self, case: Case, turn: Turn) -> None:
-        now, entry = turn.clock.now(), case.entry
+    def _stuck(self, case: Case, log: RoundLog) -> None:
+        now, entry = log.clock.now(), case.entry
         if case.stopped is not None or not case.going:
             return
         # up to then it had reason to wait: asked checkpoints, and ends of what may not be moved
@@ -272,23 +253,20 @@ class Evacuation:
             f"not empty since its drain began at {entry.began_at:%Y-%m-%d %H:%M} UTC; it keeps its taint, nothing is "
             f"forced: {'; '.join(waiting)}"
         )
-        turn.tell(case, "stuck", "stuck", words, {"workloads": [each.name for each in case.going]})
+        case.notify(log, "stuck", "stuck", words, {"workloads": [each.name for each in case.going]})
 
-    def _settle_open(self, turn: Turn) -> None:
+    def _settle_open(self, log: RoundLog) -> None:
         """Find out what became of calls that a dead process left without an answer."""
-        try:
+        with log.recording():
             listed: dict[str, Mapping[str, Workload]] = {}
-            for number, call in self._ledger.open_calls()[:_MOST_OPEN]:
+            for number, call in log.ledger.open_calls()[:_MOST_OPEN]:
                 try:
                     kind, words = self._became(call, listed)
                 except SchedulerError:
                     continue  # the next round looks again
                 answer = Settled(self._clock.now(), "found" if kind else "not_found", kind, words)
-                self._ledger.settle_call(number, answer)
-                turn.report.notes.append(f"{call.kind} on {call.node} was interrupted: {words}")
-        except LedgerError as error:
-            turn.forward = False
-            turn.trouble(str(error))
+                log.ledger.settle_call(number, answer)
+                log.report.notes.append(f"{call.kind} on {call.node} was interrupted: {words}")
 
     def _became(self, call: Call, listed: dict[str, Mapping[str, Workload]]) -> tuple[bool, str]:
         if call.kind == "verify" and self._verification is not None:
@@ -311,11 +289,11 @@ def _why_ended(reading: NodeReading | None) -> str | None:
     return "its drain mark is gone" if gone else None
 
 
-def _frozen(given: Round, reading: NodeReading) -> str | None:
+def _frozen(plan: Plan, view: NodeView, unheard: frozenset[str]) -> str | None:
     """Say why nothing new is done on any node of a group: the breaker freezes evictions like any hard action."""
-    if reading.view.name in given.unheard:
+    if view.name in unheard:
         return "what its GPUs reported cannot be read"
-    causes = given.plan.state.breaker.frozen(reading.view.group_key)
+    causes = plan.state.breaker.frozen(view.group_key)
     return f"the breaker is open: {'; '.join(causes)}" if causes else None
 
 

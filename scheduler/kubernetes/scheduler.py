@@ -147,9 +147,9 @@ class KubernetesScheduler:
         snapshot = self._known(action.node, precondition.version) or self._read(action.node)
         if snapshot is None:
             return Answer("gone", f"there is no node {action.node}")
-        conflict = self._conflict(snapshot, precondition)
+        conflict = precondition.conflict(snapshot.reading)
         if conflict is not None:
-            return Answer("conflict", conflict)
+            return conflict
         then = self._after(action, snapshot.node_object)
         writes = writes_between(snapshot.node_object, then)
         if not writes:
@@ -265,17 +265,6 @@ class KubernetesScheduler:
         newest = self._newest
         same = newest is not None and (newest.node_object.name, newest.reading.version) == (node, version)
         return newest if same else None
-
-    def _conflict(self, snapshot: NodeSnapshot, expected: Precondition) -> str | None:
-        if not snapshot.reading.view.readable:
-            return "its state cannot be read"
-        if snapshot.reading.version != expected.version:
-            return f"version {snapshot.reading.version}, expected {expected.version}"
-        if snapshot.reading.boot_id != expected.boot_id:
-            return "it booted since"
-        if snapshot.reading.view.marks.level != expected.marks.level:
-            return "it carries other predrain marks than expected"
-        return None
 
     def _patch(self, path: str, patch: Object) -> Response:
         params, timeout = {"fieldManager": FIELD_MANAGER}, self.leadership.left()

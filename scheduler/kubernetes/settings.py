@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Literal
+from typing import Annotated, Literal
 
+from policy.ranges import PositiveInt, PositiveTime, Range, check_ranges
 from telemetry.collect.kubernetes.api import ClientLimits
 from telemetry.collect.kubernetes.rules import KubernetesRules, default_rules
 
+_PageSize = Annotated[int, Range("1 to 500", lambda value: 1 <= value <= 500)]
 _DNS_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 
 
@@ -56,34 +58,25 @@ class KubernetesSettings:
     events: bool = True
     device_taints: bool = False
     cordon: bool = False
-    requests_per_second: float = 200.0
-    burst: int = 200
-    connect_timeout: timedelta = timedelta(seconds=3)
-    request_timeout: timedelta = timedelta(seconds=5)
-    retry_timeout: timedelta = timedelta(seconds=10)
-    node_page_size: int = 100
-    pod_page_size: int = 250
+    requests_per_second: Annotated[float, Range("a positive number", lambda value: value > 0)] = 200.0
+    burst: PositiveInt = 200
+    connect_timeout: PositiveTime = timedelta(seconds=3)
+    request_timeout: PositiveTime = timedelta(seconds=5)
+    retry_timeout: PositiveTime = timedelta(seconds=10)
+    node_page_size: _PageSize = 100
+    pod_page_size: _PageSize = 250
     diagnostic_job: str | None = None
     eviction_scope: Literal["all", "gpu"] = "all"
     evict_unmanaged: bool = False
     evict_local_data: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("connect_timeout", "request_timeout", "retry_timeout"):
-            if getattr(self, name) <= timedelta(0):
-                raise ValueError(f"{name} is {getattr(self, name)}: give a positive time")
+        check_ranges(self)
         for name in ("prefix", "namespace", "lease", "state", "progress"):
             if not _DNS_NAME.fullmatch(getattr(self, name)):
                 raise ValueError(f"{name} is {getattr(self, name)!r}: give a DNS name (small letters, digits, - and .)")
         if self.state == self.progress:
             raise ValueError(f"state and progress are both {self.state!r}: give two names")
-        if not self.requests_per_second > 0 or self.burst < 1:
-            raise ValueError(
-                f"requests_per_second is {self.requests_per_second}, burst is {self.burst}: give positive numbers"
-            )
-        for name in ("node_page_size", "pod_page_size"):
-            if not 1 <= getattr(self, name) <= 500:
-                raise ValueError(f"{name} is {getattr(self, name)}: give 1 to 500")
 
     @property
     def limits(self) -> ClientLimits:

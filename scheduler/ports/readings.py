@@ -89,25 +89,6 @@ class Write:
 
 
 @dataclass(frozen=True, slots=True)
-class Precondition:
-    """What must still be true of a node when it is written to.
-
-    ``version``: of the node as it was re-read just before: Kubernetes' resourceVersion; for Slurm, which has none, a
-    digest of state, reason and the time of the reason.
-    ``boot_id``: a node that booted since is another node.
-    ``marks``: predrain's marks on it.
-    ``holder``: who holds the lease; an adapter that can, lets the scheduler compare.
-    ``until``: the write must have been sent by then: the end of the lease. Aware.
-    """
-
-    version: str
-    boot_id: str | None
-    marks: Marks
-    holder: str
-    until: datetime
-
-
-@dataclass(frozen=True, slots=True)
 class Answer:
     """The outcome of a write, or of a call about a workload or a diagnostic.
 
@@ -131,6 +112,35 @@ class Answer:
     def confirmed(self) -> bool:
         """Whether the request is fulfilled now."""
         return self.kind in ("done", "already")
+
+
+@dataclass(frozen=True, slots=True)
+class Precondition:
+    """What must still be true of a node when it is written to.
+
+    ``version``: of the node as it was re-read just before: Kubernetes' resourceVersion; for Slurm, which has none, a
+    digest of state, reason and the time of the reason.
+    ``boot_id``: a node that booted since is another node.
+    ``marks``: predrain's marks on it.
+    ``holder``: who holds the lease; an adapter that can, lets the scheduler compare.
+    ``until``: the write must have been sent by then: the end of the lease. Aware.
+    """
+
+    version: str
+    boot_id: str | None
+    marks: Marks
+    holder: str
+    until: datetime
+
+    def conflict(self, reading: NodeReading) -> Answer | None:
+        """Return in which way a node is not, as read now, what it must be; None: it is."""
+        conflicts = {
+            "its state cannot be read": not reading.view.readable,
+            "it booted since": reading.boot_id != self.boot_id,
+            f"version {reading.version}, expected {self.version}": reading.version != self.version,
+            "it carries other predrain marks than expected": reading.view.marks.level != self.marks.level,
+        }
+        return next((Answer("conflict", message) for message, differs in conflicts.items() if differs), None)
 
 
 def stands(action: Action, marks: Marks) -> bool:

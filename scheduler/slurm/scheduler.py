@@ -128,28 +128,21 @@ class SlurmScheduler:
         return standing.record is not None or standing.damaged is not None
 
     def _reading(self, node: SlurmNode, jobs: Sequence[JobView]) -> NodeReading:
-        now = self._clock.now()
-        self._late.seen(node, standing_on(node, now).foreign is not None)
-        view = view_of(node, jobs, self._settings, now)
+        self._late.seen(node, standing_on(node, self._clock.now()).foreign is not None)
+        return self._as_read(node, jobs)
+
+    def _as_read(self, node: SlurmNode, jobs: Sequence[JobView]) -> NodeReading:
+        view = view_of(node, jobs, self._settings, self._clock.now())
         return NodeReading(view, node.version, self._boots.of(node.name, node.booted_at))
 
     def _unfit(self, action: Action, node: SlurmNode, precondition: Precondition) -> Answer | None:
         refused = self.port.read_only()
         if refused is not None:
             return Answer("refused", refused)
-        standing = standing_on(node, self._clock.now())
-        conflicts = {
-            "its state or its reason cannot be read now": not node.readable,
-            "it booted in between": self._boots.of(node.name, node.booted_at) != precondition.boot_id,
-            "a person or tool wrote to it in between": node.version != precondition.version,
-            "it carries other predrain marks than expected": standing.marks.level != precondition.marks.level,
-        }
-        for message, conflict in conflicts.items():
-            if conflict:
-                return Answer("conflict", message)
-        if standing.foreign is not None and action.verb != "release":
-            return Answer("refused", f"{standing.foreign} stands on it, which is not predrain's")
-        return None
+        conflict, foreign = precondition.conflict(self._as_read(node, ())), standing_on(node, self._clock.now()).foreign
+        if conflict is None and foreign is not None and action.verb != "release":
+            return Answer("refused", f"{foreign} stands on it, which is not predrain's")
+        return conflict
 
     def _write(self, action: Action, node: SlurmNode, change: NodeChange) -> Answer:
         if change.empty:

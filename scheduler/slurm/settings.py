@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final, Literal
 
+from policy.ranges import PositiveInt, PositiveTime, check_ranges
+
 HIGHEST_WEIGHT: Final = 0xFFFFFFF0
 """scontrol refuses a higher one; Slurm keeps the numbers above it for "no value", "infinite" and the like."""
 
@@ -51,18 +53,15 @@ class SlurmSettings:
     rack_prefix: str | None = None
     domain_prefix: str | None = None
     opt_out_feature: str = "predrain_unmanaged"
-    timeout: timedelta = timedelta(seconds=20)
-    max_response_bytes: int = 512 * 2**20
+    timeout: PositiveTime = timedelta(seconds=20)
+    max_response_bytes: PositiveInt = 512 * 2**20
 
     def __post_init__(self) -> None:
         if not self.folder:
             raise ValueError("folder is empty: give a folder on a disk that all controllers share")
         if not 0 < self.soft_weight <= HIGHEST_WEIGHT:
             raise ValueError(f"soft_weight is {self.soft_weight}: give a number from 1 to {HIGHEST_WEIGHT}")
-        if self.timeout <= timedelta(0):
-            raise ValueError(f"timeout is {self.timeout}: give a positive time")
-        if self.max_response_bytes < 1:
-            raise ValueError(f"max_response_bytes is {self.max_response_bytes}: give a positive number")
+        check_ranges(self)
         for name in ("cluster", "gres", "opt_out_feature"):
             if not _WORD.match(getattr(self, name)):
                 raise ValueError(f"{name} is {getattr(self, name)!r}: give a name of letters, digits, _ . : = -")

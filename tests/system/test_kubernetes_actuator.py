@@ -92,10 +92,7 @@ class Replica:
             verification=VerificationSettings(method="scheduler" if diagnostic else "none"),
         )  # fmt: skip
         verification = KubernetesVerification(self.scheduler, read_manifest(DIAGNOSTIC)) if diagnostic else None
-        evacuation = Evacuation(
-            self.scheduler, workloads, self.ledger, clock, self.settings,
-            {}, verification,
-        )  # fmt: skip
+        evacuation = Evacuation(self.scheduler, workloads, clock, self.settings, {}, verification)
         self.risks = risks or MemoryRisks()
         facts = VerifiedFacts(MemoryFacts(), evacuation.results)
         self.controller = Controller(

@@ -1,0 +1,85 @@
+"""What is recorded of one round, in the ledger and in the report; without the ledger nothing new is done."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from scheduler.ledger.sqlite_ledger import SqliteLedger
+from scheduler.ports.errors import LedgerError
+from scheduler.ports.protocols import Clock, Lease
+from scheduler.ports.readings import Answer, Write
+from scheduler.ports.records import Call, Finding, FindingKind, Settled
+from scheduler.ports.report import RoundReport, WorkStep
+from scheduler.ports.workloads import Fence
+
+
+@dataclass(slots=True)
+class RoundLog:
+    """The ledger and the report of one round, and the lease that it runs under.
+
+    ``forward``: whether anything new may be done; false once the ledger could not be written.
+    ``until``: nothing is begun after it; see :meth:`begin`.
+    """
+
+    lease: Lease
+    ledger: SqliteLedger
+    clock: Clock
+    report: RoundReport
+    forward: bool = True
+    until: datetime | None = None
+
+    def begin(self, lasts: timedelta) -> None:
+        """Begin a part of the round that may take so long."""
+        self.until = self.clock.now() + lasts
+
+    def over(self, reserve: timedelta = timedelta(0)) -> bool:
+        """Whether nothing more is to be begun; ``reserve``: so long before the end already."""
+        return not self.forward or (self.until is not None and self.clock.now() >= self.until - reserve)
+
+    def fence(self) -> Fence:
+        """Make sure of the lease; raises ``LeaseLostError`` if it is not held any more."""
+        return Fence(self.lease.holder, self.lease.hold())
+
+    @contextlib.contextmanager
+    def recording(self) -> Iterator[None]:
+        """Write to the ledger within; a failure is an error of the round, and stops whatever is new."""
+        try:
+            yield
+        except LedgerError as error:
+            self.forward = False
+            self.error(str(error))
+
+    def intend(self, call: Call) -> int | None:
+        """Record a call; None: it could not be recorded, and must not be made."""
+        number = None
+        with self.recording():
+            number = self.ledger.call(call)
+        return number
+
+    def settle(self, number: int, answer: Answer) -> None:
+        """Record the outcome of a call."""
+        confirmed = answer.confirmed or answer.kind == "gone"  # a workload that is gone is where it should be
+        settled = Settled(self.clock.now(), answer.kind, confirmed, answer.words, answer.writes)
+        with self.recording():
+            self.ledger.settle_call(number, settled)
+
+    def find(self, node: str, kind: FindingKind, words: str, content: Mapping[str, Any] | None = None) -> None:
+        """Record a finding."""
+        with self.recording():
+            self.ledger.find(Finding(self.clock.now(), node, kind, words, content or {}))
+
+    def step(
+        self, node: str, verb: str, outcome: str, workload: str | None = None, words: str = "",
+        writes: tuple[Write, ...] = (),
+    ) -> None:  # fmt: skip
+        """Add a step to the report."""
+        self.report.work.append(WorkStep(node, verb, outcome, workload, words, writes))
+
+    def error(self, message: str) -> None:
+        """Report an error once."""
+        if message not in self.report.errors:
+            self.report.errors.append(message)

@@ -179,7 +179,7 @@ def _switch(
     except SchedulerError as error:
         raise InputError(f"the switches cannot be read: {error}", chosen.where, "Try again.") from None
     if not answer.confirmed:
-        raise InputError(f"the switches are not set: {answer.words}", chosen.where, "Try again.")
+        raise InputError(f"the switches are not set: {answer.message}", chosen.where, "Try again.")
     state = ["kill switch on" if switches.kill else "kill switch off"]
     state += ["release all"] if switches.release_all else []
     state += ["breaker closed by hand"] if reset_breaker else []
@@ -291,14 +291,14 @@ def _lines(report: RoundReport) -> list[str]:
     shown: dict[str, tuple[str, ...]] = {}
     for step in report.steps:
         action = step.action
-        message = f": {step.words}" if step.words else ""
+        message = f": {step.message}" if step.message else ""
         lines.append(f"{step.outcome:<8} {action.verb} {action.node} ({action.tier}){message}")
         if shown.get(action.node) != action.reasons:  # the same for each step on a node
             lines += [f"         why: {reason}" for reason in action.reasons]
         shown[action.node] = action.reasons
-        lines += [f"         {write.words}" for write in step.writes]
+        lines += [f"         {write.message}" for write in step.writes]
     lines += [step.line for step in report.work]
-    lines += [f"         {write.words}" for step in report.work for write in step.writes]
+    lines += [f"         {write.message}" for step in report.work for write in step.writes]
     lines += [f"over budget: {node}: {why}" for node, why in content["over_budget"].items()]
     lines += [f"breaker open: {cause}" for cause in content["breaker"].values()]
     lines += [f"fleet: {reason}" for reason in content["fleet"]]

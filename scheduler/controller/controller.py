@@ -135,7 +135,7 @@ class Controller:
             levels[action.node] = level_after(action, levels[action.node])
         stands = signals_of(plan, views, levels, self._policy)
         writes = self._scheduler.announcing(stands, new=new)
-        report.notes += [f"would be written besides: {write.words}" for write in writes]
+        report.notes += [f"would be written besides: {write.message}" for write in writes]
 
     def stop(self) -> None:
         """Give the lease back, so that another replica need not wait for its end."""
@@ -189,7 +189,7 @@ class Controller:
         except SchedulerError as error:
             report.errors.append(f"what the scheduler may have lost of our marks is not put back: {error}")
             return
-        report.notes += [f"put back, for the scheduler had lost it: {write.words}" for write in put_back]
+        report.notes += [f"put back, for the scheduler had lost it: {write.message}" for write in put_back]
 
     def _settle_open(self, report: RoundReport) -> None:
         try:

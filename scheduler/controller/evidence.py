@@ -97,7 +97,7 @@ class Evidence:
         units = self.units_of(view)
         if not units and view.marks.level:
             known = state.nodes.get(view.name)
-            names = [each.unit for each in known.tier.support] if known is not None else []
+            names = [score.unit for score in known.tier.support] if known is not None else []
             units = tuple(self._with_evidence(UnitView(name)) for name in names or [view.name])
         return replace(view, units=units)
 

@@ -144,14 +144,16 @@ class Executor:
         if answer.kind == "timeout":
             self._unanswered(action, intent, answer)
             return True
-        self._settle(intent, Settled(self.log.clock.now(), answer.kind, answer.confirmed, answer.words, answer.writes))
+        self._settle(
+            intent, Settled(self.log.clock.now(), answer.kind, answer.confirmed, answer.message, answer.writes)
+        )
         if answer.confirmed:
             self._confirmed(action, answer)
         elif answer.kind == "conflict":
             return False
         else:
             self._stuck.add(action.node)
-            self._note(action, "failed", f"{answer.kind}: {answer.words}")
+            self._note(action, "failed", f"{answer.kind}: {answer.message}")
         return True
 
     def _unanswered(self, action: Action, intent: int | None, answer: Answer) -> None:
@@ -161,7 +163,7 @@ class Executor:
             self._stuck.add(action.node)
             self._note(action, "unknown", f"no answer, and the node could not be read again: {error}")
             return  # the intent stays unsettled: the next round, or the next process, looks again
-        settled = settled_by_reading(action, reading, self.log.clock.now(), answer.words)
+        settled = settled_by_reading(action, reading, self.log.clock.now(), answer.message)
         self._settle(intent, settled)
         if settled.confirmed:
             self._confirmed(action, Answer("done", settled.words))
@@ -174,7 +176,7 @@ class Executor:
         before = self.expected[action.node]
         self.expected[action.node] = replace(before, level=level_after(action, before.level))
         self._new += action.verb not in ("release", "publish") and answer.kind == "done"
-        self.log.report.steps.append(Step(action, answer.kind, answer.words, answer.writes))
+        self.log.report.steps.append(Step(action, answer.kind, answer.message, answer.writes))
 
     def _settle(self, intent: int | None, settled: Settled) -> None:
         if intent is not None:
@@ -189,19 +191,19 @@ class Executor:
             with self.log.recording():
                 self.log.ledger.skip(self.log.report.number, self.log.clock.now(), action, why)
 
-    def _note(self, action: Action, outcome: str, words: str) -> None:
-        self.log.report.steps.append(Step(action, outcome, words))
+    def _note(self, action: Action, outcome: str, message: str) -> None:
+        self.log.report.steps.append(Step(action, outcome, message))
 
 
-def settled_by_reading(action: Action, reading: NodeReading | None, now: datetime, words: str) -> Settled:
+def settled_by_reading(action: Action, reading: NodeReading | None, now: datetime, message: str) -> Settled:
     """Say by the node itself what a call without an answer came to."""
     if reading is None:
         return Settled(now, "gone", False, "there is no such node any more")
     if not reading.view.readable:
-        return Settled(now, "not_found", False, f"{words}; the node's state cannot be read")
+        return Settled(now, "not_found", False, f"{message}; the node's state cannot be read")
     if stands(action, reading.view.marks):
-        return Settled(now, "found", True, f"{words}; the node was read again and it stands so")
-    return Settled(now, "not_found", False, f"{words}; the node was read again and it does not stand so")
+        return Settled(now, "found", True, f"{message}; the node was read again and it stands so")
+    return Settled(now, "not_found", False, f"{message}; the node was read again and it does not stand so")
 
 
 @dataclass(frozen=True, slots=True)

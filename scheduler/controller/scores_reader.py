@@ -207,7 +207,7 @@ def _fitted(summary: dict[str, Any]) -> datetime | None:
 
 def _drift(summary: dict[str, Any]) -> tuple[str, ...]:
     alarms = summary.get("drift", [])
-    return tuple(each for each in alarms if isinstance(each, str)) if isinstance(alarms, list) else ()
+    return tuple(alarm for alarm in alarms if isinstance(alarm, str)) if isinstance(alarms, list) else ()
 
 
 def _tiers(summary: dict[str, Any]) -> ChosenThresholds | None:
@@ -220,5 +220,5 @@ def _tiers(summary: dict[str, Any]) -> ChosenThresholds | None:
     for name, value in values.items():
         if value is not None and (not isinstance(value, int | float) or isinstance(value, bool)):
             raise ValueError(f"thresholds.{name} is {value!r}: expected a number")
-    words = {name: str(why) for name, why in sources.items()} if isinstance(sources, dict) else {}
-    return ChosenThresholds(TierThresholds(**values), words)
+    reasons = {name: str(why) for name, why in sources.items()} if isinstance(sources, dict) else {}
+    return ChosenThresholds(TierThresholds(**values), reasons)

@@ -76,11 +76,11 @@ class Case:
         self.change(told=(*self.entry.told, what))
         return True
 
-    def notify(self, log: RoundLog, what: str, kind: FindingKind, words: str, content: Mapping[str, Any]) -> None:
+    def notify(self, log: RoundLog, what: str, kind: FindingKind, message: str, content: Mapping[str, Any]) -> None:
         """Report to people once, in the ledger and the report, what a program must not settle by itself."""
         if self.first_time(what):
-            log.find(self.node, kind, words, content)
-            log.step(self.node, "tell", "done", None, words)
+            log.find(self.node, kind, message, content)
+            log.step(self.node, "tell", "done", None, message)
 
 
 Still = Callable[[Case], str | None]

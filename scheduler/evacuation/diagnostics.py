@@ -61,9 +61,9 @@ class Diagnostics:
         entry, now = case.entry, log.clock.now()
         if entry.phase not in ("failed", "inconclusive"):
             return
-        words = f"the diagnostic {case.entry.phase}: {case.entry.words}"
+        message = f"the diagnostic {case.entry.phase}: {case.entry.words}"
         content = {"units": list(case.units), "result": case.entry.phase}
-        case.notify(log, entry.phase, "escalated", words, content)
+        case.notify(log, entry.phase, "escalated", message, content)
         since = entry.ended_at or entry.began_at
         other = case.reading.boot_id != entry.boot_id or bool(case.units and entry.units and case.units != entry.units)
         if case.held is None and (other or now - since >= self._settings.retry_after):
@@ -84,9 +84,9 @@ class Diagnostics:
         answer = verification.start(case.node, case.units, key, fence)
         log.settle(number, answer)
         started = answer.kind in ("done", "already")
-        case.change(started_at=now if started else None, words=answer.words)
+        case.change(started_at=now if started else None, words=answer.message)
         outcome = "waiting" if answer.confirmed else OUTCOMES[answer.kind]
-        log.step(case.node, "verify", outcome, None, answer.words)
+        log.step(case.node, "verify", outcome, None, answer.message)
         return None
 
     def _may_start(self, case: Case, log: RoundLog) -> bool:
@@ -97,56 +97,56 @@ class Diagnostics:
         if case.held is not None:
             return False
         try:
-            back = [each.name for each in self._workloads.on_node(case.node) if each.stays is None]
+            back = [workload.name for workload in self._workloads.on_node(case.node) if workload.stays is None]
         except SchedulerError as error:
             log.error(f"what runs on {case.node} cannot be listed: {error}")
             return False
         if back:
-            words = f"not empty any more: {', '.join(back[:5])}"
-            case.change(phase="emptying", empty_at=None, words=words)
-            log.step(case.node, "hold", "held", None, words)
+            message = f"not empty any more: {', '.join(back[:5])}"
+            case.change(phase="emptying", empty_at=None, words=message)
+            log.step(case.node, "hold", "held", None, message)
         return not back
 
     def _read(self, verification: Verification, case: Case, log: RoundLog) -> Result | None:
         now, entry = log.clock.now(), case.entry
         key = entry.verify_key(case.node)
         try:
-            found = verification.result(case.node, key)
+            outcome = verification.result(case.node, key)
         except SchedulerError as error:
             log.error(str(error))
-            found = DiagnosticResult("running")
-        if found.kind == "missing":
-            found = DiagnosticResult("inconclusive", "it was started, and is not there any more")
-        if found.kind == "running":
+            outcome = DiagnosticResult("running")
+        if outcome.kind == "missing":
+            outcome = DiagnosticResult("inconclusive", "it was started, and is not there any more")
+        if outcome.kind == "running":
             if entry.started_at is None or now - entry.started_at <= self._settings.timeout:
-                log.step(case.node, "verify", "waiting", None, found.words)
+                log.step(case.node, "verify", "waiting", None, outcome.message)
                 return None
             verification.drop(case.node, key)
-            found = DiagnosticResult("inconclusive", f"no result within {self._settings.timeout}")
-        return self._ended(case, found, log)
+            outcome = DiagnosticResult("inconclusive", f"no result within {self._settings.timeout}")
+        return self._ended(case, outcome, log)
 
-    def _ended(self, case: Case, found: DiagnosticResult, log: RoundLog) -> Result | None:
+    def _ended(self, case: Case, outcome: DiagnosticResult, log: RoundLog) -> Result | None:
         entry = case.entry
         key = entry.verify_key(case.node)
         began = entry.started_at or entry.began_at
         now = log.clock.now()
-        at = min(max(found.at or now, began), now)
-        result = Result(case.node, key, case.units, found.kind, at, found.failed_units, found.words)
+        at = min(max(outcome.at or now, began), now)
+        result = Result(case.node, key, case.units, outcome.kind, at, outcome.failed_units, outcome.message)
         content = {
-            "key": key, "result": found.kind, "units": list(case.units), "at": at.isoformat(),
-            "failed_units": list(found.failed_units),
+            "key": key, "result": outcome.kind, "units": list(case.units), "at": at.isoformat(),
+            "failed_units": list(outcome.failed_units),
         }  # fmt: skip
-        log.find(case.node, "verified", f"{found.kind}: {found.words}".rstrip(": "), content)
+        log.find(case.node, "verified", f"{outcome.kind}: {outcome.message}".rstrip(": "), content)
         if not log.forward:
             return None  # a label that is not recorded is lost: read it again when it can be
-        log.step(case.node, "verify", found.kind, None, found.words)
-        if found.kind == "inconclusive" and entry.attempt - entry.first + 1 < self._settings.attempts:
+        log.step(case.node, "verify", outcome.kind, None, outcome.message)
+        if outcome.kind == "inconclusive" and entry.attempt - entry.first + 1 < self._settings.attempts:
             # also an attempt that was never started has its own timeout
-            case.change(attempt=entry.attempt + 1, started_at=None, empty_at=now, words=found.words)
+            case.change(attempt=entry.attempt + 1, started_at=None, empty_at=now, words=outcome.message)
         else:
             boot, units = case.reading.boot_id, case.units
-            phase = found.kind if found.kind in ("passed", "failed") else "inconclusive"
-            case.change(phase=phase, words=found.words, ended_at=now, boot_id=boot, units=units)
+            phase = outcome.kind if outcome.kind in ("passed", "failed") else "inconclusive"
+            case.change(phase=phase, words=outcome.message, ended_at=now, boot_id=boot, units=units)
         return result
 
 
@@ -154,7 +154,7 @@ _ANSWERS: Mapping[HookKind, AnswerKind] = {
     "done": "done", "waiting": "done", "failed": "refused", "refused": "refused", "timeout": "timeout",
 }  # fmt: skip
 
-_KINDS: Mapping[str, DiagnosticKind] = {each: each for each in get_args(DiagnosticKind)}
+_KINDS: Mapping[str, DiagnosticKind] = {kind: kind for kind in get_args(DiagnosticKind)}
 
 
 class HookVerification:
@@ -173,27 +173,27 @@ class HookVerification:
     def start(self, node: str, units: Sequence[str], key: str, fence: Fence) -> Answer:  # noqa: ARG002 - the key
         """Start it."""
         reply = self._hook.tell(_payload("start", node, key, units), key)
-        return Answer(_ANSWERS[reply.kind], reply.words)
+        return Answer(_ANSWERS[reply.kind], reply.message)
 
     def result(self, node: str, key: str) -> DiagnosticResult:
         """Read where it stands."""
         reply = self._hook.tell(_payload("result", node, key), key)
         if reply.kind in ("timeout", "refused"):
-            raise SchedulerError(f"the result of the diagnostic on {node} cannot be read: {reply.words}")
+            raise SchedulerError(f"the result of the diagnostic on {node} cannot be read: {reply.message}")
         content, state = reply.content, _KINDS.get(str(reply.content.get("state")))
         if state is None:
             if reply.kind == "waiting":
-                return DiagnosticResult("running", reply.words)
-            return DiagnosticResult("inconclusive", f"it says neither passed nor failed ({reply.words})")
+                return DiagnosticResult("running", reply.message)
+            return DiagnosticResult("inconclusive", f"it says neither passed nor failed ({reply.message})")
         if reply.kind == "failed" and state != "failed":
-            return DiagnosticResult("inconclusive", f"it says {state}, and failed itself ({reply.words})")
+            return DiagnosticResult("inconclusive", f"it says {state}, and failed itself ({reply.message})")
         of = content.get("node")
         if state in ("passed", "failed") and (of, content.get("key")) != (node, key):
             return DiagnosticResult("inconclusive", f"its result is of {of!r}, not of this node and run")
         units = content.get("failed_units")
-        named = tuple(str(each) for each in units) if isinstance(units, list) else ()
-        words = content.get("message")
-        text = words[:500] if isinstance(words, str) else ""
+        named = tuple(str(unit) for unit in units) if isinstance(units, list) else ()
+        message = content.get("message")
+        text = message[:500] if isinstance(message, str) else ""
         return DiagnosticResult(state, text, named[:64], instant(content.get("at")))
 
     def drop(self, node: str, key: str) -> None:

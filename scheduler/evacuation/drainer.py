@@ -98,9 +98,9 @@ class Drainer:
         except SchedulerError as error:
             log.error(f"what runs on {case.node} cannot be listed: {error}")
             return
-        case.going = tuple(self._understood(each) for each in listed if each.stays is None)
-        here = {each.uid for each in case.going}
-        case.change(leaving={uid: each for uid, each in case.entry.leaving.items() if uid in here})
+        case.going = tuple(self._understood(workload) for workload in listed if workload.stays is None)
+        here = {workload.uid for workload in case.going}
+        case.change(leaving={uid: leaving for uid, leaving in case.entry.leaving.items() if uid in here})
         if not case.going:
             case.change(phase="verifying", empty_at=now, words="")
             log.find(case.node, "empty", "nothing that has to go is left on it")
@@ -117,7 +117,7 @@ class Drainer:
         """Decide for each workload that is new here how it is asked, and until when its answer is waited for."""
         if case.stopped is not None:
             # a wait of which no workload was asked must not run out; the request keeps its key
-            kept = {uid: each for uid, each in case.entry.leaving.items() if each.asked != "planned"}
+            kept = {uid: known for uid, known in case.entry.leaving.items() if known.asked != "planned"}
             case.change(leaving=kept)
             return
         for workload in case.going or ():
@@ -153,10 +153,10 @@ class Drainer:
 
     def evict(self, cases: Iterable[Case], log: RoundLog, flying: int) -> None:
         """Evict what is ready to go, in addition to what was evicted before and is still on its way."""
-        for case, workload, leaving, step, words in self._steps(cases, log):
+        for case, workload, leaving, step, message in self._steps(cases, log):
             self._silent(case, workload, leaving, log)
             if step != "evict":
-                self._say_wait(case, workload, step, words, log)
+                self._say_wait(case, workload, step, message, log)
                 continue
             again = leaving.evicted_at is not None
             if not again and flying >= self._settings.max_concurrent:
@@ -174,8 +174,8 @@ class Drainer:
                 leaving = case.entry.leaving.get(workload.uid)
                 if case.stopped is not None or leaving is None:
                     continue
-                step, words = _next_step(workload, leaving, log.clock.now())
-                yield case, workload, leaving, step, words
+                step, message = _next_step(workload, leaving, log.clock.now())
+                yield case, workload, leaving, step, message
 
     def _ask_some(self, requests: list[Request], log: RoundLog) -> None:
         fence = log.fence()
@@ -206,16 +206,16 @@ class Drainer:
     def _tell(self, request: Request) -> tuple[Answer, CheckpointState]:
         reply = self._hooks[request.offer.means].tell(request.payload(), request.ask.key)
         if reply.kind in ("refused", "timeout"):
-            return Answer(reply.kind, reply.words), CheckpointState("waiting", reply.words)
+            return Answer(reply.kind, reply.message), CheckpointState("waiting", reply.message)
         states: dict[HookKind, CheckpointKind] = {"done": "acknowledged", "waiting": "waiting", "failed": "failed"}
-        return Answer("done", reply.words), CheckpointState(states[reply.kind], reply.words)
+        return Answer("done", reply.message), CheckpointState(states[reply.kind], reply.message)
 
     def _through_scheduler(self, request: Request, fence: Fence) -> tuple[Answer, CheckpointState]:
         workload, answer = request.workload, Answer("already")
         if request.first:
             answer = self._workloads.ask_checkpoint(workload, request.ask, fence)
             if not answer.confirmed:
-                return answer, CheckpointState("waiting", answer.words)
+                return answer, CheckpointState("waiting", answer.message)
         try:
             return answer, self._workloads.checkpoint_state(workload, request.ask.key)
         except SchedulerError as error:
@@ -230,21 +230,21 @@ class Drainer:
         about = {"workload": workload.name, "uid": workload.uid, "key": request.ask.key}
         if state.kind == "acknowledged":
             case.move(workload.uid, asked="acknowledged")
-            words = state.words or "the checkpoint is written"
-            log.find(case.node, "acknowledged", words, about)
-            log.step(case.node, "checkpoint", "done", workload.name, words)
+            message = state.message or "the checkpoint is written"
+            log.find(case.node, "acknowledged", message, about)
+            log.step(case.node, "checkpoint", "done", workload.name, message)
         elif state.kind == "failed":
             case.move(workload.uid, asked="failed")
-            words = f"it cannot write a checkpoint: {state.words}"
-            log.find(case.node, "no_answer", words, about)
-            log.step(case.node, "checkpoint", "inconclusive", workload.name, words)
+            message = f"it cannot write a checkpoint: {state.message}"
+            log.find(case.node, "no_answer", message, about)
+            log.step(case.node, "checkpoint", "inconclusive", workload.name, message)
         elif request.first:
-            words = answer.words
+            message = answer.message
             if not answer.confirmed:
                 until = f"it is asked again until {request.ask.deadline:{_TIME}} UTC, then moved all the same"
-                words = f"{words}; {until}" if words else until
+                message = f"{message}; {until}" if message else until
             result = "waiting" if answer.confirmed else OUTCOMES[answer.kind]
-            log.step(case.node, "checkpoint", result, workload.name, words)
+            log.step(case.node, "checkpoint", result, workload.name, message)
 
     def _silent(self, case: Case, workload: Workload, leaving: Leaving, log: RoundLog) -> None:
         """Note once that a checkpoint was waited for in vain."""
@@ -254,18 +254,18 @@ class Drainer:
         if leaving.deadline is None or now < leaving.deadline or not case.first_time(key):
             return
         asked = "was asked and did not acknowledge" if leaving.asked == "asked" else "could not be asked"
-        words = f"{workload.name} {asked} a checkpoint by {leaving.deadline:{_TIME}} UTC"
-        log.find(case.node, "no_answer", words, {"workload": workload.name, "uid": workload.uid})
+        message = f"{workload.name} {asked} a checkpoint by {leaving.deadline:{_TIME}} UTC"
+        log.find(case.node, "no_answer", message, {"workload": workload.name, "uid": workload.uid})
 
-    def _say_wait(self, case: Case, workload: Workload, step: Next, words: str, log: RoundLog) -> None:
+    def _say_wait(self, case: Case, workload: Workload, step: Next, message: str, log: RoundLog) -> None:
         """Say what is waited for: always in the report; the end of what may not be moved once in the ledger."""
         if step == "ask":
             return
-        log.step(case.node, "wait", "waiting", workload.name, words)
+        log.step(case.node, "wait", "waiting", workload.name, message)
         if step == "held":
             case.wait_until(workload.ends_at)
             if case.first_time(f"held {workload.uid}"):
-                log.find(case.node, "waits", words, {"workload": workload.name, "uid": workload.uid})
+                log.find(case.node, "waits", message, {"workload": workload.name, "uid": workload.uid})
 
     def _evict_one(self, case: Case, workload: Workload, log: RoundLog) -> bool:
         fence = log.fence()
@@ -283,7 +283,7 @@ class Drainer:
         answer = self._workloads.evict(workload, fence)
         log.settle(number, answer)
         self._evicted(case, workload, answer, log.clock.now())
-        log.step(case.node, "evict", OUTCOMES[answer.kind], workload.name, answer.words, answer.writes)
+        log.step(case.node, "evict", OUTCOMES[answer.kind], workload.name, answer.message, answer.writes)
         return answer.kind in ("done", "already", "timeout")
 
     def _evicted(self, case: Case, workload: Workload, answer: Answer, now: datetime) -> None:
@@ -291,13 +291,13 @@ class Drainer:
         if answer.kind in ("done", "already"):
             # it is asked again only where it neither went nor is on its way long after its own grace time
             again = now + (workload.grace or timedelta(0)) + settings.retry_max_delay
-            words = f"it was asked to go at {now:{_TIME}} UTC and is still there"
-            case.move(workload.uid, evicted_at=now, again_at=again, tries=0, words=words)
+            message = f"it was asked to go at {now:{_TIME}} UTC and is still there"
+            case.move(workload.uid, evicted_at=now, again_at=again, tries=0, words=message)
         elif answer.kind in ("blocked", "refused", "timeout"):
             pause = now + min(settings.retry_max_delay, settings.retry_initial_delay * 2 ** min(leaving.tries, 20))
             again = max(pause, min(answer.again_at, now + settings.retry_max_delay) if answer.again_at else pause)
-            words = f"{answer.kind}: {answer.words}; tried again from {again:%H:%M:%S} UTC"
-            case.move(workload.uid, tries=leaving.tries + 1, again_at=again, words=words)
+            message = f"{answer.kind}: {answer.message}; tried again from {again:%H:%M:%S} UTC"
+            case.move(workload.uid, tries=leaving.tries + 1, again_at=again, words=message)
 
 
 def _next_step(workload: Workload, leaving: Leaving, now: datetime) -> tuple[Next, str]:

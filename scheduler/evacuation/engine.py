@@ -122,14 +122,16 @@ class Evacuation:
             for workload in listed:
                 if workload.stays is not None:
                     continue
-                verb, words = self._drainer.foresee(workload)
+                verb, message = self._drainer.foresee(workload)
                 writes = self._workloads.preview(workload) if verb == "evict" else ()
-                report.work.append(WorkStep(name, verb, "would", workload.name, words, writes))
+                report.work.append(WorkStep(name, verb, "would", workload.name, message, writes))
 
     def _act(self, cases: list[Case], emptying: list[Case], results: list[Result], log: RoundLog) -> None:
         self._drainer.ask(emptying, log)
         entries = [entry for entry in self._progress.nodes.values() if entry.phase == "emptying"]
-        flying = {each.uid for entry in entries for each in entry.leaving.values() if each.evicted_at is not None}
+        flying = {
+            leaving.uid for entry in entries for leaving in entry.leaving.values() if leaving.evicted_at is not None
+        }
         # also those whose eviction got no answer, or none that a process lived to record; a dead kubelet ends no pod
         for case in emptying:
             if not case.reading.view.down:
@@ -152,8 +154,12 @@ class Evacuation:
         nodes = dict(progress.nodes)
         cases: list[Case] = []
         switches = self._switches(log)
+        deadline = self._clock.now() + self._settings.max_round_duration / 3
         for name in sorted({*nodes, *marked, *drained}, key=lambda name: _urgency(plan, name)):
             before = self._clock.now()
+            if before >= deadline:  # so that what was read can still be emptied in this round
+                log.error(f"{name} and less urgent nodes are left to the next round: reading takes too long")
+                break
             try:
                 reading = self._scheduler.revalidate(name)
             except SchedulerError as error:
@@ -247,13 +253,14 @@ class Evacuation:
         if now < since + self._settings.stuck_after:
             return
         waiting = [
-            f"{each.name} ({entry.leaving[each.uid].words or each.held or 'on its way'})" for each in case.going[:10]
+            f"{workload.name} ({entry.leaving[workload.uid].words or workload.held or 'on its way'})"
+            for workload in case.going[:10]
         ]
-        words = (
+        message = (
             f"not empty since its drain began at {entry.began_at:%Y-%m-%d %H:%M} UTC; it keeps its taint, nothing is "
             f"forced: {'; '.join(waiting)}"
         )
-        case.notify(log, "stuck", "stuck", words, {"workloads": [each.name for each in case.going]})
+        case.notify(log, "stuck", "stuck", message, {"workloads": [workload.name for workload in case.going]})
 
     def _settle_open(self, log: RoundLog) -> None:
         """Find out what became of calls that a dead process left without an answer."""
@@ -261,21 +268,21 @@ class Evacuation:
             listed: dict[str, Mapping[str, Workload]] = {}
             for number, call in log.ledger.open_calls()[:_MOST_OPEN]:
                 try:
-                    kind, words = self._became(call, listed)
+                    kind, message = self._became(call, listed)
                 except SchedulerError:
                     continue  # the next round looks again
-                answer = Settled(self._clock.now(), "found" if kind else "not_found", kind, words)
+                answer = Settled(self._clock.now(), "found" if kind else "not_found", kind, message)
                 log.ledger.settle_call(number, answer)
-                log.report.notes.append(f"{call.kind} on {call.node} was interrupted: {words}")
+                log.report.notes.append(f"{call.kind} on {call.node} was interrupted: {message}")
 
     def _became(self, call: Call, listed: dict[str, Mapping[str, Workload]]) -> tuple[bool, str]:
         if call.kind == "verify" and self._verification is not None:
-            found = self._verification.result(call.node, call.key).kind != "missing"
-            return found, "the diagnostic was started" if found else "no diagnostic was started"
+            started = self._verification.result(call.node, call.key).kind != "missing"
+            return started, "the diagnostic was started" if started else "no diagnostic was started"
         if call.kind != "evict" or call.workload is None:
             return False, "the process ended before an answer; it is asked again with the same key where it must be"
         if call.node not in listed:
-            listed[call.node] = {each.uid: each for each in self._workloads.on_node(call.node)}
+            listed[call.node] = {workload.uid: workload for workload in self._workloads.on_node(call.node)}
         left = listed[call.node].get(call.workload.uid)
         if left is None:
             return True, "it is gone"

@@ -73,12 +73,12 @@ class Webhook:
         return HookReply("timeout" if later else "refused", f"status {status}")
 
 
-def _reply(kind: HookKind, words: str, content: Mapping[str, Any]) -> HookReply:
+def _reply(kind: HookKind, text: str, content: Mapping[str, Any]) -> HookReply:
     """Make a reply; a ``state`` in the content says more than a status or an exit code that is no failure."""
     state, message = content.get("state"), content.get("message")
     if kind in ("done", "waiting") and isinstance(state, str):
         kind = _STATES.get(state, kind)
-    return HookReply(kind, message[:500] if isinstance(message, str) and message else words, content)
+    return HookReply(kind, message[:500] if isinstance(message, str) and message else text, content)
 
 
 class CommandHook:

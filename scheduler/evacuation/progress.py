@@ -108,7 +108,7 @@ class Progress:
 
     def passed_at(self, node: str) -> datetime | None:
         """When a diagnostic last passed on a node; None: never, or it failed since."""
-        mine = [each for each in self.results if each.node == node and each.kind in ("passed", "failed")]
+        mine = [result for result in self.results if result.node == node and result.kind in ("passed", "failed")]
         return mine[-1].at if mine and mine[-1].kind == "passed" else None
 
     def with_results(self, new: Iterable[Result], oldest: datetime) -> Progress:

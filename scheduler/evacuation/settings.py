@@ -63,13 +63,7 @@ class CommandSettings:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointSettings:
-    """What is asked of workloads before they are evicted.
-
-    ``timeout``: how long an acknowledgement is waited for, where the workload names no time.
-    ``max_timeout``: what a workload names is cut to this.
-    ``default``: how workloads are asked that name no way themselves: by the operator's ``webhook`` or ``command``, or
-    not (``none``).
-    """
+    """What is asked of workloads before they are evicted."""
 
     timeout: PositiveTime = timedelta(minutes=5)
     max_timeout: PositiveTime = timedelta(minutes=30)
@@ -84,19 +78,7 @@ class CheckpointSettings:
 
 @dataclass(frozen=True, slots=True)
 class VerificationSettings:
-    """The diagnostic that follows on an emptied node.
-
-    ``method``: ``none``: none follows, and the mark ends with its prediction; ``scheduler``: a job of its own;
-    ``webhook``, ``command``: the operator's.
-    ``timeout``: without a result by then it is inconclusive.
-    ``attempts``: how often it is tried while it is inconclusive.
-    ``retry_after``: after one that failed or stayed inconclusive it is run again so much later, or as soon as the node
-    booted or its GPUs are others: so a repaired node comes back by itself, and one that is not stays out. Shorter than
-    the rule on a failed diagnostic holds.
-    ``valid_for``: the jobs of a node that passed so lately are not moved again: it takes no new ones, and they run
-    on.
-    ``retention``: how long results are kept in the scheduler; a failed one holds its node as long as the rule says.
-    """
+    """The diagnostic that follows on an emptied node."""
 
     method: Literal["none", "scheduler", "webhook", "command"] = "none"
     webhook: WebhookSettings | None = None
@@ -116,12 +98,7 @@ class VerificationSettings:
 class EvacuationSettings(RangeChecked):
     """How nodes with a drain mark are emptied.
 
-    ``enabled``: False: a drain mark keeps new work off, and the jobs end by themselves.
-    ``max_round_duration``: what a round has not begun by then is left to the next one.
-    ``max_concurrent``: workloads on their way out at once, in the whole fleet.
-    ``retry_initial_delay``, ``retry_max_delay``: pause after a blocked or failed eviction, doubled each time.
-    ``stuck_after``: a node that is not empty by then, counted from when its last wait was over, is told about once. It
-    keeps its taint; nothing is forced.
+    docs/reference/evacuation.md has the table of all settings.
     """
 
     enabled: bool = False

@@ -114,7 +114,9 @@ class DeviceTaints:
                 notes.append(f"the devices of {signal.node} cannot be read: {error}")
                 unclear.add(signal.node)
                 continue
-            wanted |= {name_of(each): self._rule(rules, each, signal) for each in devices if each.uuid in signal.units}
+            wanted |= {
+                name_of(device): self._rule(rules, device, signal) for device in devices if device.uuid in signal.units
+            }
         over = sorted(existing.keys() - wanted.keys())
         obsolete = {name: existing[name] for name in over if self._about_of(existing[name]).get("node") not in unclear}
         missing = [wanted[name] for name in sorted(wanted) if name not in existing]

@@ -80,7 +80,11 @@ class KubernetesVerification:
         if job is None:
             return DiagnosticResult("missing")
         conditions = (job.get("status") or {}).get("conditions") or ()
-        ended = (each for each in conditions if each.get("type") in _ENDED and each.get("status") == "True")
+        ended = (
+            condition
+            for condition in conditions
+            if condition.get("type") in _ENDED and condition.get("status") == "True"
+        )
         pods, end = self._pods(key), next(ended, None)
         if end is None:
             return DiagnosticResult("running", "; ".join(map(_phase, pods)) or "no pod of it yet")
@@ -96,7 +100,7 @@ class KubernetesVerification:
         if statement["result"] == "passed" and not complete:
             return DiagnosticResult("inconclusive", f"it reports passed, and failed ({end.get('message')})", (), at)
         units = statement.get("failed_units")
-        failed = tuple(str(each) for each in units[:_MAX_UNITS]) if isinstance(units, list) else ()
+        failed = tuple(str(unit) for unit in units[:_MAX_UNITS]) if isinstance(units, list) else ()
         return DiagnosticResult(statement["result"], message, failed, at)
 
     def drop(self, node: str, key: str) -> None:  # noqa: ARG002 - the key says all
@@ -110,7 +114,7 @@ class KubernetesVerification:
     def _pods(self, key: str) -> list[Object]:
         selector = {"labelSelector": f"{self._label}={name_of(key)}"}
         path = f"/api/v1/namespaces/{quote(self._namespace, safe='')}/pods"
-        return self._api.listing(path, selector, self._scheduler.settings.pod_page_size, lambda each: each)
+        return self._api.listing(path, selector, self._scheduler.settings.pod_page_size, lambda pod: pod)
 
     @property
     def _label(self) -> str:
@@ -155,7 +159,9 @@ def name_of(key: str) -> str:
 
 def _phase(pod: Object) -> str:
     status = pod.get("status") or {}
-    waits = next((str(each.get("message")) for each in status.get("conditions") or () if each.get("message")), "")
+    waits = next(
+        (str(condition.get("message")) for condition in status.get("conditions") or () if condition.get("message")), ""
+    )
     return f"its pod is {status.get('phase')}{f': {waits[:200]}' if waits else ''}"
 
 

@@ -111,8 +111,8 @@ def jobs_of(parts: Iterable[PodPart]) -> dict[str, dict[str, JobView]]:
 
 def annotations_of(thing: Object) -> Mapping[str, str]:
     """Return the annotations of an object."""
-    found = (thing.get("metadata") or {}).get("annotations") or {}
-    return found if isinstance(found, dict) else {}
+    annotations = (thing.get("metadata") or {}).get("annotations") or {}
+    return annotations if isinstance(annotations, dict) else {}
 
 
 def ends_at(pod: Object, keys: PodKeys) -> datetime | None:

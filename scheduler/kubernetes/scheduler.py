@@ -84,7 +84,7 @@ class KubernetesScheduler:
         read_at = self.clock.now()
         self._written.clear()
         nodes = self._nodes()
-        self._cordoner_known = not nodes or any(each.node_object.tells_cordoner for each in nodes)
+        self._cordoner_known = not nodes or any(node.node_object.tells_cordoner for node in nodes)
         jobs = self._all_jobs()
         switches, unclear = self._switches.read()
         if self.leadership.left() > timedelta(0):
@@ -92,7 +92,7 @@ class KubernetesScheduler:
         troubles = [unclear] if unclear else []
         if not self.settings.read_pods:
             troubles.append("jobs are not read (read_pods is false), so that no floor per job would hold")
-        readings = tuple(each.with_jobs(tuple(jobs.get(each.node_object.name, {}).values())) for each in nodes)
+        readings = tuple(node.with_jobs(tuple(jobs.get(node.node_object.name, {}).values())) for node in nodes)
         return FleetReading(readings, read_at, switches, "; ".join(troubles) or None)
 
     def revalidate(self, node: str) -> NodeReading | None:
@@ -207,7 +207,9 @@ class KubernetesScheduler:
         if not self.settings.selector:
             return self._listed({})
         # a node with predrain's marks is never passed over, also where it is selected no more
-        marked, selected = (self._listed({"labelSelector": each}) for each in (self.keys.tier, self.settings.selector))
+        marked, selected = (
+            self._listed({"labelSelector": label}) for label in (self.keys.tier, self.settings.selector)
+        )
         return list({snapshot.node_object.name: snapshot for snapshot in (*marked, *selected)}.values())
 
     def _listed(self, params: Mapping[str, str]) -> list[NodeSnapshot]:

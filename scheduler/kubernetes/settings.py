@@ -17,24 +17,7 @@ _DNS_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 
 @dataclass(frozen=True, slots=True)
 class KubernetesSettings:
-    """How the Kubernetes adapter works; docs/reference/kubernetes-actuator.md has the table of all settings.
-
-    ``kubeconfig``, ``context``: None: the credentials of the pod that this runs in, else as ``kubectl`` finds them.
-    ``cluster``, ``group``: names in budgets and in the ledger, where no label gives one.
-    ``selector``: label selector of the nodes that may be acted on; empty: every node that has GPUs.
-    ``gpu_resources`` to ``domain_labels``: empty: the collector's; of labels the first found counts.
-    ``gpu_annotations``: further annotations with the UUIDs of a node's GPUs, such as HAMi's
-    ``hami.io/node-nvidia-register``; ``PREFIX/gpus`` is read always. Only where the scores name GPUs by UUID.
-    ``read_pods``: without, floors per job cannot hold, and the breaker stays open.
-    ``device_taints``: a hard mark is a device taint of each GPU that it is due to as well (``DeviceTaintRule``).
-    ``cordon``: a hard mark cordons the node as well, where the server records who wrote what (``managedFields``).
-    ``request_timeout``: of silence. ``retry_timeout``: of all attempts of a request together.
-    ``node_page_size``, ``pod_page_size``: objects a page of a listing; one page at a time is held as JSON.
-    ``diagnostic_job``: manifest of a Job that checks an emptied node, for ``evacuation.verification``.
-    ``eviction_scope``: whether a node is empty when only pods of daemon sets and mirrors are left, or none with GPUs.
-    ``evict_unmanaged``, ``evict_local_data``: pods go that no controller restarts elsewhere, or whose ``emptyDir`` on
-    disk is lost with them.
-    """
+    """How the Kubernetes adapter works; docs/reference/kubernetes-actuator.md has the table of all settings."""
 
     kubeconfig: str | None = None
     context: str | None = None

@@ -162,7 +162,7 @@ class KubernetesWorkloads:
             return Answer("done", "", (write,))
         answer = self._failed(response, workload)
         if response.status == _FORBIDDEN:
-            answer = replace(answer, words=f"{_forbidden(workload.name.partition('/')[0])} ({response.problem})")
+            answer = replace(answer, message=f"{_forbidden(workload.name.partition('/')[0])} ({response.problem})")
         return answer
 
     def checkpoint_state(self, workload: Workload, key: str) -> CheckpointState:
@@ -285,7 +285,7 @@ def _key_of(text: str | None) -> str | None:
 
 
 def _owner(metadata: Object) -> Object | None:
-    return next((each for each in metadata.get("ownerReferences") or () if each.get("controller")), None)
+    return next((owner for owner in metadata.get("ownerReferences") or () if owner.get("controller")), None)
 
 
 def _local_data(spec: Object) -> str | None:

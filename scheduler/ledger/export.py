@@ -82,7 +82,7 @@ def write_events(events: Sequence[Mapping[str, Any]], file: Path) -> None:
 
     from telemetry.dataset.schema import EVENTS  # noqa: PLC0415
 
-    table = pa.Table.from_pylist([dict(each) for each in events], schema=EVENTS)
+    table = pa.Table.from_pylist([dict(event) for event in events], schema=EVENTS)
     temporary = file.with_name(f".{file.name}.tmp")
     try:
         with disk_errors(file):

@@ -90,9 +90,9 @@ class LedgerReader:
     def work(self, node: str, most: int = 200) -> list[dict[str, Any]]:
         """Give what was done to empty a node: calls with their answers, and what was found; the newest last.
 
-        Returns: ``at``, ``kind``, ``workload``, ``means``, ``key``, ``answer``, ``words`` and ``wrote`` of a call;
-        ``at``, ``kind``, ``words`` and what belongs to it of a finding, whose ``answer`` is null. Empty for a node that
-        was never emptied.
+        Returns: ``at``, ``kind``, ``workload``, ``means``, ``key``, ``answer``, ``message`` and ``wrote`` of a call;
+        ``at``, ``kind``, ``message`` and what belongs to it of a finding, whose ``answer`` is null. None for a node
+        that was never emptied.
         """
         calls = self._rows(
             "SELECT c.at, c.kind, c.content, s.kind, s.content FROM calls c LEFT JOIN calls_settled s ON s.call = c.id "

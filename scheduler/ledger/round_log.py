@@ -63,21 +63,21 @@ class RoundLog:
     def settle(self, number: int, answer: Answer) -> None:
         """Record the outcome of a call."""
         confirmed = answer.confirmed or answer.kind == "gone"  # a workload that is gone is where it should be
-        settled = Settled(self.clock.now(), answer.kind, confirmed, answer.words, answer.writes)
+        settled = Settled(self.clock.now(), answer.kind, confirmed, answer.message, answer.writes)
         with self.recording():
             self.ledger.settle_call(number, settled)
 
-    def find(self, node: str, kind: FindingKind, words: str, content: Mapping[str, Any] | None = None) -> None:
+    def find(self, node: str, kind: FindingKind, message: str, content: Mapping[str, Any] | None = None) -> None:
         """Record a finding."""
         with self.recording():
-            self.ledger.find(Finding(self.clock.now(), node, kind, words, content or {}))
+            self.ledger.find(Finding(self.clock.now(), node, kind, message, content or {}))
 
     def step(
-        self, node: str, verb: str, outcome: str, workload: str | None = None, words: str = "",
+        self, node: str, verb: str, outcome: str, workload: str | None = None, message: str = "",
         writes: tuple[Write, ...] = (),
     ) -> None:  # fmt: skip
         """Add a step to the report."""
-        self.report.work.append(WorkStep(node, verb, outcome, workload, words, writes))
+        self.report.work.append(WorkStep(node, verb, outcome, workload, message, writes))
 
     def error(self, message: str) -> None:
         """Report an error once."""

@@ -26,7 +26,7 @@ from scheduler.ports.errors import LedgerError
 from scheduler.ports.records import Call, Finding, Intent, RoundRecord, Settled, digest_of
 from scheduler.ports.stored_state import state_json
 
-_BESIDE_UNITS: Final = tuple(each.name for each in fields(NodeView) if each.name != "units")
+_BESIDE_UNITS: Final = tuple(field.name for field in fields(NodeView) if field.name != "units")
 
 
 class SqliteLedger:

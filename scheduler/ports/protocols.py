@@ -157,15 +157,12 @@ class NodeSignal:
     """A node that carries predrain's marks.
 
     ``level``: as the scheduler has confirmed it.
-    ``until``: when the prediction behind it expires; aware.
     ``units``: the GPUs that it is due to, the weightiest first; none: not known any more.
     """
 
     node: str
     tier: str
     level: Level
-    risk: float | None
-    until: datetime | None
     units: tuple[str, ...]
     reasons: tuple[str, ...]
 
@@ -186,7 +183,5 @@ def signals_of(
             [hit.unit for hit in hits if hit.rule.tier == decision.tier]
             + [score.unit for score in sorted(support, key=lambda score: -score.risk)]
         )
-        made.append(NodeSignal(
-            view.name, decision.tier, level, decision.risk, decision.expires_at, tuple(units), decision.reasons,
-        ))  # fmt: skip
+        made.append(NodeSignal(view.name, decision.tier, level, tuple(units), decision.reasons))
     return tuple(sorted(made, key=lambda signal: signal.node))

@@ -82,7 +82,7 @@ class Write:
     after: str | None
 
     @property
-    def words(self) -> str:
+    def message(self) -> str:
         """The change in one line."""
         before, after = ("(none)" if text is None else text for text in (self.before, self.after))
         return f"{self.target}: {self.path}: {before} -> {after}"
@@ -103,7 +103,7 @@ class Answer:
     """
 
     kind: AnswerKind
-    words: str = ""
+    message: str = ""
     writes: tuple[Write, ...] = ()
     version: str | None = None
     again_at: datetime | None = None

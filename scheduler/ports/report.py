@@ -19,13 +19,13 @@ class Step:
     """What became of one action.
 
     ``outcome``: ``done``, ``already``, ``skipped``, ``failed``, ``unknown``, or ``would`` in a rehearsal.
-    ``words``: why not, or what the scheduler said.
+    ``message``: why not, or what the scheduler answered.
     ``writes``: what was, or would be, written.
     """
 
     action: Action
     outcome: str
-    words: str = ""
+    message: str = ""
     writes: tuple[Write, ...] = ()
 
 
@@ -105,7 +105,7 @@ class RoundReport:
             "decision": self.number,
             "steps": [
                 _picked(step.action, "verb", "node", "to", "tier", "risk", "reasons")
-                | {"outcome": step.outcome, "message": step.words, "writes": plain_of(step.writes)}
+                | {"outcome": step.outcome, "message": step.message, "writes": plain_of(step.writes)}
                 for step in self.steps
             ],
             "work": plain_of(self.work),

@@ -78,14 +78,14 @@ class StoredValue(Generic[T]):
             text = packed(self._head, value, self._what, self._setting)
             answer = self._save(text, self._version)
             if answer.kind == "conflict":
-                raise LeaseLostError(f"another process wrote {self._what}: {answer.words}")
+                raise LeaseLostError(f"another process wrote {self._what}: {answer.message}")
             stored = StoredState(text if answer.confirmed else None, answer.version or self._version)
             if answer.kind == "timeout":
                 stored = self._load()
         except (ValueError, SchedulerError) as error:
             return str(error)
         if stored.text != text:
-            return f"{answer.kind} {answer.words}"
+            return f"{answer.kind} {answer.message}"
         self._version, self.value = stored.version, value
         return None
 

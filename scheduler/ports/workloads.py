@@ -54,7 +54,7 @@ class CheckpointState:
     """
 
     kind: CheckpointKind
-    words: str = ""
+    message: str = ""
     at: datetime | None = None
 
 
@@ -105,7 +105,7 @@ class DiagnosticResult:
     """
 
     kind: DiagnosticKind
-    words: str = ""
+    message: str = ""
     failed_units: tuple[str, ...] = ()
     at: datetime | None = None
 
@@ -190,7 +190,7 @@ class HookReply:
     """
 
     kind: HookKind
-    words: str = ""
+    message: str = ""
     content: Mapping[str, Any] = field(default_factory=dict)
 
 

@@ -143,5 +143,5 @@ def parser_version(meta: object) -> int | None:
     plugin = meta.get("plugin") if isinstance(meta, Mapping) else None
     if not isinstance(plugin, Mapping):
         return None
-    found = (_VERSION.search(str(plugin.get(key) or "")) for key in ("data_parser", "type"))
-    return next((int(version[1]) for version in found if version), None)
+    versions = (_VERSION.search(str(plugin.get(key) or "")) for key in ("data_parser", "type"))
+    return next((int(version[1]) for version in versions if version), None)

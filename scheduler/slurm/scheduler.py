@@ -56,12 +56,12 @@ class SlurmScheduler:
 
     def revalidate(self, node: str) -> NodeReading | None:
         """Read one node again, with its jobs."""
-        found = self.port.node(node)
-        if found is None:
+        current = self.port.node(node)
+        if current is None:
             self._read.pop(node, None)
             return None
-        self._read[node] = found
-        return self._reading(found, views_by_node(self.port.jobs(node)).get(node, ()))
+        self._read[node] = current
+        return self._reading(current, views_by_node(self.port.jobs(node)).get(node, ()))
 
     def preview(self, actions: Sequence[Action], reading: NodeReading) -> tuple[tuple[Write, ...], ...]:
         """Give what would be written to the node as it was last read."""
@@ -160,28 +160,28 @@ class SlurmScheduler:
         return self._read_back(action, node, current, change, answer)
 
     def _read_back(
-        self, action: Action, before: SlurmNode, found: SlurmNode, change: NodeChange, answer: Answer
+        self, action: Action, before: SlurmNode, current: SlurmNode, change: NodeChange, answer: Answer
     ) -> Answer:
         """Answer by what stands now, whatever Slurm answered."""
         now = self._clock.now()
-        standing = standing_on(found, now)
-        if change_for(action, found, self._settings, now).empty and stands(action, standing.marks):
-            return Answer("done", answer.words, writes_of(before, change), found.version)
-        self._late.seen(found, standing.foreign is not None)
+        standing = standing_on(current, now)
+        if change_for(action, current, self._settings, now).empty and stands(action, standing.marks):
+            return Answer("done", answer.message, writes_of(before, change), current.version)
+        self._late.seen(current, standing.foreign is not None)
         if standing.foreign is not None:
             return Answer("conflict", f"a person or tool wrote to it at the same time: {standing.foreign}")
         if answer.kind == "done":
             return Answer("conflict", "it was written, and reads back otherwise: another client writes too")
-        return Answer(answer.kind if answer.kind in ("gone", "timeout") else "refused", answer.words)
+        return Answer(answer.kind if answer.kind in ("gone", "timeout") else "refused", answer.message)
 
-    def _unfail(self, found: SlurmNode, answer: Answer) -> tuple[SlurmNode | None, Answer]:
+    def _unfail(self, current: SlurmNode, answer: Answer) -> tuple[SlurmNode | None, Answer]:
         """Take FAIL off: UNDRAIN leaves it, but not once DRAIN has taken its place; the base state is not touched."""
-        if standing_on(found, self._clock.now()).foreign is not None or found.reason is None:
-            return found, answer
-        answer = self.port.update(found.name, NodeChange("DRAIN", found.reason))
+        if standing_on(current, self._clock.now()).foreign is not None or current.reason is None:
+            return current, answer
+        answer = self.port.update(current.name, NodeChange("DRAIN", current.reason))
         if answer.kind == "done":
-            answer = self.port.update(found.name, NodeChange("UNDRAIN"))
-        return self.port.node(found.name), answer
+            answer = self.port.update(current.name, NodeChange("UNDRAIN"))
+        return self.port.node(current.name), answer
 
 
 def open_slurm(settings: SlurmSettings, clock: Clock) -> SlurmScheduler:

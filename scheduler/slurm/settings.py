@@ -19,23 +19,7 @@ _WORD = re.compile(r"[A-Za-z0-9_.:=-]+\Z")
 class SlurmSettings:
     """How the adapter works.
 
-    ``folder``: on a disk that all replicas of the controller share and that locks files for all of them: the safety
-    state, the switches, the lease and what checkpoints were asked for. It must exist.
-    ``cluster``: what the cluster is called in budgets, stages and the ledger.
-    ``bin_dir``: folder of ``scontrol``, ``sinfo``, ``squeue`` and ``scancel``; None: the PATH.
-    ``slurm_conf``: ``SLURM_CONF``; None: as the environment has it.
-    ``rest_url``: slurmrestd: ``http://HOST:PORT``, ``https://…`` or ``unix:/PATH``; None: the commands are used.
-    ``rest_user``, ``rest_token_file``: sent to slurmrestd. The file holds the JWT and is read at each request, so that
-    it may be renewed.
-    ``hard_state``: ``drain`` or ``fail``: the state that takes a node out of service.
-    ``soft_weight``: added to a node's weight as the soft mark; Slurm fills nodes of lower weight first.
-    ``gres``: nodes that have this generic resource are the fleet.
-    ``partitions``: only nodes of these; none: of all.
-    ``group_prefix``, ``rack_prefix``, ``domain_prefix``: prefix of the node feature that names it: with ``rack_`` the
-    feature ``rack_b7`` puts a node into rack ``b7``. A node without such a feature is in the group of its first
-    partition, and in no rack and no NVLink domain.
-    ``opt_out_feature``: a node with this feature is left alone.
-    ``timeout``: for each command or request. Slurm's own MessageTimeout (10 s) should fit in.
+    docs/reference/slurm-actuator.md has the table of all settings.
     """
 
     folder: str

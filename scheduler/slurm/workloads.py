@@ -72,7 +72,7 @@ class SlurmWorkloads:
         """Read whether the job says in its comment that it wrote a checkpoint since it was asked."""
         job = self._find(workload)
         if isinstance(job, Answer):
-            return CheckpointState("gone", job.words)
+            return CheckpointState("gone", job.message)
         entry = self._folder.notes(ASKED).get(job.uid)
         if entry is None or key not in _keys(entry) or not _seconds(entry, "at"):
             return CheckpointState("waiting", "it was not asked with this key")
@@ -162,7 +162,7 @@ def _held(job: SlurmJob) -> str | None:
 
 
 def _answer(answer: Answer, write: Write) -> Answer:
-    return Answer(answer.kind, answer.words, (write,) if answer.kind == "done" else ())
+    return Answer(answer.kind, answer.message, (write,) if answer.kind == "done" else ())
 
 
 def _keys(entry: dict[str, Any]) -> list[str]:

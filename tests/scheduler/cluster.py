@@ -67,10 +67,10 @@ class Cluster:
             name, "c", "g", f"r{i // 3}", units=(UnitView(f"{name}-0"), UnitView(f"{name}-1")),
             jobs=(JobView(f"j{i // 2}", 4),), software="550",
         )  # fmt: skip
-        thing = NodeObject(
+        target = NodeObject(
             name, {"zone": "a", "team": f"t{i % 2}"}, {"note": "theirs"}, (FOREIGN,) if i % 3 == 0 else ()
         )
-        return MemoryNode(thing, base, f"boot-{i}")
+        return MemoryNode(target, base, f"boot-{i}")
 
     def restart(self, holder: str | None = None) -> None:
         """Another process takes over."""
@@ -109,11 +109,11 @@ class Cluster:
 
     def change(self, name: str, **base: object) -> None:
         """Something about a node changes."""
-        self.scheduler.edit(name, lambda each: replace(each, base=replace(each.base, **base)))  # type: ignore[arg-type]
+        self.scheduler.edit(name, lambda node: replace(node, base=replace(node.base, **base)))  # type: ignore[arg-type]
 
     def write(self, name: str, change: Callable[[NodeObject], NodeObject]) -> None:
         """Somebody else writes to a node."""
-        self.scheduler.edit(name, lambda each: replace(each, object=change(each.object)))
+        self.scheduler.edit(name, lambda node: replace(node, object=change(node.object)))
 
     def foreign(self) -> dict[str, object]:
         """Everything in the cluster that is not ours."""
@@ -121,12 +121,12 @@ class Cluster:
         ours = {keys.tier, keys.prediction, keys.applied, keys.drain}
         return {
             name: (
-                {k: v for k, v in each.object.labels.items() if k not in ours},
-                {k: v for k, v in each.object.annotations.items() if k not in ours},
-                tuple(taint for taint in each.object.taints if not self.scheduler.keys.owns(taint)),
-                each.object.unschedulable,
+                {k: v for k, v in node.object.labels.items() if k not in ours},
+                {k: v for k, v in node.object.annotations.items() if k not in ours},
+                tuple(taint for taint in node.object.taints if not self.scheduler.keys.owns(taint)),
+                node.object.unschedulable,
             )
-            for name, each in self.scheduler.nodes.items()
+            for name, node in self.scheduler.nodes.items()
         }
 
 

@@ -104,7 +104,7 @@ class MemoryWorkloads:
     """
 
     def __init__(self, workloads: Iterable[Workload], clock: Clock) -> None:
-        self.running = {each.uid: each for each in workloads}
+        self.running = {workload.uid: workload for workload in workloads}
         self.asked: dict[str, CheckpointAsk] = {}
         self.written: set[str] = set()
         self.cannot: set[str] = set()
@@ -120,7 +120,9 @@ class MemoryWorkloads:
         self.save_progress = partial(self.faults.write, "save_progress", self._saved)
 
     def on_node(self, node: str) -> tuple[Workload, ...]:
-        return self.faults.read("on_node", lambda: tuple(each for each in self.running.values() if each.node == node))
+        return self.faults.read(
+            "on_node", lambda: tuple(workload for workload in self.running.values() if workload.node == node)
+        )
 
     def _asked(self, workload: Workload, ask: CheckpointAsk, fence: Fence) -> Answer:
         wrong = self._wrong(workload, fence)
@@ -143,14 +145,14 @@ class MemoryWorkloads:
         wrong = self._wrong(workload, fence)
         if wrong is not None:
             return wrong
-        found = self.running[workload.uid]
-        if found.ending:
+        result = self.running[workload.uid]
+        if result.ending:
             return Answer("already")
-        if found.uid in self.blocked:
-            return Answer("blocked", self.blocked[found.uid])
-        self.running[found.uid] = replace(found, ending=True)
-        self.evicted.append((self._clock.now(), found.node, found.uid))
-        return Answer("done", "", self.preview(found))
+        if result.uid in self.blocked:
+            return Answer("blocked", self.blocked[result.uid])
+        self.running[result.uid] = replace(result, ending=True)
+        self.evicted.append((self._clock.now(), result.node, result.uid))
+        return Answer("done", "", self.preview(result))
 
     def preview(self, workload: Workload) -> tuple[Write, ...]:
         return (Write(f"{workload.kind} {workload.name}", "ending", None, "true"),)
@@ -169,7 +171,7 @@ class MemoryWorkloads:
             return Answer("refused", "the lease has ended")
         if workload.uid in self.running:
             return None
-        same = any(each.name == workload.name for each in self.running.values())
+        same = any(item.name == workload.name for item in self.running.values())
         return Answer("conflict", "another one has its name") if same else Answer("gone")
 
 

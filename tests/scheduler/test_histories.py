@@ -52,22 +52,22 @@ class Histories(RuleBasedStateMachine):
 
     @rule(node=NODES)
     def a_person_cordons_or_uncordons(self, node):
-        self._theirs(node, lambda each: replace(each, unschedulable=not each.unschedulable))
+        self._theirs(node, lambda node: replace(node, unschedulable=not node.unschedulable))
 
     @rule(node=NODES, key=st.sampled_from(["predrain.io/managed", "other.example/x"]))
     def a_person_labels(self, node, key):
         # the opt-out stands under our prefix and is theirs all the same
-        def change(each):
-            labels = dict(each.labels)
+        def change(target):
+            labels = dict(target.labels)
             if labels.pop(key, None) is None:
                 labels[key] = "false"
-            return replace(each, labels=labels)
+            return replace(target, labels=labels)
 
         self._theirs(node, change)
 
     @rule(node=NODES)
     def a_person_takes_our_taints_off(self, node):
-        self.cluster.write(node, lambda each: without_our_taints(each, self.cluster))
+        self.cluster.write(node, lambda node: without_our_taints(node, self.cluster))
 
     @rule(node=NODES, what=st.sampled_from(["down", "readable"]))
     def a_node_changes(self, node, what):
@@ -129,18 +129,18 @@ class Histories(RuleBasedStateMachine):
         self._floors(newly, lost_before)
         now = cluster.clock.now()
         for name in newly:
-            base, thing = objects[name].base, objects[name].object
+            base, target = objects[name].base, objects[name].object
             assert base.readable
-            assert not thing.unschedulable
-            assert "predrain.io/managed" not in thing.labels
+            assert not target.unschedulable
+            assert "predrain.io/managed" not in target.labels
             assert not cluster.scheduler.switches.kill
         cluster.scheduler.faults.clear()
         if report is None or report.failed or not report.active:
             return
-        for name, each in cluster.scheduler.nodes.items():
-            if not each.base.readable or not after.get(name):
+        for name, node in cluster.scheduler.nodes.items():
+            if not node.base.readable or not after.get(name):
                 continue
-            text = each.object.annotations.get(cluster.scheduler.keys.prediction)
+            text = node.object.annotations.get(cluster.scheduler.keys.prediction)
             assert text is not None, "a mark that says not until when it holds"
             published = cluster.scheduler.revalidate(name).view.marks.published
             assert published.expires_at > now, "a mark stands on an expired prediction"
@@ -190,9 +190,9 @@ class Histories(RuleBasedStateMachine):
 
     def _lost(self):
         out = []
-        for name, each in self.cluster.scheduler.nodes.items():
+        for name, node in self.cluster.scheduler.nodes.items():
             hard = self.cluster.level(name).hard
-            if hard or each.base.down or not each.base.readable or each.object.unschedulable:
+            if hard or node.base.down or not node.base.readable or node.object.unschedulable:
                 out.append(name)
         return self._scopes(out)
 

@@ -12,14 +12,14 @@ READ_BY_ADAPTERS = {"kubernetes": "telemetry.collect.kubernetes.", "slurm": "tel
 
 
 def test_the_room_imports_of_telemetry_little_and_an_adapter_what_reads_the_same_server():
-    found = set()
+    result = set()
     for path in (ROOT / "scheduler").rglob("*.py"):
         reads = READ_BY_ADAPTERS.get(path.relative_to(ROOT / "scheduler").parts[0], "telemetry.dataset.schema")
-        for each in ast.walk(ast.parse(path.read_text())):
-            module = (each.module or "") if isinstance(each, ast.ImportFrom) else ""
+        for item in ast.walk(ast.parse(path.read_text())):
+            module = (item.module or "") if isinstance(item, ast.ImportFrom) else ""
             if module.split(".")[0] == "telemetry" and not module.startswith(reads):
-                found.add(module)
-    assert found <= {
+                result.add(module)
+    assert result <= {
         "telemetry.dataset.schema", "telemetry.config", "telemetry.errors", "telemetry.atomic", "telemetry.http",
         "telemetry.yaml_text",
     }  # fmt: skip

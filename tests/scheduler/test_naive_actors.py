@@ -46,9 +46,9 @@ def test_no_role_of_ours_may_delete_a_pod_so_that_a_stuck_budget_cannot_be_force
     rules = [
         rule
         for file in sorted(DEPLOY.glob("*-rbac.yaml"))
-        for thing in yaml.safe_load_all(file.read_text())
-        if thing["kind"] in ("Role", "ClusterRole")
-        for rule in thing["rules"]
+        for target in yaml.safe_load_all(file.read_text())
+        if target["kind"] in ("Role", "ClusterRole")
+        for rule in target["rules"]
     ]
     assert any("pods/eviction" in rule["resources"] for rule in rules)
     for rule in rules:
@@ -64,7 +64,7 @@ def test_a_recovery_that_comes_late_would_cancel_a_fresh_alert_and_does_not():
     cluster.round()
     assert cluster.level("n1") is Level.DRAINED
     cluster.facts.facts["n1-0"] = Facts((), repaired)  # told only now, of a repair before the scores
-    recovered = {unit for unit, each in cluster.facts.read(cluster.clock.now()).items() if each.valid_from}
+    recovered = {unit for unit, item in cluster.facts.read(cluster.clock.now()).items() if item.valid_from}
     assert recovered == {"n1-0"}, "the naive one: it was repaired, so give it back"
     cluster.round()
     assert cluster.level("n1") is Level.DRAINED

@@ -16,6 +16,7 @@ from telemetry.collect.kubernetes.collector import KubernetesCollector
 from telemetry.collect.kubernetes.rules import load_rules
 from telemetry.errors import InputError
 from telemetry.landing.folder import Landing
+from tests.processes import PREDRAIN, running
 from tests.system.kubernetes_server import KubernetesServer, kubernetes_server_in
 from tests.waiting import wait
 
@@ -253,3 +254,17 @@ def test_a_cluster_lives(allowed: KubernetesServer, tmp_path: Path) -> None:
     assert places["gpu"].isna().all()
     row = places[places["node"] == "life-1"].iloc[-1]
     assert (row["cluster"], row["group"], row["nvlink_domain"]) == ("east", "z1", "c.7")
+
+
+def test_a_killed_collector_goes_on_with_what_happened_meanwhile(allowed: KubernetesServer, tmp_path: Path) -> None:
+    hands, root = Hands(allowed), tmp_path / "fleet.live"
+    hands.node("kill-1")
+    command = [*PREDRAIN, "collect", "kubernetes", "--dataset", tmp_path / "fleet", "--interval", "0.2s"]
+    command += ["--kubeconfig", allowed.kubeconfig("collector")]
+    for seen in (0, 2, 4):
+        with running(command, tmp_path / "log"):
+            wait(lambda seen=seen: not landed(root, "inventory").empty and len(told(root, "kill-1")) >= seen)
+        hands.cordon("kill-1")
+        hands.cordon("kill-1", on=False)
+    codes = [code for _, code, _ in told(root, "kill-1")]
+    assert codes == ["cordon", "uncordon"] * 2, "the server kept it for the watch that goes on"

@@ -121,6 +121,15 @@ def test_killed_anywhere_it_goes_on_without_gaps_or_duplicates(fleet: Fleet, tmp
     assert_same_telemetry(fleet, out)
 
 
+def test_a_server_with_a_low_limit_is_asked_for_less(fleet: Fleet, tmp_path: Path) -> None:
+    copy = shutil.copytree(fleet.data, tmp_path / "data", ignore=shutil.ignore_patterns("lock"))
+    day = {"start": "2026-01-10T00:00:00Z", "end": "2026-01-11T00:00:00Z"}
+    with prometheus(copy, "--query.max-samples=150") as limited:  # 6 h of 12 GPUs are 432 samples of a metric
+        collect(limited, tmp_path / "limited", **day)
+    collect(fleet.url, tmp_path / "whole", **day)
+    assert Dataset.open(tmp_path / "limited").digest == Dataset.open(tmp_path / "whole").digest
+
+
 def test_a_dump_of_the_database_lands_what_the_database_was_made_of(fleet: Fleet, tmp_path: Path) -> None:
     # the dump of blocks alone: promtool wants a write-ahead log, be it empty
     copy = fleet.data.with_name("dumped")

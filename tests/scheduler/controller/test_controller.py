@@ -129,7 +129,7 @@ CHANGES = {
 
 @pytest.mark.parametrize("what", CHANGES)
 def test_what_changes_between_the_decision_and_the_write_stops_the_write(what):
-    change, words = CHANGES[what]
+    change, message = CHANGES[what]
     drained()  # without the change it is
     cluster = Cluster()
     cluster.scored(n1=0.9)
@@ -146,7 +146,7 @@ def test_what_changes_between_the_decision_and_the_write_stops_the_write(what):
     report = cluster.round()
     assert changed
     assert [step.outcome for step in report.steps if step.action.verb in ("taint", "drain")] == ["skipped", "skipped"]
-    assert words in next(step.words for step in report.steps if step.action.verb == "taint")
+    assert message in next(step.message for step in report.steps if step.action.verb == "taint")
     assert all(not level.hard for level in cluster.levels().values())
 
 
@@ -183,7 +183,7 @@ def test_a_node_that_somebody_else_keeps_writing_to_is_given_up_for_this_round()
 
 
 @pytest.mark.parametrize(("kind", "stands"), [("timeout_before", False), ("timeout_after", True)])
-def test_after_a_call_without_an_answer_the_node_itself_tells(kind, stands):
+def test_after_a_call_without_an_answer_the_node_itself_shows(kind, stands):
     cluster = Cluster()
     cluster.scored(n1=0.9)
     cluster.scheduler.faults.plan(kind, "apply", skip=1)
@@ -270,7 +270,7 @@ def test_another_writer_of_the_state_stops_the_round():
     assert "another process wrote the safety state" in report.notes[-1]
 
 
-def test_a_damaged_state_is_said_and_what_stands_stays():
+def test_a_damaged_state_is_reported_and_what_stands_stays():
     cluster = drained()
     cluster.scheduler.state = cluster.scheduler.state[:-6] + "AAAA=="
     cluster.clock.move(MINUTE)
@@ -328,7 +328,7 @@ def test_the_kill_switch_lets_marks_run_out_and_puts_none_on():
     assert cluster.levels() == {}
 
 
-def test_while_the_kill_switch_is_on_a_round_that_tells_nothing_new_is_not_recorded():
+def test_while_the_kill_switch_is_on_a_round_that_reports_nothing_new_is_not_recorded():
     cluster = drained()
     cluster.scheduler.set_switches(Switches(kill=True))
     recorded = []
@@ -349,7 +349,7 @@ def test_release_all_takes_off_everything_of_ours_and_nothing_else():
     cluster = Cluster(policy=config("g", free=True))
     cluster.scored(n0=0.9, n1=0.9, n2=0.4, n3=0.15)
     before = cluster.foreign()
-    original = {name: each.object for name, each in cluster.scheduler.nodes.items()}
+    original = {name: item.object for name, item in cluster.scheduler.nodes.items()}
     cluster.round()
     cluster.write("n1", lambda node: replace(node, unschedulable=True))
     cluster.scheduler.set_switches(Switches(release_all=True))
@@ -358,10 +358,10 @@ def test_release_all_takes_off_everything_of_ours_and_nothing_else():
     assert cluster.scheduler.nodes["n1"].object.unschedulable, "a person's cordon stays"
     cluster.write("n1", lambda node: replace(node, unschedulable=False))
     assert cluster.foreign() == before
-    assert {name: each.object for name, each in cluster.scheduler.nodes.items()} == original
+    assert {name: item.object for name, item in cluster.scheduler.nodes.items()} == original
 
 
-def test_a_rehearsal_writes_nothing_and_says_exactly_what_would_be_written():
+def test_a_rehearsal_writes_nothing_and_reports_exactly_what_would_be_written():
     cluster = Cluster()
     cluster.scored(n1=0.9, n4=0.4)
     before = dict(cluster.scheduler.nodes)
@@ -373,7 +373,7 @@ def test_a_rehearsal_writes_nothing_and_says_exactly_what_would_be_written():
     real = cluster.round()
     assert [(s.action, s.writes) for s in rehearsed.steps] == [(s.action, s.writes) for s in real.steps]
     taints = [w for s in rehearsed.steps for w in s.writes if w.path == "spec.taints"]
-    assert [w.words for w in taints if w.target == "node n1"] == [
+    assert [w.message for w in taints if w.target == "node n1"] == [
         "node n1: spec.taints: (none) -> predrain.io/at-risk=high:NoSchedule"
     ]
 
@@ -401,7 +401,7 @@ def test_a_round_that_takes_too_long_leaves_the_rest_to_the_next():
     cluster.scheduler.apply = slow
     report = cluster.round()
     assert [step.outcome for step in report.steps].count("done") == 2
-    assert "the round took too long" in report.steps[-1].words
+    assert "the round took too long" in report.steps[-1].message
 
 
 def test_a_crash_after_a_write_leaves_a_call_open_and_the_next_process_looks():

@@ -53,10 +53,10 @@ def test_a_node_created_anew_between_the_decision_and_its_mark_gets_none():
     cluster.scheduler.revalidate = created_anew
     report = cluster.round()
     assert cluster.levels() == {}
-    assert "its scores or facts changed since the decision" in {step.words for step in report.steps}
+    assert "its scores or facts changed since the decision" in {step.message for step in report.steps}
 
 
-def test_names_that_differ_between_scores_and_scheduler_are_told():
+def test_names_that_differ_between_scores_and_scheduler_are_reported():
     cluster = Cluster(nodes=5)
     without_names(cluster)
     assert cluster.round().notes == []

@@ -73,26 +73,26 @@ def test_a_run_of_events_was_seen_at_its_last_one(tmp_path):
 
 
 def test_the_newest_recovery_action_that_the_driver_announced_is_a_fact_until_it_is_taken_back(tmp_path):
-    def said(text):
+    def announced(text):
         message = parse_xid_message(f"NVRM: Xid (PCI:0008:01:00): 154, GPU recovery action changed from {text}")
         return "xid", message.code, message.detail
 
     file = tmp_path / "events.parquet"
     write(
         file,
-        (T0, "a", *said("0x0 (None) to 0x4 (Drain and Reset)")),
-        (T0 + HOUR, "a", *said("0x4 (Drain and Reset) to 0x1 (GPU Reset Required)")),
-        (T0, "b", *said("0x0 (None) to 0x2 (Node Reboot Required)")),
-        (T0 + HOUR, "b", *said("0x2 (Node Reboot Required) to 0x0 (None)")),
-        (T0, "c", *said("0x0 (None) to 0x3 (Drain P2P)")),
-        (T0, "d", *said("0x0 (None) to 0x9 (of a driver to come)")), (T0, "e", "xid", "154"),
+        (T0, "a", *announced("0x0 (None) to 0x4 (Drain and Reset)")),
+        (T0 + HOUR, "a", *announced("0x4 (Drain and Reset) to 0x1 (GPU Reset Required)")),
+        (T0, "b", *announced("0x0 (None) to 0x2 (Node Reboot Required)")),
+        (T0 + HOUR, "b", *announced("0x2 (Node Reboot Required) to 0x0 (None)")),
+        (T0, "c", *announced("0x0 (None) to 0x3 (Drain P2P)")),
+        (T0, "d", *announced("0x0 (None) to 0x9 (of a driver to come)")), (T0, "e", "xid", "154"),
     )  # fmt: skip
-    found = EventFacts(file).read(T0 + 2 * HOUR)
-    assert found == {
+    result = EventFacts(file).read(T0 + 2 * HOUR)
+    assert result == {
         "a": Facts((Fact("recovery_action reset", T0 + HOUR),)),
         "c": Facts((Fact("recovery_action drain_p2p", T0),)),
     }
-    assert {rule.fact for rule in RULES} >= {fact.name for each in found.values() for fact in each.facts}
+    assert {rule.fact for rule in RULES} >= {fact.name for item in result.values() for fact in item.facts}
     assert EventFacts(file).read(T0 + HOUR / 2)["b"] == Facts((Fact("recovery_action reboot", T0),))
 
 

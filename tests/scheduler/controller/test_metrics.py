@@ -23,27 +23,27 @@ def values(page: str) -> dict[str, float]:
     """All samples of a page, read by the field's own parser."""
     return {
         sample.name + "".join(f" {key}={value}" for key, value in sorted(sample.labels.items())): sample.value
-        for found in text_string_to_metric_families(page)
-        for sample in found.samples
+        for result in text_string_to_metric_families(page)
+        for sample in result.samples
     }
 
 
-def test_a_round_is_told_by_what_it_did_and_how_the_fleet_stands():
+def test_a_round_is_reported_by_what_it_did_and_how_the_fleet_stands():
     cluster = Cluster(policy=config("g", free=True))
     cluster.scored(n1=0.15, n2=0.4, n3=0.9)
     metrics = RoundMetrics(ManualClock(T0), STEP, STEP)
     metrics.note(cluster.round(), 0.5)
-    found = values(metrics.exposition())
-    assert found["predrain_act_rounds_total result=decided"] == 1
-    assert found["predrain_act_rounds_total result=failed"] == 0
-    assert found["predrain_act_actions_total outcome=done verb=publish"] == 3
-    assert found["predrain_act_actions_total outcome=done verb=drain"] == 1
-    assert [found[f"predrain_act_nodes tier={tier}"] for tier in ("watch", "elevated", "high")] == [1, 1, 1]
-    assert found["predrain_act_target_nodes level=drained"] == 1
-    assert found["predrain_act_stage_groups stage=hard"] == 1
-    assert found["predrain_act_last_round_timestamp_seconds"] == T0.timestamp()
-    assert found["predrain_act_leader"] == 1
-    assert found["predrain_act_breaker_open_causes"] == 0
+    result = values(metrics.exposition())
+    assert result["predrain_act_rounds_total result=decided"] == 1
+    assert result["predrain_act_rounds_total result=failed"] == 0
+    assert result["predrain_act_actions_total outcome=done verb=publish"] == 3
+    assert result["predrain_act_actions_total outcome=done verb=drain"] == 1
+    assert [result[f"predrain_act_nodes tier={tier}"] for tier in ("watch", "elevated", "high")] == [1, 1, 1]
+    assert result["predrain_act_target_nodes level=drained"] == 1
+    assert result["predrain_act_stage_groups stage=hard"] == 1
+    assert result["predrain_act_last_round_timestamp_seconds"] == T0.timestamp()
+    assert result["predrain_act_leader"] == 1
+    assert result["predrain_act_breaker_open_causes"] == 0
     for _ in range(2):
         cluster.clock.move(STEP)
         cluster.scored(n1=0.01, n2=0.01, n3=0.01)
@@ -54,14 +54,14 @@ def test_a_round_is_told_by_what_it_did_and_how_the_fleet_stands():
     assert sorted(tiers) == [f"predrain_act_nodes tier={tier}" for tier in ("elevated", "high", "unknown", "watch")]
 
 
-def test_what_is_over_budget_and_what_opened_the_breaker_is_told_by_kind_and_never_by_name():
+def test_what_is_over_budget_and_what_opened_the_breaker_is_reported_by_kind_and_never_by_name():
     cluster = Cluster()
     cluster.scored(n0=0.9, n1=0.9, n2=0.9, n3=0.9)
     metrics = RoundMetrics(ManualClock(T0), STEP, STEP)
     metrics.note(cluster.round(), 0.1)
-    found = values(metrics.exposition())
-    assert found["predrain_act_budget_deferred_nodes"] == 2
-    assert found["predrain_act_budget_remaining_nodes scope=rack"] == 0
+    result = values(metrics.exposition())
+    assert result["predrain_act_budget_deferred_nodes"] == 2
+    assert result["predrain_act_budget_remaining_nodes scope=rack"] == 0
     cluster.clock.move(timedelta(days=30))
     cluster.scored()
     cluster.risks.risks = replace(cluster.risks.risks, model_fitted_at=T0)
@@ -71,7 +71,7 @@ def test_what_is_over_budget_and_what_opened_the_breaker_is_told_by_kind_and_nev
     assert not any(name in page for name in (*cluster.names, "r0"))
 
 
-def test_a_standby_tells_nothing_of_the_fleet():
+def test_a_standby_reports_nothing_of_the_fleet():
     cluster = Cluster()
     metrics = RoundMetrics(ManualClock(T0), STEP, STEP)
     cluster.scored(n1=0.9)
@@ -81,13 +81,13 @@ def test_a_standby_tells_nothing_of_the_fleet():
     cluster.clock.move(timedelta(hours=1))
     assert cluster.scheduler.hold_lease("another", timedelta(hours=1)) is not None
     metrics.note(cluster.round(), 0.1)
-    found = values(metrics.exposition())
-    assert found["predrain_act_leader"] == 0
-    assert found["predrain_act_rounds_total result=standby"] == 1
-    assert "predrain_act_nodes tier=high" not in found
+    result = values(metrics.exposition())
+    assert result["predrain_act_leader"] == 0
+    assert result["predrain_act_rounds_total result=standby"] == 1
+    assert "predrain_act_nodes tier=high" not in result
 
 
-def test_the_page_is_served_and_says_when_rounds_have_stopped():
+def test_the_page_is_served_and_reports_when_rounds_have_stopped():
     clock = ManualClock(T0)
     page = RoundMetrics(clock, MINUTE, MINUTE)
     with listening(page, "127.0.0.1:0") as port:

@@ -43,7 +43,7 @@ def test_scores_are_read_again_only_when_a_newer_decision_is_there(tmp_path):
     assert reader.read().nodes["n0"][0].score.risk == 0.7
 
 
-def test_a_decision_that_vanishes_while_it_is_read_is_an_error_in_words(tmp_path):
+def test_a_decision_that_vanishes_while_it_is_read_is_an_error_with_a_message(tmp_path):
     write(tmp_path, record("g0", "n0", 0.2))
     shutil.rmtree(tmp_path / "decisions")
     with pytest.raises(SourceError, match="cannot be read"):
@@ -51,7 +51,7 @@ def test_a_decision_that_vanishes_while_it_is_read_is_an_error_in_words(tmp_path
 
 
 @pytest.mark.parametrize(
-    ("file", "change", "words"),
+    ("file", "change", "message"),
     [
         ("latest.json", lambda t: t.replace('"format": 2', '"format": 1'), "in format 1: expected"),
         ("latest.json", lambda t: "[]", "expected an object"),
@@ -66,16 +66,16 @@ def test_a_decision_that_vanishes_while_it_is_read_is_an_error_in_words(tmp_path
         ),
     ],
 )
-def test_damaged_scores_are_refused_with_the_place(tmp_path, file, change, words):
+def test_damaged_scores_are_refused_with_the_place(tmp_path, file, change, message):
     write(tmp_path, record("g0", "n0", 0.2), record("g1", "n1", 0.3))
     target = tmp_path / file
     target.write_text(change(target.read_text()))
-    with pytest.raises(SourceError, match=words):
+    with pytest.raises(SourceError, match=message):
         reading(tmp_path).read()
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "message"),
     [
         ({"expires_at": "2099-01-01T00:00:00Z"}, "g0 is said to hold until 2099-01-01 00:00 UTC, longer than"),
         ({"issued_at": "2036-01-01T00:00:00Z"}, "g0 is issued in the future, at 2036-01-01 00:00 UTC"),
@@ -93,14 +93,14 @@ def test_damaged_scores_are_refused_with_the_place(tmp_path, file, change, words
         ({"model": {"digest": "x", "profile": "y", "version": None}}, "g0 is of another model than most"),
     ],
 )
-def test_a_record_that_cannot_be_believed_is_refused_by_itself(tmp_path, change, words):
+def test_a_record_that_cannot_be_believed_is_refused_by_itself(tmp_path, change, message):
     write(tmp_path, record("g0", "n0", 0.9), record("g1", "n0", 0.3), record("g2", "n1", 0.4))
     file = tmp_path / "decisions/20260301T000000Z/risks.jsonl"
     first, *others = file.read_text().splitlines(True)
     file.write_text(json.dumps({**json.loads(first), **change}) + "\n" + "".join(others))
     risks = reading(tmp_path).read()
     assert len(risks.refused) == 1
-    assert risks.refused[0].startswith(words)
+    assert risks.refused[0].startswith(message)
     scores = {unit.name: unit.score for units in risks.nodes.values() for unit in units}
     assert scores["g2"].risk == 0.4
     assert scores.get("g0") is None
@@ -145,7 +145,7 @@ CHANGES = st.fixed_dictionaries(
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(change=CHANGES)
-def test_whatever_a_record_says_what_is_used_is_within_bounds_and_the_others_stay(tmp_path, change):
+def test_whatever_a_record_reports_what_is_used_is_within_bounds_and_the_others_stay(tmp_path, change):
     write(tmp_path, record("g0", "n0", 0.9), record("g1", "n0", 0.3), record("g2", "n1", 0.4))
     file = tmp_path / "decisions/20260301T000000Z/risks.jsonl"
     lines = file.read_text().splitlines()

@@ -18,7 +18,7 @@ from tests.policy.decide_world import HOUR
 ROOT = Path(__file__).parents[3]
 
 
-def test_the_shipped_settings_hold_the_defaults_but_for_what_they_say() -> None:
+def test_the_shipped_settings_hold_the_defaults_but_for_what_they_state() -> None:
     given = read_settings(ROOT / "deploy" / "act" / "act.yaml")
     usual = PolicyConfig(given.policy.thresholds)
     assert given.policy.budget == usual.budget
@@ -43,11 +43,14 @@ def test_a_budget_that_names_no_fleet_keeps_the_limits_of_the_fleet(tmp_path: Pa
     file = tmp_path / "act.yaml"
     file.write_text("policy: {budget: {disruption_budgets: [{scope: cluster, max_unavailable: 9}], rate_limits: []}}")
     budget = read_settings(file).policy.budget
-    assert [(each.scope, each.max_unavailable_share) for each in budget.disruption_budgets] == [
+    assert [
+        (disruption_budget.scope, disruption_budget.max_unavailable_share)
+        for disruption_budget in budget.disruption_budgets
+    ] == [
         ("fleet", 0.10),
         ("cluster", None),
     ]
-    assert [(each.scope, each.max_share) for each in budget.rate_limits] == [("fleet", 0.05)]
+    assert [(rate_limit.scope, rate_limit.max_share) for rate_limit in budget.rate_limits] == [("fleet", 0.05)]
 
 
 def test_a_misspelt_setting_is_refused_with_the_nearest_name(tmp_path):
@@ -70,13 +73,13 @@ def test_a_misspelt_setting_is_refused_with_the_nearest_name(tmp_path):
 
 def test_a_removed_setting_is_refused_with_what_to_do(tmp_path):
     file = tmp_path / "act.yaml"
-    for setting, words in (
+    for setting, message in (
         ("kubernetes: {nvsentinel_socket: /run/x.sock}", "nvsentinel-values"),
         ("kubernetes: {checkpoint_exec: [x]}", "webhook"),
         ("evacuation: {wait_for_end: false}", "may_wait"),
     ):
         file.write_text(setting)
-        with pytest.raises(InputError, match=rf"\w+\.\w+ was removed.*{words}"):
+        with pytest.raises(InputError, match=rf"\w+\.\w+ was removed.*{message}"):
             read_settings(file)
 
 
@@ -88,11 +91,11 @@ def test_settings_are_read_and_what_is_left_out_has_its_default(tmp_path):
         "    rate_limits: [{scope: cluster, max_nodes: 2, window: 1h}]\n"
         "controller: {interval: 30s}\n"
     )
-    found = read_settings(file)
-    assert found.policy.thresholds == TierThresholds(0.1, None, 0.6)
-    assert found.policy.stages.pinned == {"c/g": "hard"}
-    assert found.policy.budget.rate_limits[0].window == HOUR
-    assert found.policy.horizon == PolicyConfig(TierThresholds()).horizon
-    assert found.controller.interval == timedelta(seconds=30)
+    result = read_settings(file)
+    assert result.policy.thresholds == TierThresholds(0.1, None, 0.6)
+    assert result.policy.stages.pinned == {"c/g": "hard"}
+    assert result.policy.budget.rate_limits[0].window == HOUR
+    assert result.policy.horizon == PolicyConfig(TierThresholds()).horizon
+    assert result.controller.interval == timedelta(seconds=30)
     file.write_text("")
     assert read_settings(file) == ActSettings()

@@ -65,7 +65,7 @@ def test_the_thresholds_that_the_scores_name_hold_and_change_with_them():
     assert cluster.levels() == {"n1": Level.DRAINED}
 
 
-def test_a_promise_that_is_not_made_drains_nobody_and_the_reason_is_said():
+def test_a_promise_that_is_not_made_drains_nobody_and_reports_why():
     cluster = on_scores(
         ChosenThresholds(TierThresholds(0.05, None, None), {"high": NO_PROMISE, "elevated": "none: no evidence"})
     )
@@ -75,7 +75,7 @@ def test_a_promise_that_is_not_made_drains_nobody_and_the_reason_is_said():
     assert "no node is of tier elevated (none: no evidence)" in report.notes
 
 
-def test_scores_that_name_no_thresholds_give_no_tier_and_that_is_said():
+def test_scores_that_name_no_thresholds_give_no_tier_and_reports_it():
     cluster = on_scores(None)
     assert "the scores name no thresholds, so none of them has a tier: only hard rules act" in cluster.round().notes
     assert cluster.levels() == {}
@@ -88,14 +88,14 @@ def test_the_ledger_replays_a_decision_with_the_thresholds_that_held_then(tmp_pa
     assert LedgerReader(tmp_path / "ledger.db").replay(number).plan["nodes"]["n1"]["tier"] == "elevated"
 
 
-def test_scores_that_look_further_ahead_than_the_policy_say_that_alerts_are_judged_too_early():
+def test_scores_that_look_further_ahead_than_the_policy_report_that_alerts_are_judged_too_early():
     cluster = on_scores(ChosenThresholds(PROMISED))
     cluster.risks.risks = replace(cluster.risks.risks, horizon=72 * HOUR)
-    words = "the scores look 72 h ahead and policy.horizon is 24 h: alerts are judged too early"
-    assert words in cluster.round().notes
+    message = "the scores look 72 h ahead and policy.horizon is 24 h: alerts are judged too early"
+    assert message in cluster.round().notes
     cluster.risks.risks = replace(cluster.risks.risks, horizon=6 * HOUR)
-    words = "the scores look 6 h ahead and policy.horizon is 24 h: alerts are judged by more than they said"
-    assert words in cluster.round().notes
+    message = "the scores look 6 h ahead and policy.horizon is 24 h: alerts are judged by more than they said"
+    assert message in cluster.round().notes
 
 
 def test_thresholds_are_read_from_the_summary_with_their_sources(tmp_path):
@@ -116,7 +116,7 @@ def test_damaged_thresholds_are_refused(tmp_path, thresholds):
 
 
 @pytest.mark.parametrize(
-    ("policy", "words"),
+    ("policy", "message"),
     [
         (
             "{thresholds_from: scores, thresholds: {high: 0.4}}",
@@ -129,8 +129,8 @@ def test_damaged_thresholds_are_refused(tmp_path, thresholds):
         ("{thresholds_from: model}", "settings.policy.thresholds_from is 'model': expected one of settings, scores"),
     ],
 )
-def test_settings_that_contradict_each_other_are_refused(tmp_path, policy, words):
+def test_settings_that_contradict_each_other_are_refused(tmp_path, policy, message):
     (tmp_path / "act.yaml").write_text(f"policy: {policy}")
     with pytest.raises(InputError) as error:
         read_settings(tmp_path / "act.yaml")
-    assert words in str(error.value)
+    assert message in str(error.value)

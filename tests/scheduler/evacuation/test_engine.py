@@ -89,7 +89,7 @@ def test_the_time_that_a_workload_names_is_waited_for_up_to_the_most(takes):
     assert cluster.evicted() == ["w1-uid"]
 
 
-def test_what_cannot_write_a_checkpoint_is_evicted_at_once_and_it_is_said():
+def test_what_cannot_write_a_checkpoint_is_evicted_at_once_and_reports_it():
     cluster = draining()
     cluster.workloads.cannot.add("w1-uid")
     assert work(cluster.later()) == [("checkpoint", "inconclusive", "w1"), ("evict", "done", "w1")]
@@ -99,8 +99,8 @@ def test_a_blocked_budget_is_tried_again_with_growing_pauses_and_never_forced():
     cluster = draining(settings=replace(FAST, stuck_after=10 * MINUTE))
     cluster.acknowledge("w1-uid")
     cluster.workloads.blocked["w1-uid"] = "budget team/train allows none"
-    told = [cluster.later() for _ in range(30)]
-    tries = [i for i, report in enumerate(told) if ("evict", "blocked", "w1") in work(report)]
+    reported = [cluster.later() for _ in range(30)]
+    tries = [i for i, report in enumerate(reported) if ("evict", "blocked", "w1") in work(report)]
     assert tries[:5] == [0, 1, 3, 7, 11], "1, 2, 4 and then 4 minutes"
     assert cluster.evicted() == []
     assert cluster.level("n1") is Level.DRAINED
@@ -153,8 +153,8 @@ def test_a_drain_that_is_called_off_between_two_evictions_stops_between_them(nam
     cluster.scored(n1=0.9)
     evict = cluster.workloads.evict
 
-    def then_called_off(each, fence):
-        answer = evict(each, fence)
+    def then_called_off(target, fence):
+        answer = evict(target, fence)
         CALLED_OFF[name](cluster)
         return answer
 
@@ -182,6 +182,24 @@ def test_only_so_many_are_on_their_way_at_once(fault):
         cluster.leave(uid)
     cluster.later()
     assert len(cluster.evicted()) == 6
+
+
+def test_a_slow_scheduler_leaves_less_urgent_nodes_to_the_next_round_and_empties_the_others():
+    cluster = EmptyingCluster(lease=HOUR)
+    for uid in cluster.workloads.running:
+        cluster.runs(uid, checkpoint=None)
+    cluster.scored(n1=0.95, n2=0.9)
+    revalidate = cluster.scheduler.revalidate
+
+    def slow(node):
+        if cluster.level(node) is Level.DRAINED:
+            cluster.clock.move(timedelta(seconds=11))
+        return revalidate(node)
+
+    cluster.scheduler.revalidate = slow
+    report = cluster.round()
+    assert "n2 and less urgent nodes are left to the next round: reading takes too long" in report.errors
+    assert cluster.evicted() == ["w1-uid"]
 
 
 def test_a_workload_that_may_not_be_moved_is_asked_and_waited_for():
@@ -286,14 +304,14 @@ def test_an_interrupted_eviction_is_settled_by_what_is_there():
     assert cluster.evicted() == ["w1-uid"]
 
 
-def test_a_rehearsal_says_whom_it_would_ask_and_evict_and_does_nothing():
+def test_a_rehearsal_reports_whom_it_would_ask_and_evict_and_does_nothing():
     cluster = EmptyingCluster()
     cluster.scored(n1=0.9)
     report = cluster.controller.rehearse()
     assert [(s.verb, s.outcome, s.workload, s.message) for s in report.work] == [
         ("evict", "would", "w1", "after a checkpoint by scheduler")
     ]
-    assert report.work[0].writes[0].words == "pod w1: ending: (none) -> true"
+    assert report.work[0].writes[0].message == "pod w1: ending: (none) -> true"
     assert (cluster.workloads.asked, cluster.workloads.text, cluster.evicted()) == ({}, None, [])
 
 

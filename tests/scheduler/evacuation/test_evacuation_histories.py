@@ -41,18 +41,18 @@ class Evacuations(RuleBasedStateMachine):
         cluster, workloads = self.cluster, self.cluster.workloads
         evict, ask, start = workloads.evict, workloads.ask_checkpoint, cluster.verification.start
 
-        def watched_evict(each, fence):
-            found = workloads.running.get(each.uid)
-            if found is not None and not found.ending:
-                self._may_go(found)
-            return evict(each, fence)
+        def watched_evict(workload, fence):
+            result = workloads.running.get(workload.uid)
+            if result is not None and not result.ending:
+                self._may_go(result)
+            return evict(workload, fence)
 
-        def watched_ask(each, request, fence):
-            node = cluster.scheduler.nodes[each.node]
-            assert cluster.level(each.node) is Level.DRAINED
+        def watched_ask(workload, request, fence):
+            node = cluster.scheduler.nodes[workload.node]
+            assert cluster.level(workload.node) is Level.DRAINED
             assert "predrain.io/managed" not in node.object.labels
-            answer = ask(each, request, fence)
-            if each.uid in workloads.asked and workloads.asked[each.uid].key == request.key:
+            answer = ask(workload, request, fence)
+            if workload.uid in workloads.asked and workloads.asked[workload.uid].key == request.key:
                 self.asked_at.setdefault(request.key, (cluster.clock.now(), request.deadline))
             return answer
 
@@ -67,17 +67,17 @@ class Evacuations(RuleBasedStateMachine):
             watched_start,
         )
 
-    def _may_go(self, found) -> None:
+    def _may_go(self, result) -> None:
         cluster, now = self.cluster, self.cluster.clock.now()
-        node = cluster.scheduler.nodes[found.node]
-        assert cluster.level(found.node) is Level.DRAINED, "no drain mark stands"
+        node = cluster.scheduler.nodes[result.node]
+        assert cluster.level(result.node) is Level.DRAINED, "no drain mark stands"
         assert node.base.readable
         assert not node.object.unschedulable
         assert "predrain.io/managed" not in node.object.labels
         assert not cluster.scheduler.switches.kill
-        assert found.held is None
-        assert found.stays is None
-        published = cluster.scheduler.revalidate(found.node).view.marks.published
+        assert result.held is None
+        assert result.stays is None
+        published = cluster.scheduler.revalidate(result.node).view.marks.published
         assert published.expires_at > now, "its prediction has expired"
         evicted = set(cluster.evicted())
         # what its owner ends, or ends on a node that is no more drained, is not the controller's to count
@@ -87,14 +87,14 @@ class Evacuations(RuleBasedStateMachine):
             if w.ending and w.uid in evicted and cluster.level(w.node) is Level.DRAINED
         ]
         assert len(going) < 3, "too many at once"
-        if found.checkpoint is None or found.uid in cluster.workloads.cannot:
+        if result.checkpoint is None or result.uid in cluster.workloads.cannot:
             return
-        entry = cluster.progress().nodes[found.node]
-        deadline = entry.leaving[found.uid].deadline
-        shown = cluster.workloads.asked.get(found.uid)
+        entry = cluster.progress().nodes[result.node]
+        deadline = entry.leaving[result.uid].deadline
+        shown = cluster.workloads.asked.get(result.uid)
         written = shown is not None and shown.key in cluster.workloads.written
         assert written or (deadline is not None and now >= deadline), "neither written nor waited for"
-        if not written and shown is not None and shown.key == entry.leaving[found.uid].key:
+        if not written and shown is not None and shown.key == entry.leaving[result.uid].key:
             assert now >= shown.deadline
 
     @rule(node=NODES, risk=st.sampled_from([0.01, 0.7, 0.9, 0.95]))
@@ -112,8 +112,8 @@ class Evacuations(RuleBasedStateMachine):
 
     @rule()
     def all_workloads_of_a_drained_node_are_gone(self):
-        for uid, each in list(self.cluster.workloads.running.items()):
-            if self.cluster.level(each.node) is Level.DRAINED:
+        for uid, item in list(self.cluster.workloads.running.items()):
+            if self.cluster.level(item.node) is Level.DRAINED:
                 self.cluster.leave(uid)
         self.a_round()
 
@@ -169,16 +169,16 @@ class Evacuations(RuleBasedStateMachine):
     def a_person_does_something(self, node, what):
         self.one_is_drained_and_asked(node, True)
         if what == "taints":
-            self.cluster.write(node, lambda each: without_our_taints(each, self.cluster))
+            self.cluster.write(node, lambda node: without_our_taints(node, self.cluster))
             return
 
-        def change(each):
+        def change(target):
             if what == "cordon":
-                return replace(each, unschedulable=not each.unschedulable)
-            labels = dict(each.labels)
+                return replace(target, unschedulable=not target.unschedulable)
+            labels = dict(target.labels)
             if labels.pop("predrain.io/managed", None) is None:
                 labels["predrain.io/managed"] = "false"
-            return replace(each, labels=labels)
+            return replace(target, labels=labels)
 
         for _ in range(2):  # and takes it back after a round
             self.cluster.write(node, change)

@@ -106,7 +106,7 @@ def test_what_each_answer_means(answer, kind):
     with serving(answer) as (_, place):
         reply = hook(place).tell({}, KEY)
     assert reply.kind == kind
-    assert reply.words.encode(), "the ledger takes no half of a surrogate pair"
+    assert reply.message.encode(), "the ledger takes no half of a surrogate pair"
 
 
 def test_a_proxy_of_the_environment_answers_for_nobody(monkeypatch):
@@ -124,7 +124,7 @@ def test_nobody_there_is_a_timeout_and_a_token_that_cannot_be_read_is_reported(t
     assert hook(place).tell({}, KEY).kind == "timeout"
     (tmp_path / "token").write_text("gehe\u00efm")
     for file in ("/nowhere/token", str(tmp_path / "token")):
-        assert "the token cannot be read" in hook(place, token_file=file).tell({}, KEY).words
+        assert "the token cannot be read" in hook(place, token_file=file).tell({}, KEY).message
 
 
 def script(folder, text):
@@ -150,8 +150,8 @@ def test_what_each_exit_of_a_command_means(tmp_path, text, kind):
 
 
 def test_a_command_gets_its_arguments_as_they_are_and_the_payload_on_its_input(tmp_path):
-    told = script(tmp_path, "print(json.dumps({'argv': sys.argv[1:], 'node': payload['node']}))")
-    reply = told.tell({"kind": "checkpoint", "node": "n1"}, KEY)
+    reported = script(tmp_path, "print(json.dumps({'argv': sys.argv[1:], 'node': payload['node']}))")
+    reply = reported.tell({"kind": "checkpoint", "node": "n1"}, KEY)
     assert reply.content == {"argv": ["first arg; rm", "checkpoint", KEY], "node": "n1"}
 
 
@@ -176,7 +176,7 @@ def test_a_command_that_hangs_is_killed_with_its_children(tmp_path):
 
 
 def test_a_command_that_is_not_there_is_refused():
-    assert "cannot be run" in CommandHook(CommandSettings(("/nowhere/hook",))).tell({}, KEY).words
+    assert "cannot be run" in CommandHook(CommandSettings(("/nowhere/hook",))).tell({}, KEY).message
 
 
 def fence() -> Fence:
@@ -195,29 +195,29 @@ def fence() -> Fence:
         ("{}", "inconclusive"),
     ],
 )
-def test_a_diagnostic_counts_only_where_it_says_of_which_node_and_run_it_is(tmp_path, answer, kind):
-    told = HookVerification(script(tmp_path, f"KEY = '{KEY}'\nprint(json.dumps({answer}))"))
-    assert told.start("n1", ("g3",), KEY, fence()).kind in ("done", "refused")
-    found = told.result("n1", KEY)
-    assert found.kind == kind
-    assert found.failed_units == (("g3",) if kind == "failed" else ())
+def test_a_diagnostic_counts_only_where_it_reports_of_which_node_and_run_it_is(tmp_path, answer, kind):
+    reported = HookVerification(script(tmp_path, f"KEY = '{KEY}'\nprint(json.dumps({answer}))"))
+    assert reported.start("n1", ("g3",), KEY, fence()).kind in ("done", "refused")
+    result = reported.result("n1", KEY)
+    assert result.kind == kind
+    assert result.failed_units == (("g3",) if kind == "failed" else ())
 
 
-def test_a_diagnostic_that_crashes_after_it_said_passed_is_inconclusive(tmp_path):
-    told = HookVerification(
+def test_a_diagnostic_that_crashes_after_it_reported_passed_is_inconclusive(tmp_path):
+    reported = HookVerification(
         script(tmp_path, f"print(json.dumps({{'state': 'passed', 'node': 'n1', 'key': '{KEY}'}})); sys.exit(1)")
     )
-    assert told.result("n1", KEY).kind == "inconclusive"
+    assert reported.result("n1", KEY).kind == "inconclusive"
 
 
 def test_a_result_that_cannot_be_asked_for_is_no_result():
-    told = HookVerification(CommandHook(CommandSettings(("/nowhere/diag",))))
+    reported = HookVerification(CommandHook(CommandSettings(("/nowhere/diag",))))
     with pytest.raises(SchedulerError, match="the result of the diagnostic on n1 cannot be read"):
-        told.result("n1", KEY)
+        reported.result("n1", KEY)
 
 
 @pytest.mark.parametrize(
-    ("content", "words"),
+    ("content", "message"),
     [
         ({"chekpoint": {}}, "evacuation holds 'chekpoint': did you mean 'checkpoint'?"),
         ({"checkpoint": {"default": "webhook"}}, "default is 'webhook': give the webhook"),
@@ -225,6 +225,6 @@ def test_a_result_that_cannot_be_asked_for_is_no_result():
         ({"checkpoint": {"webhook": {"url": "ftp://x"}}}, "url is 'ftp://x': give an http or https address"),
     ],
 )
-def test_settings_that_cannot_be_used_are_refused_with_their_place(content, words):
-    with pytest.raises(ValueError, match=words):
+def test_settings_that_cannot_be_used_are_refused_with_their_place(content, message):
+    with pytest.raises(ValueError, match=message):
         object_of(EvacuationSettings, content, "evacuation")

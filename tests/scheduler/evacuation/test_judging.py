@@ -30,7 +30,7 @@ def alert(unit="g0", at=T0):
 
 def verdicts(history, now, *alerts, results=(), service=()):
     source = VerifiedFacts(MemoryFacts(), lambda: tuple(results), lambda _: history, lambda since: tuple(service))
-    return [each.verdict for each in source.outcomes(alerts or (alert(),), now)]
+    return [outcome.verdict for outcome in source.outcomes(alerts or (alert(),), now)]
 
 
 def result(kind, at, *failed):
@@ -128,7 +128,7 @@ def dataset(folder, *events, removed=None):
     pq.write_table(pa.Table.from_pylist(stays, schema=INVENTORY), folder / "inventory.parquet")
 
 
-def test_a_dataset_tells_incidents_by_the_rules_of_labels_and_all_else_by_its_events(tmp_path):
+def test_a_dataset_reports_incidents_by_the_rules_of_labels_and_all_else_by_its_events(tmp_path):
     dataset(
         tmp_path,
         (T0, "g0", "xid", "79"), (T0, "g1", "xid", "31"), (T0 + HOUR, "g0", "repair", "swap"),
@@ -137,16 +137,16 @@ def test_a_dataset_tells_incidents_by_the_rules_of_labels_and_all_else_by_its_ev
         removed=T0 + 5 * HOUR,
     )  # fmt: skip
     source = DatasetHistory(tmp_path)
-    found = source.read(T0 + 9 * HOUR)
-    assert {unit: sorted(each.kind for each in told) for unit, told in found.units.items()} == {
+    actual = source.read(T0 + 9 * HOUR)
+    assert {unit: sorted(item.kind for item in reported) for unit, reported in actual.units.items()} == {
         "g0": ["drained", "incident", "left", "returned", "returned"],
         "g1": ["diagnostic_passed", "drained", "returned"],
     }
-    assert found.homes == {"g0": "n0", "g1": "n0"}
-    assert found.until == T0 + 4 * HOUR + HOUR / 6
+    assert actual.homes == {"g0": "n0", "g1": "n0"}
+    assert actual.until == T0 + 4 * HOUR + HOUR / 6
     assert source.read(T0).units == {}, "nothing is known before it was"
     dataset(tmp_path, (T0 + DAY, "g1", "failure", "DBE"))
-    assert [each.kind for each in source.read(T0 + 9 * DAY).units["g1"]] == ["incident"]
+    assert [item.kind for item in source.read(T0 + 9 * DAY).units["g1"]] == ["incident"]
 
 
 def test_incidents_are_those_that_the_model_of_the_scores_was_trained_on(tmp_path):
@@ -155,16 +155,16 @@ def test_incidents_are_those_that_the_model_of_the_scores_was_trained_on(tmp_pat
     summary.parent.mkdir(parents=True)
     dataset(data, (T0, "g0", "xid", "79"), (T0, "g1", "xid", "31"))
 
-    def told(**labels):
+    def incident_units(**labels):
         summary.write_text(json.dumps({"labels": labels}))
-        found = source.read(T0 + DAY).units
-        return {unit for unit, all_of in found.items() if any(each.kind == "incident" for each in all_of)}
+        actual = source.read(T0 + DAY).units
+        return {unit for unit, all_of in actual.items() if any(item.kind == "incident" for item in all_of)}
 
     source = DatasetHistory(data, scores=tmp_path / "scores")
-    assert told() == {"g0"}
-    assert told(xids=[31]) == {"g1"}, "another model, with the dataset as it was"
+    assert incident_units() == {"g0"}
+    assert incident_units(xids=[31]) == {"g1"}, "another model, with the dataset as it was"
 
 
-def test_a_dataset_that_cannot_be_read_says_where(tmp_path):
+def test_a_dataset_that_cannot_be_read_reports_where(tmp_path):
     with pytest.raises(SourceError, match="what happened cannot be read from"):
         DatasetHistory(tmp_path).read(T0)

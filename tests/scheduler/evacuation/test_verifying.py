@@ -31,7 +31,7 @@ def test_a_node_that_failed_is_tested_again_after_a_repair_and_comes_back_by_its
     for _ in range(3):
         cluster.later()
     assert len(cluster.verification.started) == 1, "nothing about it has changed"
-    cluster.scheduler.edit("n1", lambda each: replace(each, boot_id="after the repair"))
+    cluster.scheduler.edit("n1", lambda node: replace(node, boot_id="after the repair"))
     cluster.verification.results["n1"] = DiagnosticResult("passed")
     for _ in range(5):
         cluster.later()
@@ -50,7 +50,7 @@ def test_a_node_that_failed_is_tested_again_each_day_and_stays_out_as_long_as_it
     assert [f[2] for f in findings(cluster) if f[1] == "escalated"] == ["the diagnostic failed: memory"]
 
 
-def test_an_inconclusive_diagnostic_is_tried_again_then_told_and_frees_nothing():
+def test_an_inconclusive_diagnostic_is_tried_again_then_reported_and_frees_nothing():
     cluster = diagnosed("inconclusive", "aborted")
     for _ in range(5):
         cluster.later()
@@ -73,7 +73,7 @@ def test_a_diagnostic_without_a_result_is_inconclusive_after_a_while():
     assert len(cluster.verification.dropped) == 1
 
 
-def test_what_came_onto_an_empty_node_is_told_and_moved_before_the_diagnostic_begins():
+def test_what_came_onto_an_empty_node_is_reported_and_moved_before_the_diagnostic_begins():
     cluster = draining()
     cluster.acknowledge("w1-uid")
     cluster.later()
@@ -96,10 +96,10 @@ def test_a_diagnostic_is_not_begun_while_something_runs_and_dropped_where_the_ma
     on_node = cluster.workloads.on_node
 
     def somebody_comes(node):
-        found = on_node(node)
-        if node == "n1" and not found:
+        result = on_node(node)
+        if node == "n1" and not result:
             cluster.workloads.running["new"] = workload("new", "n1", uid="new")
-        return found
+        return result
 
     cluster.workloads.on_node = somebody_comes
     cluster.later()

@@ -85,13 +85,13 @@ class World:
     def meet(self, method: str, path: str) -> Fault | None:
         """Give the fault that a request meets."""
         with self.lock:
-            for each in self.faults:
-                if each.method == method and re.search(each.path, path) and each.times > 0:
-                    if each.skip:
-                        each.skip -= 1
+            for fault in self.faults:
+                if fault.method == method and re.search(fault.path, path) and fault.times > 0:
+                    if fault.skip:
+                        fault.skip -= 1
                         continue
-                    each.times -= 1
-                    return each
+                    fault.times -= 1
+                    return fault
         return None
 
     def serve(self, method: str, path: str, params: dict[str, str], body: Any, kind: str) -> tuple[int, Raw]:
@@ -121,7 +121,7 @@ class World:
         if not path.endswith(("/nodes", "/pods", *self.kinds)):
             return _status(404, f"{path} not found")
         kind = path.rsplit("/", 1)[1]
-        items = [each for name, each in sorted(self.objects.items()) if f"/{kind}/" in name and _selected(each, params)]
+        items = [item for name, item in sorted(self.objects.items()) if f"/{kind}/" in name and _selected(item, params)]
         start, limit = int(params.get("continue", "0")), int(params.get("limit", "0"))
         if start and self.expire_pages:
             self.expire_pages -= 1
@@ -169,7 +169,7 @@ class World:
             content = _status(429, "Cannot evict pod as it would violate the pod's disruption budget.")[1]
             cause = {"reason": "DisruptionBudget", "message": f"The disruption budget {self.budgets[path]} needs 2"}
             return 429, {**content, "details": {"causes": [cause]}}
-        self.edit(path, lambda each: each["metadata"].update(deletionTimestamp="2026-11-02T00:00:00Z"))
+        self.edit(path, lambda raw: raw["metadata"].update(deletionTimestamp="2026-11-02T00:00:00Z"))
         return 201, {"kind": "Status", "status": "Success"}
 
     def _patch(self, path: str, body: Any, kind: str, writer: str, *, status_only: bool) -> tuple[int, Raw]:
@@ -181,7 +181,7 @@ class World:
         elif body["metadata"].pop("uid", content["metadata"]["uid"]) != content["metadata"]["uid"]:
             return _status(409, "Precondition failed: UID in precondition")
         merge(content, body)
-        if any("!" in each["key"] for each in content.get("spec", {}).get("taints") or ()):
+        if any("!" in item["key"] for item in content.get("spec", {}).get("taints") or ()):
             return _status(422, "Node is invalid: bad taint key")
         if status_only:
             content["spec"] = self.objects[path].get("spec", {})
@@ -204,9 +204,9 @@ def merge(content: Raw, patch: Raw) -> None:
     """Carry out a patch: maps are merged, conditions by their type, and other lists replaced."""
     for key, value in patch.items():
         if key == "conditions":
-            types = {each["type"] for each in value}
-            kept = [each for each in content.get(key, ()) if each["type"] not in types]
-            content[key] = kept + [each for each in value if each.get("$patch") != "delete"]
+            types = {item["type"] for item in value}
+            kept = [item for item in content.get(key, ()) if item["type"] not in types]
+            content[key] = kept + [item for item in value if item.get("$patch") != "delete"]
         elif isinstance(value, dict):
             content[key] = content.get(key) or {}
             merge(content[key], value)
@@ -216,15 +216,15 @@ def merge(content: Raw, patch: Raw) -> None:
             content[key] = value
 
 
-def _selected(each: Raw, params: dict[str, str]) -> bool:
+def _selected(raw: Raw, params: dict[str, str]) -> bool:
     if "labelSelector" in params:
         key, _, value = params["labelSelector"].partition("=")
-        labels = each["metadata"].get("labels") or {}
+        labels = raw["metadata"].get("labels") or {}
         return key in labels and value in ("", labels[key])
     for term in filter(None, params.get("fieldSelector", "").split(",")):
         name, value = term.replace("!=", "=").split("=")
         section, part = name.split(".")
-        if (str((each.get(section) or {}).get(part) or "") == value) is ("!=" in term):
+        if (str((raw.get(section) or {}).get(part) or "") == value) is ("!=" in term):
             return False
     return True
 

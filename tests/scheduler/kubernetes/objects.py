@@ -64,9 +64,9 @@ def pod(
 
 def add(world: World, *things: Raw) -> None:
     """Put nodes and pods into a world."""
-    for each in things:
-        name, namespace = each["metadata"]["name"], each["metadata"].get("namespace")
-        world.put(f"/api/v1/namespaces/{namespace}/pods/{name}" if namespace else f"/api/v1/nodes/{name}", each)
+    for target in things:
+        name, namespace = target["metadata"]["name"], target["metadata"].get("namespace")
+        world.put(f"/api/v1/namespaces/{namespace}/pods/{name}" if namespace else f"/api/v1/nodes/{name}", target)
 
 
 class Elapsed:

@@ -61,14 +61,14 @@ def test_it_rehearses_acts_stops_and_undoes(world: World) -> None:
     assert "would    taint n1 (high)" in act("--scores=scores", "--dry-run").stdout
     assert world.version == before, "a rehearsal writes nothing"
     assert "done     taint n1 (high)" in act("--scores=scores").stdout
-    assert {each.split("/")[0] for each in world.agents} == {"predrain-act"}
+    assert {agent.split("/")[0] for agent in world.agents} == {"predrain-act"}
     act("--kill")
     assert world.objects[STATE]["metadata"]["annotations"] == {"predrain.io/kill": "true"}
     assert "done     release n1" in act("--release-all").stdout
     assert "taints" not in world.objects["/api/v1/nodes/n1"]["spec"]
 
 
-def test_what_is_wrong_is_said_and_never_stops_the_stopping(place: Path, world: World) -> None:
+def test_what_is_wrong_is_reported_and_never_stops_the_stopping(place: Path, world: World) -> None:
     assert "goes with --scheduler file only" in act("--scores=scores", "--cluster=x.json", code=2).output
     settings(place, namespce="x")
     assert "settings.kubernetes holds 'namespce': did you mean 'namespace'?" in act("--scores=scores", code=1).stderr

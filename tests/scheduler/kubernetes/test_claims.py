@@ -22,7 +22,7 @@ def claim(name: str, gpus: int, nics: int = 0) -> Raw:
 
 
 def claiming(name: str, on: str, *claims: str, gpus: int = 0) -> Raw:
-    asked = [{"name": f"c{at}", "resourceClaimName": each} for at, each in enumerate(claims)]
+    asked = [{"name": f"c{at}", "resourceClaimName": item} for at, item in enumerate(claims)]
     return pod(name, on, gpus=gpus, resourceClaims=asked)
 
 
@@ -30,16 +30,16 @@ def gpus(hand: Hand) -> dict[str, list[int]]:
     def of(jobs: tuple[JobView, ...]) -> list[int]:
         return [job.gpus for job in jobs]
 
-    return {each.view.name: of(each.view.jobs) for each in hand.scheduler.read_fleet().nodes}
+    return {node.view.name: of(node.view.jobs) for node in hand.scheduler.read_fleet().nodes}
 
 
 @pytest.mark.parametrize("version", ["v1", "v1beta1"])
 def test_a_job_is_as_large_as_its_requests_and_claims_together(world: World, hand: Hand, version: str) -> None:
     world.discovery[f"{GROUP}/{version}"] = {"resources": []}
     world.kinds = ("/resourceclaims",)
-    for each in (claim("four", 4, nics=2), claim("two", 2)):
+    for item in (claim("four", 4, nics=2), claim("two", 2)):
         path = f"{GROUP}/{version}/resourceclaims"
-        world.put(f"{path}/{each['metadata']['name']}", each)
+        world.put(f"{path}/{item['metadata']['name']}", item)
     add(world, claiming("p1", "n1", "four"), claiming("p2", "n2", "two", "unknown", gpus=1))
     assert gpus(hand) == {"n1": [8], "n2": [8]}, "4 + (1 + 2 + one that is not known)"
     reading = hand.scheduler.revalidate("n2")

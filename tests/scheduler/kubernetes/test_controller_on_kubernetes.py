@@ -81,15 +81,15 @@ class Fleet:
     def ours(self, name: str) -> list[str]:
         """The effects of our taints on a node."""
         taints = self.world.objects[f"/api/v1/nodes/{name}"]["spec"].get("taints") or []
-        return [each["effect"] for each in taints if each["key"] == f"{OURS}at-risk"]
+        return [taint["effect"] for taint in taints if taint["key"] == f"{OURS}at-risk"]
 
     def foreign(self) -> dict[str, object]:
         """All that is not ours."""
-        found = {}
+        result = {}
         for name in NAMES:
             raw = self.world.objects[f"/api/v1/nodes/{name}"]
             metadata = raw["metadata"]
-            found[name] = copy.deepcopy(
+            result[name] = copy.deepcopy(
                 (
                     {k: v for k, v in (metadata.get("labels") or {}).items() if not k.startswith(OURS)},
                     {k: v for k, v in (metadata.get("annotations") or {}).items() if not k.startswith(OURS)},
@@ -97,7 +97,7 @@ class Fleet:
                     raw["spec"].get("unschedulable"),
                 )
             )
-        return found
+        return result
 
 
 FAULTS = st.tuples(
@@ -121,7 +121,7 @@ def edit(fleet: Fleet, name: str, what: str) -> None:
 
     def taint(path: str) -> None:
         new = {"key": "team.example/x", "value": str(fleet.world.version), "effect": "PreferNoSchedule"}
-        fleet.world.edit(path, lambda each: each["spec"].setdefault("taints", []).append(new))
+        fleet.world.edit(path, lambda raw: raw["spec"].setdefault("taints", []).append(new))
         fleet.theirs = fleet.foreign()
 
     def race() -> None:
@@ -129,8 +129,8 @@ def edit(fleet: Fleet, name: str, what: str) -> None:
 
     path = f"/api/v1/nodes/{name}"
     changes = {
-        "cordon": lambda each: each["spec"].update(unschedulable=not each["spec"].get("unschedulable")),
-        "label": lambda each: each["metadata"].setdefault("labels", {}).update(team=str(fleet.world.version)),
+        "cordon": lambda raw: raw["spec"].update(unschedulable=not raw["spec"].get("unschedulable")),
+        "label": lambda raw: raw["metadata"].setdefault("labels", {}).update(team=str(fleet.world.version)),
     }
     if what == "race":
         # a node's pods are listed after the node was read; the first listing is that of the whole fleet
@@ -204,14 +204,14 @@ def test_through_any_history_no_cordon_of_a_person_is_undone_and_none_of_ours_is
             return {name for name in NAMES if world.objects[f"/api/v1/nodes/{name}"]["spec"].get("unschedulable")}
 
         def put(name: str, manager: str | None) -> None:
-            def change(each: Raw) -> None:
-                each["metadata"]["managedFields"] = managed(manager)
-                each["spec"]["unschedulable"] = manager is not None
+            def change(raw: Raw) -> None:
+                raw["metadata"]["managedFields"] = managed(manager)
+                raw["spec"]["unschedulable"] = manager is not None
 
             world.edit(f"/api/v1/nodes/{name}", change)
 
-        for each in NAMES:
-            put(each, None)
+        for item in NAMES:
+            put(item, None)
         for kind, name, value in steps:
             freed = None
             if kind == "score":
@@ -232,8 +232,8 @@ def test_through_any_history_no_cordon_of_a_person_is_undone_and_none_of_ours_is
             fleet.round()
             assert theirs <= cordoned(), "a person's cordon stands"
             assert freed not in cordoned(), "and so does his uncordon"
-            for each in cordoned() - before:
-                assert "NoSchedule" in fleet.ours(each), "none of ours without the taint"
+            for item in cordoned() - before:
+                assert "NoSchedule" in fleet.ours(item), "none of ours without the taint"
         fleet.scored(**dict.fromkeys(NAMES, 0.01))
         fleet.later(timedelta(hours=7))
         for _ in range(3):
@@ -253,7 +253,7 @@ def test_through_any_history_no_cordon_of_a_person_is_undone_and_none_of_ours_is
         ("PUT", "leases"), ("PUT", "configmaps"), ("PATCH", "nodes/n2$"), ("PATCH", "nodes/n2/status"),
     ],
 )  # fmt: skip
-def test_an_answer_of_200_that_is_something_else_would_be_taken_for_done_and_tells_nothing(
+def test_an_answer_of_200_that_is_something_else_would_be_taken_for_done_and_reports_nothing(
     method: str, path: str, content: dict
 ) -> None:
     world = World()

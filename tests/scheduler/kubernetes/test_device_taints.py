@@ -31,7 +31,7 @@ def slice_of(node: str, *uuids: str, generation: int = 1, version: str = "v1", p
     parts = {"uuid": {"string": f"MIG-{part}"}, "parentUUID": {"string": uuids[-1]}}
     devices.append({"name": f"gpu-{len(uuids) - 1}-mig-1g.5gb-0-1", "attributes": parts})
     if version == "v1beta1":
-        devices = [{"name": each["name"], "basic": {"attributes": each["attributes"]}} for each in devices]
+        devices = [{"name": device["name"], "basic": {"attributes": device["attributes"]}} for device in devices]
     pool = {"name": node, "generation": generation, "resourceSliceCount": 1}
     return {
         "apiVersion": f"resource.k8s.io/{version}", "kind": "ResourceSlice",
@@ -44,22 +44,22 @@ def offers(world: World, rules: str, slices: str, *more: Raw) -> None:
     """Make a server that offers device taints, with two nodes of two GPUs."""
     group = "/apis/resource.k8s.io"
     versions = sorted({rules, slices, "v1alpha3"})
-    for each in versions:
-        names = [name for name, at in (("devicetaintrules", rules), ("resourceslices", slices)) if at == each]
-        world.discovery[f"{group}/{each}"] = {"resources": [{"name": name} for name in names]}
+    for version in versions:
+        names = [name for name, at in (("devicetaintrules", rules), ("resourceslices", slices)) if at == version]
+        world.discovery[f"{group}/{version}"] = {"resources": [{"name": name} for name in names]}
     world.kinds = ("/devicetaintrules", "/resourceslices")
-    for each in more or (slice_of("n1", "GPU-a", "GPU-b", version=slices), slice_of("n2", "GPU-c", version=slices)):
-        world.put(f"{group}/{slices}/resourceslices/{each['metadata']['name']}", each)
+    for item in more or (slice_of("n1", "GPU-a", "GPU-b", version=slices), slice_of("n2", "GPU-c", version=slices)):
+        world.put(f"{group}/{slices}/resourceslices/{item['metadata']['name']}", item)
 
 
 def rules_of(world: World) -> dict[str, Raw]:
-    found = [each for path, each in world.objects.items() if "/devicetaintrules/predrain-" in path]
-    return {each["metadata"]["name"]: each for each in found}
+    result = [item for path, item in world.objects.items() if "/devicetaintrules/predrain-" in path]
+    return {item["metadata"]["name"]: item for item in result}
 
 
 def devices(world: World) -> list[str]:
-    found = [each["spec"]["deviceSelector"] for each in rules_of(world).values() if "deviceSelector" in each["spec"]]
-    return sorted(f"{each['pool']}/{each['device']}" for each in found)
+    result = [item["spec"]["deviceSelector"] for item in rules_of(world).values() if "deviceSelector" in item["spec"]]
+    return sorted(f"{item['pool']}/{item['device']}" for item in result)
 
 
 class Drains(Fleet):
@@ -117,7 +117,7 @@ def test_each_gpu_that_a_hard_mark_is_due_to_is_tainted_in_the_version_that_the_
     version = world.version
     again = drains.round(b=0.9, c=0.45)
     assert not [note for note in again.notes if "device taint" in note]
-    changed = [path for path, each in world.objects.items() if int(each["metadata"]["resourceVersion"]) > version]
+    changed = [path for path, item in world.objects.items() if int(item["metadata"]["resourceVersion"]) > version]
     assert not [path for path in changed if "devicetaintrules" in path], "a second round changes nothing"
     drains.round()
     assert devices(world) == []
@@ -129,17 +129,17 @@ def test_a_rehearsal_shows_the_rules_that_would_be_set_and_taken_off_and_sets_no
     drains.round()
     drains.clock.move(timedelta(minutes=1))
     drains.scored(a=0.9)
-    said = [note for note in drains.controller.rehearse().notes if "devicetaintrule" in note]
-    assert len(said) == 1
-    assert said[0].startswith("would be written besides: devicetaintrule predrain-")
+    reported = [note for note in drains.controller.rehearse().notes if "devicetaintrule" in note]
+    assert len(reported) == 1
+    assert reported[0].startswith("would be written besides: devicetaintrule predrain-")
     spec = {
         "deviceSelector": {"device": "gpu-0", "driver": DRIVER, "pool": "n1"},
         "taint": {"effect": "NoSchedule", "key": "predrain.io/at-risk", "value": "high"},
     }
-    assert said[0].endswith(f": spec: (none) -> {json.dumps(spec, sort_keys=True)}")
+    assert reported[0].endswith(f": spec: (none) -> {json.dumps(spec, sort_keys=True)}")
     assert devices(world) == []
     drains.round(a=0.9)
-    assert [each["spec"] for each in rules_of(world).values()] == [spec], "exactly what was shown"
+    assert [item["spec"] for item in rules_of(world).values()] == [spec], "exactly what was shown"
     ending = drains.controller.rehearse(Switches(release_all=True)).notes
     assert [note.split(": ", 1)[1] for note in ending if "devicetaintrule" in note] == [
         f"devicetaintrule {name}: spec: GPU-a -> (none)" for name in rules_of(world)
@@ -170,7 +170,7 @@ def test_only_what_is_ours_is_taken_off_and_another_gpu_behind_the_name_is_anoth
     assert f"{folder}/somebodys" in world.objects
 
 
-def test_a_server_without_device_taints_is_told_of_and_asked_again(world: World, cluster: KubernetesClient) -> None:
+def test_a_server_without_device_taints_is_reported_and_asked_again(world: World, cluster: KubernetesClient) -> None:
     drains = Drains(world, cluster)
     notes = [note for note in drains.round(a=0.9).notes if "device" in note]
     assert notes == ["the server offers no device taints (resource.k8s.io, DeviceTaintRule): none is set"]
@@ -198,12 +198,12 @@ def test_a_kill_switch_sets_nothing_new_and_a_state_that_was_lost_takes_nothing_
 ) -> None:
     drains.round(a=0.9)
     drains.scheduler.set_switches(Switches(kill=True))
-    signal = NodeSignal("n1", "high", Level.TAINTED, 0.9, None, (), ())
+    signal = NodeSignal("n1", "high", Level.TAINTED, (), ())
     assert drains.scheduler.hold_lease("p1", LASTS) is not None
     until = drains.clock.now() + LASTS
     assert drains.scheduler.announce([signal], "p1", until, new=True) == ()
     assert devices(world) == ["n1/gpu-0"]
-    other = NodeSignal("n2", "high", Level.TAINTED, 0.9, None, ("GPU-c",), ())
+    other = NodeSignal("n2", "high", Level.TAINTED, ("GPU-c",), ())
     assert drains.scheduler.announce([signal, other], "p1", until, new=True) == ()
-    words = drains.scheduler.announce([], "another", until, new=True)
-    assert [each.split(" stays: ")[1] for each in words] == ["another does not hold the lease"]
+    message = drains.scheduler.announce([], "another", until, new=True)
+    assert [word.split(" stays: ")[1] for word in message] == ["another does not hold the lease"]

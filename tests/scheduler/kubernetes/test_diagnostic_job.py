@@ -32,17 +32,17 @@ def ended(world: World, condition: str, *messages: object, node: str = "n1") -> 
     """The Job ended, and its containers left these messages."""
     at = "2026-11-21T12:30:00Z"
     condition_ = {"type": condition, "status": "True", "lastTransitionTime": at, "message": f"it is {condition}"}
-    world.edit(JOB, lambda each: each.update(status={"conditions": [condition_]}))
-    thing = pod("diag", node)
-    thing["metadata"] |= {"namespace": "predrain", "labels": {"predrain.io/diagnostic": name_of(KEY)}}
-    thing["status"] = {
+    world.edit(JOB, lambda raw: raw.update(status={"conditions": [condition_]}))
+    target = pod("diag", node)
+    target["metadata"] |= {"namespace": "predrain", "labels": {"predrain.io/diagnostic": name_of(KEY)}}
+    target["status"] = {
         "phase": "Succeeded",
         "containerStatuses": [
-            {"state": {"terminated": {"message": each if isinstance(each, str) else json.dumps(each)}}}
-            for each in messages
+            {"state": {"terminated": {"message": message if isinstance(message, str) else json.dumps(message)}}}
+            for message in messages
         ],
     }
-    add(world, thing)
+    add(world, target)
 
 
 def test_a_job_is_started_once_on_its_node_past_our_taint(world: World, verification: KubernetesVerification) -> None:
@@ -59,14 +59,14 @@ def test_a_job_is_started_once_on_its_node_past_our_taint(world: World, verifica
         "key": "node.kubernetes.io/unschedulable", "operator": "Exists", "effect": "NoSchedule",
     } in template["tolerations"], "our own cordon would keep it off"  # fmt: skip
     assert (job["spec"]["backoffLimit"], template["restartPolicy"]) == (0, "Never")
-    told = {each["name"]: each["value"] for each in template["containers"][0]["env"]}
-    assert told == {"PREDRAIN_NODE": "n1", "PREDRAIN_KEY": KEY, "PREDRAIN_GPUS": "GPU-a,GPU-b"}
+    reported = {item["name"]: item["value"] for item in template["containers"][0]["env"]}
+    assert reported == {"PREDRAIN_NODE": "n1", "PREDRAIN_KEY": KEY, "PREDRAIN_GPUS": "GPU-a,GPU-b"}
 
 
 def test_without_the_lease_none_is_started(world: World, verification: KubernetesVerification) -> None:
     assert verification.start("n1", [], KEY, Fence("other", FENCE.until)).kind == "refused"
     world.fail("POST", "jobs", 403, content={"message": "quota"})
-    assert verification.start("n1", [], KEY, FENCE).words == "HTTP 403: quota"
+    assert verification.start("n1", [], KEY, FENCE).message == "HTTP 403: quota"
     assert JOB not in world.objects
 
 
@@ -85,21 +85,21 @@ def test_without_the_lease_none_is_started(world: World, verification: Kubernete
         ("Complete", [PASSED, {**PASSED, "result": "failed"}], "inconclusive"),
     ],
 )
-def test_only_what_says_of_this_node_and_run_is_believed(
+def test_only_what_reports_of_this_node_and_run_is_believed(
     world: World, verification: KubernetesVerification, condition: str, messages: list[object], kind: str
 ) -> None:
     verification.start("n1", [], KEY, FENCE)
     ended(world, condition, *messages)
-    found = verification.result("n1", KEY)
-    assert (found.kind, found.at) == (kind, datetime(2026, 11, 21, 12, 30, tzinfo=UTC))
+    result = verification.result("n1", KEY)
+    assert (result.kind, result.at) == (kind, datetime(2026, 11, 21, 12, 30, tzinfo=UTC))
     if condition == "Failed" and kind == "failed":
-        assert (found.failed_units, found.words) == (("GPU-a",), "memory")
+        assert (result.failed_units, result.message) == (("GPU-a",), "memory")
 
 
 def test_our_own_diagnostic_is_no_job_and_nothing_that_has_to_go(world: World, hand: Hand) -> None:
     ours, pretended = pod("diag", "n1"), pod("job", "n2")
-    for each in (ours, pretended):
-        each["metadata"]["labels"] = {"predrain.io/diagnostic": "x"}
+    for item in (ours, pretended):
+        item["metadata"]["labels"] = {"predrain.io/diagnostic": "x"}
     ours["metadata"]["namespace"] = "predrain"
     add(world, ours, pretended)
     workloads = KubernetesWorkloads(hand.scheduler)
@@ -107,7 +107,7 @@ def test_our_own_diagnostic_is_no_job_and_nothing_that_has_to_go(world: World, h
     assert (workload.stays, workload.job) == ("it is predrain's diagnostic", None)
     (workload,) = workloads.on_node("n2")
     assert workload.stays is None, "in a namespace of users a label hides nothing"
-    assert [len(each.view.jobs) for each in hand.scheduler.read_fleet().nodes] == [0, 1]
+    assert [len(node.view.jobs) for node in hand.scheduler.read_fleet().nodes] == [0, 1]
 
 
 def test_a_manifest_that_is_no_job_is_refused(tmp_path: Path) -> None:
@@ -120,7 +120,7 @@ def test_a_manifest_that_is_no_job_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("output", "code", "said"),
+    ("output", "code", "reported"),
     [
         ('{"status" : "Pass"}', 0, "passed"),
         ('{"status" : "Pass"}, {"status": "Fail"}', 0, "failed"),
@@ -131,8 +131,8 @@ def test_a_manifest_that_is_no_job_is_refused(tmp_path: Path) -> None:
         ("Error: unable to connect", 0, None),
     ],
 )
-def test_the_shipped_script_says_what_the_diagnostic_says(
-    tmp_path: Path, output: str, code: int, said: str | None
+def test_the_shipped_script_reports_what_the_diagnostic_says(
+    tmp_path: Path, output: str, code: int, reported: str | None
 ) -> None:
     for name, script in (("dcgmi", f"#!/bin/sh\necho '{output}'\nexit {code}\n"), ("nv-hostengine", "#!/bin/sh\n")):
         (tmp_path / name).write_text(script)
@@ -145,5 +145,5 @@ def test_the_shipped_script_says_what_the_diagnostic_says(
     }  # fmt: skip
     subprocess.run([*container["command"], *container["args"]], env=environment, check=False, timeout=20,
                    capture_output=True)  # fmt: skip
-    found: Raw | None = json.loads(log.read_text()) if log.exists() else None
-    assert found == (None if said is None else {**PASSED, "result": said})
+    result: Raw | None = json.loads(log.read_text()) if log.exists() else None
+    assert result == (None if reported is None else {**PASSED, "result": reported})

@@ -33,9 +33,9 @@ def test_what_may_pass_is_tried_again_for_the_time_of_the_settings(api: ApiServe
     world.fail("GET", "nodes/n1", 500, content={"message": "etcd leader changed"})
     world.fail("GET", "nodes/n1")  # cut
     world.fail("GET", "nodes/n1", 429, headers={"Retry-After": "0"})
-    found = api.read("/api/v1/nodes/n1")
-    assert found is not None
-    assert found["metadata"]["name"] == "n1"
+    result = api.read("/api/v1/nodes/n1")
+    assert result is not None
+    assert result["metadata"]["name"] == "n1"
     assert world.agents == {"predrain-act/test"}
     world.fail("GET", "nodes", 503, content={"message": "apiserver is shutting down"}, times=99)
     with pytest.raises(SchedulerError, match="HTTP 503: apiserver is shutting down"):
@@ -44,7 +44,7 @@ def test_what_may_pass_is_tried_again_for_the_time_of_the_settings(api: ApiServe
 
 def test_a_listing_that_expires_is_begun_anew_and_given_up_in_the_end(api: ApiServer, world: World) -> None:
     world.expire_pages = 2
-    assert len(api.listing("/api/v1/nodes", {}, 3, lambda each: each["metadata"]["name"])) == 7
+    assert len(api.listing("/api/v1/nodes", {}, 3, lambda raw: raw["metadata"]["name"])) == 7
     world.expire_pages = 99
     with pytest.raises(SchedulerError, match="the listing expired 3 times before its last page"):
-        api.listing("/api/v1/nodes", {}, 3, lambda each: each["metadata"]["name"])
+        api.listing("/api/v1/nodes", {}, 3, lambda raw: raw["metadata"]["name"])

@@ -118,12 +118,12 @@ def test_a_cordon_without_its_annotation_or_writer_is_a_persons(
     assert hand.raw()["spec"]["unschedulable"] is True
 
 
-def test_where_nobody_tells_who_cordons_none_of_ours_could_be_told_and_none_is_made(
+def test_where_nobody_records_who_cordons_none_of_ours_could_be_recognized_and_none_is_made(
     world: World, cluster: KubernetesClient
 ) -> None:
     hand = Hand(world, cluster, CORDONS)  # a server that tracks no fields
     hand.do("taint")
     assert "unschedulable" not in hand.raw()["spec"]
     hand.scheduler.read_fleet()
-    (words,) = hand.scheduler.announce((), "me", hand.clock.now() + LASTS, new=True)
-    assert words.startswith("no node is cordoned: the server does not tell who cordons")
+    (message,) = hand.scheduler.announce((), "me", hand.clock.now() + LASTS, new=True)
+    assert message.startswith("no node is cordoned: the server does not tell who cordons")

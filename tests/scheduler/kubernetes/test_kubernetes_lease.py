@@ -116,11 +116,11 @@ def test_of_two_that_take_a_free_lease_at_once_one_gets_it(cluster: KubernetesCl
         if replica.take():
             held.append(replica.name)
 
-    threads = [threading.Thread(target=take, args=(each,)) for each in replicas]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
+    threads = [threading.Thread(target=take, args=(item,)) for item in replicas]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
     assert len(held) == 1
 
 
@@ -155,7 +155,7 @@ def test_the_state_is_kept_under_its_version_whatever_people_write_beside_it(
     saved = one.save_state("first", empty.version)
     assert saved.kind == "done"
     assert two.save_state("other", empty.version).kind == "conflict"
-    world.edit(STATE, lambda each: each["metadata"].update(annotations={"predrain.io/kill": "true"}))
+    world.edit(STATE, lambda raw: raw["metadata"].update(annotations={"predrain.io/kill": "true"}))
     assert saved.version is not None
     again = one.save_state("second", saved.version)
     assert again.kind == "done"
@@ -186,10 +186,10 @@ def test_a_state_whose_answer_was_lost_is_known_for_ours(cluster: KubernetesClie
     assert (second.kind, second.version) == ("done", one.load_state().version)
 
 
-def test_a_namespace_that_is_not_there_is_said(cluster: KubernetesClient, world: World) -> None:
+def test_a_namespace_that_is_not_there_is_reported(cluster: KubernetesClient, world: World) -> None:
     one = Replica(cluster, "one").scheduler
     world.fail("POST", "configmaps", 404, content={"message": 'namespaces "predrain" not found'})
     answer = one.save_state("first", one.load_state().version)
-    assert (answer.kind, answer.words) == (
+    assert (answer.kind, answer.message) == (
         "refused", 'HTTP 404: namespaces "predrain" not found (is there a namespace predrain?)',
     )  # fmt: skip

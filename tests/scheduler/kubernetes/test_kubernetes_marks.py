@@ -22,16 +22,16 @@ TEAM = {"key": "team.example/reserved", "value": "yes", "effect": "NoSchedule"}
 
 
 def condition(raw: Raw) -> tuple[str, str] | None:
-    found = [each for each in raw["status"]["conditions"] if each["type"] == "GPUFailurePredicted"]
-    return (found[0]["status"], found[0]["reason"]) if found else None
+    result = [item for item in raw["status"]["conditions"] if item["type"] == "GPUFailurePredicted"]
+    return (result[0]["status"], result[0]["reason"]) if result else None
 
 
 def events(world: World) -> list[tuple[str, str]]:
-    return [(each["type"], each["reason"]) for path, each in world.objects.items() if "/events/" in path]
+    return [(item["type"], item["reason"]) for path, item in world.objects.items() if "/events/" in path]
 
 
 def test_each_action_leaves_its_mark_and_a_release_leaves_nothing(world: World, hand: Hand) -> None:
-    world.edit("/api/v1/nodes/n1", lambda each: each["spec"].update(taints=[KUBELET, TEAM]))
+    world.edit("/api/v1/nodes/n1", lambda raw: raw["spec"].update(taints=[KUBELET, TEAM]))
     before = copy.deepcopy(hand.raw())
     for verb in ("publish", "soft_taint", "taint", "drain"):
         answer = hand.do(verb)
@@ -60,7 +60,7 @@ def test_publishing_needs_no_right_but_that_of_a_nodes_status(world: World, hand
 
 def test_who_writes_between_reading_and_patching_wins(world: World, hand: Hand) -> None:
     reading = hand.scheduler.revalidate("n1")
-    world.edit("/api/v1/nodes/n1", lambda each: each["spec"].update(taints=[TEAM]))
+    world.edit("/api/v1/nodes/n1", lambda raw: raw["spec"].update(taints=[TEAM]))
     assert reading is not None
     expected = Precondition(reading.version, reading.boot_id, reading.view.marks, "me", T0 + timedelta(seconds=9))
     answer = hand.scheduler.apply(hand.action("taint"), expected)
@@ -78,7 +78,7 @@ def test_each_refusal_has_its_kind(world: World, hand: Hand, status: int, kind: 
     world.fail("PATCH", "nodes/n1", status, content={"message": "no"}, times=99)
     answer = hand.do("taint")
     assert (answer.kind, answer.writes) == (kind, ())
-    assert "no" in answer.words
+    assert "no" in answer.message
 
 
 def test_a_write_whose_answer_was_lost_is_not_done_twice(world: World, hand: Hand) -> None:
@@ -94,17 +94,17 @@ def test_without_the_lease_nothing_is_sent(world: World, hand: Hand) -> None:
     hand.clock.move(-timedelta(hours=1))  # the machine's clock is set back, and the lease looks long
     hand.elapsed.now += 31
     answer = hand.do("taint")
-    assert (answer.kind, answer.words) == ("refused", "the lease of me has ended")
-    assert not [each for each in world.asked[sent:] if each[0] == "PATCH"]
+    assert (answer.kind, answer.message) == ("refused", "the lease of me has ended")
+    assert not [request for request in world.asked[sent:] if request[0] == "PATCH"]
     hand.scheduler.drop_lease("me")
-    assert hand.do("taint").words == "me does not hold the lease"
+    assert hand.do("taint").message == "me does not hold the lease"
 
 
-def test_a_condition_or_event_that_cannot_be_written_is_told_and_fails_nothing(world: World, hand: Hand) -> None:
+def test_a_condition_or_event_that_cannot_be_written_is_reported_and_fails_nothing(world: World, hand: Hand) -> None:
     world.fail("PATCH", "nodes/n1/status", 403, content={"message": "no condition"})
     world.fail("POST", "events", 403, content={"message": "no event"})
     answer = hand.do("publish")
-    assert (answer.kind, answer.words) == (
+    assert (answer.kind, answer.message) == (
         "done", "the condition was not written: HTTP 403: no condition; the event was not written: HTTP 403: no event",
     )  # fmt: skip
     assert hand.level() is Level.PUBLISHED
@@ -112,7 +112,7 @@ def test_a_condition_or_event_that_cannot_be_written_is_told_and_fails_nothing(w
 
 def test_a_condition_left_behind_is_corrected_by_whoever_holds_the_lease(world: World, hand: Hand) -> None:
     hand.do("publish")
-    world.edit("/api/v1/nodes/n1", lambda each: each["metadata"].update(labels={}, annotations={}))
+    world.edit("/api/v1/nodes/n1", lambda raw: raw["metadata"].update(labels={}, annotations={}))
     assert condition(hand.raw()) == ("True", "RiskHigh")
     hand.scheduler.read_fleet()
     assert condition(hand.raw()) == ("Unknown", "PredictionExpired")
@@ -134,11 +134,11 @@ def test_a_prediction_that_expired_is_unknown_and_one_that_holds_is_left_alone(w
     assert condition(hand.raw()) == ("Unknown", "PredictionExpired")
 
 
-def test_a_preview_says_exactly_what_is_written(hand: Hand) -> None:
+def test_a_preview_reports_exactly_what_is_written(hand: Hand) -> None:
     reading = hand.scheduler.revalidate("n1")
     assert reading is not None
     (previewed,) = hand.scheduler.preview((hand.action("taint"),), reading)
-    assert [write.words.split(" -> ")[0] for write in previewed] == [
+    assert [write.message.split(" -> ")[0] for write in previewed] == [
         "node n1: metadata.annotations[predrain.io/applied-taints]: (none)", "node n1: spec.taints: (none)",
     ]  # fmt: skip
     assert hand.do("taint").writes == previewed
@@ -169,7 +169,7 @@ def test_switches_are_annotations_that_people_may_set_too(world: World, hand: Ha
     assert scheduler.read_switches() == scheduler.read_fleet().switches == wanted
     assert scheduler.set_switches(Switches()).kind == "done"
     path = "/api/v1/namespaces/predrain/configmaps/predrain-state"
-    world.edit(path, lambda each: each["metadata"].update(annotations={"predrain.io/kill": "yes please", "a": "b"}))
+    world.edit(path, lambda raw: raw["metadata"].update(annotations={"predrain.io/kill": "yes please", "a": "b"}))
     fleet = scheduler.read_fleet()
     assert fleet.switches == Switches(kill=True), "somebody meant something"
     assert fleet.trouble == "switches that cannot be parsed: predrain.io/kill='yes please'"
@@ -207,12 +207,12 @@ def test_whatever_stood_there_only_what_is_ours_changes(taints: Any, notes: Any,
     keys, rules, clock = Keys(), KubernetesSettings().rules, ManualClock(T0)
     raw = node("n1")
     effects = ("NoSchedule", "PreferNoSchedule", "NoExecute")
-    unique = {(each["key"], effects[at % 3]): {**each, "effect": effects[at % 3]} for at, each in enumerate(taints)}
+    unique = {(taint["key"], effects[at % 3]): {**taint, "effect": effects[at % 3]} for at, taint in enumerate(taints)}
     raw["spec"]["taints"] = list(unique.values())
     raw["metadata"] |= {"resourceVersion": "7", "annotations": notes, "labels": labels}
     if notes is None:
         del raw["metadata"]["annotations"]
-    foreign = [each for each in raw["spec"]["taints"] if not _ours(each)]
+    foreign = [taint for taint in raw["spec"]["taints"] if not _ours(taint)]
     for verb in verbs:
         seen = snapshot_of(raw, KubernetesSettings(), rules, keys, clock.now())
         assert seen is not None
@@ -221,7 +221,7 @@ def test_whatever_stood_there_only_what_is_ours_changes(taints: Any, notes: Any,
         again = snapshot_of(raw, KubernetesSettings(), rules, keys, clock.now())
         assert again is not None
         assert again.node_object == then
-    assert [each for each in raw["spec"].get("taints") or [] if not _ours(each)] == foreign
+    assert [item for item in raw["spec"].get("taints") or [] if not _ours(item)] == foreign
     kept = {key: value for key, value in (notes or {}).items() if not key.startswith("predrain.io/")}
     assert {k: v for k, v in raw["metadata"].get("annotations", {}).items() if not k.startswith("predrain.io/")} == kept
 

@@ -13,7 +13,7 @@ from tests.scheduler.kubernetes.objects import SETTINGS, T0, Hand, add, node, po
 
 
 def views(hand: Hand) -> dict[str, NodeView]:
-    return {each.view.name: each.view for each in hand.scheduler.read_fleet().nodes}
+    return {item.view.name: item.view for item in hand.scheduler.read_fleet().nodes}
 
 
 def test_nodes_with_gpus_are_the_fleet_and_so_is_what_carries_our_marks(world: World, hand: Hand) -> None:
@@ -23,15 +23,15 @@ def test_nodes_with_gpus_are_the_fleet_and_so_is_what_carries_our_marks(world: W
     left = node("left")
     left["status"]["capacity"], left["metadata"]["labels"] = {}, {"predrain.io/risk-tier": "high"}
     add(world, cpu, broken, left)
-    found = views(hand)
-    assert set(found) == {"n1", "n2", "broken", "left"}
-    assert found["left"].marks.level is Level.PUBLISHED
+    result = views(hand)
+    assert set(result) == {"n1", "n2", "broken", "left"}
+    assert result["left"].marks.level is Level.PUBLISHED
 
 
 def test_a_selector_narrows_the_fleet_and_never_loses_a_mark(world: World, cluster: KubernetesClient) -> None:
     add(world, node("n3"))
-    world.edit("/api/v1/nodes/n1", lambda each: each["metadata"]["labels"].update(pool="train"))
-    world.edit("/api/v1/nodes/n2", lambda each: each["metadata"]["labels"].update({"predrain.io/risk-tier": "high"}))
+    world.edit("/api/v1/nodes/n1", lambda raw: raw["metadata"]["labels"].update(pool="train"))
+    world.edit("/api/v1/nodes/n2", lambda raw: raw["metadata"]["labels"].update({"predrain.io/risk-tier": "high"}))
     assert set(views(Hand(world, cluster, replace(SETTINGS, selector="pool=train")))) == {"n1", "n2"}
 
 
@@ -44,9 +44,9 @@ def test_a_job_has_the_gpus_of_all_its_pods_and_stands_on_each_of_its_nodes(worl
         pod("web", "n1", gpus=0),
         {**pod("over", "n1"), "status": {"phase": "Succeeded", "startTime": "2026-11-21T06:00:00Z"}},
     )
-    found = views(hand)
-    (job,) = found["n1"].jobs
-    assert found["n2"].jobs == (job,)
+    result = views(hand)
+    (job,) = result["n1"].jobs
+    assert result["n2"].jobs == (job,)
     assert (job.name, job.gpus, job.can_checkpoint) == ("team/train/u-train", 16, True)
     assert (job.started_at, job.checkpointed_at, job.ends_at) == (
         T0.replace(hour=6), T0.replace(hour=11), T0.replace(hour=16),
@@ -54,7 +54,7 @@ def test_a_job_has_the_gpus_of_all_its_pods_and_stands_on_each_of_its_nodes(worl
     again = hand.scheduler.revalidate("n1")
     assert again is not None
     assert again.view.jobs == (job,), "of one node's pods alone it would be half as large"
-    assert again.view.scopes == found["n1"].scopes
+    assert again.view.scopes == result["n1"].scopes
 
 
 def test_a_job_that_came_since_is_seen_when_the_node_is_read_again(world: World, hand: Hand) -> None:
@@ -66,7 +66,7 @@ def test_a_job_that_came_since_is_seen_when_the_node_is_read_again(world: World,
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "message"),
     [
         ({"unschedulable": True}, "cordoned by a person or tool (it is unschedulable)"),
         ({"taints": [{"key": "ToBeDeletedByClusterAutoscaler", "effect": "NoSchedule"}]},
@@ -78,19 +78,19 @@ def test_a_job_that_came_since_is_seen_when_the_node_is_read_again(world: World,
         ({"taints": [{"key": "predrain.io/at-risk", "value": "high", "effect": "NoSchedule"}]}, "drained by us"),
     ],
 )  # fmt: skip
-def test_who_took_a_node_out_of_service_is_told_apart(world: World, hand: Hand, change: dict, words: str) -> None:
-    world.edit("/api/v1/nodes/n1", lambda each: each["spec"].update(change))
-    assert views(hand)["n1"].lost == words
+def test_who_took_a_node_out_of_service_is_distinguished(world: World, hand: Hand, change: dict, message: str) -> None:
+    world.edit("/api/v1/nodes/n1", lambda raw: raw["spec"].update(change))
+    assert views(hand)["n1"].lost == message
 
 
 def test_a_node_that_is_not_ready_or_on_its_way_out_is_down(world: World, hand: Hand) -> None:
-    world.edit("/api/v1/nodes/n1", lambda each: each["status"]["conditions"][0].update(status="Unknown"))
-    world.edit("/api/v1/nodes/n2", lambda each: each["metadata"].update(deletionTimestamp="2026-11-21T00:00:00Z"))
-    assert [each.down for each in views(hand).values()] == [True, True]
+    world.edit("/api/v1/nodes/n1", lambda raw: raw["status"]["conditions"][0].update(status="Unknown"))
+    world.edit("/api/v1/nodes/n2", lambda raw: raw["metadata"].update(deletionTimestamp="2026-11-21T00:00:00Z"))
+    assert [view.down for view in views(hand).values()] == [True, True]
 
 
 def test_a_node_that_cannot_be_understood_is_never_written_to(world: World, hand: Hand) -> None:
-    world.edit("/api/v1/nodes/n1", lambda each: each["spec"].update(taints=[{"key": "no effect"}]))
+    world.edit("/api/v1/nodes/n1", lambda raw: raw["spec"].update(taints=[{"key": "no effect"}]))
     assert not views(hand)["n1"].readable
     assert hand.do("release").kind == "conflict"
 
@@ -103,9 +103,9 @@ def test_a_pod_that_cannot_be_understood_still_occupies_its_node(world: World, h
 
 
 @pytest.mark.parametrize("key", ["checkpointed-at", "ends-at"])
-@pytest.mark.parametrize("said", ["9999-12-31T23:59:59-05:00", "0001-01-01T00:00:00+05:00", "soon"])
-def test_an_instant_outside_what_utc_can_tell_is_none(world: World, hand: Hand, key: str, said: str) -> None:
-    add(world, pod("odd", "n1", annotations={f"predrain.io/{key}": said}))
+@pytest.mark.parametrize("reported", ["9999-12-31T23:59:59-05:00", "0001-01-01T00:00:00+05:00", "soon"])
+def test_an_instant_outside_what_utc_can_tell_is_none(world: World, hand: Hand, key: str, reported: str) -> None:
+    add(world, pod("odd", "n1", annotations={f"predrain.io/{key}": reported}))
     (job,) = views(hand)["n1"].jobs
     assert (job.checkpointed_at, job.ends_at) == (None, None)
     assert object_of(JobView, plain_of(job), "job") == job, "as the ledger keeps it"
@@ -113,22 +113,22 @@ def test_an_instant_outside_what_utc_can_tell_is_none(world: World, hand: Hand, 
 
 def test_gpus_places_and_driver_are_taken_from_annotations_and_labels(world: World, cluster: KubernetesClient) -> None:
     uuid = "GPU-8dcd427f-1f5a-4d61-b2f0-9f4c3b0a0001"
-    world.edit("/api/v1/nodes/n1", lambda each: each["metadata"].update(annotations={"predrain.io/gpus": "a-1, a-2"}))
+    world.edit("/api/v1/nodes/n1", lambda raw: raw["metadata"].update(annotations={"predrain.io/gpus": "a-1, a-2"}))
     world.edit(
-        "/api/v1/nodes/n2", lambda each: each["metadata"].update(annotations={"hami": f"{uuid},10,32768:{uuid},1"})
+        "/api/v1/nodes/n2", lambda raw: raw["metadata"].update(annotations={"hami": f"{uuid},10,32768:{uuid},1"})
     )
     labels = {
         "topology.kubernetes.io/zone": "z", "rack": "r7", "nvidia.com/gpu.clique": "c.1",
         "nvidia.com/cuda.driver.major": "570", "nvidia.com/cuda.driver.minor": "86",
     }  # fmt: skip
-    world.edit("/api/v1/nodes/n1", lambda each: each["metadata"]["labels"].update(labels))
+    world.edit("/api/v1/nodes/n1", lambda raw: raw["metadata"]["labels"].update(labels))
     settings = replace(SETTINGS, rack_labels=("rack",), gpu_annotations=("hami",), cluster="east")
-    found = views(Hand(world, cluster, settings))
-    assert [unit.name for unit in found["n1"].units] == ["a-1", "a-2"]
-    assert [unit.name for unit in found["n2"].units] == [uuid]
-    one = found["n1"]
+    result = views(Hand(world, cluster, settings))
+    assert [unit.name for unit in result["n1"].units] == ["a-1", "a-2"]
+    assert [unit.name for unit in result["n2"].units] == [uuid]
+    one = result["n1"]
     assert (one.cluster, one.group, one.rack, one.domain, one.software) == ("east", "z", "r7", "c.1", "driver 570.86")
-    assert found["n2"].group == "none"
+    assert result["n2"].group == "none"
 
 
 def test_where_pods_may_not_be_listed_nothing_is_known_of_the_fleet(world: World, hand: Hand) -> None:
@@ -157,7 +157,7 @@ def test_without_jobs_no_pod_is_read_and_the_breaker_stays_open(world: World, cl
 
 
 @pytest.mark.parametrize(
-    ("wrong", "words"),
+    ("wrong", "message"),
     [
         ({"prefix": "Predrain"}, "prefix is 'Predrain': give a DNS name"),
         ({"requests_per_second": 0.0}, "requests_per_second is 0.0"),
@@ -165,6 +165,6 @@ def test_without_jobs_no_pod_is_read_and_the_breaker_stays_open(world: World, cl
         ({"state": "x", "progress": "x"}, "state and progress are both 'x': give two names"),
     ],
 )
-def test_settings_that_cannot_work_are_refused(wrong: dict, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
+def test_settings_that_cannot_work_are_refused(wrong: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         replace(SETTINGS, **wrong)

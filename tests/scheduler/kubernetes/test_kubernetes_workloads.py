@@ -25,7 +25,7 @@ def pods(hand: Hand) -> KubernetesWorkloads:
 
 
 def the(pods: KubernetesWorkloads, name: str = "a", node: str = "n1") -> Workload:
-    return next(each for each in pods.on_node(node) if each.name == f"team/{name}")
+    return next(workload for workload in pods.on_node(node) if workload.name == f"team/{name}")
 
 
 def volume(**how: object) -> list[dict[str, object]]:
@@ -45,20 +45,20 @@ def test_a_pod_of_a_job_goes_with_its_own_grace_and_the_whole_job_is_known(world
 
 
 @pytest.mark.parametrize(
-    ("thing", "words"),
+    ("target", "message"),
     [
         (pod("a", "n1", owner="DaemonSet"), "daemon set train runs it on every node"),
         (pod("a", "n1", owner=None, annotations={"kubernetes.io/config.mirror": "x"}), "a mirror pod"),
         (pod("a", "n1", owner="Node"), "a mirror pod"),
     ],
 )
-def test_what_its_node_runs_by_itself_stays(world: World, pods: KubernetesWorkloads, thing: Raw, words: str) -> None:
-    add(world, thing)
-    assert words in (the(pods).stays or "")
+def test_what_its_node_runs_by_itself_stays(world: World, pods: KubernetesWorkloads, target: Raw, message: str) -> None:
+    add(world, target)
+    assert message in (the(pods).stays or "")
 
 
 @pytest.mark.parametrize(
-    ("thing", "words"),
+    ("target", "message"),
     [
         (pod("a", "n1", owner=None), "nothing would start it elsewhere"),
         (pod("a", "n1", volumes=volume()), "the data in its volume v would be lost"),
@@ -71,10 +71,12 @@ def test_what_its_node_runs_by_itself_stays(world: World, pods: KubernetesWorklo
                                      "predrain.io/evict": "true"}), "safe-to-evict=false"),
     ],
 )  # fmt: skip
-def test_what_may_not_be_moved_is_held(world: World, pods: KubernetesWorkloads, thing: Raw, words: str | None) -> None:
-    add(world, thing)
+def test_what_may_not_be_moved_is_held(
+    world: World, pods: KubernetesWorkloads, target: Raw, message: str | None
+) -> None:
+    add(world, target)
     held = the(pods).held
-    assert held is None if words is None else words in (held or "")
+    assert held is None if message is None else message in (held or "")
 
 
 def test_a_grace_time_beyond_the_calendar_is_cut(world: World, pods: KubernetesWorkloads) -> None:
@@ -83,9 +85,9 @@ def test_a_grace_time_beyond_the_calendar_is_cut(world: World, pods: KubernetesW
 
 
 def test_slurms_own_pods_are_left_to_slurm(world: World, pods: KubernetesWorkloads) -> None:
-    thing = pod("a", "n1", owner="NodeSet")
-    thing["metadata"]["ownerReferences"][0]["apiVersion"] = "slinky.slurm.net/v1beta1"
-    add(world, thing)
+    target = pod("a", "n1", owner="NodeSet")
+    target["metadata"]["ownerReferences"][0]["apiVersion"] = "slinky.slurm.net/v1beta1"
+    add(world, target)
     assert the(pods).held == "Slurm runs in it: its jobs leave through Slurm"
 
 
@@ -100,17 +102,17 @@ def test_an_operator_may_let_more_go_or_less(world: World, cluster: KubernetesCl
 
 
 def test_a_gpu_pod_whose_containers_have_not_begun_has_to_go_too(world: World, cluster: KubernetesClient) -> None:
-    thing = pod("a", "n1")
-    thing["status"] = {"phase": "Pending"}
-    add(world, thing)
+    target = pod("a", "n1")
+    target["status"] = {"phase": "Pending"}
+    add(world, target)
     workload = the(KubernetesWorkloads(Hand(world, cluster, replace(SETTINGS, eviction_scope="gpu")).scheduler))
     assert (workload.stays, workload.job is None) == (None, False)
 
 
-def test_a_pod_says_how_it_is_told(world: World, pods: KubernetesWorkloads) -> None:
-    told = {"predrain.io/checkpoint": "webhook",
+def test_a_pod_reports_how_it_is_asked(world: World, pods: KubernetesWorkloads) -> None:
+    reported = {"predrain.io/checkpoint": "webhook",
             "predrain.io/checkpoint-takes": "5m"}  # fmt: skip
-    add(world, pod("a", "n1", annotations=told), pod("b", "n1", annotations={"predrain.io/checkpoint": "smoke"}))
+    add(world, pod("a", "n1", annotations=reported), pod("b", "n1", annotations={"predrain.io/checkpoint": "smoke"}))
     assert the(pods).checkpoint == CheckpointOffer("webhook", timedelta(minutes=5))
     assert the(pods, "b").checkpoint is None
 
@@ -128,7 +130,7 @@ def test_a_checkpoint_is_asked_for_once_and_acknowledged_by_its_key(world: World
     }  # fmt: skip
 
     def says(text: str) -> str:
-        world.edit(PATH, lambda each: each["metadata"]["annotations"].update({
+        world.edit(PATH, lambda raw: raw["metadata"]["annotations"].update({
             "predrain.io/checkpoint-acknowledged": text}))  # fmt: skip
         state = pods.checkpoint_state(workload, ASK.key)
         return state.kind
@@ -138,7 +140,7 @@ def test_a_checkpoint_is_asked_for_once_and_acknowledged_by_its_key(world: World
     assert says(ASK.key) == "acknowledged"
     assert says(json.dumps({"key": ASK.key, "failed": "disk full"})) == "failed"
     assert says(f'{{"key": "{ASK.key}", "failed": "cut \\ud83d"}}') == "failed"
-    assert pods.checkpoint_state(workload, ASK.key).words == "cut ?", "the ledger takes no half of a surrogate pair"
+    assert pods.checkpoint_state(workload, ASK.key).message == "cut ?", "the ledger takes no half of a surrogate pair"
     assert says(json.dumps({"key": ASK.key, "at": "2026-11-21T12:01:00Z"})) == "acknowledged"
 
 
@@ -151,7 +153,7 @@ def test_without_the_right_to_patch_pods_a_pod_that_asks_by_annotation_is_held_a
     world.fail("PATCH", "/pods/a", 403, content={"message": 'cannot patch resource "pods"'})
     refused = pods.ask_checkpoint(workload, ASK, FENCE)
     assert refused.kind == "refused"
-    assert "may not patch pods in namespace team: apply deploy/kubernetes/checkpoint-rbac.yaml" in refused.words
+    assert "may not patch pods in namespace team: apply deploy/kubernetes/checkpoint-rbac.yaml" in refused.message
     hand.elapsed.now += 600
     world.denied.add(("patch", "pods"))
     assert "may not patch pods in namespace team: apply deploy/kubernetes/checkpoint-rbac.yaml" in (
@@ -175,7 +177,7 @@ def test_an_eviction_is_of_exactly_this_pod_and_is_not_yet_its_end(world: World,
     add(world, pod("a", "n1"))
     other = pods.evict(workload, FENCE)
     assert other.kind == "conflict"
-    assert "another pod of that name is there" in other.words
+    assert "another pod of that name is there" in other.message
     assert "deletionTimestamp" not in world.objects[PATH]["metadata"]
     assert pods.ask_checkpoint(workload, ASK, FENCE).kind == "conflict"
     assert pods.checkpoint_state(workload, ASK.key).kind == "gone"
@@ -187,7 +189,7 @@ def test_a_budget_blocks_and_nothing_is_forced(world: World, pods: KubernetesWor
     world.budgets[PATH] = "train-pdb"
     blocked = pods.evict(workload, FENCE)
     assert (blocked.kind, blocked.again_at) == ("blocked", None)
-    assert "The disruption budget train-pdb needs 2" in blocked.words
+    assert "The disruption budget train-pdb needs 2" in blocked.message
     world.fail("POST", "eviction", 429, content={"message": "slow down"}, headers={"Retry-After": "7"})
     assert pods.evict(workload, FENCE).again_at == T0 + timedelta(seconds=7)
     world.fail("POST", "eviction", 500, content={"message": "This pod has more than one PodDisruptionBudget, which"})
@@ -208,7 +210,7 @@ def test_without_the_lease_nobody_is_asked_or_moved(world: World, hand: Hand, po
     add(world, pod("a", "n1"))
     workload = the(pods)
     sent = len(world.asked)
-    assert pods.evict(workload, Fence("other", FENCE.until)).words == "other does not hold the lease"
+    assert pods.evict(workload, Fence("other", FENCE.until)).message == "other does not hold the lease"
     hand.elapsed.now += 31
     assert pods.evict(workload, FENCE).kind == pods.ask_checkpoint(workload, ASK, FENCE).kind == "refused"
     assert len(world.asked) == sent

@@ -46,17 +46,17 @@ def history(file):
 def test_every_recorded_decision_comes_out_the_same_again(file):
     history(file)
     reader = LedgerReader(file)
-    numbers = [each["decision"] for each in reader.rounds()]
+    numbers = [item["decision"] for item in reader.rounds()]
     assert len(numbers) >= 3
     for number in numbers:
         assert reader.replay(number).differences == ()
 
 
-def test_a_decision_that_would_come_out_otherwise_says_where(file, monkeypatch):
+def test_a_decision_that_would_come_out_otherwise_reports_where(file, monkeypatch):
     history(file)
     monkeypatch.setattr("scheduler.ledger.reader.decide", _otherwise)
-    found = LedgerReader(file).replay(1)
-    assert [each for each in found.differences if each.startswith("nodes.n1.risk: ")]
+    result = LedgerReader(file).replay(1)
+    assert [difference for difference in result.differences if difference.startswith("nodes.n1.risk: ")]
 
 
 def _otherwise(*given):
@@ -66,11 +66,11 @@ def _otherwise(*given):
     return replace(plan, nodes={**plan.nodes, "n1": replace(plan.nodes["n1"], risk=0.5)})
 
 
-def test_why_tells_risk_reasons_model_budget_what_was_read_written_and_answered(file):
+def test_why_reports_risk_reasons_model_budget_what_was_read_written_and_answered(file):
     history(file)
-    found = LedgerReader(file).why("n1")
-    assert [each["decision"] for each in found] == sorted((each["decision"] for each in found), reverse=True)
-    first = found[-1]
+    result = LedgerReader(file).why("n1")
+    assert [item["decision"] for item in result] == sorted((item["decision"] for item in result), reverse=True)
+    first = result[-1]
     assert first["risk"] == pytest.approx(1 - 0.1 * 0.99)
     assert "its errors rise" in " ".join(first["reasons"])
     assert first["model"] == {"digest": "d" * 64, "profile": "stacked", "version": 3}
@@ -83,14 +83,14 @@ def test_why_tells_risk_reasons_model_budget_what_was_read_written_and_answered(
         "metadata.annotations[predrain.io/applied-taints]",
         "spec.taints",
     }
-    assert found[0]["calls"][0]["verb"] == "release"
+    assert result[0]["calls"][0]["verb"] == "release"
     refused = LedgerReader(file).why("n4")
     assert "1 of 3 nodes are out of service, 1 may be" in next(
-        each["over_budget"] for each in refused if each["over_budget"]
+        item["over_budget"] for item in refused if item["over_budget"]
     )
 
 
-def test_why_of_an_unknown_node_says_so(file):
+def test_why_of_an_unknown_node_reports_it(file):
     history(file)
     with pytest.raises(InputError, match=r"nothing is recorded about node 'n99' \(.*\)\. Check the name"):
         LedgerReader(file).why("n99")
@@ -122,7 +122,7 @@ def test_an_upgrade_goes_on_with_calls_and_decisions_of_an_earlier_version(file)
     ).lastrowid
     link.close()
 
-    assert [(each.kind, each.node) for _, each in cluster.ledger.open_calls()] == [
+    assert [(open_call.kind, open_call.node) for _, open_call in cluster.ledger.open_calls()] == [
         ("checkpoint", "n1"), ("evict", "n1"), ("escalate", "n1"),
     ]  # fmt: skip
     reader = LedgerReader(file)
@@ -163,7 +163,7 @@ def test_nodes_and_units_are_kept_as_all_else_is(file):
     given = inputs_of(record)
     nodes, kept = json.loads(given["nodes"]), json.loads(given["units"])
     assert fleet_of(nodes, kept) == fleet
-    assert set(nodes[0]) | {"units"} == {each.name for each in fields(NodeView)}
+    assert set(nodes[0]) | {"units"} == {field.name for field in fields(NodeView)}
 
 
 def test_scores_and_settings_that_did_not_change_are_kept_once(file):

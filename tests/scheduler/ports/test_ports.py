@@ -56,35 +56,35 @@ def test_the_state_comes_back_and_a_damaged_one_is_refused():
 )  # fmt: skip
 def test_actions_change_only_what_is_ours_stand_afterwards_and_may_be_repeated(steps, more):
     theirs = NodeObject("n", dict.fromkeys(more, "x"), {"note": "y"}, (Taint("team", "a", "NoSchedule"),))
-    thing, level = theirs, Level.NONE
+    target, level = theirs, Level.NONE
     for step in steps:
-        then = after(step, thing, KEYS, T0)
+        then = after(step, target, KEYS, T0)
         level = min(level, step.to) if step.verb == "release" else max(level, step.to)
         assert after(step, then, KEYS, T0) == then
         assert writes_between(then, then) == ()
         assert (then.taints[0], then.annotations["note"]) == (theirs.taints[0], "y")
         assert marks_of(then, KEYS, T0).level <= level
         assert not view_of(then, NodeView("n", "c", "g"), KEYS, T0).undone
-        thing = then
-    assert after(RELEASES[0], thing, KEYS, T0) == theirs
+        target = then
+    assert after(RELEASES[0], target, KEYS, T0) == theirs
 
 
 def test_a_mark_that_is_gone_before_its_time_was_taken_off_by_somebody_and_afterwards_nobody_knows():
-    thing = NodeObject("n")
+    target = NodeObject("n")
     for step in FORWARD:
-        thing = after(step, thing, KEYS, T0)
+        target = after(step, target, KEYS, T0)
     base = NodeView("n", "c", "g")
-    assert marks_of(thing, KEYS, T0).hard_since == T0
-    assert not view_of(thing, base, KEYS, T0 + HOUR).undone
-    gone = replace(thing, taints=())
+    assert marks_of(target, KEYS, T0).hard_since == T0
+    assert not view_of(target, base, KEYS, T0 + HOUR).undone
+    gone = replace(target, taints=())
     assert view_of(gone, base, KEYS, T0 + HOUR).undone
     assert not view_of(gone, base, KEYS, T0 + 12 * HOUR).undone
     assert not view_of(after(RELEASES[0], gone, KEYS, T0), base, KEYS, T0).undone
 
 
 def test_a_prediction_that_somebody_edited_counts_as_expired():
-    thing = after(FORWARD[0], NodeObject("n"), KEYS, T0)
+    target = after(FORWARD[0], NodeObject("n"), KEYS, T0)
     for text in ("", "{}", "[1]", '{"tier": "high", "expires_at": "2027-01-01T00:00:00"}'):
-        edited = replace(thing, annotations={**thing.annotations, KEYS.prediction: text})
+        edited = replace(target, annotations={**target.annotations, KEYS.prediction: text})
         published = marks_of(edited, KEYS, T0).published
         assert (published.tier, published.expires_at < T0) == ("unreadable", True)

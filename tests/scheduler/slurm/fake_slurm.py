@@ -67,11 +67,11 @@ def report(key, rows):
     sys.exit(0)
 
 if name == "sinfo" or args[:2] == ["show", "node"]:
-    rows = [shape(each) for each in told["nodes"]]
+    rows = [shape(row) for row in told["nodes"]]
     if name == "sinfo" and version != 38:
         report("sinfo", [])
     if name == "scontrol" and len(args) > 3:
-        rows = [each for each in rows if each["name"] == args[2]]
+        rows = [row for row in rows if row["name"] == args[2]]
         if not rows:
             sys.stderr.write("Node %s not found\\n" % args[2])
             sys.exit(1)
@@ -79,7 +79,7 @@ if name == "sinfo" or args[:2] == ["show", "node"]:
 if name == "squeue":
     report("jobs", told["jobs"])
 if name == "scontrol" and args[0] == "update":
-    given = dict(each.split("=", 1) for each in args[1:])
+    given = dict(word.split("=", 1) for word in args[1:])
     node = next((n for n in told["nodes"] if n["name"] == given["NodeName"]), None)
     if node is None:
         sys.stderr.write("slurm_update error: Invalid node name specified\\n")
@@ -103,7 +103,7 @@ if name == "scontrol" and args[0] == "update":
     (here / "told.json").write_text(json.dumps(told))
     sys.exit(0)
 job = int(args[-1])
-if not any(each["job_id"] == job for each in told["jobs"]):
+if not any(row["job_id"] == job for row in told["jobs"]):
     sys.stderr.write("Invalid job id specified for job %d\\n" % job)
     sys.exit(1)
 """
@@ -124,8 +124,8 @@ class FakeSlurm:
 
     def tell(self, **changed: Any) -> None:
         file = self.folder / "told.json"
-        told = json.loads(file.read_text()) if file.exists() else {}
-        file.write_text(json.dumps({**told, **changed}))
+        reported = json.loads(file.read_text()) if file.exists() else {}
+        file.write_text(json.dumps({**reported, **changed}))
 
     @property
     def told(self) -> dict[str, Any]:

@@ -19,7 +19,7 @@ class MemorySlurm:
     def __init__(self, clock: ManualClock, nodes: int = 8) -> None:
         self.clock = clock
         self.all = {f"n{i}": self._new(f"n{i}", i) for i in range(nodes)}
-        self.configured = {name: each.weight for name, each in self.all.items()}
+        self.configured = {name: item.weight for name, item in self.all.items()}
         self.running: dict[int, SlurmJob] = {}
         self.writes: list[tuple[str, NodeChange]] = []
         self.sent: list[tuple[int, str]] = []
@@ -47,7 +47,7 @@ class MemorySlurm:
 
     def jobs(self, node: str | None = None) -> tuple[SlurmJob, ...]:
         self._answers()
-        return tuple(each for each in self.running.values() if node is None or node in each.nodes)
+        return tuple(job for job in self.running.values() if node is None or node in job.nodes)
 
     def read_only(self) -> str | None:
         return self.version_problem
@@ -63,11 +63,11 @@ class MemorySlurm:
             return Answer("timeout", "no answer")
         self.writes.append((node, change))
         self.person(node, change.state, change.reason, user="slurm")
-        found = self.all[node]
+        current = self.all[node]
         self.all[node] = replace(
-            found,
-            extra=found.extra if change.extra is None else change.extra,
-            weight=found.weight if change.weight is None else change.weight,
+            current,
+            extra=current.extra if change.extra is None else change.extra,
+            weight=current.weight if change.weight is None else change.weight,
         )
         if self.meanwhile:
             self.meanwhile.pop(0)()
@@ -75,8 +75,8 @@ class MemorySlurm:
 
     def person(self, node: str, state: str | None, reason: str | None = None, user: str = "ann") -> None:
         """What `scontrol update State= Reason=` does to a node, by whomever."""
-        found = self.all[node]
-        states = found.states
+        current = self.all[node]
+        states = current.states
         if state in ("DRAIN", "FAIL"):
             states = (states - {"DRAIN", "FAIL"}) | {state}
         elif state == "DOWN":
@@ -85,16 +85,16 @@ class MemorySlurm:
             states = states - {"DRAIN"} if "FAIL" in states else states - {"DRAIN", "FAIL"}
         elif state == "RESUME":
             states = frozenset({"IDLE"})
-        found = replace(found, states=states)
+        current = replace(current, states=states)
         if reason is not None:
-            found = replace(found, reason=reason, user=user, reason_at=self.now())
-        elif not found.out and not found.down:
-            found = replace(found, reason=None, user=None, reason_at=None)
-        self.all[node] = found
+            current = replace(current, reason=reason, user=user, reason_at=self.now())
+        elif not current.out and not current.down:
+            current = replace(current, reason=None, user=None, reason_at=None)
+        self.all[node] = current
 
     def reconfigure(self) -> None:
         """What `scontrol reconfigure` does: the weights are those of the configuration again."""
-        self.all = {name: replace(each, weight=self.configured[name]) for name, each in self.all.items()}
+        self.all = {name: replace(item, weight=self.configured[name]) for name, item in self.all.items()}
 
     def now(self) -> datetime:
         return self.clock.now().replace(microsecond=0)
@@ -112,7 +112,7 @@ class MemorySlurm:
         if job.number not in self.running:
             return Answer("gone", "Invalid job id specified")
         self.requeued.append(job.leader)
-        self.running = {n: each for n, each in self.running.items() if each.leader != job.leader}
+        self.running = {n: other for n, other in self.running.items() if other.leader != job.leader}
         return Answer("done")
 
     def _answers(self) -> None:

@@ -80,7 +80,7 @@ def run(*args, code=0):
     return result
 
 
-def told(place):
+def hook_calls(place):
     lines = (place / "told").read_text().splitlines() if (place / "told").exists() else []
     return [json.loads(line) for line in lines]
 
@@ -90,7 +90,7 @@ def test_act_then_kill_then_undo(fake):
     assert "node n3: State: (none) -> DRAIN" in run(*GO, "--dry-run").stdout
     assert fake.told["nodes"] == before
     done = json.loads(run(*GO, "--json").stdout)
-    assert [(each["verb"], each["outcome"]) for each in done["steps"]] == [
+    assert [(step["verb"], step["outcome"]) for step in done["steps"]] == [
         ("publish", "done"), ("taint", "done"), ("drain", "done"),
     ]  # fmt: skip
     node = fake.told["nodes"][3]
@@ -117,7 +117,7 @@ def test_what_is_missing_is_named(fake, tmp_path):
 def test_from_the_risk_to_the_release_with_commands_as_hooks(fake, place):
     shown = run(*GO, "--dry-run").stdout
     assert "would    evict 5 on n3: after a checkpoint by command" in shown
-    assert told(place) == []
+    assert hook_calls(place) == []
 
     assert "waiting  checkpoint 5 on n3: exit code 75" in run(*GO).stdout
     run(*GO)
@@ -133,24 +133,24 @@ def test_from_the_risk_to_the_release_with_commands_as_hooks(fake, place):
     left = fake.told["nodes"][3]
     assert (left["state"], left["reason"], left["extra"]) == (["IDLE"], "", "")
 
-    assert len({argv[1] for argv, payload in told(place) if payload["kind"] == "checkpoint"}) == 1
+    assert len({argv[1] for argv, payload in hook_calls(place) if payload["kind"] == "checkpoint"}) == 1
     why = run("ledger", "why", "n3").stdout
-    for words in ("checkpoint 5 through command: done", "evict 5 through scheduler: done", "verified: pass"):
-        assert words in why
-    kinds = [each["kind"] for each in json.loads(run("ledger", "why", "n3", "--json").stdout)["work"]]
+    for message in ("checkpoint 5 through command: done", "evict 5 through scheduler: done", "verified: pass"):
+        assert message in why
+    kinds = [step["kind"] for step in json.loads(run("ledger", "why", "n3", "--json").stdout)["work"]]
     assert kinds == ["began", "checkpoint", "acknowledged", "evict", "empty", "verify", "verified", "ended"]
     run("ledger", "export", "--out", "own.parquet")
     exported = pq.read_table("own.parquet")
     assert exported.schema.equals(EVENTS)
     events = exported.to_pylist()
-    assert [(each["type"], each["gpu"], each["code"], each["source"]) for each in events] == [
+    assert [(event["type"], event["gpu"], event["code"], event["source"]) for event in events] == [
         ("drain", None, "high", "predrain"),
         ("drain", None, "release", "predrain"),
         ("diagnostic", "gpu3", "pass", "verification"),
     ]
 
 
-def test_a_cluster_whose_workloads_nobody_tells_is_not_emptied_and_that_is_said(place):
+def test_a_cluster_whose_workloads_nobody_lists_is_not_emptied_and_reports_it(place):
     nodes = [{"name": f"n{i}", "cluster": "c", "group": "g", "units": [f"gpu{i}"]} for i in range(12)]
     (place / "cluster.json").write_text(json.dumps({"format": 1, "nodes": nodes}))
     file = ("act", "--cluster", "cluster.json", "--settings", "act.yaml")

@@ -28,7 +28,7 @@ def test_every_version_is_read_and_written_alike(tmp_path, version):
     port = opened(fake)
     assert port.read_only() == "Slurm was not read yet"
     assert port.update("n1", NodeChange("DRAIN", "r")).kind == "refused"
-    assert [each.name for each in port.nodes()] == ["n0", "n1"]
+    assert [item.name for item in port.nodes()] == ["n0", "n1"]
     assert port.read_only() is None
     change = NodeChange("DRAIN", 'it "is" so', extra='{"a": "b c"}', weight=9)
     assert port.update("n1", change).kind == "done"
@@ -52,7 +52,7 @@ def test_a_newer_slurm_is_asked_for_a_version_that_we_know(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("told", "words"),
+    ("reported", "message"),
     [
         ({"version": 99, "only_own": True}, "data parser v0.0.99; v0.0.38 to v0.0.45 are known"),
         ({"version": 37}, "data parser v0.0.37"),
@@ -60,20 +60,20 @@ def test_a_newer_slurm_is_asked_for_a_version_that_we_know(tmp_path):
         ({"version": 42, "meta": {"data_parser": "data_parser/v1.2.3"}}, "does not state the version"),
     ],
 )
-def test_a_version_that_is_not_known_is_read_and_never_written_to(tmp_path, told, words):
+def test_a_version_that_is_not_known_is_read_and_never_written_to(tmp_path, reported, message):
     fake = FakeSlurm(tmp_path / "bin")
-    fake.tell(**told)
+    fake.tell(**reported)
     port = opened(fake)
     assert len(port.nodes()) == 2
-    assert words in (port.read_only() or "")
-    said = port.update("n0", NodeChange("DRAIN", "r"))
-    assert said.kind == "refused"
-    assert words in said.words
+    assert message in (port.read_only() or "")
+    printed = port.update("n0", NodeChange("DRAIN", "r"))
+    assert printed.kind == "refused"
+    assert message in printed.message
     assert [call for call in fake.calls if "update" in call] == []
 
 
 @pytest.mark.parametrize(
-    ("fault", "words"),
+    ("fault", "message"),
     [
         ("truncated", "the report is cut off or no JSON"),
         ("garbage", "the report is cut off or no JSON"),
@@ -82,18 +82,18 @@ def test_a_version_that_is_not_known_is_read_and_never_written_to(tmp_path, told
         ("fails", "Unable to contact slurm controller"),
     ],
 )
-def test_what_cannot_be_read_wholly_is_not_read(tmp_path, fault, words):
+def test_what_cannot_be_read_wholly_is_not_read(tmp_path, fault, message):
     fake = FakeSlurm(tmp_path / "bin")
     fake.tell(fault={"scontrol": fault, "squeue": fault})
     slow = timedelta(seconds=0.3 if fault == "slow" else 20)
     port = opened(fake, timeout=slow, max_response_bytes=200_000)
-    with pytest.raises(SchedulerError, match=words):
+    with pytest.raises(SchedulerError, match=message):
         port.nodes()
-    with pytest.raises(SchedulerError, match=words):
+    with pytest.raises(SchedulerError, match=message):
         port.jobs()
 
 
-def test_errors_in_a_report_and_an_empty_list_of_nodes_are_told(tmp_path):
+def test_errors_in_a_report_and_an_empty_list_of_nodes_are_reported(tmp_path):
     fake = FakeSlurm(tmp_path / "bin")
     fake.tell(fault={"scontrol": "noise"})
     port = opened(fake)
@@ -142,16 +142,16 @@ def test_jobs_of_every_kind_are_read(tmp_path):
         job_row(12, "n1", time_limit={**number, "set": False}),
     ])  # fmt: skip
     port = opened(fake)
-    jobs = {each.name: each for each in port.jobs()}
+    jobs = {job.name: job for job in port.jobs()}
     assert list(jobs) == ["5", "4_2", "7+0", "7+1", "11", "12"]
     assert (jobs["5"].nodes, jobs["5"].gpus, jobs["4_2"].gpus) == (("n0", "n1"), 16, 2)
     assert (jobs["7+1"].leader, jobs["7+1"].requeue, jobs["11"].ending) == (7, False, True)
     assert jobs["5"].signal == CheckpointSignal("USR1", True, timedelta(seconds=300))
     assert jobs["5"].ends_at == datetime.fromtimestamp(1771086500, UTC)
     assert jobs["12"].ends_at is None
-    assert {each.name for each in port.jobs("n1")} == {"5", "7+0", "12"}
+    assert {job.name for job in port.jobs("n1")} == {"5", "7+0", "12"}
     views = views_by_node(port.jobs())
-    assert {each.name: each.gpus for each in views["n0"]} == {"5": 16, "4_2": 2, "7": 17, "11": 16}
+    assert {item.name: item.gpus for item in views["n0"]} == {"5": 16, "4_2": 2, "7": 17, "11": 16}
     port.nodes()
     assert port.signal(jobs["5"], CheckpointSignal("USR1", True, None)).kind == "done"
     assert fake.calls[-1][:-1] == ["scancel", "--signal=USR1", "--batch", "5"]

@@ -67,23 +67,23 @@ def test_a_text_is_replaced_only_at_the_version_that_was_read(shared):
     assert shared.save("state", "c", first.version).kind == "conflict"
 
 
-def test_a_damaged_state_is_told_and_can_be_replaced(shared):
+def test_a_damaged_state_is_reported_and_can_be_replaced(shared):
     (shared.path / "state.json").write_text("{half")
-    found = shared.load("state")
-    assert found.text == "damaged state.json"
-    assert shared.save("state", "new", found.version).kind == "done"
+    result = shared.load("state")
+    assert result.text == "damaged state.json"
+    assert shared.save("state", "new", result.version).kind == "done"
 
 
 def test_switches_that_cannot_be_read_are_no_switches_that_are_off(shared):
     assert shared.read_switches() == Switches()
-    told = Switches(kill=True, reset_breaker_at=T0)
-    assert shared.set_switches(told).kind == "done"
-    assert shared.set_switches(told).confirmed
-    assert shared.read_switches() == told
+    reported = Switches(kill=True, reset_breaker_at=T0)
+    assert shared.set_switches(reported).kind == "done"
+    assert shared.set_switches(reported).confirmed
+    assert shared.read_switches() == reported
     (shared.path / "switches.json").write_text('{"format": 1, "kil": true}')
     with pytest.raises(SchedulerError, match="did you mean 'kill'"):
         shared.read_switches()
-    assert shared.set_switches(told).kind == "done"
+    assert shared.set_switches(reported).kind == "done"
 
 
 def test_one_holder_at_a_time_by_ones_own_watch(shared, time):
@@ -156,18 +156,18 @@ def test_a_damaged_lease_is_nobodys(shared):
         shared.hold_lease("a", LEASE)
 
 
-def test_a_lock_that_another_process_keeps_is_waited_for_and_then_told(shared, monkeypatch):
+def test_a_lock_that_another_process_keeps_is_waited_for_and_then_reported(shared, monkeypatch):
     monkeypatch.setattr(module, "_LOCK_WAIT_S", 0.05)
     held = os.open(shared.path / ".state.lock", os.O_RDWR | os.O_CREAT)
     fcntl.flock(held, fcntl.LOCK_EX)
     answer = shared.save("state", "a", NONE_YET)
     os.close(held)
     assert answer.kind == "refused"
-    assert "state is locked by another process" in answer.words
+    assert "state is locked by another process" in answer.message
     assert shared.save("state", "a", NONE_YET).kind == "done"
 
 
-def test_a_disk_that_goes_away_is_told_and_not_taken_for_empty(shared):
+def test_a_disk_that_goes_away_is_reported_and_not_taken_for_empty(shared):
     shared.save("state", "a", NONE_YET)
     gone = shared.path.with_name("gone")
     shared.path.rename(gone)
@@ -182,6 +182,6 @@ def test_a_disk_that_goes_away_is_told_and_not_taken_for_empty(shared):
 
 def test_notes_are_kept_as_long_as_asked(shared):
     shared.note("asked", "x", {"until": 1}, lambda _: True)
-    shared.note("asked", "y", {"until": 5}, lambda each: each["until"] > 2)
+    shared.note("asked", "y", {"until": 5}, lambda node: node["until"] > 2)
     assert shared.notes("asked") == {"y": {"until": 5}}
     assert json.loads((shared.path / "asked.json").read_text())["format"] == 1

@@ -33,18 +33,18 @@ class Watched(MemorySlurm):
     crash: str | None = None
 
     def update(self, node, change):
-        found = self.all[node]
-        theirs = found.reason is not None and not standing_on(found, self.clock.now()).marks.tainted
-        if theirs and read_reason(found.reason) is None:
-            assert (change.state, change.reason) == (None, None), (found, change)
-        assert found.readable, (found, change)
+        result = self.all[node]
+        theirs = result.reason is not None and not standing_on(result, self.clock.now()).marks.tainted
+        if theirs and read_reason(result.reason) is None:
+            assert (change.state, change.reason) == (None, None), (result, change)
+        assert result.readable, (result, change)
         crash, self.crash = self.crash, None
         if crash == "crash_before":
             raise Crash("update")
-        said = super().update(node, change)
+        reported = super().update(node, change)
         if crash == "crash_after":
             raise Crash("update")
-        return said
+        return reported
 
 
 class SlurmHistories(RuleBasedStateMachine):
@@ -58,7 +58,7 @@ class SlurmHistories(RuleBasedStateMachine):
         watched.all, watched.configured = self.world.slurm.all, self.world.slurm.configured
         self.world.slurm = watched
         self.world.restart()
-        self.extras = {name: each.extra for name, each in watched.all.items()}
+        self.extras = {name: item.extra for name, item in watched.all.items()}
         self.reasons: dict[str, tuple[str, str]] = {}
         self.wiped: set[str] = set()  # of these the record with the weight that was found may be gone
         self.taken = 0

@@ -53,9 +53,9 @@ def done(node: SlurmNode, *verbs: str, settings: SlurmSettings = SETTINGS) -> Sl
 def test_a_record_goes_into_any_extra_and_out_again_and_leaves_the_rest(extra, tier, risk):
     record = Record(tier, risk, T0, Level.SOFT, weight=3, soft=1_000_003)
     held = with_record(extra, record)
-    found = record_in(held)
-    assert found is not None
-    assert replace(found, risk=None) == replace(record, risk=None)
+    result = record_in(held)
+    assert result is not None
+    assert replace(result, risk=None) == replace(record, risk=None)
     other = replace(record, level=Level.DRAINED, drain_at=T0, risk=None)
     again = with_record(held, other)
     assert record_in(again) == other
@@ -90,7 +90,7 @@ def test_text_that_is_added_after_the_record_stays_and_the_record_is_read():
         '{"predrain":{}} {"predrain":{}}',
     ],
 )
-def test_a_record_that_somebody_edited_is_told_and_stops_every_new_mark(extra):
+def test_a_record_that_somebody_edited_is_reported_and_stops_every_new_mark(extra):
     with pytest.raises(DamagedRecordError):
         record_in(extra)
     node = replace(NODE, extra=extra)
@@ -101,15 +101,15 @@ def test_a_record_that_somebody_edited_is_told_and_stops_every_new_mark(extra):
     assert (change.state, change.extra) == ("UNDRAIN", None)
 
 
-@given(words=st.text(max_size=300), risk=st.none() | st.floats(0, 1))
-def test_a_reason_says_tier_risk_and_end_and_survives_scontrol(words, risk):
+@given(message=st.text(max_size=300), risk=st.none() | st.floats(0, 1))
+def test_a_reason_reports_tier_risk_and_end_and_survives_scontrol(message, risk):
     end = T0 + timedelta(hours=6, microseconds=5)
-    reason = reason_for(replace(action("taint", risk=risk), reasons=(words,)), end)
+    reason = reason_for(replace(action("taint", risk=risk), reasons=(message,)), end)
     assert len(reason) <= 240
     assert reason == reason.strip().strip('"')
-    found = read_reason(reason)
-    assert found is not None
-    assert (found.tier, found.expires_at) == ("high", T0 + timedelta(hours=6, seconds=1))
+    result = read_reason(reason)
+    assert result is not None
+    assert (result.tier, result.expires_at) == ("high", T0 + timedelta(hours=6, seconds=1))
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,7 @@ def test_nodes_are_read_and_written(token, version):
     with serving(rest) as where:
         port = opened(where, token)
         assert port.update("n0", NodeChange("DRAIN", "r")).kind == "refused"  # not before it was read
-        assert [each.name for each in port.nodes()] == ["n0", "n1"]
+        assert [item.name for item in port.nodes()] == ["n0", "n1"]
         assert port.read_only() is None
         assert port.update("n0", NodeChange("DRAIN", "r", '{"a": 1}', 9)).kind == "done"
         node = port.node("n0")
@@ -86,7 +86,7 @@ def test_one_that_knows_no_version_of_ours_is_not_read(token):
 
 
 @pytest.mark.parametrize(
-    ("fault", "words"),
+    ("fault", "message"),
     [
         ("cut", "RemoteProtocolError|ReadError"),
         ("truncated", "RemoteProtocolError|cut off"),
@@ -95,7 +95,7 @@ def test_one_that_knows_no_version_of_ours_is_not_read(token):
         ("slow", "no whole answer"),
     ],
 )
-def test_what_is_not_answered_wholly_is_not_read_and_not_taken_for_written(token, fault, words):
+def test_what_is_not_answered_wholly_is_not_read_and_not_taken_for_written(token, fault, message):
     rest = Rest()
     with serving(rest) as where:
         port = opened(where, token)
@@ -103,10 +103,10 @@ def test_what_is_not_answered_wholly_is_not_read_and_not_taken_for_written(token
         rest.fault = fault
         if fault == "slow":
             port._settings = replace(port._settings, timeout=timedelta(seconds=0.3))
-        with pytest.raises(SchedulerError, match=words):
+        with pytest.raises(SchedulerError, match=message):
             port.nodes()
-        said = port.update("n0", NodeChange(weight=2))
-        assert said.kind == ("refused" if fault == "redirect" else "timeout")
+        reported = port.update("n0", NodeChange(weight=2))
+        assert reported.kind == ("refused" if fault == "redirect" else "timeout")
 
 
 def test_headers_that_drip_end_at_the_deadline(token):
@@ -157,7 +157,7 @@ def test_the_settings_choose_the_way(token, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("settings", "words"),
+    ("settings", "message"),
     [
         ({"soft_weight": 0}, "soft_weight is 0"),
         ({"cluster": "a b"}, "cluster is 'a b'"),
@@ -165,21 +165,21 @@ def test_the_settings_choose_the_way(token, tmp_path):
         ({"rest_user": "x"}, "give rest_url too"),
     ],
 )
-def test_settings_that_make_no_sense_are_refused(settings, words):
-    with pytest.raises(ValueError, match=re.escape(words)):
+def test_settings_that_make_no_sense_are_refused(settings, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
         SlurmSettings(**{"folder": "/shared", **settings})
 
 
 def test_the_page_names_every_setting_with_its_default():
     page = (Path(__file__).parents[3] / "docs" / "reference" / "slurm-actuator.md").read_text()
-    for each in fields(SlurmSettings):
-        line = next((line for line in page.splitlines() if re.match(rf"\|.*`{each.name}`.*\|", line)), None)
-        assert line is not None, each.name
+    for setting in fields(SlurmSettings):
+        line = next((line for line in page.splitlines() if re.match(rf"\|.*`{setting.name}`.*\|", line)), None)
+        assert line is not None, setting.name
         default = line.split("|")[2].strip()
-        if each.default in (MISSING, ()):
+        if setting.default in (MISSING, ()):
             continue
-        shown = {None: "`null`", timedelta(seconds=20): "`20s`"}.get(each.default, f"`{each.default}`")
-        assert default == shown, each.name
+        shown = {None: "`null`", timedelta(seconds=20): "`20s`"}.get(setting.default, f"`{setting.default}`")
+        assert default == shown, setting.name
 
 
 ANY = st.recursive(
@@ -198,7 +198,7 @@ BODIES = st.fixed_dictionaries({}, optional={"errors": ANY, "meta": ANY, "rows":
 
 @runs(max_examples=200, deadline=None)
 @given(body=BODIES, key=st.sampled_from(["nodes", "jobs"]))
-def test_an_answer_of_any_shape_is_a_report_or_an_error_in_words(body, key):
+def test_an_answer_of_any_shape_is_a_report_or_an_error_with_a_message(body, key):
     content = json.dumps({key if name == "rows" else name: value for name, value in body.items()}).encode()
     assert errors_in(content) is not None
     port = SlurmRest(SlurmSettings("/nowhere", rest_url="unix:/nowhere"))

@@ -34,7 +34,7 @@ def before(world: World) -> Precondition:
 
 
 def steps(report) -> list[tuple[str, str, str]]:
-    return [(each.action.verb, each.action.node, each.outcome) for each in report.steps]
+    return [(step.action.verb, step.action.node, step.outcome) for step in report.steps]
 
 
 def test_a_node_at_risk_is_weighted_drained_and_given_back_as_it_was(world):
@@ -65,11 +65,11 @@ def test_a_node_that_leaves_the_watched_partitions_is_given_back_all_the_same(tm
     assert world.level("n3") is Level.DRAINED
     for name in ("n3", "n4"):
         world.slurm.all[name] = replace(world.slurm.all[name], partitions=("maint",))
-    assert {each.view.name for each in world.scheduler.read_fleet().nodes} == set(before) - {"n4"}
+    assert {node.view.name for node in world.scheduler.read_fleet().nodes} == set(before) - {"n4"}
     world.clock.move(13 * HOUR)
     assert ("release", "n3", "done") in steps(world.round())
     assert world.slurm.all["n3"] == replace(before["n3"], partitions=("maint",))
-    assert "n3" not in {each.view.name for each in world.scheduler.read_fleet().nodes}
+    assert "n3" not in {node.view.name for node in world.scheduler.read_fleet().nodes}
 
 
 def test_a_new_process_goes_on_from_slurm_alone(drained):
@@ -132,7 +132,7 @@ def test_a_reason_that_comes_at_the_same_time_stands_and_ours_is_taken_back(worl
     world.slurm.meanwhile.append(lambda: world.slurm.person("n0", "DRAIN", "bad cable"))
     answer = world.apply(action("taint"))
     assert answer.kind == "conflict"
-    assert "bad cable" in answer.words
+    assert "bad cable" in answer.message
     assert world.scheduler.revalidate("n0").view.opt_out == "reason 'bad cable' of ann", "the next round releases it"
     assert world.apply(release()).kind == "done"
     node = world.slurm.all["n0"]
@@ -171,7 +171,7 @@ def test_a_node_that_changed_since_it_was_read_is_a_conflict(world):
     ("fault", "kind", "level"),
     [("refused", "refused", Level.NONE), ("timeout_before", "timeout", Level.NONE), ("timeout_after", "done", 3)],
 )
-def test_what_slurm_says_counts_less_than_what_stands_afterwards(world, fault, kind, level):
+def test_what_slurm_reports_counts_less_than_what_stands_afterwards(world, fault, kind, level):
     world.slurm.failing.append(fault)
     assert world.apply(action("taint")).kind == kind
     assert world.level("n0") == level
@@ -196,7 +196,7 @@ def test_a_slurm_that_cannot_be_read_is_left_as_it_is(world):
     assert world.scheduler.apply(action("taint"), before(world)).kind == "refused"
 
 
-def test_a_round_sets_lost_weights_again_and_says_so(world):
+def test_a_round_sets_lost_weights_again_and_reports_it(world):
     world.scored(n6=0.4)
     world.round()
     soft = world.slurm.all["n6"].weight
@@ -243,7 +243,7 @@ def test_fail_is_taken_off_by_way_of_drain(world, tmp_path):
 def test_jobs_make_the_floors_of_their_nodes(world):
     job = SlurmJob(7, "7", 7, "7.0.1", ("n3", "n5"), frozenset({"RUNNING"}), "ann", 16)
     world.slurm.running[7] = job
-    views = {each.view.name: each.view for each in world.scheduler.read_fleet().nodes}
+    views = {node.view.name: node.view for node in world.scheduler.read_fleet().nodes}
     assert [(j.name, j.gpus) for j in views["n3"].jobs] == [("7", 16)]
     assert ("job", "c/7") in views["n5"].scopes
     assert views["n0"].jobs == ()
@@ -261,7 +261,7 @@ def test_a_name_that_could_mean_many_nodes_is_refused(world):
 def test_only_nodes_of_the_fleet_are_listed(world):
     world.slurm.all["cpu"] = replace(world.slurm.all["n0"], name="cpu", gpus=0)
     world.slurm.all["later"] = replace(world.slurm.all["n0"], name="later", states=frozenset({"FUTURE"}))
-    assert {each.view.name for each in world.scheduler.read_fleet().nodes} == {f"n{i}" for i in range(8)}
+    assert {node.view.name for node in world.scheduler.read_fleet().nodes} == {f"n{i}" for i in range(8)}
 
 
 def test_a_boot_time_that_wavers_is_one_boot(world):

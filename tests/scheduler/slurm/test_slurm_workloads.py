@@ -36,9 +36,9 @@ def change(world: World, **changed: object) -> None:
     world.slurm.running[7] = replace(world.slurm.running[7], **changed)  # type: ignore[arg-type]
 
 
-def comment(world: World, said: str, moved: timedelta) -> None:
+def comment(world: World, reported: str, moved: timedelta) -> None:
     at = int((world.clock.now() + moved).timestamp())
-    change(world, comment=f"{JOB.comment} predrain.{said}={at}")
+    change(world, comment=f"{JOB.comment} predrain.{reported}={at}")
 
 
 def test_a_job_is_listed_on_each_of_its_nodes(world):
@@ -88,13 +88,13 @@ def test_a_job_that_begins_while_a_node_is_read_is_listed(world, monkeypatch):
         ({"comment": "predrain.keep"}, "its comment says predrain.keep"),
     ],
 )
-def test_a_job_that_may_not_be_moved_says_why_and_is_not(world, changed, held):
+def test_a_job_that_may_not_be_moved_reports_why_and_is_not(world, changed, held):
     change(world, **changed)
     (work,) = world.workloads.on_node("n0")
     assert work.held == held
     assert world.workloads.preview(work) == ()
     answer = world.workloads.evict(replace(work, held=None), fence(world))
-    assert (answer.kind, answer.words) == ("refused", held)
+    assert (answer.kind, answer.message) == ("refused", held)
     assert world.slurm.requeued == []
 
 
@@ -135,7 +135,7 @@ def test_a_job_answers_by_its_comment_or_by_its_end(world):
     comment(world, "checkpointed", timedelta(hours=-1))
     world.workloads.ask_checkpoint(work, ASK, fence(world))
     assert world.workloads.checkpoint_state(work, ASK.key).kind == "waiting"
-    assert world.workloads.checkpoint_state(work, "d" * 32).words == "it was not asked with this key"
+    assert world.workloads.checkpoint_state(work, "d" * 32).message == "it was not asked with this key"
     comment(world, "checkpoint-failed", timedelta(seconds=1))
     assert world.workloads.checkpoint_state(work, ASK.key).kind == "failed"
     world.slurm.running.clear()
@@ -159,13 +159,13 @@ def test_a_job_without_a_signal_or_that_does_not_run_is_not_asked(world):
     assert work.checkpoint is None
     assert world.workloads.ask_checkpoint(work, ASK, fence(world)).kind == "refused"
     change(world, states=frozenset({"RUNNING"}), comment="")
-    assert world.workloads.ask_checkpoint(work, ASK, fence(world)).words == "its comment names no signal"
+    assert world.workloads.ask_checkpoint(work, ASK, fence(world)).message == "its comment names no signal"
     assert world.slurm.sent == []
 
 
 def test_a_requeue_is_done_once(world):
     (work,) = world.workloads.on_node("n0")
-    assert [write.words for write in world.workloads.preview(work)] == ["job 7: JobState: RUNNING -> REQUEUE"]
+    assert [write.message for write in world.workloads.preview(work)] == ["job 7: JobState: RUNNING -> REQUEUE"]
     change(world, states=frozenset({"COMPLETING"}))
     assert world.workloads.evict(work, fence(world)).kind == "already"
     change(world, states=frozenset({"RUNNING"}))

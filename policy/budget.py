@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Literal
 
+from policy.fleet import NodeView
 from policy.ranges import NonNegativeInt, PositiveTime, Share, check_ranges
 
 Scope = Literal["fleet", "cluster", "group", "rack", "domain", "job"]
@@ -127,18 +128,6 @@ class BudgetConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
-    """A node that counts.
-
-    ``lost``: whether it is out of service already, for whatever reason.
-    """
-
-    node: str
-    scopes: tuple[ScopeName, ...]
-    lost: bool
-
-
-@dataclass(frozen=True, slots=True)
 class Ask:
     """A wish to take a node out of service.
 
@@ -195,11 +184,11 @@ class Grant:
 
 
 def grant(
-    members: Collection[Member], asks: Sequence[Ask], starts: Sequence[Start], config: BudgetConfig, now: datetime
+    nodes: Collection[NodeView], asks: Sequence[Ask], starts: Sequence[Start], config: BudgetConfig, now: datetime
 ) -> Grant:
     """Decide which nodes may be taken out of service now.
 
-    ``members``: all nodes that count, each once.
+    ``nodes``: all that count, each once.
     ``asks``: in any order, each node once.
     ``starts``: as remembered. One that seems to lie in the future, because a clock went back, counts as of now.
     Returns: the same again when asked again with the starts that it gave: within a rate's window a node's own start
@@ -211,9 +200,9 @@ def grant(
     for start in kept:
         key = (start.node, start.episode)
         own[key] = max(own.get(key, start.at), start.at)
-    scopes = {member.node: member.scopes for member in members}
-    total: Counter[ScopeName] = Counter(scope for member in members for scope in member.scopes)
-    lost: Counter[ScopeName] = Counter(scope for member in members if member.lost for scope in member.scopes)
+    scopes = {node.name: node.scopes for node in nodes}
+    total: Counter[ScopeName] = Counter(scope for named in scopes.values() for scope in named)
+    lost: Counter[ScopeName] = Counter(scope for node in nodes if node.lost for scope in scopes[node.name])
     limited: dict[str, list[DisruptionBudget]] = {}
     for budget in config.disruption_budgets:
         limited.setdefault(budget.scope, []).append(budget)

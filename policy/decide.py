@@ -10,7 +10,7 @@ from itertools import pairwise
 from policy.alert_outcomes import Alert, Outcome
 from policy.assess import Assessment, assess
 from policy.breaker import BreakerState, ObservedNode, watch
-from policy.budget import Ask, Member, Start, grant
+from policy.budget import Ask, Start, grant
 from policy.config import PolicyConfig
 from policy.cost_benefit import Worth, worth_of
 from policy.fleet import Level, NodeView, Signals
@@ -189,7 +189,7 @@ def decide(
     for case in cases:
         limit(case, stages, breaker, signals, config, now)
     granted = grant(
-        [Member(case.node.name, case.node.scopes, case.node.lost is not None) for case in cases],
+        nodes,
         [Ask(case.node.name, case.urgency, case.assessment.state.episode or now) for case in cases if case.asks],
         _starts(nodes, state, now),
         config.budget,

@@ -7,14 +7,14 @@ from datetime import timedelta
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policy.budget import Ask, BudgetConfig, Member, RateLimit, Start, grant
+from policy.budget import Ask, BudgetConfig, RateLimit, Start, grant
 from policy.budget import DisruptionBudget as Budget
+from policy.fleet import NodeView
 from tests.policy.decide_world import HOUR, T0
 
 
-def members(count, lost=0, **scopes):
-    named = tuple((scope, name) for scope, name in scopes.items())
-    return [Member(f"n{i:02}", (("cluster", "c"), *named), i < lost) for i in range(count)]
+def fleet(count, lost=0, **others):
+    return [NodeView(f"n{i:02}", "c", **{"group": "g", **others}, down=i < lost) for i in range(count)]
 
 
 def asks(*names, risk=0.9):
@@ -53,7 +53,7 @@ def test_absolute_and_relative_floors_hold_together():
 
 def test_the_riskiest_come_first_and_the_others_are_listed_with_why():
     wanted = [Ask("n00", 0.7, T0), Ask("n01", 0.9, T0), Ask("n02", 0.8, T0)]
-    given_ = grant(members(20), wanted, (), floors(Budget("cluster", max_unavailable=2)), T0)
+    given_ = grant(fleet(20), wanted, (), floors(Budget("cluster", max_unavailable=2)), T0)
     assert given_.nodes == {"n01", "n02"}
     assert given_.refused == {"n00": "cluster c: 2 of 20 nodes are out of service, 2 may be"}
     use = given_.uses[0]
@@ -63,21 +63,21 @@ def test_the_riskiest_come_first_and_the_others_are_listed_with_why():
 def test_a_storm_would_take_everything_at_once_and_the_rate_lets_a_few_through_at_a_time():
     config = BudgetConfig((), (RateLimit("cluster", 4, HOUR),))
     everyone = [f"n{i:02}" for i in range(20)]
-    assert len(grant(members(20), asks(*everyone), (), BudgetConfig((), ()), T0).nodes) == 20
-    first = grant(members(20), asks(*everyone), (), config, T0)
+    assert len(grant(fleet(20), asks(*everyone), (), BudgetConfig((), ()), T0).nodes) == 20
+    first = grant(fleet(20), asks(*everyone), (), config, T0)
     assert sorted(first.nodes) == everyone[:4]
     assert first.refused["n04"] == "cluster c: 4 nodes were taken out in 1 h, 4 may be"
     rest = asks(*everyone[4:])
-    assert not grant(members(20, 4), rest, first.starts, config, T0 + HOUR / 2).nodes
-    assert sorted(grant(members(20, 4), rest, first.starts, config, T0 + HOUR).nodes) == everyone[4:8]
+    assert not grant(fleet(20, 4), rest, first.starts, config, T0 + HOUR / 2).nodes
+    assert sorted(grant(fleet(20, 4), rest, first.starts, config, T0 + HOUR).nodes) == everyone[4:8]
 
 
 def test_a_wish_that_is_repeated_costs_nothing_and_a_new_episode_of_the_same_node_does():
     config = BudgetConfig((), (RateLimit("cluster", 1, HOUR),))
-    first = grant(members(9), asks("n00"), (), config, T0)
-    again = grant(members(9), asks("n00"), first.starts, config, T0)
+    first = grant(fleet(9), asks("n00"), (), config, T0)
+    again = grant(fleet(9), asks("n00"), first.starts, config, T0)
     assert (again.nodes, again.starts) == (first.nodes, first.starts)
-    assert not grant(members(9), [Ask("n00", 0.9, T0 + HOUR / 2)], first.starts, config, T0 + HOUR / 2).nodes
+    assert not grant(fleet(9), [Ask("n00", 0.9, T0 + HOUR / 2)], first.starts, config, T0 + HOUR / 2).nodes
 
 
 def test_grants_that_come_to_nothing_do_not_add_up_to_a_storm_once_they_can_be_carried_out():
@@ -85,8 +85,8 @@ def test_grants_that_come_to_nothing_do_not_add_up_to_a_storm_once_they_can_be_c
     everyone = [f"n{i:02}" for i in range(20)]
     starts, tried = (), []
     for hour in range(12):  # nobody may write to any node all night
-        granted = grant(members(20), asks(*everyone), starts, config, T0 + hour * HOUR)
-        again = grant(members(20), asks(*everyone), granted.starts, config, T0 + hour * HOUR)
+        granted = grant(fleet(20), asks(*everyone), starts, config, T0 + hour * HOUR)
+        again = grant(fleet(20), asks(*everyone), granted.starts, config, T0 + hour * HOUR)
         assert (again.nodes, again.starts) == (granted.nodes, granted.starts)
         assert len(granted.nodes) == 4
         starts, tried = granted.starts, [*tried, *sorted(granted.nodes)]
@@ -100,9 +100,9 @@ def test_what_was_given_back_within_the_day_counts_anew_by_the_hour_and_not_by_t
     everyone = [f"n{i:02}" for i in range(8)]
     starts = ()
     for hour in range(3):
-        starts = grant(members(8), asks(*everyone[2 * hour : 2 * hour + 2]), starts, config, T0 + hour * HOUR).starts
+        starts = grant(fleet(8), asks(*everyone[2 * hour : 2 * hour + 2]), starts, config, T0 + hour * HOUR).starts
     later = T0 + 6 * HOUR  # all six were released, and are wished for again; so are two more
-    granted = grant(members(8), asks(*everyone), starts, config, later)
+    granted = grant(fleet(8), asks(*everyone), starts, config, later)
     assert sorted(granted.nodes) == ["n00", "n01"]
     assert granted.refused["n06"] == "cluster c: 6 nodes were taken out in 24 h, 6 may be"
 
@@ -110,9 +110,9 @@ def test_what_was_given_back_within_the_day_counts_anew_by_the_hour_and_not_by_t
 def test_a_start_dated_ahead_by_a_wrong_clock_counts_for_one_window_and_not_for_years():
     config = BudgetConfig((), (RateLimit("cluster", 1, HOUR),))
     ahead = (Start("n05", T0 + timedelta(days=3000), T0, (("cluster", "c"),)),)
-    now = grant(members(9), asks("n00"), ahead, config, T0)
+    now = grant(fleet(9), asks("n00"), ahead, config, T0)
     assert not now.nodes
-    assert grant(members(9), asks("n00"), now.starts, config, T0 + HOUR).nodes == {"n00"}
+    assert grant(fleet(9), asks("n00"), now.starts, config, T0 + HOUR).nodes == {"n00"}
 
 
 @settings(max_examples=80, deadline=None)
@@ -123,7 +123,7 @@ def test_a_start_dated_ahead_by_a_wrong_clock_counts_for_one_window_and_not_for_
 )  # fmt: skip
 def test_what_is_granted_is_what_a_plain_search_grants(nodes, wishes, most, share, keep):
     listed = [
-        Member(f"n{i:02}", (("cluster", "c"), ("group", f"g{group}"), ("rack", f"r{rack}")), lost)
+        NodeView(f"n{i:02}", "c", f"g{group}", rack=f"r{rack}", down=lost)
         for i, (lost, group, rack) in enumerate(nodes)
     ]
     config = floors(
@@ -132,14 +132,14 @@ def test_what_is_granted_is_what_a_plain_search_grants(nodes, wishes, most, shar
         Budget("rack", max_unavailable_share=share),
     )
     wanted = [Ask(f"n{i:02}", risk, T0) for i, risk in dict(wishes).items() if i < len(listed) and not listed[i].lost]
-    out = {member.node for member in listed if member.lost}
+    out = {node.name for node in listed if node.lost}
     expected = set()
     for ask in sorted(wanted, key=lambda ask: (-ask.risk, ask.node)):
-        mine = next(member for member in listed if member.node == ask.node)
+        mine = next(node for node in listed if node.name == ask.node)
         fits = True
         for floor in config.disruption_budgets:
             scope = next(scope for scope in mine.scopes if scope[0] == floor.scope)
-            inside = [member.node for member in listed if scope in member.scopes]
+            inside = [node.name for node in listed if scope in node.scopes]
             if len(out & set(inside)) + 1 > floor.allowed(len(inside)):
                 fits = False
         if fits:
@@ -153,24 +153,20 @@ def test_what_is_granted_is_what_a_plain_search_grants(nodes, wishes, most, shar
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=120), st.integers(0, 20))
 def test_no_round_takes_out_more_than_a_share_of_the_fleet_whatever_its_clusters_are(sizes, others):
-    listed = [
-        Member(f"c{c:03}-n{i:02}", (("fleet", ""), ("cluster", f"c{c}"), ("group", f"c{c}/g")), False)
-        for c, size in enumerate(sizes)
-        for i in range(size)
-    ]
-    listed = [replace(member, lost=i < others) for i, member in enumerate(listed)]
-    wanted = [Ask(member.node, 0.9, T0) for member in listed if not member.lost]
-    fleet, starts = len(listed), ()
+    listed = [NodeView(f"c{c:03}-n{i:02}", f"c{c}", "g") for c, size in enumerate(sizes) for i in range(size)]
+    listed = [replace(node, down=i < others) for i, node in enumerate(listed)]
+    wanted = [Ask(node.name, 0.9, T0) for node in listed if not node.lost]
+    size, starts = len(listed), ()
     for hour in range(3):
         granted = grant(listed, wanted, starts, BudgetConfig(), T0 + hour * HOUR)
         again = grant(listed, wanted, granted.starts, BudgetConfig(), T0 + hour * HOUR)
         assert (again.nodes, again.starts) == (granted.nodes, granted.starts)
         new = {start.node for start in granted.starts if start.at == T0 + hour * HOUR}
-        assert len(new) <= max(1, 0.05 * fleet)
-        out = {member.node for member in listed if member.lost} | granted.nodes
-        assert len(out) <= max(1, 0.10 * fleet, others)
+        assert len(new) <= max(1, 0.05 * size)
+        out = {node.name for node in listed if node.lost} | granted.nodes
+        assert len(out) <= max(1, 0.10 * size, others)
         starts = granted.starts
-        listed = [replace(member, lost=member.node in out) for member in listed]
+        listed = [replace(node, down=node.name in out) for node in listed]
         wanted = [ask for ask in wanted if ask.node not in out]
 
 

@@ -35,7 +35,7 @@ _EXTRA = "extra_"
 _CONTEXT = TypeAdapter(ReportContext)
 
 _FRAMES = tuple(field.name for field in dataclasses.fields(Evaluation) if field.type in ("pd.DataFrame", pd.DataFrame))
-_SCALARS = ("k", "replicates", "units", "times", "oracle_coverage")
+_SCALARS = ("k", "replicates", "units", "times", "oracle_coverage", "drain_hours")
 
 
 def write_frame(frame: pd.DataFrame, path: Path) -> None:
@@ -98,6 +98,8 @@ def load_evaluation(out: Path) -> tuple[Evaluation, ReportContext]:
             "Give the folder that `predrain backtest --out` wrote, or run it again.",
         ) from None
     measured: dict[str, Any] = content["evaluation"]
+    if "drain_hours" not in measured:
+        raise InputError("a backtest of an older version, without episodes", str(out), "Run `predrain backtest` again.")
     if measured["oracle_coverage"] is None:
         measured["oracle_coverage"] = math.nan
     for name in ("first_time", "last_time"):

@@ -165,7 +165,12 @@ def replay(
         engine=engine,
     )
     evaluation = evaluate(
-        result.predictions, k=result.k, bootstrap=params.backtest.bootstrap, seed=params.seed, truth=risks
+        result.predictions,
+        k=result.k,
+        bootstrap=params.backtest.bootstrap,
+        seed=params.seed,
+        truth=risks,
+        drain_reach=result.drain_reach,
     )
     simulated = _simulated_facts(matrix)
     context = ReportContext(

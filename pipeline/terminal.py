@@ -14,7 +14,7 @@ from pipeline.artefacts import load_evaluation
 from pipeline.report import tables
 from pipeline.report.summary import sentences
 
-_SHOWN = (0, 1, 3, 5, 6, 7, 9)  # columns of the report's table of models
+_SHOWN = (0, 1, 3, 4, 6, 7, 10)  # columns of the report's table of models
 
 
 def summary_of(backtest: Path) -> dict[str, Any]:
@@ -29,10 +29,20 @@ def summary_of(backtest: Path) -> dict[str, Any]:
         "profile": context.profile, "k": evaluation.k, "simulated": context.simulated is not None
     }  # fmt: skip
     if row is not None:
-        for name in ("precision_at_k", "recall", "base_rate", "average_precision", "roc_auc", "lead_time_median_hours"):
+        for name in (
+            "episode_precision",
+            "precision",
+            "precision_at_k",
+            "recall",
+            "base_rate",
+            "average_precision",
+            "roc_auc",
+            "lead_time_median_hours",
+        ):
             value = float(row[name])
             summary[name] = None if math.isnan(value) else round(value, 6)
-        summary |= {name: int(row[name]) for name in ("alerts", "incidents", "caught")}
+        counts = ("alerts", "episodes", "episodes_known", "episodes_right", "incidents", "caught")
+        summary |= {name: int(row[name]) for name in counts}
     summary |= {"metrics": str(backtest / "metrics.json"), "predictions": str(backtest / "predictions.parquet")}
     return summary | {"report": str(page) if page.is_file() else None}
 
@@ -57,8 +67,8 @@ def print_summary(backtest: Path) -> None:
     console.print(shown)
     console.print("* the profile's choice")
     console.print(
-        "precision at K takes the K highest ranks of every model; incidents are caught by a model's own alerts, which "
-        "may be fewer"
+        "an episode is a drain: an alert opens it, later ones within the drain horizon belong to it; precision at K "
+        "takes the K highest ranks of every model; incidents are caught by a model's own alerts, which may be fewer"
     )
     for sentence in sentences(evaluation, context):
         console.print(f"\n{sentence}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import numpy as np
@@ -10,13 +11,14 @@ import pandas as pd
 import pyarrow as pa
 
 from evaluation.drift.verdict import Findings
-from features.times import instants, milliseconds
+from features.times import duration_ms, instants, milliseconds
 from models.calibration.horizons import HorizonMap
 from models.explanation.alert_reasons import AlertReasons
 from models.rows.ranking import Ints
 from models.rows.training_set import Matrix, Rows
 from models.training.schedule import Schedule, format_days, format_instant
 from models.training.trainer import STAND_IN
+from policy.episodes import newly_alerted
 
 VARIANTS: tuple[str, ...] = ("sliding", "train_once")
 """``sliding``: refitted for every fold; ``train_once``: fitted at the first refit that could be, never again."""
@@ -29,13 +31,15 @@ class BacktestResult:
     ``predictions``: one row for each variant, model and grid row tested, in this order. Columns: ``decision_time``,
     ``node``, ``gpu``, ``unit``, ``model``, ``variant`` (categories), ``score``, ``risk`` (float32), ``rank`` (int32),
     ``alert`` (bool), ``label`` (Int8; null: censored or not yet known), ``failure_class``, ``incident``,
-    ``incident_start``, ``fold`` (int32). Baselines stand under ``sliding`` only: they learn nothing that training once
+    ``incident_start``, ``drain_label`` (``label`` within the drain horizon, by which episodes are judged), ``fold``
+    (int32). Baselines stand under ``sliding`` only: they learn nothing that training once
     could lack.
     ``folds``: one row for each variant and fold: ``fold``, ``variant``, ``refit_at`` (when the models used were
     fitted), ``test_start``, ``test_end`` (first and last decision time scored), ``span``, ``train_start``,
     ``train_end``, ``n_positive``, ``n_negative``, ``n_augmented``, ``n_incidents``, ``calibrated``, ``fitted`` (False:
     stand-ins), ``refit_fold`` (the fold whose refit made the models).
     ``k``: alert budget a decision time.
+    ``drain_reach``: how long an episode lasts: gap and drain horizon.
     ``skipped``: what was left out or replaced, and why.
     ``models``: Models, in the order of reports.
     ``drift``: for each fold what a check for drift just before it found, against the last fit; None while there was
@@ -50,6 +54,7 @@ class BacktestResult:
     predictions: pd.DataFrame
     folds: pd.DataFrame
     k: int
+    drain_reach: timedelta
     skipped: tuple[str, ...]
     models: tuple[str, ...]
     horizons: tuple[HorizonMap, ...] = ()
@@ -117,8 +122,41 @@ def fold_frame(folds: list[Fold], schedule: Schedule, rows: Rows) -> pd.DataFram
     return frame[order]
 
 
-def predictions_of(matrix: Matrix, folds: list[Fold], names: tuple[str, ...], schedule: Schedule) -> pd.DataFrame:
-    """Give :attr:`BacktestResult.predictions` of the folds, models numbered as ``names`` lists them."""
+def drain_labels(matrix: Matrix, horizon: timedelta | None) -> pd.DataFrame:
+    """Label the rows by the longer of the drain horizon and the labels' own, with everything known."""
+    own = matrix.labels(None)
+    other = own if horizon is None else matrix.labels(None, horizon=horizon)
+    return max(own, other, key=lambda labels: labels["complete_at"].iloc[0])
+
+
+def cooled_down(predictions: pd.DataFrame, k: int, reach: timedelta, cooldown: timedelta) -> np.ndarray:
+    """Choose the alerts of every model and variant with a cool-down (:func:`policy.episodes.newly_alerted`).
+
+    What a unit that cools down leaves of the budget ``k`` goes to the next in rank; a model that alerts fewer, because
+    its members must agree or its stages pass few, keeps to the alerts that it gave.
+
+    ``reach``: how long an episode lasts.
+    Returns: whether each row is alerted; shape (rows,).
+    """
+    given, out = predictions["alert"].to_numpy(), np.zeros(len(predictions), dtype=np.bool_)
+    unit, time = pd.factorize(predictions["unit"])[0], milliseconds(predictions["decision_time"], "decision_time")
+    rank, risk = predictions["rank"].to_numpy(), predictions["risk"].to_numpy()
+    for rows in predictions.groupby(["variant", "model"], observed=True).indices.values():
+        among = rows if np.array_equal(given[rows], rank[rows] <= k) else rows[given[rows]]
+        out[among] = newly_alerted(
+            unit[among], time[among], rank[among], risk[among], k,
+            reach_ms=duration_ms(reach), cooldown_ms=duration_ms(cooldown),
+        )  # fmt: skip
+    return out
+
+
+def predictions_of(
+    matrix: Matrix, folds: list[Fold], names: tuple[str, ...], schedule: Schedule, drain_label: pd.Series
+) -> pd.DataFrame:
+    """Give :attr:`BacktestResult.predictions` of the folds, models numbered as ``names`` lists them.
+
+    ``drain_label``: of the matrix's rows, from :func:`drain_labels`.
+    """
     tables = [fold.table for fold in folds]
     order = np.lexsort([np.concatenate([t[name].to_numpy() for t in tables]) for name in ("row", "model", "variant")])
 
@@ -138,6 +176,7 @@ def predictions_of(matrix: Matrix, folds: list[Fold], names: tuple[str, ...], sc
     out["failure_class"] = pd.Categorical(labels["failure_class"])[row]
     out["incident"] = labels["incident"].array[row]
     out["incident_start"] = labels["incident_start"].array[row]
+    out["drain_label"] = drain_label.array[row]
     decided = milliseconds(out["decision_time"], "decision_time")
     out["fold"] = (np.searchsorted(schedule.refits_ms, decided, side="right") - 1).astype(np.int32)
     return pd.DataFrame(out, copy=False)

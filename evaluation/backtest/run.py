@@ -5,7 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 from evaluation.backtest.checkpoint import FoldStore, digest_of
-from evaluation.backtest.frames import BacktestResult, Fold, fold_frame, predictions_of, skipped_of
+from evaluation.backtest.frames import (
+    BacktestResult,
+    Fold,
+    cooled_down,
+    drain_labels,
+    fold_frame,
+    predictions_of,
+    skipped_of,
+)
 from evaluation.backtest.parallel_refits import RefitTask, run_refits
 from evaluation.backtest.sliding import Backtest, BacktestSetup, Refit
 from features.engine import Engine
@@ -59,7 +67,7 @@ def run_backtest(
         content = {
             "training": training.model_dump(mode="json"),
             "models": models.model_dump(mode="json", exclude={"precision_targets"}),
-            "backtest": backtest.model_dump(mode="json", exclude={"bootstrap"}),
+            "backtest": backtest.model_dump(mode="json", exclude={"bootstrap", "cooldown"}),
         }
         digest = digest_of(matrix=begun.matrix.digest, seed=seed, explain=explain, **content)
         store = FoldStore(checkpoint.resolve(), digest)
@@ -86,10 +94,16 @@ def run_backtest(
     if store is not None:
         store.forget_others()
     _refuse_if_none_fitted(folds, begun.schedule, training)
+    drains = drain_labels(begun.matrix, models.precision_targets.horizon)
+    reach = (drains["complete_at"].iloc[0] - begun.matrix.rows["decision_time"].iloc[0]).to_pytimedelta()
+    predictions = predictions_of(begun.matrix, folds, begun.names, begun.schedule, drains["label"])
+    if backtest.cooldown is not None:
+        predictions["alert"] = cooled_down(predictions, begun.k, reach, backtest.cooldown)
     return BacktestResult(
-        predictions=predictions_of(begun.matrix, folds, begun.names, begun.schedule),
+        predictions=predictions,
         folds=fold_frame(folds, begun.schedule, begun.rows),
         k=begun.k,
+        drain_reach=reach,
         horizons=horizon_maps([fold.facts["horizons"] for fold in folds]),
         skipped=skipped_of(folds, begun.schedule),
         models=begun.names,

@@ -15,7 +15,7 @@ from evaluation.metrics.scored import Scored
 from models.config import ALL_LEARNERS, BASELINES
 
 STATISTICS: tuple[str, ...] = (
-    "precision_at_k", "precision", "recall", "row_recall", "capture",
+    "episode_precision", "precision_at_k", "precision", "recall", "row_recall", "capture",
     "average_precision", "roc_auc", "average_precision_risk", "roc_auc_risk",
 )  # fmt: skip
 """Statistics with bootstrap intervals; :class:`Assessment` says what each is."""
@@ -32,12 +32,13 @@ LEAD_QUANTILES: dict[str, float] = {
 class Assessment:
     """What was measured of one model and variant.
 
-    Rows without a label count nowhere. ``precision_at_k``: positives among the K riskiest rows of each decision time,
-    pooled (micro); ``precision``: positives among the model's own alerts, which are fewer for an intersection;
-    ``recall``: incidents with at least one alert that covers them; ``row_recall``: alerts among positive rows;
-    ``capture``: incidents whose unit was in the top 5 % at the last decision that covers them; ``average_precision``
-    and ``roc_auc`` pool rows by their rank within the decision time, because scores of different refits do not share
-    a scale; those with ``_risk`` pool by calibrated risk.
+    Rows without a label count nowhere. ``episode_precision``: right ones among the episodes of known outcome that the
+    model's alerts open; ``precision_at_k``: positives among the K riskiest rows of each decision time, pooled (micro);
+    ``precision``: positives among the model's own alerts, which are fewer for an intersection; ``recall``: incidents
+    with at least one alert that covers them; ``row_recall``: alerts among positive rows; ``capture``: incidents whose
+    unit was in the top 5 % at the last decision that covers them; ``average_precision`` and ``roc_auc`` pool rows by
+    their rank within the decision time, because scores of different refits do not share a scale; those with ``_risk``
+    pool by calibrated risk.
 
     ``point``: every statistic of :data:`STATISTICS` on the units as they are.
     ``replicates``: the same on each bootstrap sample; the samples are shared by all models; shape (replicates,).
@@ -113,6 +114,7 @@ def summarise(assessed: Assessment) -> dict[str, object]:
     """
     scored = assessed.scored
     known, alert = scored.known, scored.alert
+    opened, outcome = scored.episodes()
     row: dict[str, object] = {
         "model": scored.model,
         "variant": scored.variant,
@@ -121,9 +123,15 @@ def summarise(assessed: Assessment) -> dict[str, object]:
         "labelled": int(known.sum()),
         "positives": int(scored.positive.sum()),
         "base_rate": float(ratio(scored.positive.sum(), known.sum())),
+        "episode_base_rate": float(ratio((scored.outcome == 1).sum(), (scored.outcome >= 0).sum())),
         "alerts": int(alert.sum()),
         "alerts_labelled": int((alert & known).sum()),
         "hits": int((alert & scored.positive).sum()),
+        "alerts_of_one_unit": int(scored.per_unit(alert).max(initial=0)),
+        "episodes": len(opened),
+        "episodes_known": int((outcome >= 0).sum()),
+        "episodes_right": int((outcome == 1).sum()),
+        "episodes_per_day": len(opened) / len(np.unique(scored.day)),
         "incidents": len(assessed.incidents),
         "caught": int(assessed.incidents["caught"].sum()),
     }
@@ -197,7 +205,9 @@ def _ratios(scored: Scored, incidents: pd.DataFrame, weights: Floats) -> tuple[d
     alert, positive = scored.alert, scored.positive
     mine = np.bincount(unit, minlength=n).astype(np.float64)
     hits = scored.per_unit(alert & positive)
+    opened, outcome = scored.episodes()
     shares = {
+        "episode_precision": (scored.per_unit(opened[outcome == 1]), scored.per_unit(opened[outcome >= 0])),
         "precision_at_k": (scored.per_unit(top & positive), scored.per_unit(top & scored.known)),
         "precision": (hits, scored.per_unit(alert & scored.known)),
         "recall": (np.bincount(unit, incidents["caught"], n), mine),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import numpy as np
@@ -34,6 +34,7 @@ class Evaluation:
     ``units``, ``times``: units and decision times that were scored.
     ``first_time``, ``last_time``: first and last decision time (UTC).
     ``oracle_coverage``: share of the decisions with a known true risk; NaN without truth.
+    ``drain_hours``: how long an episode lasts, by which ``episode_precision`` is judged; 0: each alert by itself.
     ``table``: one row a model and variant: counts, statistics (see ``Assessment``) with ``_low``
     and ``_high``, lead time quartiles in hours, false alerts per 1000 unit-days, calibration, shares of the oracle.
     ``false_alerts_per_1000_unit_days`` counts labelled alerts that no incident followed; ``false_alert_days_...``
@@ -58,6 +59,7 @@ class Evaluation:
     first_time: datetime
     last_time: datetime
     oracle_coverage: float
+    drain_hours: float
     table: pd.DataFrame
     folds: pd.DataFrame
     monthly: pd.DataFrame
@@ -77,12 +79,16 @@ class Evaluation:
         found = self.table[(self.table["model"] == model) & (self.table["variant"] == variant)]
         return None if found.empty else found.iloc[0]
 
+    def drain_horizon(self, gap: timedelta) -> timedelta:
+        """Give how long after the gap an incident makes an episode right."""
+        return max(timedelta(hours=self.drain_hours) - gap, timedelta(0))
+
     def to_metrics(self) -> dict[str, Any]:
         """Everything that fits a metrics file: nested, JSON-able, deterministic.
 
         Returns: ``k``, ``bootstrap``, ``units``, ``decision_times``, ``first_time``, ``last_time``,
-        ``oracle_coverage``, ``models`` (model -> variant -> statistics, ``by_class``, ``monthly``, ``folds``),
-        ``paired``, ``equal_alerts`` and ``budgets`` (lists). NaN is None.
+        ``oracle_coverage``, ``drain_hours``, ``models`` (model -> variant -> statistics, ``by_class``, ``monthly``,
+        ``folds``), ``paired``, ``equal_alerts`` and ``budgets`` (lists). NaN is None.
         """
         models: dict[str, dict[str, Any]] = {}
         for record in self.table.to_dict("records"):
@@ -104,6 +110,7 @@ class Evaluation:
             "first_time": self.first_time.isoformat(),
             "last_time": self.last_time.isoformat(),
             "oracle_coverage": _plain(self.oracle_coverage),
+            "drain_hours": self.drain_hours,
             "models": models,
             "paired": _records(self.paired),
             "equal_alerts": _records(self.equal_alerts),
@@ -112,7 +119,13 @@ class Evaluation:
 
 
 def evaluate(
-    predictions: pd.DataFrame, *, k: int, bootstrap: int, seed: int, truth: pd.DataFrame | None = None
+    predictions: pd.DataFrame,
+    *,
+    k: int,
+    bootstrap: int,
+    seed: int,
+    truth: pd.DataFrame | None = None,
+    drain_reach: timedelta = timedelta(0),
 ) -> Evaluation:
     """Measure every model and variant of a backtest.
 
@@ -120,6 +133,7 @@ def evaluate(
     order.
     ``k``: alert budget a decision time, at least 1.
     ``bootstrap``: bootstrap samples of units; 0: no intervals.
+    ``drain_reach``: how long an episode lasts, as ``run_backtest`` gives it.
     ``truth``: true risks (``read_truth``); adds the oracle and the share of it that is reached.
     Raises ``InputError`` if the predictions are empty, lack a column or hold a unit twice, or the truth does not belong
     to them.
@@ -129,7 +143,7 @@ def evaluate(
         best = oracle_predictions(predictions, truth, k)
         coverage = float(np.isfinite(best["risk"].to_numpy(dtype=np.float64)).mean())
         predictions = pd.concat([predictions, best], ignore_index=True)
-    parts = split_predictions(predictions, k)
+    parts = split_predictions(predictions, k, drain_reach)
     shared = parts[0].shared
     weights = resample_units(len(shared.units), bootstrap, seed)
     assessed = [assess(part, weights) for part in parts]
@@ -148,6 +162,7 @@ def evaluate(
         first_time=_instant(shared.times_ms[0]),
         last_time=_instant(shared.times_ms[-1]),
         oracle_coverage=coverage,
+        drain_hours=drain_reach / timedelta(hours=1),
         table=table,
         folds=_stack([group_table(each, each.scored.fold, "fold") for each in assessed]),
         monthly=_stack([group_table(each, month[each.scored.time], "month", months) for each in assessed]),

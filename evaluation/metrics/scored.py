@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import timedelta
 
 import numpy as np
 import pandas as pd
 
 from evaluation.metrics.metrics import Bools, Floats, Ints
 from features.errors import InputError
+from policy.episodes import openings
 
 COLUMNS: tuple[str, ...] = (
     "decision_time", "unit", "model", "variant", "score", "risk", "rank", "alert",
@@ -17,7 +19,9 @@ COLUMNS: tuple[str, ...] = (
 """Columns that an evaluation needs of a prediction frame."""
 
 _MS_PER_DAY = 86_400_000
-_COMMON = frozenset({"time", "unit", "known", "positive", "incident", "incident_start_ms", "failure_class", "fold"})
+_COMMON = frozenset(
+    {"time", "unit", "known", "positive", "incident", "incident_start_ms", "failure_class", "fold", "drain_label"}
+)
 # What models scored on the same rows have alike: of a large fleet most of the memory.
 
 
@@ -29,6 +33,7 @@ class Shared:
     ``times_ms``: decision times in milliseconds since the epoch (UTC), ascending; rows carry positions in it; shape
     (times,).
     ``k``: alert budget a decision time; of several fleets together, the largest.
+    ``reach_ms``: how long an episode lasts, in milliseconds; 0: every alert is one by itself.
     ``budgets``: alert budget of each decision time, where fleets with budgets of their own are pooled; shape (times,).
     """
 
@@ -36,6 +41,7 @@ class Shared:
     times_ms: Ints
     k: int
     budgets: Ints | None = None
+    reach_ms: int = 0
 
     @property
     def budget(self) -> Ints:
@@ -58,6 +64,7 @@ class Scored:
     ``incident_start_ms``: its start; 0 where there is none.
     ``failure_class``: its class; empty where there is none.
     ``fold``: the fold that scored the row.
+    ``drain_label``: label within the drain horizon: 1, 0, or -1 where it is not known; None: as the row's own label.
     """
 
     model: str
@@ -74,11 +81,17 @@ class Scored:
     incident_start_ms: Ints
     failure_class: np.ndarray
     fold: Ints
+    drain_label: Ints | None = None
 
     @property
     def name(self) -> tuple[str, str]:
         """Model and variant."""
         return self.model, self.variant
+
+    @property
+    def outcome(self) -> Ints:
+        """Label of each row within the drain horizon: 1, 0, or -1 where it is not known; shape (rows,)."""
+        return np.where(self.known, self.positive, -1) if self.drain_label is None else self.drain_label
 
     @property
     def n_units(self) -> int:
@@ -90,10 +103,21 @@ class Scored:
         """UTC day of each row's decision time, counted from the epoch."""
         return (self.shared.times_ms // _MS_PER_DAY)[self.time]
 
-    def per_unit(self, chosen: Bools) -> Floats:
+    def episodes(self) -> tuple[Ints, Ints]:
+        """Find the alerts that open an episode (:func:`policy.episodes.openings`).
+
+        Returns: their rows, and whether an incident followed within the drain horizon: 1, 0, or -1 where it is not
+        known; shape (episodes,).
+        """
+        alerts = np.flatnonzero(self.alert)
+        times = self.shared.times_ms[self.time[alerts]]
+        rows = alerts[openings(self.unit[alerts], times, self.shared.reach_ms)]
+        return rows, self.outcome[rows]
+
+    def per_unit(self, chosen: Bools | Ints) -> Floats:
         """Count rows by unit.
 
-        ``chosen``: rows to count; shape (rows,).
+        ``chosen``: rows to count: a mask of shape (rows,), or their positions.
         Returns shape (units,).
         """
         return np.bincount(self.unit[chosen], minlength=self.n_units).astype(np.float64)
@@ -115,12 +139,14 @@ class Scored:
         return np.bincount(self.time[chosen], minlength=len(self.shared.times_ms)).astype(np.int64)
 
 
-def split_predictions(predictions: pd.DataFrame, k: int) -> list[Scored]:
+def split_predictions(predictions: pd.DataFrame, k: int, reach: timedelta = timedelta(0)) -> list[Scored]:
     """Split a prediction frame by model and variant.
 
     What models have in common (rows, labels) is held once: parts may share arrays, so they must not be written to.
 
-    ``predictions``: has :data:`COLUMNS`; ``decision_time`` and ``incident_start`` are aware UTC. Rows in any order.
+    ``predictions``: has :data:`COLUMNS`, and may have ``drain_label``; ``decision_time`` and ``incident_start`` are
+    aware UTC. Rows in any order.
+    ``reach``: how long an episode lasts, see :attr:`evaluation.backtest.frames.BacktestResult.drain_reach`.
     Returns: one for each model and variant, in order of first appearance of their names in the frame's sorted order.
     Raises ``InputError`` if the frame is empty, lacks a column, or scores a unit twice at one decision time.
     """
@@ -139,7 +165,8 @@ def split_predictions(predictions: pd.DataFrame, k: int) -> list[Scored]:
         )
     unit, units = _coded(predictions["unit"])
     times_ms = np.sort(milliseconds(predictions["decision_time"].drop_duplicates()))
-    shared = Shared(units=np.asarray(units, dtype=object), times_ms=times_ms, k=k)
+    reach_ms = reach // timedelta(milliseconds=1)
+    shared = Shared(units=np.asarray(units, dtype=object), times_ms=times_ms, k=k, reach_ms=reach_ms)
     model, models = _coded(predictions["model"])
     variant, variants = _coded(predictions["variant"])
     key = model.astype(np.int64) * len(variants) + variant
@@ -205,7 +232,10 @@ def _arrays(predictions: pd.DataFrame) -> dict[str, np.ndarray]:
     # an incident belongs to a row only as the reason of its positive label
     incident = np.where(positive & np.isfinite(incident), incident, -1).astype(np.int64)
     failure_class = predictions["failure_class"].astype("object").where(predictions["failure_class"].notna(), "")
-    return {
+    drains = {}
+    if "drain_label" in predictions.columns:
+        drains = {"drain_label": predictions["drain_label"].to_numpy(dtype=np.int8, na_value=-1)}
+    return drains | {
         "rank": predictions["rank"].to_numpy(dtype=np.int64),
         "risk": predictions["risk"].to_numpy(dtype=np.float64, na_value=np.nan),
         "alert": predictions["alert"].to_numpy(dtype=np.bool_),

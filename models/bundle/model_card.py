@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 _SHOWN = (
+    ("episode_precision", "precision of drain episodes", 1),
     ("precision_at_k", "precision at K", 1),
     ("recall", "incidents caught", 1),
     ("average_precision", "average precision", 0),

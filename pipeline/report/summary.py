@@ -9,7 +9,7 @@ from evaluation.metrics.evaluation import Evaluation
 from evaluation.metrics.lead_time import TOP_SHARE
 from evaluation.metrics.oracle import ORACLE
 from pipeline.report.context import ReportContext
-from pipeline.report.wording import between, count, day, duration, hours, join, percent, points, verdict
+from pipeline.report.wording import between, count, day, duration, hours, join, number, percent, points, verdict
 
 
 def sentences(evaluation: Evaluation, context: ReportContext) -> list[str]:
@@ -53,13 +53,22 @@ def _alerts(evaluation: Evaluation, context: ReportContext, row: pd.Series) -> s
         f"{context.profile} gave {count(row['alerts'])} alerts, at most {evaluation.k} at a decision time"
         f"{f'; the outcome of {count(open_ended)} is not known' if open_ended else ''}. "
     )
-    if not row["alerts_labelled"]:
+    if row["alerts"]:
+        unit, lasts = context.unit_word, duration(evaluation.drain_horizon(context.gap))
+        text += (
+            f"They make {count(row['episodes'])} drain episodes, {number(row['episodes_per_day'], 1)} a day: an "
+            f"episode lasts {lasts}, and later alerts of its {unit} until then belong to it. The most alerted {unit} "
+            f"took {percent(row['alerts_of_one_unit'] / row['alerts'])} of all alerts. "
+        )
+    if not row["episodes_known"]:
         return text + "None has a known outcome, so nothing can be said about its precision."
-    wrong = row["alerts_labelled"] - row["hits"]
+    wrong = row["episodes_known"] - row["episodes_right"]
     return text + (
-        f"Of the {count(row['alerts_labelled'])} with a known outcome, {count(wrong)} were wrong and "
-        f"{count(row['hits'])} right: a precision of {percent(row['precision'])}"
-        f"{_spaced(_interval(row, 'precision'))}, where drawing at random would reach {percent(row['base_rate'])}."
+        f"Of the {count(row['episodes_known'])} episodes with a known outcome, {count(wrong)} were wrong and "
+        f"{count(row['episodes_right'])} right: a precision of {percent(row['episode_precision'])}"
+        f"{_spaced(_interval(row, 'episode_precision'))}, where drawing at random would reach "
+        f"{percent(row['episode_base_rate'])}. Alert by alert and within {duration(context.horizon)} it is "
+        f"{percent(row['precision'])}{_spaced(_interval(row, 'precision'))}, at random {percent(row['base_rate'])}."
     )
 
 

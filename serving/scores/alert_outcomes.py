@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -20,8 +20,9 @@ from features.config import LabelSection
 from features.installations import Installations, units_of
 from features.labels.evidence import Facts
 from features.labels.incidents import find_incidents
-from features.times import BoolArray
+from features.times import BoolArray, milliseconds
 from policy.alert_outcomes import Alert, Happening, HappeningKind, judge
+from policy.episodes import openings
 from policy.tiers import Tier
 from serving.scores.reading import FACTS, Place, decision_folders
 from serving.scores.writing import PARQUET, SUMMARY, ScoresFolder, write_json
@@ -46,7 +47,8 @@ def write_facts(scores: ScoresFolder, dataset: Dataset) -> None:
     Raises ``InputError`` if the dataset cannot be read, or the disk is full.
     """
     inventory, end = dataset.inventory(), dataset.meta.span[1]
-    outcomes = outcomes_of(scores.path, dataset.events(), inventory, data_end=end, labels=labels_of(scores.path))
+    labels, horizon = judged_by(scores.path)
+    outcomes = outcomes_of(scores.path, dataset.events(), inventory, data_end=end, labels=labels, drain_horizon=horizon)
     content = {"places": _places(inventory), "outcomes": outcomes, "data_end": end.isoformat()}
     write_json(scores.path / FACTS, content)
 
@@ -63,15 +65,22 @@ def _places(inventory: pd.DataFrame) -> dict[str, list[str]]:
 
 
 def outcomes_of(
-    scores: Path, events: pd.DataFrame, inventory: pd.DataFrame, *, data_end: datetime, labels: LabelSection
+    scores: Path,
+    events: pd.DataFrame,
+    inventory: pd.DataFrame,
+    *,
+    data_end: datetime,
+    labels: LabelSection,
+    drain_horizon: timedelta = timedelta(0),
 ) -> dict[str, Any]:
     """Judge the alerts of the last 30 days.
 
-    An alert begins at the first decision at which a unit's tier is elevated or high, or the model selects it; and again
-    when it still is a horizon later, because that is another prediction. It is judged by
-    :func:`policy.alert_outcomes.judge`.
+    A unit is alerted at each decision at which its tier is elevated or high, or the model selects it. What is listed
+    and counted is an episode, as :mod:`policy.episodes` has it, judged by :func:`policy.alert_outcomes.judge`.
 
     ``data_end``: what lies after it is not known yet.
+    ``drain_horizon``: how long after the gap an incident makes an episode right; the decision's horizon where that is
+    longer.
     Returns: ``since``, ``until``, ``decisions``; ``verdicts`` (how many of each), ``precision`` (right over right and
     wrong; null without any), the same by tier under ``by_tier``; ``incidents`` in the time that decisions cover and
     ``caught`` (an alert stood within the horizon before); ``lead_hours`` (median, least and greatest from the alert to
@@ -86,7 +95,7 @@ def outcomes_of(
     happenings: dict[str, list[Happening]] = {}
     for _, unit, happening in happenings_of(events, stays, incidents):
         happenings.setdefault(unit, []).append(happening)
-    alerts = list(_alerts(decisions, labels.gap))
+    alerts = list(_alerts(decisions, labels.gap, drain_horizon))
     judged: list[dict[str, Any]] = []
     for alert, node, tier, risk in alerts:
         outcome = judge(alert, happenings.get(alert.unit, ()), data_end, timeout=OUTCOME_TIMEOUT)
@@ -112,7 +121,7 @@ def outcomes_of(
         "since": None if not decisions else decisions[0][0].isoformat(),
         "until": data_end.isoformat(),
         "decisions": len(decisions),
-        "horizon_hours": None if not decisions else decisions[-1][1] / 3600,
+        "horizon_hours": None if not decisions else max(decisions[-1][1], drain_horizon.total_seconds()) / 3600,
         **_counted(judged),
         "by_tier": {
             tier: _counted([alert for alert in judged if alert["tier"] == tier])
@@ -126,17 +135,23 @@ def outcomes_of(
 
 
 def labels_of(scores: Path) -> LabelSection:
-    """Read what the model of the newest decision takes for an incident: by that its alerts are judged.
+    """Read what the model of the newest decision takes for an incident; see :func:`judged_by`."""
+    return judged_by(scores)[0]
 
-    Returns: predrain's own where no decision says it (older versions did not write it).
+
+def judged_by(scores: Path) -> tuple[LabelSection, timedelta]:
+    """Read by what the alerts of the newest decision's model are judged: labels, and the drain horizon.
+
+    Returns: predrain's own labels where no decision says it, and no drain horizon (older versions did not write them).
     """
     for _, folder in reversed(decision_folders(scores)):
         try:
-            labels = json.loads((folder / SUMMARY).read_bytes())["labels"]
-            return LabelSection.model_validate(labels)
+            summary = json.loads((folder / SUMMARY).read_bytes())
+            horizon = timedelta(seconds=float(summary.get("drain_horizon_seconds", 0)))
+            return LabelSection.model_validate(summary["labels"]), horizon
         except (OSError, ValueError, KeyError, TypeError):  # pruned meanwhile, damaged, or of another version
             continue
-    return LabelSection()
+    return LabelSection(), timedelta(0)
 
 
 def _counted(alerts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -192,23 +207,24 @@ def _decisions(scores: Path, since: datetime, until: datetime) -> list[tuple[dat
 
 
 def _alerts(
-    decisions: Iterable[tuple[datetime, float, pd.DataFrame]], gap: timedelta
-) -> Iterable[tuple[Alert, str, str, float | None]]:
-    """Give alerts as they began: each with its node, its tier and its risk then."""
-    standing: dict[str, datetime] = {}  # when each unit's present alert began
-    for when, horizon, raised in decisions:
-        length = timedelta(seconds=horizon)
-        still: dict[str, datetime] = {}
-        for unit, node, risk, tier in zip(raised["unit"], raised["node"], raised["risk"], raised["tier"], strict=True):
-            began = standing.get(unit)
-            if began is None or when >= began + length:
-                began = when
-                # A unit that the model alone selects may be of any tier; judging takes no notice of it.
-                asked: Tier = "high" if tier == "high" else "elevated"
-                known = None if pd.isna(risk) else float(risk)
-                yield Alert(str(unit), "", asked, when, length + gap), str(node), str(tier), known
-            still[unit] = began
-        standing = still
+    decisions: Sequence[tuple[datetime, float, pd.DataFrame]], gap: timedelta, drain_horizon: timedelta
+) -> Iterator[tuple[Alert, str, str, float | None]]:
+    """Give the alerts that open an episode, each with its node, its tier and its risk then."""
+    frames = [
+        raised.assign(at=when, reach=max(timedelta(seconds=horizon), drain_horizon) + gap)
+        for when, horizon, raised in decisions
+    ]
+    if not frames:
+        return
+    raised = pd.concat(frames, ignore_index=True)
+    reach_ms = (raised["reach"] / timedelta(milliseconds=1)).to_numpy(dtype=np.int64)
+    opened = openings(pd.factorize(raised["unit"])[0], milliseconds(raised["at"], "decision_time"), reach_ms)
+    for row in raised[opened].itertuples():
+        # A unit that the model alone selects may be of any tier; judging takes no notice of it.
+        asked: Tier = "high" if row.tier == "high" else "elevated"
+        known = None if pd.isna(row.risk) else float(row.risk)
+        alert = Alert(str(row.unit), "", asked, row.at.to_pydatetime(), row.reach.to_pytimedelta())
+        yield alert, str(row.node), str(row.tier), known
 
 
 def happenings_of(

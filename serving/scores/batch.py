@@ -24,7 +24,7 @@ from models.rows.ranking import name_hashes
 from models.training.fitted import FittedModels
 from policy.risk_record import FORMAT, ModelName, RiskReason, RiskRecord, format_utc
 from policy.tiers import RAISED, TIERS, UNKNOWN, TierThresholds, choose_thresholds
-from serving.scores.feature_settings import live_config, missing_channels, window_plan
+from serving.scores.feature_settings import drain_horizon, live_config, missing_channels, window_plan
 from serving.scores.fleet_rows import FleetRows, fleet_rows, stale_after
 from serving.scores.writing import ScoresFolder, ScoringResult, write_decision
 from telemetry.dataset.store import Dataset
@@ -154,6 +154,7 @@ def _score(
         "expires_at": format_utc(expires_at),
         "horizon_seconds": config.labels.horizon.total_seconds(),
         "labels": config.labels.model_dump(mode="json"),
+        "drain_horizon_seconds": drain_horizon(model.bundle, config).total_seconds(),
         "interval_seconds": config.decision.every.total_seconds(),
         "delay_seconds": config.features.delay.total_seconds(),
         "unit": config.unit,

@@ -14,6 +14,7 @@ from features.matrix.live_rows import live_plan
 from features.matrix.meta import MatrixConfig
 from features.matrix.sequences import SequencePlan
 from models.bundle.store import Bundle
+from models.config import PrecisionTargetsSection
 from models.sequence.layout import window_of
 from telemetry.config import format_duration, parse_duration
 from telemetry.dataset.channels import CATALOGUE, ROLLUP_SUFFIXES, Channel
@@ -73,6 +74,15 @@ def live_config(bundle: Bundle, meta: DatasetMeta) -> MatrixConfig:
             "Collect or import samples, or train a bundle on events alone.",
         )
     return config
+
+
+def drain_horizon(bundle: Bundle, config: MatrixConfig) -> timedelta:
+    """Give how long after the gap an incident makes a drain right, as the bundle's precision targets have it."""
+    targets = (bundle.manifest["params"].get("models") or {}).get("precision_targets") or {}
+    horizon = PrecisionTargetsSection.model_validate(
+        {name: targets[name] for name in targets if name == "horizon"}
+    ).horizon
+    return max(horizon or config.labels.horizon, config.labels.horizon)
 
 
 def window_plan(bundle: Bundle, config: MatrixConfig) -> SequencePlan | None:

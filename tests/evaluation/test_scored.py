@@ -1,5 +1,7 @@
 """How a prediction frame is split by model, and put together from folds, against loops over the rows."""
 
+from datetime import timedelta
+
 import numpy as np
 import pandas as pd
 import pyarrow as pa
@@ -7,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evaluation.backtest.frames import VARIANTS, Fold, predictions_of
+from evaluation.backtest.frames import VARIANTS, Fold, cooled_down, predictions_of
 from evaluation.metrics.assessment import assess, group_table
 from evaluation.metrics.scored import split_predictions
 from models.training.schedule import Schedule
@@ -123,8 +125,8 @@ def test_predictions_of_folds_stand_by_variant_model_and_row(folded):
     matrix, folds = folded
     begins = [int(matrix.rows["decision_time"].iloc[fold.table["row"][0].as_py()].timestamp() * 1000) for fold in folds]
     schedule = Schedule(tuple(begins), 0, ())
-    frame = predictions_of(matrix, folds, ("random", "lightgbm"), schedule)
     labels = matrix.labels(None)
+    frame = predictions_of(matrix, folds, ("random", "lightgbm"), schedule, labels["label"])
     expected = []
     for fold in folds:
         expected += [(at["variant"], at["model"], at["row"], fold.facts["fold"], at) for at in fold.table.to_pylist()]
@@ -140,3 +142,24 @@ def test_predictions_of_folds_stand_by_variant_model_and_row(folded):
         assert got.label is pd.NA if label is pd.NA else got.label == label
     assert str(frame["label"].dtype) == "Int8"
     assert str(frame["fold"].dtype) == "int32"
+
+
+def test_a_cool_down_passes_the_budget_on_and_keeps_a_vote_to_what_it_gave():
+    few = [("intersection", "sliding", 2.0)]
+    frame = as_categories(pd.concat([fleet(3, MODELS, k=2), fleet(3, few, k=2)], ignore_index=True))
+    voted = (frame["model"] == "intersection").to_numpy()
+    frame.loc[voted & (frame["rank"] == 2), "alert"] = False
+    reach, cooldown = timedelta(hours=30), timedelta(days=4)
+    chosen = cooled_down(frame, 2, reach, cooldown)
+    assert not (chosen & ~frame["alert"].to_numpy() & voted).any()
+    assert (chosen & ~frame["alert"].to_numpy() & ~voted).any()
+    alerts = frame[chosen].sort_values("decision_time")
+    key = ["model", "variant", "unit"]
+    since = alerts.groupby(key, observed=True)["decision_time"].diff()
+    risen = alerts["risk"] >= 2 * alerts.groupby(key, observed=True)["risk"].shift()
+    assert (since.isna() | (since > cooldown) | (risen & (since > reach))).all()
+    given = frame[frame["alert"]].sort_values("decision_time").groupby(key, observed=True)["decision_time"].diff()
+    assert (given <= reach).any()
+    assert alerts.groupby(["model", "variant", "decision_time"], observed=True).size().max() == 2
+    shuffled = frame.sample(frac=1, random_state=0)
+    assert (cooled_down(shuffled, 2, reach, cooldown) == chosen[shuffled.index]).all()

@@ -9,7 +9,7 @@ import pandas as pd
 import pyarrow as pa
 
 from features.config import LabelSection
-from serving.scores.alert_outcomes import labels_of, outcomes_of
+from serving.scores.alert_outcomes import judged_by, labels_of, outcomes_of
 from telemetry.dataset.schema import EVENTS
 from tests.serving.http.world import DECIDED, record
 from tests.serving.pages.page_world import store
@@ -70,15 +70,25 @@ def test_alerts_are_judged_by_what_followed(tmp_path: Path) -> None:
     assert (found["incidents"], found["caught"]) == (2, 1)  # the other one was looked ahead to, and missed
 
 
-def test_an_alert_that_stands_longer_than_its_horizon_is_another_prediction(tmp_path: Path) -> None:
-    for number in range(10):  # 54 h: at 0, 24 and 48 h
+def test_an_alert_that_stands_longer_than_its_episode_opens_another(tmp_path: Path) -> None:
+    for number in range(10):  # until 54 h, each episode of 24 h and the gap
         decide(tmp_path, number, ("a", 0.2, "elevated"))
     decide(tmp_path, 10)
-    decide(tmp_path, 11, ("a", 0.2, "elevated"))  # begins again
+    decide(tmp_path, 11, ("a", 0.2, "elevated"))
     found = judged(tmp_path, events(), inventory("a", "calm"))
-    began = [datetime.fromisoformat(each["at"]) - START for each in found["alerts"]]
-    assert began == [timedelta(hours=hours) for hours in (66, 48, 24, 0)]
-    assert found["verdicts"]["wrong"] == 4
+
+    def opened(found: dict[str, Any]) -> list[timedelta]:
+        return [datetime.fromisoformat(each["at"]) - START for each in found["alerts"]]
+
+    assert opened(found) == [timedelta(hours=hours) for hours in (66, 30, 0)]
+    assert found["verdicts"]["wrong"] == 3
+    failed = events(("a", START + timedelta(hours=40), "failure", "GPU_LOST"))
+    longer = outcomes_of(
+        tmp_path, failed, inventory("a", "calm"), data_end=END, labels=LabelSection(),
+        drain_horizon=timedelta(hours=48),
+    )  # fmt: skip
+    assert opened(longer) == [timedelta(hours=hours) for hours in (54, 0)]
+    assert (longer["horizon_hours"], longer["verdicts"]["right"], longer["verdicts"]["wrong"]) == (48.0, 1, 1)
 
 
 def test_a_unit_that_the_model_selects_alerts_whatever_its_tier(tmp_path: Path) -> None:
@@ -115,8 +125,9 @@ def test_alerts_are_judged_by_the_labels_of_the_model_that_gave_them(tmp_path: P
     older, newest = sorted((tmp_path / "decisions").glob("2*"))
     for folder in (older, newest):
         summary = json.loads((folder / "summary.json").read_text())
-        (folder / "summary.json").write_text(json.dumps(summary | {"labels": own.model_dump(mode="json")}))
-    assert labels_of(tmp_path) == own
+        written = {"labels": own.model_dump(mode="json"), "drain_horizon_seconds": 3 * 86_400.0}
+        (folder / "summary.json").write_text(json.dumps(summary | written))
+    assert judged_by(tmp_path) == (own, timedelta(days=3))
     (newest / "summary.json").write_text('{"labels": {"horizon": "soon"}}')
     assert labels_of(tmp_path) == own
     happened = events(("a", START + timedelta(hours=9), "xid", "7"))

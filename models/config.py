@@ -212,8 +212,8 @@ class BacktestSection(Section):
     """Alert budget a decision time; ``auto``: the expected positives a decision time, at least 1."""
 
     cooldown: PositiveDuration | None = None
-    """A GPU takes the budget again only so long after its alert, or after the drain horizon on new evidence: twice the
-    risk of that alert. Null: whenever it is among the riskiest."""
+    """With one ``k`` counts GPUs newly alerted a day; a GPU is alerted again only so long after its alert, or after the
+    drain horizon on new evidence: twice the risk of that alert. Null: whenever it is among the riskiest."""
 
     bootstrap: int = Field(default=200, ge=0)
     """Bootstrap replicates (resampling GPUs) for the intervals of the report; 0: none."""

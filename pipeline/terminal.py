@@ -54,8 +54,8 @@ def print_summary(backtest: Path) -> None:
     console = Console(file=sys.stdout, width=118, highlight=False)
     fleet = "simulated fleet" if context.simulated is not None else "fleet"
     shown = Table(
-        title=f"Replay of the {fleet}, at most {evaluation.k} alert{'s' if evaluation.k > 1 else ''} a decision time "
-        f"(95 % intervals by {context.unit_word})",
+        title=f"Replay of the {fleet}, at most {evaluation.k} alert{'s' if evaluation.k > 1 else ''} per "
+        f"{context.budget_period} (95 % intervals by {context.unit_word})",
         title_justify="left",
     )
     for at in _SHOWN:

@@ -17,6 +17,8 @@ Floats = npt.NDArray[np.float64]
 NEW_EVIDENCE = 2.0
 """Evidence is new when the risk is at least this many times that of the alert which opened the last episode."""
 
+_DAY_MS = 86_400_000
+
 
 def openings(unit: Ints, time: Ints, reach_ms: int | Ints) -> Bools:
     """Tell which alerts open an episode.
@@ -48,11 +50,11 @@ def openings(unit: Ints, time: Ints, reach_ms: int | Ints) -> Bools:
 def newly_alerted(
     unit: Ints, time: Ints, rank: Ints, risk: Floats, budget: int, *, reach_ms: int, cooldown_ms: int
 ) -> Bools:
-    """Alert at each time the units of lowest rank, none of them again within the cool-down unless its evidence is new.
+    """Alert so many new units a day, those of lowest rank, none again within the cool-down unless its evidence is new.
 
     ``unit``: positions from 0; ``time`` in milliseconds; ``rank``: lowest first; ``risk``: NaN is never new evidence;
     rows in any order; shape (n,).
-    ``budget``: units to alert at a time, at most.
+    ``budget``: units alerted within any 24 hours, at most.
     ``reach_ms``: how long an episode lasts: its unit is not alerted again before that is over.
     ``cooldown_ms``: from an alert on; until then the unit is alerted again only on a risk of :data:`NEW_EVIDENCE` times
     that of the alert. Shorter than ``reach_ms``: as long as that.
@@ -62,13 +64,16 @@ def newly_alerted(
     if not len(unit):
         return chosen
     order = np.lexsort((rank, time))
-    alerted_at = np.full(int(unit.max()) + 1, int(time.min()) - max(reach_ms, cooldown_ms) - 1, dtype=np.int64)
+    never = int(time.min()) - max(reach_ms, cooldown_ms, _DAY_MS) - 1
+    alerted_at = np.full(int(unit.max()) + 1, never, dtype=np.int64)
     alerted_risk = np.zeros(len(alerted_at))
     for rows in np.split(order, np.flatnonzero(np.diff(time[order])) + 1):
         who = unit[rows]
-        since = time[rows] - alerted_at[who]
+        now = time[rows[0]]
+        since = now - alerted_at[who]
         risen = (since > reach_ms) & (risk[rows] >= NEW_EVIDENCE * alerted_risk[who])
-        taken = rows[(since > max(reach_ms, cooldown_ms)) | risen][:budget]
+        left = max(budget - np.count_nonzero(alerted_at > now - _DAY_MS), 0)
+        taken = rows[(since > max(reach_ms, cooldown_ms)) | risen][:left]
         chosen[taken] = True
-        alerted_at[unit[taken]], alerted_risk[unit[taken]] = time[taken], risk[taken]
+        alerted_at[unit[taken]], alerted_risk[unit[taken]] = now, risk[taken]
     return chosen

@@ -132,9 +132,10 @@ def drain_labels(matrix: Matrix, horizon: timedelta | None) -> pd.DataFrame:
 def cooled_down(predictions: pd.DataFrame, k: int, reach: timedelta, cooldown: timedelta) -> np.ndarray:
     """Choose the alerts of every model and variant with a cool-down (:func:`policy.episodes.newly_alerted`).
 
-    What a unit that cools down leaves of the budget ``k`` goes to the next in rank; a model that alerts fewer, because
-    its members must agree or its stages pass few, keeps to the alerts that it gave.
+    What a unit that cools down leaves of the budget goes to the next in rank; a model that alerts fewer, because its
+    members must agree or its stages pass few, keeps to the alerts that it gave.
 
+    ``k``: units newly alerted within any 24 hours, at most.
     ``reach``: how long an episode lasts.
     Returns: whether each row is alerted; shape (rows,).
     """

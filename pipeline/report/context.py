@@ -89,6 +89,11 @@ class ReportContext:
     __pydantic_config__ = ConfigDict(arbitrary_types_allowed=True, ser_json_timedelta="float")
 
     @property
+    def budget_period(self) -> str:
+        """What K alerts are given per: ``decision time``, or ``day`` where a cool-down chooses them."""
+        return "decision time" if self.params.get("backtest.cooldown", "None") == "None" else "day"
+
+    @property
     def unit_word(self) -> str:
         """``GPU`` or ``node``, for sentences."""
         return "GPU" if self.unit == "gpu" else "node"

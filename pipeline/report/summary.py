@@ -48,11 +48,7 @@ def _replayed(evaluation: Evaluation, context: ReportContext) -> str:
 
 
 def _alerts(evaluation: Evaluation, context: ReportContext, row: pd.Series) -> str:
-    open_ended = int(row["alerts"] - row["alerts_labelled"])
-    text = (
-        f"{context.profile} gave {count(row['alerts'])} alerts, at most {evaluation.k} at a decision time"
-        f"{f'; the outcome of {count(open_ended)} is not known' if open_ended else ''}. "
-    )
+    text = f"{context.profile} gave {count(row['alerts'])} alerts, at most {evaluation.k} per {context.budget_period}. "
     if row["alerts"]:
         unit, lasts = context.unit_word, duration(evaluation.drain_horizon(context.gap))
         text += (

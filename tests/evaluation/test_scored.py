@@ -160,6 +160,7 @@ def test_a_cool_down_passes_the_budget_on_and_keeps_a_vote_to_what_it_gave():
     assert (since.isna() | (since > cooldown) | (risen & (since > reach))).all()
     given = frame[frame["alert"]].sort_values("decision_time").groupby(key, observed=True)["decision_time"].diff()
     assert (given <= reach).any()
-    assert alerts.groupby(["model", "variant", "decision_time"], observed=True).size().max() == 2
+    days = alerts.groupby(["model", "variant", alerts["decision_time"].dt.floor("D")], observed=True).size()
+    assert days.max() == 2
     shuffled = frame.sample(frac=1, random_state=0)
     assert (cooled_down(shuffled, 2, reach, cooldown) == chosen[shuffled.index]).all()

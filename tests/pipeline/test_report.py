@@ -89,7 +89,8 @@ def predictions():
 
 @pytest.fixture(scope="module")
 def evaluation(predictions):
-    return evaluate(predictions, k=3, bootstrap=60, seed=1, truth=truth_of(predictions))
+    reach = timedelta(hours=24, minutes=10)
+    return evaluate(predictions, k=3, bootstrap=60, seed=1, truth=truth_of(predictions), drain_reach=reach)
 
 
 @pytest.fixture(scope="module")
@@ -206,13 +207,16 @@ def test_a_simulated_fleet_is_called_simulated_with_its_acceleration(evaluation,
 
 def test_the_summarys_numbers_are_the_evaluations(evaluation, page):
     row = evaluation.row("mean_rank", "sliding")
-    wrong = row["alerts_labelled"] - row["hits"]
-    interval = f"[{100 * row['precision_low']:.1f}, {100 * row['precision_high']:.1f} %]"
-    assert f"mean_rank gave {row['alerts']} alerts, at most 3 at a decision time" in page.prose
-    assert (
-        f"{wrong} were wrong and {row['hits']} right: a precision of {100 * row['precision']:.1f} % {interval}"
-        in page.prose
+    right, wrong = row["episodes_right"], row["episodes_known"] - row["episodes_right"]
+    assert 0 < row["episodes_known"] <= row["episodes"] < row["alerts"]
+    whole, alone = (
+        f"{100 * row[name]:.1f} % [{100 * row[f'{name}_low']:.1f}, {100 * row[f'{name}_high']:.1f} %]"
+        for name in ("episode_precision", "precision")
     )
+    assert f"mean_rank gave {row['alerts']} alerts, at most 3 per decision time" in page.prose
+    assert f"They make {row['episodes']} drain episodes" in page.prose
+    assert f"{wrong} were wrong and {right} right: a precision of {whole}" in page.prose
+    assert f"Alert by alert and within 24 hours it is {alone}" in page.prose
     assert f"It caught {row['caught']} of the {row['incidents']} incidents that could have been caught" in page.prose
     assert f"half of them at least {row['lead_time_median_hours']:.1f} h before they began" in page.prose
     oracle = evaluation.row("oracle", "oracle")

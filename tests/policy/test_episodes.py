@@ -45,15 +45,15 @@ def test_the_next_episode_of_a_unit_opens_when_the_drain_horizon_is_over_whateve
 
 
 def choose(rows, budget, reach, cooldown):
-    """The rule of selection, time after time."""
+    """The rule of selection, time after time; four times are a day."""
     last: dict[int, tuple[int, float]] = {}
     chosen = set()
     for now in sorted({when for _, when, _ in rows}):
-        left = budget
+        left = budget - sum(now - at < 4 for at, _ in last.values())
         for who, when, risk in sorted(rows, key=lambda row: (row[1], rank_of(row))):
             at, level = last.get(who, (-1000, 0.0))
             new = now - at > reach and risk >= NEW_EVIDENCE * level
-            if when == now and left and (now - at > max(reach, cooldown) or new):
+            if when == now and left > 0 and (now - at > max(reach, cooldown) or new):
                 last[who] = now, risk
                 chosen.add((who, now))
                 left -= 1
@@ -68,7 +68,8 @@ def selected(rows, budget, reach, cooldown):
     ranked = sorted(rows, key=rank_of)
     unit, time = (np.array([row[at] for row in rows], dtype=np.int64) for at in (0, 1))
     rank, risk = np.array([ranked.index(row) for row in rows], dtype=np.int64), np.array([row[2] for row in rows])
-    alert = newly_alerted(unit, time * HOUR, rank, risk, budget, reach_ms=reach * HOUR, cooldown_ms=cooldown * HOUR)
+    step = 6 * HOUR
+    alert = newly_alerted(unit, time * step, rank, risk, budget, reach_ms=reach * step, cooldown_ms=cooldown * step)
     return {(who, when) for (who, when, _), taken in zip(rows, alert, strict=True) if taken}
 
 
@@ -87,11 +88,12 @@ def test_a_cool_down_is_chosen_by_the_rule_causally_and_each_alert_opens_an_epis
 
 
 def test_a_unit_takes_the_budget_again_only_after_the_cool_down_or_on_new_evidence():
-    steady = [(0, hour, 0.3) for hour in range(10)] + [(1, hour, 0.1) for hour in range(10)]
-    assert selected(steady, 1, 2, 5) == {(0, 0), (1, 1), (0, 6), (1, 7)}
-    risen = [(0, hour, 0.1 if hour < 3 else 0.2) for hour in range(10)]
-    assert selected(risen, 1, 0, 5) == {(0, 0), (0, 3), (0, 9)}
-    assert selected(risen, 1, 4, 5) == {(0, 0), (0, 5)}, "within its episode it is drained"
+    steady = [(0, step, 0.3) for step in range(16)] + [(1, step, 0.1) for step in range(16)]
+    assert selected(steady, 1, 2, 5) == {(0, 0), (1, 4), (0, 8), (1, 12)}, "one a day"
+    assert selected(steady, 2, 2, 5) == {(0, 0), (1, 0), (0, 6), (1, 6), (0, 12), (1, 12)}
+    risen = [(0, step, 0.1 if step < 5 else 0.2) for step in range(16)]
+    assert selected(risen, 1, 0, 8) == {(0, 0), (0, 5), (0, 14)}
+    assert selected(risen, 1, 6, 8) == {(0, 0), (0, 7)}, "within its episode it is drained"
 
 
 def test_a_promise_counts_drains_by_their_first_alert():

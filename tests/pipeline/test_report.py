@@ -234,8 +234,9 @@ def test_every_model_is_in_the_table_with_its_interval(evaluation, page):
         ("xgboost", "trained once"), ("logistic", "sliding"), ("random", "sliding"), ("oracle", ""),
     ]  # fmt: skip
     row = evaluation.row("xgboost", "sliding")
-    low, high = row["precision_at_k_low"], row["precision_at_k_high"]
-    assert rows[4][3] == f"{100 * row['precision_at_k']:.1f} % [{100 * low:.1f}, {100 * high:.1f} %]"
+    for column, name in ((3, "episode_precision"), (4, "precision_at_k")):
+        low, high = row[f"{name}_low"], row[f"{name}_high"]
+        assert rows[4][column] == f"{100 * row[name]:.1f} % [{100 * low:.1f}, {100 * high:.1f} %]"
     assert rows[0][-1] == "of the oracle"
     assert rows[-1][-1].startswith("100 %")
 

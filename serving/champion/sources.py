@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Final
 from filelock import FileLock, Timeout
 
 from features.errors import InputError
-from serving.scores.reading import stamp_of
 from telemetry.atomic import FolderSwap, disk_errors, fsync_path, recover_folder
+from telemetry.collect.remote_write.token_file import stamp_of
 
 if TYPE_CHECKING:
     from serving.scores.batch import ServedModel

@@ -233,15 +233,6 @@ def read_json(path: Path) -> dict[str, Any] | None:
     return content if isinstance(content, dict) else None
 
 
-def stamp_of(path: Path) -> tuple[int, ...]:
-    """Give what changes when a file is replaced, written or removed."""
-    try:
-        stat = path.stat()
-    except OSError as error:
-        return (error.errno or 0,)
-    return (stat.st_mtime_ns, stat.st_ino, stat.st_size)
-
-
 def last_run_metrics(scores: Path) -> str:
     """Read the textfile of the last scoring run, for a service that shows it; "" where there is none."""
     try:

@@ -1,16 +1,13 @@
-"""The routes of the receiver, and the bearer tokens that may use them."""
+"""The routes of the receiver, and what is counted of them."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
-import hmac
 import logging
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Final, get_args
 
 import pyarrow as pa
@@ -26,6 +23,7 @@ from telemetry.collect.remote_write.connections import max_connections, serving
 from telemetry.collect.remote_write.decoding import RemoteWriteDecoder, Samples, WriteError, decompress
 from telemetry.collect.remote_write.group_commit import GroupCommit, ReceiverSettings, SampleWriter
 from telemetry.collect.remote_write.problems import Refused
+from telemetry.collect.remote_write.token_file import TokenFile, digest_of
 from telemetry.collect.series.identity import SeriesCatalogue
 from telemetry.dataset.channels import CATALOGUE, Channel
 from telemetry.errors import InputError
@@ -37,53 +35,14 @@ _MIN_LENGTH = 16
 disable_created_metrics()  # type: ignore[no-untyped-call]  # the library has no annotation there
 
 
-class Tokens:
-    """The tokens of a file, one a line, without empty lines and those that begin with ``#``; the file may change.
-
-    Raises ``InputError`` if the file cannot be read, holds no token, or one shorter than 16 characters.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._digests = self._read()
-        self._is_broken = False
-
-    def allow(self, header: str | None) -> bool:
-        """Whether an ``Authorization`` header holds one of the tokens; while the file cannot be used, the former ones.
-
-        Each token is compared, in constant time, so that the answer's delay reveals nothing of it.
-        """
-        try:
-            self._digests, self._is_broken = self._read(), False
-        except InputError as error:
-            if not self._is_broken:
-                _LOG.warning("the token file cannot be used, the former tokens hold: %s", error)
-            self._is_broken = True
-        scheme, _, token = (header or "").partition(" ")
-        given = hashlib.sha256(token.strip().encode()).digest()
-        matching = [hmac.compare_digest(digest, given) for digest in self._digests]
-        return any(matching) and scheme.lower() == "bearer"
-
-    def _read(self) -> list[bytes]:
-        try:
-            lines = [line.strip() for line in self._path.read_text(encoding="utf-8").splitlines()]
-        except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-            what = f"the token file cannot be read: {reason}"
-            raise InputError(what, str(self._path), "Give a file with one token a line.") from error
-        digests = []
-        for number, token in enumerate(lines, 1):
-            if 0 < len(token) < _MIN_LENGTH and not token.startswith("#"):
-                raise InputError(
-                    f"a token of {len(token)} characters can be guessed",
-                    f"{self._path}, line {number}",
-                    f"Use {_MIN_LENGTH} characters or more, for instance of `openssl rand -hex 32`.",
-                )
-            if token and not token.startswith("#"):
-                digests.append(hashlib.sha256(token.encode()).digest())
-        if not digests:
-            raise InputError("the token file holds no token", str(self._path), "Write one token a line.")
-        return digests
+def _plain_token(line: str, _number: int, where: str) -> tuple[bytes, bool]:
+    if len(line) < _MIN_LENGTH:
+        raise InputError(
+            f"a token of {len(line)} characters can be guessed",
+            where,
+            f"Use {_MIN_LENGTH} characters or more, for instance of `openssl rand -hex 32`.",
+        )
+    return digest_of(line), True
 
 
 class Metrics:
@@ -153,7 +112,8 @@ class Receiver:
         self._landing = landing
         self._channels = CATALOGUE if channels is None else channels
         self._clock = clock or (lambda: datetime.now(UTC))
-        self._tokens = None if self.settings.tokens is None else Tokens(self.settings.tokens)
+        tokens = self.settings.tokens
+        self._tokens = None if tokens is None else TokenFile(tokens, _plain_token, "Give a file with one token a line.")
         self._decoder = RemoteWriteDecoder(SeriesCatalogue(self._channels) if catalogue is None else catalogue)
         self._writer = SampleWriter(landing, inventory_every_s=self.settings.inventory_every_s, clock=self._clock)
         self._commit = GroupCommit(self._writer.write, self.settings, self.metrics.write)
@@ -184,7 +144,8 @@ class Receiver:
                 return self._refuse(route, self._busy("too many requests at a time", "concurrency"))
             self._active += 1
             try:
-                if self._tokens is not None and not self._tokens.allow(request.headers.get("authorization")):
+                scheme, _, token = request.headers.get("authorization", "").partition(" ")
+                if self._tokens is not None and not (scheme.lower() == "bearer" and self._tokens.grant(token)):
                     raise Refused(401, "send one of the receiver's tokens: `Authorization: Bearer TOKEN`", "token")
                 response = await handler(request)
             except Refused as refused:

@@ -16,7 +16,7 @@ import pytest
 from starlette.applications import Starlette
 
 from telemetry.collect.remote_write.group_commit import ReceiverSettings
-from telemetry.collect.remote_write.receiver import ARROW, Receiver, Tokens
+from telemetry.collect.remote_write.receiver import ARROW, Receiver
 from telemetry.collect.series.rows import assemble
 from telemetry.errors import InputError
 from telemetry.landing.folder import Landing
@@ -319,12 +319,13 @@ def test_tokens_open_the_posts_and_may_change(tmp_path: Path) -> None:
 
 
 def test_token_files_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
+    landing = Landing(tmp_path / "d.live", writer="test")
     for text, message in [("", "holds no token"), ("short\n", "a token of 5 characters can be guessed")]:
         (tmp_path / "t").write_text(text)
         with pytest.raises(InputError, match=message):
-            Tokens(tmp_path / "t")
+            Receiver(landing, ReceiverSettings(tokens=tmp_path / "t"))
     with pytest.raises(InputError, match="the token file cannot be read: No such file"):
-        Tokens(tmp_path / "none")
+        Receiver(landing, ReceiverSettings(tokens=tmp_path / "none"))
 
 
 def test_a_push_of_a_table_lands_once_by_its_name(tmp_path: Path) -> None:

@@ -1,0 +1,78 @@
+"""Bearer tokens from a file that may change while a service runs; a plain hash suffices, for tokens are random."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from telemetry.errors import InputError
+
+_LOG = logging.getLogger(__name__)
+Grant = TypeVar("Grant")
+
+
+def stamp_of(path: Path) -> tuple[int, ...]:
+    """Give what changes when a file is replaced, written or removed."""
+    try:
+        stat = path.stat()
+    except OSError as error:
+        return (error.errno or 0,)
+    return (stat.st_mtime_ns, stat.st_ino, stat.st_size)
+
+
+def digest_of(token: str) -> bytes:
+    """Return the SHA-256 of a token."""
+    return hashlib.sha256(token.encode("utf-8", "surrogatepass")).digest()
+
+
+class TokenFile(Generic[Grant]):
+    """The tokens of a file, one a line, without empty lines and those that begin with ``#``.
+
+    ``parse``: makes of a line, its number and where it stands the digest of a token and what that grants; may raise
+    ``InputError``. ``do``: how such a file is written.
+    Raises ``InputError`` if the file cannot be read, or holds no token, or one with two grants.
+    """
+
+    def __init__(self, path: Path, parse: Callable[[str, int, str], tuple[bytes, Grant]], do: str) -> None:
+        self._path, self._parse, self._do = path, parse, do
+        self._stamp = stamp_of(path)
+        self._grants = self._read()
+
+    def grant(self, token: str) -> Grant | None:
+        """Return what a token grants, None if it is none of the file's; while that cannot be used, the former ones.
+
+        Each digest is compared, in constant time, so that the answer's delay reveals nothing of it.
+        """
+        stamp = stamp_of(self._path)
+        if stamp != self._stamp:
+            self._stamp = stamp
+            try:
+                self._grants = self._read()
+                _LOG.info("the token file has changed: %d tokens", len(self._grants))
+            except InputError as error:
+                _LOG.warning("the token file cannot be used, the tokens of before hold: %s", error)
+        given = digest_of(token.strip())
+        matching = [grant for digest, grant in self._grants if hmac.compare_digest(digest, given)]
+        return matching[0] if matching else None
+
+    def _read(self) -> list[tuple[bytes, Grant]]:
+        try:
+            lines = [line.strip() for line in self._path.read_text(encoding="utf-8").splitlines()]
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+            raise InputError(f"the token file cannot be read: {reason}", str(self._path), self._do) from error
+        grants = [
+            self._parse(line, number, f"{self._path}, line {number}")
+            for number, line in enumerate(lines, 1)
+            if line and not line.startswith("#")
+        ]
+        if not grants:
+            raise InputError("the token file holds no token", str(self._path), self._do)
+        if len(dict(grants)) < len(set(grants)):
+            do = "Give each token one line with its scopes."
+            raise InputError("the token file holds a token twice", str(self._path), do)
+        return grants

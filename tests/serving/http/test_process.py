@@ -101,7 +101,8 @@ from tests.serving.http.world import running
 from tests.waiting import free_port, wait
 with running(Path({str(tmp_path)!r})) as service:
     client = service.client()
-    client.get("/v1/nodes"), client.get("/v1/nodes/n1"), client.get("/metrics"), client.get("/openapi.json")
+    for path in ("/v1/nodes", "/v1/nodes/n1", "/metrics", "/openapi.json", "/", "/outcomes"):
+        assert client.send("GET", path)[0] == 200, path
     client.post("/v1/predict", {{"nodes": ["n1"] * 500}}), client.post("/v1/predict", {{"gpus": ["GPU-n1-0"]}})
     service.extender().post("/scheduler/filter", {{"NodeNames": ["n1", "n2"]}})
     print(client.get("/readyz")["status"], sorted({HEAVY!r} & sys.modules.keys()))

@@ -1,0 +1,115 @@
+"""The shipped systemd units and the CronJob name commands that exist, and hold no more rights than they need."""
+
+from __future__ import annotations
+
+import configparser
+import re
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+import yaml
+
+from predrain.command import app
+from telemetry.config import parse_duration
+from tests.policy.test_risk_record import KNOWN
+
+ROOT = Path(__file__).resolve().parents[2]
+UNITS = ROOT / "deploy" / "systemd"
+VERBS = ("serve", "act", "score")
+HARDENING = (
+    *("NoNewPrivileges", "ProtectSystem", "ProtectHome", "PrivateTmp", "PrivateDevices", "ProtectKernelTunables"),
+    *("RestrictAddressFamilies", "RestrictNamespaces", "CapabilityBoundingSet", "SystemCallFilter", "UMask", "User"),
+)
+
+
+class _Many(dict[str, Any]):
+    """Keeps a key that a unit file gives several times."""
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        if isinstance(value, list) and key in self and isinstance(self[key], list):
+            value = [*self[key], *value]
+        super().__setitem__(key, value)
+
+
+def unit(name: str) -> configparser.RawConfigParser:
+    parser = configparser.RawConfigParser(strict=False, dict_type=_Many, comment_prefixes=("#",))
+    parser.optionxform = str  # type: ignore[assignment,method-assign]
+    parser.read(UNITS / f"predrain-{name}.service")
+    return parser
+
+
+def options(verb: str) -> set[str]:
+    command = typer.main.get_command(app).commands[verb]  # type: ignore[attr-defined]
+    return {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
+
+
+def written_options(text: str) -> set[str]:
+    return set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", text))
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_unit_runs_its_verb_with_options_that_it_has(verb: str) -> None:
+    service, text = unit(verb)["Service"], (UNITS / f"predrain-{verb}.service").read_text()
+    command = shlex.split(service["ExecStart"])
+    assert command[:3] == ["/usr/bin/env", "predrain", verb]
+    others = {"--loop", "--failed", "--collector"}  # of other programs, which the head of the file names
+    assert written_options(service["ExecStart"]) <= options(verb)
+    assert written_options(text) <= options(verb) | others
+    defaults = dict(re.findall(r"Environment=(PREDRAIN_\w+)=(.*)", text))
+    assert set(re.findall(r"\$\{?(PREDRAIN_\w+)", service["ExecStart"])) <= defaults.keys()
+    assert {key: service[key] for key in HARDENING} == {key: unit("score")["Service"][key] for key in HARDENING}
+    assert (service["ProtectSystem"], service["User"], service["CapabilityBoundingSet"]) == ("strict", "predrain", "")
+    if verb == "score":
+        assert {"--dataset", "--model", "--out"} <= written_options(service["ExecStart"])
+        assert service["Type"] == "oneshot"  # so that a failed run is a failed unit
+        assert "NUMBA_CACHE_DIR=%C/predrain/numba" in service["Environment"]  # where it may write
+    else:
+        assert (service["Restart"], service["KillMode"]) == ("always", "mixed")
+        assert unit(verb)["Unit"]["StartLimitIntervalSec"] == "0"  # a registry that is down for an hour is no end
+        assert service["MemoryMax"]
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
+@pytest.mark.parametrize("verb", VERBS)
+def test_systemd_finds_nothing_wrong_with_a_unit(verb: str) -> None:
+    command = ["systemd-analyze", "verify", "--man=no", str(UNITS / f"predrain-{verb}.service")]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    problems = [line for line in run.stderr.splitlines() if f"predrain-{verb}" in line]
+    assert (run.returncode, problems) == (0, [])
+
+
+def test_the_cron_job_never_overlaps_and_writes_to_its_claim_only() -> None:
+    """Its options and rights: see the tests of all manifests."""
+    (document,) = yaml.safe_load_all((ROOT / "deploy" / "kubernetes" / "score-cronjob.yaml").read_text())
+    job, inner = document["spec"], document["spec"]["jobTemplate"]["spec"]
+    assert job["concurrencyPolicy"] == "Forbid"
+    assert re.fullmatch(r"\*/5( \*){4}", job["schedule"])
+    assert job["startingDeadlineSeconds"] < parse_duration("5m").total_seconds()
+    assert inner["backoffLimit"] == 0
+    assert inner["activeDeadlineSeconds"] > 0
+    pod = inner["template"]["spec"]
+    assert (pod["restartPolicy"], pod["automountServiceAccountToken"]) == ("Never", False)
+    (container,) = pod["containers"]
+    assert sorted(mount["mountPath"] for mount in container["volumeMounts"]) == ["/data", "/tmp"]
+    paths = [word.partition("=")[2] for word in container["args"] if "=" in word]
+    paths += [variable["value"].removeprefix("sqlite:///") for variable in container["env"]]
+    assert all(path.startswith("/data/") for path in paths if path.startswith("/"))
+    volumes = {volume["name"] for volume in pod["volumes"]}
+    assert {mount["name"] for mount in container["volumeMounts"]} == volumes
+
+
+@pytest.mark.parametrize("page", ["docs/scoring.md", "docs/reference/scores.md"])
+def test_the_pages_name_options_that_exist_and_files_that_are_there(page: str) -> None:
+    text = (ROOT / page).read_text()
+    for link in re.findall(r"\]\(([^)#:]+)\)", text):
+        assert (ROOT / page).parent.joinpath(link).exists(), link
+    for line in re.findall(r"predrain score (.*)", text):
+        assert written_options(line) <= options("score"), line
+    fields = set(KNOWN.to_json())
+    if page.endswith("scores.md"):
+        assert fields == {name for name in fields if f"`{name}`" in text}

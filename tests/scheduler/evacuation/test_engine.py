@@ -99,8 +99,8 @@ def test_a_blocked_budget_is_tried_again_with_growing_pauses_and_never_forced():
     cluster = draining(settings=replace(FAST, stuck_after=10 * MINUTE))
     cluster.acknowledge("w1-uid")
     cluster.workloads.blocked["w1-uid"] = "budget team/train allows none"
-    reported = [cluster.later() for _ in range(30)]
-    tries = [i for i, report in enumerate(reported) if ("evict", "blocked", "w1") in work(report)]
+    reports = [cluster.later() for _ in range(30)]
+    tries = [i for i, report in enumerate(reports) if ("evict", "blocked", "w1") in work(report)]
     assert tries[:5] == [0, 1, 3, 7, 11], "1, 2, 4 and then 4 minutes"
     assert cluster.evicted() == []
     assert cluster.level("n1") is Level.DRAINED

@@ -42,9 +42,9 @@ class Evacuations(RuleBasedStateMachine):
         evict, ask, start = workloads.evict, workloads.ask_checkpoint, cluster.verification.start
 
         def watched_evict(workload, fence):
-            result = workloads.running.get(workload.uid)
-            if result is not None and not result.ending:
-                self._may_go(result)
+            target = workloads.running.get(workload.uid)
+            if target is not None and not target.ending:
+                self._may_go(target)
             return evict(workload, fence)
 
         def watched_ask(workload, request, fence):
@@ -67,17 +67,17 @@ class Evacuations(RuleBasedStateMachine):
             watched_start,
         )
 
-    def _may_go(self, result) -> None:
+    def _may_go(self, target) -> None:
         cluster, now = self.cluster, self.cluster.clock.now()
-        node = cluster.scheduler.nodes[result.node]
-        assert cluster.level(result.node) is Level.DRAINED, "no drain mark stands"
+        node = cluster.scheduler.nodes[target.node]
+        assert cluster.level(target.node) is Level.DRAINED, "no drain mark stands"
         assert node.base.readable
         assert not node.object.unschedulable
         assert "predrain.io/managed" not in node.object.labels
         assert not cluster.scheduler.switches.kill
-        assert result.held is None
-        assert result.stays is None
-        published = cluster.scheduler.revalidate(result.node).view.marks.published
+        assert target.held is None
+        assert target.stays is None
+        published = cluster.scheduler.revalidate(target.node).view.marks.published
         assert published.expires_at > now, "its prediction has expired"
         evicted = set(cluster.evicted())
         # what its owner ends, or ends on a node that is no more drained, is not the controller's to count
@@ -87,14 +87,14 @@ class Evacuations(RuleBasedStateMachine):
             if w.ending and w.uid in evicted and cluster.level(w.node) is Level.DRAINED
         ]
         assert len(going) < 3, "too many at once"
-        if result.checkpoint is None or result.uid in cluster.workloads.cannot:
+        if target.checkpoint is None or target.uid in cluster.workloads.cannot:
             return
-        entry = cluster.progress().nodes[result.node]
-        deadline = entry.leaving[result.uid].deadline
-        shown = cluster.workloads.asked.get(result.uid)
+        entry = cluster.progress().nodes[target.node]
+        deadline = entry.leaving[target.uid].deadline
+        shown = cluster.workloads.asked.get(target.uid)
         written = shown is not None and shown.key in cluster.workloads.written
         assert written or (deadline is not None and now >= deadline), "neither written nor waited for"
-        if not written and shown is not None and shown.key == entry.leaving[result.uid].key:
+        if not written and shown is not None and shown.key == entry.leaving[target.uid].key:
             assert now >= shown.deadline
 
     @rule(node=NODES, risk=st.sampled_from([0.01, 0.7, 0.9, 0.95]))
@@ -185,10 +185,10 @@ class Evacuations(RuleBasedStateMachine):
             self.theirs = self.cluster.foreign()
             self.a_round()
 
-    @rule(node=NODES, told=st.sampled_from([Switches(kill=True), Switches(release_all=True)]))
-    def a_person_sets_the_switches(self, node, told):
+    @rule(node=NODES, switches=st.sampled_from([Switches(kill=True), Switches(release_all=True)]))
+    def a_person_sets_the_switches(self, node, switches):
         self.one_is_drained_and_asked(node, True)
-        self.cluster.scheduler.switches = told
+        self.cluster.scheduler.switches = switches
         self.a_round()
         self.cluster.scheduler.switches = Switches()
 

@@ -150,8 +150,8 @@ def test_what_each_exit_of_a_command_means(tmp_path, text, kind):
 
 
 def test_a_command_gets_its_arguments_as_they_are_and_the_payload_on_its_input(tmp_path):
-    reported = script(tmp_path, "print(json.dumps({'argv': sys.argv[1:], 'node': payload['node']}))")
-    reply = reported.tell({"kind": "checkpoint", "node": "n1"}, KEY)
+    command = script(tmp_path, "print(json.dumps({'argv': sys.argv[1:], 'node': payload['node']}))")
+    reply = command.tell({"kind": "checkpoint", "node": "n1"}, KEY)
     assert reply.content == {"argv": ["first arg; rm", "checkpoint", KEY], "node": "n1"}
 
 
@@ -196,24 +196,24 @@ def fence() -> Fence:
     ],
 )
 def test_a_diagnostic_counts_only_where_it_reports_of_which_node_and_run_it_is(tmp_path, answer, kind):
-    reported = HookVerification(script(tmp_path, f"KEY = '{KEY}'\nprint(json.dumps({answer}))"))
-    assert reported.start("n1", ("g3",), KEY, fence()).kind in ("done", "refused")
-    result = reported.result("n1", KEY)
+    verification = HookVerification(script(tmp_path, f"KEY = '{KEY}'\nprint(json.dumps({answer}))"))
+    assert verification.start("n1", ("g3",), KEY, fence()).kind in ("done", "refused")
+    result = verification.result("n1", KEY)
     assert result.kind == kind
     assert result.failed_units == (("g3",) if kind == "failed" else ())
 
 
 def test_a_diagnostic_that_crashes_after_it_reported_passed_is_inconclusive(tmp_path):
-    reported = HookVerification(
+    verification = HookVerification(
         script(tmp_path, f"print(json.dumps({{'state': 'passed', 'node': 'n1', 'key': '{KEY}'}})); sys.exit(1)")
     )
-    assert reported.result("n1", KEY).kind == "inconclusive"
+    assert verification.result("n1", KEY).kind == "inconclusive"
 
 
 def test_a_result_that_cannot_be_asked_for_is_no_result():
-    reported = HookVerification(CommandHook(CommandSettings(("/nowhere/diag",))))
+    verification = HookVerification(CommandHook(CommandSettings(("/nowhere/diag",))))
     with pytest.raises(SchedulerError, match="the result of the diagnostic on n1 cannot be read"):
-        reported.result("n1", KEY)
+        verification.result("n1", KEY)
 
 
 @pytest.mark.parametrize(

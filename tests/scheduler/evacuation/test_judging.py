@@ -137,16 +137,16 @@ def test_a_dataset_reports_incidents_by_the_rules_of_labels_and_all_else_by_its_
         removed=T0 + 5 * HOUR,
     )  # fmt: skip
     source = DatasetHistory(tmp_path)
-    actual = source.read(T0 + 9 * HOUR)
-    assert {unit: sorted(item.kind for item in reported) for unit, reported in actual.units.items()} == {
+    history = source.read(T0 + 9 * HOUR)
+    assert {unit: sorted(happening.kind for happening in happenings) for unit, happenings in history.units.items()} == {
         "g0": ["drained", "incident", "left", "returned", "returned"],
         "g1": ["diagnostic_passed", "drained", "returned"],
     }
-    assert actual.homes == {"g0": "n0", "g1": "n0"}
-    assert actual.until == T0 + 4 * HOUR + HOUR / 6
+    assert history.homes == {"g0": "n0", "g1": "n0"}
+    assert history.until == T0 + 4 * HOUR + HOUR / 6
     assert source.read(T0).units == {}, "nothing is known before it was"
     dataset(tmp_path, (T0 + DAY, "g1", "failure", "DBE"))
-    assert [item.kind for item in source.read(T0 + 9 * DAY).units["g1"]] == ["incident"]
+    assert [happening.kind for happening in source.read(T0 + 9 * DAY).units["g1"]] == ["incident"]
 
 
 def test_incidents_are_those_that_the_model_of_the_scores_was_trained_on(tmp_path):
@@ -157,8 +157,8 @@ def test_incidents_are_those_that_the_model_of_the_scores_was_trained_on(tmp_pat
 
     def incident_units(**labels):
         summary.write_text(json.dumps({"labels": labels}))
-        actual = source.read(T0 + DAY).units
-        return {unit for unit, all_of in actual.items() if any(item.kind == "incident" for item in all_of)}
+        units = source.read(T0 + DAY).units
+        return {unit for unit, all_of in units.items() if any(happening.kind == "incident" for happening in all_of)}
 
     source = DatasetHistory(data, scores=tmp_path / "scores")
     assert incident_units() == {"g0"}

@@ -129,14 +129,14 @@ def test_a_rehearsal_shows_the_rules_that_would_be_set_and_taken_off_and_sets_no
     drains.round()
     drains.clock.move(timedelta(minutes=1))
     drains.scored(a=0.9)
-    reported = [note for note in drains.controller.rehearse().notes if "devicetaintrule" in note]
-    assert len(reported) == 1
-    assert reported[0].startswith("would be written besides: devicetaintrule predrain-")
+    notes = [note for note in drains.controller.rehearse().notes if "devicetaintrule" in note]
+    assert len(notes) == 1
+    assert notes[0].startswith("would be written besides: devicetaintrule predrain-")
     spec = {
         "deviceSelector": {"device": "gpu-0", "driver": DRIVER, "pool": "n1"},
         "taint": {"effect": "NoSchedule", "key": "predrain.io/at-risk", "value": "high"},
     }
-    assert reported[0].endswith(f": spec: (none) -> {json.dumps(spec, sort_keys=True)}")
+    assert notes[0].endswith(f": spec: (none) -> {json.dumps(spec, sort_keys=True)}")
     assert devices(world) == []
     drains.round(a=0.9)
     assert [item["spec"] for item in rules_of(world).values()] == [spec], "exactly what was shown"

@@ -59,8 +59,8 @@ def test_a_job_is_started_once_on_its_node_past_our_taint(world: World, verifica
         "key": "node.kubernetes.io/unschedulable", "operator": "Exists", "effect": "NoSchedule",
     } in template["tolerations"], "our own cordon would keep it off"  # fmt: skip
     assert (job["spec"]["backoffLimit"], template["restartPolicy"]) == (0, "Never")
-    reported = {item["name"]: item["value"] for item in template["containers"][0]["env"]}
-    assert reported == {"PREDRAIN_NODE": "n1", "PREDRAIN_KEY": KEY, "PREDRAIN_GPUS": "GPU-a,GPU-b"}
+    variables = {item["name"]: item["value"] for item in template["containers"][0]["env"]}
+    assert variables == {"PREDRAIN_NODE": "n1", "PREDRAIN_KEY": KEY, "PREDRAIN_GPUS": "GPU-a,GPU-b"}
 
 
 def test_without_the_lease_none_is_started(world: World, verification: KubernetesVerification) -> None:
@@ -120,7 +120,7 @@ def test_a_manifest_that_is_no_job_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("output", "code", "reported"),
+    ("output", "code", "expected"),
     [
         ('{"status" : "Pass"}', 0, "passed"),
         ('{"status" : "Pass"}, {"status": "Fail"}', 0, "failed"),
@@ -132,7 +132,7 @@ def test_a_manifest_that_is_no_job_is_refused(tmp_path: Path) -> None:
     ],
 )
 def test_the_shipped_script_reports_what_the_diagnostic_says(
-    tmp_path: Path, output: str, code: int, reported: str | None
+    tmp_path: Path, output: str, code: int, expected: str | None
 ) -> None:
     for name, script in (("dcgmi", f"#!/bin/sh\necho '{output}'\nexit {code}\n"), ("nv-hostengine", "#!/bin/sh\n")):
         (tmp_path / name).write_text(script)
@@ -146,4 +146,4 @@ def test_the_shipped_script_reports_what_the_diagnostic_says(
     subprocess.run([*container["command"], *container["args"]], env=environment, check=False, timeout=20,
                    capture_output=True)  # fmt: skip
     result: Raw | None = json.loads(log.read_text()) if log.exists() else None
-    assert result == (None if reported is None else {**PASSED, "result": reported})
+    assert result == (None if expected is None else {**PASSED, "result": expected})

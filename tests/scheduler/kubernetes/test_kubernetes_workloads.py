@@ -110,9 +110,9 @@ def test_a_gpu_pod_whose_containers_have_not_begun_has_to_go_too(world: World, c
 
 
 def test_a_pod_reports_how_it_is_asked(world: World, pods: KubernetesWorkloads) -> None:
-    reported = {"predrain.io/checkpoint": "webhook",
+    annotations = {"predrain.io/checkpoint": "webhook",
             "predrain.io/checkpoint-takes": "5m"}  # fmt: skip
-    add(world, pod("a", "n1", annotations=reported), pod("b", "n1", annotations={"predrain.io/checkpoint": "smoke"}))
+    add(world, pod("a", "n1", annotations=annotations), pod("b", "n1", annotations={"predrain.io/checkpoint": "smoke"}))
     assert the(pods).checkpoint == CheckpointOffer("webhook", timedelta(minutes=5))
     assert the(pods, "b").checkpoint is None
 

@@ -124,8 +124,8 @@ class FakeSlurm:
 
     def tell(self, **changed: Any) -> None:
         file = self.folder / "told.json"
-        reported = json.loads(file.read_text()) if file.exists() else {}
-        file.write_text(json.dumps({**reported, **changed}))
+        stored = json.loads(file.read_text()) if file.exists() else {}
+        file.write_text(json.dumps({**stored, **changed}))
 
     @property
     def told(self) -> dict[str, Any]:

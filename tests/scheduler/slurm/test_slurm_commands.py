@@ -52,7 +52,7 @@ def test_a_newer_slurm_is_asked_for_a_version_that_we_know(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("reported", "message"),
+    ("report", "message"),
     [
         ({"version": 99, "only_own": True}, "data parser v0.0.99; v0.0.38 to v0.0.45 are known"),
         ({"version": 37}, "data parser v0.0.37"),
@@ -60,15 +60,15 @@ def test_a_newer_slurm_is_asked_for_a_version_that_we_know(tmp_path):
         ({"version": 42, "meta": {"data_parser": "data_parser/v1.2.3"}}, "does not state the version"),
     ],
 )
-def test_a_version_that_is_not_known_is_read_and_never_written_to(tmp_path, reported, message):
+def test_a_version_that_is_not_known_is_read_and_never_written_to(tmp_path, report, message):
     fake = FakeSlurm(tmp_path / "bin")
-    fake.tell(**reported)
+    fake.tell(**report)
     port = opened(fake)
     assert len(port.nodes()) == 2
     assert message in (port.read_only() or "")
-    printed = port.update("n0", NodeChange("DRAIN", "r"))
-    assert printed.kind == "refused"
-    assert message in printed.message
+    answer = port.update("n0", NodeChange("DRAIN", "r"))
+    assert answer.kind == "refused"
+    assert message in answer.message
     assert [call for call in fake.calls if "update" in call] == []
 
 

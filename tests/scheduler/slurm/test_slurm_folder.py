@@ -76,14 +76,14 @@ def test_a_damaged_state_is_reported_and_can_be_replaced(shared):
 
 def test_switches_that_cannot_be_read_are_no_switches_that_are_off(shared):
     assert shared.read_switches() == Switches()
-    reported = Switches(kill=True, reset_breaker_at=T0)
-    assert shared.set_switches(reported).kind == "done"
-    assert shared.set_switches(reported).confirmed
-    assert shared.read_switches() == reported
+    wanted = Switches(kill=True, reset_breaker_at=T0)
+    assert shared.set_switches(wanted).kind == "done"
+    assert shared.set_switches(wanted).confirmed
+    assert shared.read_switches() == wanted
     (shared.path / "switches.json").write_text('{"format": 1, "kil": true}')
     with pytest.raises(SchedulerError, match="did you mean 'kill'"):
         shared.read_switches()
-    assert shared.set_switches(reported).kind == "done"
+    assert shared.set_switches(wanted).kind == "done"
 
 
 def test_one_holder_at_a_time_by_ones_own_watch(shared, time):
@@ -182,6 +182,6 @@ def test_a_disk_that_goes_away_is_reported_and_not_taken_for_empty(shared):
 
 def test_notes_are_kept_as_long_as_asked(shared):
     shared.note("asked", "x", {"until": 1}, lambda _: True)
-    shared.note("asked", "y", {"until": 5}, lambda node: node["until"] > 2)
+    shared.note("asked", "y", {"until": 5}, lambda entry: entry["until"] > 2)
     assert shared.notes("asked") == {"y": {"until": 5}}
     assert json.loads((shared.path / "asked.json").read_text())["format"] == 1

@@ -33,18 +33,18 @@ class Watched(MemorySlurm):
     crash: str | None = None
 
     def update(self, node, change):
-        result = self.all[node]
-        theirs = result.reason is not None and not standing_on(result, self.clock.now()).marks.tainted
-        if theirs and read_reason(result.reason) is None:
-            assert (change.state, change.reason) == (None, None), (result, change)
-        assert result.readable, (result, change)
+        current = self.all[node]
+        theirs = current.reason is not None and not standing_on(current, self.clock.now()).marks.tainted
+        if theirs and read_reason(current.reason) is None:
+            assert (change.state, change.reason) == (None, None), (current, change)
+        assert current.readable, (current, change)
         crash, self.crash = self.crash, None
         if crash == "crash_before":
             raise Crash("update")
-        reported = super().update(node, change)
+        answer = super().update(node, change)
         if crash == "crash_after":
             raise Crash("update")
-        return reported
+        return answer
 
 
 class SlurmHistories(RuleBasedStateMachine):

@@ -105,8 +105,8 @@ def test_what_is_not_answered_wholly_is_not_read_and_not_taken_for_written(token
             port._settings = replace(port._settings, timeout=timedelta(seconds=0.3))
         with pytest.raises(SchedulerError, match=message):
             port.nodes()
-        reported = port.update("n0", NodeChange(weight=2))
-        assert reported.kind == ("refused" if fault == "redirect" else "timeout")
+        answer = port.update("n0", NodeChange(weight=2))
+        assert answer.kind == ("refused" if fault == "redirect" else "timeout")
 
 
 def test_headers_that_drip_end_at_the_deadline(token):

@@ -36,9 +36,9 @@ def change(world: World, **changed: object) -> None:
     world.slurm.running[7] = replace(world.slurm.running[7], **changed)  # type: ignore[arg-type]
 
 
-def comment(world: World, reported: str, moved: timedelta) -> None:
+def comment(world: World, token: str, moved: timedelta) -> None:
     at = int((world.clock.now() + moved).timestamp())
-    change(world, comment=f"{JOB.comment} predrain.{reported}={at}")
+    change(world, comment=f"{JOB.comment} predrain.{token}={at}")
 
 
 def test_a_job_is_listed_on_each_of_its_nodes(world):

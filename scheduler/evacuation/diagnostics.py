@@ -65,7 +65,8 @@ class Diagnostics:
         content = {"units": list(case.units), "result": case.entry.phase}
         case.notify(log, entry.phase, "escalated", message, content)
         since = entry.ended_at or entry.began_at
-        other = case.reading.boot_id != entry.boot_id or bool(case.units and entry.units and case.units != entry.units)
+        boots = {case.reading.boot_id, entry.boot_id} - {None}  # what is not known is no other one
+        other = len(boots) > 1 or bool(case.units and entry.units and case.units != entry.units)
         if case.held is None and (other or now - since >= self._settings.retry_after):
             again = entry.attempt + 1
             case.change(phase="emptying", attempt=again, first=again, started_at=None, empty_at=None)

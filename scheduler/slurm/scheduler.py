@@ -202,7 +202,7 @@ SAME: Final = timedelta(seconds=120)
 
 
 class Boots:
-    """Names of boots: the first boot time that was seen of each; within one process."""
+    """Names of boots, by the first boot time that was seen of each; another process names nearly all of them alike."""
 
     def __init__(self) -> None:
         self._known: dict[str, datetime] = {}
@@ -213,11 +213,10 @@ class Boots:
         ``booted_at``: None: Slurm does not know it, as for a minute after each UNDRAIN: the boot is the last one seen.
         """
         known = self._known.get(node)
-        if booted_at is None:
-            return None if known is None else known.isoformat()
-        if known is None or abs(booted_at - known) > SAME:
+        if booted_at is not None and (known is None or abs(booted_at - known) > SAME):
             self._known[node] = known = booted_at
-        return known.isoformat()
+        # two boots that are further apart than this never round to the same number
+        return None if known is None else str(round(known.timestamp() / SAME.total_seconds()))
 
 
 _MOST: int = 10_000

@@ -273,3 +273,6 @@ def test_a_boot_time_that_wavers_is_one_boot(world):
     world.slurm.all["n0"] = replace(world.slurm.all["n0"], booted_at=world.clock.now() + HOUR)
     fourth = world.scheduler.revalidate("n0")
     assert first.boot_id == second.boot_id == third.boot_id != fourth.boot_id
+    world.slurm.all["n0"] = replace(world.slurm.all["n0"], booted_at=world.clock.now() + HOUR + timedelta(seconds=2))
+    world.restart()
+    assert world.scheduler.revalidate("n0").boot_id == fourth.boot_id, "progress outlives a process"

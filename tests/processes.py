@@ -16,10 +16,10 @@ ROOT = Path(__file__).resolve().parents[1]
 PREDRAIN = (sys.executable, "-c", "from predrain.command import main; main()")
 
 
-def predrain(*words: object, cwd: Path = ROOT, code: int = 0) -> subprocess.CompletedProcess[str]:
-    """Run the command to its end, which has to come with this code."""
-    command = [*PREDRAIN, *map(str, words)]
-    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=600, check=False)
+def predrain(*words: object, cwd: Path = ROOT, code: int = 0, **more: str) -> subprocess.CompletedProcess[str]:
+    """Run the command to its end, which has to come with this code; ``more``: variables of its environment."""
+    command, env = [*PREDRAIN, *map(str, words)], os.environ | {"COLUMNS": "200"} | more
+    done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == code, done.stdout + done.stderr
     return done
 

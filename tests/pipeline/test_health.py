@@ -82,12 +82,6 @@ def test_a_bundle_keeps_what_it_was_fitted_on_and_gives_it_back(bundle):
     assert "reference.json" in loaded.manifest["files"]
     assert len(reference.features) == 6
     assert reference.encode() == (bundle / "reference.json").read_bytes()
-    (bundle / "reference.json").write_bytes(reference.encode().replace(b"1", b"2", 1))
-    try:
-        with pytest.raises(InputError, match=r"reference\.json is not the file that was saved"):
-            load_bundle(bundle)
-    finally:
-        (bundle / "reference.json").write_bytes(reference.encode())
 
 
 def test_a_model_on_a_steady_fleet_is_healthy_and_its_outcomes_are_counted(bundle, opened, tmp_path):

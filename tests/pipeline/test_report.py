@@ -1,9 +1,7 @@
 """The report: what it says, that it needs nothing else, and that it is the same every time."""
 
 import doctest
-import errno
 import itertools
-import os
 import re
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -14,9 +12,8 @@ import pandas as pd
 import pytest
 
 from evaluation.metrics.evaluation import evaluate
-from pipeline.report import AlertEntry, ReportContext, Simulated, select_alerts, wording, write_report
+from pipeline.report import AlertEntry, ReportContext, Simulated, select_alerts, wording
 from pipeline.report.report import render_report
-from telemetry.errors import InputError
 from tests.models.fleet_predictions import T0, fleet, truth_of
 
 MODELS = (
@@ -163,13 +160,6 @@ def test_every_link_leads_to_one_place(html, page):
     targets = {link.removeprefix("#") for link in page.links} | set(re.findall(r"url\(#([^)]+)\)", html))
     targets |= set(" ".join(svg["aria-labelledby"] for svg in page.svgs).split())
     assert targets <= set(page.ids)
-
-
-def test_the_same_results_give_the_same_bytes(tmp_path, evaluation, context, html):
-    path = write_report(tmp_path / "o", evaluation=evaluation, context=context)
-    assert path == tmp_path / "o" / "report" / "index.html"
-    assert path.read_text(encoding="utf-8") == html
-    assert [file.name for file in path.parent.iterdir()] == ["index.html"]
 
 
 def test_headings_descend_one_level_at_a_time_and_tables_are_captioned(page):
@@ -326,20 +316,6 @@ def test_without_truth_the_report_claims_no_oracle(predictions, context):
     assert "What the best possible model would reach here is not known" in shown.prose
     assert "of the oracle" not in shown.table("Every model")[0]
     assert "No intervals: backtest.bootstrap is 0." in shown.prose
-
-
-def test_a_full_disk_leaves_the_old_report(tmp_path, evaluation, context, monkeypatch):
-    path = write_report(tmp_path, evaluation=evaluation, context=context)
-    before = path.read_bytes()
-
-    def full(*args):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr("os.replace", full)
-    with pytest.raises(InputError, match="the disk is full"):
-        write_report(tmp_path, evaluation=evaluation, context=replace(context, dataset="other"))
-    assert path.read_bytes() == before
-    assert [file.name for file in path.parent.iterdir()] == ["index.html"]
 
 
 def test_numbers_are_worded_as_documented():

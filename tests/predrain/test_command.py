@@ -1,18 +1,15 @@
 """The command as a user meets it: help, exit codes, messages, JSON."""
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from predrain.command import app
+from tests.processes import predrain
 
-PREDRAIN = Path(sys.executable).with_name("predrain")
 VERBS = (
     *("simulate", "import", "prepare", "features", "train", "promote"),
     *("backtest", "report", "doctor", "score", "serve", "act"),
@@ -21,18 +18,6 @@ SOURCES = (
     *("compact", "prometheus", "openmetrics", "exporters", "receive", "nvml"),
     *("kernel-log", "slurm", "kubernetes", "tickets", "diagnostics"),
 )
-
-
-def predrain(*args: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [str(PREDRAIN), *map(str, args)],
-        capture_output=True,
-        text=True,
-        cwd=cwd,
-        timeout=900,
-        check=False,
-        env=os.environ | {"COLUMNS": "200"},
-    )
 
 
 @pytest.mark.parametrize("arguments", [*((verb,) for verb in VERBS), *(("collect", source) for source in SOURCES),
@@ -46,8 +31,8 @@ def test_every_verb_has_help_with_an_example(arguments: tuple[str, ...]) -> None
 
 
 def test_usage_errors_exit_with_2(tmp_path: Path) -> None:
-    assert predrain("backtest", cwd=tmp_path).returncode == 2
-    assert predrain("no-such-verb", cwd=tmp_path).returncode == 2
+    predrain("backtest", cwd=tmp_path, code=2)
+    predrain("no-such-verb", cwd=tmp_path, code=2)
 
 
 @pytest.mark.parametrize(
@@ -64,8 +49,7 @@ def test_a_removed_option_is_refused_with_what_to_do(arguments: tuple[str, ...],
 
 
 def test_bad_input_exits_with_1_and_one_line_without_a_traceback(tmp_path: Path) -> None:
-    failed = predrain("features", "--dataset", "absent", "--out", "matrix", cwd=tmp_path)
-    assert failed.returncode == 1
+    failed = predrain("features", "--dataset", "absent", "--out", "matrix", cwd=tmp_path, code=1)
     assert failed.stderr.startswith("predrain: error: ")
     assert "absent" in failed.stderr
     assert "Traceback" not in failed.stderr
@@ -76,27 +60,23 @@ def test_simulate_backtest_and_report_as_json(tmp_path: Path, small_params_file:
     (tmp_path / "few.yaml").write_text("features: {groups: [history]}\ntraining: {augmentation: 0}\n")
     size = ("--gpus", "40", "--days", "40", "--seed", "2", "--acceleration", "90", "--start", "2026-02-02")
     simulated = predrain("simulate", *size, "--out", "fleet", "--json", cwd=tmp_path)
-    assert simulated.returncode == 0, simulated.stderr
     assert json.loads(simulated.stdout)["gpus"] == 40
     span = json.loads((tmp_path / "fleet" / "dataset.json").read_text())["span"]
     assert span == ["2026-02-02T00:00:00.000Z", "2026-03-13T23:50:00.000Z"]
     assert (tmp_path / "fleet-truth" / "risk.parquet").is_file()
     params = ("--params", small_params_file, "--params", "few.yaml")
     done = predrain("backtest", "--dataset", "fleet", "--out", "replay", *params, "--json", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
     summary = json.loads(done.stdout)
     assert summary["profile"] == "mean_log_odds"
     assert Path(tmp_path / summary["report"]).is_file()
     shown = predrain("report", "--show", "replay", cwd=tmp_path)
-    assert shown.returncode == 0, shown.stderr
     assert "mean_log_odds *" in shown.stdout
     assert str((tmp_path / "replay" / "report" / "index.html").resolve()) in shown.stdout
 
 
 def test_prepare_takes_the_dataset_that_the_parameters_name(tmp_path: Path, small_fleet: Path) -> None:
     (tmp_path / "params.yaml").write_text(f"data: {{dataset: {small_fleet}}}\n")
-    done = predrain("prepare", "--out", "data/dataset", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    predrain("prepare", "--out", "data/dataset", cwd=tmp_path)
     original = (small_fleet / "dataset.json").read_bytes()
     assert (tmp_path / "data" / "dataset" / "dataset.json").read_bytes() == original
     assert (tmp_path / "data" / "dataset-truth" / "risk.parquet").is_file()
@@ -114,8 +94,7 @@ def test_prepare_replaces_no_folder_of_another_tool(tmp_path: Path, small_fleet:
         (tmp_path / "home").mkdir()
         (tmp_path / kept).write_text("precious")
     (tmp_path / "params.yaml").write_text(f"data: {{dataset: {'home/fleet' if inside else small_fleet}}}\n")
-    refused = predrain("prepare", "--out", "home", cwd=tmp_path)
-    assert refused.returncode == 1
+    refused = predrain("prepare", "--out", "home", cwd=tmp_path, code=1)
     assert message in refused.stderr
     assert (tmp_path / kept).is_file()
 
@@ -133,8 +112,7 @@ def test_results_are_not_written_into_their_source(tmp_path: Path, verb: str, so
 
 @pytest.mark.parametrize("given", [[], ["--dataset", "a", "--matrix", "b"]])
 def test_a_backtest_of_neither_or_both_is_a_usage_error(tmp_path: Path, given: list[str]) -> None:
-    wrong = predrain("backtest", *given, "--out", "replay", cwd=tmp_path)
-    assert wrong.returncode == 2
+    wrong = predrain("backtest", *given, "--out", "replay", cwd=tmp_path, code=2)
     assert "--dataset or --matrix" in wrong.stderr
 
 
@@ -162,13 +140,11 @@ def test_import_says_what_it_understood_and_a_second_one_changes_nothing(tmp_pat
         "fleet",
     ]
     first = predrain(*command, "--json", cwd=tmp_path)
-    assert first.returncode == 0, first.stderr
     result = json.loads(first.stdout)
     assert result["changed"] is True
     assert result["units"] == 2
     assert result["events"] == {"xid": 1, "repair": 1}
     assert sum(result["quarantined"].values()) == 1
     again = predrain(*command, cwd=tmp_path)
-    assert again.returncode == 0, again.stderr
     assert "changed" in again.stdout
     assert json.loads(predrain(*command, "--json", cwd=tmp_path).stdout)["changed"] is False

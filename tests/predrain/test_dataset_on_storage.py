@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +13,7 @@ import pytest
 from features.matrix.matrix import FeatureMatrix
 from tests.features.small_fleet import events_of, gpus, inventory_of, samples_of, write_dataset, xid
 from tests.object_storage import Storage, object_storage, upload
+from tests.processes import predrain
 from tests.serving.batch_world import make_world
 
 PLACE = "s3://telemetry/fleets/east"
@@ -57,22 +55,8 @@ def home(tmp_path_factory: pytest.TempPathFactory, storage: Storage) -> Path:
     return folder
 
 
-def predrain(storage: Storage, *arguments: str, cwd: Path, **more: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", "from predrain.command import main; main()", *arguments],
-        capture_output=True,
-        text=True,
-        cwd=cwd,
-        timeout=300,
-        check=False,
-        env=os.environ | storage.environment | {"COLUMNS": "200"} | more,
-    )
-
-
-def result_of(storage: Storage, *arguments: str, cwd: Path, **more: str) -> dict:
-    done = predrain(storage, *arguments, "--json", cwd=cwd, **more)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return json.loads(done.stdout)
+def result_of(storage: Storage, *arguments: str, cwd: Path) -> dict:
+    return json.loads(predrain(*arguments, "--json", cwd=cwd, **storage.environment).stdout)
 
 
 @pytest.mark.system
@@ -110,9 +94,9 @@ def test_a_fleet_is_scored_from_storage_as_from_the_folder(storage: Storage, tmp
 
 
 def test_the_doctor_reads_a_stored_dataset_like_a_folder(storage: Storage, home: Path) -> None:
-    here = predrain(storage, "doctor", "fleet", "--json", cwd=home)
-    there = predrain(storage, "doctor", PLACE, "--json", cwd=home)
-    assert (there.returncode, there.stderr) == (here.returncode, here.stderr)
+    here = predrain("doctor", "fleet", "--json", cwd=home, code=1, **storage.environment)
+    there = predrain("doctor", PLACE, "--json", cwd=home, code=1, **storage.environment)
+    assert there.stderr == here.stderr
     ours, theirs = json.loads(here.stdout), json.loads(there.stdout)
     for observed in (ours, theirs):
         del observed["source"]["at"]
@@ -131,16 +115,15 @@ def test_the_doctor_reads_a_stored_dataset_like_a_folder(storage: Storage, home:
     ],
 )
 def test_what_needs_a_folder_says_so_and_makes_none(storage: Storage, tmp_path: Path, arguments) -> None:
-    refused = predrain(storage, *arguments, cwd=tmp_path)
-    assert refused.returncode == 1
+    refused = predrain(*arguments, cwd=tmp_path, code=1, **storage.environment)
     assert "this needs a folder and not S3-compatible storage" in refused.stderr
     assert "copy the dataset from the bucket" in refused.stderr
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith("s3")] == []
 
 
 def test_an_error_of_the_storage_is_one_line_and_exit_code_1(storage: Storage, tmp_path: Path) -> None:
-    failed = predrain(storage, "features", "--dataset", "s3://nobody/fleet", "--out", "matrix", cwd=tmp_path)
-    assert failed.returncode == 1
+    given = ("features", "--dataset", "s3://nobody/fleet", "--out", "matrix")
+    failed = predrain(*given, cwd=tmp_path, code=1, **storage.environment)
     assert failed.stderr.splitlines() == [
         "predrain: error: there is no bucket 'nobody' (s3://nobody/fleet). "
         "Check its name and AWS_ENDPOINT_URL, or make it."

@@ -112,8 +112,6 @@ COLUMNS = TypeAdapter(tuple[FeatureColumn, ...])
 def format_window(window: timedelta) -> str:
     """Write a window as column names hold it: hours up to two days (``24h``), then days.
 
-    Examples
-    --------
     >>> format_window(timedelta(days=1)), format_window(timedelta(days=7)), format_window(timedelta(minutes=90))
     ('24h', '7d', '90m')
     """
@@ -129,8 +127,6 @@ def describe(column: FeatureColumn, value: float) -> str:
     ``value``: NaN: unknown.
     Returns: a clause without a full stop.
 
-    Examples
-    --------
     >>> from datetime import timedelta
     >>> power = FeatureColumn.of("telemetry", "power_w", "std", window=timedelta(hours=24), unit="W")
     >>> describe(power, 42.0)

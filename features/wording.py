@@ -108,8 +108,6 @@ _SUFFIXES = ("_total", "_ratio", "_count", "_pct", "_mhz", "_mib", "_c", "_w")
 def channel_words(channel: str) -> str:
     """Name a channel in words; an unknown one by its own name without underscores.
 
-    Examples
-    --------
     >>> channel_words("power_w"), channel_words("bus_errors_total")
     ('power', 'bus errors')
     """
@@ -134,8 +132,6 @@ def with_unit(number: str, unit: str) -> str:
 def decimal(value: float) -> str:
     """Write a measured number: one decimal, none from a thousand on, up to three digits below one.
 
-    Examples
-    --------
     >>> decimal(42), decimal(17700.4), decimal(0.5), decimal(0.04321), decimal(0.0)
     ('42.0', '17,700', '0.5', '0.0432', '0.0')
     """

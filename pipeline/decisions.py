@@ -17,7 +17,7 @@ from models.calibration.horizons import add_risks, horizon_column, horizon_table
 from models.config import ModelsSection
 from models.rows.training_set import Matrix
 from pipeline.artefacts import load_evaluation
-from pipeline.params import name_some
+from pipeline.params import differences, name_some
 
 _NO_MATTER = ("models.learners", "models.horizons", "training.memory")
 """Parameters that may differ between a backtest and a bundle: they change nothing about the profile's risks."""
@@ -81,7 +81,12 @@ def bundle_decisions(
         return none("the backtest was made before decisions were recorded")
     if context.dataset_digest != dataset_digest:
         return none("the backtest ran on another dataset")
-    differs = _differs(context.params, params)
+    # thresholds concern risks: only what these depend on has to be the same
+    there, here = (
+        {name: value for name, value in given.items() if name not in _NO_MATTER and not name.startswith("backtest.")}
+        for given in (context.params, params)
+    )
+    differs = differences(there, here)
     if differs:
         return none(f"the backtest ran with other parameters: {name_some(differs)}", differs)
     mine = frame[(frame["model"] == profile).to_numpy()]
@@ -93,18 +98,6 @@ def bundle_decisions(
         "why": "",
         "differs": [],
     }
-
-
-def _differs(there: Mapping[str, str], here: Mapping[str, str]) -> list[str]:
-    """Tell what the risks depend on and was otherwise in a backtest: thresholds concern the risks of its models."""
-    names = [
-        name for name in dict.fromkeys([*there, *here]) if name not in _NO_MATTER and not name.startswith("backtest.")
-    ]
-    return [
-        f"{name} {there.get(name, 'not given')}, not {here.get(name, 'given')}"
-        for name in names
-        if there.get(name) != here.get(name)
-    ]
 
 
 def _profile(result: BacktestResult, profile: str) -> pd.DataFrame:

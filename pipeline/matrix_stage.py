@@ -8,7 +8,7 @@ from pathlib import Path
 from features.engine import Engine
 from features.matrix.building import build_matrix
 from features.matrix.matrix import FeatureMatrix
-from pipeline.params import Params, flatten, name_some
+from pipeline.params import Params, differences, flatten, name_some
 from telemetry.dataset.place import Place
 from telemetry.dataset.store import Dataset
 from telemetry.errors import InputError
@@ -60,11 +60,7 @@ def check_made_with(matrix: FeatureMatrix, params: Params) -> None:
     for name in ("decision", "labels", "features"):
         made |= flatten({name: getattr(config, name).model_dump(mode="json")})
         asked |= flatten({name: getattr(params, name).model_dump(mode="json")})
-    others = [
-        f"{name} {made.get(name, 'not given')}, the parameters say {asked.get(name, 'nothing')}"
-        for name in dict.fromkeys([*made, *asked])
-        if made.get(name) != asked.get(name)
-    ]
+    others = differences(made, asked)
     if others:
         raise InputError(
             f"the matrix was made with {name_some(others)}",

@@ -228,11 +228,18 @@ def flatten(content: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     return flat
 
 
+def differences(there: Mapping[str, str], here: Mapping[str, str]) -> list[str]:
+    """Name the parameters that differ, with their value there and here; both by dotted name."""
+    return [
+        f"{name} {there.get(name, 'not given')}, not {here.get(name, 'given')}"
+        for name in dict.fromkeys([*there, *here])
+        if there.get(name) != here.get(name)
+    ]
+
+
 def name_some(differences: Sequence[str]) -> str:
     """Name the first parameters that differ and count the rest, for a sentence.
 
-    Examples
-    --------
     >>> name_some(["seed 1, not 2"]), name_some(["a", "b", "c", "d", "e"])
     ('seed 1, not 2', 'a; b; c; and 2 more')
     """

@@ -31,8 +31,6 @@ LONGEST_HORIZON = timedelta(days=366)
 def format_utc(value: datetime) -> str:
     """Write an aware instant as ISO 8601 in UTC, whole seconds, with Z.
 
-    Examples
-    --------
     >>> format_utc(datetime(2026, 1, 1, 6, tzinfo=UTC))
     '2026-01-01T06:00:00Z'
     """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, NoReturn
@@ -111,10 +111,16 @@ class _Lines:
         sys.stderr.flush()
 
 
+def print_json(content: Mapping[str, Any]) -> None:
+    """Print one JSON object as a line."""
+    sys.stdout.write(json.dumps(content, default=str, sort_keys=True) + "\n")
+    sys.stdout.flush()
+
+
 def show(result: dict[str, Any], *, as_json: bool) -> None:
     """Print a verb's result: one JSON object, or one line an entry."""
     if as_json:
-        sys.stdout.write(json.dumps(result, default=str, sort_keys=True) + "\n")
+        print_json(result)
         return
     width = max(map(len, result), default=0)
     for key, value in result.items():

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from predrain.console import FAILED
+from predrain.console import FAILED, print_json
 from predrain.options import JsonOption
 
 ledger_app = typer.Typer(
@@ -36,8 +35,7 @@ def why(
     reader = LedgerReader(ledger)
     decisions, work = reader.why(node, most), reader.work(node)
     if as_json:
-        content = {"node": node, "decisions": decisions, "work": work}
-        _write(json.dumps(content, ensure_ascii=False, sort_keys=True))
+        print_json({"node": node, "decisions": decisions, "work": work})
         return
     for decision in decisions:
         risk = "no risk known" if decision["risk"] is None else f"risk {decision['risk']:.1%}"
@@ -72,7 +70,7 @@ def listing(ledger: LedgerOption = Path("ledger.db"), most: MostOption = 20, as_
 
     decisions = LedgerReader(ledger).rounds(most)
     if as_json:
-        _write(json.dumps({"decisions": decisions}, ensure_ascii=False, sort_keys=True))
+        print_json({"decisions": decisions})
         return
     for decision in decisions:
         tiers = ", ".join(f"{name} {count}" for name, count in decision["tiers"].items()) or "all clear"
@@ -96,7 +94,7 @@ def replay(
     equal = not replayed.differences
     if as_json:
         content = {"decision": number, "code": replayed.code, "equal": equal, "differences": list(replayed.differences)}
-        _write(json.dumps(content, ensure_ascii=False, sort_keys=True))
+        print_json(content)
     else:
         result = "equal in everything" if equal else "comes out otherwise"
         _write(f"decision {number} of predrain {replayed.code}: {result}")

@@ -30,8 +30,6 @@ def parse_duration(value: object) -> timedelta:
 def format_duration(value: timedelta) -> str:
     """Write a duration the way :func:`parse_duration` reads it, in the largest unit that divides it.
 
-    Examples
-    --------
     >>> format_duration(timedelta(hours=48)), format_duration(timedelta(minutes=90))
     ('2d', '90m')
     """

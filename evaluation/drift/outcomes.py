@@ -42,8 +42,6 @@ def rate_change(before: int, exposure_before: float, now: int, exposure_now: flo
 
     Returns: with the Clopper-Pearson interval carried over to the ratio.
 
-    Examples
-    --------
     >>> change = rate_change(20, 1000, 40, 1000)
     >>> round(change.ratio, 1), change.p < 0.02
     (2.0, True)
@@ -81,8 +79,6 @@ def rate_changes(before: Outcomes, now: Outcomes) -> list[RateChange]:
 def exact_interval(hits: int, n: int, level: float = 0.95) -> tuple[float, float]:
     """Give the Clopper-Pearson interval of a share; (0, 1) of nothing.
 
-    Examples
-    --------
     >>> [round(bound, 3) for bound in exact_interval(8, 10)]
     [0.444, 0.975]
     """
@@ -97,8 +93,6 @@ def exact_interval(hits: int, n: int, level: float = 0.95) -> tuple[float, float
 def poisson_interval(count: int, level: float = 0.95) -> tuple[float, float]:
     """Give the exact interval of a Poisson mean (Garwood 1936).
 
-    Examples
-    --------
     >>> [round(bound, 2) for bound in poisson_interval(10)]
     [4.8, 18.39]
     """

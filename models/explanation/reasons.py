@@ -49,8 +49,6 @@ def reason_group(column: FeatureColumn) -> tuple[str | None, ...]:
     A rise over 1 h, 6 h and 24 h is one thing to a reader; how high, how unsteady, and how fast are three. What is
     known of one history (how often, how long ago) is one, and so is what joins the onsets of all counters.
 
-    Examples
-    --------
     >>> reason_group(FeatureColumn.of("telemetry", "gpu_temp_c", "max"))
     ('telemetry', None, 'gpu_temp_c', 'level')
     """

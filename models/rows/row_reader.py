@@ -80,8 +80,6 @@ No parameter: products of matrices may differ in their last bits with the number
 def batches(count: int) -> Iterator[slice]:
     """Cut so many rows into batches; none of them: one batch that is empty.
 
-    Examples
-    --------
     >>> [(batch.start, batch.stop) for batch in batches(100_000)]
     [(0, 65536), (65536, 100000)]
     """

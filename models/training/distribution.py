@@ -152,8 +152,6 @@ def shift_of(reference: Distribution, values: np.ndarray) -> Shift:
 def stability_index(before: Floats, now: Floats) -> float:
     """Give the population stability index of two rows of counts; half a row is added to each bin of either side.
 
-    Examples
-    --------
     >>> round(stability_index(np.array([500.0, 500.0]), np.array([200.0, 800.0])), 2)
     0.41
     """

@@ -12,8 +12,6 @@ NONE = "–"
 def percent(value: float) -> str:
     """Write a share: one decimal, more where it is below 1 %.
 
-    Examples
-    --------
     >>> percent(0.2634), percent(0.00339), percent(1.0), percent(float("nan"))
     ('26.3 %', '0.34 %', '100 %', '–')
     """
@@ -28,8 +26,6 @@ def percent(value: float) -> str:
 def percent_at_least(value: float) -> str:
     """Write a lower bound: as :func:`percent`, and rounded down, so that no more is claimed than holds.
 
-    Examples
-    --------
     >>> percent_at_least(0.07361), percent_at_least(0.00347), percent_at_least(float("nan"))
     ('7.3 %', '0.34 %', '–')
     """
@@ -42,8 +38,6 @@ def percent_at_least(value: float) -> str:
 def number(value: float, digits: int = 2) -> str:
     """Write a number with so many decimals.
 
-    Examples
-    --------
     >>> number(0.12345, 3), number(float("nan"))
     ('0.123', '–')
     """
@@ -53,8 +47,6 @@ def number(value: float, digits: int = 2) -> str:
 def count(value: float) -> str:
     """Write a whole number with thousands apart.
 
-    Examples
-    --------
     >>> count(120000)
     '120,000'
     """
@@ -64,8 +56,6 @@ def count(value: float) -> str:
 def hours(value: float) -> str:
     """Write hours.
 
-    Examples
-    --------
     >>> hours(13.42), hours(float("nan"))
     ('13.4 h', '–')
     """
@@ -75,8 +65,6 @@ def hours(value: float) -> str:
 def points(value: float) -> str:
     """Write a difference of shares in percentage points, signed.
 
-    Examples
-    --------
     >>> points(0.1186), points(-0.004)
     ('+11.9', '−0.4')
     """
@@ -86,8 +74,6 @@ def points(value: float) -> str:
 def signed(value: float, digits: int = 3) -> str:
     """Write a difference of plain numbers with so many decimals, signed.
 
-    Examples
-    --------
     >>> signed(0.0432), signed(-0.1)
     ('+0.043', '−0.100')
     """
@@ -100,8 +86,6 @@ def signed(value: float, digits: int = 3) -> str:
 def between(low: str, high: str) -> str:
     """Write an interval, or nothing where it has no bounds.
 
-    Examples
-    --------
     >>> between("1.0 %", "2.0 %"), between("–", "–")
     ('[1.0, 2.0 %]', '')
     """
@@ -121,8 +105,6 @@ def minute(value: datetime) -> str:
 def duration(value: timedelta) -> str:
     """Write a duration in its largest whole unit.
 
-    Examples
-    --------
     >>> duration(timedelta(days=28)), duration(timedelta(hours=6)), duration(timedelta(minutes=10))
     ('28 days', '6 hours', '10 minutes')
     """
@@ -138,8 +120,6 @@ def duration(value: timedelta) -> str:
 def verdict(low: float, high: float) -> str:
     """Say what an interval of a difference shows.
 
-    Examples
-    --------
     >>> verdict(0.01, 0.2), verdict(-0.2, -0.01), verdict(-0.1, 0.1), verdict(float("nan"), 0.1)
     ('better', 'worse', 'no difference shown', 'no interval')
     """
@@ -153,8 +133,6 @@ def verdict(low: float, high: float) -> str:
 def join(parts: list[str]) -> str:
     """Join words as a sentence does.
 
-    Examples
-    --------
     >>> join(["a"]), join(["a", "b", "c"])
     ('a', 'a, b and c')
     """

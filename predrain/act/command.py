@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 import socket
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from predrain.act.assembly import SchedulerKind
-from predrain.console import FAILED, until_stopped
+from predrain.console import FAILED, print_json, until_stopped
 from predrain.options import JsonOption
 from predrain.version import VERSION
 
@@ -106,7 +105,7 @@ def act(
         switches = _switch(chosen, kill=kill, resume=resume, release_all=release_all, reset_breaker=reset_breaker)
         if not release_all:
             if as_json:
-                _print_json(switches)
+                print_json(switches)
             return
     given = _given(read, undo=release_all)
     with closing(_ledger(ledger, dry_run=dry_run, undo=release_all)) as record:
@@ -268,14 +267,9 @@ def _follow(controller: Controller, given: ActSettings, listen: str | None, as_j
     return report
 
 
-def _print_json(content: Mapping[str, Any]) -> None:
-    sys.stdout.write(json.dumps(content, ensure_ascii=False, sort_keys=True) + "\n")
-    sys.stdout.flush()
-
-
 def _show(report: RoundReport, as_json: bool, more: Mapping[str, Any] | None = None) -> None:
     if as_json:
-        _print_json({**report.to_json(), **(more or {})})
+        print_json({**report.to_json(), **(more or {})})
         return
     for line in _lines(report):
         sys.stdout.write(line + "\n")

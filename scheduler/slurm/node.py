@@ -121,8 +121,6 @@ def node_of(row: Mapping[str, Any], gres: str) -> SlurmNode:
 def count_of(resources: str, gres: str) -> int:
     """Count a generic resource in Slurm's text: ``gpu:h100:8(S:0-1),nic:2``.
 
-    Examples
-    --------
     >>> count_of("gpu:h100:4(S:0),gpu:a100:2,nic:2", "gpu"), count_of("gpu", "gpu"), count_of("(null)", "gpu")
     (6, 1, 0)
     """

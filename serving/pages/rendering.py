@@ -21,8 +21,6 @@ from serving.scores.reading import span
 def percent(value: float | None) -> str:
     """Write a probability with two digits that say something: ``34 %``, ``1.2 %``, ``0.05 %``, ``< 0.01 %``.
 
-    Examples
-    --------
     >>> percent(0.342), percent(0.0123), percent(0.00002), percent(None)
     ('34 %', '1.2 %', '< 0.01 %', 'not known')
     """

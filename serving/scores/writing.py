@@ -177,8 +177,6 @@ def write_decision(folder: Path, records: Sequence[RiskRecord], summary: Mapping
 def stamp(t: datetime) -> str:
     """Name a decision time as its folder is named.
 
-    Examples
-    --------
     >>> stamp(datetime(2026, 1, 1, 6, tzinfo=UTC))
     '20260101T060000Z'
     """

@@ -21,8 +21,6 @@ def normalise_pci_bus_id(text: str) -> str | None:
 
     The function is left out: kernel messages omit it, and every GPU is function 0 of its device.
 
-    Examples
-    --------
     >>> normalise_pci_bus_id("PCI:0000:3B:00"), normalise_pci_bus_id("00000000:3b:00.0")
     ('00000000:3b:00', '00000000:3b:00')
     """

@@ -172,14 +172,14 @@ def test_a_killed_backtest_goes_on_and_ends_the_same(
 @pytest.mark.parametrize(
     ("section", "change", "difference"),
     [
-        ("labels", {"horizon": timedelta(hours=48)}, "labels.horizon 1d, the parameters say 2d"),
-        ("decision", {"every": timedelta(hours=12)}, "decision.every 6h, the parameters say 12h"),
+        ("labels", {"horizon": timedelta(hours=48)}, "labels.horizon 1d, not 2d"),
+        ("decision", {"every": timedelta(hours=12)}, "decision.every 6h, not 12h"),
         (
             "features",
             {"groups": ("static",)},
-            "features.groups telemetry, history, .*, the parameters say static",
+            "features.groups telemetry, history, .*, not static",
         ),
-        ("training", {"augmentation": 0}, "training.augmentation 2, the parameters say 0"),
+        ("training", {"augmentation": 0}, "training.augmentation 2, not 0"),
     ],
 )
 def test_parameters_that_say_something_else_than_the_matrix_are_refused(

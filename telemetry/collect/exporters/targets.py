@@ -150,8 +150,6 @@ def parse_target(text: str, where: str, *, node: str | None = None, labels: tupl
     Without a scheme the port is 9400 where none is given. Raises ``InputError`` if it is no address, or holds a
     password.
 
-    Examples
-    --------
     >>> parse_target("node07", "targets.txt, line 1").url
     'http://node07:9400/metrics'
     """

@@ -324,8 +324,6 @@ def check_match(match: str | None) -> str:
 def selector(metric: str, matchers: Iterable[str] = ()) -> str:
     """Return an instant selector of a metric; any name will do, dots and colons included.
 
-    Examples
-    --------
     >>> selector("up", ['job="dcgm"'])
     '{__name__="up",job="dcgm"}'
     """

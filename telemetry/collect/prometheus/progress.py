@@ -38,8 +38,6 @@ def chunks(whole: Span, chunk_ms: int) -> list[Span]:
 
     A span whose first instant is such a multiple, being one millisecond after its lower bound, begins a whole chunk.
 
-    Examples
-    --------
     >>> chunks(Span(5, 23), 10)
     [Span(after_ms=5, until_ms=10), Span(after_ms=10, until_ms=20), Span(after_ms=20, until_ms=23)]
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from typing import Annotated, Literal, Self
@@ -30,7 +31,16 @@ GROUPS: tuple[Group, ...] = ("telemetry", "history", "peers", "onset", "gaps", "
 """All feature groups, in the order in which their columns stand in a matrix."""
 
 FAILURE_CLASSES: tuple[FailureClass, ...] = ("memory", "bus", "firmware", "interconnect", "thermal_power", "other")
-"""All failure classes, in the order in which reports list them."""
+"""The classes of GPU failures; ``labels.classes`` may name others."""
+
+
+def _class_name(value: str) -> str:
+    if not re.fullmatch(r"[a-z][a-z0-9_]*", value) or value == "all":  # "all" stands for every class in reports
+        raise ValueError(f"{value!r} is no name of a failure class: write it in snake_case, such as 'power_supply'")
+    return value
+
+
+ClassName = Annotated[str, AfterValidator(_class_name)]
 
 
 def _default_label_xids() -> dict[FailureClass, tuple[int, ...]]:
@@ -84,11 +94,25 @@ class LabelSection(Section):
     xids: dict[FailureClass, tuple[int, ...]] = Field(default_factory=_default_label_xids)
     """XID codes that make an incident, by failure class; a plain list takes each code's class from the defaults."""
 
-    classes: dict[str, FailureClass] = Field(default_factory=dict)
+    classes: dict[str, ClassName] = Field(default_factory=dict)
     """Failure class by the code of a ``failure`` event (matched without case); unlisted codes are ``other``."""
+
+    only: tuple[ClassName, ...] = ()
+    """Failure classes of which incidents are made; an empty list means all."""
+
+    @property
+    def all_classes(self) -> tuple[str, ...]:
+        """Every failure class there is: those of GPUs, and then the operator's own by name."""
+        return (*FAILURE_CLASSES, *sorted(set(self.classes.values()).difference(FAILURE_CLASSES)))
 
     censor_leavers: bool = True
     """A GPU that leaves service unfailed inside the horizon has no label (null) instead of a negative one."""
+
+    @model_validator(mode="after")
+    def _known_classes(self) -> Self:
+        if unknown := sorted(set(self.only).difference(self.all_classes)):
+            raise ValueError(f"only: there is no failure class {unknown[0]!r} among {', '.join(self.all_classes)}")
+        return self
 
     @field_validator("xids", mode="before")
     @classmethod

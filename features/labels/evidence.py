@@ -200,20 +200,24 @@ def _is_planned(value: str) -> bool:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Sign:
-    """One label-worthy event of a unit: when it happened, and from when it is established that it counts."""
+    """One label-worthy event of a unit: when it happened, and from when it is established that it counts.
+
+    ``ticket``: code of a ``failure`` event, as it is compared with that of a repair; else empty.
+    """
 
     time: int
     established: int
     class_index: int
     code: str
     node: str
+    ticket: str
 
 
 @dataclass(slots=True)
 class UnitEvidence:
     """The facts of one unit that make and end its incidents, each list in ascending order.
 
-    ``ends``: Repairs, replacements, resets and removals.
+    ``ends``: Repairs, replacements, resets and removals, without repairs of one failure that leave another open.
     ``own_ends``: those of ``ends`` that name the unit itself and take it out of the node or mend it (no resets).
     """
 
@@ -223,7 +227,7 @@ class UnitEvidence:
 
 
 def xid_classes(labels: LabelSection) -> dict[int, int]:
-    """Failure class, as an index into :data:`features.config.FAILURE_CLASSES`, by label-worthy XID."""
+    """Failure class, as an index into ``labels.all_classes``, by label-worthy XID."""
     table: dict[int, int] = {}
     for index, name in enumerate(FAILURE_CLASSES):
         for xid in labels.xids.get(name, ()):
@@ -234,8 +238,10 @@ def xid_classes(labels: LabelSection) -> dict[int, int]:
 def gather(facts: Facts, stays: Installations, labels: LabelSection) -> dict[int, UnitEvidence]:
     """Collect the evidence of every unit that has any label-worthy event, by unit code in ascending order."""
     table = xid_classes(labels)
-    classes = {normalized(code): FAILURE_CLASSES.index(name) for code, name in labels.classes.items()}
+    names = labels.all_classes
+    classes = {normalized(code): names.index(name) for code, name in labels.classes.items()}
     other = FAILURE_CLASSES.index("other")
+    wanted = {names.index(name) for name in labels.only or names}
     listed = np.isin(facts.xid, list(table))
     conditional = listed & np.isin(facts.xid, list(CONDITIONAL_XIDS))
     for i in np.flatnonzero(conditional & np.isin(facts.xid, list(SUBCODE_XIDS))).tolist():
@@ -243,14 +249,20 @@ def gather(facts: Facts, stays: Installations, labels: LabelSection) -> dict[int
     failure = facts.type == "failure"
     certain = failure | (listed & ~np.isin(facts.xid, list(CONDITIONAL_XIDS)))
 
+    def class_of(i: int) -> int:
+        return classes.get(normalized(facts.code[i]), other) if failure[i] else table[int(facts.xid[i])]
+
     def sign(i: int, established: int) -> Sign:
-        index = classes.get(normalized(facts.code[i]), other) if failure[i] else table[int(facts.xid[i])]
-        return Sign(int(facts.time[i]), established, index, facts.code[i], facts.node[i] or "")
+        code = facts.code[i]
+        ticket = normalized(code) if failure[i] else ""
+        return Sign(int(facts.time[i]), established, class_of(i), code, facts.node[i] or "", ticket)
 
     out: dict[int, UnitEvidence] = {}
     candidates: dict[int, list[int]] = {}
     for i in np.flatnonzero((certain | conditional) & (facts.unit >= 0)).tolist():
         unit = int(facts.unit[i])
+        if class_of(i) not in wanted:
+            continue
         evidence = out.setdefault(unit, UnitEvidence())
         if conditional[i]:
             candidates.setdefault(unit, []).append(i)
@@ -260,7 +272,7 @@ def gather(facts: Facts, stays: Installations, labels: LabelSection) -> dict[int
     # Predrain's drains follow its own alerts: taken as proof, the model would confirm itself.
     proofs = failure | (facts.drains() & ~facts.own()) | facts.diagnostics(passed=False)
     confirmers, late = (_moments(facts, stays, chosen, candidates) for chosen in (proofs, facts.confirms_late()))
-    _collect_ends(facts, stays, out, confirmers)
+    _collect_ends(facts, stays, out, confirmers, duration_ms(labels.cooldown))
     for unit, positions in candidates.items():
         doubtful = [(int(facts.time[i]), int(facts.known[i])) for i in positions]
         certainly = [(sign.time, sign.established) for sign in out[unit].signs]
@@ -291,23 +303,56 @@ class Record:
 
 
 def _collect_ends(
-    facts: Facts, stays: Installations, out: Mapping[int, UnitEvidence], confirmers: dict[int, list[tuple[int, int]]]
+    facts: Facts,
+    stays: Installations,
+    out: Mapping[int, UnitEvidence],
+    confirmers: dict[int, list[tuple[int, int]]],
+    cooldown: int,
 ) -> None:
-    ends = facts.ends()
-    for i, code in zip(*facts.at_units(ends, stays), strict=True):
-        unit = int(code)
-        if unit in out:
-            moment = (int(facts.time[i]), int(facts.known[i]))
-            out[unit].ends.append(moment)
-            confirmers.setdefault(unit, []).append(moment)
-            if facts.type[i] != "other" and normalized(facts.code[i]) not in RESET_CODES and not facts.node_wide[i]:
-                out[unit].own_ends.append(moment[0])
+    ends: dict[int, list[_End]] = {}
+    for i, code in zip(*facts.at_units(facts.ends(), stays), strict=True):
+        if int(code) in out:
+            named = normalized(facts.code[i])
+            is_own = facts.type[i] != "other" and named not in RESET_CODES and not facts.node_wide[i]
+            repaired = named if facts.type[i] == "repair" and is_own else ""
+            ends.setdefault(int(code), []).append(_End(int(facts.time[i]), int(facts.known[i]), repaired, is_own))
     for code, time in zip(*stays.leaves(), strict=True):
-        unit = int(code)
-        if unit in out:
-            out[unit].ends.append((int(time), int(time)))
-            out[unit].own_ends.append(int(time))
-            confirmers.setdefault(unit, []).append((int(time), int(time)))
+        if int(code) in out:
+            ends.setdefault(int(code), []).append(_End(int(time), int(time), "", True))
+    for unit, of_unit in ends.items():
+        confirmers.setdefault(unit, []).extend((end.time, end.known) for end in of_unit)
+        coded = [sign for sign in out[unit].signs if sign.ticket]
+        lasting = [end for end in of_unit if not _leaves_another_open(end, of_unit, coded, cooldown)]
+        out[unit].ends += [(end.time, end.known) for end in lasting]
+        out[unit].own_ends += [end.time for end in lasting if end.is_own]
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    """An end of a unit's failures; ``repaired``: code of what was repaired, where it is a repair that has one."""
+
+    time: int
+    known: int
+    repaired: str
+    is_own: bool
+
+    def ends(self, sign: Sign, signs: list[Sign]) -> bool:
+        """Whether this ends a failure: a repair with the code of one that was known ends no failure of another."""
+        named = any(s.ticket == self.repaired and s.time <= self.time and s.established <= self.known for s in signs)
+        return sign.time <= self.time and (not named or sign.ticket == self.repaired)
+
+
+def _leaves_another_open(end: _End, ends: list[_End], signs: list[Sign], cooldown: int) -> bool:
+    """Whether an end is the repair of one failure, and by what was known with it another goes on."""
+    if not end.repaired:
+        return False
+    before = [other for other in ends if other.time <= end.time and other.known <= end.known]
+    return any(
+        sign.time <= end.time < sign.time + cooldown
+        and sign.established <= end.known
+        and not any(other.ends(sign, signs) for other in before)
+        for sign in signs
+    )
 
 
 def _moments(

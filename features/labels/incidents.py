@@ -46,7 +46,8 @@ def find_incidents(
     Label-worthy events of one unit belong to one incident if they lie within ``labels.merge_window`` of each other, or
     if the earlier one's incident has not ended yet. An incident ends at the first repair, replacement, reset or removal
     at or after its last event, or ``labels.cooldown`` after that event; a repair or removal of the unit itself that
-    comes later still ends it if nothing label-worthy lies between and at most :data:`LATE_REPAIR` has passed.
+    comes later still ends it if nothing label-worthy lies between and at most :data:`LATE_REPAIR` has passed. A repair
+    that names one of several failures (by its code) ends nothing while another one is open.
 
     ``events``, ``inventory``: as a dataset holds them.
     ``as_of``: use only what was known then: events with ``known_at <= as_of``, stays begun and removals made by then.
@@ -73,7 +74,7 @@ def find_incidents(
             shown = next((sign for sign in members if sign.class_index != _OTHER), members[0])
             found.append((members[0].time, unit, end, min(sign.established for sign in members), shown))
     found.sort(key=lambda row: row[:2])
-    frame = _sign_columns(stays, [row[1] for row in found], [row[4] for row in found])
+    frame = _sign_columns(stays, [row[1] for row in found], [row[4] for row in found], labels)
     frame["incident"] = np.arange(len(found), dtype=np.int64)
     for name, at in (("start", 0), ("end", 2), ("known_at", 3)):
         frame[name] = instants(np.asarray([row[at] for row in found], dtype=np.int64))
@@ -95,7 +96,7 @@ def known_onsets(record: Record) -> pd.DataFrame:
         found += [(sign.established, sign.time, unit, sign) for sign in _openings(evidence, record.labels)]
     found.sort(key=lambda row: row[:3])
     signs = [row[3] for row in found]
-    frame = _sign_columns(record.stays, [row[2] for row in found], signs)
+    frame = _sign_columns(record.stays, [row[2] for row in found], signs, record.labels)
     frame["timestamp"] = instants(np.asarray([sign.time for sign in signs], dtype=np.int64))
     frame["known_at"] = instants(np.asarray([sign.established for sign in signs], dtype=np.int64))
     return frame[["unit", "gpu", "node", "timestamp", "known_at", "failure_class", "code"]]
@@ -166,18 +167,18 @@ def _openings(evidence: UnitEvidence, labels: LabelSection) -> list[Sign]:
     return openings
 
 
-def _sign_columns(stays: Installations, units: list[int], signs: list[Sign]) -> pd.DataFrame:
+def _sign_columns(stays: Installations, units: list[int], signs: list[Sign], labels: LabelSection) -> pd.DataFrame:
     """Say of what each sign is: its unit and the unit's GPU (null where that is a node), node, failure class, code."""
     code = np.asarray(units, dtype=np.int64)
     gpu = np.full(len(stays.units), None, dtype=object)
     gpu[stays.unit] = stays.gpu
-    none = np.zeros(0, dtype=object)
+    none, classes = np.zeros(0, dtype=object), labels.all_classes
     return pd.DataFrame(
         {
             "unit": pd.array(stays.units[code] if units else none, dtype="str"),
             "gpu": pd.array(gpu[code] if units else none, dtype="str"),
             "node": pd.array([sign.node for sign in signs], dtype="str"),
-            "failure_class": pd.array([FAILURE_CLASSES[sign.class_index] for sign in signs], dtype="str"),
+            "failure_class": pd.array([classes[sign.class_index] for sign in signs], dtype="str"),
             "code": pd.array([sign.code for sign in signs], dtype="str"),
         }
     )

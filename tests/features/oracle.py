@@ -124,9 +124,40 @@ def _answered(row: dict, answer: dict, mine: list[dict], doubtful: list[dict], l
     return not any(e["timestamp"] <= last and known(e) <= shown for e in newer)
 
 
-def ends(unit: str, events: list[dict], inventory: list[dict], r: datetime) -> list[datetime]:
-    facts = [row for row in events if known(row) <= r and concerns(row, unit, inventory) and is_end(row)]
+def ends(
+    unit: str, events: list[dict], inventory: list[dict], r: datetime, labels: LabelSection = DEFAULT
+) -> list[datetime]:
+    facts = [
+        row
+        for row in events
+        if known(row) <= r
+        and concerns(row, unit, inventory)
+        and is_end(row)
+        and not leaves_another_open(row, unit, events, inventory, labels)
+    ]
     return sorted([row["timestamp"] for row in facts] + departures(unit, inventory, r))
+
+
+def leaves_another_open(
+    repair: dict, unit: str, events: list[dict], inventory: list[dict], labels: LabelSection
+) -> bool:
+    """Whether a repair of one failure of a unit came, when another one was known that nothing had ended."""
+    facts = [row for row in events if known(row) <= known(repair) and concerns(row, unit, inventory)]
+    failures = [row for row in facts if row["type"] == "failure" and row["gpu"] == unit]
+
+    def repairs(end: dict) -> str | None:
+        names = {f["code"] for f in failures if f["timestamp"] <= end["timestamp"] and known(f) <= known(end)}
+        own = end["type"] == "repair" and end["gpu"] == unit and end["code"] in names
+        return end["code"] if own else None
+
+    def is_open(failure: dict) -> bool:
+        if not failure["timestamp"] <= repair["timestamp"] < failure["timestamp"] + labels.cooldown:
+            return False
+        gone = departures(unit, inventory, known(repair))
+        stops = [f["timestamp"] for f in facts if is_end(f) and repairs(f) in (None, failure["code"])] + gone
+        return not any(failure["timestamp"] <= stop <= repair["timestamp"] for stop in stops)
+
+    return repairs(repair) is not None and any(is_open(failure) for failure in failures)
 
 
 def incidents(
@@ -134,7 +165,7 @@ def incidents(
 ) -> list[tuple[datetime, datetime | None]]:
     """(start, end) of each incident of a unit, by what was known at r."""
     worthy = [row["timestamp"] for row in signs(unit, events, inventory, r, labels)]
-    stops = ends(unit, events, inventory, r)
+    stops = ends(unit, events, inventory, r, labels)
     mended = [
         row["timestamp"]
         for row in events
@@ -143,6 +174,7 @@ def incidents(
         and concerns(row, unit, inventory)
         and row["type"] in ("repair", "replacement")
         and row["code"] != "reset"
+        and not leaves_another_open(row, unit, events, inventory, labels)
     ] + departures(unit, inventory, r)
     groups: list[list[datetime]] = []
     for time in worthy:

@@ -16,7 +16,7 @@ DAYS = 6
 _CODES = {
     "xid": ("48", "79", "63", "31", "74", "74", "149", "46"),
     "failure": ("DBE", "gone"),
-    "repair": ("", "reset"),
+    "repair": ("", "reset", "DBE", "gone"),
     "replacement": ("", "planned"),
     "diagnostic": ("passed", "failed"),
     "drain": ("drain", "release", "planned"),

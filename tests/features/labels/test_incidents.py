@@ -55,6 +55,18 @@ def test_a_repair_or_reset_ends_an_incident(type_, code):
     assert spans(found) == [(at(0), at(3)), (at(5), at(29))]
 
 
+def test_each_of_two_failures_ends_with_its_own_repair():
+    both = event(at(0), "failure", "DBE"), event(at(2), "failure", "gone")
+    own = event(at(3), "repair", "dbe"), event(at(8), "repair", "gone")
+    third = event(at(5), "failure", "DBE")  # not a new incident, though the first failure is repaired
+    assert spans(find(*both, *own, third)) == [(at(0), at(29))]
+    assert spans(find(*both, *own)) == [(at(0), at(8))]
+    assert spans(find(*both, *reversed(own))) == [(at(0), at(8))]
+    assert spans(find(*both, {**own[0], "code": "board"})) == [(at(0), at(3))]
+    assert spans(find(both[0], {**both[1], "known_at": at(4)}, own[0])) == [(at(0), at(3))]
+    assert spans(find(*both, event(at(3), "replacement", "DBE"))) == [(at(0), at(3))]
+
+
 def test_a_late_repair_of_the_unit_moves_the_end_but_a_late_reset_or_one_after_another_failure_does_not():
     assert spans(find(event(at(0), code="79"), event(at(days=9), "repair", "board"))) == [(at(0), at(days=9))]
     assert spans(find(event(at(0), code="79"), event(at(days=9), "repair", "reset"))) == [(at(0), at(24))]
@@ -92,6 +104,18 @@ def test_params_decide_what_is_label_worthy():
     assert spans(found) == [(at(5), at(29))]
     found = find(event(at(0), "failure", " dbe "), event(at(48), "failure", "gone"), labels=labels)
     assert found["failure_class"].tolist() == ["memory", "other"]
+
+
+def test_classes_may_be_the_operators_own_and_incidents_be_made_of_some_only():
+    classes = {"DBE": "memory", "fan": "cooling_loop"}
+    failures = event(at(0), "failure", "DBE"), event(at(48), "failure", "FAN"), event(at(96), code="79")
+    for only, expected in (((), ["memory", "cooling_loop", "bus"]), (("bus", "cooling_loop"), ["cooling_loop", "bus"])):
+        assert find(*failures, labels=LabelSection(classes=classes, only=only))["failure_class"].tolist() == expected
+    with pytest.raises(ValueError, match=r"only: there is no failure class 'fans' among memory, .*, cooling_loop"):
+        LabelSection(classes=classes, only=("fans",))
+    for name in ("all", "Fan", "two words"):
+        with pytest.raises(ValueError, match="write it in snake_case"):
+            LabelSection(classes={"fan": name})
 
 
 @pytest.mark.parametrize(

@@ -140,7 +140,7 @@ def hidden_by_our_drain(t, high, unit, found, happened, held):
     ]
     for row in mine:
         drained = row["timestamp"]
-        if row["type"] != "drain" or row["code"] != "drain" or not oracle.is_own(row):
+        if row["type"] != "drain" or row["code"] == "release" or not oracle.is_own(row):
             continue
         if any(drained < time <= high for time in failed + passed):
             continue

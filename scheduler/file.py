@@ -92,7 +92,7 @@ class MemoryScheduler:
         return self._reading(self.nodes[node]) if node in self.nodes else None
 
     def preview(self, actions: Sequence[Action], reading: NodeReading) -> tuple[tuple[Write, ...], ...]:
-        """Give what would be written now."""
+        """Return what would be written now."""
         if reading.view.name not in self.nodes:
             return tuple(() for _ in actions)
         states = [self.nodes[reading.view.name].object]

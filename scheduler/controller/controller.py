@@ -210,7 +210,7 @@ class Controller:
         return fleet
 
     def _in_force(self, fleet: FleetReading, report: RoundReport) -> PolicyConfig:
-        """Give the settings with the thresholds that hold in this round, and say what is odd about them."""
+        """Return the settings with the thresholds that hold in this round, and report what is odd about them."""
         policy, risks = self._policy, self._evidence.risks
         tiers = risks.tiers if policy.thresholds_from == "scores" else None
         if not fleet.switches.release_all:  # then nothing rests on any threshold
@@ -269,7 +269,7 @@ class Controller:
         return why is None
 
     def _held(self, views: tuple[NodeView, ...], signals: Signals) -> frozenset[str]:
-        """Give the nodes that are left as they are, for what their GPUs reported could not be read since we began.
+        """Return the nodes that are left as they are, for what their GPUs reported could not be read since we began.
 
         A mark may rest on a fault that is there, and only seems to have gone. It holds until it expires; what a person
         asks for is done at once.
@@ -289,7 +289,7 @@ class Controller:
 
 
 def _same(state: PolicyState, before: PolicyState) -> bool:
-    """Tell whether two states differ in nothing but the time of the decision, and in that by little.
+    """Return whether two states differ in nothing but the time of the decision, and in that by little.
 
     So a round in which nothing happens writes nothing. The time itself only tells when a clock goes back.
     """
@@ -319,7 +319,7 @@ _HOUR = timedelta(hours=1)
 
 
 def odd_thresholds(policy: PolicyConfig, risks: Risks) -> tuple[str, ...]:
-    """Say what is odd about the thresholds, and about the horizon that they are for; nothing where all is well."""
+    """Return what is odd about the thresholds, and about the horizon that they are for; nothing where all is well."""
     notes: list[str] = []
     if risks.horizon is not None and risks.horizon != policy.horizon:
         wrong = "too early" if risks.horizon > policy.horizon else "by more than they said"

@@ -52,7 +52,7 @@ class Evidence:
         return tuple(troubles)
 
     def newest(self, view: NodeView, now: datetime) -> tuple[UnitView, ...]:
-        """Give a node's units with what is known of them now, read again.
+        """Return a node's units with what is known of them now, read again.
 
         Raises ``SourceError`` if it cannot be read: then nothing new may be done on the node.
         """
@@ -61,7 +61,7 @@ class Evidence:
         return self.units_of(view)
 
     def units_of(self, view: NodeView) -> tuple[UnitView, ...]:
-        """Give a node's units: those that the scheduler knows to be in it, else those that were scored on it.
+        """Return a node's units: those that the scheduler knows to be in it, else those that were scored on it.
 
         The latter may have been in another machine of that name: what was known before the node came is void.
         """
@@ -89,7 +89,7 @@ class Evidence:
         return tuple(notes)
 
     def placed(self, view: NodeView, state: PolicyState) -> NodeView:
-        """Give a node with its units.
+        """Return a node with its units.
 
         A node with our marks always has one: else, where the scores cannot be read, its marks would never be removed
         when they expire. Those are the units that the marks rest on, or one without a name of its own.

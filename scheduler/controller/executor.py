@@ -110,7 +110,7 @@ class Executor:
         return None
 
     def _why_not(self, action: Action, reading: NodeReading) -> str | None:
-        """Say why an action must not be carried out any more; None: it is still right.
+        """Return why an action must not be carried out any more; None: it is still right.
 
         A release only has to find a node that can be read: it takes off nothing but what is ours, so that no change of
         anything else makes it wrong.
@@ -219,7 +219,7 @@ class Expected:
 
 
 def level_after(action: Action, level: Level) -> Level:
-    """Give the level of a node that stood at ``level`` after an action."""
+    """Return the level of a node that stood at ``level`` after an action."""
     return min(level, action.to) if action.verb == "release" else max(level, action.to)
 
 

@@ -63,7 +63,7 @@ class EventFacts:
         self._rows: list[dict[str, Any]] = []
 
     def read(self, now: datetime) -> Mapping[str, Facts]:
-        """Give the facts known at ``now``, by unit.
+        """Return the facts known at ``now``, by unit.
 
         Raises ``SourceError`` if the file is missing or cannot be read.
         """
@@ -144,7 +144,7 @@ class VerifiedFacts:
     service: Callable[[datetime], tuple[tuple[datetime, str, bool], ...]] = lambda _: ()
 
     def read(self, now: datetime) -> Mapping[str, Facts]:
-        """Give the facts known at ``now``, by unit.
+        """Return the facts known at ``now``, by unit.
 
         Raises ``SourceError`` if the other source fails, or no result could ever be read.
         """

@@ -108,7 +108,7 @@ class RoundMetrics:
             return generate_latest(self._registry).decode()
 
     def illness(self) -> str | None:
-        """Say why the process should be restarted; None: it works. A scheduler that is down is not its illness."""
+        """Return why the process should be restarted; None: it works. A scheduler that is down is not its illness."""
         with self._lock:
             silence = self._clock.now() - self._since
         return f"no round has ended for {silence.total_seconds():.0f} s" if silence > self._max_silence else None

@@ -83,7 +83,7 @@ class ScoresReader:
         return risks
 
     def _believed_by_now(self) -> bool:
-        """Tell whether a record that was refused for being from the future is from the past by now."""
+        """Return whether a record that was refused for being from the future is from the past by now."""
         return self._again_at is not None and self._clock.now() >= self._again_at
 
     def _newest(self) -> str:

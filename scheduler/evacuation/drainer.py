@@ -77,14 +77,14 @@ class Drainer:
         self._hooks = {means: hook for means, hook in hooks.items() if hook is not None}
 
     def _offer_of(self, workload: Workload) -> CheckpointOffer | None:
-        """Give the way to ask a workload; None: it names none, or one that is not set up."""
+        """Return the way to ask a workload; None: it names none, or one that is not set up."""
         offer, default = workload.checkpoint, self._settings.checkpoint.default
         if offer is None and workload.job is not None and default != "none":
             offer = CheckpointOffer(default)
         return None if offer is None or offer.means not in {"scheduler", *self._hooks} else offer
 
     def foresee(self, workload: Workload) -> tuple[Literal["evict", "wait"], str]:
-        """Say what would be done with a workload if its node were drained now, and how."""
+        """Return what would be done with a workload if its node were drained now, and how."""
         workload = self._understood(workload)
         if workload.held is not None:
             return "wait", f"it may not be moved ({workload.held})"
@@ -258,7 +258,7 @@ class Drainer:
         log.find(case.node, "no_answer", message, {"workload": workload.name, "uid": workload.uid})
 
     def _say_wait(self, case: Case, workload: Workload, step: Next, message: str, log: RoundLog) -> None:
-        """Say what is waited for: always in the report; the end of what may not be moved once in the ledger."""
+        """Report what is waited for: always in the report; the end of what may not be moved once in the ledger."""
         if step == "ask":
             return
         log.step(case.node, "wait", "waiting", workload.name, message)
@@ -301,7 +301,7 @@ class Drainer:
 
 
 def _next_step(workload: Workload, leaving: Leaving, now: datetime) -> tuple[Next, str]:
-    """Say what is next for a workload that does not ``stay``, and why."""
+    """Return what is next for a workload that does not ``stay``, and why."""
     if workload.ending:
         return "going", "it is on its way out"
     if leaving.deadline is not None and now < leaving.deadline and leaving.asked in ("planned", "asked"):

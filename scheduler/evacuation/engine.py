@@ -55,7 +55,7 @@ class Evacuation:
         self._diagnostics = Diagnostics(workloads, verification, settings.verification, self._still)
 
     def results(self) -> tuple[Result, ...] | None:
-        """Give the results of diagnostics; None: they could not be read since the process began."""
+        """Return the results of diagnostics; None: they could not be read since the process began."""
         return self._progress.results if self._store.known else None
 
     def load(self, report: RoundReport) -> bool:
@@ -107,7 +107,7 @@ class Evacuation:
             log.report.notes.append("how far nodes are emptied is read again in the next round")
 
     def rehearse(self, plan: Plan, views: Mapping[str, NodeView], report: RoundReport) -> None:
-        """Say what would be asked of whom on nodes that are or would be drained, after :meth:`load`; nothing is."""
+        """Report what would be asked of whom on nodes that are or would be drained, after :meth:`load`; nothing is."""
         if not self._settings.enabled:
             return
         wanted = {action.node for action in plan.actions if action.verb == "drain"}
@@ -192,7 +192,7 @@ class Evacuation:
             log.step(name, "hold", "held", None, f"no more is done to empty it: {why}")
 
     def _held(self, case: Case, reading: NodeReading, switches: Switches) -> str | None:  # noqa: PLR0911
-        """Say why nothing new may be done to empty a node now, though its mark stands; None: it may be emptied."""
+        """Return why nothing new may be done to empty a node now, though its mark stands; None: it may be emptied."""
         view, now, decision = reading.view, self._clock.now(), case.decision
         published, passed_at = view.marks.published, self._progress.passed_at(reading.view.name)
         if switches.kill:
@@ -297,7 +297,7 @@ def _why_ended(reading: NodeReading | None) -> str | None:
 
 
 def _frozen(plan: Plan, view: NodeView, unheard: frozenset[str]) -> str | None:
-    """Say why nothing new is done on any node of a group: the breaker freezes evictions like any hard action."""
+    """Return why nothing new is done on any node of a group: the breaker freezes evictions like any hard action."""
     if view.name in unheard:
         return "what its GPUs reported cannot be read"
     causes = plan.state.breaker.frozen(view.group_key)
@@ -305,7 +305,7 @@ def _frozen(plan: Plan, view: NodeView, unheard: frozenset[str]) -> str | None:
 
 
 def _newer(reading: NodeReading, entry: Evacuating, before: datetime) -> bool:
-    """Tell whether a mark is another one than the progress was kept for.
+    """Return whether a mark is another one than the progress was kept for.
 
     A mark whose beginning cannot be read is said to have begun now, which tells nothing.
     """

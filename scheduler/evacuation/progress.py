@@ -126,7 +126,7 @@ def key_of(node: str, began_at: datetime, what: str) -> str:
 
 
 def stored_progress(workloads: Workloads) -> StoredValue[Progress]:
-    """Give the progress as the scheduler keeps it.
+    """Return the progress as the scheduler keeps it.
 
     Where it is damaged, checkpoints are asked for again, and no deadline is over.
     """

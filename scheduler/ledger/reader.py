@@ -62,7 +62,7 @@ class LedgerReader:
         ]  # fmt: skip
 
     def why(self, node: str, most: int = 20) -> list[dict[str, Any]]:
-        """Give what was decided about a node, the newest first, with its reasons, calls and what else stood against it.
+        """Return what was decided about a node, the newest first, with its reasons, calls and what stood against it.
 
         Raises ``InputError`` if nothing is recorded about the node.
         """
@@ -88,7 +88,7 @@ class LedgerReader:
         ]  # fmt: skip
 
     def work(self, node: str, most: int = 200) -> list[dict[str, Any]]:
-        """Give what was done to empty a node: calls with their answers, and what was found; the newest last.
+        """Return what was done to empty a node: calls with their answers, and what was found; the newest last.
 
         Returns: ``at``, ``kind``, ``workload``, ``means``, ``key``, ``answer``, ``message`` and ``wrote`` of a call;
         ``at``, ``kind``, ``message`` and what belongs to it of a finding, whose ``answer`` is null. None for a node
@@ -118,7 +118,7 @@ class LedgerReader:
         return sorted(work, key=lambda entry: entry["at"])[-most:]
 
     def results(self) -> list[dict[str, Any]]:
-        """Give what diagnostics on emptied nodes came to, each once, oldest first."""
+        """Return what diagnostics on emptied nodes came to, each once, oldest first."""
         rows = self._rows("SELECT node, content FROM findings WHERE kind = 'verified' ORDER BY id")
         once: dict[str, dict[str, Any]] = {}
         for node, text in rows:
@@ -153,7 +153,7 @@ class LedgerReader:
         return Replayed(number, code, tuple(_differences(then, again, "")), then)
 
     def marks(self) -> list[dict[str, Any]]:
-        """Give every confirmed change of a node's service: hard marks and their releases, oldest first."""
+        """Return every confirmed change of a node's service: hard marks and their releases, oldest first."""
         rows = self._rows(
             "SELECT i.content, s.at FROM intents i JOIN settled s ON s.intent = i.id WHERE s.confirmed = 1 "
             "AND i.verb IN ('taint', 'drain', 'release') ORDER BY i.id"

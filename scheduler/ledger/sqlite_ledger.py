@@ -89,12 +89,12 @@ class SqliteLedger:
         return self._open("intents", "intent FROM settled", Intent)
 
     def last_digest(self) -> str | None:
-        """Give what the last recorded decision came to."""
+        """Return what the last recorded decision came to."""
         rows = self._read("SELECT digest FROM rounds ORDER BY id DESC LIMIT 1")
         return rows[0][0] if rows else None
 
     def alerts(self, since: datetime) -> tuple[Alert, ...]:
-        """Give the alerts that began since then, each once."""
+        """Return the alerts that began since then, each once."""
         rows = self._read("SELECT content FROM alerts WHERE at >= ? ORDER BY at, unit", since.timestamp())
         alerts = (object_of(Alert, json.loads(text), "alert") for (text,) in rows)
         return tuple(dict.fromkeys(alerts))
@@ -129,7 +129,7 @@ class SqliteLedger:
             )  # fmt: skip
 
     def service(self, since: datetime) -> tuple[tuple[datetime, str, bool], ...]:
-        """Give each time we took a node out of service or gave it back: when, which, whether it was taken out."""
+        """Return each time we took a node out of service or gave it back: when, which, whether it was taken out."""
         rows = self._read(
             "SELECT s.at, i.node, i.verb, json_extract(i.content, '$.to') FROM intents i JOIN settled s "
             "ON s.intent = i.id WHERE s.confirmed = 1 AND i.verb IN ('taint', 'drain', 'release') AND s.at >= ? "
@@ -207,7 +207,7 @@ def _identity(path: Path) -> tuple[int, int] | None:
 
 
 def inputs_of(record: RoundRecord) -> dict[str, Any]:
-    """Give what went into a decision as plain values or JSON, what changes seldom apart from what changes often.
+    """Return what went into a decision as plain values or JSON, what changes seldom apart from what changes often.
 
     Nodes and units are most of it by far, and hold nothing but texts, numbers and times: they are written at once, for
     they are on the way from a decision to its first write.

@@ -79,9 +79,12 @@ def read_json(text: str | bytes) -> Any:
     """
     try:
         return orjson.loads(text)
-    except ValueError:
+    except ValueError:  # not strict JSON: half a pair, NaN, or none at all
         try:
-            return json.loads(json.dumps(json.loads(text), ensure_ascii=False).encode(errors="replace"))
+            content = json.loads(text)
+            if "\\ud" not in str(text).lower():
+                return content
+            return json.loads(json.dumps(content, ensure_ascii=False).encode(errors="replace"))
         except (TypeError, RecursionError) as error:
             raise ValueError(str(error)) from None
 

@@ -21,7 +21,7 @@ class Clock(Protocol):
     """The time."""
 
     def now(self) -> datetime:
-        """Give the time, aware."""
+        """Return the time, aware."""
 
 
 class RiskSource(Protocol):
@@ -35,7 +35,7 @@ class FactSource(Protocol):
     """What GPUs reported themselves, and what became of earlier alerts."""
 
     def read(self, now: datetime) -> Mapping[str, Facts]:
-        """Give the facts known at ``now``, by unit; raises ``SourceError`` if they cannot be read."""
+        """Return the facts known at ``now``, by unit; raises ``SourceError`` if they cannot be read."""
 
     def outcomes(self, alerts: Sequence[Alert], now: datetime) -> Sequence[Outcome]:
         """Judge earlier alerts by what is known at ``now``; undecided ones are left out.

@@ -64,7 +64,7 @@ class SlurmScheduler:
         return self._reading(current, views_by_node(self.port.jobs(node)).get(node, ()))
 
     def preview(self, actions: Sequence[Action], reading: NodeReading) -> tuple[tuple[Write, ...], ...]:
-        """Give what would be written to the node as it was last read."""
+        """Return what would be written to the node as it was last read."""
         node, now, made = self._read.get(reading.view.name), self._clock.now(), []
         if node is None or node.version != reading.version:
             node = self.port.node(reading.view.name)

@@ -89,7 +89,7 @@ class SlurmWorkloads:
         return self._fenced(workload, fence, self._requeue)
 
     def preview(self, workload: Workload) -> tuple[Write, ...]:
-        """Give what an eviction would do."""
+        """Return what an eviction would do."""
         if workload.held is not None or workload.ending:
             return ()
         return (Write(f"job {workload.name}", "JobState", "RUNNING", "REQUEUE"),)

@@ -99,9 +99,12 @@ class EventFacts:
         return ()
 
     def _load(self) -> None:
-        import pyarrow.compute as pc  # noqa: PLC0415 - only who reads events needs it
+        import pyarrow as pa  # noqa: PLC0415 - only who reads events needs it
+        import pyarrow.compute as pc  # noqa: PLC0415
         import pyarrow.parquet as pq  # noqa: PLC0415
         from pyarrow.lib import ArrowException  # noqa: PLC0415
+
+        from telemetry.dataset.schema import EVENT_RUNS  # noqa: PLC0415
 
         try:
             status = self.file.stat()
@@ -113,9 +116,11 @@ class EventFacts:
                 if "last_at" in pq.read_schema(source).names:
                     columns.append("last_at")
                 table = pq.read_table(source, columns=columns)
+            # a time without a zone, or none at all, would end each round
+            table = table.cast(pa.schema([EVENT_RUNS.field(name) for name in columns]), safe=False)
             kinds = pc.field("type").isin(["xid", "diagnostic", *_REPAIRS])
             self._rows = table.filter(kinds & pc.field("gpu").is_valid()).to_pylist()
-        except (OSError, ArrowException, KeyError) as error:
+        except (OSError, ArrowException, KeyError, ValueError) as error:
             raise SourceError(f"the events in {self.file} cannot be read: {error}") from error
         self._key = key
 

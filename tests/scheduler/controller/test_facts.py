@@ -107,6 +107,10 @@ def test_the_file_is_read_again_when_it_was_replaced(tmp_path):
     write(other, (T0, "a", "xid", "79"), (T0, "b", "xid", "95"))
     other.replace(file)
     assert set(source.read(T0 + HOUR)) == {"a", "b"}
+    table = pq.read_table(file)
+    pq.write_table(table.set_column(table.schema.get_field_index("known_at"), "known_at", pa.nulls(2)), file)
+    with pytest.raises(SourceError, match="known_at"):
+        source.read(T0 + HOUR)
     file.write_text("nonsense")
     with pytest.raises(SourceError, match="cannot be read"):
         source.read(T0 + HOUR)

@@ -35,6 +35,9 @@ COMBINERS: tuple[Combiner, ...] = ("intersection", "min_votes", "mean_rank", "me
 CASCADE = "cascade"
 """Name of the cascade among the models."""
 
+PRIOR = "prior"
+"""Name of the prior among learners, where it scores alone because nothing could be fitted yet."""
+
 
 class TrainingSection(Section):
     """``training``: which rows a model is fitted on, and how often."""
@@ -59,6 +62,10 @@ class TrainingSection(Section):
 
     hysteresis: float = Field(default=0.02, ge=0)
     """``auto`` keeps the span in use unless another's validation score is better by more than this share."""
+
+    prior: str | None = Field(default=None, min_length=1)
+    """Model of other fleets that ``lightgbm`` starts from: ``shipped``, or a folder of ``predrain prior build``; null:
+    none. Its weight is chosen at each refit on a purged tail; it is left out where own data alone ranks as well."""
 
     memory: int = Field(default=4096, ge=4)
     """MiB of features in memory while models are fitted: half for the rows of one fit (where they need more, fewer

@@ -82,6 +82,8 @@ def train_bundle(
         until=until,
         progress=_counted(progress),
     )
+    if fitted.stand_in is not None:
+        decisions = {"thresholds": None, "until": None, "why": f"{fitted.stand_in} only: no own failure", "differs": []}
     bundle = save_bundle(
         out,
         fitted,
@@ -106,6 +108,8 @@ def train_bundle(
         "negatives": fitted.n_negative,
         "incidents": fitted.n_incidents,
     }
+    if fitted.stand_in is not None:
+        summary["marked"] = f"{fitted.stand_in} only: no failure of this fleet was learned from, nothing is promised"
     if fitted.thinned_to is not None:
         summary["negatives_a_positive_in_memory"] = fitted.thinned_to
     if registry is not None:

@@ -17,6 +17,7 @@ from predrain.features import features
 from predrain.import_files import import_files
 from predrain.ledger import ledger_app
 from predrain.prepare import prepare
+from predrain.prior import prior_app
 from predrain.promote import promote
 from predrain.report import report
 from predrain.score import score
@@ -103,6 +104,7 @@ app.command("score")(score)
 app.command("serve")(serve)
 app.command("act")(act)
 app.add_typer(ledger_app)
+app.add_typer(prior_app)
 app.command("backtest")(backtest)
 app.command("report")(report)
 app.command("doctor")(doctor)

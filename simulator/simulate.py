@@ -39,7 +39,7 @@ def simulate(
     gpus: int,
     days: int,
     seed: int,
-    scenario: str,
+    scenario: str | Scenario,
     truth: Path | None = None,
     acceleration: float = 1.0,
     step: timedelta = timedelta(minutes=10),
@@ -49,6 +49,7 @@ def simulate(
 ) -> dict[str, Any]:
     """Simulate a fleet and write it as a dataset; the same arguments give the same bytes, with any number of threads.
 
+    ``scenario``: one of :data:`simulator.scenarios.SCENARIOS`, or one of the caller's own.
     ``truth``: default a sibling ``OUT-truth``; never inside ``out``.
     ``acceleration``: factor on every rate of failing, degrading and recoverable hardware errors.
     ``step``: divides a day. ``start``: 00:00 UTC of a day.
@@ -62,7 +63,7 @@ def simulate(
     failures = failures_frame(simulation)
     about = {
         "kind": "simulated",
-        "scenario": scenario,
+        "scenario": scenario if isinstance(scenario, str) else "own",
         "seed": seed,
         "gpus": gpus,
         "days": days,
@@ -133,9 +134,15 @@ def _write_samples(writer: DatasetWriter, simulation: Simulation, threads: int, 
 
 
 def _checked(
-    gpus: int, days: int, seed: int, scenario: str, acceleration: float, step: timedelta, start: datetime
+    gpus: int,
+    days: int,
+    seed: int,
+    scenario: str | Scenario,
+    acceleration: float,
+    step: timedelta,
+    start: datetime,
 ) -> tuple[Scenario, Clock]:
-    if scenario not in SCENARIOS:
+    if isinstance(scenario, str) and scenario not in SCENARIOS:
         near = difflib.get_close_matches(scenario, list(SCENARIOS), n=1, cutoff=0.4)
         hint = f"Did you mean {near[0]!r}? " if near else ""
         raise InputError(f"unknown scenario {scenario!r}", "scenario", f"{hint}Choose one of {', '.join(SCENARIOS)}.")
@@ -163,7 +170,7 @@ def _checked(
     ):
         if not sound:
             raise InputError(what, where, do)
-    chosen = SCENARIOS[scenario]
+    chosen = SCENARIOS[scenario] if isinstance(scenario, str) else scenario
     return chosen, Clock(begin, days, ms, chosen.parameters.warm_up_days)
 
 

@@ -17,7 +17,6 @@ from models.explanation.alert_reasons import AlertReasons
 from models.rows.ranking import Ints
 from models.rows.training_set import Matrix, Rows
 from models.training.schedule import Schedule, format_days, format_instant
-from models.training.trainer import STAND_IN
 from policy.episodes import newly_alerted
 
 VARIANTS: tuple[str, ...] = ("sliding", "train_once")
@@ -82,17 +81,21 @@ def skipped_of(folds: list[Fold], schedule: Schedule) -> tuple[str, ...]:
     """List what a backtest left out or replaced, and why.
 
     ``span``: a candidate that never fits; ``fold``: a refit without both classes; ``calibration``: a refit whose slice
-    had too few incidents; ``negatives``: a refit whose memory had room for fewer than asked for.
+    had too few incidents; ``prior``: a refit that it did not help; ``negatives``: a refit whose memory had room for
+    fewer than asked for.
     """
     out = [f"span: {format_days(span)} is longer than the history at every refit" for span in schedule.never_fit]
     for fold in folds:
         facts, used, number = fold.facts, fold.facts["sliding"], f"(fold {fold.facts['fold']})"
         if facts["unfit"] is not None:
-            instead = f"the models of {format_instant(used['refit_ms'])}" if used["fitted"] else f"{STAND_IN} alone"
+            earlier = f"the models of {format_instant(used['refit_ms'])}"
+            instead = earlier if used["fitted"] else f"{used['stand_in']} only"
             out.append(f"fold {number}: {facts['unfit']}; scored by {instead}")
         elif not used["calibrated"]:
             why = "too few incidents for a calibration slice; risks are the scores corrected for sampling"
             out.append(f"calibration {number}: {why}")
+        if facts["unfit"] is None and used["prior_weight"] == 0:
+            out.append(f"prior {number}: left out, it ranked the newest labels no better than own data alone")
         if facts["unfit"] is None and used["thinned_to"] is not None:
             out.append(f"negatives {number}: training.memory left room for {used['thinned_to']} for each positive")
     return tuple(out)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from evaluation.backtest.checkpoint import FoldStore, digest_of
 from evaluation.backtest.frames import (
@@ -22,6 +23,7 @@ from models.calibration.horizons import horizon_maps
 from models.config import BacktestSection, ModelsSection, TrainingSection
 from models.explanation.alert_reasons import alert_reasons
 from models.explanation.importance import attribution_frame
+from models.learners.prior import load_prior
 from models.rows.training_set import Matrix
 from models.training.schedule import (
     Schedule,
@@ -64,11 +66,13 @@ def run_backtest(
     begun = Backtest(matrix, setup)
     store, total = None, len(begun.schedule.refits_ms)
     if checkpoint is not None:
-        content = {
+        content: dict[str, Any] = {
             "training": training.model_dump(mode="json"),
             "models": models.model_dump(mode="json", exclude={"precision_targets"}),
             "backtest": backtest.model_dump(mode="json", exclude={"bootstrap", "cooldown"}),
         }
+        if training.prior is not None:
+            content["prior"] = load_prior(training.prior).card.sha256
         digest = digest_of(matrix=begun.matrix.digest, seed=seed, explain=explain, **content)
         store = FoldStore(checkpoint.resolve(), digest)
     kept = {} if store is None else {fold: store.load(fold) for fold in range(total)}

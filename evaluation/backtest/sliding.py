@@ -185,4 +185,6 @@ def _facts(models: FittedModels) -> dict[str, Any]:
         "calibrated": models.calibrated,
         "thinned_to": models.thinned_to,
         "fitted": models.stand_in is None,
+        "stand_in": models.stand_in,
+        "prior_weight": models.prior_weight,
     }

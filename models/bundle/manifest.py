@@ -24,6 +24,7 @@ from features.errors import InputError
 from features.vocabulary import COLUMNS, FeatureColumn
 from models.calibration.fitting import Calibrator
 from models.calibration.horizons import HorizonMap
+from models.config import PRIOR
 from models.ensembles.combining import Stacker
 
 FORMAT: Final = 4
@@ -42,6 +43,7 @@ SUFFIXES: Final[dict[str, str]] = {
     "mlp": ".skops",
     "lstm": ".safetensors",
     "cnn1d": ".safetensors",
+    PRIOR: ".txt",
 }
 """Suffix of a learner's file, by learner."""
 
@@ -104,6 +106,7 @@ class FittedFacts(_Facts):
     calibrated: bool
     thinned_to: int | None
     stand_in: str | None
+    prior_weight: float | None = None
 
     def learner_files(self) -> tuple[str, ...]:
         """Name the files of all learners and of the cascade's stages."""

@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+from models.config import PRIOR
+
 _SHOWN = (
     ("episode_precision", "precision of drain episodes", 1),
     ("precision_at_k", "precision at K", 1),
@@ -132,6 +134,10 @@ def _trained(manifest: Mapping[str, Any]) -> list[str]:
         lines.append(f"- **The fleet was simulated** ({_pairs(simulated)}).")
     if fitted["stand_in"]:
         lines.append(f"- **Nothing could be fitted**: every model is stood in for by `{fitted['stand_in']}`.")
+    if fitted["stand_in"] == PRIOR:
+        lines.append("- **Prior only**: no failure of this fleet was learned from. Ranks only; nothing is promised.")
+    elif fitted["prior_weight"] is not None:
+        lines.append(f"- Started from a model of other fleets, at a weight of {fitted['prior_weight']:.2g}.")
     return lines
 
 

@@ -19,7 +19,8 @@ import xgboost
 from sklearn.ensemble import RandomForestClassifier
 
 from features.errors import InputError
-from models.config import SEQUENCE
+from models.config import PRIOR, SEQUENCE
+from models.learners.factory import LoadedLightGBM
 from models.learners.prepared import PreparedClassifier
 from models.recipe import THREADS
 from models.sequence.classifier import dump_sequence, load_sequence
@@ -40,22 +41,6 @@ _SKLEARN_TYPES = (RandomForestClassifier, PreparedClassifier)
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 
 
-class LoadedLightGBM:
-    """A LightGBM model read from its text, with the part of scikit-learn's contract that scoring needs.
-
-    ``classes_``: 0 and 1.
-    """
-
-    def __init__(self, booster: lightgbm.Booster) -> None:
-        self.booster_ = booster
-        self.classes_ = np.array([0, 1])
-
-    def predict_proba(self, X: np.ndarray) -> np.ndarray:
-        """Give the probability of both classes, shape (n_rows, 2), bit-identical to the fitted classifier's."""
-        positive = np.asarray(self.booster_.predict(X, num_threads=THREADS))
-        return np.column_stack([1 - positive, positive])
-
-
 def write_learner(name: str, learner: Any, path: Path) -> None:
     """Write a fitted learner.
 
@@ -67,7 +52,7 @@ def write_learner(name: str, learner: Any, path: Path) -> None:
     learner = inner_of(learner)
     if name in SEQUENCE:
         path.write_bytes(dump_sequence(learner))
-    elif name == "lightgbm":
+    elif name in ("lightgbm", PRIOR):
         path.write_text(learner.booster_.model_to_string(num_iteration=-1), encoding="utf-8", newline="\n")
     elif name == "xgboost":
         path.write_bytes(bytes(learner.get_booster().save_raw("json")))
@@ -96,7 +81,7 @@ def read_learner(name: str, content: bytes, where: str, features: int) -> Any:
 
 def _read(name: str, content: bytes, where: str) -> Any:
     try:
-        if name == "lightgbm":
+        if name in ("lightgbm", PRIOR):
             return LoadedLightGBM(lightgbm.Booster(model_str=content.decode("utf-8")))
         if name == "xgboost":
             learner = xgboost.XGBClassifier(n_jobs=THREADS)

@@ -43,7 +43,7 @@ from models.bundle.manifest import (
 )
 from models.bundle.model_card import model_card
 from models.bundle.serialization import read_learner, write_learner
-from models.config import SEQUENCE
+from models.config import PRIOR, SEQUENCE
 from models.ensembles.cascade import Cascade
 from models.learners.baselines import make_baseline
 from models.sequence.extra import versions
@@ -58,6 +58,7 @@ REFERENCE = "reference.json"
 _SAME = (
     "refit_at", "train_start", "train_end", "models", "k", "prior_shift", "members", "min_votes", "stacker",
     "n_positive", "n_negative", "n_augmented", "n_incidents", "calibrated", "thinned_to", "stand_in",
+    "prior_weight",
 )  # fmt: skip
 """What fitted models and a manifest hold alike."""
 
@@ -243,10 +244,9 @@ def _shared(fitted: FittedModels, at: int) -> bool:
 
 def _read(name: str, file: str, files: Mapping[str, bytes], columns: tuple[FeatureColumn, ...]) -> Any:
     window = window_of(columns)
-    features = len(columns) if window is None or name in SEQUENCE else window.tabular
-    learner = read_learner(name, files[file], file, features)
-    if window is None or name in SEQUENCE:
-        return learner
+    if window is None or name in (*SEQUENCE, PRIOR):
+        return read_learner(name, files[file], file, len(columns))
+    learner = read_learner(name, files[file], file, window.tabular)
     return FirstColumns.around(learner, window.tabular)
 
 

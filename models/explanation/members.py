@@ -26,14 +26,14 @@ def members_of(fitted: FittedModels, model: str) -> list[tuple[str, Any]]:
 
     ``model``: one of ``fitted.models``.
     Returns: the learner itself; an ensemble's members; of a cascade the stages whose log-odds make a survivor's score;
-    where a baseline stands in for all models, that one.
+    what stands in for all models where nothing could be fitted.
     Raises ``ValueError`` if there is no such model.
     """
     if model not in fitted.models:
         raise ValueError(f"{model} is not among {', '.join(fitted.models)}")
     if model in BASELINES or fitted.stand_in is not None:
         name = model if model in BASELINES else str(fitted.stand_in)
-        return [(name, fitted.baselines[name])]
+        return [(name, fitted.baselines[name] if name in fitted.baselines else fitted.learners[name])]
     if model in COMBINERS:
         return [(name, fitted.learners[name]) for name in fitted.members]
     if model == CASCADE:

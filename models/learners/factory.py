@@ -196,6 +196,22 @@ def make_learner(name: str, *, seed: int, settings: Mapping[str, Any] | None = N
     return recipe.build(seed % 2**31, {**recipe.defaults, **overrides})
 
 
+class LoadedLightGBM:
+    """A LightGBM model read from its text, with the part of scikit-learn's contract that scoring needs.
+
+    ``classes_``: 0 and 1.
+    """
+
+    def __init__(self, booster: lightgbm.Booster) -> None:
+        self.booster_ = booster
+        self.classes_ = np.array([0, 1])
+
+    def predict_proba(self, X: np.ndarray) -> np.ndarray:
+        """Give the probability of both classes, shape (n_rows, 2), bit-identical to the fitted classifier's."""
+        positive = np.asarray(self.booster_.predict(X, num_threads=THREADS))
+        return np.column_stack([1 - positive, positive])
+
+
 @dataclass(frozen=True, slots=True)
 class Fit:
     """A learner to fit: its name among :data:`models.config.ALL_LEARNERS`, unfitted, and its rows, of both classes."""

@@ -19,6 +19,7 @@ from models.training.schedule import (
     format_instant,
     instant_of,
 )
+from models.training.spans import candidates
 from models.training.trainer import Progress, Trainer, reach_of
 
 
@@ -58,7 +59,8 @@ def fit_final(
     counts the whole dataset.
     ``until``: fit as of this time (aware), with labels as they were known then; default: the end of the data.
     ``progress``: see :class:`models.training.trainer.Trainer`.
-    Raises ``InputError`` if no span fits the data, or the span chosen holds one class only.
+    Returns: where there is a prior and nothing to fit on yet, the prior alone (see :meth:`Trainer.stand_in`).
+    Raises ``InputError`` if there is none, and no span fits the data or the span chosen holds one class only.
     """
     refit_ms = instant_ms(refit_time(matrix.span, until))
     model_names(models)  # refuses a profile that is none
@@ -71,6 +73,8 @@ def fit_final(
     k = alert_budget(rows, labels, backtest, as_of_ms=refit_ms)
     trainer = Trainer(matrix, training=training, models=models, k=k, seed=seed, names=names, progress=progress)
     span = trainer.choose_span(refit_ms, labels, None)
+    if span is None and trainer.prior is not None:
+        span = candidates(training)[0]
     if span is None:
         before = format_days(refit_ms - trainer.first_ms)
         history = (
@@ -85,13 +89,14 @@ def fit_final(
             f"Give {'a shorter window' if until is None else 'a later time, a shorter window'}, or a dataset with more "
             "history.",
         )
-    if why := trainer.unfit(refit_ms, labels, span):
+    why = trainer.unfit(refit_ms, labels, span)
+    if why and trainer.prior is None:
         raise InputError(
             f"one class only in the training window: {why}",
             "parameter training.window",
             "Give a longer window, or a dataset with more history.",
         )
-    fitted = trainer.fit(refit_ms, labels, span)
+    fitted = trainer.stand_in(refit_ms, labels, span) if why else trainer.fit(refit_ms, labels, span)
     reference = make_reference(
         LabelledRows.of(rows, frame),
         tabular_values(matrix, trainer.values),

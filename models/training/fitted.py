@@ -114,7 +114,10 @@ class FittedModels:
     :func:`models.calibration.fitting.fit_calibrator`.
     ``thinned_to``: negatives for each positive, where ``training.memory`` left room for fewer than asked for; None: as
     asked for.
-    ``stand_in``: name of a baseline that all models are scored by because nothing could be fitted yet; None: none.
+    ``stand_in``: name of what all models are scored by because nothing could be fitted yet: a baseline, or
+    :data:`models.learners.prior.PRIOR`, which then is the only one of ``learners``; None: none.
+    ``prior_weight``: share of a prior's log-odds that the learner that takes one started from; 0: it was left out;
+    None: there is none.
     ``reference``: what the rows and scores were like that they were fitted on, to tell drift from; None: not kept.
     """
 
@@ -141,6 +144,7 @@ class FittedModels:
     calibrated: bool = False
     thinned_to: int | None = None
     stand_in: str | None = None
+    prior_weight: float | None = None
     reference: Reference | None = None
 
     @property
@@ -213,8 +217,6 @@ class FittedModels:
         answers: dict[str, np.ndarray] = {
             name: baseline.points(values, identity) for name, baseline in self.baselines.items()
         }
-        if self.stand_in is not None:
-            return answers
         answers |= {name: log_odds(learner, values) for name, learner in self.learners.items()}
         if self.cascade is not None:
             first = answers.get(self.cascade.stages[0][0]) if len(self.cascade.stages) > 1 else None

@@ -10,24 +10,26 @@ from datetime import timedelta
 from typing import Any
 
 import numpy as np
+from sklearn.metrics import average_precision_score
 
 from features.errors import InputError
 from features.times import duration_ms, instant_ms
 from models.calibration.fitting import MIN_INCIDENTS, at_level, fit_calibrator
 from models.calibration.horizons import HorizonLabels, fit_horizons, slice_horizons
-from models.config import ALL_LEARNERS, BASELINES, CASCADE, COMBINERS, ModelsSection, TrainingSection
+from models.config import ALL_LEARNERS, BASELINES, CASCADE, COMBINERS, PRIOR, ModelsSection, TrainingSection
 from models.ensembles.cascade import Cascade, fit_cascade
 from models.ensembles.combining import Stacker
 from models.learners.baselines import make_baseline
-from models.learners.factory import fit_learners, make_learner
+from models.learners.factory import LoadedLightGBM, fit_learners, make_learner
+from models.learners.prior import STARTS, StartedFromPrior, load_prior
 from models.rows.failure_rate import rate_at
 from models.rows.ranking import Bools, Ints, mix, seed_of
-from models.rows.row_reader import HeldRows
+from models.rows.row_reader import HeldRows, log_odds_of
 from models.rows.training_set import Labels, Matrix, Rows, TrainingSet, choose_rows, count_incidents, known_rows
-from models.sequence.windows import fitted_to, tabular_values
+from models.sequence.windows import fitted_to, tabular_columns, tabular_values
 from models.training.fitted import FittedModels, learners_of, model_names
 from models.training.schedule import format_days, format_instant, instant_of
-from models.training.spans import choose_span, usable_spans
+from models.training.spans import MIN_TAIL_INCIDENTS, choose_span, usable_spans
 
 Progress = Callable[[int, int, str], None]
 """Called with the work done, all work, and what was done."""
@@ -46,7 +48,16 @@ def _steps(progress: Progress | None, total: int) -> Callable[[str], None]:
 
 
 STAND_IN = "history_count"
-"""The baseline that speaks for every model while nothing could be fitted yet."""
+"""The baseline that scores for every model while nothing could be fitted yet and there is no prior."""
+
+PRIOR_WEIGHTS = (1.0, 0.5, 0.25, 0.0)
+"""Weights of a prior that are tried, times what own failures leave to it; 0 is own data alone."""
+
+PRIOR_BELIEF = 400.0
+"""Own incidents that leave half to a prior; measured on simulated fleets, see docs/decisions/0029-priors.md."""
+
+PRIOR_TAIL = timedelta(days=28)
+"""Length of the tail that the weight is chosen on, at most, and at most a third of the span."""
 
 _LOG_ODDS = frozenset({*ALL_LEARNERS, "mean_log_odds", "stacked", CASCADE})
 
@@ -87,6 +98,7 @@ class Trainer:
         self.matrix = matrix
         self.training = training
         self.models = models
+        self.prior = None if training.prior is None else load_prior(training.prior)
         self.names = names or model_names(models)
         self.k = k
         self.seed = seed
@@ -152,21 +164,25 @@ class Trainer:
         names = learners_of(self.models, self.names)
         steps = _steps(self._progress, (len(names) + (CASCADE in self.names)) * (2 if again else 1))
         held = split.slice_rows[split.slice_label == 1] if split.held_out else None
-        learners, cascade = self._fit_on(chosen, names, refit_ms, steps, held=held)
+        weight = self._prior_weight(refit_ms, labels, span)
+        learners, cascade = self._fit_on(chosen, names, refit_ms, steps, weight, held=held)
         fitted = self._fitted(refit_ms, span, chosen, learners=learners, cascade=cascade, calibrated=split.held_out)
-        calibrated = self._calibrated(fitted, split)
+        calibrated = replace(self._calibrated(fitted, split), prior_weight=weight)
         if not again:
             return calibrated
         # the learners again on the whole span; what was set on its last slice stays as it was set
         thresholds = None if cascade is None else cascade.thresholds
-        learners, cascade = self._fit_on(split.whole, names, refit_ms, steps, thresholds=thresholds)
+        learners, cascade = self._fit_on(split.whole, names, refit_ms, steps, weight, thresholds=thresholds)
         return replace(calibrated, learners=learners, cascade=cascade, **_counts(split.whole))
 
     def stand_in(self, refit_ms: int, labels: Labels, span: timedelta) -> FittedModels:
-        """Give models that score by :data:`STAND_IN`, for folds before anything could be fitted."""
+        """Give models that score by the prior alone, or :data:`STAND_IN`, for folds before anything could be fitted."""
         split = self._split(refit_ms, labels, span)
         nothing = replace(split.training, prior_shift=0.0, n_augmented=0, n_incidents=0, thinned_to=None)
-        return self._calibrated(self._fitted(refit_ms, span, nothing, stand_in=STAND_IN), split)
+        if self.prior is None:
+            return self._calibrated(self._fitted(refit_ms, span, nothing, stand_in=STAND_IN), split)
+        alone = {PRIOR: LoadedLightGBM(self.prior.on(self.matrix.columns))}
+        return self._calibrated(self._fitted(refit_ms, span, nothing, stand_in=PRIOR, learners=alone), split)
 
     def _fitted(self, refit_ms: int, span: timedelta, chosen: TrainingSet, **more: Any) -> FittedModels:
         members = self.models.parallel.members if set(self.names) & set(COMBINERS) else ()
@@ -235,10 +251,43 @@ class Trainer:
             ),
         )
 
-    def _learner(self, name: str, refit_ms: int) -> Any:
+    def _prior_weight(self, refit_ms: int, labels: Labels, span: timedelta) -> float | None:
+        """Choose how much of the prior to start from, by average precision on the newest labels; None without a prior.
+
+        Each weight is tried as it would have been used at the beginning of a tail: fitted on the rows that were
+        complete then, scored on the tail's. Own data alone stays unless another is better. Where too few incidents are
+        there to choose by, it is the largest weight that their number leaves.
+        """
+        stages = self.models.cascade.stages if CASCADE in self.names else ()
+        if self.prior is None or STARTS not in {*learners_of(self.models, self.names), *stages}:
+            return None
+        newest = refit_ms - self.reach_ms
+        tail_start = newest - min(duration_ms(PRIOR_TAIL), duration_ms(span) // 3)
+        before = self._choose(refit_ms, labels, newest - duration_ms(span), tail_start)
+        tail = np.flatnonzero(self._known(refit_ms, labels, tail_start))
+        truth = labels.label[tail]
+        seen = count_incidents(self.rows, labels, tail[truth == 1])
+        share = PRIOR_BELIEF / (PRIOR_BELIEF + before.n_incidents + seen)
+        if seen < MIN_TAIL_INCIDENTS or not before.usable:
+            return share
+        read = tabular_values(self.matrix, self.values)
+        weights = [weight * share for weight in PRIOR_WEIGHTS]
+        unfitted = {str(weight): self._unfitted(STARTS, refit_ms, weight) for weight in weights}
+        fitted = fit_learners(unfitted, read(before.rows), before.label, before.weight)
+        scores = log_odds_of(list(fitted.values()), read, tail)
+        precision = [float(average_precision_score(truth, score)) for score in scores]
+        return weights[max(range(len(weights)), key=lambda at: (precision[at], -weights[at]))]
+
+    def _learner(self, name: str, refit_ms: int, prior_weight: float | None) -> Any:
+        learner = self._unfitted(name, refit_ms, prior_weight)
+        return fitted_to(self.matrix, learner, timedelta(milliseconds=self.reach_ms))
+
+    def _unfitted(self, name: str, refit_ms: int, prior_weight: float | None) -> Any:
         settings = next((value for key, value in self.models.settings.items() if key == name), {})
         learner = make_learner(name, seed=seed_of(self.seed, name, refit_ms), settings=settings)
-        return fitted_to(self.matrix, learner, timedelta(milliseconds=self.reach_ms))
+        if name == STARTS and self.prior is not None and prior_weight:
+            return StartedFromPrior(learner, self.prior, tabular_columns(self.matrix), prior_weight)
+        return learner
 
     def _fit_on(
         self,
@@ -246,6 +295,7 @@ class Trainer:
         names: Sequence[str],
         refit_ms: int,
         steps: Callable[[str], None],
+        prior_weight: float | None,
         *,
         held: Ints | None = None,
         thresholds: Sequence[float] | None = None,
@@ -256,12 +306,12 @@ class Trainer:
         ``thresholds``: the cascade's thresholds where they were set before.
         """
         values = self.values(chosen.rows)
-        unfitted = {name: self._learner(name, refit_ms) for name in names}
+        unfitted = {name: self._learner(name, refit_ms, prior_weight) for name in names}
         learners = fit_learners(unfitted, values, chosen.label, chosen.weight, steps)
         if CASCADE not in self.names:
             return learners, None
         cascade = fit_cascade(
-            [(name, self._learner(name, refit_ms)) for name in self.models.cascade.stages],
+            [(name, self._learner(name, refit_ms, prior_weight)) for name in self.models.cascade.stages],
             values,
             chosen.label,
             chosen.weight,

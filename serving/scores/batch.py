@@ -108,6 +108,8 @@ def _score(
 ) -> tuple[list[RiskRecord], dict[str, Any]]:
     """Write a record of every unit in service, and count what was scored, by which thresholds and from which data."""
     decisions = model.bundle.manifest.get("decisions") or {}
+    if model.bundle.fitted.stand_in is not None:  # ranks without an own failure justify no drain
+        tiers = TierThresholds(watch=tiers.watch)
     chosen = choose_thresholds(tiers, decisions.get("thresholds"), why_none=str(decisions.get("why") or ""))
     rows = fleet_rows(dataset, config, settings, t, window_plan(model.bundle, config))
     scored, unexplained = score_units(model.bundle, rows, chosen.thresholds, settings, t)

@@ -276,7 +276,7 @@ def test_a_fold_without_positives_falls_back_and_is_listed():
     folds = [re.fullmatch(r"fold \(fold (\d+)\): (.*)", line) for line in result.skipped if line.startswith("fold")]
     why = {int(fold[1]): fold[2] for fold in folds}
     assert "0 positives" in why[0]
-    assert why[0].endswith("scored by history_count alone")
+    assert why[0].endswith("scored by history_count only")
     assert "scored by the models of 2026-02-" in why[4]
     sliding = result.folds[result.folds["variant"] == "sliding"].set_index("fold")
     assert not sliding.loc[0, "fitted"]

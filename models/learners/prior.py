@@ -1,0 +1,193 @@
+"""A prior: a LightGBM model of many other fleets, from whose log-odds a fleet's own model starts.
+
+Columns are matched by name. A split on a column that a matrix lacks is cut out of its tree: rows go where an unknown
+value goes. So the prior, scaled and laid onto a matrix's columns, is an ordinary LightGBM model of that matrix.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import lightgbm
+import numpy as np
+from pydantic import BaseModel, ConfigDict, ValidationError
+from scipy.optimize import brentq
+from scipy.special import expit
+from sklearn.base import BaseEstimator, clone
+
+from features.errors import InputError
+from features.vocabulary import FeatureColumn
+from models.learners.factory import make_learner
+from models.recipe import THREADS
+
+SHIPPED: Final = "shipped"
+"""``training.prior`` that takes the prior that predrain ships."""
+
+STARTS: Final = "lightgbm"
+"""The learner that starts from a prior."""
+
+CARD: Final = "card.json"
+MODEL: Final = "model.txt"
+
+_SETTINGS: Final[dict[str, Any]] = {
+    "n_estimators": 200,
+    "num_leaves": 8,
+    "min_child_samples": 100,
+    "subsample": 0.5,
+    "learning_rate": 0.05,
+    "colsample_bytree": 0.2,
+}
+_NAN: Final = 2
+_FURTHEST: Final = 100.0
+
+
+class PriorCard(BaseModel):
+    """What is known of a prior.
+
+    ``columns``: names of the features of ``model.txt``, in order.
+    ``sha256``: of ``model.txt``.
+    ``made_of``: the fleets, as JSON holds it: how many, seed, sizes, ranges, incidents and rows.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    format: Literal[1] = 1
+    columns: tuple[str, ...]
+    sha256: str
+    made_of: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Prior:
+    """A prior that was read or fitted; ``model`` is LightGBM's text."""
+
+    card: PriorCard
+    model: str
+
+    def on(self, columns: Sequence[FeatureColumn], *, weight: float = 1.0, shift: float = 0.0) -> lightgbm.Booster:
+        """Lay the prior onto columns: its log-odds times ``weight`` plus ``shift``."""
+        at = {column.name: i for i, column in enumerate(columns)}
+        position = {i: at[name] for i, name in enumerate(self.card.columns) if name in at}
+        head, *trees = self.model.split("\nTree=")
+        trees[-1] = trees[-1].split("\nend of trees")[0]
+        replaced = {
+            "max_feature_idx": str(len(columns) - 1),
+            "feature_names": " ".join(f"Column_{i}" for i in range(len(columns))),
+            "feature_infos": " ".join(["none"] * len(columns)),
+        }
+        lines = [line for line in head.splitlines() if not line.startswith("tree_sizes=")]
+        lines = [f"{key}={replaced[key]}" if (key := line.split("=")[0]) in replaced else line for line in lines]
+        for number, tree in enumerate(trees):
+            lines += ["", f"Tree={number}", *_tree(tree, position, weight, shift if number == 0 else 0.0)]
+        return lightgbm.Booster(model_str="\n".join([*lines, "", "end of trees", ""]))
+
+
+class StartedFromPrior(BaseEstimator):
+    """LightGBM, unfitted, that starts from a prior's log-odds times a weight below 1, and adds trees for the rest.
+
+    It adds the share 1 - weight of its own trees: all of them, fitted on few failures, undo what the prior ranks well.
+    The level is that of the rows it is fitted on: a constant is added, since other fleets fail at other rates.
+    """
+
+    def __init__(self, learner: Any, prior: Prior, columns: Sequence[FeatureColumn], weight: float) -> None:
+        self.learner = learner
+        self.prior = prior
+        self.columns = columns
+        self.weight = weight
+
+    def fit(self, X: np.ndarray, y: np.ndarray, sample_weight: np.ndarray | None = None) -> lightgbm.LGBMClassifier:
+        """Fit on rows of the columns; gives the fitted classifier, whose first trees are the prior's."""
+        weights = np.ones(len(y)) if sample_weight is None else sample_weight
+        start = self.prior.on(self.columns, weight=self.weight)
+        raw = np.asarray(start.predict(X, raw_score=True, num_threads=THREADS))
+        shift = brentq(lambda by: np.average(expit(raw + by) - y, weights=weights), -_FURTHEST, _FURTHEST)
+        start = self.prior.on(self.columns, weight=self.weight, shift=float(shift))
+        learner = clone(self.learner)
+        trees = max(round((1 - self.weight) * learner.get_params()["n_estimators"]), 1)
+        return learner.set_params(n_estimators=trees).fit(X, y, sample_weight=sample_weight, init_model=start)
+
+
+def fit_prior(
+    X: np.ndarray, y: np.ndarray, weight: np.ndarray, columns: Sequence[str], *, seed: int, made_of: Mapping[str, Any]
+) -> Prior:
+    """Fit a prior on rows of other fleets, of both classes; the same rows and seed give the same text."""
+    learner = make_learner("lightgbm", seed=seed, settings=_SETTINGS).fit(X, y, sample_weight=weight)
+    # the parameters at the end of the text hold no model
+    model = learner.booster_.model_to_string(num_iteration=-1).split("\nfeature_importances:")[0]
+    digest = hashlib.sha256(model.encode()).hexdigest()
+    return Prior(PriorCard(columns=tuple(columns), sha256=digest, made_of=dict(made_of)), model)
+
+
+def write_prior(prior: Prior, folder: Path) -> None:
+    """Write a prior's files into a folder that exists."""
+    card = json.dumps(prior.card.model_dump(mode="json"), indent=1, sort_keys=True)
+    (folder / MODEL).write_text(prior.model, encoding="utf-8", newline="\n")
+    (folder / CARD).write_text(card + "\n", encoding="utf-8", newline="\n")
+
+
+def load_prior(place: str) -> Prior:
+    """Read a prior: :data:`SHIPPED`, or the folder that ``predrain prior build`` wrote.
+
+    Raises ``InputError`` if there is none, or its model is not the one that its card names.
+    """
+    folder = resources.files("models.learners") / "prior_data" if place == SHIPPED else Path(place)
+    where, again = "parameter training.prior", "Build it again with `predrain prior build`."
+    try:
+        card = PriorCard.model_validate_json((folder / CARD).read_text(encoding="utf-8"))
+        model = (folder / MODEL).read_text(encoding="utf-8")
+    except OSError:
+        raise InputError(
+            f"no prior in {place}", where, f"Write {SHIPPED}, or the folder that `predrain prior build` wrote."
+        ) from None
+    except (ValidationError, UnicodeDecodeError) as error:
+        raise InputError(f"the prior in {place} is not readable: {str(error).splitlines()[0]}", where, again) from None
+    if hashlib.sha256(model.encode()).hexdigest() != card.sha256:
+        raise InputError(f"the model of the prior in {place} is not the one that its card names", where, again)
+    return Prior(card, model)
+
+
+def _tree(text: str, position: Mapping[int, int], weight: float, shift: float) -> list[str]:
+    """Rewrite one tree of LightGBM's text: features renumbered, those without a position cut out, leaves scaled."""
+    held = dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
+    parts = {key: value.split() for key, value in held.items()}
+    nodes: list[int] = []
+    leaves: list[int] = []
+    children: dict[int, tuple[int, int]] = {}
+
+    def walk(node: int) -> int:
+        if node < 0:
+            leaves.append(-node - 1)
+            return -len(leaves)
+        left, right = int(parts["left_child"][node]), int(parts["right_child"][node])
+        if int(parts["split_feature"][node]) not in position:
+            kind = int(parts["decision_type"][node])
+            # an unknown value goes the default way, or counts as 0 where no row of the fit had one
+            to_left = kind & 2 if kind >> 2 & 3 == _NAN else float(parts["threshold"][node]) >= 0
+            return walk(left if to_left else right)
+        own = len(nodes)
+        nodes.append(node)
+        children[own] = walk(left), walk(right)
+        return own
+
+    walk(0 if int(held["num_leaves"]) > 1 else -1)
+    values = [repr(float(parts["leaf_value"][leaf]) * weight + shift) for leaf in leaves]
+    lines = [f"num_leaves={len(leaves)}", "num_cat=0"]
+    if not nodes:
+        return [*lines, f"leaf_value={values[0]}", "shrinkage=1", ""]
+    lines += [
+        "split_feature=" + " ".join(str(position[int(parts["split_feature"][node])]) for node in nodes),
+        "left_child=" + " ".join(str(children[own][0]) for own in range(len(nodes))),
+        "right_child=" + " ".join(str(children[own][1]) for own in range(len(nodes))),
+        "leaf_value=" + " ".join(values),
+    ]
+    for key in ("split_gain", "threshold", "decision_type", "internal_value", "internal_weight", "internal_count"):
+        lines.append(f"{key}=" + " ".join(parts[key][node] for node in nodes))
+    for key in ("leaf_weight", "leaf_count"):
+        lines.append(f"{key}=" + " ".join(parts[key][leaf] for leaf in leaves))
+    return [*lines, "is_linear=0", "shrinkage=1", ""]

@@ -1,0 +1,123 @@
+"""Fleets whose parameters are drawn at random, so that what is learned from many of them holds for more than one.
+
+Ranges are wide on purpose: each lies around the value of ``base``, and no fleet is meant to be a real one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+
+from simulator.parameters import Mechanism, Parameters
+from simulator.samples import channels
+from simulator.scenarios import Drift, Scenario
+
+FACTORS: dict[str, tuple[tuple[float, float], tuple[str, ...]]] = {
+    "hazards": ((0.3, 3.0), ("weak_mean_h", "mild_mean_h", "advanced_mean_h", "recurrence_median_h")),
+    "heterogeneity": ((0.25, 2.0), ("lemon_share", "lemon_factor", "bad_share", "bad_factor")),
+    "noise": (
+        (0.3, 3.0),
+        (
+            *("app_xid_rate", "nvlink_episodes_per_day", "burst_xid_per_day", "masked_ue_per_day"),
+            *("sample_loss", "node_gap_rate_per_month", "flaky_share"),
+            *("chronic_hot", "chronic_replay", "chronic_sbe", "chronic_crc", "chronic_swing"),
+        ),
+    ),
+    "signatures": (
+        (0.25, 2.5),
+        (
+            *("heat_c", "weak_heat_c", "replay_per_min", "crc_per_s", "swing_w", "sbe_per_hour", "clock_loss"),
+            *("healthy_replay_per_min", "healthy_crc_per_s", "healthy_sbe_per_day", "weak_crc_level"),
+        ),
+    ),
+    "workload": ((0.4, 2.5), ("training_hours", "serving_hours", "idle_hours")),
+}
+"""By section of :class:`simulator.parameters.Parameters`: the range of a factor, even on the scale of logarithms, and
+the parameters that it is drawn for, each by itself."""
+
+VALUES: dict[str, dict[str, tuple[float, float]]] = {
+    "hazards": {
+        "weak_fails": (0.05, 0.5),
+        "mild_advances": (0.3, 0.9),
+        "advanced_fails": (0.3, 0.95),
+        "structural_fails": (0.2, 0.8),
+        "recurs": (0.05, 0.5),
+    },
+    "signatures": {"mild_level": (0.15, 0.7), "weak_duty": (0.2, 0.9)},
+    "workload": {"diurnal": (0.0, 0.5)},
+    # shares of failures without a precursor, and of strong ones among the others; of training among the jobs, of
+    # channels that are not reported, of drifts; the factor on all rates, and that on each mechanism's
+    "fleet": {
+        "silent": (0.15, 0.8),
+        "strong": (0.1, 0.9),
+        "training": (0.1, 0.95),
+        "hidden": (0.0, 0.35),
+        "drift": (0.0, 0.5),
+        "acceleration": (3.0, 10.0),
+        "mechanism": (0.4, 2.5),
+    },
+}
+"""By section: the range of a value, drawn evenly."""
+
+STEPS = tuple(timedelta(minutes=minutes) for minutes in (10, 15, 30))
+"""Cadences; each divides an hour, as windows ask for."""
+
+_DRIFTS: tuple[Drift, ...] = ("counters", "workload", "epidemic", "health_check")
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnFleet:
+    """One fleet that was drawn.
+
+    ``seed``: of its simulation.
+    ``hidden``: channels that it does not report.
+    """
+
+    scenario: Scenario
+    acceleration: float
+    step: timedelta
+    seed: int
+    hidden: frozenset[str]
+
+
+def draw_fleet(seed: int, number: int) -> DrawnFleet:
+    """Draw one fleet; depends on seed and number only, not on how many there are."""
+    dice = np.random.Generator(np.random.Philox(key=[seed, number]))
+    base = Parameters()
+    fleet = {name: float(dice.uniform(*bounds)) for name, bounds in VALUES["fleet"].items()}
+    changed: dict[str, Any] = {}
+    for section, ((low, high), names) in FACTORS.items():
+        held = getattr(base, section)
+        factors = np.exp(dice.uniform(np.log(low), np.log(high), size=len(names))).tolist()
+        drawn = {name: getattr(held, name) * factor for name, factor in zip(names, factors, strict=True)}
+        drawn |= {name: float(dice.uniform(*bounds)) for name, bounds in VALUES.get(section, {}).items()}
+        changed[section] = replace(held, **drawn)
+    low, high = VALUES["fleet"]["mechanism"]
+    mechanisms = tuple(
+        _mechanism(each, float(dice.uniform(low, high)), fleet["silent"], fleet["strong"])
+        for each in base.hazards.mechanisms
+    )
+    phases = int(dice.integers(1, 6))
+    changed["hazards"] = replace(changed["hazards"], mechanisms=mechanisms, advanced_phases=phases)
+    models = tuple(replace(model, training_share=fleet["training"]) for model in base.fleet.models)
+    parameters = replace(base, **changed, fleet=replace(base.fleet, models=models))
+    drifts = frozenset(drift for drift in _DRIFTS if dice.random() < fleet["drift"])
+    return DrawnFleet(
+        scenario=Scenario(f"Drawn at random: fleet {number} of seed {seed}.", parameters, drifts),
+        acceleration=fleet["acceleration"],
+        step=STEPS[int(dice.integers(len(STEPS)))],
+        seed=int(dice.integers(2**62)),
+        hidden=frozenset(name for name in channels() if dice.random() < fleet["hidden"]),
+    )
+
+
+def _mechanism(mechanism: Mechanism, rate: float, silent: float, strong: float) -> Mechanism:
+    """Scale the shares with a precursor, so that they add up to what is not silent; none stays none."""
+    shares = np.array([mechanism.weak * (1 - strong), mechanism.strong * strong, mechanism.structural / 2])
+    if shares.sum() == 0:
+        return replace(mechanism, rate=mechanism.rate * rate)
+    weak, loud, structural = (shares / shares.sum() * (1 - silent)).tolist()
+    return replace(mechanism, rate=mechanism.rate * rate, weak=weak, strong=loud, structural=structural)

@@ -264,7 +264,7 @@ def _simulated_facts(matrix: FeatureMatrix) -> dict[str, Any] | None:
 
 
 def _alerts(result: BacktestResult, profile: str) -> tuple[AlertEntry, ...]:
-    reasons = {(each.decision_time, each.unit): each for each in result.reasons}
+    reasons = {(reason.decision_time, reason.unit): reason for reason in result.reasons}
     entries = []
     for row in select_alerts(result.predictions, profile, "sliding", SHOWN_ALERTS).itertuples():
         known = reasons.get((row.decision_time.to_pydatetime(), str(row.unit)))

@@ -48,7 +48,7 @@ def summary_of(backtest: Path) -> dict[str, Any]:
 
 
 def print_summary(backtest: Path) -> None:
-    """Print the table of all models, what the report says in words, and the report's path."""
+    """Print the table of all models, the report's summary, and the report's path."""
     evaluation, context = load_evaluation(backtest)
     models = tables.models(evaluation, context)
     console = Console(file=sys.stdout, width=118, highlight=False)
@@ -59,7 +59,7 @@ def print_summary(backtest: Path) -> None:
         title_justify="left",
     )
     for at in _SHOWN:
-        shown.add_column(models.header[at], justify="left" if at in models.words else "right")
+        shown.add_column(models.header[at], justify="left" if at in models.text_columns else "right")
     for number, row in enumerate(models.rows):
         mark = " *" if number in models.strong else ""
         cells = [f"{row[at].text} {row[at].note}".strip() for at in _SHOWN[1:]]

@@ -27,7 +27,7 @@ from models.learners.prior import load_prior
 from models.rows.training_set import Matrix
 from models.training.schedule import (
     Schedule,
-    candidates_told,
+    format_candidates,
     format_instant,
 )
 from models.training.spans import EXPANDING
@@ -127,6 +127,6 @@ def _refuse_if_none_fitted(folds: list[Fold], schedule: Schedule, training: Trai
     raise InputError(
         f"one class only in the training window of every refit ({len(folds)} from "
         f"{format_instant(schedule.refits_ms[0])} to {format_instant(schedule.refits_ms[-1])}); {last['unfit']}",
-        f"parameter training.window, {candidates_told(training)}",
+        f"parameter training.window, {format_candidates(training)}",
         f"Give {fixed}a dataset with more history; check labels.xids if failures seem to be missing.",
     )

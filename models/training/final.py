@@ -14,7 +14,7 @@ from models.training.fitted import FittedModels, learners_of, model_names
 from models.training.reference import LabelledRows, make_reference
 from models.training.schedule import (
     alert_budget,
-    candidates_told,
+    format_candidates,
     format_days,
     format_instant,
     instant_of,
@@ -84,7 +84,7 @@ def fit_final(
         )
         raise InputError(
             f"no training window fits: {history}, gap and horizon take {format_days(trainer.reach_ms)}; "
-            f"{candidates_told(training)}",
+            f"{format_candidates(training)}",
             f"parameter training.{'window' if isinstance(training.window, timedelta) else 'candidate_windows'}",
             f"Give {'a shorter window' if until is None else 'a later time, a shorter window'}, or a dataset with more "
             "history.",

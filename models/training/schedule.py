@@ -108,7 +108,7 @@ def alert_budget(rows: Rows, labels: Labels, backtest: BacktestSection, *, as_of
     return max(1, round(int((labels.label[known] == 1).sum()) / max(times, 1)))
 
 
-def candidates_told(training: TrainingSection) -> str:
+def format_candidates(training: TrainingSection) -> str:
     """Say which spans may be used, for an error: ``candidates 7 d, 14 d``, or ``expanding, from 7 d on``."""
     spans = [format_days(span) for span in candidates(training)]
     return f"expanding, from {spans[0]} on" if training.window == EXPANDING else f"candidates {', '.join(spans)}"

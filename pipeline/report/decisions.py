@@ -98,25 +98,25 @@ def _now(mine: pd.DataFrame, context: ReportContext) -> Table | None:
         f"of {confidence}.",
         mine,
         ("asked", asked),
-        ("promised?", _standing),
+        ("promised?", _promise),
         ("alert from a risk of", lambda row: _risk(row.threshold)),
-        ("precision at least", lambda row: percent_at_least(row.bound_lower) if _stands(row) else NONE),
-        ("drains a decision", lambda row: number(row.drains_per_decision, 2) if _stands(row) else NONE),
-        ("recall", lambda row: percent(row.recall) if _stands(row) else NONE),
+        ("precision at least", lambda row: percent_at_least(row.bound_lower) if _has_threshold(row) else NONE),
+        ("drains a decision", lambda row: number(row.drains_per_decision, 2) if _has_threshold(row) else NONE),
+        ("recall", lambda row: percent(row.recall) if _has_threshold(row) else NONE),
         ("why", lambda row: row.why),
-        words=frozenset({0, 1, 6}),
+        text_columns=frozenset({0, 1, 6}),
     )
 
 
-def _stands(row: Any) -> bool:
+def _has_threshold(row: Any) -> bool:
     return not math.isnan(row.threshold)  # NaN: nothing is alerted
 
 
-def _standing(row: Any) -> str:
+def _promise(row: Any) -> str:
     """Say what a row of the table is: a promise, or a threshold that a budget or costs set without one."""
     if row.kind == "precision":
         return "yes" if row.promised else "no"
-    if not _stands(row):
+    if not _has_threshold(row):
         return "not set"
     if row.kind == "cost":
         return "set, a saving is sure" if row.promised else "set, a saving is not sure"
@@ -138,7 +138,7 @@ def _kept(promises: pd.DataFrame, context: ReportContext) -> Table | None:
         ("recall while it stood", lambda row: percent(row.recall_promised) if row.promised else NONE),
         ("most that could be promised", lambda row: percent_at_least(row.best) if row.best > 0 else NONE),
         strong=lambda row: row.model == context.profile,
-        words=frozenset({0, 5}),
+        text_columns=frozenset({0, 5}),
     )
 
 

@@ -79,7 +79,7 @@ def _checks(checks: pd.DataFrame) -> Table | None:
                 else "",
             ),
         ),
-        words=frozenset({0, 1}),
+        text_columns=frozenset({0, 1}),
     )
 
 
@@ -96,7 +96,7 @@ def _verdicts(verdicts: pd.DataFrame) -> Table | None:
         ("check", lambda row: day(row.check_at)),
         ("cause", lambda row: Cell(row.cause, "" if row.drift else "worth knowing")),
         ("verdict", evidence),
-        words=frozenset({0, 1, 2}),
+        text_columns=frozenset({0, 1, 2}),
     )
 
 

@@ -8,6 +8,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from evaluation.metrics.evaluation import Evaluation
+from features.wording import duration
 from pipeline.report import plots, summary, tables, wording
 from pipeline.report.context import ReportContext
 from pipeline.report.decisions import decisions
@@ -72,5 +73,5 @@ def render_report(evaluation: Evaluation, context: ReportContext) -> str:
         minute=wording.minute,
         methods=sorted({alert.method for alert in context.alerts if alert.method}),
         day=wording.day,
-        duration=wording.duration,
+        duration=duration,
     )

@@ -8,8 +8,9 @@ from evaluation.metrics.comparison import SLIDING
 from evaluation.metrics.evaluation import Evaluation
 from evaluation.metrics.lead_time import TOP_SHARE
 from evaluation.metrics.oracle import ORACLE
+from features.wording import duration
 from pipeline.report.context import ReportContext
-from pipeline.report.wording import between, count, day, duration, hours, join, number, percent, points, verdict
+from pipeline.report.wording import between, count, day, hours, join, number, percent, points, verdict
 
 
 def sentences(evaluation: Evaluation, context: ReportContext) -> list[str]:

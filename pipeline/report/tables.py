@@ -11,6 +11,7 @@ import pandas as pd
 from evaluation.metrics.comparison import SLIDING, TRAIN_ONCE
 from evaluation.metrics.evaluation import Evaluation
 from evaluation.metrics.oracle import ORACLE
+from features.wording import duration
 from models.config import ALL_LEARNERS, BASELINES
 from models.explanation.importance import by_group
 from pipeline.report.context import AlertEntry, ReportContext
@@ -19,7 +20,6 @@ from pipeline.report.wording import (
     between,
     count,
     day,
-    duration,
     hours,
     minute,
     number,
@@ -48,14 +48,14 @@ class Table:
     """One table.
 
     ``rows``: rows as long as the header; the first cell names the row.
-    ``words``: columns that hold words rather than numbers.
+    ``text_columns``: those that hold text rather than numbers.
     """
 
     caption: str
     header: tuple[str, ...]
     rows: tuple[tuple[Cell, ...], ...]
     strong: frozenset[int] = frozenset()
-    words: frozenset[int] = frozenset({0})
+    text_columns: frozenset[int] = frozenset({0})
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ def table_of(
     frame: pd.DataFrame,
     *columns: Column,
     strong: Callable[[Any], bool] = lambda _: False,
-    words: frozenset[int] = frozenset({0}),
+    text_columns: frozenset[int] = frozenset({0}),
 ) -> Table | None:
     """Write a row of cells for each row of a frame; None if it has none.
 
@@ -98,7 +98,7 @@ def table_of(
         rows.append(tuple(cell if isinstance(cell, Cell) else Cell(str(cell)) for cell in cells))
         if strong(row):
             marked.add(at)
-    return Table(caption, tuple(header for header, _ in columns), tuple(rows), frozenset(marked), words)
+    return Table(caption, tuple(header for header, _ in columns), tuple(rows), frozenset(marked), text_columns)
 
 
 def models(evaluation: Evaluation, context: ReportContext) -> Table:
@@ -135,7 +135,7 @@ def models(evaluation: Evaluation, context: ReportContext) -> Table:
         )
     strong = (context.profile, SLIDING)
     made = table_of(
-        caption, table, *columns, strong=lambda row: (row.model, row.variant) == strong, words=frozenset({0, 1})
+        caption, table, *columns, strong=lambda row: (row.model, row.variant) == strong, text_columns=frozenset({0, 1})
     )
     assert made is not None  # there is a model
     return made
@@ -162,7 +162,7 @@ def paired(evaluation: Evaluation, comparison: str, caption: str) -> Table | Non
             ),
         ),
         ("verdict", lambda row: verdict(row.low_average, row.high_average)),
-        words=frozenset({0, 1, 4, 6}),
+        text_columns=frozenset({0, 1, 4, 6}),
     )
 
 
@@ -180,7 +180,7 @@ def equal_alerts(evaluation: Evaluation) -> Table | None:
         ("the learner's", lambda row: percent(row.other_precision)),
         ("difference in points", _difference),
         ("verdict", lambda row: verdict(row.low, row.high)),
-        words=frozenset({0, 1, 6}),
+        text_columns=frozenset({0, 1, 6}),
     )
 
 
@@ -250,7 +250,7 @@ def made_of(context: ReportContext) -> Table | None:
         ("group", lambda row: row.group),
         ("share", lambda row: percent(row.share)),
         ("most by", lambda row: ", ".join(f"{name} {percent(share)}" for name, share in row.channels.items())),
-        words=frozenset({0, 2}),
+        text_columns=frozenset({0, 2}),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from datetime import datetime, timedelta
+from datetime import datetime
 
 NONE = "–"
 """What stands where a number is undefined."""
@@ -100,21 +100,6 @@ def day(value: datetime) -> str:
 def minute(value: datetime) -> str:
     """Write a time to the minute (UTC)."""
     return value.strftime("%Y-%m-%d %H:%M")
-
-
-def duration(value: timedelta) -> str:
-    """Write a duration in its largest whole unit.
-
-    >>> duration(timedelta(days=28)), duration(timedelta(hours=6)), duration(timedelta(minutes=10))
-    ('28 days', '6 hours', '10 minutes')
-    """
-    seconds = int(value.total_seconds())
-    for unit, size in (("day", 86_400), ("hour", 3_600), ("minute", 60), ("second", 1)):
-        # 24 hours read better than a day; from two days on, days do
-        if seconds % size == 0 and seconds >= size and not (unit == "day" and seconds == size):
-            amount = seconds // size
-            return f"{amount} {unit}" if amount == 1 else f"{amount} {unit}s"
-    return "0 seconds"
 
 
 def verdict(low: float, high: float) -> str:

@@ -192,7 +192,7 @@ def test_a_simulated_fleet_is_called_simulated_with_its_acceleration(evaluation,
     assert "failure rates as calibrated" in slow
     real = Page(render_report(evaluation, replace(context, simulated=None))).prose
     assert "Simulated fleet" not in real
-    assert "of a real fleet were replayed at 40 decision times, every 6 hours from 2026-01-30 to 2026-02-08" in real
+    assert "of a real fleet were replayed at 40 decision times, every 6 h from 2026-01-30 to 2026-02-08" in real
 
 
 def test_the_summarys_numbers_are_the_evaluations(evaluation, page):
@@ -206,7 +206,7 @@ def test_the_summarys_numbers_are_the_evaluations(evaluation, page):
     assert f"mean_rank gave {row['alerts']} alerts, at most 3 per decision time" in page.prose
     assert f"They make {row['episodes']} drain episodes" in page.prose
     assert f"{wrong} were wrong and {right} right: a precision of {whole}" in page.prose
-    assert f"Alert by alert and within 24 hours it is {alone}" in page.prose
+    assert f"Alert by alert and within 24 h it is {alone}" in page.prose
     assert f"It caught {row['caught']} of the {row['incidents']} incidents that could have been caught" in page.prose
     assert f"half of them at least {row['lead_time_median_hours']:.1f} h before they began" in page.prose
     oracle = evaluation.row("oracle", "oracle")
@@ -244,7 +244,7 @@ def test_what_did_not_help_is_reported(predictions, context):
 
 def test_folds_say_their_span_and_what_they_were_worth(evaluation, page):
     rows = page.table("Each refit of the sliding training")
-    assert [row[2] for row in rows[1:]] == ["14 days", "28 days", "28 days", "14 days"]
+    assert [row[2] for row in rows[1:]] == ["14 d", "28 d", "28 d", "14 d"]
     folds = evaluation.folds
     mine = folds[(folds["model"] == "mean_rank") & (folds["variant"] == "sliding")]
     assert rows[1][7] == f"{mine['caught'].iloc[0]} of {mine['incidents'].iloc[0]}"

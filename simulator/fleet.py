@@ -145,11 +145,11 @@ def _node(parameters: Parameters, clock: Clock, seed: int, index: int, slots: in
 def _upgrades(parameters: Parameters, clock: Clock, place: float) -> tuple[int, ...]:
     fleet = parameters.fleet
     begins = clock.at_share(fleet.upgrade_first)
-    found = []
+    times = []
     while begins < clock.end:
-        found.append(begins + round(place * fleet.upgrade_days * DAY))
+        times.append(begins + round(place * fleet.upgrade_days * DAY))
         begins += round(fleet.upgrade_every_days * DAY)
-    return tuple(time for time in found if time < clock.end)
+    return tuple(time for time in times if time < clock.end)
 
 
 def _drains(parameters: Parameters, clock: Clock, seed: int, index: int) -> NDArray[np.int64]:

@@ -107,13 +107,13 @@ def build_chain(parameters: Parameters, *, acceleration: float, detects: bool) -
     scale = acceleration / HOURS_PER_YEAR / mean_multiplier(parameters.heterogeneity)
     # Of each state: its phase, its mechanism, the rates into it from healthy, and of advancing, healing and failing.
     states: list[tuple[Phase, int, list[float], float, float, float]] = [(Phase.HEALTHY, -1, nowhere, 0.0, 0.0, 0.0)]
-    for owner, each in enumerate(hazards.mechanisms):
-        first = [scale * rate * _first_share(each, hazards.recurs) for rate in _rates(each, parameters)]
+    for owner, mechanism in enumerate(hazards.mechanisms):
+        first = [scale * rate * _first_share(mechanism, hazards.recurs) for rate in _rates(mechanism, parameters)]
         ends_badly = 0.0  # A path that never fails leaves its share to the direct failures: the class keeps its rate.
         for phase, share, mean_h, fails in (
-            (Phase.WEAK, each.weak, hazards.weak_mean_h, hazards.weak_fails),
-            (Phase.MILD, each.strong, hazards.mild_mean_h, hazards.mild_advances * hazards.advanced_fails),
-            (Phase.STRUCTURAL, each.structural, hazards.structural_mean_h, hazards.structural_fails),
+            (Phase.WEAK, mechanism.weak, hazards.weak_mean_h, hazards.weak_fails),
+            (Phase.MILD, mechanism.strong, hazards.mild_mean_h, hazards.mild_advances * hazards.advanced_fails),
+            (Phase.STRUCTURAL, mechanism.structural, hazards.structural_mean_h, hazards.structural_fails),
         ):
             if share <= 0:
                 continue
@@ -134,7 +134,7 @@ def build_chain(parameters: Parameters, *, acceleration: float, detects: bool) -
     states.append((Phase.UNDETECTED, -1, undetected, 0.0, 1.0 / hazards.undetected_mean_h, 0.0))
     phases, owners, onset, advance, heal, fail = zip(*states, strict=True)
     detected = (*fail[:-1], 1.0 / hazards.detection_mean_h if detects else 0.0)
-    makers = [*(each.name for each in hazards.mechanisms), "check"]  # the last, -1, is no mechanism
+    makers = [*(mechanism.name for mechanism in hazards.mechanisms), "check"]  # the last, -1, is no mechanism
     return Chain(
         phase=np.array(phases, np.int64),
         mechanism=np.array(owners, np.int64),
@@ -155,16 +155,16 @@ def _entries(first: list[float], share: float, fails: float) -> list[float]:
     return [rate * share / (fails if fails > 0 else _LOOKALIKE) for rate in first]
 
 
-def _rates(each: Mechanism, parameters: Parameters) -> list[float]:
+def _rates(mechanism: Mechanism, parameters: Parameters) -> list[float]:
     """Failures per GPU-year of each model."""
-    if each.name == "nvlink":
+    if mechanism.name == "nvlink":
         return [model.nvlink_failure_rate for model in parameters.fleet.models]
-    return [each.rate for _ in parameters.fleet.models]
+    return [mechanism.rate for _ in parameters.fleet.models]
 
 
-def _first_share(each: Mechanism, recurs: float) -> float:
+def _first_share(mechanism: Mechanism, recurs: float) -> float:
     """Share of a mechanism's failures that are not recurrences (a geometric series of resets that did not cure)."""
-    return 1.0 - recurs * (1.0 - each.replaced)
+    return 1.0 - recurs * (1.0 - mechanism.replaced)
 
 
 def age_table(mixed: HeterogeneityParameters) -> FloatArray:

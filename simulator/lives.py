@@ -68,7 +68,7 @@ def make_laws(parameters: Parameters, chain: Chain, epidemic: FloatArray, clock:
         epidemic=epidemic,
         check_day=check_day,
         lemon_factor=parameters.heterogeneity.lemon_factor,
-        replaced=np.array([each.replaced for each in hazards.mechanisms] + [0.3], np.float64),
+        replaced=np.array([mechanism.replaced for mechanism in hazards.mechanisms] + [0.3], np.float64),
         recurrence=np.array(
             [hazards.recurs, math.log(hazards.recurrence_median_h * HOUR), hazards.recurrence_sigma], np.float64
         ),
@@ -84,15 +84,15 @@ def lemon_periods(parameters: Parameters, clock: Clock, seed: int, node: int) ->
     rng = generator(seed, node, Purpose.LEMON)
     stay = mixed.lemon_mean_days * DAY
     between = stay * (1 - mixed.lemon_share) / mixed.lemon_share
-    found = []
+    periods = []
     time = float(clock.origin)
     lemon = bool(rng.random() < mixed.lemon_share)
     while time < clock.end:
         end = time + float(rng.exponential(stay if lemon else between))
         if lemon:
-            found.append((int(time), int(min(end, clock.end))))
+            periods.append((int(time), int(min(end, clock.end))))
         time, lemon = end, not lemon
-    return np.asarray(found, np.int64).reshape(-1, 2)
+    return np.asarray(periods, np.int64).reshape(-1, 2)
 
 
 def live(node: Node, parameters: Parameters, clock: Clock, laws: Laws, *, seed: int) -> Lives:

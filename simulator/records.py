@@ -204,27 +204,27 @@ class _Writer:
     def times(self, per_year: float) -> list[tuple[int, int]]:
         """Draw (slot, time) of a recoverable error: more often while the node is a lemon, as for failures."""
         factor = self.parameters.heterogeneity.lemon_factor
-        found: list[tuple[int, int]] = []
+        errors: list[tuple[int, int]] = []
         spans = [(self.clock.start, self.clock.end, 1.0)]
         spans += [(max(int(a), self.clock.start), int(b), factor - 1.0) for a, b in self.lives.lemon]
         for begin, end, weight in spans:
             if end > begin:
                 mean = per_year * weight * self.node.slots * (end - begin) / DAY / 365.25
                 for _ in range(int(self.rng.poisson(mean))):
-                    found.append((int(self.rng.integers(0, self.node.slots)), int(self.rng.integers(begin, end))))
-        return found
+                    errors.append((int(self.rng.integers(0, self.node.slots)), int(self.rng.integers(begin, end))))
+        return errors
 
     def in_state(self, phases: tuple[Phase, ...], owners: tuple[str, ...], per_day: float) -> list[tuple[int, int]]:
         """Draw (slot, time) of what a degradation does now and then while it lasts."""
         mechanisms = self.parameters.hazards.mechanisms
-        found: list[tuple[int, int]] = []
+        errors: list[tuple[int, int]] = []
         for slot, _, begin, end, state, _, _ in self.alive.tolist():
             owner = int(self.chain.mechanism[state])
             if state > 0 and owner >= 0 and self.chain.phase[state] in phases and mechanisms[owner].name in owners:
                 begins = max(begin, self.clock.start)
                 number = int(self.rng.poisson(per_day * max(end - begins, 0) / DAY))
-                found += [(slot, int(self.rng.integers(begins, end))) for _ in range(number)]
-        return found
+                errors += [(slot, int(self.rng.integers(begins, end))) for _ in range(number)]
+        return errors
 
     def recoverable(self, chronic_sbe: set[tuple[int, int]]) -> None:
         """Write NVLink episodes, masked memory errors and error bursts that are no failures."""
@@ -256,21 +256,21 @@ class _Writer:
 
     def link_episodes(self, per_year: float, weak: tuple[Phase, ...], strong: tuple[Phase, ...]) -> None:
         noise = self.noise
-        found = self.times(per_year * self.rate * (1.0 - noise.nvlink_recurs))
-        for slot, time in list(found):
+        episodes = self.times(per_year * self.rate * (1.0 - noise.nvlink_recurs))
+        for slot, time in list(episodes):
             again = time
             while self.rng.random() < noise.nvlink_recurs:
                 again += DAY + int(self.rng.exponential(noise.nvlink_recurrence_days) * DAY)
-                found.append((slot, again))
-        found += self.in_state(strong, ("nvlink",), noise.nvlink_episodes_per_day)
-        found += self.in_state(weak, ("nvlink",), 0.5 * noise.nvlink_episodes_per_day)
-        for slot, time in list(found):
+                episodes.append((slot, again))
+        episodes += self.in_state(strong, ("nvlink",), noise.nvlink_episodes_per_day)
+        episodes += self.in_state(weak, ("nvlink",), 0.5 * noise.nvlink_episodes_per_day)
+        for slot, time in list(episodes):
             if self.node.slots > 1 and self.rng.random() < noise.nvlink_neighbour:
-                found.append(((slot + 1) % self.node.slots, time + 2000))
+                episodes.append(((slot + 1) % self.node.slots, time + 2000))
         # One a day and GPU, none shortly before anything that would make it an incident by the labels' rules.
         ends = [event.time for event in self.out.events if event.type in ("drain", "repair", "replacement", "other")]
         last: dict[tuple[int, int], int] = {}
-        for slot, time in sorted(found, key=lambda pair: (pair[1], pair[0])):
+        for slot, time in sorted(episodes, key=lambda pair: (pair[1], pair[0])):
             device = self.device_at(slot, time)
             if device is None or time >= self.clock.end or time - last.get(device, -NEVER) < DAY:
                 continue
@@ -292,7 +292,7 @@ def write_records(
     writer.applications()
     writer.recoverable(chronic_sbe)
     out = writer.out
-    out.events = [each for each in out.events if clock.start <= each.time < clock.end and each.known < clock.end]
+    out.events = [event for event in out.events if clock.start <= event.time < clock.end and event.known < clock.end]
     out.marks.sort()
     out.reloads = sorted(time for time in out.reloads if time < clock.end)
     return out

@@ -64,9 +64,9 @@ def hidden_rows(nodes: list[Node], lives: list[Lives], laws: Laws, clock: Clock,
         up = row >= 0
         up[up] = life.segments[row[up], 4] != DOWN
         slot, time, row = slot[up], time[up], row[up]
-        found = life.segments[row]
-        stay_rows = {(int(each[0]), int(each[1])): number for number, each in enumerate(life.stays)}
-        pairs, inverse = np.unique(found[:, :2], axis=0, return_inverse=True)
+        segments = life.segments[row]
+        stay_rows = {(int(stay[0]), int(stay[1])): number for number, stay in enumerate(life.stays)}
+        pairs, inverse = np.unique(segments[:, :2], axis=0, return_inverse=True)
         which = np.array([stay_rows[(int(a), int(b))] for a, b in pairs], np.int64)[inverse.reshape(-1)]
         lemon = np.zeros(len(time), np.int64)
         for begin, end in life.lemon:
@@ -76,8 +76,8 @@ def hidden_rows(nodes: list[Node], lives: list[Lives], laws: Laws, clock: Clock,
             time, installed, bad, node.position_factor, clock.origin, laws.epidemic, laws.ages
         )
         values = (
-            time, np.full(len(time), node.index), slot, found[:, 1], np.full(len(time), node.model),
-            found[:, 4], lemon, today, tomorrow, found[:, 6],
+            time, np.full(len(time), node.index), slot, segments[:, 1], np.full(len(time), node.model),
+            segments[:, 4], lemon, today, tomorrow, segments[:, 6],
         )  # fmt: skip
         for column, value in zip(columns, values, strict=True):
             column.append(value)
@@ -155,7 +155,7 @@ def true_risk(rows: HiddenRows, laws: Laws, parameters: Parameters, clock: Clock
     key = ((key << 12 | rows.multiplier + 2048) << 12 | rows.multiplier_next_day + 2048) << 28 | into_day
     _, first, inverse = np.unique(key, return_index=True, return_inverse=True)
     fields = (rows.model, regime, rows.multiplier, regime_next, rows.multiplier_next_day, into_day)
-    groups = np.column_stack([each[first] for each in fields])
+    groups = np.column_stack([column[first] for column in fields])
 
     @cache
     def powers(model: int, regime: int, multiplier: int, duration: int) -> FloatArray:

@@ -101,14 +101,14 @@ def node_devices(simulation: Simulation, number: int) -> list[Device]:
     marks = np.array(records.marks, np.int64).reshape(-1, 5)
     reloads = np.array(records.reloads, np.int64)
     inflated = node.upgrades[0] if node.upgrades and simulation.inflation != 1.0 else NEVER
-    found = []
+    devices = []
     for slot, stay, installed, removed, _ in life.stays.tolist():
         first, last = sample_range(installed, removed, clock.start, clock.step, clock.steps)
         if first == last:
             continue
         own = (segments[:, 0] == slot) & (segments[:, 1] == stay)
         mine = (marks[:, 0] == slot) & (marks[:, 1] == stay)
-        found.append(
+        devices.append(
             Device(
                 name=gpu_name(simulation.seed, node.index, slot, stay),
                 node=node.name,
@@ -127,7 +127,7 @@ def node_devices(simulation: Simulation, number: int) -> list[Device]:
                 series=series,
             )
         )
-    return found
+    return devices
 
 
 def _with_lingering(life: Lives, records: Records) -> NDArray[np.int64]:

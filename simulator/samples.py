@@ -93,7 +93,7 @@ def sample_table(devices: list[Device], signs: NDArray[np.float64], *, seed: int
     arrays = [
         pa.array(times[:row]).cast(INSTANT),
         pa.DictionaryArray.from_arrays(pa.array(node_codes), pa.array(nodes, pa.string())).cast(NAME),
-        pa.DictionaryArray.from_arrays(pa.array(gpu_codes), pa.array([each.name for each in devices], pa.string())),
+        pa.DictionaryArray.from_arrays(pa.array(gpu_codes), pa.array([device.name for device in devices], pa.string())),
         *(pa.array(gauges[number, :row]) for number in range(len(GAUGES))),
         *(pa.array(counters[number, :row]) for number in range(len(COUNTERS))),
         pa.array(flags[:row]),

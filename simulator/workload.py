@@ -41,7 +41,7 @@ def training_share(parameters: Parameters, clock: Clock, model: int, time: int, 
     if not shifts:
         return before
     drift = parameters.drift
-    mean = sum(each.share * each.training_share for each in parameters.fleet.models)
+    mean = sum(model.share * model.training_share for model in parameters.fleet.models)
     after = before * drift.workload_training_share / mean
     begins = clock.at_share(drift.workload_begins)
     done = min(max((time - begins) / (drift.workload_days * DAY), 0.0), 1.0)

@@ -60,11 +60,11 @@ def draw(rows: Sequence[FleetRow], fleet: Fleet, now: datetime) -> HeatMap:
 
 def _node(row: FleetRow, records: Sequence[RiskRecord], now: datetime, *, first: bool) -> str:
     """Draw a node; all of them together are one stop of the tab key, and arrow keys go from one to the next."""
-    words = escape(f"{row.node}: {row.tier}" + ("" if row.risk is None else f", {percent(row.risk)}"))
+    label = escape(f"{row.node}: {row.tier}" + ("" if row.risk is None else f", {percent(row.risk)}"))
     columns = 1 if len(records) == 1 else math.ceil(len(records) / 2)
     rest = "" if first else ' tabindex="-1"'
     place = quote(row.node, safe="")
-    head = f'<a class="b{min(columns, 8)}" href="/nodes/{place}"{rest} title="{words}" aria-label="{words}">'
+    head = f'<a class="b{min(columns, 8)}" href="/nodes/{place}"{rest} title="{label}" aria-label="{label}">'
     cells = list(_cells(records, columns, now))
     if not cells:
         return f"{head}</a>"
@@ -87,7 +87,7 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 12, 10, 24
 _FLOOR: Final = 1e-4
 
 
-def risk_chart(scores: Sequence[PastScore], thresholds: dict[str, float], words: str) -> Markup:
+def risk_chart(scores: Sequence[PastScore], thresholds: dict[str, float], label: str) -> Markup:
     """Draw a unit's risk over time, on a logarithmic scale, with the tiers' thresholds."""
     first, last = scores[0].decided, scores[-1].decided
     known = [score.risk for score in scores if score.risk is not None]
@@ -101,7 +101,7 @@ def risk_chart(scores: Sequence[PastScore], thresholds: dict[str, float], words:
         share = math.log(max(risk, low) / low) / math.log(1 / low)
         return round(_HEIGHT - _BOTTOM - share * (_HEIGHT - _TOP - _BOTTOM), 1)
 
-    parts = [f'<svg class="chart" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{escape(words)}">']
+    parts = [f'<svg class="chart" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{escape(label)}">']
     decade = low
     while decade <= 1.0001:
         parts.append(f'<path class="grid" d="M{_LEFT} {y(decade)}H{_WIDTH - _RIGHT}"/>')

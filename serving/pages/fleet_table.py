@@ -101,14 +101,14 @@ class FleetRow:
 
 def select(rows: Sequence[FleetRow], query: FleetQuery) -> list[FleetRow]:
     """Return the rows that a query asks for, in its order; what is not known stands last either way."""
-    words = query.search.lower().split()
+    terms = query.search.lower().split()
     matching = [
         row
         for row in rows
         if (not query.tiers or row.tier in query.tiers)
         and (not query.rack or row.place.rack == query.rack)
         and (not query.group or row.place.group == query.group)
-        and all(word in row.searched for word in words)
+        and all(term in row.searched for term in terms)
     ]
     if query.sort == "-risk":  # as they come
         return matching

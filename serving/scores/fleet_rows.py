@@ -162,8 +162,8 @@ class RawWindows:
     def take(self, table: pa.Table) -> None:
         """Take the windows of a table's nodes, of which it holds all samples."""
         wanted = {*key_columns(self._config.unit), *layout_of(self._plan, self._config.channels).numbers}
-        found = [self._rows[node] for node in pc.unique(table.column("node")).to_pylist() if node in self._rows]
-        mine = np.sort(np.concatenate([np.zeros(0, dtype=np.int64), *found]))
+        rows = [self._rows[node] for node in pc.unique(table.column("node")).to_pylist() if node in self._rows]
+        mine = np.sort(np.concatenate([np.zeros(0, dtype=np.int64), *rows]))
         windows = live_windows(
             table.select([name for name in table.column_names if name in wanted]),
             self._everyone.iloc[mine],

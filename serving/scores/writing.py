@@ -287,8 +287,8 @@ def _page(status: Mapping[str, Any], newest: Mapping[str, Any] | None) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _seconds(words: str | None) -> float | None:
-    return None if words is None else datetime.fromisoformat(words).astimezone(UTC).timestamp()
+def _seconds(text: str | None) -> float | None:
+    return None if text is None else datetime.fromisoformat(text).astimezone(UTC).timestamp()
 
 
 @dataclass(frozen=True, slots=True)

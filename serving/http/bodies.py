@@ -63,6 +63,18 @@ def media_of(request: Request) -> str:
     return request.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
+def one_of(content: Any, keys: tuple[str, ...]) -> tuple[str, Any]:
+    """Return the one key of an object with its value; raises ``Refused``: 422, if it has not exactly one of them."""
+    if not isinstance(content, dict):
+        raise Refused(422, f"send an object with one of {', '.join(keys)}", "invalid")
+    for key in content:
+        if key not in keys:
+            raise Refused(422, unknown_name(key, keys, "key"), "invalid")
+    if len(content) != 1:
+        raise Refused(422, f"send exactly one of {', '.join(keys)}", "invalid")
+    return next(iter(content.items()))
+
+
 def unknown_name(name: str, known: tuple[str, ...] | list[str], what: str) -> str:
     """Return the detail of a refusal of a name, with the nearest valid one."""
     from difflib import get_close_matches  # noqa: PLC0415 - only a mistake needs it

@@ -15,7 +15,7 @@ from starlette.responses import PlainTextResponse, Response
 
 from serving.champion.model import LoadedModel
 from serving.http.application import guarded, problems
-from serving.http.bodies import JSON, media_of, read_json, unknown_name
+from serving.http.bodies import JSON, media_of, one_of, read_json, unknown_name
 from serving.http.query_routes import QueryRoutes
 from serving.http.schemas import INVOCATIONS, Predictions, request_body
 from telemetry.collect.remote_write.problems import Refused
@@ -64,16 +64,9 @@ def _read(body: bytes, model: LoadedModel, limit: int) -> FeatureRows:
 
     values = (limit + 1) * (len(model.columns) + _OWN_COLUMNS)
     content = read_json(body, containers=limit + _CONTAINERS, values=values)
-    if not isinstance(content, dict):
-        raise Refused(422, f"send an object with one of {', '.join(FORMS)}", "invalid")
-    if content.pop("params", None):
+    if isinstance(content, dict) and content.pop("params", None):
         raise Refused(422, "this model has no params: leave them out", "invalid")
-    for key in content:
-        if key not in FORMS:
-            raise Refused(422, unknown_name(key, FORMS, "key"), "invalid")
-    if len(content) != 1:
-        raise Refused(422, f"send exactly one of {', '.join(FORMS)}", "invalid")
-    ((form, value),) = content.items()
+    form, value = one_of(content, FORMS)
     if form == "dataframe_split":
         return rows_of_table(*_split(value), model.columns, limit)
     if form == "inputs" and isinstance(value, dict):

@@ -35,7 +35,6 @@ class ServiceSettings:
     decoded_bytes: int = 64 * MIB
     held_bytes: int = 256 * MIB
     rows: int = 10_000
-    page: int = 1_000
     concurrent_anonymous: int = 64
     concurrent_reads: int = 256
     concurrent_pages: int = 64

@@ -15,15 +15,7 @@ from policy.risk_record import RiskRecord, format_utc
 from policy.tiers import UNKNOWN
 from serving.champion.model import LoadedModel, ModelHolder
 from serving.http.application import guarded
-from serving.http.bodies import (
-    ARROW,
-    JSON,
-    as_json,
-    media_of,
-    read_json,
-    shown,
-    unknown_name,
-)
+from serving.http.bodies import ARROW, JSON, as_json, media_of, one_of, read_json, shown
 from serving.http.limits import ServiceSettings, ThreadWork
 from serving.http.schemas import (
     ASKED,
@@ -186,16 +178,7 @@ class QueryRoutes:
     def _asked(self, body: bytes) -> tuple[str, Any]:
         model, rows = self._holder.model, self._settings.rows
         values = rows * (1 if model is None else len(model.columns) + _OWN_COLUMNS)
-        content = read_json(body, containers=rows + _CONTAINERS, values=values)
-        if not isinstance(content, dict):
-            raise Refused(422, "send an object with nodes, gpus or rows", "invalid")
-        for key in content:
-            if key not in _KINDS:
-                raise Refused(422, unknown_name(key, _KINDS, "key"), "invalid")
-        if len(content) != 1:
-            raise Refused(422, f"send exactly one of {', '.join(_KINDS)}", "invalid")
-        ((kind, value),) = content.items()
-        return kind, value
+        return one_of(read_json(body, containers=rows + _CONTAINERS, values=values), _KINDS)
 
     def _looked_up(self, kind: str, names: Any) -> Response:
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):

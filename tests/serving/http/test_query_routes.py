@@ -144,7 +144,7 @@ def test_predict_answers_for_gpus(client: Client) -> None:
         ({"nodes": [1]}, 422, "nodes is no list of names"),
         ({"nodes": []}, 422, "nodes names none"),
         ({"nodes": ["n"] * 10_001}, 413, "10001 nodes: ask for at most 10000"),
-        ([], 422, "send an object with nodes, gpus or rows"),
+        ([], 422, "send an object with one of nodes, gpus, rows"),
         ({"rows": [{"a": 1}]}, 409, "feature rows are scored by a service that was started with --model"),
         (
             b'{"nodes": NaN}',

@@ -44,7 +44,7 @@ OWN_SOURCE = "predrain"
 """Sources that begin so are predrain's own actions; they prove nothing about the hardware."""
 
 _FATAL = re.compile(r"(?<![a-z])(?<!non[- _])fatal(?![a-z])", re.IGNORECASE)
-_LEADING_NUMBER = re.compile(r"\s*(\d+)")
+_LEADING_NUMBER = re.compile(r"\s*(\d{1,9})(?!\d)")
 _PLANNED = re.compile(r"(?<![a-z])(planned|scheduled|maintenance)(?![a-z])", re.IGNORECASE)
 _PASSED = re.compile(r"(?<![a-z])(pass|passed|ok|success|succeeded|healthy)(?![a-z])", re.IGNORECASE)
 _FAILED = re.compile(r"(?<![a-z])(fail|failed|failure|error|unhealthy)(?![a-z])", re.IGNORECASE)

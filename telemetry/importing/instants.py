@@ -68,7 +68,7 @@ def parse_instants(column: pa.ChunkedArray, time: TimeFormat, where: str, *, day
 
     ``where``: file and column, for errors.
     ``day_end``: whether a date without a time is the last millisecond of the day, in the zone, instead of its first.
-    Raises ``InputError`` if numbers come without a unit.
+    Raises ``InputError`` if numbers come without a unit, or the mapping's format is none.
 
     Fractions of a millisecond are cut off, never rounded up: a rounded instant could lie in the future.
     """
@@ -163,9 +163,11 @@ def _from_text(column: pa.ChunkedArray, time: TimeFormat, where: str, day_end: b
         status[_as_bools(numbers.is_null())] = _UNREADABLE
     else:
         iso = pc.replace_substring_regex(text, r"\s*(?:UTC|GMT)$", "Z") if time.format is None else text
-        parsed = pd.DatetimeIndex(
-            pd.to_datetime(iso.to_pandas(), format=time.format or "ISO8601", errors="coerce", utc=True)
-        )
+        try:
+            times = pd.to_datetime(iso.to_pandas(), format=time.format or "ISO8601", errors="coerce", utc=True)
+        except ValueError as error:
+            raise InputError(str(error), where, "Correct `time: {format: …}` in the mapping.") from error
+        parsed = pd.DatetimeIndex(times)
         ms, status = _milliseconds(parsed), np.where(parsed.isna(), _UNREADABLE, OK).astype(np.int8)
         aware = _as_bools(pc.match_substring_regex(text, _AWARE)) if time.format is None else "%z" in time.format
         naive = (status == OK) & ~np.asarray(aware)

@@ -96,7 +96,7 @@ class Batch:
     def column(self, name: str) -> pa.ChunkedArray | None:
         """Return a column, or None where the source has none."""
         if name in self.columns:
-            return self.table.column(self.columns[name])
+            return _plain(self.table.column(self.columns[name]), f"{self.file}, column {self.columns[name]!r}")
         constant = [self.mapping.constants[name]] * self.table.num_rows if name in self else None
         return None if constant is None else pa.chunked_array([pa.array(constant)])
 
@@ -165,6 +165,18 @@ class Batch:
         if not is_end:
             self.refuse(WRONG_CLOCK, ahead)
         return pd.Series(times_of(instants.ms)).where(instants.ok & ~ahead)
+
+
+def _plain(column: pa.ChunkedArray, where: str) -> pa.ChunkedArray:
+    """Return a column with bytes as text and decimals as floats; ``InputError`` if its type is neither."""
+    kind = column.type
+    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
+        with read_errors(Path(where)):
+            return column.cast(pa.string())
+    if pa.types.is_nested(kind) or pa.types.is_time(kind) or pa.types.is_duration(kind):
+        problem = f"values of the type {kind} are not read"
+        raise InputError(problem, where, "Write them as text or numbers, or map the column to null.")
+    return column.cast(pa.float64()) if pa.types.is_decimal(kind) else column
 
 
 def stem_of(path: Path) -> str:
@@ -264,7 +276,11 @@ def _read_parquet(path: Path) -> Iterator[_Rows]:
     first = 1
     with pq.ParquetFile(path) as file:
         for batch in file.iter_batches(batch_size=_BATCH_ROWS):
-            yield np.arange(first, first + batch.num_rows), pa.Table.from_batches([batch])
+            table = pa.Table.from_batches([batch])
+            for place, name in enumerate(table.column_names):
+                if pa.types.is_string_view(table.schema.types[place]):  # which Arrow can hardly filter
+                    table = table.set_column(place, name, table.column(place).cast(pa.string()))
+            yield np.arange(first, first + batch.num_rows), table
             first += batch.num_rows
         if file.metadata.num_rows == 0:
             yield np.empty(0, np.int64), file.schema_arrow.empty_table()
@@ -361,7 +377,10 @@ def _read_json_rows(path: Path, table: str, quarantine: Quarantine) -> Iterator[
     for number, text, problem in malformed:
         quarantine.add("malformed row", table, path, number, text, problem)
     texts = [
-        {name: value if isinstance(value, str) else json.dumps(value) for name, value in record.items()}
+        {
+            name: value.encode("utf-8", "replace").decode() if isinstance(value, str) else json.dumps(value)
+            for name, value in record.items()
+        }
         for record in records.values()
     ]
     schema = pa.schema([(name, pa.string()) for name in dict.fromkeys(name for row in texts for name in row)])

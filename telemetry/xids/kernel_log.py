@@ -179,7 +179,7 @@ def _instants(
             when = boot_time.astimezone(UTC) + stamped.since_boot
         if lacking is not None and mentions_xid(line):
             raise InputError(f"the kernel log's time stamps {lacking[0]}", f"line {number}: {line[:120]}", lacking[1])
-        if when is not None:
+        if when is not None and when < limit:
             limit = min(limit, when + _DISORDER)
         instants.append(when)
     return instants[::-1]

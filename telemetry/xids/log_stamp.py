@@ -11,7 +11,7 @@ from typing import Any, Final
 _MONTH = r"(?P<month>Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)"
 _PRIORITY = r"(?:<\d{1,3}>(?:1 )?)?"
 _CLOCK = r"\d{2}:\d{2}:\d{2}"
-_SINCE_BOOT = re.compile(_PRIORITY + r"\s*\[\s*(?P<seconds>\d+\.\d+)\](?:\[[^\]]*\])?\s*(?P<rest>.*)", re.DOTALL)
+_SINCE_BOOT = re.compile(_PRIORITY + r"\s*\[\s*(?P<seconds>\d{1,10}\.\d+)\](?:\[[^\]]*\])?\s*(?P<rest>.*)", re.DOTALL)
 _BRACKETED = re.compile(
     _PRIORITY + rf"\s*\[(?:\w{{3}} )?{_MONTH}\s+(?P<day>\d{{1,2}}) "
     rf"(?:(?P<early_year>\d{{4}}) )?(?P<clock>{_CLOCK})(?: (?P<year>\d{{4}}))?\]\s*(?P<rest>.*)",
@@ -78,6 +78,13 @@ def instant_of(stamped: Stamped, zone: tzinfo | None, now: datetime) -> datetime
     that is read within a year of its writing. Of the hour that a change of the clocks repeats, the later one is taken
     that is not to come yet: right for a log that is followed.
     """
+    try:
+        return _instant_of(stamped, zone, now)
+    except OverflowError:  # a stamp of the first or the last day that there is
+        return None
+
+
+def _instant_of(stamped: Stamped, zone: tzinfo | None, now: datetime) -> datetime | None:
     if stamped.aware is not None:
         return stamped.aware.astimezone(UTC)
     if stamped.naive is None:
@@ -124,4 +131,6 @@ def _journal(entry: Any) -> Stamped:
     if isinstance(message, list):  # the journal writes text that is not UTF-8 as a list of bytes
         message = bytes(message).decode("utf-8", errors="replace")
     stamp = entry.get("_SOURCE_REALTIME_TIMESTAMP", entry["__REALTIME_TIMESTAMP"])
-    return Stamped(str(message), entry.get("_HOSTNAME"), aware=_EPOCH + timedelta(microseconds=int(stamp)))
+    host = entry.get("_HOSTNAME")
+    message = str(message).encode("utf-8", "replace").decode()  # JSON may hold half a surrogate pair
+    return Stamped(message, host if isinstance(host, str) else None, aware=_EPOCH + timedelta(microseconds=int(stamp)))

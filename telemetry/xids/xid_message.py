@@ -21,7 +21,7 @@ DESCRIBED_XIDS: Final = frozenset(map(int, _DESCRIBED.split()))
 """Codes with a known meaning (NVIDIA's XID catalogue, Ampere and later); others are kept and reported."""
 
 _NVLINK5 = range(144, 151)
-_MESSAGE = re.compile(r"NVRM:\s*Xid\s*\((?P<place>[^)]*)\)\s*:\s*(?P<code>\d+)\b(?P<rest>.*)", re.DOTALL)
+_MESSAGE = re.compile(r"NVRM:\s*Xid\s*\((?P<place>[^)]*)\)\s*:\s*(?P<code>\d{1,9})\b(?P<rest>.*)", re.DOTALL)
 _MENTION = re.compile(r"NVRM:.*\bXid\b")
 _ADDRESS = re.compile(r"(?:[0-9a-fA-F]{1,8}:)?[0-9a-fA-F]{1,2}:[0-9a-fA-F]{1,2}(?:\.[0-7])?")
 _UUID = re.compile(r"GPU-[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")

@@ -1,8 +1,11 @@
 import json
+from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
 
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from telemetry.dataset.schema import EVENTS
@@ -222,3 +225,29 @@ def test_jobs(tmp_path: Path):
     assert found["ended_at"].isna().tolist() == [False, True]
     with pytest.raises(InputError, match="missing column 'started_at'"):
         run_import(tmp_path, jobs=write_csv(tmp_path / "j.csv", jobs.drop(columns="started_at")), out="other")
+
+
+@pytest.mark.parametrize(
+    ("column", "expected"),
+    [
+        (pa.array(["ECC", "b"], pa.string_view()), "ECC"),
+        (pa.array([b"ECC", b"b"]), "ECC"),
+        (pa.array([79, 1], pa.decimal128(5, 2)), "79"),
+        (pa.array([b"\xff", b"b"]), "column 'detail'.*convert it"),
+        (pa.array([["ECC"], []]), r"type list<element: string> are not read .*column 'detail'"),
+        (pa.array([1, 2], pa.time32("s")), "type time32.* are not read .*column 'detail'"),
+    ],
+)
+def test_a_parquet_column_of_another_type_is_text_or_named(tmp_path: Path, column: pa.Array, expected: str):
+    given = {"timestamp": [DAY] * 2, "gpu": [gpu(0), gpu(1)], "type": ["failure"] * 2, "detail": column}
+    pq.write_table(pa.table(given), tmp_path / "events.parquet")
+    outcome = nullcontext() if expected.isalnum() else pytest.raises(InputError, match=expected)
+    with outcome:
+        result = run_import(tmp_path, events=[tmp_path / "events.parquet"])
+        assert result.dataset.events()["detail"].tolist()[0] == expected
+
+
+def test_half_a_surrogate_pair_in_json_is_replaced(tmp_path: Path):
+    row = {"timestamp": "2026-03-01T01:00:00Z", "gpu": gpu(0), "type": "failure", "detail": "ECC \ud800"}
+    (tmp_path / "events.json").write_text(json.dumps([row]))
+    assert run_import(tmp_path, events=[tmp_path / "events.json"]).dataset.events()["detail"].tolist() == ["ECC ?"]

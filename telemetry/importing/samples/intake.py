@@ -256,7 +256,7 @@ def _numbers(column: pa.ChunkedArray) -> tuple[npt.NDArray[np.float64], npt.NDAr
         column = column.cast(column.type.value_type)
     if pa.types.is_boolean(column.type):
         column = column.cast(pa.int8())
-    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+    if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type) or pa.types.is_null(column.type)):
         column = pc.utf8_trim_whitespace(column.cast(pa.string()))
         column = pc.if_else(pc.equal(column, ""), None, column)
         try:

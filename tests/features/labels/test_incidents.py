@@ -83,7 +83,7 @@ def test_an_incident_is_open_until_the_data_shows_its_end():
 
 
 @pytest.mark.parametrize(
-    "code", ["13", "31", "43", "45", "63", "92", "94", "156", "46", "109", "110", "136", "99999", "x"]
+    "code", ["13", "31", "43", "45", "63", "92", "94", "156", "46", "109", "110", "136", "99999", "x", "9" * 40]
 )
 def test_application_errors_precursors_and_unknown_codes_are_no_incidents(code):
     assert find(event(at(0), code=code)).empty

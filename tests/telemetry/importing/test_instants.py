@@ -78,6 +78,8 @@ def test_a_format_of_the_mapping():
     assert parse(["01.03.2026 13:00"], TimeFormat(format="%d.%m.%Y %H:%M", timezone="Europe/Berlin")) == [0]
     assert parse(["01.03.2026 13:00 +0100"], TimeFormat(format="%d.%m.%Y %H:%M %z")) == [0]
     assert parse(["01.03.2026 13:00"], TimeFormat(format="%d.%m.%Y %H:%M")) == ["naive timestamp"]
+    with pytest.raises(InputError, match=r"'Q' is a bad directive.*time: \{format"):
+        parse(["01.03.2026"], TimeFormat(format="%Q"))
 
 
 def test_arrow_types():

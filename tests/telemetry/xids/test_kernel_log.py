@@ -17,6 +17,25 @@ FELL = "NVRM: Xid (PCI:0000:10:00): 79, pid=1234, name=python, GPU has fallen of
 NEW_YEAR = datetime(2026, 1, 5, tzinfo=UTC)
 
 
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("2026-03-01T10:20:30Z kernel: " + FELL.replace("79", "9" * 5000), "no XID number or GPU"),
+        (f"0001-01-01T00:00:00+05:00 kernel: {FELL}", "no usable time stamp"),
+        (f"9999-12-31T23:59:59-05:00 kernel: {FELL}", "no usable time stamp"),
+        (f"[99999999999.5] {FELL}", "no usable time stamp"),
+        (f"9999-12-31T23:59:59Z kernel: {FELL}", None),
+        (json.dumps({"__REALTIME_TIMESTAMP": "1772360430000000", "_HOSTNAME": ["a", "b"], "MESSAGE": FELL}), None),
+        (json.dumps({"__REALTIME_TIMESTAMP": "1772360430000000", "MESSAGE": f"{FELL} \ud800"}), None),
+    ],
+)
+def test_a_line_that_cannot_be_meant_stops_no_other(line: str, problem: str | None):
+    log = parse_kernel_log([f"2026-03-01T10:20:30Z kernel: {FELL}", line], node="here", boot_time=NEW_YEAR)
+    assert [found for _, _, found in log.unparsed] == ([] if problem is None else [problem])
+    assert log.events["node"].tolist() == ["here"] * (2 if problem is None else 1)
+    log.events["detail"].str.encode("utf-8")
+
+
 def only(log: KernelLog) -> pd.Series:
     assert len(log.events) == 1
     return log.events.iloc[0]

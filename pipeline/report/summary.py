@@ -12,6 +12,9 @@ from features.wording import duration
 from pipeline.report.context import ReportContext
 from pipeline.report.wording import between, count, day, hours, join, number, percent, points, verdict
 
+MIN_INCIDENTS = 5
+"""Incidents of a failure class from which on its recall is compared with that of the other classes."""
+
 
 def sentences(evaluation: Evaluation, context: ReportContext) -> list[str]:
     """Say what was replayed, how many alerts came, how often they were wrong, how early, and what helped.
@@ -25,6 +28,7 @@ def sentences(evaluation: Evaluation, context: ReportContext) -> list[str]:
     texts.append(_alerts(evaluation, context, row))
     if row["incidents"]:
         texts.append(_early(context, row))
+        texts.append(_weakest(evaluation, context))
     texts.append(_beside(evaluation, context, row))
     helped = _helped(evaluation, context)
     if helped:
@@ -82,6 +86,26 @@ def _early(context: ReportContext, row: pd.Series) -> str:
     return text + (
         f". {percent(row['capture'])} of the incidents hit a {context.unit_word} that stood among the riskiest "
         f"{percent(TOP_SHARE).replace('.0', '')} at the last decision before."
+    )
+
+
+def _weakest(evaluation: Evaluation, context: ReportContext) -> str:
+    """Name the failure class that falls furthest behind the oracle, or has the least recall where there is none."""
+    table = evaluation.by_class
+    mine = table[(table["model"] == context.profile) & (table["variant"] == SLIDING)].set_index("failure_class")
+    best = table[table["model"] == ORACLE].set_index("failure_class").reindex(mine.index)
+    some = mine["incidents"] >= MIN_INCIDENTS
+    if some.sum() < 2:  # of a single class the recall has just been given
+        return ""
+    known = best["recall"].notna().any()
+    share = mine["recall"] / best["recall"].where(best["recall"] > 0) if known else mine["recall"]
+    if share[some].isna().all():
+        return ""
+    name = share[some].idxmin()
+    beside = f", of which the oracle would catch {count(best.at[name, 'caught'])}" if known else ""
+    return (
+        f"Its weakest failure class is {name}: it caught {count(mine.at[name, 'caught'])} of "
+        f"{count(mine.at[name, 'incidents'])} incidents{beside}."
     )
 
 

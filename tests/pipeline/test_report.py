@@ -14,6 +14,7 @@ import pytest
 from evaluation.metrics.evaluation import evaluate
 from pipeline.report import AlertEntry, ReportContext, Simulated, select_alerts, wording
 from pipeline.report.report import render_report
+from pipeline.report.summary import sentences
 from tests.models.fleet_predictions import T0, fleet, truth_of
 
 MODELS = (
@@ -214,6 +215,27 @@ def test_the_summarys_numbers_are_the_evaluations(evaluation, page):
     assert f"mean_rank reaches {100 * row['oracle_share_precision_at_k']:.1f} % of that" in page.prose
     assert "Against training mean_rank once, refitting it on a sliding span changed precision at K by +" in page.prose
     assert "Against the best single learner (xgboost, chosen after the fact)" in page.prose
+
+
+def test_the_summary_names_the_weakest_failure_class(evaluation, context):
+    counts = {"bus": (20, 10, 16), "memory": (30, 12, 15), "thermal_power": (9, 4, 8), "firmware": (4, 0, 2)}
+
+    def summary(oracle):
+        table = pd.DataFrame(
+            [
+                (model, variant, name, incidents, caught, caught / incidents)
+                for name, (incidents, mine, best) in counts.items()
+                for model, variant, caught in (("mean_rank", "sliding", mine), ("oracle", "oracle", best))
+                if oracle or model != "oracle"
+            ],
+            columns=["model", "variant", "failure_class", "incidents", "caught", "recall"],
+        )
+        return " ".join(sentences(replace(evaluation, by_class=table), context))
+
+    assert "weakest failure class is thermal_power: it caught 4 of 9 incidents, of which the oracle" in summary(True)
+    assert "weakest failure class is memory: it caught 12 of 30 incidents." in summary(False)
+    counts = {"bus": (20, 10, 16), "firmware": (4, 0, 2)}
+    assert "weakest" not in summary(True)
 
 
 def test_every_model_is_in_the_table_with_its_interval(evaluation, page):

@@ -47,22 +47,27 @@ def test_predictions_hold_the_profiles_choice_in_the_contracts_shape(small_backt
     assert set(frame["label"].dropna().unique()) <= {0, 1}
 
 
-def test_labels_in_the_predictions_follow_the_definition(small_fleet: Path, small_backtest: Path) -> None:
-    frame = pd.read_parquet(small_backtest / "predictions.parquet")
+@pytest.mark.parametrize(
+    ("file", "column", "hours"), [("predictions", "label", 24), ("predictions_all", "drain_label", 72)]
+)
+def test_labels_in_the_predictions_follow_the_definition(
+    small_fleet: Path, small_backtest: Path, file: str, column: str, hours: int
+) -> None:
+    frame = pd.read_parquet(small_backtest / f"{file}.parquet").rename(columns={column: "judged"})
     matrix = FeatureMatrix.open(small_backtest / "matrix")
     incidents = matrix.incidents()
-    gap, horizon = matrix.config.labels.gap, matrix.config.labels.horizon
+    gap, horizon = matrix.config.labels.gap, timedelta(hours=hours)
     end = Dataset.open(small_fleet).meta.span[1]
     starts = {unit: list(times) for unit, times in incidents.groupby("unit")["start"]}
     for row in frame.sample(min(len(frame), 1500), random_state=1).itertuples():
         low, high = row.decision_time + gap, row.decision_time + gap + horizon
         hit = any(low < start <= high for start in starts.get(row.gpu, []))
         if high > end:
-            assert pd.isna(row.label)
+            assert pd.isna(row.judged)
         elif hit:
-            assert row.label == 1
+            assert row.judged == 1
         else:
-            assert pd.isna(row.label) or row.label == 0
+            assert pd.isna(row.judged) or row.judged == 0
 
 
 def test_metrics_say_where_they_come_from_and_that_the_fleet_is_simulated(small_backtest: Path) -> None:
@@ -160,13 +165,16 @@ def test_a_killed_backtest_goes_on_and_ends_the_same(
     kept = list((tmp_path / "out" / ".folds").iterdir())
     assert len(kept) == 1
     fits = []
-    again = small_params.model_copy(update={"backtest": small_params.backtest.model_copy(update={"bootstrap": 11})})
+    changed = small_params.backtest.model_copy(update={"bootstrap": 11, "cooldown": timedelta(days=5)})
+    again = small_params.model_copy(update={"backtest": changed})
     monkeypatch.setattr(Trainer, "fit", lambda *_: fits.append("fitted"))
     replay(matrix, again, tmp_path / "out")
     assert fits == []  # the evaluation alone was done again
     assert list((tmp_path / "out" / ".folds").iterdir()) == kept
-    resumed = pq.read_table(tmp_path / "out" / "predictions_all.parquet")
-    assert resumed.equals(pq.read_table(small_backtest / "predictions_all.parquet"))
+    resumed, first = (pq.read_table(out / "predictions_all.parquet") for out in (tmp_path / "out", small_backtest))
+    assert resumed.drop_columns("alert").equals(first.drop_columns("alert"))
+    assert not resumed["alert"].equals(first["alert"])
+    assert load_evaluation(tmp_path / "out")[1].budget_period == "day"
 
 
 @pytest.mark.parametrize(

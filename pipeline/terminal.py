@@ -15,6 +15,10 @@ from pipeline.report import tables
 from pipeline.report.summary import sentences
 
 _SHOWN = (0, 1, 3, 4, 6, 7, 10)  # columns of the report's table of models
+_FIGURES = (
+    "episode_precision", "precision", "precision_at_k", "recall", "base_rate", "average_precision", "roc_auc",
+    "lead_time_median_hours",
+)  # fmt: skip
 
 
 def summary_of(backtest: Path) -> dict[str, Any]:
@@ -29,16 +33,7 @@ def summary_of(backtest: Path) -> dict[str, Any]:
         "profile": context.profile, "k": evaluation.k, "simulated": context.simulated is not None
     }  # fmt: skip
     if row is not None:
-        for name in (
-            "episode_precision",
-            "precision",
-            "precision_at_k",
-            "recall",
-            "base_rate",
-            "average_precision",
-            "roc_auc",
-            "lead_time_median_hours",
-        ):
+        for name in _FIGURES:
             value = float(row[name])
             summary[name] = None if math.isnan(value) else round(value, 6)
         counts = ("alerts", "episodes", "episodes_known", "episodes_right", "incidents", "caught")

@@ -36,8 +36,7 @@ class Alert:
 
 def opens_episode(alerts: Sequence[Alert]) -> Bools:
     """Tell which alerts open an episode (:func:`policy.episodes.openings`); each would last for its horizon."""
-    code = {unit: place for place, unit in enumerate(dict.fromkeys(alert.unit for alert in alerts))}
-    unit = np.array([code[alert.unit] for alert in alerts], dtype=np.int64)
+    unit = np.unique(np.array([alert.unit for alert in alerts], dtype=str), return_inverse=True)[1]
     time = np.array([alert.at.timestamp() * 1000 for alert in alerts]).astype(np.int64)
     reach = np.array([alert.horizon.total_seconds() * 1000 for alert in alerts]).astype(np.int64)
     return openings(unit, time, reach)

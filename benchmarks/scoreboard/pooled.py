@@ -86,6 +86,7 @@ class Pool:
             ),
             "failure_class": np.concatenate([rows["failure_class"].astype(object) for rows in loaded]),
             "fold": np.concatenate([rows["fold"].astype(np.int64) for rows in loaded]),
+            "drain_label": np.concatenate([rows["label"] for rows in loaded]),
         }
 
     def scored(self, model: str, variant: str) -> Scored:

@@ -115,6 +115,7 @@ def summarise(assessed: Assessment) -> dict[str, object]:
     scored = assessed.scored
     known, alert = scored.known, scored.alert
     opened, outcome = scored.episodes()
+    unit_days = len(np.unique((scored.day * scored.n_units + scored.unit)[known]))
     row: dict[str, object] = {
         "model": scored.model,
         "variant": scored.variant,
@@ -123,7 +124,7 @@ def summarise(assessed: Assessment) -> dict[str, object]:
         "labelled": int(known.sum()),
         "positives": int(scored.positive.sum()),
         "base_rate": float(ratio(scored.positive.sum(), known.sum())),
-        "episode_base_rate": float(ratio((scored.outcome == 1).sum(), (scored.outcome >= 0).sum())),
+        "episode_base_rate": float(ratio((scored.drain_label == 1).sum(), (scored.drain_label >= 0).sum())),
         "alerts": int(alert.sum()),
         "alerts_labelled": int((alert & known).sum()),
         "hits": int((alert & scored.positive).sum()),
@@ -132,6 +133,7 @@ def summarise(assessed: Assessment) -> dict[str, object]:
         "episodes_known": int((outcome >= 0).sum()),
         "episodes_right": int((outcome == 1).sum()),
         "episodes_per_day": len(opened) / len(np.unique(scored.day)),
+        "false_episodes_per_1000_unit_days": float(ratio(1000 * (outcome == 0).sum(), unit_days)),
         "incidents": len(assessed.incidents),
         "caught": int(assessed.incidents["caught"].sum()),
     }
@@ -140,7 +142,6 @@ def summarise(assessed: Assessment) -> dict[str, object]:
         row |= {name: assessed.point[name], f"{name}_low": bounds.low, f"{name}_high": bounds.high}
     lead = assessed.incidents["lead_time_hours"].dropna().to_numpy()
     row |= {name: float(np.quantile(lead, share)) if lead.size else np.nan for name, share in LEAD_QUANTILES.items()}
-    row |= _false_alerts(scored)
     measured = assessed.calibration
     return row | {
         "calibration_error": measured.error,
@@ -220,19 +221,6 @@ def _ratios(scored: Scored, incidents: pd.DataFrame, weights: Floats) -> tuple[d
 
 def _ranked(scored: Scored, score: Floats | Ints, rows: Bools, weights: Floats) -> tuple[Floats, Floats]:
     return Ranking.build(score[rows], scored.positive[rows], scored.unit[rows], scored.n_units).both(weights)
-
-
-def _false_alerts(scored: Scored) -> dict[str, object]:
-    unit_day = scored.day * scored.n_units + scored.unit
-    wrong = scored.alert & scored.known & ~scored.positive
-    right_days = np.unique(unit_day[scored.alert & scored.positive])
-    wrong_days = np.setdiff1d(np.unique(unit_day[wrong]), right_days, assume_unique=True)
-    days = len(np.unique(unit_day[scored.known]))
-    return {
-        "unit_days": days,
-        "false_alerts_per_1000_unit_days": float(ratio(1000 * wrong.sum(), days)),
-        "false_alert_days_per_1000_unit_days": float(ratio(1000 * len(wrong_days), days)),
-    }
 
 
 def _present(positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -36,9 +36,8 @@ class Evaluation:
     ``oracle_coverage``: share of the decisions with a known true risk; NaN without truth.
     ``drain_hours``: how long an episode lasts, by which ``episode_precision`` is judged; 0: each alert by itself.
     ``table``: one row a model and variant: counts, statistics (see ``Assessment``) with ``_low``
-    and ``_high``, lead time quartiles in hours, false alerts per 1000 unit-days, calibration, shares of the oracle.
-    ``false_alerts_per_1000_unit_days`` counts labelled alerts that no incident followed; ``false_alert_days_...``
-    counts each unit once a UTC day, and not on a day on which another alert of it was right.
+    and ``_high``, lead time quartiles in hours, false episodes per 1000 unit-days, calibration, shares of the
+    oracle.
     ``folds``, ``monthly``: the main statistics by ``fold`` and by calendar ``month`` (``YYYY-MM``, UTC) of the decision
     time.
     ``by_class``: recall of incidents by ``failure_class``.

@@ -64,7 +64,7 @@ class Scored:
     ``incident_start_ms``: its start; 0 where there is none.
     ``failure_class``: its class; empty where there is none.
     ``fold``: the fold that scored the row.
-    ``drain_label``: label within the drain horizon: 1, 0, or -1 where it is not known; None: as the row's own label.
+    ``drain_label``: label within the drain horizon: 1, 0, or -1 where it is not known.
     """
 
     model: str
@@ -81,17 +81,12 @@ class Scored:
     incident_start_ms: Ints
     failure_class: np.ndarray
     fold: Ints
-    drain_label: Ints | None = None
+    drain_label: Ints
 
     @property
     def name(self) -> tuple[str, str]:
         """Model and variant."""
         return self.model, self.variant
-
-    @property
-    def outcome(self) -> Ints:
-        """Label of each row within the drain horizon: 1, 0, or -1 where it is not known; shape (rows,)."""
-        return np.where(self.known, self.positive, -1) if self.drain_label is None else self.drain_label
 
     @property
     def n_units(self) -> int:
@@ -112,7 +107,7 @@ class Scored:
         alerts = np.flatnonzero(self.alert)
         times = self.shared.times_ms[self.time[alerts]]
         rows = alerts[openings(self.unit[alerts], times, self.shared.reach_ms)]
-        return rows, self.outcome[rows]
+        return rows, self.drain_label[rows]
 
     def per_unit(self, chosen: Bools | Ints) -> Floats:
         """Count rows by unit.
@@ -144,8 +139,8 @@ def split_predictions(predictions: pd.DataFrame, k: int, reach: timedelta = time
 
     What models have in common (rows, labels) is held once: parts may share arrays, so they must not be written to.
 
-    ``predictions``: has :data:`COLUMNS`, and may have ``drain_label``; ``decision_time`` and ``incident_start`` are
-    aware UTC. Rows in any order.
+    ``predictions``: has :data:`COLUMNS`, and may have ``drain_label`` (else ``label`` is taken); ``decision_time`` and
+    ``incident_start`` are aware UTC. Rows in any order.
     ``reach``: how long an episode lasts, see :attr:`evaluation.backtest.frames.BacktestResult.drain_reach`.
     Returns: one for each model and variant, in order of first appearance of their names in the frame's sorted order.
     Raises ``InputError`` if the frame is empty, lacks a column, or scores a unit twice at one decision time.
@@ -232,10 +227,7 @@ def _arrays(predictions: pd.DataFrame) -> dict[str, np.ndarray]:
     # an incident belongs to a row only as the reason of its positive label
     incident = np.where(positive & np.isfinite(incident), incident, -1).astype(np.int64)
     failure_class = predictions["failure_class"].astype("object").where(predictions["failure_class"].notna(), "")
-    drains = {}
-    if "drain_label" in predictions.columns:
-        drains = {"drain_label": predictions["drain_label"].to_numpy(dtype=np.int8, na_value=-1)}
-    return drains | {
+    return {
         "rank": predictions["rank"].to_numpy(dtype=np.int64),
         "risk": predictions["risk"].to_numpy(dtype=np.float64, na_value=np.nan),
         "alert": predictions["alert"].to_numpy(dtype=np.bool_),
@@ -245,6 +237,7 @@ def _arrays(predictions: pd.DataFrame) -> dict[str, np.ndarray]:
         "incident_start_ms": milliseconds(predictions["incident_start"]),
         "failure_class": failure_class.to_numpy(dtype=object),
         "fold": predictions["fold"].to_numpy(dtype=np.int64),
+        "drain_label": predictions.get("drain_label", predictions["label"]).to_numpy(dtype=np.int8, na_value=-1),
     }
 
 

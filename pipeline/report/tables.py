@@ -117,7 +117,7 @@ def models(evaluation: Evaluation, context: ReportContext) -> Table:
         ("ROC-AUC", _measured("roc_auc", _three)),
         ("in top 5 %", _measured("capture", percent)),
         ("median lead", lambda row: hours(row.lead_time_median_hours)),
-        ("false alert days", lambda row: number(row.false_alert_days_per_1000_unit_days, 1)),
+        ("false episodes", lambda row: number(row.false_episodes_per_1000_unit_days, 1)),
         ("calibr. error", lambda row: percent(row.calibration_error)),
     ]
     caption = (

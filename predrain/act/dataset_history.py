@@ -59,9 +59,9 @@ class DatasetHistory:
 
     def _labels(self) -> LabelSection:
         from features.config import LabelSection
-        from serving.scores.alert_outcomes import labels_of
+        from serving.scores.alert_outcomes import judged_by
 
-        return LabelSection() if self._scores is None else labels_of(self._scores)
+        return LabelSection() if self._scores is None else judged_by(self._scores)[0]
 
     def _load(self, labels: LabelSection) -> None:
         import pyarrow.parquet as pq

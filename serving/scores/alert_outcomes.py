@@ -134,11 +134,6 @@ def outcomes_of(
     }
 
 
-def labels_of(scores: Path) -> LabelSection:
-    """Read what the model of the newest decision takes for an incident; see :func:`judged_by`."""
-    return judged_by(scores)[0]
-
-
 def judged_by(scores: Path) -> tuple[LabelSection, timedelta]:
     """Read by what the alerts of the newest decision's model are judged: labels, and the drain horizon.
 

@@ -79,9 +79,7 @@ def live_config(bundle: Bundle, meta: DatasetMeta) -> MatrixConfig:
 def drain_horizon(bundle: Bundle, config: MatrixConfig) -> timedelta:
     """Give how long after the gap an incident makes a drain right, as the bundle's precision targets have it."""
     targets = (bundle.manifest["params"].get("models") or {}).get("precision_targets") or {}
-    horizon = PrecisionTargetsSection.model_validate(
-        {name: targets[name] for name in targets if name == "horizon"}
-    ).horizon
+    horizon = PrecisionTargetsSection.model_validate({"horizon": targets.get("horizon")}).horizon
     return max(horizon or config.labels.horizon, config.labels.horizon)
 
 

@@ -41,8 +41,6 @@ def slow_statistics(frame, k, reach):
         (rows[0].incident_start - min(row.decision_time for row in rows if row.alert)).total_seconds() / 3600
         for rows in caught
     ]
-    right_days = {(row.unit, row.decision_time.date()) for row in alerts if row.label == 1}
-    wrong_days = {(row.unit, row.decision_time.date()) for row in alerts if row.label == 0} - right_days
     days = {(row.unit, row.decision_time.date()) for row in known}
 
     def share(part, whole):
@@ -63,8 +61,7 @@ def slow_statistics(frame, k, reach):
         "capture": share(len(in_top), len(by_incident)),
         "base_rate": share(len(positives), len(known)),
         "lead_time_median_hours": np.median(leads) if leads else np.nan,
-        "false_alerts_per_1000_unit_days": 1000 * share(len(alerts) - hits, len(days)),
-        "false_alert_days_per_1000_unit_days": 1000 * share(len(wrong_days), len(days)),
+        "false_episodes_per_1000_unit_days": 1000 * share(judged.count(0), len(days)),
     }
 
 

@@ -33,9 +33,7 @@ def one_by_one(unit, time, reach):
     reach=st.integers(0, 20),
     first=st.sampled_from([0, -7, 500_000]),
 )
-def test_the_next_episode_of_a_unit_opens_when_the_drain_horizon_is_over_whatever_the_order_of_rows(
-    alerts, reach, first
-):
+def test_a_unit_opens_its_next_episode_when_the_last_is_over_in_any_order_of_rows(alerts, reach, first):
     def opened(listed, kernel):
         unit = np.array([who for who, _ in listed], dtype=np.int64)
         time = np.array([(when + first) * HOUR for _, when in listed], dtype=np.int64)
@@ -76,9 +74,7 @@ def selected(rows, budget, reach, cooldown):
 @given(
     rows=ROWS, budget=st.integers(1, 3), reach=st.integers(0, 5), cooldown=st.integers(0, 9), until=st.integers(0, 12)
 )
-def test_a_cool_down_is_chosen_by_the_rule_causally_and_each_alert_opens_an_episode(
-    rows, budget, reach, cooldown, until
-):
+def test_selection_follows_the_rule_causally_and_each_alert_opens_an_episode(rows, budget, reach, cooldown, until):
     alerts = selected(rows, budget, reach, cooldown)
     assert alerts == choose(rows, budget, reach, cooldown)
     known = [row for row in rows if row[1] <= until]

@@ -9,7 +9,7 @@ import pandas as pd
 import pyarrow as pa
 
 from features.config import LabelSection
-from serving.scores.alert_outcomes import judged_by, labels_of, outcomes_of
+from serving.scores.alert_outcomes import judged_by, outcomes_of
 from telemetry.dataset.schema import EVENTS
 from tests.serving.http.world import DECIDED, record
 from tests.serving.pages.page_world import store
@@ -117,11 +117,11 @@ def test_a_unit_that_leaves_unfailed_says_nothing(tmp_path: Path) -> None:
 
 def test_alerts_are_judged_by_the_labels_of_the_model_that_gave_them(tmp_path: Path) -> None:
     (tmp_path / "decisions").mkdir()
-    assert labels_of(tmp_path) == LabelSection()
+    assert judged_by(tmp_path)[0] == LabelSection()
     own = LabelSection(gap=timedelta(0), xids={"bus": (7,)})
     decide(tmp_path, 0, ("a", 0.3, "elevated"))
     decide(tmp_path, 1, ("a", 0.3, "elevated"))
-    assert labels_of(tmp_path) == LabelSection()  # written by an older version
+    assert judged_by(tmp_path)[0] == LabelSection()  # written by an older version
     older, newest = sorted((tmp_path / "decisions").glob("2*"))
     for folder in (older, newest):
         summary = json.loads((folder / "summary.json").read_text())
@@ -129,11 +129,11 @@ def test_alerts_are_judged_by_the_labels_of_the_model_that_gave_them(tmp_path: P
         (folder / "summary.json").write_text(json.dumps(summary | written))
     assert judged_by(tmp_path) == (own, timedelta(days=3))
     (newest / "summary.json").write_text('{"labels": {"horizon": "soon"}}')
-    assert labels_of(tmp_path) == own
+    assert judged_by(tmp_path)[0] == own
     happened = events(("a", START + timedelta(hours=9), "xid", "7"))
     stays = inventory("a", "calm")
     verdicts = [
         outcomes_of(tmp_path, happened, stays, data_end=END, labels=labels)["alerts"][-1]["verdict"]
-        for labels in (LabelSection(), labels_of(tmp_path))
+        for labels in (LabelSection(), judged_by(tmp_path)[0])
     ]
     assert verdicts == ["wrong", "right"]

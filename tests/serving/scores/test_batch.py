@@ -16,11 +16,11 @@ from features.config import FeatureSection
 from features.errors import InputError
 from features.times import milliseconds
 from models.bundle.store import save_bundle
-from models.config import ServingSection
+from models.config import PrecisionTargetsSection, ServingSection
 from policy.risk_record import RiskRecord
 from policy.tiers import TierThresholds
 from serving.scores.batch import OUT_OF_USE, ServedModel, due_decision, expiry, score_decision
-from serving.scores.feature_settings import live_config
+from serving.scores.feature_settings import drain_horizon, live_config
 from serving.scores.writing import ScoresFolder, nothing_due
 from telemetry.dataset.store import Dataset
 from tests.features.small_fleet import (
@@ -342,6 +342,11 @@ def test_a_bundle_that_does_not_fit_the_dataset_is_refused(world: World) -> None
     def saying(**change: Any) -> Any:
         return replace(world.bundle, manifest={**world.bundle.manifest, **change})
 
+    assert drain_horizon(world.bundle, config) == config.labels.horizon == timedelta(hours=6)
+    for horizon, hours in ((timedelta(hours=72), 72), (timedelta(hours=1), 6), (None, 6)):
+        targets = PrecisionTargetsSection(horizon=horizon).model_dump(mode="json")
+        params = {**world.bundle.manifest["params"], "models": {"precision_targets": targets}}
+        assert drain_horizon(saying(params=params), config) == timedelta(hours=hours)
     with pytest.raises(InputError, match="it does not say which parameters it was trained with"):
         live_config(saying(params=None), meta)
     with pytest.raises(InputError, match="it does not say which step it was trained on"):

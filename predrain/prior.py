@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,6 +14,8 @@ from predrain.options import JsonOption
 if TYPE_CHECKING:
     import numpy as np
 
+    from features.matrix.matrix import FeatureMatrix
+    from models.rows.training_set import TrainingSet
     from simulator.draws import DrawnFleet
 
 prior_app = typer.Typer(
@@ -28,7 +30,7 @@ _NEGATIVE_RATIO = 20
 
 @prior_app.callback()
 def options() -> None:
-    """Make the verb a group, which one command alone would not be."""
+    """Make a group of a single verb."""
 
 
 @prior_app.command("build")
@@ -38,16 +40,23 @@ def build(
     gpus: Annotated[int, typer.Option(help="GPUs of each fleet.", min=8)] = 256,
     days: Annotated[int, typer.Option(help="Length of each fleet in days.", min=14)] = 60,
     seed: Annotated[int, typer.Option(help="Seed; the same arguments give the same bytes.", min=0)] = 7,
+    matrix: Annotated[
+        list[Path] | None,
+        typer.Option(help="Feature matrix of another cluster of yours, instead of simulated fleets. Repeat for more."),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Simulate fleets whose parameters are drawn at random, and fit one model on all of them.
 
-    Name the folder in `training.prior`, and `predrain backtest` and `predrain train` start from it.
+    With --matrix the fleets are other clusters of yours. Columns are matched by name; static ones are left out, so that
+    no cluster is known by its racks or models. Name the folder in `training.prior`, and `predrain backtest` and
+    `predrain train` start from it.
 
     Example: predrain prior build --out prior --fleets 48
     """
     import numpy as np
 
+    from features.matrix.matrix import FeatureMatrix
     from models.learners.prior import CARD, fit_prior, write_prior
     from simulator.draws import FACTORS, VALUES, draw_fleet
     from telemetry.atomic import FolderSwap, disk_errors
@@ -55,31 +64,36 @@ def build(
 
     if out.exists() and not (out / CARD).is_file():
         raise InputError(f"{out} exists and is no prior", "--out", "Choose another folder, or remove this one.")
-    made_of = {"fleets": fleets, "gpus": gpus, "days": days, "seed": seed}
+    own = [FeatureMatrix.open(path) for path in matrix or ()]
+    made_of: dict[str, Any] = {"fleets": len(own) or fleets, "seed": seed}
+    made_of |= {"matrices": [each.digest for each in own]} if own else {"gpus": gpus, "days": days}
     with progress("fleets") as advance, FolderSwap(out) as swap:
         parts = []
-        for number in range(fleets):
-            columns, rows = _rows(draw_fleet(seed, number), gpus, days, swap.path)
-            parts.append(rows)
-            advance(number + 1, fleets)
-        values, label, weight, incident = map(np.concatenate, zip(*parts, strict=True))
-        if not label.any():
-            raise InputError("no failure in any fleet", "--fleets, --gpus, --days", "Give more of them.")
-        counted = {"incidents": int(incident.sum()), "positive_rows": int(label.sum()), "rows": len(label)}
-        drawn = {"factors": FACTORS, "values": VALUES}
-        prior = fit_prior(values, label, weight, columns, seed=seed, made_of=made_of | counted | drawn)
+        for number in range(len(own) or fleets):
+            simulated = None if own else _simulated(draw_fleet(seed, number), gpus, days, swap.path)
+            parts.append(simulated or _rows(own[number], seed))
+            advance(number + 1, len(own) or fleets)
+        names = list(dict.fromkeys(name for columns, *_ in parts for name in columns))
+        values = np.full((sum(len(held) for *_, held in parts), len(names)), np.nan, np.float32)
+        end = 0
+        for columns, _, held in parts:
+            values[end : end + len(held), [names.index(name) for name in columns]] = held
+            end += len(held)
+        label, weight = (np.concatenate([getattr(part[1], name) for part in parts]) for name in ("label", "weight"))
+        if not label.any() or label.all():
+            raise InputError("failures in no fleet or in every row", "prior build", "Give more or larger fleets.")
+        made_of |= {"incidents": sum(chosen.n_incidents for _, chosen, _ in parts)}
+        made_of |= {"positive_rows": int(label.sum()), "rows": len(label)}
+        drawn = {} if own else {"factors": FACTORS, "values": VALUES}
+        prior = fit_prior(values, label, weight, names, seed=seed, made_of=made_of | drawn)
         with disk_errors(out):
             write_prior(prior, swap.path)
         swap.commit()
-    show({"prior": str(out), **made_of, **counted}, as_json=as_json)
+    show({"prior": str(out), **made_of}, as_json=as_json)
 
 
-def _rows(fleet: DrawnFleet, gpus: int, days: int, work: Path) -> tuple[list[str], list[np.ndarray]]:
-    """Simulate a fleet in a folder, and give its columns; values, labels and weights to fit on, number of incidents."""
-    import numpy as np
-
-    from features.times import instant_ms
-    from models.rows.training_set import Labels, Rows, choose_rows
+def _simulated(fleet: DrawnFleet, gpus: int, days: int, work: Path) -> tuple[list[str], TrainingSet, np.ndarray]:
+    """Simulate a fleet in a folder, and give its rows without the channels that it does not report."""
     from pipeline.matrix_stage import make_matrix
     from pipeline.params import Params
     from simulator.simulate import simulate
@@ -94,20 +108,30 @@ def _rows(fleet: DrawnFleet, gpus: int, days: int, work: Path) -> tuple[list[str
         step=fleet.step,
     )
     params = Params.model_validate({"telemetry": {"step": fleet.step}, "features": {"groups": GROUPS}})
-    matrix = make_matrix(work / "dataset", params, work / "matrix")
-    begin, end = map(instant_ms, matrix.span)
+    rows = _rows(make_matrix(work / "dataset", params, work / "matrix"), fleet.seed, fleet.hidden)
+    for folder in ("dataset", "dataset-truth", "matrix"):
+        shutil.rmtree(work / folder)
+    return rows
+
+
+def _rows(
+    matrix: FeatureMatrix, seed: int, hidden: frozenset[str] = frozenset()
+) -> tuple[list[str], TrainingSet, np.ndarray]:
+    """Give names of columns, rows to fit on, and their values; NaN in columns of a hidden channel."""
+    from features.times import instant_ms
+    from models.rows.training_set import Labels, Rows, choose_rows
+
+    end = instant_ms(matrix.span[1])
     chosen = choose_rows(
         Rows.of(matrix.rows),
         Labels.of(matrix.labels(matrix.span[1])),
-        start_ms=begin,
+        start_ms=instant_ms(matrix.span[0]),
         complete_by_ms=end,
         as_of_ms=end,
         negative_ratio=_NEGATIVE_RATIO,
-        seed=fleet.seed,
+        seed=seed,
     )
     values = matrix.values(chosen.rows)
-    values[:, [column.channel in fleet.hidden for column in matrix.columns]] = np.nan
-    for folder in ("dataset", "dataset-truth", "matrix"):
-        shutil.rmtree(work / folder)
-    names = [column.name for column in matrix.columns]
-    return names, [values, chosen.label, chosen.weight, np.array([chosen.n_incidents])]
+    values[:, [column.channel in hidden for column in matrix.columns]] = float("nan")
+    kept = [i for i, column in enumerate(matrix.columns) if column.group in GROUPS]
+    return [matrix.columns[i].name for i in kept], chosen, values[:, kept]

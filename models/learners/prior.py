@@ -43,7 +43,6 @@ _SETTINGS: Final[dict[str, Any]] = {
     "learning_rate": 0.05,
     "colsample_bytree": 0.2,
 }
-_NAN: Final = 2
 _FURTHEST: Final = 100.0
 
 
@@ -168,7 +167,7 @@ def _tree(text: str, position: Mapping[int, int], weight: float, shift: float) -
         if int(parts["split_feature"][node]) not in position:
             kind = int(parts["decision_type"][node])
             # an unknown value goes the default way, or counts as 0 where no row of the fit had one
-            to_left = kind & 2 if kind >> 2 & 3 == _NAN else float(parts["threshold"][node]) >= 0
+            to_left = kind & 2 if kind >> 2 & 3 == 2 else float(parts["threshold"][node]) >= 0
             return walk(left if to_left else right)
         own = len(nodes)
         nodes.append(node)

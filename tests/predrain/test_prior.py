@@ -1,4 +1,4 @@
-"""``predrain prior build``: the same arguments give the same bytes, and nothing else is overwritten."""
+"""``predrain prior build``: the same bytes again, from simulated fleets or from matrices of other clusters."""
 
 from __future__ import annotations
 
@@ -10,25 +10,36 @@ from models.learners.prior import load_prior
 from predrain.command import app
 
 
-def build(out: Path, *more: str):
-    size = ("--fleets", "2", "--gpus", "48", "--days", "20")
-    return CliRunner().invoke(app, ["prior", "build", "--out", str(out), *size, *more])
+def run(*words: object):
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+def groups_of(prior: Path) -> set[str]:
+    return {name.split("__")[0] for name in load_prior(str(prior)).card.columns}
 
 
 def test_it_is_built_to_the_same_bytes_again(tmp_path):
-    for name in ("one", "two"):
-        built = build(tmp_path / name, "--json")
+    for out in (tmp_path / "one", tmp_path / "two"):
+        built = run("prior", "build", "--out", out, "--fleets", 2, "--gpus", 48, "--days", 20)
         assert built.exit_code == 0, built.output
-        assert {file.name for file in (tmp_path / name).iterdir()} == {"card.json", "model.txt"}
     for file in ("card.json", "model.txt"):
         assert (tmp_path / "one" / file).read_bytes() == (tmp_path / "two" / file).read_bytes()
-    prior = load_prior(str(tmp_path / "one"))
-    assert prior.card.made_of["fleets"] == 2
-    assert {name.split("__")[0] for name in prior.card.columns} == {"history", "peers", "onset", "gaps"}
+    assert groups_of(tmp_path / "one") == {"history", "peers", "onset", "gaps"}
+
+
+def test_it_is_built_from_other_clusters_by_name_and_without_what_tells_them_apart(tmp_path):
+    run("simulate", "--out", tmp_path / "fleet", "--gpus", 48, "--days", 20, "--acceleration", 30)
+    for name, groups in (("one", "[onset, static]"), ("two", "[history, static]")):
+        (tmp_path / f"{name}.yaml").write_text(f"features: {{groups: {groups}}}")
+        params = ("--dataset", tmp_path / "fleet", "--params", tmp_path / f"{name}.yaml")
+        assert run("features", *params, "--out", tmp_path / name).exit_code == 0
+    built = run("prior", "build", "--out", tmp_path / "p", "--matrix", tmp_path / "one", "--matrix", tmp_path / "two")
+    assert built.exit_code == 0, built.output
+    assert groups_of(tmp_path / "p") == {"onset", "history"}
 
 
 def test_a_folder_that_is_no_prior_is_not_replaced(tmp_path):
     (tmp_path / "notes.txt").write_text("keep")
-    refused = build(tmp_path)
+    refused = run("prior", "build", "--out", tmp_path)
     assert (refused.exit_code, "is no prior" in refused.output) == (1, True)
     assert (tmp_path / "notes.txt").read_text() == "keep"

@@ -18,7 +18,7 @@ from serving.http.application import describe, guarded, make_application, proble
 from serving.http.bodies import PROBLEM, as_json, write_json
 from serving.http.extender import add_extender
 from serving.http.invocations import add_invocations
-from serving.http.limits import AllowedHosts, ServiceSettings, ThreadWork
+from serving.http.limits import ServiceSettings, ThreadWork
 from serving.http.metrics import MEDIA, RequestMetrics, StateMetrics
 from serving.http.middleware import Access, RequestGuard
 from serving.http.query_routes import QueryRoutes
@@ -84,7 +84,6 @@ class Service:
             self._health,
             ledger=ledger,
         )
-        local = AllowedHosts(hosts)
         is_open: Callable[[str], bool] = lambda path: path in _OPEN or is_open_page(path)  # noqa: E731 - see Access
         access = Access(None if self._tokens is None else self._grant, is_open, is_page, self._refusal)
         self.api = make_application(access)
@@ -99,12 +98,12 @@ class Service:
             access=access,
             metrics=self.metrics,
             log=self._log,
-            hosts=local if self._tokens is None else None,
+            hosts=hosts if self._tokens is None else None,
         )
         # A guard of its own: bodies of the API must not push out those of the extender, which would hold pods back.
-        self.extender = self._make_extender(local)
+        self.extender = self._make_extender(hosts)
 
-    def _make_extender(self, hosts: AllowedHosts) -> FastAPI:
+    def _make_extender(self, hosts: Sequence[str]) -> FastAPI:
         """Make the application of the extender's port, which only this machine reaches and which asks for no token."""
         settings = self.settings
         access = Access(None, lambda _: True, lambda _: False, problem_response)

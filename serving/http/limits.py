@@ -53,30 +53,24 @@ Result = TypeVar("Result")
 _HOST: Final = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^\[\]:/@\s]+)(?::\d{1,5})?")
 
 
-class AllowedHosts:
-    """Tells whether a request was meant for this service. Lives in the event loop.
+def is_own_host(header: str | None, names: Iterable[str] = ()) -> bool:
+    """Tell whether a ``Host`` header names this service; none at all comes from no browser.
 
     A page from anywhere may have its own name resolve to 127.0.0.1 (DNS rebinding) and read what listens there; the
     name stands in the request's ``Host``, which the page cannot change. An address cannot be rebound.
-    ``names``: names in addition to ``localhost``, such as that of a proxy before the service, without port.
+    ``names``: in addition to ``localhost``, such as that of a proxy before the service, without port.
     """
-
-    def __init__(self, names: Iterable[str] = ()) -> None:
-        self._names = frozenset(name.lower().rstrip(".") for name in names)
-
-    def allows(self, header: str | None) -> bool:
-        """Tell whether a ``Host`` header names this service; none at all comes from no browser."""
-        if header is None:
-            return True
-        form = _HOST.fullmatch(header)
-        name = "" if form is None else form.group(1).strip("[]").lower().rstrip(".")
-        if name == "localhost" or name in self._names:
-            return True
-        try:
-            ipaddress.ip_address(name)
-        except ValueError:
-            return False
+    if header is None:
         return True
+    form = _HOST.fullmatch(header)
+    name = "" if form is None else form.group(1).strip("[]").lower().rstrip(".")
+    if name in ("localhost", *(own.lower().rstrip(".") for own in names)):
+        return True
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
 
 
 class ThreadWork:

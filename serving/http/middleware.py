@@ -7,7 +7,7 @@ import logging
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -16,7 +16,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serving.http.bodies import shown
-from serving.http.limits import AllowedHosts, ServiceSettings
+from serving.http.limits import ServiceSettings, is_own_host
 from serving.http.metrics import RequestMetrics
 from serving.http.tokens import Grant
 from serving.logs import AccessLog
@@ -57,7 +57,7 @@ class Access:
 class RequestGuard:
     """ASGI middleware around an application; lives in the event loop.
 
-    ``hosts``: default: requests may name any host.
+    ``hosts``: names of the service, see :func:`is_own_host`; default: requests may name any host.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class RequestGuard:
         access: Access,
         metrics: RequestMetrics,
         log: AccessLog,
-        hosts: AllowedHosts | None = None,
+        hosts: Sequence[str] | None = None,
     ) -> None:
         self.app = app
         self.settings = settings
@@ -185,7 +185,7 @@ class _Exchange:
             raise Refused(415, "send the body without a content encoding", "encoding")
         if guard.hosts is not None:
             host = self.headers.get(b"host", b"").decode("latin-1") if b"host" in self.headers else None
-            if not guard.hosts.allows(host):
+            if not is_own_host(host, guard.hosts):
                 detail = f"this service is not {shown(host)}: ask localhost, or start it with --allow-host NAME"
                 raise Refused(421, detail, "host")
         grant = None

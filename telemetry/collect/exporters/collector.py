@@ -29,9 +29,6 @@ LATE_S: Final = 1.0
 REMEMBERED_BYTES: Final = 512 << 20
 """Text of lines that is remembered of all targets."""
 
-HUNG_INTERVALS: Final = 5.0
-"""A page that is unchanged for longer is called hung."""
-
 _KINDS: Final[tuple[Kind, ...]] = ("events", "inventory", "samples")
 
 
@@ -172,8 +169,7 @@ class Collector:
                     self._tasks.pop(url).cancel()
         for url, target in wanted.items():
             if url not in self.watches:
-                hung_s = HUNG_INTERVALS * self.settings.interval_s
-                self.watches[url] = TargetWatch(target, self._catalogue, hung_s)
+                self.watches[url] = TargetWatch(target, self._catalogue)
         for watch in self.watches.values():
             watch.lines.max_bytes = REMEMBERED_BYTES // len(self.watches)
 

@@ -108,10 +108,8 @@ class _Metrics:
             failures.add_metric([kind], count)
         yield failures
         states = GaugeMetricFamily("predrain_exporters_targets", "Targets by state.", labels=["state"])
-        counts = Counter(
-            "failing" if watch.consecutive_failures else "hung" if watch.is_hung else "good" for watch in watches
-        )
-        for name in ("failing", "hung", "good"):
+        counts = Counter("failing" if watch.consecutive_failures else "good" for watch in watches)
+        for name in ("failing", "good"):
             states.add_metric([name], counts[name])
         yield states
 

@@ -127,14 +127,10 @@ def fleet_catalogue(channels: Mapping[str, Channel], mapping: SourceMapping) -> 
 
 
 class TargetWatch:
-    """The state of one target; a page unchanged for longer than ``hung_s`` is called hung.
+    """The state of one target; ``catalogue`` is of :func:`fleet_catalogue`."""
 
-    ``catalogue`` is of :func:`fleet_catalogue`.
-    """
-
-    def __init__(self, target: Target, catalogue: SeriesCatalogue, hung_s: float) -> None:
+    def __init__(self, target: Target, catalogue: SeriesCatalogue) -> None:
         self.target = target
-        self._hung_s = hung_s
         self._catalogue = catalogue
         node = {} if target.node is None else {_NODE_FIRST: target.node}
         self._labels = {_TARGET + name: value for name, value in target.labels} | {_NODE_LAST: target.host} | node
@@ -147,7 +143,6 @@ class TargetWatch:
         self.failures: Counter[FailureKind] = Counter()
         self.last_failure: ScrapeError | None = None
         self._changed_s: float | None = None
-        self.is_hung = False
 
     def take(self, page: Answer, at: datetime, started_s: float) -> dict[Kind, pa.Table]:
         """Read a page scraped at ``at`` (monotonic ``started_s``); a repeated page has no samples.
@@ -184,13 +179,7 @@ class TargetWatch:
         rows: dict[Kind, pa.Table] = {"events": tables.events, "inventory": inventory}
         age_s = None if self._changed_s is None else started_s - self._changed_s
         if is_repeated and age_s is not None:
-            if age_s > self._hung_s and not self.is_hung:
-                self.is_hung = True
-                _log.warning("%s hangs: its page has been the same for %.0f s", self.target.address, age_s)
             return rows
-        if self.is_hung:
-            self.is_hung = False
-            _log.warning("%s moves again, after %.0f s", self.target.address, age_s or 0.0)
         self._changed_s = started_s
         return rows | {"samples": self._with_scrape_channels(tables.samples, page, at, age_s)}
 

@@ -64,8 +64,7 @@ class Decision:
     ``bound``: of the drains on earlier data (its ``alerts``); of the last try where nothing is promised.
     ``drains_per_decision``: drains begun a decision time on earlier data.
     ``recall``: share of the earlier data's incidents that were caught; NaN without any.
-    ``best``, ``best_threshold``: the highest precision that can be promised at this confidence, and where; None: not
-    looked for, or none.
+    ``best``: the highest precision that can be promised at this confidence; None: not looked for, or none.
     ``saving``, ``saving_lower``: for costs: what is saved per decision time against alerting nothing, and its bound.
     """
 
@@ -78,7 +77,6 @@ class Decision:
     drains_per_decision: float
     recall: float
     best: float | None = None
-    best_threshold: float | None = None
     saving: float | None = None
     saving_lower: float | None = None
     why: str = ""
@@ -113,9 +111,7 @@ def for_precisions(evidence: Evidence, targets: Sequence[float], confidence: flo
     return [_precision(ordered, target, confidence, best) for target in targets]
 
 
-def _precision(
-    ordered: _Ordered, target: float, confidence: float, highest: tuple[float | None, int | None]
-) -> Decision:
+def _precision(ordered: _Ordered, target: float, confidence: float, best: float | None) -> Decision:
     passed: tuple[int, PrecisionBound] | None = None
     tried: PrecisionBound | None = None
     units = _first_tested(target, confidence)
@@ -125,21 +121,14 @@ def _precision(
             break
         passed = end, tried
         units = max(units + 1, math.ceil(units * _STEP))
-    best, best_end = highest
     if passed is None:
         why = _refusal(ordered.evidence, target, confidence, tried, best)
-        return replace(
-            no_promise(target, confidence, why, ordered.evidence),
-            bound=tried or NO_ALERTS,
-            best=best,
-            best_threshold=None if best_end is None else ordered.threshold(best_end),
-        )
+        refused = no_promise(target, confidence, why, ordered.evidence)
+        return replace(refused, bound=tried or NO_ALERTS, best=best)
     end, bound = passed
     why = f"{bound.hits} of {bound.alerts} earlier drains of {bound.clusters} units would have been right"
     decision = ordered.promise("precision", target, confidence, end, bound, why)
-    if best is not None and best_end is not None and best >= bound.lower:
-        return replace(decision, best=best, best_threshold=ordered.threshold(best_end))
-    return decision
+    return replace(decision, best=max(best or 0.0, bound.lower))
 
 
 def no_promise(target: float, confidence: float, why: str, evidence: Evidence) -> Decision:
@@ -226,22 +215,20 @@ class _Ordered:
         why = f"{why}; with {confidence:.0%} confidence at least {_low(bound.lower)}"
         threshold, recall = self.threshold(end), self.evidence.recall(self.order[self.begun(end)])
         drains = bound.alerts / self.evidence.times
-        return Decision(
-            kind, asked, confidence, True, threshold, bound, drains, recall, bound.lower, threshold, why=why
-        )  # fmt: skip
+        return Decision(kind, asked, confidence, True, threshold, bound, drains, recall, bound.lower, why=why)
 
 
-def _best(ordered: _Ordered, confidence: float) -> tuple[float | None, int | None]:
+def _best(ordered: _Ordered, confidence: float) -> float | None:
     """Find the highest bound at a few sizes set beforehand; the allowed error is shared among them (Bonferroni)."""
     corrected = 1 - (1 - confidence) / len(_BEST_AT)
-    best: tuple[float | None, int | None] = None, None
+    best: float | None = None
     for units in _BEST_AT:
         end = ordered.end_of(units)
         if end is None:
             break
         lower = ordered.bound(end, corrected).lower
-        if lower > (best[0] or 0.0):
-            best = lower, end
+        if lower > (best or 0.0):
+            best = lower
     return best
 
 

@@ -147,7 +147,7 @@ def decisions_frame(promises: Promises) -> pd.DataFrame:
                 {"model": model, "until": promises.until} | record | {f"bound_{k}": v for k, v in bound.items()}
             )
     frame = pd.DataFrame.from_records(rows)
-    numbers = ["threshold", "best", "best_threshold", "saving", "saving_lower"]
+    numbers = ["threshold", "best", "saving", "saving_lower"]
     return frame.astype(dict.fromkeys(numbers, "float64"))
 
 

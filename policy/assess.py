@@ -110,7 +110,7 @@ def rule_hits(node: NodeView, config: HardRulesConfig, now: datetime) -> tuple[R
 
 @dataclass(frozen=True, slots=True)
 class Assessment:
-    """A node as it is found.
+    """A node with its tier, and what that rests on.
 
     ``tier``: the higher of prediction and rule, after hysteresis.
     ``instant``: the same before hysteresis, of what is known now only.

@@ -309,50 +309,31 @@ def _collect_ends(
     confirmers: dict[int, list[tuple[int, int]]],
     cooldown: int,
 ) -> None:
-    ends: dict[int, list[_End]] = {}
+    """Add ends and confirmers; a repair with the code of one failure is no end while another is known to be open."""
+    ends: dict[int, list[tuple[int, int, str, bool]]] = {}
     for i, code in zip(*facts.at_units(facts.ends(), stays), strict=True):
         if int(code) in out:
-            named = normalized(facts.code[i])
+            time, known, named = int(facts.time[i]), int(facts.known[i]), normalized(facts.code[i])
             is_own = facts.type[i] != "other" and named not in RESET_CODES and not facts.node_wide[i]
-            repaired = named if facts.type[i] == "repair" and is_own else ""
-            ends.setdefault(int(code), []).append(_End(int(facts.time[i]), int(facts.known[i]), repaired, is_own))
-    for code, time in zip(*stays.leaves(), strict=True):
+            is_repair = is_own and facts.type[i] == "repair"
+            signs = out[int(code)].signs if is_repair and named else ()
+            names_one = any(s.ticket == named and s.time <= time and s.established <= known for s in signs)
+            ends.setdefault(int(code), []).append((time, known, named if names_one else "", is_own))
+    for code, left in zip(*stays.leaves(), strict=True):
         if int(code) in out:
-            ends.setdefault(int(code), []).append(_End(int(time), int(time), "", True))
+            ends.setdefault(int(code), []).append((int(left), int(left), "", True))
     for unit, of_unit in ends.items():
-        confirmers.setdefault(unit, []).extend((end.time, end.known) for end in of_unit)
-        coded = [sign for sign in out[unit].signs if sign.ticket]
-        lasting = [end for end in of_unit if not _leaves_another_open(end, of_unit, coded, cooldown)]
-        out[unit].ends += [(end.time, end.known) for end in lasting]
-        out[unit].own_ends += [end.time for end in lasting if end.is_own]
-
-
-@dataclass(frozen=True, slots=True)
-class _End:
-    """An end of a unit's failures; ``repaired``: code of what was repaired, where it is a repair that has one."""
-
-    time: int
-    known: int
-    repaired: str
-    is_own: bool
-
-    def ends(self, sign: Sign, signs: list[Sign]) -> bool:
-        """Whether this ends a failure: a repair with the code of one that was known ends no failure of another."""
-        named = any(s.ticket == self.repaired and s.time <= self.time and s.established <= self.known for s in signs)
-        return sign.time <= self.time and (not named or sign.ticket == self.repaired)
-
-
-def _leaves_another_open(end: _End, ends: list[_End], signs: list[Sign], cooldown: int) -> bool:
-    """Whether an end is the repair of one failure, and by what was known with it another goes on."""
-    if not end.repaired:
-        return False
-    before = [other for other in ends if other.time <= end.time and other.known <= end.known]
-    return any(
-        sign.time <= end.time < sign.time + cooldown
-        and sign.established <= end.known
-        and not any(other.ends(sign, signs) for other in before)
-        for sign in signs
-    )
+        for time, known, repaired, is_own in of_unit:
+            confirmers.setdefault(unit, []).append((time, known))
+            before = [end for end in of_unit if repaired and end[0] <= time and end[1] <= known]
+            another_is_open = any(
+                sign.ticket and sign.time <= time < sign.time + cooldown and sign.established <= known
+                and not any(sign.time <= end[0] and end[2] in ("", sign.ticket) for end in before)
+                for sign in (out[unit].signs if repaired else ())
+            )  # fmt: skip
+            if not another_is_open:
+                out[unit].ends.append((time, known))
+                out[unit].own_ends += [time] if is_own else []
 
 
 def _moments(

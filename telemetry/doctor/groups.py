@@ -91,18 +91,10 @@ def channels_page(channels: Mapping[str, Channel]) -> str:
 
 
 def _row(channel: Channel) -> str:
-    dcgm = ""
-    if channel.dcgm_id is not None:
-        dcgm = f"{channel.dcgm_id} " + " ".join(f"`{name}`" for name in channel.dcgm_names)
-    stock = ""
-    if channel.dcgm_names:
-        stock = (
-            "yes"
-            if STOCK_FIELDS.intersection(channel.dcgm_names)
-            else "later"
-            if LATER_FIELDS.intersection(channel.dcgm_names)
-            else "no"
-        )
+    names = channel.dcgm_names
+    dcgm = "" if channel.dcgm_id is None else f"{channel.dcgm_id} " + " ".join(f"`{name}`" for name in names)
+    switched = (word for word, fields in (("yes", STOCK_FIELDS), ("later", LATER_FIELDS)) if fields & set(names))
+    stock = next(switched, "no" if names else "")
     low = "" if channel.low is None else f"{channel.low:g}"
     high = "" if channel.high is None else f"to {channel.high:g}"
     cells = (

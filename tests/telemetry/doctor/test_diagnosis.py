@@ -13,13 +13,6 @@ def state_of(diagnosis: Diagnosis, channel: str) -> ChannelState:
     return next(each for each in diagnosis.states if each.channel.name == channel)
 
 
-def test_a_source_with_everything_is_fine() -> None:
-    diagnosis = diagnose(observation(), IMPORTANCE, "said", CATALOGUE)
-    assert diagnosis.healthy
-    assert diagnosis.todos == ()
-    assert as_text(diagnosis).endswith("OK: nothing is missing that the model uses.\n")
-
-
 def test_what_is_missing_is_to_do_most_important_first() -> None:
     look = observation(
         channels=without("pcie_replay_total", "ecc_sbe_volatile_total", "enc_util_pct", "row_remap_pending")

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-import pyarrow.parquet as pq
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,7 +14,6 @@ from features.groups.history import History, history_columns
 from features.labels.evidence import Record
 from features.labels.incidents import find_incidents, known_onsets
 from features.labels.outages import down_intervals
-from telemetry.dataset.schema import EVENTS
 from telemetry.importing.event_runs import KEPT_PER_MINUTE, dedupe_events, merge_floods, stack_events, total_count
 from tests.telemetry.helpers import DAY, events_frame, gpu, run_import, write_csv
 
@@ -179,14 +177,6 @@ def test_a_flood_is_a_few_rows_on_disk_and_the_next_event_joins_it(tmp_path: Pat
     more = write_csv(tmp_path / "more" / "one.csv", events_frame([("05:00", gpu(2), "xid", "79")]))
     grown = run_import(tmp_path, events=[log, more]).dataset.events()
     assert (len(grown), total_count(grown)) == (KEPT_PER_MINUTE + 2, 30_001)
-
-
-def test_ordinary_events_and_older_datasets_have_no_columns_of_runs(tmp_path: Path):
-    rows = [("01:00", gpu(0), "xid", "79"), ("01:00", gpu(1), "xid", "79"), ("02:00", gpu(0), "repair", "x")]
-    result = run_import(tmp_path, events=events_frame(rows))
-    path = result.dataset.path / "events.parquet"
-    assert pq.read_schema(path).names == EVENTS.names
-    assert total_count(result.dataset.events()) == 3
 
 
 def test_whether_a_link_failed_for_good_is_kept_in_a_flood():

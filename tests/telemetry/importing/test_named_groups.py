@@ -20,12 +20,12 @@ def stays() -> pd.DataFrame:
     )  # fmt: skip
 
 
-def imported(folder: Path, parts: str, inventory: pd.DataFrame | None = None, more: str = ""):
+def imported(folder: Path, parts: str, inventory: pd.DataFrame | None = None):
     mapping = f"""
 inventory:
   columns: {{SN: gpu, insert: installed_at, place: null}}
   parts: {parts}
-{more}"""
+"""
     return run_import(folder, events=ONE, inventory=stays() if inventory is None else inventory, mapping=mapping)
 
 
@@ -35,13 +35,6 @@ def test_named_groups_become_columns_of_ours_or_further_ones(tmp_path: Path):
     assert found["rack"].isna().tolist() == [False, False, False, True]
     for name, values in {"column": [12, 12, 3], "cage": [1, 2, 0], "blade": [7, 0, 11]}.items():
         assert pd.to_numeric(found[name])[:3].tolist() == values
-
-
-def test_what_is_taken_out_stays_where_other_columns_are_left_out(tmp_path: Path):
-    more = stays().assign(note="on loan")
-    found = imported(tmp_path, f'{{place: "{PATTERN}"}}', more, "  ignore_others: true\n").dataset.inventory()
-    assert {"rack", "column", "cage", "blade"} <= set(found.columns)
-    assert "note" not in found
 
 
 def test_a_value_that_does_not_match_has_no_parts_and_a_pattern_that_matches_nothing_is_refused(tmp_path: Path):

@@ -49,11 +49,8 @@ def test_rows_that_are_none_of_the_table_do_not_dilute_its_losses(tmp_path: Path
     for frame, mapping in ((quiet, "events: {drop_without: [code]}"), (quiet.assign(code="none"), values)):
         with pytest.raises(InputError, match=r"rows: 30 of 30 lost"):
             run_import(tmp_path, events=pd.concat([rows, frame]), mapping=mapping)
-
-
-def test_a_column_that_rows_must_have_is_there(tmp_path: Path):
     with pytest.raises(InputError, match=r"missing column 'code'"):
-        run_import(tmp_path, events=events_frame([]).drop(columns="code"), mapping="events: {drop_without: [code]}")
+        run_import(tmp_path, events=rows.drop(columns="code"), mapping="events: {drop_without: [code]}")
 
 
 def test_a_constant_of_the_inventory_may_be_a_further_column(tmp_path: Path):

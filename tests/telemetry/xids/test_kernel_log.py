@@ -55,18 +55,12 @@ def only(log: KernelLog) -> pd.Series:
         (f"[Mar  1 2026 10:20:30] {FELL}", "2026-03-01T10:20:30Z", "here"),
         (f"[  123.456789] {FELL}", "2026-01-01T00:02:03.456Z", "here"),
         (f"<3>[  123.456789][ T1234] {FELL}", "2026-01-01T00:02:03.456Z", "here"),
-        (
-            json.dumps({"__REALTIME_TIMESTAMP": "1772360430000000", "_HOSTNAME": "host-1", "MESSAGE": FELL}),
-            "2026-03-01T10:20:30Z",
-            "host-1",
-        ),
-        (
-            json.dumps({"__REALTIME_TIMESTAMP": "1772360430000000", "MESSAGE": list(FELL.encode() + b"\xff")}),
-            "2026-03-01T10:20:30Z",
-            "here",
-        ),
+        (json.dumps({"__REALTIME_TIMESTAMP": "1772360430000000", "_HOSTNAME": "host-1", "MESSAGE": FELL}),
+         "2026-03-01T10:20:30Z", "host-1"),
+        (json.dumps({"__REALTIME_TIMESTAMP": "1772360430000000", "MESSAGE": list(FELL.encode() + b"\xff")}),
+         "2026-03-01T10:20:30Z", "here"),
     ],
-)
+)  # fmt: skip
 def test_every_usual_form_of_a_line(line: str, when: str, node: str):
     log = parse_kernel_log(
         ["nothing of interest", line],
@@ -89,38 +83,18 @@ def test_every_usual_form_of_a_line(line: str, when: str, node: str):
         ("NVRM: Xid (PCI:0000:04:00): 69", "69", "00000000:04:00", None),
         ("NVRM: Xid (PCI:0000:04:00 GPU-I:05): 43, pid=7, name=x, Ch 8", "43", "00000000:04:00", "Ch 8"),
         ("NVRM: Xid (PCI:0000:01:00): 31, pid=123", "31", "00000000:01:00", "pid=123"),
-        (
-            "NVRM: Xid (PCI:0000:05:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.",
-            "79",
-            "00000000:05:00",
-            "GPU has fallen off the bus.",
-        ),
-        (
-            "NVRM: Xid (PCI:0008:01:00): 149, NETIR_LINK_EVT  Fatal   XC0 i0 Link 01 (0x021425c6 0x0)",
-            "149",
-            "00000008:01:00",
-            "NETIR_LINK_EVT Fatal link 01",
-        ),
-        (
-            "NVRM: Xid (PCI:0018:01:00): 145, pid=8, name=ray::Worker, RLW_RXPIPE Nonfatal XC0 i0 Link 13 (0x0409a0c2",
-            "145",
-            "00000018:01:00",
-            "RLW_RXPIPE Nonfatal link 13",
-        ),
-        (
-            "NVRM: Xid (PCI:0018:01:00): 149, NETIR Fatal XC0 i0 Link -1 (0x",
-            "149",
-            "00000018:01:00",
-            "NETIR Fatal link -1",
-        ),
-        (
-            "NVRM: Xid (PCI:0008:01:00): 154, GPU recovery action changed from 0x4 (Drain) to 0x1 (GPU Reset)",
-            "154",
-            "00000008:01:00",
-            "recovery action GPU Reset (0x1), was Drain (0x4)",
-        ),
+        ("NVRM: Xid (PCI:0000:05:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.",
+         "79", "00000000:05:00", "GPU has fallen off the bus."),
+        ("NVRM: Xid (PCI:0008:01:00): 149, NETIR_LINK_EVT  Fatal   XC0 i0 Link 01 (0x021425c6 0x0)",
+         "149", "00000008:01:00", "NETIR_LINK_EVT Fatal link 01"),
+        ("NVRM: Xid (PCI:0018:01:00): 145, pid=8, name=ray::Worker, RLW_RXPIPE Nonfatal XC0 i0 Link 13 (0x0409a0c2",
+         "145", "00000018:01:00", "RLW_RXPIPE Nonfatal link 13"),
+        ("NVRM: Xid (PCI:0018:01:00): 149, NETIR Fatal XC0 i0 Link -1 (0x",
+         "149", "00000018:01:00", "NETIR Fatal link -1"),
+        ("NVRM: Xid (PCI:0008:01:00): 154, GPU recovery action changed from 0x4 (Drain) to 0x1 (GPU Reset)",
+         "154", "00000008:01:00", "recovery action GPU Reset (0x1), was Drain (0x4)"),
     ],
-)
+)  # fmt: skip
 def test_messages_of_every_driver_age(message: str, code: str, bus: str, detail: str | None):
     found = parse_xid_message(message)
     assert found is not None

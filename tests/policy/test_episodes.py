@@ -83,15 +83,6 @@ def test_selection_follows_the_rule_causally_and_each_alert_opens_an_episode(row
     assert openings(unit, time, reach).all()
 
 
-def test_a_unit_takes_the_budget_again_only_after_the_cool_down_or_on_new_evidence():
-    steady = [(0, step, 0.3) for step in range(16)] + [(1, step, 0.1) for step in range(16)]
-    assert selected(steady, 1, 2, 5) == {(0, 0), (1, 4), (0, 8), (1, 12)}, "one a day"
-    assert selected(steady, 2, 2, 5) == {(0, 0), (1, 0), (0, 6), (1, 6), (0, 12), (1, 12)}
-    risen = [(0, step, 0.1 if step < 5 else 0.2) for step in range(16)]
-    assert selected(risen, 1, 0, 8) == {(0, 0), (0, 5), (0, 14)}
-    assert selected(risen, 1, 6, 8) == {(0, 0), (0, 7)}, "within its episode it is drained"
-
-
 def test_a_promise_counts_drains_by_their_first_alert():
     """Eighty units alerted four times each; the failure follows the last alert only, or already the first."""
     unit, time = np.repeat(np.arange(80), 4), np.tile(np.arange(4) * 6 * HOUR, 80)

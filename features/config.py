@@ -184,8 +184,9 @@ class FeatureSection(Section):
     of failure domains: inventory columns (``rack``), nested ones (``[cabinet, cage]``), ranges of the number that ends
     one (``serial/1000``), ``fleet``, and ``age``, the units that have been in service about as long."""
 
-    static: tuple[str, ...] | Literal["auto"] = "auto"
-    """Static inventory columns to use; ``auto`` takes model, driver, age and rack position where present."""
+    static: tuple[str, ...] | Literal["auto", "all"] = "auto"
+    """Static inventory columns to use; ``auto`` takes model, driver, age and rack position where present, ``all`` age
+    and every column that does not name the unit."""
 
     sequence: SequenceSection = SequenceSection()
 

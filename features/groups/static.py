@@ -27,6 +27,7 @@ from features.windows.blocks import IntArray
 
 _DAY_MS = 86_400_000.0
 _AUTO = ("model", "driver", "age", "slot", "rack")
+_IDENTITIES = frozenset({"gpu", "serial", "node", "installed_at", "removed_at"})
 _ORDINAL = re.compile(r"(\d+)\s*\Z")
 
 
@@ -47,14 +48,19 @@ class StaticPlan:
     columns: tuple[FeatureColumn, ...]
 
     @classmethod
-    def of(cls, inventory: pd.DataFrame, events: pd.DataFrame, wanted: Sequence[str] | Literal["auto"]) -> StaticPlan:
+    def of(
+        cls, inventory: pd.DataFrame, events: pd.DataFrame, wanted: Sequence[str] | Literal["auto", "all"]
+    ) -> StaticPlan:
         """Plan the group.
 
-        ``wanted``: columns of the inventory, or ``age``; ``auto`` takes model, driver, age, slot and rack where filled.
+        ``wanted``: columns of the inventory, or ``age``; ``auto`` takes model, driver, age, slot and rack where filled,
+        ``all`` age and every filled column that does not name the unit itself.
         Raises ``InputError`` if a named column does not exist or cannot be a feature.
         """
         if wanted == "auto":
             names = [name for name in _AUTO if name == "age" or _filled(inventory, name)]
+        elif wanted == "all":
+            names = ["age", *(name for name in sorted(inventory.columns) if _describes(inventory, name))]
         else:
             names = list(wanted)
             for name in names:
@@ -115,6 +121,15 @@ class StaticFacts:
 
 def _filled(inventory: pd.DataFrame, name: str) -> bool:
     return name in inventory.columns and bool(inventory[name].notna().any())
+
+
+def _describes(inventory: pd.DataFrame, name: str) -> bool:
+    """Whether a column is a fact about units, and no name of each: of texts, two stays share a value on average."""
+    if name in _IDENTITIES or not _filled(inventory, name):
+        return False
+    if pd.api.types.is_numeric_dtype(inventory[name].dtype) or isinstance(inventory[name].dtype, pd.DatetimeTZDtype):
+        return True
+    return bool(inventory[name].nunique() <= max(len(inventory) // 2, 1))
 
 
 def _check(inventory: pd.DataFrame, name: str) -> None:

@@ -87,6 +87,15 @@ def test_an_unfilled_column_is_left_out_of_auto():
     assert names == ["driver", "age", "slot"]
 
 
+def test_all_takes_every_column_but_those_that_name_the_unit():
+    rows = [
+        row | {"serial": f"S{i}", "label": f"tag {i}", "batch": i % 2, "maker": "A"} for i, row in enumerate(gpus(20))
+    ]
+    names = {column.channel for column in StaticPlan.of(inventory_of(rows), events_of([]), "all").columns}
+    assert {"age", "slot", "batch", "maker"} <= names
+    assert not names & {"gpu", "serial", "node", "label", "installed_at", "removed_at"}
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [

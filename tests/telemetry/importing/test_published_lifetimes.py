@@ -29,7 +29,7 @@ def test_a_row_is_a_stay_a_failure_or_both_and_its_texts_hold_numbers(tmp_path: 
     ]
     assert events["timestamp"].tolist() == [pd.Timestamp(f"{year}-02-03T09:05:06Z") for year in (2015, 2016)]
     assert stays["removed_at"].tolist() == [pd.NaT, pd.Timestamp("2016-02-03T09:05:06Z")]
-    places = ["serial", "cabinet", "column", "row", "cage", "position", "made_week", "made_year", "made_number"]
+    places = ["serial", "rack", "column", "row", "cage", "position", "made_week", "made_year", "made_number"]
     assert stays[places].iloc[0].tolist() == ["0320117000060", "c11-2", 11, 2, 1, 1, 1, 17, 60]
 
 

@@ -1,4 +1,4 @@
-"""Alerts as episodes: which alerts open one, and which units may open another.
+"""Alerts as episodes: the rule of which alerts open one, and of the cool-down before a unit may open another.
 
 A unit's alert opens an episode. It lasts for the drain horizon, gap included: the unit is drained then, so its alerts
 in that time belong to the episode, and the next one opens another. An episode is right if an incident follows its

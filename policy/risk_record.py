@@ -1,4 +1,4 @@
-"""The risk record: what is known of one unit at one decision time. Serving writes it, schedulers read it."""
+"""The risk record of one unit at one decision time, with its expiry: batch scoring sets it, schedulers read it."""
 
 from __future__ import annotations
 

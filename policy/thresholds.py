@@ -1,4 +1,4 @@
-"""Thresholds with a stated guarantee: a precision that may be promised, or a budget of alerts; and its bounds."""
+"""The risk at which a precision can be promised, or a budget of alerts kept; ``tiers`` says which tier takes which."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Risk to tier by three thresholds, and the risk of a node from those of its GPUs."""
+"""Where the thresholds of watch, elevated and high come from, risk to tier by them, and the risk of a node."""
 
 from __future__ import annotations
 

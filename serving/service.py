@@ -1,4 +1,4 @@
-"""The service: its two applications, what they share, and whether it is ready."""
+"""The service: its two applications, which paths answer without a token, and whether it is ready."""
 
 from __future__ import annotations
 

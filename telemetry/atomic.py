@@ -1,4 +1,4 @@
-"""Writes that happen wholly or not at all, and what to say when the disk is full.
+"""Writes that happen wholly or not at all: how a killed one is undone, and what to say when the disk is full.
 
 A folder NAME is built in its hidden sibling ``.NAME.building`` (same file system, so that a rename suffices), while the
 builder holds ``.NAME.lock``. On completion the old NAME is renamed to ``.NAME.previous``, and the new one takes its

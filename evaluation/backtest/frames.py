@@ -1,4 +1,4 @@
-"""What the folds of a backtest become: the frames of its result, and the list of what was left out."""
+"""What folds become: the result's frames, the alerts that a cool-down leaves, and the list of what was left out."""
 
 from __future__ import annotations
 

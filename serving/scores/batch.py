@@ -1,4 +1,4 @@
-"""Batch scoring: the whole fleet at one decision time, once however often it is asked for."""
+"""Batch scoring: the whole fleet at one decision time, once however often asked, and until when its risks hold."""
 
 from __future__ import annotations
 

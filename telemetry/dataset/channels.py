@@ -1,4 +1,6 @@
-"""The channel catalogue, ``catalogue.csv``: what each series means, where it comes from, which values are possible.
+"""Reads the channel catalogue: a new channel is a line of ``catalogue.csv``, a user's own one of the parameters.
+
+A line says what the series means, where it comes from, and which values are possible.
 
 DCGM field ids and names were read in ``dcgm_fields.h`` and its Python twin (old names up to DCGM 3, new names since the
 rename of 2026; ids never changed, so normalise by id). NVML names are those of ``nvidia-ml-py``. AMD names are those of

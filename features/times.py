@@ -71,6 +71,20 @@ def text(values: Any) -> NDArray[np.object_]:
     return np.asarray(series.where(series.notna(), None).to_numpy(), dtype=object)
 
 
+def coded(names: pd.Series) -> tuple[Int64Array, pd.Index]:
+    """Give each row's position among the sorted distinct names, -1 for null; categories are not written out for it."""
+    if not isinstance(names.dtype, pd.CategoricalDtype):
+        codes, distinct = pd.factorize(names.astype("str"), sort=True)
+        return codes.astype(np.int64, copy=False), distinct
+    codes = names.cat.codes.to_numpy()
+    used = np.flatnonzero(np.bincount(codes[codes >= 0], minlength=len(names.cat.categories)))
+    position, distinct = pd.factorize(names.cat.categories[used].astype("str"), sort=True)
+    # a missing name has code -1, which reads the last entry
+    place = np.full(len(names.cat.categories) + 1, -1, dtype=np.int64)
+    place[used] = position
+    return place[codes], distinct
+
+
 def absent(values: NDArray[np.object_]) -> BoolArray:
     """Where a column read by :func:`text` is null."""
     return np.asarray(pd.isna(values), dtype=bool)

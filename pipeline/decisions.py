@@ -11,7 +11,6 @@ import pandas as pd
 
 from evaluation.backtest.frames import BacktestResult
 from evaluation.backtest.promises import decisions_frame, walk_promises
-from evaluation.metrics.oracle import oracle_predictions
 from evaluation.metrics.unforeseen import unforeseen_incidents
 from models.calibration.horizons import add_risks, horizon_column, horizon_table
 from models.config import ModelsSection
@@ -24,7 +23,7 @@ _NO_MATTER = ("models.learners", "models.horizons", "training.memory")
 
 
 def decision_extras(
-    result: BacktestResult, matrix: Matrix, models: ModelsSection, truth: pd.DataFrame | None
+    result: BacktestResult, matrix: Matrix, models: ModelsSection, oracle: pd.DataFrame | None
 ) -> dict[str, pd.DataFrame]:
     """Work out what the report's section on decisions shows and what a bundle takes over.
 
@@ -33,11 +32,10 @@ def decision_extras(
     (:func:`models.calibration.horizons.horizon_table`) where further horizons were asked for.
     """
     made = walk_promises(result.predictions, result.folds, matrix, models.precision_targets, k=result.k)
-    best = None if truth is None else oracle_predictions(result.predictions, truth, result.k)
     extras = {
         "promises": made.pooled,
         "decisions": decisions_frame(made),
-        "unforeseen": unforeseen_incidents(result.predictions, best),
+        "unforeseen": unforeseen_incidents(result.predictions, oracle),
     }
     if result.horizons:
         extras["horizons"] = horizon_table(_profile(result, models.profile), matrix, result.horizons)

@@ -149,7 +149,7 @@ def check_health(
             "Bring the matrix up to date with `predrain features`, or give a later --until.",
         )
     frame = opened.labels(instant_of(end_ms))
-    labelled = LabelledRows.of(rows, frame)
+    labelled = LabelledRows.join(rows, frame)
     served = in_codes_of(fitted.columns, windowed.columns, windowed.values)
     scores = fitted.score_rows(served, scored, rows.time[scored], rows.tie[scored])
     profile = scores[loaded.profile]

@@ -14,7 +14,7 @@ from evaluation.backtest.frames import BacktestResult
 from evaluation.backtest.run import run_backtest
 from evaluation.drift.frames import drift_frames
 from evaluation.metrics.evaluation import evaluate
-from evaluation.metrics.oracle import read_truth
+from evaluation.metrics.oracle import oracle_predictions, read_truth
 from features.engine import Engine
 from features.matrix.matrix import FeatureMatrix
 from models.bundle.store import CARD, save_bundle
@@ -168,12 +168,13 @@ def replay(
         explain=EXPLAINED_ALERTS,
         engine=engine,
     )
+    best = None if risks is None else oracle_predictions(result.predictions, risks, result.k)
     evaluation = evaluate(
         result.predictions,
         k=result.k,
         bootstrap=params.backtest.bootstrap,
         seed=params.seed,
-        truth=risks,
+        oracle=best,
         drain_reach=result.drain_reach,
     )
     simulated = _simulated_facts(matrix)
@@ -195,7 +196,7 @@ def replay(
         alerts=_alerts(result, params.models.profile),
         params=_shown_params(params),
         attributions=result.attributions,
-        extras=decision_extras(result, matrix, params.models, risks)
+        extras=decision_extras(result, matrix, params.models, best)
         | drift_frames(
             result.drift,
             result.folds,

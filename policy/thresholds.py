@@ -143,8 +143,10 @@ def for_budget(evidence: Evidence, k: float, confidence: float) -> Decision:
     Returns: the one threshold is set by the risks alone, so its bound needs no correction for a search. Rows of equal
     risk are alerted together or not at all: never more than the budget.
     """
-    ordered = _Ordered.of(evidence, 1.0)
-    end = ordered.at_most(math.floor(k * evidence.times)) if len(evidence.risk) else 0
+    rows = math.floor(k * evidence.times)
+    # one row more tells whether those of the lowest risk are all within the budget
+    ordered = _Ordered.of(evidence, min((rows + 1) / max(len(evidence.risk), 1), 1.0))
+    end = ordered.at_most(rows) if len(evidence.risk) else 0
     if end == 0:
         none = not len(evidence.risk)
         why = "there are no earlier decisions" if none else "the riskiest rows are more than the budget"

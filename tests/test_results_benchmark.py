@@ -19,6 +19,7 @@ from benchmarks.scoreboard.plan import (
 from benchmarks.scoreboard.pooled import Hits, Pool, measure
 from benchmarks.scoreboard.promised import promise_lines
 from evaluation.metrics.evaluation import evaluate
+from evaluation.metrics.oracle import oracle_predictions
 from models.config import PrecisionTargetsSection
 from tests.models.fleet_predictions import MODELS, PART_FACTS, fleet, truth_of
 
@@ -43,7 +44,7 @@ def measured(two):
 def test_one_fleet_measures_as_its_predictions_do(two):
     frame, part = two[0]
     ours = measure(Pool([part], 40))
-    theirs = evaluate(frame, k=2, bootstrap=40, seed=1, truth=truth_of(frame))
+    theirs = evaluate(frame, k=2, bootstrap=40, seed=1, oracle=oracle_predictions(frame, truth_of(frame), 2))
     columns = [name for name in theirs.table.columns if name not in ("model", "variant", "kind")]
     for _, row in theirs.table.iterrows():
         mine = ours.row(row["model"], row["variant"])

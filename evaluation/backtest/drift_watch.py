@@ -13,7 +13,6 @@ from evaluation.drift.verdict import Findings
 from features.times import duration_ms
 from models.sequence.windows import tabular_columns, tabular_values
 from models.training.reference import LabelledRows, Reference, make_reference
-from models.training.schedule import instant_of
 from models.training.trainer import Trainer
 
 RECENT_SPAN = timedelta(days=14)
@@ -33,6 +32,7 @@ class DriftWatch:
         self._read = tabular_values(trainer.matrix, trainer.values)
         self._columns_read = tabular_columns(trainer.matrix)
         self._references: dict[int, Reference] = {}
+        self._last: tuple[int, LabelledRows] | None = None
 
     def check(self, fold: int, before: Sequence[Fold], labelled: LabelledRows) -> Findings | None:
         """Look at what changed since the last fit before a fold.
@@ -41,11 +41,13 @@ class DriftWatch:
         """
         fits = [past.facts["fold"] for past in before if past.facts["unfit"] is None]
         if not fits:
+            self._last = fold, labelled
             return None
         fit = fits[-1]
         now_ms, fit_ms = self._refits_ms[fold], self._refits_ms[fit]
         width = max(duration_ms(RECENT_SPAN), now_ms - self._refits_ms[fold - 1])
         reference = self._reference(fit, before[fit].facts)
+        self._last = fold, labelled
         numbers = {name: at for at, name in enumerate(self._trainer.names)}
         since = before[fit:]
         return examine(
@@ -70,8 +72,8 @@ class DriftWatch:
     def _reference(self, fit: int, facts: Mapping[str, Any]) -> Reference:
         """Summarise the rows of a fold's fit; the same after a restart, since it depends on the matrix alone."""
         if fit not in self._references:
-            labelled = LabelledRows.of(
-                self._trainer.rows, self._trainer.matrix.labels(instant_of(self._refits_ms[fit]))
+            labelled = (
+                self._last[1] if self._last and self._last[0] == fit else self._trainer.labels_at(self._refits_ms[fit])
             )
             fit_facts = facts["sliding"]
             made = make_reference(

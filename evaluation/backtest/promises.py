@@ -6,6 +6,7 @@ What is promised is the precision of drains, which are episodes as :mod:`policy.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
@@ -13,9 +14,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from features.times import milliseconds
+from features.times import coded, milliseconds
 from models.config import PrecisionTargetsSection
-from models.rows.as_of_rows import LabelsAt, labels_of_rows
+from models.rows.as_of_rows import LabelsAt, labels_of_rows, row_positions
 from models.rows.ranking import Bools, Floats, Ints
 from models.rows.training_set import Labels, Matrix
 from models.training.fitted import ORDERS_ONLY
@@ -56,22 +57,18 @@ class Promises:
 
 @dataclass(frozen=True, slots=True)
 class _Replayed:
-    """One model's predictions as arrays; rows stand alike for all models."""
+    """Predictions as arrays: the risk of each model, of rows that stand alike for all models."""
 
-    risk: Floats
+    risks: dict[str, Floats]
     time: Ints
     unit: Ints
     fold: Ints
 
-    def evidence(self, labels: Labels, chosen: Bools, reach_ms: int) -> Evidence:
-        return Evidence(
-            self.risk[chosen],
-            labels.label[chosen] == 1,
-            self.unit[chosen],
-            self.time[chosen],
-            np.where(labels.label[chosen] == 1, labels.incident[chosen], -1),
-            reach_ms,
-        )
+    def evidence(self, labels: Labels, chosen: Bools, reach_ms: int) -> Iterator[tuple[str, Evidence]]:
+        hit, unit, time = labels.label[chosen] == 1, self.unit[chosen], self.time[chosen]
+        incident = np.where(hit, labels.incident[chosen], -1)
+        for name, risk in self.risks.items():
+            yield name, Evidence(risk[chosen].astype(np.float64), hit, unit, time, incident, reach_ms)
 
 
 def walk_promises(
@@ -86,18 +83,15 @@ def walk_promises(
     ``ORDERS_ONLY`` promise nothing, and have no threshold of least cost: their riskiest unit has the
     same risk on a bad day as on a quiet one. A budget of alerts is what they can hold.
     """
-    sliding = predictions[(predictions["variant"] == "sliding").to_numpy()]
-    names = list(dict.fromkeys(sliding["model"].astype("str")))
-    codes = sliding["model"].astype("str").to_numpy()
-    one = sliding[codes == names[0]]
-    unit = pd.factorize(one["unit"].astype("str"), sort=True)[0].astype(np.int64)
-    time, fold = milliseconds(one["decision_time"]), one["fold"].to_numpy(dtype=np.int64)
-    models = {
-        name: _Replayed(sliding["risk"].to_numpy(dtype=np.float64)[codes == name], time, unit, fold) for name in names
+    sliding = (predictions["variant"] == "sliding").to_numpy()
+    rows = {
+        name: sliding & (predictions["model"] == name).to_numpy() for name in predictions["model"][sliding].unique()
     }
-    own = labels_of_rows(matrix, one)
-    read = _of_drains(own, matrix, one, section)
-    final = read(None)
+    one = predictions[next(iter(rows.values()))]
+    time, fold = milliseconds(one["decision_time"]), one["fold"].to_numpy(dtype=np.int64)
+    risk = predictions["risk"].to_numpy()
+    models = _Replayed({str(name): risk[mine] for name, mine in rows.items()}, time, coded(one["unit"])[0], fold)
+    read, final = _of_drains(matrix, row_positions(matrix, one), section)
     reach_ms = int((final.complete - time).max())
     order = folds[folds["variant"] == "sliding"].sort_values("fold")
     tested = [(int(each.fold), _refit_of(each, time, fold)) for each in order.itertuples()]
@@ -105,12 +99,12 @@ def walk_promises(
     for number, refit_at in tested:
         labels = read(refit_at)
         earlier = (fold < number) & _known(labels, refit_at)
-        for name, model in models.items():
-            for decision in _promised(name, model.evidence(labels, earlier, reach_ms), section):
+        for name, evidence in models.evidence(labels, earlier, reach_ms):
+            for decision in _promised(name, evidence, section):
                 decided.setdefault((name, decision.asked), []).append(decision)
     numbers = [number for number, _ in tested]
     became = {
-        (name, target): _outcomes(dict(zip(numbers, made, strict=True)), models[name], final, reach_ms)
+        (name, target): _outcomes(dict(zip(numbers, made, strict=True)), models, name, final, reach_ms)
         for (name, target), made in decided.items()
     }
     records = [
@@ -126,8 +120,7 @@ def walk_promises(
     labels = read(until)
     known = _known(labels, until)
     current: dict[str, list[Decision]] = {}
-    for name, model in models.items():
-        everything = model.evidence(labels, known, reach_ms)
+    for name, everything in models.evidence(labels, known, reach_ms):
         current[name] = [
             *_promised(name, everything, section),
             for_budget(everything, k, section.confidence),
@@ -151,12 +144,14 @@ def decisions_frame(promises: Promises) -> pd.DataFrame:
     return frame.astype(dict.fromkeys(numbers, "float64"))
 
 
-def _of_drains(own: LabelsAt, matrix: Matrix, one: pd.DataFrame, section: PrecisionTargetsSection) -> LabelsAt:
-    """Give the labels that drains are judged by: those of the longer of ``section.horizon`` and the labels' own."""
-    if section.horizon is None:
-        return own
-    other = labels_of_rows(matrix, one, section.horizon)
-    return max(own, other, key=lambda read: int(read(None).complete[0]))
+def _of_drains(matrix: Matrix, at: Ints, section: PrecisionTargetsSection) -> tuple[LabelsAt, Labels]:
+    """Give a reader of the labels that drains are judged by, and these by everything known.
+
+    They are those of the longer of ``section.horizon`` and the labels' own.
+    """
+    horizons = (None,) if section.horizon is None else (None, section.horizon)
+    readers = [labels_of_rows(matrix, at, horizon) for horizon in horizons]
+    return max(((read, read(None)) for read in readers), key=lambda pair: int(pair[1].complete[0]))
 
 
 def _orders_only(model: str) -> str:
@@ -205,20 +200,22 @@ def _summary(decision: Decision) -> dict[str, Any]:
     }
 
 
-def _outcomes(decisions: dict[int, Decision], model: _Replayed, final: Labels, reach_ms: int) -> list[dict[str, Any]]:
+def _outcomes(
+    decisions: dict[int, Decision], models: _Replayed, name: str, final: Labels, reach_ms: int
+) -> list[dict[str, Any]]:
     """Tell what became of the promises of one target, fold by fold; a drain belongs to the fold that it begins in."""
-    asked = np.full(len(model.risk), np.inf)
+    asked = np.full(max(decisions) + 1, np.inf)
     for fold, decision in decisions.items():
-        if decision.threshold is not None:
-            asked[model.fold == fold] = decision.threshold
-    alerts = np.flatnonzero(model.risk >= asked)
+        asked[fold] = np.inf if decision.threshold is None else decision.threshold
+    alerts = np.flatnonzero(models.risks[name] >= asked[models.fold])
     # over all folds at once: a unit that stays alerted over a refit is drained already
-    begun = alerts[openings(model.unit[alerts], model.time[alerts], reach_ms)]
+    begun = alerts[openings(models.unit[alerts], models.time[alerts], reach_ms)]
+    positive = np.flatnonzero(final.label == 1)
     out = []
     for fold in decisions:
-        drains = begun[model.fold[begun] == fold]
+        drains = begun[models.fold[begun] == fold]
         hits = drains[final.label[drains] == 1]
-        there = np.unique(final.incident[(model.fold == fold) & (final.label == 1)])
+        there = np.unique(final.incident[positive[models.fold[positive] == fold]])
         caught = np.unique(final.incident[hits])
         out.append(
             {

@@ -17,6 +17,7 @@ from evaluation.backtest.frames import (
 )
 from evaluation.backtest.parallel_refits import RefitTask, run_refits
 from evaluation.backtest.sliding import Backtest, BacktestSetup, Refit
+from evaluation.drift.verdict import Findings
 from features.engine import Engine
 from features.errors import InputError
 from models.calibration.horizons import horizon_maps
@@ -86,8 +87,15 @@ def run_backtest(
         if store is not None:
             store.save(refit.fold, result)
         done[refit.fold] = result
+        check_drift()
         report()
 
+    def check_drift() -> None:
+        while len(drift) < total and all(fold in done for fold in range(len(drift))):
+            drift.append(begun.check_drift([done[fold] for fold in range(len(drift))]))
+
+    drift: list[Findings | None] = []
+    check_drift()
     report()
     if engine is None:
         for refit in begun.plan(done):
@@ -111,7 +119,7 @@ def run_backtest(
         horizons=horizon_maps([fold.facts["horizons"] for fold in folds]),
         skipped=skipped_of(folds, begun.schedule),
         models=begun.names,
-        drift=tuple(begun.check_drift(folds)),
+        drift=tuple(drift),
         reasons=alert_reasons(begun.matrix, [reason for fold in folds for reason in fold.facts["reasons"]]),
         attributions=attribution_frame(begun.matrix, models.profile, [fold.facts["attributions"] for fold in folds])
         if explain

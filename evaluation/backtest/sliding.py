@@ -17,12 +17,11 @@ from features.times import duration_ms, instant_ms
 from models.config import BASELINES, BacktestSection, ModelsSection, TrainingSection
 from models.explanation.alert_reasons import explain_rows, riskiest_alerts
 from models.explanation.importance import attribute
-from models.rows.training_set import Labels, Matrix, Rows
+from models.rows.training_set import Matrix
 from models.sequence.windows import with_windows
 from models.training.fitted import FittedModels, model_names
-from models.training.reference import LabelledRows
-from models.training.schedule import alert_budget, instant_of, plan_schedule
-from models.training.trainer import Trainer, reach_of
+from models.training.schedule import alert_budget, plan_schedule
+from models.training.trainer import Trainer
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,15 +67,14 @@ class Backtest:
         models = setup.models
         self.names = model_names(models)
         self.matrix = with_windows(matrix, {*models.learners, *models.parallel.members, *models.cascade.stages})
-        self.rows = Rows.of(self.matrix.rows)
-        reach_ms = reach_of(self.rows, Labels.of(self.matrix.labels(None)))
+        self._trainer = trainer = Trainer(self.matrix, training=setup.training, models=models, seed=setup.seed)
+        self.rows = trainer.rows
         self.schedule = plan_schedule(
-            self.matrix, self.rows, training=setup.training, backtest=setup.backtest, reach_ms=reach_ms
+            self.matrix, self.rows, training=setup.training, backtest=setup.backtest, reach_ms=trainer.reach_ms
         )
         first = self.schedule.refits_ms[0]
-        known = Labels.of(self.matrix.labels(instant_of(first)))
-        self.k = alert_budget(self.rows, known, setup.backtest, as_of_ms=first)
-        self._trainer = Trainer(self.matrix, training=setup.training, models=models, k=self.k, seed=setup.seed)
+        self.k = trainer.k = alert_budget(self.rows, trainer.labels_at(first), setup.backtest, as_of_ms=first)
+        self._watch = DriftWatch(trainer, self.schedule.refits_ms, models.profile)
         self._profile, self._explain = models.profile, setup.explain
         self._fitted: tuple[int, FittedModels] | None = None
 
@@ -120,11 +118,9 @@ class Backtest:
         }
         return Fold(table, facts | self._explained(refit.fold, models, table))
 
-    def check_drift(self, folds: Sequence[Fold]) -> list[Findings | None]:
-        """Check before each fold what changed since the last fit, with what was known then."""
-        watch = DriftWatch(self._trainer, self.schedule.refits_ms, self._profile)
-        labels = (self.matrix.labels(instant_of(refit_ms)) for refit_ms in self.schedule.refits_ms)
-        return [watch.check(fold, folds[:fold], LabelledRows.of(self.rows, frame)) for fold, frame in enumerate(labels)]
+    def check_drift(self, before: Sequence[Fold]) -> Findings | None:
+        """Check what changed between the last fit of some folds and the refit after them, with what was known then."""
+        return self._watch.check(len(before), before, self._trainer.labels_at(self.schedule.refits_ms[len(before)]))
 
     def _models(self, refit: Refit) -> FittedModels:
         refit_ms = self.schedule.refits_ms[refit.fold if refit.source is None else refit.source]

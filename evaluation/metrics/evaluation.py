@@ -15,7 +15,7 @@ from evaluation.metrics.bootstrap import resample_units
 from evaluation.metrics.comparison import budgets, equal_alerts, oracle_shares, paired_differences
 from evaluation.metrics.lead_time import recall_by_class
 from evaluation.metrics.metrics import rank_curve
-from evaluation.metrics.oracle import ORACLE, oracle_predictions
+from evaluation.metrics.oracle import ORACLE
 from evaluation.metrics.scored import split_predictions
 
 ORACLE_STATISTICS: tuple[str, ...] = ("precision_at_k", "average_precision", "capture", "recall")
@@ -123,7 +123,7 @@ def evaluate(
     k: int,
     bootstrap: int,
     seed: int,
-    truth: pd.DataFrame | None = None,
+    oracle: pd.DataFrame | None = None,
     drain_reach: timedelta = timedelta(0),
 ) -> Evaluation:
     """Measure every model and variant of a backtest.
@@ -133,23 +133,19 @@ def evaluate(
     ``k``: alert budget a decision time, at least 1.
     ``bootstrap``: bootstrap samples of units; 0: no intervals.
     ``drain_reach``: how long an episode lasts, as ``run_backtest`` gives it.
-    ``truth``: true risks (``read_truth``); adds the oracle and the share of it that is reached.
-    Raises ``InputError`` if the predictions are empty, lack a column or hold a unit twice, or the truth does not belong
-    to them.
+    ``oracle``: predictions of the oracle on the same rows (``oracle_predictions``); adds it and the share of it that is
+    reached.
+    Raises ``InputError`` if the predictions are empty, lack a column or hold a unit twice.
     """
-    coverage = np.nan
-    if truth is not None and not predictions.empty:
-        best = oracle_predictions(predictions, truth, k)
-        coverage = float(np.isfinite(best["risk"].to_numpy(dtype=np.float64)).mean())
-        predictions = pd.concat([predictions, best], ignore_index=True)
-    parts = split_predictions(predictions, k, drain_reach)
+    parts = split_predictions(predictions, k, drain_reach, oracle)
+    coverage = np.nan if oracle is None else float(np.isfinite(oracle["risk"].to_numpy(dtype=np.float64)).mean())
     shared = parts[0].shared
     weights = resample_units(len(shared.units), bootstrap, seed)
     assessed = [assess(part, weights) for part in parts]
     table = pd.DataFrame([summarise(each) for each in assessed])
-    oracle = next((each for each in assessed if each.scored.model == ORACLE), None)
-    if oracle is not None:
-        shares = oracle_shares(assessed, oracle, ORACLE_STATISTICS)
+    best = next((each for each in assessed if each.scored.model == ORACLE), None)
+    if best is not None:
+        shares = oracle_shares(assessed, best, ORACLE_STATISTICS)
         table = table.merge(shares, on=["model", "variant"], how="left", validate="one_to_one")
     calendar = shared.times_ms.astype("datetime64[ms]").astype("datetime64[M]").astype(str)
     months, month = np.unique(calendar, return_inverse=True)

@@ -9,6 +9,8 @@ import numpy as np
 import pandas as pd
 
 from features.errors import InputError
+from features.times import coded, duration_ms, milliseconds
+from models.rows.ranking import position_in_group
 
 ORACLE = "oracle"
 """Name of the pseudo-model, and of its variant."""
@@ -45,40 +47,38 @@ def oracle_predictions(predictions: pd.DataFrame, truth: pd.DataFrame, k: int) -
     NaN and ranks last; equal risks rank by unit name.
     Raises ``InputError`` if the truth lacks a column or covers none of the decisions.
     """
-    time = _columns(truth, "true risks")
-    rows = predictions.drop_duplicates(["decision_time", "unit"]).sort_values(
-        ["decision_time", "unit"], ignore_index=True
-    )
+    stated = milliseconds(truth[_columns(truth, "true risks")])
+    unit, names = coded(predictions["unit"])
+    key = milliseconds(predictions["decision_time"]) * len(names) + unit
+    first = np.flatnonzero(~pd.Series(key).duplicated().to_numpy())
+    first = first[np.argsort(key[first], kind="stable")]
+    rows = predictions.iloc[first].reset_index(drop=True)
+    time = key[first] // len(names)
     known = pd.DataFrame(
         {
-            "decision_time": truth[time].astype("datetime64[ms, UTC]"),
-            "unit": truth["gpu"].astype("str"),
+            "time": stated,
+            "unit": names.get_indexer(pd.Index(truth["gpu"].astype("str"))),
             "truth": truth["risk"].astype("float64"),
         }
-    ).sort_values(["decision_time", "unit"])
-    left = rows[["decision_time", "unit"]].astype({"decision_time": "datetime64[ms, UTC]", "unit": "str"})
-    joined = pd.merge_asof(left, known, on="decision_time", by="unit", tolerance=_standing(known["decision_time"]))
+    ).sort_values("time", kind="stable")
+    left = pd.DataFrame({"time": time, "unit": unit[first]})
+    joined = pd.merge_asof(left, known, on="time", by="unit", tolerance=_standing_ms(stated))
     risk = joined["truth"].to_numpy()
     if not np.isfinite(risk).any():
         raise InputError(
             "no true risk for any of the decisions", "truth", "Give the truth folder that belongs to this dataset."
         )
-    order = np.lexsort((np.arange(len(rows)), -np.nan_to_num(risk, nan=-1.0), joined["decision_time"].to_numpy()))
-    starts = rows["decision_time"].to_numpy()[order]
-    new = np.append(True, starts[1:] != starts[:-1])
-    position = np.arange(len(rows))
+    order = np.lexsort((-np.nan_to_num(risk, nan=-1.0), time))
     rank = np.empty(len(rows), np.int64)
-    rank[order] = position - np.maximum.accumulate(np.where(new, position, 0)) + 1
+    rank[order] = position_in_group(time[order]) + 1
     return rows.assign(
         model=ORACLE, variant=ORACLE, score=risk, risk=risk, rank=rank, alert=(rank <= k) & np.isfinite(risk)
     )
 
 
-def _standing(times: pd.Series) -> pd.Timedelta:
+def _standing_ms(stated: np.ndarray) -> int:
     """How long a true risk stands: just short of the spacing of all of them."""
-    spacing = times.drop_duplicates().sort_values().diff().min()
-    longest = pd.Timedelta(LONGEST)
-    return (longest if pd.isna(spacing) else min(spacing, longest)) - pd.Timedelta(1, unit="ms")
+    return int(np.diff(np.unique(stated)).min(initial=duration_ms(LONGEST))) - 1
 
 
 def _columns(truth: pd.DataFrame, where: str) -> str:

@@ -10,6 +10,7 @@ import pandas as pd
 
 from evaluation.metrics.metrics import Bools, Floats, Ints
 from features.errors import InputError
+from features.times import coded
 from policy.episodes import openings
 
 COLUMNS: tuple[str, ...] = (
@@ -134,7 +135,9 @@ class Scored:
         return np.bincount(self.time[chosen], minlength=len(self.shared.times_ms)).astype(np.int64)
 
 
-def split_predictions(predictions: pd.DataFrame, k: int, reach: timedelta = timedelta(0)) -> list[Scored]:
+def split_predictions(
+    predictions: pd.DataFrame, k: int, reach: timedelta = timedelta(0), more: pd.DataFrame | None = None
+) -> list[Scored]:
     """Split a prediction frame by model and variant.
 
     What models have in common (rows, labels) is held once: parts may share arrays, so they must not be written to.
@@ -142,7 +145,8 @@ def split_predictions(predictions: pd.DataFrame, k: int, reach: timedelta = time
     ``predictions``: has :data:`COLUMNS`, and may have ``drain_label`` (else ``label`` is taken); ``decision_time`` and
     ``incident_start`` are aware UTC. Rows in any order.
     ``reach``: how long an episode lasts, see :attr:`evaluation.backtest.frames.BacktestResult.drain_reach`.
-    Returns: one for each model and variant, in order of first appearance of their names in the frame's sorted order.
+    ``more``: predictions of other models for all of these units and times, such as the oracle's.
+    Returns: one for each model and variant, sorted by these names.
     Raises ``InputError`` if the frame is empty, lacks a column, or scores a unit twice at one decision time.
     """
     missing = [name for name in COLUMNS if name not in predictions.columns]
@@ -158,25 +162,32 @@ def split_predictions(predictions: pd.DataFrame, k: int, reach: timedelta = time
             "backtest",
             "Choose backtest.first_test and backtest.last_test inside the dataset.",
         )
-    unit, units = _coded(predictions["unit"])
+    units = coded(predictions["unit"])[1]
     times_ms = np.sort(milliseconds(predictions["decision_time"].drop_duplicates()))
     reach_ms = reach // timedelta(milliseconds=1)
     shared = Shared(units=np.asarray(units, dtype=object), times_ms=times_ms, k=k, reach_ms=reach_ms)
-    model, models = _coded(predictions["model"])
-    variant, variants = _coded(predictions["variant"])
-    key = model.astype(np.int64) * len(variants) + variant
     parts: list[Scored] = []
-    for each in np.unique(key):
-        rows = np.flatnonzero(key == each)
-        part = predictions.iloc[_as_slice(rows)]
-        time = np.searchsorted(times_ms, milliseconds(part["decision_time"]))
-        mine = unit[rows].astype(np.int64)
+    for frame in (predictions,) if more is None else (predictions, more):
+        parts += _split(frame, shared, parts)
+    return sorted(parts, key=lambda part: part.name)
+
+
+def _split(predictions: pd.DataFrame, shared: Shared, before: list[Scored]) -> list[Scored]:
+    model, models = coded(predictions["model"])
+    variant, variants = coded(predictions["variant"])
+    key = model * len(variants) + variant
+    parts: list[Scored] = []
+    for number in np.flatnonzero(np.bincount(key)):
+        part = predictions.iloc[_as_slice(np.flatnonzero(key == number))]
+        time = np.searchsorted(shared.times_ms, milliseconds(part["decision_time"]))
+        mine, names = coded(part["unit"])
+        mine = np.searchsorted(shared.units.astype("str"), names.to_numpy(dtype="str"))[mine]
         order = np.lexsort((mine, time))
         columns = {"time": time, "unit": mine} | _arrays(part)
         if (np.diff(order) != 1).any():
             columns = {name: values[order] for name, values in columns.items()}
-        name = str(models[each // len(variants)]), str(variants[each % len(variants)])
-        scored = Scored(model=name[0], variant=name[1], shared=shared, **_held_once(columns, parts))
+        name = str(models[number // len(variants)]), str(variants[number % len(variants)])
+        scored = Scored(model=name[0], variant=name[1], shared=shared, **_held_once(columns, [*before, *parts]))
         _refuse_duplicates(scored)
         parts.append(scored)
     return parts
@@ -188,19 +199,6 @@ def milliseconds(values: pd.Series) -> Ints:
     out = np.zeros(len(values), np.int64)
     out[known] = values[known].to_numpy(dtype="datetime64[ms]").astype(np.int64)
     return out
-
-
-def _coded(names: pd.Series) -> tuple[np.ndarray, pd.Index]:
-    """Give each row's position among the sorted distinct names; categories are not written out for it."""
-    if not isinstance(names.dtype, pd.CategoricalDtype):
-        return pd.factorize(names.astype("str"), sort=True)
-    codes = names.cat.codes.to_numpy()
-    used = np.flatnonzero(np.bincount(codes[codes >= 0], minlength=len(names.cat.categories)))
-    position, distinct = pd.factorize(names.cat.categories[used].astype("str"), sort=True)
-    # a missing name has code -1, which reads the last entry
-    place = np.full(len(names.cat.categories) + 1, -1, dtype=np.int32)
-    place[used] = position
-    return place[codes], distinct
 
 
 def _as_slice(rows: Ints) -> Ints | slice:
@@ -226,7 +224,7 @@ def _arrays(predictions: pd.DataFrame) -> dict[str, np.ndarray]:
     incident = predictions["incident"].to_numpy(dtype=np.float64, na_value=-1.0)
     # an incident belongs to a row only as the reason of its positive label
     incident = np.where(positive & np.isfinite(incident), incident, -1).astype(np.int64)
-    failure_class = predictions["failure_class"].astype("object").where(predictions["failure_class"].notna(), "")
+    failure_class, classes = pd.factorize(predictions["failure_class"])
     return {
         "rank": predictions["rank"].to_numpy(dtype=np.int64),
         "risk": predictions["risk"].to_numpy(dtype=np.float64, na_value=np.nan),
@@ -235,7 +233,7 @@ def _arrays(predictions: pd.DataFrame) -> dict[str, np.ndarray]:
         "positive": positive,
         "incident": incident,
         "incident_start_ms": milliseconds(predictions["incident_start"]),
-        "failure_class": failure_class.to_numpy(dtype=object),
+        "failure_class": np.append(np.asarray(classes, dtype=object), "")[failure_class],
         "fold": predictions["fold"].to_numpy(dtype=np.int64),
         "drain_label": predictions.get("drain_label", predictions["label"]).to_numpy(dtype=np.int8, na_value=-1),
     }

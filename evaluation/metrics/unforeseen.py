@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from evaluation.metrics.lead_time import TOP_SHARE
-from features.times import milliseconds
+from features.times import coded, milliseconds
 
 COLUMNS: tuple[str, ...] = (
     "incident", "unit", "failure_class", "seen", "chance", "true_risk", "true_base", "announced",
@@ -30,10 +30,11 @@ def unforeseen_incidents(predictions: pd.DataFrame, truth: pd.DataFrame | None =
     without truth they are NaN and null.
     """
     used = predictions[((predictions["variant"] == "sliding") & (predictions["model"] != "random")).to_numpy()]
-    unit, units = pd.factorize(used["unit"].astype("str"), sort=True)
-    times, time = np.unique(milliseconds(used["decision_time"]), return_inverse=True)
-    model = used["model"].astype("str").to_numpy()
-    one = model == model[0] if len(model) else np.zeros(0, dtype=bool)
+    unit, units = coded(used["unit"])
+    at = milliseconds(used["decision_time"])
+    times = np.sort(pd.unique(at))
+    time = np.searchsorted(times, at)
+    one = (used["model"] == used["model"].iloc[0]).to_numpy() if len(used) else np.zeros(0, dtype=bool)
     present = np.zeros((len(times), len(units)), dtype=bool)
     present[time[one], unit[one]] = True
     budget = np.ceil(TOP_SHARE * present.sum(axis=1))

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 import numpy as np
 import pandas as pd
 
-from features.times import milliseconds
+from features.times import coded, milliseconds
 from models.rows.ranking import Ints
 from models.rows.training_set import Labels, Matrix
 
@@ -25,29 +25,28 @@ def row_positions(matrix: Matrix, predictions: pd.DataFrame) -> Ints:
     """
     rows = matrix.rows
     grid = np.flatnonzero(~rows["augmented"].to_numpy(dtype=bool))
-    units = rows["unit"].astype("str")
-    names = pd.Index(units.unique())
-    held = pd.MultiIndex.from_arrays(
-        [milliseconds(rows["decision_time"])[grid], names.get_indexer(pd.Index(units))[grid]]
-    )
-    wanted = pd.MultiIndex.from_arrays(
-        [milliseconds(predictions["decision_time"]), names.get_indexer(pd.Index(predictions["unit"].astype("str")))]
-    )
-    found = held.get_indexer(wanted)
-    if (found < 0).any():
-        at = int(np.flatnonzero(found < 0)[0])
+    unit, names = coded(rows["unit"])
+    own, own_names = coded(predictions["unit"])
+    key = milliseconds(rows["decision_time"])[grid] * len(names) + unit[grid]
+    place = names.get_indexer(own_names)[own]
+    wanted = milliseconds(predictions["decision_time"]) * len(names) + place
+    order = np.argsort(key, kind="stable")
+    found = np.searchsorted(key, wanted, sorter=order)
+    missing = (place < 0) | (key[order[np.minimum(found, len(order) - 1)]] != wanted)
+    if missing.any():
+        at = int(np.flatnonzero(missing)[0])
         raise KeyError(
             f"{predictions['unit'].iloc[at]} at {predictions['decision_time'].iloc[at]} is not in the matrix"
         )
-    return grid[found].astype(np.int64)
+    return grid[order[found]]
 
 
-def labels_of_rows(matrix: Matrix, predictions: pd.DataFrame, horizon: timedelta | None = None) -> LabelsAt:
-    """Give a reader of the labels of a prediction frame's rows as known at any time; see :func:`row_positions`.
+def labels_of_rows(matrix: Matrix, at: Ints, horizon: timedelta | None = None) -> LabelsAt:
+    """Give a reader of the labels of rows as known at any time.
 
-    ``horizon`` is another horizon than the matrix's own.
+    ``at``: their positions; shape (n,).
+    ``horizon``: another horizon than the matrix's own.
     """
-    at = row_positions(matrix, predictions)
 
     def read(as_of: datetime | None) -> Labels:
         known = Labels.of(matrix.labels(as_of, horizon=horizon))

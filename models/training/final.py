@@ -8,19 +8,18 @@ from datetime import datetime, timedelta
 from features.errors import InputError
 from features.times import instant_ms
 from models.config import CASCADE, BacktestSection, ModelsSection, TrainingSection
-from models.rows.training_set import Labels, Matrix, Rows
+from models.rows.training_set import Matrix
 from models.sequence.windows import tabular_columns, tabular_values, with_windows
 from models.training.fitted import FittedModels, learners_of, model_names
-from models.training.reference import LabelledRows, make_reference
+from models.training.reference import make_reference
 from models.training.schedule import (
     alert_budget,
     format_candidates,
     format_days,
     format_instant,
-    instant_of,
 )
 from models.training.spans import candidates
-from models.training.trainer import Progress, Trainer, reach_of
+from models.training.trainer import Progress, Trainer
 
 
 def refit_time(span: tuple[datetime, datetime], until: datetime | None) -> datetime:
@@ -66,12 +65,9 @@ def fit_final(
     model_names(models)  # refuses a profile that is none
     names = (models.profile,)
     matrix = with_windows(matrix, {*learners_of(models, names), *(models.cascade.stages if CASCADE in names else ())})
-    rows = Rows.of(matrix.rows)
-    frame = matrix.labels(instant_of(refit_ms))
-    labels = Labels.of(frame)
-    reach_of(rows, labels)
-    k = alert_budget(rows, labels, backtest, as_of_ms=refit_ms)
-    trainer = Trainer(matrix, training=training, models=models, k=k, seed=seed, names=names, progress=progress)
+    trainer = Trainer(matrix, training=training, models=models, seed=seed, names=names, progress=progress)
+    labels = trainer.labels_at(refit_ms)
+    trainer.k = alert_budget(trainer.rows, labels, backtest, as_of_ms=refit_ms)
     span = trainer.choose_span(refit_ms, labels, None)
     if span is None and trainer.prior is not None:
         span = candidates(training)[0]
@@ -98,7 +94,7 @@ def fit_final(
         )
     fitted = trainer.stand_in(refit_ms, labels, span) if why else trainer.fit(refit_ms, labels, span)
     reference = make_reference(
-        LabelledRows.of(rows, frame),
+        labels,
         tabular_values(matrix, trainer.values),
         tabular_columns(matrix),
         start_ms=instant_ms(fitted.train_start),

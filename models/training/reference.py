@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from pydantic import TypeAdapter
 
-from features.times import NEVER, duration_ms
+from features.times import NEVER, duration_ms, milliseconds
 from features.vocabulary import FeatureColumn
 from models.rows.ranking import Ints, mix, seed_of
 from models.rows.row_reader import RowReader
@@ -79,33 +79,28 @@ _REFERENCE = TypeAdapter(Reference)
 
 
 @dataclass(frozen=True, slots=True)
-class LabelledRows:
+class LabelledRows(Labels):
     """The rows of a matrix with their labels as of one time, as the drift checks need them.
 
-    ``label``, ``complete``, ``incident``: as :class:`models.rows.training_set.Labels` has them.
-    ``starts``: start of the incident of a positive, milliseconds since the epoch; shape (n_rows,).
-    ``failure_class``: its class; empty where there is none; shape (n_rows,).
+    ``positive``: rows whose label is 1, ascending; shape (n_positive,).
+    ``starts``: start of their incidents, milliseconds since the epoch; shape (n_positive,).
+    ``failure_class``: the classes of these; shape (n_positive,).
     """
 
     rows: Rows
-    label: np.ndarray
-    complete: Ints
-    incident: Ints
+    positive: Ints
     starts: Ints
     failure_class: np.ndarray
 
     @classmethod
-    def of(cls, rows: Rows, frame: Any) -> LabelledRows:
+    def join(cls, rows: Rows, frame: Any) -> LabelledRows:
         """Join the keys with what :meth:`models.rows.training_set.Matrix.labels` gives."""
         labels = Labels.of(frame)
         positive = np.flatnonzero(labels.label == 1)
-        starts = np.zeros(len(labels.label), dtype=np.int64)
-        classes = np.full(len(labels.label), "", dtype=object)
-        if len(positive):
-            chosen = frame.iloc[positive]
-            starts[positive] = chosen["incident_start"].dt.tz_convert("UTC").dt.as_unit("ms").astype("int64").to_numpy()
-            classes[positive] = chosen["failure_class"].fillna("other").astype(str).to_numpy()
-        return cls(rows, labels.label, labels.complete, labels.incident, starts, classes)
+        chosen = frame.iloc[positive]
+        classes = chosen["failure_class"].fillna("other").astype(str).to_numpy()
+        starts = milliseconds(chosen["incident_start"], "incident_start")
+        return cls(labels.label, labels.complete, labels.incident, rows, positive, starts, classes)
 
     def outcomes(self, start_ms: int, end_ms: int, *, known_by_ms: int) -> Outcomes:
         """Count the failures behind the grid rows from ``start_ms`` to ``end_ms`` (both included) with known labels.
@@ -118,17 +113,19 @@ class LabelledRows:
         known = ~rows.augmented & (self.complete <= known_by_ms) & (self.label >= 0)
         inside = known & (rows.time >= start_ms) & (rows.time <= end_ms)
         inside &= rows.time > rows.time.min(where=~rows.augmented, initial=NEVER)
-        at = np.flatnonzero(known & (self.label == 1))
-        at = at[np.lexsort((rows.time[at], self.starts[at], rows.tie[at]))]
+        at = np.flatnonzero(known[self.positive])
+        rows_at = self.positive[at]
+        order = np.lexsort((rows.time[rows_at], self.starts[at], rows.tie[rows_at]))
         counts: dict[str, int] = {}
         last: tuple[int, int] | None = None
-        for row in at:
-            unit, start = int(rows.tie[row]), int(self.starts[row])
+        for place, row in zip(at[order], rows_at[order], strict=True):
+            unit, start = int(rows.tie[row]), int(self.starts[place])
             if last is not None and last[0] == unit and start - last[1] < duration_ms(BLOCK):
                 continue
             last = (unit, start)
             if inside[row]:
-                counts[str(self.failure_class[row])] = counts.get(str(self.failure_class[row]), 0) + 1
+                name = str(self.failure_class[place])
+                counts[name] = counts.get(name, 0) + 1
         return Outcomes(int(inside.sum()), dict(sorted(counts.items())))
 
 

@@ -28,6 +28,7 @@ from models.rows.row_reader import HeldRows, log_odds_of
 from models.rows.training_set import Labels, Matrix, Rows, TrainingSet, choose_rows, count_incidents, known_rows
 from models.sequence.windows import fitted_to, tabular_columns, tabular_values
 from models.training.fitted import FittedModels, learners_of, model_names
+from models.training.reference import LabelledRows
 from models.training.schedule import format_days, format_instant, instant_of
 from models.training.spans import MIN_TAIL_INCIDENTS, choose_span, usable_spans
 
@@ -64,7 +65,10 @@ _LOG_ODDS = frozenset({*ALL_LEARNERS, "mean_log_odds", "stacked", CASCADE})
 
 @dataclass(frozen=True, slots=True)
 class _Split:
-    """Rows of one refit: those fitted on, and the later slice that calibrators, stacker and thresholds are set on."""
+    """Rows of one refit: those fitted on, and the later slice that calibrators, stacker and thresholds are set on.
+
+    ``whole``: rows of the whole span, where they are fitted on.
+    """
 
     training: TrainingSet
     whole: TrainingSet
@@ -79,6 +83,7 @@ class _Split:
 class Trainer:
     """Fits all models of a matrix at any refit; holds nothing of one refit when it does the next.
 
+    ``k``: alert budget a decision time.
     ``names``: models to fit; default: all that ``models`` asks for.
     ``progress``: called with the fits of a refit done so far, all of them, and what was fitted, from any thread.
     """
@@ -89,8 +94,8 @@ class Trainer:
         *,
         training: TrainingSection,
         models: ModelsSection,
-        k: int,
         seed: int,
+        k: int = 1,
         names: tuple[str, ...] | None = None,
         progress: Progress | None = None,
     ) -> None:
@@ -106,13 +111,13 @@ class Trainer:
         self.values = HeldRows(matrix, training.bytes_held)
         self.max_rows = max(training.bytes_of_a_fit // (4 * len(matrix.columns)), 1)
         self.first_ms = instant_ms(matrix.span[0])
-        self.reach_ms = reach_of(self.rows, Labels.of(matrix.labels(None)))
-        self._labels: tuple[int, Labels] | None = None
+        self._labels: tuple[int, LabelledRows] | None = None
+        self.reach_ms = _reach_of(self.rows, self.labels_at(instant_ms(matrix.span[1])))
 
-    def labels_at(self, refit_ms: int) -> Labels:
+    def labels_at(self, refit_ms: int) -> LabelledRows:
         """Give the labels as of a refit; those asked for last are held."""
         if self._labels is None or self._labels[0] != refit_ms:
-            self._labels = refit_ms, Labels.of(self.matrix.labels(instant_of(refit_ms)))
+            self._labels = refit_ms, LabelledRows.join(self.rows, self.matrix.labels(instant_of(refit_ms)))
         return self._labels[1]
 
     def choose_span(self, refit_ms: int, labels: Labels, current: timedelta | None) -> timedelta | None:
@@ -234,7 +239,8 @@ class Trainer:
         held = self._choose(refit_ms, labels, start, slice_start)
         held_out = incidents >= MIN_INCIDENTS and held.n_incidents >= MIN_INCIDENTS and held.usable
         positives = int((labels.label[in_span] == 1).sum())
-        whole = self._choose(refit_ms, labels, start, refit_ms)
+        again = not held_out or self.models.calibration.refit
+        whole = self._choose(refit_ms, labels, start, refit_ms) if again else held
         return _Split(
             training=held if held_out else whole,
             whole=whole,
@@ -369,7 +375,7 @@ def _counts(chosen: TrainingSet) -> dict[str, Any]:
     return {name: getattr(chosen, name) for name in names}
 
 
-def reach_of(rows: Rows, labels: Labels) -> int:
+def _reach_of(rows: Rows, labels: Labels) -> int:
     """Give gap + horizon in milliseconds, the time from a decision to its label.
 
     Raises ``InputError`` if the matrix has no rows.

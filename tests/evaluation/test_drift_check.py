@@ -210,7 +210,7 @@ def test_a_unit_that_fails_again_within_a_week_counts_once():
         (0, start + 9 * DAY_MS, "bus"),
         (1, start, "memory"),
     ]
-    labelled = LabelledRows.of(Rows.of(fleet.rows), fleet.labels())
+    labelled = LabelledRows.join(Rows.of(fleet.rows), fleet.labels())
     counted = labelled.outcomes(fleet.at(0), fleet.at(30), known_by_ms=fleet.at(40))
     assert counted.incidents == {"bus": 2, "memory": 1}
     between = labelled.outcomes(fleet.at(11), fleet.at(30), known_by_ms=fleet.at(40))
@@ -219,7 +219,7 @@ def test_a_unit_that_fails_again_within_a_week_counts_once():
 
 def test_windows_side_by_side_count_every_incident_once():
     fleet = DriftingFleet(seed=15, rate=0.02)
-    labelled = LabelledRows.of(Rows.of(fleet.rows), fleet.labels())
+    labelled = LabelledRows.join(Rows.of(fleet.rows), fleet.labels())
 
     def counted(first, last):
         return labelled.outcomes(fleet.at(first), fleet.at(last) - 1, known_by_ms=fleet.at(56))
@@ -237,8 +237,8 @@ def test_failures_that_come_as_often_as_before_have_a_ratio_near_one_a_day_after
         for day in range(35, 50, 2):
             fit, check = fleet.at(day), fleet.at(day + 1)
             last = fit - DAY_MS - 600_000
-            fitted = LabelledRows.of(rows, fleet.labels(instant_of(fit)))
-            checked = LabelledRows.of(rows, fleet.labels(instant_of(check)))
+            fitted = LabelledRows.join(rows, fleet.labels(instant_of(fit)))
+            checked = LabelledRows.join(rows, fleet.labels(instant_of(check)))
             long = fitted.outcomes(last - 28 * DAY_MS, last, known_by_ms=fit)
             short = checked.outcomes(last + 1, check - 1, known_by_ms=check)
             before += long.total, long.rows

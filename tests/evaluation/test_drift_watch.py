@@ -47,13 +47,13 @@ def checked(other):
     fleet.incidents = [(CHRONIC + day, fleet.at(day) + DAY_MS // 4, "memory") for day in range(fleet.days)]
     refits = [fleet.at(FIRST + 7 * week) for week in range(WEEKS + 1)]
     trainer = SimpleNamespace(matrix=fleet, values=fleet.values, rows=Rows.of(fleet.rows), names=("m",), seed=1)
+    trainer.labels_at = lambda ms: LabelledRows.join(trainer.rows, fleet.labels(instant_of(ms)))
 
     def alerted(day, *, last):
         # What becomes of false alerts of the last day is not known at the check.
         return [*([] if last else range(CHRONIC)), other(day)]
 
-    labelled = LabelledRows.of(trainer.rows, fleet.labels(instant_of(refits[-1])))
-    return DriftWatch(trainer, refits, "m").check(WEEKS, weekly(fleet, alerted), labelled)
+    return DriftWatch(trainer, refits, "m").check(WEEKS, weekly(fleet, alerted), trainer.labels_at(refits[-1]))
 
 
 def said_of_alerts(findings):

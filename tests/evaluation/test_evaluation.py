@@ -177,7 +177,7 @@ def test_a_model_that_alerts_less_is_compared_at_equal_numbers_of_alerts():
 
 def test_the_oracle_stands_beside_the_models_with_the_share_that_is_reached():
     frame = fleet(10, [("xgboost", "sliding", 1.0), ("xgboost", "train_once", 4.0)], units=30, incidents=20)
-    measured = evaluate(frame, k=2, bootstrap=60, seed=0, truth=truth_of(frame))
+    measured = evaluate(frame, k=2, bootstrap=60, seed=0, oracle=oracle_predictions(frame, truth_of(frame), 2))
     oracle = measured.row("oracle", "oracle")
     sliding = measured.row("xgboost", "sliding")
     assert oracle["kind"] == "oracle"
@@ -244,9 +244,9 @@ def test_predictions_that_cannot_be_evaluated_are_refused(spoil, message):
 def test_truth_of_another_dataset_is_refused(tmp_path):
     frame = fleet(14)
     with pytest.raises(InputError, match="no true risk for any of the decisions"):
-        evaluate(frame, k=2, bootstrap=0, seed=0, truth=truth_of(frame).assign(gpu="elsewhere"))
+        oracle_predictions(frame, truth_of(frame).assign(gpu="elsewhere"), 2)
     with pytest.raises(InputError, match="no column risk"):
-        evaluate(frame, k=2, bootstrap=0, seed=0, truth=truth_of(frame).drop(columns="risk"))
+        oracle_predictions(frame, truth_of(frame).drop(columns="risk"), 2)
     with pytest.raises(InputError, match="no true risks in"):
         read_truth(tmp_path / "nowhere")
     truth_of(frame).to_parquet(tmp_path / "risk.parquet")
@@ -286,7 +286,7 @@ def test_no_hit_is_not_reported_as_certainty():
     last = frame["rank"].max()
     frame["rank"] = np.where(frame["label"].fillna(0) == 1, last, frame["rank"])
     frame["alert"] = frame["rank"] <= 2
-    measured = evaluate(frame, k=2, bootstrap=50, seed=0, truth=truth_of(frame))
+    measured = evaluate(frame, k=2, bootstrap=50, seed=0, oracle=oracle_predictions(frame, truth_of(frame), 2))
     row = measured.row("xgboost", "sliding")
     assert row["precision_at_k"] == row["precision_at_k_low"] == row["oracle_share_precision_at_k"] == 0
     assert row["precision_at_k_high"] > 3 / 30

@@ -127,7 +127,7 @@ class DriftingFleet:
         rows = Rows.of(self.rows)
         fit, now = self.at(fitted), self.at(day)
         reference = make_reference(
-            LabelledRows.of(rows, self.labels(instant_of(fit))),
+            LabelledRows.join(rows, self.labels(instant_of(fit))),
             self.values,
             COLUMNS,
             start_ms=fit - (span + 1) * DAY_MS,
@@ -135,7 +135,7 @@ class DriftingFleet:
             as_of_ms=fit,
             seed=1,
         )
-        labelled = LabelledRows.of(rows, self.labels(instant_of(now)))
+        labelled = LabelledRows.join(rows, self.labels(instant_of(now)))
         return examine(
             reference,
             labelled,

@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 
 from evaluation.metrics.evaluation import evaluate
+from evaluation.metrics.oracle import oracle_predictions
 from pipeline.report import AlertEntry, ReportContext, Simulated, select_alerts, wording
 from pipeline.report.report import render_report
 from pipeline.report.summary import sentences
@@ -88,7 +89,8 @@ def predictions():
 @pytest.fixture(scope="module")
 def evaluation(predictions):
     reach = timedelta(hours=24, minutes=10)
-    return evaluate(predictions, k=3, bootstrap=60, seed=1, truth=truth_of(predictions), drain_reach=reach)
+    oracle = oracle_predictions(predictions, truth_of(predictions), 3)
+    return evaluate(predictions, k=3, bootstrap=60, seed=1, oracle=oracle, drain_reach=reach)
 
 
 @pytest.fixture(scope="module")

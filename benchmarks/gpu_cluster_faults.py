@@ -91,7 +91,7 @@ def main() -> None:
     counts = counted(Dataset.open(dataset))
     if counts != EXPECTED:
         raise SystemExit(f"the imported counts are {counts}, expected {EXPECTED}: is this the published file?")
-    predrain("backtest", "--dataset", dataset, "--out", replay, *params)
+    predrain("backtest", "--dataset", dataset, "--out", replay, "--full", *params)
     print(json.dumps(judged(json.loads((replay / "metrics.json").read_text(encoding="utf-8")))))
 
 

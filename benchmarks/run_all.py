@@ -31,7 +31,7 @@ LARGE = "--whole"
 """An option that is left out of the quick run: gigabytes of disk, and minutes."""
 
 RUNS = (
-    "features_extend_day", "batch_scoring", "node_lookups", "decide_fleet",
+    "features_extend_day", "batch_scoring", "backtest_speed", f"backtest_speed {LARGE}", "node_lookups", "decide_fleet",
     "jobs_saved", "features_file_to_file", "features_out_of_core", f"features_out_of_core {LARGE}",
     "actuate_kubernetes",
 )  # fmt: skip

@@ -192,7 +192,7 @@ class ModelsSection(Section):
     """Name of the model whose predictions are the profile's: a learner, a baseline or an ensemble."""
 
     learners: tuple[Learner, ...] = ("lightgbm", "xgboost", "random_forest")
-    """Single learners to train and to compare."""
+    """Single learners to train and to compare; those that the profile does not need only by ``--full``."""
 
     settings: dict[Learner, dict[str, Any]] = Field(default_factory=dict)
     """Overrides of a learner's settings, by learner."""

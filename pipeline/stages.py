@@ -139,6 +139,7 @@ def replay(
     truth: Path | None = None,
     registry: str | None = None,
     progress: Progress | None = None,
+    full: bool = True,
     engine: Engine | None = None,
 ) -> None:
     """Run the backtest and write its predictions, metrics and evaluation under ``out``.
@@ -147,6 +148,7 @@ def replay(
     alone (bootstrap, promises) fits nothing again. The folder may be removed.
 
     ``truth``: the simulator's truth; an empty folder counts as none. Read by the evaluation only.
+    ``full``: compare all models, as :func:`evaluation.backtest.run.run_backtest` takes it.
     ``engine``: who does the refits; default: this process, one after the other. The results are the same, bit for bit.
     Raises ``InputError`` if the matrix was made with other parameters, see
     :func:`pipeline.matrix_stage.check_made_with`, or a parameter does not fit it.
@@ -166,6 +168,7 @@ def replay(
         progress=_counted(progress),
         checkpoint=folds,
         explain=EXPLAINED_ALERTS,
+        full=full,
         engine=engine,
     )
     best = None if risks is None else oracle_predictions(result.predictions, risks, result.k)

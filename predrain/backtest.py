@@ -44,6 +44,14 @@ def backtest(
         ),
     ] = None,
     params: ParamsOption = None,
+    full: Annotated[
+        bool,
+        typer.Option(
+            "--full",
+            help="Also fit and compare what the profile does not need: other learners and combiners, the cascade, and "
+            "each model trained once. What the profile predicts stays the same.",
+        ),
+    ] = False,
     report: Annotated[bool, typer.Option(help="Also write OUT/report/.")] = True,
     registry: RecordOption = None,
     engine: EngineOption = EngineName.local,
@@ -53,7 +61,7 @@ def backtest(
 ) -> None:
     """Replay history: at each decision time, score with models fitted only on what was known then, and compare.
 
-    Example: predrain backtest --dataset fleet --out replay
+    Example: predrain backtest --dataset fleet --out replay --full
     """
     if (dataset is None) == (matrix is None):
         raise typer.BadParameter("give either --dataset or --matrix")
@@ -76,7 +84,9 @@ def backtest(
             refuse_inside(out, matrix, "matrix")
             feature_matrix = FeatureMatrix.open(matrix)
         with progress("backtest") as advance:
-            replay(feature_matrix, loaded, out, truth=truth, registry=registry, progress=advance, engine=chosen)
+            replay(
+                feature_matrix, loaded, out, truth=truth, registry=registry, progress=advance, full=full, engine=chosen
+            )
         if report:
             write_report_for(out)
         show(summary_of(out), as_json=as_json)

@@ -101,11 +101,11 @@ def skipped_of(folds: list[Fold], schedule: Schedule) -> tuple[str, ...]:
     return tuple(out)
 
 
-def fold_frame(folds: list[Fold], schedule: Schedule, rows: Rows) -> pd.DataFrame:
+def fold_frame(folds: list[Fold], schedule: Schedule, rows: Rows, *, full: bool) -> pd.DataFrame:
     """Give :attr:`BacktestResult.folds`."""
     records = []
     once = next(fold.facts for fold in folds if fold.facts["unfit"] is None)
-    for variant in VARIANTS:
+    for variant in VARIANTS if full else VARIANTS[:1]:
         for number, fold in enumerate(folds):
             used = once if variant == "train_once" and once["fold"] <= number else fold.facts
             times = rows.time[schedule.fold_rows(rows, number)]
@@ -155,11 +155,17 @@ def cooled_down(predictions: pd.DataFrame, k: int, reach: timedelta, cooldown: t
 
 
 def predictions_of(
-    matrix: Matrix, folds: list[Fold], names: tuple[str, ...], schedule: Schedule, drain_label: pd.Series
+    matrix: Matrix,
+    folds: list[Fold],
+    names: tuple[str, ...],
+    schedule: Schedule,
+    drain_label: pd.Series,
+    categories: tuple[str, ...] | None = None,
 ) -> pd.DataFrame:
     """Give :attr:`BacktestResult.predictions` of the folds, models numbered as ``names`` lists them.
 
     ``drain_label``: of the matrix's rows, from :func:`drain_labels`.
+    ``categories``: models that there could be, ``names`` among them: the same whatever is compared.
     """
     tables = [fold.table for fold in folds]
     order = np.lexsort([np.concatenate([t[name].to_numpy() for t in tables]) for name in ("row", "model", "variant")])
@@ -173,7 +179,8 @@ def predictions_of(
     out: dict[str, Any] = {"decision_time": matrix.rows["decision_time"].array[row]}
     for name in ("node", "gpu", "unit"):
         out[name] = pd.Categorical(matrix.rows[name])[row]
-    out["model"] = pd.Categorical.from_codes(column("model"), categories=list(names))
+    fitted = pd.Categorical.from_codes(column("model"), categories=list(names))
+    out["model"] = fitted.set_categories(list(categories or names))
     out["variant"] = pd.Categorical.from_codes(column("variant"), categories=list(VARIANTS))
     out |= {name: column(name) for name in ("score", "risk", "rank", "alert")}
     out["label"] = labels["label"].array[row]

@@ -26,6 +26,7 @@ from models.explanation.alert_reasons import alert_reasons
 from models.explanation.importance import attribution_frame
 from models.learners.prior import load_prior
 from models.rows.training_set import Matrix
+from models.training.fitted import model_names
 from models.training.schedule import (
     Schedule,
     format_candidates,
@@ -45,6 +46,7 @@ def run_backtest(
     progress: Progress | None = None,
     checkpoint: Path | None = None,
     explain: int = 0,
+    full: bool = True,
     engine: Engine | None = None,
 ) -> BacktestResult:
     """Replay the test period: at every refit, fit all models on the past, and score until the next refit.
@@ -56,6 +58,8 @@ def run_backtest(
     ``checkpoint``: folder for finished folds. A later run with the same inputs and code takes them from there; what
     changes the evaluation alone is no input. What others left there goes when all folds are done.
     ``explain``: alerts of ``models.profile`` to explain in each fold, the riskiest first; 0: explain nothing.
+    ``full``: compare all models, also as trained once; False: fit what the profile needs, and the baselines. What the
+    profile predicts is the same, bit for bit.
     ``engine``: who does the refits, several at a time; default: this process, one after the other. The result is the
     same, bit for bit. The matrix is read from its folder then, by everyone.
     Returns: the same, bit for bit, for the same inputs, whether resumed or not.
@@ -63,7 +67,7 @@ def run_backtest(
     at all has both classes. A single refit that lacks one falls back to the models fitted last (to ``history_count``
     before any) and is listed in ``skipped``.
     """
-    setup = BacktestSetup(training, models, backtest, seed, explain)
+    setup = BacktestSetup(training, models, backtest, seed, explain, full)
     begun = Backtest(matrix, setup)
     store, total = None, len(begun.schedule.refits_ms)
     if checkpoint is not None:
@@ -74,7 +78,7 @@ def run_backtest(
         }
         if training.prior is not None:
             content["prior"] = load_prior(training.prior).card.sha256
-        digest = digest_of(matrix=begun.matrix.digest, seed=seed, explain=explain, **content)
+        digest = digest_of(matrix=begun.matrix.digest, seed=seed, explain=explain, full=full, **content)
         store = FoldStore(checkpoint.resolve(), digest)
     kept = {} if store is None else {fold: store.load(fold) for fold in range(total)}
     done = {fold: found for fold, found in kept.items() if found is not None}
@@ -108,12 +112,13 @@ def run_backtest(
     _refuse_if_none_fitted(folds, begun.schedule, training)
     drains = drain_labels(begun.matrix, models.precision_targets.horizon)
     reach = (drains["complete_at"].iloc[0] - begun.matrix.rows["decision_time"].iloc[0]).to_pytimedelta()
-    predictions = predictions_of(begun.matrix, folds, begun.names, begun.schedule, drains["label"])
+    categories = model_names(models)
+    predictions = predictions_of(begun.matrix, folds, begun.names, begun.schedule, drains["label"], categories)
     if backtest.cooldown is not None:
         predictions["alert"] = cooled_down(predictions, begun.k, reach, backtest.cooldown)
     return BacktestResult(
         predictions=predictions,
-        folds=fold_frame(folds, begun.schedule, begun.rows),
+        folds=fold_frame(folds, begun.schedule, begun.rows, full=full),
         k=begun.k,
         drain_reach=reach,
         horizons=horizon_maps([fold.facts["horizons"] for fold in folds]),

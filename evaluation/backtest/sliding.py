@@ -26,13 +26,18 @@ from models.training.trainer import Trainer
 
 @dataclass(frozen=True, slots=True)
 class BacktestSetup:
-    """The parameters of a backtest; ``explain``: alerts to explain in each fold."""
+    """The parameters of a backtest.
+
+    ``explain``: alerts to explain in each fold.
+    ``full``: whether all models are compared, also as trained once, or only what the profile needs.
+    """
 
     training: TrainingSection
     models: ModelsSection
     backtest: BacktestSection
     seed: int
     explain: int = 0
+    full: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +70,11 @@ class Backtest:
 
     def __init__(self, matrix: Matrix, setup: BacktestSetup) -> None:
         models = setup.models
-        self.names = model_names(models)
+        self.names = model_names(models, full=setup.full)
         self.matrix = with_windows(matrix, {*models.learners, *models.parallel.members, *models.cascade.stages})
-        self._trainer = trainer = Trainer(self.matrix, training=setup.training, models=models, seed=setup.seed)
+        self._trainer = trainer = Trainer(
+            self.matrix, training=setup.training, models=models, seed=setup.seed, names=self.names
+        )
         self.rows = trainer.rows
         self.schedule = plan_schedule(
             self.matrix, self.rows, training=setup.training, backtest=setup.backtest, reach_ms=trainer.reach_ms
@@ -75,7 +82,7 @@ class Backtest:
         first = self.schedule.refits_ms[0]
         self.k = trainer.k = alert_budget(self.rows, trainer.labels_at(first), setup.backtest, as_of_ms=first)
         self._watch = DriftWatch(trainer, self.schedule.refits_ms, models.profile)
-        self._profile, self._explain = models.profile, setup.explain
+        self._profile, self._explain, self._full = models.profile, setup.explain, setup.full
         self._fitted: tuple[int, FittedModels] | None = None
 
     def plan(self, done: Mapping[int, Fold]) -> Iterator[Refit]:
@@ -94,9 +101,9 @@ class Backtest:
             if fold in done:
                 continue
             if source is None:
-                yield Refit(fold, None, window, window, unfit, once_for=(fold,))
+                yield Refit(fold, None, window, window, unfit, once_for=(fold,) if self._full else ())
             else:
-                later = range(fold, len(self.schedule.refits_ms)) if first else ()
+                later = range(fold, len(self.schedule.refits_ms)) if first and self._full else ()
                 yield Refit(fold, *source, window, unfit, once_for=tuple(later))
 
     def refit(self, refit: Refit) -> Fold:

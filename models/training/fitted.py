@@ -28,8 +28,10 @@ ORDERS_ONLY: frozenset[str] = frozenset({"intersection", "min_votes", "mean_rank
 """Models that order the units of a decision time and no more: some unit comes first even when none is at risk."""
 
 
-def model_names(models: ModelsSection) -> tuple[str, ...]:
+def model_names(models: ModelsSection, *, full: bool = True) -> tuple[str, ...]:
     """List the models that a run gives predictions of: baselines, learners, parallel ensembles, cascade.
+
+    ``full``: all of them; False: the baselines, the profile, and the learners that it needs.
 
     An ensemble of one is its member and is left out: parallel ensembles of one member, a cascade of one stage.
     ``min_votes`` is among them if it is asked for (as combiner, as profile, or by setting the number of votes): with
@@ -59,7 +61,9 @@ def model_names(models: ModelsSection) -> tuple[str, ...]:
             "parameter models.profile",
             f"{add} one of {', '.join(names)}.",
         )
-    return names
+    stages = models.cascade.stages if models.profile == CASCADE else ()
+    needed = {*BASELINES, models.profile, *learners_of(models, (models.profile,)), *stages}
+    return names if full else tuple(name for name in names if name in needed)
 
 
 def learners_of(models: ModelsSection, names: Collection[str]) -> tuple[str, ...]:

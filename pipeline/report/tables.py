@@ -188,6 +188,7 @@ def by_month(evaluation: Evaluation, profile: str) -> Table | None:
     """Precision at K by month, sliding and trained once."""
     mine = evaluation.monthly[evaluation.monthly["model"] == profile]
     once = mine[mine["variant"] == TRAIN_ONCE].set_index("month")["precision_at_k"]
+    against: list[Column] = [("precision at K, trained once", lambda row: percent(once.get(row.month, float("nan"))))]
     return table_of(
         f"{profile} by calendar month of the decision (UTC).",
         mine[mine["variant"] == SLIDING],
@@ -196,7 +197,7 @@ def by_month(evaluation: Evaluation, profile: str) -> Table | None:
         ("incidents", lambda row: count(row.incidents)),
         ("caught", lambda row: count(row.caught)),
         ("precision at K, sliding", lambda row: percent(row.precision_at_k)),
-        ("precision at K, trained once", lambda row: percent(once.get(row.month, float("nan")))),
+        *(() if once.empty else against),
     )
 
 

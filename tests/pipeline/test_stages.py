@@ -12,7 +12,7 @@ import pytest
 
 from features.matrix.matrix import FeatureMatrix
 from models.bundle.store import CARD, load_bundle
-from models.config import TrainingSection
+from models.config import BASELINES, TrainingSection
 from models.registry.champion import standing_of
 from models.training.trainer import Trainer
 from pipeline.artefacts import load_evaluation
@@ -108,6 +108,17 @@ def test_a_second_backtest_gives_the_same_bytes(
     fresh = digests(tmp_path / "out")
     before = digests(small_backtest)
     assert {name: before[name] for name in fresh} == fresh
+
+
+def test_a_backtest_of_what_the_profile_needs_predicts_the_same(
+    small_params: Params, small_backtest: Path, tmp_path: Path
+) -> None:
+    replay(FeatureMatrix.open(small_backtest / "matrix"), small_params, tmp_path, full=False)
+    assert (tmp_path / "predictions.parquet").read_bytes() == (small_backtest / "predictions.parquet").read_bytes()
+    fitted = pd.read_parquet(tmp_path / "predictions_all.parquet")
+    assert set(fitted["variant"]) == {"sliding"}
+    assert set(fitted["model"]) == {*BASELINES, "lightgbm", "logistic", "mean_log_odds"}
+    assert "trained once" not in write_report_for(tmp_path).read_text()
 
 
 def test_the_bundle_is_trained_and_loads(

@@ -1,0 +1,130 @@
+"""How long a backtest takes, what share of it the evaluation is, and how much memory it holds.
+
+2,000 simulated GPUs over 120 days are replayed with params.yaml, with failures as calibrated, and again with
+``--full``: both must predict the same, byte for byte. With ``--whole`` it is 3.6 million scored rows and 15 refits of
+one learner, on 30,000 generated units without telemetry. Each replay is a process of its own. A second one takes the
+finished refits of the first and does the rest: its seconds are what evaluation takes.
+
+    python benchmarks/backtest_speed.py [--quick] [--whole]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from datetime import timedelta
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+if str(ROOT) not in sys.path:  # run as a file, this folder's parent is not on the path
+    sys.path.insert(0, str(ROOT))
+
+import numpy as np  # noqa: E402
+import pandas as pd  # noqa: E402
+
+from benchmarks.generated import FAILURES, NODE, START, events_of  # noqa: E402
+from benchmarks.own_process import peak_mb, told_by  # noqa: E402
+from features.matrix.matrix import FeatureMatrix  # noqa: E402
+from pipeline.matrix_stage import make_matrix  # noqa: E402
+from pipeline.params import load_params  # noqa: E402
+from pipeline.stages import replay  # noqa: E402
+from simulator.simulate import simulate  # noqa: E402
+from telemetry.dataset.writer import DatasetWriter  # noqa: E402
+
+GPUS, DAYS, SEED = 2_000, 120, 1
+UNITS, SPAN = 30_000, timedelta(days=180)
+LIMITS = {False: (180, 4096), True: (360, 4096)}
+"""Seconds and MB at most; without and with ``--whole``."""
+
+MOST_SHARE = 0.2
+"""Share of the evaluation, at most; without ``--whole``, whose learner takes next to no time."""
+
+ONE_LEARNER = """
+decision: {every: 1d}
+features: {static: [age, slot]}
+labels: {horizon: 1d, merge_window: 1h, cooldown: 1d}
+training: {window: 30d, refit_every: 8d}
+models: {profile: lightgbm, learners: [lightgbm], calibration: {slice: 8d}}
+"""
+
+
+def lifetimes(path: Path, units: int) -> None:
+    """Write a dataset of units in service all the time, with failures that nothing announces, and no telemetry."""
+    names = [(f"node-{unit // NODE:05d}", f"GPU-{unit:06d}", unit % NODE) for unit in range(units)]
+    node, gpu, slot = zip(*names, strict=True)
+    installed = pd.Series([START] * units, dtype="datetime64[ms, UTC]")
+    inventory = pd.DataFrame({"node": node, "gpu": gpu, "slot": pd.array(slot, dtype="Int32"), "model": "H100"}).assign(
+        driver="550.54", installed_at=installed, removed_at=pd.Series([pd.NaT] * units, dtype="datetime64[ms, UTC]")
+    )
+    span = START, START + SPAN
+    with DatasetWriter(path, step=timedelta(minutes=10), channels={}, buckets=8) as writer:
+        events = events_of(names, span, FAILURES, np.random.default_rng(SEED))
+        writer.finish(events=events, inventory=inventory, span=span)
+
+
+def measure(matrix: Path, out: Path, files: list[Path], *, full: bool) -> None:
+    """Replay in this process, and print seconds and peak memory as JSON."""
+    truth = matrix.with_name("dataset-truth")
+    begin = time.perf_counter()
+    replay(FeatureMatrix.open(matrix), load_params(files), out, truth=truth if truth.is_dir() else None, full=full)
+    print(json.dumps({"seconds": time.perf_counter() - begin, "peak": peak_mb()}))
+
+
+def main() -> None:
+    """Make the fleet, replay it, check, and print the line of JSON; fail where an aim is missed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="a tenth of the units")
+    parser.add_argument("--whole", action="store_true", help="3.6 million rows, 15 refits, one learner")
+    parser.add_argument("--replay", nargs="+", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--full", action="store_true", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.replay:
+        measure(args.replay[0], args.replay[1], args.replay[2:], full=args.full)
+        return
+    part = 10 if args.quick else 1
+    files = [ROOT / "params.yaml"]
+    with tempfile.TemporaryDirectory() as temporary:
+        work = Path(temporary)
+        dataset, matrix, out, full = (work / name for name in ("dataset", "matrix", "out", "full"))
+        if args.whole:
+            (work / "one.yaml").write_text(ONE_LEARNER, encoding="utf-8")
+            files += [ROOT / "params" / "lifetimes.yaml", work / "one.yaml"]
+            lifetimes(dataset, UNITS // part)
+        else:
+            simulate(dataset, gpus=GPUS // part, days=DAYS, seed=SEED)
+        make_matrix(dataset, load_params(files), matrix)
+        first = told_by(__file__, "--replay", matrix, out, *files)
+        again = told_by(__file__, "--replay", matrix, out, *files)
+        rows = len(pd.read_parquet(out / "predictions.parquet", columns=["fold"]))
+        print(f"{rows:,} rows: {first['seconds']:.0f} s, {first['peak']:,.0f} MB; again {again['seconds']:.0f} s")
+        ratio = None
+        if not args.whole:
+            other = told_by(__file__, "--full", "--replay", matrix, full, *files)
+            if (out / "predictions.parquet").read_bytes() != (full / "predictions.parquet").read_bytes():
+                sys.exit("--full predicts something else: nothing is measured")
+            ratio = round(other["seconds"] / first["seconds"], 2)
+    share = again["seconds"] / first["seconds"]
+    seconds, memory = LIMITS[args.whole]
+    met = first["seconds"] <= seconds and (args.whole or share < MOST_SHARE) and first["peak"] <= memory
+    line = {
+        "name": "backtest_speed --whole" if args.whole else "backtest_speed",
+        "value": round(first["seconds"], 1),
+        "unit": f"s for a backtest of {rows:,} rows",
+        "peer": None if ratio is None else "--full",
+        "ratio": ratio,
+        "limit_share": None,
+        "checked": True,
+        "aim": f"{seconds} s, {memory:,} MB{'' if args.whole else f', evaluation under {MOST_SHARE:.0%}'}",
+        "met": met,
+        "others": {"share of evaluation": round(share, 3), "peak MB": round(first["peak"])},
+    }
+    print(json.dumps(line))
+    if not met and not args.quick:
+        sys.exit("an aim is missed")
+
+
+if __name__ == "__main__":
+    main()

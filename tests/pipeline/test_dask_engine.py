@@ -142,9 +142,6 @@ def test_a_scheduler_that_does_not_answer_is_named(monkeypatch):
     monkeypatch.setattr(dask_engine, "CONNECT_S", 0.5)
     with pytest.raises(InputError, match=r"no Dask scheduler answers: .*--dask-address tcp://127.0.0.1:9"):
         DaskEngine("tcp://127.0.0.1:9")
-
-
-def test_an_address_that_is_none_is_refused():
     with pytest.raises(InputError, match=r"'head:8786' is no address .*Write it as tcp://HOST:PORT"):
         DaskEngine("head:8786")
 

@@ -76,13 +76,7 @@ def test_daily_files_of_disks_are_samples_events_and_inventory_at_once(tmp_path:
     write_disks(tmp_path / "raw", devices=300, days=126, seed=100)
     days = daily_files(tmp_path / "raw", tmp_path / "days")
     matrix, metrics, predictions = run_shipped(
-        tmp_path,
-        ["disks", "disks-daily"],
-        SHORT,
-        "disks-daily-mapping",
-        samples=[days],
-        events=[days],
-        inventory=days,
+        tmp_path, ["disks", "disks-daily"], SHORT, "disks-daily-mapping", samples=[days], events=[days], inventory=days
     )
     measured = metrics["models"][metrics["profile"]]["sliding"]
     assert measured["incidents"] > 10
@@ -91,7 +85,7 @@ def test_daily_files_of_disks_are_samples_events_and_inventory_at_once(tmp_path:
     assert predictions["gpu"].isna().all()
     assert not predictions.duplicated(["decision_time", "node"]).any()
     assert {column.channel for column in matrix.columns if column.group == "static"} == {
-        *("model", "age", "capacity_bytes"),
+        *("model", "age", "capacity_bytes")
     }
 
 

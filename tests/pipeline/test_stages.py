@@ -193,11 +193,7 @@ def test_a_killed_backtest_goes_on_and_ends_the_same(
     [
         ("labels", {"horizon": timedelta(hours=48)}, "labels.horizon 1d, not 2d"),
         ("decision", {"every": timedelta(hours=12)}, "decision.every 6h, not 12h"),
-        (
-            "features",
-            {"groups": ("static",)},
-            "features.groups telemetry, history, .*, not static",
-        ),
+        ("features", {"groups": ("static",)}, "features.groups telemetry, history, .*, not static"),
         ("training", {"augmentation": 0}, "training.augmentation 2, not 0"),
     ],
 )

@@ -238,8 +238,7 @@ def test_a_release_that_is_due_is_never_blocked(steps, blocks):
     settings_ = world.config
     if "budget" in blocks:
         settings_ = replace(
-            settings_,
-            budget=BudgetConfig((Budget("fleet", max_unavailable=0),), (RateLimit("cluster", 0, HOUR),)),
+            settings_, budget=BudgetConfig((Budget("fleet", max_unavailable=0),), (RateLimit("cluster", 0, HOUR),))
         )
     if "stage" in blocks:
         settings_ = replace(settings_, stages=replace(settings_.stages, pinned={"c/g0": "shadow", "c/g1": "soft"}))

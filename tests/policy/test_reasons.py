@@ -28,20 +28,16 @@ def released(fleet, state, settings=None, now=T0 + HOUR, **signals):
 
 
 @pytest.mark.parametrize(
-    ("given", "first"),
+    ("node_change", "given", "first"),
     [
-        ({"release_all": True}, "everything is to be released"),
-        ({"opt_out": "predrain.io/managed=false"}, "it opted out (predrain.io/managed=false)"),
-        ({"settings": config(stage="soft")}, "group c/g is in stage soft"),
+        ({}, {"release_all": True}, "everything is to be released"),
+        ({"opt_out": "predrain.io/managed=false"}, {}, "it opted out (predrain.io/managed=false)"),
+        ({}, {"settings": config(stage="soft")}, "group c/g is in stage soft"),
     ],
 )
-def test_where_a_limit_takes_a_mark_off_it_comes_first_and_the_tier_after_it(given, first):
+def test_where_a_limit_takes_a_mark_off_it_comes_first_and_the_tier_after_it(node_change, given, first):
     fleet, state = drained()
-    settings = given.pop("settings", None)
-    if "opt_out" in given:
-        fleet = changed(fleet, **given)
-        given = {}
-    reasons = released(fleet, state, settings, **given)
+    reasons = released(changed(fleet, **node_change), state, **given)
     assert reasons[0] == first
     assert reasons[1] == "its tier is high: from clear to high: a risk of 90.0% at 2026-03-01 00:00 UTC"
     assert sum("from clear to high" in reason for reason in reasons) == 1

@@ -31,11 +31,6 @@ def test_every_verb_has_help_with_an_example(arguments: tuple[str, ...]) -> None
         assert all(f"{name}:" in shown.stdout for name in ("base", "drift", "epidemic", "noprecursor", "announced"))
 
 
-def test_usage_errors_exit_with_2(tmp_path: Path) -> None:
-    predrain("backtest", cwd=tmp_path, code=2)
-    predrain("no-such-verb", cwd=tmp_path, code=2)
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -146,6 +141,4 @@ def test_import_says_what_it_understood_and_a_second_one_changes_nothing(tmp_pat
     assert result["units"] == 2
     assert result["events"] == {"xid": 1, "repair": 1}
     assert sum(result["quarantined"].values()) == 1
-    again = predrain(*command, cwd=tmp_path)
-    assert "changed" in again.stdout
     assert json.loads(predrain(*command, "--json", cwd=tmp_path).stdout)["changed"] is False

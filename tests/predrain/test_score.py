@@ -78,12 +78,6 @@ def test_a_failed_run_exits_with_1_and_leaves_its_mark(world: World, tmp_path: P
     assert not (out / "latest.json").exists()
 
 
-def test_scores_do_not_go_into_the_dataset(world: World) -> None:
-    done = CliRunner().invoke(app, given(world, world.dataset.path / "scores"))
-    assert done.exit_code == 1
-    assert "lies in the dataset" in done.output
-
-
 def test_thresholds_come_from_the_parameters(world: World, tmp_path: Path) -> None:
     params = tmp_path / "tiers.yaml"
     params.write_text("policy: {thresholds: {watch: 0.000001, high: 1.0}}\nserving: {max_explained: 1}\n")

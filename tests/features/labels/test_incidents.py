@@ -147,18 +147,6 @@ def test_an_interconnect_error_is_an_incident_when_an_answer_follows_within_days
     assert find(event(at(0), code="74"), {**after, "timestamp": at(days=7, seconds=0.001)}).empty
 
 
-@pytest.mark.parametrize(
-    "between",
-    [
-        event(at(30), "drain", "maintenance"), event(at(30), "drain", "drain", detail="Scheduled upgrade"),
-        event(at(30), "repair", "reset"), event(at(30), "other", "reboot"), event(at(30), "diagnostic", "passed"),
-        event(at(30), "drain", "drain", source="predrain-controller"),
-    ],
-)  # fmt: skip
-def test_resets_planned_work_and_our_own_drains_answer_no_interconnect_error_of_yesterday(between):
-    assert find(event(at(0), code="74"), between).empty
-
-
 @pytest.mark.parametrize("newer", [event(at(30), code="79"), event(at(30), "failure", "x"), event(at(30), code="74")])
 def test_a_repair_answers_the_newest_failure_that_was_known_with_it(newer):
     repair = event(at(40), "repair", "board")
@@ -172,9 +160,12 @@ def test_a_repair_answers_the_newest_failure_that_was_known_with_it(newer):
     [
         event(at(0.5), "drain", "drain", source="predrain-controller"), event(at(0.5), "drain", "release"),
         event(at(0.5), "repair", gpu="g1"), event(at(0.5), "diagnostic", "passed"), event(at(0.5), code="31"),
+        event(at(30), "drain", "drain", source="predrain-controller"), event(at(30), "drain", "maintenance"),
+        event(at(30), "drain", "drain", detail="Scheduled upgrade"), event(at(30), "repair", "reset"),
+        event(at(30), "other", "reboot"),
     ],
 )  # fmt: skip
-def test_our_own_drain_and_what_happens_elsewhere_prove_no_interconnect_failure(after):
+def test_our_own_drain_planned_work_late_resets_and_what_happens_elsewhere_prove_no_interconnect_failure(after):
     assert spans(find(event(at(0), code="74"), after, stays=[stay(), stay("g1", slot="1")])) == []
 
 

@@ -57,9 +57,6 @@ class TrainingSection(Section):
     negative_ratio: int = Field(default=200, ge=1)
     """Negatives kept for each positive in a training set; scores are corrected back (prior odds)."""
 
-    class_balance: float = Field(default=0.0, ge=0, le=1)
-    """Power to which rare failure classes count more in a fit: 0, each positive alike; 1, each class alike."""
-
     augmentation: int = Field(default=4, ge=0)
     """Extra training windows for each incident at times off the decision grid, all within the horizon; 0: none."""
 

@@ -50,6 +50,6 @@ def labels_of_rows(matrix: Matrix, at: Ints, horizon: timedelta | None = None) -
 
     def read(as_of: datetime | None) -> Labels:
         known = Labels.of(matrix.labels(as_of, horizon=horizon))
-        return Labels(known.label[at], known.complete[at], known.incident[at], known.class_code[at])
+        return Labels(known.label[at], known.complete[at], known.incident[at])
 
     return read

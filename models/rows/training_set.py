@@ -92,24 +92,20 @@ class Labels:
     ``label``: 1, 0, or -1 where there is none (censored, or not known yet).
     ``complete``: when the label can first be known: decision time + gap + horizon, in milliseconds since the epoch.
     ``incident``: the incident of a positive; -1: none.
-    ``class_code``: number of the failure class of a positive's incident; -1: none.
     """
 
     label: np.ndarray
     complete: Ints
     incident: Ints
-    class_code: Ints
 
     @classmethod
     def of(cls, frame: pd.DataFrame) -> Labels:
         """Read what :meth:`Matrix.labels` gives."""
         incident = frame["incident"] if "incident" in frame.columns else pd.Series(-1, index=frame.index, dtype="Int64")
-        named = frame["failure_class"] if "failure_class" in frame.columns else pd.Series(None, index=frame.index)
         return cls(
             label=frame["label"].fillna(-1).to_numpy(dtype=np.int8),
             complete=milliseconds(frame["complete_at"], "complete_at"),
             incident=incident.fillna(-1).to_numpy(dtype=np.int64),
-            class_code=pd.factorize(named, sort=True)[0].astype(np.int64),
         )
 
 
@@ -119,8 +115,8 @@ class TrainingSet:
 
     ``rows``: positions in the matrix, ascending; shape (n,).
     ``label``: 1 or 0; shape (n,).
-    ``weight``: 1 for a positive (on average, where classes are balanced); for a negative what makes the proportions
-    hold where too few negatives were there; shape (n,).
+    ``weight``: 1 for a positive; for a negative what makes the proportions hold where too few negatives were there;
+    shape (n,).
     ``prior_shift``: what to add to the log-odds of a model fitted on these rows to undo the sampling: the log of the
     odds of grid rows in the span over the log of the weighted odds here. Augmented positives count in the second only.
     ``n_positive``, ``n_negative``, ``n_augmented``: rows by label, and how many of the positives are augmented.
@@ -170,7 +166,6 @@ def choose_rows(
     negative_ratio: int,
     seed: int,
     max_rows: int | None = None,
-    class_balance: float = 0.0,
 ) -> TrainingSet:
     """Choose all positives and ``negative_ratio`` negatives for each.
 
@@ -183,8 +178,6 @@ def choose_rows(
     ``seed``: seed of the draw, which depends on a row's unit and time and on nothing else: not on the order of rows.
     ``max_rows``: rows that there is room for. Where as many negatives as asked for would take more, as many are drawn
     for each positive as fit, at least one: positives are never left out.
-    ``class_balance``: a positive weighs one over this power of the positives of its failure class: 0, they weigh alike;
-    1, each class weighs as much as any other. Together they weigh as much as ever.
     Returns: possibly of one class only: see :attr:`TrainingSet.usable`.
     """
     known = known_rows(rows, labels, start_ms=start_ms, complete_by_ms=complete_by_ms, as_of_ms=as_of_ms)
@@ -206,7 +199,7 @@ def choose_rows(
         # halves of odd quotas are rounded up at each time, so a step may leave some rows too many
         ratio = thinned_to = min(ratio - 1, max((max_rows - len(positives)) // len(positives), 1))
     label = np.repeat([1, 0], [len(positives), len(on_rows) + len(off_rows)])
-    weight = np.concatenate([_balanced(labels.class_code[positives], class_balance), on_weight, off_weight])
+    weight = np.concatenate([np.ones(len(positives)), on_weight, off_weight])
     order = np.argsort(chosen, kind="stable")
 
     shift = 0.0
@@ -225,12 +218,6 @@ def choose_rows(
         n_incidents=count_incidents(rows, labels, positives),
         thinned_to=thinned_to,
     )
-
-
-def _balanced(failure_class: Ints, power: float) -> Floats:
-    _, code, counts = np.unique(failure_class, return_inverse=True, return_counts=True)
-    weight = counts[code].astype(np.float64) ** -power
-    return weight * (len(weight) / max(weight.sum(), 1e-300))
 
 
 def count_incidents(rows: Rows, labels: Labels, positives: Ints) -> int:

@@ -100,7 +100,7 @@ class LabelledRows(Labels):
         chosen = frame.iloc[positive]
         classes = chosen["failure_class"].fillna("other").astype(str).to_numpy()
         starts = milliseconds(chosen["incident_start"], "incident_start")
-        return cls(labels.label, labels.complete, labels.incident, labels.class_code, rows, positive, starts, classes)
+        return cls(labels.label, labels.complete, labels.incident, rows, positive, starts, classes)
 
     def outcomes(self, start_ms: int, end_ms: int, *, known_by_ms: int) -> Outcomes:
         """Count the failures behind the grid rows from ``start_ms`` to ``end_ms`` (both included) with known labels.

@@ -223,7 +223,6 @@ class Trainer:
             complete_by_ms=complete_by_ms,
             as_of_ms=refit_ms,
             negative_ratio=self.training.negative_ratio,
-            class_balance=self.training.class_balance,
             seed=self.seed,
             max_rows=self.max_rows,
         )

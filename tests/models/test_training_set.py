@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import timedelta
 
 import numpy as np
@@ -236,18 +235,3 @@ def test_no_learner_can_learn_the_clock(name):
     # What the clock could tell is that a time is off the grid, where only incidents put rows: it must not look riskier.
     assert off_grid < 0.7
     assert abs(later - 0.5) < 0.12
-
-
-@pytest.mark.parametrize("power", [0.0, 0.7, 1.0])
-def test_rare_failure_classes_weigh_more_by_the_power_and_all_positives_as_much_as_ever(matrix, power):
-    rows, labels, plain = chosen(matrix)
-    rare = replace(labels, class_code=np.where(rows.tie % np.uint64(5) == 0, 1, 0))
-    arguments = {"start_ms": at(5) - REACH_MS, "complete_by_ms": at(30), "as_of_ms": at(30)}
-    picked = choose_rows(rows, rare, **arguments, negative_ratio=10, seed=1, class_balance=power)
-    positive = picked.label == 1
-    weight, of_class = picked.weight[positive], rare.class_code[picked.rows[positive]]
-    counts = np.bincount(of_class)
-    assert (counts[0] > counts[1] > 0, weight.sum()) == (True, pytest.approx(positive.sum()))
-    assert weight[of_class == 1] == pytest.approx(weight[of_class == 0][0] * (counts[0] / counts[1]) ** power)
-    np.testing.assert_array_equal(picked.weight[~positive], plain.weight[~positive])
-    assert picked.prior_shift == plain.prior_shift

@@ -44,7 +44,7 @@ MOST_SHARE = 0.2
 
 ONE_LEARNER = """
 decision: {every: 1d}
-features: {static: [age, slot]}
+features: {static: [age, slot], history_scopes: [gpu, slot, node]}
 labels: {horizon: 1d, merge_window: 1h, cooldown: 1d}
 training: {window: 30d, refit_every: 8d}
 models: {profile: lightgbm, learners: [lightgbm], calibration: {slice: 8d}}

@@ -105,7 +105,7 @@ def import_and_replay(data: Path, work: Path, params: list[str | Path]) -> tuple
     }
     if counts != PUBLISHED:
         raise SystemExit(f"the import holds {counts}, expected {PUBLISHED}: is {source} the published file?")
-    predrain("backtest", "--dataset", dataset, "--out", replay, *params)
+    predrain("backtest", "--full", "--dataset", dataset, "--out", replay, *params)
     return opened, replay
 
 

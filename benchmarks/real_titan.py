@@ -81,15 +81,21 @@ def judge(risk: Floats, positive: Bools, unit: np.ndarray, weights: Floats) -> J
     return Judged({name: np.array(values) for name, values in found.items()})
 
 
-def ends_in_failure(times: pd.Series, gpus: pd.Series, events: pd.DataFrame) -> Bools:
-    """Tell whether a failure of the GPU follows within the horizon; its failures end its stays."""
-    failures = events[events["type"] == "failure"][["gpu", "timestamp"]].sort_values("timestamp")
+def ends_in_failure(times: pd.Series, gpus: pd.Series, dataset: Dataset) -> Bools:
+    """Tell whether a stay of the GPU ends in a failure within the horizon; further failures of a stay end none."""
+    stays, events = dataset.inventory(), dataset.events()
+    failures = events[events["type"] == "failure"].astype({"gpu": str})[["gpu", "timestamp"]]
+    ends = stays.astype({"gpu": str})[["gpu", "removed_at"]].rename(columns={"removed_at": "timestamp"})
+    failures = failures.merge(ends.dropna().drop_duplicates()).assign(failed=lambda frame: frame["timestamp"])
     asked = pd.DataFrame({"gpu": gpus.astype(str), "timestamp": times, "row": np.arange(len(times))})
-    failures = failures.assign(gpu=failures["gpu"].astype(str), failed=failures["timestamp"])
     merged = pd.merge_asof(
-        asked.sort_values("timestamp"), failures, on="timestamp", by="gpu", direction="forward",
+        asked.sort_values("timestamp"),
+        failures.sort_values("timestamp"),
+        on="timestamp",
+        by="gpu",
+        direction="forward",
         allow_exact_matches=False,
-    ).sort_values("row")  # fmt: skip
+    ).sort_values("row")
     return np.asarray(merged["failed"] - merged["timestamp"] <= pd.Timedelta(HORIZON))
 
 
@@ -147,7 +153,7 @@ def written(dataset: Dataset, replay: Path, period: tuple[str, str], replicates:
     first = models[profile, "sliding"]
     if any(not np.array_equal(part["gpu"], first["gpu"]) for part in models.values()):
         raise SystemExit("the models were not asked about the same GPUs in the same order")
-    positive = ends_in_failure(first["decision_time"], first["gpu"], dataset.events())
+    positive = ends_in_failure(first["decision_time"], first["gpu"], dataset)
     names, unit = np.unique(first["gpu"].astype(str).to_numpy(), return_inverse=True)
     weights = np.vstack([np.ones(len(names)), resample_units(len(names), replicates, seed=0)])
     judged = {key: judge(part["risk"].to_numpy(np.float64), positive, unit, weights) for key, part in models.items()}

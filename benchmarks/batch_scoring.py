@@ -88,15 +88,15 @@ def decide(dataset: Path, model: ServedModel, out: Path, params: Params, now: da
 def check(decision: Decision, gpus: int) -> None:
     """End the run where the decision is not one."""
     lines = [json.loads(line) for line in _records(decision.result.folder)]
-    ranked = sorted((each for each in lines if each["rank"] is not None), key=lambda each: each["rank"])
-    risks = [each["score"] for each in ranked]
+    ranked = sorted((line for line in lines if line["rank"] is not None), key=lambda line: line["rank"])
+    risks = [line["score"] for line in ranked]
     if len(lines) < 0.98 * gpus or len(ranked) < 0.9 * gpus or risks != sorted(risks, reverse=True):
         sys.exit(f"{len(lines)} records of {gpus} GPUs, {len(ranked)} of them ranked: nothing is measured")
 
 
 def _records(folder: Path) -> list[str]:
-    found = sorted(folder.glob("*.jsonl")) or sorted(folder.glob("*.ndjson"))
-    return [line for path in found for line in path.read_text(encoding="utf-8").splitlines()]
+    paths = sorted(folder.glob("*.jsonl")) or sorted(folder.glob("*.ndjson"))
+    return [line for path in paths for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def main() -> None:
@@ -120,8 +120,8 @@ def main() -> None:
         first = decide(fleet, model, Path(temporary) / "first", params, now)
         check(first, gpus)
         print(f"loading the bundle {loaded:.1f} s, the first decision of a process {first.wall:.1f} s")
-        decisions = [decide(fleet, model, Path(temporary) / f"again-{each}", params, now) for each in range(rounds)]
-        best = min(decisions, key=lambda each: each.wall)
+        decisions = [decide(fleet, model, Path(temporary) / f"again-{number}", params, now) for number in range(rounds)]
+        best = min(decisions, key=lambda decision: decision.wall)
         config = live_config(model.bundle, Dataset.open(fleet).meta)
         t = instants(np.array([int(first.result.decision_time.timestamp() * 1000)]))[0].to_pydatetime()
         clock = time.perf_counter(), time.process_time()

@@ -125,7 +125,7 @@ def carry_out(fleet: Sequence[NodeView], plan: Plan) -> tuple[NodeView, ...]:
 def rounds(nodes: int, count: int) -> list[Took]:
     """Decide ``count`` times, six hours apart; check each decision."""
     config = PolicyConfig(
-        _THRESHOLDS, stages=StagesConfig(pinned={f"cluster/group-{each}": "hard" for each in range(_GROUPS)})
+        _THRESHOLDS, stages=StagesConfig(pinned={f"cluster/group-{group}": "hard" for group in range(_GROUPS)})
     )
     rng = np.random.default_rng(_SEED)
     state, marks, took = PolicyState(), [NO_MARKS] * nodes, []
@@ -163,16 +163,19 @@ def main() -> None:
     sys.stdout.write(
         f"{NODES:,} nodes of {GPUS} GPUs, {len(took)} decisions six hours apart, CPU seconds of one core\n"
     )
-    slowest = max(each.seconds for each in took)
+    slowest = max(decision.seconds for decision in took)
     for name, value in (
         ("slowest decision", f"{slowest:.3f} s"),
-        ("median", f"{statistics.median(each.seconds for each in took):.3f} s"),
-        ("actions a decision", f"{min(each.actions for each in took)} to {max(each.actions for each in took)}"),
-        ("state", f"{max(each.state_bytes for each in took) / 1000:.0f} kB"),
+        ("median", f"{statistics.median(decision.seconds for decision in took):.3f} s"),
+        (
+            "actions a decision",
+            f"{min(decision.actions for decision in took)} to {max(decision.actions for decision in took)}",
+        ),
+        ("state", f"{max(decision.state_bytes for decision in took) / 1000:.0f} kB"),
     ):
         sys.stdout.write(f"  {name:<20}{value}\n")
     met = slowest <= REQUIRED_S
-    told = {
+    report = {
         "name": "decide_fleet",
         "value": round(slowest, 3),
         "unit": f"CPU s a decision about {NODES:,} nodes",
@@ -183,7 +186,7 @@ def main() -> None:
         "aim": AIM,
         "met": met,
     }
-    sys.stdout.write(json.dumps(told) + "\n")
+    sys.stdout.write(json.dumps(report) + "\n")
     if not met:
         raise SystemExit(f"the slowest decision took {slowest:.2f} s, more than {REQUIRED_S} s")
 

@@ -78,22 +78,22 @@ def build(dataset: Path, out: Path, small: list[Path], windows: list[str]) -> No
     """Build or extend the matrix at a place in this process, and print what it took as JSON."""
     params = load_params([ROOT / "params.yaml"])
     if windows:
-        features = FeatureSection(groups=("telemetry",), windows=tuple(parse_duration(each) for each in windows))
+        features = FeatureSection(groups=("telemetry",), windows=tuple(parse_duration(window) for window in windows))
         params = params.model_copy(update={"features": features})
     with tempfile.TemporaryDirectory() as name:
-        for each in small:
-            make_matrix(each, params, Path(name) / "matrix")
+        for warm_up in small:
+            make_matrix(warm_up, params, Path(name) / "matrix")
     loaded = time.process_time()
     begin = time.perf_counter(), time.process_time()
     matrix = make_matrix(dataset, params, out)
-    told = {
+    report = {
         "loading": loaded,
         "wall": time.perf_counter() - begin[0],
         "cpu": time.process_time() - begin[1],
         "peak_mb": peak_mb(),
         **matrix.meta.counts,
     }
-    print(json.dumps(told))
+    print(json.dumps(report))
 
 
 def simulated(folder: Path, gpus: int, days: int) -> tuple[Path, Path]:

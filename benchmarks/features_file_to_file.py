@@ -57,7 +57,9 @@ def make_task(dataset: Dataset, out: Path) -> Task:
     times = [start + every * i for i in range(int((last - start) / every) + 1)]
     gauges = [name for name, channel in dataset.meta.channels.items() if channel.kind == "gauge"][:CHANNELS]
     files = sorted((dataset.path / "telemetry").glob("*/*.parquet"))
-    return Task(files, gauges, WINDOWS, [each for each in times if each >= first], DELAY, out)
+    return Task(
+        files, gauges, WINDOWS, [decision_time for decision_time in times if decision_time >= first], DELAY, out
+    )
 
 
 def run_predrain(dataset: Dataset, task: Task) -> None:
@@ -86,13 +88,13 @@ def run_one(who: str, dataset: Dataset, out: Path) -> None:
         run = functools.partial(run_predrain, dataset)
     else:
         run = __import__(f"benchmarks.peers.with_{who}", fromlist=["run"]).run
-    told = {}
+    report = {}
     for which in ("first", "second"):
         begin = time.perf_counter(), time.process_time()
         run(dataclasses.replace(task, out=out.with_name(f"{which}-{out.name}")))
-        told[which] = time.perf_counter() - begin[0]
-        told["cpu"] = time.process_time() - begin[1]
-    print(json.dumps({**told, "peak_mb": peak_mb()}))
+        report[which] = time.perf_counter() - begin[0]
+        report["cpu"] = time.process_time() - begin[1]
+    print(json.dumps({**report, "peak_mb": peak_mb()}))
 
 
 def side(who: str, dataset: Path, out: Path) -> dict[str, float]:
@@ -170,10 +172,12 @@ def main() -> None:
         took, samples = run_sides(Path(name), gpus=16 if args.quick else 116, days=120)
     print(f"{samples:,} samples, {CHANNELS} channels x {len(WINDOWS)} windows x {len(STATISTICS)} statistics")
     print(f"{'':<10}{'wall s':>9}{'CPU s':>9}{'first s':>9}{'peak MB':>9}{'ratio':>8}")
-    wall = {who: each["second"] for who, each in took.items()}
-    for who, each in took.items():
+    wall = {who: costs["second"] for who, costs in took.items()}
+    for who, costs in took.items():
         ratio = wall[who] / wall["predrain"]
-        print(f"{who:<10}{wall[who]:>9.2f}{each['cpu']:>9.2f}{each['first']:>9.2f}{each['peak_mb']:>9.0f}{ratio:>8.1f}")
+        print(
+            f"{who:<10}{wall[who]:>9.2f}{costs['cpu']:>9.2f}{costs['first']:>9.2f}{costs['peak_mb']:>9.0f}{ratio:>8.1f}"
+        )
     met = all(wall[who] >= times * wall["predrain"] for who, times in REQUIRED.items())
     line = {
         "name": "features_file_to_file",

@@ -101,7 +101,7 @@ def build(dataset: Path, out: Path, *, everything: bool) -> None:
         for name, (before, after) in zip(PHASES, pairwise(marks), strict=True)
         for at, kind in enumerate(("wall", "cpu"))
     }
-    told = {
+    report = {
         "loading": loading,
         "wall": marks[-1][0] - marks[0][0],
         "cpu": marks[-1][1] - marks[0][1],
@@ -110,7 +110,7 @@ def build(dataset: Path, out: Path, *, everything: bool) -> None:
         "rows": matrix.meta.counts["rows"],
         "columns": matrix.meta.counts["features"],
     }
-    print(json.dumps(told))
+    print(json.dumps(report))
 
 
 def _now() -> tuple[float, float]:
@@ -153,7 +153,9 @@ def copying() -> float:
 
 def check_rows(dataset: Dataset, matrix: FeatureMatrix) -> None:
     """End the run unless the window statistics of one GPU, at times over the whole span, are those of plain Python."""
-    columns = [each for each in matrix.columns if each.group == "telemetry" and each.statistic not in DIFFERENCES]
+    columns = [
+        column for column in matrix.columns if column.group == "telemetry" and column.statistic not in DIFFERENCES
+    ]
     gpu, node = (str(matrix.rows[name].iloc[0]) for name in ("gpu", "node"))
     mine = np.flatnonzero((matrix.rows["gpu"].astype(str) == gpu) & ~matrix.rows["augmented"])
     chosen = mine[np.linspace(0, len(mine) - 1, CHECKED_ROWS).astype(int)]
@@ -161,17 +163,17 @@ def check_rows(dataset: Dataset, matrix: FeatureMatrix) -> None:
     own = own[own["gpu"].astype(str) == gpu]
     times = own["timestamp"].dt.as_unit("ms").astype("int64")
     reach = 2 * duration_ms(matrix.config.features.windows[-1])
-    for at, found in zip(chosen, matrix.values(chosen, [each.name for each in columns]), strict=True):
+    for at, values in zip(chosen, matrix.values(chosen, [column.name for column in columns]), strict=True):
         when = matrix.rows["decision_time"].iloc[at]
         border = instant_ms(when - matrix.config.features.delay)
         seen = (times > border - reach) & (times <= border)
         samples = [
-            {"time": time, **{name: None if pd.isna(value) else float(value) for name, value in said.items()}}
-            for time, said in zip(
+            {"time": time, **{name: None if pd.isna(value) else float(value) for name, value in reading.items()}}
+            for time, reading in zip(
                 times[seen], own.loc[seen, list(dataset.meta.channels)].to_dict("records"), strict=True
             )
         ]
-        for column, value in zip(columns, found, strict=True):
+        for column, value in zip(columns, values, strict=True):
             plain = window_oracle.statistic(column, samples, border, reach, window_oracle.BITS)
             if not np.isclose(value, plain, rtol=TOLERANCE, atol=TOLERANCE * 1e-3, equal_nan=True):
                 sys.exit(f"{column.name} of {gpu} at {when} is {value}, plain reading says {plain}: nothing is told")

@@ -37,10 +37,10 @@ def channels_of(gauges: int, counters: int, flags: int = 0, enums: int = 0) -> d
     wanted = {"gauge": gauges, "counter": counters, "flags": flags, "enum": enums}
     chosen: dict[str, Channel] = {}
     for kind, count in wanted.items():
-        found = [each for each in CATALOGUE.values() if each.kind == kind and each.unit != "bool"]
-        if len(found) < count:
-            raise ValueError(f"the catalogue has {len(found)} channels of kind {kind}, not {count}")
-        chosen.update({each.name: each for each in found[:count]})
+        of_kind = [channel for channel in CATALOGUE.values() if channel.kind == kind and channel.unit != "bool"]
+        if len(of_kind) < count:
+            raise ValueError(f"the catalogue has {len(of_kind)} channels of kind {kind}, not {count}")
+        chosen.update({channel.name: channel for channel in of_kind[:count]})
     return chosen
 
 
@@ -114,7 +114,7 @@ def events_of(
     broken, at = drawn(failures)
     busy, then = drawn(APPLICATION_XIDS)
     repaired = at + rng.exponential(1.0, len(at))
-    found = pd.DataFrame(
+    drawn_events = pd.DataFrame(
         {
             "unit": np.concatenate([broken, broken, busy]),
             "day": np.concatenate([at, repaired, then]),
@@ -122,15 +122,15 @@ def events_of(
             "code": ["gpu_lost"] * len(broken) + [None] * len(broken) + ["31"] * len(busy),
         }
     )
-    found = found[found["day"] < years * 365.25]
-    time = (pd.Timestamp(span[0]) + pd.to_timedelta(found["day"], unit="D")).dt.as_unit("ms")
+    drawn_events = drawn_events[drawn_events["day"] < years * 365.25]
+    time = (pd.Timestamp(span[0]) + pd.to_timedelta(drawn_events["day"], unit="D")).dt.as_unit("ms")
     return pd.DataFrame(
         {
             "timestamp": time,
-            "node": [units[unit][0] for unit in found["unit"]],
-            "gpu": [units[unit][1] for unit in found["unit"]],
-            "type": found["type"].to_numpy(),
-            "code": found["code"].to_numpy(),
+            "node": [units[unit][0] for unit in drawn_events["unit"]],
+            "gpu": [units[unit][1] for unit in drawn_events["unit"]],
+            "type": drawn_events["type"].to_numpy(),
+            "code": drawn_events["code"].to_numpy(),
             "detail": None,
             "source": "generated",
             "known_at": time + timedelta(minutes=10),

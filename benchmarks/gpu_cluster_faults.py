@@ -102,29 +102,31 @@ def judged(metrics: dict[str, Any]) -> dict[str, Any]:
     otherwise.
     """
     rows = {
-        f"{model}, {variant}": each for model, found in metrics["models"].items() for variant, each in found.items()
+        f"{model}, {variant}": row
+        for model, by_variant in metrics["models"].items()
+        for variant, row in by_variant.items()
     }
     print(
         f"{metrics['first_time'][:10]} to {metrics['last_time'][:10]}, K = {metrics['k']} nodes, 95 % intervals by node"
     )
-    for name, each in rows.items():
+    for name, row in rows.items():
         cells = [
             f"{key} "
             + " ".join(
-                "undefined" if each.get(at) is None else f"{each[at]:.3f}" for at in (key, f"{key}_low", f"{key}_high")
+                "undefined" if row.get(at) is None else f"{row[at]:.3f}" for at in (key, f"{key}_low", f"{key}_high")
             )
             for key in ("precision_at_k", "recall", "capture", "average_precision", "roc_auc")
         ]
         print(f"{name}: {', '.join(cells)}")
-    best = max(each["roc_auc"] or 0.0 for each in rows.values())
+    best = max(row["roc_auc"] or 0.0 for row in rows.values())
     beyond = [
-        name for name, each in rows.items() if each["capture_low"] > HONEST_CAPTURE or (each["roc_auc"] or 0.0) > LEAK
+        name for name, row in rows.items() if row["capture_low"] > HONEST_CAPTURE or (row["roc_auc"] or 0.0) > LEAK
     ]
     if beyond:
         raise SystemExit(
             f"{', '.join(beyond)}: more than a fault history can tell; look for a leak before believing it"
         )
-    own, counting = (metrics["models"][each]["sliding"]["roc_auc"] for each in (metrics["profile"], "history_count"))
+    own, counting = (metrics["models"][model]["sliding"]["roc_auc"] for model in (metrics["profile"], "history_count"))
     return {
         "name": "gpu_cluster_faults", "value": round(own, 3), "unit": "ROC-AUC of the profile",
         "peer": "counting past faults", "ratio": round(own / counting, 2), "limit_share": round(best / LEAK, 2),

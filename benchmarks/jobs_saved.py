@@ -115,7 +115,7 @@ class Newest:
 
     def read(self) -> Risks:
         """Give them."""
-        there = [each for each in self._scored.times if each + DELAY <= self._clock.now()]
+        there = [time for time in self._scored.times if time + DELAY <= self._clock.now()]
         if not there:
             return NO_RISKS
         if self._held is None or self._held[0] != there[-1]:
@@ -173,19 +173,22 @@ def _fleet(dataset: Path, truth: Path, begin: datetime, end: datetime) -> Fleet:
     failed = pq.read_table(truth / "failures.parquet").to_pylist()
     return Fleet(
         tuple(
-            Job(each["job"], each["node"], each["gpus"], each["started_at"], each["ended_at"], each["checkpointed_at"])
-            for each in jobs
-            if each["started_at"] is not None and each["ended_at"] is not None
+            Job(job["job"], job["node"], job["gpus"], job["started_at"], job["ended_at"], job["checkpointed_at"])
+            for job in jobs
+            if job["started_at"] is not None and job["ended_at"] is not None
         ),
         tuple(
             sorted(
-                (Failure(each["gpu"], each["node"], each["start"], each["repaired"] or end) for each in failed),
+                (
+                    Failure(failure["gpu"], failure["node"], failure["start"], failure["repaired"] or end)
+                    for failure in failed
+                ),
                 key=lambda failure: failure.at,
             )
         ),
-        tuple(Place(each["gpu"], each["node"], each["installed_at"], each["removed_at"]) for each in placed),
-        {each["node"]: each["group"] for each in placed},
-        {each["node"]: each["rack"] for each in placed},
+        tuple(Place(stay["gpu"], stay["node"], stay["installed_at"], stay["removed_at"]) for stay in placed),
+        {stay["node"]: stay["group"] for stay in placed},
+        {stay["node"]: stay["rack"] for stay in placed},
         begin,
         end,
     )
@@ -195,16 +198,17 @@ def _rounds(times: Iterable[datetime], events: Path) -> tuple[datetime, ...]:
     named = {rule.fact.removeprefix("xid ") for rule in RULES if rule.fact.startswith("xid ")}
     rows = pq.read_table(events, columns=["type", "code", "known_at"]).to_pylist()
     heard = {
-        each["known_at"]
-        for each in rows
-        if (each["type"] == "xid" and each["code"] in named) or each["type"] in ("diagnostic", "repair", "replacement")
+        event["known_at"]
+        for event in rows
+        if (event["type"] == "xid" and event["code"] in named)
+        or event["type"] in ("diagnostic", "repair", "replacement")
     }
     return tuple(sorted({at + DELAY for at in times} | heard))
 
 
 def _aware(instant: Any) -> datetime:
-    found: datetime = pd.Timestamp(instant).to_pydatetime()
-    return found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)
+    time: datetime = pd.Timestamp(instant).to_pydatetime()
+    return time.replace(tzinfo=UTC) if time.tzinfo is None else time.astimezone(UTC)
 
 
 def policy_of(fleet: Fleet, stage: Stage, *, by_costs: bool = False) -> PolicyConfig:
@@ -268,7 +272,7 @@ def every_alert(scored: Scored, lasts: timedelta = timedelta(hours=24)) -> Count
             count.lost += lost_in(job, failure, assumed)
     edges: list[tuple[datetime, int]] = []
     for node, listed in spans.items():
-        gpus = sum(each.node == node and each.until is None for each in fleet.places)
+        gpus = sum(place.node == node and place.until is None for place in fleet.places)
         for begin, end in listed:
             count.drains += 1
             count.unneeded += not fleet.needed(node, begin, RIGHT_WITHIN)
@@ -276,7 +280,7 @@ def every_alert(scored: Scored, lasts: timedelta = timedelta(hours=24)) -> Count
             count.moved += len(moved)
             work = [assumed.checkpoint if job.saved is not None else timedelta(0) for job in moved]
             count.spent += sum(
-                job.gpus * ((each + assumed.restart) / HOUR) for job, each in zip(moved, work, strict=True)
+                job.gpus * ((redone + assumed.restart) / HOUR) for job, redone in zip(moved, work, strict=True)
             )
             count.idle += gpus * ((min(end, fleet.end) - begin) / HOUR)
             edges += [(begin, 1), (end, -1)]
@@ -313,12 +317,12 @@ def measured(scenario: str, seed: int, quick: bool, job_nodes: int = 1) -> dict[
         f"{(scored.fleet.end - scored.fleet.begin).days} days\n"
     )
     head = ("jobs hit", "moved", "drains", "unneeded", "lost", "spent", "idle", "most out")
-    sys.stdout.write(f"  {'':<22}" + "".join(f"{each:>10}" for each in head) + "\n")
-    for name, each in counts.items():
-        whole = (each.hits, each.moved, each.drains, each.unneeded)
-        hours = (each.lost, each.spent, each.idle)
+    sys.stdout.write(f"  {'':<22}" + "".join(f"{heading:>10}" for heading in head) + "\n")
+    for name, count in counts.items():
+        whole = (count.hits, count.moved, count.drains, count.unneeded)
+        hours = (count.lost, count.spent, count.idle)
         line = "".join(f"{value:>10}" for value in whole) + "".join(f"{value:>10.0f}" for value in hours)
-        sys.stdout.write(f"  {name:<22}{line}{each.most_out:>10}\n")
+        sys.stdout.write(f"  {name:<22}{line}{count.most_out:>10}\n")
     return counts
 
 
@@ -337,13 +341,13 @@ def main() -> None:
     )
     total: dict[str, Count] = {}
     for scenario in args.scenario[:1] if args.quick else args.scenario:
-        for name, each in measured(scenario, args.seed, args.quick, args.job_nodes).items():
+        for name, count in measured(scenario, args.seed, args.quick, args.job_nodes).items():
             known = total.setdefault(name, Count())
-            known.hits += each.hits
-            known.lost += each.lost
-    hits = {name: each.hits for name, each in total.items()}
+            known.hits += count.hits
+            known.lost += count.lost
+    hits = {name: count.hits for name, count in total.items()}
     spared = 1 - hits["predrain"] / hits["nobody acts"] if hits["nobody acts"] else 0.0
-    told = {
+    report = {
         "name": "jobs_saved",
         "value": round(spared, 3),
         "unit": f"share of {hits['nobody acts']} jobs hit by failures that are spared (simulated)",
@@ -352,7 +356,7 @@ def main() -> None:
         "limit_share": None,
         "checked": True,
     }
-    sys.stdout.write(json.dumps(told) + "\n")
+    sys.stdout.write(json.dumps(report) + "\n")
 
 
 if __name__ == "__main__":

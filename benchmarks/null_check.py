@@ -45,9 +45,9 @@ from benchmarks.null.runs import (  # noqa: E402
 )
 
 
-def told(outcome: Outcome) -> None:
+def report(outcome: Outcome) -> None:
     """Say on stderr what a run found, as soon as it is over: all of them can take an hour."""
-    most = max(outcome.findings, key=lambda each: each.z)
+    most = max(outcome.findings, key=lambda finding: finding.z)
     largest = f"largest z {most.z:.2f} of {outcome.limit:.2f} ({most.model}, {most.variant}, {most.measure})"
     good = passed({outcome.name: outcome})[outcome.name]
     print(f"{line(outcome.name, outcome, good)}; {largest}", file=sys.stderr, flush=True)
@@ -65,7 +65,7 @@ def main() -> None:
     began, computed = time.perf_counter(), time.process_time()
     with tempfile.TemporaryDirectory() as folder:
         work = args.work or Path(folder)
-        outcomes = run_checks(work, size, params, args.runs, done=told)
+        outcomes = run_checks(work, size, params, args.runs, done=report)
     verdicts = passed(outcomes)
     took = f"{time.perf_counter() - began:.0f} s, {time.process_time() - computed:.0f} s of computing"
     print(f"{size.gpus} GPUs, {size.days} days, {took}")
@@ -73,7 +73,7 @@ def main() -> None:
     for name, outcome in outcomes.items():
         print(line(name, outcome, verdicts[name]))
     null = [outcomes[name] for name in AT_CHANCE if name in outcomes]
-    most = max((each.z for outcome in null for each in outcome.findings), default=None)
+    most = max((finding.z for outcome in null for finding in outcome.findings), default=None)
     share = None if most is None else round(most / max(outcome.limit for outcome in null), 3)
     print(
         json.dumps(

@@ -29,8 +29,8 @@ def told_by(script: str, *arguments: object, compiled: Path | None = None) -> di
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)  # noqa: S603 - ourselves
     if done.returncode:
         sys.exit(f"{' '.join(command[1:])} ended with {done.returncode}\n{done.stderr}")
-    told: dict[str, float] = json.loads(done.stdout.strip().splitlines()[-1])
-    return told
+    result: dict[str, float] = json.loads(done.stdout.strip().splitlines()[-1])
+    return result
 
 
 def free_port() -> int:

@@ -67,18 +67,18 @@ def judge(risk: Floats, positive: Bools, unit: np.ndarray, weights: Floats) -> J
     """
     order = np.lexsort((np.random.default_rng(0).random(len(risk)), -risk))
     hit, who = positive[order], unit[order]
-    found: dict[str, list[float]] = {name: [] for name in STATISTICS}
+    replicates: dict[str, list[float]] = {name: [] for name in STATISTICS}
     for weight in weights:
         rows = weight[who]
         seen, hits = np.cumsum(rows), np.cumsum(rows * hit)
         total = hits[-1]
         at = min(int(np.searchsorted(seen, total)), len(seen) - 1)
-        found["precision at K"].append(hits[at] / seen[at])
+        replicates["precision at K"].append(hits[at] / seen[at])
         with np.errstate(invalid="ignore", divide="ignore"):
-            found["average precision"].append(float(np.nansum(rows * hit * hits / seen)) / total)
+            replicates["average precision"].append(float(np.nansum(rows * hit * hits / seen)) / total)
         negatives = rows * ~hit
-        found["ROC-AUC"].append(1 - float((rows * hit * np.cumsum(negatives)).sum()) / (total * negatives.sum()))
-    return Judged({name: np.array(values) for name, values in found.items()})
+        replicates["ROC-AUC"].append(1 - float((rows * hit * np.cumsum(negatives)).sum()) / (total * negatives.sum()))
+    return Judged({name: np.array(values) for name, values in replicates.items()})
 
 
 def ends_in_failure(times: pd.Series, gpus: pd.Series, dataset: Dataset) -> Bools:
@@ -158,7 +158,11 @@ def written(dataset: Dataset, replay: Path, period: tuple[str, str], replicates:
     weights = np.vstack([np.ones(len(names)), resample_units(len(names), replicates, seed=0)])
     judged = {key: judge(part["risk"].to_numpy(np.float64), positive, unit, weights) for key, part in models.items()}
     own, static = judged[profile, "sliding"], judged.get((profile, "train_once"))
-    members = {name: each for (name, variant), each in judged.items() if variant == "sliding" and name not in ENSEMBLES}
+    members = {
+        name: judgement
+        for (name, variant), judgement in judged.items()
+        if variant == "sliding" and name not in ENSEMBLES
+    }
     best = max(members, key=lambda name: members[name].values["average precision"][0])
     lines = [
         "# Results on real GPUs: Titan",
@@ -173,9 +177,9 @@ def written(dataset: Dataset, replay: Path, period: tuple[str, str], replicates:
         "|---|---|" + "---|" * len(STATISTICS),
         *(
             f"| {name}{' (profile)' if name == profile else ''} | {variant.replace('_', ' ')} | "
-            + " | ".join(each.cell(s) for s in STATISTICS)
+            + " | ".join(judgement.cell(s) for s in STATISTICS)
             + " |"
-            for (name, variant), each in sorted(
+            for (name, variant), judgement in sorted(
                 judged.items(), key=lambda item: -item[1].values["average precision"][0]
             )
         ),
@@ -222,7 +226,7 @@ def parts_of(rows: pd.DataFrame, positive: Bools, dataset: Dataset) -> list[str]
             part = key == value
             if not positive[part].any():
                 continue
-            found = judge(
+            judgement = judge(
                 rows["risk"].to_numpy(np.float64)[part],
                 positive[part],
                 np.zeros(int(part.sum()), np.int64),
@@ -231,7 +235,7 @@ def parts_of(rows: pd.DataFrame, positive: Bools, dataset: Dataset) -> list[str]
             shown = f"{label}{value:.0f}" if label.startswith("made") else f"{label} {value}"
             lines.append(
                 f"| {shown} | {int(part.sum()):,} | {int(positive[part].sum()):,} | "
-                + " | ".join(f"{found.values[s][0]:.3f}" for s in STATISTICS)
+                + " | ".join(f"{judgement.values[s][0]:.3f}" for s in STATISTICS)
                 + " |"
             )
     return lines

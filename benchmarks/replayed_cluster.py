@@ -96,12 +96,12 @@ class SightedDiagnostic(BlindDiagnostic):
 
     def result(self, node: str, key: str) -> DiagnosticResult:
         """Say that it runs, or what it found."""
-        found = super().result(node, key)
-        if found.kind != "passed":
-            return found
-        assert found.at is not None
-        sick = self._fleet.faulty(node, found.at, self._within)
-        return DiagnosticResult("failed", "a fault", sick, found.at) if sick else found
+        result = super().result(node, key)
+        if result.kind != "passed":
+            return result
+        assert result.at is not None
+        sick = self._fleet.faulty(node, result.at, self._within)
+        return DiagnosticResult("failed", "a fault", sick, result.at) if sick else result
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,9 +165,9 @@ class Fleet:
     def faulty(self, node: str, at: datetime, within: timedelta) -> tuple[str, ...]:
         """Give the GPUs of a node that have failed, and are not repaired, or fail in time."""
         return tuple(
-            each.gpu
-            for each in self.failures
-            if each.node == node and each.at <= at + within and at < max(each.at, each.repaired)
+            failure.gpu
+            for failure in self.failures
+            if failure.node == node and failure.at <= at + within and at < max(failure.at, failure.repaired)
         )
 
     def with_jobs_of(self, nodes: int) -> Fleet:
@@ -263,7 +263,7 @@ class ReplayedCluster:
         self._left: dict[str, datetime] = {}  # jobs that are not on their node any more, since when
         self._known: set[str] = set()
         self._asked: dict[str, datetime] = {}
-        self._failures = [each for each in fleet.failures if fleet.begin <= each.at < fleet.end]
+        self._failures = [failure for failure in fleet.failures if fleet.begin <= failure.at < fleet.end]
         self._next = 0
         self._out: set[str] = set()
 
@@ -345,14 +345,14 @@ class ReplayedCluster:
                 held = self.workloads.running.get(job.name)
                 offer = CheckpointOffer("scheduler") if view.can_checkpoint else None
                 running[job.name] = held or Workload(job.name, job.name, "job", name, job=view, checkpoint=offer)
-            down = any(each.node == name and each.at <= at < each.repaired for each in self.fleet.failures)
+            down = any(failure.node == name and failure.at <= at < failure.repaired for failure in self.fleet.failures)
             base = replace(known.base, jobs=views, down=down, units=tuple(map(UnitView, self._units(name, at))))
             if base != known.base:
-                self.scheduler.edit(name, lambda each, base=base: replace(each, base=base))  # type: ignore[misc]
+                self.scheduler.edit(name, lambda node, base=base: replace(node, base=base))  # type: ignore[misc]
         self.workloads.running = running
 
     def _busy(self, node: str) -> bool:
-        return any(each.node == node for each in self.workloads.running.values())
+        return any(workload.node == node for workload in self.workloads.running.values())
 
     def _gone(self, job: str, at: datetime) -> bool:
         left = self._left.get(job)
@@ -360,9 +360,9 @@ class ReplayedCluster:
 
     def _units(self, node: str, at: datetime) -> Sequence[str]:
         return [
-            each.gpu
-            for each in self.fleet.places
-            if each.node == node and each.since <= at and (each.until is None or at < each.until)
+            place.gpu
+            for place in self.fleet.places
+            if place.node == node and place.since <= at and (place.until is None or at < place.until)
         ]
 
     def _down_within(self, node: str, since: datetime, to: datetime) -> timedelta:
@@ -375,10 +375,10 @@ class ReplayedCluster:
 
     def _levels(self) -> dict[str, Level]:
         now = self.clock.now()
-        found = {
-            name: marks_of(each.object, self.scheduler.keys, now).level for name, each in self.scheduler.nodes.items()
+        levels = {
+            name: marks_of(node.object, self.scheduler.keys, now).level for name, node in self.scheduler.nodes.items()
         }
-        return {name: level for name, level in found.items() if level}
+        return {name: level for name, level in levels.items() if level}
 
 
 def _view(job: Job) -> JobView:
@@ -387,7 +387,7 @@ def _view(job: Job) -> JobView:
 
 
 def _by_node(jobs: Iterable[Job]) -> dict[str, list[Job]]:
-    found: dict[str, list[Job]] = defaultdict(list)
+    by_node: dict[str, list[Job]] = defaultdict(list)
     for job in jobs:
-        found[job.node].append(job)
-    return found
+        by_node[job.node].append(job)
+    return by_node

@@ -48,13 +48,13 @@ def against_paper(plan: Plan, ran: Ran) -> list[Gain]:
     pairs: dict[str, list[tuple[Stored, Stored]]] = {}
     for scenario in plan.scenarios:
         parts = [part for part in plan.of(scenario, PAPER) if part in ran.parts]
-        twins = [next(each for each in plan.of(scenario, RECOMMENDED) if each.seed == part.seed) for part in parts]
+        twins = [next(twin for twin in plan.of(scenario, RECOMMENDED) if twin.seed == part.seed) for part in parts]
         if parts and all(twin in ran.parts for twin in twins):
             pairs[f"`{scenario}`"] = [
                 (ran.parts[twin], ran.parts[part]) for twin, part in zip(twins, parts, strict=True)
             ]
     if len(pairs) > 1:
-        pairs[f"{' and '.join(pairs)} together"] = [pair for each in pairs.values() for pair in each]
+        pairs[f"{' and '.join(pairs)} together"] = [pair for of_scenario in pairs.values() for pair in of_scenario]
     out = []
     for fleets, together in pairs.items():
         ours = Pool([one for one, _ in together], plan.replicates)
@@ -75,7 +75,7 @@ def measure_all(asked: Mapping[str, Sequence[Stored]], replicates: int, jobs: in
         return {name: _measure(parts, replicates) for name, parts in asked.items()}
     with ProcessPoolExecutor(max_workers=jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
         running = {name: pool.submit(_measure, tuple(parts), replicates) for name, parts in asked.items()}
-        return {name: each.result() for name, each in running.items()}
+        return {name: future.result() for name, future in running.items()}
 
 
 def _measure(parts: Sequence[Stored], replicates: int) -> Measured:
@@ -87,13 +87,13 @@ def make_page(plan: Plan, ran: Ran, command: str, section: PrecisionTargetsSecti
     stored, promising = _there(plan.pools(), ran), _there(plan.promising(), ran)
     asked = dict(stored)
     asked |= {f"{part.scenario}, {PAPER_TITLE}": [kept] for part, kept in ran.parts.items() if part.profile == PAPER}
-    found = measure_all(asked, plan.replicates, jobs)
-    usual = {name: found[name] for name in stored}
+    by_pool = measure_all(asked, plan.replicates, jobs)
+    usual = {name: by_pool[name] for name in stored}
     paper = against_paper(plan, ran)
     promises = promise_table(promising, section, jobs)
     lines = page.opening(plan, command, len(ran.parts), ran.fresh, code_revision())
     lines += page.claims(usual, paper, promises, section)
-    for name, measured in found.items():
+    for name, measured in by_pool.items():
         lines += page.scenario(name, measured, int(measured.table["incidents"].max()))
     if ran.left_out:
         lines += ["## Left out", "", *[f"- {why}" for why in ran.left_out], ""]
@@ -148,7 +148,7 @@ def main() -> None:
         write_bytes(out, (text.rstrip("\n") + "\n").encode())
     else:
         sys.stdout.write(text)
-    told = {
+    report = {
         "name": name,
         "value": round(time.monotonic() - begin),
         "unit": "s",
@@ -157,7 +157,7 @@ def main() -> None:
         "limit_share": None,
         "checked": True,
     }
-    sys.stdout.write(json.dumps(told) + "\n")
+    sys.stdout.write(json.dumps(report) + "\n")
 
 
 if __name__ == "__main__":

@@ -63,21 +63,21 @@ def write_page(lines: dict[str, str]) -> None:
     write_bytes(PAGE, "\n".join([*head, *(lines[name] for name in RUNS if name in lines), ""]).encode())
 
 
-def aim_of(told: dict[str, Any]) -> str:
+def aim_of(report: dict[str, Any]) -> str:
     """Say what a benchmark's aim is and whether it was met; empty where it has none."""
-    return f"{told['aim']}: {'met' if told['met'] else '**missed**'}" if told.get("aim") else ""
+    return f"{report['aim']}: {'met' if report['met'] else '**missed**'}" if report.get("aim") else ""
 
 
-def line_of(told: dict[str, Any]) -> str:
+def line_of(report: dict[str, Any]) -> str:
     """Lay a benchmark's result out as a line of the table."""
-    ratio = "" if told["ratio"] is None else f"{told['ratio']:g}"
+    ratio = "" if report["ratio"] is None else f"{report['ratio']:g}"
     cells = (
-        told["name"],
-        f"{told['value']:,}",
-        told["unit"],
-        told["peer"] or "",
+        report["name"],
+        f"{report['value']:,}",
+        report["unit"],
+        report["peer"] or "",
         ratio,
-        aim_of(told),
+        aim_of(report),
         f"{datetime.now(UTC):%Y-%m-%d}",
     )
     return f"| {' | '.join(cells)} |"
@@ -111,13 +111,13 @@ def main() -> None:
             continue
         command = [sys.executable, str(HERE / f"{file}.py"), *options, *(["--quick"] if args.quick else [])]
         print(f"--- {name}", flush=True)
-        status, told = run(command)
-        if status and told and told.get("met") is False:
-            missed.append(f"{name} ran and missed its aim ({told['aim']})")
-        elif status or told is None:
+        status, report = run(command)
+        if status and report and report.get("met") is False:
+            missed.append(f"{name} ran and missed its aim ({report['aim']})")
+        elif status or report is None:
             failed.append(f"{name} failed to run (exit status {status}; what it said stands above)")
-        if told is not None and not args.quick:
-            lines[name] = line_of(told)
+        if report is not None and not args.quick:
+            lines[name] = line_of(report)
             write_page(lines)
     if missed or failed:
         raise SystemExit("\n".join([*missed, *failed]))

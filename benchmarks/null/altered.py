@@ -38,7 +38,7 @@ def draw_incidents(dataset: Dataset, count: int, seed: int) -> pd.DataFrame:
     """
     rng = np.random.default_rng(seed)
     stays = dataset.inventory()
-    first, last = (pd.Timestamp(each) for each in dataset.meta.span)
+    first, last = (pd.Timestamp(end) for end in dataset.meta.span)
     chosen = stays.iloc[rng.integers(0, len(stays), count)]
     minutes = rng.integers(0, int((last - first).total_seconds() // 60), count)
     failed = pd.Series(first + pd.to_timedelta(np.sort(minutes), unit="min"))
@@ -72,7 +72,7 @@ def with_incidents(source: Path, out: Path, *, count: int, seed: int, planted: b
         drawn[column] = drawn[column].astype(kept[column].dtype)
     events = pd.concat([kept, drawn], ignore_index=True).sort_values("timestamp", kind="stable", ignore_index=True)
     failures = drawn[drawn["type"] == "failure"]
-    starts = {gpu: each.to_numpy(dtype="datetime64[ms]") for gpu, each in failures.groupby("gpu")["timestamp"]}
+    starts = {gpu: times.to_numpy(dtype="datetime64[ms]") for gpu, times in failures.groupby("gpu")["timestamp"]}
     with DatasetWriter(
         out,
         step=original.meta.step,
@@ -137,20 +137,20 @@ class ShuffledOwners(Wrapped):
 
     def incidents(self, as_of: datetime | None = None) -> pd.DataFrame:
         """Give the incidents with their new owners; an incident keeps its owner whenever it is asked for."""
-        found: pd.DataFrame = self._matrix.incidents(as_of).copy()
+        incidents: pd.DataFrame = self._matrix.incidents(as_of).copy()
         owners = []
-        for unit, start in zip(found["unit"], found["start"], strict=True):
+        for unit, start in zip(incidents["unit"], incidents["start"], strict=True):
             at = np.datetime64(start.tz_convert(None), "ms")
             there = np.flatnonzero((self._from <= at) & (at < self._until))
             name = f"{self._seed} {unit} {start.value}".encode()
             owners.append(self._unit[there[int.from_bytes(hashlib.blake2b(name, digest_size=8).digest()) % len(there)]])
-        found["unit"] = pd.array(owners, dtype="str")
+        incidents["unit"] = pd.array(owners, dtype="str")
         # the new owners' incidents may overlap, which those of one GPU never do: the later one is dropped
-        found = found.sort_values(["unit", "start"], kind="stable")
-        end = found["end"].fillna(pd.Timestamp("2200-01-01", tz="UTC"))
-        before = end.groupby(found["unit"]).cummax().groupby(found["unit"]).shift()
-        found = found[~(before > found["start"])]
-        return found.sort_values(["start", "unit"], kind="stable", ignore_index=True)
+        incidents = incidents.sort_values(["unit", "start"], kind="stable")
+        end = incidents["end"].fillna(pd.Timestamp("2200-01-01", tz="UTC"))
+        before = end.groupby(incidents["unit"]).cummax().groupby(incidents["unit"]).shift()
+        incidents = incidents[~(before > incidents["start"])]
+        return incidents.sort_values(["start", "unit"], kind="stable", ignore_index=True)
 
     def labels(self, as_of: datetime | None = None, *, horizon: timedelta | None = None) -> pd.DataFrame:
         """Label the rows by the new owners' incidents; our own drains and leavers belong to the old ones."""

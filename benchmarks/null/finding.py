@@ -57,12 +57,14 @@ class Outcome:
     @property
     def above(self) -> tuple[Finding, ...]:
         """Findings above chance by more than that."""
-        return tuple(each for each in self.findings if each.z > self.limit)
+        return tuple(finding for finding in self.findings if finding.z > self.limit)
 
     def of(self, model: str, measure: str) -> Finding:
         """Give a measure of a model refitted all along."""
         return next(
-            each for each in self.findings if (each.model, each.variant, each.measure) == (model, "sliding", measure)
+            finding
+            for finding in self.findings
+            if (finding.model, finding.variant, finding.measure) == (model, "sliding", measure)
         )
 
 
@@ -71,16 +73,16 @@ def measure(name: str, matrix: Any, params: Params) -> Outcome:
     result = run_backtest(
         matrix, training=params.training, models=params.models, backtest=params.backtest, seed=params.seed
     )
-    found = evaluate(result.predictions, k=result.k, bootstrap=params.backtest.bootstrap, seed=params.seed)
+    evaluation = evaluate(result.predictions, k=result.k, bootstrap=params.backtest.bootstrap, seed=params.seed)
     findings = []
-    for _, row in found.table.iterrows():
-        for each in MEASURES:
-            chance = CHANCE.get(each, float(row["base_rate"]))
-            value, low, high = (float(row[key]) for key in (each, f"{each}_low", f"{each}_high"))
+    for _, row in evaluation.table.iterrows():
+        for statistic in MEASURES:
+            chance = CHANCE.get(statistic, float(row["base_rate"]))
+            value, low, high = (float(row[key]) for key in (statistic, f"{statistic}_low", f"{statistic}_high"))
             error = (high - low) / (2 * NormalDist().inv_cdf(0.975))
             z = (value - chance) / error if error > 0 else 0.0
-            findings.append(Finding(str(row["model"]), str(row["variant"]), each, value, low, high, chance, z))
-    return Outcome(name, tuple(findings), int(found.table["incidents"].max()))
+            findings.append(Finding(str(row["model"]), str(row["variant"]), statistic, value, low, high, chance, z))
+    return Outcome(name, tuple(findings), int(evaluation.table["incidents"].max()))
 
 
 def show(outcomes: dict[str, Outcome], profile: str) -> str:
@@ -89,12 +91,12 @@ def show(outcomes: dict[str, Outcome], profile: str) -> str:
         f"{'run':<15}{'measure':<20}{'profile':>9}{'95 % interval':>20}{'chance':>9}{'largest z':>11}{'limit':>7}  of"
     ]
     for name, outcome in outcomes.items():
-        for each in MEASURES:
-            own = outcome.of(profile, each)
-            most = max((one for one in outcome.findings if one.measure == each), key=lambda one: one.z)
+        for statistic in MEASURES:
+            own = outcome.of(profile, statistic)
+            most = max((one for one in outcome.findings if one.measure == statistic), key=lambda one: one.z)
             interval = f"[{own.low:.4f}, {own.high:.4f}]"
             lines.append(
-                f"{name:<15}{each:<20}{own.value:>9.4f}{interval:>20}{own.chance:>9.4f}{most.z:>11.2f}"
+                f"{name:<15}{statistic:<20}{own.value:>9.4f}{interval:>20}{own.chance:>9.4f}{most.z:>11.2f}"
                 f"{outcome.limit:>7.2f}  {most.model}, {most.variant}"
             )
     return "\n".join(lines)

@@ -124,10 +124,10 @@ AT_CHANCE = ("shuffled", "independent")
 
 def passed(outcomes: Mapping[str, Outcome]) -> dict[str, bool]:
     """Tell of each run whether it came out as it must: at chance, or found."""
-    return {name: (not each.above) == (name in AT_CHANCE) for name, each in outcomes.items()}
+    return {name: (not outcome.above) == (name in AT_CHANCE) for name, outcome in outcomes.items()}
 
 
 def line(name: str, outcome: Outcome, good: bool) -> str:
     """Say what a run found and whether that is as it must be."""
-    found = f"{len(outcome.above)} of {len(outcome.findings)} measures above chance"
-    return f"{name}: {outcome.incidents} incidents tested, {found}: {'as it must' if good else 'WRONG'}"
+    above = f"{len(outcome.above)} of {len(outcome.findings)} measures above chance"
+    return f"{name}: {outcome.incidents} incidents tested, {above}: {'as it must' if good else 'WRONG'}"

@@ -17,7 +17,7 @@ def run(task: Task) -> None:
     borders = pd.DatetimeIndex(task.times).tz_convert("UTC").as_unit("ms") - task.delay
     start = frame["timestamp"].min()
     channels = list(task.channels)
-    found = []
+    features = []
     for gpu, samples in frame.groupby("gpu", sort=True):
         values = samples.set_index("timestamp")[channels].astype(np.float64)
         asked = pd.DataFrame(np.nan, index=borders, columns=channels)
@@ -35,18 +35,18 @@ def run(task: Task) -> None:
             product = (both * time).rolling(window, min_periods=1).mean()[rows]
             square = (time * time).rolling(window, min_periods=1).mean()[rows]
             below = (square - mean_time**2).where(lambda spread: spread > 1e-6)
-            told = {
+            statistics = {
                 "mean": means,
                 "std": rolling.std()[rows],
                 "min": rolling.min()[rows],
                 "max": rolling.max()[rows],
                 "slope": (product - means * mean_time) / below,
             }
-            for statistic, values_of in told.items():
+            for statistic, values_of in statistics.items():
                 for channel in channels:
                     pieces[f"{channel}__{statistic}__{name}"] = values_of[channel].to_numpy()
         piece = pd.DataFrame(pieces)
         piece.insert(0, "decision_time", pd.DatetimeIndex(task.times))
         piece.insert(0, "gpu", str(gpu))
-        found.append(piece)
-    pd.concat(found, ignore_index=True).to_parquet(task.out)
+        features.append(piece)
+    pd.concat(features, ignore_index=True).to_parquet(task.out)

@@ -28,19 +28,19 @@ def run(task: Task) -> None:
     joined: pl.DataFrame | None = None
     for window in task.windows:
         name = f"{hours(window)}h"
-        told = []
+        statistics = []
         for channel in task.channels:
             value, time = pl.col(channel), pl.col(f"{channel}@")
             middle, begin = value.mean(), time.mean()
             slope = ((value - middle) * (time - begin)).sum() / ((time - begin) ** 2).sum()
-            told += [
+            statistics += [
                 middle.alias(f"{channel}__mean__{name}"),
                 value.std().alias(f"{channel}__std__{name}"),
                 value.min().alias(f"{channel}__min__{name}"),
                 value.max().alias(f"{channel}__max__{name}"),
                 slope.alias(f"{channel}__slope__{name}"),
             ]
-        found = (
+        features = (
             samples.lazy()
             .group_by_dynamic(
                 "timestamp",
@@ -50,12 +50,12 @@ def run(task: Task) -> None:
                 closed="right",
                 group_by="gpu",
             )
-            .agg(told)
+            .agg(statistics)
             .with_columns((pl.col("timestamp") + window + task.delay).alias("decision_time"))
             .drop("timestamp")
             .collect()
         )
         keys = ["gpu", "decision_time"]
-        joined = found if joined is None else joined.join(found, on=keys, how="full", coalesce=True)
+        joined = features if joined is None else joined.join(features, on=keys, how="full", coalesce=True)
     assert joined is not None
     joined.filter(pl.col("decision_time").is_in(list(task.times))).write_parquet(task.out)

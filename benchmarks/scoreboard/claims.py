@@ -122,15 +122,15 @@ def gain(where: str, other: str, mine: Hits, theirs: Hits, oracle: Hits, needed:
     )
 
 
-def profile_gains(found: Mapping[str, Measured]) -> list[Gain]:
+def profile_gains(by_scenario: Mapping[str, Measured]) -> list[Gain]:
     """Compare the recommended profile with the best single model trained once and with the vendor rules.
 
     Returns: for each scenario, and for all of them together where there are several. The best single model is chosen
     after the fact, on the decisions that it is compared on, which favours it.
     """
-    scopes = [(f"`{scenario}`", [measured]) for scenario, measured in found.items()]
+    scopes = [(f"`{scenario}`", [measured]) for scenario, measured in by_scenario.items()]
     if len(scopes) > 1:
-        scopes.append((join([f"`{scenario}`" for scenario in found]) + " together", list(found.values())))
+        scopes.append((join([f"`{scenario}`" for scenario in by_scenario]) + " together", list(by_scenario.values())))
     out = []
     for where, pools in scopes:
         mine = total(pools, None, SLIDING)
@@ -158,13 +158,13 @@ def total(pools: Sequence[Measured], model: str | None, variant: str) -> Hits:
     return out
 
 
-def calibration_rows(found: Mapping[str, Measured]) -> pd.DataFrame:
+def calibration_rows(by_scenario: Mapping[str, Measured]) -> pd.DataFrame:
     """Calibration of the profile out of time, by scenario.
 
     Returns: ``scenario``, ``risk_ratio``, ``brier_skill``, ``calibration_error``, ``holds``.
     """
     rows = []
-    for scenario, measured in found.items():
+    for scenario, measured in by_scenario.items():
         row = measured.row(measured.profile, SLIDING)
         assert row is not None
         rows.append(

@@ -66,24 +66,24 @@ def run_plan(plan: Plan, files: Sequence[Path], work: Path, *, jobs: int = 2, fi
         else:
             keys[part] = key_of(part, params, code)
     wanting: dict[str, list[Part]] = {}
-    for part, key in sorted(keys.items(), key=lambda each: (each[0].seed, -each[0].size.gpus)):
+    for part, key in sorted(keys.items(), key=lambda keyed: (keyed[0].seed, -keyed[0].size.gpus)):
         if store.load(work / "parts" / part.name, key) is None:
             wanting.setdefault(part.fleet, []).append(part)
     if finished:
         parts = {part: store.load(work / "parts" / part.name, key) for part, key in keys.items()}
-        left_out += [f"{part.name}: {NOT_YET}" for part, found in parts.items() if found is None]
-        return Ran({part: found for part, found in parts.items() if found is not None}, tuple(left_out), 0)
+        left_out += [f"{part.name}: {NOT_YET}" for part, stored in parts.items() if stored is None]
+        return Ran({part: stored for part, stored in parts.items() if stored is not None}, tuple(left_out), 0)
     begin = time.monotonic()
     tasks = [[(part, keys[part]) for part in parts] for parts in wanting.values()]
     for at, fleet in enumerate(_run_fleets(tasks, files, work, jobs, FULL.gpus), 1):
         sys.stderr.write(f"{at} of {len(wanting)} fleets: {fleet}, {time.monotonic() - begin:.0f} s\n")
         sys.stderr.flush()
     done = {part: store.load(work / "parts" / part.name, key) for part, key in keys.items()}
-    missing = [part.name for part, found in done.items() if found is None]
+    missing = [part.name for part, stored in done.items() if stored is None]
     if missing:
         raise RuntimeError(f"these parts were run and left nothing that can be read: {', '.join(missing)}")
     fresh = sum(len(parts) for parts in wanting.values())
-    return Ran({part: found for part, found in done.items() if found is not None}, tuple(left_out), fresh)
+    return Ran({part: stored for part, stored in done.items() if stored is not None}, tuple(left_out), fresh)
 
 
 _Task = Sequence[tuple[Part, str]]

@@ -104,19 +104,19 @@ def opening(plan: Plan, command: str, parts: int, fresh: int, revision: str) -> 
     ]
 
 
-def gained(found: Mapping[str, Measured]) -> dict[str, Measured]:
+def gained(by_scenario: Mapping[str, Measured]) -> dict[str, Measured]:
     """Give the pools that gains are asked for on."""
-    return {name: found[name] for name in GAINED if name in found}
+    return {name: by_scenario[name] for name in GAINED if name in by_scenario}
 
 
 def claims(
-    found: Mapping[str, Measured],
+    by_scenario: Mapping[str, Measured],
     against_paper: Sequence[Gain],
     promises: pd.DataFrame,
     section: PrecisionTargetsSection,
 ) -> list[str]:
     """Give the claims: gains, calibration, promises."""
-    asked = gained(found)
+    asked = gained(by_scenario)
     gains = profile_gains(asked) + list(against_paper)
     lines = ["## What may be claimed", "", "### The recommended profile at equal numbers of alerts", ""]
     if gains:
@@ -124,14 +124,14 @@ def claims(
             "| on | against | alerts | its precision | theirs | the oracle's | gain | asked | verdict |",
             "|---|---|---|---|---|---|---|---|---|",
         ]
-        for each in gains:
+        for claim in gains:
             cells = [
-                each.where, each.other, count(each.alerts), percent(each.mine), percent(each.theirs),
-                percent(each.oracle), f"{relative(each.gain)} {bracket(each.low, each.high)}",
-                "" if each.needed is None else relative(each.needed), each.verdict,
+                claim.where, claim.other, count(claim.alerts), percent(claim.mine), percent(claim.theirs),
+                percent(claim.oracle), f"{relative(claim.gain)} {bracket(claim.low, claim.high)}",
+                "" if claim.needed is None else relative(claim.needed), claim.verdict,
             ]  # fmt: skip
             lines.append("| " + " | ".join(cells) + " |")
-        lines += ["", *[f"- {each.sentence}" for each in gains], ""]
+        lines += ["", *[f"- {claim.sentence}" for claim in gains], ""]
     if not against_paper:
         lines += ["The paper's profile was not run, so nothing is said of it.", ""]
     lines += ["### Are the risks right out of time", ""]
@@ -139,7 +139,7 @@ def claims(
         "| scenario | mean risk over base rate | Brier skill | calibration error | holds |",
         "|---|---|---|---|---|",
     ]
-    for row in calibration_rows(found).itertuples():
+    for row in calibration_rows(by_scenario).itertuples():
         lines.append(
             f"| `{row.scenario}` | {number(row.risk_ratio)} | {number(row.brier_skill, 4)} | "
             f"{percent(row.calibration_error)} | {'yes' if row.holds else 'no'} |"
@@ -153,7 +153,7 @@ def claims(
 def scenario(name: str, measured: Measured, incidents: int) -> list[str]:
     """Write one scenario: the table of models, training, ensembles."""
     base = measured.table.iloc[0]
-    budgets = join([str(each) for each in dict.fromkeys(measured.k)])
+    budgets = join([str(budget) for budget in dict.fromkeys(measured.k)])
     return [
         f"## `{name}`",
         "",
@@ -231,9 +231,9 @@ def equal_table(measured: Measured) -> list[str]:
         "|---|---|---|---|---|---|---|---|",
     ]
     for row in measured.equal.itertuples():
-        said = "best member" if row.best else "yes" if row.member else "no"
+        membership = "best member" if row.best else "yes" if row.member else "no"
         lines.append(
-            f"| {row.model} | {count(row.alerts)} | {percent(row.precision)} | {row.other_model} | {said} | "
+            f"| {row.model} | {count(row.alerts)} | {percent(row.precision)} | {row.other_model} | {membership} | "
             f"{percent(row.other_precision)} | {points(row.difference)} {between(points(row.low), points(row.high))} | "
             f"{verdict(row.low, row.high)} |"
         )

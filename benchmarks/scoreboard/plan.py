@@ -204,5 +204,5 @@ def key_of(part: Part, params: Params, code: str) -> str:
     content = params.model_dump(mode="json", exclude={"simulate", "data"})
     content["backtest"].pop("bootstrap")
     content["models"].pop("precision_targets")  # made of the part when the page is
-    told = json.dumps([code, content, part.name], sort_keys=True)
-    return hashlib.sha256(told.encode()).hexdigest()
+    inputs = json.dumps([code, content, part.name], sort_keys=True)
+    return hashlib.sha256(inputs.encode()).hexdigest()

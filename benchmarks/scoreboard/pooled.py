@@ -96,9 +96,9 @@ class Pool:
             model=model,
             variant=variant,
             shared=self.shared,
-            rank=np.concatenate([each["rank"] for each in read]).astype(np.int64),
-            risk=np.concatenate([each["risk"] for each in read]).astype(np.float64),
-            alert=np.concatenate([each["alert"] for each in read]),
+            rank=np.concatenate([scores["rank"] for scores in read]).astype(np.int64),
+            risk=np.concatenate([scores["risk"] for scores in read]).astype(np.float64),
+            alert=np.concatenate([scores["alert"] for scores in read]),
             **self._base,
         )
 
@@ -148,8 +148,8 @@ class Measured:
 
     def row(self, model: str, variant: str) -> pd.Series | None:
         """Find one model's row of the table; None where there is none."""
-        found = self.table[(self.table["model"] == model) & (self.table["variant"] == variant)]
-        return None if found.empty else found.iloc[0]
+        rows = self.table[(self.table["model"] == model) & (self.table["variant"] == variant)]
+        return None if rows.empty else rows.iloc[0]
 
 
 def measure(pool: Pool) -> Measured:
@@ -179,7 +179,7 @@ def measure(pool: Pool) -> Measured:
             given.setdefault(scored.name, {})[""] = _hits(scored, asked[scored.name], every, scored.alert).precision
         slim.append(dataclasses.replace(assessed, scored=_without_rows(scored)))
     table = pd.DataFrame(summaries)
-    oracle = next(each for each in slim if each.scored.model == ORACLE)
+    oracle = next(assessment for assessment in slim if assessment.scored.model == ORACLE)
     shares = oracle_shares(slim, oracle, ORACLE_STATISTICS)
     table = table.merge(shares, on=["model", "variant"], how="left", validate="one_to_one")
     return Measured(
@@ -242,7 +242,7 @@ def _equal(
     for (model, variant), budget in asked.items():
         if kind_of(model) != "ensemble":
             continue
-        of = [str(each) for each in facts["stages" if model == "cascade" else "members"]]  # type: ignore[attr-defined]
+        of = [str(member) for member in facts["stages" if model == "cascade" else "members"]]  # type: ignore[attr-defined]
         mine = given[model, variant][""]
         others = {name: theirs for name, theirs in given[model, variant].items() if name}
         best = most_precise({name: float(theirs[0]) for name, theirs in others.items() if name in of})

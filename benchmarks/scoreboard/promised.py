@@ -58,10 +58,10 @@ def keep_labels(matrix: FeatureMatrix, part: Path) -> None:
     for name in (EVENTS_NAME, INVENTORY_NAME):
         shutil.copyfile(matrix.path / name, folder / name)
     grid = [("augmented", "=", False)]
-    files = [matrix.path / each.file for each in matrix.meta.parts]
+    files = [matrix.path / matrix_part.file for matrix_part in matrix.meta.parts]
     rows = pa.concat_tables([pq.read_table(file, columns=list(ROW_COLUMNS), filters=grid) for file in files])
     pq.write_table(rows.unify_dictionaries(), folder / _ROWS, compression="zstd")
-    established = max(each.established for each in matrix.meta.parts)
+    established = max(matrix_part.established for matrix_part in matrix.meta.parts)
     meta = replace(
         matrix.meta,
         counts={**matrix.meta.counts, "rows": len(rows), "augmented": 0},
@@ -78,8 +78,8 @@ def promises_of(part: Stored, section: PrecisionTargetsSection) -> pd.DataFrame:
     """
     if not (part.path / _LABELS).is_dir():
         return pd.DataFrame()
-    told = json.dumps([promising_digest(), section.model_dump(mode="json"), part.facts["key"]], sort_keys=True)
-    key = hashlib.sha256(told.encode()).hexdigest()
+    inputs = json.dumps([promising_digest(), section.model_dump(mode="json"), part.facts["key"]], sort_keys=True)
+    key = hashlib.sha256(inputs.encode()).hexdigest()
     frame_path, key_path = part.path / "promises.parquet", part.path / "promises.json"
     if key_path.is_file() and json.loads(key_path.read_text(encoding="utf-8"))["key"] == key:
         return pd.read_parquet(frame_path)
@@ -97,10 +97,10 @@ def promises_of(part: Stored, section: PrecisionTargetsSection) -> pd.DataFrame:
     )
     folds = pd.DataFrame({"variant": SLIDING, "fold": np.unique(rows["fold"])})
     matrix = FeatureMatrix.open(part.path / _LABELS)
-    found = walk_promises(predictions, folds, matrix, section, k=int(part.facts["k"])).pooled
-    write_frame(found, frame_path)
+    promises = walk_promises(predictions, folds, matrix, section, k=int(part.facts["k"])).pooled
+    write_frame(promises, frame_path)
     write_json({"key": key}, key_path)  # last: without it they are made again
-    return found
+    return promises
 
 
 def promise_table(
@@ -117,13 +117,13 @@ def promise_table(
     named = [(scenario, part) for scenario, stored in parts.items() for part in stored]
     walk = partial(promises_of, section=section)
     if jobs == 1:
-        found = [walk(part) for _, part in named]
+        walked = [walk(part) for _, part in named]
     else:
         with ProcessPoolExecutor(max_workers=jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
-            found = list(pool.map(walk, [part for _, part in named]))
+            walked = list(pool.map(walk, [part for _, part in named]))
     frames = [
         frame.assign(scenario=scenario, fleet=part.path.name)
-        for (scenario, part), frame in zip(named, found, strict=True)
+        for (scenario, part), frame in zip(named, walked, strict=True)
         if len(frame)
     ]
     return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
@@ -188,8 +188,8 @@ def _counted(table: pd.DataFrame) -> str:
     on = join(
         [f"{count(mine['fleet'].nunique())} of `{name}`" for name, mine in judged.groupby("scenario", sort=False)]
     )
-    told = f"Over all scenarios and targets, {kept} of {len(judged)} promises that brought drains were kept"
-    told += f" (fleets: {on}; a fleet's targets are nested, so its promises are not independent)." if on else "."
+    summary = f"Over all scenarios and targets, {kept} of {len(judged)} promises that brought drains were kept"
+    summary += f" (fleets: {on}; a fleet's targets are nested, so its promises are not independent)." if on else "."
     if len(made) > len(judged):
-        told += f" {count(len(made) - len(judged))} more brought no drain whose outcome is known."
-    return told
+        summary += f" {count(len(made) - len(judged))} more brought no drain whose outcome is known."
+    return summary

@@ -120,10 +120,10 @@ def keep(path: Path, predictions: pd.DataFrame, truth: pd.DataFrame, facts: Mapp
     _write_scores(best, path, f"{ORACLE}.{ORACLE}", best_order)
     coverage = float(np.isfinite(best["risk"].to_numpy(dtype=np.float64)).mean())
     (path / "units.json").write_text(json.dumps(units), encoding="utf-8")
-    told = {**facts, "oracle_coverage": coverage}
-    (path / f".{FACTS}").write_text(json.dumps(told, indent=1, sort_keys=True), encoding="utf-8")
+    facts_and_coverage = {**facts, "oracle_coverage": coverage}
+    (path / f".{FACTS}").write_text(json.dumps(facts_and_coverage, indent=1, sort_keys=True), encoding="utf-8")
     (path / f".{FACTS}").replace(path / FACTS)
-    return Stored(path, told)
+    return Stored(path, facts_and_coverage)
 
 
 def _codes(units: pd.Series, place: Mapping[str, int]) -> np.ndarray:

@@ -318,14 +318,14 @@ def holds(params: Any, path: tuple[str, ...]) -> bool:
     return True
 
 
-def _leaves(value: Any, at: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], str]]:
+def _leaves(value: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], str]]:
     """Give every string under a value, keys included, with the path of the mapping entry that holds it."""
     if isinstance(value, str):
-        yield at, value
+        yield path, value
     elif isinstance(value, Mapping):
         for key, inner in value.items():
-            yield (*at, str(key)), str(key)
-            yield from _leaves(inner, (*at, str(key)))
+            yield (*path, str(key)), str(key)
+            yield from _leaves(inner, (*path, str(key)))
     elif isinstance(value, list | tuple):
         for inner in value:
-            yield from _leaves(inner, at)
+            yield from _leaves(inner, path)

@@ -142,8 +142,8 @@ class Assessment:
 
     def changed_within(self, settle: timedelta, now: datetime) -> bool:
         """Tell whether driver or exporter changed so lately."""
-        at = self.state.changed_at
-        return at is not None and now - at < settle
+        changed_at = self.state.changed_at
+        return changed_at is not None and now - changed_at < settle
 
     @property
     def blamed(self) -> tuple[str, bool]:

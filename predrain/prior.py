@@ -66,7 +66,7 @@ def build(
         raise InputError(f"{out} exists and is no prior", "--out", "Choose another folder, or remove this one.")
     own = [FeatureMatrix.open(path) for path in matrix or ()]
     made_of: dict[str, Any] = {"fleets": len(own) or fleets, "seed": seed}
-    made_of |= {"matrices": [each.digest for each in own]} if own else {"gpus": gpus, "days": days}
+    made_of |= {"matrices": [feature_matrix.digest for feature_matrix in own]} if own else {"gpus": gpus, "days": days}
     with progress("fleets") as advance, FolderSwap(out) as swap:
         parts = []
         for number in range(len(own) or fleets):

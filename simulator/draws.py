@@ -97,8 +97,8 @@ def draw_fleet(seed: int, number: int) -> DrawnFleet:
         changed[section] = replace(held, **drawn)
     low, high = VALUES["fleet"]["mechanism"]
     mechanisms = tuple(
-        _mechanism(each, float(dice.uniform(low, high)), fleet["silent"], fleet["strong"])
-        for each in base.hazards.mechanisms
+        _mechanism(mechanism, float(dice.uniform(low, high)), fleet["silent"], fleet["strong"])
+        for mechanism in base.hazards.mechanisms
     )
     phases = int(dice.integers(1, 6))
     changed["hazards"] = replace(changed["hazards"], mechanisms=mechanisms, advanced_phases=phases)

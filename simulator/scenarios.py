@@ -40,7 +40,9 @@ def _announced() -> Parameters:
     """Most failures come through a long, regular, nearly irreversible advanced phase."""
     base = Parameters()
     mechanisms = tuple(
-        replace(each, weak=0.08, strong=0.85, structural=0.0) for each in base.hazards.mechanisms if each.name != "sdc"
+        replace(mechanism, weak=0.08, strong=0.85, structural=0.0)
+        for mechanism in base.hazards.mechanisms
+        if mechanism.name != "sdc"
     )
     hazards = replace(
         base.hazards,

@@ -71,8 +71,8 @@ def check_scopes(scopes: Sequence[DomainScope], inventory: pd.DataFrame) -> None
         if scope in _SPECIAL:
             continue
         for column in scope if isinstance(scope, tuple) else (scope,):
-            found = _RANGE.fullmatch(column)
-            name = found["column"] if found else column
+            range_match = _RANGE.fullmatch(column)
+            name = range_match["column"] if range_match else column
             if name not in inventory.columns or name in ("installed_at", "removed_at"):
                 have = ", ".join(sorted(set(inventory.columns) - {"installed_at", "removed_at"}))
                 raise InputError(
@@ -198,18 +198,18 @@ class Domain:
         ``bits``: of :data:`WHATS` among the kinds.
         """
         n = len(windows)
-        found = np.empty((len(entity), len(bits) * n + 3), dtype=np.float32)
+        history = np.empty((len(entity), len(bits) * n + 3), dtype=np.float32)
         order = np.lexsort((time, entity)).astype(np.int64)
         distinct = np.append(windows, windows[-1])  # of XIDs, which are not needed here
         half_life = float(duration_ms(HALF_LIFE))
-        sweep_history(order, entity, time, self.events, distinct, bits, bits[:1], bits[:1], half_life, 0, found)
+        sweep_history(order, entity, time, self.events, distinct, bits, bits[:1], bits[:1], half_life, 0, history)
         now = self.exposure.until(entity, time)
         exposure = np.stack([now - self.exposure.until(entity, time - window) for window in windows], axis=1)
         return Rates(
-            counts=found[:, : len(bits) * n].reshape(len(entity), len(bits), n).astype(np.float64),
+            counts=history[:, : len(bits) * n].reshape(len(entity), len(bits), n).astype(np.float64),
             exposure=exposure.astype(np.float64),
-            since=found[:, -3],
-            recency=found[:, -2] / np.maximum(self.exposure.faded(entity, time), 1.0),
+            since=history[:, -3],
+            recency=history[:, -2] / np.maximum(self.exposure.faded(entity, time), 1.0),
         )
 
 
@@ -259,9 +259,9 @@ def domain_values(
         there = np.flatnonzero(entity >= 0)
         pairs, row = np.unique(entity[there] * len(times) + when[there], return_inverse=True)
         at = pairs % len(times)
-        found = domain.rates(pairs // len(times), times[at], windows, bits)
+        rates = domain.rates(pairs // len(times), times[at], windows, bits)
         usual = None if domain.scope == "fleet" else Rates(*(getattr(whole, name)[at] for name in Rates.__slots__))
-        out[there] = found.columns(usual)[row]
+        out[there] = rates.columns(usual)[row]
         blocks.append(out)
     return np.concatenate(blocks, axis=1)
 
@@ -281,16 +281,16 @@ def _entities(scope: DomainScope, stays: Installations, inventory: pd.DataFrame)
 
 def _values(column: str, inventory: pd.DataFrame) -> NDArray[np.object_]:
     """Give a column as text, or the range that the number at the end of its values lies in."""
-    found = _RANGE.fullmatch(column)
-    if found is None:
+    range_match = _RANGE.fullmatch(column)
+    if range_match is None:
         return np.asarray([None if value is None else str(value) for value in text(inventory[column])], dtype=object)
-    width = int(found["width"])
+    width = int(range_match["width"])
 
     def block(value: object) -> str | None:
         number = None if value is None else _NUMBER.search(str(value))
         return None if number is None else f"{str(value)[: number.start()]}{int(number[1]) // width}"
 
-    return np.asarray([block(value) for value in text(inventory[found["column"]])], dtype=object)
+    return np.asarray([block(value) for value in text(inventory[range_match["column"]])], dtype=object)
 
 
 def _first_installed(stays: Installations) -> Int64Array:

@@ -198,8 +198,7 @@ class History:
             column += len(counted) * (len(self._windows) - 1) + len(timed) + len(weighed) + 1
         if self._fleet is not None:
             bits = np.asarray([_BIT[what] for what in DOMAIN_WHATS], dtype=np.int64)
-            found = domain_values(self._domains, self._fleet, self._stays, stay, time, self._features, bits)
-            out[:, column:] = found
+            out[:, column:] = domain_values(self._domains, self._fleet, self._stays, stay, time, self._features, bits)
         return out
 
 
@@ -244,5 +243,5 @@ def _slots(stays: Installations) -> NDArray[np.object_]:
 def _lookup(names: pd.Series, index: pd.Index) -> Int64Array:
     # Rows repeat few names: each is looked up once.
     code, distinct = pd.factorize(names)
-    found = index.get_indexer(pd.Index(np.asarray(distinct, dtype=object), dtype=object))
-    return np.append(found, -1)[code].astype(np.int64)
+    positions = index.get_indexer(pd.Index(np.asarray(distinct, dtype=object), dtype=object))
+    return np.append(positions, -1)[code].astype(np.int64)

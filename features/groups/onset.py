@@ -71,8 +71,8 @@ class FleetKinds:
         model = self.model_of_pair[pair]
         driver = np.zeros(pair.size, dtype=np.int64)
         if self.driver is not None:
-            found = self.driver.values(pair, time)[:, 0]
-            driver = np.where(np.isnan(found), 0, found + 1).astype(np.int64)
+            driver_code = self.driver.values(pair, time)[:, 0]
+            driver = np.where(np.isnan(driver_code), 0, driver_code + 1).astype(np.int64)
         distinct, narrow = np.unique(model * (self.drivers + 1) + driver, return_inverse=True)
         everyone = np.full(pair.size, len(distinct) + self.models, dtype=np.int64)
         return np.stack((narrow.astype(np.int64), len(distinct) + model, everyone))
@@ -179,9 +179,9 @@ class OnsetPlan:
             logs, known = self._logs(amounts[tile]), there[tile]
             usual = np.full(logs.shape, np.nan)
             for level in levels:
-                found = np.full(logs.shape, np.nan)
-                found[known] = percentiles[at[tile][known], level[tile][known]]
-                usual = np.where(np.isnan(usual), found, usual)
+                percentile = np.full(logs.shape, np.nan)
+                percentile[known] = percentiles[at[tile][known], level[tile][known]]
+                usual = np.where(np.isnan(usual), percentile, usual)
             excess = logs - usual
             surge = np.minimum(excess, logs - self._expected(amounts[tile]))
             out[tile, offset : offset + surges] = surge

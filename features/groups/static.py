@@ -165,9 +165,9 @@ def _column(inventory: pd.DataFrame, events: pd.DataFrame, name: str) -> Feature
     facts = list(zip(_texts(inventory, name), known_at.tolist(), strict=True))
     if name == "driver":
         facts += [(version, known) for _, _, version, _, known in _driver_events(events)]
-    for value, at in facts:
+    for value, known in facts:
         if value is not None:
-            first[value] = min(at, first.get(value, NEVER))
+            first[value] = min(known, first.get(value, NEVER))
     categories = tuple(sorted(first, key=lambda value: (first[value], value)))
     return FeatureColumn.of("static", name, "code", categories=categories)
 
@@ -179,8 +179,8 @@ def _texts(inventory: pd.DataFrame, name: str) -> list[str | None]:
 
 
 def _ordinal(slot: str | None) -> float:
-    found = _ORDINAL.search(slot) if slot is not None else None
-    return float(found.group(1)) if found else np.nan
+    number = _ORDINAL.search(slot) if slot is not None else None
+    return float(number.group(1)) if number else np.nan
 
 
 def _first_installed(fleet: Fleet) -> IntArray:
@@ -204,7 +204,7 @@ def _driver_events(events: pd.DataFrame) -> list[tuple[str, str | None, str, int
         milliseconds(chosen["known_at"], "known_at").tolist(),
         strict=True,
     )
-    return [(node, gpu, str(value), at, known) for node, gpu, value, at, known in rows if value]
+    return [(node, gpu, str(value), when, known) for node, gpu, value, when, known in rows if value]
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,23 +221,23 @@ class DriverChanges:
     @classmethod
     def of(cls, fleet: Fleet, events: pd.DataFrame, codes: Mapping[str | None, int]) -> DriverChanges | None:
         """Read events; None where none changes a driver."""
-        found = _driver_events(events)
+        changes = _driver_events(events)
         touched = [
             [number for number in _pairs_of(fleet, node) if gpu is None or fleet.pairs[number][1] in (gpu, node)]
-            for node, gpu, *_ in found
+            for node, gpu, *_ in changes
         ]
         pair = np.array(list(chain.from_iterable(touched)), dtype=np.int64)
         if not pair.size:
             return None
-        event = np.repeat(np.arange(len(found)), [len(numbers) for numbers in touched])
-        at, known = (np.array([each[which] for each in found], dtype=np.int64)[event] for which in (3, 4))
-        code = np.array([codes.get(version, np.nan) for _, _, version, _, _ in found], dtype=np.float64)[event]
-        order = np.lexsort((at, known, pair))
-        pair, at, code = pair[order], at[order], code[order]
+        event = np.repeat(np.arange(len(changes)), [len(numbers) for numbers in touched])
+        when, known = (np.array([change[which] for change in changes], dtype=np.int64)[event] for which in (3, 4))
+        code = np.array([codes.get(version, np.nan) for _, _, version, _, _ in changes], dtype=np.float64)[event]
+        order = np.lexsort((when, known, pair))
+        pair, when, code = pair[order], when[order], code[order]
         # of the changes known with each, the position of the latest: by timestamp, and then by when it was known
-        newest = pd.Series(at).groupby(pair, sort=False).cummax().to_numpy()
-        latest = np.maximum.accumulate(np.where(at == newest, np.arange(pair.size), 0))
-        return cls(Timeline(pair, known[order], len(fleet.pairs)), at[latest], code[latest])
+        newest = pd.Series(when).groupby(pair, sort=False).cummax().to_numpy()
+        latest = np.maximum.accumulate(np.where(when == newest, np.arange(pair.size), 0))
+        return cls(Timeline(pair, known[order], len(fleet.pairs)), when[latest], code[latest])
 
     def lay(self, out: npt.NDArray[np.float32], fleet: Fleet, pair: IntArray, time: IntArray, stay: IntArray) -> None:
         """Overwrite the driver at installation by the newest change known at each row's time."""

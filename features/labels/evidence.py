@@ -370,7 +370,7 @@ def established_at(
     once = duration_ms(min(CONFIRMED_AT_ONCE, labels.confirm_within))
     within, span = duration_ms(labels.confirm_within), duration_ms(REPEATED_WITHIN)
     apart = duration_ms(labels.merge_window) + 1
-    confirmers, late, certain, in_order = (sorted(each) for each in (confirmers, late, certain, candidates))
+    confirmers, late, certain, in_order = (sorted(moments) for moments in (confirmers, late, certain, candidates))
     out: list[int] = []
     for time, known in candidates:
         proofs = [max(known, since) for _, since in _between(confirmers, time, time + once)]

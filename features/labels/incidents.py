@@ -65,19 +65,19 @@ def find_incidents(
     if seen_until == NEVER:
         removals = stays.removed[stays.removed < NEVER]
         seen_until = max([-NEVER, *(int(a.max()) for a in (facts.known, stays.installed, removals) if len(a))])
-    found: list[tuple[int, int, int, int, Sign]] = []
+    incidents: list[tuple[int, int, int, int, Sign]] = []
     for unit, evidence in gather(facts, stays, labels).items():
         signs = evidence.signs
         for first, last in _bursts(signs, evidence.ends, labels):
             end = _end(signs, first, last, evidence, labels, seen_until)
             members = signs[first : last + 1]
             shown = next((sign for sign in members if sign.class_index != _OTHER), members[0])
-            found.append((members[0].time, unit, end, min(sign.established for sign in members), shown))
-    found.sort(key=lambda row: row[:2])
-    frame = _sign_columns(stays, [row[1] for row in found], [row[4] for row in found], labels)
-    frame["incident"] = np.arange(len(found), dtype=np.int64)
+            incidents.append((members[0].time, unit, end, min(sign.established for sign in members), shown))
+    incidents.sort(key=lambda row: row[:2])
+    frame = _sign_columns(stays, [row[1] for row in incidents], [row[4] for row in incidents], labels)
+    frame["incident"] = np.arange(len(incidents), dtype=np.int64)
     for name, at in (("start", 0), ("end", 2), ("known_at", 3)):
-        frame[name] = instants(np.asarray([row[at] for row in found], dtype=np.int64))
+        frame[name] = instants(np.asarray([row[at] for row in incidents], dtype=np.int64))
     return frame[list(INCIDENT_COLUMNS)]
 
 
@@ -91,12 +91,12 @@ def known_onsets(record: Record) -> pd.DataFrame:
     Returns: columns ``unit``, ``gpu``, ``node``, ``timestamp`` (of the event that opened it), ``known_at``,
     ``failure_class``, ``code``; sorted by (known_at, timestamp, unit).
     """
-    found: list[tuple[int, int, int, Sign]] = []
+    onsets: list[tuple[int, int, int, Sign]] = []
     for unit, evidence in record.evidence.items():
-        found += [(sign.established, sign.time, unit, sign) for sign in _openings(evidence, record.labels)]
-    found.sort(key=lambda row: row[:3])
-    signs = [row[3] for row in found]
-    frame = _sign_columns(record.stays, [row[2] for row in found], signs, record.labels)
+        onsets += [(sign.established, sign.time, unit, sign) for sign in _openings(evidence, record.labels)]
+    onsets.sort(key=lambda row: row[:3])
+    signs = [row[3] for row in onsets]
+    frame = _sign_columns(record.stays, [row[2] for row in onsets], signs, record.labels)
     frame["timestamp"] = instants(np.asarray([sign.time for sign in signs], dtype=np.int64))
     frame["known_at"] = instants(np.asarray([sign.established for sign in signs], dtype=np.int64))
     return frame[["unit", "gpu", "node", "timestamp", "known_at", "failure_class", "code"]]

@@ -48,8 +48,8 @@ class BucketStore:
             return array[begin:end]
         size = int(np.prod(shape))
         path, count = self._folder / f"bucket-{bucket:05d}.{name}", (end - begin) * size
-        found = np.fromfile(path, dtype=np.float32, count=count, offset=begin * size * 4)
-        return found.reshape(end - begin, *shape)
+        entries = np.fromfile(path, dtype=np.float32, count=count, offset=begin * size * 4)
+        return entries.reshape(end - begin, *shape)
 
 
 def node_ranges(fleet: Fleet) -> Iterator[tuple[str, tuple[int, int]]]:

@@ -221,7 +221,7 @@ def _largest_first(sizes: Sequence[int]) -> list[int]:
 
 def _all_parts(build: Build, written: list[MatrixPart]) -> tuple[MatrixPart, ...]:
     """Take over the parts that hold as they are; give all of them, in order of time."""
-    folder, found = build.order.folder, list(written)
+    folder, parts = build.order.folder, list(written)
     for part in written:
         if not (folder / part.file).exists():
             raise InputError(
@@ -232,5 +232,5 @@ def _all_parts(build: Build, written: list[MatrixPart]) -> tuple[MatrixPart, ...
     if build.existing is not None:
         for file in build.existing.parts.keys() - {part.file for part in build.parts}:
             build.existing.take_over(file, folder)
-            found.append(build.existing.parts[file])
-    return tuple(sorted(found, key=lambda part: part.file))
+            parts.append(build.existing.parts[file])
+    return tuple(sorted(parts, key=lambda part: part.file))

@@ -122,7 +122,7 @@ def bucket_values(
     order = np.argsort(own.pair, kind="stable")
     starts = np.searchsorted(own.pair[order], np.arange(len(fleet.pairs) + 1))
     compared = len(plan.peers.names) if plan.peers else 0
-    found = BucketValues(
+    bucket = BucketValues(
         values=np.empty((order.size, columns.size), dtype=np.float32),
         amounts=np.empty((order.size, len(plan.onset.amounts.columns) if plan.onset else 0), dtype=np.float32),
         peers=np.empty((int(rows.grid.sum()), compared, work.pairs.size), dtype=np.float32),
@@ -133,12 +133,12 @@ def bucket_values(
         panes, chosen_rows = Panes(block, plan.panes), own.take(chosen)
         filled = np.full((chosen.size, len(plan.columns)), np.nan, dtype=np.float32)
         taken = _fill_block(plan, panes, fleet, pairs, chosen_rows, service, filled)
-        _copy_columns(filled, columns, chosen, found.values)
+        _copy_columns(filled, columns, chosen, bucket.values)
         if taken is not None:
-            found.peers[:, :, np.searchsorted(work.pairs, pairs)] = taken
+            bucket.peers[:, :, np.searchsorted(work.pairs, pairs)] = taken
         if plan.onset is not None:
-            found.amounts[chosen] = _onset_amounts(plan, plan.onset.amounts, panes, fleet, chosen_rows)
-    return found
+            bucket.amounts[chosen] = _onset_amounts(plan, plan.onset.amounts, panes, fleet, chosen_rows)
+    return bucket
 
 
 def compile_kernels(plan: FeaturePlan, fleet: Fleet) -> None:
@@ -163,9 +163,9 @@ def _block_by_block(
     """Yield each block with the pairs of the nodes in it; those of nodes in no block come last, with an empty one."""
     remaining = dict(nodes)
     for block in blocks:
-        found = sorted({node for node, _ in block.spans} & remaining.keys())
-        if found:
-            yield block, [remaining.pop(node) for node in found]
+        block_nodes = sorted({node for node, _ in block.spans} & remaining.keys())
+        if block_nodes:
+            yield block, [remaining.pop(node) for node in block_nodes]
     if remaining:
         yield SampleBlock.empty(layout), sorted(remaining.values())
 
@@ -224,6 +224,6 @@ def _compared(rows: Rows, first: IntArray, last: IntArray, shape: tuple[int, ...
     off = ~rows.grid[rows.time]
     np.add.at(wanted, (rows.time[off], first[off]), 1)
     np.add.at(wanted, (rows.time[off], last[off]), -1)
-    found: BoolArray = np.cumsum(wanted[:, :-1], axis=1) > 0
-    found[rows.grid] = True
-    return found
+    compared: BoolArray = np.cumsum(wanted[:, :-1], axis=1) > 0
+    compared[rows.grid] = True
+    return compared

@@ -52,7 +52,7 @@ class PartTimes:
         number, begins = np.unique((rows.milliseconds - self.origin) // self.length, return_index=True)
         names = [f"part-{time:%Y%m%dT%H%M%S}.parquet" for time in instants(self.origin + number * self.length)]
         ends = np.append(begins, rows.time.size)[1:].tolist()
-        return [PartRows(*each) for each in zip(names, begins.tolist(), ends, strict=True)]
+        return [PartRows(name, begin, end) for name, begin, end in zip(names, begins.tolist(), ends, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +130,8 @@ class PartJoiner:
             here = work.rows[begin:end] - part.begin
             _put_columns(read(work.bucket, "values", begin, end, self._own.shape), here, self._own, out)
             amounts[here] = read(work.bucket, "amounts", begin, end, amounts.shape[1:])
-            found = read(work.bucket, "peers", first, last, (compared, work.pairs.size))
-            peers[:, :, work.pairs] = np.moveaxis(found, 0, 1)
+            bucket_peers = read(work.bucket, "peers", first, last, (compared, work.pairs.size))
+            peers[:, :, work.pairs] = np.moveaxis(bucket_peers, 0, 1)
         if plan.peers is not None:
             medians = fleet_medians(peers, self._model, self._models)
             plan.peers.fill_fleet(medians, at - first, self._model[rows.pair], out, plan.at["peers"])

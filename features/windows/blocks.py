@@ -70,8 +70,8 @@ class SampleBlock:
 
     def ranges(self, pairs: Sequence[Pair]) -> tuple[IntArray, IntArray]:
         """Return where the samples of each pair begin and end; an empty range for a pair without samples."""
-        found = np.array([self.spans.get(pair, (0, 0)) for pair in pairs], dtype=np.int64).reshape(-1, 2)
-        return np.ascontiguousarray(found[:, 0]), np.ascontiguousarray(found[:, 1])
+        spans = np.array([self.spans.get(pair, (0, 0)) for pair in pairs], dtype=np.int64).reshape(-1, 2)
+        return np.ascontiguousarray(spans[:, 0]), np.ascontiguousarray(spans[:, 1])
 
 
 def blocks_of(
@@ -231,7 +231,7 @@ def _chunks_of(tables: Sequence[pa.Table], layout: ChannelLayout, unit: str) -> 
 
 
 def _in_order(tables: Sequence[pa.Table], layout: ChannelLayout, unit: str) -> list[_Chunk] | None:
-    found: list[_Chunk] = []
+    chunks: list[_Chunk] = []
     newest: dict[Pair, int] = {}
     for table in tables:
         cut = max(column.num_chunks for column in table.columns)
@@ -252,8 +252,8 @@ def _in_order(tables: Sequence[pa.Table], layout: ChannelLayout, unit: str) -> l
             there = set(part.column_names)
             numbers = {name: _number(part.column(name)) for name in layout.numbers if name in there}
             masks = {name: _column(part.column(name).cast(pa.uint64())) for name in layout.masks if name in there}
-            found.append(_Chunk(len(found), times, numbers, masks, pairs, begins))
-    return found
+            chunks.append(_Chunk(len(chunks), times, numbers, masks, pairs, begins))
+    return chunks
 
 
 def _divided(part: pa.Table, times: IntArray, unit: str) -> tuple[list[Pair], IntArray] | None:
@@ -312,25 +312,25 @@ def _column(column: pa.ChunkedArray) -> _Column:
 @njit(cache=True, nogil=True)
 def _begins(nodes: npt.NDArray[np.int32], units: npt.NDArray[np.int32], times: IntArray) -> tuple[IntArray, bool]:
     """Find where the rows of each pair begin, with the end of the last, and whether times never fall in between."""
-    found = np.empty(times.size + 1, dtype=np.int64)
+    begins = np.empty(times.size + 1, dtype=np.int64)
     count, ascend = 0, True
     for i in range(times.size):
         if i == 0 or nodes[i] != nodes[i - 1] or units[i] != units[i - 1]:
-            found[count] = i
+            begins[count] = i
             count += 1
         else:
             ascend &= times[i] >= times[i - 1]
-    found[count] = times.size
-    return found[: count + 1].copy(), ascend
+    begins[count] = times.size
+    return begins[: count + 1].copy(), ascend
 
 
 @njit(cache=True, nogil=True)
 def _first_since(times: IntArray, begins: IntArray, time: int) -> IntArray:
     """Find the first sample of each pair that is not before an instant; where its rows end, if there is none."""
-    found = np.empty(begins.size - 1, dtype=np.int64)
-    for k in range(found.size):
-        found[k] = begins[k] + np.searchsorted(times[begins[k] : begins[k + 1]], time)
-    return found
+    firsts = np.empty(begins.size - 1, dtype=np.int64)
+    for k in range(firsts.size):
+        firsts[k] = begins[k] + np.searchsorted(times[begins[k] : begins[k + 1]], time)
+    return firsts
 
 
 @njit(cache=True, nogil=True)

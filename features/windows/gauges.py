@@ -206,7 +206,7 @@ def gauge_windows(
     one = np.empty(_FIELDS)
     own_count = np.zeros((windows, gauges))
     own_total = np.zeros((windows, gauges))
-    found = np.empty((len(GAUGE_STATISTICS), gauges))
+    statistics = np.empty((len(GAUGE_STATISTICS), gauges))
     for row in range(visits.begin.size):
         _empty(sums)
         at = visits.begin[row]
@@ -225,11 +225,11 @@ def gauge_windows(
                 if window_edge[w, 0] == edge:
                     own_count[w] = sums[_COUNT]
                     own_total[w] = sums[_TOTAL]
-                    _statistics(sums, found)
-                    _emit(found, table[:_DELTA, w], row, out)
+                    _statistics(sums, statistics)
+                    _emit(statistics, table[:_DELTA, w], row, out)
                 if window_edge[w, 1] == edge:
-                    _delta(sums, own_count[w], own_total[w], found[_DELTA])
-                    _emit(found[_DELTA:], table[_DELTA:, w], row, out)
+                    _delta(sums, own_count[w], own_total[w], statistics[_DELTA])
+                    _emit(statistics[_DELTA:], table[_DELTA:, w], row, out)
 
 
 @njit(cache=True, nogil=True)

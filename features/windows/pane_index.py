@@ -271,8 +271,8 @@ class Panes:
         """List what the windows of rows are made of, and how many levels of nodes that takes; 0: samples alone."""
         index = self.index
         levels = min(levels_of(int(edges[-1]), index.length), index.levels) if edges.size else 0
-        found = visit_windows(self.block.times, rows.begins, rows.ends, rows.borders, edges, index, levels)
-        return found, levels
+        visits = visit_windows(self.block.times, rows.begins, rows.ends, rows.borders, edges, index, levels)
+        return visits, levels
 
     def nodes(self, kind: str, levels: int, make: Callable[[], FloatArray]) -> FloatArray:
         """Give the nodes of a kind of channel, made once; none if no level is used."""

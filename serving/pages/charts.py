@@ -162,4 +162,4 @@ def _days(first: datetime, last: datetime) -> list[datetime]:
     start = datetime.combine(first.astimezone(UTC).date(), datetime.min.time(), UTC) + timedelta(days=1)
     count = (last - start).days + 1
     every = max(1, -(-count // 8))
-    return [start + timedelta(days=at) for at in range(0, max(count, 0), every)]
+    return [start + timedelta(days=day) for day in range(0, max(count, 0), every)]

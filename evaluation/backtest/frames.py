@@ -114,8 +114,8 @@ def fold_frame(folds: list[Fold], schedule: Schedule, rows: Rows, *, full: bool)
             records.append(key | ends | used["sliding"])
     frame = pd.DataFrame.from_records(records)
     for name in ("refit", "test_start", "test_end", "train_start", "train_end"):
-        at = instants(frame.pop(f"{name}_ms").to_numpy(dtype=np.int64))
-        frame["refit_at" if name == "refit" else name] = at
+        column = instants(frame.pop(f"{name}_ms").to_numpy(dtype=np.int64))
+        frame["refit_at" if name == "refit" else name] = column
     frame["span"] = pd.to_timedelta(frame.pop("span_ms"), unit="ms")
     order = [
         "fold", "variant", "refit_at", "test_start", "test_end", "span", "train_start", "train_end",

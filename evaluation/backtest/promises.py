@@ -94,7 +94,7 @@ def walk_promises(
     read, final = _of_drains(matrix, row_positions(matrix, one), section)
     reach_ms = int((final.complete - time).max())
     order = folds[folds["variant"] == "sliding"].sort_values("fold")
-    tested = [(int(each.fold), _refit_of(each, time, fold)) for each in order.itertuples()]
+    tested = [(int(row.fold), _refit_of(row, time, fold)) for row in order.itertuples()]
     decided: dict[tuple[str, float], list[Decision]] = {}
     for number, refit_at in tested:
         labels = read(refit_at)
@@ -238,7 +238,9 @@ def _pool(folds: pd.DataFrame) -> pd.DataFrame:
         made = part[part["promised"].to_numpy(dtype=bool)]
         known, hits = int(made["known_drains"].sum()), int(made["hits"].sum())
         precision = hits / known if known else math.nan
-        there, within, caught = (set[int]().union(*each) for each in (part["there"], made["there"], made["those"]))
+        there, within, caught = (
+            set[int]().union(*incidents) for incidents in (part["there"], made["there"], made["those"])
+        )
         records.append(
             {
                 "model": model,

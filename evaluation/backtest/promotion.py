@@ -83,16 +83,17 @@ class Verdict:
     def reasons(self) -> tuple[str, ...]:
         """Why it may not: what failed, and precision where it is undecided."""
         return tuple(
-            f"{each.name}: {each.why}"
-            for each in self.criteria
-            if each.outcome == "failed" or (each.outcome == "undecided" and each.name.startswith("precision"))
+            f"{criterion.name}: {criterion.why}"
+            for criterion in self.criteria
+            if criterion.outcome == "failed"
+            or (criterion.outcome == "undecided" and criterion.name.startswith("precision"))
         )
 
     def to_json(self) -> dict[str, Any]:
         """Give the verdict as a JSON object."""
         content = asdict(self) | {"first_time": self.first_time.isoformat(), "last_time": self.last_time.isoformat()}
         return content | {
-            "criteria": [asdict(each) for each in self.criteria],
+            "criteria": [asdict(criterion) for criterion in self.criteria],
             "passed": self.passed,
             "reasons": list(self.reasons),
         }
@@ -142,7 +143,7 @@ def judge(
 def _precision(
     challenger: Scored, other: Scored, section: PromotionSection, weights: Floats, incidents: int
 ) -> Criterion:
-    mine, theirs = (_precisions(each, weights) for each in (challenger, other))
+    mine, theirs = (_precisions(contender, weights) for contender in (challenger, other))
     difference = mine - theirs
     bounds = interval(difference[1:], LEVEL)
     margin = min(section.precision_margin, section.margin_share * float(np.nan_to_num(theirs[0])))

@@ -81,7 +81,7 @@ def run_backtest(
         digest = digest_of(matrix=begun.matrix.digest, seed=seed, explain=explain, full=full, **content)
         store = FoldStore(checkpoint.resolve(), digest)
     kept = {} if store is None else {fold: store.load(fold) for fold in range(total)}
-    done = {fold: found for fold, found in kept.items() if found is not None}
+    done = {fold: stored for fold, stored in kept.items() if stored is not None}
 
     def report() -> None:
         if progress is not None:

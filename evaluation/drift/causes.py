@@ -218,7 +218,7 @@ def risk_verdicts(risks: RiskCounts | None) -> list[Verdict]:
 
 def _aligned(reference: Reference, recent: Recent, moves: Sequence[Movement]) -> dict[str, str]:
     """Find the channels that jumped with a software change, and say how."""
-    ranked = sorted(enumerate(moves), key=lambda each: (-each[1].shift.psi, each[1].column.name))
+    ranked = sorted(enumerate(moves), key=lambda pair: (-pair[1].shift.psi, pair[1].column.name))
     candidates: list[tuple[int, Movement]] = []
     counts: dict[str, int] = {}
     coded = {move.column.channel for move in moves if move.column.statistic == "changes"}
@@ -231,7 +231,7 @@ def _aligned(reference: Reference, recent: Recent, moves: Sequence[Movement]) ->
         if move.shift.psi >= max(PSI_LIMIT / 2, _BEYOND * usual) or _gone(move):
             candidates.append((at, move))
             counts[channel] = counts.get(channel, 0) + 1
-    found: dict[str, list[str]] = {}
+    facts_by_channel: dict[str, list[str]] = {}
     for at, column in enumerate(reference.columns):
         if not is_software(column):
             continue
@@ -250,9 +250,9 @@ def _aligned(reference: Reference, recent: Recent, moves: Sequence[Movement]) ->
                     f"{column.channel} changed, against units that had not changed on the same days "
                     f"(t = {effect.t:+.1f}, clustered by node)"
                 )
-                found.setdefault(str(move.column.channel), []).append(fact)
+                facts_by_channel.setdefault(str(move.column.channel), []).append(fact)
     # One feature alone may be chance where so many are tried.
-    return {channel: facts[0] for channel, facts in found.items() if len(facts) >= min(2, counts[channel])}
+    return {channel: facts[0] for channel, facts in facts_by_channel.items() if len(facts) >= min(2, counts[channel])}
 
 
 def _gone(move: Movement) -> bool:

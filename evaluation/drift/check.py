@@ -62,7 +62,7 @@ def examine(
     """
     rows = labelled.rows
     recent = sample_rows(rows, start_ms, end_ms - 1, most=RECENT, seed=seed)
-    if not len(recent) or not any(each.present + each.missing for each in reference.features):
+    if not len(recent) or not any(feature.present + feature.missing for feature in reference.features):
         return Findings(start_ms, end_ms, 0)
     # Rows of the reference join them where the matrix has any, so that before and after can be compared.
     earlier = sample_rows(rows, reference.start_ms, min(reference.end_ms, start_ms - 1), most=RECENT, seed=seed)

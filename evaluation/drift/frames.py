@@ -29,18 +29,18 @@ def drift_frames(
     """
     used = folds[folds["variant"] == "sliding"].set_index("fold")
     checks, verdicts = [], []
-    for fold, found in enumerate(findings):
-        if found is None:
+    for fold, check in enumerate(findings):
+        if check is None:
             continue
-        key = {"fold": fold, "check_at": found.end_ms}
-        outcomes = found.outcomes
+        key = {"fold": fold, "check_at": check.end_ms}
+        outcomes = check.outcomes
         checks.append(
             key
             | {
-                "window_start": found.start_ms,
-                "rows": found.rows,
-                "drift": found.drift,
-                "summary": found.summary,
+                "window_start": check.start_ms,
+                "rows": check.rows,
+                "drift": check.drift,
+                "summary": check.summary,
                 "refit_fold": int(used.at[fold, "refit_fold"]),
                 "incidents_before": int(outcomes.get("incidents_before", 0)),
                 "incidents_now": int(outcomes.get("incidents_now", 0)),
@@ -49,7 +49,7 @@ def drift_frames(
         )
         verdicts += [
             key | {"cause": v.cause, "drift": v.drift, "text": v.text, "facts": "\n".join(v.facts)}
-            for v in found.verdicts
+            for v in check.verdicts
         ]
     if not checks:
         return {}

@@ -69,11 +69,11 @@ def rate_changes(before: Outcomes, now: Outcomes) -> list[RateChange]:
         return []
     whole = rate_change(before.total, before.rows, now.total, now.rows)
     classes = sorted({*before.incidents, *now.incidents})
-    each = [
+    class_changes = [
         rate_change(before.incidents.get(name, 0), before.rows, now.incidents.get(name, 0), now.rows, name)
         for name in classes
     ]
-    return [whole, *sorted(each, key=lambda change: (change.p, change.failure_class))]
+    return [whole, *sorted(class_changes, key=lambda change: (change.p, change.failure_class))]
 
 
 def exact_interval(hits: int, n: int, level: float = 0.95) -> tuple[float, float]:
@@ -175,12 +175,14 @@ def count_in_windows(folds: Sequence[tuple[np.ndarray, np.ndarray]], length: int
     ``length``: folds of a window. Windows are cut from the newest fold back; folds left over, too few for one, do not
     count.
     """
-    found = [
+    window_counts = [
         count_alerts(*(np.concatenate(part) for part in zip(*folds[until - length : until], strict=True)))
         for until in range(len(folds), length - 1, -length)
     ]
     return AlertCounts(
-        sum(each.right for each in found), sum(each.wrong for each in found), sum(each.open for each in found)
+        sum(counts.right for counts in window_counts),
+        sum(counts.wrong for counts in window_counts),
+        sum(counts.open for counts in window_counts),
     )
 
 

@@ -192,8 +192,8 @@ def group_table(assessed: Assessment, group: np.ndarray, name: str, names: np.nd
             "incidents": incidents,
             "caught": caught,
             "recall": ratio(caught, incidents),
-            "average_precision": [each[0] for each in rankings],
-            "roc_auc": [each[1] for each in rankings],
+            "average_precision": [ranking[0] for ranking in rankings],
+            "roc_auc": [ranking[1] for ranking in rankings],
         }
     )
 

@@ -41,13 +41,18 @@ def best_learner(assessed: Sequence[Assessment], variant: str = SLIDING) -> Asse
 
     Returns: the best; the earlier in the order of reports where equal; None where no learner has a precision.
     """
-    found = [
-        (each.point["precision_at_k"], each.point["average_precision"], -ALL_LEARNERS.index(each.scored.model), each)
-        for each in assessed
-        if kind_of(each.scored.model) == "learner" and each.scored.variant == variant
-        if np.isfinite(each.point["precision_at_k"]) and np.isfinite(each.point["average_precision"])
+    candidates = [
+        (
+            assessment.point["precision_at_k"],
+            assessment.point["average_precision"],
+            -ALL_LEARNERS.index(assessment.scored.model),
+            assessment,
+        )
+        for assessment in assessed
+        if kind_of(assessment.scored.model) == "learner" and assessment.scored.variant == variant
+        if np.isfinite(assessment.point["precision_at_k"]) and np.isfinite(assessment.point["average_precision"])
     ]
-    return max(found, key=lambda entry: entry[:3])[3] if found else None
+    return max(candidates, key=lambda candidate: candidate[:3])[3] if candidates else None
 
 
 def paired_differences(assessed: Sequence[Assessment]) -> pd.DataFrame:
@@ -61,16 +66,20 @@ def paired_differences(assessed: Sequence[Assessment]) -> pd.DataFrame:
     Returns: one row a comparison and statistic: the two values, ``difference`` (positive: ``model`` is better), its
     interval ``low``, ``high`` (NaN: none), and ``share_better``, the share of resamples in which ``model`` is better.
     """
-    by_name = {each.scored.name: each for each in assessed}
+    by_name = {assessment.scored.name: assessment for assessment in assessed}
     pairs: list[tuple[str, Assessment, Assessment]] = []
-    for (model, variant), each in by_name.items():
+    for (model, variant), assessment in by_name.items():
         if variant == SLIDING and (model, TRAIN_ONCE) in by_name:
-            pairs.append(("sliding", each, by_name[model, TRAIN_ONCE]))
+            pairs.append(("sliding", assessment, by_name[model, TRAIN_ONCE]))
     best = best_learner(assessed)
     if best is not None:
-        sliding = [each for each in assessed if each.scored.variant == SLIDING]
-        pairs += [("ensemble", each, best) for each in sliding if kind_of(each.scored.model) == "ensemble"]
-        pairs += [("baseline", best, each) for each in sliding if kind_of(each.scored.model) == "baseline"]
+        sliding = [assessment for assessment in assessed if assessment.scored.variant == SLIDING]
+        pairs += [
+            ("ensemble", assessment, best) for assessment in sliding if kind_of(assessment.scored.model) == "ensemble"
+        ]
+        pairs += [
+            ("baseline", best, assessment) for assessment in sliding if kind_of(assessment.scored.model) == "baseline"
+        ]
     rows = [_pair(comparison, one, two, name) for comparison, one, two in pairs for name in PAIRED]
     return pd.DataFrame(rows, columns=list(_PAIR_COLUMNS))
 
@@ -94,12 +103,12 @@ def equal_alerts(assessed: Sequence[Assessment], weights: Floats) -> pd.DataFram
             continue
         budget = scored.per_time(scored.alert)
         mine = precision_of(scored, scored.alert, every)
-        found = []
+        learner_precisions = []
         for two in assessed:
             if two.scored.variant == scored.variant and kind_of(two.scored.model) == "learner":
-                found.append((two.scored.model, precision_of(two.scored, two.scored.top(budget), every)))
-        best = most_precise({model: theirs[0] for model, theirs in found})
-        for model, theirs in found:
+                learner_precisions.append((two.scored.model, precision_of(two.scored, two.scored.top(budget), every)))
+        best = most_precise({model: theirs[0] for model, theirs in learner_precisions})
+        for model, theirs in learner_precisions:
             difference = mine - theirs
             bounds = difference_interval(mine, theirs)
             rows.append(
@@ -148,8 +157,8 @@ def budgets(assessed: Sequence[Assessment], weights: Floats) -> pd.DataFrame:
     """
     every = np.concatenate([np.ones((1, weights.shape[1])), weights])
     rows: list[tuple[object, ...]] = []
-    for each in assessed:
-        scored = each.scored
+    for assessment in assessed:
+        scored = assessment.scored
         for k, budget in budget_steps(scored.shared.k, scored.shared.budget):
             top = scored.top(budget)
             counts = scored.per_unit(top & scored.known)
@@ -169,16 +178,16 @@ def oracle_shares(assessed: Sequence[Assessment], oracle: Assessment, statistics
     Returns: ``model``, ``variant`` and, for each statistic S, ``oracle_share_S`` with ``_low`` and ``_high``.
     """
     rows = []
-    for each in assessed:
-        row: dict[str, object] = {"model": each.scored.model, "variant": each.scored.variant}
+    for assessment in assessed:
+        row: dict[str, object] = {"model": assessment.scored.model, "variant": assessment.scored.variant}
         for name in statistics:
             best = oracle.point[name]
             with np.errstate(divide="ignore", invalid="ignore"):
-                spread = interval(each.replicates[name] / oracle.replicates[name])
-            row[f"oracle_share_{name}"] = each.point[name] / best if best else np.nan
-            if best and each.point[name] == 0 and name in each.counts:
+                spread = interval(assessment.replicates[name] / oracle.replicates[name])
+            row[f"oracle_share_{name}"] = assessment.point[name] / best if best else np.nan
+            if best and assessment.point[name] == 0 and name in assessment.counts:
                 # no resample holds a hit: the exact bound of the share itself, over the oracle as it is
-                spread = Interval(0.0, each.bounds(name).high / best)
+                spread = Interval(0.0, assessment.bounds(name).high / best)
             row |= {f"oracle_share_{name}_low": spread.low, f"oracle_share_{name}_high": spread.high}
         rows.append(row)
     return pd.DataFrame(rows)

@@ -75,8 +75,8 @@ class Evaluation:
 
         Returns: its row; None where there is none.
         """
-        found = self.table[(self.table["model"] == model) & (self.table["variant"] == variant)]
-        return None if found.empty else found.iloc[0]
+        rows = self.table[(self.table["model"] == model) & (self.table["variant"] == variant)]
+        return None if rows.empty else rows.iloc[0]
 
     def drain_horizon(self, gap: timedelta) -> timedelta:
         """Give how long after the gap an incident makes an episode right."""
@@ -99,7 +99,7 @@ class Evaluation:
                 ("folds", self.folds, "fold"),
             ):
                 mine = frame[(frame["model"] == name[0]) & (frame["variant"] == name[1])]
-                entry[key] = {str(each.pop(index)): each for each in _records(mine.drop(columns=["model", "variant"]))}
+                entry[key] = {str(row.pop(index)): row for row in _records(mine.drop(columns=["model", "variant"]))}
             models.setdefault(name[0], {})[name[1]] = entry
         return {
             "k": self.k,
@@ -142,8 +142,8 @@ def evaluate(
     shared = parts[0].shared
     weights = resample_units(len(shared.units), bootstrap, seed)
     assessed = [assess(part, weights) for part in parts]
-    table = pd.DataFrame([summarise(each) for each in assessed])
-    best = next((each for each in assessed if each.scored.model == ORACLE), None)
+    table = pd.DataFrame([summarise(assessment) for assessment in assessed])
+    best = next((assessment for assessment in assessed if assessment.scored.model == ORACLE), None)
     if best is not None:
         shares = oracle_shares(assessed, best, ORACLE_STATISTICS)
         table = table.merge(shares, on=["model", "variant"], how="left", validate="one_to_one")
@@ -159,12 +159,14 @@ def evaluate(
         oracle_coverage=coverage,
         drain_hours=drain_reach / timedelta(hours=1),
         table=table,
-        folds=_stack([group_table(each, each.scored.fold, "fold") for each in assessed]),
-        monthly=_stack([group_table(each, month[each.scored.time], "month", months) for each in assessed]),
-        by_class=_stack([_named(recall_by_class(each.incidents), each) for each in assessed]),
-        lead_times=_stack([_named(each.incidents, each) for each in assessed]),
-        calibration=_stack([_bins(each) for each in assessed]),
-        pr_curves=_stack([_curve(each) for each in assessed]),
+        folds=_stack([group_table(assessment, assessment.scored.fold, "fold") for assessment in assessed]),
+        monthly=_stack(
+            [group_table(assessment, month[assessment.scored.time], "month", months) for assessment in assessed]
+        ),
+        by_class=_stack([_named(recall_by_class(assessment.incidents), assessment) for assessment in assessed]),
+        lead_times=_stack([_named(assessment.incidents, assessment) for assessment in assessed]),
+        calibration=_stack([_bins(assessment) for assessment in assessed]),
+        pr_curves=_stack([_curve(assessment) for assessment in assessed]),
         paired=paired_differences(assessed),
         equal_alerts=equal_alerts(assessed, weights),
         budgets=budgets(assessed, weights),

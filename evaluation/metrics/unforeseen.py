@@ -31,9 +31,9 @@ def unforeseen_incidents(predictions: pd.DataFrame, truth: pd.DataFrame | None =
     """
     used = predictions[((predictions["variant"] == "sliding") & (predictions["model"] != "random")).to_numpy()]
     unit, units = coded(used["unit"])
-    at = milliseconds(used["decision_time"])
-    times = np.sort(pd.unique(at))
-    time = np.searchsorted(times, at)
+    time_ms = milliseconds(used["decision_time"])
+    times = np.sort(pd.unique(time_ms))
+    time = np.searchsorted(times, time_ms)
     one = (used["model"] == used["model"].iloc[0]).to_numpy() if len(used) else np.zeros(0, dtype=bool)
     present = np.zeros((len(times), len(units)), dtype=bool)
     present[time[one], unit[one]] = True

@@ -133,9 +133,9 @@ def read_manifest(path: Path) -> tuple[Path, dict[str, Any], str]:
     except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise damaged(file, f"is not JSON: {error}") from None
     if not isinstance(content, dict) or content.get("format") != FORMAT:
-        found = content.get("format") if isinstance(content, dict) else None
+        version = content.get("format") if isinstance(content, dict) else None
         raise InputError(
-            f"the bundle's layout is version {found}, this code reads {FORMAT}",
+            f"the bundle's layout is version {version}, this code reads {FORMAT}",
             str(file),
             "Train the bundle again, or use the version of predrain that wrote it.",
         )
@@ -170,7 +170,7 @@ def check_columns(given: Sequence[FeatureColumn], expected: Sequence[FeatureColu
 
     Raises ``InputError``: naming what differs.
     """
-    names, wanted = [each.name for each in given], [each.name for each in expected]
+    names, wanted = [column.name for column in given], [column.name for column in expected]
     if names == wanted:
         return
     absent = [name for name in wanted if name not in set(names)]

@@ -97,10 +97,10 @@ def promotion_section(decision: Mapping[str, Any]) -> str:
         "| criterion | against | other | this version | limit | outcome | finding |",
         "|---|---|---|---|---|---|---|",
     ]
-    for each in verdict["criteria"]:
+    for criterion in verdict["criteria"]:
         cells = (
-            each["name"], each["against"], _plain(each["champion"]), _plain(each["challenger"]),
-            each["limit"], each["outcome"], each["why"],
+            criterion["name"], criterion["against"], _plain(criterion["champion"]), _plain(criterion["challenger"]),
+            criterion["limit"], criterion["outcome"], criterion["why"],
         )  # fmt: skip
         lines.append("| " + " | ".join(str(cell).replace("|", "/") for cell in cells) + " |")
     return "\n".join(lines) + "\n"
@@ -172,24 +172,26 @@ def _measured(manifest: Mapping[str, Any]) -> list[str]:
         low, high = mine.get(f"{key}_low"), mine.get(f"{key}_high")
         bounds = "" if low is None or high is None else f"[{_value(low, share)}, {_value(high, share)}]"
         lines.append(f"| {name} | {_value(mine.get(key), share)} | {bounds} |")
-    others = {name: found["sliding"] for name, found in metrics["models"].items() if found.get("sliding")}
+    others = {name: variants["sliding"] for name, variants in metrics["models"].items() if variants.get("sliding")}
     if len(others) > 1:
         lines += ["", "All models of that backtest:", "", "| model | " + " | ".join(n for _, n, _ in _BY_MODEL) + " |"]
         lines.append("|---|" + "---|" * len(_BY_MODEL))
-        for name, found in others.items():
-            cells = " | ".join(_value(found.get(key), share) for key, _, share in _BY_MODEL)
+        for name, statistics in others.items():
+            cells = " | ".join(_value(statistics.get(key), share) for key, _, share in _BY_MODEL)
             lines.append(f"| `{name}` | {cells} |")
     return lines
 
 
 def _calibration(manifest: Mapping[str, Any]) -> list[str]:
     fitted = manifest["fitted"]
-    found = (fitted.get("calibrators") or {}).get(manifest["profile"]) or {}
+    calibrator = (fitted.get("calibrators") or {}).get(manifest["profile"]) or {}
     lines = []
     if not fitted["calibrated"]:
         lines.append("**Risks are not calibrated on data**: too few incidents; they follow from the base rate.")
-    elif found:
-        lines.append(f"A `{found['method']}` map from scores to risks, fitted on a slice later than the training rows.")
+    elif calibrator:
+        lines.append(
+            f"A `{calibrator['method']}` map from scores to risks, fitted on a slice later than the training rows."
+        )
     mine = _profile(manifest)
     if mine and mine.get("risk_ratio") is not None:
         lines.append(
@@ -207,8 +209,8 @@ def _limits(manifest: Mapping[str, Any]) -> list[str]:
         "- Ranks and alerts need all units of a decision time in one call.",
     ]
     classes = (_profile(manifest) or {}).get("by_class") or {}
-    for name, found in classes.items():
-        n, caught = found["incidents"], found["caught"]
+    for name, statistics in classes.items():
+        n, caught = statistics["incidents"], statistics["caught"]
         note = ": too few to say more" if n < _RARE else ", hardly any" if caught < n / 10 else ""
         lines.append(f"- Failures of class `{name}`: {caught} of {n} were alerted in the backtest{note}.")
     return lines
@@ -235,8 +237,8 @@ def _flatten(value: Any, name: str, into: dict[str, str]) -> None:
 
 def _profile(manifest: Mapping[str, Any]) -> Mapping[str, Any] | None:
     models = (manifest.get("metrics") or {}).get("models") or {}
-    found = (models.get(manifest["profile"]) or {}).get("sliding")
-    return found or None
+    sliding = (models.get(manifest["profile"]) or {}).get("sliding")
+    return sliding or None
 
 
 def _value(value: float | None, share: int) -> str:

@@ -162,8 +162,8 @@ def _without_padding(content: bytes) -> bytes:
 def _renumber(node: Any, names: dict[int, int], files: dict[str, str], last: list[int]) -> None:
     """Give nodes numbers in the order of their appearance, in place."""
     if isinstance(node, list):
-        for each in node:
-            _renumber(each, names, files, last)
+        for child in node:
+            _renumber(child, names, files, last)
         return
     if not isinstance(node, dict):
         return
@@ -178,8 +178,8 @@ def _renumber(node: Any, names: dict[int, int], files: dict[str, str], last: lis
         name = node["file"]
         files.setdefault(name, f"{len(files) + 1}{Path(name).suffix}")
         node["file"] = files[name]
-    for each in node.values():
-        _renumber(each, names, files, last)
+    for child in node.values():
+        _renumber(child, names, files, last)
 
 
 def _add(archive: zipfile.ZipFile, name: str, content: bytes) -> None:

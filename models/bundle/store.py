@@ -168,9 +168,9 @@ def _write(work: Path, fitted: FittedModels, manifest: Mapping[str, Any]) -> tup
     }
     (work / CARD).write_text(model_card(content), encoding="utf-8", newline="\n")
     content["files"] = {
-        each.relative_to(work).as_posix(): hashlib.sha256(each.read_bytes()).hexdigest()
-        for each in sorted(work.rglob("*"))
-        if each.is_file()
+        path.relative_to(work).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(work.rglob("*"))
+        if path.is_file()
     }
     raw = sealed(content)
     (work / MANIFEST).write_bytes(raw)
@@ -269,9 +269,9 @@ def _plain(value: Any) -> Any:
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, Mapping):
-        return {str(key): _plain(each) for key, each in value.items()}
+        return {str(key): _plain(element) for key, element in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
+        return [_plain(element) for element in value]
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, datetime):

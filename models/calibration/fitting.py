@@ -103,10 +103,10 @@ def at_level(calibrator: Calibrator, score: Floats, rate: float) -> Calibrator:
         def mean(shift: float) -> float:
             return float(np.interp(score, calibrator.knots, expit(knots + shift)).mean())
     else:
-        at = calibrator.intercept + calibrator.slope * score
+        log_odds = calibrator.intercept + calibrator.slope * score
 
         def mean(shift: float) -> float:
-            return float(expit(at + shift).mean())
+            return float(expit(log_odds + shift).mean())
 
     if not mean(-_FARTHEST) < rate < mean(_FARTHEST):
         return calibrator
@@ -149,9 +149,9 @@ def _sigmoid(score: Floats, y: Floats, start: Calibrator, slope_deviation: float
         )
         return value, gradient
 
-    found = minimize(loss, np.zeros(2), jac=True, method="L-BFGS-B", bounds=[(-6, 6), (-20, 20)])
-    slope = float(start.slope * np.exp(found.x[0]))
-    return Calibrator("sigmoid", slope, float(origin + found.x[1] - slope * middle))
+    optimum = minimize(loss, np.zeros(2), jac=True, method="L-BFGS-B", bounds=[(-6, 6), (-20, 20)])
+    slope = float(start.slope * np.exp(optimum.x[0]))
+    return Calibrator("sigmoid", slope, float(origin + optimum.x[1] - slope * middle))
 
 
 def _isotonic(score: Floats, y: Floats) -> Calibrator:

@@ -76,12 +76,12 @@ class HorizonMap:
         (n, horizons).
         """
         main = np.asarray(risk, dtype=np.float64)
-        at = logit(np.clip(main, EDGE, 1 - EDGE)) - self.base
+        log_odds = logit(np.clip(main, EDGE, 1 - EDGE)) - self.base
         below, above = [main], [main]
         for link in self.shorter:
-            below.append(below[-1] * expit(link.level + link.slope * at))
+            below.append(below[-1] * expit(link.level + link.slope * log_odds))
         for link in self.longer:
-            above.append(above[-1] + (1 - above[-1]) * expit(link.level + link.slope * at))
+            above.append(above[-1] + (1 - above[-1]) * expit(link.level + link.slope * log_odds))
         return np.column_stack([*reversed(below[1:]), main, *above[1:]])
 
     def to_json(self) -> dict[str, Any]:
@@ -119,7 +119,7 @@ def add_risks(risk: Floats, fold: np.ndarray, maps: Sequence[HorizonMap]) -> dic
     for number in np.unique(fold):
         mine = fold == number
         out[mine] = maps[int(number)].risks(risk[mine])
-    return {horizon_column(each): out[:, at].astype(np.float32) for at, each in enumerate(hours)}
+    return {horizon_column(horizon): out[:, at].astype(np.float32) for at, horizon in enumerate(hours)}
 
 
 _LEVEL_DEVIATION = 1.0
@@ -161,7 +161,7 @@ def fit_horizons(
     """
     risk = np.asarray(risk, dtype=np.float64)
     base = float(logit(np.clip(base_rate, EDGE, 0.5)))
-    at = logit(np.clip(risk, EDGE, 1 - EDGE)) - base
+    log_odds = logit(np.clip(risk, EDGE, 1 - EDGE)) - base
     shorter: list[Link] = []
     within, hours = main, _hours(horizon)
     for further in sorted((span for span in others if span < horizon), reverse=True):
@@ -169,7 +169,7 @@ def fit_horizons(
         rows = (within.label == 1) & (here.label >= 0)
         # Each incident stands behind several rows, all of which ask the same: how soon does it come?
         weight = within.incidents / max(int(rows.sum()), 1)
-        shorter.append(_link(at, rows, here, weight, _hours(further), float(logit(share)), 0.0))
+        shorter.append(_link(log_odds, rows, here, weight, _hours(further), float(logit(share)), 0.0))
         within, hours = here, _hours(further)
     longer: list[Link] = []
     within, hours = main, _hours(horizon)
@@ -178,7 +178,9 @@ def fit_horizons(
         rows = (within.label == 0) & (here.label >= 0)
         hazard = np.clip(base_rate, EDGE, 0.5) * (_hours(further) - hours) / _hours(horizon)
         weight = here.incidents / max(int((here.label == 1).sum()), 1)
-        longer.append(_link(at, rows, here, weight, _hours(further), float(logit(min(hazard, 0.5))), _LONGER_SLOPE))
+        longer.append(
+            _link(log_odds, rows, here, weight, _hours(further), float(logit(min(hazard, 0.5))), _LONGER_SLOPE)
+        )
         within, hours = here, _hours(further)
     return HorizonMap(_hours(horizon), base, tuple(shorter), tuple(longer))
 
@@ -204,23 +206,25 @@ def slice_horizons(
 
 
 def _link(
-    at: Floats, rows: np.ndarray, labels: HorizonLabels, weight: float, hours: float, level: float, slope: float
+    log_odds: Floats, rows: np.ndarray, labels: HorizonLabels, weight: float, hours: float, level: float, slope: float
 ) -> Link:
-    at, y, weight = at[rows], (labels.label[rows] == 1).astype(np.float64), min(1.0, weight)
+    log_odds, y, weight = log_odds[rows], (labels.label[rows] == 1).astype(np.float64), min(1.0, weight)
 
     def loss(point: Floats) -> tuple[float, Floats]:
-        z = point[0] + point[1] * at
+        z = point[0] + point[1] * log_odds
         residual = weight * (expit(z) - y)
         value = weight * float(np.sum(np.logaddexp(0, z) - y * z))
         value += 0.5 * ((point[0] - level) / _LEVEL_DEVIATION) ** 2 + 0.5 * ((point[1] - slope) / _SLOPE_DEVIATION) ** 2
         gradient = [
             residual.sum() + (point[0] - level) / _LEVEL_DEVIATION**2,
-            (residual * at).sum() + (point[1] - slope) / _SLOPE_DEVIATION**2,
+            (residual * log_odds).sum() + (point[1] - slope) / _SLOPE_DEVIATION**2,
         ]
         return value, np.array(gradient)
 
-    found = minimize(loss, np.array([level, slope]), jac=True, method="L-BFGS-B", bounds=[(-25, 25), (0.0, _MAX_SLOPE)])
-    return Link(hours, float(found.x[0]), float(found.x[1]))
+    optimum = minimize(
+        loss, np.array([level, slope]), jac=True, method="L-BFGS-B", bounds=[(-25, 25), (0.0, _MAX_SLOPE)]
+    )
+    return Link(hours, float(optimum.x[0]), float(optimum.x[1]))
 
 
 def _hours(span: timedelta) -> float:

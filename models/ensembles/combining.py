@@ -54,8 +54,8 @@ class Stacker:
             return float(np.sum(w * (np.logaddexp(0, z) - y * z)) + penalty), slope
 
         bounds = [(0, None)] * members + [(None, None)]
-        found = minimize(loss, np.append(np.full(members, start), 0.0), jac=True, method="L-BFGS-B", bounds=bounds)
-        return cls(tuple(map(float, found.x[:-1])), float(found.x[-1]))
+        optimum = minimize(loss, np.append(np.full(members, start), 0.0), jac=True, method="L-BFGS-B", bounds=bounds)
+        return cls(tuple(map(float, optimum.x[:-1])), float(optimum.x[-1]))
 
     def log_odds(self, scores: Floats) -> Floats:
         """Join log-odds of shape (n_rows, n_members) into one of shape (n_rows,)."""

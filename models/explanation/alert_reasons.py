@@ -94,7 +94,7 @@ def _fleets(matrix: Matrix, read: RowReader, rows: Ints, among: Ints) -> tuple[l
     ends = np.cumsum(np.bincount(at[kept], minlength=len(asked)))
     # views, one a decision time: alerts of one time share it
     parts = np.split(fleet, ends[:-1])
-    return [parts[each] for each in np.searchsorted(asked, own)], bool((size > most).any())
+    return [parts[position] for position in np.searchsorted(asked, own)], bool((size > most).any())
 
 
 def alert_reasons(matrix: Matrix, explained: list[dict[str, Any]]) -> tuple[AlertReasons, ...]:
@@ -102,10 +102,10 @@ def alert_reasons(matrix: Matrix, explained: list[dict[str, Any]]) -> tuple[Aler
     rows = matrix.rows
     return tuple(
         AlertReasons(
-            decision_time=rows["decision_time"].iloc[each["row"]].to_pydatetime(),
-            unit=str(rows["unit"].iloc[each["row"]]),
-            reasons=tuple(each["reasons"]),
-            method=each["method"],
+            decision_time=rows["decision_time"].iloc[alert["row"]].to_pydatetime(),
+            unit=str(rows["unit"].iloc[alert["row"]]),
+            reasons=tuple(alert["reasons"]),
+            method=alert["method"],
         )
-        for each in explained
+        for alert in explained
     )

@@ -119,8 +119,8 @@ def _shap() -> Any:
 
 def _forest(forest: RandomForestClassifier, X: np.ndarray) -> Floats:
     explainer = _shap().TreeExplainer(forest, feature_perturbation="tree_path_dependent")
-    found = np.asarray(explainer.shap_values(X, check_additivity=False), np.float64)
-    return _as_log_odds(found[..., 1], float(np.asarray(explainer.expected_value)[1]))
+    shap_values = np.asarray(explainer.shap_values(X, check_additivity=False), np.float64)
+    return _as_log_odds(shap_values[..., 1], float(np.asarray(explainer.expected_value)[1]))
 
 
 def _as_log_odds(values: Floats, base: float) -> Floats:

@@ -85,7 +85,7 @@ class ReasonPlan:
             elif column.group == "onset":
                 most[column.statistic, column.window] = at
         group = np.array([number[key] for key in keys])
-        return cls(tuple(columns), group, {window: np.array(each) for window, each in surges.items()}, most)
+        return cls(tuple(columns), group, {window: np.array(positions) for window, positions in surges.items()}, most)
 
     def counters(self, row: np.ndarray) -> dict[int, int]:
         """Say for columns that join all counters which counter's column their value in a row comes from.
@@ -94,7 +94,7 @@ class ReasonPlan:
         Returns: joining column to the surge of the one counter; without those of which the row does not tell the
         counter.
         """
-        found = {}
+        counter_of = {}
         for (statistic, window), at in self.most.items():
             own = self.surges.get(window)
             if own is None or np.isnan(row[own]).all():
@@ -105,8 +105,8 @@ class ReasonPlan:
             # how far above the fleet one counter is, is known of the one whose own past does not tell less
             excess = self.most.get(("excess_max", window))
             if statistic.startswith("surge") or (excess is not None and row[excess] == row[highest]):
-                found[at] = highest
-        return found
+                counter_of[at] = highest
+        return counter_of
 
 
 def largest_reasons(

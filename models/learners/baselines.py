@@ -161,21 +161,21 @@ class VendorRules(Baseline):
 
     def unheard(self) -> str:
         """See :meth:`Baseline.unheard`."""
-        found = any(
+        has_counter = any(
             self._find(group="telemetry", channel=channel, statistic=rule.statistic)
             for rule in self.RULES
             for channel in rule.channels
         )
-        return "" if found else "the matrix has none of the error counters that the vendor's rules look at"
+        return "" if has_counter else "the matrix has none of the error counters that the vendor's rules look at"
 
     def _hit(self, rule: VendorRule, X: np.ndarray) -> np.ndarray:
         value = np.zeros(len(X))
         for channel in rule.channels:
-            found = self._find(group="telemetry", channel=channel, statistic=rule.statistic)
-            if not found:
+            positions = self._find(group="telemetry", channel=channel, statistic=rule.statistic)
+            if not positions:
                 continue
             # A rate wants the shortest window; an event that must not happen at all, the longest.
-            i = found[0] if rule.rate or rule.statistic == "last" else found[-1]
+            i = positions[0] if rule.rate or rule.statistic == "last" else positions[-1]
             window = self.columns[i].window
             seconds = window.total_seconds() if rule.rate and window else 1.0
             value += np.nan_to_num(X[:, i].astype(np.float64), nan=0.0) / seconds

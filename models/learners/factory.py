@@ -246,7 +246,7 @@ def fit_all(fits: Sequence[Fit], fitted: Callable[[str], None] | None = None) ->
 
     # One limit around all: set and lifted by each of two fits at a time, it would be lifted too early for the other.
     with threadpool_limits(limits=THREADS):
-        return list(joblib.Parallel(n_jobs=AT_ONCE, backend="threading")(joblib.delayed(run)(each) for each in fits))
+        return list(joblib.Parallel(n_jobs=AT_ONCE, backend="threading")(joblib.delayed(run)(fit) for fit in fits))
 
 
 def fit_learners(

@@ -77,8 +77,8 @@ class SignedLogScaler(TransformerMixin, BaseEstimator):
         center = np.zeros(logs.shape[1])
         scale = np.ones(logs.shape[1])
         if known.any():
-            found = [_location_and_spread(column) for column in _columns(logs, np.flatnonzero(known))]
-            low, middle, high, deviation = np.array(found).T
+            statistics = [_location_and_spread(column) for column in _columns(logs, np.flatnonzero(known))]
+            low, middle, high, deviation = np.array(statistics).T
             spread = (high - low) / _IQR_TO_SIGMA
             # Most counters are 0 nearly always: their quartiles coincide, and the deviation takes over.
             spread = np.where(spread > 1e-9, spread, np.where(deviation > 1e-9, deviation, 1.0))

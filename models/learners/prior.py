@@ -71,8 +71,8 @@ class Prior:
 
     def on(self, columns: Sequence[FeatureColumn], *, weight: float = 1.0, shift: float = 0.0) -> lightgbm.Booster:
         """Lay the prior onto columns: its log-odds times ``weight`` plus ``shift``."""
-        at = {column.name: i for i, column in enumerate(columns)}
-        position = {i: at[name] for i, name in enumerate(self.card.columns) if name in at}
+        index_of = {column.name: i for i, column in enumerate(columns)}
+        position = {i: index_of[name] for i, name in enumerate(self.card.columns) if name in index_of}
         head, *trees = self.model.split("\nTree=")
         trees[-1] = trees[-1].split("\nend of trees")[0]
         replaced = {

@@ -81,8 +81,8 @@ def version_at(tracking_uri: str, model: str, number: int) -> Version:
     Raises ``InputError`` if there is no such version.
     """
     with opened_store(tracking_uri) as mlflow:
-        found = mlflow.MlflowClient().get_model_version(model, str(number))
-    return Version(number, str(found.tags.get(DIGEST_TAG, "")), dict(found.tags))
+        model_version = mlflow.MlflowClient().get_model_version(model, str(number))
+    return Version(number, str(model_version.tags.get(DIGEST_TAG, "")), dict(model_version.tags))
 
 
 def fetch_bundle(tracking_uri: str, model: str, version: Version, folder: Path) -> Path:
@@ -97,13 +97,13 @@ def fetch_bundle(tracking_uri: str, model: str, version: Version, folder: Path) 
     do = "Register the bundle again with `predrain train --registry`."
     with opened_store(tracking_uri) as mlflow:
         try:
-            found = mlflow.artifacts.download_artifacts(
+            downloaded = mlflow.artifacts.download_artifacts(
                 artifact_uri=f"models:/{model}/{version.number}", dst_path=str(folder)
             )
         except OSError as error:
             raise InputError(f"its files cannot be read: {error.strerror or error}", where, do) from None
     # MLflow keeps the name that the folder had when it was registered
-    bundles = [each.parent for each in (Path(found) / "artifacts").glob(f"*/{MANIFEST}")]
+    bundles = [manifest.parent for manifest in (Path(downloaded) / "artifacts").glob(f"*/{MANIFEST}")]
     if len(bundles) != 1:
         raise InputError(f"it holds {len(bundles) or 'no'} bundles", where, do)
     return bundles[0]
@@ -191,9 +191,9 @@ def alone(tracking_uri: str) -> Iterator[None]:
 
 
 def _standing(client: Any, model: str) -> Standing:
-    found = client.get_registered_model(model)
-    aliases = {name: int(version) for name, version in found.aliases.items()}
-    return Standing(aliases, _history(found.tags.get(HISTORY_TAG), aliases.get(CHAMPION)))
+    registered_model = client.get_registered_model(model)
+    aliases = {name: int(version) for name, version in registered_model.aliases.items()}
+    return Standing(aliases, _history(registered_model.tags.get(HISTORY_TAG), aliases.get(CHAMPION)))
 
 
 def _history(written: str | None, champion: int | None) -> tuple[int, ...]:
@@ -201,7 +201,7 @@ def _history(written: str | None, champion: int | None) -> tuple[int, ...]:
     if champion is None:
         return ()
     try:
-        listed = tuple(int(each) for each in json.loads(written or "[]"))
+        listed = tuple(int(version) for version in json.loads(written or "[]"))
     except (ValueError, TypeError):
         listed = ()
     if listed and listed[-1] == champion:
@@ -222,9 +222,9 @@ def _expect(client: Any, model: str, expected: int | None) -> Standing:
     return now
 
 
-def _changed(model: str, expected: int | None, found: Any) -> InputError:
+def _changed(model: str, expected: int | None, current: Any) -> InputError:
     return InputError(
-        f"the champion was {_name(expected)} when the comparison began and is {_name(found)} now",
+        f"the champion was {_name(expected)} when the comparison began and is {_name(current)} now",
         f"model {model}",
         "Run the promotion again: it will compare with the new champion.",
     )

@@ -53,11 +53,11 @@ def log_run(
         client, entities = mlflow.MlflowClient(), mlflow.entities
         home = experiment_id(client, tracking_uri, experiment)
         query = f"tags.`{FINGERPRINT}` = '{mark}'"
-        found = client.search_runs([home], filter_string=query, max_results=10) if once else []
-        finished = [run for run in found if run.info.status == _FINISHED]
+        runs = client.search_runs([home], filter_string=query, max_results=10) if once else []
+        finished = [run for run in runs if run.info.status == _FINISHED]
         if finished:
             return str(finished[0].info.run_id)
-        run = found[0] if found else client.create_run(home, run_name=name, tags={**tags, FINGERPRINT: mark})
+        run = runs[0] if runs else client.create_run(home, run_name=name, tags={**tags, FINGERPRINT: mark})
         run_id = str(run.info.run_id)
         texts = [entities.Param(key, value) for key, value in flat.items()]
         # the run's own start as the time: filled again after a kill, a metric is the same entry and not a second one

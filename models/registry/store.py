@@ -51,12 +51,12 @@ def register_bundle(tracking_uri: str, model: str, bundle: Path, *, run_id: str,
     loaded = load_bundle(bundle)
     with opened_store(tracking_uri) as mlflow:
         client = mlflow.MlflowClient()
-        if not any(found.name == model for found in client.search_registered_models(f"name = '{model}'")):
+        if not any(registered.name == model for registered in client.search_registered_models(f"name = '{model}'")):
             client.create_registered_model(model)
         same = [
-            int(found.version)
-            for found in client.search_model_versions(f"name = '{model}'")
-            if found.tags.get(DIGEST_TAG) == loaded.digest
+            int(model_version.version)
+            for model_version in client.search_model_versions(f"name = '{model}'")
+            if model_version.tags.get(DIGEST_TAG) == loaded.digest
         ]
         if same:
             version = max(same)
@@ -72,9 +72,9 @@ def register_bundle(tracking_uri: str, model: str, bundle: Path, *, run_id: str,
 
 def experiment_id(client: Any, tracking_uri: str, name: str) -> str:
     """Find or make an experiment, its artifacts next to the database."""
-    found = client.get_experiment_by_name(name)
-    if found is not None:
-        return str(found.experiment_id)
+    experiment = client.get_experiment_by_name(name)
+    if experiment is not None:
+        return str(experiment.experiment_id)
     location = None
     database = database_of(tracking_uri)
     if database is not None:

@@ -31,14 +31,14 @@ def row_positions(matrix: Matrix, predictions: pd.DataFrame) -> Ints:
     place = names.get_indexer(own_names)[own]
     wanted = milliseconds(predictions["decision_time"]) * len(names) + place
     order = np.argsort(key, kind="stable")
-    found = np.searchsorted(key, wanted, sorter=order)
-    missing = (place < 0) | (key[order[np.minimum(found, len(order) - 1)]] != wanted)
+    position = np.searchsorted(key, wanted, sorter=order)
+    missing = (place < 0) | (key[order[np.minimum(position, len(order) - 1)]] != wanted)
     if missing.any():
         at = int(np.flatnonzero(missing)[0])
         raise KeyError(
             f"{predictions['unit'].iloc[at]} at {predictions['decision_time'].iloc[at]} is not in the matrix"
         )
-    return grid[order[found]]
+    return grid[order[position]]
 
 
 def labels_of_rows(matrix: Matrix, at: Ints, horizon: timedelta | None = None) -> LabelsAt:

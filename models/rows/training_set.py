@@ -70,8 +70,8 @@ class Rows:
         """Read :attr:`Matrix.rows`."""
         established = np.full(len(frame), -NEVER, dtype=np.int64)
         if "established_at" in frame.columns:
-            at = milliseconds(frame["established_at"], "established_at")
-            established = np.where(at == NEVER, established, at)
+            established_ms = milliseconds(frame["established_at"], "established_at")
+            established = np.where(established_ms == NEVER, established, established_ms)
         return cls(
             time=milliseconds(frame["decision_time"], "decision_time"),
             augmented=frame["augmented"].to_numpy(dtype=bool),

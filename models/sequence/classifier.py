@@ -91,8 +91,8 @@ class SequenceClassifier(ClassifierMixin, BaseEstimator):
 
         X, codes, weight = self._begin_fit(X, y, sample_weight)
         seed = 0 if self.random_state is None else int(self.random_state)
-        at = np.arange(len(codes)) if times is None else np.asarray(times, dtype=np.int64)
-        fit_on, tail = self._split(codes, weight, at, purged=times is not None)
+        row_times = np.arange(len(codes)) if times is None else np.asarray(times, dtype=np.int64)
+        fit_on, tail = self._split(codes, weight, row_times, purged=times is not None)
         self.scaler_ = SequenceScaler.fit(X, self.layout or SequenceLayout.plain(X.shape[1]))
 
         def inputs(rows: Bools) -> Inputs:
@@ -135,10 +135,10 @@ class SequenceClassifier(ClassifierMixin, BaseEstimator):
         """
         from models.sequence.network import weight_shapes  # noqa: PLC0415 - PyTorch is an extra
 
-        found = {name: value.shape for name, value in self.weights_.items()}
+        shapes = {name: value.shape for name, value in self.weights_.items()}
         wanted = weight_shapes(self._shape())
-        if found != wanted:
-            raise ValueError(f"weights of shapes {found} where {wanted} were expected")
+        if shapes != wanted:
+            raise ValueError(f"weights of shapes {shapes} where {wanted} were expected")
 
     def _begin_fit(self, X: Any, y: Any, sample_weight: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Check the training data, remember the classes, and give ``X``, ``y`` as 0 and 1, and the weights."""
@@ -149,8 +149,8 @@ class SequenceClassifier(ClassifierMixin, BaseEstimator):
             raise ValueError(f"Only binary classification is supported. The type of the target is {kind}.")
         self.classes_, codes = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
-            found = self.classes_.tolist()
-            raise ValueError(f"{type(self).__name__} needs two classes, found one class only: {found}")
+            classes = self.classes_.tolist()
+            raise ValueError(f"{type(self).__name__} needs two classes, found one class only: {classes}")
         weight = _check_sample_weight(sample_weight, X, dtype=np.float64, allow_all_zero_weights=False)
         return X, codes.astype(np.int64), weight
 
@@ -277,7 +277,7 @@ def load_sequence(name: str, content: bytes) -> SequenceClassifier:
             raise ValueError(f"it holds format {header['format']} of {header['network']}")
         layout = TypeAdapter(SequenceLayout).validate_python(header["layout"])
         learner = SequenceClassifier(name, layout, hidden=int(header["hidden"]), filters=int(header["filters"]))
-        learner.scaler_ = SequenceScaler(layout, *(tensors[f"scaler.{each}"] for each in _SCALER))
+        learner.scaler_ = SequenceScaler(layout, *(tensors[f"scaler.{part}"] for part in _SCALER))
         learner.weights_ = {
             key.removeprefix("weights."): value for key, value in tensors.items() if key.startswith("weights.")
         }

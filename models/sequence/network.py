@@ -161,10 +161,10 @@ class _Network(nn.Module):
         if self.kind == "lstm":
             _, (last, _) = self.lstm(steps)
             return self.out(last[-1]).squeeze(1)
-        found = steps.transpose(1, 2)
+        activations = steps.transpose(1, 2)
         for convolution in self.convolutions:
-            found = nn.functional.max_pool1d(torch.relu(convolution(found)), 2, ceil_mode=True)
-        return self.out(torch.relu(self.dense(found.mean(dim=2)))).squeeze(1)
+            activations = nn.functional.max_pool1d(torch.relu(convolution(activations)), 2, ceil_mode=True)
+        return self.out(torch.relu(self.dense(activations.mean(dim=2)))).squeeze(1)
 
 
 @contextmanager

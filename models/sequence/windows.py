@@ -91,9 +91,9 @@ class WindowedMatrix:
     def __init__(self, matrix: Any) -> None:
         self._matrix = matrix
         self._columns = (*matrix.columns, *matrix.sequences.plan.columns)
-        found = window_of(self._columns)
-        assert found is not None
-        self.facts: WindowFacts = found
+        facts = window_of(self._columns)
+        assert facts is not None
+        self.facts: WindowFacts = facts
 
     @property
     def rows(self) -> pd.DataFrame:

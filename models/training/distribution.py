@@ -27,12 +27,12 @@ at most 1/64 below the exact one, and is exact for features of fewer values."""
 Knots = Annotated[
     Floats,
     PlainValidator(lambda value: np.array(value, dtype=np.float32).astype(np.float64)),
-    PlainSerializer(lambda value: [float(str(each)) for each in value.astype(np.float32)]),
+    PlainSerializer(lambda value: [float(str(knot)) for knot in value.astype(np.float32)]),
 ]
 Shares = Annotated[
     Floats,
     PlainValidator(lambda value: np.array(value, dtype=np.float64)),
-    PlainSerializer(lambda value: [float(each) for each in value]),
+    PlainSerializer(lambda value: [float(share) for share in value]),
 ]
 MaybeNaN = Annotated[float, BeforeValidator(lambda value: float("nan") if value is None else value)]
 
@@ -115,9 +115,9 @@ def summarise(values: np.ndarray, *, blocks: Ints | None = None, every_value: bo
     ``every_value``: keep every distinct value, for codes of categories.
     """
     there = np.isfinite(values)
-    found = np.sort(values[there].astype(np.float64))
-    knots, cumulative = _knots(found, every_value=every_value)
-    plain = Distribution(knots, cumulative, len(found), int((~there).sum()))
+    ordered = np.sort(values[there].astype(np.float64))
+    knots, cumulative = _knots(ordered, every_value=every_value)
+    plain = Distribution(knots, cumulative, len(ordered), int((~there).sum()))
     if blocks is None or not len(values):
         return plain
     usual_psi, usual_missing = _usual(plain, values, there, blocks)
@@ -130,15 +130,15 @@ def shift_of(reference: Distribution, values: np.ndarray) -> Shift:
     ``values``: recent values; NaN: missing; shape (n,).
     """
     there = np.isfinite(values)
-    found = np.sort(values[there].astype(np.float64))
-    missing = 1.0 - len(found) / max(len(values), 1)
-    median = float(found[(len(found) - 1) // 2]) if len(found) else float("nan")
+    ordered = np.sort(values[there].astype(np.float64))
+    missing = 1.0 - len(ordered) / max(len(values), 1)
+    median = float(ordered[(len(ordered) - 1) // 2]) if len(ordered) else float("nan")
     psi = ks = 0.0
-    if len(found) and reference.present:
+    if len(ordered) and reference.present:
         edges = reference.edges()
-        psi = stability_index(_reference_counts(reference, edges), _counts(found, edges))
-        now = np.searchsorted(found, reference.knots, side="right") / len(found)
-        below = np.searchsorted(found, reference.knots, side="left") / len(found)
+        psi = stability_index(_reference_counts(reference, edges), _counts(ordered, edges))
+        now = np.searchsorted(ordered, reference.knots, side="right") / len(ordered)
+        below = np.searchsorted(ordered, reference.knots, side="left") / len(ordered)
         # The largest gap lies at a knot or just below one.
         before = np.r_[0.0, reference.cumulative[:-1]]
         exact = len(reference.knots) < KNOTS
@@ -160,20 +160,20 @@ def stability_index(before: Floats, now: Floats) -> float:
     return float(((q - p) * np.log(q / p)).sum())
 
 
-def _knots(found: Floats, *, every_value: bool) -> tuple[Floats, Floats]:
-    if not len(found):
+def _knots(ordered: Floats, *, every_value: bool) -> tuple[Floats, Floats]:
+    if not len(ordered):
         return np.zeros(0), np.zeros(0)
-    last = np.flatnonzero(np.r_[found[1:] != found[:-1], True])  # position of each distinct value's last occurrence
+    last = np.flatnonzero(np.r_[ordered[1:] != ordered[:-1], True])  # position of each distinct value's last occurrence
     if len(last) > KNOTS and not every_value:
-        at = np.linspace(0, len(found) - 1, KNOTS).round().astype(np.int64)
+        at = np.linspace(0, len(ordered) - 1, KNOTS).round().astype(np.int64)
         last = np.unique(last[np.searchsorted(last, at)])
     # Rounded as a bundle's file holds it, so that a summary read back gives the same bins.
-    return found[last], np.round((last + 1) / len(found), 6)
+    return ordered[last], np.round((last + 1) / len(ordered), 6)
 
 
-def _counts(found: Floats, edges: Floats) -> Floats:
-    upto = np.searchsorted(found, edges, side="right")
-    return np.diff(np.r_[0, upto, len(found)]).astype(np.float64)
+def _counts(ordered: Floats, edges: Floats) -> Floats:
+    upto = np.searchsorted(ordered, edges, side="right")
+    return np.diff(np.r_[0, upto, len(ordered)]).astype(np.float64)
 
 
 def _reference_counts(reference: Distribution, edges: Floats) -> Floats:
@@ -197,5 +197,5 @@ def _usual(plain: Distribution, values: np.ndarray, there: np.ndarray, blocks: I
     code = np.searchsorted(edges, values[there].astype(np.float64), side="left")
     counts = np.bincount(blocks[there] * bins + code, minlength=len(rows) * bins).reshape(-1, bins).astype(np.float64)
     whole = counts.sum(axis=0)
-    found = [stability_index(whole - counts[at], counts[at]) for at in held if counts[at].sum()]
-    return max(found, default=0.0), usual_missing
+    psi = [stability_index(whole - counts[at], counts[at]) for at in held if counts[at].sum()]
+    return max(psi, default=0.0), usual_missing

@@ -151,4 +151,4 @@ def _tail_scores(
             learners[start] = fit_learners(unfitted, read(rows.rows), rows.label, rows.weight)["lightgbm"]
     scores = log_odds_of(list(learners.values()), read, tail_rows)
     scored = zip(learners, scores, strict=True)
-    return dict.fromkeys(chosen, 0.0) | {start: float(average_precision_score(truth, each)) for start, each in scored}
+    return dict.fromkeys(chosen, 0.0) | {start: float(average_precision_score(truth, score)) for start, score in scored}

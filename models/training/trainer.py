@@ -340,7 +340,7 @@ class Trainer:
             members = np.column_stack([answers[name] for name in fitted.members]) + fitted.prior_shift
             fitted = replace(fitted, stacker=Stacker.fit(members, split.slice_label.astype(np.int64)))
         scored = fitted.compare(answers, time, tie)
-        scores = {name: each.score.astype(np.float64) for name, each in scored.items()}
+        scores = {name: model_score.score.astype(np.float64) for name, model_score in scored.items()}
         calibrators = {
             name: fit_calibrator(
                 scores[name],
@@ -353,7 +353,9 @@ class Trainer:
             for name in fitted.models
         }
         if split.held_out and self.models.calibration.level == "recent":
-            calibrators = {name: at_level(each, scores[name], split.base_rate) for name, each in calibrators.items()}
+            calibrators = {
+                name: at_level(calibrator, scores[name], split.base_rate) for name, calibrator in calibrators.items()
+            }
         main_horizon, others = split.horizons
         if not others:
             return replace(fitted, calibrators=calibrators)

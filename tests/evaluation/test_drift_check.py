@@ -25,8 +25,8 @@ def test_a_steady_fleet_raises_no_verdict_though_its_driver_is_upgraded_and_its_
         for seed in range(12)
         for fitted, day in ((35, 42), (35, 49), (35, 56), (42, 49))
     ]
-    assert sum(found.drift for found in checks) <= 0.05 * len(checks)
-    notes = [verdict for found in checks for verdict in found.verdicts if not verdict.drift]
+    assert sum(check.drift for check in checks) <= 0.05 * len(checks)
+    notes = [verdict for check in checks for verdict in check.verdicts if not verdict.drift]
     assert {verdict.cause for verdict in notes} == {"fleet"}
     assert notes[0].text == "The driver changed on part of the fleet."
     assert any("driver 560: 0% before" in fact for fact in notes[0].facts)
@@ -36,23 +36,23 @@ def test_a_counter_that_a_new_driver_counts_otherwise_is_laid_to_the_telemetry()
     fleet = DriftingFleet(seed=1)
     for at in fleet.column("pcie_replay_total"):
         fleet.X[fleet.upgraded, at] = 20 * fleet.X[fleet.upgraded, at] + 5
-    found = fleet.check(42)
-    assert found.causes == ("telemetry",)
-    verdict = drift_verdict(found, "telemetry")
+    check = fleet.check(42)
+    assert check.causes == ("telemetry",)
+    verdict = drift_verdict(check, "telemetry")
     assert verdict.text == "PCIe replays read differently since a driver or exporter changed."
     assert any(
         "on units whose driver changed, against units that had not changed on the same days" in f for f in verdict.facts
     )
-    assert found.summary == "the telemetry changed"
+    assert check.summary == "the telemetry changed"
 
 
 def test_a_reading_that_moves_on_all_units_while_the_driver_rolls_is_not_laid_to_the_driver():
     fleet = DriftingFleet(seed=2)
     for at in fleet.column("pcie_replay_total"):
         fleet.X[fleet.day >= 38, at] += 10
-    found = fleet.check(45)
-    assert found.causes == ("readings",)
-    assert drift_verdict(found, "readings").text == (
+    check = fleet.check(45)
+    assert check.causes == ("readings",)
+    assert drift_verdict(check, "readings").text == (
         "PCIe replays read differently, and neither workload, gaps nor drivers explain it."
     )
 
@@ -80,10 +80,10 @@ def test_idle_gpus_are_laid_to_the_workload_and_the_temperature_with_them():
     for at in (*fleet.column("gpu_util_pct"), *fleet.column("gpu_temp_c")):
         low = float(fleet.X[:, at].min())
         fleet.X[late, at] = low + 0.4 * (fleet.X[late, at] - low)
-    found = fleet.check(45)
-    assert found.causes == ("workload",)
-    assert drift_verdict(found, "workload").text == "The GPUs are used otherwise than before."
-    assert any("GPU temperature" in fact for fact in drift_verdict(found, "workload").facts)
+    check = fleet.check(45)
+    assert check.causes == ("workload",)
+    assert drift_verdict(check, "workload").text == "The GPUs are used otherwise than before."
+    assert any("GPU temperature" in fact for fact in drift_verdict(check, "workload").facts)
 
 
 def test_gpus_of_a_new_model_are_a_change_of_the_fleet():
@@ -117,12 +117,12 @@ def joined(seed, *, make=None, channel="pcie_replay_total"):
 @pytest.mark.parametrize("make", [None, 2])
 @pytest.mark.parametrize("seed", range(10, 13))
 def test_another_mix_of_makes_changes_the_fleet_and_not_its_telemetry_or_readings(seed, make):
-    found = joined(seed, make=make).check(49)
-    assert found.causes == ("fleet",)
-    moved = {each["feature"] for each in found.features if each["moved"]}
+    check = joined(seed, make=make).check(49)
+    assert check.causes == ("fleet",)
+    moved = {row["feature"] for row in check.features if row["moved"]}
     assert not any("pcie" in name for name in moved)
     # the numbers stay those of the whole fleet
-    assert make is None or any("pcie" in each["feature"] and each["psi"] > 0.2 for each in found.features)
+    assert make is None or any("pcie" in row["feature"] and row["psi"] > 0.2 for row in check.features)
 
 
 def test_what_moves_within_makes_is_reported_though_others_join():
@@ -131,10 +131,10 @@ def test_what_moves_within_makes_is_reported_though_others_join():
         fleet.X[(fleet.day >= 38) & (fleet.node % 3 == 0), at] = np.nan
     for at in fleet.column("pcie_replay_total"):
         fleet.X[fleet.day >= 38, at] += 10
-    found = fleet.check(49)
-    assert set(found.causes) == {"fleet", "telemetry", "readings"}
-    assert drift_verdict(found, "telemetry").text == "GPU temperature fell silent on part of the fleet."
-    assert drift_verdict(found, "readings").text.startswith("PCIe replays read differently")
+    check = fleet.check(49)
+    assert set(check.causes) == {"fleet", "telemetry", "readings"}
+    assert drift_verdict(check, "telemetry").text == "GPU temperature fell silent on part of the fleet."
+    assert drift_verdict(check, "readings").text.startswith("PCIe replays read differently")
 
 
 @pytest.mark.parametrize("seed", [20, 21])
@@ -169,7 +169,9 @@ def test_a_driver_that_is_another_everywhere_is_not_reported_for_a_part():
 )
 def test_risks_that_outcomes_contradict_are_reported_where_it_is_sure_and_much(positives, incidents, expected, text):
     verdicts = risk_verdicts(RiskCounts(positives, incidents, expected, rows_each=4))
-    assert [(each.cause, each.drift, each.text) for each in verdicts] == ([("risks", True, text)] if text else [])
+    assert [(verdict.cause, verdict.drift, verdict.text) for verdict in verdicts] == (
+        [("risks", True, text)] if text else []
+    )
     assert risk_verdicts(None) == []
 
 
@@ -185,12 +187,12 @@ def test_right_risks_are_hardly_ever_called_wrong(rows_each):
 def test_more_failures_and_other_failures_are_a_change_of_the_failures():
     fleet = DriftingFleet(seed=8, rate=0.01)
     fleet.incidents += fleet.draw(0.03, start=36, kind="bus")
-    found = fleet.check(49)
-    assert found.causes == ("failures",)
-    verdict = drift_verdict(found, "failures")
+    check = fleet.check(49)
+    assert check.causes == ("failures",)
+    verdict = drift_verdict(check, "failures")
     assert verdict.text == "Failures come more often than before."
     assert any(fact.startswith("class bus: 0 incidents before, ") for fact in verdict.facts)
-    assert found.outcomes["ratio"] > 2
+    assert check.outcomes["ratio"] > 2
 
 
 def test_alerts_that_fail_while_nothing_moves_are_laid_to_the_failures():
@@ -252,7 +254,7 @@ def test_failures_that_come_as_often_as_before_have_a_ratio_near_one_a_day_after
 def test_what_comes_after_a_check_changes_nothing_of_it(seed):
     fleet, poisoned = DriftingFleet(seed=seed), DriftingFleet(seed=seed)
     poisoned.X[poisoned.day >= 45] = 1e6
-    poisoned.incidents = [each for each in poisoned.incidents if each[1] < fleet.at(45) - 600_000]
+    poisoned.incidents = [incident for incident in poisoned.incidents if incident[1] < fleet.at(45) - 600_000]
     poisoned.incidents += poisoned.draw(0.3, start=45.01)
     assert poisoned.check(45) == fleet.check(45)
     assert poisoned.check(56) != fleet.check(56)
@@ -260,15 +262,15 @@ def test_what_comes_after_a_check_changes_nothing_of_it(seed):
 
 def test_findings_and_reference_survive_json_and_the_order_of_rows_does_not_matter():
     fleet = DriftingFleet(seed=12)
-    found = fleet.check(45)
-    assert json.loads(json.dumps(found.to_json(), allow_nan=False)) == found.to_json()
+    check = fleet.check(45)
+    assert json.loads(json.dumps(check.to_json(), allow_nan=False)) == check.to_json()
     rows = Rows.of(fleet.rows)
     order = np.random.default_rng(0).permutation(len(fleet.rows))
     chosen = sample_rows(rows, fleet.at(7), fleet.at(34), most=500, seed=3)
     shuffled = sample_rows(Rows.of(fleet.rows.iloc[order]), fleet.at(7), fleet.at(34), most=500, seed=3)
     assert len(chosen) == 500
     assert set(order[shuffled]) == set(chosen)
-    assert sum(group["features"] for group in found.groups) == len(COLUMNS)
+    assert sum(group["features"] for group in check.groups) == len(COLUMNS)
     assert by_group([]) == []
 
 
@@ -283,5 +285,5 @@ def test_ages_are_compared_as_dates_so_that_time_passing_changes_nothing():
 
 def test_a_check_without_rows_finds_nothing():
     fleet = DriftingFleet(seed=14)
-    found = fleet.check(35)
-    assert (found.rows, found.drift, found.summary) == (0, False, "nothing to compare")
+    check = fleet.check(35)
+    assert (check.rows, check.drift, check.summary) == (0, False, "nothing to compare")

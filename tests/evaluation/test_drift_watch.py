@@ -56,15 +56,15 @@ def checked(other):
     return DriftWatch(trainer, refits, "m").check(WEEKS, weekly(fleet, alerted), trainer.labels_at(refits[-1]))
 
 
-def said_of_alerts(findings):
+def alert_facts(findings):
     return [fact for verdict in findings.verdicts for fact in verdict.facts if "alerted units failed" in fact]
 
 
 def test_units_that_are_alerted_in_vain_all_the_time_do_not_pass_for_alerts_that_are_right_less_often():
-    assert said_of_alerts(checked(lambda day: CHRONIC + day)) == []
+    assert alert_facts(checked(lambda day: CHRONIC + day)) == []
 
 
 def test_alerts_that_are_right_less_often_than_in_weeks_before_are_reported():
     since = FIRST + 7 * (WEEKS - 1)
-    found = checked(lambda day: CHRONIC + day - (30 if day >= since else 0))
-    assert said_of_alerts(found) == ["0 of 14 alerted units failed, 0%; before 56 of 120, 47%"]
+    findings = checked(lambda day: CHRONIC + day - (30 if day >= since else 0))
+    assert alert_facts(findings) == ["0 of 14 alerted units failed, 0%; before 56 of 120, 47%"]

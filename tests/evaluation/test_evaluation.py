@@ -81,7 +81,7 @@ def test_statistics_equal_the_definitions_in_a_loop(seed, model, k, reach_hours)
 def test_order_of_rows_does_not_matter_and_statistics_stay_in_bounds(seed):
     frame = fleet(seed, [("xgboost", "sliding", 1.0), ("parallel", "sliding", 1.0)])
     shuffled = frame.sample(frac=1, random_state=seed)
-    one, two = (evaluate(each, k=2, bootstrap=25, seed=1) for each in (frame, shuffled))
+    one, two = (evaluate(predictions, k=2, bootstrap=25, seed=1) for predictions in (frame, shuffled))
     assert json.dumps(one.to_metrics()) == json.dumps(two.to_metrics())
     for name in STATISTICS:
         values = one.table[[name, f"{name}_low", f"{name}_high"]].to_numpy(dtype=float)

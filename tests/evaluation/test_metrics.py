@@ -12,7 +12,7 @@ rows = st.lists(st.tuples(st.integers(0, 6), st.booleans(), st.integers(0, 4)), 
 
 
 def split(drawn):
-    score, positive, unit = (np.array(each) for each in zip(*drawn, strict=True))
+    score, positive, unit = (np.array(column) for column in zip(*drawn, strict=True))
     return score.astype(float), positive.astype(bool), unit
 
 
@@ -79,8 +79,8 @@ def test_many_replicates_are_cut_into_chunks_without_a_trace(monkeypatch):
 
 @given(st.lists(st.tuples(st.integers(1, 30), st.booleans()), min_size=1, max_size=60))
 def test_rank_curve_counts_what_a_loop_counts(drawn):
-    rank = np.array([each[0] for each in drawn])
-    positive = np.array([each[1] for each in drawn])
+    rank = np.array([pair[0] for pair in drawn])
+    positive = np.array([pair[1] for pair in drawn])
     curve = rank_curve(rank, positive)
     assert curve["k"][0] == 1
     assert curve["k"][-1] == rank.max()
@@ -93,8 +93,8 @@ def test_rank_curve_counts_what_a_loop_counts(drawn):
 
 @given(st.lists(st.tuples(st.sampled_from([0.0, 0.01, 0.02, 0.2, 0.5, 1.0]), st.booleans()), min_size=1, max_size=80))
 def test_calibration_bins_hold_every_row_once_and_equal_risks_together(drawn):
-    risk = np.array([each[0] for each in drawn])
-    positive = np.array([each[1] for each in drawn])
+    risk = np.array([pair[0] for pair in drawn])
+    positive = np.array([pair[1] for pair in drawn])
     measured = calibration(risk, positive)
     assert measured.rows.sum() == len(drawn)
     assert measured.positives.sum() == positive.sum()

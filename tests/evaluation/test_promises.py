@@ -172,7 +172,7 @@ def test_a_model_that_only_orders_units_promises_nothing(walked, name):
     made = walk_promises(one, folds(), matrix, with_costs, k=2)
     assert not made.folds["promised"].any()
     assert made.folds["why"].str.startswith(f"{name} only orders").all()
-    assert [each.kind for each in made.current[name] if each.threshold is not None] == ["budget"]
+    assert [promise.kind for promise in made.current[name] if promise.threshold is not None] == ["budget"]
     assert made.current[name][-1].kind == "cost"
     assert made.current[name][-1].why.startswith(f"{name} only orders")
 
@@ -206,7 +206,7 @@ def test_outcomes_that_were_entered_late_do_not_count_before():
 
 def test_the_current_decisions_look_back_on_everything(walked):
     matrix, _, made = walked
-    kinds = [(each.kind, each.asked) for each in made.current["good"]]
+    kinds = [(promise.kind, promise.asked) for promise in made.current["good"]]
     assert kinds == [("precision", 0.5), ("precision", 0.85), ("budget", 2)]
     assert made.until == matrix.span[1]
     frame = decisions_frame(made)
@@ -227,7 +227,7 @@ def test_a_drain_is_judged_by_the_longer_of_the_two_horizons(walked):
 
     pd.testing.assert_frame_equal(pooled(timedelta(hours=1)), made.pooled)
     longer = pooled(timedelta(hours=72))
-    blind, before = (each[each["model"] == "blind"].iloc[0] for each in (longer, made.pooled))
+    blind, before = (table[table["model"] == "blind"].iloc[0] for table in (longer, made.pooled))
     assert blind["best"] > before["best"]
 
 

@@ -38,7 +38,7 @@ def contenders(*, times=40, units=60, skill=(0.9, 0.9), incidents=24, risk=(1.0,
             pd.DataFrame(
                 {
                     "decision_time": (T0 + pd.to_timedelta(at * 6, unit="h")).as_unit("ms"),
-                    "unit": [f"g{each:02d}" for each in unit],
+                    "unit": [f"g{number:02d}" for number in unit],
                     "model": name,
                     "variant": "held out",
                     "score": -rank.ravel().astype(float),
@@ -53,8 +53,8 @@ def contenders(*, times=40, units=60, skill=(0.9, 0.9), incidents=24, risk=(1.0,
                 }
             )
         )
-    found = {each.model: each for each in split_predictions(pd.concat(frames, ignore_index=True), k)}
-    return found["version 2"], found["version 1"]
+    by_name = {contender.model: contender for contender in split_predictions(pd.concat(frames, ignore_index=True), k)}
+    return by_name["version 2"], by_name["version 1"]
 
 
 def verdict_of(pair, section=SECTION, champion=True):
@@ -62,7 +62,7 @@ def verdict_of(pair, section=SECTION, champion=True):
 
 
 def criterion(verdict, name):
-    return next(each for each in verdict.criteria if each.name == name)
+    return next(criterion for criterion in verdict.criteria if criterion.name == name)
 
 
 def test_an_equal_challenger_passes_and_every_value_is_that_of_plain_counting():
@@ -157,7 +157,7 @@ def test_the_first_champion_is_compared_with_every_baseline():
     mine, other = contenders(skill=(1.0, 0.2))
     baselines = [replace(other, model=name) for name in ("history_count", "vendor_rules")]
     verdict = judge(mine, baselines, SECTION, seed=1, champion=False)
-    assert [each.against for each in verdict.criteria if each.name == "precision at K"] == [
+    assert [criterion.against for criterion in verdict.criteria if criterion.name == "precision at K"] == [
         "history_count", "vendor_rules",
     ]  # fmt: skip
     assert verdict.champion == "history_count, vendor_rules"

@@ -130,7 +130,7 @@ def test_predictions_of_folds_stand_by_variant_model_and_row(folded):
     expected = []
     for fold in folds:
         expected += [(at["variant"], at["model"], at["row"], fold.facts["fold"], at) for at in fold.table.to_pylist()]
-    expected.sort(key=lambda each: each[:3])
+    expected.sort(key=lambda row: row[:3])
     assert len(frame) == len(expected)
     for (variant, model, row, fold, at), got in zip(expected, frame.itertuples(), strict=True):
         assert (got.variant, got.model, got.fold) == (VARIANTS[variant], ("random", "lightgbm")[model], fold)

@@ -103,8 +103,8 @@ def test_other_learners_and_spans_are_bit_for_bit_those_of_a_run_without(matrix,
 
 def test_reasons_say_which_members_are_explained_exactly(result):
     assert result.reasons
-    assert all("exact tree contributions of lightgbm" in each.method for each in result.reasons)
-    assert all("cnn1d" in each.method for each in result.reasons)  # by name among those left out
+    assert all("exact tree contributions of lightgbm" in reason.method for reason in result.reasons)
+    assert all("cnn1d" in reason.method for reason in result.reasons)  # by name among those left out
     assert set(result.attributions["feature"]) >= {"telemetry__f0__mean__1h", "telemetry__power_w__step_mean__1h"}
 
 

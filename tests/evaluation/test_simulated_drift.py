@@ -45,7 +45,7 @@ def checks(tmp_path_factory) -> dict[str, dict[int, Health]]:
     folder = tmp_path_factory.mktemp("drift")
     (folder / "small.yaml").write_text(SMALL)
     params = load_params([folder / "small.yaml"])
-    found = {}
+    by_scenario = {}
     for scenario in ("drift", "base"):
         fleet: Path = folder / scenario
         simulate(fleet / "dataset", gpus=128, days=60, seed=SEED, scenario=scenario, acceleration=10.0)
@@ -60,16 +60,16 @@ def checks(tmp_path_factory) -> dict[str, dict[int, Health]]:
             until=begin + FITTED,
         )
         save_bundle(fleet / "bundle", fitted, {"profile": "logistic", "params": {"seed": params.seed}})
-        found[scenario] = {
+        by_scenario[scenario] = {
             day: check_health(fleet / "bundle", fleet / "matrix", until=begin + timedelta(days=day)) for day in CHECKED
         }
-    return found
+    return by_scenario
 
 
 def test_a_counter_that_the_upgrade_inflates_is_reported_as_a_change_of_the_telemetry_that_names_it(checks):
     health = checks["drift"][42]
     assert not health.healthy
-    [verdict] = [each for each in health.findings.verdicts if each.cause == "telemetry"]
+    [verdict] = [verdict for verdict in health.findings.verdicts if verdict.cause == "telemetry"]
     assert verdict.drift
     assert verdict.text == "PCIe replays read differently since a driver or exporter changed."
     assert any(
@@ -90,8 +90,8 @@ def test_a_steady_fleet_raises_no_alarm_though_its_driver_is_upgraded_alike(chec
     for day, health in checks["base"].items():
         assert health.healthy, (day, health.findings.summary)
         notes = health.findings.verdicts
-        assert {each.text for each in notes} <= {"The driver changed on part of the fleet."}, day
+        assert {note.text for note in notes} <= {"The driver changed on part of the fleet."}, day
     assert checks["base"][35].findings.verdicts  # worth knowing, and no drift
     drifting, steady = (checks[name][42].findings.features for name in ("drift", "base"))
-    assert any("pcie_replay_total" in each["feature"] and each["moved"] for each in drifting)
-    assert not any("pcie_replay_total" in each["feature"] and each["moved"] for each in steady)
+    assert any("pcie_replay_total" in row["feature"] and row["moved"] for row in drifting)
+    assert not any("pcie_replay_total" in row["feature"] and row["moved"] for row in steady)

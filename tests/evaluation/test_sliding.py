@@ -152,7 +152,7 @@ def test_a_fit_after_calibration_uses_the_newest_rows_and_keeps_the_calibration(
             models=models.model_copy(update={"profile": "cascade"}),
             backtest=AUTO,
             seed=7,
-            progress=lambda *each: reported.append(each),
+            progress=lambda *counts: reported.append(counts),
         )
         for models in (QUICK, REFIT)
     )
@@ -168,7 +168,7 @@ def test_a_fit_after_calibration_uses_the_newest_rows_and_keeps_the_calibration(
     assert again.cascade.thresholds == held.cascade.thresholds
     rows = matrix.rows[~matrix.rows["augmented"]].tail(48)
     values = matrix.values(rows.index)
-    one, other = (each.score(values, rows["decision_time"], rows["unit"])["score"] for each in (held, again))
+    one, other = (model.score(values, rows["decision_time"], rows["unit"])["score"] for model in (held, again))
     assert not np.array_equal(one, other)
 
 
@@ -354,11 +354,11 @@ def test_memory_leaves_negatives_out_and_says_so(matrix, result, monkeypatch):
     columns = len(matrix.columns)
     most = int((result.folds["n_positive"] + result.folds["n_negative"]).max()) // 2
     monkeypatch.setattr(TrainingSection, "bytes_of_a_fit", property(lambda _: 4 * columns * most))
-    found = backtest(matrix, QUICK_SLIDING)
-    assert ((found.folds["n_positive"] + found.folds["n_negative"]) <= most).all()
-    whole = result.folds[result.folds["refit_at"].isin(found.folds["refit_at"])]
-    assert set(found.folds["n_positive"]) <= set(whole["n_positive"])
-    assert any(re.match(r"negatives .* training.memory left room for", line) for line in found.skipped)
+    limited = backtest(matrix, QUICK_SLIDING)
+    assert ((limited.folds["n_positive"] + limited.folds["n_negative"]) <= most).all()
+    whole = result.folds[result.folds["refit_at"].isin(limited.folds["refit_at"])]
+    assert set(limited.folds["n_positive"]) <= set(whole["n_positive"])
+    assert any(re.match(r"negatives .* training.memory left room for", line) for line in limited.skipped)
 
 
 def test_the_final_models_score_as_the_backtest_would(matrix):
@@ -417,7 +417,7 @@ def on_drift():
 
 
 def test_a_check_for_drift_never_depends_on_what_comes_later(on_drift):
-    assert any(found is not None and found.drift for found in on_drift.drift)
+    assert any(check is not None and check.drift for check in on_drift.drift)
     cut = on_drift.folds["refit_at"].iloc[0] + timedelta(days=12)
     poisoned = stepped()
     late = (poisoned.rows["decision_time"] >= cut).to_numpy()
@@ -425,5 +425,5 @@ def test_a_check_for_drift_never_depends_on_what_comes_later(on_drift):
     again = backtest(poisoned, DRIFT)
     early = on_drift.folds[on_drift.folds["test_start"] < cut]
     pd.testing.assert_frame_equal(again.folds.loc[early.index], early, check_exact=True)
-    checked = [found for found in on_drift.drift if found is not None and found.end_ms <= cut.value // 10**6]
+    checked = [check for check in on_drift.drift if check is not None and check.end_ms <= cut.value // 10**6]
     assert checked == list(again.drift[1 : 1 + len(checked)])

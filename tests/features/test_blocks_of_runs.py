@@ -46,9 +46,9 @@ def table_of(rows) -> pa.Table:
     return sort_samples(pa.table(columns, schema=schema), "gpu")[0]
 
 
-def assert_equal(found: list[SampleBlock], expected: list[SampleBlock]) -> None:
-    assert len(found) == len(expected)
-    for one, other in zip(found, expected, strict=True):
+def assert_equal(blocks: list[SampleBlock], expected: list[SampleBlock]) -> None:
+    assert len(blocks) == len(expected)
+    for one, other in zip(blocks, expected, strict=True):
         assert dict(one.spans) == dict(other.spans)
         assert one.values.tobytes() == other.values.tobytes()
         for name in ("times", "flags", "flags_known"):
@@ -112,7 +112,7 @@ def test_a_block_holds_what_the_samples_say_whichever_are_missing(count, begin, 
     rows = [(at, ("n", "g"), temperatures[at], 1, masks[at], None) for at in range(begin + count)]
     (block,) = blocks_of(table_of(rows).slice(begin), LAYOUT, unit="gpu")  # bits of a slice begin within a byte
     gauge, mask = LAYOUT.numbers.index("gpu_temp_c"), LAYOUT.masks.index("clocks_event_reasons")
-    finite = [None if each is None or np.isinf(each) else each for each in temperatures[begin:]]
+    finite = [None if value is None or np.isinf(value) else value for value in temperatures[begin:]]
     np.testing.assert_array_equal(block.values[gauge], np.array(finite, dtype=np.float64))
-    assert block.flags[mask].tolist() == [each or 0 for each in masks[begin:]]
-    assert block.flags_known[mask].tolist() == [each is not None for each in masks[begin:]]
+    assert block.flags[mask].tolist() == [value or 0 for value in masks[begin:]]
+    assert block.flags_known[mask].tolist() == [value is not None for value in masks[begin:]]

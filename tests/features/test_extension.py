@@ -80,14 +80,14 @@ class Watched:
 @pytest.fixture
 def watched(monkeypatch) -> Watched:
     monkeypatch.setattr(parts, "PART_ROWS", 100)
-    found, begin = Watched(), build_tasks.Build.__init__
+    builds, begin = Watched(), build_tasks.Build.__init__
 
     def noted(self, *args) -> None:
         begin(self, *args)
-        found.rows.append(len(self.keys))
+        builds.rows.append(len(self.keys))
 
     monkeypatch.setattr(build_tasks.Build, "__init__", noted)
-    return found
+    return builds
 
 
 def assert_extended(tmp_path: Path, before: State, after: State, *, run_days: int | None = 1, **options) -> None:

@@ -187,13 +187,13 @@ def test_blocks_keep_nodes_whole_and_follow_moves():
     )
     layout = ChannelLayout.of({"power_w": CATALOGUE["power_w"]})
     blocks = list(blocks_of(table, layout, unit="gpu", block_samples=1))
-    found = [
+    spans = [
         (pair, block.times[begin:end].tolist(), block.values[0, begin:end].tolist())
         for block in blocks
         for pair, (begin, end) in block.spans.items()
     ]
     assert len(blocks) == 2
-    assert found == [
+    assert spans == [
         (("a", "g0"), [1, 5], [1.0, 5.0]),
         (("a", "g1"), [4], [4.0]),
         (("b", "g0"), [3], [3.0]),

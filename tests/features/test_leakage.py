@@ -129,7 +129,7 @@ def test_rows_do_not_see_what_was_not_known(seed, poison, hours):
 @given(st.integers(0, 10_000), st.integers(0, 10_000), st.floats(2, 22))
 def test_labels_do_not_see_what_was_not_known(seed, poison, hours):
     t = T0 + timedelta(minutes=round(hours * 60))
-    found = []
+    labelled = []
     with tempfile.TemporaryDirectory() as folder:
         inventory, samples, events = world(seed)
         for name, data in {
@@ -140,11 +140,11 @@ def test_labels_do_not_see_what_was_not_known(seed, poison, hours):
             matrix = make_matrix(dataset, Path(folder) / f"{name}.matrix")
             both = pd.concat([matrix.rows, matrix.labels(as_of=t)], axis=1)
             both = both[(both["established_at"] <= t) & (both["decision_time"] <= t)]
-            found.append(both[both["complete_at"] <= t].drop(columns="incident").reset_index(drop=True))
+            labelled.append(both[both["complete_at"] <= t].drop(columns="incident").reset_index(drop=True))
             incidents = matrix.incidents(as_of=t)
-            found[-1].attrs["incidents"] = len(incidents)
-    pd.testing.assert_frame_equal(found[0], found[1])
-    assert found[0].attrs == found[1].attrs
+            labelled[-1].attrs["incidents"] = len(incidents)
+    pd.testing.assert_frame_equal(labelled[0], labelled[1])
+    assert labelled[0].attrs == labelled[1].attrs
 
 
 def test_the_delay_is_a_border():

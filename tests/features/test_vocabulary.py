@@ -48,7 +48,7 @@ MODEL = FeatureColumn.of("static", "model", "code", categories=("A100", "H100"))
 
 
 @pytest.mark.parametrize(
-    ("made", "value", "words"),
+    ("made", "value", "text"),
     [
         (
             FeatureColumn.of("telemetry", "ecc_sbe_volatile_total", "rise", window=6 * HOUR, unit="errors"),
@@ -86,5 +86,5 @@ MODEL = FeatureColumn.of("static", "model", "code", categories=("A100", "H100"))
         (MODEL, 7.0, "model is not one seen in training"),
     ],
 )
-def test_reasons_read_as_plain_words(made, value, words):
-    assert describe(made, value) == words
+def test_reasons_read_as_plain_words(made, value, text):
+    assert describe(made, value) == text

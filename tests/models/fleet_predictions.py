@@ -40,18 +40,18 @@ def fleet(seed, models=(("xgboost", "sliding", 0.5),), units=12, times=20, incid
             t = T0 + at * EVERY
             score = {}
             for unit in range(units):
-                found = starts.get(unit)
-                hit = found is not None and t + GAP < found[1] <= t + GAP + HORIZON
+                failure = starts.get(unit)
+                hit = failure is not None and t + GAP < failure[1] <= t + GAP + HORIZON
                 label = 1 if hit else (pd.NA if t + GAP + HORIZON > end else 0)
-                score[unit] = (2.0 * hit + noise * rng.standard_normal(), label, found if hit else None)
+                score[unit] = (2.0 * hit + noise * rng.standard_normal(), label, failure if hit else None)
             order = sorted(score, key=lambda unit: (-score[unit][0], unit))
             for rank, unit in enumerate(order, 1):
-                value, label, found = score[unit]
+                value, label, failure = score[unit]
                 alert = rank <= k and not (model == "parallel" and (at + unit) % 2)
                 rows.append(
                     (t, f"n{unit // 4}", f"g{unit:02d}", f"g{unit:02d}", model, variant, value,
-                     1 / (1 + np.exp(2 - value)), rank, alert, label, found[2] if found else None,
-                     found[0] if found else pd.NA, found[1] if found else pd.NaT, at // per_fold)
+                     1 / (1 + np.exp(2 - value)), rank, alert, label, failure[2] if failure else None,
+                     failure[0] if failure else pd.NA, failure[1] if failure else pd.NaT, at // per_fold)
                 )  # fmt: skip
     frame = pd.DataFrame(
         rows,

@@ -29,11 +29,11 @@ class Held:
 @pytest.mark.parametrize("model", ["lightgbm", "logistic", "mlp", "history_count"])
 def test_shares_add_up_and_favour_what_tells_positives_apart(model: str):
     matrix = Held()
-    found = attribute(fitted_models(), matrix, model, np.array([3, 5]), np.arange(300))
-    assert sum(found["shares"]) == pytest.approx(1)
+    attribution = attribute(fitted_models(), matrix, model, np.array([3, 5]), np.arange(300))
+    assert sum(attribution["shares"]) == pytest.approx(1)
     assert {3, 5} <= set(matrix.asked.tolist())
-    assert found["rows"] == len(matrix.asked) <= SAMPLED_ROWS
-    frame = attribution_frame(matrix, model, [found])
+    assert attribution["rows"] == len(matrix.asked) <= SAMPLED_ROWS
+    frame = attribution_frame(matrix, model, [attribution])
     assert frame["feature"].tolist() == [column.name for column in COLUMNS]
     telling = frame.set_index("feature")["share"]
     if model in ("lightgbm", "logistic"):
@@ -67,8 +67,8 @@ def test_a_backtest_writes_them(small_backtest):
 
 @pytest.mark.parametrize("model", ["mean_rank", "stacked", "intersection", "cascade"])
 def test_ensembles_have_shares_too(model: str):
-    found = attribute(fitted_models(), Held(), model, np.array([3, 5]), np.arange(300))
-    assert sum(found["shares"]) == pytest.approx(1)
+    attribution = attribute(fitted_models(), Held(), model, np.array([3, 5]), np.arange(300))
+    assert sum(attribution["shares"]) == pytest.approx(1)
 
 
 def test_alerts_are_placed_among_the_units_of_their_own_time():
@@ -83,8 +83,8 @@ def test_alerts_are_placed_among_the_units_of_their_own_time():
         same = np.flatnonzero(times == times[row])
         assert np.array_equal(fleet, matrix.X[same], equal_nan=True)
     reported = alert_reasons.explain_rows(fitted_models(), matrix, "mean_rank", asked, among=np.arange(300))
-    assert [each["row"] for each in reported] == asked.tolist()
-    assert all("fleet at that time" in reason for each in reported for reason in each["reasons"])
+    assert [row["row"] for row in reported] == asked.tolist()
+    assert all("fleet at that time" in reason for row in reported for reason in row["reasons"])
 
 
 def test_a_large_fleet_is_sampled_and_the_alerts_stay_in(monkeypatch: pytest.MonkeyPatch):

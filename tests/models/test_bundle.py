@@ -69,8 +69,8 @@ def test_no_pickle_is_written_or_read(tmp_path, monkeypatch):
 def test_the_same_models_give_the_same_bytes_also_after_loading(tmp_path, bundle):
     again = save_bundle(tmp_path / "again", load_bundle(bundle).fitted, FACTS)
     assert again.digest == load_bundle(bundle).digest
-    files = sorted(each.relative_to(bundle) for each in bundle.rglob("*") if each.is_file())
-    assert files == sorted(each.relative_to(again.path) for each in again.path.rglob("*") if each.is_file())
+    files = sorted(path.relative_to(bundle) for path in bundle.rglob("*") if path.is_file())
+    assert files == sorted(path.relative_to(again.path) for path in again.path.rglob("*") if path.is_file())
     for file in files:
         assert (bundle / file).read_bytes() == (again.path / file).read_bytes(), file
 
@@ -80,9 +80,9 @@ def test_the_manifest_holds_what_an_auditor_asks(bundle):
     assert manifest["params"] == {"seed": 42}
     assert manifest["dataset_digest"] == "d1"
     assert manifest["fitted"]["span_seconds"] == 28 * 86_400
-    assert [each["name"] for each in manifest["features"]] == [column.name for column in COLUMNS]
+    assert [feature["name"] for feature in manifest["features"]] == [column.name for column in COLUMNS]
     assert set(manifest["libraries"]) == {"lightgbm", "numpy", "scikit-learn", "skops", "xgboost"}
-    on_disk = {each.relative_to(bundle).as_posix() for each in bundle.rglob("*") if each.is_file()}
+    on_disk = {path.relative_to(bundle).as_posix() for path in bundle.rglob("*") if path.is_file()}
     assert set(manifest["files"]) == on_disk - {"manifest.json"}
     assert "lightgbm.txt" in str(on_disk)
     assert "xgboost.json" in str(on_disk)
@@ -261,7 +261,7 @@ def test_a_save_that_fails_leaves_the_old_bundle(bundle, monkeypatch):
         f"cannot write the bundle: No space left on device ({bundle}). Free some space or choose another folder."
     )
     assert load_bundle(bundle).digest == before
-    assert [each.name for each in bundle.parent.iterdir()] == ["bundle"]
+    assert [path.name for path in bundle.parent.iterdir()] == ["bundle"]
 
 
 def test_a_swap_that_fails_puts_the_old_bundle_back(bundle, monkeypatch):
@@ -284,7 +284,7 @@ def test_a_save_killed_between_its_renames_leaves_the_old_bundle_readable(bundle
     assert load_bundle(bundle).manifest["dataset_digest"] == "d1"
     save_bundle(bundle, fitted_models(), {**FACTS, "dataset_digest": "d2"})
     assert load_bundle(bundle).manifest["dataset_digest"] == "d2"
-    assert [each.name for each in bundle.parent.iterdir()] == ["bundle"]
+    assert [path.name for path in bundle.parent.iterdir()] == ["bundle"]
 
 
 def test_a_folder_that_is_no_bundle_is_never_replaced(tmp_path):

@@ -81,16 +81,16 @@ def small_problem(seed):
 def test_a_forest_is_taken_apart_as_the_definition_of_shapley_values_says(seed):
     X, y, weight = small_problem(seed)
     forest = RandomForestClassifier(3, max_depth=3, random_state=seed).fit(X, y, sample_weight=weight)
-    found, method = contributions(forest, X[:6])
+    values, method = contributions(forest, X[:6])
     assert method == TREES
     for row in range(6):
 
         def value(known, row=row):
-            return np.mean([expected_leaf(each.tree_, X[row], known) for each in forest.estimators_])
+            return np.mean([expected_leaf(tree.tree_, X[row], known) for tree in forest.estimators_])
 
         parts, base = shapley(value, 4), value(set())
         factor = (logit(base + parts.sum()) - logit(base)) / parts.sum()  # from the probability to its log-odds
-        np.testing.assert_allclose(found[row], parts * factor, atol=1e-5)
+        np.testing.assert_allclose(values[row], parts * factor, atol=1e-5)
 
 
 def test_a_forest_that_learned_nothing_has_no_contributions():
@@ -195,8 +195,8 @@ def test_learners_that_explain_themselves_are_asked():
 def test_windows_of_one_thing_are_one_reason_and_added_up():
     hours = [1, 6, 24]
     columns = [
-        FeatureColumn.of("telemetry", "ecc_sbe_volatile_total", "rise", window=timedelta(hours=each), unit="errors")
-        for each in hours
+        FeatureColumn.of("telemetry", "ecc_sbe_volatile_total", "rise", window=timedelta(hours=hour), unit="errors")
+        for hour in hours
     ]
     columns.append(FeatureColumn.of("telemetry", "gpu_temp_c", "max", window=timedelta(hours=1), unit="C"))
     columns.append(FeatureColumn.of("history", "xid_memory", "count", window=timedelta(days=30), scope="gpu"))

@@ -52,7 +52,7 @@ def fleet(seed, n=60_000, more=1.6):
 
 def fitted(seed=0):
     risk, labels = fleet(seed)
-    others = {each: labels[each] for each in labels if each != 24 * H}
+    others = {span: labels[span] for span in labels if span != 24 * H}
     made = fit_horizons(risk, labels[24 * H], others, horizon=24 * H, base_rate=labels[24 * H].label.mean())
     return made, risk, labels
 
@@ -81,11 +81,11 @@ def test_labels_that_are_not_known_yet_do_not_count():
     risk, labels = fleet(0)
     hidden = dict(labels)
     half = np.arange(len(risk)) % 2 == 0
-    for each in (1, 72):
-        label = np.where(half, 1 - labels[each * H].label, labels[each * H].label)
-        hidden[each * H] = HorizonLabels(np.where(half, -1, label), labels[each * H].incidents)
+    for hours in (1, 72):
+        label = np.where(half, 1 - labels[hours * H].label, labels[hours * H].label)
+        hidden[hours * H] = HorizonLabels(np.where(half, -1, label), labels[hours * H].incidents)
     out = fit_horizons(risk, labels[24 * H], hidden, horizon=24 * H, base_rate=0.01)
-    kept = {each: HorizonLabels(np.where(half, -1, found.label), found.incidents) for each, found in labels.items()}
+    kept = {span: HorizonLabels(np.where(half, -1, known.label), known.incidents) for span, known in labels.items()}
     kept[6 * H] = labels[6 * H]
     assert out == fit_horizons(risk, labels[24 * H], kept, horizon=24 * H, base_rate=0.01)
 

@@ -36,7 +36,9 @@ def store(tmp_path_factory):
         name="first",
     )
     first = save_bundle(folder / "first", fitted_models(), {"profile": "lightgbm"})
-    versions = [registry.register_bundle(uri, "predrain", each.path, run_id=run) for each in (first, bundle, bundle)]
+    versions = [
+        registry.register_bundle(uri, "predrain", stored.path, run_id=run) for stored in (first, bundle, bundle)
+    ]
     return uri, run, versions, bundle
 
 
@@ -102,7 +104,7 @@ def test_the_registered_model_refuses_in_words_what_it_cannot_score(store):
     hot = COLUMNS[0].name
     with registry.opened_store(store[0]) as mlflow:
         model = mlflow.pyfunc.load_model("models:/predrain/2")
-        for changed, words in (
+        for changed, message in (
             ({"unit": ["g1", None]}, "row 1 has no unit. Name the GPU (or node) that each row is of."),
             ({hot: [60.0, float("inf")]}, f"{hot} of row 1 is inf, which is infinite in 32 bits. Give a finite number"),
             ({hot: [-1e39, 60.0]}, f"{hot} of row 0 is -1e+39, which is infinite in 32 bits. Give a finite number"),
@@ -113,7 +115,7 @@ def test_the_registered_model_refuses_in_words_what_it_cannot_score(store):
             ({"decision_time": [None, T0.isoformat()]}, "row 0 has no decision_time. Give it for all rows, or for"),
             ({"decision_time": ["", ""]}, "decision_time of row 0 is '', which is no time."),
         ):
-            with pytest.raises(mlflow.exceptions.MlflowException, match=re.escape(words)):
+            with pytest.raises(mlflow.exceptions.MlflowException, match=re.escape(message)):
                 model.predict(frame.assign(**changed))
         with_unknown = model.predict(frame.assign(**{hot: [None, 61.0]}))
         assert with_unknown["risk"].between(0, 1).all()
@@ -125,9 +127,9 @@ def test_the_registered_model_refuses_in_words_what_it_cannot_score(store):
 
 def test_nothing_is_pickled_and_artifacts_stand_beside_the_database(store):
     folder = store[3].path.parent / "tracking"
-    kept = [each for each in folder.rglob("*") if each.is_file()]
-    assert {"pyfunc.py", "manifest.json", "note.txt", "mlflow.db"} <= {each.name for each in kept}
-    assert not [each for each in kept if each.suffix in (".pkl", ".pickle")]
+    kept = [path for path in folder.rglob("*") if path.is_file()]
+    assert {"pyfunc.py", "manifest.json", "note.txt", "mlflow.db"} <= {path.name for path in kept}
+    assert not [path for path in kept if path.suffix in (".pkl", ".pickle")]
 
 
 def test_a_run_is_recorded_once_with_its_steps_and_filled_after_a_kill(store, monkeypatch):
@@ -147,12 +149,12 @@ def test_a_run_is_recorded_once_with_its_steps_and_filled_after_a_kill(store, mo
     run_id = log(0.3)
     assert log(0.3) == run_id
     assert log(0.4) != run_id
-    found = client(uri)
-    assert len(found.search_runs([found.get_experiment_by_name("series").experiment_id])) == 2
-    run = found.get_run(run_id)
+    mlflow_client = client(uri)
+    assert len(mlflow_client.search_runs([mlflow_client.get_experiment_by_name("series").experiment_id])) == 2
+    run = mlflow_client.get_run(run_id)
     assert run.info.status == "FINISHED"
-    history = found.get_metric_history(run_id, "refit.precision")
-    assert [(each.step, each.value) for each in history] == [(0, 0.1), (2, 0.3)]
+    history = mlflow_client.get_metric_history(run_id, "refit.precision")
+    assert [(metric.step, metric.value) for metric in history] == [(0, 0.1), (2, 0.3)]
 
 
 def test_champions_follow_each_other_and_are_unwound_step_by_step(store):

@@ -18,9 +18,9 @@ ROWS = 90
 def test_batches_hold_every_row_once_in_order(count, at_once):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(row_reader, "AT_ONCE", at_once)
-        found = [np.arange(count)[batch] for batch in batches(count)]
-    assert np.array_equal(np.concatenate(found), np.arange(count))
-    assert all(len(batch) <= at_once for batch in found)
+        parts = [np.arange(count)[batch] for batch in batches(count)]
+    assert np.array_equal(np.concatenate(parts), np.arange(count))
+    assert all(len(batch) <= at_once for batch in parts)
 
 
 @pytest.mark.parametrize("at_once", [1, 13, 30])
@@ -38,10 +38,10 @@ def test_scores_in_batches_are_those_of_all_rows_at_once(monkeypatch, at_once):
         return values[wanted]
 
     monkeypatch.setattr(row_reader, "AT_ONCE", at_once)
-    found = fitted.score_rows(read, np.arange(ROWS), time, tie)
+    scores = fitted.score_rows(read, np.arange(ROWS), time, tie)
     assert max(asked) == at_once
-    assert list(found) == list(want)
-    for name, mine in found.items():
+    assert list(scores) == list(want)
+    for name, mine in scores.items():
         if name in (*BASELINES, "lightgbm", "xgboost", "random_forest", "intersection", "mean_rank", "stacked"):
             assert np.array_equal(mine.score, want[name].score)
             assert np.array_equal(mine.rank, want[name].rank)

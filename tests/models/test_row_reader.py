@@ -43,9 +43,9 @@ def test_a_matrix_that_does_not_fit_is_read_the_same_in_any_order(held, asked):
     matrix = Counted(40)
     read = HeldRows(matrix, held * COLUMNS * 4)
     for wanted in asked:
-        found = read(np.array(wanted, dtype=np.int64))
-        assert found.dtype == np.float32
-        assert np.array_equal(found, matrix.features[wanted])
+        values = read(np.array(wanted, dtype=np.int64))
+        assert values.dtype == np.float32
+        assert np.array_equal(values, matrix.features[wanted])
     assert np.array_equal(read(np.arange(40)), matrix.features)
 
 

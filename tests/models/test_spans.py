@@ -89,9 +89,9 @@ def test_the_tail_is_never_fitted_on(drifting):
     )  # fmt: skip
     *fitted, tail = seen
     assert len(fitted) == 2
-    for each in fitted:
-        assert labels.complete[each].max() <= rows.time[tail].min()
-        assert not set(each.tolist()) & set(tail.tolist())
+    for block in fitted:
+        assert labels.complete[block].max() <= rows.time[tail].min()
+        assert not set(block.tolist()) & set(tail.tolist())
 
 
 def test_an_expanding_span_is_the_whole_history_in_whole_days():

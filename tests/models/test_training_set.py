@@ -89,8 +89,8 @@ def test_the_clock_tells_nothing_of_the_label(matrix):
     assert off.any()
     assert odds(off) == pytest.approx(0.1)
     assert odds(~off) == pytest.approx(0.1)
-    for each in np.unique(time[off]):
-        assert odds(off & (time == each)) == pytest.approx(0.1)
+    for moment in np.unique(time[off]):
+        assert odds(off & (time == moment)) == pytest.approx(0.1)
 
 
 def test_the_shift_restores_the_base_rate():

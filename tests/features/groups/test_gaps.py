@@ -89,9 +89,9 @@ def pane_specs():
 @settings(max_examples=200, deadline=None)
 @given(histories(), st.integers(-5, 300), st.integers(-200, 200), pane_specs())
 def test_gaps_and_workload_equal_the_plain_reading(samples, border, since, panes):
-    found, expected = compute(samples, border, since, panes), plain(samples, border, since, ASKED)
+    computed, expected = compute(samples, border, since, panes), plain(samples, border, since, ASKED)
     for name, value in expected.items():
-        assert found[name] == pytest.approx(value, rel=1e-5, abs=1e-6, nan_ok=True), name
+        assert computed[name] == pytest.approx(value, rel=1e-5, abs=1e-6, nan_ok=True), name
 
 
 def test_no_workload_without_utilisation_or_power():

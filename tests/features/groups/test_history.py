@@ -34,10 +34,10 @@ def history_values(rows, events, inventory, features, labels, *, unit="gpu"):
 def value(name, time, *happened, stays=None, unit="g0", node="n0", labels=LABELS):
     """One value of one row, by the name of its column without the group."""
     held = inventory(*(stays or [stay(), stay("g1", slot="1")]))
-    found = history_values(rows((time, unit), node=node), events(*happened), held, FEATURES, labels)
+    values = history_values(rows((time, unit), node=node), events(*happened), held, FEATURES, labels)
     names = [column.name for column in history_columns(FEATURES)]
-    assert found.shape == (1, len(names))
-    return float(found[0, names.index(f"history__{name}")])
+    assert values.shape == (1, len(names))
+    return float(values[0, names.index(f"history__{name}")])
 
 
 def test_columns_are_named_by_scope_and_window_and_are_unique():
@@ -68,8 +68,8 @@ def test_recency_halves_with_each_half_life():
 )  # fmt: skip
 def test_each_xid_is_in_one_group(code, group):
     groups = ("memory", "bus", "firmware", "interconnect", "precursor", "watch", "app")
-    found = [g for g in groups if value(f"gpu_xid_{g}__count__12h", at(1), event(at(0), code=code))]
-    assert found == [group]
+    counting = [g for g in groups if value(f"gpu_xid_{g}__count__12h", at(1), event(at(0), code=code))]
+    assert counting == [group]
     hardware = value("gpu_xid_hardware__since", at(1), event(at(0), code=code))
     assert math.isnan(hardware) == (group == "app")
 
@@ -83,19 +83,19 @@ def test_params_move_an_xid_to_the_group_of_its_class():
 def test_no_events_no_units_and_no_rows():
     held = inventory(stay())
     assert history_values(rows(), events(), held, FEATURES, LABELS).shape == (0, len(history_columns(FEATURES)))
-    found = history_values(rows((at(0), "gX"), node="nX"), events(event(at(-1), code="79")), held, FEATURES, LABELS)
-    assert set(np.unique(found[~np.isnan(found)])) == {0}
+    values = history_values(rows((at(0), "gX"), node="nX"), events(event(at(-1), code="79")), held, FEATURES, LABELS)
+    assert set(np.unique(values[~np.isnan(values)])) == {0}
 
 
 def test_nodes_without_gpus_have_the_history_of_the_node():
     held = inventory(stay(None, "n0", None))
     frame = events(event(at(0), "failure", "fan", gpu=None), event(at(2), "repair", gpu=None))
     asked = rows((at(5), "n0"))
-    found = history_values(asked, frame, held, FEATURES, LABELS, unit="node")
+    values = history_values(asked, frame, held, FEATURES, LABELS, unit="node")
     names = [column.name for column in history_columns(FEATURES, unit="node")]
-    assert found[0, names.index("history__node_incident__since")] == 5
-    assert found[0, names.index("history__node_failure__count__12h")] == 1
-    assert found[0, names.index("history__node_repair__since")] == 3
+    assert values[0, names.index("history__node_incident__since")] == 5
+    assert values[0, names.index("history__node_failure__count__12h")] == 1
+    assert values[0, names.index("history__node_repair__since")] == 3
 
 
 def test_a_domain_is_read_from_inventory_columns_and_ranges_of_a_number():
@@ -107,9 +107,9 @@ def test_a_domain_is_read_from_inventory_columns_and_ranges_of_a_number():
         stay("g3", "n3", rack=None, serial="odd"),
     )
     happened = events(event(at(0), code="79", gpu="g1", node="n1"))
-    found = history_values(rows(*((at(days=2), f"g{i}") for i in range(4))), happened, held, section, LABELS)
+    values = history_values(rows(*((at(days=2), f"g{i}") for i in range(4))), happened, held, section, LABELS)
     names = [column.name for column in history_columns(section)]
-    rate, other = (found[:, names.index(f"history__{name}_incident__rate__4d")] for name in ("rack", "serial_100"))
+    rate, other = (values[:, names.index(f"history__{name}_incident__rate__4d")] for name in ("rack", "serial_100"))
     np.testing.assert_allclose(rate, [1000 / 8, 1000 / 8, 0, np.nan])  # one of two units in four days each
     np.testing.assert_allclose(other, [0, 1000 / 8, 1000 / 8, np.nan])
     with pytest.raises(InputError, match=r"'pod' is no column of the inventory .*fleet, age, gpu, node, rack"):
@@ -121,7 +121,7 @@ def test_a_domain_is_read_from_inventory_columns_and_ranges_of_a_number():
 def test_values_are_as_the_plain_reading_says(world):
     asked = rows(*((at(11.25 * k), unit) for k in range(0, 16) for unit in UNITS))
     asked["node"] = asked["unit"].map(UNITS).astype("str")
-    found = history_values(asked, world.events, world.inventory, DOMAINS, LABELS)
+    values = history_values(asked, world.events, world.inventory, DOMAINS, LABELS)
     columns, facts = history_columns(DOMAINS), facts_of(world.events, world.inventory, LABELS)
     held = oracle.records(world.inventory)
     some = np.random.default_rng(0).permutation(len(asked))[:12]
@@ -129,7 +129,7 @@ def test_values_are_as_the_plain_reading_says(world):
         row = asked.iloc[i]
         for j, column in enumerate(columns):
             expected = plain_value(column, row["decision_time"], row["unit"], row["node"], facts, held)
-            np.testing.assert_allclose(found[i, j], expected, rtol=1e-6, atol=1e-9, err_msg=column.name)
+            np.testing.assert_allclose(values[i, j], expected, rtol=1e-6, atol=1e-9, err_msg=column.name)
 
 
 @SLOW

@@ -78,18 +78,18 @@ def test_a_surge_is_the_smaller_of_two_log_ratios_by_a_slow_oracle(world):
     by_gpu = {gpu: part.sort_values("timestamp") for gpu, part in samples.groupby("gpu", observed=True)}
     column = f"telemetry__{channel}"
     assert column not in frame  # the group needs no other group's columns
-    found, surges = [], []
+    rises, surges = [], []
     for _, row in rows.iterrows():
         mine = by_gpu.get(row["gpu"])
         amount = math.nan if mine is None else rise(mine, channel, t, window)
         before = math.nan if mine is None else max(rise(mine, channel, t, past) - amount, 0.0)
-        found.append((model[row["gpu"]], amount, before))
+        rises.append((model[row["gpu"]], amount, before))
         surges.append(row[f"onset__{channel}__surge__6h"])
-    logs = pd.Series([math.log1p(amount) for _, amount, _ in found])
-    models = pd.Series([name for name, _, _ in found])
+    logs = pd.Series([math.log1p(amount) for _, amount, _ in rises])
+    models = pd.Series([name for name, _, _ in rises])
     versions = pd.Series([driver(row["gpu"], row["node"], t, events, inventory) for _, row in rows.iterrows()])
     checked = 0
-    for at, (name, amount, before) in enumerate(found):
+    for at, (name, amount, before) in enumerate(rises):
         alike = logs[(models == name) & (versions == versions[at])].dropna()
         like = logs[models == name].dropna()
         usual = alike if len(alike) >= MIN_UNITS else like if len(like) >= MIN_UNITS else logs.dropna()

@@ -19,8 +19,8 @@ def values(inventory, events, wanted, asked):
     fleet = Fleet.of(inventory)
     pair = fleet.numbers([node for node, _, _ in asked], [gpu for _, gpu, _ in asked])
     time = pd.DatetimeIndex(stamps([at for *_, at in asked])).astype("int64").to_numpy()
-    found = plan.of_fleet(fleet, inventory, events).values(pair, time)
-    return plan, pd.DataFrame(found, columns=[str(column.channel) for column in plan.columns])
+    array = plan.of_fleet(fleet, inventory, events).values(pair, time)
+    return plan, pd.DataFrame(array, columns=[str(column.channel) for column in plan.columns])
 
 
 def driver(hours, version, *, node="node0", gpu=None, known=None):
@@ -31,10 +31,10 @@ def driver(hours, version, *, node="node0", gpu=None, known=None):
 
 def test_codes_number_values_in_the_order_they_were_known():
     inventory = inventory_of(gpus(6))
-    plan, found = values(inventory, events_of([]), "auto", [("node0", "gpu00", T0), ("node0", "gpu01", T0)])
+    plan, frame = values(inventory, events_of([]), "auto", [("node0", "gpu00", T0), ("node0", "gpu01", T0)])
     model = {str(column.channel): column for column in plan.columns}["model"]
     assert model.categories == ("A100", "H100")  # gpu05, the oldest, is an A100
-    assert found["model"].tolist() == [1.0, 0.0]
+    assert frame["model"].tolist() == [1.0, 0.0]
     later = pd.concat(
         [inventory, inventory_of([{**gpus(1)[0], "gpu": "new", "model": "A000", "installed_at": T0 + DAY}])]
     )
@@ -52,8 +52,8 @@ def test_the_driver_follows_what_was_known_at_the_decision():
         ]
     )
     asked = [("node0", gpu, T0 + h * HOUR) for gpu in ("gpu00", "gpu01") for h in (0, 1, 2, 5, 7)]
-    plan, found = values(inventory_of(gpus(2)), events, ("driver",), asked)
-    names = [plan.columns[0].categories[int(code)] for code in found["driver"]]
+    plan, frame = values(inventory_of(gpus(2)), events, ("driver",), asked)
+    names = [plan.columns[0].categories[int(code)] for code in frame["driver"]]
     assert names == ["535.1", "535.1", "550", "550", "555", "535.1", "535.1", "550", "560", "560"]
 
 
@@ -61,11 +61,11 @@ def test_age_counts_from_the_first_installation_anywhere():
     rows = gpus(1)
     rows[0]["removed_at"] = T0 + DAY
     rows.append({**rows[0], "node": "node7", "installed_at": T0 + 2 * DAY, "removed_at": None})
-    _, found = values(
+    _, frame = values(
         inventory_of(rows), events_of([]), ("age", "slot"), [("node0", "gpu00", T0), ("node7", "gpu00", T0 + 3 * DAY)]
     )
-    assert found["age"].tolist() == [10.0, 13.0]
-    assert found["slot"].tolist() == [0.0, 0.0]
+    assert frame["age"].tolist() == [10.0, 13.0]
+    assert frame["slot"].tolist() == [0.0, 0.0]
 
 
 def test_named_columns_are_taken_by_their_type():
@@ -75,10 +75,10 @@ def test_named_columns_are_taken_by_their_type():
     inventory = inventory_of(rows)
     inventory["made"] = stamps(inventory["made"])
     asked = [("node0", "gpu00", T0), ("node0", "gpu01", T0), ("node0", "nobody", T0)]
-    _, found = values(inventory, events_of([]), ("bin", "vendor", "made"), asked)
-    np.testing.assert_array_equal(found["bin"], [3, 7, np.nan])
-    np.testing.assert_array_equal(found["vendor"], [0, np.nan, np.nan])
-    np.testing.assert_array_equal(found["made"], [5, np.nan, np.nan])  # not yet made
+    _, frame = values(inventory, events_of([]), ("bin", "vendor", "made"), asked)
+    np.testing.assert_array_equal(frame["bin"], [3, 7, np.nan])
+    np.testing.assert_array_equal(frame["vendor"], [0, np.nan, np.nan])
+    np.testing.assert_array_equal(frame["made"], [5, np.nan, np.nan])  # not yet made
 
 
 def test_an_unfilled_column_is_left_out_of_auto():

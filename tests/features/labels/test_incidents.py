@@ -20,9 +20,9 @@ LABELS = LabelSection()
 SLOW = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 
 
-def spans(found, unit="g0"):
+def spans(incidents, unit="g0"):
     return [
-        (row["start"], row["end"]) for row in oracle.records(found[["unit", "start", "end"]]) if row["unit"] == unit
+        (row["start"], row["end"]) for row in oracle.records(incidents[["unit", "start", "end"]]) if row["unit"] == unit
     ]
 
 
@@ -32,11 +32,11 @@ def find(*rows, stays=None, labels=LABELS, data_end=None, as_of=None):
 
 
 def test_events_within_the_coalescing_span_are_one_incident():
-    found = find(event(at(0), code="79"), event(at(1), code="48"), event(at(1.5), "failure", "DBE"))
-    assert spans(found) == [(at(0), at(25.5))]
-    assert found.loc[0, "failure_class"] == "bus"
-    assert found.loc[0, "code"] == "79"
-    assert found.loc[0, "known_at"] == at(minutes=10)
+    incidents = find(event(at(0), code="79"), event(at(1), code="48"), event(at(1.5), "failure", "DBE"))
+    assert spans(incidents) == [(at(0), at(25.5))]
+    assert incidents.loc[0, "failure_class"] == "bus"
+    assert incidents.loc[0, "code"] == "79"
+    assert incidents.loc[0, "known_at"] == at(minutes=10)
 
 
 @pytest.mark.parametrize(
@@ -51,8 +51,8 @@ def test_events_within_the_coalescing_span_are_one_incident():
     ],
 )
 def test_a_repair_or_reset_ends_an_incident(type_, code):
-    found = find(event(at(0), code="79"), event(at(3), type_, code), event(at(5), code="79"))
-    assert spans(found) == [(at(0), at(3)), (at(5), at(29))]
+    incidents = find(event(at(0), code="79"), event(at(3), type_, code), event(at(5), code="79"))
+    assert spans(incidents) == [(at(0), at(3)), (at(5), at(29))]
 
 
 def test_each_of_two_failures_ends_with_its_own_repair():
@@ -100,10 +100,10 @@ def test_each_label_worthy_xid_has_its_class(code, expected):
 
 def test_params_decide_what_is_label_worthy():
     labels = LabelSection(xids={"firmware": (46,)}, classes={"DBE": "memory"})
-    found = find(event(at(0), code="79"), event(at(5), code="46"), labels=labels)
-    assert spans(found) == [(at(5), at(29))]
-    found = find(event(at(0), "failure", " dbe "), event(at(48), "failure", "gone"), labels=labels)
-    assert found["failure_class"].tolist() == ["memory", "other"]
+    incidents = find(event(at(0), code="79"), event(at(5), code="46"), labels=labels)
+    assert spans(incidents) == [(at(5), at(29))]
+    incidents = find(event(at(0), "failure", " dbe "), event(at(48), "failure", "gone"), labels=labels)
+    assert incidents["failure_class"].tolist() == ["memory", "other"]
 
 
 def test_classes_may_be_the_operators_own_and_incidents_be_made_of_some_only():
@@ -141,8 +141,8 @@ def test_an_interconnect_error_counts_when_something_drastic_follows_within_an_h
     ],
 )  # fmt: skip
 def test_an_interconnect_error_is_an_incident_when_an_answer_follows_within_days_and_known_with_the_answer(after):
-    found = find(event(at(0), code="74"), after)
-    assert found[["start", "known_at"]].to_numpy().tolist() == [[at(0), at(days=7, minutes=10)]]
+    incidents = find(event(at(0), code="74"), after)
+    assert incidents[["start", "known_at"]].to_numpy().tolist() == [[at(0), at(days=7, minutes=10)]]
     assert find(event(at(0), code="74"), after, as_of=at(days=7)).empty
     assert find(event(at(0), code="74"), {**after, "timestamp": at(days=7, seconds=0.001)}).empty
 
@@ -170,9 +170,9 @@ def test_our_own_drain_planned_work_late_resets_and_what_happens_elsewhere_prove
 
 
 def test_three_interconnect_errors_in_a_day_are_an_incident_from_the_first_and_known_with_the_third():
-    found = find(event(at(0), code="74"), event(at(12), code="157"), event(at(24), code="74"))
-    assert spans(found) == [(at(0), at(48))]
-    assert found.loc[0, "known_at"] == at(24, minutes=10)
+    incidents = find(event(at(0), code="74"), event(at(12), code="157"), event(at(24), code="74"))
+    assert spans(incidents) == [(at(0), at(48))]
+    assert incidents.loc[0, "known_at"] == at(24, minutes=10)
     assert find(event(at(0), code="74"), event(at(12), code="74"), event(at(24.01), code="74")).empty
 
 
@@ -206,9 +206,9 @@ def test_a_failure_of_a_whole_node_of_gpus_is_no_incident_of_its_gpus():
 
 def test_where_nodes_are_the_units_their_failures_are_incidents():
     held = inventory(stay(None, "n0", None), stay(None, "n1", None))
-    found = find_incidents(events(event(at(0), "failure", "fan", gpu=None)), held, LABELS, data_end=at(30))
-    assert found[["unit", "node", "failure_class"]].to_numpy().tolist() == [["n0", "n0", "other"]]
-    assert found["gpu"].isna().all()
+    incidents = find_incidents(events(event(at(0), "failure", "fan", gpu=None)), held, LABELS, data_end=at(30))
+    assert incidents[["unit", "node", "failure_class"]].to_numpy().tolist() == [["n0", "n0", "other"]]
+    assert incidents["gpu"].isna().all()
 
 
 def test_an_event_without_known_at_or_time_zone_is_refused():
@@ -231,19 +231,19 @@ def test_incidents_are_as_the_plain_reading_says(world, quiet_hours, confirm_hou
     held, happened = oracle.records(world.inventory), oracle.records(world.events)
     for as_of, data_end in ((None, at(days=7)), (world.r, at(days=7))):
         r = as_of or oracle.FOR_EVER
-        found = find_incidents(world.events, world.inventory, labels, as_of=as_of, data_end=data_end)
+        incidents = find_incidents(world.events, world.inventory, labels, as_of=as_of, data_end=data_end)
         for unit in ("g0", "g1", "g2", "g3"):
-            assert spans(found, unit) == oracle.incidents(unit, happened, held, labels, r, min(r, data_end))
-        assert found["start"].is_monotonic_increasing
+            assert spans(incidents, unit) == oracle.incidents(unit, happened, held, labels, r, min(r, data_end))
+        assert incidents["start"].is_monotonic_increasing
 
 
 @SLOW
 @given(worlds())
 def test_an_incident_is_known_from_the_first_time_at_which_looking_back_shows_part_of_it(world):
-    found = find_incidents(world.events, world.inventory, LABELS, data_end=at(days=9))
+    incidents = find_incidents(world.events, world.inventory, LABELS, data_end=at(days=9))
     happened, held = oracle.records(world.events), oracle.records(world.inventory)
     moments = sorted({oracle.known(row) for row in happened} | {row["removed_at"] for row in held if row["removed_at"]})
-    for row in oracle.records(found):
+    for row in oracle.records(incidents):
         last = max(
             sign["timestamp"] for sign in oracle.signs(row["unit"], happened, held, oracle.FOR_EVER)
             if row["start"] <= sign["timestamp"] < (row["end"] or oracle.FOR_EVER) or sign["timestamp"] == row["start"]
@@ -274,8 +274,8 @@ def test_an_old_repair_that_becomes_known_late_takes_nothing_back():
     frame = events(
         event(at(0), code="79"), event(at(2), "repair", known=at(3)), event(at(-1), "repair", known=at(4))
     )  # fmt: skip
-    found = oracle.records(down_intervals(Record.of(frame, inventory(stay()), LABELS)))
-    assert [(row["down_from"], row["down_until"]) for row in found] == [(at(minutes=10), at(3))]
+    intervals = oracle.records(down_intervals(Record.of(frame, inventory(stay()), LABELS)))
+    assert [(row["down_from"], row["down_until"]) for row in intervals] == [(at(minutes=10), at(3))]
 
 
 @settings(SLOW, max_examples=25)
@@ -285,9 +285,10 @@ def test_a_unit_is_known_down_when_looking_back_from_then_shows_an_incident_that
     down = oracle.records(down_intervals(Record.of(world.events, world.inventory, labels)))
     for quarter in (0, 1, 97, 130, 200, 201, 303, 391, 460, 577, 640):
         t = at(minutes=15 * quarter)
-        found = oracle.records(find_incidents(world.events, world.inventory, labels, as_of=t))
+        incidents = oracle.records(find_incidents(world.events, world.inventory, labels, as_of=t))
         for unit in ("g0", "g1", "g2", "g3"):
             expected = any(
-                row["unit"] == unit and row["start"] <= t and (row["end"] is None or row["end"] > t) for row in found
+                row["unit"] == unit and row["start"] <= t and (row["end"] is None or row["end"] > t)
+                for row in incidents
             )
             assert any(r["unit"] == unit and r["down_from"] <= t < r["down_until"] for r in down) == expected, (unit, t)

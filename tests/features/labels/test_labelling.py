@@ -24,8 +24,8 @@ def label(time, *happened, stays=None, labels=LABELS, data_end=LATE, as_of=None,
     """Label of one row: 0, 1 or None."""
     held = inventory(*(stays or [stay()]))
     frame = events(*happened)
-    found = find_incidents(frame, held, labels, as_of=as_of, data_end=data_end)
-    out = label_rows(rows((time, unit)), found, held, labels, data_end=data_end, as_of=as_of, events=frame)
+    incidents = find_incidents(frame, held, labels, as_of=as_of, data_end=data_end)
+    out = label_rows(rows((time, unit)), incidents, held, labels, data_end=data_end, as_of=as_of, events=frame)
     value = out["label"].iloc[0]
     return None if pd.isna(value) else int(value)
 
@@ -42,10 +42,10 @@ def test_the_horizon_is_open_at_the_gap_and_closed_at_its_end(start, expected):
 
 def test_a_positive_row_names_its_incident():
     held, frame = inventory(stay()), events(event(at(5), code="79"), event(at(9), "repair"), event(at(20), code="48"))
-    found = find_incidents(frame, held, LABELS, data_end=LATE)
+    incidents = find_incidents(frame, held, LABELS, data_end=LATE)
     asked = rows((at(0), "g0"), (at(19), "g0"), (at(40), "g0"), (at(19.9), "g0"))
     asked.index = pd.Index([7, 3, 5, 1])
-    out = label_rows(asked, found, held, LABELS, data_end=LATE)
+    out = label_rows(asked, incidents, held, LABELS, data_end=LATE)
     assert out.index.tolist() == [7, 3, 5, 1]
     assert out["label"].tolist() == [1, 1, pd.NA, 0]
     assert out["incident"].tolist() == [0, 1, pd.NA, pd.NA]
@@ -117,23 +117,23 @@ def plain_label(row, world, labels, data_end, r):
     held, happened = oracle.records(world.inventory), oracle.records(world.events)
     t, unit = row["decision_time"], row["unit"]
     low, high = t + labels.gap, t + labels.gap + labels.horizon
-    found = oracle.incidents(unit, happened, held, labels, r, min(r, data_end))
-    if any(start <= t and (end is None or end > t) for start, end in found):
+    incidents = oracle.incidents(unit, happened, held, labels, r, min(r, data_end))
+    if any(start <= t and (end is None or end > t) for start, end in incidents):
         return None
     if high > min(r, data_end):
         return None
-    if any(low < start <= high for start, _ in found):
+    if any(low < start <= high for start, _ in incidents):
         return 1
     for left in oracle.departures(unit, held, r):
-        if labels.censor_leavers and t < left <= high and not any(t < start <= left for start, _ in found):
+        if labels.censor_leavers and t < left <= high and not any(t < start <= left for start, _ in incidents):
             return None
-    hidden = hidden_by_our_drain(t, high, unit, found, [e for e in happened if oracle.known(e) <= r], held)
+    hidden = hidden_by_our_drain(t, high, unit, incidents, [e for e in happened if oracle.known(e) <= r], held)
     return None if hidden else 0
 
 
-def hidden_by_our_drain(t, high, unit, found, happened, held):
+def hidden_by_our_drain(t, high, unit, incidents, happened, held):
     mine = [row for row in happened if oracle.concerns(row, unit, held)]
-    failed = [start for start, _ in found]
+    failed = [start for start, _ in incidents]
     passed = [row["timestamp"] for row in mine if row["type"] == "diagnostic" and row["code"] == "passed"]
     returned = [
         row["timestamp"] for row in mine if (row["type"] == "drain" and row["code"] == "release") or oracle.is_end(row)
@@ -158,8 +158,8 @@ def test_labels_are_as_the_plain_reading_says(world, censor, hours):
     data_end = at(days=6)
     asked = rows(*((at(6 * k), unit) for k in range(24) for unit in ("g0", "g1", "g2", "g3")))
     for as_of in (None, world.r):
-        found = find_incidents(world.events, world.inventory, labels, as_of=as_of, data_end=data_end)
-        out = label_rows(asked, found, world.inventory, labels, data_end=data_end, as_of=as_of, events=world.events)
+        incidents = find_incidents(world.events, world.inventory, labels, as_of=as_of, data_end=data_end)
+        out = label_rows(asked, incidents, world.inventory, labels, data_end=data_end, as_of=as_of, events=world.events)
         expected = [
             plain_label(row, world, labels, data_end, as_of or oracle.FOR_EVER) for row in oracle.records(asked)
         ]
@@ -172,9 +172,11 @@ def test_labels_as_of_r_depend_only_on_what_was_known_at_r(pair):
     asked = rows(*((at(3 * k), unit) for k in range(48) for unit in ("g0", "g1", "g2", "g3")))
     out = []
     for world in pair:
-        found = find_incidents(world.events, world.inventory, LABELS, as_of=world.r, data_end=at(days=9))
+        incidents = find_incidents(world.events, world.inventory, LABELS, as_of=world.r, data_end=at(days=9))
         out.append(
-            label_rows(asked, found, world.inventory, LABELS, data_end=at(days=9), as_of=world.r, events=world.events)
+            label_rows(
+                asked, incidents, world.inventory, LABELS, data_end=at(days=9), as_of=world.r, events=world.events
+            )
         )
     pd.testing.assert_frame_equal(*out)
     done = (out[0]["complete_at"] <= pair[0].r).to_numpy()

@@ -16,8 +16,8 @@ LABELS = LabelSection()
 
 
 def spans(*happened, stays=None):
-    found = oracle.records(out_of_use(Record.of(events(*happened), stays or inventory(stay()), LABELS)))
-    return [(row["down_from"], row["down_until"]) for row in found]
+    intervals = oracle.records(out_of_use(Record.of(events(*happened), stays or inventory(stay()), LABELS)))
+    return [(row["down_from"], row["down_until"]) for row in intervals]
 
 
 def test_a_drain_holds_until_it_is_taken_back():
@@ -32,8 +32,8 @@ def test_a_drain_of_the_node_takes_out_its_gpus():
 
 
 def test_a_drain_that_is_never_taken_back_ends_all_the_same():
-    found = spans(event(at(1), "drain", "unhealthy", source="scheduler", known=at(1)))
-    assert found == [(at(1), at(1) + LONGEST_DRAIN)]
+    intervals = spans(event(at(1), "drain", "unhealthy", source="scheduler", known=at(1)))
+    assert intervals == [(at(1), at(1) + LONGEST_DRAIN)]
 
 
 def test_our_own_drain_leaves_the_unit_watched():
@@ -41,12 +41,12 @@ def test_our_own_drain_leaves_the_unit_watched():
 
 
 def test_a_drain_after_a_failure_goes_on_where_the_quiet_span_ends():
-    found = spans(
+    intervals = spans(
         event(at(0), code="79", known=at(0)),
         event(at(1), "drain", "unhealthy", source="scheduler", known=at(1)),
         event(at(100), "repair", known=at(100)),
     )
-    assert found == [(at(0), at(100))]
+    assert intervals == [(at(0), at(100))]
 
 
 @settings(max_examples=40, deadline=None)
@@ -57,10 +57,10 @@ def test_intervals_are_disjoint_and_hold_every_known_incident(world):
         assert one["unit"] != two["unit"] or one["down_until"] < two["down_from"]
     for row in oracle.records(down_intervals(Record.of(world.events, world.inventory, LABELS))):
         assert any(
-            each["unit"] == row["unit"]
-            and each["down_from"] <= row["down_from"]
-            and row["down_until"] <= each["down_until"]
-            for each in both
+            outage["unit"] == row["unit"]
+            and outage["down_from"] <= row["down_from"]
+            and row["down_until"] <= outage["down_until"]
+            for outage in both
         )
 
 

@@ -48,7 +48,7 @@ def test_decision_times_are_the_multiples_of_the_spacing_from_the_origin(shift):
 def test_rows_are_as_the_plain_reading_says(world):
     down = oracle.records(down_intervals(Record.of(world.events, world.inventory, LABELS)))
     held = oracle.records(world.inventory)
-    found = grid(world.events, world.inventory)
+    rows = grid(world.events, world.inventory)
     expected = []
     for t in decision_times(DECISION, SPAN):
         for unit in ("g0", "g1", "g2", "g3"):
@@ -58,7 +58,7 @@ def test_rows_are_as_the_plain_reading_says(world):
             ]  # fmt: skip
             if here and not any(row["unit"] == unit and row["down_from"] <= t < row["down_until"] for row in down):
                 expected.append((t, unit, here[-1]["node"]))
-    assert list(zip(found["decision_time"], found["unit"], found["node"], strict=True)) == expected
+    assert list(zip(rows["decision_time"], rows["unit"], rows["node"], strict=True)) == expected
 
 
 @SLOW
@@ -70,8 +70,8 @@ def test_rows_up_to_t_depend_only_on_what_was_known_at_t(pair):
 
 
 def test_extra_rows_stand_off_the_grid_inside_the_horizon_and_spread_over_it():
-    found = extra(events(event(at(60), code="79", gpu="g5")), fleet())
-    failing = found[found["unit"] == "g5"]
+    rows = extra(events(event(at(60), code="79", gpu="g5")), fleet())
+    failing = rows[rows["unit"] == "g5"]
     times = failing["decision_time"]
     assert len(times) == 4
     assert ((times + LABELS.gap < at(60)) & (at(60) <= times + LABELS.gap + LABELS.horizon)).all()
@@ -83,10 +83,10 @@ def test_extra_rows_stand_off_the_grid_inside_the_horizon_and_spread_over_it():
 
 @pytest.mark.parametrize(("negative_ratio", "companions"), [(1, MIN_COMPANIONS), (7, 7), (50, 11)])
 def test_each_extra_time_has_units_without_the_failure_too(negative_ratio, companions):
-    found = extra(events(event(at(60), code="79", gpu="g5")), fleet(), negative_ratio=negative_ratio)
-    counts = found.groupby("decision_time")["unit"].agg(["size", "nunique", lambda units: "g5" in list(units)])
+    rows = extra(events(event(at(60), code="79", gpu="g5")), fleet(), negative_ratio=negative_ratio)
+    counts = rows.groupby("decision_time")["unit"].agg(["size", "nunique", lambda units: "g5" in list(units)])
     assert counts.to_numpy().tolist() == [[companions + 1, companions + 1, True]] * 4
-    assert found["augmented"].all()
+    assert rows["augmented"].all()
 
 
 def test_companions_vary_with_time_and_seed_and_repeat_for_the_same():
@@ -100,8 +100,8 @@ def test_companions_vary_with_time_and_seed_and_repeat_for_the_same():
 
 def test_a_unit_has_no_extra_row_while_it_is_not_there_or_known_to_be_down():
     held = pd.concat([fleet(5), inventory(stay("g5", since=at(50)))], ignore_index=True)
-    found = extra(events(event(at(60), code="79", gpu="g5")), held)
-    assert (found.loc[found["unit"] == "g5", "decision_time"] >= at(50)).all()
+    rows = extra(events(event(at(60), code="79", gpu="g5")), held)
+    assert (rows.loc[rows["unit"] == "g5", "decision_time"] >= at(50)).all()
     down = extra(events(event(at(20), code="79", gpu="g5"), event(at(50), code="79", gpu="g5")), fleet())
     late = down[(down["unit"] == "g5") & (down["decision_time"] > at(20))]["decision_time"]
     assert len(late) > 0
@@ -110,10 +110,10 @@ def test_a_unit_has_no_extra_row_while_it_is_not_there_or_known_to_be_down():
 
 def test_a_row_asked_for_twice_stands_once_from_when_it_was_first_known():
     frame = events(event(at(60), code="79", gpu="g5", known=at(90)), event(at(60), code="79", gpu="g6", known=at(70)))
-    found = extra(frame, fleet(), negative_ratio=50)
-    assert not found.duplicated(["decision_time", "unit"]).any()
-    assert len(found) == 4 * 12
-    assert (found["established_at"] == at(70)).all()
+    rows = extra(frame, fleet(), negative_ratio=50)
+    assert not rows.duplicated(["decision_time", "unit"]).any()
+    assert len(rows) == 4 * 12
+    assert (rows["established_at"] == at(70)).all()
 
 
 @SLOW

@@ -148,7 +148,7 @@ def test_progress_is_reported(small, tmp_path):
     )
     matrix = FeatureMatrix.open(tmp_path / "m")
     total = small[0].meta.counts["samples"] + matrix.meta.counts["rows"]
-    done = [each for each, _ in seen]
+    done = [finished for finished, _ in seen]
     assert done[0] == 0
     assert {whole for _, whole in seen} == {total}
     assert done == sorted(done)

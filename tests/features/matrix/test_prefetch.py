@@ -12,15 +12,15 @@ def test_an_error_is_raised_where_its_item_is_asked_for():
         yield 1
         raise ValueError("no more")
 
-    found = prefetch(items())
-    assert next(found) == 1
+    fetched = prefetch(items())
+    assert next(fetched) == 1
     with pytest.raises(ValueError, match="no more"):
-        next(found)
+        next(fetched)
 
 
 def test_whoever_stops_early_leaves_no_thread_behind():
     before = threading.active_count()
-    found = prefetch(iter(range(10)))
-    next(found)
-    found.close()
+    fetched = prefetch(iter(range(10)))
+    next(fetched)
+    fetched.close()
     assert threading.active_count() == before

@@ -86,11 +86,11 @@ def test_windows_equal_the_same_taken_by_hand(small):
     rng = np.random.default_rng(0)
     grid, off = np.flatnonzero(~rows["augmented"]), np.flatnonzero(rows["augmented"])
     chosen = np.concatenate([rng.choice(grid, 15), rng.choice(off, 10)])
-    found = matrix.windows(chosen)
-    assert found.shape == (25, 12, 3)
-    assert found.dtype == np.float32
-    assert np.isfinite(found).any()
-    for row, window in zip(chosen, found, strict=True):
+    windows = matrix.windows(chosen)
+    assert windows.shape == (25, 12, 3)
+    assert windows.dtype == np.float32
+    assert np.isfinite(windows).any()
+    for row, window in zip(chosen, windows, strict=True):
         key = rows.iloc[row]
         expected = by_hand(samples, key["node"], key["unit"], key["decision_time"])
         np.testing.assert_allclose(window, expected, rtol=1e-6)
@@ -107,18 +107,18 @@ def test_a_poisoned_future_changes_no_window(tmp_path_factory, at_step, seed):
     for name in NAMES:
         poisoned.loc[late, name] = 1e6
     kept = samples[~late | (np.random.default_rng(seed).random(len(samples)) < 0.5)]
-    found = {}
+    matrices = {}
     for name, frame in (("whole", samples), ("poisoned", poisoned), ("thinned", kept)):
         _, matrix = fleet(tmp_path_factory.mktemp(name), frame)
-        found[name] = matrix
-    known = found["whole"].rows["decision_time"] <= pd.Timestamp(border + DELAY)
+        matrices[name] = matrix
+    known = matrices["whole"].rows["decision_time"] <= pd.Timestamp(border + DELAY)
     rows = np.flatnonzero(known)
-    keys = found["whole"].rows.iloc[rows][["decision_time", "unit"]]
-    expected = found["whole"].windows(rows)
+    keys = matrices["whole"].rows.iloc[rows][["decision_time", "unit"]]
+    expected = matrices["whole"].windows(rows)
     for name in ("poisoned", "thinned"):
-        other = found[name].rows.reset_index(names="at").merge(keys, on=["decision_time", "unit"], how="inner")
+        other = matrices[name].rows.reset_index(names="at").merge(keys, on=["decision_time", "unit"], how="inner")
         assert len(other) == len(rows)
-        np.testing.assert_array_equal(found[name].windows(other["at"].to_numpy()), expected)
+        np.testing.assert_array_equal(matrices[name].windows(other["at"].to_numpy()), expected)
 
 
 def test_a_live_window_is_the_matrix_s(small):

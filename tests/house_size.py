@@ -32,15 +32,15 @@ class House:
         return {name: self._imported(path) - {name} for name, path in self.files.items()}
 
     def _imported(self, path: Path) -> set[str]:
-        found: set[str] = set()
+        imports: set[str] = set()
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Import):
-                found |= {alias.name for alias in node.names}
+                imports |= {alias.name for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
                 for alias in node.names:
                     inner = f"{node.module}.{alias.name}"
-                    found.add(inner if inner in self.files else node.module)
-        return found & self.files.keys()
+                    imports.add(inner if inner in self.files else node.module)
+        return imports & self.files.keys()
 
     @cached_property
     def single_importer(self) -> list[str]:
@@ -71,14 +71,14 @@ class House:
         return sorted(sorted(group) for group in groups)
 
     def _reached(self, name: str) -> set[str]:
-        found: set[str] = set()
+        reached: set[str] = set()
         waiting = list(self.imports[name])
         while waiting:
-            each = waiting.pop()
-            if each not in found:
-                found.add(each)
-                waiting += self.imports[each]
-        return found
+            module = waiting.pop()
+            if module not in reached:
+                reached.add(module)
+                waiting += self.imports[module]
+        return reached
 
     def is_package(self, name: str) -> bool:
         """Tell whether a name is a folder's."""

@@ -76,7 +76,7 @@ def serving(
 def certify(folder: Path, name: str, *more: str) -> tuple[Path, Path]:
     """Make a certificate of its own for 127.0.0.1."""
     certificate, key = folder / f"{name}.pem", folder / f"{name}.key"
-    words = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-days", "2"]
-    words += ["-subj", f"/CN={name}", "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key)]
-    subprocess.run([*words, "-out", str(certificate), *(more or ["-nodes"])], check=True, capture_output=True)
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-days", "2"]
+    command += ["-subj", f"/CN={name}", "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key)]
+    subprocess.run([*command, "-out", str(certificate), *(more or ["-nodes"])], check=True, capture_output=True)
     return certificate, key

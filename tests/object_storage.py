@@ -76,7 +76,7 @@ def upload(storage: Storage, folder: Path, root: str) -> None:
     """Bring a folder to BUCKET/PREFIX as any S3 client does, in place of what is there, dataset.json last."""
     storage.direct.delete_dir_contents(root, missing_dir_ok=True)
     files = sorted(path for path in folder.rglob("*") if path.is_file())
-    for path in sorted(files, key=lambda each: each.name == "dataset.json"):
+    for path in sorted(files, key=lambda file: file.name == "dataset.json"):
         with storage.direct.open_output_stream(f"{root}/{path.relative_to(folder).as_posix()}") as stream:
             stream.write(path.read_bytes())
 
@@ -142,12 +142,12 @@ def proxy(storage: Storage) -> Iterator[tuple[dict[str, str], Requests]]:
         def body(self) -> bytes:
             if self.headers.get("Transfer-Encoding") != "chunked":
                 return self.rfile.read(int(self.headers.get("Content-Length", 0)))
-            found = b""
+            content = b""
             while size := int(self.rfile.readline(), 16):
-                found += self.rfile.read(size)
+                content += self.rfile.read(size)
                 self.rfile.readline()
             self.rfile.readline()
-            return found
+            return content
 
         do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = forward
 

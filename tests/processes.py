@@ -16,9 +16,9 @@ ROOT = Path(__file__).resolve().parents[1]
 PREDRAIN = (sys.executable, "-c", "from predrain.command import main; main()")
 
 
-def predrain(*words: object, cwd: Path = ROOT, code: int = 0, **more: str) -> subprocess.CompletedProcess[str]:
+def predrain(*arguments: object, cwd: Path = ROOT, code: int = 0, **more: str) -> subprocess.CompletedProcess[str]:
     """Run the command to its end, which has to come with this code; ``more``: variables of its environment."""
-    command, env = [*PREDRAIN, *map(str, words)], os.environ | {"COLUMNS": "200"} | more
+    command, env = [*PREDRAIN, *map(str, arguments)], os.environ | {"COLUMNS": "200"} | more
     done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == code, done.stdout + done.stderr
     return done
@@ -29,10 +29,10 @@ def running(
     command: Iterable[object], log: Path, *, cwd: Path = ROOT, env: Mapping[str, str] | None = None
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Run a program until the block ends; what it writes goes to a file."""
-    words = [str(word) for word in command]
+    arguments = [str(word) for word in command]
     with log.open("ab") as stream:
         process = subprocess.Popen(
-            words, stdout=stream, stderr=stream, start_new_session=True, cwd=cwd, env=env or os.environ
+            arguments, stdout=stream, stderr=stream, start_new_session=True, cwd=cwd, env=env or os.environ
         )
     try:
         yield process

@@ -45,11 +45,11 @@ def queries() -> list[str]:
 
 def read_by(query: str) -> Labels:
     """Give the metrics that a query reads, each with the labels that it selects or groups by."""
-    grouped = {word.strip() for found in re.findall(r"\bby \(([^)]*)\)", query) for word in found.split(",")}
-    found: Labels = {}
+    grouped = {word.strip() for labels in re.findall(r"\bby \(([^)]*)\)", query) for word in labels.split(",")}
+    by_metric: Labels = {}
     for name, selector in re.findall(r"(predrain_\w+)(?:{([^}]*)})?", query):
-        found.setdefault(name, set()).update(re.findall(r"(\w+)\s*(?:!?=|[!=]~)", selector), grouped)
-    return {name: labels - SCRAPED - {""} for name, labels in found.items()}
+        by_metric.setdefault(name, set()).update(re.findall(r"(\w+)\s*(?:!?=|[!=]~)", selector), grouped)
+    return {name: labels - SCRAPED - {""} for name, labels in by_metric.items()}
 
 
 def args_of(template: str, verb: str) -> list[str]:
@@ -85,14 +85,14 @@ def scrape(port: int, wanted: str, token: str | None = None) -> Labels:
             break
         assert time.monotonic() < ends, f"no {wanted} in {page}"
         time.sleep(0.3)
-    found: Labels = {}
+    by_metric: Labels = {}
     for family in text_string_to_metric_families(page):
         tails = ("_bucket", "_sum", "_count") if family.type == "histogram" else ("",)
         for tail in tails if family.type != "counter" else ("_total",):
-            found.setdefault(family.name + tail, set())
+            by_metric.setdefault(family.name + tail, set())
         for sample in family.samples:
-            found.setdefault(sample.name, set()).update(sample.labels)
-    return found
+            by_metric.setdefault(sample.name, set()).update(sample.labels)
+    return by_metric
 
 
 def local(args: list[str], folder: Path, port: int, **instead: Any) -> list[str]:
@@ -158,15 +158,15 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Labels:
             },
         ),
     }  # fmt: skip
-    found: Labels = {}
+    by_metric: Labels = {}
     with contextlib.ExitStack() as stack:
         for args in started.values():
             stack.enter_context(process(args, folder))
-        found |= scrape(ports["act"], "predrain_act_last_round_timestamp_seconds")
-        found |= scrape(ports["serve"], "predrain_scores_age_seconds", token)
-        found |= scrape(ports["exporters"], "predrain_exporters_targets")
-        found |= scrape(ports["receive"], "predrain_receiver_last_write_timestamp_seconds", token)
-    return found
+        by_metric |= scrape(ports["act"], "predrain_act_last_round_timestamp_seconds")
+        by_metric |= scrape(ports["serve"], "predrain_scores_age_seconds", token)
+        by_metric |= scrape(ports["exporters"], "predrain_exporters_targets")
+        by_metric |= scrape(ports["receive"], "predrain_receiver_last_write_timestamp_seconds", token)
+    return by_metric
 
 
 def test_each_series_that_a_rule_or_a_panel_reads_is_exported_by_something_that_the_chart_starts(

@@ -83,7 +83,7 @@ def test_no_lock_falls_back_to_a_file_that_a_killed_process_leaves_behind() -> N
     ]
     assert calls
     for path, call in calls:
-        assert any(each.arg == "fallback_to_soft" for each in call.keywords), f"{path}:{call.lineno}"
+        assert any(keyword.arg == "fallback_to_soft" for keyword in call.keywords), f"{path}:{call.lineno}"
 
 
 def test_the_help_imports_no_heavy_library() -> None:

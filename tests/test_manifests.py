@@ -20,19 +20,19 @@ VERSIONS = ("1.25", "1.30", "1.37")
 
 
 def documents() -> list[tuple[str, dict[str, Any]]]:
-    found = []
+    objects = []
     for path in sorted(FOLDER.glob("*.yaml")):
         for document in yaml.safe_load_all(path.read_text(encoding="utf-8")):
             if "metadata" in document:  # kube-scheduler reads its own file, in the system tests
                 name = f"{path.name}:{document['kind']}/{document['metadata']['name']}"
-                found.append((name, document))
-    return found
+                objects.append((name, document))
+    return objects
 
 
 DOCUMENTS = documents()
 
 
-@pytest.mark.parametrize("document", [each for _, each in DOCUMENTS], ids=[name for name, _ in DOCUMENTS])
+@pytest.mark.parametrize("document", [document for _, document in DOCUMENTS], ids=[name for name, _ in DOCUMENTS])
 def test_a_manifest_fits_the_published_schema_of_old_and_new_servers(document: dict[str, Any]) -> None:
     for version in VERSIONS:
         kubernetes_validate.validate(document, version, strict=True)
@@ -42,18 +42,20 @@ def test_a_manifest_fits_the_published_schema_of_old_and_new_servers(document: d
 
 
 def pod_specs() -> dict[str, dict[str, Any]]:
-    found = {}
+    specs = {}
     for name, document in DOCUMENTS:
         spec = document.get("spec", {})
         spec = spec.get("jobTemplate", {}).get("spec", spec)
         if "template" in spec:
-            found[name] = spec["template"]["spec"]
-    return found
+            specs[name] = spec["template"]["spec"]
+    return specs
 
 
 def test_a_stateful_set_names_a_service_that_exists_and_selects_its_pods() -> None:
-    services = {each["metadata"]["name"]: each["spec"] for _, each in DOCUMENTS if each["kind"] == "Service"}
-    (spec,) = (each["spec"] for _, each in DOCUMENTS if each["kind"] == "StatefulSet")
+    services = {
+        document["metadata"]["name"]: document["spec"] for _, document in DOCUMENTS if document["kind"] == "Service"
+    }
+    (spec,) = (document["spec"] for _, document in DOCUMENTS if document["kind"] == "StatefulSet")
     service = services[spec["serviceName"]]
     assert service["clusterIP"] == "None"
     assert service["selector"] == spec["selector"]["matchLabels"]
@@ -61,7 +63,7 @@ def test_a_stateful_set_names_a_service_that_exists_and_selects_its_pods() -> No
 
 def options(verb: str) -> set[str]:
     command = typer.main.get_command(app).commands[verb]  # type: ignore[attr-defined]
-    return {option for each in command.params for option in (*each.opts, *each.secondary_opts)}
+    return {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
 
 
 @pytest.mark.parametrize(("name", "pod"), pod_specs().items(), ids=list(pod_specs()))
@@ -83,7 +85,7 @@ def test_what_runs_has_the_options_that_it_is_given_and_no_rights_that_it_does_n
     assert container["resources"]["limits"]["memory"]
 
 
-def test_nvsentinel_is_told_by_the_condition_that_we_write_and_does_nothing_by_itself() -> None:
+def test_nvsentinel_reads_the_condition_that_we_write_and_does_nothing_by_itself() -> None:
     values = yaml.safe_load((FOLDER / "nvsentinel-values.yaml").read_text(encoding="utf-8"))
     monitor = values.pop("kubernetes-object-monitor")
     assert values == {"global": {"kubernetesObjectMonitor": {"enabled": True}}}
@@ -100,21 +102,21 @@ def test_nvsentinel_is_told_by_the_condition_that_we_write_and_does_nothing_by_i
 
 
 def test_no_role_but_its_own_may_patch_pods_or_set_device_taints_and_none_runs_commands_in_them() -> None:
-    found: dict[str, set[str]] = {}
+    roles: dict[str, set[str]] = {}
     for name, document in DOCUMENTS:
         for rule in document.get("rules", ()):
             for resource in rule["resources"]:
-                found.setdefault(resource, set()).add(name)
-    assert "pods/exec" not in found
+                roles.setdefault(resource, set()).add(name)
+    assert "pods/exec" not in roles
     patching = {
         name for name, document in DOCUMENTS for rule in document.get("rules", ())
         if "pods" in rule["resources"] and "patch" in rule["verbs"]
     }  # fmt: skip
     assert patching == {"checkpoint-rbac.yaml:ClusterRole/predrain-checkpoint"}
-    assert found["devicetaintrules"] == {"device-taints-rbac.yaml:ClusterRole/predrain-device-taints"}
+    assert roles["devicetaintrules"] == {"device-taints-rbac.yaml:ClusterRole/predrain-device-taints"}
 
 
 def test_the_settings_of_the_controllers_manifest_are_read() -> None:
-    (settings,) = (each for _, each in DOCUMENTS if each["kind"] == "ConfigMap")
-    found = object_of(ActSettings, yaml.safe_load(settings["data"]["act.yaml"]), "settings")
-    assert found.policy.stages.ceiling == "soft"
+    (settings,) = (document for _, document in DOCUMENTS if document["kind"] == "ConfigMap")
+    act_settings = object_of(ActSettings, yaml.safe_load(settings["data"]["act.yaml"]), "settings")
+    assert act_settings.policy.stages.ceiling == "soft"

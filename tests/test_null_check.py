@@ -27,7 +27,7 @@ def outcomes(work):
 def test_nothing_is_found_where_nothing_is(outcomes, name):
     assert outcomes[name].above == ()
     assert outcomes[name].incidents >= 20
-    models = {each.model for each in outcomes[name].findings}
+    models = {finding.model for finding in outcomes[name].findings}
     assert {"lightgbm", "mean_rank", "stacked", "intersection", "cascade", "history_count", "random"} <= models
 
 

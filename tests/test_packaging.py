@@ -56,7 +56,7 @@ def installed_by(*extras: str) -> set[str]:
     """Give the distributions that the project with some extras installs on this machine."""
     waiting = [*PROJECT["dependencies"], *(f"predrain[{extra}]" for extra in extras)]
     seen: set[str] = set()
-    found: set[str] = set()
+    packages: set[str] = set()
     while waiting:
         text = waiting.pop()
         if text in seen:
@@ -64,15 +64,15 @@ def installed_by(*extras: str) -> set[str]:
         seen.add(text)
         need = Requirement(text)
         if normalized(need.name) == "predrain":
-            waiting += [each for extra in need.extras for each in PROJECT["optional-dependencies"][extra]]
+            waiting += [inner for extra in need.extras for inner in PROJECT["optional-dependencies"][extra]]
             continue
-        found.add(normalized(need.name))
-        for each in importlib.metadata.distribution(need.name).requires or ():
-            inner = Requirement(each)
+        packages.add(normalized(need.name))
+        for line in importlib.metadata.distribution(need.name).requires or ():
+            inner = Requirement(line)
             wanted = [{"extra": extra} for extra in need.extras or {""}]
             if inner.marker is None or any(inner.marker.evaluate(extra) for extra in wanted):
                 waiting.append(f"{inner.name}[{','.join(sorted(inner.extras))}]" if inner.extras else inner.name)
-    return found
+    return packages
 
 
 def with_only(extras: tuple[str, ...], code: str, folder: Path) -> subprocess.CompletedProcess[str]:

@@ -101,10 +101,10 @@ def test_a_claim_is_worded_by_its_interval_and_by_what_was_asked():
         UNPROVEN: gain("x", "y", hits(0.30, spread=0.1), hits(0.20, spread=0.1, seed=1), oracle, 0.15),
         WORSE: gain("x", "y", hits(0.10, spread=0.01), hits(0.20, spread=0.01, seed=1), oracle, None),
     }
-    for verdict, each in cases.items():
-        assert each.verdict == verdict
-        assert f"**{verdict}**" in each.sentence
-        assert ("The oracle, which knows the true risk, reaches 50.0 %" in each.sentence) == (verdict != SHOWN)
+    for verdict, case in cases.items():
+        assert case.verdict == verdict
+        assert f"**{verdict}**" in case.sentence
+        assert ("The oracle, which knows the true risk, reaches 50.0 %" in case.sentence) == (verdict != SHOWN)
     assert cases[SHOWN].gain == pytest.approx(0.5)
     assert cases[SHOWN].low < 0.5 < cases[SHOWN].high
 

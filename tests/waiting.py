@@ -21,7 +21,7 @@ def wait(what: Callable[[], Any], within_s: float = 300.0) -> Any:
     deadline = time.monotonic() + within_s
     while True:
         with contextlib.suppress(OSError):
-            if found := what():
-                return found
+            if outcome := what():
+                return outcome
         assert time.monotonic() < deadline, f"it did not come about within {within_s} s"
         time.sleep(0.05)

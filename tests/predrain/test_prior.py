@@ -10,8 +10,8 @@ from models.learners.prior import load_prior
 from predrain.command import app
 
 
-def run(*words: object):
-    return CliRunner().invoke(app, [str(word) for word in words])
+def run(*arguments: object):
+    return CliRunner().invoke(app, [str(word) for word in arguments])
 
 
 def groups_of(prior: Path) -> set[str]:

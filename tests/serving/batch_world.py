@@ -102,7 +102,9 @@ def fitted_on(matrix: FeatureMatrix, *, refit_at: datetime = T0 + HOURS * HOUR) 
     X = matrix.values()
     signal = np.nan_to_num(X[:, 0]) + np.random.default_rng(1).normal(0, 10, len(X))
     y = (signal > np.quantile(signal, 0.8)).astype(int)
-    learners = fit_learners({name: make_learner(name, seed=3, settings=each) for name, each in SETTINGS.items()}, X, y)
+    learners = fit_learners(
+        {name: make_learner(name, seed=3, settings=setting) for name, setting in SETTINGS.items()}, X, y
+    )
     models = (*SETTINGS, "mean_log_odds")
     return FittedModels(
         refit_at=refit_at,

@@ -63,6 +63,6 @@ def outcomes(time: np.ndarray, unit: np.ndarray, failures: pd.DataFrame, gap_ms:
     asked = pd.DataFrame({"unit": unit, "at": time + gap_ms, "row": np.arange(len(time))}).sort_values("at")
     had = failures.assign(at=failures["start"]).sort_values("at")
     joined = pd.merge_asof(asked, had, on="at", by="unit", direction="forward", allow_exact_matches=False)
-    found = np.zeros(len(time), bool)
-    found[joined["row"].to_numpy()] = (joined["start"] - joined["at"] <= horizon_ms).to_numpy()
-    return found
+    failed = np.zeros(len(time), bool)
+    failed[joined["row"].to_numpy()] = (joined["start"] - joined["at"] <= horizon_ms).to_numpy()
+    return failed

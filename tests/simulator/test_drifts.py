@@ -23,13 +23,13 @@ def test_only_drift_inflates_a_counter(fleet: Fleet, scenario: str) -> None:
 def test_only_drift_finds_the_faults_nobody_looked_for(fleet: Fleet) -> None:
     simulation = fleet("drift", 2000, 100, acceleration=5.0)
     rows = failure_rows(simulation)
-    found = rows[rows[:, 5] == Cause.HEALTH_CHECK]
-    assert len(found) > 30
-    assert found[:, 3].min() >= simulation.laws.check_day
+    faults = rows[rows[:, 5] == Cause.HEALTH_CHECK]
+    assert len(faults) > 30
+    assert faults[:, 3].min() >= simulation.laws.check_day
     assert (simulation.laws.check_day - simulation.clock.start) % DAY == 0
     late = rows[rows[:, 3] >= simulation.laws.check_day]
     bus = late[(late[:, 4] == 0)]
-    assert len(found) / len(bus) == pytest.approx(1.0, abs=0.5)  # the apparent rate of the class doubles
+    assert len(faults) / len(bus) == pytest.approx(1.0, abs=0.5)  # the apparent rate of the class doubles
     base = failure_rows(fleet("base", 3000, 60, acceleration=5.0))
     assert Cause.HEALTH_CHECK not in set(base[:, 5])
 

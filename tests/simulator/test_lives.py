@@ -44,7 +44,7 @@ def test_half_of_the_failures_have_no_precursor(large: Simulation) -> None:
 
 def test_acceleration_multiplies_incidents_and_keeps_the_leads(fleet: Fleet) -> None:
     slow, fast = fleet("noprecursor", 4000, 120), fleet("noprecursor", 4000, 120, acceleration=4.0)
-    rates = [len(failure_rows(each)) / gpu_years(each) for each in (slow, fast)]
+    rates = [len(failure_rows(lives)) / gpu_years(lives) for lives in (slow, fast)]
     assert rates[1] / rates[0] == pytest.approx(4.0, rel=0.3)
     assert np.array_equal(slow.chain.heal, fast.chain.heal)
     assert np.array_equal(slow.chain.fail, fast.chain.fail)

@@ -112,7 +112,7 @@ def test_recurrence_survival_ends_at_the_share_that_is_cured(fleet: Fleet) -> No
     simulation = fleet("base", 16, 10, acceleration=5.0)
     hazards = simulation.parameters.hazards
     ages = np.array([0.0, hazards.recurrence_median_h * HOUR, 1e6 * 365 * DAY])
-    found = recurrence_survival(ages, simulation.laws.recurrence)
-    assert found[0] == 1.0
-    assert found[1] == pytest.approx(1 - hazards.recurs / 2)
-    assert found[2] == pytest.approx(1 - hazards.recurs, abs=1e-3)
+    survival = recurrence_survival(ages, simulation.laws.recurrence)
+    assert survival[0] == 1.0
+    assert survival[1] == pytest.approx(1 - hazards.recurs / 2)
+    assert survival[2] == pytest.approx(1 - hazards.recurs, abs=1e-3)

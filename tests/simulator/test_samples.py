@@ -114,10 +114,10 @@ def test_the_xid_gauge_is_latched_until_the_driver_is_loaded_again(simulation: S
     clock = simulation.clock
     at, load = clock.start + 2 * DAY + 1, clock.start + 4 * DAY
     marks = np.array([(at, Mark.XID, 31), (at + HOUR, Mark.XID, 94)], np.int64)
-    found = frame(
+    samples = frame(
         with_states(plain, [(0, clock.end)], simulation, marks=marks, reloads=np.array([load], np.int64)), simulation
     )
-    time, xid = found["time"], found["xid_last"]
+    time, xid = samples["time"], samples["xid_last"]
     assert set(xid[time < at]) == {0}
     assert set(xid[(time >= at) & (time < at + HOUR)]) == {31}
     assert set(xid[(time >= at + HOUR) & (time < load)]) == {94}
@@ -128,14 +128,14 @@ def test_counters_only_fall_when_the_driver_is_loaded_again(simulation: Simulati
     clock = simulation.clock
     load = clock.start + 10 * DAY
     marks = np.array([(clock.start + DAY, Mark.UNCORRECTED, 2), (clock.start + DAY, Mark.REMAPPED, 1)], np.int64)
-    found = frame(
+    samples = frame(
         with_states(plain, [(0, clock.end)], simulation, marks=marks, reloads=np.array([load], np.int64)), simulation
     )
-    later = found["time"] >= load
+    later = samples["time"] >= load
     for name in ("pcie_replay_total", "ecc_sbe_volatile_total", "ecc_dbe_volatile_total", "nvlink_crc_flit_total"):
-        for part in (found[name][~later], found[name][later]):
+        for part in (samples[name][~later], samples[name][later]):
             assert (np.diff(part) >= 0).all(), name
-    assert found["ecc_dbe_volatile_total"][~later].max() == 2
-    assert found["ecc_dbe_volatile_total"][later].max() == 0
-    remaps = found["row_remap_uncorrectable_total"]
+    assert samples["ecc_dbe_volatile_total"][~later].max() == 2
+    assert samples["ecc_dbe_volatile_total"][later].max() == 0
+    remaps = samples["row_remap_uncorrectable_total"]
     assert remaps[-1] == remaps[0] + 1  # remaps are kept on the board

@@ -139,27 +139,26 @@ class KubernetesCluster:
 
     def pods(self, app: str | None = None) -> list[dict[str, Any]]:
         """List the pods that are bound."""
-        found = self.server.request("GET", PODS)[1]["items"]
+        pods = self.server.request("GET", PODS)[1]["items"]
         return [
-            each
-            for each in found
-            if each["spec"].get("nodeName") and (app is None or each["metadata"].get("labels", {}).get("app") == app)
+            pod
+            for pod in pods
+            if pod["spec"].get("nodeName") and (app is None or pod["metadata"].get("labels", {}).get("app") == app)
         ]
 
     def on(self, node: str) -> list[str]:
         """Name the pods on a node."""
-        return sorted(each["metadata"]["name"] for each in self.pods() if each["spec"]["nodeName"] == node)
+        return sorted(pod["metadata"]["name"] for pod in self.pods() if pod["spec"]["nodeName"] == node)
 
     def running(self, app: str, count: int) -> list[dict[str, Any]]:
         """Wait until so many pods run, none of them on its way out."""
 
         def all_run() -> list[dict[str, Any]] | None:
-            found = self.pods(app)
+            pods = self.pods(app)
             good = all(
-                each["status"].get("phase") == "Running" and not each["metadata"].get("deletionTimestamp")
-                for each in found
+                pod["status"].get("phase") == "Running" and not pod["metadata"].get("deletionTimestamp") for pod in pods
             )
-            return found if good and len(found) == count else None
+            return pods if good and len(pods) == count else None
 
         return wait(all_run)  # type: ignore[no-any-return]
 

@@ -56,7 +56,7 @@ def write_openmetrics(dataset: Dataset, path: Path) -> int:
 def samples_of(dataset: Dataset) -> pd.DataFrame:
     """Return all samples of a dataset, sorted, with plain names."""
     frames = [dataset.read_bucket(bucket).to_pandas() for bucket in dataset.buckets()]
-    frame = pd.concat([each.astype({"node": str, "gpu": str}) for each in frames], ignore_index=True)
+    frame = pd.concat([part.astype({"node": str, "gpu": str}) for part in frames], ignore_index=True)
     return frame.sort_values(["gpu", "timestamp"], ignore_index=True)
 
 

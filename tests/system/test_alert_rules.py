@@ -28,10 +28,10 @@ def test_each_alert_fires_in_its_case_and_none_fires_while_all_is_well(tmp_path:
     cases = tmp_path / "cases.yaml"
     cases.write_text(CASES.read_text().replace("RULES", str(RULES)))
     assert "SUCCESS" in promtool("test", "rules", cases)
-    told = CASES.read_text()
+    text = CASES.read_text()
     for line in RULES.read_text().splitlines():
         name, _, value = line.strip().partition("alert: ")
-        assert name != "- " or f'alertname="{value}"' in told, f"no case lets {value} fire"
+        assert name != "- " or f'alertname="{value}"' in text, f"no case lets {value} fire"
 
 
 def test_the_queries_of_the_dashboard_are_valid(tmp_path: Path) -> None:

@@ -34,18 +34,18 @@ backtest: {bootstrap: 5}
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[tuple[str, list[subprocess.Popen[bytes]]]]:
-    said = tmp_path / "scheduler.json"
+    address_file = tmp_path / "scheduler.json"
     with contextlib.ExitStack() as stack:
 
         def start(module: str, *options: str) -> subprocess.Popen[bytes]:
-            command = [sys.executable, "-m", f"distributed.cli.{module}", "--scheduler-file", said, *options]
+            command = [sys.executable, "-m", f"distributed.cli.{module}", "--scheduler-file", address_file, *options]
             return stack.enter_context(running(command, tmp_path / "cluster.log"))
 
         start("dask_scheduler", "--host", "127.0.0.1", "--port", "0", "--dashboard-address", "127.0.0.1:0")
-        wait(said.exists)
+        wait(address_file.exists)
         options = ("--no-nanny", "--nthreads", "1", "--no-dashboard", "--local-directory", str(tmp_path))
         workers = [start("dask_worker", *options) for _ in range(2)]
-        yield json.loads(said.read_text())["address"], workers
+        yield json.loads(address_file.read_text())["address"], workers
 
 
 @pytest.fixture
@@ -72,8 +72,8 @@ def test_a_backtest_on_a_cluster_that_loses_a_worker_is_the_same_bit_for_bit(clu
     with subprocess.Popen([*command, *options], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as driver:
         wait(lambda: driver.poll() is not None or any(there.glob(".folds/*/fold-*.parquet")))
         workers[0].kill()
-        said, _ = driver.communicate(timeout=DEADLINE_S)
-    assert driver.returncode == 0, said.decode()
+        output, _ = driver.communicate(timeout=DEADLINE_S)
+    assert driver.returncode == 0, output.decode()
     assert FeatureMatrix.open(there / "matrix").digest == FeatureMatrix.open(here / "matrix").digest
     for name in ("predictions.parquet", "predictions_all.parquet"):
         pd.testing.assert_frame_equal(pd.read_parquet(there / name), pd.read_parquet(here / name), check_exact=True)

@@ -52,11 +52,11 @@ def fleet(dataset: Path, decided: datetime) -> list[RiskRecord]:
     here = Dataset.open(dataset).inventory()
     here = here[here["removed_at"].isna()].drop_duplicates("gpu")
     risks: dict[int, tuple[float | None, str]] = {3: (0.82, "high"), 12: (0.2, "elevated"), 20: (None, "unknown")}
-    found = []
+    records = []
     for at, (gpu, node, slot) in enumerate(zip(here["gpu"], here["node"], here["slot"], strict=True)):
         risk, tier = risks.get(at, (0.03, "watch") if at % 17 == 5 else (0.0004 * (at % 9 + 1), "clear"))
-        found.append(replace(record(str(gpu), str(node), risk, tier, decided=decided), slot=str(slot)))
-    return found
+        records.append(replace(record(str(gpu), str(node), risk, tier, decided=decided), slot=str(slot)))
+    return records
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +72,7 @@ def site(small_fleet: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     summary = folder / "scores" / "decisions" / f"{decided:%Y%m%dT%H%M%SZ}" / "summary.json"
     content = json.loads(summary.read_text())
     summary.write_text(json.dumps(content | {"model": {"fitted_at": (decided - timedelta(days=1)).isoformat()}}))
-    names = sorted({each.node for each in records})
+    names = sorted({row.node for row in records})
     nodes = [
         {"name": name, "cluster": "cluster-1", "group": "train", "rack": f"r{at}"} for at, name in enumerate(names)
     ]
@@ -80,7 +80,7 @@ def site(small_fleet: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     (folder / "act.yaml").write_text(SETTINGS)
     (folder / "tokens").write_text(token_line("read", TOKEN, "person"))
     predrain("act", "--cluster", "cluster.json", "--scores", "scores", "--settings", "act.yaml", cwd=folder)
-    risky = next(each for each in records if each.tier == "high")
+    risky = next(row for row in records if row.tier == "high")
     why = predrain("ledger", "why", risky.node, cwd=folder).stdout
     assert "high, risk" in why
     write_facts(ScoresFolder(folder / "scores"), Dataset.open(small_fleet))
@@ -110,10 +110,10 @@ class Watched:
     def __init__(self, context: Any, site: Site) -> None:
         self.tab = context.new_page()
         self.site = site
-        self.said: list[str] = []
+        self.messages: list[str] = []
         self.foreign: list[str] = []
-        self.tab.on("console", lambda message: self.said.append(message.text))
-        self.tab.on("pageerror", lambda error: self.said.append(str(error)))
+        self.tab.on("console", lambda message: self.messages.append(message.text))
+        self.tab.on("pageerror", lambda error: self.messages.append(str(error)))
         self.tab.on("request", self._note)
 
     def _note(self, request: Any) -> None:
@@ -131,16 +131,16 @@ def watched(chromium: Any, site: Site) -> Iterator[Watched]:
     """A tab of its own; at the end, nothing may have been complained of, and nobody else asked."""
     context = chromium.new_context(http_credentials=CREDENTIALS, viewport={"width": 1440, "height": 900})
     context.set_default_timeout(120_000)
-    found = Watched(context, site)
-    yield found
+    tab = Watched(context, site)
+    yield tab
     context.close()
-    assert found.said == []
-    assert found.foreign == []
+    assert tab.messages == []
+    assert tab.foreign == []
 
 
 def names(tab: Any) -> list[str]:
     """The rows' heads of the fleet's table."""
-    return [each.strip() for each in tab.locator("table.fleet tbody th").all_inner_texts()]
+    return [name.strip() for name in tab.locator("table.fleet tbody th").all_inner_texts()]
 
 
 def wait_for_racks(watched: Watched) -> None:
@@ -271,5 +271,5 @@ def test_every_page_has_names_roles_headings_and_contrast_at_every_size(chromium
             assert tab.evaluate(CONTRAST) == [], (size, path)
     context.close()
     assert watched.foreign == []
-    refused = [line for line in watched.said if "400" not in line and "404" not in line]
+    refused = [line for line in watched.messages if "400" not in line and "404" not in line]
     assert refused == []

@@ -67,42 +67,42 @@ def schema() -> Draft7Validator:
 
 
 def objects(texts: dict[str, str]) -> dict[Key, Any]:
-    found: dict[Key, Any] = {}
+    by_key: dict[Key, Any] = {}
     for name, text in texts.items():
         if not name.endswith(".yaml"):
             continue
-        for each in yaml.safe_load_all(text):
-            if each is None:
+        for document in yaml.safe_load_all(text):
+            if document is None:
                 continue
-            key = (each["kind"], each["metadata"].get("namespace", ""), each["metadata"]["name"])
-            assert key not in found, key
-            found[key] = each
-    return found
+            key = (document["kind"], document["metadata"].get("namespace", ""), document["metadata"]["name"])
+            assert key not in by_key, key
+            by_key[key] = document
+    return by_key
 
 
-def meaning(each: Any) -> Any:
+def meaning(document: Any) -> Any:
     """An object without what only tells who made it."""
-    each = copy.deepcopy(each)
-    metadata = each["metadata"]
+    document = copy.deepcopy(document)
+    metadata = document["metadata"]
     labels = {name: value for name, value in metadata.pop("labels", {}).items() if name not in HELMS}
     labels.pop("app.kubernetes.io/name", None)
     if labels:
         metadata["labels"] = labels
-    if each["kind"] == "ConfigMap":
-        each["data"] = {name: yaml.safe_load(text) for name, text in each["data"].items()}
-    template = each.get("spec", {}).get("jobTemplate", each).get("spec", {}).get("template")
+    if document["kind"] == "ConfigMap":
+        document["data"] = {name: yaml.safe_load(text) for name, text in document["data"].items()}
+    template = document.get("spec", {}).get("jobTemplate", document).get("spec", {}).get("template")
     if template:
         template["metadata"].get("annotations", {}).pop("predrain.io/settings", None)
         for container in template["spec"]["containers"]:
             container.pop("imagePullPolicy", None)
-    return each
+    return document
 
 
 def test_with_its_defaults_it_makes_what_the_plain_manifests_make(render: Render) -> None:
     texts = render()
-    ours = {key: meaning(each) for key, each in objects(texts).items()}
+    ours = {key: meaning(document) for key, document in objects(texts).items()}
     plain = objects({name: (PLAIN / name).read_text(encoding="utf-8") for name in LIKE})
-    theirs = {key: meaning(each) for key, each in plain.items() if each["kind"] != "Namespace"}
+    theirs = {key: meaning(document) for key, document in plain.items() if document["kind"] != "Namespace"}
     assert ours.keys() == theirs.keys()
     for key, wanted in theirs.items():
         assert ours[key] == wanted, key
@@ -140,10 +140,10 @@ def test_what_it_makes_fits_the_published_schemas_and_its_settings_are_read(
 ) -> None:
     schema().validate(values)
     made = objects(render(values, namespace))
-    for each in made.values():
+    for document in made.values():
         for version in VERSIONS:
-            kubernetes_validate.validate(each, version, strict=True)
-        for subject in each.get("subjects", ()):
+            kubernetes_validate.validate(document, version, strict=True)
+        for subject in document.get("subjects", ()):
             assert ("ServiceAccount", namespace, subject["name"]) in made, "every right is some account's of ours"
             assert subject["namespace"] == namespace
     text = made["ConfigMap", namespace, "predrain-settings"]["data"]["act.yaml"]
@@ -151,7 +151,7 @@ def test_what_it_makes_fits_the_published_schemas_and_its_settings_are_read(
     wanted = values["act"]["settings"].get("kubernetes", {}).get("gpu_annotations", [])
     assert list(settings.kubernetes.gpu_annotations) == wanted
     pod = made["StatefulSet", namespace, "predrain-act"]["spec"]["template"]["spec"]
-    assert not [each for each in pod["volumes"] if "hostPath" in each]
+    assert not [volume for volume in pod["volumes"] if "hostPath" in volume]
     account = pod["serviceAccountName"]
     assert account == f"predrain-{values['act']['rights']}"
     if values["act"]["rights"] == "publisher":
@@ -159,7 +159,7 @@ def test_what_it_makes_fits_the_published_schemas_and_its_settings_are_read(
         assert not [key for key in made if key[0] in ("Deployment", "CronJob")]
     assert ("Service", namespace, made["StatefulSet", namespace, "predrain-act"]["spec"]["serviceName"]) in made
     patching = {
-        key[2] for key, each in made.items() for rule in each.get("rules", ())
+        key[2] for key, document in made.items() for rule in document.get("rules", ())
         if "pods" in rule["resources"] and "patch" in rule["verbs"]
     }  # fmt: skip
     assert patching == ({"predrain-checkpoint"} if values["act"]["roles"]["checkpointAnnotations"] else set())
@@ -167,18 +167,18 @@ def test_what_it_makes_fits_the_published_schemas_and_its_settings_are_read(
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "message"),
     [
         ({"kubernetes": {"device_taints": True}}, "needs act.roles.deviceTaints"),
         ({"kubernetes": {"namespace": "elsewhere"}}, "set act.settings.kubernetes.namespace to predrain"),
     ],
 )
 def test_settings_that_the_chart_does_not_allow_are_refused_when_it_is_rendered(
-    render: Render, change: Values, words: str
+    render: Render, change: Values, message: str
 ) -> None:
     values = defaults()
     values["act"]["settings"] |= change
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(ValueError, match=message):
         render(values)
     for policy in ({"thresholds": {"watch": 0.05, "high": 0.4}}, {"thresholds_from": "scores"}):
         values = defaults()

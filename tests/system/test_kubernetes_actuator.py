@@ -115,12 +115,12 @@ def outcome(report: RoundReport) -> list[tuple[str, str, str]]:
 
 
 def effects(node: dict[str, Any]) -> list[str]:
-    return [each["effect"] for each in node["spec"].get("taints", []) if each["key"] == "predrain.io/at-risk"]
+    return [taint["effect"] for taint in node["spec"].get("taints", []) if taint["key"] == "predrain.io/at-risk"]
 
 
 def condition(node: dict[str, Any]) -> str | None:
-    found = [each["status"] for each in node["status"]["conditions"] if each["type"] == "GPUFailurePredicted"]
-    return found[0] if found else None
+    statuses = [state["status"] for state in node["status"]["conditions"] if state["type"] == "GPUFailurePredicted"]
+    return statuses[0] if statuses else None
 
 
 def until(replica: Replica, so: Any, within_s: float = 120.0) -> None:
@@ -138,7 +138,7 @@ def test_from_a_risk_to_an_empty_node_and_back(cluster: KubernetesCluster) -> No
     pods = cluster.running("train", 3)
     cluster.budget("train", 3)
     sick = pods[0]["spec"]["nodeName"]
-    (spare,) = set(NODES) - {each["spec"]["nodeName"] for each in pods}
+    (spare,) = set(NODES) - {pod["spec"]["nodeName"] for pod in pods}
     cluster.change(sick, taints=[TEAM])
     one = Replica(cluster, "one", diagnostic=True)
     one.scored(**{sick: 0.45})
@@ -151,7 +151,7 @@ def test_from_a_risk_to_an_empty_node_and_back(cluster: KubernetesCluster) -> No
     assert (condition(node), node["metadata"]["labels"]["predrain.io/risk-tier"]) == ("True", "high")
     assert node["spec"]["taints"][0] == TEAM
     events = cluster.server.request("GET", "/api/v1/namespaces/default/events")[1]["items"]
-    assert "GPUFailurePredicted" in {each["reason"] for each in events if each["involvedObject"]["name"] == sick}
+    assert "GPUFailurePredicted" in {event["reason"] for event in events if event["involvedObject"]["name"] == sick}
 
     victim = f"{PODS}/{pods[0]['metadata']['name']}"
     one.round()
@@ -167,7 +167,7 @@ def test_from_a_risk_to_an_empty_node_and_back(cluster: KubernetesCluster) -> No
 
     cluster.drop_budget("train")
     until(one, lambda: not cluster.on(sick))
-    moved = {each["spec"]["nodeName"] for each in cluster.running("train", 3)}
+    moved = {pod["spec"]["nodeName"] for pod in cluster.running("train", 3)}
     assert moved == set(NODES) - {sick}
     assert spare in moved
 
@@ -186,8 +186,8 @@ def passed(pod: dict[str, Any]) -> str | None:
     """What our own diagnostic says when it passed."""
     if "predrain.io/diagnostic" not in pod["metadata"].get("labels", {}):
         return None
-    told = {each["name"]: each["value"] for each in pod["spec"]["containers"][0]["env"]}
-    return json.dumps({"result": "passed", "node": told["PREDRAIN_NODE"], "key": told["PREDRAIN_KEY"]})
+    variables = {variable["name"]: variable["value"] for variable in pod["spec"]["containers"][0]["env"]}
+    return json.dumps({"result": "passed", "node": variables["PREDRAIN_NODE"], "key": variables["PREDRAIN_KEY"]})
 
 
 def test_a_cordon_of_ours_is_known_by_who_wrote_it_and_a_persons_stays(cluster: KubernetesCluster) -> None:
@@ -224,8 +224,8 @@ def test_another_replica_goes_on_where_the_leader_was_killed(cluster: Kubernetes
     cluster.budget("train", 1)
     sick = pod["spec"]["nodeName"]
     one, two = (Replica(cluster, name, lease=timedelta(seconds=15)) for name in ("one", "two"))
-    for each in (one, two):
-        each.scored(**{sick: 0.9})
+    for replica in (one, two):
+        replica.scored(**{sick: 0.9})
     report = one.round()
     assert ("drain", sick, "done") in outcome(report)
     assert not two.round().active
@@ -242,7 +242,7 @@ def test_a_racing_writer_loses_nothing_and_neither_do_we(cluster: KubernetesClus
     def race() -> None:
         while not stop.is_set():
             node = cluster.node("n0")
-            taints = [each for each in node["spec"].get("taints", []) if each["key"] != "other.example/turn"]
+            taints = [taint for taint in node["spec"].get("taints", []) if taint["key"] != "other.example/turn"]
             turn = {"key": "other.example/turn", "value": str(written[0] + 1), "effect": "PreferNoSchedule"}
             node["spec"]["taints"] = [*taints, turn]
             # as tools do that write whole nodes by version
@@ -268,7 +268,7 @@ def test_a_racing_writer_loses_nothing_and_neither_do_we(cluster: KubernetesClus
         stop.set()
         racer.join(10)
     assert marked == ["NoSchedule"]
-    assert [(each["key"], each["value"]) for each in cluster.node("n0")["spec"]["taints"]] == [
+    assert [(taint["key"], taint["value"]) for taint in cluster.node("n0")["spec"]["taints"]] == [
         ("other.example/turn", str(written[0]))
     ]
 

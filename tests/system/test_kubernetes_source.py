@@ -122,7 +122,7 @@ def landed(root: Path, kind: str) -> pd.DataFrame:
     return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
 
 
-def told(root: Path, node: str) -> list[tuple[str, str, str]]:
+def stored_events(root: Path, node: str) -> list[tuple[str, str, str]]:
     events = landed(root, "events")
     if events.empty:
         return []
@@ -179,28 +179,28 @@ def test_a_cluster_lives(allowed: KubernetesServer, tmp_path: Path) -> None:
         wait(lambda: len(landed(root, "jobs")))
         hands.cordon("life-1")
         hands.cordon("cpu-1")
-        wait(lambda: told(root, "life-1"))
+        wait(lambda: stored_events(root, "life-1"))
         allowed.kill_api()  # a server that dies loses nothing
         time.sleep(0.5)
         allowed.start_api()
         hands.taint("life-1", [{"key": "medik8s.io/drain", "effect": "NoSchedule"}])
-        wait(lambda: len(told(root, "life-1")) == 2)
+        wait(lambda: len(stored_events(root, "life-1")) == 2)
         hands.cordon("life-1", False)
-        wait(lambda: len(told(root, "life-1")) == 3)
+        wait(lambda: len(stored_events(root, "life-1")) == 3)
         hands.taint("life-1", [{"key": "predrain.io/at-risk", "value": "high", "effect": "NoSchedule"}])
-        wait(lambda: len(told(root, "life-1")) == 5)
+        wait(lambda: len(stored_events(root, "life-1")) == 5)
         hands.ready("life-1", "Unknown", T0 + timedelta(minutes=30))
-        wait(lambda: len(told(root, "life-1")) == 6)
+        wait(lambda: len(stored_events(root, "life-1")) == 6)
         hands.status("life-1", {"nodeInfo": {"bootID": "b2"}})
         hands.ready("life-1", "True", T0 + timedelta(minutes=33))
-        wait(lambda: len(told(root, "life-1")) == 8)
+        wait(lambda: len(stored_events(root, "life-1")) == 8)
         xid = "NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus."
         hands.event("xid.1", "life-1", "KernelXid", xid, T0 + timedelta(minutes=29))
         hands.event("pull.1", "life-1", "Pulled", "nothing to do with GPUs", T0 + timedelta(minutes=29))
-        wait(lambda: len(told(root, "life-1")) == 9)
+        wait(lambda: len(stored_events(root, "life-1")) == 9)
         repeated = {"count": 3, "lastTimestamp": stamp(T0 + timedelta(minutes=40))}
         allowed.request("PATCH", "/api/v1/namespaces/default/events/xid.1", repeated)
-        wait(lambda: len(told(root, "life-1")) == 10)
+        wait(lambda: len(stored_events(root, "life-1")) == 10)
         hands.pod("later", "life-1", T0 + timedelta(minutes=2))
         hands.pod("no-gpu", "life-1", T0 + timedelta(minutes=2), gpus=0)
         wait(lambda: len(landed(root, "jobs")) == 2)
@@ -212,11 +212,11 @@ def test_a_cluster_lives(allowed: KubernetesServer, tmp_path: Path) -> None:
         hands.remove("/api/v1/namespaces/default/pods/later")
         wait(lambda: len(landed(root, "jobs")) == 5)
         hands.remove("/api/v1/nodes/life-1")
-        wait(lambda: len(told(root, "life-1")) == 11)
+        wait(lambda: len(stored_events(root, "life-1")) == 11)
         hands.node("life-1", boot="b9", machine="M2")
-        wait(lambda: len(told(root, "life-1")) == 13)
+        wait(lambda: len(stored_events(root, "life-1")) == 13)
 
-    history = told(root, "life-1")
+    history = stored_events(root, "life-1")
     assert history[:6] + history[8:] == [
         ("drain", "cordon", "kubernetes"),
         ("drain", "medik8s.io/drain", "kubernetes"),
@@ -231,7 +231,7 @@ def test_a_cluster_lives(allowed: KubernetesServer, tmp_path: Path) -> None:
         ("replacement", "node_replaced", "kubernetes"),
     ]
     assert {code for _, code, _ in history[6:8]} == {"boot", "node_ready"}
-    assert told(root, "cpu-1") == []  # no GPUs, no business of ours
+    assert stored_events(root, "cpu-1") == []  # no GPUs, no business of ours
     events = landed(root, "events").query("node == 'life-1'").set_index("code")
     assert events.loc["node_not_ready", "timestamp"] == T0 + timedelta(minutes=30)
     assert events.loc["node_ready", "timestamp"] == T0 + timedelta(minutes=33)
@@ -263,8 +263,8 @@ def test_a_killed_collector_goes_on_with_what_happened_meanwhile(allowed: Kubern
     command += ["--kubeconfig", allowed.kubeconfig("collector")]
     for seen in (0, 2, 4):
         with running(command, tmp_path / "log"):
-            wait(lambda seen=seen: not landed(root, "inventory").empty and len(told(root, "kill-1")) >= seen)
+            wait(lambda seen=seen: not landed(root, "inventory").empty and len(stored_events(root, "kill-1")) >= seen)
         hands.cordon("kill-1")
         hands.cordon("kill-1", on=False)
-    codes = [code for _, code, _ in told(root, "kill-1")]
+    codes = [code for _, code, _ in stored_events(root, "kill-1")]
     assert codes == ["cordon", "uncordon"] * 2, "the server kept it for the watch that goes on"

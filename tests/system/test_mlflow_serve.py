@@ -139,7 +139,7 @@ def served(tmp_path_factory: pytest.TempPathFactory, small_params: Params, small
         yield Served(port, frame, scored[scored["model"] == bundle.profile].reset_index(drop=True))
 
 
-def told(answer: tuple[int, str]) -> pd.DataFrame:
+def predictions_of(answer: tuple[int, str]) -> pd.DataFrame:
     status, body = answer
     assert status == 200, body[:2000]
     return pd.DataFrame(json.loads(body)["predictions"])
@@ -161,15 +161,15 @@ def check(answered: pd.DataFrame, expected: pd.DataFrame) -> None:
 def test_the_server_answers_the_risks_of_the_bundle_in_every_form_it_takes(served: Served) -> None:
     assert served.send("GET", "/ping")[0] == 200
     assert served.frame.isna().to_numpy().any()  # unknown features go as null
-    answered = told(served.ask(served.split()))
+    answered = predictions_of(served.ask(served.split()))
     assert answered["risk"].between(0, 1).all()
     assert answered["risk"].nunique() > 3
     check(answered, served.expected)
     records = served.frame.astype(object).where(served.frame.notna(), None).to_dict("records")
-    check(told(served.ask({"dataframe_records": records})), served.expected)
+    check(predictions_of(served.ask({"dataframe_records": records})), served.expected)
     csv = served.frame.to_csv(index=False).encode()
-    check(told(served.ask(csv, "text/csv")), served.expected)
-    check(told(served.ask(served.split(decision_time="2026-02-09T18:00:00Z"))), served.expected)
+    check(predictions_of(served.ask(csv, "text/csv")), served.expected)
+    check(predictions_of(served.ask(served.split(decision_time="2026-02-09T18:00:00Z"))), served.expected)
 
 
 def test_what_cannot_be_scored_is_refused_and_the_server_goes_on(served: Served) -> None:
@@ -185,4 +185,4 @@ def test_what_cannot_be_scored_is_refused_and_the_server_goes_on(served: Served)
         status, answer = served.ask(body)
         assert 400 <= status < 500, (name, status, answer[:500])
         assert message in answer, (name, answer[:2000])
-    check(told(served.ask(served.split())), served.expected)
+    check(predictions_of(served.ask(served.split())), served.expected)

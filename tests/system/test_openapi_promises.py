@@ -59,10 +59,10 @@ def probe(service: Running, scope: str | None, folder: Path, *more: str) -> str:
 
 
 def test_an_operator_finds_every_operation_as_it_is_described(guarded: Running, tmp_path: Path) -> None:
-    found = probe(guarded, "admin", tmp_path, "--max-examples", "6", "--phases", "coverage,fuzzing,stateful")
+    output = probe(guarded, "admin", tmp_path, "--max-examples", "6", "--phases", "coverage,fuzzing,stateful")
     described = guarded.client().get("/openapi.json")["paths"]
     count = sum(len(methods) for methods in described.values()) - 1  # all but the document itself
-    assert f"{count} selected / {count} total" in found
+    assert f"{count} selected / {count} total" in output
 
 
 def test_who_may_not_is_refused_as_it_is_described(guarded: Running, tmp_path: Path) -> None:

@@ -56,15 +56,17 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
         yield Fleet(truth, base / "data", url)
 
 
-def words(url: str, dataset: Path, *options: str | Path, start: str = START, end: str = END) -> tuple[str | Path, ...]:
-    """Return the words of a backfill."""
+def arguments(
+    url: str, dataset: Path, *options: str | Path, start: str = START, end: str = END
+) -> tuple[str | Path, ...]:
+    """Return the arguments of a backfill."""
     span = ("--start", start, "--end", end)
     return ("collect", "prometheus", "--url", url, *span, "--dataset", dataset, "--json", *options)
 
 
 def collect(url: str, dataset: Path, *options: str | Path, **span: str) -> dict[str, object]:
     """Run a backfill to its end."""
-    return json.loads(predrain(*words(url, dataset, *options, **span)).stdout)
+    return json.loads(predrain(*arguments(url, dataset, *options, **span)).stdout)
 
 
 def assert_same_telemetry(fleet: Fleet, dataset: Path, *, gauges_within: float = 0.0) -> None:
@@ -82,9 +84,9 @@ def assert_same_telemetry(fleet: Fleet, dataset: Path, *, gauges_within: float =
 
 def test_the_history_comes_back_as_it_was(fleet: Fleet, tmp_path: Path) -> None:
     inventory = fleet.truth.path / "inventory.parquet"
-    told = collect(fleet.url, tmp_path / "out", "--inventory", inventory)
-    assert told["samples"] > 20 * GPUS * DAYS * 100
-    assert told["quarantined"] == {}
+    report = collect(fleet.url, tmp_path / "out", "--inventory", inventory)
+    assert report["samples"] > 20 * GPUS * DAYS * 100
+    assert report["quarantined"] == {}
     assert_same_telemetry(fleet, tmp_path / "out")
     again = collect(fleet.url, tmp_path / "out")
     assert (again["samples"], again["compacted files"]) == (0, {})
@@ -102,7 +104,7 @@ def test_killed_anywhere_it_goes_on_without_gaps_or_duplicates(fleet: Fleet, tmp
     for _ in range(4):
         before = len(list(landed.glob("*.parquet")))
         run = subprocess.Popen(
-            [*PREDRAIN, *words(fleet.url, out, "--no-compact", "--concurrency", "2")],
+            [*PREDRAIN, *arguments(fleet.url, out, "--no-compact", "--concurrency", "2")],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
@@ -116,8 +118,8 @@ def test_killed_anywhere_it_goes_on_without_gaps_or_duplicates(fleet: Fleet, tmp
         run.wait(120)
     assert killed, "the backfill was over before it could be killed"
     inventory = fleet.truth.path / "inventory.parquet"
-    told = collect(fleet.url, out, "--inventory", inventory)
-    assert 0 < told["chunks fetched before"] < told["chunks"]
+    report = collect(fleet.url, out, "--inventory", inventory)
+    assert 0 < report["chunks fetched before"] < report["chunks"]
     assert_same_telemetry(fleet, out)
 
 

@@ -49,8 +49,8 @@ class Receiving:
         self._stack = contextlib.ExitStack()
 
     def start(self) -> None:
-        words = ("collect", "receive", "--listen", f"127.0.0.1:{self.port}", "--dataset", self.folder / "fleet")
-        self.process = self._stack.enter_context(running([*PREDRAIN, *words], self.folder / "log"))
+        arguments = ("collect", "receive", "--listen", f"127.0.0.1:{self.port}", "--dataset", self.folder / "fleet")
+        self.process = self._stack.enter_context(running([*PREDRAIN, *arguments], self.folder / "log"))
         wait(lambda: get(f"http://127.0.0.1:{self.port}/readyz") == b"ready\n")
 
     def kill(self) -> None:
@@ -63,7 +63,7 @@ class Receiving:
 
     def landed(self) -> Values:
         """What has landed; a row may have landed twice, but never with two values."""
-        found: Values = {}
+        values: Values = {}
         for path in (self.folder / "fleet.live" / "samples").glob("*.parquet"):
             for row in pq.read_table(path).to_pylist():
                 at = round(row.pop("timestamp").timestamp() * 1000)
@@ -71,8 +71,8 @@ class Receiving:
                 gpu = row.pop("gpu")
                 for channel, value in row.items():
                     if value is not None and channel != "mig_instance":
-                        assert found.setdefault((gpu, at, channel), value) == value
-        return found
+                        assert values.setdefault((gpu, at, channel), value) == value
+        return values
 
     def __enter__(self) -> "Receiving":
         self.start()
@@ -111,7 +111,7 @@ NAMES = {
 }
 
 
-def told_by_prometheus(url: str, end_s: float) -> Values:
+def stored_by_prometheus(url: str, end_s: float) -> Values:
     """Raw samples with their own time stamps: a range selector in an instant query."""
     answer = json.loads(get(f"{url}/api/v1/query", query='{job="gpu",UUID!=""}[5m]', time=f"{end_s:.3f}"))
     return {
@@ -137,8 +137,8 @@ def test_scraped_samples_land_as_prometheus_has_them_though_the_receiver_is_kill
         receiver.start()
         time.sleep(2)
         end_s = time.time()
-        told = told_by_prometheus(url, end_s)
-        last_ms = max(at for _, at, _ in told)
+        scraped_samples = stored_by_prometheus(url, end_s)
+        last_ms = max(at for _, at, _ in scraped_samples)
 
         def landed() -> Values:
             return {key: value for key, value in receiver.landed().items() if key[1] <= last_ms}
@@ -146,7 +146,7 @@ def test_scraped_samples_land_as_prometheus_has_them_though_the_receiver_is_kill
         def due() -> Values:
             # what Prometheus scraped before its remote write had begun is not sent by it
             first_ms = min(at for _, at, _ in landed())
-            return {key: value for key, value in told.items() if key[1] >= first_ms}
+            return {key: value for key, value in scraped_samples.items() if key[1] >= first_ms}
 
         wait(lambda: landed() == due())
         assert len(due()) > 20

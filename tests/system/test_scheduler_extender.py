@@ -44,8 +44,8 @@ class Predrain:
         client = Client(self.port)
         page = client.get("/metrics").decode()
         client.connection.close()
-        found = re.search(r'predrain_http_requests_total\{route="/scheduler/filter",status="200"\} (\d+)', page)
-        return int(found.group(1)) if found else 0
+        match = re.search(r'predrain_http_requests_total\{route="/scheduler/filter",status="200"\} (\d+)', page)
+        return int(match.group(1)) if match else 0
 
     def score(self, tiers: dict[str, tuple[float | None, str]]) -> None:
         now = datetime.now(UTC).replace(microsecond=0)

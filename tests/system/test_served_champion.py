@@ -34,18 +34,18 @@ def test_the_champion_is_served_followed_and_kept(tmp_path: Path) -> None:
     uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
     run = log_run(uri, "e", name="r", params={}, metrics={}, tags={})
     bundles = [bundle(tmp_path, profile) for profile in ("lightgbm", "logistic")]
-    versions = [register_bundle(uri, "predrain", each.path, run_id=run) for each in bundles]
+    versions = [register_bundle(uri, "predrain", bundle.path, run_id=run) for bundle in bundles]
     options = ("--no-extender", "--model", "champion", "--registry", uri, "--champion-interval", "1s")
     with serving(tmp_path, *options) as (process, port):
         client = Client(port)
-        wait(lambda: any("there is no champion" in each for each in ready(client).get("reasons", [])))
+        wait(lambda: any("there is no champion" in reason for reason in ready(client).get("reasons", [])))
         crown(uri, "predrain", versions[0], expected=None, tags={})
-        told = wait(lambda: ready(client).get("model"))
-        assert told == {"digest": bundles[0].digest, "profile": "lightgbm", "version": str(versions[0])}
+        model = wait(lambda: ready(client).get("model"))
+        assert model == {"digest": bundles[0].digest, "profile": "lightgbm", "version": str(versions[0])}
         crown(uri, "predrain", versions[1], expected=versions[0], tags={})
         wait(lambda: ready(client)["model"]["version"] == str(versions[1]))
         (tmp_path / "mlflow.db").rename(tmp_path / "away.db")
-        wait(lambda: any("cannot be known: no store here" in each for each in ready(client)["warnings"]))
+        wait(lambda: any("cannot be known: no store here" in warning for warning in ready(client)["warnings"]))
         assert ready(client)["model"]["version"] == str(versions[1])
         client.connection.close()
         process.send_signal(signal.SIGTERM)

@@ -62,9 +62,9 @@ class Actuator:
         self.workloads = SlurmWorkloads(self.scheduler.port, self.scheduler.folder, self.clock)
 
     def node(self, name: str) -> SlurmNode:
-        found = self.scheduler.port.node(name)
-        assert found is not None
-        return found
+        listed = self.scheduler.port.node(name)
+        assert listed is not None
+        return listed
 
     def level(self, name: str) -> Level:
         return standing_on(self.node(name), self.clock.now()).marks.level
@@ -87,7 +87,7 @@ class Actuator:
         return answer
 
     def job(self, node: str, number: str) -> Workload:
-        return next(each for each in self.workloads.on_node(node) if each.name == number)
+        return next(workload for workload in self.workloads.on_node(node) if workload.name == number)
 
 
 @pytest.fixture
@@ -201,10 +201,10 @@ def test_a_restart_of_slurmctld_keeps_the_drain_and_the_weight_is_set_again_and_
 
     again = Actuator(cluster, actuator.scheduler.folder.path)
     assert again.apply(an("release", "n1")).kind == "conflict"  # no state is known before the nodes have registered
-    cluster.wait(lambda: all(each.readable for each in again.scheduler.port.nodes()))
+    cluster.wait(lambda: all(node.readable for node in again.scheduler.port.nodes()))
     assert (again.level("n1"), again.node("n1").reason) == (Level.DRAINED, reason)
     assert again.node("n2").weight == 1  # that of slurm.conf
-    fleet = {each.view.name: each.view for each in again.scheduler.read_fleet().nodes}
+    fleet = {node.view.name: node.view for node in again.scheduler.read_fleet().nodes}
     assert (fleet["n2"].marks.soft, fleet["n2"].undone) == (True, False)
     fence = again.fence()
     assert len(again.scheduler.upkeep(fence.holder, fence.until)) == 2
@@ -239,16 +239,16 @@ def test_jobs_that_may_not_be_requeued_are_waited_for_and_heterogeneous_ones_go_
         "-c1", "--gres=gpu:1", "--wrap", "sleep 300",
     ).strip()  # fmt: skip
     cluster.wait(lambda: len(actuator.workloads.on_node("n1")) == 4)
-    works = {each.name: each for each in actuator.workloads.on_node("n1")}
+    works = {workload.name: workload for workload in actuator.workloads.on_node("n1")}
     assert set(works) == {kept, f"{array}_1", f"{array}_2", f"{het}+0"}
     assert works[kept].held == "it may not be requeued"
     assert works[f"{het}+0"].job is not None
     fence = actuator.fence()
     assert actuator.workloads.evict(works[kept], fence).kind == "refused"
     assert actuator.workloads.evict(works[f"{array}_1"], fence).kind == "done"
-    (part,) = (each for each in actuator.workloads.on_node("n2") if each.name == f"{het}+1")
+    (part,) = (workload for workload in actuator.workloads.on_node("n2") if workload.name == f"{het}+1")
     assert actuator.workloads.evict(part, fence).kind == "done"  # its leader runs on n1
-    cluster.wait(lambda: {each.name for each in actuator.workloads.on_node("n1")} == {kept, f"{array}_2"})
+    cluster.wait(lambda: {workload.name for workload in actuator.workloads.on_node("n1")} == {kept, f"{array}_2"})
     cluster.wait(lambda: actuator.workloads.on_node("n2") == ())
 
 
@@ -268,8 +268,8 @@ def test_slurmrestd_of_this_version_is_read_like_the_commands_and_not_written_to
         cluster.wait(socket.exists)
         rest = Actuator(cluster, tmp_path / "rest", rest_url=f"unix:{socket}")
         assert rest.scheduler.port.node("zz") is None
-        assert {each.name: each.version for each in rest.scheduler.port.nodes()} == {
-            each.name: each.version for each in actuator.scheduler.port.nodes()
+        assert {node.name: node.version for node in rest.scheduler.port.nodes()} == {
+            node.name: node.version for node in actuator.scheduler.port.nodes()
         }
         assert rest.scheduler.port.jobs() == actuator.scheduler.port.jobs()
         fleet = rest.scheduler.read_fleet()

@@ -48,7 +48,7 @@ def landed(dataset: Path, kind: str) -> list[dict[str, Any]]:
     return pa.concat_tables([pq.read_table(path) for path in files]).to_pylist() if files else []
 
 
-def told(dataset: Path) -> list[tuple[str, ...]]:
+def stored_events(dataset: Path) -> list[tuple[str, ...]]:
     return [(row["node"], row["type"], row["code"], row["detail"], row["source"]) for row in landed(dataset, "events")]
 
 
@@ -81,7 +81,7 @@ def test_drains_a_job_and_a_killed_controller(cluster: SlurmCluster, tmp_path: P
     collect(cluster, dataset)
     collect(cluster, dataset)
 
-    assert told(dataset) == [
+    assert stored_events(dataset) == [
         ("n1", "drain", "drain", "xid 79 on gpu 3 [root]", "slurm"),
         ("n1", "drain", "drain", "gpu 3 replaced, burn-in [root]", "slurm"),
         ("n1", "replacement", "replacement", "gpu 3 replaced, burn-in", "slurm"),

@@ -87,7 +87,7 @@ def degrading(tmp_path_factory: pytest.TempPathFactory) -> Degrading:
     matrix = make_matrix(folder / "fleet", params, folder / "matrix")
     train_bundle(matrix, params, folder / "bundle", until=TRAINED)
     failures = pq.read_table(folder / "fleet-truth" / "failures.parquet").to_pylist()
-    fails_at = min(each["start"] for each in failures if each["node"] == SICK and each["start"] > FIRST)
+    fails_at = min(failure["start"] for failure in failures if failure["node"] == SICK and failure["start"] > FIRST)
     dataset = Dataset.open(folder / "fleet")
     model = ServedModel(load_bundle(folder / "bundle"), None)
     scores: dict[datetime, Path] = {}
@@ -167,12 +167,14 @@ class Way(Replica):
 def the_way(way: Way, fleet: Degrading, written: Callable[[], None], gone: Callable[[], bool]) -> list[datetime]:
     """Go from decision to decision until the node is drained and empty; give the times of soft mark and emptiness."""
     soft: list[datetime] = []
-    told: list[object] = []
+    decisions: list[object] = []
     for at, folder in fleet.scores.items():
         began = time.monotonic()
         decided = way.decide(folder).plan
         assert decided is not None
-        told.append((at, {name: (each.tier, each.target, each.reasons[:2]) for name, each in decided.nodes.items()}))
+        decisions.append(
+            (at, {name: (node.tier, node.target, node.reasons[:2]) for name, node in decided.nodes.items()})
+        )
         if way.level() is Level.SOFT:
             soft.append(at)
         if way.level() is Level.DRAINED:
@@ -181,7 +183,7 @@ def the_way(way: Way, fleet: Degrading, written: Callable[[], None], gone: Calla
             until(way, gone)
             return [*soft[:1], at + DELAY + (time.monotonic() - began) * SECOND]
         assert not gone()
-    raise AssertionError(f"it failed before it was drained: {told}")
+    raise AssertionError(f"it failed before it was drained: {decisions}")
 
 
 def test_on_kubernetes_a_node_is_empty_before_it_fails_and_comes_back_after_a_diagnostic(degrading, tmp_path):
@@ -205,8 +207,8 @@ def test_on_kubernetes_a_node_is_empty_before_it_fails_and_comes_back_after_a_di
         soft_at, empty_at = the_way(way, degrading, write_the_checkpoint, lambda: not cluster.on(SICK))
         assert soft_at < empty_at < degrading.fails_at
         pods = wait(lambda: cluster.running("train", len(before)))
-        assert SICK not in {each["spec"]["nodeName"] for each in pods}
-        assert "spare" in {each["spec"]["nodeName"] for each in pods}, "its job runs on, elsewhere"
+        assert SICK not in {pod["spec"]["nodeName"] for pod in pods}
+        assert "spare" in {pod["spec"]["nodeName"] for pod in pods}, "its job runs on, elsewhere"
         hit = [name for name in cluster.on(SICK) if name.startswith("train")]
         assert (len(would_be_hit), len(hit)) == (1, 0), "jobs that the failure hits, without predrain and with it"
 

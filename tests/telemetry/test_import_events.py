@@ -153,9 +153,9 @@ def test_an_edge_of_the_gauge_is_left_out_only_where_another_source_reports_it(t
     frame.loc[frame["gpu"] == gpu(0), "xid_last"] = [0, 0, 79, 79, 0, 79, 48, None]
     frame.loc[frame["gpu"] == gpu(1), "xid_last"] = [31, 31, None, 31, 0, 0, 74, 0]
     alone = run_import(tmp_path, samples=frame, out="alone")
-    found = alone.dataset.events()
-    assert sorted(found["code"]) == ["48", "74", "79", "79"]
-    assert (alone.counts["xids_from_gauge"], found["source"].unique().tolist()) == (4, ["xid_gauge"])
+    events = alone.dataset.events()
+    assert sorted(events["code"]) == ["48", "74", "79", "79"]
+    assert (alone.counts["xids_from_gauge"], events["source"].unique().tolist()) == (4, ["xid_gauge"])
     given_events = events_frame([("00:11", gpu(0), "xid", "79"), ("01:00", gpu(0), "xid", "74")])
     both = run_import(tmp_path, samples=frame, events=given_events, out="both")
     kept = both.dataset.events()
@@ -180,8 +180,8 @@ def test_an_edge_of_the_gauge_is_left_out_only_where_another_source_reports_it(t
 def test_an_entry_long_after_the_edge_does_not_take_it_away(tmp_path: Path):
     frame = samples_frame(gpus=1, times=4).assign(xid_last=[0, 0, 79, 79])
     late = events_frame([("00:15", gpu(0), "xid", "79")]).assign(known_at="2026-03-03T00:00:00Z")
-    found = run_import(tmp_path, samples=frame, events=late).dataset.events()
-    assert found["source"].tolist() == ["xid_gauge", "events.csv"]
+    events = run_import(tmp_path, samples=frame, events=late).dataset.events()
+    assert events["source"].tolist() == ["xid_gauge", "events.csv"]
 
 
 def test_repeats_in_one_kernel_log_are_kept_also_on_import_again(tmp_path: Path):
@@ -219,10 +219,10 @@ def test_jobs(tmp_path: Path):
         jobs[name] = DAY + pd.to_timedelta(jobs[name], unit="h")
     result = run_import(tmp_path, samples=samples_frame(), jobs=write_csv(tmp_path / "jobs.csv", jobs))
     assert result.quarantined == {"job ends before it starts": 1, "unknown node": 1}
-    found = result.dataset.jobs()
-    assert found is not None
-    assert found["node"].tolist() == ["node-0", "node-1"]
-    assert found["ended_at"].isna().tolist() == [False, True]
+    stored = result.dataset.jobs()
+    assert stored is not None
+    assert stored["node"].tolist() == ["node-0", "node-1"]
+    assert stored["ended_at"].isna().tolist() == [False, True]
     with pytest.raises(InputError, match="missing column 'started_at'"):
         run_import(tmp_path, jobs=write_csv(tmp_path / "j.csv", jobs.drop(columns="started_at")), out="other")
 

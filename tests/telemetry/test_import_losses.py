@@ -119,9 +119,9 @@ def test_a_kernel_log_is_judged_by_the_share_of_its_lines(tmp_path: Path):
 
 def test_the_last_time_of_a_run_lies_within_a_minute_of_its_first(tmp_path: Path):
     events = events_frame([("01:00", gpu(0), "xid", "79")]).assign(count=40, last_at="2090-01-01T00:00:00Z")
-    found = run_import(tmp_path, samples=samples_frame(), events=events).dataset.events()
-    assert found["last_at"].tolist() == [found["timestamp"][0] + timedelta(minutes=1)]
-    assert found["count"].tolist() == [40]
+    stored = run_import(tmp_path, samples=samples_frame(), events=events).dataset.events()
+    assert stored["last_at"].tolist() == [stored["timestamp"][0] + timedelta(minutes=1)]
+    assert stored["count"].tolist() == [40]
 
 
 def test_a_third_of_a_short_list_of_events_is_not_lost_silently(tmp_path: Path):

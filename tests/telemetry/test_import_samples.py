@@ -55,9 +55,9 @@ def test_csv_and_parquet_in_any_order_are_one_dataset(tmp_path: Path):
     assert whole.dataset.digest == parts.dataset.digest == packed.dataset.digest
     assert whole.dataset.meta.counts["samples"] == 24
     assert whole.quarantined == {}
-    found = all_samples(whole)
-    assert found["gpu_temp_c"].tolist() == frame["gpu_temp_c"].tolist()
-    assert found["clocks_event_reasons"].tolist() == frame["clocks_event_reasons"].tolist()
+    samples = all_samples(whole)
+    assert samples["gpu_temp_c"].tolist() == frame["gpu_temp_c"].tolist()
+    assert samples["clocks_event_reasons"].tolist() == frame["clocks_event_reasons"].tolist()
 
 
 def test_exporter_names_are_known(tmp_path: Path):
@@ -144,9 +144,9 @@ def test_a_value_that_cannot_be_true_is_nulled_and_kept_aside(
     result = run_import(tmp_path, samples=changed(samples_frame(), 7, **values))
     assert result.quarantined == {reason: 1}
     assert quarantine_of(result).iloc[0]["detail"] == detail
-    found = all_samples(result)
-    assert len(found) == 24
-    assert found[next(iter(values))].isna().tolist() == [index == 7 for index in range(24)]
+    samples = all_samples(result)
+    assert len(samples) == 24
+    assert samples[next(iter(values))].isna().tolist() == [index == 7 for index in range(24)]
 
 
 def test_values_that_mean_not_supported_are_null_and_counted(tmp_path: Path):
@@ -160,10 +160,10 @@ def test_hexadecimal_flags_words_and_large_counters(tmp_path: Path):
     frame = changed(samples_frame(), 7, clocks_event_reasons="0x84")
     frame["row_remap_pending"] = ["true", "false"] * 12
     frame["ecc_sbe_volatile_total"] = range(54_700_000_000, 54_700_000_024)
-    found = all_samples(run_import(tmp_path, samples=frame))
-    assert found.loc[7, "clocks_event_reasons"] == 0x84
-    assert found["row_remap_pending"].tolist() == [1.0, 0.0] * 12
-    assert found["ecc_sbe_volatile_total"].tolist() == frame["ecc_sbe_volatile_total"].tolist()
+    samples = all_samples(run_import(tmp_path, samples=frame))
+    assert samples.loc[7, "clocks_event_reasons"] == 0x84
+    assert samples["row_remap_pending"].tolist() == [1.0, 0.0] * 12
+    assert samples["ecc_sbe_volatile_total"].tolist() == frame["ecc_sbe_volatile_total"].tolist()
 
 
 def test_duplicates(tmp_path: Path):
@@ -187,15 +187,15 @@ def test_rows_with_too_many_fields(tmp_path: Path):
     file.write_text("\n".join(lines))
     result = run_import(tmp_path, samples=[file])
     assert result.quarantined == {"malformed row": 2}
-    found = quarantine_of(result)
-    assert found["row"].tolist() == [3, 6]
-    assert found["content"].tolist()[0] == "torn"
+    quarantined = quarantine_of(result)
+    assert quarantined["row"].tolist() == [3, 6]
+    assert quarantined["content"].tolist()[0] == "torn"
     assert result.dataset.meta.counts["samples"] == 24
 
 
 def test_finer_samples_are_rolled_up(tmp_path: Path):
     result = run_import(tmp_path, samples=samples_frame(times=60, every="1min"))
-    found = all_samples(result)
+    samples = all_samples(result)
     assert list(result.dataset.meta.channels)[:5] == [
         "gpu_temp_c",
         "gpu_temp_c_min",
@@ -203,7 +203,7 @@ def test_finer_samples_are_rolled_up(tmp_path: Path):
         "power_w",
         "power_w_min",
     ]
-    first = found[found["gpu"] == gpu(1)].iloc[1]
+    first = samples[samples["gpu"] == gpu(1)].iloc[1]
     assert first["timestamp"] == DAY + timedelta(minutes=10)
     assert (first["sample_count"], first["power_w"], first["power_w_max"]) == (10, 355.0, 400.0)
     assert (first["ecc_sbe_volatile_total"], first["ecc_sbe_volatile_total_rise"]) == (10.0, 10.0)
@@ -214,9 +214,9 @@ def test_finer_samples_are_rolled_up(tmp_path: Path):
 def test_coarse_and_irregular_sources_are_taken_as_they_come(tmp_path: Path):
     daily = samples_frame(times=3, every="1D")
     daily["timestamp"] = daily["timestamp"].str.replace("00:00:00", "00:03:21")
-    found = all_samples(run_import(tmp_path, samples=daily))
-    assert "sample_count" not in found
-    assert set(found["timestamp"].dt.strftime("%M:%S")) == {"03:21"}
+    samples = all_samples(run_import(tmp_path, samples=daily))
+    assert "sample_count" not in samples
+    assert set(samples["timestamp"].dt.strftime("%M:%S")) == {"03:21"}
 
 
 def test_channels_of_ones_own(tmp_path: Path):
@@ -293,9 +293,9 @@ def test_nodes_are_the_unit_where_no_gpu_is_named(tmp_path: Path):
     frame = pd.DataFrame({"timestamp": ["2026-03-01T00:00:00Z"] * 3, "node": ["b", "a", "c"], "power_w": [1, 2, 3]})
     result = run_import(tmp_path, samples=frame, inventory=inventory)
     assert (result.dataset.meta.unit, result.quarantined) == ("node", {"unknown node": 1})
-    found = all_samples(result)
-    assert found["node"].tolist() == ["a", "b"]
-    assert found["gpu"].isna().all()
+    samples = all_samples(result)
+    assert samples["node"].tolist() == ["a", "b"]
+    assert samples["gpu"].isna().all()
 
 
 def test_mig_instances_fold_into_their_gpu(tmp_path: Path):
@@ -314,8 +314,8 @@ def test_mig_instances_fold_into_their_gpu(tmp_path: Path):
     events = events_frame([("00:01", names[0], "xid", "79")])
     result = run_import(tmp_path, samples=frame, events=events, inventory=inventory)
     assert result.quarantined == {"MIG instance without a known parent": 1}
-    found = all_samples(result)
-    assert (found["gpu"].tolist(), found["power_w"].tolist()) == ([gpu(0), gpu(1)], [100, 30])
+    samples = all_samples(result)
+    assert (samples["gpu"].tolist(), samples["power_w"].tolist()) == ([gpu(0), gpu(1)], [100, 30])
     assert result.dataset.events()["gpu"].tolist() == [gpu(0)]
     assert len(result.dataset.inventory()) == 2
 

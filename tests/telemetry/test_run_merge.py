@@ -121,7 +121,7 @@ def test_growing_fold_by_fold_and_importing_at_once_make_the_same_files(tmp_path
     assert grown.dataset.meta.files == at_once.dataset.meta.files
     assert grown.dataset.digest == at_once.dataset.digest
     bucket = grown.dataset.buckets()[0]
-    assert [each.path[-21:] for each in grown.dataset.sample_files() if each.bucket == bucket] == [
+    assert [file.path[-21:] for file in grown.dataset.sample_files() if file.bucket == bucket] == [
         "part-20260301.parquet",
         "part-20260302.parquet",
         "part-20260303.parquet",
@@ -157,8 +157,8 @@ def test_a_late_sample_at_the_end_of_a_run_corrects_the_first_rise_of_the_next(t
     rises = all_samples(after).set_index("timestamp")[COUNTER + "_rise"]
     assert rises[DAY + pd.Timedelta(minutes=day - 10)] == 40
     assert rises[DAY + pd.Timedelta(minutes=day + 30)] == 60
-    same = {each.path: each.sha256 for each in before.sample_files()}
-    changed = [each.path for each in after.dataset.sample_files() if same[each.path] != each.sha256]
+    same = {file.path: file.sha256 for file in before.sample_files()}
+    changed = [file.path for file in after.dataset.sample_files() if same[file.path] != file.sha256]
     assert [path[-16:] for path in changed] == ["20260301.parquet", "20260302.parquet"]
 
 
@@ -166,8 +166,8 @@ def test_a_stored_sample_of_a_unit_that_becomes_finer_goes_to_a_run_that_was_not
     first = [(DAY - pd.Timedelta(minutes=4), 0, {"energy_mj": 0.0})]
     finer = [(DAY + pd.Timedelta(days=3, minutes=minutes), 0, {"energy_mj": 1.0}) for minutes in (2, 4, 6)]
     with runs_of(1):
-        found = all_samples(import_all(tmp_path / "d", [frame_of(first), frame_of(finer)]))
-    assert found["timestamp"].tolist() == [DAY, DAY + pd.Timedelta(days=3, minutes=10)]
+        samples = all_samples(import_all(tmp_path / "d", [frame_of(first), frame_of(finer)]))
+    assert samples["timestamp"].tolist() == [DAY, DAY + pd.Timedelta(days=3, minutes=10)]
 
 
 @pytest.mark.parametrize("minutes", [(2, 10), (10, 2), (-2, 0)])
@@ -201,8 +201,8 @@ def test_an_unfinished_step_that_ends_where_retention_begins_is_kept(tmp_path: P
         with runs_of(days):
             name = f"{days}"
             kept = [None, begins.to_pydatetime()]
-            found = all_samples(import_all(tmp_path / name, [frame_of(raw), frame_of(late)], kept))
-        assert found["timestamp"].tolist() == [begins, late[0][0]]
+            samples = all_samples(import_all(tmp_path / name, [frame_of(raw), frame_of(late)], kept))
+        assert samples["timestamp"].tolist() == [begins, late[0][0]]
 
 
 def test_old_runs_go_without_being_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -30,9 +30,9 @@ def test_a_bundle_is_loaded_and_scores_rows(tmp_path: Path, caplog: pytest.LogCa
     assert model.horizon_seconds == 86_400
     assert caplog.records == []
     answers = model.score(some_rows())
-    assert [set(each) for each in answers] == [{"unit", "risk", "score", "rank", "alert"}] * 40
-    assert [each["unit"] for each in answers] == some_rows().units
-    assert sorted(each["rank"] for each in answers[:20]) == list(range(1, 21))
+    assert [set(answer) for answer in answers] == [{"unit", "risk", "score", "rank", "alert"}] * 40
+    assert [answer["unit"] for answer in answers] == some_rows().units
+    assert sorted(answer["rank"] for answer in answers[:20]) == list(range(1, 21))
 
 
 LOADS = """

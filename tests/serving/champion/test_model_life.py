@@ -52,7 +52,7 @@ def risks_of(bundle: Bundle) -> list[float]:
     """What the bundle says of the rows."""
     times = pd.Series(pd.DatetimeIndex([pd.Timestamp(0, tz="UTC")] * 3))
     scored = bundle.fitted.score(rows(3, seed=5)[0], times, np.array(["0", "1", "2"], dtype=object))
-    return [float(each) for each in scored.loc[scored["model"] == bundle.profile, "risk"]]
+    return [float(risk) for risk in scored.loc[scored["model"] == bundle.profile, "risk"]]
 
 
 def test_a_model_is_swapped_under_load_and_every_answer_is_of_one_model(tmp_path: Path, bundles: list[Bundle]) -> None:
@@ -70,8 +70,8 @@ def test_a_model_is_swapped_under_load_and_every_answer_is_of_one_model(tmp_path
                 status, content, _ = client.send("POST", "/v1/predict", body)
                 digest = content.get("model", {}).get("digest")
                 seen.add(str(digest))
-                found = [each["risk"] for each in content.get("predictions", [])]
-                if status != 200 or found != pytest.approx(given.get(digest, []), rel=1e-6):
+                risks = [answer["risk"] for answer in content.get("predictions", [])]
+                if status != 200 or risks != pytest.approx(given.get(digest, []), rel=1e-6):
                     wrong.append((status, content))
         except Exception as error:
             wrong.append(error)
@@ -114,7 +114,7 @@ def test_a_bundle_that_cannot_be_served_is_refused_and_the_old_one_goes_on(
         kept = (
             f"the model {bundles[0].digest[:12]} is kept, a newer one cannot be served: logistic.skops is not the file"
         )
-        assert [each[: len(kept)] for each in warnings if "is kept" in each] == [kept]
+        assert [warning[: len(kept)] for warning in warnings if "is kept" in warning] == [kept]
         page = client.get("/metrics").decode()
         assert "predrain_model_current 0.0" in page
         assert "predrain_model_loads_total 1.0" in page
@@ -138,7 +138,7 @@ def test_waiting_for_the_first_champion_is_no_refusal(
     holder.look()
     assert holder.refusals == 1
     assert "the model cannot be served: no store here" in str(holder.trouble)
-    assert [each.levelname for each in caplog.records] == ["ERROR"]
+    assert [log.levelname for log in caplog.records] == ["ERROR"]
     copy.error = None
     holder.look()
     assert holder.trouble == "the model is being fetched: the champion has not been fetched yet"

@@ -26,11 +26,11 @@ def test_the_examples_work_as_written(tmp_path: Path) -> None:
     write_scores(tmp_path / "scores", small_fleet())
     tokens = tmp_path / "tokens"
     tokens.write_text(token_line("read", TOKEN))
-    asked = [each for each in examples("sh") if "curl" in each]
+    asked = [code for code in examples("sh") if "curl" in code]
     assert len(asked) == 2
     with running(tmp_path / "scores", tokens=tokens) as service:
         environment = os.environ | {"TOKEN": TOKEN}
-        for language, code in [*(("sh", each) for each in asked), ("python", examples("python")[0])]:
+        for language, code in [*(("sh", command) for command in asked), ("python", examples("python")[0])]:
             text = code.replace("127.0.0.1:8080", f"127.0.0.1:{service.port}").replace("curl ", "curl -f ")
             command = ["bash", "-ec", text] if language == "sh" else [sys.executable, "-c", text]
             run = subprocess.run(command, capture_output=True, text=True, timeout=30, env=environment, check=False)
@@ -39,7 +39,7 @@ def test_the_examples_work_as_written(tmp_path: Path) -> None:
 
 
 def test_the_documented_way_to_make_a_token_makes_one(tmp_path: Path) -> None:
-    (making,) = [each for each in examples("sh") if "openssl" in each]
+    (making,) = [code for code in examples("sh") if "openssl" in code]
     code = f'{making}\nprintf %s "$TOKEN"'
     run = subprocess.run(["bash", "-ec", code], capture_output=True, text=True, timeout=30, cwd=tmp_path, check=True)
     write_scores(tmp_path / "scores", small_fleet())
@@ -59,7 +59,7 @@ def test_every_route_and_metric_and_limit_of_the_page_is_the_services_own(tmp_pa
         assert metrics <= written
         model = {name for name in written if name.startswith("predrain_model_")}
         assert written <= metrics | model | {"predrain_scores_model_age_seconds"}
-        limits = {each.name: getattr(service.settings, each.name) for each in fields(service.settings)}
+        limits = {field.name: getattr(service.settings, field.name) for field in fields(service.settings)}
     for row in (
         f"| {limits['body_bytes'] >> 20} MiB; {limits['decoded_bytes'] >> 20} MiB |",
         f"| {limits['held_bytes'] >> 20} MiB |",

@@ -25,16 +25,16 @@ ORDER = {tier: place for place, tier in enumerate(TIERS)}
 
 def fleet_of(records: list[RiskRecord]) -> Fleet:
     nodes: dict[str, list[RiskRecord]] = {}
-    for each in records:
-        nodes.setdefault(each.node, []).append(each)
+    for risk in records:
+        nodes.setdefault(risk.node, []).append(risk)
     return Fleet(
         Scores(
             "20260101T060000Z",
-            {each.unit: each for each in records},
+            {risk.unit: risk for risk in records},
             {node: tuple(units) for node, units in nodes.items()},
             DECIDED,
             DECIDED,
-            max(each.expires_at for each in records),
+            max(risk.expires_at for risk in records),
             {},
             {},
         )
@@ -190,7 +190,7 @@ def test_a_fault_inside_lets_everything_pass(service: Running, monkeypatch: pyte
     before = service.metric(passed)
     answer = client.post("/scheduler/filter", {"Pod": POD, "NodeNames": ["n1", "n2"]})
     assert answer == filter_result(["n1", "n2"], {})
-    assert {each["Score"] for each in client.post("/scheduler/prioritize", {"NodeNames": ["n1", "n2"]})} == {0}
+    assert {score["Score"] for score in client.post("/scheduler/prioritize", {"NodeNames": ["n1", "n2"]})} == {0}
     assert service.metric(passed) == before + 2
 
 
@@ -209,7 +209,7 @@ def test_scores_that_are_stale_remove_nothing(tmp_path: Path) -> None:
         now[0] += timedelta(seconds=1)
         assert client.post("/scheduler/filter", {"NodeNames": ["n1", "n2"]})["NodeNames"] == ["n1", "n2"]
         scores = client.post("/scheduler/prioritize", {"NodeNames": ["n1", "n4"]})
-        assert [each["Score"] for each in scores] == [7, 7]
+        assert [score["Score"] for score in scores] == [7, 7]
 
 
 def test_the_extender_asks_for_no_token_and_outlives_damaged_scores(tmp_path: Path) -> None:

@@ -93,8 +93,8 @@ def test_a_damaged_json_is_answered(client: Client, path: str, data: st.DataObje
     ],
 )  # fmt: skip
 def test_json_made_to_hurt_is_refused(client: Client, body: bytes, status: int) -> None:
-    found = send(client, "/v1/predict", body, "application/json")
-    assert found in (status, 400, 413) if status >= 400 else found == status
+    answered = send(client, "/v1/predict", body, "application/json")
+    assert answered in (status, 400, 413) if status >= 400 else answered == status
 
 
 def plain_stream(rows: int = 5) -> bytes:

@@ -165,13 +165,13 @@ def test_a_body_of_two_lengths_is_refused_and_what_follows_it_is_nobodys_request
     with socket.create_connection(("127.0.0.1", guarded.port), timeout=60) as two:
         two.sendall(f"{head}Content-Length: 40\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n".encode())
         two.sendall(b"GET /healthz HTTP/1.1\r\nHost: l\r\n\r\n")
-        told = b""
+        answer = b""
         with contextlib.suppress(ConnectionResetError):
             while piece := two.recv(4096):
-                told += piece
-    assert told.startswith(b"HTTP/1.1 400 ")
-    assert b"send Content-Length or Transfer-Encoding, not both" in told
-    assert told.count(b"HTTP/1.1") == 1
+                answer += piece
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert b"send Content-Length or Transfer-Encoding, not both" in answer
+    assert answer.count(b"HTTP/1.1") == 1
 
 
 def test_a_client_that_goes_away_harms_nobody(guarded: Running) -> None:
@@ -197,21 +197,21 @@ def test_a_client_that_does_not_read_its_answer_loses_its_place(folder: Path) ->
 
 
 def test_a_body_with_a_content_encoding_is_refused(guarded: Running) -> None:
-    status, told, _ = guarded.client(READ).send("POST", "/v1/predict", b"\x1f\x8b", Content_Encoding="gzip")
-    assert (status, told["detail"]) == (415, "send the body without a content encoding")
+    status, problem, _ = guarded.client(READ).send("POST", "/v1/predict", b"\x1f\x8b", Content_Encoding="gzip")
+    assert (status, problem["detail"]) == (415, "send the body without a content encoding")
 
 
-def test_more_requests_at_a_time_than_allowed_are_told_to_come_back(folder: Path) -> None:
+def test_more_requests_at_a_time_than_allowed_get_503_with_retry_after(folder: Path) -> None:
     with running(folder, settings=ServiceSettings(concurrent_reads=2, poll_s=0.1)) as service:
         sockets = [begun(service) for _ in range(2)]  # two whose bodies never come
         client = service.client()
         wait(lambda: client.send("GET", "/v1/nodes")[0] == 503)
-        status, told, headers = client.send("GET", "/v1/nodes")
-        assert (status, told["detail"], headers["Retry-After"]) == (503, "too many requests at a time", "2")
+        status, problem, headers = client.send("GET", "/v1/nodes")
+        assert (status, problem["detail"], headers["Retry-After"]) == (503, "too many requests at a time", "2")
         for path in ("/healthz", "/readyz", "/metrics"):
             assert client.send("GET", path)[0] == 200
-        for each in sockets:
-            each.close()
+        for held in sockets:
+            held.close()
         wait(lambda: client.send("GET", "/v1/nodes")[0] == 200)
 
 
@@ -226,8 +226,8 @@ def test_a_flood_without_a_token_holds_up_nobody_who_shows_one(folder: Path, tmp
         assert [client.send("GET", path)[0] for path in paths] == [200] * 15
         assert client.post("/v1/predict", {"nodes": ["n1"]})["nodes"][0]["tier"] == "high"
         assert stranger.send("GET", "/healthz")[0] == 200
-        for each in flood:
-            each.close()
+        for held in flood:
+            held.close()
 
 
 def test_bodies_in_memory_are_bounded_over_all_requests(folder: Path) -> None:
@@ -252,10 +252,10 @@ def test_a_fault_of_ours_is_a_problem_that_tells_nothing(guarded: Running, caplo
     assert fleet is not None
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fleet, "states", lambda _: 1 / 0)
-        status, told, _ = guarded.client(READ).send("GET", "/v1/nodes")
+        status, problem, _ = guarded.client(READ).send("GET", "/v1/nodes")
     assert status == 500
-    assert "ZeroDivisionError" not in json.dumps(told)
-    assert told["detail"].split()[-1] in caplog.text
+    assert "ZeroDivisionError" not in json.dumps(problem)
+    assert problem["detail"].split()[-1] in caplog.text
 
 
 def test_metrics_are_read_by_prometheus_and_their_labels_are_bounded(guarded: Running) -> None:
@@ -291,7 +291,7 @@ def test_the_log_holds_a_line_a_request_and_no_secret(guarded: Running, log: io.
     client.send("GET", "/x\ny".replace("\n", "%0A"))
     client.send("POST", "/v1/predict", {"nodes": ["body-secret"]})
     wait(lambda: '"/x\\ny"' in log.getvalue() and '"/v1/predict"' in log.getvalue().splitlines()[-1])
-    lines = [json.loads(each) for each in log.getvalue().splitlines()]
+    lines = [json.loads(line) for line in log.getvalue().splitlines()]
     last = lines[-1]
     assert [last[key] for key in ("method", "route", "status")] == ["POST", "/v1/predict", 200]
     assert last["token"] == "the scheduler"
@@ -320,7 +320,9 @@ def test_a_log_that_nobody_reads_holds_up_no_answer() -> None:
 
 def test_the_document_describes_who_may_ask_and_every_refusal(guarded: Running) -> None:
     content = guarded.client().get("/openapi.json")
-    described = {(path, method): each for path, methods in content["paths"].items() for method, each in methods.items()}
+    described = {
+        (path, method): operation for path, methods in content["paths"].items() for method, operation in methods.items()
+    }
     assert len(described) == len(list(routes_of(guarded.service.api)))
     for (path, method), operation in described.items():
         status = guarded.client().send(method.upper(), service_path(path))[0]
@@ -342,11 +344,11 @@ def test_ready_tells_stale_scores_and_warns_of_a_scoring_that_fails(tmp_path: Pa
     service = Service(tmp_path, settings=limits, log=AccessLog(None))
     assert service.why_not_ready() == ["no scores can be served: the scores have not been read yet"]
     with running(tmp_path, settings=limits) as started:
-        status, told, _ = started.client().send("GET", "/readyz")
+        status, ready, _ = started.client().send("GET", "/readyz")
         assert status == 503
-        assert told["reasons"] == [
+        assert ready["reasons"] == [
             "no unit's risk is known: look after the telemetry",
             "the scores of 20260101T060000Z are stale, 3600 s old: score the fleet again",
         ]
-        assert told["warnings"] == ["the last attempt to score failed: no telemetry"]
+        assert ready["warnings"] == ["the last attempt to score failed: no telemetry"]
     service.close()

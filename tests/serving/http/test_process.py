@@ -75,13 +75,13 @@ def test_the_command_lives_within_a_second_of_work_and_ends_orderly(tmp_path: Pa
         (["--tokens", "nowhere"], "the token file cannot be read: No such file or directory (nowhere)."),
     ],
 )
-def test_what_the_command_cannot_start_with_is_said(tmp_path: Path, options: list[str], message: str) -> None:
+def test_what_the_command_cannot_start_with_is_reported(tmp_path: Path, options: list[str], message: str) -> None:
     ports = ("--listen", "127.0.0.1:0", "--extender-listen", "127.0.0.1:0")
     run = predrain("serve", "--scores", tmp_path, *ports, *options, code=1)
     assert run.stderr.startswith(f"predrain: error: {message}")
 
 
-def test_a_port_that_is_taken_is_said(tmp_path: Path) -> None:
+def test_a_port_that_is_taken_is_reported(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

@@ -89,7 +89,7 @@ def test_a_page_of_older_scores_is_refused(client: Client) -> None:
     assert problem["detail"] == "newer scores are served (20260101T060000Z): begin with the first page"
 
 
-def test_a_node_is_told_with_its_gpus_and_why(client: Client) -> None:
+def test_a_node_is_returned_with_its_gpus_and_reasons(client: Client) -> None:
     node = client.get("/v1/nodes/n1")
     assert node["node"] == "n1"
     assert node["tier"] == "high"

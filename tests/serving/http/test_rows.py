@@ -34,15 +34,15 @@ def some_rows(count: int = 90) -> tuple[Any, list[str], list[str]]:
 
 def records(values: Any, units: list[str], times: list[str]) -> list[dict[str, Any]]:
     """The rows as JSON has them: a missing value is left out or null."""
-    found = []
+    listed = []
     for place, (row, unit, time) in enumerate(zip(values.tolist(), units, times, strict=True)):
         features = dict(zip(NAMES, row, strict=True))
         if place % 2:
             features = {name: None if math.isnan(value) else value for name, value in features.items()}
         else:
             features = {name: value for name, value in features.items() if not math.isnan(value)}
-        found.append({"unit": unit, "decision_time": time} | features)
-    return found
+        listed.append({"unit": unit, "decision_time": time} | features)
+    return listed
 
 
 def expected(values: Any, units: list[str], times: list[str]) -> list[dict[str, Any]]:
@@ -52,13 +52,13 @@ def expected(values: Any, units: list[str], times: list[str]) -> list[dict[str, 
     table = mine[["unit", "risk", "score", "rank", "alert"]].itertuples(index=False)
     return [
         {
-            "unit": each.unit,
-            "risk": float(each.risk),
-            "score": float(each.score),
-            "rank": each.rank,
-            "alert": each.alert,
+            "unit": row.unit,
+            "risk": float(row.risk),
+            "score": float(row.score),
+            "rank": row.rank,
+            "alert": row.alert,
         }
-        for each in table
+        for row in table
     ]
 
 
@@ -242,7 +242,7 @@ def test_a_column_of_nulls_is_missing(client: Client) -> None:
     assert answer["predictions"] == expected(values, ["0", "1"], ["1970-01-01T00:00:00Z"] * 2)
 
 
-def test_a_bundle_that_cannot_be_loaded_is_said_and_the_rest_is_served(tmp_path: Path) -> None:
+def test_a_bundle_that_cannot_be_loaded_is_reported_and_the_rest_is_served(tmp_path: Path) -> None:
     write_scores(tmp_path / "scores", small_fleet())
     with running(tmp_path / "scores", model=tmp_path / "none") as service:
         client = service.client()
@@ -271,9 +271,9 @@ def test_an_arrow_table_of_mixed_numbers_is_read_as_its_columns_are(rows_a_batch
         }
     )
     columns = ("none", "a", "absent", "b", "half", "large")
-    found = rows_of_arrow(stream_of(table, rows_a_batch), columns, 10, 2**20)
-    assert found.units == list("vwxyz")
+    read = rows_of_arrow(stream_of(table, rows_a_batch), columns, 10, 2**20)
+    assert read.units == list("vwxyz")
     for at, name in enumerate(columns):
         given_ = table.column(name).to_pylist() if name in table.column_names else [None] * 5
         expected = np.array([math.nan if value is None else float(value) for value in given_], dtype=np.float32)
-        np.testing.assert_array_equal(found.values[:, at], expected, err_msg=name)
+        np.testing.assert_array_equal(read.values[:, at], expected, err_msg=name)

@@ -81,7 +81,7 @@ def test_one_damaged_record_refuses_the_decision(
         ('{"format": 2, "decision": "20250101T000000Z"}', "the scores cannot be read: No such file"),
     ],
 )
-def test_a_pointer_that_cannot_be_followed_is_said(tmp_path: Path, pointer: str, what: str) -> None:
+def test_a_pointer_that_cannot_be_followed_is_reported(tmp_path: Path, pointer: str, what: str) -> None:
     write_scores(tmp_path, small_fleet())
     (tmp_path / "latest.json").write_text(pointer)
     with pytest.raises(InputError, match=what):

@@ -22,9 +22,9 @@ def ask(port: int, trusted: Path) -> str:
     connection = http.client.HTTPSConnection("127.0.0.1", port, context=context, timeout=60)
     connection.request("GET", "/healthz")
     assert connection.getresponse().status == 200
-    found = connection.sock.getpeercert()["subject"][0][0][1]
+    subject = connection.sock.getpeercert()["subject"][0][0][1]
     connection.close()
-    return str(found)
+    return str(subject)
 
 
 def test_answers_are_encrypted_and_a_renewed_certificate_is_taken_up(tmp_path: Path) -> None:
@@ -73,11 +73,11 @@ def test_a_certificate_that_cannot_be_used_leaves_the_one_of_before(
     assert tls.look()
 
 
-def test_what_cannot_be_used_at_the_start_is_said(tmp_path: Path) -> None:
+def test_an_unusable_certificate_or_key_is_reported_at_the_start(tmp_path: Path) -> None:
     certificate, key = certify(tmp_path, "first")
     locked, locked_key = certify(tmp_path, "locked", "-passout", "pass:secret")
     _, foreign = certify(tmp_path, "foreign")
-    for pair, words in (
+    for pair, message in (
         ((tmp_path / "none", key), "the certificate and the key cannot be used: No such file or directory (--tls-cert"),
         (
             (certificate, tmp_path / "none"),
@@ -88,4 +88,4 @@ def test_what_cannot_be_used_at_the_start_is_said(tmp_path: Path) -> None:
     ):
         with pytest.raises(InputError) as error:
             Tls(*pair)
-        assert words in str(error.value)
+        assert message in str(error.value)

@@ -77,7 +77,7 @@ def write_scores(folder: Path, records: list[RiskRecord], decided: datetime = DE
     building = target.with_name(f".{name}.building")
     shutil.rmtree(building, ignore_errors=True)
     building.mkdir(parents=True)
-    lines = "".join(json.dumps(each.to_json()) + "\n" for each in records)
+    lines = "".join(json.dumps(risk.to_json()) + "\n" for risk in records)
     (building / "risks.jsonl").write_text(lines)
     (building / "summary.json").write_text(json.dumps({"format": 2, "units": len(records)}))
     shutil.rmtree(target, ignore_errors=True)

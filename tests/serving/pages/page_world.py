@@ -47,15 +47,15 @@ class Page(HTMLParser):
         self.text = " ".join(" ".join(self._words).split())
 
     def handle_starttag(self, tag: str, attrs: Any) -> None:
-        found = dict(attrs)
-        self.tags.append((tag, found))
+        attributes = dict(attrs)
+        self.tags.append((tag, attributes))
         if tag == "tr":
             self.rows.append([])
         if tag in ("td", "th"):
             self.rows[-1].append("")
             self._open.append(tag)
-        if tag == "a" and "href" in found:
-            self._link = (found["href"], len(self._words))
+        if tag == "a" and "href" in attributes:
+            self._link = (attributes["href"], len(self._words))
 
     def handle_endtag(self, tag: str) -> None:
         if tag in ("td", "th") and self._open:

@@ -23,11 +23,11 @@ class Ledger:
         call = {"at": "2026-01-01T06:12:00Z", "verb": "taint", "node": "n1", "answer": "done", "message": "",
                 "wrote": [{"path": "/spec/taints", "before": None, "after": "predrain.io/at-risk"}]}  # fmt: skip
         skip = {"at": "2026-01-01T06:12:01Z", "verb": "drain", "node": "n1", "why": "the stage is soft"}
-        told = {"decision": 7, "at": "2026-01-01T06:12:00Z", "tier": "high", "risk": 0.9, "wanted": "drained",
+        entry = {"decision": 7, "at": "2026-01-01T06:12:00Z", "tier": "high", "risk": 0.9, "wanted": "drained",
                 "target": "tainted", "model": {"profile": "mean_log_odds", "digest": "ab" * 32},
                 "scores_of": "2026-01-01T06:00:00Z", "reasons": ["ECC errors rose"], "over_budget": "rack r1 is full",
                 "breaker": {"jump": "scores jumped"}, "calls": [call], "skipped": [skip]}  # fmt: skip
-        return [told]
+        return [entry]
 
     def close(self) -> None:
         pass
@@ -55,7 +55,7 @@ def test_a_node_shows_its_gpus_with_reasons_and_leads_to_them_and_to_the_ledger(
     assert ("/gpus/GPU-n1-0", "GPU-n1-0") in page.links
     assert ("/ledger?node=n1", "Ledger of n1") in page.links
     assert "the course is over 4 decisions" in page.text
-    assert sum(tag == "svg" and found.get("class") == "spark" for tag, found in page.tags) == 2
+    assert sum(tag == "svg" and attributes.get("class") == "spark" for tag, attributes in page.tags) == 2
 
 
 def test_a_gpu_shows_why_and_its_earlier_scores_as_a_plot_and_a_table(service: Running) -> None:
@@ -68,7 +68,7 @@ def test_a_gpu_shows_why_and_its_earlier_scores_as_a_plot_and_a_table(service: R
         ["2025-12-31 18:00 UTC", "30 %"],
         ["2025-12-31 12:00 UTC", "30 %"],
     ]
-    (chart,) = [found for tag, found in page.tags if tag == "svg" and found.get("class") == "chart"]
+    (chart,) = [attributes for tag, attributes in page.tags if tag == "svg" and attributes.get("class") == "chart"]
     assert chart["role"] == "img"
     assert chart["aria-label"] == "Risk of GPU-n2-0 over 4 decisions"
 
@@ -80,14 +80,14 @@ def test_a_gpu_of_which_nothing_is_known_says_why(service: Running) -> None:
 
 
 def test_what_is_not_there_is_a_page_with_404(service: Running) -> None:
-    for path, words in (
+    for path, text in (
         ("/nodes/x", "node &#39;x&#39;"),
         ("/gpus/x%3Cb", "GPU &#39;x&lt;b&#39;"),
         ("/nodes/n1?a=1", ""),
     ):
         status, body, _ = service.client().send("GET", path)
-        assert status == (404 if words else 400)
-        assert words in body.decode()
+        assert status == (404 if text else 400)
+        assert text in body.decode()
 
 
 def test_an_expired_score_tells_only_what_it_was(tmp_path: Path) -> None:
@@ -100,12 +100,12 @@ def test_an_expired_score_tells_only_what_it_was(tmp_path: Path) -> None:
 
 def test_the_ledger_page_says_what_was_decided_called_and_not_done(service: Running) -> None:
     text = look(service, "/ledger?node=n1").text
-    for words in (
+    for part in (
         "Decision 7, 2026-01-01T06:12:00Z", "high , risk 90 %: tainted instead of drained", "ECC errors rose",
         "Over budget: rack r1 is full", "Breaker open: scores jumped", "taint n1: done",
         "/spec/taints : (none) → predrain.io/at-risk", "drain n1: not done, the stage is soft",
     ):  # fmt: skip
-        assert words in text
+        assert part in text
     page = look(service, "/ledger")
     assert "5 nodes: high 1" in page.text
     assert ("/ledger?node=n1", "n1") in page.links
@@ -124,15 +124,15 @@ def test_without_a_ledger_or_outcomes_the_pages_say_so(tmp_path: Path) -> None:
 
 def test_the_history_follows_the_folder(tmp_path: Path) -> None:
     a_week(tmp_path)
-    assert [each.risk for each in past_scores(tmp_path, ["GPU-n3-0"])["GPU-n3-0"]] == pytest.approx([0.05] * 4)
+    assert [score.risk for score in past_scores(tmp_path, ["GPU-n3-0"])["GPU-n3-0"]] == pytest.approx([0.05] * 4)
     assert past_scores(tmp_path, ["GPU-n9-0"])["GPU-n9-0"] == []
     later = DECIDED + timedelta(hours=6)
     store(tmp_path, [record("GPU-n3-0", "n3", None, decided=later), record("new", "n9", 0.2, decided=later)], later)
-    assert [each.tier for each in past_scores(tmp_path, ["GPU-n3-0"])["GPU-n3-0"]] == ["watch"] * 4 + ["unknown"]
+    assert [score.tier for score in past_scores(tmp_path, ["GPU-n3-0"])["GPU-n3-0"]] == ["watch"] * 4 + ["unknown"]
     assert past_scores(tmp_path, ["GPU-n3-0"])["GPU-n3-0"][-1].risk is None
     assert len(past_scores(tmp_path, ["new"])["new"]) == 1
     store(tmp_path, [record("new", "n9", 0.4, "elevated", decided=later)], later)  # written again
-    assert [each.risk for each in past_scores(tmp_path, ["new"])["new"]] == pytest.approx([0.4])
+    assert [score.risk for score in past_scores(tmp_path, ["new"])["new"]] == pytest.approx([0.4])
 
 
 def test_a_risk_of_one_can_be_drawn(tmp_path: Path) -> None:

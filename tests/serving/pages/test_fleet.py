@@ -61,7 +61,7 @@ def test_the_address_says_what_is_shown_and_how(service: Running, query: str, na
 
 
 @pytest.mark.parametrize(
-    ("query", "words"),
+    ("query", "message"),
     [
         ("?sort=rsk", "did you mean &#39;risk&#39;?"),
         ("?tier=hihg", "did you mean &#39;high&#39;?"),
@@ -72,18 +72,18 @@ def test_the_address_says_what_is_shown_and_how(service: Running, query: str, na
         ("?q=%3Cscript%3E&show=%3Cscript%3E", "&lt;script&gt;"),
     ],
 )
-def test_what_the_address_cannot_mean_is_told_on_a_page(service: Running, query: str, words: str) -> None:
+def test_an_invalid_query_is_reported_on_a_page(service: Running, query: str, message: str) -> None:
     status, body, headers = service.client().send("GET", f"/{query}")
     assert status == 400
     assert headers["Content-Type"] == "text/html; charset=utf-8"
-    assert words in body.decode()
+    assert message in body.decode()
     assert "<script>" not in body.decode()
 
 
 def test_a_sorted_column_says_so_and_its_link_turns_it_round(service: Running) -> None:
     page = look(service, "/?q=n&sort=-risk")
-    sorted_by = [found for tag, found in page.tags if tag == "th" and "aria-sort" in found]
-    assert [found["aria-sort"] for found in sorted_by] == ["descending"]
+    sorted_by = [attributes for tag, attributes in page.tags if tag == "th" and "aria-sort" in attributes]
+    assert [attributes["aria-sort"] for attributes in sorted_by] == ["descending"]
     assert ("/?q=n&sort=risk", "Risk ↓") in page.links
     assert ("/?q=n&sort=name", "Node") in page.links
 
@@ -113,7 +113,7 @@ def test_names_from_outside_are_text_and_never_markup(tmp_path: Path) -> None:
     with running(tmp_path) as started:
         for path in ("/", "/?show=gpus"):
             page = look(started, path)
-            link = next(href for href, words in page.links if words == page.column(0)[0])
+            link = next(href for href, text in page.links if text == page.column(0)[0])
             assert name in look(started, link).text
             body = started.client().send("GET", path)[1].decode()
             assert "<script>alert" not in body
@@ -129,8 +129,8 @@ def test_pages_are_compressed_where_the_browser_takes_that(service: Running) -> 
 
 def test_files_may_be_kept_because_their_address_changes_with_them(service: Running) -> None:
     page = look(service, "/")
-    files = [found["href"] for tag, found in page.tags if tag == "link"]
-    files += [found["src"] for tag, found in page.tags if tag == "script"]
+    files = [attributes["href"] for tag, attributes in page.tags if tag == "link"]
+    files += [attributes["src"] for tag, attributes in page.tags if tag == "script"]
     assert len(files) == 3
     for address in files:
         assert address is not None
@@ -146,13 +146,13 @@ def test_files_may_be_kept_because_their_address_changes_with_them(service: Runn
 def test_pages_hold_no_inline_style_or_script_and_name_no_other_host(service: Running) -> None:
     for path in ("/", "/nodes/n1", "/gpus/GPU-n1-0", "/outcomes", "/ledger"):
         page = look(service, path)
-        for tag, found in page.tags:
-            assert "style" not in found
+        for tag, attributes in page.tags:
+            assert "style" not in attributes
             assert tag != "style"
-            assert not [name for name in found if name.startswith("on")]
-            assert tag != "script" or found["src"]
+            assert not [name for name in attributes if name.startswith("on")]
+            assert tag != "script" or attributes["src"]
             for name in ("href", "src", "action"):
-                assert (found.get(name) or "/").startswith(("/", "#")), found
+                assert (attributes.get(name) or "/").startswith(("/", "#")), attributes
 
 
 def test_a_heat_map_of_too_many_nodes_leaves_out_clear_ones_first(tmp_path: Path) -> None:
@@ -191,12 +191,12 @@ def test_any_order_keeps_every_row_and_puts_the_unknown_last(
 ) -> None:
     fleet = _fleet_of(list(dict(nodes).items()))
     rows, _ = table_rows(fleet, {}, NOW)
-    found = select(rows, FleetQuery(sort=sort, search=search))
-    assert sorted(row.name for row in found) == sorted(
+    selected = select(rows, FleetQuery(sort=sort, search=search))
+    assert sorted(row.name for row in selected) == sorted(
         name for name in dict(nodes) if search in name or search in f"gpu-{name}"
     )
     if sort.endswith("risk"):
-        risks = [row.risk for row in found]
+        risks = [row.risk for row in selected]
         known = [risk for risk in risks if risk is not None]
         assert risks == [*sorted(known, reverse=sort == "-risk"), *[None] * (len(risks) - len(known))]
 
@@ -208,10 +208,10 @@ def _fleet_of(nodes: list[tuple[str, float | None]]) -> Fleet:
 
 
 def test_numbers_in_words() -> None:
-    assert [percent(each) for each in (None, 0, 0.00002, 0.0005, 0.0123, 0.342, 0.9999, 1)] == [
+    assert [percent(risk) for risk in (None, 0, 0.00002, 0.0005, 0.0123, 0.342, 0.9999, 1)] == [
         "not known", "0.00 %", "< 0.01 %", "0.05 %", "1.2 %", "34 %", "> 99 %", "100 %",
     ]  # fmt: skip
-    assert [span(each) for each in (None, 12, 720, 18_600, 187_200, 7_200, -60)] == [
+    assert [span(seconds) for seconds in (None, 12, 720, 18_600, 187_200, 7_200, -60)] == [
         "not known", "12 s", "12 min", "5 h 10 min", "2 d 4 h", "2 h", "-1 min",
     ]  # fmt: skip
     assert sorted(["n10", "n2", "a", "n"], key=natural) == ["a", "n", "n2", "n10"]

@@ -59,15 +59,15 @@ def test_alerts_are_judged_by_what_followed(tmp_path: Path) -> None:
         ("drained", START + timedelta(hours=1), "drain", "elevated"),
         ("late", START + timedelta(hours=30), "failure", "GPU_LOST"),
     )
-    found = judged(tmp_path, happened, inventory("right", "wrong", "drained", "open", "late", "calm"))
-    verdicts = {each["unit"]: each["verdict"] for each in found["alerts"]}
+    outcomes = judged(tmp_path, happened, inventory("right", "wrong", "drained", "open", "late", "calm"))
+    verdicts = {alert["unit"]: alert["verdict"] for alert in outcomes["alerts"]}
     assert verdicts == {"right": "right", "wrong": "wrong", "drained": "open", "open": "open"}
-    assert found["verdicts"] == {"right": 1, "wrong": 1, "inconclusive": 0, "open": 2}
-    assert found["precision"] == 0.5
-    assert found["by_tier"]["high"]["precision"] == 1.0
-    assert found["lead_hours"] == {"median": 10.0, "least": 10.0, "greatest": 10.0}
-    assert (found["decisions"], found["horizon_hours"]) == (5, 24.0)
-    assert (found["incidents"], found["caught"]) == (2, 1)  # the other one was looked ahead to, and missed
+    assert outcomes["verdicts"] == {"right": 1, "wrong": 1, "inconclusive": 0, "open": 2}
+    assert outcomes["precision"] == 0.5
+    assert outcomes["by_tier"]["high"]["precision"] == 1.0
+    assert outcomes["lead_hours"] == {"median": 10.0, "least": 10.0, "greatest": 10.0}
+    assert (outcomes["decisions"], outcomes["horizon_hours"]) == (5, 24.0)
+    assert (outcomes["incidents"], outcomes["caught"]) == (2, 1)  # the other one was looked ahead to, and missed
 
 
 def test_an_alert_that_stands_longer_than_its_episode_opens_another(tmp_path: Path) -> None:
@@ -75,13 +75,13 @@ def test_an_alert_that_stands_longer_than_its_episode_opens_another(tmp_path: Pa
         decide(tmp_path, number, ("a", 0.2, "elevated"))
     decide(tmp_path, 10)
     decide(tmp_path, 11, ("a", 0.2, "elevated"))
-    found = judged(tmp_path, events(), inventory("a", "calm"))
+    outcomes = judged(tmp_path, events(), inventory("a", "calm"))
 
-    def opened(found: dict[str, Any]) -> list[timedelta]:
-        return [datetime.fromisoformat(each["at"]) - START for each in found["alerts"]]
+    def opened(outcomes: dict[str, Any]) -> list[timedelta]:
+        return [datetime.fromisoformat(alert["at"]) - START for alert in outcomes["alerts"]]
 
-    assert opened(found) == [timedelta(hours=hours) for hours in (66, 30, 0)]
-    assert found["verdicts"]["wrong"] == 3
+    assert opened(outcomes) == [timedelta(hours=hours) for hours in (66, 30, 0)]
+    assert outcomes["verdicts"]["wrong"] == 3
     failed = events(("a", START + timedelta(hours=40), "failure", "GPU_LOST"))
     longer = outcomes_of(
         tmp_path, failed, inventory("a", "calm"), data_end=END, labels=LabelSection(),
@@ -95,24 +95,24 @@ def test_a_unit_that_the_model_selects_alerts_whatever_its_tier(tmp_path: Path) 
     when = START
     selected = record("a", "n-a", 0.6, "high", decided=when)
     store(tmp_path, [selected, record("b", "n-b", 0.05, "watch", decided=when)], when)
-    found = judged(tmp_path, events(), inventory("a", "b"))
-    assert [(each["unit"], each["tier"]) for each in found["alerts"]] == [("a", "high")]
+    outcomes = judged(tmp_path, events(), inventory("a", "b"))
+    assert [(alert["unit"], alert["tier"]) for alert in outcomes["alerts"]] == [("a", "high")]
 
 
 def test_nothing_judged_is_no_precision(tmp_path: Path) -> None:
     decide(tmp_path, 23)
-    found = judged(tmp_path, events(), inventory("calm"))
-    assert found["precision"] is None
-    assert found["lead_hours"] is None
-    assert found["alerts"] == []
+    outcomes = judged(tmp_path, events(), inventory("calm"))
+    assert outcomes["precision"] is None
+    assert outcomes["lead_hours"] is None
+    assert outcomes["alerts"] == []
     (tmp_path / "empty" / "decisions").mkdir(parents=True)
     assert judged(tmp_path / "empty", events(), inventory("calm"))["decisions"] == 0
 
 
 def test_a_unit_that_leaves_unfailed_says_nothing(tmp_path: Path) -> None:
     decide(tmp_path, 0, ("gone", 0.3, "elevated"))
-    found = judged(tmp_path, events(), inventory("gone", "calm", gone=START + timedelta(hours=5)))
-    assert found["alerts"][0]["verdict"] == "inconclusive"
+    outcomes = judged(tmp_path, events(), inventory("gone", "calm", gone=START + timedelta(hours=5)))
+    assert outcomes["alerts"][0]["verdict"] == "inconclusive"
 
 
 def test_alerts_are_judged_by_the_labels_of_the_model_that_gave_them(tmp_path: Path) -> None:

@@ -75,15 +75,15 @@ def run(
 
 def records_of(folder: Path) -> dict[str, RiskRecord]:
     lines = (folder / "risks.jsonl").read_text().splitlines()
-    found = [RiskRecord.from_json(json.loads(line)) for line in lines]
-    return {record.unit: record for record in found}
+    records = [RiskRecord.from_json(json.loads(line)) for line in lines]
+    return {record.unit: record for record in records}
 
 
 def content_of(out: Path) -> dict[str, tuple[int, bytes]]:
     return {
-        str(each.relative_to(out)): (each.stat().st_mtime_ns, each.read_bytes())
-        for each in sorted(out.rglob("*"))
-        if each.is_file()
+        str(path.relative_to(out)): (path.stat().st_mtime_ns, path.read_bytes())
+        for path in sorted(out.rglob("*"))
+        if path.is_file()
     }
 
 
@@ -93,7 +93,7 @@ def test_a_risk_is_that_of_the_training_matrix_at_the_same_decision_time(
 ) -> None:
     t = T0 + hour * HOUR
     result = run(world, tmp_path, at=t)
-    known = {unit: each for unit, each in records_of(result.folder).items() if each.status == "ok"}
+    known = {unit: record for unit, record in records_of(result.folder).items() if record.status == "ok"}
     rows = world.matrix.rows
     mine = np.flatnonzero(
         (rows["decision_time"] == t).to_numpy() & ~rows["augmented"].to_numpy() & rows["unit"].isin(set(known))
@@ -115,7 +115,7 @@ def test_who_has_no_fresh_telemetry_is_unknown_and_takes_nobodys_rank(world: Wor
     result = run(world, tmp_path, at=LAST)
     records = records_of(result.folder)
     assert len(records) == 12
-    why = {unit: each.unknown_reason for unit, each in records.items() if each.status == "unknown"}
+    why = {unit: record.unknown_reason for unit, record in records.items() if record.status == "unknown"}
     assert why == {
         STALE: "the newest sample is 6 h old, more than 1 h",
         SILENT: "no sample yet",
@@ -129,10 +129,10 @@ def test_who_has_no_fresh_telemetry_is_unknown_and_takes_nobodys_rank(world: Wor
     assert records[SILENT].sample_age_seconds is None
     assert records[SILENT].completeness == 0
     assert 0.05 < records[PATCHY].completeness < 0.5
-    known = [each for each in records.values() if each.status == "ok"]
-    assert sorted(each.rank for each in known if each.rank is not None) == list(range(1, 8))
-    assert sum(each.alert for each in records.values()) == 2
-    assert all(600 <= each.sample_age_seconds < 3600 for each in known if each.sample_age_seconds is not None)
+    known = [record for record in records.values() if record.status == "ok"]
+    assert sorted(record.rank for record in known if record.rank is not None) == list(range(1, 8))
+    assert sum(record.alert for record in records.values()) == 2
+    assert all(600 <= record.sample_age_seconds < 3600 for record in known if record.sample_age_seconds is not None)
     assert result.summary["status"] == {"ok": 7, "unknown": 5}
     assert result.summary["tiers"]["unknown"] == 5
     assert result.summary["newest_sample"] == "2026-01-01T20:50:00Z"
@@ -140,7 +140,7 @@ def test_who_has_no_fresh_telemetry_is_unknown_and_takes_nobodys_rank(world: Wor
 
 def test_what_is_too_old_or_too_little_is_the_operators_to_say(world: World, tmp_path: Path) -> None:
     lenient = run(world, tmp_path, at=LAST, stale_after=10 * HOUR, min_completeness=0.0)
-    unknown = {unit for unit, each in records_of(lenient.folder).items() if each.status == "unknown"}
+    unknown = {unit for unit, record in records_of(lenient.folder).items() if record.status == "unknown"}
     assert unknown == {SILENT, DOWN}
 
 
@@ -152,7 +152,7 @@ def test_a_second_run_changes_nothing(world: World, tmp_path: Path) -> None:
     assert content_of(tmp_path) == before
     assert again.summary == first.summary
     assert json.loads((tmp_path / "latest.json").read_text()) == {"format": 2, "decision": "20260101T210000Z"}
-    assert sorted(each.name for each in first.folder.iterdir()) == ["risks.jsonl", "risks.parquet", "summary.json"]
+    assert sorted(path.name for path in first.folder.iterdir()) == ["risks.jsonl", "risks.parquet", "summary.json"]
 
 
 def test_both_files_hold_the_same_records_the_riskiest_first(world: World, tmp_path: Path) -> None:
@@ -176,20 +176,20 @@ def test_alerts_and_raised_tiers_are_explained_and_no_more_than_asked(world: Wor
     records = records_of(plain.folder)
     assert plain.summary["thresholds"] == {"watch": None, "elevated": None, "high": None}
     assert plain.summary["threshold_sources"]["high"] == "none: no backtest was given"
-    assert {each.tier for each in records.values()} == {"clear", "unknown"}
-    for each in records.values():
-        assert bool(each.reasons) == each.alert
-        assert sum(reason.share for reason in each.reasons) <= 1.0001
-        assert all("fleet at that time" in reason.text and reason.share > 0 for reason in each.reasons)
-    ordered = sorted((each.risk for each in records.values() if each.risk is not None), reverse=True)
+    assert {record.tier for record in records.values()} == {"clear", "unknown"}
+    for record in records.values():
+        assert bool(record.reasons) == record.alert
+        assert sum(reason.share for reason in record.reasons) <= 1.0001
+        assert all("fleet at that time" in reason.text and reason.share > 0 for reason in record.reasons)
+    ordered = sorted((record.risk for record in records.values() if record.risk is not None), reverse=True)
     tiers = TierThresholds(ordered[3], ordered[1], ordered[0])
     raised = run(world, tmp_path / "raised", at=LAST, tiers=tiers, max_explained=3, max_reasons=1)
-    found = records_of(raised.folder)
+    records = records_of(raised.folder)
     assert raised.summary["tiers"] == {"clear": 3, "watch": 2, "elevated": 1, "high": 1, "unknown": 5}
     assert raised.summary["unexplained"] == 1
-    explained = sorted(each.rank for each in found.values() if each.reasons and each.rank is not None)
+    explained = sorted(record.rank for record in records.values() if record.reasons and record.rank is not None)
     assert explained == [1, 2, 3]
-    assert all(len(each.reasons) <= 1 for each in found.values())
+    assert all(len(record.reasons) <= 1 for record in records.values())
 
 
 def test_the_decision_that_is_due_waits_for_the_delay_and_ends_with_the_data(world: World) -> None:
@@ -225,7 +225,7 @@ def test_a_risk_expires_with_its_horizon_or_after_two_intervals(world: World, tm
     assert expiry(config, t, t + 10 * MINUTE) == t + 6 * HOUR + 10 * MINUTE
     assert expiry(config, t, t + 5 * HOUR) == t + 10 * MINUTE + 6 * HOUR
     late = run(world, tmp_path, now=END + 20 * HOUR)
-    assert all(each.expired(END + 20 * HOUR) for each in records_of(late.folder).values())
+    assert all(record.expired(END + 20 * HOUR) for record in records_of(late.folder).values())
     assert late.lag_seconds == 18 * 3600
     # A replay says so too: of the decision that was asked for.
     replay = run(world, tmp_path / "replay", now=LAST + timedelta(hours=20), at=LAST - 6 * HOUR)
@@ -234,7 +234,7 @@ def test_a_risk_expires_with_its_horizon_or_after_two_intervals(world: World, tm
 
 def test_an_older_decision_does_not_move_the_pointer_and_old_ones_are_pruned(world: World, tmp_path: Path) -> None:
     def there() -> list[str]:
-        return sorted(each.name for each in (tmp_path / "decisions").iterdir())
+        return sorted(path.name for path in (tmp_path / "decisions").iterdir())
 
     for hour in (21, 6, 3):
         run(world, tmp_path, at=T0 + hour * HOUR)
@@ -300,13 +300,13 @@ def test_a_dataset_of_events_alone_is_never_stale(world: World, tmp_path: Path) 
     scores = ScoresFolder(tmp_path / "scores")
     result = score_decision(dataset, ServedModel(bundle), scores, ServingSection(), clock=lambda: END)
     records = records_of(result.folder)
-    assert {unit: each.status for unit, each in records.items() if unit != "gpu01"} == {
+    assert {unit: record.status for unit, record in records.items() if unit != "gpu01"} == {
         f"gpu{at:02d}": "ok" for at in (0, 2, 3, 4, 5)
     }
     assert records["gpu01"].unknown_reason == OUT_OF_USE  # not repaired within a day
-    assert {(each.sample_age_seconds, each.completeness) for each in records.values() if each.status == "ok"} == {
-        (None, 1.0)
-    }
+    assert {
+        (record.sample_age_seconds, record.completeness) for record in records.values() if record.status == "ok"
+    } == {(None, 1.0)}
     assert result.summary["newest_sample"] is None
     with pytest.raises(InputError, match=r"reads telemetry \(\d+ channels\), and the dataset has none of it"):
         live_config(world.bundle, dataset.meta)
@@ -321,12 +321,12 @@ def test_a_fleet_without_gpus_is_scored_by_node(tmp_path: Path) -> None:
     bundle = save_bundle(tmp_path / "bundle", fitted_on(matrix), manifest(matrix))
     scores = ScoresFolder(tmp_path / "scores")
     result = score_decision(dataset, ServedModel(bundle), scores, ServingSection(), clock=lambda: END)
-    found = records_of(result.folder)
-    assert sorted(found) == ["node0", "node1", "node2", "node3"]
-    assert all((each.gpu, each.slot, each.unit) == (None, None, each.node) for each in found.values())
-    assert {each.status for each in found.values()} == {"ok"}
+    records = records_of(result.folder)
+    assert sorted(records) == ["node0", "node1", "node2", "node3"]
+    assert all((record.gpu, record.slot, record.unit) == (None, None, record.node) for record in records.values())
+    assert {record.status for record in records.values()} == {"ok"}
     assert result.summary["unit"] == "node"
-    assert any("nodes" in reason.text for each in found.values() for reason in each.reasons)
+    assert any("nodes" in reason.text for record in records.values() for reason in record.reasons)
 
 
 def test_a_bundle_that_does_not_fit_the_dataset_is_refused(world: World) -> None:
@@ -358,7 +358,7 @@ def test_a_bundle_that_does_not_fit_the_dataset_is_refused(world: World) -> None
 
 
 def test_a_channel_that_the_dataset_lost_is_unknown_and_named(world: World, tmp_path: Path) -> None:
-    lost = {name: each for name, each in world.dataset.meta.channels.items() if name != "xid_last"}
+    lost = {name: channel for name, channel in world.dataset.meta.channels.items() if name != "xid_last"}
     dataset = Dataset.open(world.dataset.path)
     dataset.meta = replace(dataset.meta, channels=lost)
     result = score_decision(dataset, world.model, ScoresFolder(tmp_path), ServingSection(), clock=lambda: END)
@@ -378,6 +378,6 @@ def test_the_decision_times_of_the_matrix_are_those_that_are_scored(world: World
     config = live_config(world.bundle, world.dataset.meta)
     times = np.unique(milliseconds(world.matrix.rows["decision_time"][~world.matrix.rows["augmented"]]))
     due = {due_decision(config, T0 + HOUR * hour) for hour in range(1, HOURS + 2)}
-    assert {int(each.timestamp() * 1000) for each in due} == set(times.tolist()) - {int(END.timestamp() * 1000)} | {
+    assert {int(time.timestamp() * 1000) for time in due} == set(times.tolist()) - {int(END.timestamp() * 1000)} | {
         int(due_decision(config, END + HOUR).timestamp() * 1000)
     }

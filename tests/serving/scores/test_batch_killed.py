@@ -73,15 +73,15 @@ def test_a_kill_at_any_write_leaves_old_or_new_and_the_next_run_goes_on(tmp_path
     killed = 0
     for at in range(1, 12):
         done = run(tmp_path, at, record)
-        found = pointed(tmp_path)
+        current = pointed(tmp_path)
         whole = ScoresFolder(tmp_path).stamps()
         assert whole in (["20260101T060000Z"], ["20260101T060000Z", "20260101T120000Z"])
         if done.returncode == 0:
-            assert (found, len(whole)) == ("20260101T120000Z", 2)
+            assert (current, len(whole)) == ("20260101T120000Z", 2)
             break
         assert done.returncode == -signal.SIGKILL, done.stderr
         killed += 1
-        assert found in whole
+        assert current in whole
         if len(whole) == 2:  # it was killed before the pointer: the next run of any kind sets it
             ScoresFolder(tmp_path).point_to_newest()
             assert pointed(tmp_path) == "20260101T120000Z"

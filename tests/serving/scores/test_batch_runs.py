@@ -61,12 +61,12 @@ def test_rows_of_the_newest_runs_are_those_of_all_samples(tmp_path: Path, monkey
     parts = {name for name in opened if name.startswith("part-")}
     assert parts
     assert parts <= {"part-20251231.parquet", "part-20260101.parquet", "part-20260102.parquet"}
-    for found in (whole, newest):
-        np.testing.assert_array_equal(found.values, whole.values)
-        pd.testing.assert_frame_equal(found.keys, everything.keys)
-        np.testing.assert_array_equal(found.completeness, everything.completeness)
+    for rows in (whole, newest):
+        np.testing.assert_array_equal(rows.values, whole.values)
+        pd.testing.assert_frame_equal(rows.keys, everything.keys)
+        np.testing.assert_array_equal(rows.completeness, everything.completeness)
     why = dict(zip(everything.keys["unit"], everything.why, strict=True))
-    said = dict(zip(newest.keys["unit"], newest.why, strict=True))
+    reasons = dict(zip(newest.keys["unit"], newest.why, strict=True))
     assert why.pop(SILENT) == "no sample yet"
-    assert said.pop(SILENT).startswith("no sample in the last ")
-    assert said == why
+    assert reasons.pop(SILENT).startswith("no sample in the last ")
+    assert reasons == why

@@ -29,12 +29,12 @@ def metrics(out: Path) -> dict[str, float]:
     page = (out / "predrain_score.prom").read_text()
     families = list(text_string_to_metric_families(page))
     assert all(family.type == "gauge" and family.documentation for family in families)
-    found: dict[str, float] = {}
+    values: dict[str, float] = {}
     for family in families:
         for sample in family.samples:
             labels = "".join(f"[{value}]" for value in sample.labels.values())
-            found[sample.name.removeprefix("predrain_score_") + labels] = sample.value
-    return found
+            values[sample.name.removeprefix("predrain_score_") + labels] = sample.value
+    return values
 
 
 def scored(out: Path) -> ScoringResult:
@@ -46,7 +46,7 @@ def scored(out: Path) -> ScoringResult:
     return ScoringResult(T, True, folder, SUMMARY, 21600.0, ("the model in use is kept: x",))
 
 
-def test_a_success_is_told_with_what_it_found(tmp_path: Path) -> None:
+def test_a_success_is_reported_with_its_counts(tmp_path: Path) -> None:
     at = T + timedelta(minutes=12)
     status = record_attempt(ScoresFolder(tmp_path), at, scored(tmp_path))
     assert status == json.loads((tmp_path / "status.json").read_text())
@@ -60,10 +60,10 @@ def test_a_success_is_told_with_what_it_found(tmp_path: Path) -> None:
         "lag_seconds": 21600.0,
         "notes": ["the model in use is kept: x"],
     }
-    found = metrics(tmp_path)
-    assert found.pop("last_attempt_timestamp_seconds") == at.timestamp()
-    assert found.pop("last_success_timestamp_seconds") == at.timestamp()
-    assert found == {
+    values = metrics(tmp_path)
+    assert values.pop("last_attempt_timestamp_seconds") == at.timestamp()
+    assert values.pop("last_success_timestamp_seconds") == at.timestamp()
+    assert values == {
         "success": 1,
         "consecutive_failures": 0,
         "lag_seconds": 21600,
@@ -82,7 +82,7 @@ def test_a_success_is_told_with_what_it_found(tmp_path: Path) -> None:
     }
 
 
-def test_a_failure_is_told_and_the_last_success_kept(tmp_path: Path) -> None:
+def test_a_failure_is_reported_and_the_last_success_kept(tmp_path: Path) -> None:
     scores = ScoresFolder(tmp_path)
     record_attempt(scores, T, scored(tmp_path))
     for number in (1, 2):
@@ -92,10 +92,10 @@ def test_a_failure_is_told_and_the_last_success_kept(tmp_path: Path) -> None:
     assert status["last_success"] == "2026-01-01T06:00:00Z"
     assert status["last_attempt"] == "2026-01-01T06:10:00Z"
     assert status["error"] == "no dataset (here). Do."
-    found = metrics(tmp_path)
-    assert (found["success"], found["consecutive_failures"]) == (0, 2)
-    assert found["last_success_timestamp_seconds"] == T.timestamp()
-    assert found["units[watch]"] == 2
+    values = metrics(tmp_path)
+    assert (values["success"], values["consecutive_failures"]) == (0, 2)
+    assert values["last_success_timestamp_seconds"] == T.timestamp()
+    assert values["units[watch]"] == 2
     record_attempt(scores, T + timedelta(hours=1), ScoringResult(T, False, tmp_path, SUMMARY))
     assert metrics(tmp_path)["consecutive_failures"] == 0
 

@@ -38,12 +38,12 @@ def test_a_row_holds_the_window_of_the_matrix(tmp_path: Path, hour: int) -> None
     config = live_config(bundle, dataset.meta)
     assert config.columns == matrix.config.columns
     t = T0 + hour * HOUR
-    found = fleet_rows(dataset, config, ServingSection(), t, window_plan(bundle, config))
+    served = fleet_rows(dataset, config, ServingSection(), t, window_plan(bundle, config))
     rows = matrix.rows
     mine = np.flatnonzero((rows["decision_time"] == t).to_numpy() & ~rows["augmented"].to_numpy())
-    assert found.keys["unit"].tolist() == rows["unit"].iloc[mine].tolist()
-    np.testing.assert_array_equal(found.values, windowed.values(mine))
-    assert np.isfinite(found.values[:, len(config.columns) :]).any()
+    assert served.keys["unit"].tolist() == rows["unit"].iloc[mine].tolist()
+    np.testing.assert_array_equal(served.values, windowed.values(mine))
+    assert np.isfinite(served.values[:, len(config.columns) :]).any()
     other = config.features.model_copy(update={"sequence": SECTION.model_copy(update={"window": 3 * HOUR})})
     with pytest.raises(InputError, match="this version of predrain makes other raw windows"):
         window_plan(bundle, replace(config, features=other))

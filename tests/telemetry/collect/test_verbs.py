@@ -21,9 +21,9 @@ DIAG = Path(__file__).parents[2] / "data" / "dcgmi" / "dcgm4.json"
 XID = "kernel: NVRM: Xid (PCI:0000:10:00): 79, pid=1, name=x, GPU has fallen off the bus."
 
 
-def predrain(folder: Path, *words: str) -> Result:
+def predrain(folder: Path, *arguments: str) -> Result:
     with contextlib.chdir(folder):
-        return CliRunner().invoke(app, ["collect", *words, "--dataset", str(folder / "fleet")])
+        return CliRunner().invoke(app, ["collect", *arguments, "--dataset", str(folder / "fleet")])
 
 
 def events(folder: Path) -> list:
@@ -33,11 +33,11 @@ def events(folder: Path) -> list:
 def test_a_log_once_and_followed_until_a_signal(tmp_path: Path):
     log = tmp_path / "kern.log"
     log.write_text(f"2026-03-01T10:00:00+00:00 h1 {XID}\n")
-    words = ("kernel-log", "--source", "kern.log", "--json")
-    result = json.loads(predrain(tmp_path, *words, "--once").stdout)
+    arguments = ("kernel-log", "--source", "kern.log", "--json")
+    result = json.loads(predrain(tmp_path, *arguments, "--once").stdout)
     assert (result["events_written"], result["unclear"]) == (1, 0)
     process = subprocess.Popen(
-        [PREDRAIN, "collect", *words, "--dataset", "fleet"], cwd=tmp_path, stdout=subprocess.PIPE, text=True
+        [PREDRAIN, "collect", *arguments, "--dataset", "fleet"], cwd=tmp_path, stdout=subprocess.PIPE, text=True
     )
     try:
         with log.open("a") as stream:

@@ -59,7 +59,7 @@ def write(tmp_path: Path) -> Callable[..., Dataset]:
             bucket = samples["node"].map(writer.bucket_of)
             for number in sorted(set(bucket)):
                 writer.write_samples(number, to_table(samples[bucket == number]))
-            told = [xid(20, "gpu01", "node0"), xid(40.5, "gpu05", "node1")]
-            return writer.finish(events=events_of(told), inventory=inventory_of(gpus(8)), span=(T0, T0 + hours * HOUR))
+            xids = [xid(20, "gpu01", "node0"), xid(40.5, "gpu05", "node1")]
+            return writer.finish(events=events_of(xids), inventory=inventory_of(gpus(8)), span=(T0, T0 + hours * HOUR))
 
     return made

@@ -48,14 +48,14 @@ def test_an_endpoint_that_is_no_address_is_refused(endpoint):
         connect({"AWS_ENDPOINT_URL": endpoint})
 
 
-def test_a_prefix_without_a_dataset_is_told_from_a_missing_bucket(place):
+def test_a_prefix_without_a_dataset_is_distinguished_from_a_missing_bucket(place):
     with pytest.raises(InputError, match=r"there is no bucket 'no-such-bucket' .*AWS_ENDPOINT_URL, or make it"):
         Dataset.open(S3Place("no-such-bucket", "east"))
     with pytest.raises(InputError, match=f"there is no dataset here: .*{place}.*Upload the folder"):
         Dataset.open(place)
 
 
-def test_wrong_credentials_are_told_from_everything_else(place, tmp_path, monkeypatch):
+def test_wrong_credentials_are_distinguished_from_everything_else(place, tmp_path, monkeypatch):
     with object_storage(tmp_path / "guarded.log", INITIAL_NO_AUTH_ACTION_COUNT="0") as guarded:
         monkeypatch.setenv("AWS_ENDPOINT_URL", guarded.environment["AWS_ENDPOINT_URL"])
         with pytest.raises(InputError, match=r"refuses these credentials.*Check AWS_ACCESS_KEY_ID"):

@@ -73,8 +73,8 @@ def test_a_file_says_them_and_its_table_does_not(tmp_path):
     table = table_of([(hour, ("n1", "g1"), 1.0, None, 2, 3) for hour in range(20)])
     write_part(tmp_path / "part.parquet", [table], footer(table))
     assert read_day_digests(tmp_path / "part.parquet") == day_digests(table)
-    (found,), _ = read_part(tmp_path / "part.parquet", table.column_names)
-    assert found.schema.metadata is None
-    assert found.equals(table)
+    (read,), _ = read_part(tmp_path / "part.parquet", table.column_names)
+    assert read.schema.metadata is None
+    assert read.equals(table)
     pq.write_table(table, tmp_path / "old.parquet")  # as an older version wrote it
     assert read_day_digests(tmp_path / "old.parquet") is None

@@ -109,7 +109,7 @@ def test_a_file_that_is_not_the_dataset_s_own_is_named(place, write, storage, na
         Dataset.open(place).events()
 
 
-def test_a_file_of_the_same_length_is_told_by_its_time(place, write, storage):
+def test_a_replaced_file_of_the_same_length_is_detected_by_its_time(place, write, storage):
     here = write("fleet", 48)
     upload(storage, here.path, place.root)
     reading = Dataset.open(place)

@@ -141,11 +141,11 @@ def test_what_is_read_is_what_a_plain_list_says(rows, days, older, since, until,
         "gpu_temp_c": lambda row: row[2],
         "clocks_event_reasons": lambda row: row[3],
     }
-    found = dataset.read_bucket(1, columns, **limits)
-    names = columns or found.column_names
-    assert found.column_names == names
+    samples = dataset.read_bucket(1, columns, **limits)
+    names = columns or samples.column_names
+    assert samples.column_names == names
     for name in names:
-        assert found.column(name).to_pylist() == [of.get(name, lambda row: None)(row) for row in expected]
+        assert samples.column(name).to_pylist() == [of.get(name, lambda row: None)(row) for row in expected]
     tables = dataset.read_runs(1, ["timestamp", "gpu"], **limits)
     if tables:
         assert all(table.num_rows for table in tables)
@@ -166,8 +166,8 @@ def test_runs_outside_are_not_opened(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(
         FolderFiles, "opened", lambda files, name: opened.append(name.rpartition("/")[2]) or opens(files, name)
     )
-    found = dataset.read_bucket(1, since=BEGIN + timedelta(days=7, hours=3), until=BEGIN + timedelta(days=8, hours=1))
-    assert found.num_rows == 22
+    samples = dataset.read_bucket(1, since=BEGIN + timedelta(days=7, hours=3), until=BEGIN + timedelta(days=8, hours=1))
+    assert samples.num_rows == 22
     assert opened == ["part-20260308.parquet", "part-20260309.parquet"]
 
 
@@ -190,16 +190,16 @@ def test_row_groups_outside_are_not_read(tmp_path: Path, monkeypatch: pytest.Mon
     assert read == [([3], ["gpu", "timestamp"]), ([0], ["gpu"])]
 
 
-def test_each_file_is_told_with_its_time_and_its_bytes(tmp_path: Path):
+def test_each_file_is_listed_with_its_time_and_its_bytes(tmp_path: Path):
     dataset = write(tmp_path / "d", table_of([(0, "g1", 1.0, 1), (100, "g2", 2.0, None)]), 4)
     first, second = dataset.sample_files()
     assert (first.bucket, first.path) == (1, "telemetry/bucket=01/part-20260228.parquet")
     assert first.span == (datetime(2026, 2, 28, tzinfo=UTC), datetime(2026, 3, 4, tzinfo=UTC))
     assert second.span[0] == first.span[1]
-    for each in (first, second):
-        assert each.sha256 == sha256_of(dataset.path / each.path)
+    for file in (first, second):
+        assert file.sha256 == sha256_of(dataset.path / file.path)
     one = write(tmp_path / "one", table_of([(0, "g1", 1.0, 1)]), None)
-    assert [(each.run, each.span) for each in one.sample_files()] == [(0, SPAN)]
+    assert [(file.run, file.span) for file in one.sample_files()] == [(0, SPAN)]
 
 
 def test_only_a_dataset_that_is_cut_is_refused_by_versions_that_know_no_runs(tmp_path: Path):
@@ -208,7 +208,7 @@ def test_only_a_dataset_that_is_cut_is_refused_by_versions_that_know_no_runs(tmp
     assert write(tmp_path / "cut", rows, 1).meta.schema_version == RUNS_SCHEMA_VERSION == 3
 
 
-def test_a_run_that_is_lost_is_said(tmp_path: Path):
+def test_a_run_that_is_lost_is_reported(tmp_path: Path):
     dataset = write(tmp_path / "d", table_of([(0, "g1", 1.0, 1), (100, "g2", 2.0, None)]), 1)
     (dataset.path / dataset.sample_files()[1].path).unlink()
     assert dataset.read_bucket(1, until=BEGIN + timedelta(days=1)).num_rows == 1
@@ -232,4 +232,4 @@ def test_adopted_runs_are_the_same_files_and_are_never_written_into(tmp_path: Pa
     for run in kept:
         assert new.parts_of_run(1, run)[0].stat().st_ino == old.parts_of_run(1, run)[0].stat().st_ino
     assert new.parts_of_run(1, last)[0].stat().st_ino != old.parts_of_run(1, last)[0].stat().st_ino
-    assert {name: each for name, each in tree(tmp_path).items() if name.startswith("old/")} == before
+    assert {name: content for name, content in tree(tmp_path).items() if name.startswith("old/")} == before

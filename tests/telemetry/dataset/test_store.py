@@ -79,9 +79,9 @@ def test_tables_come_back(tmp_path: Path):
     assert (dataset.meta.step, dataset.meta.channels) == (timedelta(seconds=90), channels)
     assert dataset.buckets() == []
     assert dataset.read_bucket(0).num_rows == 0
-    found = dataset.events().iloc[0]
-    assert (found["timestamp"], found["node"], found["code"], found["known_at"]) == (when, "a", "x", when + STEP)
-    assert pd.isna(found["gpu"])
+    event = dataset.events().iloc[0]
+    assert (event["timestamp"], event["node"], event["code"], event["known_at"]) == (when, "a", "x", when + STEP)
+    assert pd.isna(event["gpu"])
     assert str(dataset.events()["timestamp"].dtype) == "datetime64[ms, UTC]"
     assert dataset.inventory()["node"].tolist() == ["a", "b"]
     assert dataset.inventory()["power_supply"].tolist() == ["psu-a", "psu-b"]
@@ -112,7 +112,7 @@ def test_the_several_files_of_a_bucket_that_an_older_version_wrote_are_read_as_o
     (tmp_path / "d" / "dataset.json").write_text(json.dumps(meta))
     older = Dataset.open(tmp_path / "d")
     assert older.read_bucket(0).equals(whole)
-    assert [each.path[-10:] for each in older.sample_files()] == ["00.parquet", "01.parquet"]
+    assert [file.path[-10:] for file in older.sample_files()] == ["00.parquet", "01.parquet"]
 
 
 def test_nan_becomes_null(tmp_path: Path):
@@ -147,7 +147,7 @@ def test_what_is_no_dataset(tmp_path: Path):
     assert (tmp_path / "d" / "thesis.txt").read_text() == "my only copy"
 
 
-def test_damage_is_said(tmp_path: Path):
+def test_damage_is_reported(tmp_path: Path):
     table = sample_table([(0, "a", "g1"), (10, "a", "g1")])
     dataset = write(tmp_path / "d", [(0, table)])
     with pytest.raises(InputError, match=r"no column 'nope'.*Its columns are"):

@@ -19,12 +19,12 @@ COMMAND = re.compile(r"predrain (collect [a-z-]+|doctor)((?:[^`\n\\]|\\\n|\n(?=-
 
 
 def commands() -> list[tuple[str, tuple[str, ...]]]:
-    found = []
+    options = []
     units = [path.read_text() for path in sorted((ROOT / "deploy" / "systemd").glob("predrain-*.service"))]
     for text in (PAGE, README, *units):
         for verb, rest in COMMAND.findall(text):
-            found.append((verb, tuple(re.findall(r"(?<![\w-])--[a-z][a-z-]*", rest))))
-    return sorted(set(found))
+            options.append((verb, tuple(re.findall(r"(?<![\w-])--[a-z][a-z-]*", rest))))
+    return sorted(set(options))
 
 
 def options_of(verb: str) -> set[str]:

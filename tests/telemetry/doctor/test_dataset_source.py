@@ -35,14 +35,14 @@ def test_channels_are_counted_over_gpus_and_rows(tmp_path: Path) -> None:
 
 def test_what_events_lack_and_age_are_findings(tmp_path: Path) -> None:
     seen = observe_dataset(fleet(tmp_path), channels=CATALOGUE, now=NOW + timedelta(days=29))
-    found = {finding.what: finding.problem for finding in seen.findings}
-    assert found == {
+    problems = {finding.what: finding.problem for finding in seen.findings}
+    assert problems == {
         "no repair and no replacement is among the events: incidents end only by time": False,
         "the newest row is 29 days old": False,
     }
 
 
-def test_a_silent_gpu_is_told_and_is_no_missing_channel(tmp_path: Path) -> None:
+def test_a_silent_gpu_is_reported_and_is_no_missing_channel(tmp_path: Path) -> None:
     seen = observe_dataset(fleet(tmp_path, silent=gpu(3)), channels=CATALOGUE, now=NOW)
     assert (seen.units, seen.models) == (3, {"H100": 3})
     first = f"1 GPUs of the inventory sent nothing in the newest 7d, such as {gpu(3)} on node-1"

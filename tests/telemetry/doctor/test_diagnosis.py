@@ -10,7 +10,7 @@ from tests.telemetry.doctor.looks import H100, IMPORTANCE, observation, without
 
 
 def state_of(diagnosis: Diagnosis, channel: str) -> ChannelState:
-    return next(each for each in diagnosis.states if each.channel.name == channel)
+    return next(state for state in diagnosis.states if state.channel.name == channel)
 
 
 def test_what_is_missing_is_to_do_most_important_first() -> None:
@@ -41,7 +41,7 @@ def test_without_a_model_the_groups_with_precursors_count() -> None:
     assert "no model" in as_text(diagnosis)
 
 
-def test_names_that_stop_older_exporters_are_told_apart() -> None:
+def test_names_that_stop_older_exporters_are_distinguished() -> None:
     diagnosis = diagnose(observation(channels=without("recovery_action")), IMPORTANCE, "said", CATALOGUE)
     steps = diagnosis.todos[0].steps
     assert steps[0] == "With an exporter built on DCGM 4.6 or later add as well:"
@@ -81,8 +81,8 @@ def test_an_unseen_xid_gauge_is_unsure_because_exporters_leave_it_out_until_ther
     assert blind.todos[0].title == "XIDs: xid_last not seen"
     assert blind.todos[0].importance == 0.35
     assert "collect kernel-log" in blind.todos[0].steps[0]
-    told = diagnose(observation(channels=without("xid_last")), IMPORTANCE, "said", CATALOGUE)
-    assert told.todos == ()
+    diagnosis = diagnose(observation(channels=without("xid_last")), IMPORTANCE, "said", CATALOGUE)
+    assert diagnosis.todos == ()
     stored = observation(kind="dataset", channels=without("xid_last"), xid_events=False)
     assert diagnose(stored, IMPORTANCE, "said", CATALOGUE).lacking == ("xid_last",)
 
@@ -110,16 +110,16 @@ def test_findings_that_spoil_telemetry_make_a_source_ill_and_others_do_not() -> 
 
 def test_the_json_form_holds_all_of_it() -> None:
     look = observation(channels=without("pcie_replay_total"), unknown=("DCGM_FI_DEV_NEW",))
-    told = json.loads(json.dumps(as_dict(diagnose(look, IMPORTANCE, "said", CATALOGUE))))
-    assert told["healthy"] is False
-    assert told["lacking"] == ["pcie_replay_total"]
-    assert told["channels"]["pcie_replay_total"] == {
+    report = json.loads(json.dumps(as_dict(diagnose(look, IMPORTANCE, "said", CATALOGUE))))
+    assert report["healthy"] is False
+    assert report["lacking"] == ["pcie_replay_total"]
+    assert report["channels"]["pcie_replay_total"] == {
         "group": "PCIe", "status": "missing", "remark": "", "used": True, "importance": 0.2, "gpus": 0, "name": None,
         "channel": "pcie_replay_total", "null_share": None, "sentinels": 0,
     }  # fmt: skip
-    assert told["importance"]["model"] == "mean_rank"
-    assert told["source"]["unknown"] == ["DCGM_FI_DEV_NEW"]
-    assert told["todo"][0]["channels"] == ["pcie_replay_total"]
+    assert report["importance"]["model"] == "mean_rank"
+    assert report["source"]["unknown"] == ["DCGM_FI_DEV_NEW"]
+    assert report["todo"][0]["channels"] == ["pcie_replay_total"]
 
 
 def test_the_text_shows_channels_by_group_with_their_importance() -> None:

@@ -31,7 +31,7 @@ def types_of(text: str) -> dict[str, str]:
     for line in text.splitlines():
         if line and not line.startswith("#"):
             assert '"' not in line
-            field, kind, what = (each.strip(" ") for each in line.split(","))
+            field, kind, what = (cell.strip(" ") for cell in line.split(","))
             assert field not in types  # it would give a page with repeated lines
             assert kind in ("gauge", "counter", "label")
             assert what

@@ -34,7 +34,7 @@ def look(text: str, *, elapsed_s: float = 0.1, date: datetime = NOW) -> Observat
 def test_a_whole_page_shows_every_channel_that_dcgm_has() -> None:
     seen = look(page())
     assert {name for name, channel in CATALOGUE.items() if channel.dcgm_names} <= set(seen.channels)
-    assert {each.gpus for each in seen.channels.values()} == {2}
+    assert {channel.gpus for channel in seen.channels.values()} == {2}
     assert (seen.units, seen.nodes, dict(seen.models)) == (2, 1, {H100: 2})
     assert seen.facts["time stamps on lines"] == "none"
 
@@ -71,10 +71,10 @@ def test_nan_and_unknown_metrics() -> None:
     ],
 )
 def test_what_is_amiss_is_found(text: str, answer: dict[str, Any], finding: str, problem: bool) -> None:
-    (found,) = (each for each in look(text, **answer).findings if each.what.startswith(finding))
-    assert found.problem is problem
+    (match,) = (candidate for candidate in look(text, **answer).findings if candidate.what.startswith(finding))
+    assert match.problem is problem
     healthy = look(page(), date=NOW + timedelta(seconds=2))
-    assert not any(each.problem for each in healthy.findings)
+    assert not any(finding.problem for finding in healthy.findings)
 
 
 def test_a_page_whose_labels_name_no_gpu_points_at_the_mapping() -> None:

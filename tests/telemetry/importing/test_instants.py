@@ -15,10 +15,10 @@ NOON = int(pd.Timestamp("2026-03-01T12:00:00Z").timestamp() * 1000)
 
 def parse(values: list[object] | pa.Array, time: TimeFormat | None = None, day_end: bool = False) -> list[int | str]:
     column = pa.chunked_array([values if isinstance(values, pa.Array) else pa.array(values)])
-    found = parse_instants(column, time or TimeFormat(), "file", day_end=day_end)
+    parsed = parse_instants(column, time or TimeFormat(), "file", day_end=day_end)
     return [
         PROBLEMS[status] if status else ms - NOON
-        for ms, status in zip(found.ms.tolist(), found.status.tolist(), strict=True)
+        for ms, status in zip(parsed.ms.tolist(), parsed.status.tolist(), strict=True)
     ]
 
 

@@ -68,10 +68,10 @@ def test_inventories_that_cannot_be_used(frame: pd.DataFrame, texts: str, tmp_pa
 def test_further_columns_stay_and_a_missing_start_is_before_everything(tmp_path: Path):
     inventory = inventory_frame().assign(psu="x1", weight_kg=1.5, installed_at=None)
     result = run_import(tmp_path, samples=samples_frame(), inventory=inventory)
-    found = result.dataset.inventory()
-    assert found["psu"].tolist() == ["x1"] * 4
-    assert found["weight_kg"].tolist() == [1.5] * 4
-    assert (found["installed_at"] == pd.Timestamp("2026-03-01T00:00Z")).all()
+    stays = result.dataset.inventory()
+    assert stays["psu"].tolist() == ["x1"] * 4
+    assert stays["weight_kg"].tolist() == [1.5] * 4
+    assert (stays["installed_at"] == pd.Timestamp("2026-03-01T00:00Z")).all()
     assert result.counts["installed_before_anything_observed"] == 4
 
 
@@ -90,8 +90,8 @@ def test_looking_up_equals_searching_every_stay(stays, asked):
         frame[name] = pd.to_datetime(frame[source].astype("int64") * 1000, unit="ms", utc=True)
     lookup = Installations(frame, "gpu")
     names = [f"g{unit}" for unit, _ in asked]
-    found = lookup.find(lookup.codes(names), np.array([second * 1000 for _, second in asked], np.int64))
-    for (unit, second), row in zip(asked, found.tolist(), strict=True):
+    positions = lookup.find(lookup.codes(names), np.array([second * 1000 for _, second in asked], np.int64))
+    for (unit, second), row in zip(asked, positions.tolist(), strict=True):
         mine = [stay for stay in rows if stay[0] == f"g{unit}"]
         begun = [stay for stay in mine if stay[2] <= second]
         expected = -1 if not mine else -2 if not begun else -3 if second > begun[-1][3] else begun[-1][1]

@@ -30,18 +30,18 @@ inventory:
 
 
 def test_named_groups_become_columns_of_ours_or_further_ones(tmp_path: Path):
-    found = imported(tmp_path, f'{{place: "{PATTERN}"}}').dataset.inventory().sort_values("gpu", ignore_index=True)
-    assert found["rack"].tolist()[:3] == ["c12-3", "c12-3", "c3-0"]
-    assert found["rack"].isna().tolist() == [False, False, False, True]
+    named = imported(tmp_path, f'{{place: "{PATTERN}"}}').dataset.inventory().sort_values("gpu", ignore_index=True)
+    assert named["rack"].tolist()[:3] == ["c12-3", "c12-3", "c3-0"]
+    assert named["rack"].isna().tolist() == [False, False, False, True]
     for name, values in {"column": [12, 12, 3], "cage": [1, 2, 0], "blade": [7, 0, 11]}.items():
-        assert pd.to_numeric(found[name])[:3].tolist() == values
+        assert pd.to_numeric(named[name])[:3].tolist() == values
 
 
 def test_a_value_that_does_not_match_has_no_parts_and_a_pattern_that_matches_nothing_is_refused(tmp_path: Path):
     odd = stays()
     odd.loc[1, "place"] = "in the workshop"
-    found = imported(tmp_path, f'{{place: "{PATTERN}"}}', odd).dataset.inventory().sort_values("gpu")
-    assert found["rack"].isna().tolist() == [False, True, False, True]
+    named = imported(tmp_path, f'{{place: "{PATTERN}"}}', odd).dataset.inventory().sort_values("gpu")
+    assert named["rack"].isna().tolist() == [False, True, False, True]
     (tmp_path / "other").mkdir()
     with pytest.raises(InputError, match=r"no value of column 'place' matches .*`parts` in the mapping"):
         imported(tmp_path / "other", '{place: "rack (?P<rack>[0-9]+)"}')

@@ -181,9 +181,9 @@ def test_what_the_operator_says_holds_against_what_was_seen(tmp_path: Path):
 
 
 def test_an_operator_need_not_say_since_when_a_gpu_is_there(tmp_path: Path):
-    told = inventory_frame().drop(columns=["installed_at"]).assign(rack="r1")
+    hosts = inventory_frame().drop(columns=["installed_at"]).assign(rack="r1")
     land(tmp_path, raw())
-    fold(tmp_path, inventory=write_csv(tmp_path / "hosts.csv", told))
+    fold(tmp_path, inventory=write_csv(tmp_path / "hosts.csv", hosts))
     land(tmp_path, raw(start=DAY + pd.Timedelta("1h")))
     fold(tmp_path)
     stays = Dataset.open(tmp_path / "dataset").inventory()

@@ -56,8 +56,8 @@ def test_an_inventory_alone_is_folded_and_a_corrected_one_replaces_it(tmp_path: 
     land(tmp_path, raw(gpus=2))
     fold(tmp_path)
     for day in ("2026-02-01", "2026-02-03"):
-        told = inventory_frame(2).assign(installed_at=f"{day}T00:00:00Z", rack="r1")
-        fold(tmp_path, inventory=write_csv(tmp_path / "hosts.csv", told))
+        hosts = inventory_frame(2).assign(installed_at=f"{day}T00:00:00Z", rack="r1")
+        fold(tmp_path, inventory=write_csv(tmp_path / "hosts.csv", hosts))
         stays = Dataset.open(tmp_path / "dataset").inventory()
         assert stays["installed_at"].tolist() == [pd.Timestamp(day, tz="UTC")] * 2
         assert stays["rack"].tolist() == ["r1", "r1"]
@@ -130,7 +130,7 @@ def test_a_start_that_cannot_be_right_and_was_kept_is_forgotten(wrong: str, tmp_
     assert (Dataset.open(tmp_path / "dataset").inventory()["installed_at"] == DAY).all()
 
 
-def test_a_told_fleet_of_which_nothing_is_known_yet_waits_for_a_usable_row(tmp_path: Path):
+def test_an_inventory_waits_for_the_first_usable_sample_row(tmp_path: Path):
     hosts = write_csv(tmp_path / "hosts.csv", inventory_frame(1))
     land(tmp_path, raw(gpus=1, times=3, start=pd.Timestamp("2001-01-01", tz="UTC")))
     with pytest.raises(InputError, match="no sample row can be used"):
@@ -146,13 +146,13 @@ def test_a_node_that_joins_later_was_not_there_before(tmp_path: Path):
     fold(tmp_path)
     land(tmp_path, raw(gpus=1, start=joined).assign(gpu=gpu(8), node="node-8"))
     land(tmp_path, raw(gpus=1, start=joined).assign(gpu=gpu(9), node="node-9"))
-    told = joined - pd.Timedelta("2h")
-    land_events(tmp_path, [event(told, "cordon", node="node-9") | {"type": "drain"}])
+    cordoned = joined - pd.Timedelta("2h")
+    land_events(tmp_path, [event(cordoned, "cordon", node="node-9") | {"type": "drain"}])
     assert fold(tmp_path).quarantined == {}
     for more in (joined + pd.Timedelta("2h"), joined - pd.Timedelta("5h")):
         stays = Dataset.open(tmp_path / "dataset").inventory()
         starts = dict(zip(stays["node"], stays["installed_at"], strict=True))
-        assert starts == {"node-0": DAY, "node-5": DAY, "node-8": joined, "node-9": told}
+        assert starts == {"node-0": DAY, "node-5": DAY, "node-8": joined, "node-9": cordoned}
         land(tmp_path, raw(gpus=1, start=more).assign(gpu=gpu(8), node="node-8"))
         assert fold(tmp_path).quarantined == {}
     stays = Dataset.open(tmp_path / "dataset").inventory()
@@ -196,8 +196,8 @@ def test_a_gpu_that_is_put_back_ends_the_stay_of_the_one_in_its_place(folds: int
 def test_an_end_that_the_operator_takes_back_is_none(tmp_path: Path):
     land(tmp_path, raw(gpus=1))
     for end in ("2026-04-01T00:00:00Z", None):
-        told = inventory_frame(1).assign(removed_at=end)
-        fold(tmp_path, inventory=write_csv(tmp_path / "hosts.csv", told))
+        hosts = inventory_frame(1).assign(removed_at=end)
+        fold(tmp_path, inventory=write_csv(tmp_path / "hosts.csv", hosts))
         assert ends(tmp_path) == [None if end is None else pd.Timestamp(end)]
 
 
@@ -234,7 +234,7 @@ def test_an_empty_name_is_no_gpu(tmp_path: Path):
     assert fold(tmp_path).quarantined == {"missing gpu": 60}
 
 
-def test_a_gpu_told_under_two_node_names_is_kept_in_one_place(tmp_path: Path):
+def test_a_gpu_listed_under_two_node_names_is_kept_in_one_place(tmp_path: Path):
     frame = raw(gpus=1, times=400)
     frame.loc[1::2, "node"] = "node-0.example.com"
     land(tmp_path, frame)

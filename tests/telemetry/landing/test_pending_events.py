@@ -129,19 +129,19 @@ def test_what_an_earlier_version_kept_with_the_landed_files_is_read(tmp_path: Pa
     assert events_of(tmp_path) == {"79": ("node-0", gpu(1))}
 
 
-@pytest.mark.parametrize(("seen", "told"), [("node-0.example.com", "node-0"), ("node-0", "node-0.example.com")])
-def test_events_and_jobs_find_a_node_under_more_or_less_of_its_domain(seen: str, told: str, tmp_path: Path):
+@pytest.mark.parametrize(("seen", "named"), [("node-0.example.com", "node-0"), ("node-0", "node-0.example.com")])
+def test_events_and_jobs_find_a_node_under_more_or_less_of_its_domain(seen: str, named: str, tmp_path: Path):
     land(tmp_path, raw(gpus=1).assign(node=seen))
     see(tmp_path, gpu(0), node=seen, address="0:10:0")
     land_events(
         tmp_path,
         [
-            event(DAY, "79", node=told, pci_bus_id="0000:10:00", source=LOG),
-            event(DAY, "48", node=told, gpu=gpu(0), source=LOG),
-            event(DAY, "cordon", node=told, source="slurm") | {"type": "drain"},
+            event(DAY, "79", node=named, pci_bus_id="0000:10:00", source=LOG),
+            event(DAY, "48", node=named, gpu=gpu(0), source=LOG),
+            event(DAY, "cordon", node=named, source="slurm") | {"type": "drain"},
         ],
     )
-    job = {"job": "7", "node": told, "started_at": DAY.to_pydatetime()}
+    job = {"job": "7", "node": named, "started_at": DAY.to_pydatetime()}
     land_rows(tmp_path, "jobs", job)
     assert fold(tmp_path).quarantined == {}
     assert events_of(tmp_path) == {"79": (seen, gpu(0)), "48": (seen, gpu(0)), "cordon": (seen, None)}

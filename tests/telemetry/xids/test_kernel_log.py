@@ -31,7 +31,7 @@ NEW_YEAR = datetime(2026, 1, 5, tzinfo=UTC)
 )
 def test_a_line_that_cannot_be_meant_stops_no_other(line: str, problem: str | None):
     log = parse_kernel_log([f"2026-03-01T10:20:30Z kernel: {FELL}", line], node="here", boot_time=NEW_YEAR)
-    assert [found for _, _, found in log.unparsed] == ([] if problem is None else [problem])
+    assert [reason for _, _, reason in log.unparsed] == ([] if problem is None else [problem])
     assert log.events["node"].tolist() == ["here"] * (2 if problem is None else 1)
     log.events["detail"].str.encode("utf-8")
 
@@ -96,9 +96,9 @@ def test_every_usual_form_of_a_line(line: str, when: str, node: str):
     ],
 )  # fmt: skip
 def test_messages_of_every_driver_age(message: str, code: str, bus: str, detail: str | None):
-    found = parse_xid_message(message)
-    assert found is not None
-    assert (found.code, found.pci_bus_id, found.detail) == (code, bus, detail)
+    xid = parse_xid_message(message)
+    assert xid is not None
+    assert (xid.code, xid.pci_bus_id, xid.detail) == (code, bus, detail)
 
 
 def test_a_uuid_in_the_message_or_just_before_it():
@@ -150,7 +150,7 @@ def test_the_year_turns_inside_a_log():
         (f"2026-03-01T10:20:30Z {FELL}", ["does not name its node", "kernel_log: {node: NAME}"]),
     ],
 )
-def test_what_the_log_leaves_unsaid_must_be_given(line: str, texts: list[str]):
+def test_what_the_log_does_not_contain_must_be_given(line: str, texts: list[str]):
     with pytest.raises(InputError) as caught:
         parse_kernel_log([line])
     for text in texts:

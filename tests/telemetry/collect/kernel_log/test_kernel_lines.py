@@ -75,10 +75,10 @@ def test_a_new_boot_id_is_a_boot_and_the_first_one_is_not():
 
 
 def test_the_kernels_first_words_are_a_boot_in_files_only():
-    words = "Linux version 6.1.0-13-amd64 (debian@x) (gcc) #1 SMP"
-    (boot,) = events(line(words))
+    banner = "Linux version 6.1.0-13-amd64 (debian@x) (gcc) #1 SMP"
+    (boot,) = events(line(banner))
     assert (boot.code, boot.detail) == ("boot", "Linux 6.1.0-13-amd64")
-    assert events(line(words), source="journal") == []
+    assert events(line(banner), source="journal") == []
 
 
 def test_a_uuid_reported_before_is_remembered_until_the_next_boot():

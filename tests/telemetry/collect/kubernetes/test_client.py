@@ -127,7 +127,7 @@ def test_what_does_not_pass_is_given_up(
     assert len(pauses) == tries - 1
 
 
-def test_a_request_that_did_not_leave_is_told_from_one_without_an_answer(
+def test_a_request_that_was_not_sent_is_distinguished_from_one_without_an_answer(
     cluster: KubernetesClient, server: Server, pauses: list[float]
 ) -> None:
     server.answers = [answer(200, {"a": 1}, cut=3)] * 5

@@ -176,7 +176,9 @@ def test_a_long_life_stays_small(world: World) -> None:
         (["--interval=0s"], 2, "must be positive"),
     ],
 )
-def test_what_cannot_work_is_said_in_one_line(tmp_path: Path, options: list[str], status: int, message: str) -> None:
+def test_what_cannot_work_is_reported_in_one_line(
+    tmp_path: Path, options: list[str], status: int, message: str
+) -> None:
     command = ["collect", "kubernetes", f"--dataset={tmp_path / 'fleet'}", *options]
     result = CliRunner().invoke(app, command, env={"COLUMNS": "200"})
     assert (result.exit_code, message in result.output) == (status, True)

@@ -69,7 +69,7 @@ def test_which_port(port: int | str | None, ports: list[dict[str, Any]], url: st
         (Unreachable("refused"), "does not answer"),
     ],
 )
-def test_what_goes_wrong_is_said(failure: Exception, message: str) -> None:
+def test_an_api_failure_is_reported(failure: Exception, message: str) -> None:
     api = MemoryApi()
     api.failures = [failure]
     with pytest.raises(InputError, match=message):

@@ -55,7 +55,7 @@ def test_what_is_fetched_can_be_left_for_later(fake: FakePrometheus, tmp_path: P
     assert len(landed(tmp_path)) == len(expected)
 
 
-def test_a_dataset_that_was_removed_is_told(fake: FakePrometheus, tmp_path: Path) -> None:
+def test_a_dataset_that_was_removed_is_reported(fake: FakePrometheus, tmp_path: Path) -> None:
     import shutil
 
     fill(fake)

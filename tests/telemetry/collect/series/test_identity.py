@@ -82,7 +82,7 @@ def test_links_and_mig_instances_are_parts_and_rows_of_their_own() -> None:
     assert series("DCGM_FI_DEV_GPU_TEMP", mig).mig_instance == "0"
 
 
-def test_amd_series_are_known_by_uuid_or_serial_and_their_clocks_are_told_apart() -> None:
+def test_amd_series_are_known_by_uuid_or_serial_and_their_clocks_are_distinguished() -> None:
     amd = {"hostname": "m1", "gpu_id": "1", "gpu_partition_id": "0", "serial_number": "PCB1", "card_series": "MI300X"}
     identified = series("gpu_edge_temperature", amd)
     assert (identified.channel, identified.gpu, identified.mig_instance) == ("gpu_temp_c", "PCB1", None)

@@ -104,13 +104,13 @@ def test_rolling_up_equals_walking_over_the_raw_samples(rows):
     rows.sort(key=lambda row: row[:2])
     block = block_of(rows)
     add_rollup_columns(block, CHANNELS)
-    found = roll_up(block, CHANNELS, np.ones(len(rows), dtype=bool), STEP)
+    rolled = roll_up(block, CHANNELS, np.ones(len(rows), dtype=bool), STEP)
     expected = oracle(rows)
-    assert found.unit.tolist() == [row["unit"] for row in expected]
-    assert found.ms.tolist() == [row["ms"] for row in expected]
-    assert found.count.tolist() == [row["count"] for row in expected]
+    assert rolled.unit.tolist() == [row["unit"] for row in expected]
+    assert rolled.ms.tolist() == [row["ms"] for row in expected]
+    assert rolled.count.tolist() == [row["count"] for row in expected]
     for name in CHANNELS:
-        for value, wanted in zip(listed(found.series[name]), [row[name] for row in expected], strict=True):
+        for value, wanted in zip(listed(rolled.series[name]), [row[name] for row in expected], strict=True):
             assert (value is None) == (wanted is None), name
             assert value is None or value == pytest.approx(wanted, rel=1e-6), name
 
@@ -135,10 +135,10 @@ def rises_of(values: list[float], late: set[int], inner: dict[int, float] | None
 )
 def test_late_rows_of_a_counter_that_only_rises_leave_the_rises_as_if_all_had_come_at_once(values, late):
     everything = listed(reset_aware_rise(np.array(values), np.ones(len(values), dtype=bool), np.zeros(len(values))))
-    found = rises_of(values, late)
-    assert found[0] is None
+    rises = rises_of(values, late)
+    assert rises[0] is None
     assert everything[0] is None
-    assert found[1:] == pytest.approx(everything[1:])
+    assert rises[1:] == pytest.approx(everything[1:])
 
 
 @given(

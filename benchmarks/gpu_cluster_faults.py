@@ -113,7 +113,8 @@ def judged(metrics: dict[str, Any]) -> dict[str, Any]:
         cells = [
             f"{key} "
             + " ".join(
-                "undefined" if row.get(at) is None else f"{row[at]:.3f}" for at in (key, f"{key}_low", f"{key}_high")
+                "undefined" if row.get(measure) is None else f"{row[measure]:.3f}"
+                for measure in (key, f"{key}_low", f"{key}_high")
             )
             for key in ("precision_at_k", "recall", "capture", "average_precision", "roc_auc")
         ]

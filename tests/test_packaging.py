@@ -43,8 +43,8 @@ def import_all(*names):
     import importlib, pkgutil
     for name in names:
         room = importlib.import_module(name)
-        for found in pkgutil.walk_packages(room.__path__, f"{name}."):
-            importlib.import_module(found.name)
+        for module in pkgutil.walk_packages(room.__path__, f"{name}."):
+            importlib.import_module(module.name)
 """
 
 

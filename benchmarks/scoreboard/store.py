@@ -84,8 +84,8 @@ def keep(path: Path, predictions: pd.DataFrame, truth: pd.DataFrame, facts: Mapp
     """
     (path / _SCORES).mkdir(parents=True, exist_ok=True)
     blocks = predictions.groupby(["model", "variant"], observed=True, sort=False).indices
-    at = np.asarray(next(iter(blocks.values())))
-    first = predictions.iloc[at]
+    positions = np.asarray(next(iter(blocks.values())))
+    first = predictions.iloc[positions]
     units = sorted(first["unit"].astype("str").unique())
     place = {unit: code for code, unit in enumerate(units)}
     code = _codes(first["unit"], place)

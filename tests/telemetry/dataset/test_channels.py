@@ -70,15 +70,15 @@ def test_declared_channels_join_and_override_the_catalogue():
 
 
 @pytest.mark.parametrize(
-    ("name", "kind", "words"),
+    ("name", "kind", "parts"),
     [
         ("Bad Name", "gauge", ["'Bad Name' cannot be a channel name", "channels.Bad Name", "lower-case"]),
         ("timestamp", "gauge", ["'timestamp' is a key column"]),
         ("power_w_max", "gauge", ["'power_w_max'", "roll-up of 'power_w'", "Rename it"]),
     ],
 )
-def test_a_declaration_that_cannot_be(name: str, kind: str, words: list[str]):
+def test_a_declaration_that_cannot_be(name: str, kind: str, parts: list[str]):
     with pytest.raises(InputError) as caught:
         resolve_channels({name: ChannelDeclaration(kind=kind)})
-    for word in words:
-        assert word in str(caught.value)
+    for part in parts:
+        assert part in str(caught.value)

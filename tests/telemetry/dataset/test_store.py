@@ -121,7 +121,7 @@ def test_nan_becomes_null(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("tables", "words"),
+    ("tables", "parts"),
     [
         ([sample_table([(0, "a", "g1"), (0, "a", "g1")])], ["two samples of one gpu", "'g1'", "1970-01-01T00:00"]),
         ([sample_table([(0, "a", "g1")], {"oops": [1]})], ["unknown columns ['oops']"]),
@@ -129,11 +129,11 @@ def test_nan_becomes_null(tmp_path: Path):
         ([sample_table([(0, "a", None)])], ["samples without 'gpu'"]),
     ],
 )
-def test_tables_that_are_refused(tables: list[pa.Table], words: list[str], tmp_path: Path):
+def test_tables_that_are_refused(tables: list[pa.Table], parts: list[str], tmp_path: Path):
     with pytest.raises(InputError) as caught:
         write(tmp_path / "d", [(0, table) for table in tables])
-    for word in words:
-        assert word in str(caught.value)
+    for part in parts:
+        assert part in str(caught.value)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -261,8 +261,6 @@ def gather(facts: Facts, stays: Installations, labels: LabelSection) -> dict[int
     candidates: dict[int, list[int]] = {}
     for i in np.flatnonzero((certain | conditional) & (facts.unit >= 0)).tolist():
         unit = int(facts.unit[i])
-        if class_of(i) not in wanted:
-            continue
         evidence = out.setdefault(unit, UnitEvidence())
         if conditional[i]:
             candidates.setdefault(unit, []).append(i)
@@ -272,14 +270,15 @@ def gather(facts: Facts, stays: Installations, labels: LabelSection) -> dict[int
     # Predrain's drains follow its own alerts: taken as proof, the model would confirm itself.
     proofs = failure | (facts.drains() & ~facts.own()) | facts.diagnostics(passed=False)
     confirmers, late = (_moments(facts, stays, chosen, candidates) for chosen in (proofs, facts.confirms_late()))
-    _collect_ends(facts, stays, out, confirmers, duration_ms(labels.cooldown))
+    _collect_ends(facts, stays, out, confirmers, duration_ms(labels.cooldown), wanted)
     for unit, positions in candidates.items():
         doubtful = [(int(facts.time[i]), int(facts.known[i])) for i in positions]
         certainly = [(sign.time, sign.established) for sign in out[unit].signs]
         established = established_at(doubtful, confirmers.get(unit, []), late.get(unit, []), certainly, labels)
         out[unit].signs += [sign(i, at) for i, at in zip(positions, established, strict=True) if at < NEVER]
     for evidence in out.values():
-        evidence.signs.sort()
+        # Only now: failures of other classes have repairs of their own, which must not end or confirm those wanted.
+        evidence.signs = sorted(sign for sign in evidence.signs if sign.class_index in wanted)
         evidence.ends.sort()
         evidence.own_ends.sort()
     return {unit: out[unit] for unit in sorted(out) if out[unit].signs}
@@ -308,8 +307,12 @@ def _collect_ends(
     out: Mapping[int, UnitEvidence],
     confirmers: dict[int, list[tuple[int, int]]],
     cooldown: int,
+    wanted: Container[int],
 ) -> None:
-    """Add ends and confirmers; a repair with the code of one failure is no end while another is known to be open."""
+    """Add ends and confirmers; a repair with the code of one failure is no end while another is known to be open.
+
+    ``wanted``: classes of the failures that it may leave open.
+    """
     ends: dict[int, list[tuple[int, int, str, bool]]] = {}
     for i, code in zip(*facts.at_units(facts.ends(), stays), strict=True):
         if int(code) in out:
@@ -327,7 +330,8 @@ def _collect_ends(
             confirmers.setdefault(unit, []).append((time, known))
             before = [end for end in of_unit if repaired and end[0] <= time and end[1] <= known]
             another_is_open = any(
-                sign.ticket and sign.time <= time < sign.time + cooldown and sign.established <= known
+                sign.ticket and sign.class_index in wanted
+                and sign.time <= time < sign.time + cooldown and sign.established <= known
                 and not any(sign.time <= end[0] and end[2] in ("", sign.ticket) for end in before)
                 for sign in (out[unit].signs if repaired else ())
             )  # fmt: skip

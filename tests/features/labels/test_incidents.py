@@ -118,6 +118,18 @@ def test_classes_may_be_the_operators_own_and_incidents_be_made_of_some_only():
             LabelSection(classes={"fan": name})
 
 
+def test_failures_of_classes_left_out_keep_their_repairs():
+    both = event(at(0), "failure", "DBE"), event(at(2), "failure", "fan")
+    repairs = event(at(3), "repair", "fan"), event(at(8), "repair", "DBE")
+    labels = {
+        only: LabelSection(classes={"DBE": "memory"}, only=(only,)) for only in ("memory", "other", "interconnect")
+    }
+    assert spans(find(*both, *repairs, labels=labels["memory"])) == [(at(0), at(8))]
+    assert spans(find(*both, *repairs, labels=labels["other"])) == [(at(2), at(3))]
+    repaired = event(at(30), "failure", "DBE"), event(at(40), "repair", "DBE")
+    assert find(event(at(0), code="74"), *repaired, labels=labels["interconnect"]).empty
+
+
 @pytest.mark.parametrize(
     "after",
     [

@@ -51,6 +51,7 @@ class Evacuation:
         self._verification = verification
         self._store = stored_progress(workloads)
         self._progress = Progress()  # with what this round changed
+        self._unread = frozenset[str]()  # what the last round had no time to read
         self._drainer = Drainer(workloads, settings, hooks, self._still)
         self._diagnostics = Diagnostics(workloads, verification, settings.verification, self._still)
 
@@ -155,10 +156,14 @@ class Evacuation:
         cases: list[Case] = []
         switches = self._switches(log)
         deadline = self._clock.now() + self._settings.max_round_duration / 3
-        for name in sorted({*nodes, *marked, *drained}, key=lambda name: _urgency(plan, name)):
+        # what was left goes first: else the same nodes were left each time, and their diagnostics never read
+        left = sorted({*nodes, *marked, *drained}, key=lambda name: (name not in self._unread, *_urgency(plan, name)))
+        self._unread = frozenset()
+        for place, name in enumerate(left):
             before = self._clock.now()
             if before >= deadline:  # so that what was read can still be emptied in this round
-                log.error(f"{name} and less urgent nodes are left to the next round: reading takes too long")
+                self._unread = frozenset(left[place:])
+                log.error(f"{len(self._unread)} nodes, {name} first, wait for the next round: reading takes too long")
                 break
             try:
                 reading = self._scheduler.revalidate(name)

@@ -184,7 +184,7 @@ def test_only_so_many_are_on_their_way_at_once(fault):
     assert len(cluster.evicted()) == 6
 
 
-def test_a_slow_scheduler_leaves_less_urgent_nodes_to_the_next_round_and_empties_the_others():
+def test_a_slow_scheduler_leaves_less_urgent_nodes_to_the_next_round_which_begins_with_them():
     cluster = EmptyingCluster(lease=HOUR)
     for uid in cluster.workloads.running:
         cluster.runs(uid, checkpoint=None)
@@ -198,8 +198,11 @@ def test_a_slow_scheduler_leaves_less_urgent_nodes_to_the_next_round_and_empties
 
     cluster.scheduler.revalidate = slow
     report = cluster.round()
-    assert "n2 and less urgent nodes are left to the next round: reading takes too long" in report.errors
+    assert "1 nodes, n2 first, wait for the next round: reading takes too long" in report.errors
     assert cluster.evicted() == ["w1-uid"]
+    report = cluster.later()
+    assert "1 nodes, n1 first, wait for the next round: reading takes too long" in report.errors
+    assert cluster.evicted() == ["w1-uid", "w2-uid"]
 
 
 def test_a_workload_that_may_not_be_moved_is_asked_and_waited_for():

@@ -127,7 +127,7 @@ def outcomes_of(
             tier: _counted([alert for alert in judged if alert["tier"] == tier])
             for tier in sorted({alert["tier"] for alert in judged})
         },
-        **_recall(decisions, alerts, onsets, labels.gap, data_end),
+        **_recall(decisions, onsets, labels.gap, drain_horizon, data_end),
         "lead_hours": None if not leads else {"median": median(leads), "least": leads[0], "greatest": leads[-1]},
         "alerts": listed,
         "not_listed": len(judged) - len(listed),
@@ -160,27 +160,26 @@ def _counted(alerts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def _recall(
     decisions: Sequence[tuple[datetime, float, pd.DataFrame]],
-    alerts: Sequence[tuple[Alert, str, str, float | None]],
     onsets: Mapping[str, Sequence[tuple[datetime, str]]],
     gap: timedelta,
+    drain_horizon: timedelta,
     data_end: datetime,
 ) -> dict[str, int]:
-    """Count incidents that some decision looked ahead to, and those among them that an alert stood before."""
+    """Count incidents that some decision looked ahead to, and those that any alert, opening or not, stood before."""
     if not decisions:
         return {"incidents": 0, "caught": 0}
-    times = np.array([when.timestamp() for when, _, _ in decisions])
-    spans = np.array([horizon for _, horizon, _ in decisions]) + gap.total_seconds()
-    by_unit: dict[str, list[Alert]] = {}
-    for alert, _, _, _ in alerts:
-        by_unit.setdefault(alert.unit, []).append(alert)
+    first = np.array([when.timestamp() for when, _, _ in decisions]) + gap.total_seconds()
+    horizons = np.array([horizon for _, horizon, _ in decisions])
+    last, reached = first + horizons, first + np.maximum(horizons, drain_horizon.total_seconds())
+    raised = [set(frame["unit"]) for _, _, frame in decisions]
     incidents = caught = 0
     for unit, unit_onsets in onsets.items():
+        alerted = np.array([unit in units for units in raised])
         for start, _ in unit_onsets:
-            start_s = start.timestamp()
-            if start > data_end or not ((times + gap.total_seconds() < start_s) & (start_s <= times + spans)).any():
-                continue
-            incidents += 1
-            caught += any(alert.at + gap < start <= alert.at + alert.horizon for alert in by_unit.get(unit, ()))
+            after = first < start.timestamp()
+            if start <= data_end and (after & (start.timestamp() <= last)).any():
+                incidents += 1
+                caught += bool((after & alerted & (start.timestamp() <= reached)).any())
     return {"incidents": incidents, "caught": caught}
 
 

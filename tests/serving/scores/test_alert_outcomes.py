@@ -91,6 +91,14 @@ def test_an_alert_that_stands_longer_than_its_episode_opens_another(tmp_path: Pa
     assert (longer["horizon_hours"], longer["verdicts"]["right"], longer["verdicts"]["wrong"]) == (48.0, 1, 1)
 
 
+def test_a_failure_between_two_episodes_of_a_standing_alert_was_caught(tmp_path: Path) -> None:
+    for number in range(10):
+        decide(tmp_path, number, ("a", 0.2, "elevated"))
+    failed = events(("a", START + timedelta(hours=26), "failure", "GPU_LOST"))  # the first ended at 24:10
+    found = judged(tmp_path, failed, inventory("a", "calm"))
+    assert (found["incidents"], found["caught"]) == (1, 1)
+
+
 def test_a_unit_that_the_model_selects_alerts_whatever_its_tier(tmp_path: Path) -> None:
     when = START
     selected = record("a", "n-a", 0.6, "high", decided=when)

@@ -16,12 +16,12 @@ Grant = TypeVar("Grant")
 
 
 def stamp_of(path: Path) -> tuple[int, ...]:
-    """Give what changes when a file is replaced, written or removed."""
+    """Give what changes when a file is replaced, written or removed, or other users may read it."""
     try:
         stat = path.stat()
     except OSError as error:
         return (error.errno or 0,)
-    return (stat.st_mtime_ns, stat.st_ino, stat.st_size)
+    return (stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino, stat.st_size)
 
 
 def digest_of(token: str) -> bytes:

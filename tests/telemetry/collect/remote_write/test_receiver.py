@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import httpx
 import pyarrow as pa
@@ -17,6 +18,7 @@ from starlette.applications import Starlette
 
 from telemetry.collect.remote_write.group_commit import ReceiverSettings
 from telemetry.collect.remote_write.receiver import ARROW, Receiver
+from telemetry.collect.remote_write.token_file import TokenFile, digest_of
 from telemetry.collect.series.rows import assemble
 from telemetry.errors import InputError
 from telemetry.landing.folder import Landing
@@ -326,6 +328,19 @@ def test_token_files_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
             Receiver(landing, ReceiverSettings(tokens=tmp_path / "t"))
     with pytest.raises(InputError, match="the token file cannot be read: No such file"):
         Receiver(landing, ReceiverSettings(tokens=tmp_path / "none"))
+
+
+def test_a_token_file_is_read_when_it_may_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "tokens"
+    path.write_text("old\n")
+    tokens = TokenFile(path, lambda line, _number, _where: (digest_of(line), line), "")
+    (tmp_path / "next").write_text("new\n")
+    (tmp_path / "next").replace(path)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_text", Mock(side_effect=PermissionError(13, "Permission denied")))
+        assert tokens.grant("old") == "old"
+    path.chmod(0o644 if path.stat().st_mode & 0o777 == 0o600 else 0o600)
+    assert (tokens.grant("old"), tokens.grant("new")) == (None, "new")
 
 
 def test_a_push_of_a_table_lands_once_by_its_name(tmp_path: Path) -> None:

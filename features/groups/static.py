@@ -27,7 +27,7 @@ from features.windows.blocks import IntArray
 
 _DAY_MS = 86_400_000.0
 _AUTO = ("model", "driver", "age", "slot", "rack")
-_IDENTITIES = frozenset({"gpu", "serial", "node", "installed_at", "removed_at"})
+_IDENTITIES = frozenset({"gpu", "serial", "node", "installed_at", "removed_at", "age"})  # the last is one already
 _ORDINAL = re.compile(r"(\d+)\s*\Z")
 
 

@@ -46,6 +46,7 @@ OWN_SOURCE = "predrain"
 _FATAL = re.compile(r"(?<![a-z])(?<!non[- _])fatal(?![a-z])", re.IGNORECASE)
 _LEADING_NUMBER = re.compile(r"\s*(\d{1,9})(?!\d)")
 _PLANNED = re.compile(r"(?<![a-z])(planned|scheduled|maintenance)(?![a-z])", re.IGNORECASE)
+_UNPLANNED = re.compile(r"(un-?|no[nt][-_ ])(planned|scheduled)", re.IGNORECASE)  # "unscheduled maintenance"
 _PASSED = re.compile(r"(?<![a-z])(pass|passed|ok|success|succeeded|healthy)(?![a-z])", re.IGNORECASE)
 _FAILED = re.compile(r"(?<![a-z])(fail|failed|failure|error|unhealthy)(?![a-z])", re.IGNORECASE)
 
@@ -195,7 +196,7 @@ def is_fatal(detail: str) -> bool:
 
 
 def _is_planned(value: str) -> bool:
-    return _PLANNED.search(value) is not None
+    return _PLANNED.search(value) is not None and _UNPLANNED.search(value) is None
 
 
 @dataclass(frozen=True, slots=True, order=True)

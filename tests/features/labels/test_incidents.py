@@ -150,6 +150,7 @@ def test_an_interconnect_error_counts_when_something_drastic_follows_within_an_h
     [
         event(at(days=7), "repair", "nvlink bridge"), event(at(days=7), "replacement", gpu=None),
         event(at(days=7), "drain", "drain", detail="unplanned"), event(at(days=7), "diagnostic", "failed"),
+        event(at(days=7), "repair", "board", detail="Unscheduled maintenance"),
     ],
 )  # fmt: skip
 def test_an_interconnect_error_is_an_incident_when_an_answer_follows_within_days_and_known_with_the_answer(after):

@@ -311,7 +311,8 @@ class _Import:
         quarantine = self.quarantine if is_new else Quarantine(None)
         frame, parents = read_inventory(path, self.rules.inventory, quarantine, self.now + AHEAD)
         if self.rules.span is not None:  # whatever was there until the end has not been seen to leave
-            frame.loc[frame["removed_at"] == self.rules.span[1], "removed_at"] = pd.NaT
+            end = pd.Timestamp(self.rules.span[1])  # of a date, the day's last millisecond
+            frame.loc[frame["removed_at"].isin([end, end - pd.Timedelta(milliseconds=1)]), "removed_at"] = pd.NaT
         old = self.existing.inventory() if self.existing is not None and self.max_loss is not None else None
         frame = merge_stays(old, frame) if is_new or old is None else old
         unit = unit_of(frame)

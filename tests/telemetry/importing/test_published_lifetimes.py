@@ -57,3 +57,11 @@ def test_a_constant_of_the_inventory_may_be_a_further_column(tmp_path: Path):
     one = events_frame([("01:00", gpu(0), "failure", "DBE")])
     result = run_import(tmp_path, inventory=inventory_frame(), events=one, mapping="inventory: {constants: {site: a}}")
     assert result.dataset.inventory()["site"].tolist() == ["a"] * 4
+
+
+def test_a_date_that_ends_with_the_span_is_no_removal(tmp_path: Path):
+    dated = inventory_frame(2).assign(removed_at=["2026-03-01", "2026-02-28"])
+    zone = "time: {timezone: UTC}"
+    mapping = f"{{inventory: {{{zone}}}, span: [2026-01-01T00:00:00Z, 2026-03-02T00:00:00Z]}}"
+    stays = run_import(tmp_path, inventory=dated, mapping=mapping).dataset.inventory().sort_values("gpu")
+    assert stays["removed_at"].tolist() == [pd.NaT, pd.Timestamp("2026-02-28T23:59:59.999Z")]

@@ -186,7 +186,7 @@ class FeatureSection(Section):
 
     static: tuple[str, ...] | Literal["auto", "all"] = "auto"
     """Static inventory columns to use; ``auto`` takes model, driver, age and rack position where present, ``all`` age
-    and every column that does not name the unit."""
+    and every column that does not name the unit: none may hold what became of it."""
 
     sequence: SequenceSection = SequenceSection()
 

@@ -452,7 +452,9 @@ class _Import:
                 where,
                 "Give --samples or --events with rows, or `span:` in the mapping if a quiet period was observed.",
             )
-        first, last = min(seen).astimezone(UTC), max(seen).astimezone(UTC)
+        # an event dated today lies at the day's end, which nobody has observed yet
+        known = [self.now, *self.observed, *(() if self.existing is None else self.existing.meta.span)]
+        first, last = min(seen).astimezone(UTC), min(max(seen), max(known)).astimezone(UTC)
         return min(max(first, self.compaction.keep_from or first), last), last
 
     def _sources(self, entries: list[dict[str, Any]] | None) -> list[dict[str, Any]]:

@@ -32,8 +32,8 @@ WRONG_CLOCK: Final = "a clock that cannot be right"
 """Reason of the quarantine for rows of a later time than now, or of another time than a live source can be of."""
 
 MISSING, _UNREADABLE, NAIVE, _AMBIGUOUS, _OUTSIDE = 1, 2, 3, 4, 5
-# Clocks that were never set show 1970.
-_EARLIEST_MS = int(pd.Timestamp("1971-01-01", tz="UTC").value // 1_000_000)
+# Clocks that were never set show 1970 or 1980.
+_EARLIEST_MS = int(pd.Timestamp("1990-01-01", tz="UTC").value // 1_000_000)
 _LATEST_MS = int(pd.Timestamp("2100-01-01", tz="UTC").value // 1_000_000)
 _UNIT_MS = {"ns": 1e-6, "us": 1e-3, "ms": 1.0, "s": 1e3, "m": 6e4, "h": 3.6e6, "d": 8.64e7}
 _DAY_END_MS: Final = 86_400_000 - 1

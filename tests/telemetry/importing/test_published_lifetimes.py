@@ -1,5 +1,6 @@
 """One file of stays and failures, as published, is inventory and events (``params/titan-mapping.yaml``)."""
 
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pandas as pd
@@ -65,3 +66,12 @@ def test_a_date_that_ends_with_the_span_is_no_removal(tmp_path: Path):
     mapping = f"{{inventory: {{{zone}}}, span: [2026-01-01T00:00:00Z, 2026-03-02T00:00:00Z]}}"
     stays = run_import(tmp_path, inventory=dated, mapping=mapping).dataset.inventory().sort_values("gpu")
     assert stays["removed_at"].tolist() == [pd.NaT, pd.Timestamp("2026-02-28T23:59:59.999Z")]
+
+
+def test_an_event_dated_today_does_not_end_the_data_in_the_future(tmp_path: Path):
+    today = events_frame([("01:00", gpu(0), "failure", "DBE")]).assign(timestamp="2026-03-01")
+    now = datetime(2026, 3, 1, 9, tzinfo=UTC)
+    mapping = "events: {time: {timezone: America/Los_Angeles}}"
+    result = run_import(tmp_path, inventory=inventory_frame(), events=today, mapping=mapping, now=now)
+    assert result.dataset.meta.span[1] == now
+    assert len(result.dataset.events()) == 1

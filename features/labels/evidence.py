@@ -28,6 +28,10 @@ CONFIRMED_AT_ONCE = timedelta(hours=1)
 """A conditional error counts when a repair, reset, drain, failure, failed diagnostic or loss follows within this span,
 and when one of :meth:`Facts.confirms_late` follows within ``labels.confirm_within``."""
 
+TICKET_DELAY = timedelta(days=1)
+"""A drain confirms a conditional error of days ago only this long after it is known: until then a ticket may come that
+says which newer failure it answers."""
+
 REPEATS = 3
 """A conditional error counts when it is one of this many ...."""
 
@@ -236,8 +240,10 @@ def xid_classes(labels: LabelSection) -> dict[int, int]:
     return table
 
 
-def gather(facts: Facts, stays: Installations, labels: LabelSection) -> dict[int, UnitEvidence]:
-    """Collect the evidence of every unit that has any label-worthy event, by unit code in ascending order."""
+def gather(
+    facts: Facts, stays: Installations, labels: LabelSection, *, as_of_ms: int = NEVER
+) -> dict[int, UnitEvidence]:
+    """Collect the evidence of every unit that has any label-worthy event established by a time, by unit code."""
     table = xid_classes(labels)
     names = labels.all_classes
     classes = {normalized(code): names.index(name) for code, name in labels.classes.items()}
@@ -270,13 +276,18 @@ def gather(facts: Facts, stays: Installations, labels: LabelSection) -> dict[int
 
     # Predrain's drains follow its own alerts: taken as proof, the model would confirm itself.
     proofs = failure | (facts.drains() & ~facts.own()) | facts.diagnostics(passed=False)
-    confirmers, late = (_moments(facts, stays, chosen, candidates) for chosen in (proofs, facts.confirms_late()))
+    mended, drained = (facts.confirms_late() & chosen for chosen in (facts.type != "drain", facts.type == "drain"))
+    confirmers, late, drains = (_moments(facts, stays, chosen, candidates) for chosen in (proofs, mended, drained))
+    for unit, moments in drains.items():
+        late.setdefault(unit, []).extend((time, known + duration_ms(TICKET_DELAY)) for time, known in moments)
     _collect_ends(facts, stays, out, confirmers, duration_ms(labels.cooldown), wanted)
     for unit, positions in candidates.items():
         doubtful = [(int(facts.time[i]), int(facts.known[i])) for i in positions]
         certainly = [(sign.time, sign.established) for sign in out[unit].signs]
         established = established_at(doubtful, confirmers.get(unit, []), late.get(unit, []), certainly, labels)
-        out[unit].signs += [sign(i, at) for i, at in zip(positions, established, strict=True) if at < NEVER]
+        out[unit].signs += [
+            sign(i, at) for i, at in zip(positions, established, strict=True) if at < NEVER and at <= as_of_ms
+        ]
     for evidence in out.values():
         # Only now: failures of other classes have repairs of their own, which must not end or confirm those wanted.
         evidence.signs = sorted(sign for sign in evidence.signs if sign.class_index in wanted)
@@ -365,7 +376,7 @@ def established_at(
 
     ``candidates``: the unit's conditional errors.
     ``confirmers``: repairs, resets, drains, failures, losses, failed diagnostics: what counts at once.
-    ``late``: those of :meth:`Facts.confirms_late`.
+    ``late``: those of :meth:`Facts.confirms_late`, drains known :data:`TICKET_DELAY` later.
     ``certain``: the unit's certain signs. A late confirmer answers the newest incident before it that is known with
     it: no candidate before a certain sign, or ``labels.merge_window`` before another candidate.
     Returns: for each candidate the earliest time (ms) at which the known facts hold a confirmer within

@@ -66,7 +66,7 @@ def find_incidents(
         removals = stays.removed[stays.removed < NEVER]
         seen_until = max([-NEVER, *(int(a.max()) for a in (facts.known, stays.installed, removals) if len(a))])
     incidents: list[tuple[int, int, int, int, Sign]] = []
-    for unit, evidence in gather(facts, stays, labels).items():
+    for unit, evidence in gather(facts, stays, labels, as_of_ms=as_of_ms).items():
         signs = evidence.signs
         for first, last in _bursts(signs, evidence.ends, labels):
             end = _end(signs, first, last, evidence, labels, seen_until)

@@ -107,21 +107,23 @@ def signs(
         repeated = any(
             max(a, b, row["timestamp"]) - min(a, b, row["timestamp"]) <= DAY for a, b in combinations(others, 2)
         )
-        if followed or repeated or any(_answered(row, answer, mine, doubtful, labels) for answer in facts):
+        if followed or repeated or any(_answered(row, answer, mine, doubtful, labels, r) for answer in facts):
             chosen.append(row)
     return sorted(chosen, key=lambda row: row["timestamp"])
 
 
-def _answered(row: dict, answer: dict, mine: list[dict], doubtful: list[dict], labels: LabelSection) -> bool:
+def _answered(
+    row: dict, answer: dict, mine: list[dict], doubtful: list[dict], labels: LabelSection, r: datetime
+) -> bool:
     """Whether an answer to the doubtful error came, and nothing newer was known by then that it answers instead."""
     first, last = row["timestamp"], answer["timestamp"]
     if not answers_late(answer) or not first <= last <= first + labels.confirm_within:
         return False
-    shown = max(known(row), known(answer))
+    shown = max(known(row), known(answer) + (DAY if answer["type"] == "drain" else timedelta(0)))
     sure = [e for e in mine if e["type"] == "failure" or (e["type"] == "xid" and e["code"] in ("48", "79"))]
     newer = [e for e in sure if e["timestamp"] >= first]
     newer += [e for e in doubtful if e["timestamp"] > first + labels.merge_window]
-    return not any(e["timestamp"] <= last and known(e) <= shown for e in newer)
+    return shown <= r and not any(e["timestamp"] <= last and known(e) <= shown for e in newer)
 
 
 def ends(

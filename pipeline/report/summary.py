@@ -13,7 +13,7 @@ from pipeline.report.context import ReportContext
 from pipeline.report.wording import between, count, day, hours, join, number, percent, points, verdict
 
 MIN_INCIDENTS = 5
-"""Incidents of a failure class from which on its recall is compared with that of the other classes."""
+"""Fewest incidents of a failure class whose recall is compared with that of the other classes."""
 
 
 def sentences(evaluation: Evaluation, context: ReportContext) -> list[str]:
@@ -102,10 +102,10 @@ def _weakest(evaluation: Evaluation, context: ReportContext) -> str:
     if share[some].isna().all():
         return ""
     name = share[some].idxmin()
-    beside = f", of which the oracle would catch {count(best.at[name, 'caught'])}" if known else ""
+    of_oracle = f", of which the oracle would catch {count(best.at[name, 'caught'])}" if known else ""
     return (
         f"Its weakest failure class is {name}: it caught {count(mine.at[name, 'caught'])} of "
-        f"{count(mine.at[name, 'incidents'])} incidents{beside}."
+        f"{count(mine.at[name, 'incidents'])} incidents{of_oracle}."
     )
 
 

@@ -452,7 +452,7 @@ class _Import:
                 where,
                 "Give --samples or --events with rows, or `span:` in the mapping if a quiet period was observed.",
             )
-        # an event dated today lies at the day's end, which nobody has observed yet
+        # an event dated today lies at the day's end, which is not observed yet
         known = [self.now, *self.observed, *(() if self.existing is None else self.existing.meta.span)]
         first, last = min(seen).astimezone(UTC), min(max(seen), max(known)).astimezone(UTC)
         return min(max(first, self.compaction.keep_from or first), last), last

@@ -111,13 +111,11 @@ class Health:
         return f"outcomes since the fit: {alerted}; positives over risk {self.risks.ratio:.2f} [{few:.2f}, {many:.2f}]"
 
 
-def check_health(
-    bundle: Path, matrix: Path, *, until: datetime | None = None, recent: timedelta = RECENT_SPAN
-) -> Health:
+def check_health(bundle: Path, matrix: Path, *, until: datetime | None = None) -> Health:
     """Hold the rows of a matrix since a bundle was fitted against what it was fitted on.
 
     ``until``: time of the check (aware); nothing that was not known then is looked at. Default: the end of the data.
-    ``recent``: features are compared on the rows of this much time before the check.
+    Features are compared on the rows of :data:`RECENT_SPAN` before it.
     Raises ``InputError`` if either cannot be read, the bundle keeps no reference, the columns differ, or the matrix has
     no decision between the fit and the check.
     """
@@ -170,7 +168,7 @@ def check_health(
         labelled,
         in_codes_of(seen, opened.columns, opened.values),
         opened.rows["node"],
-        start_ms=max(fit_ms, end_ms - 1 - duration_ms(recent)),
+        start_ms=max(fit_ms, end_ms - 1 - duration_ms(RECENT_SPAN)),
         end_ms=end_ms,
         seed=int((loaded.manifest.get("params") or {}).get("seed", 0)),
         risks=risks,

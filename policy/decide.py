@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import pairwise
 
-from policy.alert_outcomes import Alert, Outcome
 from policy.assess import Assessment, assess
 from policy.breaker import BreakerState, ObservedNode, watch
 from policy.budget import Ask, Start, grant
 from policy.config import PolicyConfig
 from policy.cost_benefit import Worth, worth_of
+from policy.episodes import Alert, Outcome
 from policy.fleet import Level, NodeView, Signals
 from policy.hysteresis import Thresholds
 from policy.plan import VERBS, Action, NodeDecision, NodeState, Plan, PolicyState, Verb

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import IntEnum
 
-from policy.alert_outcomes import Outcome
+from policy.episodes import Outcome
 
 
 class Level(IntEnum):

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Literal
 
-from policy.alert_outcomes import Alert
 from policy.breaker import BreakerState, Cause
 from policy.budget import Start, Use
 from policy.cost_benefit import Worth
+from policy.episodes import Alert
 from policy.fleet import Level
 from policy.hysteresis import TierState
 from policy.stages import StageState

@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 
 import numpy as np
 
-from policy.alert_outcomes import Outcome, opens_episode
+from policy.episodes import Outcome, opens_episode
 from policy.fleet import Level
 from policy.ranges import NonNegativeTime, PositiveInt, PositiveTime, Range, RangeChecked, Share, check_ranges
 from policy.thresholds import PrecisionBound, bound_of_sizes

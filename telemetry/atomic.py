@@ -25,7 +25,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 
-from filelock import FileLock, Timeout
+from filelock import AcquireReturnProxy, FileLock, Timeout
 
 from telemetry.dataset.place import refuse_storage
 from telemetry.errors import InputError
@@ -104,6 +104,18 @@ def write_bytes(path: Path, content: bytes) -> None:
         temporary.unlink(missing_ok=True)
 
 
+def take_lock(path: Path, what: str, where: str, do: str) -> AcquireReturnProxy[FileLock]:
+    """Take a lock that another process may hold, until the context ends or its ``lock`` is released.
+
+    Raises ``InputError``, with these words, if another process holds it.
+    """
+    try:
+        with disk_errors(path):
+            return FileLock(path, blocking=False, thread_local=False, fallback_to_soft=False).acquire()
+    except Timeout:
+        raise InputError(what, where, do) from None
+
+
 class FolderSwap:
     """A folder being built that replaces ``target`` in one step.
 
@@ -115,18 +127,11 @@ class FolderSwap:
         refuse_storage(target)
         self.target = Path(os.path.realpath(target))
         self.path = building_path(self.target)
-        lock = self.target.with_name(f".{self.target.name}.lock")
-        self._lock = FileLock(lock, blocking=False, thread_local=False, fallback_to_soft=False)
+        do = "Wait until it has ended, or write to another folder."
         with disk_errors(self.target):
             self.target.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                self._lock.acquire()
-            except Timeout:
-                raise InputError(
-                    "another run is writing this folder",
-                    str(self.target),
-                    "Wait until it has ended, or write to another folder.",
-                ) from None
+            lock = self.target.with_name(f".{self.target.name}.lock")
+            self._lock = take_lock(lock, "another run is writing this folder", str(self.target), do).lock
             _settle(self.target)
             shutil.rmtree(self.path, ignore_errors=True)  # left behind by a process that died
             self.path.mkdir()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Final, Literal
 
@@ -163,26 +163,6 @@ def read_facts(content: Mapping[str, Any], file: Path) -> tuple[FittedFacts, tup
     except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
         raise damaged(file, f"lacks or misstates {error}") from None
     return facts, columns
-
-
-def check_columns(given: Sequence[FeatureColumn], expected: Sequence[FeatureColumn], path: Path) -> None:
-    """Refuse rows of other features than the bundle's, or in another order.
-
-    Raises ``InputError``: naming what differs.
-    """
-    names, wanted = [column.name for column in given], [column.name for column in expected]
-    if names == wanted:
-        return
-    absent = [name for name in wanted if name not in set(names)]
-    extra = [name for name in names if name not in set(wanted)]
-    parts = [f"{len(absent)} missing ({', '.join(absent[:3])})"] if absent else []
-    parts += [f"{len(extra)} unknown to it ({', '.join(extra[:3])})"] if extra else []
-    difference = " and ".join(parts) or "the same ones in another order"
-    raise InputError(
-        f"the features are not those that the bundle was trained on: {difference}",
-        f"bundle {path}",
-        "Compute features with the params that the bundle was trained with, or train it again.",
-    )
 
 
 def learner_file(name: str) -> str:

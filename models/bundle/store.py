@@ -13,7 +13,7 @@ import math
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -30,7 +30,6 @@ from models.bundle.manifest import (
     SEAL,
     CascadeFacts,
     FittedFacts,
-    check_columns,
     damaged,
     learner_file,
     previous,
@@ -130,12 +129,11 @@ def save_bundle(path: Path, fitted: FittedModels, manifest: Mapping[str, Any]) -
     return Bundle(path, fitted, content, digest)
 
 
-def load_bundle(path: Path, *, columns: Sequence[FeatureColumn] | None = None) -> Bundle:
+def load_bundle(path: Path) -> Bundle:
     """Read a bundle after verifying all of it.
 
-    ``columns``: the features that rows to score will have; they must be the bundle's, in the same order.
-    Raises ``InputError`` if there is no bundle, a file is missing or was changed, a type is not trusted, a library or
-    the layout is of another version, or the columns differ.
+    Raises ``InputError`` if there is no bundle, a file is missing or was changed, a type is not trusted, or a library
+    or the layout is of another version.
     """
     folder, content, digest = read_manifest(path)
     files = read_files(folder, folder / MANIFEST, content.get("files"))
@@ -143,8 +141,6 @@ def load_bundle(path: Path, *, columns: Sequence[FeatureColumn] | None = None) -
     for name in facts.learner_files():
         if name not in files:
             raise damaged(folder / name, "is missing from the manifest")
-    if columns is not None:
-        check_columns(columns, own, folder)
     return Bundle(folder, _rebuild(facts, own, files), content, digest)
 
 

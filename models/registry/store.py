@@ -36,8 +36,8 @@ _LOGGERS = (
 )
 
 
-def register_bundle(tracking_uri: str, model: str, bundle: Path, *, run_id: str, alias: str = CHALLENGER) -> int:
-    """Register a bundle as a version of a model and give it an alias.
+def register_bundle(tracking_uri: str, model: str, bundle: Path, *, run_id: str) -> int:
+    """Register a bundle as a version of a model and make that the challenger.
 
     The version is a pyfunc logged from code (``models/registry/pyfunc.py``) whose only artifact is the bundle's folder:
     nothing is pickled, and ``mlflow models serve`` answers with risks. A bundle that is a version already is not
@@ -66,7 +66,7 @@ def register_bundle(tracking_uri: str, model: str, bundle: Path, *, run_id: str,
                 model, info.model_uri, run_id=run_id, model_id=info.model_id, tags={DIGEST_TAG: loaded.digest}
             )
             version = int(made.version)
-        client.set_registered_model_alias(model, alias, str(version))
+        client.set_registered_model_alias(model, CHALLENGER, str(version))
     return version
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from features.config import LabelSection
-    from policy.alert_outcomes import Happening
+    from policy.episodes import Happening
     from scheduler.controller.facts import History
 
 

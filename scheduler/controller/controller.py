@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-from policy.alert_outcomes import Outcome
 from policy.config import PolicyConfig
 from policy.decide import carried_out, decide
+from policy.episodes import Outcome
 from policy.fleet import NodeView, Signals, UnitView
 from policy.plan import Action, Plan, PolicyState
 from policy.tiers import TierThresholds

@@ -10,8 +10,8 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from policy.alert_outcomes import Alert, Happening, Outcome, judge
 from policy.assess import RULES
+from policy.episodes import Alert, Happening, Outcome, judge
 from policy.fleet import Fact
 from scheduler.evacuation.progress import Result
 from scheduler.ports.errors import LedgerError, SourceError

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import orjson
 
-from policy.alert_outcomes import Alert
+from policy.episodes import Alert
 from policy.fleet import Level, NodeView
 from policy.plan import Action
 from scheduler.ledger.schema import connect

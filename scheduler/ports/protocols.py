@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Protocol, runtime_checkable
 
-from policy.alert_outcomes import Alert, Outcome
 from policy.assess import rule_hits
 from policy.config import PolicyConfig
+from policy.episodes import Alert, Outcome
 from policy.fleet import Level, NodeView
 from policy.plan import Action, Plan
 from scheduler.ports.errors import SchedulerError

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from policy.alert_outcomes import Alert, Outcome
+from policy.episodes import Alert, Outcome
 from policy.fleet import Fact, UnitView
 from policy.risk_record import ModelName
 from policy.tiers import ChosenThresholds

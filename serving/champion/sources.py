@@ -16,10 +16,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from filelock import FileLock, Timeout
-
 from features.errors import InputError
-from telemetry.atomic import FolderSwap, disk_errors, fsync_path, recover_folder
+from telemetry.atomic import FolderSwap, disk_errors, fsync_path, recover_folder, take_lock
 from telemetry.collect.remote_write.token_file import stamp_of
 
 if TYPE_CHECKING:
@@ -153,13 +151,8 @@ def held_folder(state: Path) -> Path:
         if state.exists() and not state.is_dir():
             raise InputError("there is a file here", str(state), "Choose another folder.")
         state.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(state / "lock", timeout=0, fallback_to_soft=False)
-    try:
-        lock.acquire()
-    except Timeout:
-        raise InputError(
-            "another predrain serve keeps its state here", str(state), "End it, or give each its own --state."
-        ) from None
+    do = "End it, or give each its own --state."
+    lock = take_lock(state / "lock", "another predrain serve keeps its state here", str(state), do).lock
     atexit.register(lock.release)  # which also keeps the lock from being collected
     folder = state / "champion"
     recover_folder(ChampionCopy(folder).bundle)  # of a process that was killed while it replaced the bundle

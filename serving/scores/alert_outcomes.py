@@ -21,8 +21,7 @@ from features.installations import Installations, units_of
 from features.labels.evidence import Facts
 from features.labels.incidents import find_incidents
 from features.times import BoolArray, milliseconds
-from policy.alert_outcomes import Alert, Happening, HappeningKind, judge
-from policy.episodes import openings
+from policy.episodes import Alert, Happening, HappeningKind, judge, openings
 from policy.tiers import Tier
 from serving.scores.reading import FACTS, Place, decision_folders
 from serving.scores.writing import PARQUET, SUMMARY, ScoresFolder, write_json
@@ -76,7 +75,7 @@ def outcomes_of(
     """Judge the alerts of the last 30 days.
 
     A unit is alerted at each decision at which its tier is elevated or high, or the model selects it. What is listed
-    and counted is an episode, as :mod:`policy.episodes` has it, judged by :func:`policy.alert_outcomes.judge`.
+    and counted is an episode, as :mod:`policy.episodes` has it.
 
     ``data_end``: what lies after it is not known yet.
     ``drain_horizon``: how long after the gap an incident makes an episode right; the decision's horizon where that is

@@ -27,9 +27,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from filelock import FileLock, Timeout
 
-from telemetry.atomic import disk_errors, write_bytes
+from telemetry.atomic import disk_errors, take_lock, write_bytes
 from telemetry.collect.series.batch import read_batch
 from telemetry.collect.series.exposition import LineReader
 from telemetry.collect.series.identity import XID_COUNT_METRIC, Series, SeriesCatalogue, XidCount
@@ -120,16 +119,16 @@ def land_dump(
 def _spill_folder(path: Path, landing: Landing, digest: str) -> Iterator[Path]:
     """Make an empty folder for the parts of a dump, which one process at a time may have."""
     lock, folder = landing.state(f"dump-{digest}.lock"), landing.state(f"dump-{digest}")
-    try:
-        with disk_errors(lock), FileLock(lock, blocking=False, fallback_to_soft=False):
+    with (
+        take_lock(lock, "another run is reading this dump", str(path), "Wait until it has ended."),
+        disk_errors(folder),
+    ):
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        try:
+            yield folder
+        finally:
             shutil.rmtree(folder, ignore_errors=True)
-            folder.mkdir()
-            try:
-                yield folder
-            finally:
-                shutil.rmtree(folder, ignore_errors=True)
-    except Timeout:
-        raise InputError("another run is reading this dump", str(path), "Wait until it has ended.") from None
 
 
 class DumpReader:

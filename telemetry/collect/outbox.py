@@ -13,10 +13,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from filelock import FileLock, Timeout
 from pydantic import BaseModel, ValidationError
 
-from telemetry.atomic import disk_errors, write_bytes
+from telemetry.atomic import take_lock, write_bytes
 from telemetry.collect.event import Event
 from telemetry.errors import InputError
 from telemetry.landing.folder import Landing
@@ -42,14 +41,9 @@ class Outbox(contextlib.AbstractContextManager["Outbox"]):
         self._landing = landing
         self._path = landing.state(f"{name}.json")
         lock_path = self._path.with_name(f"{name}.lock")
-        self._lock = FileLock(lock_path, fallback_to_soft=False)
+        what = f"another collector {name!r} is running on this dataset"
+        self._lock = take_lock(lock_path, what, str(lock_path), "Stop it first, or leave it to work.").lock
         self.landed: Counter[Kind] = Counter()
-        with disk_errors(lock_path):
-            try:
-                self._lock.acquire(blocking=False)
-            except Timeout:
-                what = f"another collector {name!r} is running on this dataset"
-                raise InputError(what, str(lock_path), "Stop it first, or leave it to work.") from None
         try:
             self._state = self._read(name)
             self.flush()

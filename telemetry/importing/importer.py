@@ -162,13 +162,8 @@ def import_dataset(
     rules = load_mapping(mapping)
     given = {"inventory": [inventory], "samples": samples, "events": events, "jobs": [jobs] if jobs else []}
     sources = _sources(given, rules, step, channels, dedupe, delay)
-    if existing is not None and existing.meta.step != step:
-        old, new = format_duration(existing.meta.step), format_duration(step)
-        raise InputError(
-            f"the dataset has a step of {old}, this import one of {new}",
-            f"{out}, telemetry.step",
-            "Import into an empty folder, or set telemetry.step to the dataset's.",
-        )
+    if existing is not None:
+        check_step(existing, step)
     fresh = new_sources(sources, existing) if compaction is None else sources
     if not fresh and existing is not None:
         return ImportResult(existing, {}, {}, changed=False)
@@ -190,6 +185,17 @@ def import_dataset(
     distinct = {(source.role, source.entry["sha256"]) for source in sources}
     work.counts["source_files_given_twice"] = len(sources) - len(distinct)
     return work.run(inventory, [source.entry for source in fresh] if compaction is None else None)
+
+
+def check_step(existing: Dataset, step: timedelta) -> None:
+    """Raise ``InputError`` if a dataset has another step."""
+    if existing.meta.step != step:
+        old, new = format_duration(existing.meta.step), format_duration(step)
+        raise InputError(
+            f"the dataset has a step of {old}, what is brought in one of {new}",
+            f"{existing.path}, telemetry.step",
+            "Set telemetry.step to the dataset's, or give an empty folder.",
+        )
 
 
 def _sources(

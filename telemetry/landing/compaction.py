@@ -20,16 +20,15 @@ from typing import Final
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
-from filelock import FileLock, Timeout
 
-from telemetry.atomic import disk_errors, recover_folder
-from telemetry.config import TelemetrySection, format_duration
+from telemetry.atomic import disk_errors, recover_folder, take_lock
+from telemetry.config import TelemetrySection
 from telemetry.dataset.channels import Channel
 from telemetry.dataset.meta import META_NAME, DatasetMeta, instant_text
 from telemetry.dataset.schema import EVENTS, INVENTORY, JOBS, conform
 from telemetry.dataset.store import Dataset
 from telemetry.errors import InputError
-from telemetry.importing.importer import LANDED_ROLE, STATE_FOLDER, CompactionInput, import_dataset
+from telemetry.importing.importer import LANDED_ROLE, STATE_FOLDER, CompactionInput, check_step, import_dataset
 from telemetry.importing.inventory import merge_stays, read_inventory, unit_of, with_old_starts
 from telemetry.importing.mapping import ImportMapping
 from telemetry.importing.quarantine import Quarantine
@@ -107,35 +106,20 @@ def compact(
     dataset's, or the disk is full. Nothing is lost: the files wait for the next run.
     """
     landing = Landing(landing_of(dataset), writer="compact", channels=settings.channels)
-    with _alone(landing, dataset):
+    what, do = "another process is compacting this dataset", "Wait until it has ended."
+    with take_lock(landing.state("compact.lock"), what, str(dataset), do):
         recover_folder(dataset)
         landing.sweep()
         existing = Dataset.open(dataset, lease=False) if (dataset / META_NAME).exists() else None
-        if existing is not None and existing.meta.step != settings.telemetry.step:
-            old, new = format_duration(existing.meta.step), format_duration(settings.telemetry.step)
-            raise InputError(
-                f"the dataset has a step of {old}, the parameters one of {new}",
-                f"{dataset}, telemetry.step",
-                "Set telemetry.step to the dataset's, or collect into another folder.",
-            )
-        if existing is not None:  # what the last compaction took, and was killed before it retired it
+        if existing is not None:
+            check_step(existing, settings.telemetry.step)
+            # what the last compaction took, and was killed before it retired it
             taken = {entry["name"] for entry in existing.meta.sources if entry.get("role") == LANDED_ROLE}
             _retire(landing, [path for path in landing.waiting() if _key(path) in taken], settings, now)
         waiting = Waiting(landing, settings.channels, settings.telemetry.step, now)
         result = _Compaction(dataset, existing, landing, settings, now, waiting).run(inventory, progress)
         _expire(landing, settings, now)
         return result
-
-
-def _alone(landing: Landing, dataset: Path) -> contextlib.AbstractContextManager[object]:
-    lock = FileLock(landing.state("compact.lock"), fallback_to_soft=False)
-    try:
-        with disk_errors(dataset):
-            return lock.acquire(blocking=False)
-    except Timeout:
-        raise InputError(
-            "another process is compacting this dataset", str(dataset), "Wait until it has ended."
-        ) from None
 
 
 def _key(path: Path) -> str:

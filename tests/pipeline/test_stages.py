@@ -129,7 +129,7 @@ def test_the_bundle_is_trained_and_loads(
     monkeypatch.setattr(TrainingSection, "bytes_of_a_fit", property(lambda _: 4 * len(matrix.columns) * 400))
     summary = train_bundle(matrix, small_params, tmp_path / "bundle", registry=f"sqlite:///{tmp_path}/mlflow.db")
     assert summary["positives"] > 0
-    bundle, card = load_bundle(tmp_path / "bundle", columns=matrix.columns), tmp_path / "bundle" / CARD
+    bundle, card = load_bundle(tmp_path / "bundle"), tmp_path / "bundle" / CARD
     assert bundle.profile == "mean_log_odds"
     assert bundle.manifest["simulated"]["scenario"] == "base"
     ratio = summary["negatives_a_positive_in_memory"]

@@ -6,7 +6,7 @@ from datetime import timedelta
 import numpy as np
 import pytest
 
-from policy.alert_outcomes import Alert, Happening, Outcome, judge
+from policy.episodes import Alert, Happening, Outcome, judge
 from policy.stages import StagesConfig, StageState, advance_stage, held_out, record_of
 from tests.policy.decide_world import HOUR, T0
 

@@ -11,9 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from filelock import FileLock, Timeout
-
-from telemetry.atomic import disk_errors
+from telemetry.atomic import take_lock
 from telemetry.collect.exporters.collector import Collector, ScrapeSettings
 from telemetry.collect.exporters.targets import read_targets
 from telemetry.collect.exporters.watch import FailureKind, Scraper, fleet_catalogue
@@ -53,18 +51,14 @@ async def collect_exporters(
         settings=settings,
     )
     read_targets(targets)
-    lock = FileLock(landing.state("exporters.lock"), fallback_to_soft=False)
-    try:
-        with disk_errors(Path(lock.lock_file)):
-            lock.acquire(blocking=False)
-    except Timeout:
-        do = "Stop it first; one that a supervisor starts again and again takes over when the other ends."
-        raise InputError("another collector scrapes for this dataset", str(dataset), do) from None
-    stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    async with _listening(collector, listen):
-        landed = await (collector.once() if once else collector.run(stop))
+    do = "Stop it first; one that a supervisor starts again and again takes over when the other ends."
+    what = "another collector scrapes for this dataset"
+    with take_lock(landing.state("exporters.lock"), what, str(dataset), do):
+        stop = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        async with _listening(collector, listen):
+            landed = await (collector.once() if once else collector.run(stop))
     if not landed:
         raise InputError(
             f"{collector.buffered_rows} rows could not be written and are lost: {collector.problem}",

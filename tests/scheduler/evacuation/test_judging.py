@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from policy.alert_outcomes import Alert, Happening
+from policy.episodes import Alert, Happening
 from policy.fleet import Fact
 from policy.stages import Bar, StagesConfig
 from predrain.act.dataset_history import DatasetHistory

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policy.alert_outcomes import Alert, Outcome
+from policy.episodes import Alert, Outcome
 from policy.fleet import Level, NodeView, Signals
 from policy.plan import Action, PolicyState
 from scheduler.ports.codec import object_of, plain_of

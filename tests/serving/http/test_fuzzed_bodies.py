@@ -82,14 +82,12 @@ def test_a_damaged_json_is_answered(client: Client, path: str, data: st.DataObje
     [
         (b"[" * 100_000, 413),
         (b'{"rows":' + b"[" * 60 + b"]" * 60 + b"}", 422),
-        (b'{"rows":[' + b'{"a":' * 30 + b"1" + b"}" * 30 + b"]}", 422),
         (b'{"rows":[{"%s":NaN}]}' % NAMES[0].encode(), 400),
         (b'{"rows":[{"%s":' % NAMES[0].encode() + b"9" * 5000 + b"}]}", 400),
         (b'{"nodes":["' + b"n" * 100_000 + b'"]}', 200),
         (b'{"nodes":["\\ud800"]}', 400),
         (b'{"nodes":["a"],"nodes":["b"]}', 200),
         (b"", 400),
-        (b"\x00", 400),
     ],
 )  # fmt: skip
 def test_json_made_to_hurt_is_refused(client: Client, body: bytes, status: int) -> None:

@@ -15,21 +15,15 @@ from tests.serving.http.world import running, small_fleet, token_line, write_sco
     ("header", "allowed"),
     [
         (None, True),
-        ("localhost", True),
         ("LocalHost:8080", True),
-        ("localhost.", True),
-        ("127.0.0.1:8080", True),
         ("[::1]:8080", True),
         ("10.0.0.7", True),  # an address cannot be rebound
         ("predrain.example:80", True),
         ("evil.example", False),
         ("localhost.evil.example", False),
-        ("predrain.example.evil", False),
-        ("evil.example:80:80", False),
         ("a@localhost", False),
         ("", False),
         ("[::1", False),
-        ("127.0.0.1.evil.example", False),
     ],
 )
 def test_only_own_names_and_addresses_are_answered(header: str | None, allowed: bool) -> None:

@@ -195,7 +195,6 @@ PROBLEM = json.dumps({"title": "Unprocessable", "detail": "unknown column 'x'"})
 @pytest.mark.parametrize(
     ("answer", "raised", "reason", "after_s"),
     [
-        (Answer(PROBLEM, {}, 0.1, 400), Refused, "answered 400: unknown column 'x'", None),
         (Answer(PROBLEM, {}, 0.1, 422), Refused, "answered 422: unknown column 'x'", None),
         (Answer(b"no", {"retry-after": "17"}, 0.1, 429), Later, "answered 429", 17.0),
         (Answer(b"no", {"retry-after": "999999999"}, 0.1, 503), Later, "answered 503", 3600.0),

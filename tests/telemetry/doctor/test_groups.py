@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from telemetry.dataset.channels import CATALOGUE, Channel
-from telemetry.doctor.diagnosis import absent_on, absent_on_all
+from telemetry.doctor.diagnosis import absent_on
 from telemetry.doctor.groups import (
     GROUPS,
     LATER_FIELDS,
@@ -98,13 +98,3 @@ def test_a_declared_channel_stands_in_a_group_of_its_own() -> None:
 def test_what_boards_cannot_report(model: str, channel: str, absent: bool) -> None:
     assert channel in CATALOGUE
     assert (absent_on(model, channel) is not None) is absent
-
-
-def test_a_fleet_lacks_what_none_of_its_boards_has() -> None:
-    assert absent_on_all(["NVIDIA L4"], "nvlink_replay_total") == "NVIDIA L4 has no NVLink"
-    assert absent_on_all(["NVIDIA L4", "Tesla T4"], "nvlink_replay_total") == "every board here has no NVLink"
-    assert absent_on_all(["NVIDIA GeForce RTX 4090", "Tesla T4"], "row_remap_pending") == (
-        "NVIDIA GeForce RTX 4090 has no ECC; Tesla T4 retires pages instead"
-    )
-    assert absent_on_all(["NVIDIA L4", "NVIDIA H100 80GB HBM3"], "nvlink_replay_total") is None
-    assert absent_on_all([], "nvlink_replay_total") is None

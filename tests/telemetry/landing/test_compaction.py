@@ -299,7 +299,7 @@ def test_a_fold_killed_anywhere_loses_nothing_and_counts_nothing_twice(tmp_path:
     fold(tmp_path / "calm")
     whole = samples_of(tmp_path / "calm")
     killed = 0
-    for call in range(1, 60, 2):
+    for call in range(1, 60, 3):
         folder = tmp_path / f"kill-{call}"
         folder.mkdir()
         land(folder, early)

@@ -65,24 +65,10 @@ def new_rows(rows: list[tuple[str, int | None]], known: dict[tuple[int, int], li
     return new_edges(np.zeros(len(rows), np.int32), seconds, (values, valid), old, old & valid, known or {}).tolist()
 
 
-def test_an_xid_is_reported_once_when_its_first_rows_come_late():
-    assert new_rows([("old", 0), ("new", 79), ("old", 79)]) == []
-    assert new_rows([("old", 0), ("new", 0), ("old", 79)]) == []
-    assert new_rows([("old", 0), ("new", 48), ("old", 79)]) == [1]
-    assert new_rows([("old", None), ("new", 79), ("old", 79)]) == []
-    assert new_rows([("old", 0), ("old", 0), ("new", 79)]) == [2]
-
-
 def test_late_rows_can_make_an_old_row_an_edge():
     assert new_rows([("old", 79), ("new", 0), ("old", 79)]) == [2]
     assert new_rows([("old", 79), ("new", 0), ("new", 79), ("old", 79)]) == [2]
     assert new_rows([("new", 0), ("old", 79)]) == [1]
-
-
-def test_an_edge_inside_a_rolled_up_step_is_not_reported_again():
-    rows: list[tuple[str, int | None]] = [("old", 0), ("new", 79), ("old", 48)]
-    assert new_rows(rows) == [1]
-    assert new_rows(rows, {(0, 79): [2]}) == []
 
 
 def reports_of(rows: list[tuple[int, str, int]]) -> pd.DataFrame:

@@ -320,16 +320,6 @@ def test_tokens_open_the_posts_and_may_change(tmp_path: Path) -> None:
     assert run(tmp_path, steps, tokens=tokens)[0] == [401, 401, 204, 401, 401, 204, 204, 200]
 
 
-def test_token_files_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
-    landing = Landing(tmp_path / "d.live", writer="test")
-    for text, message in [("", "holds no token"), ("short\n", "a token of 5 characters can be guessed")]:
-        (tmp_path / "t").write_text(text)
-        with pytest.raises(InputError, match=message):
-            Receiver(landing, ReceiverSettings(tokens=tmp_path / "t"))
-    with pytest.raises(InputError, match="the token file cannot be read: No such file"):
-        Receiver(landing, ReceiverSettings(tokens=tmp_path / "none"))
-
-
 def test_a_token_file_is_read_when_it_may_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "tokens"
     path.write_text("old\n")

@@ -52,12 +52,10 @@ def test_a_series_of_the_old_exporter_tells_channel_device_and_inventory() -> No
     ("labels", "node"),
     [
         ({"exported_hostname": "n1", "hostname": "monitor"}, "n1"),
-        ({"exported_Hostname": "n1", "Hostname": "monitor"}, "n1"),
         ({"instance": "n1.example.org:9400"}, "n1.example.org"),
         ({"exported_instance": "n1:9400", "instance": "gateway:9091"}, "n1"),
         ({"instance": "[fe80::1]:9400"}, "fe80::1"),
         ({"instance": "10.0.0.7:9400"}, "10.0.0.7"),
-        ({"instance": "fe80::1"}, "fe80::1"),
         ({"Hostname": "n1", "instance": "10.0.0.7:9400"}, "n1"),
         ({"Hostname": "", "instance": "n2:1"}, "n2"),
     ],

@@ -10,7 +10,6 @@ from telemetry.importing.samples.block import DTYPES, Block, Series
 from telemetry.importing.samples.rollup import (
     add_rollup_columns,
     finer_units,
-    merge_duplicates,
     reset_aware_rise,
     rises_after_insertion,
     roll_up,
@@ -171,28 +170,3 @@ def test_a_late_row_and_a_reset(values, late, inner, rises):
 def test_which_units_are_finer(seconds: int, finer: bool):
     ms = np.repeat(np.arange(10) * seconds * 1000, 3)  # repeated instants are no interval
     assert finer_units(np.zeros(30, np.int32), ms[::-1].copy(), STEP).tolist() == ([0] if finer else [])
-
-
-def test_rows_of_one_key():
-    rows = [
-        (0, 1, 100, None, None, None),  # kept
-        (0, 1, 100, None, None, None),  # says the same
-        (0, 1, None, 7, None, None),  # adds a channel
-        (0, 1, 300, 7, None, None),  # contradicts
-        (0, 2, 100, 1, None, None),
-    ]
-    merged, repeated, conflicting = merge_duplicates(block_of(rows))
-    assert repeated == 1
-    assert conflicting.tolist() == [3]
-    assert listed(merged.series["power_w"]) == [100, 100]
-    assert listed(merged.series["energy_mj"]) == [7, 1]
-
-
-def test_parts_of_a_gpu_fold_into_it():
-    rows = [(0, 1, 50, 3, 1, 2), (0, 1, 80, 4, 4, 1), (0, 1, 60, 2, 2, 0), (0, 2, 10, 1, 0, 0)]
-    parts, repeated, conflicting = merge_duplicates(block_of(rows, mig=[True, True, True, False]))
-    assert (repeated, conflicting.tolist()) == (0, [])
-    assert listed(parts.series["power_w"]) == [80, 10]
-    assert listed(parts.series["clocks_event_reasons"]) == [7, 0]
-    own, *_ = merge_duplicates(block_of(rows, mig=[True, True, False, False]))
-    assert listed(own.series["power_w"]) == [60, 10]

@@ -19,7 +19,8 @@ from features.groups.domains import WHATS as DOMAIN_WHATS
 from features.groups.domains import Domain, domain_columns, domain_values
 from features.groups.history_kernel import EntityEvents, sweep_history
 from features.installations import Installations
-from features.labels.evidence import Facts, Record, xid_classes
+from features.labels.evidence import Record, xid_classes
+from features.labels.facts import Facts
 from features.labels.incidents import known_onsets
 from features.times import Int64Array, UnitKind, duration_ms, milliseconds, text
 from features.vocabulary import FeatureColumn

@@ -19,7 +19,8 @@ import pandas as pd
 
 from features.config import FAILURE_CLASSES, LabelSection
 from features.installations import Installations
-from features.labels.evidence import Facts, Record, Sign, UnitEvidence, gather
+from features.labels.evidence import Record, Sign, UnitEvidence, gather
+from features.labels.facts import Facts
 from features.times import NEVER, duration_ms, instant_ms, instants
 
 LATE_REPAIR = timedelta(days=30)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from features.config import LabelSection
 from features.installations import Installations, Timeline
-from features.labels.evidence import Facts
+from features.labels.facts import Facts
 from features.times import NEVER, BoolArray, Int64Array, duration_ms, instant_ms, instants, milliseconds, text
 
 

@@ -29,7 +29,8 @@ from features.fleet import Fleet
 from features.groups.domains import check_scopes
 from features.groups.static import StaticPlan
 from features.installations import units_of
-from features.labels.evidence import Record, reported
+from features.labels.evidence import Record
+from features.labels.facts import reported
 from features.labels.incidents import known_onsets
 from features.labels.outages import out_of_use
 from features.matrix.buckets import BucketStore, buckets_of, read_samples

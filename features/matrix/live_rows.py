@@ -14,7 +14,8 @@ import pyarrow as pa
 from features.errors import InputError
 from features.fleet import Fleet
 from features.groups.static import StaticPlan
-from features.labels.evidence import Record, reported
+from features.labels.evidence import Record
+from features.labels.facts import reported
 from features.labels.outages import out_of_use
 from features.matrix.buckets import BucketStore, node_ranges
 from features.matrix.filling import BucketWork, Rows, bucket_values

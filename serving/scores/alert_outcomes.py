@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 
 from features.config import LabelSection
 from features.installations import Installations, units_of
-from features.labels.evidence import Facts
+from features.labels.facts import Facts
 from features.labels.incidents import find_incidents
 from features.times import BoolArray, milliseconds
 from policy.episodes import Alert, Happening, HappeningKind, judge, openings

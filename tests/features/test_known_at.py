@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import pandas as pd
 
-from features.labels.evidence import reported
+from features.labels.facts import reported
 
 
 def test_nothing_is_known_before_the_delay_of_now_and_a_late_ticket_keeps_its_entry_time():

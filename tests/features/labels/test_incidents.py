@@ -8,7 +8,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from features.config import LabelSection
-from features.labels.evidence import Record, diagnostic_outcome, is_fatal
+from features.labels.evidence import Record, is_fatal
+from features.labels.facts import diagnostic_outcome
 from features.labels.incidents import find_incidents, known_onsets
 from features.labels.outages import down_intervals
 from telemetry.errors import InputError

@@ -70,7 +70,7 @@ def test_a_failed_test_of_the_node_makes_its_gpus_inconclusive():
 
 
 def test_details_of_inconclusive_runs_mislead_no_reader():
-    from features.labels.evidence import diagnostic_outcome
+    from features.labels.facts import diagnostic_outcome
 
     for path in sorted(DATA.glob("*.json")):
         for verdict in read_diagnostics(path.read_text()):

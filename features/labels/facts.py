@@ -1,0 +1,214 @@
+"""Events of a fleet as facts: what each tells of which unit, and from when it is known."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from features.errors import InputError
+from features.installations import Installations
+from features.times import NEVER, BoolArray, Int64Array, absent, milliseconds, text
+
+RESET_CODES = frozenset({"boot", "reset", "gpu_reset", "node_reset", "reboot", "node_reboot", "power_cycle"})
+"""Codes (without case) of ``other`` events that end an incident as a repair does."""
+
+RELEASE_CODES = frozenset({"release", "released", "undrain", "undrained", "uncordon", "resume"})
+"""Codes (without case) of ``drain`` events that take a drain back."""
+
+OWN_SOURCE = "predrain"
+"""Sources that begin so are predrain's own actions; they prove nothing about the hardware."""
+
+_LEADING_NUMBER = re.compile(r"\s*(\d{1,9})(?!\d)")
+_PLANNED = re.compile(r"(?<![a-z])(planned|scheduled|maintenance)(?![a-z])", re.IGNORECASE)
+_UNPLANNED = re.compile(r"(un-?|no[nt][-_ ])(planned|scheduled)", re.IGNORECASE)  # "unscheduled maintenance"
+_PASSED = re.compile(r"(?<![a-z])(pass|passed|ok|success|succeeded|healthy)(?![a-z])", re.IGNORECASE)
+_FAILED = re.compile(r"(?<![a-z])(fail|failed|failure|error|unhealthy)(?![a-z])", re.IGNORECASE)
+
+
+def reported(events: pd.DataFrame, delay: timedelta) -> pd.DataFrame:
+    """Give events their known-at times under a reporting delay.
+
+    A dataset fixes ``known_at`` when it is imported. A ticket's entry time stands; but nothing is known earlier than
+    the delay of now after it happened, whatever the delay was at the import.
+
+    ``delay``: ``features.delay``.
+    Returns: a copy with ``known_at`` at least ``timestamp + delay``.
+    """
+    last = events["timestamp"] if "last_at" not in events else events["last_at"].fillna(events["timestamp"])
+    earliest = last + delay
+    later = events["known_at"].where(events["known_at"] >= earliest, earliest)
+    return events.assign(known_at=later.astype(events["known_at"].dtype))
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """Events as arrays, one entry an event, in a fixed order that depends on their content only.
+
+    ``time``, ``known``: when it happened and from when it is known (ms); nothing is known before it happened.
+    ``unit``: unit code (see :mod:`features.installations`); -1 for a whole node of GPUs and for unknown devices.
+    ``node_wide``: the event names a node and no GPU.
+    ``node``, ``type``, ``code``, ``detail``, ``source``: as the event has them; null as ''.
+    ``xid``: XID number of ``xid`` events, -1 for every other event.
+    ``count``: events that the fact stands for: a run is a fact at its first event,
+    and one of the others at its last.
+    """
+
+    time: Int64Array
+    known: Int64Array
+    unit: Int64Array
+    node_wide: BoolArray
+    node: NDArray[np.object_]
+    type: NDArray[np.object_]
+    code: NDArray[np.object_]
+    detail: NDArray[np.object_]
+    source: NDArray[np.object_]
+    xid: Int64Array
+    count: Int64Array
+
+    @classmethod
+    def of(cls, events: pd.DataFrame, stays: Installations, *, as_of_ms: int = NEVER) -> Facts:
+        """Read events, leaving out those not known at ``as_of_ms``.
+
+        Raises ``InputError`` if an event has no time or no known-at time.
+        """
+        events, count = _runs_as_two(events)
+        time = milliseconds(events["timestamp"], "timestamp")
+        known = milliseconds(events["known_at"], "known_at")
+        for column, values in (("timestamp", time), ("known_at", known)):
+            if (values == NEVER).any():
+                raise InputError(
+                    f"an event without {column}",
+                    f"events row {int(np.argmax(values == NEVER))}",
+                    f"Fill {column}; `predrain import` does so.",
+                )
+        # A ticket may be dated later than it was entered; it must not be used before the time it speaks of.
+        known = np.maximum(known, time)
+        gpu, node = text(events["gpu"]), text(events["node"])
+        kind, code, detail, source = (_filled(events, name) for name in ("type", "code", "detail", "source"))
+        named = ~absent(gpu)
+        unit = np.where(named, stays.codes(gpu), -1)
+        unit = np.where(unit < 0, stays.codes(node), unit)
+        node_wide = ~named & (unit < 0)
+        # What is dated before a unit's first installation happened to something else.
+        unit = np.where(stays.timeline().last(unit, time) < 0, -1, unit)
+        xid = np.where(kind == "xid", _mapped(code, _leading_number).astype(np.int64), -1)
+        texts = [pd.factorize(values, sort=True)[0] for values in (source, detail, code, kind, text(node))]
+        order = np.lexsort((*texts, unit, time, known))
+        order = order[known[order] <= as_of_ms]
+        return cls(
+            time=time[order],
+            known=known[order],
+            unit=unit[order],
+            node_wide=node_wide[order],
+            node=node[order],
+            type=kind[order],
+            code=code[order],
+            detail=detail[order],
+            source=source[order],
+            xid=xid[order],
+            count=count[order],
+        )
+
+    def own(self) -> BoolArray:
+        """Events that predrain's controller caused."""
+        return _test(self.source, lambda value: value.casefold().startswith(OWN_SOURCE))
+
+    def releases(self) -> BoolArray:
+        """Drains taken back."""
+        return (self.type == "drain") & _test(self.code, lambda code: normalized(code) in RELEASE_CODES)
+
+    def drains(self) -> BoolArray:
+        """Drains begun."""
+        return (self.type == "drain") & ~self.releases()
+
+    def ends(self) -> BoolArray:
+        """Repairs, replacements and resets: after any of them the unit is taken to be sound."""
+        reset = (self.type == "other") & _test(self.code, lambda code: normalized(code) in RESET_CODES)
+        return (self.type == "repair") | (self.type == "replacement") | reset
+
+    def diagnostics(self, *, passed: bool) -> BoolArray:
+        """Diagnostics that passed, or that failed, by their code or, where that says neither, their detail."""
+        chosen = self.type == "diagnostic"
+        out = np.zeros(len(self.time), dtype=bool)
+        for i in np.flatnonzero(chosen).tolist():
+            outcome = diagnostic_outcome(self.code[i], self.detail[i])
+            out[i] = outcome is passed
+        return out
+
+    def confirms_late(self) -> BoolArray:
+        """Repairs, replacements, drains and failed diagnostics that confirm a conditional error even days later.
+
+        Resets, planned work and predrain's own drains happen to sound units too.
+        """
+        mended = self.ends() & (self.type != "other") & ~_test(self.code, lambda code: normalized(code) in RESET_CODES)
+        planned = _test(self.code, _is_planned) | _test(self.detail, _is_planned)
+        return (mended | (self.drains() & ~self.own()) | self.diagnostics(passed=False)) & ~planned
+
+    def at_units(self, chosen: BoolArray, stays: Installations) -> tuple[Int64Array, Int64Array]:
+        """Pairs (position of the fact, unit code); a fact about a node of GPUs stands once for each GPU then on it."""
+        direct = np.flatnonzero(chosen & (self.unit >= 0))
+        wide = np.flatnonzero(chosen & self.node_wide)
+        position, unit = stays.on_node(self.node[wide], self.time[wide])
+        return np.r_[direct, wide[position]], np.r_[self.unit[direct], unit]
+
+
+def diagnostic_outcome(code: str, detail: str) -> bool | None:
+    """Whether a diagnostic passed (True) or failed (False); None if neither its code nor its detail says so."""
+    if normalized(code) == "inconclusive":  # whatever its detail says
+        return None
+    for value in (code, detail):
+        if _FAILED.search(value):
+            return False
+        if _PASSED.search(value):
+            return True
+    return None
+
+
+def _is_planned(value: str) -> bool:
+    return _PLANNED.search(value) is not None and _UNPLANNED.search(value) is None
+
+
+def normalized(code: str) -> str:
+    """Give a code as it is compared: without surrounding blanks and case."""
+    return code.strip().casefold()
+
+
+def _runs_as_two(events: pd.DataFrame) -> tuple[pd.DataFrame, Int64Array]:
+    """Give each run of events a second row at its last event, and say how many events each row stands for."""
+    if "count" not in events:
+        return events, np.ones(len(events), dtype=np.int64)
+    count = events["count"].fillna(1).to_numpy(np.int64)
+    is_run = count > 1
+    ends = events[is_run].assign(timestamp=events.loc[is_run, "last_at"])
+    return pd.concat([events, ends], ignore_index=True), np.r_[np.where(is_run, 1, count), count[is_run] - 1]
+
+
+def _filled(events: pd.DataFrame, column: str) -> NDArray[np.object_]:
+    if column not in events.columns:
+        return np.full(len(events), "", dtype=object)
+    values = text(events[column])
+    return np.where(absent(values), "", values)
+
+
+def _mapped(values: NDArray[np.object_], change: Callable[[str], Any]) -> NDArray[np.object_]:
+    # Events hold few distinct values, so the change is made once for each.
+    code, distinct = pd.factorize(values)
+    changed = np.empty(len(distinct), dtype=object)
+    changed[:] = [change(value) for value in distinct]
+    return np.asarray(changed[code], dtype=object)
+
+
+def _test(values: NDArray[np.object_], holds: Callable[[str], bool]) -> BoolArray:
+    return _mapped(values, holds).astype(bool)
+
+
+def _leading_number(code: str) -> int:
+    match = _LEADING_NUMBER.match(code)
+    return int(match.group(1)) if match else -1

@@ -80,7 +80,8 @@ def serve(
     from serving.server import be_responsive
     from serving.server import serve as run
     from serving.service import Service
-    from telemetry.collect.remote_write.connections import parse_listen, refuse_open_port
+    from telemetry.collect.remote_write.connections import refuse_open_port
+    from telemetry.http import parse_listen
 
     log_to_stderr()
     be_responsive()

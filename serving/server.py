@@ -17,8 +17,8 @@ from typing import Any, Final, NoReturn
 
 from features.errors import InputError
 from serving.service import Service
+from telemetry.atomic import stamp_of
 from telemetry.collect.remote_write.connections import serving
-from telemetry.collect.remote_write.token_file import stamp_of
 
 _LOG = logging.getLogger(__name__)
 _HANDSHAKE_S: Final = 10.0

@@ -104,6 +104,15 @@ def write_bytes(path: Path, content: bytes) -> None:
         temporary.unlink(missing_ok=True)
 
 
+def stamp_of(path: Path) -> tuple[int, ...]:
+    """Give what changes when a file is replaced, written or removed, or other users may read it."""
+    try:
+        stat = path.stat()
+    except OSError as error:
+        return (error.errno or 0,)
+    return (stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino, stat.st_size)
+
+
 def take_lock(path: Path, what: str, where: str, do: str) -> AcquireReturnProxy[FileLock]:
     """Take a lock that another process may hold, until the context ends or its ``lock`` is released.
 

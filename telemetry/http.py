@@ -369,6 +369,15 @@ def shown_url(url: str) -> str:
     return f"{parts.scheme}://{host}{f':{parts.port}' if parts.port else ''}{parts.path}" if host else parts.path
 
 
+def parse_listen(text: str, option: str = "--listen") -> tuple[str, int]:
+    """Read ``HOST:PORT`` (``[HOST]:PORT`` for IPv6); raises ``InputError`` if it is no such pair."""
+    host, colon, port = text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not colon or not host or not (port.isascii() and port.isdigit()) or int(port) > 65535:
+        raise InputError(f"{text!r} is no address to listen on", option, "Write HOST:PORT, such as 127.0.0.1:9201.")
+    return host, int(port)
+
+
 def _base(url: str, option: str) -> str:
     try:
         parts = urlsplit(url.strip())

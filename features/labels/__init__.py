@@ -2,5 +2,6 @@
 
 The XIDs that are failures are the parameter ``labels.xids`` (defaults in :mod:`features.config`);
 :mod:`features.labels.facts` reads events, and :mod:`features.labels.evidence` says when a listed XID or another event
-counts. Then read :mod:`features.labels.incidents` and :mod:`features.labels.labelling`. Everything here respects known-at times.
+counts. Then read :mod:`features.labels.incidents` and :mod:`features.labels.labelling`. Everything here respects
+known-at times.
 """

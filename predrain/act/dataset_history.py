@@ -41,11 +41,12 @@ class DatasetHistory:
 
         from scheduler.controller.facts import History
         from scheduler.ports.errors import SourceError
+        from telemetry.atomic import stamp_of
         from telemetry.errors import InputError
 
         try:
             labels = self._labels()
-            key = (*(_stamp(file) for file in self._files), labels)
+            key = (*(stamp_of(file) for file in self._files), labels)
             if key != self._key:
                 self._load(labels)
                 self._key = key
@@ -85,11 +86,3 @@ class DatasetHistory:
 def _when(value: Any) -> datetime:
     when: datetime = value.to_pydatetime()
     return when.astimezone(UTC)
-
-
-def _stamp(file: Path) -> tuple[int, int, int] | None:
-    try:
-        status = file.stat()
-    except FileNotFoundError:
-        return None
-    return status.st_ino, status.st_mtime_ns, status.st_size

@@ -17,6 +17,7 @@ from scheduler.evacuation.progress import Result
 from scheduler.ports.errors import LedgerError, SourceError
 from scheduler.ports.protocols import FactSource
 from scheduler.ports.risks import Facts
+from telemetry.atomic import stamp_of
 
 OUTCOME_TIMEOUT = timedelta(days=7)
 """How long after the horizon a diagnostic of a drained GPU is waited for before its alert is inconclusive."""
@@ -59,7 +60,7 @@ class EventFacts:
 
     def __init__(self, file: Path) -> None:
         self.file = file
-        self._key: tuple[int, int, int] | None = None
+        self._stamp: tuple[int, ...] | None = None
         self._rows: list[dict[str, Any]] = []
 
     def read(self, now: datetime) -> Mapping[str, Facts]:
@@ -107,9 +108,8 @@ class EventFacts:
         from telemetry.dataset.schema import EVENT_RUNS  # noqa: PLC0415
 
         try:
-            status = self.file.stat()
-            key = (status.st_ino, status.st_mtime_ns, status.st_size)
-            if key == self._key:
+            stamp = stamp_of(self.file)
+            if stamp == self._stamp:
                 return
             columns = ["timestamp", "gpu", "type", "code", "detail", "known_at"]
             with self.file.open("rb") as source:
@@ -122,7 +122,7 @@ class EventFacts:
             self._rows = table.filter(kinds & pc.field("gpu").is_valid()).to_pylist()
         except (OSError, ArrowException, KeyError, ValueError) as error:
             raise SourceError(f"the events in {self.file} cannot be read: {error}") from error
-        self._key = key
+        self._stamp = stamp
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from policy.tiers import TIERS, UNKNOWN
 from scheduler.ports.protocols import Clock
 from scheduler.ports.report import RoundReport
 from telemetry.errors import InputError
+from telemetry.http import parse_listen
 
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
@@ -128,13 +129,9 @@ def listening(metrics: RoundMetrics, address: str) -> Iterator[int]:
     ``address``: ``host:port``; port 0 is any free one.
     Raises ``InputError`` if it is no address, or cannot be listened on.
     """
-    host, colon, port = address.rpartition(":")
-    if not colon or not (port.isascii() and port.isdigit()) or int(port) > 65535:
-        raise InputError(
-            f"{address!r} is no address to listen on", "--listen", "Write host:port, such as 127.0.0.1:9220."
-        )
+    host, port = parse_listen(address if not address.startswith(":") else f"127.0.0.1{address}")
     try:
-        server = _Server(host.strip("[]") or "127.0.0.1", int(port), metrics)
+        server = _Server(host, port, metrics)
     except OSError as error:
         raise InputError(
             f"cannot listen on {address}: {error.strerror}", "--listen", "Give a free address of this machine."

@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from features.errors import InputError
-from telemetry.atomic import FolderSwap, disk_errors, fsync_path, recover_folder, take_lock
-from telemetry.collect.remote_write.token_file import stamp_of
+from telemetry.atomic import FolderSwap, disk_errors, fsync_path, recover_folder, stamp_of, take_lock
 
 if TYPE_CHECKING:
     from serving.scores.batch import ServedModel

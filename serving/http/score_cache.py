@@ -12,7 +12,7 @@ from typing import Any
 from features.errors import InputError
 from serving.scores.fleet import Fleet
 from serving.scores.reading import FACTS, LATEST, Facts, read_facts, read_json, read_pointer, read_scores
-from telemetry.collect.remote_write.token_file import stamp_of
+from telemetry.atomic import stamp_of
 
 _LOG = logging.getLogger(__name__)
 _RETRY_ROUNDS = 10

@@ -15,7 +15,7 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from telemetry.atomic import disk_errors, fsync_path, write_bytes
+from telemetry.atomic import disk_errors, fsync_path, stamp_of, write_bytes
 from telemetry.dataset.channels import CATALOGUE, Channel
 from telemetry.dataset.place import refuse_storage
 from telemetry.errors import InputError
@@ -59,7 +59,7 @@ class Landing:
         self._channels = CATALOGUE if channels is None else channels
         self._sequence = itertools.count(1)
         self._names: frozenset[tuple[str, str]] = frozenset()
-        self._names_stamp: tuple[int, int] | None = None
+        self._names_stamp: tuple[int, ...] | None = None
 
     def stage(self, kind: Kind, table: pa.Table, *, name: str | None = None) -> Path | None:
         """Write a table as one file; None where the table is empty or the name has landed before.
@@ -141,11 +141,7 @@ class Landing:
 
     def _folded_names(self) -> frozenset[tuple[str, str]]:
         ledger = self.root / "state" / _LEDGER
-        try:
-            stat = ledger.stat()
-        except FileNotFoundError:
-            return frozenset()
-        stamp = (stat.st_mtime_ns, stat.st_ino)
+        stamp = stamp_of(ledger)
         if stamp != self._names_stamp:
             self._names = frozenset((kind, name) for _, kind, name in _read_ledger(ledger))
             self._names_stamp = stamp

@@ -18,7 +18,7 @@ from telemetry.collect.exporters.watch import FailureKind, Scraper, fleet_catalo
 from telemetry.collect.series.mapping import SourceMapping
 from telemetry.dataset.channels import Channel
 from telemetry.errors import InputError
-from telemetry.http import Connection
+from telemetry.http import Connection, parse_listen
 from telemetry.landing.folder import Landing, landing_of
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ async def _listening(collector: Collector, address: str | None) -> AsyncIterator
     from starlette.responses import PlainTextResponse, Response  # noqa: PLC0415
     from starlette.routing import Route  # noqa: PLC0415
 
-    from telemetry.collect.remote_write.connections import parse_listen, serving  # noqa: PLC0415
+    from telemetry.collect.remote_write.connections import serving  # noqa: PLC0415
 
     registry = CollectorRegistry()
     registry.register(_Metrics(collector))

@@ -117,15 +117,6 @@ def max_connections(servers: int = 1) -> int:
     return max(1, min(_MAX_CONNECTIONS, _descriptors() // _CONNECTION_SHARE) // servers)
 
 
-def parse_listen(text: str, option: str = "--listen") -> tuple[str, int]:
-    """Read ``HOST:PORT`` (``[HOST]:PORT`` for IPv6); raises ``InputError`` if it is no such pair."""
-    host, colon, port = text.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
-    if not colon or not host or not (port.isascii() and port.isdigit()) or int(port) > 65535:
-        raise InputError(f"{text!r} is no address to listen on", option, "Write HOST:PORT, such as 127.0.0.1:9201.")
-    return host, int(port)
-
-
 def refuse_open_port(
     host: str, *, has_tokens: bool, allows: str = "write telemetry", option: str = "--listen without --tokens"
 ) -> None:

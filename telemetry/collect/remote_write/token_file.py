@@ -9,19 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Generic, TypeVar
 
+from telemetry.atomic import stamp_of
 from telemetry.errors import InputError
 
 _LOG = logging.getLogger(__name__)
 Grant = TypeVar("Grant")
-
-
-def stamp_of(path: Path) -> tuple[int, ...]:
-    """Give what changes when a file is replaced, written or removed, or other users may read it."""
-    try:
-        stat = path.stat()
-    except OSError as error:
-        return (error.errno or 0,)
-    return (stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino, stat.st_size)
 
 
 def digest_of(token: str) -> bytes:

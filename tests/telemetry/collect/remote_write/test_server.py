@@ -12,10 +12,11 @@ import pytest
 import uvicorn
 
 from telemetry.collect.pushing import HttpTarget, Later, Refused
-from telemetry.collect.remote_write.connections import parse_listen, refuse_open_port
+from telemetry.collect.remote_write.connections import refuse_open_port
 from telemetry.collect.remote_write.group_commit import ReceiverSettings
 from telemetry.collect.remote_write.receiver import Receiver, application, serve
 from telemetry.errors import InputError
+from telemetry.http import parse_listen
 from telemetry.landing.folder import Landing
 
 TOKEN = "0123456789abcdef0123"

@@ -162,14 +162,6 @@ def test_a_late_sample_at_the_end_of_a_run_corrects_the_first_rise_of_the_next(t
     assert [path[-16:] for path in changed] == ["20260301.parquet", "20260302.parquet"]
 
 
-def test_a_stored_sample_of_a_unit_that_becomes_finer_goes_to_a_run_that_was_not_there(tmp_path: Path):
-    first = [(DAY - pd.Timedelta(minutes=4), 0, {"energy_mj": 0.0})]
-    finer = [(DAY + pd.Timedelta(days=3, minutes=minutes), 0, {"energy_mj": 1.0}) for minutes in (2, 4, 6)]
-    with runs_of(1):
-        samples = all_samples(import_all(tmp_path / "d", [frame_of(first), frame_of(finer)]))
-    assert samples["timestamp"].tolist() == [DAY, DAY + pd.Timedelta(days=3, minutes=10)]
-
-
 @pytest.mark.parametrize("minutes", [(2, 10), (10, 2), (-2, 0)])
 @pytest.mark.parametrize("days", [1, None])
 def test_stored_samples_of_one_step_become_one_when_their_unit_becomes_finer(
@@ -182,14 +174,6 @@ def test_stored_samples_of_one_step_become_one_when_their_unit_becomes_finer(
     end = DAY + pd.Timedelta(days=1, minutes=max(minutes))
     assert all_samples(result)["timestamp"].tolist() == [end, DAY + pd.Timedelta(days=3, minutes=10)]
     assert result.counts["samples_rolled_up"] == 3
-
-
-def test_a_run_whose_last_sample_ends_where_retention_begins_keeps_it_when_its_unit_becomes_finer(tmp_path: Path):
-    first = [(DAY - pd.Timedelta(minutes=4), 0, {"energy_mj": 0.0})]
-    finer = [(DAY - pd.Timedelta(days=1, minutes=minutes), 0, {"energy_mj": 1.0}) for minutes in (4, 0)]
-    with runs_of(1):
-        result = import_all(tmp_path / "d", [frame_of(first), frame_of(finer)], [None, DAY.to_pydatetime()])
-    assert all_samples(result)["timestamp"].tolist() == [DAY]
 
 
 def test_an_unfinished_step_that_ends_where_retention_begins_is_kept(tmp_path: Path):

@@ -8,10 +8,7 @@ from pathlib import Path
 import pytest
 
 from features.errors import InputError
-from models.bundle.store import load_bundle, save_bundle
-from models.registry.champion import crown
-from models.registry.runs import log_run
-from models.registry.store import register_bundle
+from models.bundle.store import save_bundle
 from serving.champion.sources import ModelSource
 from tests.models.small_models import fitted_models
 
@@ -43,27 +40,3 @@ def test_a_folder_is_read_again_when_it_changes_and_the_old_model_kept_when_it_i
     assert kept.note.startswith("the model in use is kept: ")
     with pytest.raises(InputError):
         ModelSource(str(place), registry="sqlite:///none.db", name="predrain").current()
-
-
-def test_the_champion_is_fetched_once_and_followed_and_kept_when_the_registry_is_gone(
-    bundles: list[Path], tmp_path: Path
-) -> None:
-    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
-    run = log_run(uri, "e", name="r", params={}, metrics={}, tags={})
-    versions = [register_bundle(uri, "predrain", path, run_id=run) for path in bundles]
-    source = ModelSource("champion", registry=uri, name="predrain")
-    with pytest.raises(InputError, match=r"there is no champion \(model predrain"):
-        source.current()
-    crown(uri, "predrain", versions[0], expected=None, tags={})
-    first = source.current()
-    assert (first.bundle.digest, first.version) == (load_bundle(bundles[0]).digest, versions[0])
-    assert source.current().bundle is first.bundle
-    crown(uri, "predrain", versions[1], expected=versions[0], tags={})
-    second = source.current()
-    assert (second.bundle.profile, second.version) == ("lightgbm", versions[1])
-    (tmp_path / "mlflow.db").rename(tmp_path / "away.db")
-    kept = source.current()
-    assert kept.bundle is second.bundle
-    assert "no store here" in kept.note
-    with pytest.raises(InputError, match="no store here"):
-        ModelSource("champion", registry=uri, name="predrain").current()

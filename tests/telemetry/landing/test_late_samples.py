@@ -32,24 +32,6 @@ def xids(folder: Path) -> list[str]:
     return sorted(events.loc[events["source"] == "xid_gauge", "code"])
 
 
-def test_a_gap_that_is_filled_later_counts_its_rise_and_its_xid_once(tmp_path: Path) -> None:
-    land(tmp_path, watched(0, **{COUNTER: 0.0, "xid_last": 0}))
-    land(tmp_path, watched(60, **{COUNTER: 100.0, "xid_last": 79}))
-    fold(tmp_path)
-    land(tmp_path, watched(30, **{COUNTER: 100.0, "xid_last": 79}))
-    fold(tmp_path)
-    assert samples_of(tmp_path)[COUNTER + "_rise"].sum() == 100
-    assert xids(tmp_path) == ["79"]
-
-
-def test_the_first_xid_of_a_gpu_is_found_though_the_gauge_is_new_in_this_fold(tmp_path: Path) -> None:
-    land(tmp_path, watched(0))
-    fold(tmp_path)
-    land(tmp_path, watched(10, xid_last=79))
-    fold(tmp_path)
-    assert xids(tmp_path) == ["79"]
-
-
 Pieces = tuple[list[int], set[int], Random]
 pieces = st.tuples(
     st.lists(st.integers(0, 5000), min_size=40, max_size=40),

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from telemetry.collect.series.mapping import DEFAULT_LABELS, SourceMapping, load_source_mapping
+from telemetry.collect.series.mapping import DEFAULT_LABELS, load_source_mapping
 from telemetry.errors import InputError
 
 
@@ -14,11 +14,6 @@ def refusal(tmp_path: Path, text: str) -> str:
     with pytest.raises(InputError) as error:
         load_source_mapping(path)
     return str(error.value).replace(str(tmp_path), "")
-
-
-def test_no_file_and_an_empty_file_are_the_defaults(tmp_path: Path) -> None:
-    (tmp_path / "m.yaml").write_text("")
-    assert load_source_mapping(None) == load_source_mapping(tmp_path / "m.yaml") == SourceMapping()
 
 
 def test_given_labels_replace_and_others_keep_their_defaults(tmp_path: Path) -> None:

@@ -115,34 +115,28 @@ def ms_of(times: pd.Series, *, unknown: int = 0) -> npt.NDArray[np.int64]:
 
 def conform(frame: pd.DataFrame, schema: pa.Schema) -> pa.Table:
     """Lay a frame (aware instants) out as ``schema``: add absent columns as null, keep further columns after them."""
-    fields = {field.name: field for field in schema}
-    arrays: dict[str, pa.Array | pa.ChunkedArray] = {}
-    for name in dict.fromkeys([*fields, *frame.columns]):
-        kind = fields[name].type if name in fields else None
-        if name not in frame.columns:
-            arrays[name] = pa.nulls(len(frame), kind)
-            continue
-        column = frame[name]
-        is_time = isinstance(column.dtype, pd.DatetimeTZDtype)
-        if kind is None and is_time:
-            kind = INSTANT
-        if kind is None and (pd.api.types.is_object_dtype(column.dtype) or isinstance(column.dtype, pd.StringDtype)):
-            kind = pa.string()
-        if kind is not None and pa.types.is_string(kind):
-            column = column.astype("str").where(column.notna(), None)
-        elif kind is not None and pa.types.is_timestamp(kind) and not is_time:
-            if column.notna().any():
-                raise TypeError(f"column {name!r} holds naive or non-time values; make it aware UTC first")
-            column = pd.Series([None] * len(frame), dtype=object)
-        arrays[name] = _array(column, kind)
-    for name, array in arrays.items():
-        if name in fields and not fields[name].nullable and array.null_count:
+    fields: list[pa.Field] = []
+    arrays: list[pa.Array] = []
+    for name in dict.fromkeys([*schema.names, *map(str, frame.columns)]):
+        field = schema.field(name) if name in schema.names else None
+        kind = None if field is None else field.type
+        array = _array(frame[name], kind) if name in frame.columns else pa.nulls(len(frame), kind)
+        fields.append(field or pa.field(name, array.type))
+        arrays.append(array)
+        if not fields[-1].nullable and array.null_count:
             raise ValueError(f"column {name!r} has {array.null_count} nulls and may have none")
-    all_fields = [fields.get(name) or pa.field(str(name), array.type) for name, array in arrays.items()]
-    return pa.Table.from_arrays(list(arrays.values()), schema=pa.schema(all_fields))
+    return pa.Table.from_arrays(arrays, schema=pa.schema(fields))
 
 
 def _array(column: pd.Series, kind: pa.DataType | None) -> pa.Array:
     if isinstance(column.dtype, pd.DatetimeTZDtype):
-        return pa.array(column.dt.tz_convert(None).to_numpy()).cast(pa.timestamp("ms"), safe=False).cast(kind)
-    return pa.Array.from_pandas(column, type=kind, safe=kind is None)
+        plain = pa.array(column.dt.tz_convert(None).to_numpy()).cast(pa.timestamp("ms"), safe=False)
+        return plain.cast(INSTANT if kind is None else kind)
+    is_text = pd.api.types.is_object_dtype(column.dtype) or isinstance(column.dtype, pd.StringDtype)
+    if kind == pa.string() or (kind is None and is_text):
+        return pa.Array.from_pandas(column.astype("str").where(column.notna(), None), type=pa.string())
+    if kind != INSTANT:
+        return pa.Array.from_pandas(column, type=kind, safe=kind is None)
+    if column.notna().any():
+        raise TypeError(f"column {column.name!r} holds naive or non-time values; make it aware UTC first")
+    return pa.nulls(len(column), kind)

@@ -149,7 +149,7 @@ def replay(
 
     ``truth``: the simulator's truth; an empty folder counts as none. Read by the evaluation only.
     ``full``: compare all models, as :func:`evaluation.backtest.run.run_backtest` takes it.
-    ``engine``: who does the refits; default: this process, one after the other. The results are the same, bit for bit.
+    ``engine``: who does the refits; default: threads of this process. The results are the same, bit for bit.
     Raises ``InputError`` if the matrix was made with other parameters, see
     :func:`pipeline.matrix_stage.check_made_with`, or a parameter does not fit it.
     """

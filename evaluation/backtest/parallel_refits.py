@@ -1,11 +1,15 @@
-"""Refits of a backtest done by the machines of a cluster, each of which opens the same matrix for itself."""
+"""Refits of a backtest, several at a time: in threads that share a matrix, or on machines that open it themselves."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+
+from threadpoolctl import threadpool_limits
 
 from evaluation.backtest.checkpoint import ROOMS
 from evaluation.backtest.frames import Fold
@@ -13,7 +17,9 @@ from evaluation.backtest.sliding import Backtest, BacktestSetup, Refit
 from features.engine import Engine, source_digest
 from features.errors import InputError
 from features.matrix.matrix import FeatureMatrix
+from models.recipe import THREADS
 from models.rows.training_set import Matrix
+from models.training.trainer import AT_ONCE
 
 _SHARED = "Give every machine of the cluster the same folders under the same paths."
 
@@ -45,7 +51,7 @@ class RefitTask:
 
     def __call__(self, refit: Refit) -> Fold:
         """Do a refit; this process holds the last backtest that it joined."""
-        with _TURN:
+        with _TURN, threadpool_limits(limits=THREADS):
             key = repr(self)
             if key not in _JOINED:
                 _JOINED.clear()
@@ -70,6 +76,31 @@ class RefitTask:
 
 
 _JOINED: dict[str, Backtest] = {}
+
+
+def run_here(begun: Backtest, done: Mapping[int, Fold], take: Callable[[Refit, Fold], None]) -> None:
+    """Do the refits that are not done in threads of this process; ``take`` is called here with each result, in order.
+
+    While some are fitted the next ones are planned.
+    """
+    running: deque[tuple[Refit, Future[Fold]]] = deque()
+
+    def take_first() -> None:
+        refit, fold = running.popleft()
+        take(refit, fold.result())
+
+    # One limit around all: set and lifted by each of several fits, it would be lifted too early for the others.
+    with threadpool_limits(limits=THREADS), ThreadPoolExecutor(AT_ONCE, thread_name_prefix="refit") as pool:
+        try:
+            for refit in begun.plan(done):
+                running.append((refit, pool.submit(begun.refit, refit)))
+                if len(running) > AT_ONCE:
+                    take_first()
+            while running:
+                take_first()
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
 
 
 def run_refits(engine: Engine, task: RefitTask, refits: Sequence[Refit], take: Callable[[Refit, Fold], None]) -> None:

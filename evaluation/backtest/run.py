@@ -15,7 +15,7 @@ from evaluation.backtest.frames import (
     predictions_of,
     skipped_of,
 )
-from evaluation.backtest.parallel_refits import RefitTask, run_refits
+from evaluation.backtest.parallel_refits import RefitTask, run_here, run_refits
 from evaluation.backtest.sliding import Backtest, BacktestSetup, Refit
 from evaluation.drift.verdict import Findings
 from features.engine import Engine
@@ -60,8 +60,8 @@ def run_backtest(
     ``explain``: alerts of ``models.profile`` to explain in each fold, the riskiest first; 0: explain nothing.
     ``full``: compare all models, also as trained once; False: fit what the profile needs, and the baselines. What the
     profile predicts is the same, bit for bit.
-    ``engine``: who does the refits, several at a time; default: this process, one after the other. The result is the
-    same, bit for bit. The matrix is read from its folder then, by everyone.
+    ``engine``: who does the refits; default: threads of this process. The result is the same, bit for bit. Others read
+    the matrix from its folder.
     Returns: the same, bit for bit, for the same inputs, whether resumed or not.
     Raises ``InputError`` if no span fits, the test period is empty or begins too early, a name is unknown, or no refit
     at all has both classes. A single refit that lacks one falls back to the models fitted last (to ``history_count``
@@ -102,8 +102,7 @@ def run_backtest(
     check_drift()
     report()
     if engine is None:
-        for refit in begun.plan(done):
-            take(refit, begun.refit(refit))
+        run_here(begun, done, take)
     else:
         run_refits(engine, RefitTask.of(matrix, setup), list(begun.plan(done)), take)
     folds = [done[fold] for fold in range(total)]

@@ -107,7 +107,7 @@ class Backtest:
                 yield Refit(fold, *source, window, unfit, once_for=tuple(later))
 
     def refit(self, refit: Refit) -> Fold:
-        """Fit and score a fold."""
+        """Fit and score a fold; several threads may do so at the same time."""
         models = self._models(refit)
         scored = self._scores(refit.fold, models)
         parts = self._parts(refit.fold, models, scored, "sliding")
@@ -134,9 +134,10 @@ class Backtest:
         labels = self._trainer.labels_at(refit_ms)
         if refit.source is None:
             return self._trainer.stand_in(refit_ms, labels, refit.span)
-        if self._fitted is None or self._fitted[0] != refit.source:
-            self._fitted = refit.source, self._trainer.fit(refit_ms, labels, refit.span)
-        return self._fitted[1]
+        held = self._fitted
+        if held is None or held[0] != refit.source:
+            held = self._fitted = refit.source, self._trainer.fit(refit_ms, labels, refit.span)
+        return held[1]
 
     def _explained(self, fold: int, used: FittedModels, table: pa.Table) -> dict[str, Any]:
         """Explain a fold's riskiest alerts."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,6 +33,7 @@ class HeldRows:
     again each time.
 
     ``held_bytes``: memory that it may hold features in.
+    May be called from several threads.
     """
 
     def __init__(self, matrix: Matrix, held_bytes: int = HELD_BYTES) -> None:
@@ -39,18 +42,20 @@ class HeldRows:
         self._capacity = min(max(held_bytes // (4 * self._columns), 1), len(matrix.rows))
         self._ring: np.ndarray | None = None
         self._first = self._end = 0
+        self._turn = threading.Lock()
 
     def __call__(self, rows: Ints) -> np.ndarray:
         """Give the features of rows by their positions, in any order, repeats allowed."""
         rows = np.asarray(rows, dtype=np.int64)
         if len(rows) == 0:
             return self._matrix.values(rows)
-        ring = self._extended(int(rows.min()), int(rows.max()) + 1)
-        held = rows >= self._first
-        if held.all():
-            return ring[rows % self._capacity]
-        out = np.empty((len(rows), self._columns), dtype=np.float32)
-        out[held] = ring[rows[held] % self._capacity]
+        with self._turn:
+            ring = self._extended(int(rows.min()), int(rows.max()) + 1)
+            held = rows >= self._first
+            if held.all():
+                return ring[rows % self._capacity]
+            out = np.empty((len(rows), self._columns), dtype=np.float32)
+            out[held] = ring[rows[held] % self._capacity]
         out[~held] = self._matrix.values(rows[~held])
         return out
 
@@ -69,6 +74,28 @@ class HeldRows:
             self._first = max(self._first, until - self._capacity)
             self._end = until
         return self._ring
+
+
+class Room:
+    """Bytes that several threads share: whoever needs more than is left waits until others are done."""
+
+    def __init__(self, total: int) -> None:
+        self._total = self._left = total
+        self._changed = threading.Condition()
+
+    @contextmanager
+    def take(self, wanted: int) -> Iterator[None]:
+        """Hold bytes for a while, all of them at most; nobody may ask for more meanwhile."""
+        taken = min(wanted, self._total)
+        with self._changed:
+            self._changed.wait_for(lambda: self._left >= taken)
+            self._left -= taken
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._left += taken
+                self._changed.notify_all()
 
 
 AT_ONCE = 65_536

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -24,7 +25,7 @@ from models.learners.factory import LoadedLightGBM, fit_learners, make_learner
 from models.learners.prior import STARTS, StartedFromPrior, load_prior
 from models.rows.failure_rate import rate_at
 from models.rows.ranking import Bools, Ints, mix, seed_of
-from models.rows.row_reader import HeldRows, log_odds_of
+from models.rows.row_reader import HeldRows, Room, log_odds_of
 from models.rows.training_set import Labels, Matrix, Rows, TrainingSet, choose_rows, count_incidents, known_rows
 from models.sequence.windows import fitted_to, tabular_columns, tabular_values
 from models.training.fitted import FittedModels, learners_of, model_names
@@ -47,6 +48,9 @@ def _steps(progress: Progress | None, total: int) -> Callable[[str], None]:
 
     return step
 
+
+AT_ONCE = min(os.cpu_count() or 1, 4)
+"""Refits at the same time in one process; does not change the result."""
 
 STAND_IN = "history_count"
 """The baseline that scores for every model while nothing could be fitted yet and there is no prior."""
@@ -81,7 +85,7 @@ class _Split:
 
 
 class Trainer:
-    """Fits all models of a matrix at any refit; holds nothing of one refit when it does the next.
+    """Fits all models of a matrix at any refit, several at a time where threads ask for them.
 
     ``k``: alert budget a decision time.
     ``names``: models to fit; default: all that ``models`` asks for.
@@ -109,16 +113,22 @@ class Trainer:
         self.seed = seed
         self.rows = Rows.of(matrix.rows)
         self.values = HeldRows(matrix, training.bytes_held)
-        self.max_rows = max(training.bytes_of_a_fit // (4 * len(matrix.columns)), 1)
+        self._row_bytes = 4 * len(matrix.columns)
+        self.max_rows = max(training.bytes_of_a_fit // self._row_bytes, 1)
+        self._room = Room(training.bytes_of_a_fit)
         self.first_ms = instant_ms(matrix.span[0])
-        self._labels: tuple[int, LabelledRows] | None = None
+        self._labels: dict[int, LabelledRows] = {}
+        self._turn = threading.Lock()
         self.reach_ms = _reach_of(self.rows, self.labels_at(instant_ms(matrix.span[1])))
 
     def labels_at(self, refit_ms: int) -> LabelledRows:
-        """Give the labels as of a refit; those asked for last are held."""
-        if self._labels is None or self._labels[0] != refit_ms:
-            self._labels = refit_ms, LabelledRows.join(self.rows, self.matrix.labels(instant_of(refit_ms)))
-        return self._labels[1]
+        """Give the labels as of a refit; those of the last few are held."""
+        with self._turn:
+            if refit_ms not in self._labels:
+                self._labels[refit_ms] = LabelledRows.join(self.rows, self.matrix.labels(instant_of(refit_ms)))
+                if len(self._labels) > AT_ONCE + 1:
+                    del self._labels[next(iter(self._labels))]
+            return self._labels[refit_ms]
 
     def choose_span(self, refit_ms: int, labels: Labels, current: timedelta | None) -> timedelta | None:
         """Choose the span at a refit; None if none fits."""
@@ -311,26 +321,27 @@ class Trainer:
         ``held``: later positives, on which the cascade's thresholds are set.
         ``thresholds``: the cascade's thresholds where they were set before.
         """
-        values = self.values(chosen.rows)
-        unfitted = {name: self._learner(name, refit_ms, prior_weight) for name in names}
-        learners = fit_learners(unfitted, values, chosen.label, chosen.weight, steps)
-        if CASCADE not in self.names:
-            return learners, None
-        cascade = fit_cascade(
-            [(name, self._learner(name, refit_ms, prior_weight)) for name in self.models.cascade.stages],
-            values,
-            chosen.label,
-            chosen.weight,
-            times=self.rows.time[chosen.rows],
-            purge_ms=self.reach_ms,
-            recall_floor=self.models.cascade.recall_floor,
-            order_by=self.models.cascade.score,
-            held=None if held is None else self.values(held),
-            fitted_first=learners[self.models.cascade.stages[0]],
-            thresholds=thresholds,
-        )
-        steps(CASCADE)
-        return learners, cascade
+        with self._room.take(self._row_bytes * len(chosen.rows)):
+            values = self.values(chosen.rows)
+            unfitted = {name: self._learner(name, refit_ms, prior_weight) for name in names}
+            learners = fit_learners(unfitted, values, chosen.label, chosen.weight, steps)
+            if CASCADE not in self.names:
+                return learners, None
+            cascade = fit_cascade(
+                [(name, self._learner(name, refit_ms, prior_weight)) for name in self.models.cascade.stages],
+                values,
+                chosen.label,
+                chosen.weight,
+                times=self.rows.time[chosen.rows],
+                purge_ms=self.reach_ms,
+                recall_floor=self.models.cascade.recall_floor,
+                order_by=self.models.cascade.score,
+                held=None if held is None else self.values(held),
+                fitted_first=learners[self.models.cascade.stages[0]],
+                thresholds=thresholds,
+            )
+            steps(CASCADE)
+            return learners, cascade
 
     def _calibrated(self, fitted: FittedModels, split: _Split) -> FittedModels:
         """Fit stacker, calibrators and horizons on the slice, which everyone is asked about once."""

@@ -95,6 +95,12 @@ def test_refits_done_apart_give_the_same_backtest_bit_for_bit(matrix, here, tmp_
     assert here.folds["span"].nunique() == 2
 
 
+@pytest.mark.parametrize("at_once", [1, 4])
+def test_the_number_of_refits_at_a_time_changes_nothing(matrix, here, monkeypatch, at_once):
+    monkeypatch.setattr(parallel_refits, "AT_ONCE", at_once)
+    assert_same(backtest(matrix), here)
+
+
 def test_folds_of_one_class_fall_back_as_they_do_here(tmp_path, monkeypatch):
     matrix = Fleet(units=12, days=22, incidents=5, companions=4, seed=4)
     training = SPANS.model_copy(update={"window": timedelta(days=4), "refit_every": timedelta(days=3)})

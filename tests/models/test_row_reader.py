@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models.rows.row_reader import HeldRows
+from models.rows.row_reader import HeldRows, Room
 
 COLUMNS = 5
 
@@ -57,3 +58,18 @@ def test_a_window_that_slides_reads_each_row_once():
         assert np.array_equal(read(chosen), matrix.features[chosen])
         assert np.array_equal(read(np.arange(start + 30, start + 38)), matrix.features[start + 30 : start + 38])
     assert matrix.reads.max() == 1
+
+
+def test_threads_hold_no_more_than_the_room_and_a_larger_wish_waits_to_be_alone():
+    room, held, most = Room(10), [], []
+
+    def take(wanted):
+        with room.take(wanted):
+            held.append(min(wanted, 10))
+            most.append(sum(held))
+            held.remove(min(wanted, 10))
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(take, [3, 4, 5, 12] * 50))
+    assert len(most) == 200
+    assert max(most) <= 10

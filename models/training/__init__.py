@@ -1,4 +1,5 @@
 """One refit: the span, the rows, the learners, the ensembles and their calibration.
 
-In comes a matrix and a time, out come ``FittedModels``. Start with ``trainer``; ``final`` fits for the bundle.
+In comes a matrix and a time, out come ``FittedModels``. Start with ``trainer``; ``spans`` chooses the span, ``final``
+fits for the bundle.
 """

@@ -166,10 +166,11 @@ def check(world: World) -> None:
     for floor in DISRUPTION_BUDGETS:
         for scope in {scope for node in newly for scope in node.scopes if scope[0] == floor.scope}:
             assert now_lost[scope] <= max(floor.allowed(total[scope]), held[scope]), (scope, plan.uses)
-    world.starts += [(world.now.timestamp(), node.name) for node in newly]
-    recent = Counter(
-        int(name[1:]) % 2 for at, name in world.starts if at > (world.now - RATE_LIMITS[0].window).timestamp()
-    )
+    # A node that is taken out, taken back and taken out again within the window counts once.
+    began = (world.now - RATE_LIMITS[0].window).timestamp()
+    counted = {name for at, name in world.starts if at > began}
+    world.starts += [(world.now.timestamp(), node.name) for node in newly if node.name not in counted]
+    recent = Counter(int(name[1:]) % 2 for at, name in world.starts if at > began)
     assert max(recent.values(), default=0) <= RATE_LIMITS[0].max_nodes
 
     for old, new in zip(before, after, strict=True):

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from features.config import Duration, PositiveDuration, Section
+from features.config import Duration, Group, PositiveDuration, Section
 
 Learner = Literal[
     "lightgbm", "xgboost", "random_forest", "logistic", "mlp",
@@ -185,6 +185,10 @@ class PrecisionTargetsSection(Section):
         return value
 
 
+def _default_groups() -> dict[Learner, tuple[Group, ...] | None]:
+    return {"xgboost": ("onset",)}
+
+
 class ModelsSection(Section):
     """``models``: what is trained and which of it is the profile's choice."""
 
@@ -197,6 +201,10 @@ class ModelsSection(Section):
     settings: dict[Learner, dict[str, Any]] = Field(default_factory=dict)
     """Overrides of a learner's settings, by learner."""
 
+    groups: dict[Learner, tuple[Group, ...] | None] = Field(default_factory=_default_groups)
+    """Feature groups that a learner sees, by learner; null, and where the features have none of the groups: all
+    columns."""
+
     parallel: ParallelSection = ParallelSection()
     cascade: CascadeSection = CascadeSection()
     calibration: CalibrationSection = CalibrationSection()
@@ -204,6 +212,13 @@ class ModelsSection(Section):
 
     horizons: tuple[PositiveDuration, ...] = tuple(timedelta(hours=hours) for hours in (1, 6, 24, 72))
     """Further horizons to give risks for, such as 1h, 6h, 24h and 72h; consistent with the risk at labels.horizon."""
+
+    @field_validator("groups")
+    @classmethod
+    def _of_columns(cls, value: dict[Learner, Any]) -> dict[Learner, Any]:
+        if windowed := sorted(set(SEQUENCE).intersection(value)):
+            raise ValueError(f"{windowed[0]} reads raw windows, which belong to no group: leave it out")
+        return value
 
 
 class BacktestSection(Section):

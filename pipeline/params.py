@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -163,7 +164,10 @@ def _explain(error: ValidationError, origin: Origin) -> InputError:
     if first["type"] == "value_error" and isinstance(first.get("input"), Mapping):
         # of values that do not go together; the whole section says nothing by itself
         return InputError(message, where, "Correct one of the values.")
-    return InputError(f"{first.get('input')!r} is not valid: {message}", where, "Correct the value.")
+    valid = re.findall(r"'([^']+)'", str(first.get("ctx", {}).get("expected", "")))
+    near = difflib.get_close_matches(str(first.get("input")), valid, n=1, cutoff=0.4)
+    hint = f"Did you mean '{near[0]}'?" if near else "Correct the value."
+    return InputError(f"{first.get('input')!r} is not valid: {message}", where, hint)
 
 
 def _origin_of(loc: tuple[str, ...], origin: Origin) -> str:

@@ -20,6 +20,7 @@ from pydantic import (
     ValidationError,
 )
 
+from features.config import Group
 from features.errors import InputError
 from features.vocabulary import COLUMNS, FeatureColumn
 from models.calibration.fitting import Calibrator
@@ -81,6 +82,7 @@ class CascadeFacts(_Facts):
 class FittedFacts(_Facts):
     """What a manifest holds of :class:`models.training.fitted.FittedModels`; fields as there, learners by name only.
 
+    ``groups``: feature groups of each learner that does not see all columns.
     ``baselines``: the seed of each.
     """
 
@@ -92,6 +94,7 @@ class FittedFacts(_Facts):
     k: PositiveInt
     prior_shift: FiniteFloat
     learners: tuple[LearnerName, ...]
+    groups: dict[LearnerName, tuple[Group, ...]] = Field(default_factory=dict)
     members: tuple[str, ...]
     min_votes: int | None
     stacker: Stacker

@@ -148,6 +148,9 @@ def _features(manifest: Mapping[str, Any]) -> list[str]:
         made = sorted({str(c["channel"]) for c in manifest["features"] if c["group"] == group and c["channel"]})
         more = f" and {len(made) - 8} more" if len(made) > 8 else ""
         lines.append(f"| {group} | {groups[group]} | {', '.join(made[:8])}{more} |")
+    for name, seen in sorted(manifest["fitted"]["groups"].items()):
+        if set(seen) != set(groups):
+            lines += ["", f"`{name}` sees only {', '.join(seen)}."]
     return lines
 
 

@@ -22,9 +22,9 @@ from features.errors import InputError
 from models.config import PRIOR, SEQUENCE
 from models.learners.factory import LoadedLightGBM
 from models.learners.prepared import PreparedClassifier
+from models.learners.subsets import inner_of
 from models.recipe import THREADS
 from models.sequence.classifier import dump_sequence, load_sequence
-from models.sequence.windows import inner_of
 
 TRUSTED: tuple[str, ...] = (
     "models.learners.prepared.PreparedClassifier",

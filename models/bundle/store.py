@@ -13,7 +13,7 @@ import math
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 from pydantic import ValidationError
 
+from features.config import Group
 from features.errors import InputError
 from features.vocabulary import COLUMNS, FeatureColumn
 from models.bundle.manifest import (
@@ -45,9 +46,9 @@ from models.bundle.serialization import read_learner, write_learner
 from models.config import PRIOR, SEQUENCE
 from models.ensembles.cascade import Cascade
 from models.learners.baselines import make_baseline
+from models.learners.subsets import ColumnSubset, seen_columns
 from models.sequence.extra import versions
 from models.sequence.layout import window_of
-from models.sequence.windows import FirstColumns
 from models.training.fitted import FittedModels
 from models.training.reference import Reference
 
@@ -175,12 +176,18 @@ def _write(work: Path, fitted: FittedModels, manifest: Mapping[str, Any]) -> tup
 
 def _facts_of(fitted: FittedModels) -> FittedFacts:
     cascade = fitted.cascade
+    every = [*fitted.learners.items(), *(cascade.stages if cascade else ())]
     return FittedFacts(
         **{name: getattr(fitted, name) for name in _SAME},
         calibrators=dict(fitted.calibrators),
         horizons=dict(fitted.horizons),
         span_seconds=fitted.span.total_seconds(),
         learners=tuple(sorted(fitted.learners)),
+        groups={
+            name: tuple(dict.fromkeys(fitted.columns[at].group for at in learner.columns))
+            for name, learner in every
+            if isinstance(learner, ColumnSubset)
+        },
         baselines={name: baseline.seed for name, baseline in fitted.baselines.items()},
         cascade=None
         if cascade is None
@@ -195,7 +202,10 @@ def _facts_of(fitted: FittedModels) -> FittedFacts:
 
 
 def _rebuild(facts: FittedFacts, columns: tuple[FeatureColumn, ...], files: Mapping[str, bytes]) -> FittedModels:
-    learners = {name: _read(name, learner_file(name), files, columns) for name in facts.learners}
+    def read(name: str, file: str) -> Any:
+        return _read(name, file, files, columns, facts.groups.get(name))
+
+    learners = {name: read(name, learner_file(name)) for name in facts.learners}
     return FittedModels(
         **{name: getattr(facts, name) for name in _SAME},
         calibrators=facts.calibrators,
@@ -203,7 +213,7 @@ def _rebuild(facts: FittedFacts, columns: tuple[FeatureColumn, ...], files: Mapp
         span=timedelta(seconds=facts.span_seconds),
         columns=columns,
         learners=learners,
-        cascade=None if facts.cascade is None else _rebuild_cascade(facts.cascade, learners, files, columns),
+        cascade=None if facts.cascade is None else _rebuild_cascade(facts.cascade, learners, read),
         baselines={name: make_baseline(name, columns=columns, seed=seed) for name, seed in facts.baselines.items()},
         reference=_reference(files[REFERENCE]) if REFERENCE in files else None,
     )
@@ -218,14 +228,9 @@ def _reference(content: bytes) -> Reference:
         raise damaged(Path(REFERENCE), f"lacks or misstates {where}: {first['msg']}") from None
 
 
-def _rebuild_cascade(
-    facts: CascadeFacts,
-    learners: Mapping[str, Any],
-    files: Mapping[str, bytes],
-    columns: tuple[FeatureColumn, ...],
-) -> Cascade:
+def _rebuild_cascade(facts: CascadeFacts, learners: Mapping[str, Any], read: Callable[[str, str], Any]) -> Cascade:
     stages = [
-        (name, learners[name] if at == 0 and facts.shared_first else _read(name, facts.file_of(at), files, columns))
+        (name, learners[name] if at == 0 and facts.shared_first else read(name, facts.file_of(at)))
         for at, name in enumerate(facts.stages)
     ]
     return Cascade(stages, facts.thresholds, facts.floor, facts.order_by)
@@ -238,12 +243,18 @@ def _shared(fitted: FittedModels, at: int) -> bool:
     return at == 0 and fitted.learners.get(name) is stage
 
 
-def _read(name: str, file: str, files: Mapping[str, bytes], columns: tuple[FeatureColumn, ...]) -> Any:
-    window = window_of(columns)
-    if window is None or name in (*SEQUENCE, PRIOR):
+def _read(
+    name: str,
+    file: str,
+    files: Mapping[str, bytes],
+    columns: tuple[FeatureColumn, ...],
+    groups: Sequence[Group] | None,
+) -> Any:
+    if name in (*SEQUENCE, PRIOR):
         return read_learner(name, files[file], file, len(columns))
-    learner = read_learner(name, files[file], file, window.tabular)
-    return FirstColumns.around(learner, window.tabular)
+    seen = seen_columns(columns, groups)
+    learner = read_learner(name, files[file], file, len(seen))
+    return learner if len(seen) == len(columns) else ColumnSubset.around(learner, seen)
 
 
 def _swap(work: Path, path: Path) -> None:

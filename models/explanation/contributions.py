@@ -27,10 +27,10 @@ from sklearn.neural_network import MLPClassifier
 from models.explanation.reasons import GRADIENTS, LINEAR, OCCLUSION, TREES, UNKNOWN
 from models.learners.baselines import Baseline
 from models.learners.prepared import PreparedClassifier
+from models.learners.subsets import ColumnSubset, inner_of
 from models.recipe import THREADS
 from models.rows.odds import logit
 from models.rows.ranking import Floats
-from models.sequence.windows import inner_of
 
 _STEPS: Final = 64
 """Points of the midpoint rule along the way; the error of the sum is tested to stay within 2 %."""
@@ -59,12 +59,11 @@ def contributions(learner: Any, X: np.ndarray) -> tuple[Floats, str]:
     :data:`UNKNOWN`.
     Raises ``TypeError`` if the learner is of another type.
     """
-    learner = inner_of(learner)
-    own, method = _of_own_features(learner, X[:, : _features_of(learner, X.shape[1])])
-    if own.shape[1] == X.shape[1]:
-        return own, method
-    # a learner that reads the first columns only, where the rest is for others
-    return np.pad(own, ((0, 0), (0, X.shape[1] - own.shape[1]))), method
+    if not isinstance(learner, ColumnSubset):
+        return _of_own_features(learner, X)
+    values = np.zeros(X.shape)
+    values[:, learner.columns], method = _of_own_features(learner.classifier_, learner.select(X))
+    return values, method
 
 
 def explainable(learner: Any) -> bool:
@@ -75,13 +74,6 @@ def explainable(learner: Any) -> bool:
     known = xgboost.XGBModel | RandomForestClassifier | Baseline
     boosted = isinstance(getattr(learner, "booster_", None), lightgbm.Booster)
     return boosted or isinstance(learner, known) or hasattr(learner, "occluded")
-
-
-def _features_of(learner: Any, width: int) -> int:
-    booster = getattr(learner, "booster_", None)
-    if not hasattr(learner, "n_features_in_") and isinstance(booster, lightgbm.Booster):
-        return min(booster.num_feature(), width)
-    return min(int(getattr(learner, "n_features_in_", width)), width)
 
 
 def _of_own_features(learner: Any, X: np.ndarray) -> tuple[Floats, str]:

@@ -11,56 +11,17 @@ import hashlib
 import json
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import pandas as pd
-from sklearn.base import BaseEstimator, clone
 
 from features.errors import InputError
 from features.vocabulary import FeatureColumn
 from models.config import SEQUENCE
 from models.rows.training_set import Matrix
-from models.sequence.classifier import SequenceClassifier
 from models.sequence.extra import require_torch, versions
 from models.sequence.layout import WindowFacts, window_of
-
-
-class FirstColumns(BaseEstimator):
-    """Fit and score a classifier on the first columns of the rows.
-
-    ``classifier``: fitted as a clone; None: given fitted, see :meth:`around`.
-    ``columns``: how many columns it sees.
-    """
-
-    def __init__(self, classifier: Any = None, columns: int | None = None) -> None:
-        self.classifier = classifier
-        self.columns = columns
-
-    @classmethod
-    def around(cls, fitted: Any, columns: int) -> FirstColumns:
-        """Wrap a classifier that is fitted already."""
-        wrapped = cls(None, columns)
-        wrapped.classifier_ = fitted
-        return wrapped
-
-    def fit(self, X: np.ndarray, y: np.ndarray, sample_weight: np.ndarray | None = None) -> Self:
-        """Fit the classifier on rows of shape (n_rows, n_features); NaN allowed if it takes it."""
-        self.classifier_ = clone(self.classifier).fit(self._first(X), y, sample_weight=sample_weight)
-        return self
-
-    def predict_proba(self, X: np.ndarray) -> np.ndarray:
-        """Give the probability of both classes, shape (n_rows, 2)."""
-        return np.asarray(self.classifier_.predict_proba(self._first(X)))
-
-    def _first(self, X: np.ndarray) -> np.ndarray:
-        # A copy in row order: libraries that take views would read past the window at each row.
-        return np.ascontiguousarray(X[:, : self.columns])
-
-
-def inner_of(learner: Any) -> Any:
-    """Give the classifier inside a fitted :class:`FirstColumns`; anything else as it is."""
-    return learner.classifier_ if isinstance(learner, FirstColumns) else learner
 
 
 def with_windows(matrix: Matrix, learners: Iterable[str]) -> Matrix:
@@ -130,20 +91,6 @@ class WindowedMatrix:
         if name.startswith("_"):  # not set yet, as while it is copied
             raise AttributeError(name)
         return getattr(self._matrix, name)
-
-
-def fitted_to(matrix: Matrix, learner: Any, purge: timedelta) -> Any:
-    """Make a learner read its part of a matrix's rows.
-
-    ``learner``: Unfitted, as :func:`models.learners.factory.make_learner` makes it.
-    Returns: the learner itself where the matrix holds no windows; else one that sees window and statics, or is wrapped
-    to see the columns before the window.
-    """
-    if not isinstance(matrix, WindowedMatrix):
-        return learner
-    if isinstance(learner, SequenceClassifier):
-        return learner.set_params(layout=matrix.facts.layout, purge=purge)
-    return FirstColumns(learner, matrix.facts.tabular)
 
 
 def tabular_columns(matrix: Matrix) -> tuple[FeatureColumn, ...]:

@@ -17,17 +17,27 @@ from features.errors import InputError
 from features.times import duration_ms, instant_ms
 from models.calibration.fitting import MIN_INCIDENTS, at_level, fit_calibrator
 from models.calibration.horizons import HorizonLabels, fit_horizons, slice_horizons
-from models.config import ALL_LEARNERS, BASELINES, CASCADE, COMBINERS, PRIOR, ModelsSection, TrainingSection
+from models.config import (
+    ALL_LEARNERS,
+    BASELINES,
+    CASCADE,
+    COMBINERS,
+    PRIOR,
+    SEQUENCE,
+    ModelsSection,
+    TrainingSection,
+)
 from models.ensembles.cascade import Cascade, fit_cascade
 from models.ensembles.combining import Stacker
 from models.learners.baselines import make_baseline
 from models.learners.factory import LoadedLightGBM, fit_learners, make_learner
 from models.learners.prior import STARTS, StartedFromPrior, load_prior
+from models.learners.subsets import ColumnSubset, seen_columns
 from models.rows.failure_rate import rate_at
 from models.rows.ranking import Bools, Ints, mix, seed_of
 from models.rows.row_reader import HeldRows, Room, log_odds_of
 from models.rows.training_set import Labels, Matrix, Rows, TrainingSet, choose_rows, count_incidents, known_rows
-from models.sequence.windows import fitted_to, tabular_columns, tabular_values
+from models.sequence.windows import WindowedMatrix, tabular_values
 from models.training.fitted import FittedModels, learners_of, model_names
 from models.training.reference import LabelledRows
 from models.training.schedule import format_days, format_instant, instant_of
@@ -286,24 +296,24 @@ class Trainer:
         share = PRIOR_BELIEF / (PRIOR_BELIEF + before.n_incidents + seen)
         if seen < MIN_TAIL_INCIDENTS or not before.usable:
             return share
-        read = tabular_values(self.matrix, self.values)
         weights = [weight * share for weight in PRIOR_WEIGHTS]
-        unfitted = {str(weight): self._unfitted(STARTS, refit_ms, weight) for weight in weights}
-        fitted = fit_learners(unfitted, read(before.rows), before.label, before.weight)
-        scores = log_odds_of(list(fitted.values()), read, tail)
+        unfitted = {str(weight): self._learner(STARTS, refit_ms, weight) for weight in weights}
+        fitted = fit_learners(unfitted, self.values(before.rows), before.label, before.weight)
+        scores = log_odds_of(list(fitted.values()), self.values, tail)
         precision = [float(average_precision_score(truth, score)) for score in scores]
         return weights[max(range(len(weights)), key=lambda at: (precision[at], -weights[at]))]
 
     def _learner(self, name: str, refit_ms: int, prior_weight: float | None) -> Any:
-        learner = self._unfitted(name, refit_ms, prior_weight)
-        return fitted_to(self.matrix, learner, timedelta(milliseconds=self.reach_ms))
-
-    def _unfitted(self, name: str, refit_ms: int, prior_weight: float | None) -> Any:
+        """Make an unfitted learner that reads its part of the matrix's rows."""
         settings = next((value for key, value in self.models.settings.items() if key == name), {})
         learner = make_learner(name, seed=seed_of(self.seed, name, refit_ms), settings=settings)
+        if name in SEQUENCE and isinstance(self.matrix, WindowedMatrix):
+            return learner.set_params(layout=self.matrix.facts.layout, purge=timedelta(milliseconds=self.reach_ms))
+        columns = self.matrix.columns
+        seen = seen_columns(columns, next((value for key, value in self.models.groups.items() if key == name), None))
         if name == STARTS and self.prior is not None and prior_weight:
-            return StartedFromPrior(learner, self.prior, tabular_columns(self.matrix), prior_weight)
-        return learner
+            learner = StartedFromPrior(learner, self.prior, [columns[at] for at in seen], prior_weight)
+        return learner if len(seen) == len(columns) else ColumnSubset(learner, seen)
 
     def _fit_on(
         self,

@@ -9,7 +9,6 @@ from datetime import timedelta
 
 import numpy as np
 import pytest
-from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
@@ -19,7 +18,6 @@ from models.explanation.contributions import contributions
 from models.learners.factory import fit_learners, make_learner
 from models.sequence.classifier import SequenceClassifier
 from models.sequence.layout import SequenceLayout, SequenceScaler
-from models.sequence.windows import FirstColumns
 
 torch = pytest.importorskip("torch")
 
@@ -151,18 +149,6 @@ def test_a_file_gives_the_same_bits_and_the_same_file(name, tmp_path):
     assert changed != content[8 : 8 + length]
     with pytest.raises(InputError, match="weights of shapes"):
         read_learner(name, content[:8] + changed + content[8 + length :], "a", X.shape[1])
-
-
-def test_a_wrapped_learner_sees_the_first_columns_only():
-    X, y = shapes(200)
-    X = np.nan_to_num(X)
-    learner = FirstColumns(LogisticRegression(), 3).fit(X, y)
-    poisoned = X.copy()
-    poisoned[:, 3:] = 1e9
-    np.testing.assert_array_equal(learner.predict_proba(poisoned), learner.predict_proba(X))
-    np.testing.assert_array_equal(
-        learner.predict_proba(X), LogisticRegression().fit(X[:, :3].copy(), y).predict_proba(X[:, :3].copy())
-    )
 
 
 def test_without_pytorch_everything_else_works_and_one_error_says_what_to_install():

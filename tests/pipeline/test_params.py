@@ -58,6 +58,8 @@ def test_later_files_override_key_by_key(tmp_path: Path) -> None:
         ("decision: {every: 25m}", r"not a positive multiple of telemetry\.step.*decision\.every"),
         ("channels: {volts: {kind: gauge, range: [5, 1]}}", r"range \[5\.0, 1\.0\] is empty"),
         ("channels: {volts: {kind: number}}", r"'number' is not valid.*channels\.volts\.kind"),
+        ("models: {groups: {lightgbm: [onsett]}}", r"'onsett' is not valid.*Did you mean 'onset'\?"),
+        ("models: {groups: {lstm: [onset]}}", r"lstm reads raw windows"),
         ("training: {window: 0s}", r"must be positive.*training\.window"),
         ("labels: {horizon: 0s}", r"must be positive.*labels\.horizon"),
         ("features: {groups: []}", r"nothing to learn from.*features\.groups"),

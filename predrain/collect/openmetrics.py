@@ -38,13 +38,12 @@ def openmetrics(
 
     loaded = read_params(params)
     channels = resolve_channels(loaded.channels)
-    rules = load_source_mapping(mapping)
-    catalogue = SeriesCatalogue(channels, rules)
+    catalogue = SeriesCatalogue(channels, load_source_mapping(mapping))
     landing = Landing(landing_of(dataset), writer="openmetrics", channels=channels)
     results = []
     for path in files:
         with progress(path.name) as advance:
-            result = land_dump(path, landing, catalogue, rules, delay=loaded.features.delay, progress=advance)
+            result = land_dump(path, landing, catalogue, delay=loaded.features.delay, progress=advance)
         results.append({"file": str(path), "landed before": result["files landed"] == 0, **result})
         if not as_json:
             show(results[-1], as_json=False)

@@ -47,7 +47,6 @@ def receive(
     receiver = Receiver(
         Landing(landing_of(dataset), writer="receive", channels=channels),
         ReceiverSettings(tokens=tokens),
-        channels=channels,
         catalogue=SeriesCatalogue(channels, load_source_mapping(mapping)),
     )
     serve(receiver, host, port)

@@ -72,7 +72,7 @@ class KubernetesScheduler:
         self.pod_keys = PodKeys(settings.prefix, settings.namespace)
         self._newest: NodeSnapshot | None = None
         self._written: dict[str, NodeSnapshot] = {}
-        drivers = self.rules.claim_drivers or ()
+        drivers = self.rules.claim_drivers
         self._device_taints = DeviceTaints(self.api, settings.prefix, drivers) if settings.device_taints else None
         self._claims = ClaimCounts(self.api, self.rules)
         self._jobs: Mapping[str, JobView] = {}

@@ -80,7 +80,7 @@ class KubernetesSettings:
             update={
                 "prefix": self.prefix,
                 "labels": base.labels | {name: list(keys) for name, keys in labels.items() if keys},
-                "gpu_resources": list(self.gpu_resources) or base.gpu_resources,
-                "slice_resources": list(self.slice_resources) or base.slice_resources,
+                "gpu_resources": self.gpu_resources or base.gpu_resources,
+                "slice_resources": self.slice_resources or base.slice_resources,
             }
         )

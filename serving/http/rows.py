@@ -88,14 +88,9 @@ def rows_of_arrow(body: bytes, columns: Sequence[str], limit: int, byte_limit: i
     """
     import pyarrow as pa  # noqa: PLC0415 - rows alone need it
 
-    from telemetry.collect.remote_write.arrow_body import BodyError, BodyTooLarge, read_stream  # noqa: PLC0415
+    from telemetry.collect.remote_write.arrow_body import read_stream  # noqa: PLC0415
 
-    try:
-        table = read_stream(body, row_limit=limit, byte_limit=byte_limit)
-    except BodyTooLarge as error:
-        raise Refused(413, str(error), "too_large") from error
-    except BodyError as error:
-        raise Refused(400, str(error)[:500], "garbage") from error
+    table = read_stream(body, row_limit=limit, byte_limit=byte_limit)
     count = table.num_rows
     _check_count(count, limit, "the table")
     names = table.column_names

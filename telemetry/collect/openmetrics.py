@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import json
 import shutil
 import zlib
 from collections import Counter
@@ -28,13 +27,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from telemetry.atomic import disk_errors, take_lock, write_bytes
+from telemetry.atomic import disk_errors
+from telemetry.collect.outbox import Outbox
 from telemetry.collect.series.batch import read_batch
 from telemetry.collect.series.exposition import LineReader
 from telemetry.collect.series.identity import XID_COUNT_METRIC, Series, SeriesCatalogue, XidCount
-from telemetry.collect.series.mapping import SourceMapping, is_unused
+from telemetry.collect.series.mapping import is_unused
 from telemetry.collect.series.xid_counts import XidCounts
-from telemetry.dataset.channels import channel_as_dict
 from telemetry.errors import InputError
 from telemetry.landing.folder import Landing
 
@@ -60,7 +59,6 @@ def land_dump(
     path: Path,
     landing: Landing,
     catalogue: SeriesCatalogue,
-    mapping: SourceMapping | None = None,
     *,
     delay: timedelta = timedelta(minutes=10),
     held_samples: int = 2_000_000,
@@ -68,17 +66,16 @@ def land_dump(
 ) -> dict[str, Any]:
     """Stage the samples of a dump, plain or compressed (``.gz``, ``.zst``, ``.bz2``, ``.lz4``); return a report.
 
-    ``catalogue`` is made with ``mapping``; ``delay`` is from an XID to its ``known_at``; ``held_samples`` are in memory
-    at a time (some 100 bytes each); ``progress(done, total)`` counts bytes, then parts that are staged.
+    ``delay`` is from an XID to its ``known_at``; ``held_samples`` are in memory at a time (some 100 bytes each);
+    ``progress(done, total)`` counts bytes, then parts that are staged.
     Raises ``InputError`` if the file cannot be read, holds no sample of a channel, or the disk is full (20 bytes a
     sample are spilled).
     """
-    digest = _digest(path, catalogue, mapping)
-    report_path = landing.state(f"dump-{digest}.json")
+    digest = _digest(path, catalogue)
     staged = {"rows landed": 0, "files landed": 0, "XID events landed": 0}
-    with _spill_folder(path, landing, digest) as folder:
-        if report_path.exists():
-            return json.loads(report_path.read_text(encoding="utf-8")) | staged
+    with Outbox(landing, f"dump-{digest}") as outbox, _empty_folder(landing.state(f"dump-{digest}")) as folder:
+        if outbox.position:
+            return outbox.position | staged
         reader, samples, size = DumpReader(path, catalogue), 0, path.stat().st_size
         for block in reader.blocks():
             samples += len(block)
@@ -111,24 +108,19 @@ def land_dump(
             "left out": dict(sorted(reader.left_out.items())),
             "first line that cannot be read": next(iter(reader.faults), None),
         }
-        write_bytes(report_path, json.dumps(report).encode())
+        outbox.commit(report)
     return report | staged
 
 
 @contextmanager
-def _spill_folder(path: Path, landing: Landing, digest: str) -> Iterator[Path]:
-    """Make an empty folder for the parts of a dump, which one process at a time may have."""
-    lock, folder = landing.state(f"dump-{digest}.lock"), landing.state(f"dump-{digest}")
-    with (
-        take_lock(lock, "another run is reading this dump", str(path), "Wait until it has ended."),
-        disk_errors(folder),
-    ):
-        shutil.rmtree(folder, ignore_errors=True)
+def _empty_folder(folder: Path) -> Iterator[Path]:
+    """Make a folder for the parts of a dump, and remove it in the end; a killed run may have left it."""
+    shutil.rmtree(folder, ignore_errors=True)
+    try:
         folder.mkdir()
-        try:
-            yield folder
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 class DumpReader:
@@ -242,18 +234,13 @@ def _nothing(path: Path, reader: DumpReader) -> InputError:
     return InputError(what, str(path), do)
 
 
-def _digest(path: Path, catalogue: SeriesCatalogue, mapping: SourceMapping | None) -> str:
+def _digest(path: Path, catalogue: SeriesCatalogue) -> str:
     try:
         with path.open("rb") as stream:
             digest = hashlib.file_digest(stream, "sha256")
     except OSError as error:
         raise InputError(f"the file cannot be read: {error.strerror}", str(path), "Give a dump.") from error
-    rules = {
-        "layout": _LAYOUT_VERSION,
-        "mapping": None if mapping is None else mapping.model_dump(mode="json"),
-        "channels": [channel_as_dict(channel) for channel in catalogue.channels.values()],
-    }
-    digest.update(json.dumps(rules, sort_keys=True).encode())
+    digest.update(b"%d" % _LAYOUT_VERSION + catalogue.rules())
     return digest.hexdigest()[:24]
 
 

@@ -115,7 +115,6 @@ class Collector:
         """Return the collector's settings and totals."""
         return {
             "interval_s": self.settings.interval_s,
-            "targets_configured": len(self.watches),
             "targets_owned": len(self.watches),
             **asdict(self.counts),
             "buffered_rows": self.buffered_rows,
@@ -220,10 +219,6 @@ class Collector:
                 problem = str(error)
                 self._held[kind].insert(0, table)
                 self._drop_oldest(kind)
-            except ValueError:
-                # A table that can never be written must not keep all others from it.
-                _log.exception("%d rows of %s cannot be written and are dropped", table.num_rows, kind)
-                self.counts.rows_dropped += table.num_rows
             else:
                 self.counts.rows_written += table.num_rows if kind == "samples" else 0
                 self.counts.events_written += table.num_rows if kind == "events" else 0

@@ -91,7 +91,6 @@ class _Metrics:
             text = name.replace("_", " ").capitalize()
             yield CounterMetricFamily(f"predrain_exporters_{name}", f"{text}.", value=state[name])
         for name, text in (
-            ("targets_configured", "Targets that are named."),
             ("targets_owned", "Targets that this process scrapes."),
             ("buffered_rows", "Rows of samples that wait to be written."),
         ):

@@ -35,6 +35,7 @@ from telemetry.collect.kubernetes.api import (
 )
 from telemetry.collect.running import backoff_s
 from telemetry.errors import InputError
+from telemetry.http import retry_after_s
 
 try:
     import urllib3
@@ -67,7 +68,7 @@ MAX_RESPONSE_BYTES: Final = 64 * 2**20
 _MAX_LINE_BYTES: Final = 16 * 2**20
 _LISTINGS: Final = 3
 _MIN_PAUSE_S: Final = 0.1
-_MAX_RETRY_AFTER_S: Final = 86_400
+_MAX_RETRY_AFTER_S: Final = 86_400.0
 _TRANSIENT: Final = frozenset({408, 429, 500, 502, 503, 504})
 _IN_CLUSTER_TOKEN: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
 
@@ -356,5 +357,4 @@ def _response(status: int, data: bytes, headers: Mapping[str, str]) -> Response:
         content = {"message": data[:2000].decode("utf-8", "replace").strip()}
     if not isinstance(content, dict):
         raise Unreachable("the answer is no object")
-    wait = (headers.get("Retry-After") or "").strip()
-    return Response(status, content, min(int(wait), _MAX_RETRY_AFTER_S) if wait.isascii() and wait.isdigit() else None)
+    return Response(status, content, retry_after_s(headers.get("Retry-After"), longest_s=_MAX_RETRY_AFTER_S))

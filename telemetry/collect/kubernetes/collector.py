@@ -36,10 +36,6 @@ _CODECS: Final[dict[str, TypeAdapter[Any]]] = {
 """How the state holds what is known of a kind of object; of all others it is counts by uid or name."""
 
 
-def _utc_now() -> datetime:
-    return datetime.now(UTC)
-
-
 class NamespaceTracker(Tracker[str, int]):
     """The namespaces that a selector selects."""
 
@@ -70,7 +66,7 @@ class KubernetesCollector:
         node_selector: str | None = None,
         namespace_selector: str | None = None,
         jobs: bool = True,
-        clock: Callable[[], datetime] = _utc_now,
+        clock: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self._api = api
         self._clock = clock

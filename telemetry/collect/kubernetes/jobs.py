@@ -155,7 +155,7 @@ class JobTracker(Tracker[PodRun, PodRun]):
     def changed_rows(self, wanted: Callable[[str], bool] = lambda _namespace: True) -> list[dict[str, Any]]:
         """Return the rows that changed since they were last returned; those of unwanted namespaces wait.
 
-        Returns: in the layout of :data:`telemetry.dataset.schema.JOBS`, instants in milliseconds.
+        Returns: columns of :data:`telemetry.dataset.schema.JOBS`, instants in milliseconds.
         """
         changed = self._unwritten.values()
         rows = [_row(run) for run in changed if wanted(run.namespace)]
@@ -180,7 +180,6 @@ def _row(run: PodRun) -> dict[str, Any]:
     return {
         "job": run.job,
         "node": run.node,
-        "gpu": None,
         "started_at": run.started_ms,
         "ended_at": run.ended_ms,
         "gpus": run.gpus,
@@ -258,7 +257,7 @@ def gpus_of(claim: Object, rules: KubernetesRules) -> int:
     allocation = (claim.get("status") or {}).get("allocation") or {}
     devices = set()
     for result in (allocation.get("devices") or {}).get("results") or ():
-        if result.get("driver") in (rules.claim_drivers or ()) and not result.get("adminAccess"):
+        if result.get("driver") in rules.claim_drivers and not result.get("adminAccess"):
             # NVIDIA's driver calls whole GPUs gpu-0 and parts of one gpu-0-mig-1g.5gb-0-1.
             devices.add((result.get("pool"), str(result.get("device")).split("-mig-", 1)[0]))
     return len(devices)

@@ -44,7 +44,7 @@ class Rule(Section):
 
 
 class KubernetesRules(Section):
-    """The whole file, as rules.yaml explains; of resources and drivers None is the default.
+    """The whole file, as rules.yaml explains.
 
     ``prefix``: DNS prefix of predrain's taints, labels and annotations.
     ``defaults``: whether the default rules follow these, of which the first match counts.
@@ -55,9 +55,9 @@ class KubernetesRules(Section):
     defaults: bool = True
     rules: tuple[Rule, ...] = ()
     labels: dict[Place, list[str]] = Field(default_factory=dict)
-    gpu_resources: list[str] | None = None
-    slice_resources: list[str] | None = None
-    claim_drivers: list[str] | None = None
+    gpu_resources: tuple[str, ...] = ()
+    slice_resources: tuple[str, ...] = ()
+    claim_drivers: tuple[str, ...] = ()
 
     def for_taint(self, key: str) -> Rule | None:
         """Return the rule for a taint; None: ignore it."""
@@ -85,11 +85,11 @@ class KubernetesRules(Section):
 
     def is_gpu(self, resource: str) -> bool:
         """Whether a resource is whole GPUs."""
-        return resource in (self.gpu_resources or ())
+        return resource in self.gpu_resources
 
     def is_slice(self, resource: str) -> bool:
         """Whether a resource is parts of GPUs."""
-        return any(fnmatchcase(resource, pattern) for pattern in self.slice_resources or ())
+        return any(fnmatchcase(resource, pattern) for pattern in self.slice_resources)
 
     def _first(self, fits: Callable[[Rule], bool]) -> Rule | None:
         rule = next((rule for rule in self.rules if fits(rule)), None)
@@ -113,6 +113,5 @@ def load_rules(path: Path | None) -> KubernetesRules:
     own = read_mapping(path, KubernetesRules, "rules")
     if not own.defaults:
         return own
-    resources = ("gpu_resources", "slice_resources", "claim_drivers")
-    unset = {name: getattr(base, name) for name in resources if getattr(own, name) is None}
-    return own.model_copy(update={"rules": own.rules + base.rules, "labels": base.labels | own.labels, **unset})
+    given = {name: getattr(own, name) for name in own.model_fields_set}
+    return base.model_copy(update=given | {"rules": own.rules + base.rules, "labels": base.labels | own.labels})

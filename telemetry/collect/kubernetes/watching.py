@@ -90,8 +90,8 @@ Take = Callable[[Resource, ChangeKind, list[Any], str], None]
 
 def follow(api: KubernetesClient, resource: Resource, take: Take, wait: Wait) -> None:
     """Report the changes of a resource until stopped. Nothing that a server does ends it."""
-    failures = 0
-    while not wait(0):
+    failures, pause_s = 0, 0.0
+    while not wait(pause_s):
         pause_s = 0.2  # a server that ends watches immediately is asked slowly
         try:
             if resource.version is None:
@@ -114,8 +114,6 @@ def follow(api: KubernetesClient, resource: Resource, take: Take, wait: Wait) ->
                     exc_info=not answered,
                 )  # fmt: skip
             pause_s = getattr(error, "retry_after_s", None) or backoff_s(failures, first_s=0.5)
-        if wait(pause_s):
-            return
 
 
 def _change(event: Object, resource: Resource) -> tuple[ChangeKind, list[Any], str]:

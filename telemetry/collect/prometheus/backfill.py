@@ -8,6 +8,7 @@ that is killed therefore repeats at most the span it was in, and what it had sta
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import time
 from collections import Counter, deque
@@ -20,8 +21,9 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from telemetry.collect.outbox import Outbox
 from telemetry.collect.prometheus.client import Bounds, Matrix, PrometheusClient, TooMuch, check_match, selector
-from telemetry.collect.prometheus.progress import Progress, Span, chunks, job_id, without
+from telemetry.collect.prometheus.progress import Progress, Span, chunks, merged, without
 from telemetry.collect.series.batch import Tables, read_batch
 from telemetry.collect.series.identity import XID_COUNT_METRIC, Series, SeriesCatalogue, XidCount
 from telemetry.collect.series.mapping import SourceMapping, is_unused
@@ -103,15 +105,16 @@ def backfill(
     too long, or the disk is full. What had been staged stays.
     """
     matchers, span = check_match(plan.match), plan.span(clock())
-    mapping = SourceMapping() if mapping is None else mapping
-    job = job_id(connection.url, matchers, mapping, channels)
-    landing = Landing(root, writer="prometheus", channels=channels)
-    state = Progress.read(landing.state(f"prometheus-{job}.json"))
     catalogue = SeriesCatalogue(channels, mapping)
+    # What decides which rows a span of time gives.
+    job = hashlib.sha256(f"{connection.url} {matchers} ".encode() + catalogue.rules()).hexdigest()[:16]
+    landing = Landing(root, writer="prometheus", channels=channels)
     client = PrometheusClient(
         connection, bounds=bounds or Bounds(), concurrency=plan.concurrency, allow_partial=plan.allow_partial
     )
-    return asyncio.run(_Run(plan, landing, catalogue, matchers, job, state, client).fetch_all(span, progress))
+    with Outbox(landing, f"prometheus-{job}") as outbox:
+        run = _Run(plan, landing, catalogue, matchers, job, outbox, Progress(**outbox.position), client)
+        return asyncio.run(run.fetch_all(span, progress))
 
 
 @dataclass(slots=True)
@@ -127,6 +130,7 @@ class _Run:
     catalogue: SeriesCatalogue
     matchers: str
     job: str
+    outbox: Outbox
     state: Progress
     client: PrometheusClient
     labels_seen: bool = False
@@ -159,7 +163,7 @@ class _Run:
                     _log.info("%s: refused, from now on %d s at once", refusal, span.length_ms // 2000)
                     # Saved before anything of the halves is staged: a run after a kill must cut the same.
                     self.state.span_ms = -(-span.length_ms // 2)
-                    self.state.save()
+                    self._save()
                     spans.appendleft(span)
                     continue
                 self._check_known(samples)
@@ -226,8 +230,12 @@ class _Run:
         self.landing.stage("events", tables.events, name=name)
         self.landing.stage("inventory", tables.inventory, name=name)
         self.state.xid = xids.as_state()
-        self.state.finish(span)
+        self.state.done = merged([*self.state.done, span])
+        self._save()
         self.counts.update(samples=samples.count, rows=tables.samples.num_rows, events=tables.events.num_rows)
+
+    def _save(self) -> None:
+        self.outbox.commit(self.state.model_dump(mode="json"))
 
 
 class SpanSamples:

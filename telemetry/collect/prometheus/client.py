@@ -142,9 +142,9 @@ class PrometheusClient:
         self,
         connection: Connection,
         *,
-        bounds: Bounds = Bounds(),
-        concurrency: int = 4,
-        allow_partial: bool = False,
+        bounds: Bounds,
+        concurrency: int,
+        allow_partial: bool,
     ) -> None:
         self._connection = connection
         self._bounds = bounds
@@ -301,9 +301,7 @@ def shown(body: bytes, max_length: int = 120) -> str:
 
 
 def _seconds(ms: int) -> str:
-    """Write milliseconds as seconds, exactly."""
-    sign, whole = ("-", -ms) if ms < 0 else ("", ms)
-    return f"{sign}{whole // 1000}.{whole % 1000:03d}"
+    return f"{ms / 1000:.3f}"
 
 
 def check_match(match: str | None) -> str:

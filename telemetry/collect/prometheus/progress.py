@@ -1,19 +1,11 @@
-"""Spans of time, and what a backfill remembers of them, so that a killed one goes on where it was."""
+"""Spans of time, and what a backfill remembers of them."""
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Iterable, Mapping
-from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
-from pydantic import BaseModel, PrivateAttr
-
-from telemetry.atomic import write_bytes
-from telemetry.collect.series.mapping import SourceMapping
-from telemetry.dataset.channels import Channel, channel_as_dict
-from telemetry.errors import InputError
+from pydantic import BaseModel
 
 
 class Span(NamedTuple):
@@ -71,50 +63,12 @@ def without(span: Span, done: Iterable[Span]) -> list[Span]:
     return [part for part in [*left, Span(after, span.until_ms)] if part.length_ms > 0]
 
 
-def job_id(url: str, match: str, mapping: SourceMapping, channels: Mapping[str, Channel]) -> str:
-    """Return a name for all that decides which rows a span of time gives: 16 hexadecimal digits."""
-    rules = {
-        "url": url,
-        "match": match,
-        "mapping": mapping.model_dump(mode="json"),
-        "channels": [channel_as_dict(channel) for channel in channels.values()],
-    }
-    return hashlib.sha256(json.dumps(rules, sort_keys=True).encode()).hexdigest()[:16]
-
-
 class Progress(BaseModel):
-    """How far a job is; kept in a small file, written after each span is staged.
+    """How far a backfill is.
 
     ``span_ms``: longest span that the server answers and that fits into memory; None until one did not.
     """
 
-    version: Literal[1] = 1
     done: list[Span] = []
     span_ms: int | None = None
     xid: dict[str, Any] = {}
-    _path: Path = PrivateAttr()
-
-    @classmethod
-    def read(cls, path: Path) -> Progress:
-        """Return what was remembered; nothing where there is no file. Raises ``InputError`` if it is damaged."""
-        try:
-            progress = cls.model_validate_json(path.read_bytes())
-        except FileNotFoundError:
-            progress = cls()
-        except ValueError as error:
-            raise InputError(
-                f"the progress file is damaged: {str(error).splitlines()[-1].strip()}",
-                str(path),
-                "Remove it: the time is then fetched again, and what has landed is not doubled.",
-            ) from error
-        progress._path = path
-        return progress
-
-    def finish(self, span: Span) -> None:
-        """Note that a span has landed, and save."""
-        self.done = merged([*self.done, span])
-        self.save()
-
-    def save(self) -> None:
-        """Write the file, wholly or not at all."""
-        write_bytes(self._path, self.model_dump_json().encode())

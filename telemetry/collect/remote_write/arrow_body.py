@@ -12,6 +12,8 @@ import struct
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from telemetry.collect.remote_write.problems import Refused
+
 _RECORD_BATCH, _DICTIONARY = "record batch", "dictionary"
 _HEADER_FIELD = 2
 _DICTIONARY_DATA = 1
@@ -23,36 +25,28 @@ _PLAIN = (
 )
 
 
-class BodyError(ValueError):
-    """A body that is no usable Arrow stream."""
-
-
-class BodyTooLarge(ValueError):
-    """A body whose content would take more than is allowed."""
-
-
 def read_stream(body: bytes, *, row_limit: int, byte_limit: int) -> pa.Table:
     """Read an Arrow IPC stream.
 
     ``row_limit``, ``byte_limit``: most rows, and most bytes of the texts of decoded dictionaries.
-    Raises ``BodyTooLarge`` if it holds more.
-    Raises ``BodyError`` if it is damaged or compressed, or has columns of nested types.
+    Raises ``Refused``: 413 if it holds more, 400 if it is damaged or compressed, or has columns of nested types.
     """
     try:
         if any(map(_is_compressed, pa.ipc.MessageReader.open_stream(pa.py_buffer(body)))):
-            raise BodyError("the Arrow stream has compressed buffers: send it without compression")
+            raise Refused.unreadable("the Arrow stream has compressed buffers: send it without compression")
         table = pa.ipc.open_stream(pa.py_buffer(body)).read_all()
         table.validate(full=True)
         names = table.column_names  # decodes them, which validation does not
     except (pa.ArrowException, struct.error, EOFError, OSError, UnicodeDecodeError) as error:
-        raise BodyError(f"the body is no Arrow IPC stream: {error}") from error
+        raise Refused.unreadable(f"the body is no Arrow IPC stream: {error}") from error
     if table.num_rows > row_limit:
-        raise BodyTooLarge(f"the body holds more than {row_limit} rows: send smaller ones")
+        raise Refused.too_large(f"the body holds more than {row_limit} rows: send smaller ones")
     types = table.schema.types
     is_plain = {column_type: _is_plain(column_type) for column_type in set(types)}  # hundreds of columns, few types
     for name, column_type in zip(names, types, strict=True):
         if not is_plain[column_type]:
-            raise BodyError(f"column {name!r} has the type {column_type}: send numbers, strings and timestamps")
+            what = f"column {name!r} has the type {column_type}: send numbers, strings and timestamps"
+            raise Refused.unreadable(what)
     _check_dictionaries(table, byte_limit)
     return table
 
@@ -97,4 +91,4 @@ def _check_dictionaries(table: pa.Table, byte_limit: int) -> None:
                 lengths = pc.binary_length(chunk.dictionary).take(chunk.indices)
                 total += pc.sum(lengths.cast(pa.int64())).as_py() or 0
     if total > byte_limit:
-        raise BodyTooLarge(f"the body unpacks to more than {byte_limit} bytes: send smaller ones")
+        raise Refused.too_large(f"the body unpacks to more than {byte_limit} bytes: send smaller ones")

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
 
-from telemetry.collect.remote_write.arrow_body import BodyTooLarge
+from telemetry.collect.remote_write.problems import Refused
 from telemetry.collect.series.identity import Series, SeriesCatalogue, XidCount
 
 # A copy of three bytes makes 64 at most, so that no honest block grows more.
@@ -46,21 +46,17 @@ _LABEL_LIMIT: Final = 256
 _LABEL_BYTES: Final = 65_536
 
 
-class WriteError(ValueError):
-    """A body that is no remote-write request."""
-
-
 def decompress(block: bytes, limit: int) -> bytes:
-    """Decompress a snappy block; raises ``BodyTooLarge`` if it announces over ``limit``, ``WriteError`` if damaged."""
+    """Decompress a snappy block; raises ``Refused``: 413 if it announces over ``limit``, 400 if it is damaged."""
     try:
         size = cramjam.snappy.decompress_raw_len(block)
         if size > limit:
-            raise BodyTooLarge(f"the body would decompress to {size} bytes: send at most {limit}")
+            raise Refused.too_large(f"the body would decompress to {size} bytes: send at most {limit}")
         if size > len(block) * _MOST_GROWTH:
-            raise WriteError(f"a body of {len(block)} bytes announces {size}")
+            raise Refused.unreadable(f"a body of {len(block)} bytes announces {size}")
         return bytes(cramjam.snappy.decompress_raw(block))
     except cramjam.DecompressionError as error:
-        raise WriteError(f"the body is no snappy block: {error}") from error
+        raise Refused.unreadable(f"the body is no snappy block: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,14 +108,14 @@ class RemoteWriteDecoder:
         self._claims: dict[tuple[str, str, str | None], _Claim] = {}
 
     def decode(self, body: bytes, *, limit: int) -> Samples:
-        """Decode a ``prometheus.WriteRequest``; raises ``WriteError`` if it is none, or has over ``limit`` samples."""
+        """Decode a ``prometheus.WriteRequest``; raises ``Refused`` if it is none, or has over ``limit`` samples."""
         request = _WRITE_REQUEST()
         try:
             request.ParseFromString(body)
         except DecodeError as error:
-            raise WriteError(f"the body is no remote-write request: {error}") from error
+            raise Refused.unreadable(f"the body is no remote-write request: {error}") from error
         if sum(len(series.samples) for series in request.timeseries) > limit:
-            raise WriteError(f"the request holds more than {limit} samples: send smaller ones")
+            raise Refused.unreadable(f"the request holds more than {limit} samples: send smaller ones")
         dropped: Counter[str] = Counter()
         index: list[int] = []
         ms: list[int] = []
@@ -158,7 +154,7 @@ class RemoteWriteDecoder:
         labels = _labels(encoded)
         name = labels.get("__name__", "")
         if not name:
-            raise WriteError("a series has no __name__")
+            raise Refused.unreadable("a series has no __name__")
         series = self._catalogue.identify(name, labels)
         if series is None:
             return NOT_A_CHANNEL
@@ -190,16 +186,16 @@ class RemoteWriteDecoder:
 
 def _labels(encoded: Any) -> dict[str, str]:
     if len(encoded) > _LABEL_LIMIT:
-        raise WriteError(f"a series has {len(encoded)} labels")
+        raise Refused.unreadable(f"a series has {len(encoded)} labels")
     if sum(map(len, encoded)) > _LABEL_BYTES:
-        raise WriteError(f"the labels of a series are longer than {_LABEL_BYTES} bytes")
+        raise Refused.unreadable(f"the labels of a series are longer than {_LABEL_BYTES} bytes")
     labels = {}
     for content in encoded:
         label = _LABEL()
         try:
             label.ParseFromString(content)
         except DecodeError as error:
-            raise WriteError(f"a label cannot be decoded: {error}") from error
+            raise Refused.unreadable(f"a label cannot be decoded: {error}") from error
         labels[label.name] = label.value
     return labels
 

@@ -44,7 +44,7 @@ class SampleWriter:
         self._landing = landing
         self._clock = clock
         self._news = InventoryNews(inventory_every_s)
-        self._xids: XidCounts | None = None
+        self._xids = self._read_counts()
         self._events: list[pa.Table] = []
         self._saved = clock()
 
@@ -56,8 +56,6 @@ class SampleWriter:
         """
         problems: Counter[str] = Counter()
         rows = 0
-        if self._xids is None:
-            self._xids = self._read_counts()
         books: dict[int, list[Samples]] = {}
         for batch in batches:
             if len(batch):
@@ -98,8 +96,7 @@ class SampleWriter:
 
     def _save(self) -> None:
         self._saved = self._clock()
-        if self._xids is not None:
-            write_bytes(self._landing.state(_STATE), json.dumps(self._xids.as_state()).encode())
+        write_bytes(self._landing.state(_STATE), json.dumps(self._xids.as_state()).encode())
 
     def _read_counts(self) -> XidCounts:
         state: Any = None
@@ -182,7 +179,7 @@ class GroupCommit:
         """Refuse a request when memory is used up; raises ``Refused``: 503."""
         # A request above the bound is taken when nothing else is held: else it could never be.
         if self.held and self.held + samples > self._settings.held_samples:
-            raise self._busy("too many samples wait to be written", "memory")
+            raise self.busy("too many samples wait to be written", "memory")
 
     async def close(self) -> None:
         """Write what waits, immediately."""
@@ -190,7 +187,8 @@ class GroupCommit:
             self._hurry.set()
             await asyncio.wait(self._groups)
 
-    def _busy(self, detail: str, reason: str) -> Refused:
+    def busy(self, detail: str, reason: str) -> Refused:
+        """Return the refusal of a request that may be sent again: 503."""
         return Refused(503, detail, reason, retry_after_s=self._settings.retry_after_s)
 
     async def _write_group(self) -> list[Refused | None]:
@@ -214,13 +212,13 @@ class GroupCommit:
         except (InputError, OSError) as error:
             if not self.failing:
                 _LOG.error("samples cannot be written: %s", error)
-            failure = self._busy(f"samples cannot be stored now: {error}", "disk")
+            failure = self.busy(f"samples cannot be stored now: {error}", "disk")
         except Exception:  # the requests of the group must be answered whatever happened
             if len(batches) > 1:
                 # One request that cannot be written must not hold up the others of its group for ever.
                 return [failure for batch in batches for failure in await self._commit([batch])]
             _LOG.exception("samples cannot be written")
-            failure = self._busy("samples cannot be stored now: see the receiver's log", "internal")
+            failure = self.busy("samples cannot be stored now: see the receiver's log", "internal")
         else:
             if self.failing:
                 _LOG.info("samples are written again")

@@ -16,6 +16,16 @@ class Refused(Exception):
         self.reason = reason
         self.retry_after_s = retry_after_s
 
+    @classmethod
+    def unreadable(cls, detail: str) -> Refused:
+        """Return the refusal of a body that is damaged, or of another format."""
+        return cls(400, detail[:500], "garbage")
+
+    @classmethod
+    def too_large(cls, detail: str) -> Refused:
+        """Return the refusal of a body over a limit."""
+        return cls(413, detail, "too_large")
+
     def body(self) -> bytes:
         """Return the problem body (``application/problem+json``)."""
         title = HTTPStatus(self.status).phrase

@@ -18,14 +18,14 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from telemetry.collect.remote_write.arrow_body import BodyError, BodyTooLarge, read_stream
+from telemetry.collect.remote_write.arrow_body import read_stream
 from telemetry.collect.remote_write.connections import max_connections, serving
-from telemetry.collect.remote_write.decoding import RemoteWriteDecoder, Samples, WriteError, decompress
+from telemetry.collect.remote_write.decoding import RemoteWriteDecoder, Samples, decompress
 from telemetry.collect.remote_write.group_commit import GroupCommit, ReceiverSettings, SampleWriter
 from telemetry.collect.remote_write.problems import Refused
 from telemetry.collect.remote_write.token_file import TokenFile, digest_of
 from telemetry.collect.series.identity import SeriesCatalogue
-from telemetry.dataset.channels import CATALOGUE, Channel
+from telemetry.dataset.channels import CATALOGUE
 from telemetry.errors import InputError
 from telemetry.landing.folder import Landing
 from telemetry.landing.tables import Kind, lay_out
@@ -91,8 +91,8 @@ Handler = Callable[[Request], Awaitable[Response]]
 class Receiver:
     """Takes telemetry over HTTP and lands it.
 
-    ``channels``: those of ``landing``; default: the catalogue. ``catalogue``: what Prometheus' series are; default: by
-    ``channels`` and the exporters' own names. Raises ``InputError`` if the token file cannot be used.
+    ``catalogue``: what Prometheus' series are, with the channels of ``landing``; default: by the exporters' own names.
+    Raises ``InputError`` if the token file cannot be used.
 
     Delivery is at least once: a client without an answer sends again, and compaction counts equal rows of one (gpu,
     time) once.
@@ -103,18 +103,17 @@ class Receiver:
         landing: Landing,
         settings: ReceiverSettings | None = None,
         *,
-        channels: Mapping[str, Channel] | None = None,
         catalogue: SeriesCatalogue | None = None,
         clock: Callable[[], datetime] | None = None,
     ) -> None:
         self.settings = ReceiverSettings() if settings is None else settings
         self.metrics = Metrics()
         self._landing = landing
-        self._channels = CATALOGUE if channels is None else channels
+        self._catalogue = catalogue or SeriesCatalogue(CATALOGUE)
         self._clock = clock or (lambda: datetime.now(UTC))
         tokens = self.settings.tokens
         self._tokens = None if tokens is None else TokenFile(tokens, _plain_token, "Give a file with one token a line.")
-        self._decoder = RemoteWriteDecoder(SeriesCatalogue(self._channels) if catalogue is None else catalogue)
+        self._decoder = RemoteWriteDecoder(self._catalogue)
         self._writer = SampleWriter(landing, inventory_every_s=self.settings.inventory_every_s, clock=self._clock)
         self._commit = GroupCommit(self._writer.write, self.settings, self.metrics.write)
         self.metrics.buffered.set_function(lambda: self._commit.held)
@@ -141,7 +140,7 @@ class Receiver:
 
         async def guarded(request: Request) -> Response:
             if self._active >= self.settings.concurrency:
-                return self._refuse(route, self._busy("too many requests at a time", "concurrency"))
+                return self._refuse(route, self._commit.busy("too many requests at a time", "concurrency"))
             self._active += 1
             try:
                 scheme, _, token = request.headers.get("authorization", "").partition(" ")
@@ -164,9 +163,6 @@ class Receiver:
         self.metrics.drop({f"request_{refused.reason}": 1})
         return Response(refused.body(), refused.status, headers=refused.headers())
 
-    def _busy(self, detail: str, reason: str) -> Refused:
-        return Refused(503, detail, reason, retry_after_s=self.settings.retry_after_s)
-
     async def _write(self, request: Request) -> Response:
         media, parameters = _media_type(request.headers.get("content-type", PROTOBUF))
         if media != PROTOBUF or parameters.get("proto", WRITE_1) != WRITE_1:
@@ -182,12 +178,7 @@ class Receiver:
         return Response(status_code=204)
 
     def _decode(self, body: bytes) -> Samples:
-        try:
-            return self._decoder.decode(decompress(body, self.settings.decoded_bytes), limit=self.settings.request_rows)
-        except BodyTooLarge as error:
-            raise Refused(413, str(error), "too_large") from error
-        except WriteError as error:
-            raise Refused(400, str(error), "garbage") from error
+        return self._decoder.decode(decompress(body, self.settings.decoded_bytes), limit=self.settings.request_rows)
 
     async def _telemetry(self, request: Request) -> Response:
         media, _ = _media_type(request.headers.get("content-type", ""))
@@ -210,14 +201,10 @@ class Receiver:
             for field in table.schema:  # the layout would take them for UTC
                 if pa.types.is_timestamp(field.type) and field.type.tz is None:
                     raise ValueError(f"{known}: {field.name} has no time zone")
-            landed = self._landing.stage(known, lay_out(known, table, self._channels), name=name)
-        except BodyTooLarge as error:
-            raise Refused(413, str(error), "too_large") from error
-        except BodyError as error:
-            raise Refused(400, str(error), "garbage") from error
+            landed = self._landing.stage(known, lay_out(known, table, self._catalogue.channels), name=name)
         except (InputError, OSError) as error:
             _LOG.error("a push cannot be landed: %s", error)
-            raise self._busy(f"the push cannot be stored now: {error}", "disk") from error
+            raise self._commit.busy(f"the push cannot be stored now: {error}", "disk") from error
         except (ValueError, pa.ArrowException) as error:
             raise Refused(422, str(error), "invalid") from error
         if landed is not None:
@@ -227,7 +214,7 @@ class Receiver:
     async def _body(self, request: Request) -> AsyncIterator[bytes]:
         """Read the body; its bytes count as held until the block ends."""
         limit = self.settings.body_bytes
-        too_large = Refused(413, f"the body is larger than {limit} bytes: send smaller ones", "too_large")
+        too_large = Refused.too_large(f"the body is larger than {limit} bytes: send smaller ones")
         length = request.headers.get("content-length", "0")
         if not (length.isascii() and length.isdigit()) or int(length) > limit:
             raise too_large
@@ -243,7 +230,7 @@ class Receiver:
                         if size > limit:
                             raise too_large
                         if self._held_bytes > self.settings.held_bytes and self._held_bytes > size:
-                            raise self._busy("too many bodies are being read", "memory")
+                            raise self._commit.busy("too many bodies are being read", "memory")
             except TimeoutError:
                 detail = f"the body did not arrive within {self.settings.body_timeout_s:g} s"
                 raise Refused(408, detail, "slow") from None

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Hashable, MutableMapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,7 @@ from telemetry.landing.tables import rows_table
 _GPUS_KEPT = 200_000
 _Labels = tuple[tuple[str, str], ...]
 _State = tuple[str | None, ...]
+_Key = TypeVar("_Key", bound=Hashable)
 
 
 class Tables(NamedTuple):
@@ -48,10 +49,7 @@ def read_batch(
     is_count = np.array([isinstance(entry, XidCount) for entry in chosen], np.bool_)
     number = (np.where(is_count, np.cumsum(is_count), np.cumsum(~is_count)) - 1)[place].astype(np.int32)
     of_series = ~is_count[place]
-    watched: dict[str, tuple[int, int]] = {}
-    for place_number, (low, high) in first_and_last(series, number[of_series], ms[of_series]).items():
-        held = watched.get(series[place_number].gpu, (low, high))
-        watched[series[place_number].gpu] = (min(held[0], low), max(held[1], high))
+    watched = first_and_last([entry.gpu for entry in series], number[of_series], ms[of_series])
     samples = assemble(series, number[of_series], ms[of_series], values[of_series], problems=problems)
     inventory = observed_spans(series, number[of_series], ms[of_series])
     # Last: what is followed once is not returned again if something before it fails.
@@ -60,28 +58,28 @@ def read_batch(
 
 
 def first_and_last(
-    series: Sequence[Series], index: npt.NDArray[np.int32], ms: npt.NDArray[np.int64]
-) -> dict[int, tuple[int, int]]:
-    """Return the times of the first and the last sample of each series that has one, by its place in ``series``."""
-    first = np.full(len(series), np.iinfo(np.int64).max)
-    last = np.full(len(series), np.iinfo(np.int64).min)
-    np.minimum.at(first, index, ms)
-    np.maximum.at(last, index, ms)
-    seen = np.flatnonzero(first <= last)
-    return dict(zip(seen.tolist(), zip(first[seen].tolist(), last[seen].tolist(), strict=True), strict=True))
+    keys: Sequence[_Key], index: npt.NDArray[np.int32], ms: npt.NDArray[np.int64]
+) -> dict[_Key, tuple[int, int]]:
+    """Return the times of the first and the last sample of each key; ``index`` counts in ``keys``, which may repeat."""
+    numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
+    place = np.array([numbers[key] for key in keys], np.int64)[index]
+    first = np.full(len(numbers), np.iinfo(np.int64).max)
+    last = np.full(len(numbers), np.iinfo(np.int64).min)
+    np.minimum.at(first, place, ms)
+    np.maximum.at(last, place, ms)
+    return dict(zip(numbers, zip(first.tolist(), last.tolist(), strict=True), strict=True))
 
 
 def observed_spans(series: Sequence[Series], index: npt.NDArray[np.int32], ms: npt.NDArray[np.int64]) -> pa.Table:
     """Return the first and the last observation of each GPU in samples, and of each change of what its labels hold.
 
-    ``index`` and ``ms`` are the series and the time (since 1970, UTC) of each sample; shape (n,).
+    ``index`` and ``ms`` are the series and the time (since 1970, UTC) of each sample; shape (n,). Each series has one.
     Returns: rows of ``LANDED_INVENTORY``, one or two for each distinct (gpu, node, inventory), sorted by time.
     """
     spans: dict[tuple[str, str], dict[_Labels, tuple[int, int]]] = {}
-    for number, (low, high) in first_and_last(series, index, ms).items():
-        of_place = spans.setdefault((series[number].gpu, series[number].node), {})
-        held = of_place.get(series[number].inventory, (low, high))
-        of_place[series[number].inventory] = (min(held[0], low), max(held[1], high))
+    keys = [(entry.gpu, entry.node, entry.inventory) for entry in series]
+    for (gpu, node, labels), span in first_and_last(keys, index, ms).items():
+        spans.setdefault((gpu, node), {})[labels] = span
     rows: list[dict[str, Any]] = [
         {**dict(labels), "gpu": gpu, "node": node, "seen_at": seen_ms}
         for (gpu, node), of_place in spans.items()

@@ -8,13 +8,14 @@ the scrape target had the same name as one of the exporter's, Prometheus keeps t
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from telemetry.collect.series.mapping import SourceMapping
-from telemetry.dataset.channels import Channel, Kind, by_source_name, with_rollups
+from telemetry.dataset.channels import Channel, Kind, by_source_name, channel_as_dict, with_rollups
 from telemetry.errors import InputError
 from telemetry.importing.mapping import nearest_hint
 from telemetry.xids.pci import normalise_pci_bus_id
@@ -87,15 +88,20 @@ class SeriesCatalogue:
         *,
         default_node: str | None = None,
     ) -> None:
-        mapping = SourceMapping() if mapping is None else mapping
         self.channels = channels
-        self._rules = mapping.node
+        self._mapping = mapping = mapping or SourceMapping()
         self._default_node = default_node
         self._labels = {
             what: tuple(label for name in mapping.label_names(what) for label in (f"exported_{name}", name))
             for what in ("node", "gpu", "mig_instance", *_INVENTORY)
         }
         self._metrics = _metrics(channels, mapping)
+
+    def rules(self) -> bytes:
+        """Return all that decides what a series is, as text that is the same for the same rules."""
+        channels = [channel_as_dict(channel) for channel in self.channels.values()]
+        rules = {"mapping": self._mapping.model_dump(mode="json"), "channels": channels}
+        return json.dumps(rules, sort_keys=True).encode()
 
     def metric_names(self) -> dict[str, str]:
         """Return every metric name that may hold a channel, and the channel; not :data:`XID_COUNT_METRIC`."""
@@ -157,11 +163,11 @@ class SeriesCatalogue:
         return None
 
     def _node(self, value: str) -> str:
-        if self._rules.drop_port:
+        if self._mapping.node.drop_port:
             match = _PORT.match(value)
             if match is not None:
                 value = match["v6"] or match["host"]
-        if self._rules.drop_domain and not _ADDRESS.match(value):
+        if self._mapping.node.drop_domain and not _ADDRESS.match(value):
             value = value.split(".", 1)[0]
         return value
 

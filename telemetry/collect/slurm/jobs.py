@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar
 import pyarrow as pa
 
 from telemetry.collect.slurm.slurm_json import expand_hostlist, instant, number, read_rows, states_of, text
-from telemetry.dataset.schema import JOBS
+from telemetry.landing.tables import rows_table
 from telemetry.milliseconds import to_ms
 
 SACCT_COLUMNS: Final = ("JobID", "State", "Start", "End", "NodeList", "AllocTRES")
@@ -60,17 +60,15 @@ def jobs_table(jobs: Iterable[Job]) -> pa.Table:
         {
             "job": job.job,
             "node": node,
-            "gpu": None,
             "started_at": to_ms(job.started_at),
             "ended_at": None if job.ended_at is None else to_ms(job.ended_at),
             "gpus": gpus,
-            "checkpointed_at": None,
             "outcome": job.outcome,
         }
         for job in jobs
         for node, gpus in zip(job.nodes, job.gpus, strict=True)
     ]
-    return pa.Table.from_pylist(rows, schema=JOBS)
+    return rows_table("jobs", rows)
 
 
 def read_sacct(report: str) -> tuple[list[Job], int]:

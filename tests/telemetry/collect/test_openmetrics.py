@@ -39,7 +39,7 @@ def dump(gpus: int = 3, times: int = 50, every_s: float = 3600.5) -> str:
 
 def land(path: Path, folder: Path, mapping: SourceMapping | None = None, **more: Any) -> dict[str, Any]:
     landing = Landing(folder, writer="test")
-    return land_dump(path, landing, SeriesCatalogue(CATALOGUE, mapping), mapping, **more)
+    return land_dump(path, landing, SeriesCatalogue(CATALOGUE, mapping), **more)
 
 
 def landed(folder: Path, kind: str = "samples") -> list[dict[str, Any]]:

@@ -51,7 +51,6 @@ def test_a_pod_that_runs_has_no_end() -> None:
         {
             "job": "train/llama/u9",
             "node": "n1",
-            "gpu": None,
             "started_at": ELEVEN,
             "ended_at": None,
             "gpus": 4,

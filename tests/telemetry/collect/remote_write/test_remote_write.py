@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from telemetry.collect.remote_write.arrow_body import BodyTooLarge
-from telemetry.collect.remote_write.decoding import RemoteWriteDecoder, WriteError, decompress
+from telemetry.collect.remote_write.decoding import RemoteWriteDecoder, decompress
+from telemetry.collect.remote_write.problems import Refused
 from telemetry.collect.series.identity import SeriesCatalogue
 from telemetry.dataset.channels import CATALOGUE
 from tests.telemetry.collect.remote_write.encoding import STALE, block, field, labels, varint, write_request
@@ -85,7 +85,7 @@ def test_of_two_metrics_for_one_channel_the_better_tells_it_until_it_is_gone() -
     ],
 )
 def test_garbage_is_refused(body: bytes, message: str) -> None:
-    with pytest.raises(WriteError, match=message):
+    with pytest.raises(Refused, match=message):
         decoder().decode(body, limit=8)
 
 
@@ -94,7 +94,7 @@ def test_garbage_is_refused(body: bytes, message: str) -> None:
 def test_any_bytes_are_refused_or_read(body: bytes) -> None:
     try:
         decoder().decode(decompress(body, 10_000), limit=8)
-    except (WriteError, BodyTooLarge):
+    except Refused:
         return
 
 
@@ -105,9 +105,9 @@ def test_a_block_is_measured_before_it_is_decompressed(monkeypatch: pytest.Monke
         raise AssertionError
 
     monkeypatch.setattr(cramjam.snappy, "decompress_raw", never)
-    with pytest.raises(BodyTooLarge, match="the body would decompress to 1000 bytes"):
+    with pytest.raises(Refused, match="the body would decompress to 1000 bytes"):
         decompress(block(b"x" * 1000), 999)
-    with pytest.raises(WriteError, match="a body of 6 bytes announces 1000000"):
+    with pytest.raises(Refused, match="a body of 6 bytes announces 1000000"):
         decompress(varint(1_000_000) + b"abc", 2**30)
-    with pytest.raises(WriteError, match="no snappy block"):
+    with pytest.raises(Refused, match="no snappy block"):
         decompress(b"\xff\xff\xff\xff\xff\xff", 10)

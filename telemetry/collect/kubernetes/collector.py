@@ -27,7 +27,6 @@ from telemetry.landing.folder import Landing
 log = logging.getLogger(__name__)
 
 WRITER: Final = "kubernetes"
-_FIRST_COMMIT_S: Final = 2.0
 _COUNTS: Final = TypeAdapter(dict[str, int])
 _CODECS: Final[dict[str, TypeAdapter[Any]]] = {
     "nodes": TypeAdapter(dict[str, NodeView]),
@@ -123,11 +122,9 @@ class KubernetesCollector:
                 name=f"follow {resource.name}",
                 daemon=True,  # it may wait for a change that never comes
             ).start()
-        pause_s = min(_FIRST_COMMIT_S, interval_s)
-        while not stop.wait(pause_s):
+        while not stop.wait(interval_s):
             with self._lock:
                 self._commit_or_wait(stop)
-            pause_s = interval_s
         with self._lock:
             self._commit()
         log.info("%s: left, with everything landed", self._api.name)

@@ -211,7 +211,7 @@ class _Run:
             raise group.exceptions[0] from None
 
     def _check_known(self, samples: SpanSamples) -> None:
-        if samples.has_series:
+        if any(isinstance(series, Series) for series in samples.numbers):
             self.labels_seen = True
         elif samples.unknown and not self.labels_seen and not self.state.done:
             name, labels = min(samples.unknown.items())
@@ -241,6 +241,7 @@ class _Run:
 class SpanSamples:
     """Gathers what answers hold of a span, up to ``max_samples`` (None: without a bound).
 
+    ``numbers``: the series that were seen, numbered.
     ``unknown`` takes metrics of which a series names no GPU or no node, and the label names of one such series.
     """
 
@@ -249,13 +250,8 @@ class SpanSamples:
         self._max_samples = max_samples
         self.unknown = unknown
         self.count = 0
-        self._numbers: dict[Series | XidCount, int] = {}
+        self.numbers: dict[Series | XidCount, int] = {}
         self._parts: list[tuple[npt.NDArray[np.int32], npt.NDArray[np.int64], npt.NDArray[np.float64]]] = []
-
-    @property
-    def has_series(self) -> bool:
-        """Whether a series names a GPU and its node."""
-        return any(isinstance(series, Series) for series in self._numbers)
 
     def take(self, matrix: Matrix, span: Span) -> None:
         """Take an answer's samples within the span: after its lower bound and up to its upper.
@@ -269,7 +265,7 @@ class SpanSamples:
             if known is None:
                 self.unknown.setdefault(name, ", ".join(sorted(set(labels) - {"__name__"})))
             else:
-                places[number] = self._numbers.setdefault(known, len(self._numbers))
+                places[number] = self.numbers.setdefault(known, len(self.numbers))
         index = places[matrix.index]
         # A stale marker is no sample; servers leave it out of range selectors, but not all exports do.
         chosen = (matrix.ms > span.after_ms) & (matrix.ms <= span.until_ms) & ~np.isnan(matrix.values) & (index >= 0)
@@ -282,7 +278,7 @@ class SpanSamples:
         """Return the tables of the span, whose samples are freed."""
         parts, self._parts = self._parts, []
         index, ms, values = (np.concatenate(column) for column in zip(*parts, strict=True))
-        return read_batch(list(self._numbers), index, ms, values, xids=xids, problems=problems)
+        return read_batch(list(self.numbers), index, ms, values, xids=xids, problems=problems)
 
 
 async def find_metrics(client: PrometheusClient, catalogue: SeriesCatalogue, matchers: str, whole: Span) -> list[str]:

@@ -38,12 +38,12 @@ _SAVE_EVERY = timedelta(minutes=1)
 
 
 class SampleWriter:
-    """Lands batches of samples, by one thread at a time; an unchanged GPU is observed each ``inventory_every_s``."""
+    """Lands batches of samples, by one thread at a time."""
 
-    def __init__(self, landing: Landing, *, inventory_every_s: float, clock: Callable[[], datetime]) -> None:
+    def __init__(self, landing: Landing, clock: Callable[[], datetime]) -> None:
         self._landing = landing
         self._clock = clock
-        self._news = InventoryNews(inventory_every_s)
+        self._news = InventoryNews()
         self._xids = self._read_counts()
         self._events: list[pa.Table] = []
         self._saved = clock()
@@ -114,12 +114,11 @@ MIB = 2**20
 
 @dataclass(frozen=True, slots=True)
 class ReceiverSettings:
-    """Limits of the receiver; requests beyond one that will pass are answered 503, with ``retry_after_s``.
+    """Limits of the receiver; requests beyond one that will pass are answered 503.
 
     ``tokens``: file of bearer tokens; None takes requests of any client that reaches the port. ``body_bytes``: of one
     body, ``held_bytes`` of all that are being read, ``decoded_bytes`` of one that is decompressed.
     ``flush_interval_s``: requests wait this long at most to become one file, or until ``flush_samples`` wait.
-    ``inventory_every_s``: a GPU whose labels say nothing new is noted in the inventory this often.
     """
 
     tokens: Path | None = None
@@ -133,8 +132,6 @@ class ReceiverSettings:
     body_timeout_s: float = 30.0
     head_timeout_s: float = 10.0
     concurrency: int = 512
-    retry_after_s: int = 5
-    inventory_every_s: float = 3600.0
 
 
 class GroupCommit:
@@ -179,17 +176,13 @@ class GroupCommit:
         """Refuse a request when memory is used up; raises ``Refused``: 503."""
         # A request above the bound is taken when nothing else is held: else it could never be.
         if self.held and self.held + samples > self._settings.held_samples:
-            raise self.busy("too many samples wait to be written", "memory")
+            raise Refused.busy("too many samples wait to be written", "memory")
 
     async def close(self) -> None:
         """Write what waits, immediately."""
         while self._groups:
             self._hurry.set()
             await asyncio.wait(self._groups)
-
-    def busy(self, detail: str, reason: str) -> Refused:
-        """Return the refusal of a request that may be sent again: 503."""
-        return Refused(503, detail, reason, retry_after_s=self._settings.retry_after_s)
 
     async def _write_group(self) -> list[Refused | None]:
         """Write what gathers until the timer ends; return why each batch failed, None where it is on the disk."""
@@ -212,13 +205,13 @@ class GroupCommit:
         except (InputError, OSError) as error:
             if not self.failing:
                 _LOG.error("samples cannot be written: %s", error)
-            failure = self.busy(f"samples cannot be stored now: {error}", "disk")
+            failure = Refused.busy(f"samples cannot be stored now: {error}", "disk")
         except Exception:  # the requests of the group must be answered whatever happened
             if len(batches) > 1:
                 # One request that cannot be written must not hold up the others of its group for ever.
                 return [failure for batch in batches for failure in await self._commit([batch])]
             _LOG.exception("samples cannot be written")
-            failure = self.busy("samples cannot be stored now: see the receiver's log", "internal")
+            failure = Refused.busy("samples cannot be stored now: see the receiver's log", "internal")
         else:
             if self.failing:
                 _LOG.info("samples are written again")

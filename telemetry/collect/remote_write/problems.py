@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from http import HTTPStatus
 
+_RETRY_AFTER_S = 5
+
 
 class Refused(Exception):
     """A request that is answered with a problem body; senders repeat it after 429 and 503, never after other 4xx."""
@@ -25,6 +27,11 @@ class Refused(Exception):
     def too_large(cls, detail: str) -> Refused:
         """Return the refusal of a body over a limit."""
         return cls(413, detail, "too_large")
+
+    @classmethod
+    def busy(cls, detail: str, reason: str) -> Refused:
+        """Return the refusal of a request that will be taken when it is sent again."""
+        return cls(503, detail, reason, retry_after_s=_RETRY_AFTER_S)
 
     def body(self) -> bytes:
         """Return the problem body (``application/problem+json``)."""

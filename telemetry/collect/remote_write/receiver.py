@@ -110,11 +110,10 @@ class Receiver:
         self.metrics = Metrics()
         self._landing = landing
         self._catalogue = catalogue or SeriesCatalogue(CATALOGUE)
-        self._clock = clock or (lambda: datetime.now(UTC))
         tokens = self.settings.tokens
         self._tokens = None if tokens is None else TokenFile(tokens, _plain_token, "Give a file with one token a line.")
         self._decoder = RemoteWriteDecoder(self._catalogue)
-        self._writer = SampleWriter(landing, inventory_every_s=self.settings.inventory_every_s, clock=self._clock)
+        self._writer = SampleWriter(landing, clock or (lambda: datetime.now(UTC)))
         self._commit = GroupCommit(self._writer.write, self.settings, self.metrics.write)
         self.metrics.buffered.set_function(lambda: self._commit.held)
         self._active = 0
@@ -140,7 +139,7 @@ class Receiver:
 
         async def guarded(request: Request) -> Response:
             if self._active >= self.settings.concurrency:
-                return self._refuse(route, self._commit.busy("too many requests at a time", "concurrency"))
+                return self._refuse(route, Refused.busy("too many requests at a time", "concurrency"))
             self._active += 1
             try:
                 scheme, _, token = request.headers.get("authorization", "").partition(" ")
@@ -204,7 +203,7 @@ class Receiver:
             landed = self._landing.stage(known, lay_out(known, table, self._catalogue.channels), name=name)
         except (InputError, OSError) as error:
             _LOG.error("a push cannot be landed: %s", error)
-            raise self._commit.busy(f"the push cannot be stored now: {error}", "disk") from error
+            raise Refused.busy(f"the push cannot be stored now: {error}", "disk") from error
         except (ValueError, pa.ArrowException) as error:
             raise Refused(422, str(error), "invalid") from error
         if landed is not None:
@@ -230,7 +229,7 @@ class Receiver:
                         if size > limit:
                             raise too_large
                         if self._held_bytes > self.settings.held_bytes and self._held_bytes > size:
-                            raise self._commit.busy("too many bodies are being read", "memory")
+                            raise Refused.busy("too many bodies are being read", "memory")
             except TimeoutError:
                 detail = f"the body did not arrive within {self.settings.body_timeout_s:g} s"
                 raise Refused(408, detail, "slow") from None

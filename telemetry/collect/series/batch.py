@@ -16,6 +16,7 @@ from telemetry.collect.series.xid_counts import XidCounts
 from telemetry.landing.tables import rows_table
 
 _GPUS_KEPT = 200_000
+_OBSERVED_EVERY_MS = 3_600_000
 _Labels = tuple[tuple[str, str], ...]
 _State = tuple[str | None, ...]
 _Key = TypeVar("_Key", bound=Hashable)
@@ -98,10 +99,9 @@ def _has_wider(labels: _Labels, span: tuple[int, int], of_place: dict[_Labels, t
 
 
 class InventoryNews:
-    """Which observations of GPUs are staged: what is new, and each GPU every ``every_s`` by the time of its samples."""
+    """Which observations of GPUs are staged: what is new, and each GPU every hour by the time of its samples."""
 
-    def __init__(self, every_s: float = 3600.0) -> None:
-        self._every_ms = round(every_s * 1000)
+    def __init__(self) -> None:
         self._known: dict[str, tuple[_State, int]] = {}
         self._selected: dict[str, tuple[_State, int]] = {}
 
@@ -116,9 +116,9 @@ class InventoryNews:
         keep = []
         self._selected = {}
         for gpu, state, ms in zip(seen.column("gpu").to_pylist(), states, times, strict=True):
-            known, known_at = self._selected.get(gpu) or self._known.get(gpu) or (state, ms - self._every_ms)
+            known, known_at = self._selected.get(gpu) or self._known.get(gpu) or (state, ms - _OBSERVED_EVERY_MS)
             differs = any(new is not None and new != old for new, old in zip(state, known, strict=True))
-            is_news = (differs and ms >= known_at) or ms - known_at >= self._every_ms
+            is_news = (differs and ms >= known_at) or ms - known_at >= _OBSERVED_EVERY_MS
             keep.append(is_news)
             if is_news:
                 merged = tuple(old if new is None else new for new, old in zip(state, known, strict=True))

@@ -20,7 +20,6 @@ import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Final
 
 from pydantic import Field, field_validator
@@ -28,24 +27,21 @@ from pydantic import Field, field_validator
 from telemetry.config import Section
 from telemetry.importing.mapping import nearest_hint, read_mapping
 
-DEFAULT_LABELS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
-    {
-        "node": ("hostname", "Hostname", "node", "kubernetes_node", "nodename", "host", "instance"),
-        # A board's serial number is the identity only where an exporter (AMD's older ones) gives no UUID.
-        "gpu": ("UUID", "uuid", "gpu_uuid", "serial_number"),
-        "slot": ("gpu", "gpu_id"),
-        "pci_bus_id": ("pci_bus_id",),
-        "serial": ("DCGM_FI_DEV_SERIAL", "serial", "serial_number"),
-        "model": ("modelName", "model_name", "card_series", "card_model"),
-        "driver": ("DCGM_FI_DRIVER_VERSION", "DCGM_FI_SYSTEM_DRIVER_VERSION", "driver_version"),
-        "mig_instance": ("GPU_I_ID", "gpu_partition_id"),
-        "cluster": ("cluster", "cluster_name"),
-        "group": ("node_group",),
-        "rack": ("rack",),
-        "nvlink_domain": ("nvlink_domain",),
-    }
-)
-
+DEFAULT_LABELS: Final[Mapping[str, tuple[str, ...]]] = {
+    "node": ("hostname", "Hostname", "node", "kubernetes_node", "nodename", "host", "instance"),
+    # A board's serial number is the identity only where an exporter (AMD's older ones) gives no UUID.
+    "gpu": ("UUID", "uuid", "gpu_uuid", "serial_number"),
+    "slot": ("gpu", "gpu_id"),
+    "pci_bus_id": ("pci_bus_id",),
+    "serial": ("DCGM_FI_DEV_SERIAL", "serial", "serial_number"),
+    "model": ("modelName", "model_name", "card_series", "card_model"),
+    "driver": ("DCGM_FI_DRIVER_VERSION", "DCGM_FI_SYSTEM_DRIVER_VERSION", "driver_version"),
+    "mig_instance": ("GPU_I_ID", "gpu_partition_id"),
+    "cluster": ("cluster", "cluster_name"),
+    "group": ("node_group",),
+    "rack": ("rack",),
+    "nvlink_domain": ("nvlink_domain",),
+}
 """What a label can hold, and the label names that hold it, in the order in which they are tried."""
 
 

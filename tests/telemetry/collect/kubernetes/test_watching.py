@@ -49,7 +49,6 @@ class Followed:
     def _wait(self, seconds: float) -> bool:
         if seconds:
             self.waits.append(seconds)
-            return False
         if self._between:
             self._between.pop(0)()
         self._rounds -= 1

@@ -274,7 +274,7 @@ class SpanSamples:
         if self._max_samples is not None and self.count > self._max_samples:
             raise TooMuch(f"more than {self._max_samples} samples")
 
-    def tables(self, xids: XidCounts, problems: dict[str, int]) -> Tables:
+    def tables(self, xids: XidCounts, problems: Counter[str]) -> Tables:
         """Return the tables of the span, whose samples are freed."""
         parts, self._parts = self._parts, []
         index, ms, values = (np.concatenate(column) for column in zip(*parts, strict=True))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, MutableMapping, Sequence
+from collections import Counter
+from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -37,7 +38,7 @@ def read_batch(
     values: npt.NDArray[np.float64],
     *,
     xids: XidCounts,
-    problems: MutableMapping[str, int],
+    problems: Counter[str],
 ) -> Tables:
     """Make tables of samples: ``index``, ``ms``, ``values`` are the entry, time and value of each; shape (n,).
 

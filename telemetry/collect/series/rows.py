@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -32,7 +32,7 @@ def assemble(
     ms: npt.NDArray[np.int64],
     values: npt.NDArray[np.float64],
     *,
-    problems: MutableMapping[str, int] | None = None,
+    problems: Counter[str],
 ) -> pa.Table:
     """Turn samples of series into rows of channels; NaN (as stale markers are) and sentinels are no values.
 
@@ -105,10 +105,7 @@ def assemble(
             target = CHANNEL_TYPES[kind]
             with np.errstate(over="ignore"):  # a gauge beyond float32 becomes infinite, which is quarantined
                 arrays[name] = pa.array(column.astype(target.to_pandas_dtype()), type=target, mask=is_missing)
-    if problems is not None:
-        for reason, count in reasons.items():
-            if count:
-                problems[reason] = problems.get(reason, 0) + count
+    problems.update(+reasons)
     return pa.table(arrays)
 
 

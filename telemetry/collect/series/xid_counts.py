@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
+from operator import itemgetter
 from typing import Any, Final
 
 import numpy as np
@@ -63,7 +64,7 @@ class XidCounts:
 
         ``watched``: when each GPU was first and last seen in this span, by any channel; ms.
         """
-        rows: list[tuple[int, str, str, str, str]] = []
+        rows: list[dict[str, Any]] = []
         # Some exporters give each GPU a count of no XID at all with every scrape.
         chosen = np.array([series.xid > 0 for series in counts], np.bool_)[index]
         index, ms, values = index[chosen], ms[chosen], values[chosen]
@@ -75,8 +76,10 @@ class XidCounts:
             key = (series.gpu, series.node, series.mig_instance or "", series.xid)
             before = self._before(key, when_ms, watched)
             if before is not None and count > before:
+                detail = f"count rose from {before:g} to {count:g}"
                 rows.append(
-                    (when_ms, series.gpu, str(series.xid), series.node, f"count rose from {before:g} to {count:g}")
+                    {"timestamp": when_ms, "known_at": when_ms + self._delay_ms, "node": series.node, "gpu": series.gpu}
+                    | {"type": "xid", "code": str(series.xid), "detail": detail, "source": SOURCE}
                 )
             self._last[key] = (when_ms, count)
         for gpu, (_, last) in watched.items():
@@ -84,7 +87,7 @@ class XidCounts:
         if len(self._seen) > _SEEN_KEPT:  # a page with ever new GPUs must not fill the memory
             newest = max(self._seen.values())
             self._seen = {gpu: last for gpu, last in self._seen.items() if newest - last <= FORGOTTEN_AFTER_MS}
-        return _events(sorted(rows), self._delay_ms)
+        return rows_table("events", sorted(rows, key=itemgetter("timestamp", "gpu", "code")))
 
     def _before(self, key: Key, when_ms: int, watched: Mapping[str, tuple[int, int]]) -> float | None:
         """Return the count before ``when_ms``; None if it is not known."""
@@ -98,14 +101,3 @@ class XidCounts:
         if was_watched:
             return 0.0
         return None if held is None else held[1]
-
-
-def _events(rows: list[tuple[int, str, str, str, str]], delay_ms: int) -> pa.Table:
-    return rows_table(
-        "events",
-        [
-            {"timestamp": when_ms, "node": node, "gpu": gpu, "type": "xid", "code": code, "detail": detail}
-            | {"source": SOURCE, "known_at": when_ms + delay_ms, "pci_bus_id": None}
-            for when_ms, gpu, code, node, detail in rows
-        ],
-    )

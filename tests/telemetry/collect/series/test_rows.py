@@ -1,6 +1,7 @@
 """From samples of series to rows, against a plain slow version."""
 
 import math
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,7 @@ def one(channel: str = "gpu_temp_c", gpu: str = "g", node: str = "n", **more: An
 
 
 def rows(
-    samples: list[tuple[Series, int, float]], problems: dict[str, int] | None = None
+    samples: list[tuple[Series, int, float]], problems: Counter[str] | None = None
 ) -> tuple[pa.Table, list[dict[str, Any]]]:
     series = list(dict.fromkeys(entry for entry, _, _ in samples))
     table = assemble(
@@ -35,7 +36,7 @@ def rows(
         np.array([series.index(entry) for entry, _, _ in samples], np.int32),
         np.array([ms for _, ms, _ in samples], np.int64),
         np.array([value for _, _, value in samples], np.float64),
-        problems=problems,
+        problems=Counter() if problems is None else problems,
     )
     made_rows = table.to_pylist()
     for row in made_rows:
@@ -80,7 +81,7 @@ VALUES = st.one_of(st.integers(0, 5).map(float), st.just(math.nan), st.just(9223
 @settings(max_examples=150, deadline=None)
 @given(st.lists(st.tuples(SERIES, st.sampled_from([1000, 1001, 2**45]), VALUES), max_size=40))
 def test_rows_are_those_of_the_slow_version(samples: list[tuple[Series, int, float]]) -> None:
-    problems: dict[str, int] = {}
+    problems: Counter[str] = Counter()
     _, made_rows = rows(samples, problems)
     expected, conflicts = slow(samples)
     made = {
@@ -91,8 +92,8 @@ def test_rows_are_those_of_the_slow_version(samples: list[tuple[Series, int, flo
     }
     assert len(made) == len(made_rows)
     assert made == expected
-    assert problems.get(CONFLICT, 0) == conflicts
-    assert problems.get(SENTINEL, 0) == sum(value > 2**62 for _, _, value in samples)
+    assert problems[CONFLICT] == conflicts
+    assert problems[SENTINEL] == sum(value > 2**62 for _, _, value in samples)
     order = [(row["gpu"], row["timestamp"]) for row in made_rows]
     assert order == sorted(order)
 
@@ -120,7 +121,7 @@ def test_rows_have_the_layout_in_which_samples_land() -> None:
 
 
 def test_counters_and_bits_are_exact_and_what_cannot_be_is_counted() -> None:
-    problems: dict[str, int] = {}
+    problems: Counter[str] = Counter()
     samples = [
         (one("energy_mj"), 1, 2.0**53 - 1),
         (one("clocks_event_reasons"), 1, 2.0**53 - 1),

@@ -37,7 +37,8 @@ def format_utc(value: datetime) -> str:
     return value.astimezone(UTC).replace(tzinfo=None).isoformat(timespec="seconds") + "Z"
 
 
-def _instant(text: str) -> datetime:
+def parse_utc(text: Any) -> datetime:
+    """Read an ISO 8601 time with a zone, in UTC; raises ``ValueError`` if it is none."""
     try:
         when = datetime.fromisoformat(text)
         utc = when.astimezone(UTC)
@@ -55,7 +56,7 @@ def _duration(seconds: float) -> timedelta:
         raise ValueError(f"{seconds!r} is no number of seconds") from None
 
 
-Instant = Annotated[datetime, BeforeValidator(_instant), PlainSerializer(format_utc)]
+Instant = Annotated[datetime, BeforeValidator(parse_utc), PlainSerializer(format_utc)]
 Seconds = Annotated[timedelta, BeforeValidator(_duration), PlainSerializer(timedelta.total_seconds)]
 
 

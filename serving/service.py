@@ -76,14 +76,7 @@ class Service:
         # The pages have threads of their own: a person's page must not wait behind predictions, nor they behind it.
         self._rendering = ThreadWork("pages", 2, _READING_QUEUE, retry)
         self._tokens = None if tokens is None else ScopedTokens(tokens)
-        self._pages = FleetPages(
-            self.score_cache,
-            scores,
-            self._clock,
-            self._rendering,
-            self._health,
-            ledger=ledger,
-        )
+        self._pages = FleetPages(self.score_cache, scores, self._clock, self._rendering, self._health, ledger)
         is_open: Callable[[str], bool] = lambda path: path in _OPEN or is_open_page(path)  # noqa: E731 - see Access
         access = Access(None if self._tokens is None else self._grant, is_open, is_page, self._refusal)
         self.api = make_application(access)

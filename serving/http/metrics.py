@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
 from typing import Final
@@ -11,11 +12,11 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from policy.risk_record import parse_utc
 from serving.champion.model import ModelHolder
 from serving.http.score_cache import ScoreCache
 from serving.logs import AccessLog
 from serving.scores.fleet import Fleet
-from serving.scores.reading import parse_instant
 
 MEDIA: Final = CONTENT_TYPE_PLAIN_0_0_4
 BOUNDS_S: Final[tuple[float, ...]] = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
@@ -28,7 +29,6 @@ class RequestMetrics:
     """Requests answered and how long they took.
 
     Labels are bounded: routes are those of the service (others count as ``unmatched``), statuses those it answers.
-
     """
 
     def __init__(self) -> None:
@@ -56,39 +56,32 @@ class RequestMetrics:
         self._seconds.labels(route).observe(seconds)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class StateMetrics:
     """What the service holds: scores, the model, the log; read when Prometheus asks."""
 
-    def __init__(
-        self,
-        scores: ScoreCache,
-        model: ModelHolder,
-        log: AccessLog,
-        clock: Callable[[], datetime],
-        ready: Callable[[], bool],
-    ) -> None:
-        self._scores = scores
-        self._model = model
-        self._log = log
-        self._clock = clock
-        self._ready = ready
+    scores: ScoreCache
+    model: ModelHolder
+    log: AccessLog
+    clock: Callable[[], datetime]
+    ready: Callable[[], bool]
 
     def collect(self) -> Iterable[Metric]:
         """Give everything that is known now."""
-        yield _counter("log_lines_dropped", "Log lines that nobody read.", self._log.dropped)
-        yield _counter("score_loads", "Decisions that were read.", self._scores.loads)
-        yield _counter("score_load_failures", "Attempts to read scores that failed.", self._scores.failures)
-        yield _gauge("ready", "Whether /readyz says so.", self._ready())
-        fleet = self._scores.served.fleet
+        yield _counter("log_lines_dropped", "Log lines that nobody read.", self.log.dropped)
+        yield _counter("score_loads", "Decisions that were read.", self.scores.loads)
+        yield _counter("score_load_failures", "Attempts to read scores that failed.", self.scores.failures)
+        yield _gauge("ready", "Whether /readyz says so.", self.ready())
+        fleet = self.scores.served.fleet
         if fleet is not None:
             yield from self._of_scores(fleet)
-        yield _counter("model_loads", "Models that were taken.", self._model.loads)
-        yield _counter("model_refusals", "Models that were refused.", self._model.refusals)
-        if self._model.wanted:
+        yield _counter("model_loads", "Models that were taken.", self.model.loads)
+        yield _counter("model_refusals", "Models that were refused.", self.model.refusals)
+        if self.model.wanted:
             yield from self._of_model()
 
     def _of_scores(self, fleet: Fleet) -> Iterable[Metric]:
-        scores, now = fleet.scores, self._clock()
+        scores, now = fleet.scores, self.clock()
         yield _labelled("units", "Units by tier, as scored.", "tier", fleet.tiers)
         yield _labelled("nodes", "Nodes by tier, as scored.", "tier", fleet.node_tiers)
         text = "Whether no unit's risk holds: all have expired, or none is known."
@@ -107,11 +100,11 @@ class StateMetrics:
             yield _labelled("sample_age_seconds", "Age of the units' newest samples.", "which", values)
 
     def _of_model(self) -> Iterable[Metric]:
-        model = self._model.model
+        model = self.model.model
         yield _gauge("model_loaded", "Whether rows can be scored.", model is not None)
-        yield _gauge("model_current", "Whether it is the one that is asked for.", self._model.refused is None)
+        yield _gauge("model_current", "Whether it is the one that is asked for.", self.model.refused is None)
         if model is not None:
-            age_s = (self._clock() - model.bundle.fitted.refit_at).total_seconds()
+            age_s = (self.clock() - model.bundle.fitted.refit_at).total_seconds()
             yield _gauge("model_age_seconds", "Time since the model was fitted.", age_s)
 
 
@@ -127,7 +120,7 @@ def fitted_at(summary: Mapping[str, object]) -> datetime | None:
     """Return when the model of a decision was fitted; None where its summary does not say."""
     model = summary.get("model")
     try:
-        return parse_instant(model.get("fitted_at")) if isinstance(model, dict) else None
+        return parse_utc(model.get("fitted_at")) if isinstance(model, dict) else None
     except ValueError:  # the summary was edited by hand
         return None
 

@@ -8,7 +8,7 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from starlette.requests import ClientDisconnect, Request
@@ -54,35 +54,27 @@ class Access:
     refusal: Callable[[Request, Refused], Response]
 
 
+@dataclass(slots=True)
 class RequestGuard:
     """ASGI middleware around an application; lives in the event loop.
 
     ``hosts``: names of the service, see :func:`is_own_host`; default: requests may name any host.
+    ``held``: bytes of bodies and answers in memory.
     """
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        *,
-        settings: ServiceSettings,
-        access: Access,
-        metrics: RequestMetrics,
-        log: AccessLog,
-        hosts: Sequence[str] | None = None,
-    ) -> None:
-        self.app = app
-        self.settings = settings
-        self.access = access
-        self.metrics = metrics
-        self.log = log
-        self.held = 0  # bytes of bodies and answers in memory
-        self.hosts = hosts
-        self.active: Counter[RequestClass] = Counter()
-        self.limits: dict[RequestClass, int] = {
-            "anonymous": settings.concurrent_anonymous,
-            "read": settings.concurrent_reads,
-            "page": settings.concurrent_pages,
-        }
+    app: ASGIApp
+    settings: ServiceSettings
+    access: Access
+    metrics: RequestMetrics
+    log: AccessLog
+    hosts: Sequence[str] | None = None
+    held: int = 0
+    active: Counter[RequestClass] = field(default_factory=Counter)
+
+    def limit(self, taken: RequestClass) -> int:
+        """Return how many requests of a class are answered at a time."""
+        of = self.settings
+        return {"anonymous": of.concurrent_anonymous, "read": of.concurrent_reads, "page": of.concurrent_pages}[taken]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -194,7 +186,7 @@ class _Exchange:
         taken: RequestClass | None = None
         if path not in ALWAYS:
             taken = self._class(grant)
-            if guard.active[taken] >= guard.limits[taken]:
+            if guard.active[taken] >= guard.limit(taken):
                 retry = guard.settings.retry_after_s
                 raise Refused(503, "too many requests at a time", "concurrency", retry_after_s=retry)
         if access.grant is not None and not access.is_open(path):

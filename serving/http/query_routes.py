@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any, Final
 from urllib.parse import urlencode
@@ -38,24 +39,16 @@ _CONTAINERS: Final = 64
 _OWN_COLUMNS: Final = 2  # unit and decision_time
 
 
+@dataclass(frozen=True, slots=True)
 class QueryRoutes:
     """Answers from the scores, and from the model where rows are given."""
 
-    def __init__(
-        self,
-        cache: ScoreCache,
-        holder: ModelHolder,
-        settings: ServiceSettings,
-        clock: Callable[[], datetime],
-        reading: ThreadWork,
-        scoring: ThreadWork,
-    ) -> None:
-        self._cache = cache
-        self._holder = holder
-        self._settings = settings
-        self._clock = clock
-        self._reading = reading
-        self._scoring = scoring
+    cache: ScoreCache
+    holder: ModelHolder
+    settings: ServiceSettings
+    clock: Callable[[], datetime]
+    reading: ThreadWork
+    scoring: ThreadWork
 
     def add_to(self, app: FastAPI) -> None:
         """Add the routes."""
@@ -87,10 +80,10 @@ class QueryRoutes:
 
         Raises ``Refused``: 503, if there are none.
         """
-        served = self._cache.served
+        served = self.cache.served
         if served.fleet is None:
             detail = f"no scores can be served: {served.trouble}"
-            raise Refused(503, detail, "scores", retry_after_s=self._settings.retry_after_s)
+            raise Refused(503, detail, "scores", retry_after_s=self.settings.retry_after_s)
         return served.fleet
 
     def model(self) -> LoadedModel:
@@ -98,11 +91,11 @@ class QueryRoutes:
 
         Raises ``Refused``: 409 if the service has none, 503 if it is not loaded.
         """
-        if not self._holder.wanted:
+        if not self.holder.wanted:
             raise Refused(409, "feature rows are scored by a service that was started with --model", "model")
-        if self._holder.model is None:
-            raise Refused(503, str(self._holder.trouble), "model", retry_after_s=self._settings.retry_after_s)
-        return self._holder.model
+        if self.holder.model is None:
+            raise Refused(503, str(self.holder.trouble), "model", retry_after_s=self.settings.retry_after_s)
+        return self.holder.model
 
     async def score(
         self,
@@ -116,16 +109,16 @@ class QueryRoutes:
         """
         model = self.model()
         body = await request.body()
-        rows = await self._reading.run(lambda: read(body, model))
+        rows = await self.reading.run(lambda: read(body, model))
         return await self._scored(model, rows, write)
 
     async def _scored(
         self, model: LoadedModel, rows: FeatureRows, write: Callable[[LoadedModel, Any], Any]
     ) -> Response:
-        return await self._scoring.run(lambda: as_json(write(model, model.score(rows))))
+        return await self.scoring.run(lambda: as_json(write(model, model.score(rows))))
 
     async def _nodes(self, query: Annotated[NodesQuery, Query()]) -> Response:
-        fleet, now = self.fleet(), self._clock()
+        fleet, now = self.fleet(), self.clock()
         if query.decision is not None and query.decision != fleet.scores.decision:
             raise Refused(
                 409, f"newer scores are served ({fleet.scores.decision}): begin with the first page", "decision"
@@ -143,7 +136,7 @@ class QueryRoutes:
         return as_json(frame(fleet, now) | window | {"nodes": [node_answer(state) for state in page]})
 
     async def _node(self, node: Annotated[str, Path(min_length=1)]) -> Response:
-        fleet, now = self.fleet(), self._clock()
+        fleet, now = self.fleet(), self.clock()
         if node not in fleet.scores.nodes:
             raise Refused(404, f"there is no score of node {shown(node)}", "node")
         return as_json(frame(fleet, now) | node_with_units(fleet, node, now))
@@ -159,7 +152,7 @@ class QueryRoutes:
             kind, value = self._asked(body)
             if kind in ("nodes", "gpus"):
                 return self._looked_up(kind, value)
-        answer = await self._reading.run(lambda: self._large(body))
+        answer = await self.reading.run(lambda: self._large(body))
         if isinstance(answer, Response):
             return answer
         model, rows = answer
@@ -173,10 +166,10 @@ class QueryRoutes:
         from serving.http.rows import rows_of_records  # noqa: PLC0415 - numpy, for rows only
 
         model = self.model()
-        return model, rows_of_records(value, model.columns, self._settings.rows)
+        return model, rows_of_records(value, model.columns, self.settings.rows)
 
     def _asked(self, body: bytes) -> tuple[str, Any]:
-        model, rows = self._holder.model, self._settings.rows
+        model, rows = self.holder.model, self.settings.rows
         values = rows * (1 if model is None else len(model.columns) + _OWN_COLUMNS)
         return one_of(read_json(body, containers=rows + _CONTAINERS, values=values), _KINDS)
 
@@ -185,9 +178,9 @@ class QueryRoutes:
             raise Refused(422, f"{kind} is no list of names", "invalid")
         if not names:
             raise Refused(422, f"{kind} names none", "invalid")
-        if len(names) > self._settings.rows:
-            raise Refused(413, f"{len(names)} {kind}: ask for at most {self._settings.rows}", "too_large")
-        fleet, now = self.fleet(), self._clock()
+        if len(names) > self.settings.rows:
+            raise Refused(413, f"{len(names)} {kind}: ask for at most {self.settings.rows}", "too_large")
+        fleet, now = self.fleet(), self.clock()
         find = self._node_of if kind == "nodes" else self._unit_of
         return as_json(frame(fleet, now) | {kind: [find(fleet, name, now) for name in names]})
 
@@ -217,11 +210,11 @@ class QueryRoutes:
     def _read_arrow(self, body: bytes, model: LoadedModel) -> FeatureRows:
         from serving.http.rows import rows_of_arrow  # noqa: PLC0415 - numpy and Arrow, for rows only
 
-        return rows_of_arrow(body, model.columns, self._settings.rows, self._settings.decoded_bytes)
+        return rows_of_arrow(body, model.columns, self.settings.rows, self.settings.decoded_bytes)
 
     def _rows_answer(self, model: LoadedModel, predictions: list[dict[str, Any]]) -> dict[str, Any]:
         return {
-            "issued_at": format_utc(self._clock()),
+            "issued_at": format_utc(self.clock()),
             "horizon_seconds": model.horizon_seconds,
             "model": model.about(),
             # Only the caller knows how old its rows are, so how long the answer holds.

@@ -12,9 +12,9 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from policy.risk_record import parse_utc
 from serving.champion.model import FeatureRows
 from serving.http.bodies import shown, unknown_name
-from serving.scores.reading import parse_instant
 from telemetry.collect.remote_write.problems import Refused
 
 UNIT: Final = "unit"
@@ -215,8 +215,8 @@ def _times(given: Sequence[Any] | None, count: int, what: str) -> npt.NDArray[np
         if text is None:
             raise _no_time(what, number)
         try:
-            times[number] = round(parse_instant(text).timestamp() * _MS)
-        except (ValueError, OverflowError):
+            times[number] = round(parse_utc(text).timestamp() * _MS)
+        except ValueError:
             why = "is no time with a zone: write ISO 8601, such as '2026-01-01T06:00:00Z'"
             raise Refused(422, f"{what}: row {number}, decision_time: {shown(text)} {why}", "invalid") from None
     return times

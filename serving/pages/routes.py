@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from datetime import datetime
 from functools import wraps
 from pathlib import Path as FolderPath
@@ -66,6 +67,7 @@ def is_open_page(path: str) -> bool:
     return path.startswith("/page/") and path != "/page/decision"
 
 
+@dataclass(frozen=True, slots=True)
 class FleetPages:
     """Serves the pages.
 
@@ -74,22 +76,12 @@ class FleetPages:
     ``ledger``: opens the controller's ledger, which may be made, or moved away, meanwhile; None: none was given.
     """
 
-    def __init__(
-        self,
-        newest: ScoreCache,
-        scores: FolderPath,
-        clock: Callable[[], datetime],
-        work: ThreadWork,
-        health: Callable[[], Mapping[str, Any]],
-        *,
-        ledger: Callable[[], Any] | None,
-    ) -> None:
-        self._newest = newest
-        self._scores = scores
-        self._clock = clock
-        self._work = work
-        self._health = health
-        self._ledger = ledger
+    newest: ScoreCache
+    scores: FolderPath
+    clock: Callable[[], datetime]
+    work: ThreadWork
+    health: Callable[[], Mapping[str, Any]]
+    ledger: Callable[[], Any] | None
 
     def add_to(self, app: FastAPI) -> None:
         """Add the routes."""
@@ -137,7 +129,7 @@ class FleetPages:
 
         @wraps(make)
         async def handle(**values: Any) -> Response:
-            return await self._work.run(lambda: make(**values))
+            return await self.work.run(lambda: make(**values))
 
         return handle
 
@@ -145,18 +137,18 @@ class FleetPages:
         """Return what every page shows around its own."""
         return {
             "here": here,
-            "has_ledger": self._ledger is not None,
-            "now": self._clock(),
+            "has_ledger": self.ledger is not None,
+            "now": self.clock(),
         }
 
     def _served(self) -> Fleet:
-        served = self._newest.served
+        served = self.newest.served
         if served.fleet is None:
             raise Refused(503, f"no scores can be served: {served.trouble}", "scores", retry_after_s=10)
         return served.fleet
 
     def _fleet(self, request: Request, query: Annotated[FleetQuery, Query()]) -> Response:
-        fleet, now, places = self._served(), self._clock(), self._newest.served.facts.places
+        fleet, now, places = self._served(), self.clock(), self.newest.served.facts.places
         nodes, gpus = table_rows(fleet, places, now)
         rows = nodes if query.show == "nodes" else gpus
         node_tiers, gpu_tiers = (Counter(row.tier for row in table) for table in (nodes, gpus))
@@ -183,7 +175,7 @@ class FleetPages:
         )
 
     def _freshness(self, fleet: Fleet, now: datetime) -> dict[str, Any]:
-        scores, health, status = fleet.scores, self._health(), self._newest.served.status
+        scores, health, status = fleet.scores, self.health(), self.newest.served.status
         ages = [record.sample_age_seconds for record in scores.units.values() if record.sample_age_seconds is not None]
         since = (now - scores.decided).total_seconds()
         return {
@@ -195,16 +187,16 @@ class FleetPages:
             "fitted": fitted_at(scores.summary),
             "health": health,
             "scoring": status,
-            "facts": self._newest.served.facts,
+            "facts": self.newest.served.facts,
         }
 
     def _node(self, request: Request, node: Annotated[str, Path(min_length=1)]) -> Response:
-        fleet, now, places = self._served(), self._clock(), self._newest.served.facts.places
+        fleet, now, places = self._served(), self.clock(), self.newest.served.facts.places
         state = fleet.state(node, now)
         if state is None:
             raise Refused(404, f"there is no score of node {shown(node)}", "node")
         records = fleet.scores.nodes[state.node]
-        past = past_scores(self._scores, [record.unit for record in records])
+        past = past_scores(self.scores, [record.unit for record in records])
         return page(
             request,
             "node",
@@ -226,11 +218,11 @@ class FleetPages:
         )
 
     def _gpu(self, request: Request, gpu: Annotated[str, Path(min_length=1)]) -> Response:
-        fleet, now = self._served(), self._clock()
+        fleet, now = self._served(), self.clock()
         record = fleet.scores.units.get(gpu)
         if record is None:
             raise Refused(404, f"there is no score of GPU {shown(gpu)}", "gpu")
-        past = past_scores(self._scores, [record.unit])[record.unit]
+        past = past_scores(self.scores, [record.unit])[record.unit]
         raw = fleet.scores.summary.get("thresholds")
         bounds = {
             tier: float(value)
@@ -244,7 +236,7 @@ class FleetPages:
             scores=fleet.scores,
             record=record,
             holds=record.status == "ok" and not record.expired(now),
-            place=self._newest.served.facts.places.get(record.unit, NOWHERE),
+            place=self.newest.served.facts.places.get(record.unit, NOWHERE),
             since_s=(now - record.decision_time).total_seconds(),
             past=past,
             chart=risk_chart(past, bounds, f"Risk of {record.unit} over {len(past)} decisions") if past else None,
@@ -253,19 +245,19 @@ class FleetPages:
 
     def _recent_alerts(self, units: set[str]) -> list[Mapping[str, Any]] | None:
         """Return the alerts on some units in the last 30 days; None: they are not judged yet."""
-        outcomes = self._newest.served.facts.outcomes
+        outcomes = self.newest.served.facts.outcomes
         return None if outcomes is None else [alert for alert in outcomes["alerts"] if alert["unit"] in units]
 
     def _outcomes(self, request: Request) -> Response:
-        return page(request, "outcomes", **self._frame("outcomes"), outcomes=self._newest.served.facts.outcomes)
+        return page(request, "outcomes", **self._frame("outcomes"), outcomes=self.newest.served.facts.outcomes)
 
     def _ledger_page(self, request: Request, query: Annotated[LedgerQuery, Query()]) -> Response:
         node = query.node
         decisions: list[dict[str, Any]] = []
         trouble = None
-        if self._ledger is not None:
+        if self.ledger is not None:
             try:
-                with contextlib.closing(self._ledger()) as reader:
+                with contextlib.closing(self.ledger()) as reader:
                     decisions = reader.why(node, LEDGER_MOST) if node else reader.rounds(LEDGER_MOST)
             except InputError as error:
                 trouble = str(error)

@@ -260,19 +260,6 @@ def span(seconds: float | None) -> str:
     return f"{days} d {hours} h" if hours else f"{days} d"
 
 
-def parse_instant(text: object) -> datetime:
-    """Read an ISO 8601 time with a zone.
-
-    Raises ``ValueError`` if it is none.
-    """
-    if not isinstance(text, str):
-        raise ValueError("no text")
-    when = datetime.fromisoformat(text)
-    if when.tzinfo is None:
-        raise ValueError("no time zone")
-    return when.astimezone(UTC)
-
-
 def _place(record: RiskRecord) -> tuple[int, str, str]:
     # Slots are often numbers: 10 comes after 9.
     slot = record.slot or ""

@@ -24,7 +24,7 @@ from scheduler.file import MemoryNode, MemoryScheduler
 from scheduler.ledger.sqlite_ledger import SqliteLedger
 from scheduler.ports.clock import ManualClock
 from scheduler.ports.node_object import NodeObject, marks_of
-from scheduler.ports.protocols import FactSource, RiskSource
+from scheduler.ports.protocols import FactReader, RiskSource
 from scheduler.ports.readings import Answer
 from scheduler.ports.workloads import CheckpointOffer, DiagnosticResult, Fence, Workload
 from tests.scheduler.faults import MemoryWorkloads
@@ -226,7 +226,7 @@ class ReplayedCluster:
         self,
         fleet: Fleet,
         risks: Callable[[ManualClock], RiskSource],
-        facts: FactSource,
+        facts: FactReader,
         policy: PolicyConfig,
         assumed: Assumed,
         right_within: timedelta,

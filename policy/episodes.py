@@ -88,6 +88,9 @@ def newly_alerted(
 
 Verdict = Literal["right", "wrong", "inconclusive", "open"]
 
+OUTCOME_TIMEOUT = timedelta(days=7)
+"""How long after the horizon a diagnostic of a drained unit is waited for before its alert is inconclusive."""
+
 
 @dataclass(frozen=True, slots=True)
 class Alert:
@@ -147,7 +150,7 @@ _FAILURES = {"incident": "an incident", "diagnostic_failed": "a failed diagnosti
 
 
 def judge(  # noqa: PLR0911 - one line an outcome
-    alert: Alert, happenings: Iterable[Happening], now: datetime, *, timeout: timedelta
+    alert: Alert, happenings: Iterable[Happening], now: datetime, *, timeout: timedelta = OUTCOME_TIMEOUT
 ) -> Outcome:
     """Say what became of an alert.
 

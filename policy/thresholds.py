@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
+import orjson
 
 from policy.episodes import openings
 
@@ -83,7 +84,8 @@ class Decision:
 
     def to_json(self) -> dict[str, Any]:
         """Give the decision as a JSON object; NaN is null."""
-        return {key: _plain(value) for key, value in asdict(self).items()}
+        content: dict[str, Any] = orjson.loads(orjson.dumps(self, option=orjson.OPT_SERIALIZE_NUMPY))
+        return content
 
     @classmethod
     def refused(
@@ -262,14 +264,6 @@ def _refusal(
 def _low(value: float) -> str:
     """Write a lower bound, rounded down."""
     return f"{math.floor(1000 * value) / 10:.1f}%"
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
 
 
 @dataclass(frozen=True, slots=True)

@@ -112,18 +112,9 @@ def choose_thresholds(
     return ChosenThresholds(TierThresholds(**values), {name: sources[name] for name in RAISED})
 
 
-def worst_tier(tiers: Iterable[str]) -> Tier:
-    """Give the highest of some tiers, :data:`UNKNOWN` only where no other is among them.
-
-    Raises ``ValueError`` if one is no tier.
-    """
-    order: tuple[Tier, ...] = (UNKNOWN, *TIERS)
-    highest = 0
-    for tier in tiers:
-        if tier not in order:
-            raise ValueError(f"{tier!r} is not a tier: {', '.join(TIERS)} or {UNKNOWN}")
-        highest = max(highest, order.index(tier))
-    return order[highest]
+def worst_tier(tiers: Iterable[Tier]) -> Tier:
+    """Give the highest of some tiers, :data:`UNKNOWN` only where no other is among them."""
+    return max(tiers, key=(UNKNOWN, *TIERS).index, default=UNKNOWN)
 
 
 def node_risk(risks: Iterable[float | None]) -> float | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,7 +17,6 @@ from predrain.options import (
     ParamsOption,
     RecordOption,
     WorkersOption,
-    check_engine,
     chosen_engine,
     read_params,
     read_place,
@@ -65,8 +63,7 @@ def backtest(
     """
     if (dataset is None) == (matrix is None):
         raise typer.BadParameter("give either --dataset or --matrix")
-    check_engine(engine, dask_address, dask_workers)
-    with ExitStack() as running:
+    with chosen_engine(engine, dask_address, dask_workers) as chosen:
         from features.matrix.matrix import FeatureMatrix
         from pipeline.matrix_stage import make_matrix
         from pipeline.stages import replay, write_report_for
@@ -74,7 +71,6 @@ def backtest(
 
         loaded = read_params(params)
         place = None if dataset is None else read_place(dataset, out)
-        chosen = running.enter_context(chosen_engine(engine, dask_address, dask_workers))
         if place is not None:
             with progress("features") as advance:
                 feature_matrix = make_matrix(place, loaded, out / "matrix", progress=advance, engine=chosen)

@@ -35,6 +35,7 @@ REMOVED: Final[dict[str, dict[str, str]]] = {
     },
     "promote": {"--track": "Write --registry.", "--model": "Write --name."},
     "score": {"--every": "Write --interval."},
+    "doctor": {"--bundle": "Write --model."},
     "serve": {
         "--params": "Leave it out: the service reads no parameters; `predrain score` does.",
         "--dataset": "Leave it out: `predrain score` writes racks and the outcomes of alerts next to its scores.",

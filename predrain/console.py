@@ -15,8 +15,8 @@ import typer
 LINE_S = 30.0
 """How often a long job says on stderr how far it is, where that is no terminal."""
 
-DONE, FAILED, USAGE = 0, 1, 2
-"""Exit codes of every verb."""
+FAILED = 1
+"""Exit code of a verb that failed."""
 
 EXTRAS = {
     "learners": ("joblib", "lightgbm", "shap", "sklearn", "skops", "threadpoolctl", "xgboost"),

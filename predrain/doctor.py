@@ -45,7 +45,6 @@ def doctor(
             "model to check for drift."
         ),
     ] = None,
-    bundle: Annotated[Path | None, typer.Option(hidden=True)] = None,
     match: Annotated[
         str | None, typer.Option(help="With --prometheus: only series that match, such as '{job=\"dcgm-exporter\"}'.")
     ] = None,
@@ -77,8 +76,6 @@ def doctor(
 
     Example: predrain doctor http://node07:9400/metrics
     """
-    if bundle is not None:
-        raise typer.BadParameter("is now --model", param_hint="--bundle")
     if sum((source is not None, prometheus is not None, channels, matrix is not None)) != 1:
         raise typer.BadParameter("give one of SOURCE, --prometheus, --channels and --matrix")
     if matrix is None and until is not None:

@@ -16,7 +16,6 @@ from predrain.options import (
     JsonOption,
     ParamsOption,
     WorkersOption,
-    check_engine,
     chosen_engine,
     read_params,
     read_place,
@@ -36,14 +35,10 @@ def features(
 
     Example: predrain features --dataset fleet --out matrix
     """
-    check_engine(engine, dask_address, dask_workers)
-    with progress("features") as advance:
+    with chosen_engine(engine, dask_address, dask_workers) as chosen, progress("features") as advance:
         from pipeline.matrix_stage import make_matrix
 
-        place = read_place(dataset, out)
-        loaded = read_params(params)
-        with chosen_engine(engine, dask_address, dask_workers) as chosen:
-            matrix = make_matrix(place, loaded, out, progress=advance, engine=chosen)
+        matrix = make_matrix(read_place(dataset, out), read_params(params), out, progress=advance, engine=chosen)
         show(
             {
                 "matrix": str(out),

@@ -128,17 +128,13 @@ WorkersOption = Annotated[
 ]
 
 
-def check_engine(name: EngineName, address: str | None, workers: int | None) -> None:
-    """Refuse options that contradict each other."""
+@contextmanager
+def chosen_engine(name: EngineName, address: str | None, workers: int | None) -> Iterator[DaskEngine | None]:
+    """Yield the chosen engine, and close it afterwards; None: this process. Refuse options that contradict it."""
     if name is EngineName.local and (address is not None or workers is not None):
         raise typer.BadParameter("--dask-address and --dask-workers need --engine dask")
     if address is not None and workers is not None:
         raise typer.BadParameter("give either --dask-address or --dask-workers")
-
-
-@contextmanager
-def chosen_engine(name: EngineName, address: str | None, workers: int | None) -> Iterator[DaskEngine | None]:
-    """Yield the chosen engine, and close it afterwards; None: this process."""
     if name is EngineName.local:
         yield None
         return

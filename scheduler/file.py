@@ -209,10 +209,8 @@ class FileScheduler:
     Raises ``InputError`` if there is no such file, or it is not of this format.
     """
 
-    def __init__(self, path: Path, clock: Clock, keys: Keys = Keys()) -> None:  # noqa: B008 - frozen
-        self.path = path
-        self._clock = clock
-        self._keys = keys
+    def __init__(self, path: Path, clock: Clock) -> None:
+        self.path, self._clock = path, clock
         if not path.is_file():
             raise InputError("there is no file of a cluster here", str(path), "Write one, see the operator's page.")
         self.read_fleet = self._reading(MemoryScheduler.read_fleet)
@@ -272,7 +270,7 @@ class FileScheduler:
         names = [node.name for node in listed.nodes]
         if len(set(names)) != len(names):
             raise ValueError(f"node {next(n for n in names if names.count(n) > 1)} is listed twice")
-        memory = MemoryScheduler(map(_node, listed.nodes), self._clock, self._keys, lambda: self._save(memory))
+        memory = MemoryScheduler(map(_node, listed.nodes), self._clock, changed=lambda: self._save(memory))
         memory.switches, memory.lease = listed.switches, listed.lease
         memory.state, memory.state_version = listed.state, listed.state_version
         return memory

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from scheduler.controller.settings import ActSettings
     from scheduler.evacuation.engine import Evacuation
     from scheduler.evacuation.progress import Result
-    from scheduler.evacuation.settings import CommandSettings, EvacuationSettings, WebhookSettings
+    from scheduler.evacuation.settings import CheckpointSettings, EvacuationSettings, VerificationSettings
     from scheduler.ledger.sqlite_ledger import SqliteLedger
-    from scheduler.ports.protocols import Clock, FactSource, SchedulerAdapter
+    from scheduler.ports.protocols import Clock, FactReader, FactSource, SchedulerAdapter
     from scheduler.ports.workloads import Hook, Verification, Workloads
 
 
@@ -136,11 +136,7 @@ def evacuation_of(chosen: ChosenScheduler, given: ActSettings, clock: Clock, *, 
             chosen.where,
             "Use webhook or command, or none.",
         )
-    hooks = {
-        "webhook": _webhook(settings.checkpoint.webhook),
-        "command": _command(settings.checkpoint.command),
-    }
-    return Evacuation(chosen.adapter, chosen.workloads, clock, settings, hooks, verification)
+    return Evacuation(chosen.adapter, chosen.workloads, clock, settings, _hooks(settings.checkpoint), verification)
 
 
 def facts_of(
@@ -162,7 +158,7 @@ def facts_of(
     def results() -> tuple[Result, ...] | None:
         return () if evacuation is None else evacuation.results()
 
-    known: FactSource = MemoryFacts() if events is None else EventFacts(events)
+    known: FactReader = MemoryFacts() if events is None else EventFacts(events)
     if events is None or not (events.parent / "inventory.parquet").is_file():
         return VerifiedFacts(known, results)
     return VerifiedFacts(known, results, DatasetHistory(events.parent, events, scores).read, ledger.service)
@@ -174,17 +170,17 @@ def _verification(chosen: ChosenScheduler, settings: EvacuationSettings) -> Veri
     asked = settings.verification
     if asked.method == "scheduler":
         return chosen.verification
-    hook = _webhook(asked.webhook) if asked.method == "webhook" else _command(asked.command)
-    return None if asked.method == "none" or hook is None else HookVerification(hook)
+    hook = _hooks(asked).get(asked.method)
+    return None if hook is None else HookVerification(hook)
 
 
-def _webhook(settings: WebhookSettings | None) -> Hook | None:
-    from scheduler.evacuation.hooks import Webhook
+def _hooks(settings: CheckpointSettings | VerificationSettings) -> dict[str, Hook]:
+    """Return the hooks that are set up, as settings name them."""
+    from scheduler.evacuation.hooks import CommandHook, Webhook
 
-    return None if settings is None else Webhook(settings, AGENT)
-
-
-def _command(settings: CommandSettings | None) -> Hook | None:
-    from scheduler.evacuation.hooks import CommandHook
-
-    return None if settings is None else CommandHook(settings)
+    hooks: dict[str, Hook] = {}
+    if settings.webhook is not None:
+        hooks["webhook"] = Webhook(settings.webhook, AGENT)
+    if settings.command is not None:
+        hooks["command"] = CommandHook(settings.command)
+    return hooks

@@ -163,6 +163,7 @@ def _switch(
     from dataclasses import replace
 
     from scheduler.ports.clock import SystemClock
+    from scheduler.ports.codec import plain_of
     from scheduler.ports.errors import SchedulerError
     from telemetry.errors import InputError
 
@@ -183,8 +184,7 @@ def _switch(
     state += ["release all"] if switches.release_all else []
     state += ["breaker closed by hand"] if reset_breaker else []
     sys.stderr.write(f"predrain act: {', '.join(state)}\n")
-    reset = None if switches.reset_breaker_at is None else switches.reset_breaker_at.isoformat()
-    return {"switches": {"kill": switches.kill, "release_all": switches.release_all, "reset_breaker_at": reset}}
+    return {"switches": plain_of(switches)}
 
 
 def _controller(

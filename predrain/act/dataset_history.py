@@ -46,7 +46,7 @@ class DatasetHistory:
 
         try:
             labels = self._labels()
-            key = (*(stamp_of(file) for file in self._files), labels)
+            key = (*map(stamp_of, self._files), labels)
             if key != self._key:
                 self._load(labels)
                 self._key = key

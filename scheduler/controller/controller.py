@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
 from datetime import datetime, timedelta
 
 from policy.config import PolicyConfig
@@ -42,6 +42,7 @@ _KEEP_AT_LEAST = timedelta(minutes=10)
 # The safety state is written again after so long, also where nothing but the time in it changed.
 
 
+@dataclass
 class Controller:
     """Decides about a cluster, and acts.
 
@@ -56,38 +57,29 @@ class Controller:
     in the scheduler, and an action that stands is not decided again.
     """
 
-    def __init__(
-        self,
-        scheduler: SchedulerAdapter,
-        risks: RiskSource,
-        facts: FactSource,
-        ledger: SqliteLedger,
-        clock: Clock,
-        policy: PolicyConfig,
-        settings: ControllerSettings,
-        *,
-        holder: str,
-        code: str,
-        evacuation: Evacuation | None = None,
-    ) -> None:
-        self._scheduler = scheduler
-        self._evidence = Evidence(risks, facts)
-        self._ledger = ledger
-        self._clock = clock
-        self._policy = policy
-        self._settings = settings
-        self._holder = holder
-        self._code = code
-        self._evacuation = evacuation
-        self._lease = Lease(scheduler, clock, holder, settings.lease)
-        self._store = stored_policy_state(scheduler)
+    scheduler: SchedulerAdapter
+    risks: RiskSource
+    facts: FactSource
+    ledger: SqliteLedger
+    clock: Clock
+    policy: PolicyConfig
+    settings: ControllerSettings
+    _: KW_ONLY
+    holder: str
+    code: str
+    evacuation: Evacuation | None = None
+
+    def __post_init__(self) -> None:
+        self._evidence = Evidence(self.risks, self.facts)
+        self._lease = Lease(self.scheduler, self.clock, self.holder, self.settings.lease)
+        self._store = stored_policy_state(self.scheduler)
 
     def round(self) -> RoundReport:
         """Do one round.
 
         Returns: a scheduler, a source or a ledger that fails is an error in it, and is not raised.
         """
-        report = RoundReport(self._clock.now(), active=False)  # until the lease is known to be held
+        report = RoundReport(self.clock.now(), active=False)  # until the lease is known to be held
         try:
             report.active = self._lease.take()
             if report.active:
@@ -106,9 +98,9 @@ class Controller:
         ``switches``: as if they were set so; None: as they are.
         Returns: its steps came to ``would``.
         """
-        report = RoundReport(self._clock.now(), rehearsed=True)
+        report = RoundReport(self.clock.now(), rehearsed=True)
         try:
-            ready = self._evacuation is not None and self._evacuation.load(report)
+            ready = self.evacuation is not None and self.evacuation.load(report)
             fleet = self._read(report)
             state = self._store.value
             fleet = fleet if switches is None else replace(fleet, switches=switches)
@@ -117,50 +109,50 @@ class Controller:
             of_node: dict[str, list[Action]] = {}
             for action in plan.actions:
                 of_node.setdefault(action.node, []).append(action)
-            writes = {name: iter(self._scheduler.preview(mine, readings[name])) for name, mine in of_node.items()}
+            writes = {name: iter(self.scheduler.preview(mine, readings[name])) for name, mine in of_node.items()}
             report.steps += [Step(action, "would", "", next(writes[action.node])) for action in plan.actions]
             self._rehearse_announcing(plan, views, report, new=not signals.kill)
-            if self._evacuation is not None and ready:
-                self._evacuation.rehearse(plan, {view.name: view for view in views}, report)
+            if self.evacuation is not None and ready:
+                self.evacuation.rehearse(plan, {view.name: view for view in views}, report)
         except SchedulerError as error:
             report.errors.append(f"the scheduler cannot be read: {error}")
         return report
 
     def _rehearse_announcing(self, plan: Plan, views: tuple[NodeView, ...], report: RoundReport, *, new: bool) -> None:
         """Add what the scheduler's further ways to say what stands would write, were all actions confirmed."""
-        if not isinstance(self._scheduler, Announcing):
+        if not isinstance(self.scheduler, Announcing):
             return
         levels = {view.name: view.marks.level for view in views}
         for action in plan.actions:
             levels[action.node] = level_after(action, levels[action.node])
-        stands = signals_of(plan, views, levels, self._policy)
-        writes = self._scheduler.announcing(stands, new=new)
+        stands = signals_of(plan, views, levels, self.policy)
+        writes = self.scheduler.announcing(stands, new=new)
         report.notes += [f"would be written besides: {write.message}" for write in writes]
 
     def stop(self) -> None:
         """Give the lease back, so that another replica need not wait for its end."""
-        self._scheduler.drop_lease(self._holder)
+        self.scheduler.drop_lease(self.holder)
 
     def _active(self, report: RoundReport) -> None:
         self._settle_open(report)
         # before anything is decided: what diagnostics came to is among the facts
-        ready = self._evacuation is not None and self._evacuation.load(report)
+        ready = self.evacuation is not None and self.evacuation.load(report)
         fleet = self._read(report)
         state = self._store.value
         policy = self._in_force(fleet, report)
         plan, views, signals = self._decided(fleet, state, policy, report)
         record = RoundRecord(
             views, state, signals, policy, plan, self._evidence.risks.model, self._evidence.risks.decided_at,
-            self._holder, self._code, tuple(report.notes),
+            self.holder, self.code, tuple(report.notes),
         )  # fmt: skip
-        log = RoundLog(self._lease, self._ledger, self._clock, report, forward=self._record(record, report))
+        log = RoundLog(self._lease, self.ledger, self.clock, report, forward=self._record(record, report))
         self._lease.hold()
         kept = self._keep(plan.state, report)
         log.forward = log.forward and kept
         boots = {reading.view.name: reading.boot_id for reading in fleet.nodes}
         expected = {view.name: Expected(view, boots[view.name], view.marks.level) for view in views}
         held = self._held(views, signals)
-        executor = Executor(self._scheduler, log, self._settings, expected, self._newest, held)
+        executor = Executor(self.scheduler, log, self.settings, expected, self._newest, held)
         lost: LeaseLostError | None = None
         try:
             executor.carry_out(plan)
@@ -171,21 +163,21 @@ class Controller:
         if lost is not None:
             raise lost
         self._keep_up(report)
-        if isinstance(self._scheduler, Announcing):
+        if isinstance(self.scheduler, Announcing):
             levels = {name: expected.level for name, expected in executor.expected.items()}
             stands = signals_of(plan, views, levels, policy)
             new = log.forward and not signals.kill
-            report.notes += self._scheduler.announce(stands, self._holder, self._lease.hold(), new=new)
-        if self._evacuation is not None and ready:
+            report.notes += self.scheduler.announce(stands, self.holder, self._lease.hold(), new=new)
+        if self.evacuation is not None and ready:
             drained = frozenset(action.node for action in executor.done if action.verb == "drain")
             known = {view.name: view for view in views}
-            self._evacuation.round(log, plan, known, drained, unheard=held)
+            self.evacuation.round(log, plan, known, drained, unheard=held)
 
     def _keep_up(self, report: RoundReport) -> None:
-        if not isinstance(self._scheduler, Upkeep):
+        if not isinstance(self.scheduler, Upkeep):
             return
         try:
-            put_back = self._scheduler.upkeep(self._holder, self._lease.hold())
+            put_back = self.scheduler.upkeep(self.holder, self._lease.hold())
         except SchedulerError as error:
             report.errors.append(f"what the scheduler may have lost of our marks is not put back: {error}")
             return
@@ -193,25 +185,25 @@ class Controller:
 
     def _settle_open(self, report: RoundReport) -> None:
         try:
-            for number, intent in self._ledger.unsettled():
-                reading = self._scheduler.revalidate(intent.node)
-                settled = settled_by_reading(intent.action, reading, self._clock.now(), "the call was interrupted")
-                self._ledger.settle(number, settled)
+            for number, intent in self.ledger.unsettled():
+                reading = self.scheduler.revalidate(intent.node)
+                settled = settled_by_reading(intent.action, reading, self.clock.now(), "the call was interrupted")
+                self.ledger.settle(number, settled)
                 report.notes.append(f"{intent.verb} {intent.node} was interrupted: {settled.words}")
         except LedgerError as error:
             report.errors.append(str(error))
 
     def _read(self, report: RoundReport) -> FleetReading:
-        fleet = self._scheduler.read_fleet()
+        fleet = self.scheduler.read_fleet()
         trouble = self._store.load()
         if trouble is not None:
             report.errors.append(f"begins with an empty safety state, for {trouble}")
-        report.errors += self._evidence.refresh(self._clock.now())
+        report.errors += self._evidence.refresh(self.clock.now())
         return fleet
 
     def _in_force(self, fleet: FleetReading, report: RoundReport) -> PolicyConfig:
         """Return the settings with the thresholds that hold in this round, and report what is odd about them."""
-        policy, risks = self._policy, self._evidence.risks
+        policy, risks = self.policy, self._evidence.risks
         tiers = risks.tiers if policy.thresholds_from == "scores" else None
         if not fleet.switches.release_all:  # then nothing rests on any threshold
             report.notes += odd_thresholds(policy, risks)
@@ -220,7 +212,7 @@ class Controller:
     def _decided(
         self, fleet: FleetReading, state: PolicyState, policy: PolicyConfig, report: RoundReport
     ) -> tuple[Plan, tuple[NodeView, ...], Signals]:
-        now = self._clock.now()
+        now = self.clock.now()
         views = tuple(self._evidence.placed(reading.view, state) for reading in fleet.nodes)
         risks = self._evidence.risks
         signals = Signals(
@@ -241,9 +233,9 @@ class Controller:
         return plan, views, signals
 
     def _outcomes(self, now: datetime, report: RoundReport) -> Sequence[Outcome]:
-        since = now - self._policy.stages.window - 2 * self._policy.horizon - timedelta(days=1)
+        since = now - self.policy.stages.window - 2 * self.policy.horizon - timedelta(days=1)
         try:
-            return tuple(self._evidence.fact_source.outcomes(self._ledger.alerts(since), now))
+            return tuple(self._evidence.fact_source.outcomes(self.ledger.alerts(since), now))
         except (LedgerError, SourceError) as error:
             report.errors.append(f"no alert is judged, so no stage moves: {error}")
             return ()
@@ -252,8 +244,8 @@ class Controller:
         """Record the decision where it is worth a record; False: nothing new may follow from it."""
         plan = record.plan
         try:
-            if is_worth_recording(plan, self._ledger.last_digest()):
-                report.number = self._ledger.begin(record)
+            if is_worth_recording(plan, self.ledger.last_digest()):
+                report.number = self.ledger.begin(record)
         except LedgerError as error:
             report.errors.append(f"nothing new is done, and releases only: {error}")
             return False
@@ -280,12 +272,12 @@ class Controller:
             view.name
             for view in views
             if view.marks.published is not None
-            and view.marks.published.expires_at > self._clock.now()
+            and view.marks.published.expires_at > self.clock.now()
             and view.opt_out is None
         )
 
     def _newest(self, view: NodeView) -> tuple[UnitView, ...]:
-        return self._evidence.newest(view, self._clock.now())
+        return self._evidence.newest(view, self.clock.now())
 
 
 def _same(state: PolicyState, before: PolicyState) -> bool:

@@ -6,21 +6,18 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from policy.assess import RULES
-from policy.episodes import Alert, Happening, Outcome, judge
+from policy.episodes import OUTCOME_TIMEOUT, Alert, Happening, Outcome, judge
 from policy.fleet import Fact
 from scheduler.evacuation.progress import Result
 from scheduler.ports.errors import LedgerError, SourceError
-from scheduler.ports.protocols import FactSource
+from scheduler.ports.protocols import FactReader
 from scheduler.ports.risks import Facts
 from telemetry.atomic import stamp_of
-
-OUTCOME_TIMEOUT = timedelta(days=7)
-"""How long after the horizon a diagnostic of a drained GPU is waited for before its alert is inconclusive."""
 
 Results = Callable[[], tuple[Result, ...] | None]
 """Gives the results of diagnostics kept in the scheduler; None: they could not be read since the process began."""
@@ -54,8 +51,7 @@ class EventFacts:
     ``diagnostic_failed``; one of code ``pass``, a repair and a replacement void what was before them. The newest
     XID 154 that names a recovery action is the fact ``recovery_action NAME``, or none where the action was taken back.
     A run of events was seen last at its ``last_at``, and at its beginning where that lies in the future.
-    An event of a whole node is about none of its units. No alert is judged here: an incident is more than an event, and
-    silence of a source is not health. :class:`scheduler.controller.facts.VerifiedFacts` does that from a history.
+    An event of a whole node is about none of its units.
     """
 
     def __init__(self, file: Path) -> None:
@@ -95,10 +91,6 @@ class EventFacts:
                 facts[unit].append(fact)
         return {unit: Facts(tuple(facts[unit]), void.get(unit)) for unit in sorted({*facts, *void})}
 
-    def outcomes(self, alerts: Sequence[Alert], now: datetime) -> Sequence[Outcome]:  # noqa: ARG002 - see the notes
-        """Judge none."""
-        return ()
-
     def _load(self) -> None:
         import pyarrow as pa  # noqa: PLC0415 - only who reads events needs it
         import pyarrow.compute as pc  # noqa: PLC0415
@@ -135,7 +127,7 @@ class VerifiedFacts:
 
     ``history``: gives what was known at a time, by which alerts are judged; raises ``SourceError`` where it cannot be
     read.
-    None: they are judged as the other source does.
+    None: none is judged, for an incident is more than an event, and silence of a source is not health.
     ``service``: gives each time since a time at which we took a node out of service (true) or gave it back, oldest
     first: a GPU that took no work did not serve on.
 
@@ -143,7 +135,7 @@ class VerifiedFacts:
     whose events do not arrive is no sign of health. What we do not know the node of is judged by its own events alone.
     """
 
-    inner: FactSource
+    inner: FactReader
     results: Results
     history: Callable[[datetime], History] | None = None
     service: Callable[[datetime], tuple[tuple[datetime, str, bool], ...]] = lambda _: ()
@@ -174,7 +166,7 @@ class VerifiedFacts:
         Raises ``SourceError`` if what happened cannot be read: then nothing is judged.
         """
         if self.history is None or not alerts:
-            return self.inner.outcomes(alerts, now)
+            return ()
         history = self.history(now)
         until = now if history.until is None else min(now, history.until)
         results = self._known()
@@ -198,7 +190,7 @@ class VerifiedFacts:
 
         def outcome(alert: Alert) -> Outcome:
             happenings = [*units[alert.unit], *nodes[homes.get(alert.unit, "")]]
-            return judge(alert, happenings, until, timeout=OUTCOME_TIMEOUT)
+            return judge(alert, happenings, until)
 
         return tuple(outcome(alert) for alert in alerts if alert.at <= until)
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 from policy.fleet import Score, UnitView
 from policy.risk_record import FORMAT, RiskRecord
 from policy.tiers import RAISED, ChosenThresholds, TierThresholds
-from scheduler.ports.codec import instant, read_json
+from scheduler.ports.codec import instant, object_of, read_json
 from scheduler.ports.errors import SourceError
 from scheduler.ports.protocols import Clock
 from scheduler.ports.risks import Risks
@@ -216,9 +216,6 @@ def _tiers(summary: dict[str, Any]) -> ChosenThresholds | None:
         return None
     if not isinstance(given, dict):
         raise ValueError(f"thresholds is {given!r}: expected an object")
-    values = {name: given.get(name) for name in RAISED}
-    for name, value in values.items():
-        if value is not None and (not isinstance(value, int | float) or isinstance(value, bool)):
-            raise ValueError(f"thresholds.{name} is {value!r}: expected a number")
+    thresholds = object_of(TierThresholds, {name: given.get(name) for name in RAISED}, "thresholds")
     reasons = {name: str(why) for name, why in sources.items()} if isinstance(sources, dict) else {}
-    return ChosenThresholds(TierThresholds(**values), reasons)
+    return ChosenThresholds(thresholds, reasons)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, get_args
 
 from scheduler.evacuation.case import OUTCOMES, Case, Still
@@ -24,6 +25,7 @@ from scheduler.ports.workloads import (
 )
 
 
+@dataclass(frozen=True, slots=True)
 class Diagnostics:
     """Runs diagnostics on nodes that are empty.
 
@@ -34,27 +36,24 @@ class Diagnostics:
     node, and people are notified. An inconclusive one is tried again, then reported; it frees nothing.
     """
 
-    def __init__(
-        self, workloads: Workloads, verification: Verification | None, settings: VerificationSettings, still: Still
-    ) -> None:
-        self._workloads = workloads
-        self._still = still
-        self._verification = verification
-        self._settings = settings
+    workloads: Workloads
+    verification: Verification | None
+    settings: VerificationSettings
+    still: Still
 
     def advance(self, case: Case, log: RoundLog) -> Result | None:
         """Start the diagnostic, or read where it stands; gives its result where it ended now."""
-        if self._verification is None:
+        if self.verification is None:
             case.change(phase="done", words="empty")
             return None
         if case.entry.started_at is None:
-            return self._start(self._verification, case, log)
-        return self._read(self._verification, case, log)
+            return self._start(self.verification, case, log)
+        return self._read(self.verification, case, log)
 
     def drop(self, node: str, key: str) -> None:
         """Stop the diagnostic of a node that is released meanwhile."""
-        if self._verification is not None:
-            self._verification.drop(node, key)
+        if self.verification is not None:
+            self.verification.drop(node, key)
 
     def settled(self, case: Case, log: RoundLog) -> None:
         """Tell people what a diagnostic came to, where that is theirs to settle, and run it again after a while."""
@@ -67,19 +66,19 @@ class Diagnostics:
         since = entry.ended_at or entry.began_at
         boots = {case.reading.boot_id, entry.boot_id} - {None}  # what is not known is no other one
         other = len(boots) > 1 or bool(case.units and entry.units and case.units != entry.units)
-        if case.held is None and (other or now - since >= self._settings.retry_after):
+        if case.held is None and (other or now - since >= self.settings.retry_after):
             again = entry.attempt + 1
             case.change(phase="emptying", attempt=again, first=again, started_at=None, empty_at=None)
 
     def _start(self, verification: Verification, case: Case, log: RoundLog) -> Result | None:
         now, entry = log.clock.now(), case.entry
-        if entry.empty_at is not None and now - entry.empty_at > self._settings.timeout:
+        if entry.empty_at is not None and now - entry.empty_at > self.settings.timeout:
             return self._ended(case, DiagnosticResult("inconclusive", f"it could not be started: {entry.words}"), log)
         if not self._may_start(case, log):
             return None
         fence = log.fence()
         key = entry.verify_key(case.node)
-        number = log.intend(Call(now, case.node, "verify", key, self._settings.method, None, case.why))
+        number = log.intend(Call(now, case.node, "verify", key, self.settings.method, None, case.why))
         if number is None:
             return None
         answer = verification.start(case.node, case.units, key, fence)
@@ -94,11 +93,11 @@ class Diagnostics:
         """Look again right before: the mark stands, people said nothing else, and the node is still empty."""
         if case.held is not None or log.over():
             return False
-        case.held = self._still(case)
+        case.held = self.still(case)
         if case.held is not None:
             return False
         try:
-            back = [workload.name for workload in self._workloads.on_node(case.node) if workload.stays is None]
+            back = [workload.name for workload in self.workloads.on_node(case.node) if workload.stays is None]
         except SchedulerError as error:
             log.error(f"what runs on {case.node} cannot be listed: {error}")
             return False
@@ -119,11 +118,11 @@ class Diagnostics:
         if outcome.kind == "missing":
             outcome = DiagnosticResult("inconclusive", "it was started, and is not there any more")
         if outcome.kind == "running":
-            if entry.started_at is None or now - entry.started_at <= self._settings.timeout:
+            if entry.started_at is None or now - entry.started_at <= self.settings.timeout:
                 log.step(case.node, "verify", "waiting", None, outcome.message)
                 return None
             verification.drop(case.node, key)
-            outcome = DiagnosticResult("inconclusive", f"no result within {self._settings.timeout}")
+            outcome = DiagnosticResult("inconclusive", f"no result within {self.settings.timeout}")
         return self._ended(case, outcome, log)
 
     def _ended(self, case: Case, outcome: DiagnosticResult, log: RoundLog) -> Result | None:
@@ -141,7 +140,7 @@ class Diagnostics:
         if not log.forward:
             return None  # a label that is not recorded is lost: read it again when it can be
         log.step(case.node, "verify", outcome.kind, None, outcome.message)
-        if outcome.kind == "inconclusive" and entry.attempt - entry.first + 1 < self._settings.attempts:
+        if outcome.kind == "inconclusive" and entry.attempt - entry.first + 1 < self.settings.attempts:
             # also an attempt that was never started has its own timeout
             case.change(attempt=entry.attempt + 1, started_at=None, empty_at=now, words=outcome.message)
         else:
@@ -158,6 +157,7 @@ _ANSWERS: Mapping[HookKind, AnswerKind] = {
 _KINDS: Mapping[str, DiagnosticKind] = {kind: kind for kind in get_args(DiagnosticKind)}
 
 
+@dataclass(frozen=True, slots=True)
 class HookVerification:
     """Asks a hook to run diagnostics.
 
@@ -168,17 +168,16 @@ class HookVerification:
     must not free this one.
     """
 
-    def __init__(self, hook: Hook) -> None:
-        self._hook = hook
+    hook: Hook
 
     def start(self, node: str, units: Sequence[str], key: str, fence: Fence) -> Answer:  # noqa: ARG002 - the key
         """Start it."""
-        reply = self._hook.tell(_payload("start", node, key, units), key)
+        reply = self.hook.tell(_payload("start", node, key, units), key)
         return Answer(_ANSWERS[reply.kind], reply.message)
 
     def result(self, node: str, key: str) -> DiagnosticResult:
         """Read where it stands."""
-        reply = self._hook.tell(_payload("result", node, key), key)
+        reply = self.hook.tell(_payload("result", node, key), key)
         if reply.kind in ("timeout", "refused"):
             raise SchedulerError(f"the result of the diagnostic on {node} cannot be read: {reply.message}")
         content, state = reply.content, _KINDS.get(str(reply.content.get("state")))
@@ -199,7 +198,7 @@ class HookVerification:
 
     def drop(self, node: str, key: str) -> None:
         """Stop it."""
-        self._hook.tell(_payload("drop", node, key), key)
+        self.hook.tell(_payload("drop", node, key), key)
 
 
 def _payload(step: str, node: str, key: str, units: Sequence[str] | None = None) -> dict[str, Any]:

@@ -62,26 +62,24 @@ class Request:
         }  # fmt: skip
 
 
+@dataclass(frozen=True, slots=True)
 class Drainer:
     """Empties nodes.
 
-    ``hooks``: how workloads are asked that are not asked through the scheduler, by what they name; None: not set up.
+    ``hooks``: how workloads are asked that are not asked through the scheduler, by what they name.
     """
 
-    def __init__(
-        self, workloads: Workloads, settings: EvacuationSettings, hooks: Mapping[str, Hook | None], still: Still
-    ) -> None:
-        self._workloads = workloads
-        self._still = still
-        self._settings = settings
-        self._hooks = {means: hook for means, hook in hooks.items() if hook is not None}
+    workloads: Workloads
+    settings: EvacuationSettings
+    hooks: Mapping[str, Hook]
+    still: Still
 
     def _offer_of(self, workload: Workload) -> CheckpointOffer | None:
         """Return the way to ask a workload; None: it names none, or one that is not set up."""
-        offer, default = workload.checkpoint, self._settings.checkpoint.default
+        offer, default = workload.checkpoint, self.settings.checkpoint.default
         if offer is None and workload.job is not None and default != "none":
             offer = CheckpointOffer(default)
-        return None if offer is None or offer.means not in {"scheduler", *self._hooks} else offer
+        return None if offer is None or offer.means not in {"scheduler", *self.hooks} else offer
 
     def foresee(self, workload: Workload) -> tuple[Literal["evict", "wait"], str]:
         """Return what would be done with a workload if its node were drained now, and how."""
@@ -94,7 +92,7 @@ class Drainer:
     def look(self, case: Case, log: RoundLog, now: datetime) -> None:
         """List what has to go from a node that is being emptied; with nothing left, it is empty."""
         try:
-            listed = self._workloads.on_node(case.node)
+            listed = self.workloads.on_node(case.node)
         except SchedulerError as error:
             log.error(f"what runs on {case.node} cannot be listed: {error}")
             return
@@ -131,7 +129,7 @@ class Drainer:
             case.wait_until(deadline)
 
     def _wait_of(self, offer: CheckpointOffer) -> timedelta:
-        settings = self._settings.checkpoint
+        settings = self.settings.checkpoint
         return min(max(offer.takes or settings.timeout, timedelta(0)), settings.max_timeout)
 
     def ask(self, cases: Iterable[Case], log: RoundLog) -> None:
@@ -147,7 +145,7 @@ class Drainer:
         # the scheduler answers at once, a hook may not: then who was not asked yet, then whose time is over first
         todo.sort(key=lambda request: (request.offer.means != "scheduler", not request.first, request.ask.deadline))
         for at in range(0, len(todo), AT_ONCE):
-            if log.over(reserve=self._settings.max_round_duration / 2):
+            if log.over(reserve=self.settings.max_round_duration / 2):
                 return
             self._ask_some(todo[at : at + AT_ONCE], log)
 
@@ -159,7 +157,7 @@ class Drainer:
                 self._say_wait(case, workload, step, message, log)
                 continue
             again = leaving.evicted_at is not None
-            if not again and flying >= self._settings.max_concurrent:
+            if not again and flying >= self.settings.max_concurrent:
                 log.step(
                     case.node, "wait", "waiting", workload.name, f"{flying} workloads are on their way out already"
                 )
@@ -183,7 +181,7 @@ class Drainer:
         for request in requests:
             case, number = request.case, None
             if request.first:
-                case.held = case.held or self._still(case)
+                case.held = case.held or self.still(case)
                 if case.held is not None:
                     continue
                 means, key = request.offer.means, request.ask.key
@@ -204,7 +202,7 @@ class Drainer:
             self._asked(request, answer, state, log)
 
     def _tell(self, request: Request) -> tuple[Answer, CheckpointState]:
-        reply = self._hooks[request.offer.means].tell(request.payload(), request.ask.key)
+        reply = self.hooks[request.offer.means].tell(request.payload(), request.ask.key)
         if reply.kind in ("refused", "timeout"):
             return Answer(reply.kind, reply.message), CheckpointState("waiting", reply.message)
         states: dict[HookKind, CheckpointKind] = {"done": "acknowledged", "waiting": "waiting", "failed": "failed"}
@@ -213,11 +211,11 @@ class Drainer:
     def _through_scheduler(self, request: Request, fence: Fence) -> tuple[Answer, CheckpointState]:
         workload, answer = request.workload, Answer("already")
         if request.first:
-            answer = self._workloads.ask_checkpoint(workload, request.ask, fence)
+            answer = self.workloads.ask_checkpoint(workload, request.ask, fence)
             if not answer.confirmed:
                 return answer, CheckpointState("waiting", answer.message)
         try:
-            return answer, self._workloads.checkpoint_state(workload, request.ask.key)
+            return answer, self.workloads.checkpoint_state(workload, request.ask.key)
         except SchedulerError as error:
             return answer, CheckpointState("waiting", f"whether it was written cannot be read: {error}")
 
@@ -269,25 +267,25 @@ class Drainer:
 
     def _evict_one(self, case: Case, workload: Workload, log: RoundLog) -> bool:
         fence = log.fence()
-        case.held = self._still(case)
+        case.held = self.still(case)
         if case.held is not None:
             return False
         now = log.clock.now()
         if now >= fence.until:
             return False
         key = key_of(case.node, case.entry.began_at, f"evict {workload.uid}")
-        writes = self._workloads.preview(workload)
+        writes = self.workloads.preview(workload)
         number = log.intend(Call(now, case.node, "evict", key, "scheduler", workload, case.why, writes))
         if number is None:
             return False
-        answer = self._workloads.evict(workload, fence)
+        answer = self.workloads.evict(workload, fence)
         log.settle(number, answer)
         self._evicted(case, workload, answer, log.clock.now())
         log.step(case.node, "evict", OUTCOMES[answer.kind], workload.name, answer.message, answer.writes)
         return answer.kind in ("done", "already", "timeout")
 
     def _evicted(self, case: Case, workload: Workload, answer: Answer, now: datetime) -> None:
-        settings, leaving = self._settings, case.entry.leaving[workload.uid]
+        settings, leaving = self.settings, case.entry.leaving[workload.uid]
         if answer.kind in ("done", "already"):
             # it is asked again only where it neither went nor is on its way long after its own grace time
             again = now + (workload.grace or timedelta(0)) + settings.retry_max_delay

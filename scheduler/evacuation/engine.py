@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from policy.fleet import Level, NodeView
@@ -25,6 +25,7 @@ _MOST_OPEN = 100
 # Calls of dead processes that are looked into in one round.
 
 
+@dataclass
 class Evacuation:
     """Empties the nodes that carry a drain mark of predrain.
 
@@ -35,25 +36,19 @@ class Evacuation:
     anywhere: every call may be repeated, and the next leader reads the same progress. Nothing waits inside a round.
     """
 
-    def __init__(
-        self,
-        scheduler: SchedulerAdapter,
-        workloads: Workloads,
-        clock: Clock,
-        settings: EvacuationSettings,
-        hooks: Mapping[str, Hook | None],
-        verification: Verification | None,
-    ) -> None:
-        self._scheduler = scheduler
-        self._workloads = workloads
-        self._clock = clock
-        self._settings = settings
-        self._verification = verification
-        self._store = stored_progress(workloads)
+    scheduler: SchedulerAdapter
+    workloads: Workloads
+    clock: Clock
+    settings: EvacuationSettings
+    hooks: Mapping[str, Hook]
+    verification: Verification | None
+
+    def __post_init__(self) -> None:
+        self._store = stored_progress(self.workloads)
         self._progress = Progress()  # with what this round changed
         self._unread = frozenset[str]()  # what the last round had no time to read
-        self._drainer = Drainer(workloads, settings, hooks, self._still)
-        self._diagnostics = Diagnostics(workloads, verification, settings.verification, self._still)
+        self._drainer = Drainer(self.workloads, self.settings, self.hooks, self._still)
+        self._diagnostics = Diagnostics(self.workloads, self.verification, self.settings.verification, self._still)
 
     def results(self) -> tuple[Result, ...] | None:
         """Return the results of diagnostics; None: they could not be read since the process began."""
@@ -81,14 +76,14 @@ class Evacuation:
         ``unheard``: nodes of whose GPUs it could never be read what they reported: they are left as they are.
         Raises ``LeaseLostError`` if the lease is lost on the way.
         """
-        if not self._settings.enabled:
+        if not self.settings.enabled:
             return
-        log.begin(self._settings.max_round_duration)
+        log.begin(self.settings.max_round_duration)
         self._settle_open(log)
         cases = self._open(log, plan, views, drained)
         for case in cases:
             case.frozen = _frozen(plan, case.reading.view, unheard)
-        now = self._clock.now()
+        now = self.clock.now()
         emptying = [case for case in cases if case.entry.phase == "emptying"]
         for case in emptying:
             self._drainer.look(case, log, now)
@@ -109,14 +104,14 @@ class Evacuation:
 
     def rehearse(self, plan: Plan, views: Mapping[str, NodeView], report: RoundReport) -> None:
         """Report what would be asked of whom on nodes that are or would be drained, after :meth:`load`; nothing is."""
-        if not self._settings.enabled:
+        if not self.settings.enabled:
             return
         wanted = {action.node for action in plan.actions if action.verb == "drain"}
         marked = {name for name, view in views.items() if view.marks.drained}
         ends = {action.node for action in plan.actions if action.verb == "release"}
         for name in sorted((wanted | marked) - ends):
             try:
-                listed = self._workloads.on_node(name)
+                listed = self.workloads.on_node(name)
             except SchedulerError as error:
                 report.errors.append(f"what runs on {name} cannot be listed: {error}")
                 continue
@@ -124,7 +119,7 @@ class Evacuation:
                 if workload.stays is not None:
                     continue
                 verb, message = self._drainer.foresee(workload)
-                writes = self._workloads.preview(workload) if verb == "evict" else ()
+                writes = self.workloads.preview(workload) if verb == "evict" else ()
                 report.work.append(WorkStep(name, verb, "would", workload.name, message, writes))
 
     def _act(self, cases: list[Case], emptying: list[Case], results: list[Result], log: RoundLog) -> None:
@@ -155,18 +150,18 @@ class Evacuation:
         nodes = dict(progress.nodes)
         cases: list[Case] = []
         switches = self._switches(log)
-        deadline = self._clock.now() + self._settings.max_round_duration / 3
+        deadline = self.clock.now() + self.settings.max_round_duration / 3
         # what was left goes first: else the same nodes were left each time, and their diagnostics never read
         left = sorted({*nodes, *marked, *drained}, key=lambda name: (name not in self._unread, *_urgency(plan, name)))
         self._unread = frozenset()
         for place, name in enumerate(left):
-            before = self._clock.now()
+            before = self.clock.now()
             if before >= deadline:  # so that what was read can still be emptied in this round
                 self._unread = frozenset(left[place:])
                 log.error(f"{len(self._unread)} nodes, {name} first, wait for the next round: reading takes too long")
                 break
             try:
-                reading = self._scheduler.revalidate(name)
+                reading = self.scheduler.revalidate(name)
             except SchedulerError as error:
                 log.error(f"{name} cannot be read again: {error}")
                 continue
@@ -177,7 +172,7 @@ class Evacuation:
             entry = nodes.get(name)
             if entry is None or name in drained or _newer(reading, entry, before):
                 self._end(name, entry, "another drain began", log)
-                entry = Evacuating(self._clock.now())
+                entry = Evacuating(self.clock.now())
                 log.find(name, "began", "its drain mark is followed")
             nodes[name] = entry
             units = tuple(unit.name for unit in views[name].units) if name in views else ()
@@ -198,7 +193,7 @@ class Evacuation:
 
     def _held(self, case: Case, reading: NodeReading, switches: Switches) -> str | None:  # noqa: PLR0911
         """Return why nothing new may be done to empty a node now, though its mark stands; None: it may be emptied."""
-        view, now, decision = reading.view, self._clock.now(), case.decision
+        view, now, decision = reading.view, self.clock.now(), case.decision
         published, passed_at = view.marks.published, self._progress.passed_at(reading.view.name)
         if switches.kill:
             return "the kill switch is set"
@@ -214,15 +209,15 @@ class Evacuation:
             return "what its drain rests on has expired"
         if decision is None or decision.target is not Level.DRAINED:
             return "the decision of this round does not want it drained any more"
-        if passed_at is not None and now < passed_at + self._settings.verification.valid_for and not decision.rules:
+        if passed_at is not None and now < passed_at + self.settings.verification.valid_for and not decision.rules:
             return f"it passed a diagnostic at {passed_at:%Y-%m-%d %H:%M} UTC: its jobs are not moved again so soon"
         return None
 
     def _still(self, case: Case) -> str | None:
         """Read the node and the switches again, right before a call."""
         try:
-            switches = self._scheduler.read_switches()
-            reading = self._scheduler.revalidate(case.node)
+            switches = self.scheduler.read_switches()
+            reading = self.scheduler.revalidate(case.node)
         except SchedulerError as error:
             return f"it could not be read again: {error}"
         if reading is None:
@@ -233,7 +228,7 @@ class Evacuation:
 
     def _switches(self, log: RoundLog) -> Switches | None:
         try:
-            return self._scheduler.read_switches()
+            return self.scheduler.read_switches()
         except SchedulerError as error:
             log.error(f"the switches cannot be read: {error}")
             return None
@@ -241,7 +236,7 @@ class Evacuation:
     def _keep(self, cases: Iterable[Case], results: Iterable[Result], log: RoundLog) -> bool:
         progress = self._progress
         nodes = {**progress.nodes, **{case.node: case.entry for case in cases}}
-        oldest = self._clock.now() - self._settings.verification.retention
+        oldest = self.clock.now() - self.settings.verification.retention
         then = Progress(dict(sorted(nodes.items())), progress.results).with_results(results, oldest)
         self._progress = then
         why = None if then == self._store.value else self._store.save(then)
@@ -255,7 +250,7 @@ class Evacuation:
             return
         # up to then it had reason to wait: asked checkpoints, and ends of what may not be moved
         since = max(entry.began_at, min(entry.due_at or now, now))
-        if now < since + self._settings.stuck_after:
+        if now < since + self.settings.stuck_after:
             return
         waiting = [
             f"{workload.name} ({entry.leaving[workload.uid].words or workload.held or 'on its way'})"
@@ -276,18 +271,18 @@ class Evacuation:
                     kind, message = self._became(call, listed)
                 except SchedulerError:
                     continue  # the next round looks again
-                answer = Settled(self._clock.now(), "found" if kind else "not_found", kind, message)
+                answer = Settled(self.clock.now(), "found" if kind else "not_found", kind, message)
                 log.ledger.settle_call(number, answer)
                 log.report.notes.append(f"{call.kind} on {call.node} was interrupted: {message}")
 
     def _became(self, call: Call, listed: dict[str, Mapping[str, Workload]]) -> tuple[bool, str]:
-        if call.kind == "verify" and self._verification is not None:
-            started = self._verification.result(call.node, call.key).kind != "missing"
+        if call.kind == "verify" and self.verification is not None:
+            started = self.verification.result(call.node, call.key).kind != "missing"
             return started, "the diagnostic was started" if started else "no diagnostic was started"
         if call.kind != "evict" or call.workload is None:
             return False, "the process ended before an answer; it is asked again with the same key where it must be"
         if call.node not in listed:
-            listed[call.node] = {workload.uid: workload for workload in self._workloads.on_node(call.node)}
+            listed[call.node] = {workload.uid: workload for workload in self.workloads.on_node(call.node)}
         left = listed[call.node].get(call.workload.uid)
         if left is None:
             return True, "it is gone"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, Final
 
 from policy.fleet import JobView, Level, NodeView, UnitView
@@ -17,6 +17,7 @@ from telemetry.collect.kubernetes.api import Object
 from telemetry.collect.kubernetes.nodes import NodeView as Collected
 from telemetry.collect.kubernetes.nodes import view_of as collected_view
 from telemetry.collect.kubernetes.rules import KubernetesRules
+from telemetry.milliseconds import from_ms
 
 _UUID: Final = re.compile(r"GPU-[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}")
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]*")
@@ -87,7 +88,7 @@ def _parsed(
         cordoned_by=_cordoned_by(collected, node_object, rules, keys),
         down=bool(metadata.get("deletionTimestamp")) or not collected.ready,  # or it never reported
         software=_software(labels),
-        since=None if collected.created_ms is None else datetime.fromtimestamp(collected.created_ms / 1000, UTC),
+        since=None if collected.created_ms is None else from_ms(collected.created_ms),
     )  # fmt: skip
     view = view_of(node_object, base, keys, now)
     conditions = (raw.get("status") or {}).get("conditions") or ()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Final
 
 from policy.fleet import JobView
@@ -15,6 +15,7 @@ from telemetry.collect.kubernetes.api import CLAIM_VERSIONS, Object
 from telemetry.collect.kubernetes.jobs import gpus_of, pod_run
 from telemetry.collect.kubernetes.rules import KubernetesRules
 from telemetry.config import parse_duration
+from telemetry.milliseconds import from_ms
 
 LIVING: Final = "status.phase!=Succeeded,status.phase!=Failed"
 """Field selector of pods that hold anything."""
@@ -78,9 +79,9 @@ def pod_part(pod: Object, rules: KubernetesRules, keys: PodKeys) -> PodPart | No
         return PodPart(node, f"{metadata.get('namespace')}/{metadata.get('name')}", 1)
     if run is None or run.outcome is not None:
         return None
-    checkpointed_at = None if run.checkpointed_ms is None else _instant(run.checkpointed_ms)
+    checkpointed_at = None if run.checkpointed_ms is None else from_ms(run.checkpointed_ms)
     return PodPart(
-        run.node, run.job, run.gpus, _instant(run.started_ms), checkpointed_at, ends_at(pod, keys),
+        run.node, run.job, run.gpus, from_ms(run.started_ms), checkpointed_at, ends_at(pod, keys),
         keys.checkpoint in annotations_of(pod), run.namespace, run.claims,
     )  # fmt: skip
 
@@ -147,10 +148,6 @@ def duration(text: str | None) -> timedelta | None:
 
 def _pick(choose: Callable[..., datetime | None], times: Iterable[datetime | None]) -> datetime | None:
     return choose((time for time in times if time is not None), default=None)
-
-
-def _instant(ms: int) -> datetime:
-    return datetime.fromtimestamp(ms / 1000, UTC)
 
 
 class ClaimCounts:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from policy.fleet import Level
-from telemetry.atomic import disk_errors
+from telemetry.atomic import write_bytes
 
 SOURCE = "predrain"
 """``source`` of our events: features and labels know our own drains by it."""
@@ -82,11 +82,6 @@ def write_events(events: Sequence[Mapping[str, Any]], file: Path) -> None:
 
     from telemetry.dataset.schema import EVENTS  # noqa: PLC0415
 
-    table = pa.Table.from_pylist([dict(event) for event in events], schema=EVENTS)
-    temporary = file.with_name(f".{file.name}.tmp")
-    try:
-        with disk_errors(file):
-            pq.write_table(table, temporary)
-            temporary.replace(file)
-    finally:
-        temporary.unlink(missing_ok=True)
+    content = pa.BufferOutputStream()
+    pq.write_table(pa.Table.from_pylist([dict(event) for event in events], schema=EVENTS), content)
+    write_bytes(file, content.getvalue())

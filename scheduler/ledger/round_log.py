@@ -12,7 +12,7 @@ from scheduler.ledger.sqlite_ledger import SqliteLedger
 from scheduler.ports.errors import LedgerError
 from scheduler.ports.protocols import Clock, Lease
 from scheduler.ports.readings import Answer, Write
-from scheduler.ports.records import Call, Finding, FindingKind, Settled
+from scheduler.ports.records import Call, FindingKind, Settled
 from scheduler.ports.report import RoundReport, WorkStep
 from scheduler.ports.workloads import Fence
 
@@ -70,7 +70,7 @@ class RoundLog:
     def find(self, node: str, kind: FindingKind, message: str, content: Mapping[str, Any] | None = None) -> None:
         """Record a finding."""
         with self.recording():
-            self.ledger.find(Finding(self.clock.now(), node, kind, message, content or {}))
+            self.ledger.find(self.clock.now(), node, kind, message, content or {})
 
     def step(
         self, node: str, verb: str, outcome: str, workload: str | None = None, message: str = "",

@@ -9,7 +9,7 @@ import sqlite3
 import weakref
 import zlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,7 +23,7 @@ from policy.plan import Action
 from scheduler.ledger.schema import connect
 from scheduler.ports.codec import object_of, plain_of
 from scheduler.ports.errors import LedgerError
-from scheduler.ports.records import Call, Finding, Intent, RoundRecord, Settled, digest_of
+from scheduler.ports.records import Call, FindingKind, Intent, RoundRecord, Settled, digest_of
 from scheduler.ports.stored_state import state_json
 
 _BESIDE_UNITS: Final = tuple(field.name for field in fields(NodeView) if field.name != "units")
@@ -119,13 +119,12 @@ class SqliteLedger:
         """
         return self._open("calls", "call FROM calls_settled", Call)
 
-    def find(self, finding: Finding) -> None:
-        """Record what was found out on the way."""
+    def find(self, at: datetime, node: str, kind: FindingKind, message: str, content: Mapping[str, Any]) -> None:
+        """Record what was found out on the way; ``content``: what belongs to it, as plain JSON."""
         with self._adding():
             self._add(
                 "INSERT INTO findings (at, node, kind, content) VALUES (?, ?, ?, ?)",
-                _words(finding.at), finding.node, finding.kind,
-                _text({"words": finding.words, **plain_of(finding.content)}),
+                _words(at), node, kind, _text({"words": message, **plain_of(content)}),
             )  # fmt: skip
 
     def service(self, since: datetime) -> tuple[tuple[datetime, str, bool], ...]:

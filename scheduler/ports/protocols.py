@@ -31,11 +31,15 @@ class RiskSource(Protocol):
         """Read the newest scores; raises ``SourceError`` if they cannot be read."""
 
 
-class FactSource(Protocol):
-    """What GPUs reported themselves, and what became of earlier alerts."""
+class FactReader(Protocol):
+    """What GPUs reported themselves."""
 
     def read(self, now: datetime) -> Mapping[str, Facts]:
         """Return the facts known at ``now``, by unit; raises ``SourceError`` if they cannot be read."""
+
+
+class FactSource(FactReader, Protocol):
+    """What became of earlier alerts, too."""
 
     def outcomes(self, alerts: Sequence[Alert], now: datetime) -> Sequence[Outcome]:
         """Judge earlier alerts by what is known at ``now``; undecided ones are left out.

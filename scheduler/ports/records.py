@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal
 
@@ -114,6 +113,9 @@ CallKind = Literal["checkpoint", "evict", "verify", "escalate"]
 FindingKind = Literal[
     "began", "acknowledged", "no_answer", "waits", "stuck", "empty", "verified", "escalated", "ended", "called_off"
 ]  # fmt: skip
+"""What is found out about a node while it drains. ``began``: a drain mark stands and is followed; ``acknowledged``,
+``no_answer``: of a checkpoint; ``waits``: for a workload's own end; ``verified``: a diagnostic ended; ``escalated``:
+people were notified; ``ended``: the mark is gone; ``called_off``: the mark stands and nothing more is done."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,20 +137,3 @@ class Call:
     workload: Workload | None = None
     why: str = ""
     writes: tuple[Write, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """A finding about a node while it drains.
-
-    ``kind``: ``began``: a drain mark stands and is followed; ``acknowledged``, ``no_answer``: of a checkpoint;
-    ``waits``: for a workload's own end; ``stuck``; ``empty``; ``verified``: a diagnostic ended; ``escalated``: people
-    were notified; ``ended``: the mark is gone; ``called_off``: the mark stands and nothing more is done.
-    ``content``: what belongs to it, as plain JSON.
-    """
-
-    at: datetime
-    node: str
-    kind: FindingKind
-    words: str
-    content: Mapping[str, Any] = field(default_factory=dict)

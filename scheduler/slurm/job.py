@@ -46,7 +46,7 @@ class SlurmJob:
     ``name``: as Slurm writes it: ``123``, ``123_7`` in an array, ``123+1`` in a heterogeneous job.
     ``leader``: the job that a requeue names: the first component of a heterogeneous job, else the job itself.
     ``uid``: of this run of it.
-    ``submitted_at``, ``started_at``, ``ends_at``: Aware; ``ends_at`` is the end of its time limit, None without one.
+    ``started_at``, ``ends_at``: Aware; ``ends_at`` is the end of its time limit, None without one.
     ``requeue``, ``batch``: whether it may be requeued; whether it is a batch job.
     ``comment``: its comment and its ``extra``.
     """
@@ -59,7 +59,6 @@ class SlurmJob:
     states: frozenset[str]
     user: str = ""
     gpus: int = 0
-    submitted_at: datetime | None = None
     started_at: datetime | None = None
     ends_at: datetime | None = None
     requeue: bool = False
@@ -130,7 +129,7 @@ def job_of(row: Mapping[str, Any], gres: str) -> SlurmJob | None:
     uid = f"{job_id}.{restarts}.{0 if submitted is None else int(submitted.timestamp())}"
     return SlurmJob(
         job_id, job_name(row), het or job_id, uid, nodes, states, user, _gpus(row, len(nodes), gres),
-        submitted, started, _end(row, started), row.get("requeue") is True, row.get("batch_flag") is True, comment,
+        started, _end(row, started), row.get("requeue") is True, row.get("batch_flag") is True, comment,
     )  # fmt: skip
 
 

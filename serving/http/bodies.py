@@ -47,9 +47,9 @@ def write_json(value: Any) -> bytes:
         return json.dumps(value, allow_nan=False, separators=(",", ":")).encode("ascii")
 
 
-def as_json(value: Any, status: int = 200) -> Response:
+def as_json(value: Any) -> Response:
     """Answer with a value, past the framework's own encoder."""
-    return Response(write_json(value), status, media_type=JSON)
+    return Response(write_json(value), media_type=JSON)
 
 
 def shown(value: object) -> str:

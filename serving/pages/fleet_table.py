@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -15,7 +14,7 @@ from policy.risk_record import RiskRecord
 from policy.tiers import TIERS, UNKNOWN
 from serving.http.schemas import Tier
 from serving.scores.fleet import Fleet
-from serving.scores.reading import NOWHERE, Place
+from serving.scores.reading import NOWHERE, Place, natural
 
 LONGEST: Final = 200
 """Of a text in an address."""
@@ -68,7 +67,6 @@ class FleetQuery(BaseModel):
         return bool(self.search or self.tiers or self.rack or self.group)
 
 
-_DIGITS: Final = re.compile(r"(\d+)")
 _QUIET: Final = ("clear", "watch")
 _WEIGHT: Final[dict[str, int]] = {tier: at for at, tier in enumerate((UNKNOWN, *TIERS))}
 
@@ -116,12 +114,6 @@ def select(rows: Sequence[FleetRow], query: FleetQuery) -> list[FleetRow]:
     known = [row for row in matching if key(row) is not None]
     known.sort(key=lambda row: (key(row), row.order), reverse=query.sort.startswith("-"))
     return known + [row for row in matching if key(row) is None]
-
-
-def natural(name: str) -> tuple[Any, ...]:
-    """Return a sort key by which 10 comes after 9."""
-    parts = _DIGITS.split(name)
-    return tuple((int(part), "") if at % 2 else (-1, part) for at, part in enumerate(parts) if part)
 
 
 _KEYS: Final[dict[str, Callable[[FleetRow], Any]]] = {

@@ -15,6 +15,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from starlette.requests import Request
 from starlette.responses import Response
 
+from policy.risk_record import format_utc
 from serving.scores.reading import span
 
 
@@ -38,11 +39,6 @@ def percent(value: float | None) -> str:
 def instant(when: datetime | None) -> str:
     """Write a time to the minute: ``2026-01-01 06:00 UTC``."""
     return "not known" if when is None else f"{when.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
-
-
-def iso(when: datetime) -> str:
-    """Write a time for programs."""
-    return when.astimezone(UTC).isoformat(timespec="seconds")
 
 
 def hours(length: timedelta) -> str:
@@ -122,7 +118,7 @@ def _environment() -> Environment:
         auto_reload=False,
     )
     environment.filters.update(
-        {"percent": percent, "span": span, "instant": instant, "iso": iso, "hours": hours, "name": _quoted}
+        {"percent": percent, "span": span, "instant": instant, "iso": format_utc, "hours": hours, "name": _quoted}
     )
     environment.globals["asset"] = _address
     return environment

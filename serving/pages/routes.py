@@ -25,10 +25,10 @@ from serving.http.metrics import fitted_at
 from serving.http.schemas import Query as QueryModel
 from serving.http.score_cache import ScoreCache
 from serving.pages.charts import draw, risk_chart, spark
-from serving.pages.fleet_table import PAGE_SIZES, FleetQuery, Text, natural, select, table_rows
+from serving.pages.fleet_table import PAGE_SIZES, FleetQuery, Text, select, table_rows
 from serving.pages.rendering import ASSETS, asset, page
 from serving.scores.fleet import Fleet
-from serving.scores.reading import NOWHERE, past_scores
+from serving.scores.reading import NOWHERE, natural, past_scores
 from telemetry.collect.remote_write.problems import Refused
 
 LEDGER_MOST: Final = 50

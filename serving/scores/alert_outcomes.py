@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
@@ -26,12 +26,10 @@ from policy.tiers import Tier
 from serving.scores.reading import FACTS, Place, decision_folders
 from serving.scores.writing import PARQUET, SUMMARY, ScoresFolder, write_json
 from telemetry.dataset.store import Dataset
+from telemetry.milliseconds import from_ms
 
 WINDOW: Final = timedelta(days=30)
 """Alerts are reported so far back from the end of the data."""
-
-OUTCOME_TIMEOUT: Final = timedelta(days=7)
-"""How long after the horizon the outcome of a drained unit may still come."""
 
 ALERTED: Final = ("elevated", "high")
 """Tiers on which a controller may act: an alert stands while a unit is in one of them."""
@@ -97,7 +95,7 @@ def outcomes_of(
     alerts = list(_alerts(decisions, labels.gap, drain_horizon))
     judged: list[dict[str, Any]] = []
     for alert, node, tier, risk in alerts:
-        outcome = judge(alert, happenings.get(alert.unit, ()), data_end, timeout=OUTCOME_TIMEOUT)
+        outcome = judge(alert, happenings.get(alert.unit, ()), data_end)
         first = next(
             (onset for onset in onsets.get(alert.unit, ()) if alert.at < onset[0] <= alert.at + alert.horizon), None
         )
@@ -238,11 +236,8 @@ def happenings_of(
     }
     for kind, chosen in kinds.items():
         for position, code in zip(*facts.at_units(chosen, stays), strict=True):
-            known, at = _instant(facts.known[position]), _instant(facts.time[position])
+            known, at = from_ms(int(facts.known[position])), from_ms(int(facts.time[position]))
             yield known, str(stays.units[code]), Happening(kind, at)
     for code, time in zip(*stays.leaves(), strict=True):
-        yield _instant(time), str(stays.units[code]), Happening("left", _instant(time))
-
-
-def _instant(ms: np.int64) -> datetime:
-    return datetime.fromtimestamp(int(ms) / 1000, UTC)
+        left_at = from_ms(int(time))
+        yield left_at, str(stays.units[code]), Happening("left", left_at)

@@ -28,6 +28,7 @@ from serving.scores.feature_settings import drain_horizon, live_config, missing_
 from serving.scores.fleet_rows import FleetRows, fleet_rows, stale_after
 from serving.scores.writing import ScoresFolder, ScoringResult, write_decision
 from telemetry.dataset.store import Dataset
+from telemetry.milliseconds import from_ms
 
 Clock = Callable[[], datetime]
 """Gives the present time, aware."""
@@ -146,7 +147,7 @@ def _score(
     records += [record(unit, node, None, sample_age_seconds=None, completeness=0.0) for unit, node in idle]
     records.sort(key=lambda entry: (entry.rank is None, entry.rank or 0, entry.unit))
     fitted = model.bundle.fitted
-    newest = None if rows.newest_ms is None else datetime.fromtimestamp(rows.newest_ms / 1000, UTC)
+    newest = None if rows.newest_ms is None else from_ms(rows.newest_ms)
     counted = Counter(record.tier for record in records)
     why = Counter(record.unknown_reason for record in records if record.unknown_reason is not None)
     summary = {

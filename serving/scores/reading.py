@@ -28,6 +28,7 @@ _MOST_TEXTFILE_BYTES: Final = 1 << 16
 
 STAMP: Final = "%Y%m%dT%H%M%SZ"
 NAME: Final = re.compile(r"\d{8}T\d{6}Z")
+_DIGITS: Final = re.compile(r"([0-9]{1,18})")
 MOST_DECISIONS: Final = 120
 """Newest decisions that a page shows: a month of one every six hours."""
 
@@ -260,7 +261,11 @@ def span(seconds: float | None) -> str:
     return f"{days} d {hours} h" if hours else f"{days} d"
 
 
-def _place(record: RiskRecord) -> tuple[int, str, str]:
-    # Slots are often numbers: 10 comes after 9.
-    slot = record.slot or ""
-    return (int(slot) if slot.isascii() and slot.isdigit() and len(slot) < 10 else -1, slot, record.unit)
+def natural(name: str) -> tuple[tuple[int, str], ...]:
+    """Return a sort key by which 10 comes after 9."""
+    parts = _DIGITS.split(name)
+    return tuple((int(part), "") if at % 2 else (-1, part) for at, part in enumerate(parts) if part)
+
+
+def _place(record: RiskRecord) -> tuple[Any, ...]:
+    return natural(record.slot or ""), record.unit

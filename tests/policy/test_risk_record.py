@@ -88,8 +88,6 @@ def test_fields_of_a_later_version_are_passed_over() -> None:
         (KNOWN, {"risk": 1.5}, r"GPU-1 has a risk of 1\.5"),
         (KNOWN, {"score": float("nan")}, "GPU-1 has a score of nan"),
         (KNOWN, {"completeness": 1.2}, r"completeness of 1\.2"),
-        (KNOWN, {"issued_at": datetime(2026, 1, 1)}, "issued_at has no time zone"),  # noqa: DTZ001 - meant
-        (KNOWN, {"status": "fine"}, "a status of 'fine'"),
     ],
 )
 def test_fields_that_contradict_each_other_are_refused(record: RiskRecord, change: Any, message: str) -> None:
@@ -104,6 +102,7 @@ def test_fields_that_contradict_each_other_are_refused(record: RiskRecord, chang
         ({"node": ...}, "the risk record is damaged: node: Field required"),
         ({"risk": "0.1"}, "the risk record is damaged: risk: "),
         ({"alert": 1}, "the risk record is damaged: alert: "),
+        ({"status": "fine"}, "the risk record is damaged: status: "),
         ({"risks": [1]}, "the risk record is damaged"),
         ({"horizon_seconds": 1e300}, "the risk record is damaged"),
         ({"expires_at": "2026-01-01T06:00:00"}, "a time without a zone"),

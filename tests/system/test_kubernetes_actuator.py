@@ -233,7 +233,7 @@ def test_another_replica_goes_on_where_the_leader_was_killed(cluster: Kubernetes
     cluster.drop_budget("train")
     until(two, lambda: not cluster.on(sick))
     assert not one.round().active
-    assert one.controller._scheduler.leadership.may_write("one") is not None
+    assert one.controller.scheduler.leadership.may_write("one") is not None
 
 
 def test_a_racing_writer_loses_nothing_and_neither_do_we(cluster: KubernetesCluster) -> None:

@@ -67,7 +67,7 @@ class Drains(Fleet):
 
     def __init__(self, world: World, cluster: KubernetesClient) -> None:
         super().__init__(cluster, world, ON)
-        self.scheduler = self.controller._scheduler
+        self.scheduler = self.controller.scheduler
 
     def round(self, **values: float) -> Any:
         self.later(timedelta(minutes=1))

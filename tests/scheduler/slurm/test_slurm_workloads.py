@@ -16,7 +16,7 @@ from tests.scheduler.slurm.slurm_world import ME, World
 
 ASK = CheckpointAsk("a" * 32, T0 + HOUR, "high")
 JOB = SlurmJob(
-    7, "7", 7, "7.0.1", ("n0", "n1"), frozenset({"RUNNING"}), "ann", 16, T0, T0, T0 + 5 * HOUR, True, True,
+    7, "7", 7, "7.0.1", ("n0", "n1"), frozenset({"RUNNING"}), "ann", 16, T0, T0 + 5 * HOUR, True, True,
     "predrain.checkpoint=USR1@120",
 )  # fmt: skip
 

@@ -11,11 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
-from policy.episodes import openings
-
-Ints = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
-Floats = npt.NDArray[np.float64]
+from policy.episodes import Bools, Floats, Ints, openings
 
 
 @dataclass(frozen=True, slots=True)

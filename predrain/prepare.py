@@ -29,17 +29,7 @@ def prepare(
             return
         from simulator.simulate import simulate
 
-        fleet = loaded.simulate
-        summary = simulate(
-            out.resolve(),
-            gpus=fleet.gpus,
-            days=fleet.days,
-            seed=fleet.seed,
-            scenario=fleet.scenario,
-            acceleration=fleet.acceleration,
-            progress=advance,
-        )
-        show(summary, as_json=as_json)
+        show(simulate(out.resolve(), **dict(loaded.simulate), progress=advance), as_json=as_json)
 
 
 def _take(source: Path, out: Path) -> dict[str, object]:

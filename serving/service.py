@@ -85,33 +85,23 @@ class Service:
         self._add_state_routes()
         add_invocations(self.api, queries, self.settings.rows)
         self._pages.add_to(self.api)
-        self.api.add_middleware(
-            RequestGuard,
-            settings=self.settings,
-            access=access,
-            metrics=self.metrics,
-            log=self._log,
-            hosts=hosts if self._tokens is None else None,
-        )
-        # A guard of its own: bodies of the API must not push out those of the extender, which would hold pods back.
+        self._guard(self.api, access, hosts if self._tokens is None else None)
         self.extender = self._make_extender(hosts)
 
     def _make_extender(self, hosts: Sequence[str]) -> FastAPI:
         """Make the application of the extender's port, which only this machine reaches and which asks for no token."""
-        settings = self.settings
         access = Access(None, lambda _: True, lambda _: False, problem_response)
         extender = make_application(access)
-        add_extender(extender, self.score_cache, self.metrics, self._clock, self._placing, settings)
+        add_extender(extender, self.score_cache, self.metrics, self._clock, self._placing, self.settings)
         extender.add_api_route("/healthz", self._healthz)
-        extender.add_middleware(
-            RequestGuard,
-            settings=settings,
-            access=access,
-            metrics=self.metrics,
-            log=self._log,
-            hosts=hosts,
-        )
+        self._guard(extender, access, hosts)
         return extender
+
+    def _guard(self, app: FastAPI, access: Access, hosts: Sequence[str] | None) -> None:
+        """Guard each port by itself: bodies of the API must not push out the extender's, which would hold pods back."""
+        app.add_middleware(
+            RequestGuard, settings=self.settings, access=access, metrics=self.metrics, log=self._log, hosts=hosts
+        )
 
     def _grant(self, request: Request) -> Grant | None:
         assert self._tokens is not None

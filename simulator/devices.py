@@ -5,14 +5,11 @@ from __future__ import annotations
 from enum import IntEnum
 
 import numpy as np
-from numpy.typing import NDArray
 
 from simulator.fleet import Node
 from simulator.hazards import Chain, Phase
 from simulator.parameters import Parameters
-from simulator.randomness import Purpose, generator
-
-FloatArray = NDArray[np.float64]
+from simulator.randomness import FloatArray, Purpose, generator
 
 
 class Effect(IntEnum):

@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 
 from simulator.fleet import DAY, Clock
 from simulator.parameters import HOURS_PER_YEAR, HeterogeneityParameters, Mechanism, Parameters
-
-FloatArray = NDArray[np.float64]
+from simulator.randomness import FloatArray
 
 LOG_GRID = 0.02
 """Multipliers lie on a grid of this step in logarithm: few distinct values, so that true risks are exact and cheap."""

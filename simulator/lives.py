@@ -16,11 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulator.fleet import DAY, HOUR, NEVER, Clock, Node
-from simulator.hazards import LOG_GRID, Cause, Chain, FloatArray, age_table, multiplier_index
+from simulator.hazards import LOG_GRID, Cause, Chain, age_table, multiplier_index
 from simulator.parameters import Parameters
-from simulator.randomness import Purpose, exponential, generator, normal, stream, uniform
-
-Int64Array = NDArray[np.int64]
+from simulator.randomness import FloatArray, Int64Array, Purpose, exponential, generator, normal, stream, uniform
 
 DOWN = -1
 """State of a segment in which the GPU has failed and is not back yet."""

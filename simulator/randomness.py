@@ -13,6 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtri
 
+Int64Array = NDArray[np.int64]
+FloatArray = NDArray[np.float64]
+
 
 class Purpose(IntEnum):
     """What a stream is for; streams of different purposes are independent."""

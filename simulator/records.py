@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 
 import numpy as np
-from numpy.typing import NDArray
 
 from simulator.fleet import DAY, HOUR, NEVER, Clock, Node, driver_at
 from simulator.hazards import Cause, Chain, Phase
@@ -14,8 +13,6 @@ from simulator.lives import DOWN, Lives
 from simulator.parameters import Parameters
 from simulator.randomness import Purpose, generator
 from simulator.risk import segments_at
-
-Int64Array = NDArray[np.int64]
 
 MINUTE = 60_000
 KERNEL_DELAY = 10 * MINUTE

@@ -13,16 +13,14 @@ from functools import cache
 
 import numba
 import numpy as np
-from numpy.typing import NDArray
 from scipy.linalg import expm
 from scipy.special import ndtr
 
 from simulator.fleet import DAY, HOUR, Clock, Node
-from simulator.hazards import LOG_GRID, FloatArray, multiplier_index
+from simulator.hazards import LOG_GRID, multiplier_index
 from simulator.lives import DOWN, Laws, Lives
 from simulator.parameters import Parameters
-
-Int64Array = NDArray[np.int64]
+from simulator.randomness import FloatArray, Int64Array
 
 
 @dataclass(frozen=True, slots=True)

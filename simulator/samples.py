@@ -15,14 +15,11 @@ from numpy.typing import NDArray
 from simulator.devices import Effect, Trait
 from simulator.fleet import NEVER
 from simulator.lives import DOWN
-from simulator.randomness import NORMAL_TABLE, Purpose, bits, mix, poisson, stream, uniform
+from simulator.randomness import NORMAL_TABLE, FloatArray, Int64Array, Purpose, bits, mix, poisson, stream, uniform
 from simulator.records import Mark
 from simulator.workload import NodeSeries
-from telemetry.dataset.channels import CATALOGUE, Channel
+from telemetry.dataset.channels import CATALOGUE, Channel, with_rollups
 from telemetry.dataset.schema import INSTANT, NAME, samples_schema
-
-Int64Array = NDArray[np.int64]
-FloatArray = NDArray[np.float64]
 
 GAUGES = (
     "gpu_temp_c", "mem_temp_c", "power_w", "power_w_max", "sm_clock_mhz", "gpu_util_pct", "mem_util_pct",
@@ -36,9 +33,9 @@ COUNTERS = (
 
 def channels() -> dict[str, Channel]:
     """Return the 20 channels that the simulated exporter reports, in column order."""
-    rolled = {made.name: made for made in CATALOGUE["power_w"].rollups()}
+    known = with_rollups(CATALOGUE)
     names = (*GAUGES, *COUNTERS, "clocks_event_reasons", "xid_last")
-    return {name: rolled[name] if name in rolled else CATALOGUE[name] for name in names}
+    return {name: known[name] for name in names}
 
 
 class Device(NamedTuple):
@@ -61,12 +58,12 @@ class Device(NamedTuple):
     reloads: Int64Array
     inflated_from: int
     inflation: float
-    traits: NDArray[np.float64]
-    electrical: NDArray[np.float64]
+    traits: FloatArray
+    electrical: FloatArray
     series: NodeSeries
 
 
-def sample_table(devices: list[Device], signs: NDArray[np.float64], *, seed: int, start: int, step: int) -> pa.Table:
+def sample_table(devices: list[Device], signs: FloatArray, *, seed: int, start: int, step: int) -> pa.Table:
     """Make the samples of some devices.
 
     ``devices``: by name, so that the table is sorted by (gpu, timestamp).

@@ -10,9 +10,7 @@ from numpy.typing import NDArray
 
 from simulator.fleet import DAY, HOUR, Clock, Node
 from simulator.parameters import Parameters
-from simulator.randomness import NORMAL_TABLE, Purpose, bits, generator, stream
-
-Int64Array = NDArray[np.int64]
+from simulator.randomness import NORMAL_TABLE, Int64Array, Purpose, bits, generator, stream
 
 TRAINING, SERVING = 1, 2
 OUTCOMES = ("completed", "node_fail", "drained", "app_error", "running")

@@ -16,6 +16,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import orjson
 
+from policy.risk_record import parse_utc
 from telemetry.config import parse_duration
 
 _AS_THEY_ARE = frozenset((str, int, float, bool, type(None)))
@@ -66,9 +67,8 @@ def object_of(kind: Any, value: Any, where: str) -> Any:
 def instant(text: Any) -> datetime | None:
     """Read an instant of another program (ISO 8601 with a zone) in UTC; None: it is none, or not within UTC's years."""
     try:
-        when = datetime.fromisoformat(text)
-        return when.astimezone(UTC) if when.tzinfo is not None else None
-    except (TypeError, ValueError, OverflowError):
+        return parse_utc(text)
+    except ValueError:
         return None
 
 

@@ -16,8 +16,8 @@ from features.matrix.sequences import SequencePlan
 from models.bundle.store import Bundle
 from models.config import PrecisionTargetsSection
 from models.sequence.layout import window_of
-from telemetry.config import format_duration, parse_duration
-from telemetry.dataset.channels import CATALOGUE, ROLLUP_SUFFIXES, Channel
+from telemetry.config import ChannelDeclaration, format_duration, parse_duration
+from telemetry.dataset.channels import Channel, resolve_channels, with_rollups
 from telemetry.dataset.meta import DatasetMeta
 
 _TRAIN = "Train it with `predrain train`."
@@ -114,10 +114,9 @@ def _trained_on(bundle: Bundle, params: Mapping[str, Any], where: str) -> tuple[
 
 def _channels(bundle: Bundle, meta: DatasetMeta, params: Mapping[str, Any], where: str) -> dict[str, Channel]:
     """Describe the bundle's channels in its own order, by the dataset, the bundle's declarations or the catalogue."""
-    known: dict[str, Channel] = {**CATALOGUE, **_declared(params)}
-    for channel in list(known.values()):
-        known.update({rollup.name: rollup for rollup in channel.rollups() if rollup.name not in known})
-    known |= meta.channels
+    declared = (params.get("channels") or {}).items()
+    declarations = {name: ChannelDeclaration.model_validate(settings) for name, settings in declared}
+    known = with_rollups(resolve_channels(declarations)) | dict(meta.channels)
     names = [str(name) for name in bundle.manifest.get("channels", [])]
     unknown = [name for name in names if name not in known]
     if unknown:
@@ -127,13 +126,3 @@ def _channels(bundle: Bundle, meta: DatasetMeta, params: Mapping[str, Any], wher
             "Score a dataset that has the channel, or train again on one without.",
         )
     return {name: known[name] for name in names}
-
-
-def _declared(params: Mapping[str, Any]) -> dict[str, Channel]:
-    channels: dict[str, Channel] = {}
-    for name, settings in dict(params.get("channels") or {}).items():
-        kind: Any = settings.get("kind") if isinstance(settings, Mapping) else None
-        if kind in ROLLUP_SUFFIXES:
-            low, high = settings.get("range") or (None, None)
-            channels[name] = Channel(name, kind, str(settings.get("unit", "")), low, high, "declared in params")
-    return channels

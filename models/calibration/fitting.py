@@ -34,7 +34,7 @@ class Calibrator:
     risks: tuple[float, ...] = ()
 
     def risk(self, score: Floats) -> Floats:
-        """Give the risk of scores, shape kept, float64; never falls as the score rises."""
+        """Give the risk of scores, shape kept, float64; never falls as the score rises, but for rounding."""
         values = np.asarray(score, dtype=np.float64)
         if self.method == "isotonic":
             risk = np.interp(values, self.knots, self.risks)

@@ -51,7 +51,7 @@ def test_risks_rise_with_the_score_and_stay_inside_zero_and_one(scores, seed, me
     calibrator = fit(score, label, method, incidents, 0.002, log_odds)
     grid = np.linspace(-60, 60, 501)
     risk = calibrator.risk(grid)
-    assert (np.diff(risk) >= 0).all()
+    assert (np.diff(risk) >= -1e-15).all()  # an interpolation may pass its end by the last bit
     assert ((risk > 0) & (risk < 1)).all()
     assert TypeAdapter(Calibrator).validate_json(TypeAdapter(Calibrator).dump_json(calibrator)) == calibrator
 

@@ -75,6 +75,9 @@ $(VENV)/.python: | check-system
 $(VENV)/.runtime: requirements.lock pyproject.toml | $(VENV)/.python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
+	@# the features' kernels are compiled once, for every later command
+	@made=$$(mktemp -d) && $(BIN)/predrain simulate --gpus 16 --days 7 --out $$made/fleet >/dev/null && \
+	  $(BIN)/predrain features --dataset $$made/fleet --out $$made/matrix >/dev/null && rm -r $$made
 	@touch $@
 
 # PyTorch: the table of results has the paper's models, too

@@ -70,9 +70,9 @@ class Outcome:
 
 def measure(name: str, matrix: Any, params: Params) -> Outcome:
     """Run the backtest on a matrix and set every measure beside what chance gives."""
-    result = run_backtest(
-        matrix, training=params.training, models=params.models, backtest=params.backtest, seed=params.seed
-    )
+    # Every learner sees all columns: a signal or a leak may be in any.
+    models = params.models.model_copy(update={"groups": {}})
+    result = run_backtest(matrix, training=params.training, models=models, backtest=params.backtest, seed=params.seed)
     evaluation = evaluate(result.predictions, k=result.k, bootstrap=params.backtest.bootstrap, seed=params.seed)
     findings = []
     for _, row in evaluation.table.iterrows():

@@ -30,7 +30,7 @@ def import_files(
         typer.Option(
             min=0,
             max=1,
-            help="Share of a file's rows, or of a channel's values, that be unusable before it is refused.",
+            help="Share of a file's rows, or of a channel's values, that may be unusable before it is refused.",
         ),
     ] = 0.05,
     params: ParamsOption = None,

@@ -16,6 +16,7 @@ from evaluation.drift.verdict import Findings
 from features.times import duration_ms, instant_ms
 from models.config import BASELINES, BacktestSection, ModelsSection, TrainingSection
 from models.explanation.alert_reasons import explain_rows, riskiest_alerts
+from models.explanation.contributions import load_shap
 from models.explanation.importance import attribute
 from models.rows.training_set import Matrix
 from models.sequence.windows import with_windows
@@ -83,6 +84,8 @@ class Backtest:
         self.k = trainer.k = alert_budget(self.rows, trainer.labels_at(first), setup.backtest, as_of_ms=first)
         self._watch = DriftWatch(trainer, self.schedule.refits_ms, models.profile)
         self._profile, self._explain, self._full = models.profile, setup.explain, setup.full
+        if setup.explain and "random_forest" in {*models.learners, *models.parallel.members, *models.cascade.stages}:
+            load_shap()
         self._fitted: tuple[int, FittedModels] | None = None
 
     def plan(self, done: Mapping[int, Fold]) -> Iterator[Refit]:

@@ -102,7 +102,8 @@ def _of_own_features(learner: Any, X: np.ndarray) -> tuple[Floats, str]:
 
 
 @functools.cache
-def _shap() -> Any:
+def load_shap() -> Any:
+    """Import what explains forests; to be called before threads begin, which share Python's filters of warnings."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the plotting library that it prepares colours with
         import shap  # noqa: PLC0415 - seconds to import, which only who explains a forest should spend
@@ -110,7 +111,7 @@ def _shap() -> Any:
 
 
 def _forest(forest: RandomForestClassifier, X: np.ndarray) -> Floats:
-    explainer = _shap().TreeExplainer(forest, feature_perturbation="tree_path_dependent")
+    explainer = load_shap().TreeExplainer(forest, feature_perturbation="tree_path_dependent")
     shap_values = np.asarray(explainer.shap_values(X, check_additivity=False), np.float64)
     return _as_log_odds(shap_values[..., 1], float(np.asarray(explainer.expected_value)[1]))
 

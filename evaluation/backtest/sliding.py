@@ -14,13 +14,13 @@ from evaluation.backtest.drift_watch import DriftWatch
 from evaluation.backtest.frames import VARIANTS, Fold
 from evaluation.drift.verdict import Findings
 from features.times import duration_ms, instant_ms
-from models.config import BASELINES, BacktestSection, ModelsSection, TrainingSection
+from models.config import BASELINES, CASCADE, BacktestSection, ModelsSection, TrainingSection
 from models.explanation.alert_reasons import explain_rows, riskiest_alerts
 from models.explanation.contributions import load_shap
 from models.explanation.importance import attribute
 from models.rows.training_set import Matrix
 from models.sequence.windows import with_windows
-from models.training.fitted import FittedModels, model_names
+from models.training.fitted import FittedModels, learners_of, model_names
 from models.training.schedule import alert_budget, plan_schedule
 from models.training.trainer import Trainer
 
@@ -84,7 +84,8 @@ class Backtest:
         self.k = trainer.k = alert_budget(self.rows, trainer.labels_at(first), setup.backtest, as_of_ms=first)
         self._watch = DriftWatch(trainer, self.schedule.refits_ms, models.profile)
         self._profile, self._explain, self._full = models.profile, setup.explain, setup.full
-        if setup.explain and "random_forest" in {*models.learners, *models.parallel.members, *models.cascade.stages}:
+        explained = models.cascade.stages if models.profile == CASCADE else learners_of(models, (models.profile,))
+        if setup.explain and "random_forest" in explained:
             load_shap()
         self._fitted: tuple[int, FittedModels] | None = None
 

@@ -77,7 +77,7 @@ class HeldRows:
 
 
 class Room:
-    """Bytes that several threads share: whoever needs more than is left waits until others are done."""
+    """Bytes that several threads share: one that needs more than is left waits until others are done."""
 
     def __init__(self, total: int) -> None:
         self._total = self._left = total
@@ -85,7 +85,7 @@ class Room:
 
     @contextmanager
     def take(self, wanted: int) -> Iterator[None]:
-        """Hold bytes for a while, all of them at most; nobody may ask for more meanwhile."""
+        """Hold bytes, at most all of them; a thread that holds some must not take more: it could wait for itself."""
         taken = min(wanted, self._total)
         with self._changed:
             self._changed.wait_for(lambda: self._left >= taken)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
@@ -87,15 +87,65 @@ REMOVED: Final[Mapping[str, str]] = {
 }
 """What to do instead, by the dotted name of a setting that is gone."""
 
+RENAMED: Final[Mapping[str, Mapping[str, str]]] = {
+    "policy": {"tiers": "thresholds", "worth": "cost_benefit"},
+    "policy.budget": {"floors": "disruption_budgets", "rates": "rate_limits"},
+    "policy.budget.disruption_budgets": {
+        "most": "max_unavailable", "most_share": "max_unavailable_share", "keep": "min_available",
+        "ignore_below": "min_scope_size",
+    },
+    "policy.budget.rate_limits": {"most": "max_nodes", "most_share": "max_share"},
+    "policy.breaker": {
+        **{f"most_{end}": f"max_{end}" for end in ("risky", "missing", "down", "unreadable", "changed", "shrunk")},
+        "most_model_age": "max_model_age", "most_read_age": "max_read_age", "least_jump": "min_jump",
+        "least_risky": "min_risky", "least_history": "min_history",
+    },
+    "policy.stages": {
+        "least_outcomes": "min_outcomes", "most_inconclusive": "max_inconclusive", "least_time": "min_time",
+    },
+    "controller": {"every": "interval", "most_time": "max_round_duration", "most_new": "max_new_per_round"},
+    "evacuation": {
+        "most_time": "max_round_duration", "most_going": "max_concurrent", "retry_first": "retry_initial_delay",
+        "retry_most": "retry_max_delay",
+    },
+    "evacuation.checkpoint": {"wait": "timeout", "most_wait": "max_timeout", "otherwise": "default"},
+    "evacuation.verification": {
+        "by": "method", "patience": "timeout", "repeat": "retry_after", "again_after": "valid_for", "keep": "retention",
+    },
+    "kubernetes": {
+        "patience": "retry_timeout", "node_page": "node_page_size", "pod_page": "pod_page_size",
+        "evict": "eviction_scope", "jobs": "read_pods",
+    },
+    "slurm": {
+        "bin": "bin_dir", "conf": "slurm_conf", "rest": "rest_url", "hard": "hard_state",
+        "most_bytes": "max_response_bytes", "opt_out": "opt_out_feature", "group": "group_prefix",
+        "rack": "rack_prefix", "domain": "domain_prefix",
+    },
+}  # fmt: skip
+"""New names of settings by the old ones, for each section."""
 
-def _refuse_removed(content: Any, file: Path) -> None:
-    for name, hint in REMOVED.items():
-        *above, last = name.split(".")
-        section = content
-        for key in above:
-            section = section.get(key) if isinstance(section, Mapping) else None
-        if isinstance(section, Mapping) and last in section:
-            raise InputError(f"the setting {name} was removed", str(file), hint)
+
+def _old_names(content: Any, above: str = "", now_above: str = "") -> Iterator[tuple[str, str]]:
+    """Find settings that were removed or renamed, and what to do; the items of a list count as one section."""
+    for item in content if isinstance(content, list) else [content]:
+        for key, value in item.items() if isinstance(item, Mapping) else ():
+            new = RENAMED.get(now_above, {}).get(key)
+            name, now = (f"{section}.{last}".lstrip(".") for section, last in ((above, key), (now_above, new or key)))
+            if name in REMOVED:
+                yield f"the setting {name} was removed", REMOVED[name]
+            elif new:
+                yield f"the setting {name} is now {now}", f"Write {now}."
+            yield from _old_names(value, name, now)
+
+
+def _refuse_old_names(content: Any, file: Path) -> None:
+    gone = dict(_old_names(content))
+    if len(gone) == 1:
+        what, hint = gone.popitem()
+        raise InputError(what, str(file), hint)
+    if gone:
+        listed = "".join(f"\n  {what}. {hint}" for what, hint in gone.items())
+        raise InputError(f"{len(gone)} settings were removed or renamed", str(file), f"Change them:{listed}")
 
 
 def read_settings(file: Path) -> ActSettings:
@@ -112,10 +162,11 @@ def read_settings(file: Path) -> ActSettings:
         raise InputError("the file of settings does not exist", str(file), "Give the path of a YAML file.") from None
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise InputError(f"the settings cannot be read: {error}", str(file), "Correct the file.") from None
-    _refuse_removed(content, file)
     try:
         # through JSON, so that what YAML makes of a date or a key is refused in the same words as any other value
-        settings = object_of(ActSettings, json.loads(json.dumps(content if content is not None else {})), "settings")
+        content = json.loads(json.dumps(content if content is not None else {}))
+        _refuse_old_names(content, file)
+        settings = object_of(ActSettings, content, "settings")
     except (ValueError, TypeError) as error:
         raise InputError(str(error), str(file), "Correct the value.") from None
     assert isinstance(settings, ActSettings)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -47,6 +48,10 @@ def reported() -> Iterator[None]:
         yield
     except InputError as error:
         fail(str(error))
+    except BrokenPipeError:
+        # Whoever read the output has enough of it (`| head`); what is still buffered goes nowhere at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(FAILED) from None
     except OSError as error:
         fail(f"{error.strerror or error} ({error.filename or 'no file named'}). What was there before is unchanged.")
     except ModuleNotFoundError as error:

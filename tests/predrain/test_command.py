@@ -1,14 +1,16 @@
 """The command as a user meets it: help, exit codes, messages, JSON."""
 
 import json
+import os
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from predrain.command import app
-from tests.processes import predrain
+from tests.processes import PREDRAIN, predrain
 
 VERBS = (
     *("simulate", "import", "prepare", "features", "train", "promote"),
@@ -50,6 +52,14 @@ def test_bad_input_exits_with_1_and_one_line_without_a_traceback(tmp_path: Path)
     assert "absent" in failed.stderr
     assert "Traceback" not in failed.stderr
     assert not (tmp_path / "matrix").exists()
+
+
+def test_a_reader_that_has_enough_of_the_output_is_no_error() -> None:
+    reads, writes = os.pipe()
+    os.close(reads)
+    with os.fdopen(writes) as closed:
+        ended = subprocess.run([*PREDRAIN, "simulate", "--help"], stdout=closed, stderr=subprocess.PIPE, check=False)
+    assert (ended.returncode, ended.stderr) == (1, b"")
 
 
 def test_simulate_backtest_and_report_as_json(tmp_path: Path, small_params_file: Path) -> None:

@@ -241,3 +241,11 @@ def test_no_line_is_too_strange(line, prefix):
 )
 def test_addresses_of_every_width_are_one(texts: list[str], address: str | None):
     assert {normalise_pci_bus_id(text) for text in texts} == {address}
+
+
+def test_the_lines_of_a_real_driver_give_its_xids_and_the_gpu_that_it_names_before_them() -> None:
+    lines = (Path(__file__).parents[2] / "data" / "nvml" / "h200-dmesg.log").read_text().splitlines()
+    log = parse_kernel_log(lines, node="here", boot_time=NEW_YEAR)
+    assert log.events["code"].tolist() == ["31", "13", "13", "13", "43", "31"]
+    assert log.events["gpu"].unique().tolist() == ["GPU-0a1b2c3d-4e5f-6071-8293-a4b5c6d7e8f9"]
+    assert log.unparsed == []

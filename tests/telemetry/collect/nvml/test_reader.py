@@ -1,7 +1,9 @@
 """What one GPU's reading holds, and what is learned from what it does not have."""
 
+import json
 import math
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -11,7 +13,10 @@ from telemetry.collect.nvml.child import ASK_AGAIN_S, Gpu
 from telemetry.collect.nvml.library import NvmlFault
 from telemetry.collect.nvml.questions import CALLS, FIELDS, LINK_COUNTERS, PROFILE
 from telemetry.dataset.channels import CATALOGUE
+from telemetry.doctor.diagnosis import absent_on
 from tests.telemetry.collect.nvml.memory_nvml import MemoryGpu, MemoryNvml
+
+DATA = Path(__file__).parents[3] / "data" / "nvml"
 
 
 class Bench:
@@ -115,3 +120,27 @@ def test_whatever_fails_the_rest_is_read_or_the_fault_is_one_to_act_on(failures:
     sources = {channel: [call.name for call in CALLS if channel in call.channels] for channel in CATALOGUE}
     assert set(values) >= {channel for channel, names in sources.items() if names and not set(names) & set(failures)}
     assert not set(values) & {channel for channel, names in sources.items() if set(names) <= set(failures)}
+
+
+def test_a_real_h200_gives_every_channel_that_its_board_can_have() -> None:
+    """What one H200 answered under load (driver 580.159.04, one GPU of a virtual machine: no NVLink)."""
+    recorded = json.loads((DATA / "h200.json").read_text())
+    answers = recorded["load"]
+    bench = Bench(
+        fields={int(number): value for number, value in answers["fields"].items()},
+        calls={name: tuple(values) for name, values in answers["calls"].items()},
+        profile={int(number): value for number, value in answers["profile"].items()},
+    )
+    bench.values()  # profiling channels are means since the reading before
+    values = bench.values()
+    could = {name for name, channel in CATALOGUE.items() if channel.nvml and not absent_on(recorded["model"], name)}
+    assert set(values) == {name for name in could if not name.startswith("nvlink_")} - {"xid_last"}
+    told = {name: values[name] for name in ("power_w", "energy_mj", "power_violation_ns", "clocks_event_reasons")}
+    assert told == {
+        "power_w": 691.615,
+        "energy_mj": 13694182,
+        "power_violation_ns": 14888419000,
+        "clocks_event_reasons": 4,
+    }
+    assert values["tensor_active_ratio"] == pytest.approx(0.6636, abs=1e-4)
+    assert values["fb_used_mib"] + values["fb_free_mib"] + values["fb_reserved_mib"] == pytest.approx(143_771, abs=1)

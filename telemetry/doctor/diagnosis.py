@@ -145,6 +145,8 @@ def _state(channel: Channel, group: Group, observation: Observation, importance:
         remark = f"{seen.sentinels:,} values say not supported"
     if absent := absent_on_all(observation.models, channel.name):
         status, remark = "not on this board", absent
+    elif channel.name == "xid_last" and observation.kind == "dataset" and observation.xid_events and not used:
+        status, remark = "not from here", "the events hold single XIDs instead"
     elif observation.kind != "dataset":
         if elsewhere := _not_from_exporters(channel, group, observation):
             status, remark = "not from here", elsewhere

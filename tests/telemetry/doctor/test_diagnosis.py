@@ -87,6 +87,14 @@ def test_an_unseen_xid_gauge_is_unsure_because_exporters_leave_it_out_until_ther
     assert diagnose(stored, IMPORTANCE, "said", CATALOGUE).lacking == ("xid_last",)
 
 
+def test_a_dataset_whose_events_carry_xids_lacks_their_gauge_only_where_a_model_uses_it() -> None:
+    stored = observation(kind="dataset", channels=without("xid_last"))
+    diagnosis = diagnose(stored, None, "no model", CATALOGUE)
+    assert state_of(diagnosis, "xid_last").status == "not from here"
+    assert diagnosis.lacking == diagnosis.todos == ()
+    assert diagnose(stored, IMPORTANCE, "said", CATALOGUE).lacking == ("xid_last",)
+
+
 def test_scrape_channels_come_from_our_own_collector() -> None:
     scraping = ("scrape_duration_s", "scrape_failures_total", "page_age_s", "clock_skew_s", "channels_reported")
     look = observation(channels=without(*scraping))

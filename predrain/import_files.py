@@ -42,6 +42,7 @@ def import_files(
     """
     with progress("importing") as advance:
         from telemetry.dataset.channels import resolve_channels
+        from telemetry.doctor.dataset_source import sparse_samples
         from telemetry.importing.event_runs import count_by_type
         from telemetry.importing.importer import import_dataset
 
@@ -72,6 +73,7 @@ def import_files(
                 "events": count_by_type(result.dataset.events()),
                 "this import": dict(result.counts),
                 "quarantined": dict(result.quarantined),
+                "notes": "; ".join(f"{note.what}. {note.do}" for note in sparse_samples(result.dataset)) or None,
             },
             as_json=as_json,
         )

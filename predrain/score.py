@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from telemetry.dataset.place import Place
 
 _SHORTEST = timedelta(seconds=1)
+_REASONS_NOTED = 3
 
 
 def score(
@@ -175,6 +176,11 @@ def summarize(result: ScoringResult) -> dict[str, Any]:
     """Return what a run did, for the terminal."""
     summary = result.summary
     notes = list(result.notes)
+    if unknown := summary["tiers"]["unknown"]:
+        reasons = list(summary["unknown_reasons"].items())[:_REASONS_NOTED]
+        why = "; ".join(f"{count:,}: {reason}" for reason, count in reasons)
+        units = "GPUs" if summary["unit"] == "gpu" else "nodes"
+        notes.append(f"{unknown:,} of {summary['units']:,} {units} are unknown ({why})")
     if all(value is None for value in summary["thresholds"].values()):
         why = "; ".join(dict.fromkeys(summary["threshold_sources"].values()))
         notes.append(f"no tier has a threshold, so no unit is above clear ({why})")

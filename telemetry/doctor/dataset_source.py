@@ -24,6 +24,9 @@ LOOKED_AT: Final = timedelta(days=7)
 MAX_BUCKETS: Final = 16
 """Buckets that are read, spread evenly: each is a random share of the nodes."""
 
+SPARSE_STEPS: Final = 2
+"""Steps between two samples; from more of them a unit has less than half of the samples that scoring expects."""
+
 _OLD: Final = timedelta(days=1)
 
 
@@ -90,6 +93,22 @@ def _facts(dataset: Dataset, events: pd.DataFrame, buckets: list[int]) -> dict[s
     }
 
 
+def sparse_samples(dataset: Dataset) -> list[Finding]:
+    """Check, by one bucket, whether the samples of most units lie further apart than scoring expects."""
+    meta = dataset.meta
+    keys = [meta.unit, "timestamp"]
+    for bucket in dataset.buckets()[:1]:
+        times = dataset.read_bucket(bucket, keys, since=meta.span[1] - LOOKED_AT).to_pandas()
+        gaps = times.groupby(meta.unit, observed=True)["timestamp"].diff()
+        gap = gaps.groupby(times[meta.unit], observed=True).median().median()
+        gap = gap.round("min" if meta.step >= timedelta(minutes=1) else "s")
+        if gap > SPARSE_STEPS * meta.step:
+            every, step = format_duration(gap.to_pytimedelta()), format_duration(meta.step)
+            what = f"samples come every {every}, and the dataset's step is {step}: scoring calls such units unknown"
+            return [Finding(what, f"Set `telemetry.step: {every}` and import into an empty folder, or sample faster.")]
+    return []
+
+
 def _findings(dataset: Dataset, events: pd.DataFrame, silent: pd.DataFrame, now: datetime) -> list[Finding]:
     """Check a dataset; ``silent``: installations in service that sent nothing."""
     meta = dataset.meta
@@ -99,7 +118,7 @@ def _findings(dataset: Dataset, events: pd.DataFrame, silent: pd.DataFrame, now:
     age = now - meta.span[1]
     aside = sum(meta.quarantine.values())
     reason = max(meta.quarantine, key=lambda name: meta.quarantine[name], default="")
-    return findings_of(
+    return sparse_samples(dataset) + findings_of(
         (
             first and meta.channels,
             f"{len(silent):,} {what}s of the inventory sent nothing in the newest {format_duration(LOOKED_AT)}, such "

@@ -151,4 +151,8 @@ def test_import_says_what_it_understood_and_a_second_one_changes_nothing(tmp_pat
     assert result["units"] == 2
     assert result["events"] == {"xid": 1, "repair": 1}
     assert sum(result["quarantined"].values()) == 1
+    assert result["notes"] is None
     assert json.loads(predrain(*command, "--json", cwd=tmp_path).stdout)["changed"] is False
+    hours = "".join(f"2026-02-03T{hour:02}:00:00Z,n1,GPU-a,300\n" for hour in range(24))
+    (tmp_path / "hourly.csv").write_text(f"timestamp,node,gpu,power_w\n{hours}")
+    assert "`telemetry.step: 1h`" in predrain(*command, "--samples", "hourly.csv", cwd=tmp_path).stdout

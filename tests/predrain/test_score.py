@@ -56,7 +56,9 @@ def test_it_scores_once_and_says_so_the_second_time(world: World, tmp_path: Path
     result = json.loads(first.stdout)
     assert (result["decision"], result["written"]) == ("2026-01-02T00:00:00Z", True)
     assert result["tiers"]["unknown"] == 5
-    assert result["notes"] == ("no tier has a threshold, so no unit is above clear (none: no backtest was given)")
+    unknown, thresholds = result["notes"].rsplit("; ", 1)
+    assert unknown.startswith("5 of 12 GPUs are unknown (1: the newest sample is ")
+    assert thresholds == "no tier has a threshold, so no unit is above clear (none: no backtest was given)"
     assert result["lag_seconds"] > 0  # the data end in the past
     again = CliRunner().invoke(app, given(world, tmp_path))
     assert again.exit_code == 0
@@ -82,7 +84,7 @@ def test_thresholds_come_from_the_parameters(world: World, tmp_path: Path) -> No
     params = tmp_path / "tiers.yaml"
     params.write_text("policy: {thresholds: {watch: 0.000001, high: 1.0}}\nserving: {max_explained: 1}\n")
     done = CliRunner().invoke(app, given(world, tmp_path / "out", "--params", str(params), "--json"))
-    assert json.loads(done.stdout)["notes"] is None
+    assert "no tier has a threshold" not in json.loads(done.stdout)["notes"]
     assert json.loads(done.stdout)["tiers"] == {"clear": 0, "watch": 7, "elevated": 0, "high": 0, "unknown": 5}
     params.write_text("policy: {thresholds: {watch: 0.5, high: 0.1}}")
     done = CliRunner().invoke(app, given(world, tmp_path / "out", "--params", str(params)))

@@ -42,6 +42,17 @@ def test_what_events_lack_and_age_are_findings(tmp_path: Path) -> None:
     }
 
 
+def test_samples_that_come_too_seldom_for_the_step_are_a_problem_with_the_step_to_set(tmp_path: Path) -> None:
+    path = run_import(tmp_path, samples=samples_frame(times=24, every="1h")).dataset.path
+    finding = observe_dataset(path, channels=CATALOGUE, now=NOW).findings[0]
+    assert finding.what == "samples come every 1h, and the dataset's step is 10m: scoring calls such units unknown"
+    assert finding.do.startswith("Set `telemetry.step: 1h` ")
+    path = run_import(tmp_path, samples=samples_frame(times=24, every="20min"), out="half").dataset.path
+    assert not any(
+        "samples come" in found.what for found in observe_dataset(path, channels=CATALOGUE, now=NOW).findings
+    )
+
+
 def test_a_silent_gpu_is_reported_and_is_no_missing_channel(tmp_path: Path) -> None:
     seen = observe_dataset(fleet(tmp_path, silent=gpu(3)), channels=CATALOGUE, now=NOW)
     assert (seen.units, seen.models) == (3, {"H100": 3})

@@ -43,8 +43,6 @@ DEEPEST = 0.1
 """Share of the riskiest rows among which thresholds are looked for: who alerts more has none worth a promise."""
 
 _STEP = 1.1
-_BEST_AT = (12, 24, 48, 96, 192, 384)
-"""Numbers of GPUs alerted at which the highest precision is looked for: set beforehand, so that looking is paid for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,13 +118,14 @@ def _precision(ordered: _Ordered, target: float, confidence: float, best: float 
         passed = end, tried
         units = max(units + 1, math.ceil(units * _STEP))
     if passed is None:
-        why = _refusal(ordered.evidence, target, confidence, tried, best)
+        units = int(ordered.units_before[-1]) if len(ordered.order) else 0
+        why = _refusal(ordered.evidence, units, target, confidence, tried, best)
         refused = no_promise(target, confidence, why, ordered.evidence)
         return replace(refused, bound=tried or NO_ALERTS, best=best)
     end, bound = passed
     why = f"{bound.hits} of {bound.alerts} earlier drains of {bound.clusters} units would have been right"
     decision = ordered.promise("precision", target, confidence, end, bound, why)
-    return replace(decision, best=max(best or 0.0, bound.lower))
+    return replace(decision, best=max(best or 0.0, target))
 
 
 def no_promise(target: float, confidence: float, why: str, evidence: Evidence) -> Decision:
@@ -219,17 +218,19 @@ class _Ordered:
 
 
 def _best(ordered: _Ordered, confidence: float) -> float | None:
-    """Find the highest bound at a few sizes set beforehand; the allowed error is shared among them (Bonferroni)."""
-    corrected = 1 - (1 - confidence) / len(_BEST_AT)
-    best: float | None = None
-    for units in _BEST_AT:
-        end = ordered.end_of(units)
-        if end is None:
+    """Find the precision up to which every target would be promised: the same tests, from low targets to high ones.
+
+    Their order is fixed beforehand, too, so that looking needs no correction either.
+    """
+    best, units = 0.0, START_AT_LEAST
+    while (end := ordered.end_of(units)) is not None:
+        highest = (1 - confidence) ** (START / units)  # of the targets that are tested from so many units on
+        lower = ordered.bound(end, confidence).lower
+        best = max(best, min(lower, highest))
+        if lower < highest:
             break
-        lower = ordered.bound(end, corrected).lower
-        if lower > (best or 0.0):
-            best = lower
-    return best
+        units += START
+    return best or None
 
 
 def _first_tested(target: float, confidence: float) -> int:
@@ -242,18 +243,20 @@ def clusters_needed(target: float, confidence: float) -> int:
 
 
 def _refusal(
-    evidence: Evidence, target: float, confidence: float, tried: PrecisionBound | None, best: float | None
+    evidence: Evidence, units: int, target: float, confidence: float, tried: PrecisionBound | None, best: float | None
 ) -> str:
-    needed = _first_tested(target, confidence)
     could = "nothing can be promised" if not best else f"the highest precision that can be promised is {_low(best)}"
     if not evidence.hit.any():
         return f"no incident among {len(evidence.hit)} earlier decisions: {could}"
     if tried is None:
-        return f"fewer than {needed} units among the riskiest tenth of earlier decisions, too few to begin: {could}"
+        needed = _first_tested(target, confidence)
+        return (
+            f"a promise of {target:.0%} begins with {needed} units, the riskiest tenth of earlier decisions has "
+            f"{units}: {needed - units} more are needed; {could}"
+        )
     return (
         f"{tried.hits} of {tried.alerts} earlier drains of {tried.clusters} units would have been right: with "
-        f"{confidence:.0%} confidence this threshold, tested alone, allows no more than {_low(tried.lower)}, "
-        f"{target:.0%} was asked; of several tested together, {could}"
+        f"{confidence:.0%} confidence at least {_low(tried.lower)}, {target:.0%} was asked; {could}"
     )
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -60,16 +61,20 @@ def test_a_promised_precision_is_broken_no_more_often_than_stated(target):
     assert broken / 120 <= 0.1 + 3 * math.sqrt(0.1 * 0.9 / 120)
 
 
-def test_a_refused_precision_names_the_highest_possible_one():
-    decision = for_precision(evidence(np.random.default_rng(0)), 0.9, 0.9)
+@pytest.mark.parametrize("right", [None, 12, 30, 60])
+def test_a_refused_precision_names_the_highest_that_is_promised_when_asked(right):
+    data = evidence(np.random.default_rng(0))
+    if right:  # only the riskiest units fail
+        data = replace(data, hit=np.argsort(np.argsort(-data.risk.reshape(400, 8).max(1)))[data.unit] < right)
+    decision = for_precision(data, 0.95, 0.9)
     assert not decision.promised
     assert decision.threshold is None
     assert decision.drains_per_decision == 0
-    assert 0.5 < decision.best < 0.9
-    assert decision.why.endswith(
-        f"the highest precision that can be promised is {np.floor(1000 * decision.best) / 10:.1f}%"
-    )
-    assert "90% was asked" in decision.why
+    best = np.floor(1000 * decision.best) / 10
+    assert decision.why.endswith(f"the highest precision that can be promised is {best:.1f}%")
+    assert for_precision(data, best / 100, 0.9).promised
+    assert for_precision(data, best / 100, 0.9).best == decision.best
+    assert not for_precision(data, best / 100 + 0.001, 0.9).promised
 
 
 def test_without_incidents_nothing_is_promised_and_the_reason_given():
@@ -95,7 +100,10 @@ def test_too_few_units_name_how_many_are_needed():
     data = evidence(np.random.default_rng(0), units=3)
     data = Evidence(data.risk, np.ones(len(data.hit), bool), data.unit, data.time, data.unit)
     why = for_precision(data, 0.85, 0.9).why
-    assert why.startswith("fewer than 45 units among the riskiest tenth of earlier decisions, too few to begin")
+    assert why == (
+        "a promise of 85% begins with 45 units, the riskiest tenth of earlier decisions has 1: 44 more are needed; "
+        "nothing can be promised"
+    )
 
 
 @settings(deadline=None, max_examples=30)

@@ -9,6 +9,7 @@ from features.engine import Engine
 from features.matrix.building import build_matrix
 from features.matrix.matrix import FeatureMatrix
 from pipeline.params import Params, differences, flatten, name_some
+from telemetry.config import format_duration
 from telemetry.dataset.place import Place
 from telemetry.dataset.store import Dataset
 from telemetry.errors import InputError
@@ -28,8 +29,9 @@ def make_matrix(
     """
     opened = Dataset.open(dataset)
     if opened.meta.step != params.telemetry.step:
+        is_step, wanted = map(format_duration, (opened.meta.step, params.telemetry.step))
         raise InputError(
-            f"the dataset's step is {opened.meta.step}, telemetry.step is {params.telemetry.step}",
+            f"the dataset's step is {is_step}, telemetry.step is {wanted}",
             str(dataset),
             "Set telemetry.step to the dataset's step, or import it again with the other one.",
         )

@@ -14,7 +14,7 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from features.config import DecisionSection, FeatureSection, LabelSection
 from models.config import BacktestSection, ModelsSection, PromotionSection, ServingSection, TrainingSection
-from telemetry.config import ChannelDeclaration, Duration, EventsSection, Section, TelemetrySection
+from telemetry.config import ChannelDeclaration, Duration, EventsSection, Section, TelemetrySection, format_duration
 from telemetry.errors import InputError
 from telemetry.yaml_text import read_yaml
 
@@ -102,11 +102,13 @@ class Params(Section):
 def load_params(paths: Iterable[Path]) -> Params:
     """Read parameter files, later ones overriding earlier ones key by key, and validate the result.
 
-    ``paths``: YAML files; an empty iterable gives the defaults. Mappings merge; lists and scalars replace.
+    ``paths``: YAML files, or folders with a params.yaml; an empty iterable gives the defaults. Mappings merge; lists
+    and scalars replace.
     Raises ``InputError`` if a file is missing, is not YAML, holds an unknown key (the nearest valid name is given), or
     a bad value.
     """
-    origin = [(path, _read_yaml(path)) for path in paths]
+    files = [path / "params.yaml" if path.is_dir() else path for path in paths]
+    origin = [(file, _read_yaml(file)) for file in files]
     merged: dict[str, Any] = {}
     for _, content in origin:
         merged = _merged(merged, content)
@@ -215,7 +217,7 @@ def _check_multiples(params: Params, origin: Origin) -> None:
     for name, value in checked:
         if value <= timedelta(0) or value % step:
             raise InputError(
-                f"{value} is not a positive multiple of telemetry.step ({step})",
+                f"{format_duration(value)} is not a positive multiple of telemetry.step ({format_duration(step)})",
                 f"{_origin_of(tuple(name.split('.')), origin)}, parameter {name}",
                 "Choose a multiple of the step.",
             )

@@ -50,6 +50,22 @@ REMOVED: Final[dict[str, dict[str, str]]] = {
 """Options that verbs had, and what to do now."""
 
 
+def _repeated(command: Any, words: list[str]) -> list[str]:
+    """Give each word after a repeatable option its own, so that it takes what a shell makes of ``part-*.parquet``."""
+    if any(param.param_type_name == "argument" for param in command.params):
+        return words
+    lists = {name for param in command.params if getattr(param, "multiple", False) for name in param.opts}
+    repeated: list[str] = []
+    option = None
+    for word in words:
+        if word.startswith("-"):
+            option = word if word in lists else None
+        elif option is not None and repeated[-1] != option:
+            repeated.append(option)
+        repeated.append(word)
+    return repeated
+
+
 class Verbs(TyperGroup):
     """Refuses a verb's removed options with what to do instead, and reports errors without a traceback."""
 
@@ -61,7 +77,7 @@ class Verbs(TyperGroup):
                 raise typer.BadParameter(
                     f"the option has been removed. {REMOVED[str(verb)][option]}", param_hint=option
                 )
-        return verb, command, rest
+        return verb, command, _repeated(command, rest)
 
     def invoke(self, ctx: Any) -> Any:
         """Run the verb; what a user can cause is one line and exit code 1."""

@@ -15,11 +15,11 @@ def import_files(
     inventory: Annotated[Path, typer.Option(help="Who was where, when: Parquet or CSV. The one file that is needed.")],
     out: Annotated[Path, typer.Option(help="Folder of the dataset; an existing one is added to.")],
     samples: Annotated[
-        list[Path] | None, typer.Option(help="Telemetry samples, Parquet or CSV; may be repeated.")
+        list[Path] | None, typer.Option(help="Telemetry samples, Parquet or CSV: files, or folders of them.")
     ] = None,
     events: Annotated[
         list[Path] | None,
-        typer.Option(help="Events (Parquet, CSV) or kernel logs (.log, .txt, .jsonl); may be repeated."),
+        typer.Option(help="Events (Parquet, CSV) or kernel logs (.log, .txt, .jsonl): files, or folders of them."),
     ] = None,
     jobs: Annotated[Path | None, typer.Option(help="What ran where: Parquet or CSV.")] = None,
     mapping: Annotated[

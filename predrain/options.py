@@ -59,6 +59,18 @@ def refuse_inside(out: Path, folder: Path, what: str = "dataset") -> None:
         raise InputError(f"{out} lies in the {what} {folder}", "--out", f"Choose a folder outside the {what}.")
 
 
+def check_scores(folder: Path | None) -> None:
+    """Raise ``InputError`` if ``--scores`` names a file, or a folder of something else; it need not exist yet."""
+    from telemetry.errors import InputError
+
+    if folder is None or not folder.exists():
+        return
+    names = {path.name for path in folder.iterdir() if not path.name.startswith(".")} if folder.is_dir() else {"a file"}
+    if names - {"lost+found"} and not names & {"latest.json", "status.json", "decisions"}:
+        do = "Give the folder that `predrain score --out` writes."
+        raise InputError("these are no scores", f"--scores {folder}", do)
+
+
 def instant_option(written: str, option: str) -> datetime:
     """Read an instant of the command line: ISO 8601 with an offset; raises ``typer.BadParameter`` if it is none."""
     from datetime import datetime

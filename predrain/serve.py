@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from predrain.options import ModelNameOption, RegistryOption, duration_option, store_uri
+from predrain.options import ModelNameOption, RegistryOption, check_scores, duration_option, store_uri
 
 if TYPE_CHECKING:
     from serving.champion.sources import FolderBundle
@@ -83,6 +83,7 @@ def serve(
     from telemetry.collect.remote_write.connections import refuse_open_port
     from telemetry.http import parse_listen
 
+    check_scores(scores)
     log_to_stderr()
     be_responsive()
     address, number = parse_listen(listen)

@@ -26,6 +26,7 @@ from telemetry.errors import InputError
 FORMAT = 1
 """Version of the file; another one is refused."""
 
+_SHAPE = 'Write JSON with a "format" and "nodes", as docs/operating.md shows.'
 _LOCK_WAIT_S = 30.0
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -212,7 +213,7 @@ class FileScheduler:
     def __init__(self, path: Path, clock: Clock) -> None:
         self.path, self._clock = path, clock
         if not path.is_file():
-            raise InputError("there is no file of a cluster here", str(path), "Write one, see the operator's page.")
+            raise InputError("there is no file of a cluster here", str(path), _SHAPE)
         self.read_fleet = self._reading(MemoryScheduler.read_fleet)
         self.revalidate = self._reading(MemoryScheduler.revalidate)
         self.preview = self._reading(MemoryScheduler.preview)
@@ -225,7 +226,7 @@ class FileScheduler:
         try:
             self._load()
         except ValueError as error:
-            raise InputError(f"the file of the cluster cannot be used: {error}", str(path), "Correct it.") from None
+            raise InputError(f"the file of the cluster cannot be used: {error}", str(path), _SHAPE) from None
 
     def drop_lease(self, holder: str) -> None:
         """Release the lease."""

@@ -8,23 +8,30 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer, field_validator
 
-_UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
-_DURATION = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([smhdw])\s*$")
+_UNIT_SECONDS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 604800}
+_PART = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(min|[smhdw])\s*", re.ASCII)
+_CLOCK = re.compile(r"(\d+):(\d\d):(\d\d)", re.ASCII)
 
 
 def parse_duration(value: object) -> timedelta:
-    """Read a duration such as ``10m``, ``6h`` or ``30d``.
+    """Read a duration such as ``10m``, ``6h`` or ``1h30m``.
 
-    ``value``: a ``timedelta`` (returned as it is) or a string of a number and one of the units s, m, h, d, w.
+    ``value``: a ``timedelta`` (returned as it is) or a string of numbers with the units s, m or min, h, d, w.
     Returns: the duration, zero or positive.
     Raises ``ValueError`` if the text has no unit or is not a duration; the message shows the value and an example.
     """
     if isinstance(value, timedelta):
         return value
-    match = _DURATION.match(value) if isinstance(value, str) else None
-    if match is None:
-        raise ValueError(f"{value!r} is not a duration: write a number and a unit (s, m, h, d, w), such as '6h'")
-    return timedelta(seconds=float(match.group(1)) * _UNIT_SECONDS[match.group(2)])
+    text = value if isinstance(value, str) else ""
+    parts = _PART.findall(text)
+    if not parts or _PART.sub("", text):
+        clock = _CLOCK.fullmatch(text.strip())
+        hours, minutes, seconds = map(int, clock.groups()) if clock else (6, 0, 0)
+        example = format_duration(timedelta(hours=hours, minutes=minutes, seconds=seconds))
+        raise ValueError(
+            f"{value!r} is not a duration: write numbers with units (s, m or min, h, d, w), such as '{example}'"
+        )
+    return timedelta(seconds=sum(float(number) * _UNIT_SECONDS[unit] for number, unit in parts))
 
 
 def format_duration(value: timedelta) -> str:

@@ -147,8 +147,8 @@ def facts_of(
 ) -> FactSource:
     """Make the source of facts: what GPUs reported, what diagnostics came to, and what became of alerts.
 
-    ``events``: ``events.parquet`` of a dataset; with its inventory beside it, it says what happened. Without, no alert
-    is judged.
+    ``events``: a dataset, or its ``events.parquet``; with its inventory beside it, it says what happened. Without, no
+    alert is judged.
     ``ledger``: says when we took a node out of service.
     """
     from predrain.act.dataset_history import DatasetHistory
@@ -158,6 +158,8 @@ def facts_of(
     def results() -> tuple[Result, ...] | None:
         return () if evacuation is None else evacuation.results()
 
+    if events is not None and events.is_dir():
+        events /= "events.parquet"
     known: FactReader = MemoryFacts() if events is None else EventFacts(events)
     if events is None or not (events.parent / "inventory.parquet").is_file():
         return VerifiedFacts(known, results)

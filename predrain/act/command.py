@@ -14,7 +14,7 @@ import typer
 
 from predrain.act.assembly import SchedulerKind
 from predrain.console import FAILED, print_json, until_stopped
-from predrain.options import JsonOption
+from predrain.options import JsonOption, check_scores
 from predrain.version import VERSION
 
 if TYPE_CHECKING:
@@ -42,8 +42,8 @@ def act(
     events: Annotated[
         Path | None,
         typer.Option(
-            help="events.parquet of the dataset: XIDs and diagnostics that bypass the model, repairs, and (with the "
-            "inventory beside it) what became of earlier alerts."
+            help="The dataset, or its events.parquet: XIDs and diagnostics that bypass the model, repairs, and (with "
+            "the inventory beside it) what became of earlier alerts."
         ),
     ] = None,
     settings: Annotated[
@@ -91,6 +91,7 @@ def act(
     settings = settings or (DEFAULT_SETTINGS if DEFAULT_SETTINGS.is_file() else None)
     if not by_hand:
         _all_there(scheduler, cluster, scores, settings)
+        check_scores(scores)
     from contextlib import closing
 
     from predrain.act.assembly import choose_scheduler

@@ -230,6 +230,8 @@ class Controller:
         report.refused_scores = len(risks.refused)
         if not fleet.switches.release_all:
             report.notes += self._evidence.mismatches(views)
+        if fleet.switches.kill or fleet.switches.release_all:
+            report.notes.append("nothing new is put on any node until `predrain act --resume`")
         return plan, views, signals
 
     def _outcomes(self, now: datetime, report: RoundReport) -> Sequence[Outcome]:

@@ -57,6 +57,8 @@ class ScoresReader:
                 return self._once()
             except OSError as error:
                 last = error
+        if not (self.path / "latest.json").exists():
+            raise SourceError(f"there are no scores in {self.path}: run `predrain score` with --out on this folder")
         raise SourceError(f"the scores in {self.path} cannot be read: {last}") from last
 
     def _once(self) -> Risks:

@@ -159,8 +159,8 @@ def _scalar(kind: Any, value: Any, where: str) -> Any:
     if kind is timedelta:
         try:
             return parse_duration(value)
-        except ValueError:
-            raise ValueError(f"{where} is {value!r}: expected a duration such as 6h") from None
+        except ValueError as error:
+            raise ValueError(f"{where}: {error}") from None
     if isinstance(kind, type) and issubclass(kind, IntEnum):
         names = [level.name.lower() for level in kind]
         return kind[_checked(value, value in names, where, f"one of {', '.join(names)}").upper()]

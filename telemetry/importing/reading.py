@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
+from telemetry.dataset.meta import META_NAME
 from telemetry.dataset.store import Dataset
 from telemetry.errors import InputError
 from telemetry.importing.columns import as_text, resolve_columns
@@ -213,6 +214,9 @@ def expand_sources(paths: tuple[Path, ...], what: str) -> list[Path]:
     for path in paths:
         if not path.exists():
             raise InputError(f"the {what} file does not exist", str(path), "Check the path.")
+        if (path / META_NAME).is_file():
+            part = path / ("telemetry" if what == "samples" else "events.parquet")
+            raise InputError(f"a dataset where {what} are expected", str(path), f"Give {part}, or your own files.")
         inside = sorted(path.rglob("*")) if path.is_dir() else []
         inside = [file for file in inside if file.is_file() and not file.name.startswith((".", "_"))]
         if path.is_dir() and not inside:

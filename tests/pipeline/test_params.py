@@ -55,7 +55,9 @@ def test_later_files_override_key_by_key(tmp_path: Path) -> None:
         ("training: {negative_ratio: 0}", r"greater than or equal to 1.*training\.negative_ratio"),
         ("decision: {origin: 2026-02-01T00:00:00}", r"no time zone"),
         ("features: {windows: [6h, 1h]}", r"ascending"),
-        ("decision: {every: 25m}", r"not a positive multiple of telemetry\.step.*decision\.every"),
+        ("labels: {gap: '1:30:00'}", r"not a duration: write .* such as '90m'.*labels\.gap"),
+        ("labels: {gap: 1h or so}", r"'1h or so' is not a duration.*labels\.gap"),
+        ("decision: {every: 25m}", r"25m is not a positive multiple of telemetry\.step \(10m\).*decision\.every"),
         ("channels: {volts: {kind: gauge, range: [5, 1]}}", r"range \[5\.0, 1\.0\] is empty"),
         ("channels: {volts: {kind: number}}", r"'number' is not valid.*channels\.volts\.kind"),
         ("models: {groups: {lightgbm: [onsett]}}", r"'onsett' is not valid.*Did you mean 'onset'\?"),
@@ -81,6 +83,12 @@ def test_bad_values_say_what_where_and_what_to_do(tmp_path: Path, text: str, exp
     with pytest.raises(InputError, match=expected) as caught:
         load_params([path])
     assert str(path) in str(caught.value)
+
+
+def test_durations_are_read_as_people_write_them_and_a_folder_stands_for_its_params_yaml(tmp_path: Path) -> None:
+    write(tmp_path, "labels: {gap: 30min, horizon: 1d 12h, cooldown: 1h30m}", "params.yaml")
+    labels = load_params([tmp_path]).labels
+    assert (labels.gap, labels.horizon, labels.cooldown) == tuple(timedelta(hours=hours) for hours in (0.5, 36, 1.5))
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:

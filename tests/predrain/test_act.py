@@ -92,7 +92,9 @@ def test_act_then_ask_then_replay_then_undo(place):
     run(*ACT, "--release-all")
     left = node(place)
     assert (left["labels"], left["annotations"], left["taints"]) == (plain["labels"], {}, plain["taints"])
-    assert "nothing to do" in run(*GO).stdout, "nothing is put on until --resume"
+    after = run(*GO).stdout
+    assert "nothing to do" in after
+    assert "note: nothing new is put on any node until `predrain act --resume`" in after
     run(*ACT, "--resume")
     run(*GO)
     assert len(node(place)["taints"]) == 2
@@ -112,6 +114,8 @@ def test_a_damaged_ledger_stops_it_and_does_not_stop_the_undoing(place):
 
 def test_wrong_usage_exits_with_2_and_bad_files_with_1_and_one_line(place):
     assert "--scores" in run(*ACT, code=2).output
+    absent = run(*ACT, "--scores", "absent", "--dry-run", code=1).stderr
+    assert "there are no scores in absent: run `predrain score` with --out on this folder" in absent
     run(*GO, "--kill", "--resume", code=2)
     run(*GO, "--loop", "--dry-run", code=2)
     (place / "act.yaml").write_text("polcy: {}")

@@ -46,11 +46,26 @@ def test_a_removed_option_is_refused_with_what_to_do(arguments: tuple[str, ...],
     assert message in refused.output
 
 
-def test_bad_input_exits_with_1_and_one_line_without_a_traceback(tmp_path: Path) -> None:
-    failed = predrain("features", "--dataset", "absent", "--out", "matrix", cwd=tmp_path, code=1)
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("features --dataset absent --out matrix", "absent"),
+        ("import --inventory file --events fleet --out matrix", "fleet/events.parquet"),
+        ("import --inventory file --samples fleet --out matrix", "fleet/telemetry"),
+        ("serve --scores file", "(--scores file). Give the folder that `predrain score --out` writes."),
+        ("serve --scores fleet", "(--scores fleet). Give the folder that `predrain score --out` writes."),
+        ("act --scores file --cluster file --settings file", "Give the folder that `predrain score --out` writes."),
+        ("act --scores absent --cluster file --settings file", '(file). Write JSON with a "format" and "nodes"'),
+    ],
+)
+def test_bad_input_exits_with_1_and_one_line_without_a_traceback(tmp_path: Path, arguments: str, message: str) -> None:
+    (tmp_path / "fleet").mkdir()
+    for name in ("file", "fleet/dataset.json"):
+        (tmp_path / name).write_text("no: json")
+    failed = predrain(*arguments.split(), cwd=tmp_path, code=1)
     assert failed.stderr.startswith("predrain: error: ")
-    assert "absent" in failed.stderr
-    assert "Traceback" not in failed.stderr
+    assert message in failed.stderr
+    assert failed.stderr.count("\n") == 1
     assert not (tmp_path / "matrix").exists()
 
 
@@ -134,17 +149,7 @@ def test_import_says_what_it_understood_and_a_second_one_changes_nothing(tmp_pat
         "timestamp,node,gpu,type,code\n2026-02-03T06:00:00+01:00,n1,GPU-a,repair,swap\n"
         "2026-02-04T06:00:00+01:00,n1,GPU-z,failure,dead\n"
     )
-    command = [
-        "import",
-        "--inventory",
-        "hosts.csv",
-        "--events",
-        "dmesg.log",
-        "--events",
-        "tickets.csv",
-        "--out",
-        "fleet",
-    ]
+    command = ["import", "--events", "dmesg.log", "tickets.csv", "--inventory", "hosts.csv", "--out", "fleet"]
     first = predrain(*command, "--json", cwd=tmp_path)
     result = json.loads(first.stdout)
     assert result["changed"] is True

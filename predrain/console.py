@@ -32,6 +32,13 @@ EXTRAS = {
 }
 """Which extra of the distribution brings a module that is not there."""
 
+WRONG_PATHS = {
+    FileNotFoundError: "Check the path; its folder must exist. ",
+    IsADirectoryError: "Give a file, not a folder. ",
+    NotADirectoryError: "Give a folder, not a file. ",
+}
+"""What to do about a path that cannot be used."""
+
 
 def fail(message: str) -> NoReturn:
     """Print an error on stderr and exit with 1."""
@@ -53,7 +60,9 @@ def reported() -> Iterator[None]:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(FAILED) from None
     except OSError as error:
-        fail(f"{error.strerror or error} ({error.filename or 'no file named'}). What was there before is unchanged.")
+        file = error.filename2 or error.filename or "no file named"
+        do = next((text for kind, text in WRONG_PATHS.items() if isinstance(error, kind)), "")
+        fail(f"{error.strerror or error} ({file}). {do}What was there before is unchanged.")
     except ModuleNotFoundError as error:
         missing = (error.name or "").partition(".")[0]
         for extra, modules in EXTRAS.items():

@@ -181,6 +181,8 @@ def summarize(result: ScoringResult) -> dict[str, Any]:
         why = "; ".join(f"{count:,}: {reason}" for reason, count in reasons)
         units = "GPUs" if summary["unit"] == "gpu" else "nodes"
         notes.append(f"{unknown:,} of {summary['units']:,} {units} are unknown ({why})")
+    if datetime.fromisoformat(summary["expires_at"]) < _now():
+        notes.append("these scores have expired already, for the dataset ends long ago: bring newer telemetry into it")
     if all(value is None for value in summary["thresholds"].values()):
         why = "; ".join(dict.fromkeys(summary["threshold_sources"].values()))
         notes.append(f"no tier has a threshold, so no unit is above clear ({why})")

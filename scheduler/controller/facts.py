@@ -113,7 +113,10 @@ class EventFacts:
             kinds = pc.field("type").isin(["xid", "diagnostic", *_REPAIRS])
             self._rows = table.filter(kinds & pc.field("gpu").is_valid()).to_pylist()
         except (OSError, ArrowException, KeyError, ValueError) as error:
-            raise SourceError(f"the events in {self.file} cannot be read: {error}") from error
+            why = str(error).partition("\n")[0]
+            raise SourceError(
+                f"the events in {self.file} cannot be read: {why}: expected a dataset's events.parquet"
+            ) from error
         self._stamp = stamp
 
 

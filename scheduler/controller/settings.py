@@ -161,7 +161,7 @@ def read_settings(file: Path) -> ActSettings:
     except FileNotFoundError:
         raise InputError("the file of settings does not exist", str(file), "Give the path of a YAML file.") from None
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise InputError(f"the settings cannot be read: {error}", str(file), "Correct the file.") from None
+        raise InputError(f"the settings cannot be read: {error}", str(file), "Give a file of YAML.") from None
     try:
         # through JSON, so that what YAML makes of a date or a key is refused in the same words as any other value
         content = json.loads(json.dumps(content if content is not None else {}))

@@ -111,6 +111,8 @@ def connect(path: Path | None, *, writable: bool) -> sqlite3.Connection:
         raise InputError("there is no ledger here", where, "Give the file that `predrain act` writes.")
     if path is not None and writable and not path.parent.is_dir():
         raise InputError("the folder of the ledger does not exist", where, "Make it, or give another file.")
+    if path is not None and path.is_dir():
+        raise InputError("a folder where the ledger's file belongs", where, "Give a file, such as ledger.db.")
     mode = "rwc" if writable else "ro"
     name = ":memory:" if path is None else f"{path.resolve().as_uri()}?mode={mode}"
     try:

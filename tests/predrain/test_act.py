@@ -87,6 +87,8 @@ def test_act_then_ask_then_replay_then_undo(place):
     assert "equal in everything" in run("ledger", "replay", str(number)).stdout
     assert json.loads(run("ledger", "replay", str(number), "--json").stdout)["equal"] is True
     assert "1 events in drains.parquet" in run("ledger", "export", "--out", "drains.parquet").stdout
+    refused = run("ledger", "export", "--out", "scores", code=1).stderr
+    assert "Is a directory (scores). Give a file, not a folder." in refused
 
     assert "release n3" in run(*ACT, "--release-all", "--dry-run").stdout
     run(*ACT, "--release-all")
@@ -114,8 +116,12 @@ def test_a_damaged_ledger_stops_it_and_does_not_stop_the_undoing(place):
 
 def test_wrong_usage_exits_with_2_and_bad_files_with_1_and_one_line(place):
     assert "--scores" in run(*ACT, code=2).output
-    absent = run(*ACT, "--scores", "absent", "--dry-run", code=1).stderr
-    assert "there are no scores in absent: run `predrain score` with --out on this folder" in absent
+    absent = run(*ACT, "--scores", "absent", "--events", "act.yaml", "--dry-run", code=1)
+    assert "there are no scores in absent: run `predrain score` with --out on this folder" in absent.stderr
+    assert "the events in act.yaml cannot be read: " in absent.stderr
+    assert ": expected a dataset's events.parquet\n" in absent.stderr
+    assert "or by --reset-breaker" in absent.stdout
+    assert "a folder where the ledger's file belongs (scores)." in run(*GO, "--ledger", "scores", code=1).stderr
     run(*GO, "--kill", "--resume", code=2)
     run(*GO, "--loop", "--dry-run", code=2)
     (place / "act.yaml").write_text("polcy: {}")

@@ -56,8 +56,9 @@ def test_it_scores_once_and_says_so_the_second_time(world: World, tmp_path: Path
     result = json.loads(first.stdout)
     assert (result["decision"], result["written"]) == ("2026-01-02T00:00:00Z", True)
     assert result["tiers"]["unknown"] == 5
-    unknown, thresholds = result["notes"].rsplit("; ", 1)
+    unknown, expired, thresholds = result["notes"].rsplit("; ", 2)
     assert unknown.startswith("5 of 12 GPUs are unknown (1: the newest sample is ")
+    assert expired.startswith("these scores have expired already")
     assert thresholds == "no tier has a threshold, so no unit is above clear (none: no backtest was given)"
     assert result["lag_seconds"] > 0  # the data end in the past
     again = CliRunner().invoke(app, given(world, tmp_path))

@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from telemetry.dataset.place import Place
 
 _SHORTEST = timedelta(seconds=1)
-_REASONS_NOTED = 3
+_NOTED = 3
+"""Reasons, or names of channels, that a note tells."""
 
 
 def score(
@@ -177,10 +178,13 @@ def summarize(result: ScoringResult) -> dict[str, Any]:
     summary = result.summary
     notes = list(result.notes)
     if unknown := summary["tiers"]["unknown"]:
-        reasons = list(summary["unknown_reasons"].items())[:_REASONS_NOTED]
+        reasons = list(summary["unknown_reasons"].items())[:_NOTED]
         why = "; ".join(f"{count:,}: {reason}" for reason, count in reasons)
         units = "GPUs" if summary["unit"] == "gpu" else "nodes"
         notes.append(f"{unknown:,} of {summary['units']:,} {units} are unknown ({why})")
+    if missing := summary["missing_channels"]:
+        named = ", ".join(missing[:_NOTED]) + (", …" if len(missing) > _NOTED else "")
+        notes.append(f"channels of the model that the dataset lacks: {len(missing)} ({named}); see `predrain doctor`")
     if datetime.fromisoformat(summary["expires_at"]) < _now():
         notes.append("these scores have expired already, for the dataset ends long ago: bring newer telemetry into it")
     if all(value is None for value in summary["thresholds"].values()):

@@ -19,6 +19,7 @@ from models.bundle.store import save_bundle
 from models.config import PrecisionTargetsSection, ServingSection
 from policy.risk_record import RiskRecord
 from policy.tiers import TierThresholds
+from predrain.score import summarize
 from serving.scores.batch import OUT_OF_USE, ServedModel, due_decision, expiry, score_decision
 from serving.scores.feature_settings import drain_horizon, live_config
 from serving.scores.writing import ScoresFolder, nothing_due
@@ -363,6 +364,7 @@ def test_a_channel_that_the_dataset_lost_is_unknown_and_named(world: World, tmp_
     dataset.meta = replace(dataset.meta, channels=lost)
     result = score_decision(dataset, world.model, ScoresFolder(tmp_path), ServingSection(), clock=lambda: END)
     assert result.summary["missing_channels"] == ["xid_last"]
+    assert "the dataset lacks: 1 (xid_last)" in summarize(result)["notes"]
     assert result.summary["status"]["ok"] == 7
 
 

@@ -9,7 +9,7 @@ export MLFLOW_DISABLE_TELEMETRY = true
 export DVC_NO_ANALYTICS = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help run results results-own-rates prior test test-system lint size bench lock check-system clean
+.PHONY: help run results prior test test-system lint size bench lock check-system clean
 
 help:            ## say what each target does
 	@grep -E '^[a-z-]+: .*##|^[a-z-]+:  *##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -18,11 +18,8 @@ run: $(VENV)/.runtime  ## set up, then learn from and replay the embedded demo f
 	@PATH="$(abspath $(BIN)):$$PATH" dvc repro
 	@$(BIN)/predrain report --show data/backtest
 
-results: $(VENV)/.sequence  ## the one table of results over 19 simulated fleets; resumable, up to 4 hours; writes docs/results.md
+results: $(VENV)/.sequence  ## what may be claimed, on 17 simulated fleets: docs/results.md; about an hour, resumable
 	$(BIN)/python benchmarks/results.py
-
-results-own-rates: $(VENV)/.runtime  ## the same over 10 fleets whose failures are not accelerated; writes docs/results-own-rates.md
-	$(BIN)/python benchmarks/results.py --own-rates
 
 prior: $(VENV)/.runtime  ## the prior that predrain ships, from 48 simulated fleets: 5 minutes, the same bytes each time
 	$(BIN)/predrain prior build --out models/learners/prior_data
@@ -80,7 +77,7 @@ $(VENV)/.runtime: requirements.lock pyproject.toml | $(VENV)/.python
 	  $(BIN)/predrain features --dataset $$made/fleet --out $$made/matrix >/dev/null && rm -r $$made
 	@touch $@
 
-# PyTorch: the table of results has the paper's models, too
+# PyTorch: the page of results has the paper's models, too
 $(VENV)/.sequence: requirements-sequence.lock $(VENV)/.runtime
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-sequence.lock
 	@touch $@

@@ -1,151 +1,162 @@
-"""The table of results: condensed fleets measure as the predictions do, and claims are worded by their intervals."""
+"""The page of results: counts of alerts are right and add up over fleets, and claims are judged by their intervals."""
 
 from __future__ import annotations
+
+import json
+from datetime import timedelta
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from benchmarks.results import make_page
-from benchmarks.scoreboard import store
-from benchmarks.scoreboard.claims import SHORT, SHOWN, UNPROVEN, WORSE, gain
-from benchmarks.scoreboard.fleets import Ran
-from benchmarks.scoreboard.plan import (
-    RECOMMENDED,
-    Part,
-    Plan,
-    Size,
-)
-from benchmarks.scoreboard.pooled import Hits, Pool, measure
-from benchmarks.scoreboard.promised import promise_lines
+from benchmarks.scoreboard import fleets
+from benchmarks.scoreboard.fleets import FACTS, Fleet, plan, run_fleet
+from benchmarks.scoreboard.measure import added, counts, measure, share
+from benchmarks.scoreboard.page import Claim, make_page
+from evaluation.metrics.bootstrap import Interval, interval, resample_units
 from evaluation.metrics.evaluation import evaluate
-from evaluation.metrics.oracle import oracle_predictions
-from models.config import PrecisionTargetsSection
-from tests.models.fleet_predictions import MODELS, PART_FACTS, fleet, truth_of
+from evaluation.metrics.scored import split_predictions
+from tests.models.fleet_predictions import MODELS, fleet, truth_of
+
+REACH = timedelta(hours=73)
+FACTS_KEPT = {
+    "k": 2, "profile": "mean_rank", "members": ["xgboost"], "reach_s": REACH.total_seconds(),
+    "promises": {"0.5": {"1": 0.2, "3": 0.25}},
+}  # fmt: skip
+KEPT = (*MODELS, ("history_count", "sliding", 5.0), ("random_forest", "sliding", 0.6))
 
 
-def kept(folder, seed, **settings):
-    frame = fleet(seed, MODELS, units=30, times=70, incidents=50, k=2, **settings)
+def predictions(seed):
+    frame = fleet(seed, KEPT, units=30, times=70, incidents=50, k=2)
+    return frame[frame["variant"] == "sliding"]
+
+
+def kept(folder, seed, acceleration=5.0, scenario="base"):
+    """A finished fleet as it is kept, replayed with the paper's profile too, whose risks are those of the others."""
+    frame = predictions(seed)
     folder.mkdir(parents=True)
-    return frame, store.keep(folder, frame, truth_of(frame), PART_FACTS)
-
-
-@pytest.fixture(scope="module")
-def two(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("parts")
-    return [kept(folder / str(seed), seed) for seed in (1, 2)]
-
-
-@pytest.fixture(scope="module")
-def measured(two):
-    return measure(Pool([part for _, part in two], 60))
-
-
-def test_one_fleet_measures_as_its_predictions_do(two):
-    frame, part = two[0]
-    ours = measure(Pool([part], 40))
-    theirs = evaluate(frame, k=2, bootstrap=40, seed=1, oracle=oracle_predictions(frame, truth_of(frame), 2))
-    columns = [name for name in theirs.table.columns if name not in ("model", "variant", "kind")]
-    for _, row in theirs.table.iterrows():
-        mine = ours.row(row["model"], row["variant"])
-        # risks are kept as float32: what pools by them may differ in the last digits
-        np.testing.assert_allclose(
-            mine[columns].to_numpy(dtype=float), row[columns].to_numpy(dtype=float), rtol=1e-5, equal_nan=True
+    for name in ("profile", "once", "paper"):
+        frame[frame["model"].isin({"once": ["mean_rank"], "paper": ["parallel"]}.get(name, frame["model"]))].to_parquet(
+            folder / f"{name}.parquet"
         )
-    key = ["model", "other_model"]
-    same = theirs.equal_alerts[theirs.equal_alerts["variant"] == "sliding"].merge(ours.equal, on=key)
-    assert len(same)
-    assert same["difference_x"].to_numpy() == pytest.approx(same["difference_y"].to_numpy())
-    assert same["low_x"].to_numpy() == pytest.approx(same["low_y"].to_numpy(), nan_ok=True)
+    truth_of(frame).to_parquet(folder / "truth.parquet")
+    (folder / FACTS).write_text(json.dumps(FACTS_KEPT))
+    return measure(Fleet(scenario, seed, 30, 18, acceleration, paper=scenario == "base"), folder, 40)
 
 
-def test_fleets_that_are_pooled_add_up(two, measured):
-    hits = sum(evaluate(frame, k=2, bootstrap=0, seed=1).row("mean_rank", "sliding")["hits"] for frame, _ in two)
-    row = measured.row("mean_rank", "sliding")
-    assert row["hits"] == hits
-    assert measured.units == 60
-    assert measured.k == (2, 2)
-    own = measured.at_profile["mean_rank", "sliding"]
-    assert own.hits[0] == hits
-    assert own.alerts[0] == row["alerts_labelled"]
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("kept")
+    groups = [("base", 5.0), ("announced", 5.0), ("noprecursor", 5.0), ("base", 1.0)]
+    return [
+        kept(folder / f"{scenario}-{rate}-{seed}", seed, rate, scenario)
+        for scenario, rate in groups
+        for seed in (101, 102)
+    ]
 
 
-def test_everything_is_compared_at_the_profiles_number_of_alerts(measured):
-    own = measured.at_profile["mean_rank", "sliding"].alerts[0]
-    for name, hits in measured.at_profile.items():  # a few alerts on either side have no known outcome
-        assert hits.alerts[0] == pytest.approx(own, rel=0.1), name
-    beside = measured.equal[measured.equal["model"] == "mean_rank"]
-    assert set(beside["other_model"]) == {"xgboost", "logistic"}
-    assert list(beside.loc[beside["best"], "other_model"]) == ["xgboost"]
+def test_counts_give_what_the_evaluation_measures_intervals_among_it():
+    frame = predictions(3)
+    theirs = evaluate(frame, k=2, bootstrap=40, seed=5, drain_reach=REACH)
+    for scored in split_predictions(frame, 2, REACH):
+        row, units = theirs.row(scored.model, "sliding"), scored.n_units
+        weights = np.vstack([np.ones(units), resample_units(units, 40, 5)])
+        sums = counts(scored, weights, {}, ranked=True)
+        for name, mine in {
+            "precision_at_k": share(sums, "hits", "alerts"),
+            "episode_precision": share(sums, "right", "drains"),
+            "average_precision": sums["ap"],
+            "roc_auc": sums["auc"],
+        }.items():
+            bounds = interval(mine[1:])
+            np.testing.assert_allclose(mine[0], row[name], err_msg=name)
+            if 0 < mine[0] < 1:
+                np.testing.assert_allclose([bounds.low, bounds.high], [row[f"{name}_low"], row[f"{name}_high"]])
+        assert share(sums, "risk", "positives")[0] == pytest.approx(row["risk_ratio"])
+        by_class = theirs.by_class[theirs.by_class["model"] == scored.model].set_index("failure_class")
+        for kind, of_class in by_class.iterrows():
+            assert sums[f"incidents:{kind}"][0] == of_class["incidents"]
+            assert sums[f"caught:{kind}"][0] == of_class["caught"]
 
 
-def test_a_part_is_taken_only_if_it_is_finished_and_made_from_the_same(tmp_path):
-    _, part = kept(tmp_path / "a", 3)
-    assert store.load(tmp_path / "a", "k") is not None
-    assert store.load(tmp_path / "a", "other") is None
-    (part.path / store.FACTS).unlink()
-    assert store.load(tmp_path / "a") is None
-    assert store.load(tmp_path / "nowhere") is None
+def test_drains_under_a_promise_are_those_of_a_plain_reading():
+    frame = predictions(4)
+    scored = next(one for one in split_predictions(frame, 2, REACH) if one.model == "mean_rank")
+    sums = counts(scored, np.ones((1, scored.n_units)), FACTS_KEPT["promises"], ranked=False)
+    asked, right, drains = {1: 0.2, 3: 0.25}, 0, 0
+    rows = frame[frame["model"] == "mean_rank"].sort_values("decision_time")
+    for _, own in rows.groupby("unit"):
+        until = None
+        for row in own.itertuples():
+            if row.risk < asked.get(row.fold, np.inf) or (until is not None and row.decision_time <= until):
+                continue
+            until = row.decision_time + REACH
+            drains += not pd.isna(row.label)
+            right += not pd.isna(row.label) and row.label == 1
+    assert drains > 20
+    assert (sums["right@0.5"][0], sums["drains@0.5"][0]) == (right, drains)
 
 
-def hits(rate, replicates=200, spread=0.0, seed=0):
-    drawn = np.random.default_rng(seed).normal(rate, spread, replicates)
-    return Hits(np.concatenate([[rate], drawn]) * 1000, np.full(replicates + 1, 1000.0))
+def test_fleets_add_up_and_average_precision_is_their_mean(measured):
+    two = measured[:2]
+    together = added(two, "profile")
+    for name in ("hits", "alerts", "drains@0.5"):
+        assert together[name] == pytest.approx(sum(one.models["profile"][name] for one in two))
+    mean = np.mean([one.models["oracle"]["ap"] for one in two], axis=0)
+    assert share(added(two, "oracle"), "ap", "fleets") == pytest.approx(mean)
 
 
-def test_a_claim_is_worded_by_its_interval_and_by_what_was_asked():
-    oracle = hits(0.5)
-    cases = {
-        SHOWN: gain("x", "y", hits(0.30, spread=0.01), hits(0.20, spread=0.01, seed=1), oracle, 0.15),
-        SHORT: gain("x", "y", hits(0.22, spread=0.001), hits(0.20, spread=0.001, seed=1), oracle, 0.15),
-        UNPROVEN: gain("x", "y", hits(0.30, spread=0.1), hits(0.20, spread=0.1, seed=1), oracle, 0.15),
-        WORSE: gain("x", "y", hits(0.10, spread=0.01), hits(0.20, spread=0.01, seed=1), oracle, None),
-    }
-    for verdict, case in cases.items():
-        assert case.verdict == verdict
-        assert f"**{verdict}**" in case.sentence
-        assert ("The oracle, which knows the true risk, reaches 50.0 %" in case.sentence) == (verdict != SHOWN)
-    assert cases[SHOWN].gain == pytest.approx(0.5)
-    assert cases[SHOWN].low < 0.5 < cases[SHOWN].high
+@pytest.mark.parametrize(
+    ("low", "high", "verdict"),
+    [(0.1, 0.2, "shown"), (-0.1, 0.2, "not shown"), (-0.2, -0.1, "refuted"), (0.9, 1.2, "not shown"),
+     (1.1, 1.2, "refuted"), (np.nan, np.nan, "not shown")],
+)  # fmt: skip
+def test_a_claim_is_judged_by_its_whole_interval(low, high, verdict):
+    assert Claim("", "", "", "", "", Interval(low, high), least=0.0, most=1.0).verdict == verdict
 
 
-def _usual(two):
-    size = Size(30, 18, 5.0)
-    parts = {
-        Part("drift", 101, RECOMMENDED, size): two[0][1],
-        Part("drift", 102, RECOMMENDED, size): two[1][1],
-    }
-    plan = Plan(tuple(parts), replicates=40, quick=True)
-    return plan, Ran(parts, ("drift-101-paper: no file",), 2), "make results", PrecisionTargetsSection()
+def test_the_page_fits_three_screens_and_says_simulated_first(measured):
+    lines = make_page(measured, "make results", "revision", 40).splitlines()
+    assert "simulated" in lines[2]
+    assert "nothing here may be quoted" in lines[2]
+    assert len(lines) < 120
+    assert "nan" not in "\n".join(lines).lower()
+    table = [line for line in lines if line.startswith("|")]
+    claimed = [line.split("|")[1].strip() for line in table if line.endswith(("shown |", "refuted |"))]
+    assert len(set(claimed)) == 12
+    assert len([what for what in claimed if what == "At least half of the oracle's precision"]) == 3
+    columns = 0
+    for at, line in enumerate(lines):
+        columns = line.count("|") if not lines[at - 1].startswith("|") else columns
+        assert not line.startswith("|") or line.count("|") == columns
 
 
-def test_the_page_says_simulated_first_and_judges_only_by_what_was_measured(two):
-    text = make_page(*_usual(two))
-    assert text.index("simulated") < text.index("## What may be claimed")
-    assert "The quick table" in text
-    assert "nothing here may be quoted" in text
-    assert "at its own pace" not in text
-    assert "The paper's profile was not run" in text
-    assert "drift-101-paper: no file" in text
-    assert "No fleet left any promise." in text
-    assert "nan" not in text.lower().replace("nancy", "")
-    assert all(f"\n| {model} |" in text for model in ("xgboost", "oracle", "vendor_rules"))
-    assert all(line.count("|") == text.splitlines()[at - 1].count("|")
-               for at, line in enumerate(text.splitlines()) if line.startswith("|--"))  # fmt: skip
+def test_a_second_call_takes_what_is_finished_and_replays_what_changed(tmp_path, monkeypatch):
+    frame, replayed = predictions(101).assign(drain_label=pd.NA), []
 
+    def simulate(dataset, **_):
+        truth = dataset.with_name("dataset-truth")
+        truth.mkdir(parents=True)
+        truth_of(frame).to_parquet(truth / "risk.parquet")
 
-def test_promises_are_counted_and_what_was_asked_is_judged():
-    rows = [
-        {"scenario": "announced", "fleet": f"f{seed}", "target": 0.85, "promised": 2, "known_drains": 10, "hits": 9,
-         "kept": seed != 5, "recall": 0.3, "best": 0.9}
-        for seed in range(1, 6)
-    ]  # fmt: skip
-    rows.append({**rows[0], "scenario": "base", "promised": 0, "known_drains": 0, "hits": 0, "kept": None, "best": 0.1})
-    rows.append({**rows[-1], "promised": 1, "fleet": "f9"})
-    lines = promise_lines(pd.DataFrame(rows), PrecisionTargetsSection())
-    assert "alerts within 72 hours (or the labels' horizon where that is longer) belong to it" in lines[0]
-    counted = next(line for line in lines if "(fleets: 5 of `announced`; " in line)
-    assert counted.endswith(" 1 more brought no drain whose outcome is known.")
-    assert any("4 of 5 promises that brought drains were kept" in line for line in lines)
-    assert any("on 4 of 5 fleets: **met**" in line for line in lines)
-    assert promise_lines(pd.DataFrame(), PrecisionTargetsSection()) == ["No fleet left any promise."]
+    def replay(_, *, checkpoint, **__):
+        replayed.append(checkpoint.name)
+        return SimpleNamespace(predictions=frame, folds=None, k=2, drain_reach=REACH)
+
+    promised = pd.DataFrame({"promised": [True, False], "target": 0.5, "fold": [1, 2], "threshold": [0.6, np.nan]})
+    monkeypatch.setattr(fleets, "simulate", simulate)
+    monkeypatch.setattr(fleets, "make_matrix", lambda *_: None)
+    monkeypatch.setattr(fleets, "run_backtest", replay)
+    monkeypatch.setattr(fleets, "walk_promises", lambda *_, **__: SimpleNamespace(folds=promised))
+    one = plan(first_seed=101, scenarios=["base"], seeds=1)[0]
+    folder = run_fleet(one, tmp_path)
+    assert replayed == ["profile", "once", "paper"]
+    assert json.loads((folder / FACTS).read_text())["promises"] == {"0.5": {"1": 0.6}}
+    assert run_fleet(one, tmp_path) == folder
+    (folder / FACTS).unlink()  # as a kill leaves it
+    assert run_fleet(one, tmp_path) == folder
+    assert len(replayed) == 6
+    monkeypatch.setattr(fleets, "source_digest", lambda *_: "other code")
+    assert run_fleet(one, tmp_path) != folder
+    assert not folder.exists()

@@ -1,1 +1,1 @@
-"""The one table of results: fleets, what each left, the pooled measurements, the claims, the page."""
+"""The page of results: ``fleets`` simulates and replays, ``measure`` counts, ``page`` makes claims of the counts."""

@@ -1,187 +1,221 @@
-"""Run the parts of the plan: simulate, features, replay, keep; finished ones are taken as they are."""
+"""The fleets of the page of results: which there are, and each simulated, replayed and kept; finished ones are taken.
+
+::
+
+    WORK/FLEET/KEY/profile.parquet   predictions of the profile, its members and the baselines
+    WORK/FLEET/KEY/once.parquet      of the profile trained once
+    WORK/FLEET/KEY/paper.parquet     of the paper's ensembles, where the fleet is replayed with them
+    WORK/FLEET/KEY/truth.parquet     the true risks
+    WORK/FLEET/KEY/facts.json        budget, promises; written last: without it the fleet is not finished
+"""
 
 from __future__ import annotations
 
-import importlib.util
-import multiprocessing
+import hashlib
+import json
+import resource
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
-from benchmarks.scoreboard import store
-from benchmarks.scoreboard.plan import FULL, Part, Plan, code_digest, key_of, params_of
-from benchmarks.scoreboard.promised import keep_labels
-from benchmarks.scoreboard.store import Stored
+from evaluation.backtest.checkpoint import ROOMS
+from evaluation.backtest.frames import BacktestResult
+from evaluation.backtest.promises import walk_promises
 from evaluation.backtest.run import run_backtest
+from evaluation.metrics.comparison import SLIDING
 from evaluation.metrics.oracle import read_truth
+from evaluation.metrics.scored import COLUMNS
+from features.engine import source_digest
 from features.matrix.matrix import FeatureMatrix
-from models.config import SEQUENCE
+from models.config import CASCADE
+from pipeline.artefacts import write_frame, write_json
 from pipeline.matrix_stage import make_matrix
-from pipeline.params import Params
+from pipeline.params import Params, load_params
 from simulator.simulate import simulate
+
+ROOT = Path(__file__).resolve().parents[2]
+PROFILE, ONCE, PAPER = "profile", "once", "paper"
+"""Replays of a fleet: as params.yaml has it, the same trained once, and with params/paper.yaml on top of it."""
+
+SEEDS = {"base": 5, "drift": 5, "announced": 2, "epidemic": 1, "noprecursor": 1}
+"""Fleets of each scenario with failure rates multiplied; a profile and what it is compared with differ most on the
+first two, so they have as many as an interval needs."""
+
+OWN_SEEDS = {"base": 3}
+"""Fleets at failure rates as calibrated."""
+
+QUICK_SEEDS = {"base": 1, "announced": 1, "noprecursor": 1}
+PAPER_SCENARIOS = ("base", "drift")
+"""Scenarios whose first fleet is replayed with the paper's profile too."""
+
+DEVELOPMENT = 100
+"""Seeds from here on are for development; parameters may have been chosen on them."""
+
+FACTS = "facts.json"
 
 
 @dataclass(frozen=True, slots=True)
-class Ran:
-    """What running the plan gave.
+class Fleet:
+    """A simulated fleet.
 
-    ``left_out``: parts that could not be run, and why.
-    ``fresh``: how many were run by this call rather than taken.
+    ``acceleration``: factor on all failure rates.
+    ``paper``: whether it is replayed with the paper's profile too.
     """
 
-    parts: dict[Part, Stored]
-    left_out: tuple[str, ...]
-    fresh: int
+    scenario: str
+    seed: int
+    gpus: int
+    days: int
+    acceleration: float
+    paper: bool = False
+
+    @property
+    def name(self) -> str:
+        """Name of its folder."""
+        return f"{self.scenario}-{self.seed}-{self.gpus}x{self.days}-x{self.acceleration:g}"
+
+    @property
+    def group(self) -> str:
+        """What the page calls the fleets that are measured with it."""
+        return f"`{self.scenario}`{' at own rates' if self.acceleration == 1 else ''}"
 
 
-NOT_YET = "not run yet"
-"""Why a part is missing from the table of what is finished."""
+def plan(
+    *,
+    quick: bool = False,
+    first_seed: int | None = None,
+    scenarios: Sequence[str] | None = None,
+    seeds: int | None = None,
+    gpus: int | None = None,
+    days: int | None = None,
+) -> tuple[Fleet, ...]:
+    """List the fleets.
 
-
-def run_plan(plan: Plan, files: Sequence[Path], work: Path, *, jobs: int = 2, finished: bool = False) -> Ran:
-    """Run every part that no earlier call left finished, several fleets at a time.
-
-    The first seed of every scenario comes first, then the second: what a run that is cut off leaves is a smaller table
-    of the same shape. Of each seed the largest fleets come first, so that none is left to run alone for long at the
-    end.
-
-    ``work``: folder for fleets and results. A killed call leaves it so that the next goes on at the parts that were cut
-    off.
-    ``jobs``: fleets at a time, each in a process of its own; one of 2,000 GPUs needs up to 6 GB. Larger ones run one at
-    a time beside those.
-    ``finished``: run nothing: take what is finished, and name the rest as left out.
+    ``first_seed``: seeds are counted from here; default: 1, and for ``quick`` :data:`DEVELOPMENT`.
+    ``seeds``: at most so many of each scenario.
     """
-    code = code_digest()
-    keys: dict[Part, str] = {}
-    left_out: list[str] = []
-    for part in plan.parts:
-        params = params_of(part.profile, files)
-        why = _missing(params)
-        if params is None or why:
-            left_out.append(f"{part.name}: {why}")
-        else:
-            keys[part] = key_of(part, params, code)
-    wanting: dict[str, list[Part]] = {}
-    for part, key in sorted(keys.items(), key=lambda keyed: (keyed[0].seed, -keyed[0].size.gpus)):
-        if store.load(work / "parts" / part.name, key) is None:
-            wanting.setdefault(part.fleet, []).append(part)
-    if finished:
-        parts = {part: store.load(work / "parts" / part.name, key) for part, key in keys.items()}
-        left_out += [f"{part.name}: {NOT_YET}" for part, stored in parts.items() if stored is None]
-        return Ran({part: stored for part, stored in parts.items() if stored is not None}, tuple(left_out), 0)
-    begin = time.monotonic()
-    tasks = [[(part, keys[part]) for part in parts] for parts in wanting.values()]
-    for at, fleet in enumerate(_run_fleets(tasks, files, work, jobs, FULL.gpus), 1):
-        sys.stderr.write(f"{at} of {len(wanting)} fleets: {fleet}, {time.monotonic() - begin:.0f} s\n")
-        sys.stderr.flush()
-    done = {part: store.load(work / "parts" / part.name, key) for part, key in keys.items()}
-    missing = [part.name for part, stored in done.items() if stored is None]
-    if missing:
-        raise RuntimeError(f"these parts were run and left nothing that can be read: {', '.join(missing)}")
-    fresh = sum(len(parts) for parts in wanting.values())
-    return Ran({part: stored for part, stored in done.items() if stored is not None}, tuple(left_out), fresh)
-
-
-_Task = Sequence[tuple[Part, str]]
-"""The parts of one fleet, and their keys."""
-
-
-def _run_fleets(tasks: Sequence[_Task], files: Sequence[Path], work: Path, jobs: int, usual: int) -> Iterator[str]:
-    """Run fleets, give each one's name when it is done; of those of more than ``usual`` GPUs one at a time."""
-    if jobs == 1:
-        for task in tasks:
-            yield _run_fleet(task, files, work)
-        return
-    waiting, running = list(tasks), dict[Future[str], _Task]()
-    context = multiprocessing.get_context("spawn")
-    # One fleet a process: what it took of memory is given back.
-    with ProcessPoolExecutor(max_workers=jobs, mp_context=context, max_tasks_per_child=1) as pool:
-        while waiting or running:
-            while len(running) < jobs and (task := _next_of(waiting, list(running.values()), usual)):
-                waiting.remove(task)
-                running[pool.submit(_run_fleet, task, tuple(files), work)] = task
-            for done in wait(running, return_when=FIRST_COMPLETED).done:
-                del running[done]
-                yield done.result()
-
-
-def _next_of(waiting: Sequence[_Task], running: Sequence[_Task], usual: int) -> _Task | None:
-    """Give the first that may run now; a large one waits while another runs."""
-    large = any(task[0][0].size.gpus > usual for task in running)
-    return next((task for task in waiting if not large or task[0][0].size.gpus <= usual), None)
-
-
-def _run_fleet(parts: _Task, files: Sequence[Path], work: Path) -> str:
-    """Run the parts of one fleet one after the other, then forget the fleet; give its name."""
-    for part, key in parts:
-        params = params_of(part.profile, files)
-        assert params is not None
-        target = work / "parts" / part.name
-        shutil.rmtree(target, ignore_errors=True)
-        _run(part, params, work, target, key)
-    fleet = parts[0][0].fleet
-    _forget(work / "fleets" / fleet)
-    return fleet
-
-
-def _missing(params: Params | None) -> str:
-    if params is None:
-        return "there is no params/paper.yaml"
-    wanted = {*params.models.learners, *params.models.parallel.members, *params.models.cascade.stages}
-    if wanted & set(SEQUENCE) and importlib.util.find_spec("torch") is None:
-        return "its sequence learners need PyTorch (the extra `sequence`), which is not installed"
-    return ""
-
-
-def _run(part: Part, params: Params, work: Path, target: Path, key: str) -> None:
-    # matrix and folds know their parameters but not the code that made them, so they lie under the part's key
-    scratch = work / "unfinished" / part.name / key[:16]
-    for other in scratch.parent.glob("*"):
-        if other != scratch:
-            _forget(other)
-    fleet = work / "fleets" / part.fleet
-    dataset = fleet / "dataset"
-    note, code = fleet / "simulated-by", code_digest(("simulator", "telemetry"))
-    if not note.is_file() or note.read_text(encoding="utf-8") != code:
-        _forget(fleet)
-        fleet.mkdir(parents=True)
-        simulate(
-            dataset,
-            gpus=part.size.gpus,
-            days=part.size.days,
-            seed=part.seed,
-            scenario=part.scenario,
-            acceleration=part.size.acceleration,
+    first_seed = first_seed or (DEVELOPMENT if quick else 1)
+    accelerated, factor, usual = (QUICK_SEEDS, 10.0, (256, 60)) if quick else (SEEDS, 5.0, (2000, 120))
+    own = dict.fromkeys(OWN_SEEDS, 1) if quick else OWN_SEEDS
+    return tuple(
+        Fleet(
+            scenario,
+            seed,
+            gpus or usual[0],
+            days or usual[1],
+            rate,
+            paper=rate > 1 and seed == first_seed and scenario in PAPER_SCENARIOS,
         )
-        note.write_text(code, encoding="utf-8")  # last: a fleet without it was cut off
-    matrix: FeatureMatrix = make_matrix(dataset, params, scratch / "matrix")
-    result = run_backtest(
-        matrix,
-        training=params.training,
-        models=params.models,
-        backtest=params.backtest,
-        seed=params.seed,
-        checkpoint=scratch / "folds",
+        for rate, table in ((factor, accelerated), (1.0, own))
+        for scenario, count in table.items()
+        if scenarios is None or scenario in scenarios
+        for seed in range(first_seed, first_seed + min(count, seeds or count))
     )
-    spans = result.folds[result.folds["variant"] == "sliding"].sort_values("fold")["span"]
-    facts = {
-        "key": key,
+
+
+def replays_of(fleet: Fleet) -> dict[str, Params]:
+    """Give the parameters of each replay of a fleet."""
+    usual = load_params([ROOT / "params.yaml"])
+    once = usual.training.model_copy(update={"refit_every": timedelta(days=36500)})
+    replays = {PROFILE: usual, ONCE: usual.model_copy(update={"training": once})}
+    if fleet.paper:
+        paper = load_params([ROOT / "params.yaml", ROOT / "params" / "paper.yaml"])
+        members = tuple(dict.fromkeys((*paper.models.parallel.members, *paper.models.cascade.stages)))
+        models = paper.models.model_copy(update={"learners": members})  # and none that no ensemble needs
+        replays[PAPER] = paper.model_copy(update={"models": models})
+    return replays
+
+
+def run_fleet(fleet: Fleet, work: Path) -> Path:
+    """Simulate and replay a fleet and give its folder; a finished one is taken, one that was cut off goes on.
+
+    What is finished depends on code, parameters and fleet: all of them make its key.
+    """
+    replays = replays_of(fleet)
+    content = {name: params.model_dump(mode="json", exclude={"simulate", "data"}) for name, params in replays.items()}
+    inputs = json.dumps([source_digest("simulator", *ROOMS), content, fleet.name], sort_keys=True)
+    folder = work / fleet.name / hashlib.sha256(inputs.encode()).hexdigest()[:16]
+    if (folder / FACTS).is_file():
+        return folder
+    for other in folder.parent.glob("*"):
+        if other != folder:
+            shutil.rmtree(other)
+    scratch = folder / "unfinished"
+    dataset, truth = scratch / "dataset", scratch / "dataset-truth"
+    told = [fleet.name]
+    begin = time.process_time()
+
+    def lap(stage: str) -> None:
+        nonlocal begin
+        told.append(f"{stage} {time.process_time() - begin:.0f}")
+        begin = time.process_time()
+
+    if not truth.is_dir():  # it comes last
+        simulate(
+            dataset, gpus=fleet.gpus, days=fleet.days, seed=fleet.seed, scenario=fleet.scenario,
+            acceleration=fleet.acceleration,
+        )  # fmt: skip
+    lap("simulate")
+    facts: dict[str, Any] = {}
+    for name, params in replays.items():
+        matrix = make_matrix(dataset, params, scratch / ("matrix-paper" if name == PAPER else "matrix"))
+        lap(f"features of {name}")
+        result = run_backtest(
+            matrix,
+            training=params.training,
+            models=params.models,
+            backtest=params.backtest,
+            seed=params.seed,
+            checkpoint=scratch / name,
+            full=name == PAPER,  # for the cascade beside the profile
+        )
+        keep(result, _kept(name, params), folder / f"{name}.parquet")
+        if name == PROFILE:
+            facts = facts_of(result, matrix, params)
+        lap(f"replay of {name}")
+    write_frame(read_truth(truth), folder / "truth.parquet")
+    shutil.rmtree(scratch)
+    write_json(facts, folder / FACTS)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    sys.stderr.write(f"{', '.join(told)} s of CPU; up to {peak:,.0f} MB so far\n")
+    return folder
+
+
+def _kept(replay: str, params: Params) -> set[str]:
+    profile = params.models.profile
+    members = params.models.parallel.members
+    return {PROFILE: {profile, *members, "history_count", "vendor_rules"}, ONCE: {profile}, PAPER: {profile, CASCADE}}[
+        replay
+    ]
+
+
+def keep(result: BacktestResult, models: set[str], path: Path) -> None:
+    """Write the sliding predictions of some models of a backtest."""
+    rows = result.predictions
+    wanted = (rows["variant"] == SLIDING) & rows["model"].isin(models)
+    write_frame(rows.loc[wanted, [*COLUMNS, "drain_label"]], path)
+
+
+def facts_of(result: BacktestResult, matrix: FeatureMatrix, params: Params) -> dict[str, Any]:
+    """Give what is measured by: budget, models, how long an episode lasts, and which risk was promised what.
+
+    ``promises`` holds, by target and fold, the threshold of risk from which drains were promised to be so precise.
+    """
+    profile = params.models.profile
+    mine = result.predictions[result.predictions["model"] == profile]
+    made = walk_promises(mine, result.folds, matrix, params.models.precision_targets, k=result.k).folds
+    promises: dict[str, dict[str, float]] = {}
+    for row in made[made["promised"].to_numpy(dtype=bool)].itertuples():
+        promises.setdefault(f"{row.target:g}", {})[str(row.fold)] = float(row.threshold)
+    return {
         "k": result.k,
-        "profile": params.models.profile,
+        "profile": profile,
         "members": list(params.models.parallel.members),
-        "stages": list(params.models.cascade.stages),
-        "spans_days": [span.days for span in spans],
-        "skipped": list(result.skipped),
+        "reach_s": result.drain_reach / timedelta(seconds=1),
+        "promises": promises,
     }
-    target.mkdir(parents=True)
-    keep_labels(matrix, target)
-    store.keep(target, result.predictions, read_truth(fleet / "dataset-truth"), facts)
-    _forget(scratch.parent)
-
-
-def _forget(folder: Path) -> None:
-    shutil.rmtree(folder, ignore_errors=True)

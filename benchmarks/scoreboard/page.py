@@ -1,253 +1,268 @@
-"""The page of results in Markdown; every number and every word of judgement comes from the measurements."""
+"""The page of results in Markdown: every number and every verdict comes from the counts."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-import pandas as pd
+import numpy as np
 
-from benchmarks.scoreboard.claims import (
-    Gain,
-    bracket,
-    calibration_rows,
-    profile_gains,
-    relative,
+from benchmarks.scoreboard.fleets import DEVELOPMENT, ONCE, PAPER, PROFILE
+from benchmarks.scoreboard.measure import Measured, added, share
+from evaluation.metrics.bootstrap import Interval, honest_interval, interval
+from evaluation.metrics.comparison import difference_interval, most_precise
+from evaluation.metrics.metrics import Floats
+from evaluation.metrics.oracle import ORACLE
+from pipeline.report.wording import NONE, between, count, number, percent, points, signed
+
+HALF = 0.5
+"""Share of the oracle's figures that the profile is claimed to reach."""
+
+CALIBRATED = (0.7, 1.4)
+"""Mean risk over base rate that counts as right."""
+
+CHANCE = (0.45, 0.55)
+"""Area under the ROC curve that counts as chance."""
+
+NO_SIGN, BY_CLASS = "`noprecursor`", ("`base`", "`announced`")
+"""Fleets in which nothing announces itself, and those whose failure classes are told apart."""
+
+READ = (
+    "*Precision* is that of the K GPUs of highest risk at each decision, counted a row a GPU and decision, so all are "
+    "compared at as many alerts; *average precision* is of each decision's ranking, averaged over fleets. A *drain* is "
+    "an episode: a GPU's first alert and those within the drain horizon after it, right if a failure follows in that "
+    "time. The best member is chosen afterwards, which favours it; the paper's ensembles count by their whole order."
 )
-from benchmarks.scoreboard.plan import PAPER_TITLE, PROMISED, Plan
-from benchmarks.scoreboard.pooled import Measured
-from benchmarks.scoreboard.promised import promise_lines
-from evaluation.metrics.comparison import SLIDING, TRAIN_ONCE
-from models.config import PrecisionTargetsSection
-from pipeline.report.wording import NONE, between, count, hours, join, number, percent, points, verdict
-
-DEVELOPMENT = 100
-"""Seeds from here on are for development; parameters may have been chosen on them."""
-
-GAINED = ("base", "drift")
-"""Scenarios on which gains are asked for."""
-
-NULL_CHECKS = (
-    "These fleets hold signs of failures by construction. Whether predrain finds something where there is nothing "
-    "(labels shuffled among GPUs, failures independent of everything observed) is checked apart, by "
-    "`python benchmarks/null_check.py`: [what it said](explanations.md#does-the-chain-find-what-is-not-there). "
-    "[A real cluster's faults](real-cluster.md) are predicted above chance, weakly.",
-)
-"""Where it says what the models do with labels that mean nothing."""
-
-NOTHING_TO_GO_BY = (
-    "`history_count` and `vendor_rules` have nothing to go by here: the paper's features hold neither past faults nor "
-    "error counters, so these rows are of units in the order of ties."
+PROMISED = "Drains are right as often as was promised"
+REAL = (
+    "Real fleets, by lifetimes and past faults alone: [GPUs of Titan](results-titan.md), [a cluster's faults]"
+    "(real-cluster.md). Whether anything is found in labels that mean nothing: "
+    "[explanations](explanations.md#does-the-chain-find-what-is-not-there)."
 )
 
-_KINDS = {"ensemble": 0, "learner": 1, "baseline": 2, "oracle": 3}
-_VARIANTS = {SLIDING: "sliding", TRAIN_ONCE: "trained once"}
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A row of the table.
+
+    ``own``, ``other``: what the profile reaches, and what it is compared with.
+    ``figure``: the difference or share with its interval, which is ``bounds``.
+    ``least``, ``most``: what is claimed is that the figure lies between these.
+    """
+
+    what: str
+    on: str
+    own: str
+    other: str
+    figure: str
+    bounds: Interval
+    least: float = 0.0
+    most: float = math.inf
+
+    @property
+    def verdict(self) -> str:
+        """``shown`` if the whole interval lies within what is claimed, ``refuted`` if all of it lies outside."""
+        low, high = self.bounds.low, self.bounds.high
+        if self.least < low and high < self.most:
+            return "shown"
+        return "refuted" if high < self.least or low > self.most else "not shown"  # NaN is neither
+
+    @property
+    def row(self) -> str:
+        """The row in Markdown."""
+        cells = (self.what, self.on, self.own, self.other, self.figure, self.verdict)
+        return f"| {' | '.join(cells)} |"
 
 
-def opening(plan: Plan, command: str, parts: int, fresh: int, revision: str) -> list[str]:
-    """Say first what the fleets are and whether all are there, then how the page was made."""
-    size = plan.usual
-    others: dict[int, dict[str, None]] = {}
-    for part in plan.parts:
-        if part.size.gpus != size.gpus:
-            others.setdefault(part.size.gpus, {})[f"`{part.scenario}`"] = None
-    other_sizes = "; ".join(f"{count(gpus)} on {join(list(names))}" for gpus, names in others.items())
-    alone = [part.scenario for part in plan.parts if part.profile == PROMISED]
-    promised = "".join(
-        f" {count(alone.count(name))} of the fleets of `{name}` were replayed with the profile alone, for its promises."
-        for name in dict.fromkeys(alone)
-    )
-    warning = (
-        ["> **The quick table.** Small fleets and few seeds: it shows that the machinery works and proves nothing.", ""]
-        if plan.quick
-        else []
-    )
-    if parts < len(plan.parts):
-        warning += [
-            f"> **Not all of it yet**: {parts} of {len(plan.parts)} parts, a part being one fleet replayed with one "
-            "profile. The others are named at the end; running the command again adds them.",
-            "",
-        ]
-    extent = f"{count(size.gpus)} GPUs{f' ({other_sizes})' if others else ''} over {size.days} days"
-    fleets = (
-        f"**Every fleet here is simulated, and its failures are accelerated**: {extent} with all failure rates "
-        f"multiplied by {size.acceleration:g}, so that there is something to count. Real fleets fail more rarely, and "
-        "every precision on accelerated ones would be lower there."
-        if size.acceleration != 1
-        else f"**Every fleet here is simulated**: {extent} at failure rates as calibrated, which leave few to count."
-    )
-    development = min(part.seed for part in plan.parts) >= DEVELOPMENT
+def more_precise(what: str, on: str, mine: Floats, theirs: Floats) -> Claim:
+    """Claim that one precision is above another, both on the same resamples."""
+    bounds = difference_interval(mine, theirs)
+    figure = f"{points(mine[0] - theirs[0])} points {between(points(bounds.low), points(bounds.high))}".strip()
+    return Claim(what, on, percent(mine[0]), percent(theirs[0]), figure, bounds)
+
+
+def better_ranked(what: str, on: str, mine: Floats, theirs: Floats) -> Claim:
+    """Claim that one average precision is above another."""
+    bounds = difference_interval(mine, theirs)
+    figure = f"{signed(mine[0] - theirs[0], 4)} {between(signed(bounds.low, 4), signed(bounds.high, 4))}".strip()
+    return Claim(what, on, number(mine[0], 4), number(theirs[0], 4), figure, bounds)
+
+
+def half_of(what: str, on: str, own: str, other: str, mine: Floats, best: Floats) -> Claim:
+    """Claim that a figure is at least half of the oracle's."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        shares = mine / best
+    bounds = interval(shares[1:]) if mine[0] > 0 else Interval(math.nan, math.nan)  # no hit: nothing was resampled
+    return Claim(what, on, own, other, _share(shares[0], bounds), bounds, least=HALF)
+
+
+def claims_of(fleets: Sequence[Measured], on: str) -> list[Claim]:
+    """Make the claims of some fleets that are measured together, in the order of the page."""
+    sums = {model: added(fleets, model) for model in fleets[0].models if all(model in one.models for one in fleets)}
+    precision = {model: share(own, "hits", "alerts") for model, own in sums.items()}
+    own, risks = sums[PROFILE], share(sums[PROFILE], "risk", "positives")
+    calibration = Claim(
+        "Risks are right out of time: their mean is 0.7 to 1.4 times the base rate", on,
+        percent(share(own, "risk", "known")[0]), percent(share(own, "positives", "known")[0]),
+        f"{number(risks[0])} {_numbers(interval(risks[1:]))}", interval(risks[1:]), *CALIBRATED,
+    )  # fmt: skip
+    if on.startswith(NO_SIGN):
+        area = share(own, "auc", "fleets")
+        return [
+            calibration,
+            Claim(
+                "Nothing is found where nothing announces itself: the area under the ROC curve is 0.45 to 0.55", on,
+                number(area[0], 3), "0.5 of chance", f"{number(area[0], 3)} {_numbers(interval(area[1:]), 3)}",
+                interval(area[1:]), *CHANCE,
+            ),
+        ]  # fmt: skip
+    mine, best = precision[PROFILE], precision[ORACLE]
+    ranked = {model: share(sums[model], "ap", "fleets") for model in (PROFILE, ONCE, ORACLE)}
+    member = most_precise({name: float(precision[name][0]) for name in fleets[0].members})
+    episodes = share(own, "right", "drains")
+    return [
+        half_of("At least half of the oracle's precision", on, percent(mine[0]), percent(best[0]), mine, best),
+        half_of(
+            "At least half of the oracle's average precision", on,
+            *(number(ranked[model][0], 4) for model in (PROFILE, ORACLE)), ranked[PROFILE], ranked[ORACLE],
+        ),
+        more_precise("More precise than counting past failures", on, mine, precision["history_count"]),
+        more_precise("More precise than the vendor's thresholds", on, mine, precision["vendor_rules"]),
+        more_precise("More precise than its best member", f"{on}: {member}", mine, precision[str(member)]),
+        more_precise("More precise by sliding training than trained once", on, mine, precision[ONCE]),
+        better_ranked("Higher average precision by sliding training", on, ranked[PROFILE], ranked[ONCE]),
+        more_precise("Precision by drain episodes is above that by rows", on, episodes, mine),
+        calibration,
+    ]  # fmt: skip
+
+
+def against_paper(fleets: Sequence[Measured], on: str) -> list[Claim]:
+    """Compare the profile with the paper's ensembles on the fleets that both were replayed on."""
+    mine = share(added(fleets, PROFILE), "hits", "alerts")
+    theirs = {name: share(added(fleets, name), "hits", "alerts") for name in fleets[0].models if name.startswith(PAPER)}
+    return [
+        more_precise(f"More precise than the paper's {name.removeprefix(PAPER).strip()}", on, mine, precision)
+        for name, precision in theirs.items()
+    ]
+
+
+def promises_of(fleets: Sequence[Measured]) -> list[Claim]:
+    """Say of each precision that was promised whether the drains under it were as precise, over all fleets."""
+    names = {name for one in fleets for name in one.models[PROFILE] if name.startswith("drains@")}
+    claims = []
+    for name in sorted(names):
+        target = float(name.partition("@")[2])
+        made = [one for one in fleets if one.models[PROFILE].get(name, np.zeros(1))[0]]
+        if not made:
+            continue
+        sums = [added([one], PROFILE) for one in made]
+        kept = sum(share(own, f"right@{target:g}", name)[0] >= target for own in sums)
+        together = added(made, PROFILE)
+        right, drains = share(together, f"right@{target:g}", name), int(together[name][0])
+        bounds = honest_interval(right[1:], point=float(right[0]), counts=np.ones(drains))
+        own = f"{percent(right[0])} of {count(drains)} drains, kept on {kept} of {len(made)} fleets"
+        figure = _share(right[0], bounds)
+        claims.append(Claim(PROMISED, _fleets(made), own, f"{percent(target)} promised", figure, bounds, least=target))
+    return claims or [Claim(PROMISED, "all", "no promise brought a drain", NONE, NONE, Interval(math.nan, math.nan))]
+
+
+def make_page(fleets: Sequence[Measured], command: str, revision: str, replicates: int) -> str:
+    """Write the page of measured fleets."""
+    groups: dict[str, list[Measured]] = {}
+    for one in fleets:
+        groups.setdefault(one.fleet.group, []).append(one)
+    made = [claims_of(of, _fleets(of)) for of in groups.values()]
+    order = list(dict.fromkeys(claim.what for claim in max(made, key=len)))
+    claims = sorted((claim for of in made for claim in of), key=lambda claim: (*order, claim.what).index(claim.what))
+    with_paper = [one for one in fleets if one.fleet.paper]
+    if with_paper:
+        claims += against_paper(with_paper, _fleets(with_paper))
+    claims += promises_of(fleets)
+    lines = [*_opening(fleets, command, revision, replicates), *_facts(groups), "", "## What may be claimed", ""]
+    lines += ["| claim | on | the profile's | compared with | figure | verdict |", "|---|---|---|---|---|---|"]
+    lines += [claim.row for claim in claims]
+    return "\n".join([*lines, "", *_classes(groups), REAL, ""])
+
+
+def _opening(fleets: Sequence[Measured], command: str, revision: str, replicates: int) -> list[str]:
+    fleet = fleets[0].fleet
     seeds = (
-        f"The seeds are those of development (from {DEVELOPMENT} on): nothing here may be quoted."
-        if development
+        f"Seeds are those of development (from {DEVELOPMENT} on): nothing here may be quoted."
+        if fleet.seed >= DEVELOPMENT
         else "No parameter was chosen on these seeds."
     )
     return [
-        "# Results" if size.acceleration != 1 else "# Results at the fleets' own failure rates",
+        "# Results",
         "",
-        *warning,
-        f"{fleets} {seeds}{promised}",
+        f"**Every fleet here is simulated**, over {fleet.days} days, with failure rates multiplied by "
+        f"{fleet.acceleration:g}, so that there is something to count, but for those *at own rates*; a real fleet's "
+        f"precision would be lower. {seeds} Made by `{command}` at revision {revision[:12]}; nothing is typed by hand.",
         "",
-        f"Made by `{command}` at revision {revision[:12]}; nothing is typed by hand. The last call ran "
-        f"{fresh} of {parts} parts and took the others from earlier ones with the same code and parameters.",
-        "",
-        f"Brackets are 95 % intervals from {plan.replicates} resamples of GPUs within their fleets. Where a model had "
-        "no hit at all, resampling cannot vary it; the bound is then Clopper and Pearson's with each GPU counted once "
-        "(its effective number where GPUs differ in alerts). The best single model is always chosen after the fact, "
-        "on the decisions that it is compared on, which favours it. Each statement is worded by its interval: "
-        "*shown* or *better* only where the interval of the difference leaves out zero.",
-        "",
-        "`intersection` and cascades may alert fewer than K. What stands under *precision@K*, average "
-        "precision and capture is of their whole order: the rows with most votes first, then by mean rank "
-        "(survivors of a cascade first); "
-        "*of its own alerts* is the precision of that, and incidents caught are those that it covers.",
+        READ,
+        f"Brackets are 95 % intervals from {replicates} resamples of GPUs within fleets: a claim is *shown* if all of "
+        "the interval bears it out, *refuted* if all of it contradicts it.",
         "",
     ]
 
 
-def gained(by_scenario: Mapping[str, Measured]) -> dict[str, Measured]:
-    """Give the pools that gains are asked for on."""
-    return {name: by_scenario[name] for name in GAINED if name in by_scenario}
-
-
-def claims(
-    by_scenario: Mapping[str, Measured],
-    against_paper: Sequence[Gain],
-    promises: pd.DataFrame,
-    section: PrecisionTargetsSection,
-) -> list[str]:
-    """Give the claims: gains, calibration, promises."""
-    asked = gained(by_scenario)
-    gains = profile_gains(asked) + list(against_paper)
-    lines = ["## What may be claimed", "", "### The recommended profile at equal numbers of alerts", ""]
-    if gains:
-        lines += [
-            "| on | against | alerts | its precision | theirs | the oracle's | gain | asked | verdict |",
-            "|---|---|---|---|---|---|---|---|---|",
-        ]
-        for claim in gains:
-            cells = [
-                claim.where, claim.other, count(claim.alerts), percent(claim.mine), percent(claim.theirs),
-                percent(claim.oracle), f"{relative(claim.gain)} {bracket(claim.low, claim.high)}",
-                "" if claim.needed is None else relative(claim.needed), claim.verdict,
-            ]  # fmt: skip
-            lines.append("| " + " | ".join(cells) + " |")
-        lines += ["", *[f"- {claim.sentence}" for claim in gains], ""]
-    if not against_paper:
-        lines += ["The paper's profile was not run, so nothing is said of it.", ""]
-    lines += ["### Are the risks right out of time", ""]
-    lines += [
-        "| scenario | mean risk over base rate | Brier skill | calibration error | holds |",
-        "|---|---|---|---|---|",
-    ]
-    for row in calibration_rows(by_scenario).itertuples():
+def _facts(groups: Mapping[str, Sequence[Measured]]) -> list[str]:
+    lines = ["| fleets | seeds | GPUs | incidents | base rate | K |", "|---|---|---|---|---|---|"]
+    for name, fleets in groups.items():
+        sums = added(fleets, PROFILE)
+        incidents = sum(int(values[0]) for key, values in sums.items() if key.startswith("incidents:"))
+        seeds = sorted(one.fleet.seed for one in fleets)
+        budgets = sorted({one.k for one in fleets})
         lines.append(
-            f"| `{row.scenario}` | {number(row.risk_ratio)} | {number(row.brier_skill, 4)} | "
-            f"{percent(row.calibration_error)} | {'yes' if row.holds else 'no'} |"
+            f"| {name} | {_span(seeds)} | {count(sum(one.units for one in fleets))} | {count(incidents)} | "
+            f"{percent(share(sums, 'positives', 'known')[0])} | {_span(budgets)} |"
         )
-    lines += ["", "Asked: a ratio from 0.7 to 1.4 and a Brier skill above zero, but on `noprecursor`.", ""]
-    lines += ["### Promises", "", *promise_lines(promises, section), ""]
-    lines += ["### Where there is nothing to find", "", *NULL_CHECKS, ""]
     return lines
 
 
-def scenario(name: str, measured: Measured, incidents: int) -> list[str]:
-    """Write one scenario: the table of models, training, ensembles."""
-    base = measured.table.iloc[0]
-    budgets = join([str(budget) for budget in dict.fromkeys(measured.k)])
-    return [
-        f"## `{name}`",
-        "",
-        f"{measured.fleets} fleet{'s' if measured.fleets > 1 else ''}, {count(measured.units)} GPUs, "
-        f"{count(measured.times)} decision times, {count(incidents)} incidents that an alert could have caught, base "
-        f"rate {percent(base['base_rate'])}, K = {budgets} alerts a decision time.",
-        "",
-        *([NOTHING_TO_GO_BY, ""] if name.endswith(PAPER_TITLE) else []),
-        *model_table(measured),
-        "",
-        "### Sliding against trained once",
-        "",
-        *paired_table(measured, "sliding"),
-        "",
-        "### Sliding ensembles beside their best member, at as many alerts",
-        "",
-        *equal_table(measured),
-        "",
-    ]
-
-
-def model_table(measured: Measured) -> list[str]:
-    """Every model, sliding and trained once, ensembles first, with intervals and the oracle's share."""
+def _classes(groups: Mapping[str, Sequence[Measured]]) -> list[str]:
+    """Recall of each failure class, of the profile and of the oracle at as many alerts."""
+    names = [name for name in BY_CLASS if name in groups]
+    sums = {name: {model: added(groups[name], model) for model in (PROFILE, ORACLE)} for name in names}
+    found = (key for of in sums.values() for key in of[PROFILE])
+    kinds = sorted({key.partition(":")[2] for key in found if key.startswith("incidents:")})
+    if not kinds:
+        return []
+    head = [f"{name}: {what}" for name in names for what in ("incidents", "profile", "oracle")]
     lines = [
-        "| model | training | precision@K | of its own alerts | incidents caught | average precision | top 5 % capture "
-        "| median lead time (quartiles) | share of the oracle's precision@K | of its average precision | of its "
-        "capture | mean risk over base rate | Brier skill |",
-        "|---|---|---|---|---|---|---|---|---|---|---|---|---|",
+        "## Incidents caught, by failure class",
+        "",
+        f"| class | {' | '.join(head)} |",
+        "|---" * (1 + len(head)) + "|",
     ]
-    for _, row in _ordered(measured.table).iterrows():
-        lead = hours(row["lead_time_median_hours"])
-        if lead != NONE:
-            low, high = (number(row[f"lead_time_median_{side}"], 1) for side in ("low", "high"))
-            lead += f" {between(low, high)}"
-            lead += f" ({number(row['lead_time_q25_hours'], 1)} to {number(row['lead_time_q75_hours'], 1)})"
-        cells = [
-            f"**{row['model']}**" if (row["model"], row["variant"]) == (measured.profile, SLIDING) else row["model"],
-            _VARIANTS.get(row["variant"], ""),
-            _share(row, "precision_at_k"),
-            "the same" if row["precision"] == row["precision_at_k"] else _share(row, "precision"),
-            _share(row, "recall"),
-            f"{number(row['average_precision'], 4)} "
-            f"{between(number(row['average_precision_low'], 4), number(row['average_precision_high'], 4))}",
-            _share(row, "capture"),
-            lead,
-            _share(row, "oracle_share_precision_at_k"),
-            _share(row, "oracle_share_average_precision"),
-            _share(row, "oracle_share_capture"),
-            number(row["risk_ratio"]),
-            number(row["brier_skill"], 4),
-        ]
-        lines.append("| " + " | ".join(cells) + " |")
-    return lines
+    for kind in kinds:
+        cells = [kind]
+        for name in names:
+            total = int(sums[name][PROFILE].get(f"incidents:{kind}", np.zeros(1))[0])
+            cells.append(count(total))
+            for model in (PROFILE, ORACLE):
+                if not total:
+                    cells.append(NONE)
+                    continue
+                recall = share(sums[name][model], f"caught:{kind}", f"incidents:{kind}")
+                bounds = honest_interval(recall[1:], point=float(recall[0]), counts=np.ones(total))
+                cells.append(_share(recall[0], bounds))
+        lines.append(f"| {' | '.join(cells)} |")
+    return [*lines, ""]
 
 
-def paired_table(measured: Measured, comparison: str) -> list[str]:
-    """Differences in precision at K and average precision on the same resamples."""
-    frame = measured.paired[measured.paired["comparison"] == comparison]
-    lines = ["| model | precision@K, points | verdict | average precision | verdict |", "|---|---|---|---|---|"]
-    for model, mine in frame.groupby("model", sort=False):
-        one = mine[mine["statistic"] == "precision_at_k"].iloc[0]
-        two = mine[mine["statistic"] == "average_precision"].iloc[0]
-        lines.append(
-            f"| {model} | {points(one['difference'])} {between(points(one['low']), points(one['high']))} | "
-            f"{verdict(one['low'], one['high'])} | {two['difference']:+.4f} "
-            f"{between(number(two['low'], 4), number(two['high'], 4))} | {verdict(two['low'], two['high'])} |"
-        )
-    return lines
+def _fleets(fleets: Sequence[Measured]) -> str:
+    names = [one.fleet.group for one in fleets]
+    return ", ".join(f"{name} ({names.count(name)})" for name in dict.fromkeys(names))
 
 
-def equal_table(measured: Measured) -> list[str]:
-    """Each ensemble beside its members and the other learners, at as many alerts."""
-    lines = [
-        "| ensemble | alerts | its precision | against | member | at as many alerts | difference, points | verdict |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    for row in measured.equal.itertuples():
-        membership = "best member" if row.best else "yes" if row.member else "no"
-        lines.append(
-            f"| {row.model} | {count(row.alerts)} | {percent(row.precision)} | {row.other_model} | {membership} | "
-            f"{percent(row.other_precision)} | {points(row.difference)} {between(points(row.low), points(row.high))} | "
-            f"{verdict(row.low, row.high)} |"
-        )
-    return lines
+def _span(values: Sequence[int]) -> str:
+    return str(values[0]) if values[0] == values[-1] else f"{values[0]} to {values[-1]}"
 
 
-def _ordered(table: pd.DataFrame) -> pd.DataFrame:
-    key = table.assign(kind=table["kind"].map(_KINDS), once=table["variant"] == TRAIN_ONCE)
-    return table.loc[key.sort_values(["kind", "model", "once"], kind="stable").index]
+def _share(value: float, bounds: Interval) -> str:
+    return f"{percent(value)} {between(percent(bounds.low), percent(bounds.high))}".strip()
 
 
-def _share(row: pd.Series, name: str) -> str:
-    return f"{percent(row[name])} {_bounds(row[f'{name}_low'], row[f'{name}_high'])}".strip()
-
-
-def _bounds(low: float, high: float) -> str:
-    return between(percent(low), percent(high))
+def _numbers(bounds: Interval, digits: int = 2) -> str:
+    return between(number(bounds.low, digits), number(bounds.high, digits))

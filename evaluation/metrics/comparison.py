@@ -9,7 +9,7 @@ import pandas as pd
 
 from evaluation.metrics.assessment import Assessment, kind_of, precision_of
 from evaluation.metrics.bootstrap import Interval, honest_interval, interval
-from evaluation.metrics.metrics import Floats, Ints, ratio
+from evaluation.metrics.metrics import Floats, ratio
 from models.config import ALL_LEARNERS
 
 SLIDING = "sliding"
@@ -138,29 +138,19 @@ def most_precise(precision: Mapping[str, float]) -> str | None:
     return max(known, key=lambda name: precision[name]) if known else None
 
 
-def budget_steps(k: int, budget: Ints) -> list[tuple[int, Ints]]:
-    """Alert budgets that a reader asks about: half of K, K, twice and five times as many, ascending.
-
-    ``budget``: the budget of each decision time; shape (times,).
-    Returns: what each is for K, and by decision time.
-    """
-    steps = {max(1, int(k * factor)): np.maximum(1, np.floor(budget * factor)).astype(np.int64) for factor in FACTORS}
-    return sorted(steps.items(), key=lambda step: step[0])
-
-
 def budgets(assessed: Sequence[Assessment], weights: Floats) -> pd.DataFrame:
     """Precision of the riskiest units of each decision time at several budgets.
 
     ``weights``: bootstrap samples; shape (replicates, units).
-    Returns: ``model``, ``variant``, ``k`` (:func:`budget_steps`), ``alerts`` and ``hits`` (with a label), ``precision``
-    with ``low`` and ``high``, ``row_recall`` (alerts among the positive rows).
+    Returns: ``model``, ``variant``, ``k`` (by :data:`FACTORS`, at least 1), ``alerts`` and ``hits`` (with a label),
+    ``precision`` with ``low`` and ``high``, ``row_recall`` (alerts among the positive rows).
     """
     every = np.concatenate([np.ones((1, weights.shape[1])), weights])
     rows: list[tuple[object, ...]] = []
     for assessment in assessed:
         scored = assessment.scored
-        for k, budget in budget_steps(scored.shared.k, scored.shared.budget):
-            top = scored.top(budget)
+        for k in sorted({max(1, int(scored.shared.k * factor)) for factor in FACTORS}):
+            top = scored.top(np.full_like(scored.shared.times_ms, k))
             counts = scored.per_unit(top & scored.known)
             hits = scored.per_unit(top & scored.positive)
             precision = ratio(every @ hits, every @ counts)

@@ -33,21 +33,19 @@ class Shared:
     ``units``: names of the units, sorted; rows carry positions in it; shape (units,).
     ``times_ms``: decision times in milliseconds since the epoch (UTC), ascending; rows carry positions in it; shape
     (times,).
-    ``k``: alert budget a decision time; of several fleets together, the largest.
+    ``k``: alert budget a decision time.
     ``reach_ms``: how long an episode lasts, in milliseconds; 0: every alert is one by itself.
-    ``budgets``: alert budget of each decision time, where fleets with budgets of their own are pooled; shape (times,).
     """
 
     units: np.ndarray
     times_ms: Ints
     k: int
-    budgets: Ints | None = None
     reach_ms: int = 0
 
     @property
     def budget(self) -> Ints:
         """Alert budget of each decision time, shape (times,)."""
-        return np.full(len(self.times_ms), self.k) if self.budgets is None else self.budgets
+        return np.full(len(self.times_ms), self.k)
 
 
 @dataclass(frozen=True, slots=True)

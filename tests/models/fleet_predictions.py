@@ -20,11 +20,6 @@ MODELS = (
 )  # fmt: skip
 """Models, variants and their noise: an ensemble and learners, slid and trained once, better and worse."""
 
-PART_FACTS = {
-    "key": "k", "k": 2, "profile": "mean_rank", "members": ["xgboost"], "stages": ["xgboost"],
-}  # fmt: skip
-"""What a finished part of the table of results tells of itself."""
-
 
 def fleet(seed, models=(("xgboost", "sliding", 0.5),), units=12, times=20, incidents=6, k=2, per_fold=8):
     """Predictions whose score knows the label, more or less: (model, variant, noise)."""

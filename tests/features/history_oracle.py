@@ -104,7 +104,7 @@ def plain_domain(column, t, unit, facts, held):
             old, new = (0.5 ** ((t - instant) / HALF_LIFE) for instant in (begin, end))
             return (new - old) * (HALF_LIFE / timedelta(days=1)) / math.log(2)
 
-        return 1000 * weight / exposure(column.scope, domain, stays, at(days=-100), t, faded)
+        return 1000 * weight / (exposure(column.scope, domain, stays, at(days=-100), t, faded) or 1.0)
     lived = exposure(column.scope, domain, stays, t - column.window, t)
     count = counted(column.scope, domain)
     if column.statistic == "rate":

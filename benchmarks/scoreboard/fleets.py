@@ -43,8 +43,7 @@ PROFILE, ONCE, PAPER = "profile", "once", "paper"
 """Replays of a fleet: as params.yaml has it, the same trained once, and with params/paper.yaml on top of it."""
 
 SEEDS = {"base": 5, "drift": 5, "announced": 2, "epidemic": 1, "noprecursor": 1}
-"""Fleets of each scenario with failure rates multiplied; a profile and what it is compared with differ most on the
-first two, so they have as many as an interval needs."""
+"""Fleets of each scenario with failure rates multiplied: as many as an interval needs where models are compared."""
 
 OWN_SEEDS = {"base": 3}
 """Fleets at failure rates as calibrated."""
@@ -189,9 +188,8 @@ def run_fleet(fleet: Fleet, work: Path) -> Path:
 def _kept(replay: str, params: Params) -> set[str]:
     profile = params.models.profile
     members = params.models.parallel.members
-    return {PROFILE: {profile, *members, "history_count", "vendor_rules"}, ONCE: {profile}, PAPER: {profile, CASCADE}}[
-        replay
-    ]
+    kept = {PROFILE: {profile, *members, "history_count", "vendor_rules"}, ONCE: {profile}, PAPER: {profile, CASCADE}}
+    return kept[replay]
 
 
 def keep(result: BacktestResult, models: set[str], path: Path) -> None:

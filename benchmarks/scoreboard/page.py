@@ -172,9 +172,11 @@ def make_page(fleets: Sequence[Measured], command: str, revision: str, replicate
     groups: dict[str, list[Measured]] = {}
     for one in fleets:
         groups.setdefault(one.fleet.group, []).append(one)
-    made = [claims_of(of, _fleets(of)) for of in groups.values()]
-    order = list(dict.fromkeys(claim.what for claim in max(made, key=len)))
-    claims = sorted((claim for of in made for claim in of), key=lambda claim: (*order, claim.what).index(claim.what))
+    alike: dict[str, list[Claim]] = {}
+    for of in groups.values():
+        for claim in claims_of(of, _fleets(of)):
+            alike.setdefault(claim.what, []).append(claim)
+    claims = [claim for same in alike.values() for claim in same]
     with_paper = [one for one in fleets if one.fleet.paper]
     if with_paper:
         claims += against_paper(with_paper, _fleets(with_paper))

@@ -70,7 +70,7 @@ def doctor(
 ) -> None:
     """Look at a source of telemetry: which channels are there, which are missing, how important they are, what to do.
 
-    Or at a trained model (--model and --matrix): whether fleet, telemetry, workload, failures or scores changed.
+    Or at a trained model (--model and --matrix): whether fleet, telemetry, workload or failures changed.
 
     Exit code 0: all that the model uses is there, and no drift; 1: something is missing or amiss; 2: wrong usage.
 

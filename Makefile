@@ -18,7 +18,7 @@ run: $(VENV)/.runtime  ## set up, then learn from and replay the embedded demo f
 	@PATH="$(abspath $(BIN)):$$PATH" dvc repro
 	@$(BIN)/predrain report --show data/backtest
 
-results: $(VENV)/.sequence  ## what may be claimed, on 17 simulated fleets: docs/results.md; about an hour, resumable
+results: $(VENV)/.sequence  ## what may be claimed, on 16 simulated fleets: docs/results.md; about an hour, resumable
 	$(BIN)/python benchmarks/results.py
 
 prior: $(VENV)/.runtime  ## the prior that predrain ships, from 48 simulated fleets: 5 minutes, the same bytes each time

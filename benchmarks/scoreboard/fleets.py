@@ -42,7 +42,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PROFILE, ONCE, PAPER = "profile", "once", "paper"
 """Replays of a fleet: as params.yaml has it, the same trained once, and with params/paper.yaml on top of it."""
 
-SEEDS = {"base": 5, "drift": 5, "announced": 2, "epidemic": 1, "noprecursor": 1}
+SEEDS = {"base": 5, "drift": 5, "announced": 2, "noprecursor": 1}
 """Fleets of each scenario with failure rates multiplied: as many as an interval needs where models are compared."""
 
 OWN_SEEDS = {"base": 3}

@@ -1,1 +1,5 @@
-"""Telemetry of a node without an exporter, read from the NVIDIA driver itself."""
+"""Telemetry of a node without an exporter, read from the NVIDIA driver itself.
+
+``collector`` writes what ``node_reader`` gets from ``child``, the process that reads each GPU and remembers for an hour
+what it does not support; ``questions`` is the table of what is asked.
+"""

@@ -261,10 +261,12 @@ def test_an_incident_is_known_from_the_first_time_at_which_looking_back_shows_pa
         {oracle.known(row) + wait for row in happened for wait in (timedelta(0), oracle.DAY)}
         | {row["removed_at"] for row in held if row["removed_at"]}
     )
-    for row in oracle.records(incidents):
-        last = max(
+    found = oracle.records(incidents)
+    for row in found:
+        later = {other["start"] for other in found if other["unit"] == row["unit"] and other["start"] > row["start"]}
+        last = max(  # a sign at its very end is part of it, unless the next incident begins with that
             sign["timestamp"] for sign in oracle.signs(row["unit"], happened, held, oracle.FOR_EVER)
-            if row["start"] <= sign["timestamp"] < (row["end"] or oracle.FOR_EVER) or sign["timestamp"] == row["start"]
+            if row["start"] <= sign["timestamp"] <= (row["end"] or oracle.FOR_EVER) and sign["timestamp"] not in later
         )  # fmt: skip
         shown = [
             r for r in moments

@@ -40,7 +40,7 @@ def test_the_operators_page_names_files_that_are_there_and_the_stages_as_they_ar
     stages = PolicyConfig(read_settings(ROOT / "deploy" / "act" / "act.yaml").policy.thresholds).stages
     for share in (stages.soft.promote_at, stages.hard.promote_at, stages.soft.demote_below, stages.hard.demote_below):
         assert f"{share:.0%}".replace("%", " %") in page
-    assert f"fewer than {stages.min_outcomes} outcomes" in page.replace("\n", " ")
+    assert f"rises only with {stages.min_outcomes} outcomes" in page.replace("\n", " ")
 
 
 def test_a_budget_that_names_no_fleet_keeps_the_limits_of_the_fleet(tmp_path: Path) -> None:

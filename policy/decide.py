@@ -291,7 +291,8 @@ def _actions(case: Case, config: PolicyConfig, now: datetime) -> list[Action]:
         return []
     verbs: list[tuple[Verb, Level]] = []
     if target < level:
-        verbs.append(("release", target))
+        bare = target is Level.SOFT and not marks.soft  # below the hard mark no soft taint stands that could stay
+        verbs.append(("release", Level(min(Level.PUBLISHED, bool(marks.published))) if bare else target))
     if target >= Level.PUBLISHED and not case.mute and _republish(case, config, now):
         verbs.append(("publish", Level.PUBLISHED))
     if target is Level.SOFT and not marks.soft and level != Level.SOFT:

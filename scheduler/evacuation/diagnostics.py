@@ -72,7 +72,12 @@ class Diagnostics:
 
     def _start(self, verification: Verification, case: Case, log: RoundLog) -> Result | None:
         now, entry = log.clock.now(), case.entry
-        if entry.empty_at is not None and now - entry.empty_at > self.settings.timeout:
+        if case.held is not None:
+            case.change(empty_at=None)  # the time to start it begins when it may be started
+            return None
+        if entry.empty_at is None:
+            case.change(empty_at=now)
+        elif now - entry.empty_at > self.settings.timeout:
             return self._ended(case, DiagnosticResult("inconclusive", f"it could not be started: {entry.words}"), log)
         if not self._may_start(case, log):
             return None

@@ -49,6 +49,18 @@ def test_each_tier_reaches_its_call_from_the_score_to_the_scheduler():
     assert only(report, "n3") == [("publish", "done"), ("taint", "done"), ("drain", "done")]
 
 
+def test_a_drained_node_that_falls_to_elevated_is_softly_tainted_and_is_drained_again_when_its_risk_rises():
+    cluster = drained()
+    for risk in (0.2, 0.2, 0.4, 0.9):
+        cluster.clock.move(STEP)
+        cluster.scored(n1=risk)
+        report = cluster.round()
+        assert all(outcome != "skipped" for _, _, outcome in came(report))
+        if risk == 0.4:
+            assert cluster.level("n1") is Level.SOFT
+    assert cluster.level("n1") is Level.DRAINED, "nobody took a mark off"
+
+
 def test_a_second_round_changes_nothing_at_all():
     cluster = Cluster()
     cluster.scored(n1=0.9, n4=0.4)

@@ -133,3 +133,16 @@ def test_the_jobs_of_a_node_that_passed_lately_are_not_moved_again_by_the_model_
     cluster.facts.facts["n1-0"] = Facts((Fact("xid 79", cluster.clock.now()),))
     cluster.later()
     assert cluster.evicted() == ["back"], "a fault that it reports since is something else"
+
+
+def test_an_empty_node_that_passed_lately_is_tested_again_when_that_has_passed_and_nobody_is_told_meanwhile():
+    cluster = diagnosed("passed")
+    cluster.later()
+    cluster.later()
+    cluster.clock.move(HOUR)
+    for _ in range(13):
+        cluster.clock.move(HOUR)
+        cluster.scored(n1=0.95)
+        cluster.round()
+    assert len(cluster.verification.started) == 2
+    assert not [f for f in findings(cluster) if f[1] == "escalated"]

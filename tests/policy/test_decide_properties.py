@@ -87,7 +87,7 @@ class World:
             return replace(one, units=tuple(new[kind] if k == slot else unit for k, unit in enumerate(one.units)))
         changed: dict[str, dict[str, object]] = {
             "human": {"cordoned_by": None if one.cordoned_by else "ann"},
-            "undo": {"marks": replace(one.marks, tainted=False, drained=False, soft=False)},
+            "undo": {"marks": replace(one.marks, tainted=False, drained=False, soft=False, hard_since=None)},
             "opt_out": {"opt_out": None if one.opt_out else "managed=false"},
             "owner": {"owner": None if one.owner else "NVSentinel"},
             "down": {"down": not one.down},

@@ -7,8 +7,9 @@ from hypothesis import settings
 
 from pipeline.params import Params, load_params
 
-# No deadline: how fast it is is measured in benchmarks/. `pytest --hypothesis-profile=thorough` looks harder.
-settings.register_profile("predrain", deadline=None, max_examples=50)
+# No deadline: how fast it is is measured in benchmarks/. The same examples each time, so that what passes here passes
+# in CI; `pytest --hypothesis-profile=thorough` draws others, and more.
+settings.register_profile("predrain", deadline=None, max_examples=50, derandomize=True)
 settings.register_profile("thorough", deadline=None, max_examples=1000)
 settings.load_profile("predrain")
 

@@ -292,7 +292,8 @@ def _actions(case: Case, config: PolicyConfig, now: datetime) -> list[Action]:
     verbs: list[tuple[Verb, Level]] = []
     if target < level:
         bare = target is Level.SOFT and not marks.soft  # below the hard mark no soft taint stands that could stay
-        verbs.append(("release", Level(min(Level.PUBLISHED, bool(marks.published))) if bare else target))
+        stands = Level.PUBLISHED if marks.published else Level.NONE
+        verbs.append(("release", stands if bare else target))
     if target >= Level.PUBLISHED and not case.mute and _republish(case, config, now):
         verbs.append(("publish", Level.PUBLISHED))
     if target is Level.SOFT and not marks.soft and level != Level.SOFT:

@@ -146,12 +146,12 @@ def run_fleet(fleet: Fleet, work: Path) -> Path:
             shutil.rmtree(other)
     scratch = folder / "unfinished"
     dataset, truth = scratch / "dataset", scratch / "dataset-truth"
-    told = [fleet.name]
+    laps = [fleet.name]
     begin = time.process_time()
 
     def lap(stage: str) -> None:
         nonlocal begin
-        told.append(f"{stage} {time.process_time() - begin:.0f}")
+        laps.append(f"{stage} {time.process_time() - begin:.0f}")
         begin = time.process_time()
 
     if not truth.is_dir():  # it comes last
@@ -181,7 +181,7 @@ def run_fleet(fleet: Fleet, work: Path) -> Path:
     shutil.rmtree(scratch)
     write_json(facts, folder / FACTS)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    sys.stderr.write(f"{', '.join(told)} s of CPU; up to {peak:,.0f} MB so far\n")
+    sys.stderr.write(f"{', '.join(laps)} s of CPU; up to {peak:,.0f} MB so far\n")
     return folder
 
 

@@ -297,9 +297,7 @@ def _lines(report: RoundReport) -> list[str]:
     lines += [f"over budget: {node}: {why}" for node, why in content["over_budget"].items()]
     lines += [f"breaker open: {cause}" for cause in content["breaker"].values()]
     if content["breaker"]:
-        lines.append(
-            "         closes when its cause has been gone for policy.breaker.quiet (1h), or by --reset-breaker"
-        )
+        lines.append("         closes when its cause has been gone for policy.breaker.quiet, or by --reset-breaker")
     lines += [f"fleet: {reason}" for reason in content["fleet"]]
     lines += [f"note: {note}" for note in report.notes]
     lines += _standing(report)

@@ -14,7 +14,7 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -27,12 +27,8 @@ if str(ROOT) not in sys.path:  # run as a file, this folder's parent is not on t
 
 from policy.config import PolicyConfig  # noqa: E402
 from policy.decide import carried_out, decide  # noqa: E402
-from policy.fleet import NO_MARKS, JobView, Level, Marks, NodeView, Published, Score, Signals, UnitView  # noqa: E402
-from policy.plan import (  # noqa: E402
-    Action,
-    Plan,
-    PolicyState,
-)
+from policy.fleet import NO_MARKS, JobView, Marks, NodeView, Score, Signals, UnitView  # noqa: E402
+from policy.plan import Plan, PolicyState  # noqa: E402
 from policy.stages import StagesConfig  # noqa: E402
 from policy.tiers import TierThresholds  # noqa: E402
 from scheduler.ports.stored_state import state_json  # noqa: E402
@@ -90,36 +86,12 @@ def fleet_at(nodes: int, at: datetime, rng: np.random.Generator, marks: Sequence
     )
 
 
-def marks_after(marks: Marks, actions: Iterable[Action], now: datetime) -> Marks:
-    """Give what stands on a node once actions are carried out."""
-    for action in actions:
-        if action.verb == "release":
-            kept = marks.published if action.to >= Level.PUBLISHED else None
-            soft, tainted, drained = (action.to >= level for level in (Level.SOFT, Level.TAINTED, Level.DRAINED))
-            marks = Marks(
-                kept, marks.soft and soft, marks.tainted and tainted, marks.drained and drained, marks.hard_since
-            )
-            marks = marks if marks.level.hard else replace(marks, hard_since=None)
-        elif action.verb == "publish":
-            assert action.expires_at is not None
-            marks = replace(marks, published=Published(action.tier, action.expires_at))
-        else:
-            marks = replace(
-                marks,
-                soft=marks.soft or action.verb == "soft_taint",
-                tainted=marks.tainted or action.verb == "taint",
-                drained=marks.drained or action.verb == "drain",
-            )
-            marks = replace(marks, hard_since=marks.hard_since or now) if marks.level.hard else marks
-    return marks
-
-
 def carry_out(fleet: Sequence[NodeView], plan: Plan) -> tuple[NodeView, ...]:
     """Do what a plan asks for."""
-    asked: dict[str, list[Action]] = {}
+    marks = {node.name: node.marks for node in fleet}
     for action in plan.actions:
-        asked.setdefault(action.node, []).append(action)
-    return tuple(replace(node, marks=marks_after(node.marks, asked.get(node.name, ()), plan.now)) for node in fleet)
+        marks[action.node] = action.after(marks[action.node], plan.now)
+    return tuple(replace(node, marks=marks[node.name]) for node in fleet)
 
 
 def rounds(nodes: int, count: int) -> list[Took]:

@@ -2,24 +2,24 @@
 
 Run it alone: ``python benchmarks/jobs_saved.py [--quick] [--scenario announced base] [--seed 1] [--job-nodes 1]``. A
 simulated fleet is scored as it would have been: a model that is refitted each week on what was known by then (LightGBM
-alone, with the parameters of ``params.yaml``), never on what it scores. Then the fleet's jobs run on its nodes in
-memory, its GPUs fail when they failed, and the controller acts on scores and reported faults with the settings that are
-shipped (``deploy/act/act.yaml``), all groups in stage ``hard``. Nothing was chosen on the seeds that are reported (from
-1 on). With ``--job-nodes N`` each job is taken for one node's part of a job on N nodes, which stops as a whole; fleet
-and failures are the same.
+alone, with the parameters of ``params.yaml``), never on what it scores. Then the controller's decisions on scores and
+reported faults are replayed with the settings that are shipped (``deploy/act/act.yaml``), all groups in stage ``hard``,
+and counted as ``predrain assess`` counts them (``evaluation.value``). Nothing was chosen on the seeds that are reported
+(from 1 on). With ``--job-nodes N`` each job is taken for one node's part of a job on N nodes, which stops as a whole
+and whose other nodes never fail; fleet and failures are the same.
 
-Beside it, on the same fleet: nobody acts; the controller with the hard rules alone (all risks taken for 0); the
-controller with a diagnostic of two hours after each drain that never finds anything, so that the node comes back at
-once; with one that finds whatever is there or shows within three days, the best that could be; with ``high`` set by
-costs instead (``thresholds_from: costs``) and the blind diagnostic; and draining each alert at once for a day, without
-budgets, hysteresis or worth. Checked before anything is counted: in stage ``shadow`` the
-controller moves nobody, and each job is hit that a plain look at the tables finds hit.
+Beside it, on the same fleet: nobody acts; the hard rules alone (all risks taken for 0); a diagnostic of two hours after
+each drain that never finds anything, so that the node comes back at once; one that finds whatever is there or shows
+within three days, the best that could be; ``high`` set by costs instead (``thresholds_from: costs``) with the blind
+diagnostic; and draining each alert at once for a day, without budgets, hysteresis or worth. Checked before anything is
+told: in stage ``shadow`` nothing is marked, and the controller itself (:mod:`benchmarks.replayed_cluster`) drains the
+same nodes as the replay, at the same decisions.
 
 These are results of a simulation: the scenario ``announced`` was made so that most failures announce themselves, and
 the rates are accelerated. They say that the way from a score to an empty node works and what it trades, not what it
 would save on a real fleet. Without a diagnostic, as shipped, a node stays out until its risk is calm or its scores
-expire; a real one finds some of what is wrong, and lies between the blind and the perfect one. Nothing is credited for
-repairs that could be planned.
+expire; a real one finds some of what is wrong, and lies between the blind and the perfect one. Repairs that a found
+fault lets one plan are not among what is printed.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ import argparse
 import json
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
 
@@ -38,33 +38,31 @@ ROOT = Path(__file__).resolve().parents[1]
 if str(ROOT) not in sys.path:  # run as a file, this folder's parent is not on the path
     sys.path.insert(0, str(ROOT))
 
+import numpy as np  # noqa: E402
 import pandas as pd  # noqa: E402
-import pyarrow.parquet as pq  # noqa: E402
 
-from benchmarks.replayed_cluster import (  # noqa: E402
-    HOUR,
-    Assumed,
-    Count,
-    Failure,
-    Fleet,
-    Job,
-    Place,
-    ReplayedCluster,
-    lost_in,
-)
+from benchmarks.replayed_cluster import ReplayedCluster  # noqa: E402
 from evaluation.backtest.run import run_backtest  # noqa: E402
+from evaluation.value.acting import (  # noqa: E402
+    NOBODY,
+    Controlled,
+    Diagnostic,
+    Fleet,
+    Marks,
+    Reading,
+    readings,
+    rule_events,
+)
+from evaluation.value.load import Placements, jobs_of_table  # noqa: E402
+from evaluation.value.replay import Outcome, replay  # noqa: E402
+from features.times import duration_ms, milliseconds  # noqa: E402
 from pipeline.matrix_stage import make_matrix  # noqa: E402
 from pipeline.params import load_params  # noqa: E402
-from policy.assess import RULES  # noqa: E402
 from policy.config import PolicyConfig  # noqa: E402
-from policy.fleet import Score, UnitView  # noqa: E402
-from policy.risk_record import ModelName  # noqa: E402
-from policy.stages import Stage, StagesConfig  # noqa: E402
-from scheduler.controller.facts import EventFacts  # noqa: E402
+from policy.stages import Stage  # noqa: E402
 from scheduler.controller.settings import read_settings  # noqa: E402
-from scheduler.ports.clock import ManualClock  # noqa: E402
-from scheduler.ports.risks import NO_RISKS, Risks  # noqa: E402
 from simulator.simulate import simulate  # noqa: E402
+from telemetry.dataset.store import Dataset  # noqa: E402
 
 DELAY: Final = timedelta(minutes=10)
 """From a decision time until its scores are there."""
@@ -75,7 +73,6 @@ LASTS: Final = timedelta(hours=12)
 RIGHT_WITHIN: Final = timedelta(hours=72)
 """A drain was needed if its node fails within this (``models.precision_targets.horizon``)."""
 
-_MODEL: Final = ModelName("0" * 64, "lightgbm", None)
 _LIGHT: Final = """
 models:
   profile: lightgbm
@@ -91,238 +88,120 @@ backtest: {bootstrap: 20}
 class Scored:
     """A fleet with the scores that it would have had.
 
-    ``alerts``: nodes of the GPUs alerted within the budget K.
-    ``rounds``: when the controller has something new: scores, or a fault reported.
+    ``silent``: the scores with all risks taken for 0.
+    ``alerts``: drains of a day for the GPUs alerted within the budget K, without any rule.
     """
 
     fleet: Fleet
-    times: tuple[datetime, ...]
-    risks: Mapping[datetime, Risks]
-    alerts: Mapping[datetime, tuple[str, ...]]
-    events: Path
-    rounds: tuple[datetime, ...]
+    scores: Sequence[Reading]
+    silent: Sequence[Reading]
+    events: Sequence[Mapping[str, Any]]
+    jobs: Placements
+    alerts: Marks
 
 
-class Newest:
-    """The scores that are there at the time.
-
-    ``silent``: all risks are taken for 0: then only hard rules act.
-    """
-
-    def __init__(self, scored: Scored, clock: ManualClock, *, silent: bool) -> None:
-        self._scored, self._clock, self._silent = scored, clock, silent
-        self._held: tuple[datetime, Risks] | None = None
-
-    def read(self) -> Risks:
-        """Give them."""
-        there = [time for time in self._scored.times if time + DELAY <= self._clock.now()]
-        if not there:
-            return NO_RISKS
-        if self._held is None or self._held[0] != there[-1]:
-            risks = self._scored.risks[there[-1]]
-            self._held = there[-1], _silenced(risks) if self._silent else risks
-        return self._held[1]
-
-
-def _silenced(risks: Risks) -> Risks:
-    return replace(
-        risks,
-        nodes={
-            name: tuple(UnitView(u.name, replace(u.score, risk=0.0, reasons=()) if u.score else None) for u in units)
-            for name, units in risks.nodes.items()
-        },
-    )
-
-
-def scored_fleet(folder: Path, *, gpus: int, days: int, scenario: str, seed: int, acceleration: float) -> Scored:
+def scored_fleet(
+    folder: Path, *, gpus: int, days: int, scenario: str, seed: int, acceleration: float, job_nodes: int = 1
+) -> Scored:
     """Simulate a fleet, and score it decision by decision with what was known by then."""
-    dataset = folder / "dataset"
-    simulate(dataset, gpus=gpus, days=days, seed=seed, scenario=scenario, acceleration=acceleration)
+    place = folder / "dataset"
+    simulate(place, gpus=gpus, days=days, seed=seed, scenario=scenario, acceleration=acceleration)
     light = folder / "light.yaml"
     light.write_text(_LIGHT, encoding="utf-8")
     params = load_params([ROOT / "params.yaml", light])
-    matrix = make_matrix(dataset, params, folder / "matrix")
+    matrix = make_matrix(place, params, folder / "matrix")
     result = run_backtest(
         matrix, training=params.training, models=params.models, backtest=params.backtest, seed=params.seed
     )
     frame = result.predictions
     frame = frame[(frame["model"] == "lightgbm") & (frame["variant"] == "sliding")]
-    folds = result.folds[result.folds["variant"] == "sliding"].set_index("fold")["refit_at"]
-    risks: dict[datetime, Risks] = {}
-    alerts: dict[datetime, tuple[str, ...]] = {}
-    for instant, rows in frame.groupby("decision_time", observed=True):
-        at = _aware(instant)
-        risks[at] = _risks_at(at, rows, _aware(folds[rows["fold"].iloc[0]]))
-        alerts[at] = tuple(sorted(set(rows.loc[rows["alert"], "node"].astype(str))))
-    times = tuple(sorted(risks))
-    fleet = _fleet(dataset, folder / "dataset-truth", times[0], times[-1] + timedelta(hours=6))
-    events = dataset / "events.parquet"
-    return Scored(fleet, times, risks, alerts, events, _rounds(times, events))
+    dataset, times = Dataset.open(place), milliseconds(frame["decision_time"])
+    failures = pd.read_parquet(folder / "dataset-truth" / "failures.parquet")
+    failures = failures.drop(columns="end", errors="ignore").rename(columns={"repaired": "end"})
+    end = int(times.max()) + duration_ms(timedelta(hours=6))
+    fleet = Fleet.of(dataset.inventory(), failures, int(times.min()), end)
+    table = dataset.jobs()
+    assert table is not None
+    jobs = jobs_of_table(table, fleet.names, fleet.gpus, end, timedelta(hours=2))
+    jobs = replace(jobs, size=jobs.size * job_nodes)
+    folds = result.folds[result.folds["variant"] == "sliding"]
+    scores, silent = (readings(scored, folds, delay=DELAY, lasts=LASTS) for scored in (frame, frame.assign(risk=0.0)))
+    return Scored(fleet, scores, silent, rule_events(dataset.events()), jobs, _every_alert(frame, fleet))
 
 
-def _risks_at(at: datetime, rows: pd.DataFrame, fitted_at: datetime) -> Risks:
-    nodes: dict[str, list[UnitView]] = {}
-    for node, gpu, risk in zip(rows["node"].astype(str), rows["gpu"].astype(str), rows["risk"], strict=True):
-        nodes.setdefault(node, []).append(UnitView(gpu, Score(float(risk), at, at + LASTS)))
-    return Risks({name: tuple(units) for name, units in nodes.items()}, at, _MODEL, fitted_at)
-
-
-def _fleet(dataset: Path, truth: Path, begin: datetime, end: datetime) -> Fleet:
-    jobs = pq.read_table(dataset / "jobs.parquet").to_pylist()
-    placed = pq.read_table(dataset / "inventory.parquet").to_pylist()
-    failed = pq.read_table(truth / "failures.parquet").to_pylist()
-    return Fleet(
-        tuple(
-            Job(job["job"], job["node"], job["gpus"], job["started_at"], job["ended_at"], job["checkpointed_at"])
-            for job in jobs
-            if job["started_at"] is not None and job["ended_at"] is not None
-        ),
-        tuple(
-            sorted(
-                (
-                    Failure(failure["gpu"], failure["node"], failure["start"], failure["repaired"] or end)
-                    for failure in failed
-                ),
-                key=lambda failure: failure.at,
-            )
-        ),
-        tuple(Place(stay["gpu"], stay["node"], stay["installed_at"], stay["removed_at"]) for stay in placed),
-        {stay["node"]: stay["group"] for stay in placed},
-        {stay["node"]: stay["rack"] for stay in placed},
-        begin,
-        end,
-    )
-
-
-def _rounds(times: Iterable[datetime], events: Path) -> tuple[datetime, ...]:
-    named = {rule.fact.removeprefix("xid ") for rule in RULES if rule.fact.startswith("xid ")}
-    rows = pq.read_table(events, columns=["type", "code", "known_at"]).to_pylist()
-    heard = {
-        event["known_at"]
-        for event in rows
-        if (event["type"] == "xid" and event["code"] in named)
-        or event["type"] in ("diagnostic", "repair", "replacement")
-    }
-    return tuple(sorted({at + DELAY for at in times} | heard))
-
-
-def _aware(instant: Any) -> datetime:
-    time: datetime = pd.Timestamp(instant).to_pydatetime()
-    return time.replace(tzinfo=UTC) if time.tzinfo is None else time.astimezone(UTC)
+def _every_alert(frame: pd.DataFrame, fleet: Fleet, lasts: timedelta = timedelta(hours=24)) -> Marks:
+    """Drain each alerted node at once, until a day after its last alert."""
+    rows = frame[frame["alert"].to_numpy(dtype=bool)]
+    node, at = fleet.names.get_indexer(rows["node"].astype("str")), milliseconds(rows["decision_time"])
+    spans: list[list[int]] = []
+    for place, begin in sorted({*zip(node.tolist(), (at + duration_ms(DELAY)).tolist(), strict=True)}):
+        if spans and spans[-1][0] == place and begin <= spans[-1][2]:
+            spans[-1][2] = begin + duration_ms(lasts)
+        else:
+            spans.append([place, begin, begin + duration_ms(lasts), begin, 0])
+    return Marks.of([node, at, min(until, fleet.end), drained, found] for node, at, until, drained, found in spans)
 
 
 def policy_of(fleet: Fleet, stage: Stage, *, by_costs: bool = False) -> PolicyConfig:
     """Give the shipped settings, with every group of a fleet in one stage; ``high`` by costs where asked for."""
     shipped = read_settings(ROOT / "deploy" / "act" / "act.yaml").policy
-    pinned = {f"cluster/{group}": stage for group in set(fleet.groups.values())}
     if by_costs:
         shipped = replace(shipped, thresholds=replace(shipped.thresholds, high=None), thresholds_from="costs")
-    return replace(shipped, stages=StagesConfig(pinned=pinned))
+    return fleet.stage(shipped, stage)
 
 
-def acted(
-    scored: Scored,
-    stage: Stage,
-    *,
-    silent: bool = False,
-    diagnostic: timedelta | None = None,
-    sighted: bool = False,
-    by_costs: bool = False,
-) -> Count:
-    """Let the controller act on a fleet."""
-    cluster = ReplayedCluster(
-        scored.fleet, lambda clock: Newest(scored, clock, silent=silent), EventFacts(scored.events),
-        policy_of(scored.fleet, stage, by_costs=by_costs), Assumed(), RIGHT_WITHIN, diagnostic, sighted=sighted,
-    )  # fmt: skip
-    return cluster.run(scored.rounds)
+def differing(one: Marks, other: Marks, decision: timedelta) -> list[str]:
+    """Name the drains of one that the other has not on the same node within a decision, and those of the other."""
+    wrong = []
+    for mine, theirs, whose in ((one, other, "the controller"), (other, one, "the replay")):
+        for node, at, until in zip(mine.node, mine.at, mine.until, strict=True):
+            near = (theirs.node == node) & (np.abs(theirs.at - at) <= duration_ms(decision))
+            if not (near & (np.abs(theirs.until - until) <= duration_ms(decision))).any():
+                wrong.append(f"{whose} marks node {node} from {at} to {until}, the other does not")
+    return wrong
 
 
-def untouched(scored: Scored) -> Count:
-    """Count what happens where nobody acts, by a plain look at the tables."""
-    count = Count()
-    for failure in scored.fleet.failures:
-        if not scored.fleet.begin <= failure.at < scored.fleet.end:
-            continue
-        count.failures += 1
-        job = scored.fleet.hit(failure)
-        if job is not None:
-            count.hits += 1
-            count.lost += lost_in(job, failure, Assumed())
-    return count
-
-
-def every_alert(scored: Scored, lasts: timedelta = timedelta(hours=24)) -> Count:
-    """Count what happens where each alerted node is emptied at once, and kept so for a day after its last alert."""
-    assumed, fleet, count = Assumed(), scored.fleet, untouched(scored)
-    spans: dict[str, list[tuple[datetime, datetime]]] = {}
-    for at in scored.times:
-        for node in scored.alerts[at]:
-            known, begin = spans.setdefault(node, []), at + DELAY
-            if known and begin <= known[-1][1]:
-                known[-1] = known[-1][0], begin + lasts
-            else:
-                known.append((begin, begin + lasts))
-    ready = assumed.checkpoint + assumed.leave
-    count.hits, count.lost = 0, 0.0
-    for failure in fleet.failures:
-        job = fleet.hit(failure) if fleet.begin <= failure.at < fleet.end else None
-        away = any(begin + ready <= failure.at < end for begin, end in spans.get(failure.node, ()))
-        if job is not None and not away:
-            count.hits += 1
-            count.lost += lost_in(job, failure, assumed)
-    edges: list[tuple[datetime, int]] = []
-    for node, listed in spans.items():
-        gpus = sum(place.node == node and place.until is None for place in fleet.places)
-        for begin, end in listed:
-            count.drains += 1
-            count.unneeded += not fleet.needed(node, begin, RIGHT_WITHIN)
-            moved = [job for job in fleet.jobs if job.node == node and job.runs(begin)]
-            count.moved += len(moved)
-            work = [assumed.checkpoint if job.saved is not None else timedelta(0) for job in moved]
-            count.spent += sum(
-                job.gpus * ((redone + assumed.restart) / HOUR) for job, redone in zip(moved, work, strict=True)
-            )
-            count.idle += gpus * ((min(end, fleet.end) - begin) / HOUR)
-            edges += [(begin, 1), (end, -1)]
-    out = 0
-    for _, step in sorted(edges):
-        out += step
-        count.most_out = max(count.most_out, out)
-    return count
-
-
-def measured(scenario: str, seed: int, quick: bool, job_nodes: int = 1) -> dict[str, Count]:
+def measured(scenario: str, seed: int, quick: bool, job_nodes: int = 1) -> dict[str, Outcome]:
     """Count all ways to act on one fleet."""
-    size = {"gpus": 128, "days": 60, "acceleration": 10.0} if quick else {"gpus": 512, "days": 120, "acceleration": 5.0}
+    size = {"gpus": 256, "days": 60, "acceleration": 4.0} if quick else {"gpus": 512, "days": 120, "acceleration": 5.0}
     with tempfile.TemporaryDirectory(prefix="jobs-saved-") as folder:
-        scored = scored_fleet(Path(folder), scenario=scenario, seed=seed, **size)  # type: ignore[arg-type]
-        scored = replace(scored, fleet=scored.fleet.with_jobs_of(job_nodes))
-        nothing, shadow = untouched(scored), acted(scored, "shadow")
-        if shadow != nothing:
-            raise SystemExit(f"in stage shadow {shadow} came out, and {nothing} where nobody acts")
-        counts = {
-            "nobody acts": nothing,
-            "hard rules alone": acted(scored, "hard", silent=True),
-            "predrain": acted(scored, "hard"),
-            "and a blind test": acted(scored, "hard", diagnostic=timedelta(hours=2)),
-            "and a perfect test": acted(scored, "hard", diagnostic=timedelta(hours=2), sighted=True),
-            "high by costs, blind": acted(scored, "hard", diagnostic=timedelta(hours=2), by_costs=True),
-            "every alert at once": every_alert(scored),
-        }
-    nodes = size["gpus"] // 8
+        scored = scored_fleet(Path(folder), scenario=scenario, seed=seed, job_nodes=job_nodes, **size)  # type: ignore[arg-type]
+    fleet, jobs = scored.fleet, scored.jobs
+
+    def marks(scores: Sequence[Reading], diagnostic: Diagnostic = "none", **how: Any) -> Marks:
+        policy = policy_of(fleet, **({"stage": "hard"} | how))
+        return Controlled(fleet, scores, scored.events, jobs, policy, RIGHT_WITHIN, diagnostic).marks()
+
+    acts = {
+        "nobody acts": NOBODY,
+        "hard rules alone": marks(scored.silent),
+        "predrain": marks(scored.scores),
+        "and a blind test": marks(scored.scores, "blind"),
+        "and a perfect test": marks(scored.scores, "perfect"),
+        "high by costs, blind": marks(scored.scores, "blind", by_costs=True),
+        "every alert at once": scored.alerts,
+    }
+    if len(marks(scored.scores, stage="shadow").node):
+        raise SystemExit("in stage shadow nodes were marked")
+    cluster = ReplayedCluster(fleet, scored.scores, scored.events, jobs, policy_of(fleet, "hard"), reach=RIGHT_WITHIN)
+    if wrong := differing(cluster.marks(), acts["predrain"], timedelta(hours=6)):
+        raise SystemExit(f"the controller and the replay differ: {wrong[0]}")
+    costs = policy_of(fleet, "hard").cost_benefit
+    counts = {name: replay(fleet, [jobs], act, costs, reach=RIGHT_WITHIN) for name, act in acts.items()}
+    failures = int(((fleet.at >= fleet.begin) & (fleet.at < fleet.end)).sum())
     sys.stdout.write(
-        f"simulated, {scenario}, seed {seed}: {nodes:g} nodes of 8 GPUs, jobs of {job_nodes} nodes, "
-        f"{size['days']:g} days, rates x "
-        f"{size['acceleration']:g}; {nothing.failures} failures while scored, "
-        f"{(scored.fleet.end - scored.fleet.begin).days} days\n"
+        f"simulated, {scenario}, seed {seed}: {len(fleet.nodes)} nodes of 8 GPUs, jobs of {job_nodes} nodes, "
+        f"{size['days']:g} days, rates x {size['acceleration']:g}; {failures} failures while scored, "
+        f"{(fleet.end - fleet.begin) / duration_ms(timedelta(days=1)):.0f} days\n"
     )
     head = ("jobs hit", "moved", "drains", "unneeded", "lost", "spent", "idle", "most out")
     sys.stdout.write(f"  {'':<22}" + "".join(f"{heading:>10}" for heading in head) + "\n")
     for name, count in counts.items():
-        whole = (count.hits, count.moved, count.drains, count.unneeded)
-        hours = (count.lost, count.spent, count.idle)
-        line = "".join(f"{value:>10}" for value in whole) + "".join(f"{value:>10.0f}" for value in hours)
-        sys.stdout.write(f"  {name:<22}{line}{count.most_out:>10}\n")
+        act = acts[name]
+        most = max((int(((act.at <= at) & (at < act.until)).sum()) for at in act.at), default=0)
+        whole = (count.hits, count.moved, count.drains, count.known - count.right)
+        hours = (count.hit.sum(), count.spent.sum(), count.idle.sum(), most)
+        sys.stdout.write(f"  {name:<22}" + "".join(f"{value:>10.0f}" for value in (*whole, *hours)) + "\n")
     return counts
 
 
@@ -339,13 +218,10 @@ def main() -> None:
     sys.stdout.write(
         "lost, spent, idle: GPU-hours of the jobs hit, of the jobs moved, of sound nodes kept out of service\n"
     )
-    total: dict[str, Count] = {}
+    hits: dict[str, int] = {}
     for scenario in args.scenario[:1] if args.quick else args.scenario:
         for name, count in measured(scenario, args.seed, args.quick, args.job_nodes).items():
-            known = total.setdefault(name, Count())
-            known.hits += count.hits
-            known.lost += count.lost
-    hits = {name: count.hits for name, count in total.items()}
+            hits[name] = hits.get(name, 0) + round(count.hits)
     spared = 1 - hits["predrain"] / hits["nobody acts"] if hits["nobody acts"] else 0.0
     report = {
         "name": "jobs_saved",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,12 +15,16 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from features.config import DecisionSection, FeatureSection, LabelSection
 from models.config import BacktestSection, ModelsSection, PromotionSection, ServingSection, TrainingSection
+from policy.config import PolicyConfig
 from telemetry.config import ChannelDeclaration, Duration, EventsSection, Section, TelemetrySection, format_duration
 from telemetry.errors import InputError
 from telemetry.yaml_text import read_yaml
 
 _NAMED = 3
 """Parameters that differ and are named in a sentence, at most."""
+
+_CONTROLLER = frozenset(field.name for field in dataclasses.fields(PolicyConfig))
+"""Settings of ``policy`` that the controller checks (``scheduler.controller.settings``)."""
 
 Origin = Sequence[tuple[Path, Mapping[str, Any]]]
 """What each file holds."""
@@ -75,6 +80,14 @@ class PolicySection(Section):
     """``policy``: what is made of a risk."""
 
     thresholds: ThresholdsSection = ThresholdsSection()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_the_controller(cls, given: Any) -> Any:
+        """Pass over what only ``predrain act`` reads, so that one file serves both."""
+        if not isinstance(given, dict):
+            return given
+        return {key: value for key, value in given.items() if key == "thresholds" or key not in _CONTROLLER}
 
 
 class Params(Section):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import Literal
+from typing import Any, Literal
 
-from policy.fleet import Level, NodeView
+from policy.fleet import Fact, Level, NodeView
 from policy.hysteresis import NodeRiskConfig, Reading, Thresholds, adopt, advance, explain_tier, read_node
 from policy.plan import NodeState
 from policy.ranges import PositiveTime, RangeChecked
@@ -49,6 +52,56 @@ RULES: tuple[HardRule, ...] = (
 action (NVML field 230, also announced by XID 154). A pending remap harms no running work and takes effect at the next
 reset, so it only keeps new work away. The lengths are ours: a state (remap, recovery action) is read again and again
 and needs no more than a day; an event speaks once, and a part that failed for good is not better after a day."""
+
+REPORTED = ("timestamp", "gpu", "type", "code", "detail", "known_at")
+"""What :func:`reported` reads of an event."""
+
+_REPAIRS = ("repair", "replacement")
+KINDS = ("xid", "diagnostic", *_REPAIRS)
+"""Types of events that it looks at."""
+
+_LONGEST = max(rule.holds for rule in RULES)
+_NAMES = frozenset(rule.fact for rule in RULES)
+_RECOVERY = re.compile(r"recovery action\b[^(]*\((0x[0-9a-f]+)\)", re.IGNORECASE)
+_ACTIONS = {1: "reset", 2: "reboot", 3: "drain_p2p", 4: "drain_and_reset"}
+"""What the driver may ask for, by NVML's numbers (nvmlDeviceGpuRecoveryAction_t); 0 takes it back."""
+
+
+def reported(rows: Iterable[Mapping[str, Any]], now: datetime) -> dict[str, tuple[tuple[Fact, ...], datetime | None]]:
+    """Give what events say of each unit that was known at a time: facts, and since when what was before is void.
+
+    ``rows``: events of units, with :data:`REPORTED` and, of a run of events, ``last_at``.
+
+    An ``xid`` event is the fact ``xid CODE`` where a rule names it, a ``diagnostic`` of code ``fail`` is
+    ``diagnostic_failed``; one of code ``pass``, a repair and a replacement void what was before them. The newest
+    XID 154 that names a recovery action is the fact ``recovery_action NAME``, or none where the action was taken back.
+    A run of events was seen last at its ``last_at``, and at its beginning where that lies in the future.
+    """
+    facts: defaultdict[str, list[Fact]] = defaultdict(list)
+    void: dict[str, datetime] = {}
+    requested: dict[str, Fact] = {}
+    for row in rows:
+        unit, seen_at, code = row["gpu"], row["timestamp"], (row["code"] or "").strip().lower()
+        if row["known_at"] > now or seen_at > now:
+            continue
+        last_at = row.get("last_at")
+        if last_at is not None and seen_at < last_at <= now:
+            seen_at = last_at
+        kind = row["type"]
+        if kind == "xid" and code == "154":
+            action = _RECOVERY.search(row["detail"] or "")
+            if action is not None and (unit not in requested or requested[unit].seen_at <= seen_at):
+                requested[unit] = Fact(f"recovery_action {_ACTIONS.get(int(action[1], 16), '')}", seen_at)
+        name = f"xid {code}" if kind == "xid" else "diagnostic_failed"
+        if name in _NAMES and (kind == "xid" or (kind == "diagnostic" and code == "fail")):
+            if seen_at > now - _LONGEST:
+                facts[unit].append(Fact(name, seen_at))
+        elif kind in _REPAIRS or (kind == "diagnostic" and code == "pass"):
+            void[unit] = max(void.get(unit, seen_at), seen_at)
+    for unit, fact in requested.items():
+        if fact.name in _NAMES and fact.seen_at > now - _LONGEST:
+            facts[unit].append(fact)
+    return {unit: (tuple(facts[unit]), void.get(unit)) for unit in sorted({*facts, *void})}
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Literal
 
@@ -11,7 +11,7 @@ from policy.breaker import BreakerState, Cause
 from policy.budget import Start, Use
 from policy.cost_benefit import Worth
 from policy.episodes import Alert
-from policy.fleet import Level
+from policy.fleet import Level, Marks, Published
 from policy.hysteresis import TierState
 from policy.stages import StageState
 from policy.tiers import Tier
@@ -81,6 +81,22 @@ class Action:
     reasons: tuple[str, ...]
     worth: Worth | None = None
     units: tuple[str, ...] = ()
+
+    def after(self, marks: Marks, now: datetime) -> Marks:
+        """Give what stands on its node once it is carried out."""
+        if self.verb == "publish":
+            assert self.expires_at is not None
+            return replace(marks, published=Published(self.tier, self.expires_at))
+        release = self.verb == "release"
+        soft, tainted, drained = (
+            stood and self.to >= level if release else stood or self.to is level
+            for stood, level in (
+                (marks.soft, Level.SOFT), (marks.tainted, Level.TAINTED), (marks.drained, Level.DRAINED),
+            )
+        )  # fmt: skip
+        published = None if release and self.to < Level.PUBLISHED else marks.published
+        since = (marks.hard_since or now) if tainted or drained else None
+        return Marks(published, soft, tainted, drained, since)
 
 
 @dataclass(frozen=True, slots=True)

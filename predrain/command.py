@@ -9,6 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 from predrain.act.command import act
+from predrain.assess import assess
 from predrain.backtest import backtest
 from predrain.collect.command import SOURCES
 from predrain.console import reported
@@ -110,6 +111,7 @@ def options(
     """Read the options before a verb."""
 
 
+app.command("assess")(assess)
 app.command("simulate", cls=ExplainingScenarios)(simulate)
 app.command("import")(import_files)
 app.add_typer(SOURCES)

@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from predrain.console import FAILED
-from predrain.options import JsonOption, ParamsOption, duration_option, read_params
+from predrain.options import (
+    BasicAuthOption,
+    BearerTokenOption,
+    CaFileOption,
+    JsonOption,
+    ParamsOption,
+    SkipVerifyOption,
+    duration_option,
+    read_params,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -59,12 +68,10 @@ def doctor(
         datetime | None, typer.Option(help="With --matrix: time of the check (UTC). Default: the end of the matrix.")
     ] = None,
     timeout: Annotated[str | None, typer.Option(help="For one answer. Default: 10s, and 60s of a Prometheus.")] = None,
-    bearer_token_file: Annotated[Path | None, typer.Option(help="File with a token.")] = None,
-    basic_auth_file: Annotated[Path | None, typer.Option(help="File with user:password.")] = None,
-    ca_file: Annotated[Path | None, typer.Option(help="PEM file of the authority to trust.")] = None,
-    insecure_skip_verify: Annotated[
-        bool, typer.Option("--insecure-skip-verify", help="Skip TLS verification.")
-    ] = False,
+    bearer_token_file: BearerTokenOption = None,
+    basic_auth_file: BasicAuthOption = None,
+    ca_file: CaFileOption = None,
+    insecure_skip_verify: SkipVerifyOption = False,
     params: ParamsOption = None,
     as_json: JsonOption = False,
 ) -> None:

@@ -31,13 +31,31 @@ DATASET_HELP = "A dataset: its folder, or s3://BUCKET/PREFIX where one lies in a
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object on stdout.")]
 
+BearerTokenOption = Annotated[Path | None, typer.Option("--bearer-token-file", help="File with a token.")]
+BasicAuthOption = Annotated[Path | None, typer.Option("--basic-auth-file", help="File with user:password.")]
+CaFileOption = Annotated[Path | None, typer.Option("--ca-file", help="PEM file of the authority to trust.")]
+ClientCertOption = Annotated[
+    Path | None, typer.Option("--client-cert", help="PEM file of the client certificate, for mutual TLS.")
+]
+ClientKeyOption = Annotated[Path | None, typer.Option("--client-key", help="PEM file of its key.")]
+SkipVerifyOption = Annotated[bool, typer.Option("--insecure-skip-verify", help="Skip TLS verification.")]
+HeaderOption = Annotated[
+    list[str] | None,
+    typer.Option("--header", help="Header to send, NAME=VALUE, such as X-Scope-OrgID=hpc; may be repeated."),
+]
+
 
 def read_params(given: list[Path] | None) -> Params:
     """Read the parameter files given, or ``params.yaml`` of the current folder if it exists; else the defaults."""
     from pipeline.params import load_params
 
+    return load_params(params_files(given))
+
+
+def params_files(given: list[Path] | None) -> list[Path]:
+    """Give the parameter files that :func:`read_params` reads."""
     default = Path("params.yaml")
-    return load_params(given or ([default] if default.is_file() else []))
+    return given or ([default] if default.is_file() else [])
 
 
 def read_place(written: str, out: Path) -> Place:

@@ -9,7 +9,7 @@ import pandas as pd
 from simulator.fleet import NEVER, bus_id, driver_at, gpu_name, serial_number
 from simulator.run import Simulation
 from simulator.workload import OUTCOMES
-from telemetry.dataset.schema import EVENTS, JOBS
+from telemetry.dataset.schema import CHECKPOINT_EVERY, EVENTS, JOBS
 
 _BAD_LOT = 0
 _SPARE_LOT = 40
@@ -71,12 +71,13 @@ def jobs_frame(simulation: Simulation) -> pd.DataFrame:
     rows = []
     for node, run in zip(simulation.nodes, simulation.jobs, strict=True):
         gpus = min(node.slots, simulation.parameters.fleet.gpus_per_node)
-        columns = (run.kind, run.begin, run.end, run.checkpoint, run.outcome)
+        columns = (run.kind, run.begin, run.end, run.checkpoint, run.outcome, run.every // 1000)
         for number, job in enumerate(zip(*(column.tolist() for column in columns), strict=True)):
-            kind, begin, end, checkpoint, outcome = job
+            kind, begin, end, checkpoint, outcome, every = job
             name = f"{'train' if kind == 1 else 'serve'}-{node.index:05d}-{number:05d}"
             end_and_outcome = (None, None) if OUTCOMES[outcome] == "running" else (end, OUTCOMES[outcome])
             rows.append(
-                (name, node.name, None, begin, end_and_outcome[0], gpus, checkpoint or None, end_and_outcome[1])
+                (name, node.name, None, begin, end_and_outcome[0], gpus, checkpoint or None, end_and_outcome[1], every)
             )
-    return with_instants(pd.DataFrame(rows, columns=JOBS.names), "started_at", "ended_at", "checkpointed_at")
+    names = [*JOBS.names, CHECKPOINT_EVERY]
+    return with_instants(pd.DataFrame(rows, columns=names), "started_at", "ended_at", "checkpointed_at")

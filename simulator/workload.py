@@ -20,8 +20,9 @@ OUTCOMES = ("completed", "node_fail", "drained", "app_error", "running")
 class Jobs(NamedTuple):
     """A node's jobs in order of time; all arrays of shape (n_jobs,).
 
-    ``begin``, ``end`` and ``checkpoint`` are ms (checkpoint 0: none), ``kind`` is training (1) or serving (2),
-    ``level`` the mean utilisation, ``memory`` the share of device memory, ``outcome`` an index of :data:`OUTCOMES`.
+    ``begin``, ``end`` and ``checkpoint`` are ms (checkpoint 0: none), so is ``every``, the interval of checkpoints (0:
+    the job loses no work); ``kind`` is training (1) or serving (2), ``level`` the mean utilisation, ``memory`` the
+    share of device memory, ``outcome`` an index of :data:`OUTCOMES`.
     """
 
     begin: Int64Array
@@ -29,6 +30,7 @@ class Jobs(NamedTuple):
     kind: Int64Array
     level: NDArray[np.float64]
     memory: NDArray[np.float64]
+    every: Int64Array
     checkpoint: Int64Array
     outcome: Int64Array
 
@@ -62,7 +64,7 @@ def schedule(
     ends; shape (n, 3).
     ``errors``: times of application errors on the whole node, ascending; shape (n,).
     """
-    rows: list[tuple[int, int, int, float, float, int, int]] = []
+    rows: list[tuple[int, int, int, float, float, int, int, int]] = []
     if not node.spare:
         work = parameters.workload
         rng = generator(seed, node.index, Purpose.JOBS)
@@ -91,11 +93,11 @@ def schedule(
                 end, outcome = clock.end, OUTCOMES.index("running")
             saved = time + (end - time) // every * every if training and end - time >= every else 0
             kind = TRAINING if training else SERVING
-            rows.append((time, end, kind, level, memory, saved, outcome))
+            rows.append((time, end, kind, level, memory, every if training else 0, saved, outcome))
             time = end + pause
-    columns = list(zip(*rows, strict=True)) if rows else [()] * 7
-    kinds = (np.int64, np.int64, np.int64, np.float64, np.float64, np.int64, np.int64)
-    return Jobs(*(np.asarray(column, kind) for column, kind in zip(columns, kinds, strict=True)))  # type: ignore[arg-type]  # the seven dtypes stand in the order of the fields
+    columns = list(zip(*rows, strict=True)) if rows else [()] * 8
+    kinds = (np.int64, np.int64, np.int64, np.float64, np.float64, np.int64, np.int64, np.int64)
+    return Jobs(*(np.asarray(column, kind) for column, kind in zip(columns, kinds, strict=True)))  # type: ignore[arg-type]  # the eight dtypes stand in the order of the fields
 
 
 def _after_outages(outages: Int64Array, time: int) -> int:

@@ -9,7 +9,20 @@ import typer
 
 from predrain.collect.compact import compact_once
 from predrain.console import progress, show
-from predrain.options import JsonOption, ParamsOption, duration_option, instant_option, read_params
+from predrain.options import (
+    BasicAuthOption,
+    BearerTokenOption,
+    CaFileOption,
+    ClientCertOption,
+    ClientKeyOption,
+    HeaderOption,
+    JsonOption,
+    ParamsOption,
+    SkipVerifyOption,
+    duration_option,
+    instant_option,
+    read_params,
+)
 
 
 def collect_prometheus(
@@ -25,19 +38,13 @@ def collect_prometheus(
     ] = None,
     chunk: Annotated[str, typer.Option(help="Time that is fetched at once; halved where the server refuses.")] = "6h",
     concurrency: Annotated[int, typer.Option(help="Requests at once.", min=1, max=64)] = 4,
-    bearer_token_file: Annotated[Path | None, typer.Option(help="File with a token.")] = None,
-    basic_auth_file: Annotated[Path | None, typer.Option(help="File with user:password.")] = None,
-    ca_file: Annotated[Path | None, typer.Option(help="PEM file of the authority to trust.")] = None,
-    client_cert: Annotated[
-        Path | None, typer.Option(help="PEM file of the client certificate, for mutual TLS.")
-    ] = None,
-    client_key: Annotated[Path | None, typer.Option(help="PEM file of its key.")] = None,
-    insecure_skip_verify: Annotated[
-        bool, typer.Option("--insecure-skip-verify", help="Skip TLS verification.")
-    ] = False,
-    header: Annotated[
-        list[str] | None, typer.Option(help="Header to send, NAME=VALUE, such as X-Scope-OrgID=hpc; may be repeated.")
-    ] = None,
+    bearer_token_file: BearerTokenOption = None,
+    basic_auth_file: BasicAuthOption = None,
+    ca_file: CaFileOption = None,
+    client_cert: ClientCertOption = None,
+    client_key: ClientKeyOption = None,
+    insecure_skip_verify: SkipVerifyOption = False,
+    header: HeaderOption = None,
     allow_partial: Annotated[
         bool, typer.Option("--allow-partial", help="Take answers of which the server says that something is missing.")
     ] = False,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,7 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from policy.assess import RULES
+from policy.assess import KINDS, REPORTED, reported
 from policy.episodes import OUTCOME_TIMEOUT, Alert, Happening, Outcome, judge
 from policy.fleet import Fact
 from scheduler.evacuation.progress import Result
@@ -36,23 +35,8 @@ class History:
     until: datetime | None = None
 
 
-_REPAIRS = frozenset({"repair", "replacement"})
-_LONGEST = max(rule.holds for rule in RULES)
-_NAMES = frozenset(rule.fact for rule in RULES)
-_RECOVERY = re.compile(r"recovery action\b[^(]*\((0x[0-9a-f]+)\)", re.IGNORECASE)
-_ACTIONS = {1: "reset", 2: "reboot", 3: "drain_p2p", 4: "drain_and_reset"}
-"""What the driver may ask for, by NVML's numbers (nvmlDeviceGpuRecoveryAction_t); 0 takes it back."""
-
-
 class EventFacts:
-    """Reads ``events.parquet`` of a dataset, which an import replaces as a whole.
-
-    An ``xid`` event is the fact ``xid CODE`` where a rule names it, a ``diagnostic`` of code ``fail`` is
-    ``diagnostic_failed``; one of code ``pass``, a repair and a replacement void what was before them. The newest
-    XID 154 that names a recovery action is the fact ``recovery_action NAME``, or none where the action was taken back.
-    A run of events was seen last at its ``last_at``, and at its beginning where that lies in the future.
-    An event of a whole node is about none of its units.
-    """
+    """Reads ``events.parquet`` of a dataset, which an import replaces as a whole (:func:`policy.assess.reported`)."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -65,31 +49,8 @@ class EventFacts:
         Raises ``SourceError`` if the file is missing or cannot be read.
         """
         self._load()
-        facts: defaultdict[str, list[Fact]] = defaultdict(list)
-        void: dict[str, datetime] = {}
-        requested: dict[str, Fact] = {}
-        for row in self._rows:
-            unit, seen_at, code = row["gpu"], row["timestamp"], (row["code"] or "").strip().lower()
-            if row["known_at"] > now or seen_at > now:
-                continue
-            last_at = row.get("last_at")
-            if last_at is not None and seen_at < last_at <= now:
-                seen_at = last_at
-            kind = row["type"]
-            if kind == "xid" and code == "154":
-                action = _RECOVERY.search(row["detail"] or "")
-                if action is not None and (unit not in requested or requested[unit].seen_at <= seen_at):
-                    requested[unit] = Fact(f"recovery_action {_ACTIONS.get(int(action[1], 16), '')}", seen_at)
-            name = f"xid {code}" if kind == "xid" else "diagnostic_failed"
-            if name in _NAMES and (kind == "xid" or (kind == "diagnostic" and code == "fail")):
-                if seen_at > now - _LONGEST:
-                    facts[unit].append(Fact(name, seen_at))
-            elif kind in _REPAIRS or (kind == "diagnostic" and code == "pass"):
-                void[unit] = max(void.get(unit, seen_at), seen_at)
-        for unit, fact in requested.items():
-            if fact.name in _NAMES and fact.seen_at > now - _LONGEST:
-                facts[unit].append(fact)
-        return {unit: Facts(tuple(facts[unit]), void.get(unit)) for unit in sorted({*facts, *void})}
+        known = reported(self._rows, now)
+        return {unit: Facts(facts, void) for unit, (facts, void) in known.items()}
 
     def _load(self) -> None:
         import pyarrow as pa  # noqa: PLC0415 - only who reads events needs it
@@ -103,14 +64,14 @@ class EventFacts:
             stamp = stamp_of(self.file)
             if stamp == self._stamp:
                 return
-            columns = ["timestamp", "gpu", "type", "code", "detail", "known_at"]
+            columns = list(REPORTED)
             with self.file.open("rb") as source:
                 if "last_at" in pq.read_schema(source).names:
                     columns.append("last_at")
                 table = pq.read_table(source, columns=columns)
             # a time without a zone, or none at all, would end each round
             table = table.cast(pa.schema([EVENT_RUNS.field(name) for name in columns]), safe=False)
-            kinds = pc.field("type").isin(["xid", "diagnostic", *_REPAIRS])
+            kinds = pc.field("type").isin(KINDS)
             self._rows = table.filter(kinds & pc.field("gpu").is_valid()).to_pylist()
         except (OSError, ArrowException, KeyError, ValueError) as error:
             why = str(error).partition("\n")[0]

@@ -13,7 +13,7 @@ import json
 import logging
 import shutil
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -108,6 +108,18 @@ class CompactionInput:
     expected_rows: int = 0
     not_before: datetime = _FIRST
     not_after: datetime = _LAST
+
+
+def expected_rows(files: Iterable[Path]) -> int:
+    """Say about how many rows files of samples have, by what Parquet tells and by the size of text."""
+    rows = 0
+    for path in files:
+        if kind_of(path) == "parquet":
+            with suppress(pa.ArrowInvalid):  # reading the file will say what is wrong with it
+                rows += int(pq.read_metadata(path).num_rows)
+        else:
+            rows += path.stat().st_size // (_PACKED_BYTES_PER_ROW if is_packed(path) else _CSV_BYTES_PER_ROW)
+    return rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,18 +306,8 @@ class _Import:
         if now != (None if self.existing is None else self.existing.digest):
             raise InputError("another run changed the dataset just now", str(self.out), "Run the import again.")
 
-    def _expected_rows(self) -> int:
-        rows = 0
-        for path in self.files["samples"]:
-            if kind_of(path) == "parquet":
-                with suppress(pa.ArrowInvalid):  # reading the file will say what is wrong with it
-                    rows += int(pq.read_metadata(path).num_rows)
-            else:
-                rows += path.stat().st_size // (_PACKED_BYTES_PER_ROW if is_packed(path) else _CSV_BYTES_PER_ROW)
-        return rows
-
     def _bucket_number(self) -> int:
-        rows = max(self._expected_rows(), self.compaction.expected_rows)
+        rows = max(expected_rows(self.files["samples"]), self.compaction.expected_rows)
         buckets = DEFAULT_BUCKETS
         while rows > buckets * MAX_ROWS_PER_BUCKET:
             buckets *= 2
@@ -368,7 +370,7 @@ class _Import:
             self.max_loss is not None,
         )
         self._check_kinds(intake.channels)
-        expected = self._expected_rows()
+        expected = expected_rows(self.files["samples"])
         self.progress(0, 2 * expected)
         spill = intake.run(
             writer.folder / ".spill", writer.buckets, lambda rows: self.progress(rows, 2 * max(rows, expected))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from telemetry.dataset.schema import JOBS
+from telemetry.dataset.schema import CHECKPOINT_EVERY, JOBS
 from telemetry.importing.columns import as_text
 from telemetry.importing.inventory import Installations
 from telemetry.importing.mapping import TableMapping
@@ -25,20 +25,22 @@ def read_jobs(
     """
     frames: list[pd.DataFrame] = []
     for batch in read_batches(file, "jobs", quarantine):
-        batch.resolve(mapping, JOBS.names, "job", "node", "started_at")
+        batch.resolve(mapping, [*JOBS.names, CHECKPOINT_EVERY], "job", "node", "started_at")
         content: dict[str, object] = {name: batch.texts(name) for name in ("job", "node", "gpu", "outcome")}
         content["started_at"] = batch.times("started_at", not_after, optional=False, is_end=False)
         for name in ("ended_at", "checkpointed_at"):
             content[name] = batch.times(name, not_after, optional=True, is_end=True)
-        gpus = pd.Series(as_text(batch.column("gpus"), len(batch.rows)))
-        frame = pd.DataFrame(content | {"gpus": pd.to_numeric(gpus, errors="coerce").round().astype("Int32")})
+        for name in ("gpus", *((CHECKPOINT_EVERY,) if CHECKPOINT_EVERY in batch else ())):
+            numbers = pd.Series(as_text(batch.column(name), len(batch.rows)))
+            content[name] = pd.to_numeric(numbers, errors="coerce").round().astype("Int32")
+        frame = pd.DataFrame(content)
         known_gpu = stays.codes(frame["gpu"].to_numpy(dtype=object)) >= 0
         batch.refuse("missing job or node", (frame["job"].isna() | frame["node"].isna()).to_numpy())
         batch.refuse("job ends before it starts", (frame["ended_at"] < frame["started_at"]).to_numpy())
         batch.refuse("unknown node", ~frame["node"].isin(list(stays.node_since)).to_numpy())
         batch.refuse("unknown gpu", frame["gpu"].notna().to_numpy() & ~known_gpu)
         frame["gpu"] = [stays.parents.get(gpu, gpu) for gpu in frame["gpu"]]
-        frames.append(frame[batch.good][JOBS.names])
+        frames.append(frame[batch.good])
     return pd.concat(frames, ignore_index=True)
 
 

@@ -217,12 +217,14 @@ def test_jobs(tmp_path: Path):
     jobs = pd.DataFrame(rows, columns=["job", "node", "started_at", "ended_at", "gpus"])
     for name in ("started_at", "ended_at"):
         jobs[name] = DAY + pd.to_timedelta(jobs[name], unit="h")
+    jobs["checkpoint_every_s"] = [3600, None, 60, 60]
     result = run_import(tmp_path, samples=samples_frame(), jobs=write_csv(tmp_path / "jobs.csv", jobs))
     assert result.quarantined == {"job ends before it starts": 1, "unknown node": 1}
     stored = result.dataset.jobs()
     assert stored is not None
     assert stored["node"].tolist() == ["node-0", "node-1"]
     assert stored["ended_at"].isna().tolist() == [False, True]
+    assert stored["checkpoint_every_s"].fillna(-1).tolist() == [3600, -1]
     with pytest.raises(InputError, match="missing column 'started_at'"):
         run_import(tmp_path, jobs=write_csv(tmp_path / "j.csv", jobs.drop(columns="started_at")), out="other")
 

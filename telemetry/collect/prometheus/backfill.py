@@ -44,6 +44,8 @@ MAX_SAMPLES: Final = 2_500_000
 MIN_SPAN_MS: Final = 60_000
 """A span of at most this length is not halved."""
 
+_LOOK_MS: Final = 1_800_000
+
 _PAST_END_MS: Final = 1
 # VictoriaMetrics leaves out a block of samples that begins at the very instant a query ends, so the end is put past it.
 
@@ -115,6 +117,28 @@ def backfill(
     with Outbox(landing, f"prometheus-{job}") as outbox:
         run = _Run(plan, landing, catalogue, matchers, job, outbox, Progress(**outbox.position), client)
         return asyncio.run(run.fetch_all(span, progress))
+
+
+def outlook(
+    connection: Connection, plan: BackfillPlan, *, channels: Mapping[str, Channel], mapping: SourceMapping | None = None
+) -> tuple[int, int]:
+    """Look at the newest half hour of a plan, and keep nothing: give its GPUs, and about how many samples it has."""
+    matchers, whole = check_match(plan.match), plan.span(datetime.now(UTC))
+    newest = Span(max(whole.after_ms, whole.until_ms - _LOOK_MS), whole.until_ms)
+    catalogue = SeriesCatalogue(channels, mapping)
+    samples = SpanSamples(catalogue, None, {})
+
+    async def look() -> None:
+        async with PrometheusClient(
+            connection, bounds=Bounds(), concurrency=1, allow_partial=plan.allow_partial
+        ) as client:
+            for metric in await find_metrics(client, catalogue, matchers, whole):
+                query = f"{selector(metric, [matchers])}[{newest.length_ms + _PAST_END_MS}ms]"
+                samples.take(await client.samples(query, newest.until_ms + _PAST_END_MS), newest)
+
+    asyncio.run(look())
+    gpus = {(series.node, series.gpu) for series in samples.numbers if isinstance(series, Series)}
+    return len(gpus), samples.count * whole.length_ms // newest.length_ms
 
 
 @dataclass(slots=True)

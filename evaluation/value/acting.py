@@ -1,0 +1,325 @@
+"""What the controller would have done in a fleet's past: :func:`policy.decide.decide` on what was known then.
+
+Tiers, hysteresis, hard rules, stages, budgets, rate limits, the breaker and the worth of a drain are the controller's
+own. Simulated is the cluster: marks stand at once, jobs write their checkpoint and go, and nodes fail as they failed.
+"""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final, Literal
+
+import numpy as np
+import pandas as pd
+
+from evaluation.value.load import Placements
+from features.times import NEVER, duration_ms, instant_ms, milliseconds
+from policy.assess import KINDS, RULES, reported
+from policy.config import PolicyConfig
+from policy.decide import carried_out, decide
+from policy.episodes import Bools, Ints
+from policy.fleet import NO_MARKS, Fact, JobView, Level, NodeView, Score, Signals, UnitView
+from policy.plan import Plan, PolicyState
+from policy.stages import Stage, StagesConfig
+
+Diagnostic = Literal["none", "blind", "perfect"]
+"""What follows on an emptied node. ``blind``: it finds nothing, and the node comes back. ``perfect``: it finds whatever
+is broken or will fail within reach."""
+
+LEAVE: Final = timedelta(minutes=1)
+"""From an eviction until the job is gone; assumption."""
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MINUTE_MS: Final = 60_000
+_AGAIN_MS: Final = duration_ms(timedelta(hours=12))
+_RETRY_MS: Final = duration_ms(timedelta(days=1))
+"""Defaults of the controller's diagnostics: for so long after one that passed jobs are not moved again unless a rule
+asks for it, and after one that failed it is run again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """A fleet while it was scored.
+
+    ``nodes``: without units, jobs and marks; other fields hold positions in it.
+    ``stays``: of each node, its units with begin and end of their time there.
+    ``gpus``: GPUs of each node; shape (nodes,).
+    ``failed``, ``unit``, ``at``, ``until``: node, unit (empty: the whole node), begin and end of each failure, ordered
+    by time; a node is down in between; shape (failures,).
+    ``begin``, ``end``: in milliseconds, as all times.
+    """
+
+    nodes: tuple[NodeView, ...]
+    stays: tuple[tuple[tuple[str, int, int], ...], ...]
+    gpus: Ints
+    failed: Ints
+    unit: tuple[str, ...]
+    at: Ints
+    until: Ints
+    begin: int
+    end: int
+
+    @classmethod
+    def of(cls, inventory: pd.DataFrame, failures: pd.DataFrame, begin: int, end: int) -> Fleet:
+        """Take a fleet from its tables; ``failures``: ``gpu``, ``node``, ``start``, ``end`` (null: not over)."""
+        known = inventory.astype(object).where(inventory.notna(), None)
+        since, until = milliseconds(inventory["installed_at"]), milliseconds(inventory["removed_at"])
+        nodes: dict[str, NodeView] = {}
+        stays: defaultdict[str, list[tuple[str, int, int]]] = defaultdict(list)
+        domains = [known[name] if name in known else [None] * len(known) for name in _PLACE]
+        for node, gpu, first, last, *place in zip(known["node"], known["gpu"], since, until, *domains, strict=True):
+            if first < end and last > begin:
+                cluster, group, rack, domain = place
+                nodes[node] = NodeView(node, cluster or "cluster", group or "all", rack, domain)
+                stays[node].append((gpu or node, int(first), int(last)))
+        names = sorted(nodes)
+        most = [max(sum(a <= since < b for _, a, b in stays[name]) for _, since, _ in stays[name]) for name in names]
+        place, at = pd.Index(names).get_indexer(failures["node"].astype("str")), milliseconds(failures["start"])
+        chosen = np.flatnonzero((place >= 0) & (at < end) & (milliseconds(failures["end"]) > begin))
+        chosen = chosen[np.argsort(at[chosen], kind="stable")]
+        return cls(
+            tuple(nodes[name] for name in names), tuple(tuple(stays[name]) for name in names),
+            np.array(most, dtype=np.int64), place[chosen].astype(np.int64),
+            tuple(failures["gpu"].astype(object).where(failures["gpu"].notna(), "").iloc[chosen]),
+            at[chosen], np.minimum(milliseconds(failures["end"]), end)[chosen], begin, end,
+        )  # fmt: skip
+
+    @property
+    def names(self) -> pd.Index:
+        """The nodes' names."""
+        return pd.Index([node.name for node in self.nodes])
+
+    def stage(self, policy: PolicyConfig, stage: Stage) -> PolicyConfig:
+        """Give settings with every group in a stage, as if it had earned that."""
+        return replace(policy, stages=StagesConfig(pinned={node.group_key: stage for node in self.nodes}))
+
+
+_PLACE: Final = ("cluster", "group", "rack", "nvlink_domain")
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """The scores of a decision time: when they are there (milliseconds), by unit, and when their model was fitted."""
+
+    at: int
+    units: Mapping[str, UnitView]
+    fitted_at: datetime
+
+
+def readings(
+    predictions: pd.DataFrame, folds: pd.DataFrame, *, delay: timedelta, lasts: timedelta
+) -> tuple[Reading, ...]:
+    """Give what a controller would have read.
+
+    ``predictions``: of one model: ``decision_time``, ``unit``, ``risk``, ``fold``; ``folds``: ``fold``, ``refit_at``.
+    ``delay``: from a decision time until its scores are there; ``lasts``: until they expire.
+    """
+    fitted = dict(zip(folds["fold"], milliseconds(folds["refit_at"]).tolist(), strict=True))
+    made = []
+    for time, rows in predictions.groupby(milliseconds(predictions["decision_time"])):
+        at = _at(int(time))
+        pairs = zip(rows["unit"].astype("str"), rows["risk"].tolist(), strict=True)
+        units = {
+            name: UnitView(name, Score(risk if np.isfinite(risk) else None, at, at + lasts)) for name, risk in pairs
+        }
+        made.append(Reading(int(time) + duration_ms(delay), units, _at(fitted[rows["fold"].iloc[0]])))
+    return tuple(made)
+
+
+def rule_events(events: pd.DataFrame) -> list[dict[Any, Any]]:
+    """Give the events that hard rules go by, in the order in which they were known."""
+    code = events["code"].astype("str").str.strip()
+    named = (events["type"] != "xid") | ("xid " + code).isin([rule.fact for rule in RULES]) | (code == "154")
+    used = events[(named & events["type"].isin(KINDS) & events["gpu"].notna()).to_numpy()].sort_values("known_at")
+    return used.astype(object).where(used.notna(), None).to_dict("records")
+
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """Times in which nodes are kept from new jobs; all of shape (marks,).
+
+    ``drained``: when the running jobs were asked to go; :data:`features.times.NEVER`: they stay.
+    ``found``: a diagnostic found what would fail.
+    ``refused``: nodes that budgets kept in service, each once an episode.
+    """
+
+    node: Ints
+    at: Ints
+    until: Ints
+    drained: Ints
+    found: Bools
+    refused: int = 0
+
+    @classmethod
+    def of(cls, rows: Iterable[list[int]], refused: int = 0) -> Marks:
+        """Take rows of these."""
+        node, at, until, drained, found = np.array(sorted(rows), dtype=np.int64).reshape(-1, 5).T
+        return cls(node, at, until, drained, found.astype(np.bool_), refused)
+
+
+NOBODY: Final = Marks.of(())
+
+
+@dataclass
+class Controlled:
+    """A fleet under the controller.
+
+    ``events``: as :func:`rule_events` gives them; ``jobs``: what runs, which a drain's worth depends on.
+    ``reach``: within which a perfect diagnostic sees a failure coming.
+    ``least``: the lowest level that counts as a mark.
+    """
+
+    fleet: Fleet
+    scores: Sequence[Reading]
+    events: Sequence[Mapping[str, Any]]
+    jobs: Placements
+    policy: PolicyConfig
+    reach: timedelta
+    diagnostic: Diagnostic = "none"
+    least: Level = Level.TAINTED
+
+    def __post_init__(self) -> None:
+        self._place = {node.name: place for place, node in enumerate(self.fleet.nodes)}
+        self._state = PolicyState()
+        self._stands = [NO_MARKS] * len(self.fleet.nodes)
+        self._rows: list[list[int]] = []
+        self._open: dict[int, list[int]] = {}  # the marks that stand, by node
+        self._left = np.full(len(self.jobs.node), NEVER)  # when a job is not on its node any more
+        self._due: dict[int, int] = {}  # when a drained node's jobs are asked to go
+        self._tests: dict[int, int] = {}  # when a diagnostic ends
+        self._passed: dict[int, int] = {}
+        self._void: dict[str, datetime] = {}
+        self._sick: dict[str, Fact] = {}
+        self._views: dict[int, JobView] = {}
+        self._refused: set[tuple[str, datetime | None]] = set()
+        self._known = [instant_ms(event["known_at"]) for event in self.events]
+        self._todo = sorted({*(reading.at for reading in self.scores), *self._known, *self.fleet.until.tolist()})
+        self._now = self.fleet.begin
+
+    def marks(self) -> Marks:
+        """Let it act, and give what it marked."""
+        while self._todo:
+            at = heapq.heappop(self._todo)
+            if self._now < at < self.fleet.end:
+                self._round(at)
+        for row in self._rows:
+            row[2] = min(row[2], self.fleet.end)
+        return Marks.of(self._rows, len(self._refused))
+
+    def _round(self, at: int) -> None:
+        hard = np.array([marks.level >= self.least for marks in self._stands])
+        begun = (self.jobs.start > self._now) & (self.jobs.start <= at) & hard[self.jobs.node]
+        self._left[begun] = self.jobs.start[begun]  # it runs elsewhere
+        self._now, now = at, _at(at)
+        for node in [node for node, ends in self._tests.items() if ends < at]:
+            self._tested(node)
+        newest = self.scores[max(bisect_right(self.scores, at, key=lambda reading: reading.at) - 1, 0)]
+        signals = Signals(read_at=now, model_fitted_at=newest.fitted_at)
+        plan = decide(self._fleet_at(at, now, newest), self._state, signals, self.policy, now)
+        self._refused |= {(name, plan.state.nodes[name].episode) for name in plan.over_budget}
+        self._state = carried_out(plan.state, plan.actions)
+        for action in plan.actions:
+            place = self._place[action.node]
+            self._stands[place] = action.after(self._stands[place], now)
+        for place in sorted({self._place[action.node] for action in plan.actions} | self._open.keys()):
+            self._follow(place, plan)
+
+    def _follow(self, place: int, plan: Plan) -> None:
+        """Take note of the marks that stand on a node now."""
+        level = self._stands[place].level
+        if level is not Level.DRAINED:
+            self._due.pop(place, None)
+            self._tests.pop(place, None)
+        if level < self.least:
+            if place in self._open:
+                self._open.pop(place)[2] = self._now
+                heapq.heappush(self._todo, self._now + _MINUTE_MS)  # there is room for another now
+            return
+        if place not in self._open:
+            self._open[place] = [place, self._now, NEVER, NEVER, 0]
+            self._rows.append(self._open[place])
+        decision = plan.nodes[self.fleet.nodes[place].name]
+        if level is Level.DRAINED and self._open[place][3] == NEVER and decision.target is Level.DRAINED:
+            waits = 0 if decision.rules else self._passed.get(place, -_AGAIN_MS) + _AGAIN_MS
+            self._due.setdefault(place, max(self._now, waits))
+            heapq.heappush(self._todo, self._due[place])
+        if self._due.get(place, NEVER) <= self._now:
+            self._empty(place)
+
+    def _empty(self, place: int) -> None:
+        at = self._due.pop(place)
+        costs, self._open[place][3] = self.policy.cost_benefit, at
+        gone, moved = evicted(self.jobs, place, at, self._left, costs.checkpoint)
+        self._left[moved] = gone
+        if self.diagnostic != "none":
+            self._test(place, int(gone.max(initial=at)) + duration_ms(costs.verify))
+
+    def _test(self, place: int, ends: int) -> None:
+        self._tests[place] = ends
+        heapq.heappush(self._todo, ends + _MINUTE_MS)
+
+    def _tested(self, place: int) -> None:
+        fleet, ends = self.fleet, self._tests.pop(place)
+        units = [unit for unit, since, until in fleet.stays[place] if since <= ends < until]
+        ahead = (fleet.failed == place) & (fleet.at <= ends + duration_ms(self.reach)) & (ends < fleet.until)
+        if self.diagnostic == "blind" or not ahead.any():
+            self._passed[place] = ends
+            self._void |= dict.fromkeys(units, _at(ends))
+            return
+        self._open[place][4] |= int((fleet.at[ahead] > self._open[place][1]).any())
+        named = {fleet.unit[failure] for failure in np.flatnonzero(ahead)}
+        self._sick |= dict.fromkeys(units if "" in named else named, Fact("diagnostic_failed", _at(ends)))
+        self._test(place, ends + _RETRY_MS + duration_ms(self.policy.cost_benefit.verify))
+
+    def _fleet_at(self, at: int, now: datetime, newest: Reading) -> list[NodeView]:
+        said = reported(self.events[: bisect_right(self._known, at)], now)
+        down = set(self.fleet.failed[(self.fleet.at <= at) & (at < self.fleet.until)].tolist())
+        running: defaultdict[int, list[JobView]] = defaultdict(list)
+        for entry in np.flatnonzero((self.jobs.start <= at) & (self.jobs.end >= at) & (self._left > at)).tolist():
+            running[int(self.jobs.node[entry])].append(self._view(entry))
+        views = []
+        for place, (node, stays) in enumerate(zip(self.fleet.nodes, self.fleet.stays, strict=True)):
+            units = tuple(
+                self._unit(newest.units.get(name) or UnitView(name), said.get(name))
+                for name, since, until in stays
+                if since <= at < until
+            )
+            jobs, marks = tuple(running.get(place, ())), self._stands[place]
+            views.append(replace(node, units=units, jobs=jobs, marks=marks, down=place in down))
+        return views
+
+    def _unit(self, scored: UnitView, said: tuple[tuple[Fact, ...], datetime | None] | None) -> UnitView:
+        void, sick = self._void.get(scored.name), self._sick.get(scored.name)
+        if said is None and void is None and sick is None:
+            return scored
+        facts, repaired = said or ((), None)
+        since = max((time for time in (void, repaired) if time is not None), default=None)
+        return UnitView(scored.name, scored.score, (*facts, *(() if sick is None else (sick,))), since)
+
+    def _view(self, entry: int) -> JobView:
+        """Show a job as a scheduler does, which knows neither its end nor its last checkpoint."""
+        if entry not in self._views:
+            job, size, start, every = (getattr(self.jobs, name)[entry] for name in ("job", "size", "start", "every"))
+            self._views[entry] = JobView(f"job-{job}", int(size), _at(int(start)), can_checkpoint=bool(every))
+        return self._views[entry]
+
+
+def evicted(jobs: Placements, node: int, at: int, left: Ints, checkpoint: timedelta) -> tuple[Ints, Ints]:
+    """Give when jobs of a node that is emptied at a time are gone, and which: those that run on until then.
+
+    ``left``: when jobs have left their node; shape (entries,).
+    """
+    entry = np.arange(*np.searchsorted(jobs.node, (node, node + 1)))
+    entry = entry[(jobs.start[entry] <= at) & (left[entry] > at)]
+    writes = at + np.where(jobs.every[entry] > 0, duration_ms(checkpoint), 0)
+    stays = jobs.end[entry] > writes
+    return writes[stays] + duration_ms(LEAVE), entry[stays]
+
+
+def _at(ms: int) -> datetime:
+    return _EPOCH + timedelta(milliseconds=ms)

@@ -1,0 +1,160 @@
+"""The jobs of a fleet: those of its own table, or a generated load with the shape of a real cluster's."""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Final
+
+import numpy as np
+import pandas as pd
+
+from features.times import NEVER, coded, duration_ms, milliseconds
+from policy.episodes import Floats, Ints
+
+HOUR_MS: Final = 3_600_000
+_LATE_MS: Final = HOUR_MS
+"""A job that its node's failure ended may have ended this long before the failure was logged."""
+
+UTILIZATION: Final = 0.9
+"""Share of the fleet's GPU-hours that a generated load asks for; assumption."""
+
+_AT: Final = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 0.999)
+_SHAPE: Final = (
+    (1, 0.9317, (0.00028, 0.017, 0.034, 0.31, 0.75, 2.4, 5.3, 38.0, 240.0)),
+    (2, 0.0221, (0.00056, 0.0031, 0.0044, 0.0058, 0.021, 20.0, 55.0, 150.0, 410.0)),
+    (4, 0.0227, (0.00083, 0.038, 0.21, 4.8, 25.0, 51.0, 76.0, 250.0, 680.0)),
+    (8, 0.0200, (0.00028, 0.06, 0.52, 6.6, 48.0, 98.0, 150.0, 290.0, 740.0)),
+    (16, 0.0025, (0.00056, 0.017, 0.11, 10.0, 45.0, 94.0, 140.0, 320.0, 460.0)),
+    (32, 0.00091, (0.00028, 0.092, 0.24, 1.0, 14.0, 17.0, 21.0, 40.0, 57.0)),
+    (128, 0.00009, (0.00028, 0.092, 0.24, 1.0, 14.0, 17.0, 21.0, 40.0, 57.0)),
+)
+"""GPUs of a gang, share of all jobs, and hours at the quantiles :data:`_AT`. Rounded from the 82,247 jobs of the trace
+of Microsoft's Philly cluster, September to December 2017 (Jeon et al., USENIX ATC 2019; msr-fiddle/philly-traces,
+CC-BY-4.0), sizes grouped to the next power of two, those from 17 GPUs on together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placements:
+    """Jobs on nodes, one entry a job and node, ordered by node and start. All arrays have shape (n,).
+
+    ``job``, ``node``: positions.
+    ``gpus``: GPUs of the job on that node; ``size``: on all its nodes, for all of them stop when one does.
+    ``start``, ``end``: milliseconds since the epoch.
+    ``every``: how often the job writes a checkpoint, in milliseconds; 0: it loses no work.
+    ``saved``: its last checkpoint before ``end``; -1: not known.
+    """
+
+    job: Ints
+    node: Ints
+    gpus: Ints
+    start: Ints
+    end: Ints
+    every: Ints
+    saved: Ints
+    size: Floats
+
+    @classmethod
+    def ordered(
+        cls, job: Ints, node: Ints, gpus: Ints, start: Ints, end: Ints, every: Ints | int, saved: Ints | int = -1
+    ) -> Placements:
+        """Build from entries in any order."""
+        order = np.lexsort((start, node))
+        size = np.bincount(job, weights=gpus)[job[order]].astype(np.float64)
+        told, kept = np.broadcast_to(every, job.shape), np.broadcast_to(saved, job.shape)
+        return cls(job[order], node[order], gpus[order], start[order], end[order], told[order], kept[order], size)
+
+    def unsaved(self, entry: Ints, at: int) -> Ints:
+        """Give the milliseconds of work that jobs lose when they are hit.
+
+        The last checkpoint counts where it is known of a job that ended then; else the interval.
+        """
+        start, every, saved = self.start[entry], self.every[entry], self.saved[entry]
+        known = (saved >= start) & (saved <= at) & (self.end[entry] <= at + _LATE_MS)
+        return np.where(every > 0, np.where(known, at - saved, (at - start) % np.maximum(every, 1)), 0)
+
+
+def jobs_of_table(jobs: pd.DataFrame, nodes: pd.Index, gpus: Ints, end: int, checkpoint_every: timedelta) -> Placements:
+    """Read the jobs of a dataset's own table.
+
+    ``nodes``, ``gpus``: the fleet's nodes and their numbers of GPUs; jobs elsewhere are left out.
+    ``end``: until when a job without an end runs.
+    ``checkpoint_every``: of jobs of which the table does not tell (``checkpoint_every_s``).
+    """
+    place = nodes.get_indexer(jobs["node"].astype("str"))
+    jobs, place = jobs[place >= 0], place[place >= 0].astype(np.int64)
+    on_node = jobs["gpus"].to_numpy(dtype=np.float64, na_value=np.nan)
+    whole = np.where(jobs["gpu"].notna().to_numpy(), 1.0, gpus[place].astype(np.float64))
+    held = np.where(np.isnan(on_node), whole, on_node).astype(np.int64)
+    hit = jobs["outcome"].astype("str").str.lower().eq("node_fail").to_numpy()
+    every = np.full(len(jobs), checkpoint_every.total_seconds())
+    if "checkpoint_every_s" in jobs:
+        told = jobs["checkpoint_every_s"].to_numpy(dtype=np.float64, na_value=np.nan)
+        every = np.where(told >= 0, told, every)
+    saved = milliseconds(jobs["checkpointed_at"])
+    return Placements.ordered(
+        coded(jobs["job"].astype("str"))[0].astype(np.int64), place, np.minimum(held, gpus[place]),
+        milliseconds(jobs["started_at"]), np.minimum(milliseconds(jobs["ended_at"]), end) + _LATE_MS * hit,
+        (every * 1000).astype(np.int64), np.where(saved == NEVER, -1, saved),
+    )  # fmt: skip
+
+
+def generated_load(gpus: Ints, begin: int, end: int, seed: int, checkpoint_every: timedelta) -> Placements:
+    """Generate a load and pack it on a fleet first fit.
+
+    ``gpus``: GPUs of each node.
+    """
+    rng = np.random.default_rng(seed)
+    sizes, shares = np.array([row[0] for row in _SHAPE]), np.array([row[1] for row in _SHAPE])
+    total, span = int(gpus.sum()), end - begin
+    hours = np.array([_hours_of(row[2], (np.arange(1000) + 0.5) / 1000).mean() for row in _SHAPE])
+    held = np.minimum(sizes, total)
+    wanted = UTILIZATION * total * span / HOUR_MS
+    count = max(1, round(wanted / float((shares * held * hours).sum() / shares.sum())))
+    kind = rng.choice(len(sizes), count, p=shares / shares.sum())
+    lasts = np.empty(count)
+    for number, row in enumerate(_SHAPE):
+        mine = kind == number
+        lasts[mine] = _hours_of(row[2], rng.random(int(mine.sum())))
+    arrival = np.sort(rng.integers(begin, end, count))
+    long = np.maximum(1, (lasts * HOUR_MS)).astype(np.int64)
+    return first_fit(gpus, held[kind], arrival, long, end, duration_ms(checkpoint_every))
+
+
+def _hours_of(quantiles: tuple[float, ...], at: Floats) -> Floats:
+    """Interpolate between the logarithms of quantiles."""
+    return np.asarray(np.exp(np.interp(at * _AT[-1], _AT, np.log(np.maximum(quantiles, 1 / 60)))))
+
+
+def first_fit(gpus: Ints, size: Ints, arrival: Ints, lasts: Ints, end: int, every: int) -> Placements:
+    """Schedule gangs in the order of their arrival, each on the first nodes that it fits on, none ahead of another.
+
+    ``gpus``: GPUs of each node. A job that fits on one node has all its GPUs there; a larger one takes whole nodes.
+    ``size``: at most the fleet's GPUs; ``arrival``: ascending; ``lasts``, ``end``, ``every``: milliseconds.
+    Returns: the jobs that start before ``end``; a gang starts on all its nodes at the same time.
+    """
+    free, largest, now = gpus.copy(), int(gpus.max()), 0
+    rows: list[tuple[int, int, int, int, int]] = []
+    running: list[tuple[int, int, int]] = []
+    for job, (wanted, came, long) in enumerate(zip(size.tolist(), arrival.tolist(), lasts.tolist(), strict=True)):
+        now = max(now, came)
+        while True:
+            while running and running[0][0] <= now:
+                _, node, held = heapq.heappop(running)
+                free[node] += held
+            fits = free >= wanted if wanted <= largest else free == gpus
+            taken = np.flatnonzero(fits)
+            left = np.minimum(gpus[taken], wanted) if wanted <= largest else gpus[taken]
+            needed = int(np.searchsorted(np.cumsum(left), wanted)) + 1
+            if needed <= len(taken):
+                break
+            now = running[0][0]
+        if now >= end:
+            break
+        for node, held in zip(taken[:needed].tolist(), left[:needed].tolist(), strict=True):
+            free[node] -= held
+            rows.append((job, node, held, now, now + long))
+            heapq.heappush(running, (now + long, node, held))
+    columns = np.array(rows, dtype=np.int64).reshape(-1, 5).T
+    return Placements.ordered(columns[0], columns[1], columns[2], columns[3], columns[4], every)

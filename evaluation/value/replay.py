@@ -1,0 +1,159 @@
+"""Marks counted against a fleet's failures and jobs, in GPU-hours, with intervals by node.
+
+Jobs stand where they stood. One that is moved, or would have started on a node that is kept out, runs on a spare node
+that does not fail. Failures come as they came. A GPU's failure hits each job of its node with the probability that the
+job had that GPU; what it costs is the mean over these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+import numpy as np
+
+from evaluation.metrics.bootstrap import Interval, interval, resample_units
+from evaluation.value.acting import LEAVE, Fleet, Marks, evicted
+from evaluation.value.load import HOUR_MS, Placements
+from features.times import NEVER, duration_ms
+from policy.cost_benefit import CostBenefitConfig, Costs
+from policy.episodes import Bools, Floats, Ints
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a policy came to.
+
+    ``drains``, ``known``, ``right``: marks, those of nodes that had not failed and of known outcome, and those of them
+    that a failure followed in time.
+    ``caught``: failures that a mark came before, early enough.
+    ``hit``: GPU-hours lost in jobs that failures hit, restarts included; shape (loads, nodes).
+    ``hits``, ``moved``: jobs that failures hit, by their share of the node, and jobs that were moved; means over loads.
+    ``spent``: GPU-hours of checkpoints and restarts of moved jobs, shape (loads, nodes); ``idle``: of sound nodes kept
+    out, likewise.
+    ``repaired``: GPU-hours that planned repairs are shorter than unplanned ones; shape (nodes,).
+    """
+
+    drains: int
+    known: int
+    right: int
+    caught: int
+    hits: float
+    moved: float
+    hit: Floats
+    spent: Floats
+    idle: Floats
+    repaired: Floats
+
+
+def replay(
+    fleet: Fleet, loads: Sequence[Placements], marks: Marks, costs: CostBenefitConfig, *, reach: timedelta
+) -> Outcome:
+    """Count what comes of marking nodes.
+
+    ``loads``: the fleet's own jobs, or several generated loads, which are averaged.
+    ``reach``: a mark is right if its node fails within it.
+    """
+    within, ready = duration_ms(reach), duration_ms(costs.checkpoint + LEAVE)
+    same = fleet.failed == marks.node[:, None]
+    began = marks.at[:, None]
+    sound = ~(same & (fleet.at <= began) & (fleet.until > began)).any(axis=1)
+    right = sound & (same & (fleet.at > began) & (fleet.at <= began + within)).any(axis=1)
+    early = marks.at + np.where(marks.drained < NEVER, np.minimum(marks.drained, marks.until) - marks.at + ready, 0)
+    caught = (same & (fleet.at >= early[:, None]) & (fleet.at < marks.until[:, None])).any(axis=0)
+    planned = np.bincount(marks.node[marks.found], minlength=len(fleet.nodes))
+    shorter = (costs.unplanned_repair - costs.planned_repair) / timedelta(hours=1)
+    counted = [_counted(fleet, jobs, marks, costs) for jobs in loads]
+    known = right | (sound & (marks.at + within <= fleet.end))
+    hits, moved, hit, spent, idle = (np.stack(values) for values in zip(*counted, strict=True))
+    return Outcome(
+        len(marks.at), int(known.sum()), int(right.sum()), int(caught.sum()),
+        float(hits.mean()), float(moved.mean()), hit, spent, idle, (fleet.gpus * planned).astype(np.float64) * shorter,
+    )  # fmt: skip
+
+
+def _counted(
+    fleet: Fleet, jobs: Placements, marks: Marks, costs: CostBenefitConfig
+) -> tuple[float, float, Floats, Floats, Floats]:
+    """Count jobs hit and moved, and by node GPU-hours lost, spent and idle, under one load."""
+    restart, checkpoint = duration_ms(costs.restart), duration_ms(costs.checkpoint)
+    bounds, size = np.searchsorted(jobs.node, np.arange(len(fleet.nodes) + 1)), jobs.size
+    left, moved = _left(jobs, marks, costs.checkpoint)
+    hits, hit, idle = 0.0, np.zeros(len(fleet.nodes)), np.zeros(len(fleet.nodes))
+    for node, at, unit in zip(fleet.failed, fleet.at, fleet.unit, strict=True):
+        if at < fleet.begin:
+            continue
+        entry = np.arange(bounds[node], bounds[node + 1])
+        met = entry[(jobs.start[entry] <= at) & (jobs.end[entry] >= at) & (left[entry] > at)]
+        share = jobs.gpus[met] / fleet.gpus[node] if unit else np.ones(len(met))
+        hits += float(share.sum())
+        hit[node] += float((share * size[met] * (jobs.unsaved(met, at) + restart)).sum()) / HOUR_MS
+    moves = size * np.where(moved, restart + np.where(jobs.every > 0, checkpoint, 0), 0) / HOUR_MS
+    spent = np.bincount(jobs.node, weights=moves, minlength=len(fleet.nodes))
+    tested = np.minimum(marks.drained, NEVER // 2) + duration_ms(costs.checkpoint + LEAVE + costs.verify)
+    # what is found to be broken goes straight into its repair
+    until = np.minimum(marks.until, np.where(marks.found, tested, NEVER))
+    for node, begin, end in zip(marks.node, marks.at, until, strict=True):
+        mine = slice(bounds[node], bounds[node + 1])
+        stays = np.minimum(jobs.end[mine], left[mine])
+        for sound, over in _sound(fleet, int(node), int(begin), int(end)):
+            busy = np.clip(stays, sound, over) - np.clip(jobs.start[mine], sound, over)
+            idle[node] += max(float(fleet.gpus[node] * (over - sound)) - float(jobs.gpus[mine] @ busy), 0) / HOUR_MS
+    return hits, float(moved.sum()), hit, np.asarray(spent, dtype=np.float64), idle
+
+
+def _left(jobs: Placements, marks: Marks, checkpoint: timedelta) -> tuple[Ints, Bools]:
+    """Give when each job is not on its node any more for marks, and which jobs were moved."""
+    left, moved = np.full(len(jobs.node), NEVER), np.zeros(len(jobs.node), dtype=np.bool_)
+    for node, at, until, drained in zip(marks.node, marks.at, marks.until, marks.drained, strict=True):
+        entry = np.arange(*np.searchsorted(jobs.node, (node, node + 1)))
+        begun = entry[(jobs.start[entry] > at) & (jobs.start[entry] <= until)]
+        left[begun] = np.minimum(left[begun], jobs.start[begun])  # it runs elsewhere
+        if drained < until:
+            gone, out = evicted(jobs, int(node), int(drained), left, checkpoint)
+            left[out], moved[out] = gone, True
+    return left, moved
+
+
+def _sound(fleet: Fleet, node: int, begin: int, end: int) -> list[tuple[int, int]]:
+    """Give the parts of a time in which a node is not down."""
+    parts = []
+    for at, until in [*zip(fleet.at[fleet.failed == node], fleet.until[fleet.failed == node], strict=True), (end, end)]:
+        if begin < min(at, end):
+            parts.append((begin, min(int(at), end)))
+        begin = max(begin, int(until))
+    return parts
+
+
+def net_interval(nobody: Outcome, acted: Outcome, *, replicates: int, seed: int) -> tuple[float, Interval]:
+    """Give the GPU-hours that a policy saves, net of what it spends, with a bootstrap interval by node and load."""
+    net = nobody.hit - acted.hit - acted.spent - acted.idle + acted.repaired
+    weights = resample_units(net.shape[1], replicates, seed)
+    load = np.arange(replicates) % len(net)
+    return float(net.sum(axis=1).mean()), interval(np.einsum("rn,rn->r", weights, net[load]))
+
+
+def break_even(fleet: Fleet, loads: Sequence[Placements], costs: CostBenefitConfig) -> Costs | None:
+    """Give what a drain of the mean node costs and saves, as the controller weighs it.
+
+    See :func:`policy.cost_benefit.worth_of`. None: with such jobs no drain is ever worth it.
+    """
+    hours = np.mean([_mean_load(fleet, jobs, costs) for jobs in loads], axis=0)
+    stop, fail = (float(value) for value in hours)
+    verify, planned, unplanned = (
+        float(fleet.gpus.mean()) * (time / timedelta(hours=1))
+        for time in (costs.verify, costs.planned_repair, costs.unplanned_repair)
+    )
+    if unplanned + fail <= stop + planned:
+        return None
+    return Costs(stop + verify, unplanned, lost_job=fail, needed_drain=stop + planned)
+
+
+def _mean_load(fleet: Fleet, jobs: Placements, costs: CostBenefitConfig) -> Floats:
+    """Give the GPU-hours that stopping a node's jobs costs, and that a failure of one of its GPUs does."""
+    lasted = np.maximum(np.minimum(jobs.end, fleet.end) - np.maximum(jobs.start, fleet.begin), 0)
+    busy = jobs.size * lasted / (len(fleet.nodes) * (fleet.end - fleet.begin))
+    stop = (costs.checkpoint + costs.restart) / timedelta(hours=1)
+    fail = jobs.every / 2 / HOUR_MS + costs.restart / timedelta(hours=1)
+    return np.array([float(busy.sum()) * stop, float((busy * fail * jobs.gpus / fleet.gpus[jobs.node]).sum())])

@@ -1,0 +1,181 @@
+"""``predrain assess``: whether a fleet's failures are predictable, and what acting on risks would have saved it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack, redirect_stdout
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from predrain.collect.prometheus import collect_prometheus
+from predrain.console import print_json, progress
+from predrain.import_files import import_files
+from predrain.options import (
+    DATASET_HELP,
+    BasicAuthOption,
+    BearerTokenOption,
+    CaFileOption,
+    ClientCertOption,
+    ClientKeyOption,
+    HeaderOption,
+    JsonOption,
+    ParamsOption,
+    SkipVerifyOption,
+    duration_option,
+    params_files,
+    read_params,
+    read_place,
+)
+
+if TYPE_CHECKING:
+    from pipeline.params import Params
+    from telemetry.http import Connection
+
+
+def assess(
+    dataset: Annotated[str | None, typer.Option(help=DATASET_HELP)] = None,
+    samples: Annotated[
+        list[Path] | None, typer.Option(help="Instead of a dataset: samples, as `predrain import` takes them.")
+    ] = None,
+    prometheus: Annotated[
+        str | None, typer.Option(help="Instead of a dataset: address of a Prometheus, Thanos or VictoriaMetrics.")
+    ] = None,
+    since: Annotated[str, typer.Option(help="With --prometheus: how much history is fetched.")] = "90d",
+    inventory: Annotated[
+        Path | None, typer.Option(help="Who was where, when: Parquet or CSV.  Files without a Prometheus need it.")
+    ] = None,
+    events: Annotated[list[Path] | None, typer.Option(help="Tickets and other events: Parquet or CSV.")] = None,
+    kernel_log: Annotated[list[Path] | None, typer.Option(help="Kernel logs (.log, .txt, .jsonl).")] = None,
+    jobs: Annotated[Path | None, typer.Option(help="What ran where: Parquet or CSV.")] = None,
+    mapping: Annotated[
+        Path | None, typer.Option(help="YAML file that maps your columns (of a Prometheus: metrics), units and zone.")
+    ] = None,
+    checkpoint_every: Annotated[
+        str, typer.Option(help="How often a job writes a checkpoint, where its table does not tell.")
+    ] = "1h",
+    bearer_token_file: BearerTokenOption = None,
+    basic_auth_file: BasicAuthOption = None,
+    ca_file: CaFileOption = None,
+    client_cert: ClientCertOption = None,
+    client_key: ClientKeyOption = None,
+    insecure_skip_verify: SkipVerifyOption = False,
+    header: HeaderOption = None,
+    out: Annotated[Path, typer.Option(help="Folder of all that is written.")] = Path("assessment"),
+    params: ParamsOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Answer whether failures are predictable here, and what predrain would have saved. Reads, and acts on nothing.
+
+    Example: predrain assess --dataset fleet
+    """
+    files = bool(samples or (inventory and prometheus is None))
+    if sum((dataset is not None, prometheus is not None, files)) != 1:
+        raise typer.BadParameter("give one of --dataset, --prometheus, and --samples with --inventory")
+    logs = [*(events or ()), *(kernel_log or ())]
+    if dataset is not None and (logs or jobs or inventory or mapping):
+        raise typer.BadParameter("files go with --samples or --prometheus; a dataset has its own")
+    if files and inventory is None:
+        raise typer.BadParameter("who was where must be known: give --inventory", param_hint="--samples")
+    from pipeline.assessment import assess_fleet
+    from policy.cost_benefit import CostBenefitConfig
+    from telemetry.dataset.store import Dataset
+    from telemetry.http import connect_to
+    from telemetry.importing.importer import expected_rows
+    from telemetry.importing.reading import expand_sources
+
+    every = duration_option(checkpoint_every, "--checkpoint-every")
+    if not every:
+        raise typer.BadParameter("give more than 0", param_hint="--checkpoint-every")
+    loaded = read_params(params)
+    made = out / "dataset"
+    if prometheus is not None:
+        access: dict[str, Any] = {
+            "bearer_token_file": bearer_token_file,
+            "basic_auth_file": basic_auth_file,
+            "ca_file": ca_file,
+            "client_cert": client_cert,
+            "client_key": client_key,
+            "insecure_skip_verify": insecure_skip_verify,
+        }
+        connection = connect_to(prometheus, option="--prometheus", headers=header or (), **access)
+        start, end = _period(connection, duration_option(since, "--since"), out, mapping, loaded)
+        with redirect_stdout(sys.stderr):
+            collect_prometheus(
+                prometheus, start, end, made, mapping, header=header, inventory=inventory, params=params, **access
+            )
+        if logs or jobs:
+            inventory = out / "inventory.parquet"
+            Dataset.open(made).inventory().to_parquet(inventory, index=False)
+    elif files:
+        rows = expected_rows(expand_sources(tuple(samples or ()), "samples"))
+        _announce(f"about {rows:,} samples", rows, loaded, rows / _IMPORTED)
+    if inventory is not None and (files or logs or jobs):
+        with redirect_stdout(sys.stderr):
+            import_files(inventory, made, samples, logs, jobs, mapping if files else None, params=params)
+    place = read_place(dataset or str(made), out if dataset else out / "matrix")
+    if dataset is not None:
+        meta = Dataset.open(place).meta
+        _announce(f"{int(meta.counts[f'{meta.unit}s']):,} {meta.unit}s", int(meta.counts["samples"]), loaded)
+    with ExitStack() as shown:
+
+        def begin(stage: str) -> Callable[[int, int], None]:
+            shown.close()
+            return shown.enter_context(progress(stage))
+
+        beside = place.resolve().with_name(f"{place.name}-truth") if isinstance(place, Path) else None
+        content = assess_fleet(
+            place,
+            loaded,
+            out,
+            costs=CostBenefitConfig(checkpoint_every=every),
+            truth=beside if beside is not None and beside.is_dir() else None,
+            begin=begin,
+        )
+    if as_json:
+        print_json(content)
+    else:
+        from pipeline.assessment_text import verdict_text
+
+        sys.stdout.write(verdict_text(content, out, dataset or str(made), params_files(params)))
+
+
+_IMPORTED: Final = 400e3
+_FETCHED: Final = 1e6
+"""Samples imported, and values fetched, a second: as measured on two cores, and less than a server near by gives."""
+
+
+def _announce(what: str, samples: int, params: Params, before_s: float = 0.0) -> None:
+    """Say how large the work is, and about how long it takes on two cores, before it begins."""
+    rows = samples * (params.telemetry.step / params.decision.every)
+    minutes = 0.5 + before_s / 60 + samples / 30e6 + rows / 500e3
+    gigabytes = (rows * 400 + samples * 15) / 1e9
+    sys.stderr.write(f"predrain: {what}: about {minutes:.0f} minutes on two cores, and {gigabytes:.1f} GB\n")
+
+
+def _period(
+    connection: Connection, since: timedelta, out: Path, mapping: Path | None, params: Params
+) -> tuple[str, str]:
+    """Give the period to fetch, that of the first run where another goes on with it, and say how much that is."""
+    import json
+
+    from telemetry.atomic import write_bytes
+    from telemetry.collect.prometheus.backfill import BackfillPlan, outlook
+    from telemetry.collect.series.mapping import load_source_mapping
+    from telemetry.dataset.channels import resolve_channels
+
+    period, wanted = out / "prometheus.json", {"url": connection.url, "since": str(since)}
+    held = json.loads(period.read_text(encoding="utf-8")) if period.is_file() else {}
+    if any(held.get(key) != value for key, value in wanted.items()):
+        held = wanted | {"end": (datetime.now(UTC) - timedelta(minutes=5)).isoformat()}
+        out.mkdir(parents=True, exist_ok=True)
+        write_bytes(period, json.dumps(held).encode())
+    end = datetime.fromisoformat(held["end"])
+    plan, channels = BackfillPlan(start=end - since, end=end), resolve_channels(params.channels)
+    gpus, values = outlook(connection, plan, channels=channels, mapping=load_source_mapping(mapping))
+    samples = int(gpus * (since / params.telemetry.step))
+    _announce(f"{gpus:,} GPUs, at most {values:,} values of {since.days:,} days", samples, params, values / _FETCHED)
+    return plan.start.isoformat(), plan.end.isoformat()

@@ -1,0 +1,186 @@
+"""The replay of the controller's decisions: it does what the controller itself does on the same fleet."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from benchmarks.jobs_saved import differing
+from benchmarks.replayed_cluster import ReplayedCluster
+from evaluation.value.acting import NOBODY, Controlled, Fleet, readings, rule_events
+from evaluation.value.load import HOUR_MS, Placements
+from evaluation.value.replay import replay
+from features.times import NEVER, instant_ms
+from policy.config import PolicyConfig
+from policy.cost_benefit import CostBenefitConfig
+from policy.fleet import Level
+from policy.tiers import TierThresholds
+from telemetry.dataset.schema import EVENTS
+
+T0 = datetime(2026, 1, 1, tzinfo=UTC)
+HOUR = timedelta(hours=1)
+STEP, DELAY, REACH = 6 * HOUR, timedelta(minutes=10), 72 * HOUR
+POLICY = PolicyConfig(TierThresholds(0.05, 0.15, 0.4))
+H = HOUR_MS
+BEGIN = instant_ms(T0)
+
+
+class World:
+    """Nodes of two GPUs over some decisions, with failures that XID 79 reports and repairs end."""
+
+    def __init__(self, nodes: int, decisions: int, failures: list[tuple[int, float, float]]) -> None:
+        self.names = [f"n{place:02}" for place in range(nodes)]
+        self.times = [T0 + k * STEP for k in range(decisions)]
+        self.failures = failures
+        self.risk = np.full((decisions, nodes), 0.01)
+
+    def fleet(self) -> Fleet:
+        """The fleet, of racks of three nodes."""
+        stays = pd.DataFrame(
+            [
+                {"node": name, "gpu": f"{name}-{slot}", "group": "g", "rack": f"r{place // 3}"}
+                for place, name in enumerate(self.names)
+                for slot in range(2)
+            ]
+        ).assign(installed_at=pd.Timestamp(T0 - 100 * HOUR), removed_at=pd.Series(pd.NaT, dtype="datetime64[ms, UTC]"))
+        rows = [
+            {"gpu": f"{self.names[node]}-0", "node": self.names[node], "start": T0 + at * HOUR, "end": T0 + end * HOUR}
+            for node, at, end in self.failures
+        ]
+        failed = pd.DataFrame(rows, columns=["gpu", "node", "start", "end"])
+        failed = failed.astype(dict.fromkeys(("start", "end"), "datetime64[ms, UTC]"))
+        return Fleet.of(stays, failed, BEGIN, instant_ms(self.times[-1] + STEP))
+
+    def events(self) -> list[dict]:
+        """What the failed GPUs and their repairs report."""
+        rows = []
+        for node, at, end in self.failures:
+            for kind, code, when in (("xid", "79", at + 0.05), ("repair", "", end)):
+                seen = T0 + when * HOUR
+                rows.append((seen, self.names[node], f"{self.names[node]}-0", kind, code, "", "", seen))
+        times = dict.fromkeys(("timestamp", "known_at"), "datetime64[ms, UTC]")
+        return rule_events(pd.DataFrame(rows, columns=EVENTS.names).astype(times))
+
+    def scores(self):
+        """The scores of each decision; a model is refitted each week."""
+        frame = pd.DataFrame(
+            [
+                {"decision_time": at, "unit": f"{name}-{slot}", "risk": self.risk[k, place] if slot == 0 else 0.001}
+                for k, at in enumerate(self.times)
+                for place, name in enumerate(self.names)
+                for slot in range(2)
+            ]
+        ).assign(fold=lambda frame: (frame["decision_time"] - T0).dt.days // 7)
+        folds = pd.DataFrame({"fold": range(9), "refit_at": [T0 + k * timedelta(days=7) for k in range(9)]})
+        return readings(frame, folds, delay=DELAY, lasts=2 * STEP)
+
+
+def jobs(*rows: tuple[int, float, float, float]) -> Placements:
+    """Jobs on whole nodes: node, begin, end and checkpoint interval in hours."""
+    node, start, end, every = (np.array(column) for column in zip(*rows, strict=True))
+    number = np.arange(len(rows))
+    return Placements.ordered(
+        number, node, np.full(len(rows), 2), *((BEGIN + hours * H).astype(np.int64) for hours in (start, end)),
+        (every * H).astype(np.int64),
+    )  # fmt: skip
+
+
+def random_world(seed: int) -> tuple[World, Placements]:
+    """Twenty busy nodes: risks that rise before most failures, and a few that rise for nothing."""
+    rng = np.random.default_rng(seed)
+    failures = sorted(
+        ((int(rng.integers(20)), at, at + rng.uniform(4, 30)) for at in rng.uniform(20, 290, 14)),
+        key=lambda failure: failure[1],
+    )
+    world = World(20, 50, failures)
+    rises = [(node, at) for node, at, _ in failures[::2]]
+    rises += [(int(rng.integers(20)), float(at)) for at in rng.uniform(20, 290, 6)]
+    for node, at in rises:
+        last = int(at // 6)
+        world.risk[max(last - 4, 0) : last + 1, node] = rng.uniform(0.3, 0.9, last + 1 - max(last - 4, 0))
+    rows = []
+    for node in range(20):
+        at = -rng.uniform(0, 9)
+        while at < 300:
+            ends = at + rng.uniform(3, 30)
+            rows.append((node, at, ends, float(rng.choice([0, 1, 2.5]))))
+            at = ends + 0.01
+    return world, jobs(*rows)
+
+
+@pytest.mark.parametrize("diagnostic", ["none", "blind", "perfect"])
+@pytest.mark.parametrize("seed", [101, 102])
+def test_the_replay_marks_the_nodes_that_the_controller_marks_at_the_same_decisions(seed, diagnostic):
+    world, load = random_world(seed)
+    fleet = world.fleet()
+    given = (fleet, world.scores(), world.events(), load, fleet.stage(POLICY, "hard"))
+    marks = Controlled(*given, reach=REACH, diagnostic=diagnostic).marks()
+    assert len(marks.node) >= 4
+    assert marks.refused, "budgets were put to the test"
+    assert differing(ReplayedCluster(*given, diagnostic=diagnostic, reach=REACH).marks(), marks, STEP) == []
+
+
+FAILS = (3, 20.0, 30.0)
+BUSY = jobs((3, -1, 20, 3), (3, 32, 40, 0), (5, -1, 47, 0))
+"""A job that writes a checkpoint each three hours until n03 fails under it, one after the repair, and one elsewhere."""
+
+
+def foretold(*failures: tuple[int, float, float], nodes: int = 10) -> World:
+    """n03 is at high risk from the second decision up to its failure."""
+    world = World(nodes, 8, [FAILS, *failures])
+    world.risk[1:4, 3] = 0.9
+    return world
+
+
+def marked(world: World, **how):
+    policy = replace(POLICY, cost_benefit=CostBenefitConfig(always=True))
+    fleet = world.fleet()
+    policy = fleet.stage(policy, how.pop("stage", "hard"))
+    marks = Controlled(fleet, world.scores(), world.events(), BUSY, policy, REACH, **how).marks()
+    return marks, replay(fleet, [BUSY], marks, policy.cost_benefit, reach=REACH)
+
+
+def test_in_stage_shadow_nothing_is_marked_and_the_failure_costs_a_job_its_work_and_a_restart():
+    marks, count = marked(foretold(), stage="shadow")
+    assert len(marks.node) == 0
+    assert (count.hits, count.hit.sum()) == (1, pytest.approx(2 * 0.25)), "its last checkpoint was as it failed"
+    assert replay(foretold().fleet(), [BUSY], NOBODY, POLICY.cost_benefit, reach=REACH).hits == 1
+
+
+def test_a_node_is_drained_at_the_second_decision_that_says_so_and_its_job_is_spared():
+    marks, count = marked(foretold())
+    assert ((marks.at - BEGIN) / H).tolist() == pytest.approx([12 + 1 / 6])
+    assert (count.hits, count.moved, count.drains, count.right, count.caught) == (0, 1, 1, 1, 1)
+    assert count.spent.sum() == pytest.approx(2 * 20 / 60)
+
+
+def test_a_stage_below_hard_only_keeps_new_jobs_off():
+    marks, count = marked(foretold(), stage="soft", least=Level.SOFT)
+    assert (count.hits, count.moved) == (1, 0)
+    assert (marks.drained == NEVER).all()
+
+
+def test_a_node_in_repair_uses_up_the_budget_of_a_small_fleet():
+    marks, count = marked(foretold((7, 2.0, 26.0)))
+    assert (len(marks.node), marks.refused, count.hits) == (0, 2, 1), "one node of ten may be out of service"
+    assert len(marked(foretold((7, 2.0, 26.0), nodes=20))[0].node) > 0
+
+
+def test_where_a_drain_is_worth_less_than_it_costs_the_jobs_run_on():
+    world = foretold()
+    fleet, costs = world.fleet(), CostBenefitConfig(planned_repair=24 * HOUR, may_wait=False)
+    policy = fleet.stage(replace(POLICY, cost_benefit=costs), "hard")
+    marks = Controlled(fleet, world.scores(), world.events(), jobs((5, -1, 47, 0)), policy, REACH).marks()
+    assert (len(marks.node), (marks.drained == NEVER).all()) == (1, True)
+
+
+def test_a_diagnostic_gives_a_sound_node_back_and_a_perfect_one_turns_the_failure_into_a_planned_repair():
+    blind, perfect = marked(foretold(), diagnostic="blind"), marked(foretold(), diagnostic="perfect")
+    assert (blind[0].until - blind[0].at)[0] / H == pytest.approx(2 + 7 / 60)
+    assert perfect[0].found.tolist() == [True]
+    assert perfect[1].repaired.sum() == 2 * 12
+    assert perfect[1].hits == 0

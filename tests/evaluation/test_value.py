@@ -1,0 +1,182 @@
+"""Jobs packed on a fleet, and drains and taints replayed against its failures: what a hand would count."""
+
+from __future__ import annotations
+
+from dataclasses import replace as changed
+from datetime import timedelta
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from evaluation.value.acting import NOBODY, Fleet, Marks
+from evaluation.value.load import HOUR_MS, Placements, first_fit, generated_load, jobs_of_table
+from evaluation.value.replay import break_even, net_interval, replay
+from features.times import NEVER
+from policy.cost_benefit import CostBenefitConfig
+from policy.fleet import NodeView
+
+H = HOUR_MS
+HOUR = timedelta(hours=1)
+COSTS = CostBenefitConfig(checkpoint_every=HOUR)
+GANGS = st.lists(st.tuples(st.integers(1, 20), st.integers(0, 40), st.integers(1, 30)), min_size=1, max_size=30)
+
+
+def ints(*values: int) -> np.ndarray:
+    return np.array(values, dtype=np.int64)
+
+
+@settings(max_examples=40)
+@given(gpus=st.lists(st.integers(1, 8), min_size=1, max_size=6), gangs=GANGS)
+def test_no_gpu_holds_two_jobs_and_a_gang_starts_whole(gpus, gangs):
+    capacity = ints(*gpus)
+    size = np.minimum(ints(*(wanted for wanted, _, _ in gangs)), capacity.sum())
+    arrival = np.sort(ints(*(at for _, at, _ in gangs)))
+    packed = first_fit(capacity, size, arrival, ints(*(lasts for _, _, lasts in gangs)), 10**6, 0)
+    for at in np.unique(packed.start):
+        runs = (packed.start <= at) & (at < packed.end)
+        assert (np.bincount(packed.node[runs], packed.gpus[runs], len(capacity)) <= capacity).all()
+    assert set(packed.job) == set(range(len(size)))
+    for job, wanted in enumerate(size):
+        mine = packed.job == job
+        assert len(set(packed.start[mine])) == 1
+        assert packed.start[mine][0] >= arrival[job]
+        assert packed.gpus[mine].sum() >= wanted
+
+
+def test_a_generated_load_fills_a_fleet_nearly_and_repeats_by_its_seed():
+    gpus = np.full(16, 8)
+    one, again = (generated_load(gpus, 0, 30 * 24 * H, 7, HOUR) for _ in range(2))
+    held = (one.gpus * (np.minimum(one.end, 30 * 24 * H) - one.start)).sum()
+    assert 0.5 < held / (128 * 30 * 24 * H) <= 1
+    assert (one.start == again.start).all()
+
+
+def test_a_jobs_table_is_read_with_gangs_over_nodes_single_gpus_whole_nodes_and_its_own_checkpoints():
+    instant = [pd.Timestamp(hours, unit="h", tz="UTC").as_unit("ms") for hours in (1, 1, 2, 3)]
+    table = pd.DataFrame(
+        {
+            "job": ["gang", "gang", "one", "failed"], "node": ["a", "b", "a", "elsewhere"],
+            "gpu": [None, None, "GPU-1", None], "gpus": pd.array([8, 8, None, 8], dtype="Int32"),
+            "started_at": instant, "ended_at": [*instant[2:], pd.NaT, pd.NaT],
+            "checkpointed_at": [instant[1], pd.NaT, pd.NaT, pd.NaT], "outcome": ["completed", "node_fail", None, None],
+            "checkpoint_every_s": pd.array([1800, None, 0, None], dtype="Int32"),
+        }
+    )  # fmt: skip
+    read = jobs_of_table(table, pd.Index(["a", "b"]), ints(8, 8), 9 * H, HOUR)
+    assert read.size.tolist() == [16, 1, 16]
+    assert read.end.tolist() == [2 * H, 9 * H, 4 * H], "a failure may be logged an hour after it ended the job"
+    assert read.every.tolist() == [H // 2, 0, H], "the option fills in for the jobs that do not tell"
+    assert read.saved.tolist() == [H, -1, -1]
+    older = jobs_of_table(table.drop(columns="checkpoint_every_s"), pd.Index(["a", "b"]), ints(8, 8), 9 * H, HOUR)
+    assert older.every.tolist() == [H, H, H]
+
+
+@pytest.mark.parametrize(
+    ("every", "saved", "lost"),
+    [(1.0, -1, 0.5), (3.0, -1, 1.5), (0, -1, 0), (1.0, 2.0, 2.5), (1.0, 4.75, 0.5)],
+    ids=["its interval", "another", "it loses none", "its last checkpoint", "no checkpoint is after the failure"],
+)
+def test_what_a_job_loses_goes_by_its_own_checkpoints(every, saved, lost):
+    job = Placements.ordered(
+        ints(0), ints(0), ints(8), ints(0), ints(round(4.5 * H)), round(every * H), round(saved * H)
+    )
+    assert job.unsaved(ints(0), round(4.5 * H)).tolist() == [lost * H]
+
+
+def fleet(*failures: tuple[int, float], nodes: int = 4) -> Fleet:
+    at = np.array([hours * H for _, hours in failures], dtype=np.int64)
+    node = ints(*(node for node, _ in failures))
+    views = tuple(NodeView(f"n{place}", "c", "g") for place in range(nodes))
+    units = ("gpu",) * len(failures)
+    return Fleet(views, ((),) * nodes, np.full(nodes, 8), node, units, at, at + 10 * H, 0, 200 * H)
+
+
+GANG = Placements.ordered(ints(0, 0), ints(0, 1), ints(8, 8), ints(0, 0), ints(200 * H, 200 * H), H)
+"""One job on the whole of two nodes of 8 GPUs."""
+FAILS = fleet((0, 40.5))
+
+
+def mark(node: int, at: float, until: float, *, drained: bool = True, found: bool = False) -> Marks:
+    begin = round(at * H)
+    return Marks.of([[node, begin, round(until * H), begin if drained else NEVER, found]])
+
+
+DRAINED = mark(0, 20, 92)
+
+
+def counted(marks, where=FAILS, load=GANG):
+    return replay(where, [load], marks, COSTS, reach=72 * HOUR)
+
+
+def test_a_failure_costs_the_whole_gang_its_work_since_the_checkpoint_and_a_restart():
+    assert counted(NOBODY).hit.sum() == pytest.approx(16 * (0.5 + 0.25))
+
+
+def test_a_drain_before_it_spares_the_gang_and_costs_the_move_and_the_idle_node_until_it_fails_and_from_its_repair():
+    outcome = counted(DRAINED)
+    assert (outcome.drains, outcome.right, outcome.caught, outcome.hit.sum(), outcome.moved) == (1, 1, 1, 0, 1)
+    assert outcome.spent.sum() == pytest.approx(16 * (5 + 15) / 60)
+    assert outcome.idle.sum() == pytest.approx(8 * (20.5 - 0.1 + 92 - 50.5))
+
+
+def test_a_drain_begun_too_late_for_the_checkpoint_spares_nothing():
+    late = counted(mark(0, 40.45, 92))
+    assert (late.caught, late.hits) == (0, 1)
+
+
+def test_what_a_diagnostic_finds_goes_into_a_planned_repair():
+    outcome = counted(mark(0, 20, 92, found=True))
+    assert outcome.idle.sum() == pytest.approx(8 * 2), "while it is tested"
+    assert outcome.repaired.sum() == 8 * 12
+
+
+def test_a_taint_leaves_running_jobs_to_the_failure_and_keeps_later_ones_away():
+    taint = mark(0, 20, 40.6, drained=False)
+    running = counted(taint)
+    assert (running.hit.sum(), running.idle.sum(), running.spent.sum()) == (pytest.approx(12), 0, 0)
+    later = counted(taint, load=Placements.ordered(ints(0), ints(0), ints(8), ints(30 * H), ints(90 * H), H))
+    assert (later.hit.sum(), later.idle.sum()) == (0, pytest.approx(8 * 20.5))
+
+
+def test_a_gpus_failure_hits_a_job_by_its_share_of_the_node():
+    half = Placements.ordered(ints(0), ints(0), ints(4), ints(0), ints(90 * H), H)
+    assert counted(NOBODY, load=half).hit.sum() == pytest.approx(0.5 * 4 * 0.75)
+
+
+def test_a_drain_before_no_failure_is_wrong_and_one_whose_reach_is_not_over_unknown():
+    marks = Marks.of([[0, 20 * H, 92 * H, 20 * H, 0], [1, 180 * H, 200 * H, 180 * H, 0]])
+    outcome = counted(marks, where=fleet())
+    assert (outcome.drains, outcome.known, outcome.right) == (2, 1, 0)
+
+
+def test_a_mark_on_a_node_that_has_failed_already_foretells_nothing():
+    outcome = counted(mark(0, 41, 92))
+    assert (outcome.drains, outcome.known, outcome.right, outcome.hits) == (1, 0, 0, 1)
+
+
+def test_break_even_is_the_risk_at_which_a_drain_of_the_mean_node_pays():
+    even = break_even(FAILS, [GANG], COSTS)
+    assert even is not None
+    stop, fail = 16 / 2 / 3, 16 / 2 * 0.75  # two of four nodes are busy
+    assert even.break_even == pytest.approx((stop + 16) / (stop + 16 + 8 * 12 + fail - stop))
+
+
+def test_the_same_fleet_under_another_job_seed_saves_what_the_interval_allows():
+    rng = np.random.default_rng(101)
+    failures = sorted((int(rng.integers(32)), float(hours)) for hours in rng.uniform(100, 1000, 60))
+    large = fleet(*sorted(failures, key=lambda failure: failure[1]), nodes=32)
+    large = changed(large, end=1100 * H)
+    spans = [[node, at - 10 * H, at + 10 * H, at - 10 * H, 1] for node, at in zip(large.failed, large.at, strict=True)]
+    marks = Marks.of(spans[::2])
+    intervals = []
+    for seed in (1, 2):
+        loads = [generated_load(large.gpus, 0, 1100 * H, 10 * seed + number, HOUR) for number in range(5)]
+        costs = changed(COSTS, planned_repair=COSTS.unplanned_repair)  # of jobs alone
+        nobody, outcome = (replay(large, loads, act, costs, reach=72 * HOUR) for act in (NOBODY, marks))
+        intervals.append(net_interval(nobody, outcome, replicates=400, seed=1))
+    (one, first), (two, second) = intervals
+    assert first.low <= two <= first.high
+    assert second.low <= one <= second.high

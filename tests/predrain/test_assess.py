@@ -1,0 +1,205 @@
+"""`predrain assess` on small simulated fleets: what it answers, what it recommends, and that it writes nowhere else."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner
+
+from evaluation.value.verdict import Predictability
+from pipeline.assessment import recommended
+from predrain.command import app
+from scheduler.controller.settings import read_settings
+from simulator.simulate import simulate
+from telemetry.dataset.store import Dataset
+from tests.telemetry.collect.prometheus.fake_prometheus import FakePrometheus, serving
+
+LIGHT = """
+models:
+  profile: lightgbm
+  learners: [lightgbm]
+  parallel: {members: [lightgbm], combiner: mean_log_odds}
+  cascade: {stages: [lightgbm]}
+  horizons: []
+  settings: {lightgbm: {n_estimators: 20}}
+features: {windows: [1h], history_windows: [7d, 30d]}
+training: {candidate_windows: [14d, 28d], refit_every: 14d, augmentation: 2}
+"""
+
+
+class Fleets:
+    """Assessments of simulated fleets, each made once."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.params = folder / "light.yaml"
+        self.params.write_text(LIGHT)
+
+    def assess(self, scenario: str, acceleration: float, gpus: int = 64) -> Path:
+        """Assess a fleet, and give the folder that it was written to."""
+        dataset, out = self.folder / f"{scenario}-{acceleration:g}", self.folder / f"{scenario}-{acceleration:g}-out"
+        if not out.exists():
+            simulate(dataset, gpus=gpus, days=45, seed=101, scenario=scenario, acceleration=acceleration)
+            (out / "verdict.txt").write_text(self.run(dataset, out))
+        return out
+
+    def run(self, dataset: Path | None, out: Path, *more: str | Path) -> str:
+        """Run the command, and give what it prints."""
+        source = [] if dataset is None else ["--dataset", dataset]
+        words = ["assess", *source, "--out", out, "--params", self.params, *more]
+        done = CliRunner().invoke(app, [str(word) for word in words])
+        assert done.exit_code == 0, done.stderr
+        return done.stdout
+
+
+@pytest.fixture(scope="session")
+def fleets(tmp_path_factory: pytest.TempPathFactory) -> Fleets:
+    return Fleets(tmp_path_factory.mktemp("assess"))
+
+
+def read(out: Path) -> dict:
+    return json.loads((out / "assessment.json").read_text())
+
+
+def test_failures_that_announce_themselves_are_predictable_and_drains_that_do_not_pay_are_not_recommended(fleets):
+    out = fleets.assess("announced", 40, gpus=128)
+    content, text = read(out), (out / "verdict.txt").read_text()
+    assert content["predictable"]["answer"] == "yes"
+    assert "YES" in text
+    assert "drains, a diagnostic that finds all" in text
+    assert not any(row["net_low"] > 0 for row in content["policies"] if row["policy"].startswith("drains"))
+    assert content["recommended"]["stage"] == "shadow"
+    assert "do not drain" in text
+    held = content["replayed"]["held_back"]
+    assert held, "nodes in repair use the budget of so small a fleet"
+    assert f"Disruption budgets held back {held} drains" in text
+
+
+def judged(answer: str, **nets: float) -> dict:
+    """What is recommended for an answer, where policies have these lower bounds of what they save."""
+    names = {"soft": "soft taints", "bare": "drains", "blind": "drains, blind", "perfect": "drains, perfect"}
+    rows = [
+        {"policy": name, "net": nets.get(key, -9.0), "net_low": nets.get(key, -9.0), "saved": 5.0, "spent": 1.0}
+        for key, name in names.items()
+    ]
+    return recommended(Predictability(answer, 30), rows, 0.15)
+
+
+def test_only_what_is_sure_to_save_is_recommended():
+    assert judged("yes", bare=3)["stage"] == "hard"
+    assert judged("yes", perfect=3)["diagnostic_finds_at_least"] == pytest.approx(9 / 12)
+    assert judged("yes")["stage"] == "shadow"
+    assert judged("weakly", bare=3, soft=3)["stage"] == "soft"
+    assert judged("no", bare=3, soft=3)["stage"] == "shadow"
+    assert judged("too few failures", bare=3, soft=3)["stage"] == "shadow"
+
+
+def test_failures_without_precursors_are_said_not_to_be_predictable(fleets):
+    out = fleets.assess("noprecursor", 90)
+    assert read(out)["predictable"]["answer"] == "no"
+    assert read(out)["recommended"]["stage"] == "shadow"
+    assert "NO. Failures are not predictable" in (out / "verdict.txt").read_text()
+
+
+def test_a_handful_of_failures_is_too_few_to_tell_and_how_many_more_is_said(fleets):
+    out = fleets.assess("base", 15)
+    content, text = read(out), (out / "verdict.txt").read_text()
+    assert 0 < sum(content["data"]["failures"].values()) <= 8
+    assert content["predictable"]["answer"] == "too few failures"
+    assert content["predictable"]["more"] >= 10
+    assert f"TOO FEW FAILURES TO TELL. About {content['predictable']['more']} more are needed" in text
+
+
+def test_missing_channels_are_named_with_what_is_not_seen_without_them(fleets):
+    out = fleets.assess("base", 15)
+    to_do = {todo["what"].split(":")[0]: todo for todo in read(out)["data"]["to_do"]}
+    assert to_do["ECC"]["shows"] == "memory errors, corrected ones long before uncorrected ones"
+    assert to_do["ECC"]["steps"], "how they are switched on"
+    text = (out / "verdict.txt").read_text()
+    assert "sram_threshold_exceeded missing; unseen: memory errors" in text
+
+
+def test_a_fleet_without_failures_is_said_to_have_none(fleets):
+    out = fleets.assess("noprecursor", 0.001)
+    assert read(out)["predictable"]["answer"] == "no failures"
+    assert "NO FAILURES" in (out / "verdict.txt").read_text()
+
+
+def test_the_three_commands_that_it_names_run_as_they_stand_and_take_the_recommended_settings(fleets, monkeypatch):
+    out = fleets.assess("announced", 40, gpus=128)
+    lines = (out / "verdict.txt").read_text().split("What to do next\n")[1].splitlines()
+    train, score, act = (line.split()[1:] for line in lines)
+    monkeypatch.chdir(fleets.folder)
+    for command in (train, score):
+        done = CliRunner().invoke(app, command)
+        assert done.exit_code == 0, done.output
+    chosen = read(out)["recommended"]
+    (summary,) = (out / "scores" / "decisions").rglob("summary.json")
+    assert json.loads(summary.read_text())["thresholds"] == pytest.approx(chosen["thresholds"], rel=1e-3)
+    nodes = sorted(Dataset.open(fleets.folder / "announced-40").inventory()["node"].unique())
+    cluster = {"format": 1, "nodes": [{"name": name, "cluster": "c", "group": "g"} for name in nodes]}
+    (fleets.folder / "cluster.json").write_text(json.dumps(cluster))
+    act[act.index("kubernetes")] = "file"
+    done = CliRunner().invoke(app, [*act, "--cluster", "cluster.json"])
+    assert done.exit_code == 0, done.output
+    settings = read_settings(out / "recommended.yaml").policy
+    assert settings.stages.ceiling == chosen["stage"]
+    assert settings.thresholds.high == pytest.approx(chosen["thresholds"]["high"], rel=1e-3)
+
+
+def test_again_it_makes_nothing_anew_and_writes_nothing_outside(fleets):
+    out = fleets.assess("noprecursor", 90)
+    before = {path: path.stat().st_mtime_ns for path in sorted(fleets.folder.rglob("*"))}
+    dataset = fleets.folder / "noprecursor-90"
+    assert json.loads(fleets.run(dataset, out, "--json")) == read(out)
+    changed = {path.name for path in sorted(fleets.folder.rglob("*")) if before.get(path) != path.stat().st_mtime_ns}
+    assert changed <= {out.name, "assessment.json", "recommended.yaml"}
+
+
+def test_files_are_imported_and_judged_as_the_dataset_they_make(fleets):
+    out = fleets.assess("base", 15)
+    dataset = Dataset.open(fleets.folder / "base-15")
+    files = fleets.folder / "files"
+    files.mkdir()
+    samples = pa.concat_tables([dataset.read_bucket(bucket) for bucket in dataset.buckets()])
+    pq.write_table(samples, files / "samples.parquet")
+    for name in ("inventory", "events"):
+        shutil.copy(fleets.folder / "base-15" / f"{name}.parquet", files)
+    given = [word for name in ("samples", "inventory", "events") for word in (f"--{name}", files / f"{name}.parquet")]
+    fleets.run(None, fleets.folder / "files-out", *given)
+    mine, other = read(fleets.folder / "files-out"), read(out)
+    assert mine["data"]["units"] == other["data"]["units"]
+    assert mine["predictable"]["answer"] == other["predictable"]["answer"]
+    assert (mine["jobs"]["from"], other["jobs"]["from"]) == ("a generated load", "the dataset")
+
+
+def test_a_prometheus_is_fetched_into_the_folder_and_judged(fleets):
+    server, out = FakePrometheus(), fleets.folder / "prometheus-out"
+    now = int(time.time()) // 600 * 600_000
+    for gpu in range(4):
+        labels = {"Hostname": "n1", "gpu": str(gpu), "UUID": f"GPU-{gpu}", "modelName": "NVIDIA H100 80GB HBM3"}
+        server.add("DCGM_FI_DEV_GPU_TEMP", labels, [(now - step * 600_000, 50.0) for step in range(1, 288)])
+    tickets = fleets.folder / "tickets.csv"
+    failed = datetime.fromtimestamp(now / 1000 - 86_400, UTC)
+    tickets.write_text(f"timestamp,node,gpu,type,code\n{failed.isoformat()},n1,GPU-2,failure,gpu_lost\n")
+    (fleets.folder / "token").write_text("s3cret")
+    words = ["assess", "--prometheus", "", "--since", "2d", "--events", tickets, "--bearer-token-file"]
+    words += [fleets.folder / "token", "--header", "X-Scope-OrgID=hpc", "--out", out, "--params", fleets.params]
+    with serving(server):
+        words[2] = server.url
+        done = CliRunner().invoke(app, [str(word) for word in words])
+    assert done.exit_code == 0, done.stderr
+    printed = done.stdout
+    assert "4 GPUs, at most " in done.stderr, "before anything is fetched"
+    assert all(asked.headers["Authorization"] == "Bearer s3cret" for asked in server.asked)
+    assert server.queries()[0].endswith("[1800001ms]"), "half an hour tells how much there is"
+    assert "4 gpus on 1 nodes" in printed
+    assert "failures: 1 (1 other)" in printed
+    assert "TOO FEW FAILURES" in printed

@@ -9,7 +9,7 @@ export MLFLOW_DISABLE_TELEMETRY = true
 export DVC_NO_ANALYTICS = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help run results prior test test-system lint size bench lock check-system clean
+.PHONY: help run results prior test test-system lint site size bench lock check-system clean
 
 help:            ## say what each target does
 	@grep -E '^[a-z-]+: .*##|^[a-z-]+:  *##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -18,7 +18,7 @@ run: $(VENV)/.runtime  ## set up, then learn from and replay the embedded demo f
 	@PATH="$(abspath $(BIN)):$$PATH" dvc repro
 	@$(BIN)/predrain report --show data/backtest
 
-results: $(VENV)/.sequence  ## what may be claimed, on 16 simulated fleets: docs/results.md; about an hour, resumable
+results: $(VENV)/.sequence  ## what may be claimed, on 16 simulated fleets: benchmarks/results/fleets.md; about an hour, resumable
 	$(BIN)/python benchmarks/results.py
 
 prior: $(VENV)/.runtime  ## the prior that predrain ships, from 48 simulated fleets: 5 minutes, the same bytes each time
@@ -38,10 +38,13 @@ lint: $(VENV)/.dev  ## ruff, mypy, import directions, dependencies
 	$(BIN)/lint-imports
 	$(BIN)/deptry .
 
+site: $(VENV)/.dev  ## the documentation as a site, in site/; fails on a broken link or anchor
+	$(BIN)/python -m zensical build --strict
+
 size:            ## lines by room, modules, modules with one importer, the largest folder, module cycles
 	@$(PYTHON) tests/house_size.py
 
-bench: $(VENV)/.bench  ## every benchmark; writes benchmarks/results.md
+bench: $(VENV)/.bench  ## every benchmark; writes benchmarks/results/speeds.md
 	$(BIN)/python benchmarks/run_all.py
 
 lock:            ## resolve the lock files again from pyproject.toml (needs uv on the PATH)

@@ -1,4 +1,4 @@
-"""Import and replay the fault history of a real GPU cluster: the figures of docs/real-cluster.md.
+"""Import and replay the fault history of a real GPU cluster: the figures of benchmarks/results/cluster-faults.md.
 
 The history is StepFun's InfiniteHBD-Trace (SIGCOMM'25): every fault of 400 servers over 349 days, with start and end.
 It has no telemetry, so this is a test of the history features, of honesty about the base rate, and of leaks: a ROC-AUC

@@ -1,4 +1,4 @@
-"""The page of results, docs/results.md: what may be claimed of the models on simulated fleets, and by how much.
+"""benchmarks/results/fleets.md: what may be claimed of the models on simulated fleets, and by how much.
 
 Seeds from 1 on are for reporting: no parameter is chosen on them; development uses seeds from 100 on. A finished fleet
 is kept under benchmarks/work/results as long as code and parameters stay the same, and one that was cut off goes on.
@@ -25,7 +25,7 @@ from benchmarks.scoreboard.page import make_page  # noqa: E402
 from pipeline.provenance import code_revision  # noqa: E402
 from telemetry.atomic import write_bytes  # noqa: E402
 
-PAGE = ROOT / "docs" / "results.md"
+PAGE = ROOT / "benchmarks" / "results" / "fleets.md"
 WORK = ROOT / "benchmarks" / "work" / "results"
 
 

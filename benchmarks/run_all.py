@@ -1,4 +1,4 @@
-"""Run the benchmarks and write benchmarks/results.md, which the README quotes: ``make bench``.
+"""Run the benchmarks and write benchmarks/results/speeds.md, which the README quotes: ``make bench``.
 
     python benchmarks/run_all.py [NAME ...] [--quick]
 
@@ -26,7 +26,7 @@ if str(HERE.parent) not in sys.path:  # run as a file, this folder's parent is n
 
 from telemetry.atomic import write_bytes  # noqa: E402
 
-PAGE = HERE / "results.md"
+PAGE = HERE / "results" / "speeds.md"
 LARGE = "--whole"
 """An option that is left out of the quick run: gigabytes of disk, and minutes."""
 

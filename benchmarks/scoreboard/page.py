@@ -36,9 +36,9 @@ READ = (
 )
 PROMISED = "Drains are right as often as was promised"
 REAL = (
-    "Real fleets, by lifetimes and past faults alone: [GPUs of Titan](results-titan.md), [a cluster's faults]"
-    "(real-cluster.md). Whether anything is found in labels that mean nothing: "
-    "[explanations](explanations.md#does-the-chain-find-what-is-not-there)."
+    "Real fleets, by lifetimes and past faults alone: [GPUs of Titan](titan.md), [a cluster's faults]"
+    "(cluster-faults.md). Whether anything is found in labels that mean nothing: "
+    "[explanations](../../docs/explanations.md#does-the-chain-find-what-is-not-there)."
 )
 
 

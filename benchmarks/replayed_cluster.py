@@ -15,12 +15,12 @@ from typing import Final
 import numpy as np
 import pandas as pd
 
-from evaluation.value.acting import LEAVE, Diagnostic, Fleet, Marks, Reading
+from evaluation.value.acting import LEAVE, Diagnostic, Fleet, Marks, Reading, job_views
 from evaluation.value.load import Placements
 from features.times import NEVER, duration_ms, instant_ms
 from policy.assess import reported
 from policy.config import PolicyConfig
-from policy.fleet import JobView, Level, UnitView
+from policy.fleet import Level, UnitView
 from policy.risk_record import ModelName
 from scheduler.controller.controller import Controller
 from scheduler.controller.facts import VerifiedFacts
@@ -146,7 +146,8 @@ class ReplayedCluster:
             if at <= self.clock.now() or instant_ms(at) >= self.fleet.end:
                 continue
             stood = len(self._open)
-            self._round(at)
+            turns = self._round(at)
+            todo = sorted({*todo, *(turn for turn in turns if turn < self.fleet.end)})
             if len(self._open) < stood:  # there is room for another now
                 heapq.heappush(todo, instant_ms(at + MINUTE))
             for more in _FURTHER:
@@ -163,7 +164,8 @@ class ReplayedCluster:
             row[2] = min(row[2], self.fleet.end)
         return Marks.of(self._rows)
 
-    def _round(self, at: datetime) -> None:
+    def _round(self, at: datetime) -> list[int]:
+        """Go round, and give when the jobs that a drain waits for write a checkpoint or end."""
         since = self.clock.now()
         hard = np.array([level.hard for level in self._levels().values()])
         begun = (self.jobs.start > instant_ms(since)) & (self.jobs.start <= instant_ms(at)) & hard[self.jobs.node]
@@ -184,6 +186,11 @@ class ReplayedCluster:
                 self._open[place][3] = instant_ms(at)
             if not level.hard and place in self._open:
                 self._open.pop(place)[2] = instant_ms(at)
+        decisions = {} if report.plan is None else report.plan.nodes
+        waits = [name for name, one in decisions.items() if one.worth is not None and one.worth.choice == "wait"]
+        entries = self.jobs.running(instant_ms(at), self.left)
+        entries = entries[np.isin(self.jobs.node[entries], self.fleet.names.get_indexer(waits))]
+        return [turn + duration_ms(MINUTE) for turn in self.jobs.turns(entries, instant_ms(at)).tolist()]
 
     def _show(self, at: datetime) -> None:
         """Let the scheduler see what runs and what is down now."""
@@ -192,16 +199,14 @@ class ReplayedCluster:
                 self.workloads.written.add(ask.key)
         now, jobs = instant_ms(at), self.jobs
         running: dict[str, Workload] = {}
-        there = (jobs.start <= now) & (jobs.end >= now) & (self.left > now)
+        there = jobs.running(now, self.left)
         down = set(self.fleet.failed[(self.fleet.at <= now) & (now < self.fleet.until)].tolist())
         for place, stays in enumerate(self.fleet.stays):
             name = self.fleet.nodes[place].name
             views = []
-            for entry in np.flatnonzero(there & (jobs.node == place)):
-                # when it will end and when it last wrote a checkpoint is not known to a scheduler
-                start, writes = from_ms(int(jobs.start[entry])), bool(jobs.every[entry])
-                view = JobView(f"job-{jobs.job[entry]}", int(jobs.size[entry]), start, can_checkpoint=writes)
-                offer = CheckpointOffer("scheduler") if writes else None
+            entries = there[jobs.node[there] == place]
+            for entry, view in zip(entries, job_views(jobs, entries, now), strict=True):
+                offer = CheckpointOffer("scheduler") if view.can_checkpoint else None
                 held = self.workloads.running.get(str(entry))
                 running[str(entry)] = held or Workload(view.name, str(entry), "job", name, job=view, checkpoint=offer)
                 views.append(view)

@@ -1,4 +1,4 @@
-"""What draining a node now is worth in GPU-hours, against leaving it, and against waiting for its jobs to end."""
+"""What draining a node now is worth in GPU-hours, against leaving it and against a wait for its jobs."""
 
 from __future__ import annotations
 
@@ -26,9 +26,10 @@ class CostBenefitConfig(RangeChecked):
     ``restart``: from a job's end until it computes again elsewhere: queue, start, load.
     ``verify``: draining and testing a node that turns out healthy, until it is back.
     ``planned_repair``, ``unplanned_repair``: out of service for a fault that was foreseen, and for one that was not.
-    ``checkpoint_every``: how often a job of which nothing else is known is taken to write a checkpoint.
+    ``checkpoint_every``: how often a job writes a checkpoint: from one that it reports to the next, and at any time
+    where it reports none.
     ``always``: drain whatever it is worth.
-    ``may_wait``: wait for the end of jobs where that is cheaper.
+    ``may_wait``: wait for a job's next checkpoint or end where that is cheaper.
     """
 
     checkpoint: NonNegativeTime = timedelta(minutes=5)
@@ -48,9 +49,9 @@ class Worth:
     ``saved``, ``lost``: expected GPU-hours: the risk times what a drain before the failure saves; its complement times
     what an unneeded drain costs.
     ``break_even``: the risk at or above which a drain is worth it; None: it never is.
-    ``wait``: expected GPU-hours that waiting for the jobs' end is better than draining now (negative: worse); None
-    where the end is not known, or after the horizon.
-    ``wait_until``: when the last job ends.
+    ``wait``: expected GPU-hours that waiting is better than draining now (negative: worse), for the best time within
+    the horizon at which a job ends or writes a checkpoint; None where no such time is known.
+    ``wait_until``: that time.
     ``choice``: ``drain``, ``wait`` or ``leave``.
     """
 
@@ -75,59 +76,73 @@ def worth_of(
     unplanned repair. A drain costs them the work since a checkpoint too, a fresh one where the job writes it on
     demand, and a restart; then the node is out for a planned repair, or for a test if nothing was wrong. Where a node
     is left alone it is taken to run such jobs all through the horizon. The hazard is even over the horizon, so that a
-    job ending at r of the horizon h meets the failure with probability ``1 - (1 - risk) ** (r / h)``; waiting is better
-    when that times what a failure under it costs more than a drain of the empty node is below what stopping the job
-    now costs.
+    drain put off to r of the horizon h comes after the failure with probability ``1 - (1 - risk) ** (r / h)``; waiting
+    is better when that times what a failure costs more than a drain of the empty node, and what stopping the jobs costs
+    then, are together below what stopping them now costs.
     """
-    stop = sum(job.gpus * _hours(_rework_now(job, config, now) + config.restart) for job in jobs)
-    fail = sum(job.gpus * _hours(_rework_at_failure(job, config, now, horizon) + config.restart) for job in jobs)
+    stop = _stop(jobs, config, now, now)
+    fail = sum(job.gpus * _hours(_rework_at_failure(job, config, now) + config.restart) for job in jobs)
     verify, planned, unplanned = (
         gpus * _hours(duration) for duration in (config.verify, config.planned_repair, config.unplanned_repair)
     )
     unneeded, gain = stop + verify, unplanned + fail - (stop + planned)  # summed as Costs does, to the last bit
     saved, lost = risk * gain, (1 - risk) * unneeded
     break_even = Costs(unneeded, unplanned, lost_job=fail, needed_drain=stop + planned).break_even if gain > 0 else None
-    ends = [job.ends_at for job in jobs]
-    known = [end for end in ends if end is not None]
-    until = max(known) if known and len(known) == len(ends) else None
-    wait: float | None = None
-    if until is not None and now < until < now + horizon:
-        meets = 1 - (1 - risk) ** ((until - now) / horizon)
-        wait = stop - meets * (unplanned + fail - planned)
+    waits: list[tuple[float, datetime, str]] = []
+    for until, what in _turns(jobs, config):
+        if now < until < now + horizon:
+            meets = 1 - (1 - risk) ** ((until - now) / horizon)
+            later = (1 - meets) * _stop(jobs, config, now, until)
+            waits.append((stop - later - meets * (unplanned + fail - planned), until, what))
+    wait, wait_until, what = max(waits, key=lambda waited: waited[0], default=(None, None, ""))
     worthy = config.always or (saved - lost > 0)
     choice: Literal["drain", "wait", "leave"] = "drain" if worthy else "leave"
     if config.may_wait and wait is not None and wait > 0 and (worthy or saved - lost + wait > 0):
         choice = "wait"
     even = "never worth it" if break_even is None else f"worth it from a risk of {break_even:.1%}"
     summary = f"a drain now saves {saved:.1f} and loses {lost:.1f} GPU-hours at a risk of {risk:.1%} ({even})"
-    if wait is not None and until is not None:
+    if wait is not None and wait_until is not None:
         side = "better" if wait > 0 else "worse"
-        summary += f"; waiting for the jobs' end at {until:%Y-%m-%d %H:%M} UTC is {abs(wait):.1f} {side}"
-    return Worth(risk, saved, lost, break_even, wait, until, choice, summary)
+        summary += f"; waiting for {what} at {wait_until:%Y-%m-%d %H:%M} UTC is {abs(wait):.1f} {side}"
+    return Worth(risk, saved, lost, break_even, wait, wait_until, choice, summary)
+
+
+def _turns(jobs: Sequence[JobView], config: CostBenefitConfig) -> list[tuple[datetime, str]]:
+    """Give when stopping the jobs gets cheaper, as far as it is known."""
+    turns = [(job.ends_at, f"the end of {job.name}") for job in jobs if job.ends_at is not None]
+    for job in jobs:
+        if job.checkpointed_at is not None and not job.can_checkpoint:
+            turns.append((job.checkpointed_at + config.checkpoint_every, f"the next checkpoint of {job.name}"))
+    return turns
+
+
+def _stop(jobs: Sequence[JobView], config: CostBenefitConfig, now: datetime, at: datetime) -> float:
+    """Give the GPU-hours that stopping the jobs at a time costs, as is expected now."""
+    stopped = [job for job in jobs if at == now or job.ends_at is None or job.ends_at > at]
+    return sum(job.gpus * _hours(_rework(job, config, now, at) + config.restart) for job in stopped)
 
 
 def _hours(value: timedelta) -> float:
     return value / _HOUR
 
 
-def _age(job: JobView, now: datetime) -> timedelta | None:
-    since = job.checkpointed_at or job.started_at
-    return None if since is None else max(now - since, timedelta(0))
-
-
-def _rework_now(job: JobView, config: CostBenefitConfig, now: datetime) -> timedelta:
+def _rework(job: JobView, config: CostBenefitConfig, now: datetime, at: datetime) -> timedelta:
+    """Give the work that is lost, or the time that its checkpoint takes, if a job is stopped at a time."""
+    every = config.checkpoint_every
     if job.can_checkpoint:
         return config.checkpoint
-    age = _age(job, now)
-    return config.checkpoint_every / 2 if age is None else age
+    if job.checkpointed_at is None:
+        return every / 2 if job.started_at is None else min(max(at - job.started_at, timedelta(0)), every / 2)
+    age = max(at - job.checkpointed_at, timedelta(0))
+    if at == now or now - job.checkpointed_at > every or age < every:
+        return age
+    return max(age % every, config.checkpoint)  # until the one to come is written and reported
 
 
-def _rework_at_failure(job: JobView, config: CostBenefitConfig, now: datetime, horizon: timedelta) -> timedelta:
-    age = _age(job, now)
+def _rework_at_failure(job: JobView, config: CostBenefitConfig, now: datetime) -> timedelta:
     every = config.checkpoint_every
-    if age is None or age <= every:
-        return every / 2
-    return age + horizon / 2  # it writes none: what it has done so far, and half of what it may yet do
+    age = every if job.checkpointed_at is None else now - job.checkpointed_at
+    return age if age > every else every / 2  # its checkpoint is overdue: it writes them more rarely
 
 
 @dataclass(frozen=True, slots=True)

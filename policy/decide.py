@@ -142,7 +142,7 @@ def weigh(case: Case, config: PolicyConfig, now: datetime) -> None:
     if case.target is not Level.DRAINED or node.marks.drained:
         return
     if case.worth.choice == "wait":
-        case.lower(Level.TAINTED, f"waiting for its jobs to end: {case.worth.words}")
+        case.lower(Level.TAINTED, f"its drain waits: {case.worth.words}")
     elif case.worth.choice == "leave":
         case.lower(Level.TAINTED, f"its jobs are left to end by themselves: {case.worth.words}")
     else:

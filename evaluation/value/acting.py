@@ -195,7 +195,6 @@ class Controlled:
         self._passed: dict[int, int] = {}
         self._void: dict[str, datetime] = {}
         self._sick: dict[str, Fact] = {}
-        self._views: dict[int, JobView] = {}
         self._refused: set[tuple[str, datetime | None]] = set()
         self._known = [instant_ms(event["known_at"]) for event in self.events]
         self._todo = sorted({*(reading.at for reading in self.scores), *self._known, *self.fleet.until.tolist()})
@@ -250,6 +249,10 @@ class Controlled:
             heapq.heappush(self._todo, self._due[place])
         if self._due.get(place, NEVER) <= self._now:
             self._empty(place)
+        if level is Level.TAINTED and decision.worth is not None and decision.worth.choice == "wait":
+            runs = self.jobs.running(self._now, self._left)
+            turns = self.jobs.turns(runs[self.jobs.node[runs] == place], self._now)
+            heapq.heappush(self._todo, int(turns.min()) + _MINUTE_MS)
 
     def _empty(self, place: int) -> None:
         at = self._due.pop(place)
@@ -280,8 +283,9 @@ class Controlled:
         said = reported(self.events[: bisect_right(self._known, at)], now)
         down = set(self.fleet.failed[(self.fleet.at <= at) & (at < self.fleet.until)].tolist())
         running: defaultdict[int, list[JobView]] = defaultdict(list)
-        for entry in np.flatnonzero((self.jobs.start <= at) & (self.jobs.end >= at) & (self._left > at)).tolist():
-            running[int(self.jobs.node[entry])].append(self._view(entry))
+        entries = self.jobs.running(at, self._left)
+        for place, view in zip(self.jobs.node[entries].tolist(), job_views(self.jobs, entries, at), strict=True):
+            running[place].append(view)
         views = []
         for place, (node, stays) in enumerate(zip(self.fleet.nodes, self.fleet.stays, strict=True)):
             units = tuple(
@@ -289,7 +293,7 @@ class Controlled:
                 for name, since, until in stays
                 if since <= at < until
             )
-            jobs, marks = tuple(running.get(place, ())), self._stands[place]
+            jobs, marks = tuple(running[place]), self._stands[place]
             views.append(replace(node, units=units, jobs=jobs, marks=marks, down=place in down))
         return views
 
@@ -301,12 +305,18 @@ class Controlled:
         since = max((time for time in (void, repaired) if time is not None), default=None)
         return UnitView(scored.name, scored.score, (*facts, *(() if sick is None else (sick,))), since)
 
-    def _view(self, entry: int) -> JobView:
-        """Show a job as a scheduler does, which knows neither its end nor its last checkpoint."""
-        if entry not in self._views:
-            job, size, start, every = (getattr(self.jobs, name)[entry] for name in ("job", "size", "start", "every"))
-            self._views[entry] = JobView(f"job-{job}", int(size), _at(int(start)), can_checkpoint=bool(every))
-        return self._views[entry]
+
+def job_views(jobs: Placements, entries: Ints, at: int) -> list[JobView]:
+    """Show jobs as a scheduler does, which knows when they last wrote a checkpoint, and not when they end."""
+    columns = (jobs.job, jobs.size, jobs.start, jobs.every)
+    rows = zip(*(column[entries].tolist() for column in columns), jobs.unsaved(entries, at).tolist(), strict=True)
+    return [
+        JobView(
+            f"job-{job}", int(size), _at(start), _at(at - unsaved) if every else None,
+            can_checkpoint=jobs.on_request and every > 0,
+        )
+        for job, size, start, every, unsaved in rows
+    ]  # fmt: skip
 
 
 def evicted(jobs: Placements, node: int, at: int, left: Ints, checkpoint: timedelta) -> tuple[Ints, Ints]:
@@ -316,7 +326,7 @@ def evicted(jobs: Placements, node: int, at: int, left: Ints, checkpoint: timede
     """
     entry = np.arange(*np.searchsorted(jobs.node, (node, node + 1)))
     entry = entry[(jobs.start[entry] <= at) & (left[entry] > at)]
-    writes = at + np.where(jobs.every[entry] > 0, duration_ms(checkpoint), 0)
+    writes = at + np.where(jobs.on_request & (jobs.every[entry] > 0), duration_ms(checkpoint), 0)
     stays = jobs.end[entry] > writes
     return writes[stays] + duration_ms(LEAVE), entry[stays]
 

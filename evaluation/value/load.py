@@ -34,6 +34,9 @@ _SHAPE: Final = (
 of Microsoft's Philly cluster, September to December 2017 (Jeon et al., USENIX ATC 2019; msr-fiddle/philly-traces,
 CC-BY-4.0), sizes grouped to the next power of two, those from 17 GPUs on together."""
 
+_LARGEST: Final = 16
+"""The largest size of which the trace has hundreds of jobs."""
+
 
 @dataclass(frozen=True, slots=True)
 class Placements:
@@ -44,6 +47,7 @@ class Placements:
     ``start``, ``end``: milliseconds since the epoch.
     ``every``: how often the job writes a checkpoint, in milliseconds; 0: it loses no work.
     ``saved``: its last checkpoint before ``end``; -1: not known.
+    ``on_request``: whether jobs that write checkpoints also write one when they are asked to.
     """
 
     job: Ints
@@ -54,6 +58,7 @@ class Placements:
     every: Ints
     saved: Ints
     size: Floats
+    on_request: bool = True
 
     @classmethod
     def ordered(
@@ -65,7 +70,7 @@ class Placements:
         told, kept = np.broadcast_to(every, job.shape), np.broadcast_to(saved, job.shape)
         return cls(job[order], node[order], gpus[order], start[order], end[order], told[order], kept[order], size)
 
-    def unsaved(self, entry: Ints, at: int) -> Ints:
+    def unsaved(self, entry: Ints, at: Ints | int) -> Ints:
         """Give the milliseconds of work that jobs lose when they are hit.
 
         The last checkpoint counts where it is known of a job that ended then; else the interval.
@@ -73,6 +78,15 @@ class Placements:
         start, every, saved = self.start[entry], self.every[entry], self.saved[entry]
         known = (saved >= start) & (saved <= at) & (self.end[entry] <= at + _LATE_MS)
         return np.where(every > 0, np.where(known, at - saved, (at - start) % np.maximum(every, 1)), 0)
+
+    def running(self, at: int, left: Ints) -> Ints:
+        """Give the entries that run at a time; ``left``: when each has left its node; shape (n,)."""
+        return np.flatnonzero((self.start <= at) & (self.end >= at) & (left > at))
+
+    def turns(self, entry: Ints, at: int) -> Ints:
+        """Give when jobs write their next checkpoint, or end."""
+        every = self.every[entry]
+        return np.minimum(np.where(every > 0, at - self.unsaved(entry, at) + every, NEVER), self.end[entry])
 
 
 def jobs_of_table(jobs: pd.DataFrame, nodes: pd.Index, gpus: Ints, end: int, checkpoint_every: timedelta) -> Placements:
@@ -100,13 +114,20 @@ def jobs_of_table(jobs: pd.DataFrame, nodes: pd.Index, gpus: Ints, end: int, che
     )  # fmt: skip
 
 
-def generated_load(gpus: Ints, begin: int, end: int, seed: int, checkpoint_every: timedelta) -> Placements:
+def generated_load(
+    gpus: Ints, begin: int, end: int, seed: int, checkpoint_every: timedelta, gpus_per_job: int | None = None
+) -> Placements:
     """Generate a load and pack it on a fleet first fit.
 
     ``gpus``: GPUs of each node.
+    ``gpus_per_job``: all jobs are of this size, and last as long as those of the trace's nearest size of at most
+    :data:`_LARGEST` GPUs; None: sizes as in the trace.
     """
     rng = np.random.default_rng(seed)
     sizes, shares = np.array([row[0] for row in _SHAPE]), np.array([row[1] for row in _SHAPE])
+    if gpus_per_job is not None:
+        shares = (sizes == sizes[np.searchsorted(sizes, min(gpus_per_job, _LARGEST))]).astype(np.float64)
+        sizes = np.full(len(sizes), gpus_per_job)
     total, span = int(gpus.sum()), end - begin
     hours = np.array([_hours_of(row[2], (np.arange(1000) + 0.5) / 1000).mean() for row in _SHAPE])
     held = np.minimum(sizes, total)

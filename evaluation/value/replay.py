@@ -30,8 +30,8 @@ class Outcome:
     ``caught``: failures that a mark came before, early enough.
     ``hit``: GPU-hours lost in jobs that failures hit, restarts included; shape (loads, nodes).
     ``hits``, ``moved``: jobs that failures hit, by their share of the node, and jobs that were moved; means over loads.
-    ``spent``: GPU-hours of checkpoints and restarts of moved jobs, shape (loads, nodes); ``idle``: of sound nodes kept
-    out, likewise.
+    ``spent``: GPU-hours of checkpoints (or lost work) and restarts of moved jobs, shape (loads, nodes); ``idle``: of
+    sound nodes kept out, likewise.
     ``repaired``: GPU-hours that planned repairs are shorter than unplanned ones; shape (nodes,).
     """
 
@@ -89,7 +89,10 @@ def _counted(
         share = jobs.gpus[met] / fleet.gpus[node] if unit else np.ones(len(met))
         hits += float(share.sum())
         hit[node] += float((share * size[met] * (jobs.unsaved(met, at) + restart)).sum()) / HOUR_MS
-    moves = size * np.where(moved, restart + np.where(jobs.every > 0, checkpoint, 0), 0) / HOUR_MS
+    rework = np.where(jobs.every > 0, checkpoint, 0)
+    if not jobs.on_request:
+        rework = jobs.unsaved(np.arange(len(left)), left - duration_ms(LEAVE))
+    moves = size * np.where(moved, restart + rework, 0) / HOUR_MS
     spent = np.bincount(jobs.node, weights=moves, minlength=len(fleet.nodes))
     tested = np.minimum(marks.drained, NEVER // 2) + duration_ms(costs.checkpoint + LEAVE + costs.verify)
     # what is found to be broken goes straight into its repair

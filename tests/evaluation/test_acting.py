@@ -113,9 +113,10 @@ def random_world(seed: int) -> tuple[World, Placements]:
 
 
 @pytest.mark.parametrize("diagnostic", ["none", "blind", "perfect"])
-@pytest.mark.parametrize("seed", [101, 102])
-def test_the_replay_marks_the_nodes_that_the_controller_marks_at_the_same_decisions(seed, diagnostic):
+@pytest.mark.parametrize(("seed", "on_request"), [(101, True), (102, False)])
+def test_the_replay_marks_the_nodes_that_the_controller_marks_at_the_same_decisions(seed, on_request, diagnostic):
     world, load = random_world(seed)
+    load = replace(load, on_request=on_request)
     fleet = world.fleet()
     given = (fleet, world.scores(), world.events(), load, fleet.stage(POLICY, "hard"))
     marks = Controlled(*given, reach=REACH, diagnostic=diagnostic).marks()
@@ -176,6 +177,18 @@ def test_where_a_drain_is_worth_less_than_it_costs_the_jobs_run_on():
     policy = fleet.stage(replace(POLICY, cost_benefit=costs), "hard")
     marks = Controlled(fleet, world.scores(), world.events(), jobs((5, -1, 47, 0)), policy, REACH).marks()
     assert (len(marks.node), (marks.drained == NEVER).all()) == (1, True)
+
+
+def test_a_gang_that_is_not_asked_for_a_checkpoint_is_drained_a_minute_after_its_next_one():
+    world = foretold()
+    fleet, load = world.fleet(), replace(BUSY, size=BUSY.size * 64, on_request=False)
+    given = (fleet, world.scores(), world.events(), load, fleet.stage(POLICY, "hard"))
+    marks = Controlled(*given, REACH).marks()
+    begun, drained = (marks.at - BEGIN)[0] / H, (marks.drained - BEGIN)[0] / H
+    assert (begun, drained) == (pytest.approx(12 + 1 / 6), pytest.approx(14 + 1 / 60)), "it wrote one at 11 h"
+    assert differing(ReplayedCluster(*given, reach=REACH).marks(), marks, timedelta(minutes=1)) == []
+    count = replay(fleet, [load], marks, POLICY.cost_benefit, reach=REACH)
+    assert (count.hits, count.spent.sum()) == (0, pytest.approx(128 * 16 / 60)), "a restart and a minute's work"
 
 
 def test_a_diagnostic_gives_a_sound_node_back_and_a_perfect_one_turns_the_failure_into_a_planned_repair():

@@ -87,7 +87,7 @@ def test_a_job_that_ends_soon_is_waited_for_behind_the_taint_and_the_drain_follo
     fleet = [busy, *healthy(12)]
     plan = once(fleet, config())
     assert verbs(plan, "n") == ["publish", "taint"]
-    assert "waiting for its jobs to end" in why(plan, "n")
+    assert "its drain waits" in why(plan, "n")
     fleet = carry_out(fleet, plan.actions, T0)
     fleet[0] = replace(fleet[0], jobs=())
     assert verbs(once(fleet, config(), ends, plan.state), "n") == ["drain"]

@@ -75,14 +75,36 @@ def test_a_job_that_ends_soon_is_waited_for_and_one_that_ends_late_is_not():
     soon = worth_of(8, [job(512, 2 * HOUR, ends_at=T0 + HOUR / 2)], 0.6, DAY, CONFIG, T0)
     assert soon.choice == "wait"
     assert soon.wait_until == T0 + HOUR / 2
-    assert "waiting for the jobs' end at 2026-03-01 00:30 UTC is" in soon.words
+    assert "waiting for the end of j at 2026-03-01 00:30 UTC is" in soon.words
     late = worth_of(8, [job(64, HOUR, can_checkpoint=True, ends_at=T0 + 20 * HOUR)], 0.6, DAY, CONFIG, T0)
     assert late.choice == "drain"
     assert late.wait < 0
     beyond = worth_of(8, [job(ends_at=T0 + 30 * HOUR)], 0.6, DAY, CONFIG, T0)
     assert beyond.wait is None
-    unknown = worth_of(8, [job(ends_at=T0 + HOUR), job()], 0.6, DAY, CONFIG, T0)
-    assert unknown.wait is None
+    assert worth_of(8, [job()], 0.6, DAY, CONFIG, T0).wait is None
+    beside = worth_of(8, [job(512, 2 * HOUR, ends_at=T0 + HOUR / 2), job(8)], 0.6, DAY, CONFIG, T0)
+    assert beside.choice == "wait", "for the large one, though the other runs on"
+
+
+def test_a_job_of_which_only_its_start_is_known_writes_checkpoints_as_often_as_is_assumed():
+    young, old, unknown = (
+        worth_of(8, [given], 0.3, DAY, CONFIG, T0) for given in (job(age=HOUR / 2), job(age=9 * DAY), JobView("j", 64))
+    )
+    assert (old.saved, old.lost) == (unknown.saved, unknown.lost)
+    assert unknown.lost - young.lost == pytest.approx(0.7 * 64 * 0.5), "it cannot lose more than it has computed"
+
+
+def test_a_gang_whose_checkpoint_is_due_soon_is_drained_at_it_and_then_not_put_off_again():
+    def gang(age, **others):
+        return [JobView("g", 512, T0 - 9 * DAY, checkpointed_at=T0 - age, **others)]
+
+    due = worth_of(8, gang(1.5 * HOUR), 0.6, DAY, CONFIG, T0)
+    assert (due.choice, due.wait_until) == ("wait", T0 + HOUR / 2)
+    assert "waiting for the next checkpoint of g at 2026-03-01 00:30 UTC is" in due.words
+    assert worth_of(8, gang(1.5 * HOUR, can_checkpoint=True), 0.6, DAY, CONFIG, T0).wait is None, "it is asked for one"
+    assert worth_of(8, gang(3 * HOUR), 0.6, DAY, CONFIG, T0).wait is None, "it is overdue"
+    for reported in (0, 4, 5):  # minutes after it was written
+        assert worth_of(8, gang(reported * HOUR / 60), 0.3, DAY, CONFIG, T0).choice == "drain"
 
 
 def test_a_drain_that_can_never_pay_is_left_and_one_that_is_ordered_is_done():

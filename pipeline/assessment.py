@@ -6,7 +6,8 @@ import dataclasses
 import hashlib
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
@@ -18,8 +19,8 @@ import yaml
 
 from evaluation.metrics.comparison import SLIDING
 from evaluation.metrics.oracle import oracle_predictions, read_truth
-from evaluation.value.acting import NOBODY, Controlled, Diagnostic, Fleet, Marks, Reading, readings, rule_events
-from evaluation.value.load import generated_load, jobs_of_table
+from evaluation.value.acting import NOBODY, Controlled, Diagnostic, Fleet, Reading, readings, rule_events
+from evaluation.value.load import Placements, generated_load, jobs_of_table
 from evaluation.value.replay import Outcome, break_even, net_interval
 from evaluation.value.replay import replay as replay_policy
 from evaluation.value.verdict import ENOUGH, Predictability, predictability, unanswered
@@ -47,6 +48,9 @@ from telemetry.errors import InputError
 LOADS: Final = 5
 """Generated loads that are averaged where the dataset has no jobs."""
 
+SIZES: Final = (8, 64, 256, 1024)
+"""Sizes of jobs, in GPUs, with which drains are replayed to see from which size on they pay."""
+
 REPLICATES: Final = 1000
 """Bootstrap samples of nodes behind each interval of GPU-hours."""
 
@@ -61,11 +65,15 @@ Begin = Callable[[str], Callable[[int, int], None]]
 
 
 def assess_fleet(
-    place: Place, params: Params, out: Path, *, costs: CostBenefitConfig, truth: Path | None = None, begin: Begin
-) -> dict[str, Any]:
+    place: Place, params: Params, out: Path, *, costs: CostBenefitConfig, truth: Path | None = None, begin: Begin,
+    gpus_per_job: int | None = None, checkpoint_on_request: bool = True,
+) -> dict[str, Any]:  # fmt: skip
     """Assess a dataset; all that is written lies in ``out``, and what is there and still holds is not made again.
 
     ``truth``: the simulator's, for the row of the oracle.
+    ``gpus_per_job``: jobs are generated with this size; None: the dataset's, or where it has none generated
+    ones as in a real trace.
+    ``checkpoint_on_request``: whether jobs write a checkpoint when they are asked to, before they are moved.
     Returns: what ``assessment.json`` holds.
     """
     dataset = Dataset.open(place)
@@ -75,7 +83,11 @@ def assess_fleet(
     judged = _replayed(matrix, params, out, truth, len(incidents), begin)
     content["predictable"] = dataclasses.asdict(judged)
     if math.isfinite(judged.chance):
-        content |= _value(dataset, matrix, params, out / _REPLAY, costs, truth)
+        predictable = judged.answer in ("yes", "weakly")
+        content |= _value(
+            dataset, matrix, params, out / _REPLAY, costs, truth, gpus_per_job, on_request=checkpoint_on_request,
+            sizes=predictable, begin=begin,
+        )  # fmt: skip
     content["recommended"] = recommended(judged, content.get("policies", []), content.get("break_even"))
     _write_settings(out / "recommended.yaml", content["recommended"], params, costs)
     plain: dict[str, Any] = orjson.loads(orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY))  # NaN is null
@@ -134,67 +146,117 @@ def _replayed(
 
 
 def _value(
-    dataset: Dataset, matrix: FeatureMatrix, params: Params, out: Path, costs: CostBenefitConfig, truth: Path | None
-) -> dict[str, Any]:
-    """Replay policies on the fleet's failures and jobs."""
+    dataset: Dataset, matrix: FeatureMatrix, params: Params, out: Path, costs: CostBenefitConfig, truth: Path | None,
+    gpus_per_job: int | None, *, on_request: bool, sizes: bool, begin: Begin,
+) -> dict[str, Any]:  # fmt: skip
+    """Replay policies on the fleet's failures and jobs; ``sizes``: also with jobs of each of :data:`SIZES`."""
     predictions = pd.read_parquet(out / "predictions_all.parquet")
     mine = (predictions["model"] == params.models.profile) & (predictions["variant"] == SLIDING)
     predictions = predictions[mine.to_numpy()]
-    begin, end = int(milliseconds(predictions["decision_time"]).min()), instant_ms(matrix.span[1])
-    fleet = Fleet.of(dataset.inventory(), matrix.incidents(), begin, end)
-    table, every = dataset.jobs(), costs.checkpoint_every
-    own = table is not None and len(table) > 0
-    loads = [generated_load(fleet.gpus, begin, end, params.seed + k, every) for k in range(0 if own else LOADS)]
-    loads += [jobs_of_table(table, fleet.names, fleet.gpus, end, every)] if own else []
+    since, end = int(milliseconds(predictions["decision_time"]).min()), instant_ms(matrix.span[1])
+    fleet = Fleet.of(dataset.inventory(), matrix.incidents(), since, end)
+    table, every, total = dataset.jobs(), costs.checkpoint_every, int(fleet.gpus.sum())
+    if gpus_per_job is not None and gpus_per_job > total:
+        raise InputError(f"{gpus_per_job} on a fleet of {total} GPUs", "--gpus-per-job", "give fewer")
+
+    def generated(size: int | None) -> list[Placements]:
+        return [
+            replace(generated_load(fleet.gpus, since, end, params.seed + k, every, size), on_request=on_request)
+            for k in range(LOADS)
+        ]
+
+    own = gpus_per_job is None and table is not None and len(table) > 0
+    loads = generated(gpus_per_job)
+    if own and table is not None:
+        loads = [replace(jobs_of_table(table, fleet.names, fleet.gpus, end, every), on_request=on_request)]
     evaluation, context = load_evaluation(out)
-    labels, reach = params.labels, timedelta(hours=evaluation.drain_hours)
-    even = break_even(fleet, loads, costs)
-    thresholds = _thresholds(None if even is None else even.break_even)
+    labels, folds = params.labels, context.folds[context.folds["variant"] == SLIDING]
     horizon = labels.gap + labels.horizon
-    settings = PolicyConfig(TierThresholds(**thresholds), horizon=horizon, cost_benefit=costs)
-    folds = context.folds[context.folds["variant"] == SLIDING]
-    events, lasts = rule_events(dataset.events()), min(horizon, labels.gap + 2 * params.decision.every)
+    lasts = min(horizon, labels.gap + 2 * params.decision.every)
 
     def scores_of(frame: pd.DataFrame) -> tuple[Reading, ...]:
         return readings(frame, folds, delay=labels.gap, lasts=lasts)
 
-    def marks(scores: Sequence[Reading], diagnostic: Diagnostic = "none", stage: Stage = "hard") -> Marks:
-        least = Level.SOFT if stage == "soft" else Level.TAINTED
-        policy = fleet.stage(settings, stage)
-        return Controlled(fleet, scores, events, loads[0], policy, reach, diagnostic, least).marks()
-
+    reach = timedelta(hours=evaluation.drain_hours)
+    acting = _Acting(fleet, rule_events(dataset.events()), costs, horizon, reach, params.seed)
     scores = scores_of(predictions)
-    planned = {
-        "nobody acts": NOBODY,
-        "hard rules alone": marks(scores_of(predictions.assign(risk=0.0))),
-        "soft taints": marks(scores, stage="soft"),
-        "drains": marks(scores),
-        "drains, a diagnostic that finds nothing": marks(scores, "blind"),
-        "drains, a diagnostic that finds all": marks(scores, "perfect"),
+    ways: dict[str, _Way] = {
+        "nobody acts": (None, "none", "hard"),
+        "hard rules alone": (scores_of(predictions.assign(risk=0.0)), "none", "hard"),
+        "soft taints": (scores, "none", "soft"),
+        "drains": (scores, "none", "hard"),
+        "drains, a diagnostic that finds nothing": (scores, "blind", "hard"),
+        "drains, a diagnostic that finds all": (scores, "perfect", "hard"),
     }
     if truth is not None and any(truth.iterdir()):
         best = oracle_predictions(predictions, read_truth(truth), evaluation.k)
-        planned["oracle, a diagnostic that finds all"] = marks(scores_of(best), "perfect")
-    outcomes = {name: replay_policy(fleet, loads, act, costs, reach=reach) for name, act in planned.items()}
-    rows = [_policy_row(name, outcome, outcomes["nobody acts"], params.seed) for name, outcome in outcomes.items()]
-    sizes = np.concatenate([load.size for load in loads])
+        ways["oracle, a diagnostic that finds all"] = (scores_of(best), "perfect", "hard")
+    rounds = [size for size in SIZES if sizes and size <= total]
+    count = begin("policies")
+    count(0, 1 + len(rounds))
+    played = acting.played(loads, ways)
+    tested = {name: way for name, way in ways.items() if way[0] is None or name.startswith("drains,")}
+    by_size = []
+    for at, size in enumerate(rounds):
+        count(1 + at, 1 + len(rounds))
+        with_size = acting.played(generated(size), tested)
+        by_size.append({"gpus_per_job": size} | {key: with_size[key] for key in ("break_even", "policies")})
+    count(1, 1)
+    gangs = np.concatenate([load.size for load in loads])
     hours = np.concatenate([load.gpus * (load.end - load.start) for load in loads])
-    return {
-        "policies": rows,
-        "break_even": None if even is None else even.break_even,
+    return played | {
+        "by_job_size": by_size,
         "jobs": {
             "from": "the dataset" if own else "a generated load",
-            "mean_gpus_by_gpu_hours": float(np.average(sizes, weights=hours)) if len(sizes) else 0.0,
+            "mean_gpus_by_gpu_hours": float(np.average(gangs, weights=hours)) if len(gangs) else 0.0,
             "checkpoint_every": format_duration(every),
+            "checkpoint_on_request": on_request,
             "planned_repair_saves_hours": (costs.unplanned_repair - costs.planned_repair) / timedelta(hours=1),
         },
-        "replayed": {
-            "nodes": len(fleet.nodes),
-            "failures": len(fleet.at),
-            "thresholds": thresholds,
-            "held_back": planned["drains"].refused,
-        },
     }
+
+
+_Way = tuple[Sequence[Reading] | None, Diagnostic, Stage]
+"""Scores (None: nobody acts), what follows on a drain, and the stage of every group."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Acting:
+    """What does not depend on the jobs."""
+
+    fleet: Fleet
+    events: Sequence[Mapping[str, Any]]
+    costs: CostBenefitConfig
+    horizon: timedelta
+    reach: timedelta
+    seed: int
+
+    def played(self, loads: Sequence[Placements], ways: Mapping[str, _Way]) -> dict[str, Any]:
+        """Replay ways to act under jobs; the first of them is compared with."""
+        even = break_even(self.fleet, loads, self.costs)
+        thresholds = _thresholds(None if even is None else even.break_even)
+        settings = PolicyConfig(TierThresholds(**thresholds), horizon=self.horizon, cost_benefit=self.costs)
+        outcomes: dict[str, Outcome] = {}
+        held = 0
+        for name, (scores, diagnostic, stage) in ways.items():
+            acts, least = NOBODY, Level.SOFT if stage == "soft" else Level.TAINTED
+            if scores is not None:
+                policy = self.fleet.stage(settings, stage)
+                acting = Controlled(self.fleet, scores, self.events, loads[0], policy, self.reach, diagnostic, least)
+                acts = acting.marks()
+            held = acts.refused if name == "drains" else held
+            outcomes[name] = replay_policy(self.fleet, loads, acts, self.costs, reach=self.reach)
+        nobody = next(iter(outcomes.values()))
+        return {
+            "policies": [_policy_row(name, outcome, nobody, self.seed) for name, outcome in outcomes.items()],
+            "break_even": None if even is None else even.break_even,
+            "replayed": {
+                "nodes": len(self.fleet.nodes),
+                "failures": len(self.fleet.at),
+                "thresholds": thresholds,
+                "held_back": held,
+            },
+        }
 
 
 def _thresholds(even: float | None) -> dict[str, float | None]:

@@ -57,6 +57,12 @@ def assess(
     checkpoint_every: Annotated[
         str, typer.Option(help="How often a job writes a checkpoint, where its table does not tell.")
     ] = "1h",
+    checkpoint_on_request: Annotated[
+        bool, typer.Option(help="Whether a job writes a checkpoint when it is asked to, before it is moved.")
+    ] = True,
+    gpus_per_job: Annotated[
+        int | None, typer.Option(min=1, help="GPUs of a typical training job. Instead of the dataset's jobs, if any.")
+    ] = None,
     bearer_token_file: BearerTokenOption = None,
     basic_auth_file: BasicAuthOption = None,
     ca_file: CaFileOption = None,
@@ -134,6 +140,8 @@ def assess(
             costs=CostBenefitConfig(checkpoint_every=every),
             truth=beside if beside is not None and beside.is_dir() else None,
             begin=begin,
+            gpus_per_job=gpus_per_job,
+            checkpoint_on_request=checkpoint_on_request,
         )
     if as_json:
         print_json(content)

@@ -27,12 +27,12 @@ _SHAPE: Final = (
     (4, 0.0227, (0.00083, 0.038, 0.21, 4.8, 25.0, 51.0, 76.0, 250.0, 680.0)),
     (8, 0.0200, (0.00028, 0.06, 0.52, 6.6, 48.0, 98.0, 150.0, 290.0, 740.0)),
     (16, 0.0025, (0.00056, 0.017, 0.11, 10.0, 45.0, 94.0, 140.0, 320.0, 460.0)),
-    (32, 0.00091, (0.00028, 0.092, 0.24, 1.0, 14.0, 17.0, 21.0, 40.0, 57.0)),
-    (128, 0.00009, (0.00028, 0.092, 0.24, 1.0, 14.0, 17.0, 21.0, 40.0, 57.0)),
+    (32, 0.0009, (0.00028, 0.092, 0.24, 1.0, 14.0, 17.0, 21.0, 40.0, 57.0)),
+    (128, 0.00011, (0.00028, 0.092, 0.24, 1.0, 14.0, 17.0, 21.0, 40.0, 57.0)),
 )
 """GPUs of a gang, share of all jobs, and hours at the quantiles :data:`_AT`. Rounded from the 82,247 jobs of the trace
 of Microsoft's Philly cluster, September to December 2017 (Jeon et al., USENIX ATC 2019; msr-fiddle/philly-traces,
-CC-BY-4.0), sizes grouped to the next power of two, those from 17 GPUs on together."""
+CC-BY-4.0): sizes grouped to the next power of two, those from 33 GPUs on to 128; hours of those from 17 on together."""
 
 _LARGEST: Final = 16
 """The largest size of which the trace has hundreds of jobs."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace as changed
 from datetime import timedelta
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -12,12 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evaluation.value.acting import NOBODY, Fleet, Marks
-from evaluation.value.load import HOUR_MS, Placements, first_fit, generated_load, jobs_of_table
+from evaluation.value.load import _AT, _SHAPE, HOUR_MS, Placements, first_fit, generated_load, jobs_of_table
 from evaluation.value.replay import break_even, net_interval, replay
 from features.times import NEVER
 from policy.cost_benefit import CostBenefitConfig
 from policy.fleet import NodeView
 
+PHILLY = Path(__file__).resolve().parents[3] / "shared" / "data" / "philly-jobs" / "philly.csv"
 H = HOUR_MS
 HOUR = timedelta(hours=1)
 COSTS = CostBenefitConfig(checkpoint_every=HOUR)
@@ -52,6 +54,42 @@ def test_a_generated_load_fills_a_fleet_nearly_and_repeats_by_its_seed():
     held = (one.gpus * (np.minimum(one.end, 30 * 24 * H) - one.start)).sum()
     assert 0.5 < held / (128 * 30 * 24 * H) <= 1
     assert (one.start == again.start).all()
+
+
+@given(
+    size=st.sampled_from([8, 16, 24, 64]), seed=st.integers(0, 99), nodes=st.integers(8, 20), at=st.integers(0, 1919)
+)
+@settings(max_examples=25, deadline=None)
+def test_gangs_of_a_given_size_take_whole_nodes_and_a_failure_hits_each_on_its_node_once(size, seed, nodes, at):
+    gpus, end = np.full(nodes, 8), 20 * 24 * H
+    load = generated_load(gpus, 0, end, seed, HOUR, size)
+    assert (load.size == size).all()
+    lasts = np.minimum(load.end, end) - load.start
+    gangs = pd.DataFrame(
+        {"job": load.job, "gpus": load.gpus, "hours": load.gpus * lasts / H, "whole": size * lasts / H}
+    )
+    by_job = gangs.groupby("job").agg({"gpus": "sum", "hours": "sum", "whole": "first"})
+    assert (by_job["gpus"] == size).all()
+    assert by_job["hours"].to_numpy() == pytest.approx(by_job["whole"].to_numpy()), "GPU-hours are those of the gangs"
+    assert not pd.DataFrame({"job": load.job, "node": load.node}).duplicated().any()
+    node, at = seed % nodes, at * H // 4
+    runs = [entry for entry in load.running(at, np.full(len(load.job), NEVER)) if load.node[entry] == node]
+    struck = counted(NOBODY, where=fleet((node, at / H), nodes=nodes), load=load)
+    assert struck.hits == pytest.approx(len(runs))
+    assert struck.hit.sum() == pytest.approx(sum(size * (load.unsaved(entry, at) / H + 0.25) for entry in runs))
+
+
+@pytest.mark.skipif(not PHILLY.is_file(), reason="the trace of Microsoft's Philly cluster is not here")
+def test_the_shape_of_generated_jobs_is_that_of_the_trace():
+    trace = pd.read_csv(PHILLY)
+    power = 2 ** np.ceil(np.log2(trace["num_gpus"])).astype(int)
+    power = power.where(power <= 32, 128)
+    for gpus, share, quantiles in _SHAPE:
+        hours = trace["duration"][(power == gpus) | ((power >= 32) & (gpus >= 32))] / 3600
+        assert share == pytest.approx((power == gpus).mean(), rel=0.02)
+        assert quantiles == pytest.approx(tuple(hours.quantile(_AT)), rel=0.06, abs=1e-4)
+    gang = trace["num_gpus"] >= 8
+    assert trace["gpu_time"][gang].sum() / trace["gpu_time"].sum() == pytest.approx(0.62, abs=0.005)
 
 
 def test_a_jobs_table_is_read_with_gangs_over_nodes_single_gpus_whole_nodes_and_its_own_checkpoints():

@@ -186,6 +186,7 @@ class ReplayedCluster:
                 self._open[place][3] = instant_ms(at)
             if not level.hard and place in self._open:
                 self._open.pop(place)[2] = instant_ms(at)
+                self.left[self.jobs.node == place] = NEVER  # jobs are there again
         decisions = {} if report.plan is None else report.plan.nodes
         waits = [name for name, one in decisions.items() if one.worth is not None and one.worth.choice == "wait"]
         entries = self.jobs.running(instant_ms(at), self.left)
@@ -194,8 +195,8 @@ class ReplayedCluster:
 
     def _show(self, at: datetime) -> None:
         """Let the scheduler see what runs and what is down now."""
-        for uid, ask in self.workloads.asked.items():
-            if at - self._asked.setdefault(uid, at) >= self.policy.cost_benefit.checkpoint:
+        for ask in self.workloads.asked.values():
+            if at - self._asked.setdefault(ask.key, at) >= self.policy.cost_benefit.checkpoint:
                 self.workloads.written.add(ask.key)
         now, jobs = instant_ms(at), self.jobs
         running: dict[str, Workload] = {}

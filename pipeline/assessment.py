@@ -200,7 +200,7 @@ def _value(
     for at, size in enumerate(rounds):
         count(1 + at, 1 + len(rounds))
         with_size = acting.played(generated(size), tested)
-        by_size.append({"gpus_per_job": size} | {key: with_size[key] for key in ("break_even", "policies")})
+        by_size.append({"gpus_per_job": size} | {key: with_size[key] for key in _OF_SIZE})
     count(1, 1)
     gangs = np.concatenate([load.size for load in loads])
     hours = np.concatenate([load.gpus * (load.end - load.start) for load in loads])
@@ -215,6 +215,8 @@ def _value(
         },
     }
 
+
+_OF_SIZE: Final = ("break_even", "break_even_blind", "policies")
 
 _Way = tuple[Sequence[Reading] | None, Diagnostic, Stage]
 """Scores (None: nobody acts), what follows on a drain, and the stage of every group."""
@@ -246,10 +248,12 @@ class _Acting:
                 acts = acting.marks()
             held = acts.refused if name == "drains" else held
             outcomes[name] = replay_policy(self.fleet, loads, acts, self.costs, reach=self.reach)
-        nobody = next(iter(outcomes.values()))
+        nobody, unfound = next(iter(outcomes.values())), replace(self.costs, planned_repair=self.costs.unplanned_repair)
+        blind = break_even(self.fleet, loads, unfound)
         return {
             "policies": [_policy_row(name, outcome, nobody, self.seed) for name, outcome in outcomes.items()],
             "break_even": None if even is None else even.break_even,
+            "break_even_blind": None if blind is None else blind.break_even,
             "replayed": {
                 "nodes": len(self.fleet.nodes),
                 "failures": len(self.fleet.at),
@@ -295,7 +299,7 @@ def recommended(judged: Predictability, policies: list[dict[str, Any]], even: fl
         stage = "hard"
         on_repairs = all(row["saved"] <= row["spent"] for row in drains)
         if not rows["drains"]["net_low"] > 0:
-            blind, perfect = drains[1]["net"], drains[2]["net"]
+            blind, perfect = drains[1]["net_low"], drains[2]["net_low"]
             needs = min(max(0.0, -blind / (perfect - blind)), 1.0)
     elif judged.answer in ("yes", "weakly") and rows and rows["soft taints"]["net_low"] > 0:
         stage = "soft"

@@ -1,4 +1,4 @@
-"""An assessment as text for a terminal."""
+"""An assessment in words and tables, and as text for a terminal."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from pipeline.report.wording import between, count, number, percent
+from pipeline.report.tables import Cell, Table
+from pipeline.report.wording import NONE, between, count, join, number, percent
 
-_ANSWERS: Final = {
+ANSWERS: Final = {
     "yes": "YES. Failures are predictable here.",
     "weakly": "WEAKLY. Alerts are better than chance, but do not catch a fifth of the failures, or not more than "
     "counting past failures would.",
@@ -17,12 +18,12 @@ _ANSWERS: Final = {
     "too few failures": "TOO FEW FAILURES TO TELL. About {more} more are needed in the replayed period.",
     "no failures": "NO FAILURES in the data, so nothing can be said. About {more} are needed.",
 }
-_STAGES: Final = {
+STAGES: Final = {
     "hard": "drain nodes (stage hard)",
     "soft": "keep new jobs off nodes at risk, and do not drain (stage soft)",
     "shadow": "do not drain; act on nothing, and record what would have been done (stage shadow)",
 }
-_COLUMNS: Final = ("policy", "drains", "right", "caught", "saved", "repairs", "spent", "net", "95 % interval")
+_DRAINS, _BLIND, _PERFECT = "drains", "drains, a diagnostic that finds nothing", "drains, a diagnostic that finds all"
 
 
 def verdict_text(content: dict[str, Any], out: Path, dataset: str, params: Sequence[Path]) -> str:
@@ -30,96 +31,171 @@ def verdict_text(content: dict[str, Any], out: Path, dataset: str, params: Seque
 
     ``content``: as :func:`pipeline.assessment.assess_fleet` returns it; ``params``: the files that it was made with.
     """
-    lines = [*_data(content["data"]), "", *_predictable(content["predictable"])]
-    if content.get("policies"):
-        lines += ["", *_policies(content)]
-    return "\n".join([*lines, "", *_next(content, out, dataset, params)]) + "\n"
+    held, todos = data(content["data"])
+    lines = [f"What the data holds{' (a simulated fleet)' if content['data']['simulated'] else ''}"]
+    lines += [f"  {line}" for line in held] + [f"    {todo}" for todo in todos]
+    lines += ["", f"Are failures predictable here?  {answer(content)}"]
+    lines += [f"  {line}" for line in figures(content["predictable"])]
+    for table, notes in ((policies(content), policy_notes(content)), (job_sizes(content), ())):
+        if table is not None:
+            lines += ["", table.caption, *_text_of(table), *(f"  {note}" for note in notes)]
+    first, *reasons = recommendation(content)
+    lines += ["", f"{first} Settings: {out / 'recommended.yaml'}", *(f"  {reason}" for reason in reasons), ""]
+    return "\n".join([*lines, "What to do next", *(f"  {line}" for line in commands(out, dataset, params))]) + "\n"
 
 
-def _data(data: dict[str, Any]) -> list[str]:
+def data(data: dict[str, Any]) -> tuple[list[str], list[str]]:
+    """Say what the data holds, and what is missing in them."""
     failures = ", ".join(f"{size} {name}" for name, size in data["failures"].items()) or "none"
     lines = [
-        f"What the data holds{' (a simulated fleet)' if data['simulated'] else ''}",
-        f"  {count(data['units'])} {data['unit']}s on {count(data['nodes'])} nodes, {data['days']:g} days, "
+        f"{count(data['units'])} {data['unit']}s on {count(data['nodes'])} nodes, {data['days']:g} days, "
         f"{count(data['samples'])} samples, {count(data['jobs'])} jobs",
-        f"  failures: {sum(data['failures'].values())} ({failures})",
+        f"failures: {sum(data['failures'].values())} ({failures})",
     ]
     if data["missing_channels"]:
         lines.append(
-            f"  {len(data['missing_channels'])} channels missing; `predrain doctor` shows how to switch them on:"
+            f"{len(data['missing_channels'])} channels missing; `predrain doctor` shows how to switch them on:"
         )
-        lines += [f"    {todo['what']}; unseen: {todo['shows']}" for todo in data["to_do"]]
-    return lines
+    return lines, [f"{todo['what']}; unseen: {todo['shows']}" for todo in data["to_do"] if data["missing_channels"]]
 
 
-def _predictable(judged: dict[str, Any]) -> list[str]:
-    lines = [f"Are failures predictable here?  {_ANSWERS[judged['answer']].format(more=judged['more'])}"]
+def answer(content: dict[str, Any]) -> str:
+    """Say whether failures are predictable."""
+    judged = content["predictable"]
+    return ANSWERS[judged["answer"]].format(more=judged["more"])
+
+
+def figures(judged: dict[str, Any]) -> list[str]:
+    """Say what the answer rests on."""
+    lines = []
     if judged["precision"][0] is not None:
         lines += [
-            f"  precision of drains {_bounded(judged['precision'])}, drawing at random {_percent(judged['chance'])}",
-            f"  caught {_bounded(judged['recall'])} of the {judged['failures']} failures that were replayed",
-            f"  more than counting past failures at as many alerts: {_bounded(judged['more_than_counting'])}",
+            f"precision of drains {_bounded(judged['precision'])}, drawing at random {_percent(judged['chance'])}",
+            f"caught {_bounded(judged['recall'])} of the {judged['failures']} failures that were replayed",
+            f"more than counting past failures at as many alerts: {_bounded(judged['more_than_counting'])}",
         ]
     if judged["lead_hours"][1] is not None:
         early, half, late = (f"{value:.0f} h" for value in judged["lead_hours"])
-        lines.append(f"  lead time: half of them {half} or more ahead (quartiles {early} and {late})")
+        lines.append(f"lead time: half of them {half} or more ahead (quartiles {early} and {late})")
     if judged["without_precursor"] is not None:
-        lines.append(f"  without any precursor that a model saw: {_percent(judged['without_precursor'])}")
+        lines.append(f"without any precursor that a model saw: {_percent(judged['without_precursor'])}")
     return lines
 
 
-def _policies(content: dict[str, Any]) -> list[str]:
-    jobs, even = content["jobs"], content["break_even"]
-    rows = [_COLUMNS, *(_cells(row) for row in content["policies"])]
-    widths = [max(len(row[at]) for row in rows) for at in range(len(_COLUMNS))]
-    held = content["replayed"]["held_back"]
-    worth = "never" if even is None else f"from a risk of {percent(even)}"
-    return [
+def policies(content: dict[str, Any]) -> Table | None:
+    """Tabulate the policies that were replayed; None where none was."""
+    rows, jobs = content.get("policies"), content.get("jobs", {})
+    if not rows:
+        return None
+    caption = (
         f"What would have been saved, in GPU-hours (jobs: {jobs['from']}, mean gang "
-        f"{number(jobs['mean_gpus_by_gpu_hours'], 0)} GPUs, a checkpoint every {jobs['checkpoint_every']})",
-        *(
-            "  " + row[0].ljust(widths[0]) + "".join(f"  {cell:>{widths[at]}}" for at, cell in enumerate(row) if at)
-            for row in rows
-        ),
-        f"  With these jobs a drain that a diagnostic follows is worth it {worth}. `repairs`: a planned repair "
-        f"is taken to be {jobs['planned_repair_saves_hours']:g} hours of the node shorter than an unplanned one.",
-        *(
-            [
-                f"  Disruption budgets held back {count(held)} drains: a tenth of the fleet's "
-                f"{count(content['replayed']['nodes'])} nodes may be out of service at once, those in repair included."
-            ]
-            if held
-            else []
-        ),
+        f"{number(jobs['mean_gpus_by_gpu_hours'], 0)} GPUs, a checkpoint every {jobs['checkpoint_every']})"
+    )
+    header = ("policy", "drains", "right", "caught", "saved", "repairs", "spent", "net", "95 % interval")
+    cells = [
+        (
+            row["policy"], f"{row['drains']}", f"{row['right']} of {row['known']}", f"{row['caught']}",
+            *(f"{row[name]:,.0f}" for name in ("saved", "repairs", "spent", "net")), _interval(row),
+        )
+        for row in rows
+    ]  # fmt: skip
+    return _table(caption, header, cells)
+
+
+def policy_notes(content: dict[str, Any]) -> list[str]:
+    """Say what the table of policies rests on."""
+    jobs, replayed = content["jobs"], content["replayed"]
+    lines = [
+        f"With these jobs a drain that a diagnostic follows is worth it {_worth(content['break_even'])} where what it "
+        f"finds is repaired as planned, and {_worth(content['break_even_blind'])} where it finds nothing.",
+        f"`repairs`: a planned repair is taken to be {jobs['planned_repair_saves_hours']:g} hours of the node shorter "
+        "than an unplanned one.",
     ]
+    if replayed["held_back"]:
+        lines.append(
+            f"Disruption budgets held back {count(replayed['held_back'])} drains: a tenth of the fleet's "
+            f"{count(replayed['nodes'])} nodes may be out of service at once, those in repair included."
+        )
+    return lines
 
 
-def _cells(row: dict[str, Any]) -> tuple[str, ...]:
-    whole = (f"{row['drains']}", f"{row['right']} of {row['known']}", f"{row['caught']}")
-    hours = (f"{row[name]:,.0f}" for name in ("saved", "repairs", "spent", "net"))
-    low, high = row["net_low"], row["net_high"]
-    return (row["policy"], *whole, *hours, "" if low is None else f"{low:,.0f} to {high:,.0f}")
+def job_sizes(content: dict[str, Any]) -> Table | None:
+    """Tabulate what drains save by the size of jobs; None where that was not replayed."""
+    sizes = content.get("by_job_size")
+    if not sizes:
+        return None
+    rows = []
+    for size in sizes:
+        by_name = {row["policy"]: row for row in size["policies"]}
+        nets = [f"{row['net']:,.0f} ({_interval(row)})" for row in (by_name[_BLIND], by_name[_PERFECT])]
+        evens = [_percent(size[key], NONE) for key in ("break_even_blind", "break_even")]
+        rows.append((f"{size['gpus_per_job']:,} GPUs", evens[0], nets[0], evens[1], nets[1]))
+    caption = "Drains by the size of jobs, all of one size: the risk from which one is worth it, and the net GPU-hours"
+    return _table(caption, ("jobs of", "worth it, finds nothing", "net", "worth it, finds all", "net"), rows)
 
 
-def _next(content: dict[str, Any], out: Path, dataset: str, params: Sequence[Path]) -> list[str]:
-    chosen, settings = content["recommended"], out / "recommended.yaml"
-    given, acts = "".join(f" --params {path}" for path in params), f"--settings {settings} --events {dataset} --dry-run"
-    lines = [f"Recommended: {_STAGES[chosen['stage']]}. Settings: {settings}"]
+def recommendation(content: dict[str, Any]) -> list[str]:
+    """Say what is recommended, and why."""
+    chosen, rows = content["recommended"], {row["policy"]: row for row in content.get("policies", ())}
+    lines = [f"Recommended: {STAGES[chosen['stage']]}."]
     share = chosen["diagnostic_finds_at_least"]
     if share is not None:
-        lines.append(f"  It pays if a diagnostic finds at least {percent(share)} of the faults that it is shown.")
+        lines.append(
+            f"It is sure to pay if a diagnostic finds at least {percent(share)} of the faults that it is shown."
+        )
     if chosen["rests_on_planned_repairs"]:
         lines.append(
-            "  It pays by `repairs` alone: at these jobs, what jobs are spared does not make up for what is spent."
+            "It pays by `repairs` alone: what jobs of this size are spared does not make up for what is spent."
         )
+    if content["predictable"]["answer"] == "yes" and chosen["stage"] != "hard":
+        best = max((row for name, row in rows.items() if name.startswith("drains")), key=lambda row: row["net"])
+        lines.append(
+            f"Drains are not sure to pay with these jobs: the best, `{best['policy']}`, nets {best['net']:,.0f} "
+            f"GPU-hours ({_interval(best)})."
+        )
+    sizes = content.get("by_job_size") or ()
+    for policy, what in ((_BLIND, "finds nothing"), (_PERFECT, "finds all")):
+        pays = [
+            size["gpus_per_job"] for size in sizes
+            if any(row["policy"] == policy and row["net_low"] > 0 for row in size["policies"])
+        ]  # fmt: skip
+        if sizes:
+            tried = join([f"{size['gpus_per_job']:,}" for size in sizes])
+            where = f"from jobs of {min(pays):,} GPUs on" if pays else f"at none of the sizes tried ({tried} GPUs)"
+            lines.append(f"With a diagnostic that {what}, drains are sure to pay {where}.")
+    return lines
+
+
+def commands(out: Path, dataset: str, params: Sequence[Path]) -> list[str]:
+    """Give the three commands that come next."""
+    settings = out / "recommended.yaml"
+    given, acts = "".join(f" --params {path}" for path in params), f"--settings {settings} --events {dataset} --dry-run"
     return [
-        *lines,
-        "",
-        "What to do next",
-        f"  predrain train --matrix {out}/matrix --backtest {out}/replay{given} --out {out}/bundle",
-        f"  predrain score --dataset {dataset} --model {out}/bundle{given} --params {settings} --out {out}/scores",
-        f"  predrain act --scheduler kubernetes --scores {out}/scores {acts}",
+        f"predrain train --matrix {out}/matrix --backtest {out}/replay{given} --out {out}/bundle",
+        f"predrain score --dataset {dataset} --model {out}/bundle{given} --params {settings} --out {out}/scores",
+        f"predrain act --scheduler kubernetes --scores {out}/scores {acts}",
     ]
+
+
+def _table(caption: str, header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> Table:
+    return Table(caption, header, tuple(tuple(Cell(cell) for cell in row) for row in rows))
+
+
+def _text_of(table: Table) -> list[str]:
+    rows = [table.header, *(tuple(cell.text for cell in row) for row in table.rows)]
+    widths = [max(len(row[at]) for row in rows) for at in range(len(table.header))]
+    return [
+        "  " + row[0].ljust(widths[0]) + "".join(f"  {cell:>{widths[at]}}" for at, cell in enumerate(row) if at)
+        for row in rows
+    ]
+
+
+def _interval(row: dict[str, Any]) -> str:
+    return "" if row["net_low"] is None else f"{row['net_low']:,.0f} to {row['net_high']:,.0f}"
+
+
+def _worth(even: float | None) -> str:
+    return "never" if even is None else f"from a risk of {percent(even)}"
 
 
 def _bounded(value: Any) -> str:
@@ -129,5 +205,5 @@ def _bounded(value: Any) -> str:
     return f"{_percent(middle)} {between(percent(low), percent(high))}"
 
 
-def _percent(value: float | None) -> str:
-    return "unknown" if value is None else percent(value)
+def _percent(value: float | None, unknown: str = "unknown") -> str:
+    return unknown if value is None else percent(value)

@@ -237,6 +237,7 @@ class Controlled:
         if level < self.least:
             if place in self._open:
                 self._open.pop(place)[2] = self._now
+                self._left[self.jobs.node == place] = NEVER  # jobs are there again
                 heapq.heappush(self._todo, self._now + _MINUTE_MS)  # there is room for another now
             return
         if place not in self._open:

@@ -1,8 +1,8 @@
 """Marks counted against a fleet's failures and jobs, in GPU-hours, with intervals by node.
 
 Jobs stand where they stood. One that is moved, or would have started on a node that is kept out, runs on a spare node
-that does not fail. Failures come as they came. A GPU's failure hits each job of its node with the probability that the
-job had that GPU; what it costs is the mean over these.
+that does not fail until its own is back; then it, or one like it, runs there again. Failures come as they came. A GPU's
+failure hits each job of its node with the probability that the job had that GPU; what it costs is the mean over these.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from evaluation.value.acting import LEAVE, Fleet, Marks, evicted
 from evaluation.value.load import HOUR_MS, Placements
 from features.times import NEVER, duration_ms
 from policy.cost_benefit import CostBenefitConfig, Costs
-from policy.episodes import Bools, Floats, Ints
+from policy.episodes import Floats, Ints
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,46 +77,42 @@ def _counted(
     fleet: Fleet, jobs: Placements, marks: Marks, costs: CostBenefitConfig
 ) -> tuple[float, float, Floats, Floats, Floats]:
     """Count jobs hit and moved, and by node GPU-hours lost, spent and idle, under one load."""
-    restart, checkpoint = duration_ms(costs.restart), duration_ms(costs.checkpoint)
+    restart = duration_ms(costs.restart)
     bounds, size = np.searchsorted(jobs.node, np.arange(len(fleet.nodes) + 1)), jobs.size
-    left, moved = _left(jobs, marks, costs.checkpoint)
-    hits, hit, idle = 0.0, np.zeros(len(fleet.nodes)), np.zeros(len(fleet.nodes))
+    hits, moved, (hit, spent, idle) = 0.0, 0.0, np.zeros((3, len(fleet.nodes)))
+    left: list[Ints] = []  # of each mark: when the jobs of its node are off it
+    off = np.full(len(size), NEVER)
+    tested = np.minimum(marks.drained, NEVER // 2) + duration_ms(costs.checkpoint + LEAVE + costs.verify)
+    # what is found to be broken goes straight into its repair
+    over = np.minimum(marks.until, np.where(marks.found, tested, NEVER))
+    for mark, (node, at, until, drained) in enumerate(
+        zip(marks.node, marks.at, marks.until, marks.drained, strict=True)
+    ):
+        mine = np.arange(bounds[node], bounds[node + 1])
+        begun = mine[(jobs.start[mine] > at) & (jobs.start[mine] <= until)]
+        off[begun] = jobs.start[begun]  # it runs elsewhere
+        if drained < until:
+            gone, out = evicted(jobs, int(node), int(drained), off, costs.checkpoint)
+            rework = gone - duration_ms(LEAVE) - drained if jobs.on_request else jobs.unsaved(out, int(drained))
+            off[out], moved = gone, moved + len(out)
+            spent[node] += float((size[out] * (restart + rework)).sum()) / HOUR_MS
+        left.append(off[mine].copy())
+        off[mine] = NEVER
+        stays = np.minimum(jobs.end[mine], left[mark])
+        for since, ends in _sound(fleet, int(node), int(at), int(over[mark])):
+            busy = np.clip(stays, since, ends) - np.clip(jobs.start[mine], since, ends)
+            idle[node] += max(float(fleet.gpus[node] * (ends - since)) - float(jobs.gpus[mine] @ busy), 0) / HOUR_MS
     for node, at, unit in zip(fleet.failed, fleet.at, fleet.unit, strict=True):
         if at < fleet.begin:
             continue
+        stood = np.flatnonzero((marks.node == node) & (marks.at <= at) & (at < marks.until))
         entry = np.arange(bounds[node], bounds[node + 1])
-        met = entry[(jobs.start[entry] <= at) & (jobs.end[entry] >= at) & (left[entry] > at)]
+        runs = (jobs.start[entry] <= at) & (jobs.end[entry] >= at)
+        met = entry[runs & (left[int(stood[0])] > at) if len(stood) else runs]
         share = jobs.gpus[met] / fleet.gpus[node] if unit else np.ones(len(met))
         hits += float(share.sum())
         hit[node] += float((share * size[met] * (jobs.unsaved(met, at) + restart)).sum()) / HOUR_MS
-    rework = np.where(jobs.every > 0, checkpoint, 0)
-    if not jobs.on_request:
-        rework = jobs.unsaved(np.arange(len(left)), left - duration_ms(LEAVE))
-    moves = size * np.where(moved, restart + rework, 0) / HOUR_MS
-    spent = np.bincount(jobs.node, weights=moves, minlength=len(fleet.nodes))
-    tested = np.minimum(marks.drained, NEVER // 2) + duration_ms(costs.checkpoint + LEAVE + costs.verify)
-    # what is found to be broken goes straight into its repair
-    until = np.minimum(marks.until, np.where(marks.found, tested, NEVER))
-    for node, begin, end in zip(marks.node, marks.at, until, strict=True):
-        mine = slice(bounds[node], bounds[node + 1])
-        stays = np.minimum(jobs.end[mine], left[mine])
-        for sound, over in _sound(fleet, int(node), int(begin), int(end)):
-            busy = np.clip(stays, sound, over) - np.clip(jobs.start[mine], sound, over)
-            idle[node] += max(float(fleet.gpus[node] * (over - sound)) - float(jobs.gpus[mine] @ busy), 0) / HOUR_MS
-    return hits, float(moved.sum()), hit, np.asarray(spent, dtype=np.float64), idle
-
-
-def _left(jobs: Placements, marks: Marks, checkpoint: timedelta) -> tuple[Ints, Bools]:
-    """Give when each job is not on its node any more for marks, and which jobs were moved."""
-    left, moved = np.full(len(jobs.node), NEVER), np.zeros(len(jobs.node), dtype=np.bool_)
-    for node, at, until, drained in zip(marks.node, marks.at, marks.until, marks.drained, strict=True):
-        entry = np.arange(*np.searchsorted(jobs.node, (node, node + 1)))
-        begun = entry[(jobs.start[entry] > at) & (jobs.start[entry] <= until)]
-        left[begun] = np.minimum(left[begun], jobs.start[begun])  # it runs elsewhere
-        if drained < until:
-            gone, out = evicted(jobs, int(node), int(drained), left, checkpoint)
-            left[out], moved[out] = gone, True
-    return left, moved
+    return hits, moved, hit, spent, idle
 
 
 def _sound(fleet: Fleet, node: int, begin: int, end: int) -> list[tuple[int, int]]:

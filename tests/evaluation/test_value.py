@@ -160,6 +160,17 @@ def test_a_drain_before_it_spares_the_gang_and_costs_the_move_and_the_idle_node_
     assert outcome.idle.sum() == pytest.approx(8 * (20.5 - 0.1 + 92 - 50.5))
 
 
+def test_a_node_that_is_back_before_it_fails_has_its_job_again():
+    back = counted(mark(0, 20, 23))
+    assert (back.caught, back.hits, back.moved) == (0, 1, 1)
+    assert back.hit.sum() == counted(NOBODY).hit.sum()
+
+
+def test_a_gang_that_writes_no_checkpoint_on_request_loses_its_work_since_the_last_one_when_it_is_moved():
+    moved = counted(mark(0, 20.75, 92), load=changed(GANG, on_request=False))
+    assert (moved.hits, moved.spent.sum()) == (0, pytest.approx(16 * (0.75 + 0.25)))
+
+
 def test_a_drain_begun_too_late_for_the_checkpoint_spares_nothing():
     late = counted(mark(0, 40.45, 92))
     assert (late.caught, late.hits) == (0, 1)

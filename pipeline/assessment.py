@@ -206,6 +206,10 @@ def _value(
     hours = np.concatenate([load.gpus * (load.end - load.start) for load in loads])
     return played | {
         "by_job_size": by_size,
+        "costs": {
+            name: format_duration(getattr(costs, name))
+            for name in ("checkpoint", "restart", "verify", "planned_repair", "unplanned_repair")
+        },
         "jobs": {
             "from": "the dataset" if own else "a generated load",
             "mean_gpus_by_gpu_hours": float(np.average(gangs, weights=hours)) if len(gangs) else 0.0,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -99,7 +100,8 @@ def policies(content: dict[str, Any]) -> Table | None:
         )
         for row in rows
     ]  # fmt: skip
-    return _table(caption, header, cells)
+    sure = frozenset(at for at, row in enumerate(rows) if (row["net_low"] or 0) > 0)
+    return replace(_table(caption, header, cells), strong=sure)
 
 
 def policy_notes(content: dict[str, Any]) -> list[str]:
@@ -117,6 +119,23 @@ def policy_notes(content: dict[str, Any]) -> list[str]:
             f"{count(replayed['nodes'])} nodes may be out of service at once, those in repair included."
         )
     return lines
+
+
+def assumptions(content: dict[str, Any]) -> list[str]:
+    """Say what the replay takes for granted."""
+    jobs, costs = content["jobs"], content["costs"]
+    moved = f"a checkpoint of {costs['checkpoint']}" if jobs["checkpoint_on_request"] else "work since the last one too"
+    return [
+        "`saved`: a failure costs the whole gang its work since the last checkpoint and a restart of "
+        f"{costs['restart']}; a GPU's failure hits a job by its share of the node.",
+        f"`spent`: a drain costs each job that is moved {moved} and a restart, and the node its idle time; a "
+        f"diagnostic takes {costs['verify']}.",
+        "Failures come when they came. Jobs stay where they were; one that is moved runs on a spare node that does not "
+        "fail, until its own node is back.",
+        "Each group of nodes is in its stage as if it had earned it. Thresholds come from costs and from what stages "
+        "ask for, never from outcomes.",
+        "Intervals are bootstraps by node of 95 %; rows whose interval lies above 0 stand out.",
+    ]
 
 
 def job_sizes(content: dict[str, Any]) -> Table | None:
@@ -148,10 +167,13 @@ def recommendation(content: dict[str, Any]) -> list[str]:
             "It pays by `repairs` alone: what jobs of this size are spared does not make up for what is spent."
         )
     if content["predictable"]["answer"] == "yes" and chosen["stage"] != "hard":
-        best = max((row for name, row in rows.items() if name.startswith("drains")), key=lambda row: row["net"])
+        drains = [row for name, row in rows.items() if name.startswith("drains")]
+        best = max(drains, key=lambda row: row["net"])
         lines.append(
             f"Drains are not sure to pay with these jobs: the best, `{best['policy']}`, nets {best['net']:,.0f} "
             f"GPU-hours ({_interval(best)})."
+            if any(row["drains"] for row in drains)
+            else "No drain was begun, so that none could pay."
         )
     sizes = content.get("by_job_size") or ()
     for policy, what in ((_BLIND, "finds nothing"), (_PERFECT, "finds all")):

@@ -143,12 +143,19 @@ def assess(
             gpus_per_job=gpus_per_job,
             checkpoint_on_request=checkpoint_on_request,
         )
+    _show(content, out, dataset or str(made), params_files(params), as_json=as_json)
+
+
+def _show(content: dict[str, Any], out: Path, dataset: str, params: list[Path], *, as_json: bool) -> None:
+    """Write the page, and print the verdict."""
+    from pipeline.assessment_page import write_page
+    from pipeline.assessment_text import verdict_text
+
+    write_page(content, out, dataset, params)
     if as_json:
         print_json(content)
     else:
-        from pipeline.assessment_text import verdict_text
-
-        sys.stdout.write(verdict_text(content, out, dataset or str(made), params_files(params)))
+        sys.stdout.write(verdict_text(content, out, dataset, params))
 
 
 _IMPORTED: Final = 400e3

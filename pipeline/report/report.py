@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
@@ -37,9 +38,6 @@ def write_report(out: Path, *, evaluation: Evaluation, context: ReportContext) -
 def render_report(evaluation: Evaluation, context: ReportContext) -> str:
     """Render the page."""
     profile = context.profile
-    environment = Environment(
-        loader=FileSystemLoader(_HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
     drawn = {
         "precision_recall": plots.precision_recall(evaluation, profile),
         "by_month": plots.precision_by_month(evaluation, profile),
@@ -52,10 +50,10 @@ def render_report(evaluation: Evaluation, context: ReportContext) -> str:
         "on these very decisions, which favours it."
     )
     against_base = "The best single learner against each baseline, on the same resamples."
-    return environment.get_template("report.html.j2").render(
+    return render(
+        "report.html.j2",
         context=context,
         evaluation=evaluation,
-        style=Markup((_HERE / "style.css").read_text(encoding="utf-8")),  # noqa: S704 - our own stylesheet
         summary=summary.sentences(evaluation, context),
         plots={name: plot and (Markup(plot.svg), plot.caption) for name, plot in drawn.items()},  # noqa: S704 - escaped there
         models=tables.models(evaluation, context),
@@ -75,3 +73,12 @@ def render_report(evaluation: Evaluation, context: ReportContext) -> str:
         day=wording.day,
         duration=duration,
     )
+
+
+def render(template: str, **values: Any) -> str:
+    """Render a page of this folder, its styles in it; texts are escaped."""
+    environment = Environment(
+        loader=FileSystemLoader(_HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    style = Markup((_HERE / "style.css").read_text(encoding="utf-8"))  # noqa: S704 - our own stylesheet
+    return environment.get_template(template).render(style=style, **values)

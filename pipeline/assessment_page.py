@@ -1,0 +1,36 @@
+"""An assessment as one page that needs nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pipeline import assessment_text as text
+from pipeline.report.report import render
+from telemetry.atomic import disk_errors, write_bytes
+
+
+def write_page(content: dict[str, Any], out: Path, dataset: str, params: Sequence[Path]) -> Path:
+    """Write ``OUT/index.html``; arguments as :func:`pipeline.assessment_text.verdict_text` takes them."""
+    held, _ = text.data(content["data"])
+    policies = text.policies(content)
+    page = render(
+        "assessment.html.j2",
+        dataset=dataset,
+        simulated=content["data"]["simulated"],
+        answer=text.answer(content),
+        recommendation=text.recommendation(content),
+        policies=policies,
+        settings=str(out / "recommended.yaml"),
+        commands=text.commands(out, dataset, params),
+        figures=text.figures(content["predictable"]),
+        sizes=text.job_sizes(content),
+        held=held,
+        to_do=content["data"]["to_do"],
+        assumptions=[*text.policy_notes(content), *text.assumptions(content)] if policies else [],
+    )
+    target = out / "index.html"
+    with disk_errors(target):
+        write_bytes(target, page.encode())
+    return target

@@ -201,11 +201,11 @@ class ReplayedCluster:
         now, jobs = instant_ms(at), self.jobs
         running: dict[str, Workload] = {}
         there = jobs.running(now, self.left)
-        down = set(self.fleet.failed[(self.fleet.at <= now) & (now < self.fleet.until)].tolist())
+        down = self.fleet.down(now)
         for place, stays in enumerate(self.fleet.stays):
             name = self.fleet.nodes[place].name
             views = []
-            entries = there[jobs.node[there] == place]
+            entries = there[(jobs.node[there] == place) & (place not in down)]
             for entry, view in zip(entries, job_views(jobs, entries, now), strict=True):
                 offer = CheckpointOffer("scheduler") if view.can_checkpoint else None
                 held = self.workloads.running.get(str(entry))

@@ -94,6 +94,10 @@ class Fleet:
         """The nodes' names."""
         return pd.Index([node.name for node in self.nodes])
 
+    def down(self, at: int) -> set[int]:
+        """Give the nodes in repair at a time, on which no job runs."""
+        return set(self.failed[(self.at <= at) & (at < self.until)].tolist())
+
     def stage(self, policy: PolicyConfig, stage: Stage) -> PolicyConfig:
         """Give settings with every group in a stage, as if it had earned that."""
         return replace(policy, stages=StagesConfig(pinned={node.group_key: stage for node in self.nodes}))
@@ -258,7 +262,7 @@ class Controlled:
     def _empty(self, place: int) -> None:
         at = self._due.pop(place)
         costs, self._open[place][3] = self.policy.cost_benefit, at
-        gone, moved = evicted(self.jobs, place, at, self._left, costs.checkpoint)
+        gone, moved = evicted(self.fleet, self.jobs, place, at, self._left, costs.checkpoint)
         self._left[moved] = gone
         if self.diagnostic != "none":
             self._test(place, int(gone.max(initial=at)) + duration_ms(costs.verify))
@@ -282,11 +286,12 @@ class Controlled:
 
     def _fleet_at(self, at: int, now: datetime, newest: Reading) -> list[NodeView]:
         said = reported(self.events[: bisect_right(self._known, at)], now)
-        down = set(self.fleet.failed[(self.fleet.at <= at) & (at < self.fleet.until)].tolist())
+        down = self.fleet.down(at)
         running: defaultdict[int, list[JobView]] = defaultdict(list)
         entries = self.jobs.running(at, self._left)
         for place, view in zip(self.jobs.node[entries].tolist(), job_views(self.jobs, entries, at), strict=True):
-            running[place].append(view)
+            if place not in down:
+                running[place].append(view)
         views = []
         for place, (node, stays) in enumerate(zip(self.fleet.nodes, self.fleet.stays, strict=True)):
             units = tuple(
@@ -320,13 +325,13 @@ def job_views(jobs: Placements, entries: Ints, at: int) -> list[JobView]:
     ]  # fmt: skip
 
 
-def evicted(jobs: Placements, node: int, at: int, left: Ints, checkpoint: timedelta) -> tuple[Ints, Ints]:
+def evicted(fleet: Fleet, jobs: Placements, node: int, at: int, left: Ints, checkpoint: timedelta) -> tuple[Ints, Ints]:
     """Give when jobs of a node that is emptied at a time are gone, and which: those that run on until then.
 
     ``left``: when jobs have left their node; shape (entries,).
     """
     entry = np.arange(*np.searchsorted(jobs.node, (node, node + 1)))
-    entry = entry[(jobs.start[entry] <= at) & (left[entry] > at)]
+    entry = entry[(jobs.start[entry] <= at) & (left[entry] > at) & (node not in fleet.down(at))]
     writes = at + np.where(jobs.on_request & (jobs.every[entry] > 0), duration_ms(checkpoint), 0)
     stays = jobs.end[entry] > writes
     return writes[stays] + duration_ms(LEAVE), entry[stays]

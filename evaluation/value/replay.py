@@ -92,7 +92,7 @@ def _counted(
         begun = mine[(jobs.start[mine] > at) & (jobs.start[mine] <= until)]
         off[begun] = jobs.start[begun]  # it runs elsewhere
         if drained < until:
-            gone, out = evicted(jobs, int(node), int(drained), off, costs.checkpoint)
+            gone, out = evicted(fleet, jobs, int(node), int(drained), off, costs.checkpoint)
             rework = gone - duration_ms(LEAVE) - drained if jobs.on_request else jobs.unsaved(out, int(drained))
             off[out], moved = gone, moved + len(out)
             spent[node] += float((size[out] * (restart + rework)).sum()) / HOUR_MS
@@ -102,8 +102,11 @@ def _counted(
         for since, ends in _sound(fleet, int(node), int(at), int(over[mark])):
             busy = np.clip(stays, since, ends) - np.clip(jobs.start[mine], since, ends)
             idle[node] += max(float(fleet.gpus[node] * (ends - since)) - float(jobs.gpus[mine] @ busy), 0) / HOUR_MS
-    for node, at, unit in zip(fleet.failed, fleet.at, fleet.unit, strict=True):
-        if at < fleet.begin:
+    back = np.full(len(fleet.nodes), fleet.begin)
+    for node, at, unit, until in zip(fleet.failed, fleet.at, fleet.unit, fleet.until, strict=True):
+        was_down = at < back[node]  # then nothing ran there
+        back[node] = max(back[node], until)
+        if was_down:
             continue
         stood = np.flatnonzero((marks.node == node) & (marks.at <= at) & (at < marks.until))
         entry = np.arange(bounds[node], bounds[node + 1])

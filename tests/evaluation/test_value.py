@@ -190,6 +190,12 @@ def test_a_taint_leaves_running_jobs_to_the_failure_and_keeps_later_ones_away():
     assert (later.hit.sum(), later.idle.sum()) == (0, pytest.approx(8 * 20.5))
 
 
+def test_on_a_node_in_repair_no_job_is_hit_and_none_is_moved():
+    again = fleet((0, 40.5), (0, 45))
+    assert counted(NOBODY, where=again).hits == 1
+    assert (counted(mark(0, 41, 49)).moved, counted(mark(0, 41, 49)).spent.sum()) == (0, 0)
+
+
 def test_a_gpus_failure_hits_a_job_by_its_share_of_the_node():
     half = Placements.ordered(ints(0), ints(0), ints(4), ints(0), ints(90 * H), H)
     assert counted(NOBODY, load=half).hit.sum() == pytest.approx(0.5 * 4 * 0.75)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from markupsafe import Markup, escape
 
 from pipeline import assessment_text as text
 from pipeline.report.report import render
@@ -17,12 +20,14 @@ def write_page(content: dict[str, Any], out: Path, dataset: str, params: Sequenc
     policies = text.policies(content)
     page = render(
         "assessment.html.j2",
+        words=_words,
         dataset=dataset,
         simulated=content["data"]["simulated"],
         answer=text.answer(content),
         recommendation=text.recommendation(content),
         policies=policies,
         settings=str(out / "recommended.yaml"),
+        thresholds=text.thresholds(content["recommended"]),
         commands=text.commands(out, dataset, params),
         figures=text.figures(content["predictable"]),
         sizes=text.job_sizes(content),
@@ -34,3 +39,8 @@ def write_page(content: dict[str, Any], out: Path, dataset: str, params: Sequenc
     with disk_errors(target):
         write_bytes(target, page.encode())
     return target
+
+
+def _words(line: str) -> Markup:
+    """Escape a line, and set what stands in backticks as code."""
+    return Markup(re.sub("`([^`]*)`", r"<code>\1</code>", str(escape(line))))  # noqa: S704 - escaped

@@ -37,9 +37,9 @@ def verdict_text(content: dict[str, Any], out: Path, dataset: str, params: Seque
     lines += [f"  {line}" for line in held] + [f"    {todo}" for todo in todos]
     lines += ["", f"Are failures predictable here?  {answer(content)}"]
     lines += [f"  {line}" for line in figures(content["predictable"])]
-    for table, notes in ((policies(content), policy_notes(content)), (job_sizes(content), ())):
+    for table, notes in ((policies(content), policy_notes), (job_sizes(content), lambda _: ())):
         if table is not None:
-            lines += ["", table.caption, *_text_of(table), *(f"  {note}" for note in notes)]
+            lines += ["", table.caption, *_text_of(table), *(f"  {note}" for note in notes(content))]
     first, *reasons = recommendation(content)
     lines += ["", f"{first} Settings: {out / 'recommended.yaml'}", *(f"  {reason}" for reason in reasons), ""]
     return "\n".join([*lines, "What to do next", *(f"  {line}" for line in commands(out, dataset, params))]) + "\n"
@@ -100,7 +100,9 @@ def policies(content: dict[str, Any]) -> Table | None:
         )
         for row in rows
     ]  # fmt: skip
-    sure = frozenset(at for at, row in enumerate(rows) if (row["net_low"] or 0) > 0)
+    sure = frozenset(
+        at for at, row in enumerate(rows) if (row["net_low"] or 0) > 0 and not row["policy"].startswith("oracle")
+    )
     return replace(_table(caption, header, cells), strong=sure)
 
 
@@ -149,8 +151,11 @@ def job_sizes(content: dict[str, Any]) -> Table | None:
         nets = [f"{row['net']:,.0f} ({_interval(row)})" for row in (by_name[_BLIND], by_name[_PERFECT])]
         evens = [_percent(size[key], NONE) for key in ("break_even_blind", "break_even")]
         rows.append((f"{size['gpus_per_job']:,} GPUs", evens[0], nets[0], evens[1], nets[1]))
-    caption = "Drains by the size of jobs, all of one size: the risk from which one is worth it, and the net GPU-hours"
-    return _table(caption, ("jobs of", "worth it, finds nothing", "net", "worth it, finds all", "net"), rows)
+    caption = (
+        "Drains with jobs all of one size, by what a diagnostic finds: the risk from which one is worth it, and the "
+        "net GPU-hours with their 95 % interval"
+    )
+    return _table(caption, ("jobs of", "nothing: from a risk of", "net", "all: from a risk of", "net"), rows)
 
 
 def recommendation(content: dict[str, Any]) -> list[str]:
@@ -175,17 +180,24 @@ def recommendation(content: dict[str, Any]) -> list[str]:
             if any(row["drains"] for row in drains)
             else "No drain was begun, so that none could pay."
         )
-    sizes = content.get("by_job_size") or ()
-    for policy, what in ((_BLIND, "finds nothing"), (_PERFECT, "finds all")):
-        pays = [
-            size["gpus_per_job"] for size in sizes
-            if any(row["policy"] == policy and row["net_low"] > 0 for row in size["policies"])
-        ]  # fmt: skip
-        if sizes:
-            tried = join([f"{size['gpus_per_job']:,}" for size in sizes])
-            where = f"from jobs of {min(pays):,} GPUs on" if pays else f"at none of the sizes tried ({tried} GPUs)"
-            lines.append(f"With a diagnostic that {what}, drains are sure to pay {where}.")
+    if sizes := content.get("by_job_size"):
+        tried = join([f"{size['gpus_per_job']:,}" for size in sizes])
+        blind, perfect = (_pays_from(sizes, policy) for policy in (_BLIND, _PERFECT))
+        finds = [] if blind is None else [f"from jobs of {blind:,} GPUs on with one that finds nothing"]
+        finds += [] if perfect is None else [f"from jobs of {perfect:,} GPUs on with one that finds all"]
+        lines.append(
+            f"With a diagnostic, drains are sure to pay {' and '.join(finds) or 'at none of the job sizes tried'} "
+            f"(tried: {tried})."
+        )
     return lines
+
+
+def thresholds(chosen: dict[str, Any]) -> str:
+    """Say what the recommended settings hold."""
+    tiers = [
+        f"{name} from a risk of {percent(risk)}" for name, risk in chosen["thresholds"].items() if risk is not None
+    ]
+    return f"stage {chosen['stage']} at most; {', '.join(tiers)}"
 
 
 def commands(out: Path, dataset: str, params: Sequence[Path]) -> list[str]:
@@ -210,6 +222,16 @@ def _text_of(table: Table) -> list[str]:
         "  " + row[0].ljust(widths[0]) + "".join(f"  {cell:>{widths[at]}}" for at, cell in enumerate(row) if at)
         for row in rows
     ]
+
+
+def _pays_from(sizes: Sequence[dict[str, Any]], policy: str) -> int | None:
+    """Give the smallest size of jobs from which on a policy is sure to save; None: it is not at the largest."""
+    least = None
+    for size in reversed(sizes):
+        if not any(row["policy"] == policy and row["net_low"] > 0 for row in size["policies"]):
+            break
+        least = size["gpus_per_job"]
+    return least
 
 
 def _interval(row: dict[str, Any]) -> str:

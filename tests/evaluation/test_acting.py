@@ -13,7 +13,7 @@ from benchmarks.jobs_saved import differing
 from benchmarks.replayed_cluster import ReplayedCluster
 from evaluation.value.acting import NOBODY, Controlled, Fleet, readings, rule_events
 from evaluation.value.load import HOUR_MS, Placements
-from evaluation.value.replay import replay
+from evaluation.value.replay import net_interval, replay
 from features.times import NEVER, instant_ms
 from policy.config import PolicyConfig
 from policy.cost_benefit import CostBenefitConfig
@@ -123,6 +123,23 @@ def test_the_replay_marks_the_nodes_that_the_controller_marks_at_the_same_decisi
     assert len(marks.node) >= 4
     assert marks.refused, "budgets were put to the test"
     assert differing(ReplayedCluster(*given, diagnostic=diagnostic, reach=REACH).marks(), marks, STEP) == []
+
+
+@pytest.mark.parametrize(("size", "pays"), [(2, False), (512, True)])
+def test_drains_that_cost_more_than_they_save_with_small_jobs_pay_with_gangs(size, pays):
+    world = World(40, 60, [(node, 25.0 + 24 * node, 33.0 + 24 * node) for node in range(12)])
+    for node in range(12):
+        world.risk[4 * node + 1 : 4 * node + 5, node] = 0.9
+        world.risk[4 * node + 1 : 4 * node + 4, node + 20] = 0.9 if node < 3 else 0.01  # for nothing
+    fleet, load = world.fleet(), jobs(*((node, -node / 7, 359, 3) for node in range(40)))
+    load = replace(load, size=np.full(40, float(size)))
+    costs = CostBenefitConfig(planned_repair=24 * HOUR, checkpoint_every=3 * HOUR, always=True)
+    policy = fleet.stage(replace(POLICY, cost_benefit=costs), "hard")
+    marks = Controlled(fleet, world.scores(), world.events(), load, policy, REACH, "perfect").marks()
+    nobody, acted = (replay(fleet, [load], act, costs, reach=REACH) for act in (NOBODY, marks))
+    net, bounds = net_interval(nobody, acted, replicates=400, seed=1)
+    assert acted.right >= 10
+    assert (bounds.low > 0, net > 0) == (pays, pays)
 
 
 FAILS = (3, 20.0, 30.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import time
 from datetime import UTC, datetime
@@ -15,6 +16,7 @@ from typer.testing import CliRunner
 
 from evaluation.value.verdict import Predictability
 from pipeline.assessment import recommended
+from pipeline.assessment_page import write_page
 from predrain.command import app
 from scheduler.controller.settings import read_settings
 from simulator.simulate import simulate
@@ -80,6 +82,45 @@ def test_failures_that_announce_themselves_are_predictable_and_drains_that_do_no
     held = content["replayed"]["held_back"]
     assert held, "nodes in repair use the budget of so small a fleet"
     assert f"Disruption budgets held back {held} drains" in text
+
+
+def test_gangs_of_the_operators_size_are_replayed_on_the_same_scores_and_drains_recommended_only_if_sure_to_pay(fleets):
+    single = fleets.assess("announced", 40, gpus=128)
+    out = shutil.copytree(single, fleets.folder / "gangs-out")
+    text = fleets.run(fleets.folder / "announced-40", out, "--gpus-per-job", "64", "--no-checkpoint-on-request")
+    content, before = read(out), read(single)
+    assert content["predictable"] == before["predictable"]
+    assert (content["jobs"]["from"], content["jobs"]["mean_gpus_by_gpu_hours"]) == ("a generated load", 64)
+    drains = [row for row in content["policies"] if row["policy"].startswith("drains")]
+    assert (content["recommended"]["stage"] == "hard") == any(row["net_low"] > 0 for row in drains)
+    sizes = [size["gpus_per_job"] for size in content["by_job_size"]]
+    assert sizes == [8, 64], "no larger one fits"
+    by_size = [size["break_even_blind"] for size in content["by_job_size"]]
+    assert by_size[1] < by_size[0], "a lower risk is enough for a larger gang"
+    assert "(tried: 8 and 64)" in text
+
+
+def test_more_gpus_than_there_are_is_refused(fleets):
+    out = fleets.assess("noprecursor", 90)
+    words = ["assess", "--dataset", fleets.folder / "noprecursor-90", "--out", out, "--params", fleets.params]
+    done = CliRunner().invoke(app, [*map(str, words), "--gpus-per-job", "4096"])
+    assert done.exit_code == 1
+    assert "4096 on a fleet of" in done.stderr
+
+
+def test_the_page_needs_nothing_else_has_the_verdict_first_and_escapes_what_it_is_given(fleets, tmp_path):
+    page = (fleets.assess("announced", 40, gpus=128) / "index.html").read_text()
+    assert "<h1>YES. Failures are predictable here.</h1>" in page
+    order = [page.index(part) for part in ("<h1>", "Recommended:", "drains, a diagnostic", "predrain act", "channels")]
+    assert order == sorted(order)
+    assert not re.search(r"(src|href)=|url\(|@import", page)
+    content = read(fleets.assess("base", 15))
+    content["data"]["to_do"][0] |= {"what": "<script>1</script>", "steps": ["`<b>` & more"]}
+    written = write_page(content, tmp_path, "<i>mine</i>", []).read_text()
+    assert "<script>" not in written
+    assert "<i>" not in written
+    assert "<code>&lt;b&gt;</code> &amp; more" in written
+    assert "TOO FEW FAILURES TO TELL" in written
 
 
 def judged(answer: str, **nets: float) -> dict:
@@ -160,7 +201,7 @@ def test_again_it_makes_nothing_anew_and_writes_nothing_outside(fleets):
     dataset = fleets.folder / "noprecursor-90"
     assert json.loads(fleets.run(dataset, out, "--json")) == read(out)
     changed = {path.name for path in sorted(fleets.folder.rglob("*")) if before.get(path) != path.stat().st_mtime_ns}
-    assert changed <= {out.name, "assessment.json", "recommended.yaml"}
+    assert changed <= {out.name, "assessment.json", "recommended.yaml", "index.html"}
 
 
 def test_files_are_imported_and_judged_as_the_dataset_they_make(fleets):

@@ -195,7 +195,7 @@ def _value(
     count = begin("policies")
     count(0, 1 + len(rounds))
     played = acting.played(loads, ways)
-    tested = {name: way for name, way in ways.items() if way[0] is None or name.startswith("drains,")}
+    tested = {name: way for name, way in ways.items() if way[0] is None or name.startswith("drains")}
     by_size = []
     for at, size in enumerate(rounds):
         count(1 + at, 1 + len(rounds))

@@ -24,7 +24,11 @@ STAGES: Final = {
     "soft": "keep new jobs off nodes at risk, and do not drain (stage soft)",
     "shadow": "do not drain; act on nothing, and record what would have been done (stage shadow)",
 }
-_DRAINS, _BLIND, _PERFECT = "drains", "drains, a diagnostic that finds nothing", "drains, a diagnostic that finds all"
+_FINDS: Final = {
+    "drains": "without a diagnostic",
+    "drains, a diagnostic that finds nothing": "with one that finds nothing",
+    "drains, a diagnostic that finds all": "with one that finds all",
+}
 
 
 def verdict_text(content: dict[str, Any], out: Path, dataset: str, params: Sequence[Path]) -> str:
@@ -148,14 +152,14 @@ def job_sizes(content: dict[str, Any]) -> Table | None:
     rows = []
     for size in sizes:
         by_name = {row["policy"]: row for row in size["policies"]}
-        nets = [f"{row['net']:,.0f} ({_interval(row)})" for row in (by_name[_BLIND], by_name[_PERFECT])]
-        evens = [_percent(size[key], NONE) for key in ("break_even_blind", "break_even")]
-        rows.append((f"{size['gpus_per_job']:,} GPUs", evens[0], nets[0], evens[1], nets[1]))
+        nets = [f"{by_name[name]['net']:,.0f} ({_interval(by_name[name])})" for name in _FINDS]
+        even = " to ".join(_percent(size[key], NONE) for key in ("break_even", "break_even_blind"))
+        rows.append((f"{size['gpus_per_job']:,} GPUs", even, *nets))
     caption = (
-        "Drains with jobs all of one size, by what a diagnostic finds: the risk from which one is worth it, and the "
-        "net GPU-hours with their 95 % interval"
+        "Drains with jobs all of one size: the risk from which one is worth it (a diagnostic finds all, nothing), and "
+        "the net GPU-hours with their 95 % interval"
     )
-    return _table(caption, ("jobs of", "nothing: from a risk of", "net", "all: from a risk of", "net"), rows)
+    return _table(caption, ("jobs of", "worth it from", "no diagnostic", "finds nothing", "finds all"), rows)
 
 
 def recommendation(content: dict[str, Any]) -> list[str]:
@@ -182,13 +186,9 @@ def recommendation(content: dict[str, Any]) -> list[str]:
         )
     if sizes := content.get("by_job_size"):
         tried = join([f"{size['gpus_per_job']:,}" for size in sizes])
-        blind, perfect = (_pays_from(sizes, policy) for policy in (_BLIND, _PERFECT))
-        finds = [] if blind is None else [f"from jobs of {blind:,} GPUs on with one that finds nothing"]
-        finds += [] if perfect is None else [f"from jobs of {perfect:,} GPUs on with one that finds all"]
-        lines.append(
-            f"With a diagnostic, drains are sure to pay {' and '.join(finds) or 'at none of the job sizes tried'} "
-            f"(tried: {tried})."
-        )
+        least = {words: _pays_from(sizes, policy) for policy, words in _FINDS.items()}
+        pays = [f"{words} from jobs of {size:,} GPUs on" for words, size in least.items() if size is not None]
+        lines.append(f"Drains are sure to pay {join(pays) or 'at none of the job sizes tried'} (tried: {tried} GPUs).")
     return lines
 
 

@@ -97,7 +97,7 @@ def test_gangs_of_the_operators_size_are_replayed_on_the_same_scores_and_drains_
     assert sizes == [8, 64], "no larger one fits"
     by_size = [size["break_even_blind"] for size in content["by_job_size"]]
     assert by_size[1] < by_size[0], "a lower risk is enough for a larger gang"
-    assert "(tried: 8 and 64)" in text
+    assert "(tried: 8 and 64 GPUs)" in text
 
 
 def test_more_gpus_than_there_are_is_refused(fleets):

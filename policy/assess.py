@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, Literal
@@ -77,7 +77,7 @@ def reported(rows: Iterable[Mapping[str, Any]], now: datetime) -> dict[str, tupl
     XID 154 that names a recovery action is the fact ``recovery_action NAME``, or none where the action was taken back.
     A run of events was seen last at its ``last_at``, and at its beginning where that lies in the future.
     """
-    facts: defaultdict[str, list[Fact]] = defaultdict(list)
+    facts: defaultdict[str, dict[tuple[str, datetime], Fact]] = defaultdict(dict)
     void: dict[str, datetime] = {}
     requested: dict[str, Fact] = {}
     for row in rows:
@@ -95,13 +95,16 @@ def reported(rows: Iterable[Mapping[str, Any]], now: datetime) -> dict[str, tupl
         name = f"xid {code}" if kind == "xid" else "diagnostic_failed"
         if name in _NAMES and (kind == "xid" or (kind == "diagnostic" and code == "fail")):
             if seen_at > now - _LONGEST:
-                facts[unit].append(Fact(name, seen_at))
+                minute = seen_at.replace(second=0, microsecond=0)  # of a flood, one a minute
+                known = facts[unit].get((name, minute))
+                if known is None or known.seen_at < seen_at:
+                    facts[unit][name, minute] = Fact(name, seen_at)
         elif kind in _REPAIRS or (kind == "diagnostic" and code == "pass"):
             void[unit] = max(void.get(unit, seen_at), seen_at)
     for unit, fact in requested.items():
         if fact.name in _NAMES and fact.seen_at > now - _LONGEST:
-            facts[unit].append(fact)
-    return {unit: (tuple(facts[unit]), void.get(unit)) for unit in sorted({*facts, *void})}
+            facts[unit][fact.name, fact.seen_at] = fact
+    return {unit: (tuple(facts[unit].values()), void.get(unit)) for unit in sorted({*facts, *void})}
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,13 +139,12 @@ class RuleHit:
         return f"{self.unit}: {self.rule.words} (seen {seen}, holds until {end})"
 
 
-def rule_hits(node: NodeView, config: HardRulesConfig, now: datetime) -> tuple[RuleHit, ...]:
-    """Find the rules that hold on a node.
+def hits_of(node: NodeView, config: HardRulesConfig, now: datetime) -> Iterator[RuleHit]:
+    """Give what each fact of a node asks for.
 
     ``node``: facts that no rule names are passed over, so are those from before a unit's ``valid_from`` and those from
     the future, which only a wrong clock can have seen.
     """
-    hits: dict[tuple[str, str], RuleHit] = {}
     for unit in node.units:
         for fact in unit.facts:
             rule = next((rule for rule in config.rules if rule.fact == fact.name), None)
@@ -150,10 +152,13 @@ def rule_hits(node: NodeView, config: HardRulesConfig, now: datetime) -> tuple[R
                 continue
             if unit.valid_from is not None and fact.seen_at < unit.valid_from:
                 continue
-            hit = RuleHit(unit.name, rule, fact.seen_at, fact.seen_at + rule.holds)
-            earlier = hits.get((unit.name, fact.name))
-            if earlier is None or earlier.seen_at < hit.seen_at:
-                hits[unit.name, fact.name] = hit
+            yield RuleHit(unit.name, rule, fact.seen_at, fact.seen_at + rule.holds)
+
+
+def rule_hits(node: NodeView, config: HardRulesConfig, now: datetime) -> tuple[RuleHit, ...]:
+    """Find the rules that hold on a node, each once, by the newest of its facts."""
+    newest = sorted(hits_of(node, config, now), key=lambda hit: hit.seen_at)
+    hits = {(hit.unit, hit.rule.fact): hit for hit in newest}
 
     def worst_first(hit: RuleHit) -> tuple[int, float, str, str]:
         return -TIERS.index(hit.rule.tier), -hit.expires_at.timestamp(), hit.unit, hit.rule.fact
@@ -167,6 +172,7 @@ class Assessment:
 
     ``tier``: the higher of prediction and rule, after hysteresis.
     ``instant``: the same before hysteresis, of what is known now only.
+    ``by_risk``: that without rules.
     ``risk``: of the node, with risks that still hold of units that turned unknown.
     ``state``: to be remembered, but for what is seen and wanted now.
     ``undone``: a person took our mark off in this episode, and no new fault was reported since.
@@ -178,6 +184,7 @@ class Assessment:
 
     tier: Tier
     instant: Tier
+    by_risk: Tier
     reading: Reading
     rules: tuple[RuleHit, ...]
     risk: float | None
@@ -247,6 +254,7 @@ def assess(
     return Assessment(
         tier=tier,
         instant=max(by_risk, by_rule, key=TIERS.index),
+        by_risk=by_risk,
         reading=reading,
         rules=hits,
         risk=risk,

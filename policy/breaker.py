@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from statistics import median
 from typing import Annotated
 
+from policy.common_cause import CommonCauseConfig, Report, bursts
 from policy.fleet import NodeView, Signals
 from policy.ranges import NonNegativeTime, PositiveInt, PositiveTime, Range, Share, check_ranges
 
@@ -31,6 +32,7 @@ class BreakerConfig:
     ``max_read_age``: since the scheduler was read.
     ``clock_slack``: how far the clock may go back.
     ``quiet``: a cause ends when it was not seen for so long.
+    ``common_cause``: when evidence of several nodes is one piece of evidence, on which none of them is taken out.
     """
 
     max_risky: Share = 0.20
@@ -49,6 +51,7 @@ class BreakerConfig:
     max_read_age: NonNegativeTime = timedelta(minutes=5)
     clock_slack: NonNegativeTime = timedelta(minutes=1)
     quiet: PositiveTime = timedelta(hours=1)
+    common_cause: CommonCauseConfig = field(default_factory=CommonCauseConfig)
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -61,12 +64,14 @@ class Cause:
     """Why the breaker is open.
 
     ``group``: the group that is frozen; None: the fleet.
+    ``nodes``: the nodes that are frozen, where it is not all of them.
     """
 
     group: str | None
     words: str
     first_at: datetime
     last_at: datetime
+    nodes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +99,13 @@ class BreakerState:
     reset_at: datetime | None = None
     decided_at: datetime | None = None
 
-    def frozen(self, group: str) -> tuple[str, ...]:
-        """Give what freezes a group, in words; nothing if nothing does."""
-        return tuple(cause.words for _, cause in sorted(self.causes.items()) if cause.group in (None, group))
+    def frozen(self, group: str, node: str = "") -> tuple[str, ...]:
+        """Give what freezes a group, or a node of it, in words; nothing if nothing does."""
+        return tuple(
+            cause.words
+            for _, cause in sorted(self.causes.items())
+            if (node in cause.nodes if cause.nodes else cause.group in (None, group))
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +113,8 @@ class ObservedNode:
     """What was found on one node of the fleet.
 
     ``risky``: tier ``elevated`` or above now, by risk or rule, before any hysteresis.
+    ``by_rule``: that only by rules.
+    ``reports``: what asks for ``high``.
     ``known``: units with a valid score.
     ``changed``: driver or exporter changed within ``settle``.
     """
@@ -112,6 +123,8 @@ class ObservedNode:
     risky: bool
     known: int
     changed: bool
+    by_rule: bool = False
+    reports: tuple[Report, ...] = ()
 
 
 Causes = dict[str, tuple[str | None, str]]
@@ -133,10 +146,18 @@ def watch(
 
     ``nodes``: with units only: nodes without GPUs would water every share down.
     """
+    together = bursts([(observed.node, observed.reports) for observed in nodes], config.common_cause)
+    # of a burst that is told as such; its nodes must not become what is usual either
+    counted = {name for burst in together for name in burst.nodes}
+    nodes = [
+        replace(observed, risky=False) if observed.by_rule and observed.node.name in counted else observed
+        for observed in nodes
+    ]
     groups: dict[str, list[ObservedNode]] = {"": list(nodes)}
     for observed in nodes:
         groups.setdefault(observed.node.group_key, []).append(observed)
     present: Causes = {**_of_signals(state, signals, config, now), **_of_listing(state, nodes, config)}
+    present |= {burst.key: (None, burst.words) for burst in together}
     shares = {name: tuple(share for share in seen if share.decided_at <= now) for name, seen in state.shares.items()}
     for name, members in groups.items():
         seen = shares.get(name, ())
@@ -149,13 +170,15 @@ def watch(
         if decided_at is not None and new and members and f"risky {name}" not in causes:
             share = RiskyShare(decided_at, sum(observed.risky for observed in members) / len(members))
             shares[name] = (*seen, share)[-config.history - 1 :]
-    state, reasons = _settle(replace(state, shares=shares), present, signals, config, now)
+    frozen = {burst.key: burst.nodes for burst in together}
+    state, reasons = _settle(replace(state, shares=shares), present, frozen, signals, config, now)
     return replace(state, nodes=len(nodes), decided_at=now), reasons
 
 
 def _settle(
-    state: BreakerState, present: Causes, signals: Signals, config: BreakerConfig, now: datetime
-) -> tuple[BreakerState, tuple[str, ...]]:
+    state: BreakerState, present: Causes, frozen: Mapping[str, tuple[str, ...]], signals: Signals,
+    config: BreakerConfig, now: datetime,
+) -> tuple[BreakerState, tuple[str, ...]]:  # fmt: skip
     reasons: list[str] = []
     causes = dict(state.causes)
     acknowledged = {key for key in state.acknowledged if key in present}
@@ -175,7 +198,7 @@ def _settle(
         old = causes.get(key)
         if old is None:
             reasons.append(f"opened: {reason}")
-        causes[key] = Cause(group, reason, min(old.first_at, now) if old else now, now)
+        causes[key] = Cause(group, reason, min(old.first_at, now) if old else now, now, frozen.get(key, ()))
     for key, cause in sorted(causes.items()):
         if cause.last_at > now:  # a clock went back
             causes[key] = replace(cause, last_at=now)

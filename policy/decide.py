@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import pairwise
 
-from policy.assess import Assessment, assess
+from policy.assess import Assessment, assess, hits_of
 from policy.breaker import BreakerState, ObservedNode, watch
 from policy.budget import Ask, Start, grant
+from policy.common_cause import RISK, Report
 from policy.config import PolicyConfig
 from policy.cost_benefit import Worth, worth_of
 from policy.episodes import Alert, Outcome
@@ -110,7 +111,7 @@ def limit(
         case.lower(max(level, Level.PUBLISHED), "its risk is calm or unknown now: nothing new on it")
     if case.target.hard and case.target > level:
         soft = max(level, Level.SOFT)
-        frozen = breaker.frozen(node.group_key)
+        frozen = breaker.frozen(node.group_key, node.name)
         if frozen:
             case.lower(soft, f"the breaker is open: {'; '.join(frozen)}")
         if not assessment.ruled and assessment.changed_within(config.breaker.settle, now):
@@ -250,12 +251,23 @@ def _breaker(
             case.assessment.instant in ("elevated", "high"),
             len(case.assessment.reading.known),
             case.assessment.changed_within(settle, now),
+            case.assessment.by_risk not in ("elevated", "high"),
+            tuple(_reports(case, config, now)),
         )
         for case in cases
     ]
     times = [case.assessment.reading.decided_at for case in cases]
     newest = max((time for time in times if time is not None), default=None)
     return watch(state.breaker, observed, signals, newest, config.breaker, now)
+
+
+def _reports(case: Case, config: PolicyConfig, now: datetime) -> Iterator[Report]:
+    """Give what speaks for ``high`` on a node: each fact, for an older one may be evidence of its own."""
+    for hit in hits_of(case.node, config.rules, now):
+        if hit.rule.tier == "high":
+            yield Report(hit.rule.fact, hit.seen_at)
+    if case.assessment.by_risk == "high":
+        yield Report(RISK, case.assessment.state.episode or now)
 
 
 def _stages(

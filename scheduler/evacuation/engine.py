@@ -300,7 +300,7 @@ def _frozen(plan: Plan, view: NodeView, unheard: frozenset[str]) -> str | None:
     """Return why nothing new is done on any node of a group: the breaker freezes evictions like any hard action."""
     if view.name in unheard:
         return "what its GPUs reported cannot be read"
-    causes = plan.state.breaker.frozen(view.group_key)
+    causes = plan.state.breaker.frozen(view.group_key, view.name)
     return f"the breaker is open: {'; '.join(causes)}" if causes else None
 
 

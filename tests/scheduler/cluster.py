@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 from policy.breaker import BreakerConfig
 from policy.budget import BudgetConfig, RateLimit
 from policy.budget import DisruptionBudget as Budget
+from policy.common_cause import CommonCauseConfig
 from policy.config import PolicyConfig
 from policy.fleet import JobView, Level, NodeView, Score, UnitView
 from policy.risk_record import ModelName
@@ -53,8 +54,9 @@ class Cluster:
         self.facts = MemoryFacts()
         self.ledger = ledger or SqliteLedger(None)
         self.policy = policy or config(
-            "g", budget=BudgetConfig(DISRUPTION_BUDGETS, RATE_LIMITS), breaker=BreakerConfig(max_risky=1.0, jump=100.0)
-        )
+            "g", budget=BudgetConfig(DISRUPTION_BUDGETS, RATE_LIMITS),
+            breaker=BreakerConfig(max_risky=1.0, jump=100.0, common_cause=CommonCauseConfig(100)),
+        )  # fmt: skip
         self.settings = ControllerSettings(**settings)  # type: ignore[arg-type]
         self.restarts = 0
         self.values = dict.fromkeys(self.names, 0.01)

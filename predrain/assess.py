@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, redirect_stdout
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from predrain.collect.prometheus import collect_prometheus
-from predrain.console import print_json, progress
-from predrain.import_files import import_files
+from predrain.console import FAILED, print_json, progress
+from predrain.import_files import import_files, tables_of, write_suggestion
 from predrain.options import (
     DATASET_HELP,
     BasicAuthOption,
@@ -52,7 +52,8 @@ def assess(
     kernel_log: Annotated[list[Path] | None, typer.Option(help="Kernel logs (.log, .txt, .jsonl).")] = None,
     jobs: Annotated[Path | None, typer.Option(help="What ran where: Parquet or CSV.")] = None,
     mapping: Annotated[
-        Path | None, typer.Option(help="YAML file that maps your columns (of a Prometheus: metrics), units and zone.")
+        list[Path] | None,
+        typer.Option(help="YAML file that maps your columns, or a Prometheus' metrics, units and zone; one of each."),
     ] = None,
     checkpoint_every: Annotated[
         str, typer.Option(help="How often a job writes a checkpoint, where its table does not tell.")
@@ -93,11 +94,11 @@ def assess(
     from telemetry.importing.importer import expected_rows
     from telemetry.importing.reading import expand_sources
 
-    every = duration_option(checkpoint_every, "--checkpoint-every")
-    if not every:
-        raise typer.BadParameter("give more than 0", param_hint="--checkpoint-every")
+    every = _more_than_0(duration_option(checkpoint_every, "--checkpoint-every"))
     loaded = read_params(params)
     made = out / "dataset"
+    of_files, of_metrics = _mappings(mapping or ())
+    _refuse_unknown(tables_of(samples, logs, inventory, jobs), of_files, out, loaded, params)
     if prometheus is not None:
         access: dict[str, Any] = {
             "bearer_token_file": bearer_token_file,
@@ -108,10 +109,10 @@ def assess(
             "insecure_skip_verify": insecure_skip_verify,
         }
         connection = connect_to(prometheus, option="--prometheus", headers=header or (), **access)
-        start, end = _period(connection, duration_option(since, "--since"), out, mapping, loaded)
+        start, end = _period(connection, duration_option(since, "--since"), out, of_metrics, loaded)
         with redirect_stdout(sys.stderr):
             collect_prometheus(
-                prometheus, start, end, made, mapping, header=header, inventory=inventory, params=params, **access
+                prometheus, start, end, made, of_metrics, header=header, inventory=inventory, params=params, **access
             )
         if logs or jobs:
             inventory = out / "inventory.parquet"
@@ -121,7 +122,7 @@ def assess(
         _announce(f"about {rows:,} samples", rows, loaded, rows / _IMPORTED)
     if inventory is not None and (files or logs or jobs):
         with redirect_stdout(sys.stderr):
-            import_files(inventory, made, samples, logs, jobs, mapping if files else None, params=params)
+            import_files(inventory, made, samples, logs, jobs, of_files, params=params)
     place = read_place(dataset or str(made), out if dataset else out / "matrix")
     if dataset is not None:
         meta = Dataset.open(place).meta
@@ -158,6 +159,46 @@ def _show(content: dict[str, Any], out: Path, dataset: str, params: list[Path], 
         sys.stdout.write(verdict_text(content, out, dataset, params))
 
 
+def _more_than_0(every: timedelta) -> timedelta:
+    if not every:
+        raise typer.BadParameter("give more than 0", param_hint="--checkpoint-every")
+    return every
+
+
+def _mappings(paths: Sequence[Path]) -> tuple[Path | None, Path | None]:
+    """Tell the mapping of files from that of metrics, by their keys."""
+    from telemetry.importing.mapping import ImportMapping
+    from telemetry.yaml_text import read_yaml
+
+    found: dict[bool, Path] = {}
+    for path in paths:
+        content = read_yaml(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        of_files = not content or not set(content).isdisjoint(ImportMapping.model_fields)
+        if of_files in found:
+            raise typer.BadParameter("give one of columns and one of metrics at most", param_hint="--mapping")
+        found[of_files] = path
+    return found.get(True), found.get(False)
+
+
+def _refuse_unknown(
+    tables: Mapping[str, Sequence[Path]],
+    mapping: Path | None,
+    out: Path,
+    loaded: Params,
+    params: list[Path] | None,
+) -> None:
+    """Write a mapping for review where columns are not known, and end; nothing is imported by a guess."""
+    from telemetry.dataset.channels import resolve_channels
+    from telemetry.importing.mapping import load_mapping
+    from telemetry.importing.suggestion import suggest
+
+    guesses = suggest(tables, load_mapping(mapping), resolve_channels(loaded.channels))
+    if any(guess.role != "inventory" for guess in guesses):
+        names = ["mapping.yaml", *(f"mapping-{number}.yaml" for number in range(2, 1000))]
+        write_suggestion(tables, mapping, next(out / name for name in names if not (out / name).exists()), params)
+        raise typer.Exit(FAILED)
+
+
 _IMPORTED: Final = 400e3
 _FETCHED: Final = 1e6
 """Samples imported, and values fetched, a second: as measured on two cores, and less than a server near by gives."""
@@ -168,7 +209,8 @@ def _announce(what: str, samples: int, params: Params, before_s: float = 0.0) ->
     rows = samples * (params.telemetry.step / params.decision.every)
     minutes = 0.5 + before_s / 60 + samples / 30e6 + rows / 500e3
     gigabytes = (rows * 400 + samples * 15) / 1e9
-    sys.stderr.write(f"predrain: {what}: about {minutes:.0f} minutes on two cores, and {gigabytes:.1f} GB\n")
+    told = f"{minutes:.0f} minutes" if minutes >= 1.5 else "a minute"
+    sys.stderr.write(f"predrain: {what}: about {told} on two cores, and {gigabytes:.1f} GB\n")
 
 
 def _period(

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from predrain.console import progress, show
 from predrain.options import JsonOption, ParamsOption, read_params
 
+if TYPE_CHECKING:
+    from telemetry.importing.suggestion import Guess
+
 
 def import_files(
-    inventory: Annotated[Path, typer.Option(help="Who was where, when: Parquet or CSV. The one file that is needed.")],
-    out: Annotated[Path, typer.Option(help="Folder of the dataset; an existing one is added to.")],
+    inventory: Annotated[
+        Path | None, typer.Option(help="Who was where, when: Parquet or CSV. The one file that is needed.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the dataset; an existing one is added to.")] = None,
     samples: Annotated[
         list[Path] | None, typer.Option(help="Telemetry samples, Parquet or CSV: files, or folders of them.")
     ] = None,
@@ -24,6 +31,10 @@ def import_files(
     jobs: Annotated[Path | None, typer.Option(help="What ran where: Parquet or CSV.")] = None,
     mapping: Annotated[
         Path | None, typer.Option(help="YAML file that maps your columns, units and time zone to predrain's.")
+    ] = None,
+    suggest_mapping: Annotated[
+        Path | None,
+        typer.Option(help="Instead of importing: write a mapping of the columns that are not known, to be checked."),
     ] = None,
     max_loss: Annotated[
         float,
@@ -40,6 +51,13 @@ def import_files(
 
     Example: predrain import --samples dcgm.parquet --events tickets.csv --inventory hosts.csv --out fleet
     """
+    if suggest_mapping is not None:
+        write_suggestion(tables_of(samples, events, inventory, jobs), mapping, suggest_mapping, params)
+        return
+    if inventory is None:
+        raise typer.BadParameter("who was where must be known: give --inventory")
+    if out is None:
+        raise typer.BadParameter("give the folder of the dataset: --out")
     with progress("importing") as advance:
         from telemetry.dataset.channels import resolve_channels
         from telemetry.doctor.dataset_source import sparse_samples
@@ -77,3 +95,36 @@ def import_files(
             },
             as_json=as_json,
         )
+
+
+def tables_of(
+    samples: list[Path] | None, events: list[Path] | None, inventory: Path | None, jobs: Path | None
+) -> dict[str, list[Path]]:
+    """Give the files by the section of a mapping that is theirs."""
+    tables = {"samples": samples or [], "events": events or []}
+    return tables | {role: [path] for role, path in (("inventory", inventory), ("jobs", jobs)) if path is not None}
+
+
+def write_suggestion(
+    given: Mapping[str, Sequence[Path]], mapping: Path | None, to: Path, params: list[Path] | None
+) -> list[Guess]:
+    """Write a mapping of unknown columns for review, never over another file, and say what to look at."""
+    from telemetry.atomic import write_bytes
+    from telemetry.dataset.channels import resolve_channels
+    from telemetry.errors import InputError
+    from telemetry.importing.mapping import load_mapping
+    from telemetry.importing.suggestion import mapping_text, named, suggest
+
+    guesses = suggest(given, load_mapping(mapping), resolve_channels(read_params(params).channels))
+    if to.exists():
+        raise InputError("the file is there already", str(to), "Give another name, or remove it.")
+    if not guesses:
+        sys.stderr.write("predrain: every column is known, no mapping is needed\n")
+        return guesses
+    to.parent.mkdir(parents=True, exist_ok=True)
+    write_bytes(to, mapping_text(guesses, given, mapping).encode())
+    unsure = [guess for guess in guesses if not guess.sure]
+    look = f" To decide: {named(unsure)}." if unsure else ""
+    sys.stderr.write(f"predrain: {len(guesses)} columns are not known: guesses are in {to}.{look}\n")
+    sys.stderr.write(f"predrain: check them, then give --mapping {to}\n")
+    return guesses

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
@@ -88,21 +89,14 @@ def resolve_columns(
                 f"{where}, mapping",
                 (nearest_hint(target, known) or f"The columns are {list(known)}.") + more,
             )
+    unknown = unknown_columns(names, mapping, known, aliases, ignored, kept)
+    if unknown and not extras:
+        raise unknown_error(unknown, where, [*known, *aliases], declare=declare)
     source: dict[str, str] = {}
     for name in names:
         mapped = _mapped(name, names, mapping, known, aliases)
-        if mapped == _UNKNOWN and (name in ignored or (mapping.ignore_others and name not in kept)):
-            continue
-        if mapped == _UNKNOWN and extras:
-            mapped = name
         if mapped == _UNKNOWN:
-            channel = f"declare it in params `channels: {{{name}: {{kind: gauge}}}}`, or " if declare else ""
-            raise InputError(
-                f"unknown column {name!r}",
-                where,
-                f"{nearest_hint(name, [*known, *aliases])} Otherwise {channel}map it to null in the mapping to leave "
-                "it out, or set `ignore_others: true` there for all such columns.".strip(),
-            )
+            mapped = name if name in unknown else None
         for target in _targets(mapped):
             if target in source:
                 raise InputError(
@@ -118,6 +112,34 @@ def resolve_columns(
 
 
 _UNKNOWN: Final = ""
+_INDEX: Final = re.compile(r"__index_level_\d+__|Unnamed: \d+|")
+"""What pandas calls an index that it writes beside the columns."""
+
+
+def unknown_columns(
+    names: Sequence[str],
+    mapping: TableMapping,
+    known: Sequence[str],
+    aliases: Mapping[str, str] = KEY_ALIASES,
+    ignored: frozenset[str] = frozenset(),
+    kept: Collection[str] = (),
+) -> list[str]:
+    """Return the source columns that are neither known nor left out; see :func:`resolve_columns`."""
+    unknown = [name for name in names if _mapped(name, names, mapping, known, aliases) == _UNKNOWN]
+    unknown = [name for name in unknown if name not in ignored and not _INDEX.fullmatch(name)]
+    return [name for name in unknown if name in kept or not mapping.ignore_others]
+
+
+def unknown_error(unknown: Sequence[str], where: str, known: Sequence[str], *, declare: bool) -> InputError:
+    """Return the error for columns that are not known; ``declare``: whether they could be channels."""
+    name, more = unknown[0], f" and {len(unknown) - 1} more: {list(unknown[1:])}" if len(unknown) > 1 else ""
+    channel = f"declare it in params `channels: {{{name}: {{kind: gauge}}}}`, or " if declare else ""
+    return InputError(
+        f"unknown column {name!r}{more}",
+        where,
+        f"{nearest_hint(name, known)} Otherwise {channel}map it to null in the mapping to leave "
+        "it out, or set `ignore_others: true` there for all such columns.".strip(),
+    )
 
 
 def _targets(mapped: str | tuple[str, ...] | None) -> tuple[str, ...]:

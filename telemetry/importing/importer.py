@@ -67,6 +67,7 @@ from telemetry.importing.reading import (
 from telemetry.importing.samples.intake import SampleIntake, no_usable_rows
 from telemetry.importing.samples.merge import SampleMerger
 from telemetry.importing.samples.reach import plan_merge, read_newest, write_newest
+from telemetry.importing.suggestion import check_columns
 from telemetry.xids.xid_gauge import SOURCE
 
 Progress = Callable[[int, int], None]
@@ -173,6 +174,8 @@ def import_dataset(
     existing = Dataset.open(out, lease=False) if (out / META_NAME).exists() else None
     rules = load_mapping(mapping)
     given = {"inventory": [inventory], "samples": samples, "events": events, "jobs": [jobs] if jobs else []}
+    if compaction is None:
+        check_columns(given, rules, channels)
     sources = _sources(given, rules, step, channels, dedupe, delay)
     if existing is not None:
         check_step(existing, step)

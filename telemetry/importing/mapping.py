@@ -54,7 +54,9 @@ class TimeFormat(Section):
 class TableMapping(Section):
     """How one kind of source becomes a table of the dataset."""
 
-    columns: dict[str, str | tuple[str, ...] | None] = Field(default_factory=dict)
+    columns: Annotated[
+        dict[str, str | tuple[str, ...] | None], BeforeValidator(lambda given: {} if given is None else given)
+    ] = Field(default_factory=dict)
     """Source column to the dataset column, or columns, that it becomes; None leaves it out."""
 
     constants: dict[str, Scalar] = Field(default_factory=dict)

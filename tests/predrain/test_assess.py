@@ -21,7 +21,9 @@ from predrain.command import app
 from scheduler.controller.settings import read_settings
 from simulator.simulate import simulate
 from telemetry.dataset.store import Dataset
+from tests.processes import predrain
 from tests.telemetry.collect.prometheus.fake_prometheus import FakePrometheus, serving
+from tests.telemetry.helpers import inventory_frame, samples_frame, write_csv
 
 LIGHT = """
 models:
@@ -244,3 +246,16 @@ def test_a_prometheus_is_fetched_into_the_folder_and_judged(fleets):
     assert "4 gpus on 1 nodes" in printed
     assert "failures: 1 (1 other)" in printed
     assert "TOO FEW FAILURES" in printed
+
+
+def test_unknown_columns_are_written_to_a_mapping_that_nothing_is_imported_by(tmp_path: Path) -> None:
+    samples = write_csv(tmp_path / "smi.csv", samples_frame().rename(columns={"gpu_temp_c": "temperature.gpu"}))
+    hosts = write_csv(tmp_path / "hosts.csv", inventory_frame())
+    command = ["assess", "--samples", samples, "--inventory", hosts, "--out", tmp_path / "out"]
+    for name in ("mapping.yaml", "mapping-2.yaml"):
+        done = predrain(*command, code=1)
+        assert f"guesses are in {tmp_path / 'out' / name}" in done.stderr
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["mapping-2.yaml", "mapping.yaml"]
+    assert "temperature.gpu: gpu_temp_c" in (tmp_path / "out" / "mapping.yaml").read_text()
+    done = predrain("import", "--samples", samples, "--suggest-mapping", tmp_path / "out" / "mapping.yaml", code=1)
+    assert "is there already" in done.stderr

@@ -95,7 +95,7 @@ def test_event_files_that_cannot_be_used(tmp_path: Path):
     for frame, texts in [
         (good.drop(columns="type"), "missing column 'type'"),
         (good.drop(columns=["node", "gpu"]), "missing column 'gpu'"),
-        (good.assign(colour="red"), "unknown column 'colour'"),
+        (good.assign(colour="red"), "1 unknown column: 'colour'"),
         (
             good.assign(type="explosion"),
             "no event row can be used: 1 were set aside, 1 of them for 'unknown event type'",

@@ -221,7 +221,7 @@ def test_coarse_and_irregular_sources_are_taken_as_they_come(tmp_path: Path):
 
 def test_channels_of_ones_own(tmp_path: Path):
     frame = samples_frame()[["timestamp", "node", "gpu"]].assign(bus_errors_total=range(24), humidity=40.5)
-    refused(tmp_path, "unknown column 'bus_errors_total'", "channels:", "null in the mapping", samples=frame)
+    refused(tmp_path, "2 unknown columns: 'bus_errors_total'", "channels:", "`null`", samples=frame)
     declared = {
         "bus_errors_total": ChannelDeclaration(kind="counter"),
         "humidity": ChannelDeclaration(kind="gauge", unit="%", range=(0, 100)),

@@ -1,0 +1,391 @@
+"""Guesses what columns that predrain does not know may be, by name, unit and values, and writes them for review."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+import pyarrow as pa
+import yaml
+
+from telemetry.dataset.channels import Channel, by_source_name, with_rollups
+from telemetry.dataset.schema import CHECKPOINT_EVERY, EVENT_RUNS, INVENTORY, JOBS
+from telemetry.errors import InputError
+from telemetry.importing.columns import KEY_ALIASES, LABELS, as_text, unknown_columns
+from telemetry.importing.mapping import ImportMapping, TableMapping
+from telemetry.importing.quarantine import Quarantine
+from telemetry.importing.reading import column_names, expand_sources, is_kernel_log, read_batches
+from telemetry.yaml_text import read_yaml
+
+_SURE: Final = 0.8
+_LIKELY: Final = 0.5
+_FITS: Final = 0.95
+"""Share of a column's values that must lie within a channel's range."""
+
+_WORDS: Final[Mapping[str, str]] = {
+    **dict.fromkeys(("temperature", "temperatures"), "temp"),
+    **dict.fromkeys(("memory", "vram", "fb", "framebuffer", "hbm"), "mem"),
+    **dict.fromkeys(("utilization", "utilisation", "activity"), "util"),
+    **dict.fromkeys(("clocks", "frequency", "freq"), "clock"),
+    **dict.fromkeys(("corrected", "correctable", "single", "ce"), "sbe"),
+    **dict.fromkeys(("uncorrected", "uncorrectable", "double", "ue"), "dbe"),
+    **dict.fromkeys(("count", "counter", "counts"), "total"),
+    **dict.fromkeys(("vol",), "volatile"),
+    **dict.fromkeys(("agg",), "aggregate"),
+    **dict.fromkeys(("pages",), "page"),
+    **dict.fromkeys(("rows", "remapped"), "row"),
+    **dict.fromkeys(("reasons",), "reason"),
+    **dict.fromkeys(("replays",), "replay"),
+    **dict.fromkeys(("pci",), "pcie"),
+    **dict.fromkeys(("sent", "transmit"), "tx"),
+    **dict.fromkeys(("received", "receive"), "rx"),
+}
+_SAYS_NOTHING: Final = re.compile(
+    "gpu|dcgm|fi|dev|prof|nvidia|nvml|metric|value|errors?|bit|draw|current|graphics|board|avg|mean|reading|per|second|"
+    "celsius|watts"
+)
+_UNITS: Final[Mapping[str, Mapping[str, tuple[float, float]]]] = {
+    "C": {"c": (1, 0), "celsius": (1, 0), "f": (5 / 9, -160 / 9), "k": (1, -273.15), "kelvin": (1, -273.15)},
+    "W": {"w": (1, 0), "watts": (1, 0), "watt": (1, 0), "mw": (1e-3, 0), "milliwatts": (1e-3, 0), "kw": (1e3, 0)},
+    "mJ": {"mj": (1, 0), "j": (1e3, 0), "joules": (1e3, 0), "kj": (1e6, 0), "wh": (3.6e6, 0), "kwh": (3.6e9, 0)},
+    "%": {"pct": (1, 0), "percent": (1, 0), "ratio": (100, 0), "fraction": (100, 0)},
+    "ratio": {"ratio": (1, 0), "fraction": (1, 0), "pct": (0.01, 0), "percent": (0.01, 0)},
+    "MHz": {"mhz": (1, 0), "hz": (1e-6, 0), "khz": (1e-3, 0), "ghz": (1e3, 0)},
+    "ns": {"ns": (1, 0), "us": (1e3, 0), "ms": (1e6, 0), "s": (1e9, 0), "seconds": (1e9, 0)},
+    "s": {"s": (1, 0), "seconds": (1, 0), "ms": (1e-3, 0), "us": (1e-6, 0), "ns": (1e-9, 0)},
+    **{
+        unit: {name: (size / own, 0) for size, names in sizes for name in names}
+        for sizes in [
+            [
+                (1, ("b", "bytes")),
+                (1e3, ("kb",)),
+                (2**10, ("kib",)),
+                (1e6, ("mb",)),
+                (2**20, ("mib",)),
+                (1e9, ("gb",)),
+                (2**30, ("gib",)),
+            ]
+        ]
+        for unit, own in (("MiB", 2**20), ("B/s", 1), ("MiB/s", 2**20))
+    },
+}
+"""A channel's unit: words for a source's unit, and the factor and offset from there."""
+
+_KEYS: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
+    "samples": {
+        "timestamp": ("timestamp", "time", "ts", "datetime", "sampled at", "collected at", "epoch"),
+        "node": ("node", "node name", "host", "host name", "hostname", "server", "machine", "instance"),
+        "gpu": ("uuid", "gpu uuid", "device uuid", "gpu id", "device id"),
+    },
+    "events": {
+        "timestamp": ("timestamp", "time", "ts", "datetime", "date", "event time", "occurred at", "start", "when"),
+        "node": ("node", "node name", "host", "host name", "hostname", "server", "machine", "instance"),
+        "gpu": ("uuid", "gpu uuid", "device uuid", "gpu id", "device id"),
+        "type": ("type", "event", "event type", "kind", "category", "action"),
+        "code": ("code", "xid", "error code", "fault code"),
+        "detail": ("detail", "details", "message", "description", "comment", "summary", "notes", "text"),
+        "known_at": ("known at", "entered at", "created", "created at", "reported at", "recorded at", "opened at"),
+        "source": ("source", "system"),
+    },
+    "inventory": {
+        "node": ("node", "node name", "host", "host name", "hostname", "server", "machine"),
+        "gpu": ("uuid", "gpu uuid", "device uuid", "gpu id", "device id"),
+        "slot": ("slot", "index", "gpu index", "position"),
+        "pci_bus_id": ("pci bus id", "bus id", "pci address", "pci"),
+        "serial": ("serial", "serial number", "sn"),
+        "model": ("model", "model name", "gpu model", "product", "card"),
+        "driver": ("driver", "driver version"),
+        "rack": ("rack", "cabinet"),
+        "installed_at": ("installed at", "installed", "since", "in service", "start", "from", "insert"),
+        "removed_at": ("removed at", "removed", "until", "end", "to", "remove"),
+    },
+    "jobs": {
+        "job": ("job", "job id", "jobid", "id"),
+        "node": ("node", "node name", "host", "host name", "hostname", "server", "machine"),
+        "gpu": ("uuid", "gpu uuid"),
+        "gpus": ("gpus", "gpu count", "num gpus", "n gpus"),
+        "started_at": ("started at", "start", "start time", "started", "begin"),
+        "ended_at": ("ended at", "end", "end time", "ended", "finished at", "finish"),
+        "checkpointed_at": ("checkpointed at", "last checkpoint", "checkpoint"),
+        "outcome": ("outcome", "state", "status", "result"),
+    },
+}
+"""Columns that are no channels, and what sources call them."""
+
+_INSTANTS: Final = ("timestamp", "known_at", "installed_at", "removed_at", "started_at", "ended_at", "checkpointed_at")
+_UUID: Final = re.compile(r"(?:GPU-)?[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
+_UNIT_NAME: Final = re.compile(r"[KMG]i?B|[kMG]Hz|k?Wh|[mk]J|[mk]W")
+_FIELD: Final = re.compile(r"(?:dcgm|field|fi|id)+[ _.-]*(\d+)", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Guess:
+    """What a column of a source may be.
+
+    ``file``: the first that has the column.
+    ``target``: the dataset's column, None where nothing is near, or where it is text that no channel takes.
+    ``score``: how near, from 0 to 1; of a guess that is :attr:`sure` only the unit may have to be looked at.
+    ``why``: what speaks for it.
+    ``scale``, ``offset``: from the source's unit to the channel's.
+    """
+
+    role: str
+    file: Path
+    column: str
+    target: str | None
+    score: float
+    why: str
+    scale: float = 1.0
+    offset: float = 0.0
+
+    @property
+    def sure(self) -> bool:
+        """Whether it need not be confirmed."""
+        return self.score >= _SURE
+
+    @property
+    def line(self) -> str:
+        """Its line in a mapping file."""
+        factors = ", ".join(f"`{key}: {new}`" for key in ("scale", "offset") if (new := _factors(key, [self])))
+        needs = f"; needs {factors}".replace("'", "") if factors and not self.sure else ""
+        mark = "" if self.sure else "# "
+        return f"    {mark}{_quoted(self.column)}: {_quoted(self.target)}    # {self.why}{needs}"
+
+
+def check_columns(given: Mapping[str, Sequence[Path]], mapping: ImportMapping, channels: Mapping[str, Channel]) -> None:
+    """Raise ``InputError`` that lists every unknown column of all files, each with its guess."""
+    guesses = [guess for guess in suggest(given, mapping, channels) if guess.role != "inventory"]
+    if guesses:
+        raise InputError(
+            f"{len(guesses)} unknown column{'s' if len(guesses) > 1 else ''}: {named(guesses)}",
+            ", ".join(dict.fromkeys(str(guess.file) for guess in guesses)),
+            "Write a mapping to check with `--suggest-mapping mapping.yaml` instead of `--out`, then give `--mapping "
+            "mapping.yaml`. `null` in it leaves a column out, `ignore_others: true` all that are not mapped. Channels "
+            "of your own are declared in params `channels:`.",
+        )
+
+
+def named(guesses: Sequence[Guess]) -> str:
+    """Name columns with what each may be; a question mark where that is not sure."""
+    return ", ".join(f"{guess.column!r} ({guess.target or 'no guess'}{'' if guess.sure else '?'})" for guess in guesses)
+
+
+def suggest(
+    given: Mapping[str, Sequence[Path]], mapping: ImportMapping, channels: Mapping[str, Channel]
+) -> list[Guess]:
+    """Guess the columns that an import would refuse, and those of an inventory that it would not know.
+
+    ``given``: files and folders by role (``samples``, ``events``, ``inventory``, ``jobs``); kernel logs have none.
+    No two columns of a role are guessed to be the same, and none to be one that its file has.
+    """
+    guesses: list[Guess] = []
+    for role, paths in given.items():
+        found: dict[str, tuple[Path, pa.ChunkedArray]] = {}
+        taken: set[str] = set()
+        for file in expand_sources(tuple(paths), role):
+            if role != "events" or not is_kernel_log(file):
+                unknown, known = _columns_of(file, role, getattr(mapping, role), channels)
+                taken |= known
+                new = [name for name in unknown if name not in found]
+                batch = next(iter(read_batches(file, role, Quarantine(None))), None) if new else None
+                found |= {} if batch is None else {name: (file, batch.table.column(name)) for name in new}
+        guesses += _assign(role, found, taken, channels if role == "samples" else {})
+    return guesses
+
+
+def _columns_of(
+    file: Path, role: str, mapping: TableMapping, channels: Mapping[str, Channel]
+) -> tuple[list[str], set[str]]:
+    """Give the columns of a file that are not known, and those of the dataset that it has."""
+    names, aliases = column_names(file), dict(KEY_ALIASES)
+    ignored: frozenset[str] = frozenset()
+    if role == "samples":
+        known: list[str] = ["timestamp", "node", "gpu", "mig_instance", *with_rollups(channels), "sample_count"]
+        aliases, ignored = by_source_name(channels) | aliases, LABELS | {"mig_instance"}
+    elif role == "inventory":
+        known = [*INVENTORY.names, "parent", "mig_instance", "seen_at"]
+    else:
+        known = [*EVENT_RUNS.names] if role == "events" else [*JOBS.names, CHECKPOINT_EVERY]
+    unknown = unknown_columns(names, mapping, known, aliases, ignored)
+    mapped = {aliases.get(name, name) for name in names if name not in unknown}
+    mapped |= {
+        target for value in mapping.columns.values() for target in ([value] if isinstance(value, str) else value or ())
+    }
+    if role == "inventory":  # any other column is a fact of its own, unless something that is needed is missing
+        lacking = [name for name in ("node", "gpu", "installed_at") if name not in mapped | set(mapping.constants)]
+        unknown = [name for name in unknown if _key_of(name, role)[0] in (lacking if lacking else ())]
+    return unknown, mapped | set(mapping.constants)
+
+
+def _assign(
+    role: str, found: Mapping[str, tuple[Path, pa.ChunkedArray]], taken: set[str], channels: Mapping[str, Channel]
+) -> list[Guess]:
+    """Give each column its best guess that no nearer column has."""
+    candidates = [
+        guess for name, (file, column) in found.items() for guess in _guesses(role, file, name, column, channels)
+    ]
+    best: dict[str, Guess] = {}
+    for guess in sorted(candidates, key=lambda guess: -guess.score):
+        if guess.target not in taken and guess.column not in best:
+            best[guess.column] = guess
+            taken = taken | {str(guess.target)}
+    return [
+        best.get(name) or Guess(role, file, name, None, *_nothing(column)) for name, (file, column) in found.items()
+    ]
+
+
+def _nothing(column: pa.ChunkedArray) -> tuple[float, str]:
+    values, text = _numbers(column)
+    if text and not len(values):
+        return 1.0, f"text such as {text[0][:30]!r}, which no channel takes"
+    return 0.0, f"values {_range(values)}" if len(values) else "no values"
+
+
+def _guesses(role: str, file: Path, name: str, column: pa.ChunkedArray, channels: Mapping[str, Channel]) -> list[Guess]:
+    target, score = _key_of(name, role)
+    values, text = _numbers(column)
+    guesses = (
+        [Guess(role, file, name, target, score, f"by its name, {_instant_note(values)}".rstrip(", "))] if target else []
+    )
+    if text and all(_UUID.fullmatch(word) for word in text):
+        guesses.append(Guess(role, file, name, "gpu", 0.95, f"values are UUIDs such as {text[0]}"))
+    if len(values) or not text:
+        guesses += [guess for channel in channels.values() if (guess := _channel_guess(file, name, values, channel))]
+    near = sorted(guesses, key=lambda guess: -guess.score)
+    if len(near) > 1 and near[0].sure and near[0].score - near[1].score < 0.05:
+        near[0] = replace(near[0], score=_SURE - 0.01, why=f"{near[0].why}, or {near[1].target}")
+    return near
+
+
+def _key_of(name: str, role: str) -> tuple[str | None, float]:
+    words = " ".join(_split(name))
+    scores = {
+        target: max(
+            1.0 if words == known else difflib.SequenceMatcher(None, words, known).ratio() * 0.85 for known in names
+        )
+        for target, names in _KEYS[role].items()
+    }
+    target = max(scores, key=lambda key: scores[key])
+    return (target, scores[target]) if scores[target] >= 0.7 else (None, 0.0)
+
+
+def _channel_guess(file: Path, name: str, values: npt.NDArray[np.float64], channel: Channel) -> Guess | None:
+    known = _FIELD.fullmatch(name.strip())
+    score = 1.0 if known and channel.dcgm_id == int(known[1]) else _likeness(name, channel)
+    if score < _LIKELY:
+        return None
+    units = _UNITS.get(channel.unit, {})
+    words = [word.lower().replace("%", "pct") for word in re.findall(r"[A-Za-z]+|%", name)]
+    unit = next((word for word in reversed(words) if word in units), None)
+    scale, offset = units[unit] if unit else (1.0, 0.0)
+    why = "by its name" + (f", from {unit}" if (scale, offset) != (1.0, 0.0) else "")
+    if len(values) and _share(values * scale + offset, channel) < _FITS:
+        fitting = {u: to for u, to in units.items() if _share(values * to[0] + to[1], channel) >= _FITS}
+        if unit or not fitting:
+            score = min(score, _LIKELY) / 2
+            why += f", but values {_range(values)} are no {channel.unit}"
+        else:
+            unit, (scale, offset) = next(iter(fitting.items()))
+            score = min(score, _SURE - 0.01)
+            why += f"; values {_range(values)} look like {unit}"
+    elif len(values):
+        why += f", values {_range(values)}"
+    return Guess("samples", file, name, channel.name, score, why, scale, offset) if score > _LIKELY / 4 else None
+
+
+def _likeness(name: str, channel: Channel) -> float:
+    """Compare a name with all that a channel is called, from 0 to 1."""
+    words, best = _meaning(name, channel), 0.0
+    for known in (channel.name, *channel.dcgm_names, *channel.amd):
+        other = _meaning(known, channel)
+        if words and other:
+            same = len(words & other) / len(words | other)
+            spelled = difflib.SequenceMatcher(None, " ".join(sorted(words)), " ".join(sorted(other))).ratio()
+            best = max(best, same, spelled * 0.9 if spelled > 0.85 else 0.0)
+    return best
+
+
+def _meaning(name: str, channel: Channel) -> frozenset[str]:
+    words = [_WORDS.get(word, word) for word in _split(name)]
+    units = _UNITS.get(channel.unit, {})
+    told = {word for word in words if not _SAYS_NOTHING.fullmatch(word) and not (word in units and len(words) > 1)}
+    return frozenset(told or words)
+
+
+def _split(name: str) -> list[str]:
+    plain = _UNIT_NAME.sub(lambda unit: unit[0].lower(), name.replace("%", " pct "))
+    spaced = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", plain)
+    return [word for word in re.split(r"[^a-z0-9]+", spaced.lower()) if word]
+
+
+def _numbers(column: pa.ChunkedArray) -> tuple[npt.NDArray[np.float64], list[str]]:
+    """Give a column's finite numbers, and what is none."""
+    if pa.types.is_timestamp(column.type) or pa.types.is_date(column.type):
+        return np.empty(0), []
+    texts = pd.Series(as_text(column.slice(0, 20_000), min(len(column), 20_000))).dropna()
+    numbers = pd.to_numeric(texts, errors="coerce")
+    values = numbers.dropna().to_numpy(np.float64)
+    return values[np.isfinite(values)], texts[numbers.isna()].head(20).tolist()
+
+
+def _share(values: npt.NDArray[np.float64], channel: Channel) -> float:
+    low = -np.inf if channel.low is None else channel.low
+    high = np.inf if channel.high is None else channel.high
+    return float(((values >= low) & (values <= high)).mean())
+
+
+def _range(values: npt.NDArray[np.float64]) -> str:
+    return f"{values.min():g} to {values.max():g}" if len(values) else "none"
+
+
+def _instant_note(values: npt.NDArray[np.float64]) -> str:
+    return f"values {_range(values)}" if len(values) else ""
+
+
+def mapping_text(guesses: Sequence[Guess], roles: Iterable[str], mapping: Path | None) -> str:
+    """Write a mapping file: what a given one has, and the guesses, each with its reason; unsure ones as comments."""
+    base: dict[str, Any] = {} if mapping is None else read_yaml(mapping.read_text(encoding="utf-8")) or {}
+    lines = [
+        "# Columns that predrain does not know, with a guess each. Check every line.",
+        "# A guess that is not sure is a comment: remove its `#` or correct it; `null` leaves a column out.",
+        "# A column that is no channel of docs/reference/channels.md: declare it in params `channels:`, too.",
+    ]
+    for role in roles:
+        mine = [guess for guess in guesses if guess.role == role]
+        section: dict[str, Any] = dict(base.pop(role, None) or {})
+        if mine:
+            columns = section.pop("columns", None) or {}
+            lines += [f"{role}:", "  columns:"]
+            lines += [f"    {_quoted(name)}: {_quoted(target)}" for name, target in columns.items()]
+            lines += [guess.line for guess in mine]
+            for key in ("scale", "offset"):
+                section |= {key: (section.get(key) or {}) | _factors(key, [guess for guess in mine if guess.sure])}
+        elif section:
+            lines.append(f"{role}:")
+        lines += _dumped({key: value for key, value in section.items() if value}, "  ")
+        if mine:
+            lines += ["  # time: {unit: s}            # instants that are numbers: ns, us, ms or s since 1970"]
+            lines += ["  # time: {timezone: UTC}      # instants without a zone: the zone they were written in"]
+            lines += ["  # ignore_others: true        # leave out every column that is neither known nor mapped"]
+    return "\n".join([*lines, *_dumped(base, "")]) + "\n"
+
+
+def _factors(key: str, guesses: Sequence[Guess]) -> dict[str, float]:
+    plain = 1.0 if key == "scale" else 0.0
+    return {str(g.target): float(f"{getattr(g, key):.10g}") for g in guesses if getattr(g, key) != plain}
+
+
+def _dumped(content: Mapping[str, Any], indent: str) -> list[str]:
+    text = yaml.safe_dump(dict(content), sort_keys=False) if content else ""
+    return [indent + line for line in text.splitlines()]
+
+
+def _quoted(name: Any) -> str:
+    return yaml.safe_dump(name, default_flow_style=True, width=10_000).removesuffix("...\n").strip()

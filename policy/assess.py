@@ -27,6 +27,7 @@ class HardRule(RangeChecked):
     ``holds``: for how long after the fact was last seen.
     ``words``: the reason, in plain words.
     ``event``: whether the fact is something that happened, and not a state that is read again and again.
+    ``cured``: whether it ends with a boot of its node, or when the driver asks for no action any more.
     """
 
     fact: str
@@ -34,18 +35,23 @@ class HardRule(RangeChecked):
     holds: PositiveTime
     words: str
     event: bool = False
+    cured: bool = False
 
 
 RULES: tuple[HardRule, ...] = (
     HardRule("row_remap_failure", "high", _DAY, "a memory row could not be remapped: the spare rows are used up"),
-    HardRule("row_remap_pending", "elevated", _DAY, "a memory row waits for a reset to be remapped"),
+    HardRule("row_remap_pending", "elevated", _DAY, "a memory row waits for a reset to be remapped", cured=True),
     HardRule("xid 64", "high", 7 * _DAY, "XID 64: a row remap or page retirement failed", event=True),
-    HardRule("xid 79", "high", 2 * _DAY, "XID 79: the GPU has fallen off the bus", event=True),
-    HardRule("xid 95", "high", _DAY, "XID 95: an uncontained memory error", event=True),
-    HardRule("recovery_action reset", "high", _DAY, "the driver asks for a GPU reset"),
-    HardRule("recovery_action reboot", "high", _DAY, "the driver asks for a reboot of the node"),
-    HardRule("recovery_action drain_p2p", "high", _DAY, "the driver asks to end all peer traffic of the GPU"),
-    HardRule("recovery_action drain_and_reset", "high", _DAY, "the driver asks for a drain and a GPU reset"),
+    HardRule("xid 79", "high", 2 * _DAY, "XID 79: the GPU has fallen off the bus", event=True, cured=True),
+    HardRule("xid 95", "high", _DAY, "XID 95: an uncontained memory error", event=True, cured=True),
+    HardRule("recovery_action reset", "high", _DAY, "the driver asks for a GPU reset", cured=True),
+    HardRule("recovery_action reboot", "high", _DAY, "the driver asks for a reboot of the node", cured=True),
+    HardRule(
+        "recovery_action drain_p2p", "high", _DAY, "the driver asks to end all peer traffic of the GPU", cured=True
+    ),
+    HardRule(
+        "recovery_action drain_and_reset", "high", _DAY, "the driver asks for a drain and a GPU reset", cured=True
+    ),
     HardRule("diagnostic_failed", "high", 7 * _DAY, "a diagnostic failed", event=True),
 )
 """NVIDIA's XID catalogue (64: reset and support; 79: restart of the machine; 95: reset) and its driver's recovery
@@ -53,15 +59,19 @@ action (NVML field 230, also announced by XID 154). A pending remap harms no run
 reset, so it only keeps new work away. The lengths are ours: a state (remap, recovery action) is read again and again
 and needs no more than a day; an event speaks once, and a part that failed for good is not better after a day."""
 
-REPORTED = ("timestamp", "gpu", "type", "code", "detail", "known_at")
+REPORTED = ("timestamp", "node", "gpu", "type", "code", "detail", "known_at")
 """What :func:`reported` reads of an event."""
 
 _REPAIRS = ("repair", "replacement")
 KINDS = ("xid", "diagnostic", *_REPAIRS)
-"""Types of events that it looks at."""
+"""Types of events of units that it looks at."""
+
+BOOT = ("other", "boot")
+"""Type and code of the events of nodes that it looks at."""
 
 _LONGEST = max(rule.holds for rule in RULES)
 _NAMES = frozenset(rule.fact for rule in RULES)
+_CURED = frozenset(rule.fact for rule in RULES if rule.cured)
 _RECOVERY = re.compile(r"recovery action\b[^(]*\((0x[0-9a-f]+)\)", re.IGNORECASE)
 _ACTIONS = {1: "reset", 2: "reboot", 3: "drain_p2p", 4: "drain_and_reset"}
 """What the driver may ask for, by NVML's numbers (nvmlDeviceGpuRecoveryAction_t); 0 takes it back."""
@@ -70,41 +80,74 @@ _ACTIONS = {1: "reset", 2: "reboot", 3: "drain_p2p", 4: "drain_and_reset"}
 def reported(rows: Iterable[Mapping[str, Any]], now: datetime) -> dict[str, tuple[tuple[Fact, ...], datetime | None]]:
     """Give what events say of each unit that was known at a time: facts, and since when what was before is void.
 
-    ``rows``: events of units, with :data:`REPORTED` and, of a run of events, ``last_at``.
+    ``rows``: events of units, and boots of nodes, with :data:`REPORTED` and, of a run of events, ``last_at``.
 
     An ``xid`` event is the fact ``xid CODE`` where a rule names it, a ``diagnostic`` of code ``fail`` is
     ``diagnostic_failed``; one of code ``pass``, a repair and a replacement void what was before them. The newest
     XID 154 that names a recovery action is the fact ``recovery_action NAME``, or none where the action was taken back.
+    What a reset or a restart cures ends with the next boot of its node, and where an action was taken back.
     A run of events was seen last at its ``last_at``, and at its beginning where that lies in the future.
     """
     facts: defaultdict[str, dict[tuple[str, datetime], Fact]] = defaultdict(dict)
     void: dict[str, datetime] = {}
     requested: dict[str, Fact] = {}
-    for row in rows:
-        unit, seen_at, code = row["gpu"], row["timestamp"], (row["code"] or "").strip().lower()
-        if row["known_at"] > now or seen_at > now:
+    known = tuple(_known(rows, now))
+    cured = _cured(known)
+    for row, seen_at, code in known:
+        unit, kind = row["gpu"], row["type"]
+        if unit is None:
             continue
-        last_at = row.get("last_at")
-        if last_at is not None and seen_at < last_at <= now:
-            seen_at = last_at
-        kind = row["type"]
         if kind == "xid" and code == "154":
             action = _RECOVERY.search(row["detail"] or "")
             if action is not None and (unit not in requested or requested[unit].seen_at <= seen_at):
                 requested[unit] = Fact(f"recovery_action {_ACTIONS.get(int(action[1], 16), '')}", seen_at)
         name = f"xid {code}" if kind == "xid" else "diagnostic_failed"
         if name in _NAMES and (kind == "xid" or (kind == "diagnostic" and code == "fail")):
-            if seen_at > now - _LONGEST:
-                minute = seen_at.replace(second=0, microsecond=0)  # of a flood, one a minute
-                known = facts[unit].get((name, minute))
-                if known is None or known.seen_at < seen_at:
-                    facts[unit][name, minute] = Fact(name, seen_at)
+            minute = seen_at.replace(second=0, microsecond=0)  # of a flood, one a minute
+            earlier = facts[unit].get((name, minute))
+            if seen_at > now - _LONGEST and (earlier is None or earlier.seen_at < seen_at):
+                facts[unit][name, minute] = Fact(name, seen_at)
         elif kind in _REPAIRS or (kind == "diagnostic" and code == "pass"):
             void[unit] = max(void.get(unit, seen_at), seen_at)
     for unit, fact in requested.items():
         if fact.name in _NAMES and fact.seen_at > now - _LONGEST:
             facts[unit][fact.name, fact.seen_at] = fact
-    return {unit: (tuple(facts[unit].values()), void.get(unit)) for unit in sorted({*facts, *void})}
+    homes = {row["gpu"]: row["node"] for row, _, _ in known}
+    result: dict[str, tuple[tuple[Fact, ...], datetime | None]] = {}
+    for unit in sorted({*facts, *void}):
+        ends = [end for key in (unit, (homes[unit],)) if (end := cured.get(key)) is not None]
+        end = max(ends, default=None)
+        kept = tuple(
+            fact for fact in facts[unit].values() if end is None or fact.name not in _CURED or fact.seen_at >= end
+        )
+        if kept or unit in void:
+            result[unit] = kept, void.get(unit)
+    return result
+
+
+_Known = tuple[Mapping[str, Any], datetime, str]
+
+
+def _known(rows: Iterable[Mapping[str, Any]], now: datetime) -> Iterator[_Known]:
+    """Give the events that were known at a time, each with when it was last seen and its code."""
+    for row in rows:
+        seen_at, last_at = row["timestamp"], row.get("last_at")
+        if row["known_at"] <= now and seen_at <= now:
+            last = last_at if last_at is not None and seen_at < last_at <= now else seen_at
+            yield row, last, (row["code"] or "").strip().lower()
+
+
+def _cured(known: Iterable[_Known]) -> dict[str | tuple[str], datetime]:
+    """Give until when what a restart or reset cures has ended: by the name of a unit, and of a node in a tuple."""
+    ends: dict[str | tuple[str], datetime] = {}
+    for row, seen_at, code in known:
+        key: str | tuple[str] | None = (row["node"],) if (row["type"], code) == BOOT else None
+        if row["gpu"] is not None and row["type"] == "xid" and code == "154":
+            action = _RECOVERY.search(row["detail"] or "")
+            key = row["gpu"] if action is not None and int(action[1], 16) == 0 else key
+        if key is not None:
+            ends[key] = max(ends.get(key, seen_at), seen_at)
+    return ends
 
 
 @dataclass(frozen=True, slots=True)

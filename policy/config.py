@@ -12,6 +12,7 @@ from policy.budget import BudgetConfig
 from policy.cost_benefit import CostBenefitConfig, worth_of
 from policy.fleet import NodeView
 from policy.hysteresis import HysteresisConfig, NodeRiskConfig
+from policy.maintenance import MaintenanceWindow
 from policy.ranges import PositiveTime, RangeChecked
 from policy.stages import StagesConfig
 from policy.tiers import TierThresholds
@@ -27,6 +28,7 @@ class PolicyConfig(RangeChecked):
     :meth:`by_scores`. ``costs``: ``high`` is what it costs to be wrong, node by node: see :meth:`thresholds_of`.
     ``horizon``: what a risk looks ahead, gap included.
     ``renew``: what is published is written again when its end moves by so much, or is so near.
+    ``maintenance``: planned ones: nothing new is put on their nodes, and what is seen in them is no evidence.
     ``forget``: how long a node that is missing from the listing is remembered.
     The other fields: one for each concept.
     """
@@ -36,6 +38,7 @@ class PolicyConfig(RangeChecked):
     horizon: PositiveTime = timedelta(hours=24)
     renew: PositiveTime = timedelta(hours=1)
     forget: PositiveTime = timedelta(days=7)
+    maintenance: tuple[MaintenanceWindow, ...] = ()
     node_risk: NodeRiskConfig = field(default_factory=NodeRiskConfig)
     hysteresis: HysteresisConfig = field(default_factory=HysteresisConfig)
     rules: HardRulesConfig = field(default_factory=HardRulesConfig)

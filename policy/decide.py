@@ -16,6 +16,7 @@ from policy.cost_benefit import Worth, worth_of
 from policy.episodes import Alert, Outcome
 from policy.fleet import Level, NodeView, Signals
 from policy.hysteresis import Thresholds
+from policy.maintenance import maintained, observed
 from policy.plan import VERBS, Action, NodeDecision, NodeState, Plan, PolicyState, Verb
 from policy.stages import ALLOWED_LEVELS, StageState, advance_stage, held_out
 from policy.tiers import TIERS, Tier
@@ -176,7 +177,7 @@ def decide(
     """
     if now.tzinfo is None:
         raise ValueError(f"now is {now}: give a time with a zone")
-    nodes = sorted((node for node in fleet if node.units), key=lambda node: node.name)
+    nodes = sorted((_judged(node, state, config, now) for node in fleet if node.units), key=lambda node: node.name)
     if len({node.name for node in nodes}) != len(nodes):
         twice = next(a.name for a, b in pairwise(nodes) if a.name == b.name)
         raise ValueError(f"node {twice} was given twice: give each node once, under its own name")
@@ -231,6 +232,11 @@ def carried_out(state: PolicyState, actions: Iterable[Action]) -> PolicyState:
         seen = action.to if action.verb == "release" else max(known.seen, action.to)
         nodes[action.node] = replace(known, seen=seen)
     return replace(state, nodes=nodes)
+
+
+def _judged(node: NodeView, state: PolicyState, config: PolicyConfig, now: datetime) -> NodeView:
+    known = state.nodes.get(node.name)
+    return maintained(node, config.maintenance, None if known is None else known.maintenance, now)
 
 
 def _open(node: NodeView, state: PolicyState, config: PolicyConfig, now: datetime) -> Case:
@@ -348,7 +354,7 @@ def _remember(
     alerts: list[Alert] = []
     for case in cases:
         assessment = case.assessment
-        kept = assessment.state
+        kept = replace(assessment.state, maintenance=observed(case.node, assessment.state.maintenance, now))
         if case.node.readable:  # else its marks are not known
             kept = replace(kept, seen=case.level, target=case.target)
         if TIERS.index(assessment.tier) > max(TIERS.index(kept.alerted), TIERS.index("watch")):

@@ -151,6 +151,7 @@ class NodeView:
     ``undone``: the adapter knows that a person removed our mark in this episode.
     ``uncordoned``: it was our cordon: then what else keeps work off the node goes with it.
     ``software``: versions of driver and exporter in one text.
+    ``maintenance``: words of the maintenance that it is in; None: in none.
     ``since``: since when there is a node under this name, aware; None: not known. Where the scheduler does not say
     which units are in it, what was said of units of that name before may be about another machine.
     """
@@ -172,6 +173,7 @@ class NodeView:
     uncordoned: bool = False
     software: str | None = None
     since: datetime | None = None
+    maintenance: str | None = None
 
     @property
     def group_key(self) -> str:
@@ -198,6 +200,8 @@ class NodeView:
             return f"it opted out ({self.opt_out})"
         if self.owner is not None:
             return f"{self.owner} owns it"
+        if self.maintenance is not None:
+            return f"it is in {self.maintenance}"
         if self.cordoned_by is not None:
             return f"{self.cordoned_by} took it out of service"
         return None

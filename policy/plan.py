@@ -13,6 +13,7 @@ from policy.cost_benefit import Worth
 from policy.episodes import Alert
 from policy.fleet import Level, Marks, Published
 from policy.hysteresis import TierState
+from policy.maintenance import Period
 from policy.stages import StageState
 from policy.tiers import Tier
 
@@ -32,6 +33,7 @@ class NodeState:
     ``software``: versions of driver and exporter.
     ``changed_at``: when they were first seen to be others than before.
     ``absent_since``: when it was first missing from the listing.
+    ``maintenance``: the last one that it was in.
     """
 
     tier: TierState = field(default_factory=TierState)
@@ -43,6 +45,7 @@ class NodeState:
     software: str | None = None
     changed_at: datetime | None = None
     absent_since: datetime | None = None
+    maintenance: Period | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ import pandas as pd
 
 from evaluation.value.load import Placements
 from features.times import NEVER, duration_ms, instant_ms, milliseconds
-from policy.assess import KINDS, RULES, reported
+from policy.assess import BOOT, KINDS, RULES, reported
 from policy.config import PolicyConfig
 from policy.decide import carried_out, decide
 from policy.episodes import Bools, Ints
@@ -139,7 +139,10 @@ def rule_events(events: pd.DataFrame) -> list[dict[Any, Any]]:
     """Give the events that hard rules go by, in the order in which they were known."""
     code = events["code"].astype("str").str.strip()
     named = (events["type"] != "xid") | ("xid " + code).isin([rule.fact for rule in RULES]) | (code == "154")
-    used = events[(named & events["type"].isin(KINDS) & events["gpu"].notna()).to_numpy()].sort_values("known_at")
+    boots = (events["type"] == BOOT[0]) & (code == BOOT[1])
+    used = events[(named & events["type"].isin(KINDS) & events["gpu"].notna() | boots).to_numpy()].sort_values(
+        "known_at"
+    )
     return used.astype(object).where(used.notna(), None).to_dict("records")
 
 

@@ -9,7 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from policy.assess import KINDS, REPORTED, reported
+from policy.assess import BOOT, KINDS, REPORTED, reported
 from policy.episodes import OUTCOME_TIMEOUT, Alert, Happening, Outcome, judge
 from policy.fleet import Fact
 from scheduler.evacuation.progress import Result
@@ -71,8 +71,9 @@ class EventFacts:
                 table = pq.read_table(source, columns=columns)
             # a time without a zone, or none at all, would end each round
             table = table.cast(pa.schema([EVENT_RUNS.field(name) for name in columns]), safe=False)
-            kinds = pc.field("type").isin(KINDS)
-            self._rows = table.filter(kinds & pc.field("gpu").is_valid()).to_pylist()
+            of_units = pc.field("type").isin(KINDS) & pc.field("gpu").is_valid()
+            boots = (pc.field("type") == BOOT[0]) & (pc.field("code") == BOOT[1])
+            self._rows = table.filter(of_units | boots).to_pylist()
         except (OSError, ArrowException, KeyError, ValueError) as error:
             why = str(error).partition("\n")[0]
             raise SourceError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from datetime import timedelta
+from datetime import date, timedelta
 from pathlib import Path
 from typing import Any, Final
 
@@ -148,6 +148,12 @@ def _refuse_old_names(content: Any, file: Path) -> None:
         raise InputError(f"{len(gone)} settings were removed or renamed", str(file), f"Change them:{listed}")
 
 
+def _time(value: object) -> str:
+    if isinstance(value, date):
+        return value.isoformat()
+    raise TypeError(f"{value!r}: expected a text, a number or a time")
+
+
 def read_settings(file: Path) -> ActSettings:
     """Read settings from YAML or JSON.
 
@@ -163,8 +169,8 @@ def read_settings(file: Path) -> ActSettings:
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise InputError(f"the settings cannot be read: {error}", str(file), "Give a file of YAML.") from None
     try:
-        # through JSON, so that what YAML makes of a date or a key is refused in the same words as any other value
-        content = json.loads(json.dumps(content if content is not None else {}))
+        # through JSON, so that what YAML makes of a time or a key is refused in the same words as any other value
+        content = json.loads(json.dumps(content if content is not None else {}, default=_time))
         _refuse_old_names(content, file)
         settings = object_of(ActSettings, content, "settings")
     except (ValueError, TypeError) as error:

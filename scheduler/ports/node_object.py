@@ -75,6 +75,9 @@ class Keys:
         # annotation: that predrain cordoned the node, since when, and how it was before
         self.cordon = f"{prefix}/cordoned-by-us"
         self.managed = f"{prefix}/managed"  # label or annotation by which a person keeps predrain off (``false``)
+        self.maintenance = (
+            f"{prefix}/maintenance"  # label or annotation: in maintenance while it stands (not ``false``)
+        )
 
     def owns(self, taint: Taint) -> bool:
         """Whether a taint is predrain's."""
@@ -108,6 +111,7 @@ def view_of(node: NodeObject, base: NodeView, keys: Keys, now: datetime) -> Node
     undone = undone and applied is not None and (marks.level < applied.level or uncordoned)
     return replace(
         base, name=node.name, marks=marks, opt_out=base.opt_out or _opt_out(node, keys),
+        maintenance=base.maintenance or _maintenance(node, keys),
         owner=base.owner or _owner(node), cordoned_by=base.cordoned_by or foreign_cordon,
         undone=base.undone or undone, uncordoned=base.uncordoned or uncordoned,
     )  # fmt: skip
@@ -218,6 +222,11 @@ def _opt_out(node: NodeObject, keys: Keys) -> str | None:
         if value in (node.labels.get(key), node.annotations.get(key)):
             return f"{key}={value}"
     return None
+
+
+def _maintenance(node: NodeObject, keys: Keys) -> str | None:
+    stands = {node.labels.get(keys.maintenance), node.annotations.get(keys.maintenance)} - {None, "false"}
+    return f"maintenance ({keys.maintenance})" if stands else None
 
 
 def _owner(node: NodeObject) -> str | None:

@@ -212,6 +212,7 @@ def view_of(node: SlurmNode, jobs: Iterable[JobView], settings: SlurmSettings, n
     return NodeView(
         node.name, settings.cluster, group, _named(node, settings.rack_prefix), _named(node, settings.domain_prefix),
         (), tuple(jobs), standing.marks, opt_out, node.elsewhere, by, node.down, node.readable, standing.undone,
+        maintenance="a maintenance reservation" if node.states & {"MAINT", "MAINTENANCE"} else None,
     )  # fmt: skip
 
 

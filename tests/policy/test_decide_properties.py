@@ -71,7 +71,9 @@ class World:
             self.nodes = [replace(node, units=tuple(fresh[2 * k : 2 * k + 2])) for k, node in enumerate(self.nodes)]
         elif kind == "all_well":
             self.flags.clear()
-            self.nodes = [replace(node, down=False, readable=True, cordoned_by=None) for node in self.nodes]
+            self.nodes = [
+                replace(node, down=False, readable=True, cordoned_by=None, maintenance=None) for node in self.nodes
+            ]
         else:
             self.nodes[i] = self.happen(kind, one, amount)
 
@@ -92,6 +94,7 @@ class World:
             "owner": {"owner": None if one.owner else "NVSentinel"},
             "down": {"down": not one.down},
             "unreadable": {"readable": not one.readable},
+            "maintenance": {"maintenance": None if one.maintenance else "maintenance"},
             "driver": {"software": "560" if one.software == "550" else "550"},
         }  # fmt: skip
         return replace(one, **changed[kind])
@@ -176,7 +179,7 @@ def check(world: World) -> None:
     for old, new in zip(before, after, strict=True):
         mine = [action for action in plan.actions if action.node == old.name]
         forward = {action.verb for action in mine} - {"release", "publish"}
-        if old.opt_out or old.owner or old.cordoned_by or not old.readable:
+        if old.opt_out or old.owner or old.cordoned_by or old.maintenance or not old.readable:
             assert not forward
         if old.opt_out and old.readable:
             assert new.marks.level is Level.NONE
@@ -203,7 +206,7 @@ def check(world: World) -> None:
 EVENTS = (
     ["score"] * 14 + ["time"] * 4 + ["fleet"] + ["all_well"] * 3
     + ["fact", "repair", "human", "undo", "opt_out", "owner", "down", "unreadable", "driver", "lose_state"]
-    + ["kill", "drift"]
+    + ["kill", "drift", "maintenance"]
 )  # fmt: skip
 STEPS = st.lists(
     st.tuples(st.sampled_from(EVENTS), st.integers(0, NODES - 1), st.floats(0, 1, width=16)), min_size=8, max_size=60

@@ -43,6 +43,13 @@ def test_events_that_rules_name_are_facts_and_a_repair_voids_what_was_before(tmp
     assert EventFacts(file).read(T0) == {}, "nothing is known before it was"
 
 
+def test_a_boot_of_its_node_ends_what_a_restart_cures(tmp_path):
+    file = tmp_path / "events.parquet"
+    write(file, (T0, "a", "xid", "79"), (T0, "b", "xid", "64"), (T0 + HOUR, None, "other", "boot"))
+    assert set(EventFacts(file).read(T0 + HOUR)) == {"a", "b"}
+    assert set(EventFacts(file).read(T0 + 2 * HOUR)) == {"b"}
+
+
 def test_a_run_of_events_was_seen_at_its_last_one(tmp_path):
     def run(gpu, first, last, code, detail=None):
         return {

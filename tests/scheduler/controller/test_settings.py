@@ -13,11 +13,12 @@ import pytest
 import yaml
 
 from policy.config import PolicyConfig
+from policy.maintenance import MaintenanceWindow
 from policy.tiers import TierThresholds
 from scheduler.controller.settings import RENAMED, ActSettings, ControllerSettings, read_settings
 from scheduler.evacuation.settings import EvacuationSettings
 from telemetry.errors import InputError
-from tests.policy.decide_world import HOUR
+from tests.policy.decide_world import HOUR, T0
 
 ROOT = Path(__file__).parents[3]
 
@@ -126,12 +127,15 @@ def test_settings_are_read_and_what_is_left_out_has_its_default(tmp_path):
         "policy:\n  thresholds: {watch: 0.1, high: 0.6}\n  stages: {pinned: {c/g: hard}}\n"
         "  budget:\n    disruption_budgets: [{scope: cluster, max_unavailable_share: 0.1}]\n"
         "    rate_limits: [{scope: cluster, max_nodes: 2, window: 1h}]\n"
+        "  maintenance: [{start: 2026-03-01T08:00:00Z, end: '2026-03-01T12:00:00+00:00', nodes: [rack7-*]}]\n"
         "controller: {interval: 30s}\n"
     )
     result = read_settings(file)
     assert result.policy.thresholds == TierThresholds(0.1, None, 0.6)
     assert result.policy.stages.pinned == {"c/g": "hard"}
     assert result.policy.budget.rate_limits[0].window == HOUR
+    start = T0 + 8 * HOUR
+    assert result.policy.maintenance == (MaintenanceWindow(start, start + 4 * HOUR, ("rack7-*",)),)
     assert result.policy.horizon == PolicyConfig(TierThresholds()).horizon
     assert result.controller.interval == timedelta(seconds=30)
     file.write_text("")

@@ -234,6 +234,8 @@ def test_place_opt_out_and_owner_come_from_features_and_states():
     assert view.opt_out == "feature predrain_unmanaged"
     assert view_of(NODE, (), SETTINGS, T0).group == "g"
     assert view_of(replace(NODE, states=frozenset({"IDLE", "MAINTENANCE"})), (), SETTINGS, T0).owner is not None
+    assert view_of(replace(NODE, states=frozenset({"IDLE", "MAINT"})), (), SETTINGS, T0).maintenance is not None
+    assert view_of(NODE, (), SETTINGS, T0).maintenance is None
     assert view_of(replace(NODE, states=frozenset({"IDLE", "REBOOT_REQUESTED"})), (), SETTINGS, T0).owner == "a reboot"
 
 

@@ -1,0 +1,84 @@
+"""Maintenance: nothing new is put on a node in it, and what was seen during it is no evidence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from fnmatch import fnmatchcase
+
+from policy.fleet import NodeView
+
+_SETTLE = timedelta(minutes=10)
+# How exactly the end of a maintenance is remembered that only the scheduler tells of.
+
+_GAP = timedelta(hours=1)
+_KEPT = timedelta(days=7)
+# As long as any evidence holds.
+
+
+@dataclass(frozen=True, slots=True)
+class MaintenanceWindow:
+    """A planned maintenance.
+
+    ``nodes``: names, with shell wildcards. ``domains``: racks and NVLink domains. Neither: every node.
+    """
+
+    start: datetime
+    end: datetime
+    nodes: tuple[str, ...] = ()
+    domains: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.end <= self.start:
+            raise ValueError(f"end is {self.end}: give a time after start ({self.start})")
+
+    def concerns(self, node: NodeView) -> bool:
+        """Whether a node is maintained in it."""
+        named = any(fnmatchcase(node.name, pattern) for pattern in self.nodes)
+        return named or bool({node.rack, node.domain} & {*self.domains}) or not (self.nodes or self.domains)
+
+
+@dataclass(frozen=True, slots=True)
+class Period:
+    """A maintenance that the scheduler told of: when it was first and last seen."""
+
+    start: datetime
+    end: datetime
+
+
+def maintained(node: NodeView, calendar: Sequence[MaintenanceWindow], seen: Period | None, now: datetime) -> NodeView:
+    """Give a node as it is to be judged: whether it is in maintenance, and without what was seen in one."""
+    periods = [(window.start, window.end) for window in calendar if window.concerns(node)]
+    current = next((end for start, end in periods if start <= now < end), None)
+    if node.maintenance is None and current is not None:
+        node = replace(node, maintenance=f"maintenance until {current:%Y-%m-%d %H:%M} UTC")
+    known = observed(node, seen, now)
+    if known is not None:
+        periods.append((known.start, known.end + _SETTLE))
+    if not periods:
+        return node
+
+    def within(when: datetime) -> bool:
+        return any(start <= when < end for start, end in periods)
+
+    units = tuple(
+        replace(
+            unit,
+            score=None if unit.score is not None and within(unit.score.decided_at) else unit.score,
+            facts=tuple(fact for fact in unit.facts if not within(fact.seen_at)),
+        )
+        for unit in node.units
+    )
+    return replace(node, units=units)
+
+
+def observed(node: NodeView, seen: Period | None, now: datetime) -> Period | None:
+    """Give what is remembered of a node's maintenance, after it was read."""
+    if seen is not None and seen.start > now:  # a clock went back
+        seen = None
+    if node.maintenance is None:
+        return seen if seen is not None and now - seen.end < _KEPT else None
+    if seen is None or now - seen.end > _GAP:
+        return Period(now, now)
+    return replace(seen, end=now) if now - seen.end >= _SETTLE else seen

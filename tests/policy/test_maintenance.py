@@ -1,0 +1,113 @@
+"""Boots and maintenance: what they cured or caused is no evidence, and nothing new is put on a node within."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from policy.assess import reported
+from policy.decide import carried_out
+from policy.fleet import Fact, UnitView
+from policy.maintenance import MaintenanceWindow
+from policy.plan import PolicyState
+from telemetry.xids.xid_message import parse_xid_message
+from tests.policy.decide_world import HOUR, STEP, T0, carry_out, config, healthy, node, once, score, verbs, why
+
+
+def event(kind, code, at, gpu="g", detail=None, name="n"):
+    return {
+        "node": name, "gpu": gpu, "type": kind, "code": code, "detail": detail, "timestamp": at, "known_at": at,
+    }  # fmt: skip
+
+
+def ruled(*events, now=T0 + 2 * HOUR):
+    """The facts that hold, by unit."""
+    return {unit: [fact.name for fact in facts] for unit, (facts, _) in reported(events, now).items()}
+
+
+BOOTED = event("other", "boot", T0 + HOUR, None)
+
+
+def recovery(at, change):
+    """The driver's announcement of another recovery action."""
+    message = parse_xid_message(f"NVRM: Xid (PCI:0008:01:00): 154, GPU recovery action changed from {change}")
+    return event("xid", message.code, at, detail=message.detail)
+
+
+BACK = recovery(T0 + HOUR, "0x2 (Node Reboot Required) to 0x0 (None)")
+ASKED = recovery(T0, "0x0 (None) to 0x2 (Node Reboot Required)")
+
+
+@pytest.mark.parametrize("cure", [BOOTED, BACK])
+def test_a_fault_that_a_restart_cured_would_drain_for_two_days_and_ends_with_it(cure):
+    lost = event("xid", "79", T0)
+    assert ruled(lost, ASKED) == {"g": ["xid 79", "recovery_action reboot"]}
+    assert ruled(lost, ASKED, cure) == {}
+    assert ruled(lost, cure, now=T0 + HOUR / 2) == {"g": ["xid 79"]}, "it has not booted yet"
+    assert ruled(cure, event("xid", "79", T0 + 1.5 * HOUR)) == {"g": ["xid 79"]}, "it came back"
+    assert ruled(lost, {**cure, "node": "other", "gpu": None if cure is BOOTED else "h"}) == {"g": ["xid 79"]}
+
+
+def test_no_boot_mends_spare_rows_that_are_used_up_or_a_failed_test():
+    broken = event("xid", "64", T0), event("diagnostic", "fail", T0)
+    assert ruled(*broken, BOOTED) == {"g": ["xid 64", "diagnostic_failed"]}
+
+
+WINDOW = MaintenanceWindow(T0 - HOUR, T0 + HOUR, ("sick*",))
+
+
+@pytest.mark.parametrize(
+    ("window", "concerned"),
+    [(WINDOW, True), (MaintenanceWindow(T0, T0 + HOUR), True), (replace(WINDOW, nodes=("other",)), False),
+     (replace(WINDOW, nodes=(), domains=("r1",)), True), (replace(WINDOW, nodes=(), domains=("r2",)), False)],
+)  # fmt: skip
+def test_nothing_new_is_put_on_a_node_in_a_maintenance_of_the_calendar(window, concerned):
+    plan = once([node("sick", 0.9, rack="r1"), *healthy(12)], config(maintenance=(window,)))
+    assert ("drain" not in verbs(plan, "sick")) is concerned
+
+
+def test_what_was_seen_in_a_maintenance_is_no_evidence_after_it_and_older_evidence_is():
+    later = T0 + 3 * HOUR
+    fleet = [
+        replace(node("sick1"), units=(UnitView("a", score(0.01, later), (Fact("xid 79", T0),)),)),
+        replace(node("sick2"), units=(UnitView("b", score(0.9, T0)),)),
+        replace(node("sick3"), units=(UnitView("c", score(0.01, later), (Fact("xid 79", T0 - 2 * HOUR),)),)),
+        *healthy(40, later),
+    ]
+    plan = once(fleet, config(maintenance=(WINDOW,)), later)
+    assert {action.node for action in plan.actions if action.verb == "drain"} == {"sick3"}
+
+
+def test_a_maintenance_that_the_scheduler_tells_of_is_remembered():
+    state, fleet = PolicyState(), [node("sick", 0.01, maintenance="a maintenance reservation"), *healthy(12)]
+    for minutes in range(0, 120, 4):
+        now = T0 + timedelta(minutes=minutes)
+        fleet[0] = replace(fleet[0], units=(UnitView("a", score(0.01, now), (Fact("xid 79", T0 + HOUR / 2),)),))
+        plan = once(fleet, config(), now, state)
+        assert not {"taint", "drain"} & set(verbs(plan, "sick"))
+        fleet, state = carry_out(fleet, plan.actions, now), carried_out(plan.state, plan.actions)
+    risky = replace(fleet[0], units=(UnitView("a", score(0.9, now - HOUR)),))
+    assert "it is in a maintenance reservation" in why(once([*fleet[1:], risky], config(), now), "sick")
+    now, fleet[0] = now + HOUR / 2, replace(fleet[0], maintenance=None)
+    assert "drain" not in verbs(once(fleet, config(), now, state), "sick"), "the rack is returned"
+    own = (Fact("xid 79", now - timedelta(minutes=1)),)
+    fleet[0] = replace(fleet[0], units=(UnitView("a", score(0.01, now), own),))
+    assert "drain" in verbs(once(fleet, config(), now, state), "sick"), "a fault after it"
+    later = now + 8 * 24 * HOUR
+    done = once([node("sick", at=later), *healthy(12, later)], config(), later, state)
+    assert done.state.nodes.get("sick") is None or done.state.nodes["sick"].maintenance is None
+
+
+def test_a_node_that_was_drained_before_keeps_its_mark_in_a_maintenance():
+    fleet = [node("sick", 0.9), *healthy(12)]
+    first = once(fleet, config())
+    fleet = carry_out(fleet, first.actions, T0)
+    fleet[0] = replace(fleet[0], maintenance="maintenance")
+    assert "release" not in verbs(once(fleet, config(), T0 + HOUR, first.state), "sick")
+
+
+def test_a_window_that_ends_before_it_begins_is_refused():
+    with pytest.raises(ValueError, match=r"end is .*: give a time after start"):
+        MaintenanceWindow(T0, T0 - STEP)

@@ -184,12 +184,14 @@ class Grant:
 
 
 def grant(
-    nodes: Collection[NodeView], asks: Sequence[Ask], starts: Sequence[Start], config: BudgetConfig, now: datetime
-) -> Grant:
+    nodes: Collection[NodeView], asks: Sequence[Ask], starts: Sequence[Start], config: BudgetConfig, now: datetime,
+    released: Collection[str] = (),
+) -> Grant:  # fmt: skip
     """Decide which nodes may be taken out of service now.
 
     ``nodes``: all that count, each once.
     ``asks``: in any order, each node once.
+    ``released``: nodes that are given back at this very time, and make room from the next decision on.
     ``starts``: as remembered. One that seems to lie in the future, because a clock went back, counts as of now.
     Returns: the same again when asked again with the starts that it gave: within a rate's window a node's own start
     does not count against it. A start older than that came to nothing, or was taken back, and counts again; such nodes
@@ -202,7 +204,9 @@ def grant(
         own[key] = max(own.get(key, start.at), start.at)
     scopes = {node.name: node.scopes for node in nodes}
     total: Counter[ScopeName] = Counter(scope for named in scopes.values() for scope in named)
-    lost: Counter[ScopeName] = Counter(scope for node in nodes if node.lost for scope in scopes[node.name])
+    lost: Counter[ScopeName] = Counter(
+        scope for node in nodes if node.lost or node.name in released for scope in scopes[node.name]
+    )
     limited: dict[str, list[DisruptionBudget]] = {}
     for budget in config.disruption_budgets:
         limited.setdefault(budget.scope, []).append(budget)

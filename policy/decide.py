@@ -196,6 +196,7 @@ def decide(
         _starts(nodes, state, now),
         config.budget,
         now,
+        {name for name, known in state.nodes.items() if known.released_at == now},
     )
     for case in cases:
         if case.asks and case.node.name in granted.refused:
@@ -356,7 +357,9 @@ def _remember(
         assessment = case.assessment
         kept = replace(assessment.state, maintenance=observed(case.node, assessment.state.maintenance, now))
         if case.node.readable:  # else its marks are not known
-            kept = replace(kept, seen=case.level, target=case.target)
+            given_back = case.level.hard and not case.target.hard
+            at = now if given_back or kept.released_at == now else None
+            kept = replace(kept, seen=case.level, target=case.target, released_at=at)
         if TIERS.index(assessment.tier) > max(TIERS.index(kept.alerted), TIERS.index("watch")):
             kept = replace(kept, alerted=assessment.tier)
             unit, by_rule = assessment.blamed

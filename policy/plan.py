@@ -34,6 +34,7 @@ class NodeState:
     ``changed_at``: when they were first seen to be others than before.
     ``absent_since``: when it was first missing from the listing.
     ``maintenance``: the last one that it was in.
+    ``released_at``: when its hard mark was last to be taken off: whatever was decided then has still counted it.
     """
 
     tier: TierState = field(default_factory=TierState)
@@ -46,6 +47,7 @@ class NodeState:
     changed_at: datetime | None = None
     absent_since: datetime | None = None
     maintenance: Period | None = None
+    released_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import pytest
 
-from policy.budget import BudgetConfig
+from policy.budget import BudgetConfig, DisruptionBudget
 from policy.decide import carried_out
 from policy.fleet import NO_MARKS, Level, UnitView
 from policy.plan import PolicyState
@@ -304,3 +304,17 @@ def test_no_limits_and_a_closed_breaker_are_what_these_tests_would_fail_under():
     fleet = [node(f"n{i:02}", 0.9) for i in range(10)] + healthy(90)
     free = replace(config(), budget=BudgetConfig((), ()))
     assert hard(once(fleet, free)) == naive(fleet, T0)
+
+
+def test_a_node_that_is_given_back_makes_room_from_the_next_decision_on_and_not_when_the_same_is_asked_again():
+    one = config(budget=BudgetConfig((DisruptionBudget("fleet", max_unavailable=1),), ()))
+    fleet = [node("a", 0.9), *healthy(40)]
+    first = once(fleet, one)
+    fleet, state, later = carry_out(fleet, first.actions, T0), carried_out(first.state, first.actions), T0 + 3 * STEP
+    fleet = [replace(node("a", None, at=later), marks=fleet[0].marks), node("b", 0.9, at=later), *healthy(40, later)]
+    plan = once(fleet, one, later, state)
+    assert [action.verb for action in plan.actions if action.node == "a"] == ["release"]
+    fleet = carry_out(fleet, plan.actions, later)
+    for state in (plan.state, carried_out(plan.state, plan.actions)):
+        assert once(fleet, one, later, state).actions == ()
+        assert hard(once(fleet, one, later + timedelta(minutes=1), state)) == {"b"}

@@ -70,6 +70,19 @@ def hook(place, **others) -> Webhook:
     return Webhook(settings, "predrain-test/1")
 
 
+def test_the_token_goes_to_the_address_of_the_settings_alone_whatever_a_workload_or_an_answer_names(tmp_path):
+    (tmp_path / "token").write_text("secret\n")
+    with (
+        serving(says(200)) as (other, elsewhere),
+        serving(says(307, None, Location=f"http://{elsewhere}/hook")) as (asked, place),
+    ):
+        payload = {"kind": "checkpoint", "url": f"http://{place}/admin", "webhook": f"http://{elsewhere}/"}
+        reply = hook(place, token_file=str(tmp_path / "token")).tell(payload, KEY)
+    assert reply.kind == "refused"
+    assert [path for path, _, _ in asked.requests] == ["/hook"]
+    assert not other.requests
+
+
 def test_it_posts_the_payload_with_the_key_and_the_token(tmp_path):
     (tmp_path / "token").write_text("secret\n")
     with serving(says(200)) as (asked, place):

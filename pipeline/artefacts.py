@@ -5,6 +5,8 @@
     O/predictions.parquet       the profile's choice
     O/predictions_all.parquet   every model and variant
     O/metrics.json              the measurements, nested
+    O/summary.json              the profile's main figures, flat
+    O/plots/                    the profile's precision by month, precision and recall, calibration, as CSV for DVC
     O/evaluation/               the measurements as frames, the folds, the alerts to show, and context.json
 """
 
@@ -20,6 +22,7 @@ from typing import Any
 import pandas as pd
 from pydantic import TypeAdapter
 
+from evaluation.metrics.comparison import SLIDING
 from evaluation.metrics.evaluation import Evaluation
 from pipeline.report import ReportContext
 from telemetry.atomic import FolderSwap, disk_errors, write_bytes
@@ -32,6 +35,16 @@ _ATTRIBUTIONS = "attributions.parquet"
 # `predrain doctor` reads this file for the importance of channels.
 
 _EXTRA = "extra_"
+_FIGURES = (
+    "episode_precision", "precision", "precision_at_k", "recall", "base_rate", "average_precision", "roc_auc",
+    "lead_time_median_hours",
+)  # fmt: skip
+_COUNTS = ("alerts", "episodes", "episodes_known", "episodes_right", "incidents", "caught")
+_PLOTS = {
+    "precision_by_month": ("monthly", ["month", "precision", "base_rate"]),
+    "precision_recall": ("pr_curves", ["recall", "precision"]),
+    "calibration": ("calibration", ["mean_risk", "observed_rate"]),
+}
 _CONTEXT = TypeAdapter(ReportContext)
 
 _FRAMES = tuple(field.name for field in dataclasses.fields(Evaluation) if field.type in ("pd.DataFrame", pd.DataFrame))
@@ -42,6 +55,27 @@ def write_frame(frame: pd.DataFrame, path: Path) -> None:
     """Write a frame as Parquet, atomically; the same frame gives the same bytes."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_bytes(path, frame.to_parquet(index=False, compression="zstd"))
+
+
+def figures(evaluation: Evaluation, profile: str) -> dict[str, Any]:
+    """Give a profile's main figures, flat: counts, precision, recall, base rate, lead time; none if it has no rows."""
+    row = evaluation.row(profile, SLIDING)
+    if row is None:
+        return {}
+    shares = {name: float(row[name]) for name in _FIGURES}
+    rounded = {name: None if math.isnan(value) else round(value, 6) for name, value in shares.items()}
+    return rounded | {name: int(row[name]) for name in _COUNTS}
+
+
+def write_plots(out: Path, evaluation: Evaluation, profile: str) -> None:
+    """Write ``OUT/plots/``: what ``dvc plots`` draws of a profile."""
+    folder = out / "plots"
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, (frame, columns) in _PLOTS.items():
+        table = getattr(evaluation, frame)
+        mine = table[(table["model"] == profile) & (table["variant"] == SLIDING)]
+        with disk_errors(folder):
+            write_bytes(folder / f"{name}.csv", mine[columns].to_csv(index=False).encode())
 
 
 def write_json(content: dict[str, Any], path: Path) -> None:

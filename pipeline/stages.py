@@ -21,7 +21,7 @@ from models.bundle.store import CARD, save_bundle
 from models.config import BASELINES
 from models.learners.baselines import make_baseline
 from models.training.final import fit_final
-from pipeline.artefacts import load_evaluation, save_evaluation, write_frame, write_json
+from pipeline.artefacts import figures, load_evaluation, save_evaluation, write_frame, write_json, write_plots
 from pipeline.decisions import bundle_decisions, decision_extras, with_horizons
 from pipeline.matrix_stage import check_made_with
 from pipeline.params import Params, flatten
@@ -225,6 +225,8 @@ def replay(
         },
         out / "metrics.json",
     )
+    write_json({"k": result.k, **figures(evaluation, params.models.profile)}, out / "summary.json")
+    write_plots(out, evaluation, params.models.profile)
     if registry is not None:
         record_backtest(
             registry,

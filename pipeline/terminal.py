@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,15 +9,11 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from pipeline.artefacts import load_evaluation
+from pipeline.artefacts import figures, load_evaluation
 from pipeline.report import tables
 from pipeline.report.summary import sentences
 
 _SHOWN = (0, 1, 3, 4, 6, 7, 10)  # columns of the report's table of models
-_FIGURES = (
-    "episode_precision", "precision", "precision_at_k", "recall", "base_rate", "average_precision", "roc_auc",
-    "lead_time_median_hours",
-)  # fmt: skip
 
 
 def summary_of(backtest: Path) -> dict[str, Any]:
@@ -27,17 +22,10 @@ def summary_of(backtest: Path) -> dict[str, Any]:
     Raises ``InputError`` if ``backtest`` is not the output of a backtest.
     """
     evaluation, context = load_evaluation(backtest)
-    row = evaluation.row(context.profile, "sliding")
     page = backtest / "report" / "index.html"
     summary: dict[str, Any] = {
         "profile": context.profile, "k": evaluation.k, "simulated": context.simulated is not None
-    }  # fmt: skip
-    if row is not None:
-        for name in _FIGURES:
-            value = float(row[name])
-            summary[name] = None if math.isnan(value) else round(value, 6)
-        counts = ("alerts", "episodes", "episodes_known", "episodes_right", "incidents", "caught")
-        summary |= {name: int(row[name]) for name in counts}
+    } | figures(evaluation, context.profile)  # fmt: skip
     summary |= {"metrics": str(backtest / "metrics.json"), "predictions": str(backtest / "predictions.parquet")}
     return summary | {"report": str(page) if page.is_file() else None}
 

@@ -10,21 +10,22 @@ from typer.core import TyperGroup
 
 from predrain.act.command import act
 from predrain.assess import assess
-from predrain.backtest import backtest
 from predrain.collect.command import SOURCES
 from predrain.console import reported
 from predrain.doctor import doctor
-from predrain.features import features
 from predrain.import_files import import_files
+from predrain.learn.backtest import backtest
+from predrain.learn.features import features
+from predrain.learn.init import init
+from predrain.learn.prepare import prepare
+from predrain.learn.prior import prior_app
+from predrain.learn.promote import promote
+from predrain.learn.report import compare, report
+from predrain.learn.train import train
 from predrain.ledger import ledger_app
-from predrain.prepare import prepare
-from predrain.prior import prior_app
-from predrain.promote import promote
-from predrain.report import report
 from predrain.score import score
 from predrain.serve import serve
 from predrain.simulate import ExplainingScenarios, simulate
-from predrain.train import train
 from predrain.version import VERSION
 
 REMOVED: Final[dict[str, dict[str, str]]] = {
@@ -112,6 +113,7 @@ def options(
 
 
 app.command("assess")(assess)
+app.command("init")(init)
 app.command("simulate", cls=ExplainingScenarios)(simulate)
 app.command("import")(import_files)
 app.add_typer(SOURCES)
@@ -125,6 +127,7 @@ app.command("act")(act)
 app.add_typer(ledger_app)
 app.add_typer(prior_app)
 app.command("backtest")(backtest)
+app.command("compare")(compare)
 app.command("report")(report)
 app.command("doctor")(doctor)
 

@@ -13,7 +13,7 @@ from tests.house_size import ROOMS, read_house
 
 ROOT = Path(__file__).resolve().parents[1]
 MAX_CYCLES = 0
-MAX_FOLDER = 18
+MAX_FOLDER = 17
 MAX_SMALL_SINGLE_IMPORTER = 20
 """Lower these as the tree shrinks; never raise them. `make size` prints where they stand."""
 

@@ -80,7 +80,7 @@ def paired_differences(assessed: Sequence[Assessment]) -> pd.DataFrame:
         pairs += [
             ("baseline", best, assessment) for assessment in sliding if kind_of(assessment.scored.model) == "baseline"
         ]
-    rows = [_pair(comparison, one, two, name) for comparison, one, two in pairs for name in PAIRED]
+    rows = [pair(comparison, one, two, name) for comparison, one, two in pairs for name in PAIRED]
     return pd.DataFrame(rows, columns=list(_PAIR_COLUMNS))
 
 
@@ -183,7 +183,8 @@ def oracle_shares(assessed: Sequence[Assessment], oracle: Assessment, statistics
     return pd.DataFrame(rows)
 
 
-def _pair(comparison: str, one: Assessment, two: Assessment, name: str) -> tuple[object, ...]:
+def pair(comparison: str, one: Assessment, two: Assessment, name: str) -> tuple[object, ...]:
+    """Compare one statistic of two models on the same resamples: a row of :func:`paired_differences`."""
     difference = one.replicates[name] - two.replicates[name]
     bounds = interval(difference)
     value, other = one.point[name], two.point[name]

@@ -1,0 +1,82 @@
+"""Two backtests side by side: at equal alerts, on the decisions that both have, with intervals of the difference."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from evaluation.metrics.assessment import assess
+from evaluation.metrics.bootstrap import resample_units
+from evaluation.metrics.comparison import PAIRED, SLIDING, pair
+from evaluation.metrics.scored import split_predictions
+from pipeline.artefacts import load_evaluation
+from telemetry.errors import InputError
+
+_STATISTICS = ("episode_precision", *(name for name in PAIRED if name != "precision"))
+_KEY = ["decision_time", "unit"]
+
+
+def compare_backtests(one: Path, two: Path, *, seed: int = 42) -> dict[str, Any]:
+    """Compare the profiles of two backtests of the same fleet and question.
+
+    Both alert as many units at each decision: the smaller K of the two. Differences are the second minus the first.
+
+    ``seed``: of the resamples of units.
+    Returns: JSON-able: ``profiles``, ``k``, ``decisions``, ``statistics`` (both values, the difference and its interval
+    of each), and ``params``, those that differ.
+    Raises ``InputError`` if a folder is no backtest, or if they have no decisions of the same units and labels.
+    """
+    loaded = [load_evaluation(folder) for folder in (one, two)]
+    profiles = [context.profile for _, context in loaded]
+    k = min(evaluation.k for evaluation, _ in loaded)
+    frames = [_predictions(folder, profile) for folder, profile in zip((one, two), profiles, strict=True)]
+    common = frames[0].merge(frames[1][[*_KEY, "label"]], on=_KEY, suffixes=("", "_other"))
+    where = f"{one} and {two}"
+    if common.empty:
+        raise InputError("the backtests have no decision of one unit in common", where, _DO)
+    differing = int((common["label"].fillna(-1) != common["label_other"].fillna(-1)).sum())
+    if differing:
+        problem = f"{differing} of {len(common)} rows have another label: another gap, horizon or set of failures"
+        raise InputError(problem, where, _DO)
+    parts = [
+        frame.merge(common[_KEY], on=_KEY).assign(model=name, variant=SLIDING)
+        for name, frame in zip(("one", "two"), frames, strict=True)
+    ]
+    together = pd.concat(parts, ignore_index=True)
+    order = together.groupby(["model", "decision_time"], observed=True)["rank"]
+    together["rank"] = order.rank(method="first").astype("int32")
+    together["alert"] = together["rank"] <= k
+    evaluation = loaded[0][0]
+    reach = pd.Timedelta(hours=evaluation.drain_hours).to_pytimedelta()
+    scored = split_predictions(together, k, reach)
+    weights = resample_units(scored[0].n_units, evaluation.replicates, seed)
+    first, second = (assess(part, weights) for part in scored)
+    rows = {name: pair("", second, first, name) for name in _STATISTICS}
+    params = [context.params for _, context in loaded]
+    return {
+        "profiles": profiles,
+        "k": k,
+        "decisions": int(together["decision_time"].nunique()),
+        "rows": len(common),
+        "incidents": len(first.incidents),
+        "statistics": {
+            name: {"one": row[7], "two": row[6], "difference": row[8], "low": row[9], "high": row[10]}
+            for name, row in rows.items()
+        },
+        "params": {
+            name: [held.get(name) for held in params]
+            for name in sorted({*params[0], *params[1]})
+            if params[0].get(name) != params[1].get(name)
+        },
+    }
+
+
+_DO = "Compare backtests of one dataset with the same `labels` and `decision`."
+
+
+def _predictions(folder: Path, profile: str) -> pd.DataFrame:
+    chosen = [("model", "==", profile), ("variant", "==", SLIDING)]
+    frame = pd.read_parquet(folder / "predictions_all.parquet", filters=chosen)
+    return frame.astype({"unit": "str", "node": "str", "gpu": "str"})

@@ -15,7 +15,10 @@ def receive(
     listen: Annotated[str, typer.Option(help="Address and port to listen on.")] = "127.0.0.1:9201",
     tokens: Annotated[
         Path | None,
-        typer.Option(help="File of bearer tokens, one a line; needed unless the address is a loopback one."),
+        typer.Option(
+            help="File of bearer tokens, one a line; needed unless the address is a loopback one. There, without it, a "
+            "token is made at the first start, in the file DATASET.receive-token."
+        ),
     ] = None,
     mapping: Annotated[
         Path | None, typer.Option(help="YAML file that maps metric names and labels that differ from the exporters'.")
@@ -23,6 +26,8 @@ def receive(
     params: ParamsOption = None,
 ) -> None:
     """Take telemetry over HTTP until SIGTERM: POST /api/v1/write (Prometheus remote write 1.0) and /v1/telemetry.
+
+    Both ask for a token, from this machine too.
 
     A request is answered once it is on the disk, so each waits up to a second: let Prometheus send large
     requests (`queue_config: {max_samples_per_send: 10000}`) of these series only (`write_relabel_configs`).
@@ -34,6 +39,7 @@ def receive(
     from telemetry.collect.remote_write.connections import refuse_open_port
     from telemetry.collect.remote_write.group_commit import ReceiverSettings
     from telemetry.collect.remote_write.receiver import Receiver, serve
+    from telemetry.collect.remote_write.token_file import own_token_file
     from telemetry.collect.series.identity import SeriesCatalogue
     from telemetry.collect.series.mapping import load_source_mapping
     from telemetry.dataset.channels import resolve_channels
@@ -43,6 +49,9 @@ def receive(
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     host, port = parse_listen(listen)
     refuse_open_port(host, has_tokens=tokens is not None)
+    if tokens is None:
+        tokens = own_token_file(dataset.with_name(f"{dataset.name}.receive-token"))
+        typer.echo(f"writers need the token in {tokens}")
     channels = resolve_channels(read_params(params).channels)
     receiver = Receiver(
         Landing(landing_of(dataset), writer="receive", channels=channels),

@@ -30,6 +30,7 @@ CONFIG = """
 global: {{scrape_interval: 500ms, scrape_timeout: 400ms}}
 remote_write:
   - url: http://127.0.0.1:{port}/api/v1/write
+    authorization: {{credentials_file: {token}}}
     queue_config: {{batch_send_deadline: 200ms, min_backoff: 50ms, max_backoff: 500ms}}
 """
 
@@ -52,6 +53,11 @@ class Receiving:
         arguments = ("collect", "receive", "--listen", f"127.0.0.1:{self.port}", "--dataset", self.folder / "fleet")
         self.process = self._stack.enter_context(running([*PREDRAIN, *arguments], self.folder / "log"))
         wait(lambda: get(f"http://127.0.0.1:{self.port}/readyz") == b"ready\n")
+
+    @property
+    def token(self) -> Path:
+        """The file with the token that it made."""
+        return self.folder / "fleet.receive-token"
 
     def kill(self) -> None:
         self.process.kill()
@@ -128,7 +134,7 @@ def test_scraped_samples_land_as_prometheus_has_them_though_the_receiver_is_kill
     scraped = f"scrape_configs: [{{job_name: gpu, static_configs: [{{targets: ['{exporter}']}}]}}]"
     with (
         Receiving(tmp_path) as receiver,
-        prometheus(tmp_path / "tsdb", config=CONFIG.format(port=receiver.port) + scraped) as url,
+        prometheus(tmp_path / "tsdb", config=CONFIG.format(port=receiver.port, token=receiver.token) + scraped) as url,
     ):
         wait(lambda: len(receiver.landed()) > 20)
         receiver.kill()

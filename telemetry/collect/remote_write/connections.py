@@ -201,6 +201,7 @@ async def serving(
         log_level="error",
         access_log=False,
         server_header=False,
+        proxy_headers=False,  # what a client writes into them is taken from nobody
         backlog=max(1, min(BACKLOG, _descriptors() // _BACKLOG_SHARE)),
         timeout_keep_alive=_KEEP_ALIVE_S,
         timeout_graceful_shutdown=grace_s,

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import hmac
 import logging
+import os
+import secrets
+import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -19,6 +23,26 @@ Grant = TypeVar("Grant")
 def digest_of(token: str) -> bytes:
     """Return the SHA-256 of a token."""
     return hashlib.sha256(token.encode("utf-8", "surrogatepass")).digest()
+
+
+def own_token_file(path: Path) -> Path:
+    """Return a file with one random token, which is made where it is missing; only its owner may read it.
+
+    Raises ``InputError`` if it cannot be made, or others may read or write it.
+    """
+    try:
+        with contextlib.suppress(FileExistsError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            file = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+            with open(file, "w", encoding="ascii") as target:
+                target.write(f"{secrets.token_hex(32)}\n")
+        seen = path.lstat()
+    except OSError as error:
+        hint = "Give --tokens FILE, a file with one token a line."
+        raise InputError(f"no token file can be made: {error.strerror or error}", str(path), hint) from None
+    if not stat.S_ISREG(seen.st_mode) or seen.st_mode & 0o077 or seen.st_uid != os.geteuid():
+        raise InputError("others may read or replace the token file", str(path), "Remove it, and start again.")
+    return path
 
 
 class TokenFile(Generic[Grant]):

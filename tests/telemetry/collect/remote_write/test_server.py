@@ -1,23 +1,31 @@
 """The receiver on a port: where it may listen, and our own client talking to it."""
 
+import asyncio
 import socket
+import stat
 import threading
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import uvicorn
 
 from telemetry.collect.pushing import HttpTarget, Later, Refused
-from telemetry.collect.remote_write.connections import refuse_open_port
+from telemetry.collect.remote_write.connections import refuse_open_port, serving
 from telemetry.collect.remote_write.group_commit import ReceiverSettings
 from telemetry.collect.remote_write.receiver import Receiver, application, serve
+from telemetry.collect.remote_write.token_file import own_token_file
 from telemetry.errors import InputError
 from telemetry.http import parse_listen
 from telemetry.landing.folder import Landing
+from tests.processes import PREDRAIN, running
+from tests.waiting import free_port, wait
 
 TOKEN = "0123456789abcdef0123"
 
@@ -40,6 +48,52 @@ def test_without_tokens_only_this_machine_may_write() -> None:
     for host in ("0.0.0.0", "10.0.0.1", "::", "node7"):
         with pytest.raises(InputError, match="could write telemetry"):
             refuse_open_port(host, has_tokens=False)
+
+
+def test_on_this_machine_too_only_who_can_read_the_token_writes(tmp_path: Path) -> None:
+    number = free_port()
+    command = [*PREDRAIN, "collect", "receive", "--listen", f"127.0.0.1:{number}", "--dataset", tmp_path / "fleet"]
+    token, url = tmp_path / "fleet.receive-token", f"http://127.0.0.1:{number}"
+    with running(command, tmp_path / "log"):
+        wait(lambda: urllib.request.urlopen(f"{url}/readyz", timeout=60).read())
+        assert httpx.get(f"{url}/metrics").is_success
+        refused, taken = (
+            httpx.post(f"{url}/api/v1/write", headers=headers).status_code
+            for headers in ({}, {"Authorization": f"Bearer {token.read_text().strip()}"})
+        )
+    assert refused == 401
+    assert taken != 401
+    assert stat.S_IMODE(token.stat().st_mode) == 0o600
+    assert str(token) in (tmp_path / "log").read_text()
+
+
+def test_a_token_file_that_others_may_read_or_replace_is_refused_and_another_start_takes_the_same(
+    tmp_path: Path,
+) -> None:
+    file = own_token_file(tmp_path / "d" / "token")
+    written = file.read_text()
+    assert len(written) == 65
+    assert own_token_file(file).read_text() == written
+    file.chmod(0o640)
+    with pytest.raises(InputError, match="others may read or replace"):
+        own_token_file(file)
+    link = tmp_path / "link"
+    link.symlink_to(file)
+    with pytest.raises(InputError, match="others may read or replace"):
+        own_token_file(link)
+
+
+def test_who_a_client_says_it_forwards_for_is_taken_from_nobody() -> None:
+    async def client_of(scope: Any, _: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": scope["client"][0].encode()})
+
+    async def ask() -> str:
+        async with serving(client_of, "127.0.0.1", 0) as server, httpx.AsyncClient() as session:
+            headers = {"X-Forwarded-For": "203.0.113.9", "X-Forwarded-Proto": "https"}
+            return (await session.get(f"http://127.0.0.1:{server.port}/", headers=headers)).text
+
+    assert asyncio.run(ask()) == "127.0.0.1"
 
 
 def test_a_port_that_is_taken_is_refused(tmp_path: Path) -> None:

@@ -16,6 +16,8 @@ from scheduler.ports.codec import instant, object_of, read_json
 from scheduler.ports.errors import SourceError
 from scheduler.ports.protocols import Clock
 from scheduler.ports.risks import Risks
+from telemetry.errors import InputError
+from telemetry.writers import refuse_other_writers
 
 _NAME = re.compile(r"\d{8}T\d{6}Z")
 _LARGEST_POINTER = 64 * 1024
@@ -68,6 +70,12 @@ class ScoresReader:
         key = (name, status.st_ino, status.st_mtime_ns)
         if self._read is not None and self._read[0] == key and not self._believed_by_now():
             return self._read[1]
+        try:
+            decisions = self.path / "decisions"
+            files = (folder / "risks.jsonl", folder / "summary.json")
+            refuse_other_writers(self.path, (self.path / "latest.json", decisions, folder, *files))
+        except InputError as error:
+            raise SourceError(f"the scores are not read: {error}") from None
         summary = _object(folder / "summary.json", _LARGEST_SUMMARY)
         decision = _Decision(name, self._clock.now(), self._max_lifetime)
         try:

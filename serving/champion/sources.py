@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 from features.errors import InputError
 from telemetry.atomic import FolderSwap, disk_errors, fsync_path, recover_folder, stamp_of, take_lock
+from telemetry.writers import refuse_other_writers
 
 if TYPE_CHECKING:
     from serving.scores.batch import ServedModel
@@ -216,7 +217,9 @@ class ModelSource:
                 copy_champion(self._source, self._registry, self._name)
             named = self._source.named()
             if loaded is None or loaded.version != named.version or loaded.bundle.digest != manifest_digest(named.path):
-                self._loaded = loaded = ServedModel(load_bundle(named.path), named.version)
+                bundle = load_bundle(named.path)
+                refuse_other_writers(bundle.path, [bundle.path / "manifest.json"])  # which seals all other files
+                self._loaded = loaded = ServedModel(bundle, named.version)
         except InputError as error:
             if self._loaded is None:
                 raise

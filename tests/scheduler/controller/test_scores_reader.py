@@ -33,6 +33,14 @@ def test_the_newest_scores_are_read_by_node_with_model_and_age(tmp_path):
     assert reading(tmp_path).read().model_fitted_at is None
 
 
+@pytest.mark.parametrize("inner", [".", "latest.json", "decisions", "decisions/20260301T000000Z"])
+def test_scores_that_anyone_may_write_drain_nobody(tmp_path, inner):
+    write(tmp_path, record("g0", "n0", 0.9))
+    (tmp_path / inner).chmod((tmp_path / inner).stat().st_mode | 0o002)
+    with pytest.raises(SourceError, match="others may write it, and drains follow from it"):
+        reading(tmp_path).read()
+
+
 def test_scores_are_read_again_only_when_a_newer_decision_is_there(tmp_path):
     write(tmp_path, record("g0", "n0", 0.2))
     reader = reading(tmp_path)

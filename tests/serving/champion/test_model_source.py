@@ -19,6 +19,14 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return [save_bundle(folder / name, fitted_models(), {"profile": name}).path for name in ("stacked", "lightgbm")]
 
 
+def test_a_bundle_that_anyone_may_write_scores_nothing(bundles: list[Path], tmp_path: Path) -> None:
+    place = tmp_path / "bundle"
+    shutil.copytree(bundles[0], place)
+    (place / "manifest.json").chmod(0o646)
+    with pytest.raises(InputError, match="others may write it"):
+        ModelSource(str(place), registry="sqlite:///none.db", name="predrain").current()
+
+
 def test_a_folder_is_read_again_when_it_changes_and_the_old_model_kept_when_it_is_damaged(
     bundles: list[Path], tmp_path: Path
 ) -> None:

@@ -43,6 +43,7 @@ from telemetry.dataset.place import Place
 from telemetry.dataset.store import Dataset
 from telemetry.doctor.dataset_source import observe_dataset
 from telemetry.doctor.diagnosis import diagnose
+from telemetry.doctor.groups import Group
 from telemetry.errors import InputError
 
 LOADS: Final = 5
@@ -100,7 +101,8 @@ def _data(
 ) -> dict[str, Any]:
     channels = resolve_channels(params.channels)
     found = diagnose(observe_dataset(place, channels=channels, now=datetime.now(UTC)), None, "", channels)
-    why = {state.group.name: state.group.why for state in found.states}
+    groups = {state.group.name: state.group for state in found.states}
+    failures = {str(name): int(size) for name, size in incidents["failure_class"].value_counts().items()}
     first, last = dataset.meta.span
     return {
         "simulated": any(source.get("kind") == "simulated" for source in matrix.config.sources),
@@ -109,15 +111,28 @@ def _data(
         "nodes": int(matrix.rows["node"].nunique()),
         "days": round((last - first) / timedelta(days=1), 1),
         "samples": int(dataset.meta.counts["samples"]),
-        "failures": {str(name): int(size) for name, size in incidents["failure_class"].value_counts().items()},
+        "failures": failures,
         "jobs": int(dataset.meta.counts["jobs"]),
         "missing_channels": list(found.lacking),
         "to_do": [
-            {"what": todo.title, "shows": why.get(todo.title.split(":")[0], ""), "steps": list(todo.steps)}
+            {
+                "what": todo.title,
+                "shows": _unseen(groups.get(todo.title.split(":")[0]), failures),
+                "steps": list(todo.steps),
+            }
             for todo in found.todos
             if todo.used
         ],
     }
+
+
+def _unseen(group: Group | None, failures: Mapping[str, int]) -> str:
+    """Say what is not seen without a group of channels, and how many failures here are of its classes."""
+    if group is None or not group.classes:
+        return "" if group is None else group.why
+    here = sum(failures.get(name, 0) for name in group.classes)
+    names = ", ".join(name.replace("_", " and ") for name in group.classes)
+    return f"{group.why}; precursors of {names} failures ({here} of {sum(failures.values())} here)"
 
 
 def _replayed(

@@ -33,6 +33,7 @@ from predrain.options import (
 
 if TYPE_CHECKING:
     from pipeline.params import Params
+    from telemetry.dataset.meta import DatasetMeta
     from telemetry.http import Connection
 
 
@@ -125,8 +126,7 @@ def assess(
             import_files(inventory, made, samples, logs, jobs, of_files, params=params)
     place = read_place(dataset or str(made), out if dataset else out / "matrix")
     if dataset is not None:
-        meta = Dataset.open(place).meta
-        _announce(f"{int(meta.counts[f'{meta.unit}s']):,} {meta.unit}s", int(meta.counts["samples"]), loaded)
+        _announce_dataset(Dataset.open(place).meta, loaded)
     with ExitStack() as shown:
 
         def begin(stage: str) -> Callable[[int, int], None]:
@@ -204,13 +204,19 @@ _FETCHED: Final = 1e6
 """Samples imported, and values fetched, a second: as measured on two cores, and less than a server near by gives."""
 
 
+def _announce_dataset(meta: DatasetMeta, params: Params) -> None:
+    name, samples = {"gpu": "GPUs", "node": "nodes"}[meta.unit], int(meta.counts["samples"])
+    size, days = int(meta.counts[f"{meta.unit}s"]), (meta.span[1] - meta.span[0]).days
+    _announce(f"{size:,} {name}, {samples:,} samples of {days:,} days", samples, params)
+
+
 def _announce(what: str, samples: int, params: Params, before_s: float = 0.0) -> None:
     """Say how large the work is, and about how long it takes on two cores, before it begins."""
     rows = samples * (params.telemetry.step / params.decision.every)
     minutes = 0.5 + before_s / 60 + samples / 30e6 + rows / 500e3
     gigabytes = (rows * 400 + samples * 15) / 1e9
     told = f"{minutes:.0f} minutes" if minutes >= 1.5 else "a minute"
-    sys.stderr.write(f"predrain: {what}: about {told} on two cores, and {gigabytes:.1f} GB\n")
+    sys.stderr.write(f"predrain: {what}: about {told} on two cores, and {gigabytes:.1f} GB of disk\n")
 
 
 def _period(

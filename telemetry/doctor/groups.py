@@ -45,6 +45,7 @@ class Group:
     ``channels``: in the order of presentation.
     ``precursor``: whether failures are known to announce themselves here: what is judged where no model says what it
     uses.
+    ``classes``: failure classes that announce themselves here.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Group:
     channels: tuple[str, ...]
     condition: str = ""
     precursor: bool = False
+    classes: tuple[str, ...] = ()
 
 
 _TABLE: Final = read_yaml(Path(__file__).with_name("groups.yaml").read_text(encoding="utf-8"))

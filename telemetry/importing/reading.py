@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
+from glob import glob
 from pathlib import Path
 from typing import Any, Final
 
@@ -206,12 +207,12 @@ def is_kernel_log(path: Path) -> bool:
 
 
 def expand_sources(paths: tuple[Path, ...], what: str) -> list[Path]:
-    """Return the files behind ``paths``: a folder stands for the files in it, sorted by name.
+    """Return the files behind ``paths``: a folder stands for the files in it, a glob for what it matches, sorted.
 
-    Raises ``InputError`` if a path does not exist or a folder is empty.
+    Raises ``InputError`` if a path does not exist, a glob matches nothing, or a folder is empty.
     """
     files: list[Path] = []
-    for path in paths:
+    for path in [match for written in paths for match in _matches(written)]:
         if not path.exists():
             raise InputError(f"the {what} file does not exist", str(path), "Check the path.")
         if (path / META_NAME).is_file():
@@ -223,6 +224,12 @@ def expand_sources(paths: tuple[Path, ...], what: str) -> list[Path]:
             raise InputError(f"the folder of {what} is empty", str(path), "Give files, or a folder with files.")
         files += inside or [path]
     return files
+
+
+def _matches(written: Path) -> list[Path]:
+    """Return what a glob that no shell has expanded matches; a path that exists is no glob."""
+    found = [] if written.exists() else sorted(Path(name) for name in glob(str(written.expanduser()), recursive=True))
+    return found or [written]
 
 
 def read_batches(path: Path, table: str, quarantine: Quarantine) -> Iterator[Batch]:

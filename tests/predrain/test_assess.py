@@ -162,11 +162,32 @@ def test_a_handful_of_failures_is_too_few_to_tell_and_how_many_more_is_said(flee
 
 def test_missing_channels_are_named_with_what_is_not_seen_without_them(fleets):
     out = fleets.assess("base", 15)
-    to_do = {todo["what"].split(":")[0]: todo for todo in read(out)["data"]["to_do"]}
-    assert to_do["ECC"]["shows"] == "memory errors, corrected ones long before uncorrected ones"
+    data = read(out)["data"]
+    to_do, failures = {todo["what"].split(":")[0]: todo for todo in data["to_do"]}, data["failures"]
+    here = f"{failures.get('memory', 0)} of {sum(failures.values())} here"
+    why = "memory errors, corrected ones long before uncorrected ones"
+    assert to_do["ECC"]["shows"] == f"{why}; precursors of memory failures ({here})"
     assert to_do["ECC"]["steps"], "how they are switched on"
     text = (out / "verdict.txt").read_text()
     assert "sram_threshold_exceeded missing; unseen: memory errors" in text
+
+
+def test_channels_that_are_dropped_are_named_group_by_group_with_how_they_are_switched_on(tmp_path):
+    simulate(tmp_path / "whole", gpus=16, days=5, seed=3, scenario="base", acceleration=90)
+    whole = Dataset.open(tmp_path / "whole")
+    dropped = [name for name in whole.meta.channels if name.startswith(("pcie", "nvlink"))]
+    table = pa.concat_tables([whole.read_bucket(bucket) for bucket in whole.buckets()]).drop_columns(dropped)
+    pq.write_table(table, tmp_path / "samples.parquet")
+    files = {"samples": tmp_path / "samp*.parquet", "inventory": tmp_path / "whole" / "inventory.parquet"}
+    words = [f"--{name}={path}" for name, path in files.items()]
+    done = CliRunner().invoke(app, ["assess", *words, "--events", str(whole.path / "events.parquet"), "--json",
+                                    "--out", str(tmp_path / "out")])  # fmt: skip
+    assert done.exit_code == 0, done.stderr
+    to_do = {todo["what"].split(":")[0]: todo for todo in read(tmp_path / "out")["data"]["to_do"]}
+    for group, failures, counter in (("PCIe", "bus", "PCIE_REPLAY"), ("NVLink", "interconnect", "NVLINK")):
+        assert f"precursors of {failures} failures" in to_do[group]["shows"]
+        assert any(counter in step for step in to_do[group]["steps"]), to_do[group]["steps"]
+    assert any(name in to_do["PCIe"]["what"] for name in dropped)
 
 
 def test_a_fleet_without_failures_is_said_to_have_none(fleets):

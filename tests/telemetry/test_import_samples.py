@@ -10,6 +10,7 @@ import pytest
 from telemetry.config import ChannelDeclaration
 from telemetry.dataset.store import Dataset
 from telemetry.errors import InputError
+from telemetry.importing.reading import expand_sources
 from tests.telemetry.helpers import (
     DAY,
     all_samples,
@@ -326,3 +327,16 @@ def test_progress_goes_up_to_its_total(tmp_path: Path):
     assert reported[0][0] == 0
     assert rows in [done for done, _ in reported]  # read, and not yet written
     assert reported[-1] == (2 * rows, 2 * rows)
+
+
+def test_a_glob_that_no_shell_expanded_stands_for_the_files_that_it_matches(tmp_path):
+    frame = samples_frame()
+    parts = [frame.iloc[:10], frame.iloc[10:]]
+    files = [tmp_path / f"part-{number}.csv.gz" for number in range(2)]
+    for part, file in zip(parts, files, strict=True):
+        write_csv(file, part)
+    assert expand_sources((tmp_path / "part-*.csv.gz",), "samples") == files
+    result = run_import(tmp_path, samples=[tmp_path / "part-*.csv.gz"])
+    assert result.counts["samples_read"] == len(frame)
+    with pytest.raises(InputError, match="does not exist"):
+        expand_sources((tmp_path / "none-*.csv",), "samples")

@@ -122,23 +122,32 @@ def backfill(
 def outlook(
     connection: Connection, plan: BackfillPlan, *, channels: Mapping[str, Channel], mapping: SourceMapping | None = None
 ) -> tuple[int, int]:
-    """Look at the newest half hour of a plan, and keep nothing: give its GPUs, and about how many samples it has."""
-    matchers, whole = check_match(plan.match), plan.span(datetime.now(UTC))
-    newest = Span(max(whole.after_ms, whole.until_ms - _LOOK_MS), whole.until_ms)
-    catalogue = SeriesCatalogue(channels, mapping)
-    samples = SpanSamples(catalogue, None, {})
+    """Look at half an hour of a plan, and keep nothing: give its GPUs, and about how many samples the plan has.
 
-    async def look() -> None:
+    It is the newest; where that is empty, as after an outage, that in the middle or the oldest.
+    """
+    matchers, whole = check_match(plan.match), plan.span(datetime.now(UTC))
+    long_ms = min(_LOOK_MS, whole.length_ms)
+    ends = (whole.until_ms, (whole.after_ms + whole.until_ms + long_ms) // 2, whole.after_ms + long_ms)
+    catalogue = SeriesCatalogue(channels, mapping)
+
+    async def look() -> SpanSamples:
         async with PrometheusClient(
             connection, bounds=Bounds(), concurrency=1, allow_partial=plan.allow_partial
         ) as client:
-            for metric in await find_metrics(client, catalogue, matchers, whole):
-                query = f"{selector(metric, [matchers])}[{newest.length_ms + _PAST_END_MS}ms]"
-                samples.take(await client.samples(query, newest.until_ms + _PAST_END_MS), newest)
+            metrics = await find_metrics(client, catalogue, matchers, whole)
+            for end in ends:
+                samples = SpanSamples(catalogue, None, {})
+                for metric in metrics:
+                    query = f"{selector(metric, [matchers])}[{long_ms + _PAST_END_MS}ms]"
+                    samples.take(await client.samples(query, end + _PAST_END_MS), Span(end - long_ms, end))
+                if samples.count:
+                    break
+        return samples
 
-    asyncio.run(look())
+    samples = asyncio.run(look())
     gpus = {(series.node, series.gpu) for series in samples.numbers if isinstance(series, Series)}
-    return len(gpus), samples.count * whole.length_ms // newest.length_ms
+    return len(gpus), samples.count * whole.length_ms // long_ms
 
 
 @dataclass(slots=True)

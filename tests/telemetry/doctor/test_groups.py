@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from features.config import FAILURE_CLASSES
 from telemetry.dataset.channels import CATALOGUE, Channel
 from telemetry.doctor.diagnosis import absent_on
 from telemetry.doctor.groups import (
@@ -98,3 +99,8 @@ def test_a_declared_channel_stands_in_a_group_of_its_own() -> None:
 def test_what_boards_cannot_report(model: str, channel: str, absent: bool) -> None:
     assert channel in CATALOGUE
     assert (absent_on(model, channel) is not None) is absent
+
+
+def test_the_failure_classes_of_groups_are_those_of_labels():
+    assert {name for group in GROUPS for name in group.classes} <= set(FAILURE_CLASSES)
+    assert all(group.classes for group in GROUPS if group.precursor)

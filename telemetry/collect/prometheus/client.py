@@ -218,10 +218,12 @@ class PrometheusClient:
             raise Unreadable(f"the answer is not one of the Prometheus API: {shown(body)}") from error
         if status == "error":
             refuse(200, body, url=self._connection.url, retry_after=None)
-        # Thanos and Prometheus warn; VictoriaMetrics writes isPartial instead.
-        missing = document.get("warnings") or ["some storage nodes did not answer"] * bool(document.get("isPartial"))
+        # Thanos and Prometheus warn; VictoriaMetrics writes isPartial instead, and proxies a list of errors.
+        missing = document.get("warnings") or document.get("errors")
+        missing = missing or ["some storage nodes did not answer"] * bool(document.get("isPartial"))
         if missing and not self._allow_partial:
-            raise HttpError(f"the answer is not whole: {'; '.join(map(str, missing))[:_SHOWN]}")
+            listed = missing if isinstance(missing, list) else [missing]
+            raise HttpError(f"the answer is not whole: {'; '.join(map(str, listed))[:_SHOWN]}")
         try:
             return read(document.get("data"))
         except ValidationError as error:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from policy.fleet import Level
+from policy.fleet import Fact, Level, UnitView
+from scheduler.ports.risks import Facts
 from tests.policy.decide_world import HOUR, STEP, T0
 from tests.scheduler.cluster import Cluster
 
@@ -66,3 +67,41 @@ def test_names_that_differ_between_scores_and_scheduler_are_reported():
         "scores of n0.local, n1.local, n2.local and 2 more are of no node here: names must be the same in both",
         "nothing was scored on n0, n1, n2 and 2 more: neither counted nor acted on",
     ]
+
+
+def test_a_gpu_that_was_swapped_takes_its_risk_and_its_faults_along():
+    cluster = Cluster()
+    cluster.scored(n1=0.9)
+    cluster.facts.facts = {"n1-0": Facts((Fact("xid 79", T0),)), "n2-0": Facts((Fact("xid 79", T0),))}
+    cluster.change("n2", units=(UnitView("new"), UnitView("n2-1")))
+    cluster.round()
+    assert cluster.levels() == {"n1": Level.DRAINED}
+    cluster.change("n1", units=(UnitView("newer"), UnitView("n1-1")))
+    cluster.clock.move(HOUR)
+    cluster.round()
+    assert cluster.levels() == {}, "the GPU that it was drained for is gone"
+
+
+def test_a_node_that_was_renamed_is_judged_by_the_gpus_that_are_in_it():
+    cluster = Cluster()
+    cluster.scored(n1=0.9)
+    others, sick = cluster.scheduler.nodes["n4"].base.units, cluster.scheduler.nodes["n1"].base.units
+    cluster.change("n4", units=sick)
+    cluster.change("n1", units=others)
+    cluster.round()
+    assert cluster.levels() == {"n4": Level.DRAINED}
+
+
+def test_under_a_clock_that_stepped_back_scores_and_faults_of_the_future_take_nothing_out():
+    cluster = Cluster()
+    cluster.round()
+    cluster.clock.move(2 * HOUR)
+    cluster.scored(n1=0.9)
+    cluster.facts.facts = {"n4-0": Facts((Fact("xid 79", cluster.clock.now()),))}
+    cluster.clock.move(-HOUR)
+    cluster.round()
+    assert not [name for name, level in cluster.levels().items() if level.hard]
+    cluster.clock.move(2 * HOUR)
+    cluster.scored(n1=0.9)
+    cluster.round()
+    assert {name for name, level in cluster.levels().items() if level.hard} == {"n1", "n4"}

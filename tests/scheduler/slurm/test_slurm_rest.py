@@ -65,6 +65,18 @@ def test_nodes_are_read_and_written(token, version):
         assert port.signal(job, CheckpointSignal("USR1", False, None)).kind == "gone"
 
 
+def test_an_answer_of_200_with_errors_is_no_list_of_nodes_and_no_write(token):
+    rest = Rest()
+    with serving(rest) as where:
+        port = opened(where, token)
+        port.nodes()
+        rest.fault = "errors"
+        for read in (port.nodes, port.jobs):
+            with pytest.raises(SchedulerError, match="Unable to contact slurm controller"):
+                read()
+        assert port.update("n0", NodeChange(weight=2)).kind == "timeout"
+
+
 def test_a_unix_socket_serves_as_well(token):
     with tempfile.TemporaryDirectory(prefix="sr") as folder, serving(Rest(), Path(folder) / "s") as where:
         assert len(opened(where, token).nodes()) == 2

@@ -63,6 +63,7 @@ class FakePrometheus:
         self.right_open = False
         self.max_samples: int | None = None
         self.warnings: list[str] = []
+        self.warns_in = "warnings"
         self.fault: Fault | None = None
         self.asked: list[Asked] = []
         self.url = ""
@@ -116,7 +117,7 @@ class FakePrometheus:
     def _good(self, data: Any) -> Reply:
         document: dict[str, Any] = {"status": "success", "data": data}
         if self.warnings:
-            document["warnings"] = self.warnings
+            document[self.warns_in] = self.warnings
         text = json.dumps(document, separators=(",", ":"))
         return Reply(200, text.encode(), {"Content-Type": "application/json"})
 

@@ -161,8 +161,12 @@ def test_matchers_narrow_everything_that_is_asked(fake: FakePrometheus, fetch: F
         fetch(match='{job="none"}')
 
 
-def test_partial_answers_are_a_failure_unless_allowed(fake: FakePrometheus, fetch: Fetch, tmp_path: Path) -> None:
+@pytest.mark.parametrize("key", ["warnings", "errors"])
+def test_partial_answers_are_a_failure_unless_allowed(
+    fake: FakePrometheus, fetch: Fetch, tmp_path: Path, key: str
+) -> None:
     expected = fill(fake)
+    fake.warns_in = key
 
     def one_store_down(asked: Asked) -> Reply | None:
         fake.warnings = ["store 2 is down"] if "query" in asked.parameters else []

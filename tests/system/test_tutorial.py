@@ -22,6 +22,7 @@ pytestmark = pytest.mark.system
 ELSEWHERE = {
     "git clone": "this checkout",
     "make ": ".ci/run",
+    "pip install": "tests/system/test_wheel.py",
     "dvc ": "tests/system/test_pipeline.py",
     "mlflow ui": "MLflow's own",
     "predrain doctor http": "tests/system/test_doctor.py",

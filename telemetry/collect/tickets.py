@@ -14,7 +14,7 @@ import pandas as pd
 import pyarrow as pa
 
 from telemetry.errors import InputError
-from telemetry.importing.columns import KEY_ALIASES
+from telemetry.importing.columns import KEY_ALIASES, refuse_absent
 from telemetry.importing.events import parse_events
 from telemetry.importing.mapping import TableMapping
 from telemetry.importing.quarantine import Quarantine
@@ -47,6 +47,7 @@ def collect_tickets(
     for given in read_batches(path, "events", quarantine):
         texts = ("node", "gpu", "code", "detail", "source", "pci_bus_id")
         aliases = {**KEY_ALIASES, **ENTRY_ALIASES}
+        refuse_absent(mapping, given.table.column_names, str(path))
         batch, rows = parse_events(given, mapping, LANDED_EVENTS.names, delay, counts, texts, aliases)
         unplaced = pd.isna(rows["node"])
         rows["node"][unplaced] = [(parents or {}).get(gpu) for gpu in rows["gpu"][unplaced]]

@@ -72,13 +72,10 @@ def resolve_columns(
     ``kept``: unknown columns that ``ignore_others`` does not mean.
     ``extras``: whether unknown columns stay under their own names.
     ``declare``: whether an unknown column could be a channel, for the advice in the error.
-    Raises ``InputError`` if the mapping names a column that neither side has, two source columns become the same, or a
-    column is unknown or missing.
+    A source column that the mapping names may be another source's, see :func:`refuse_absent`.
+    Raises ``InputError`` if the mapping names an unknown target, two source columns become the same, or a column is
+    unknown or missing.
     """
-    for column in mapping.columns:
-        if column not in names:
-            problem = f"the mapping names a source column {column!r} that is not there"
-            raise InputError(problem, where, nearest_hint(column, names) or f"It has {list(names)}.")
     targets = [target for mapped in mapping.columns.values() for target in _targets(mapped)]
     renamed = (*targets, *mapping.constants, *mapping.scale, *mapping.offset, *mapping.values, *mapping.drop_without)
     for target in renamed:
@@ -114,6 +111,14 @@ def resolve_columns(
 _UNKNOWN: Final = ""
 _INDEX: Final = re.compile(r"__index_level_\d+__|Unnamed: \d+|")
 """What pandas calls an index that it writes beside the columns."""
+
+
+def refuse_absent(mapping: TableMapping, names: Collection[str], where: str) -> None:
+    """Raise ``InputError`` if the mapping names a source column that none of the sources has."""
+    for column in mapping.columns:
+        if column not in names:
+            problem = f"the mapping names a source column {column!r} that is not there"
+            raise InputError(problem, where, nearest_hint(column, list(names)) or f"It has {list(names)}.")
 
 
 def unknown_columns(

@@ -18,10 +18,11 @@ import yaml
 from telemetry.dataset.channels import Channel, by_source_name, with_rollups
 from telemetry.dataset.schema import CHECKPOINT_EVERY, EVENT_RUNS, INVENTORY, JOBS
 from telemetry.errors import InputError
-from telemetry.importing.columns import KEY_ALIASES, LABELS, as_text, unknown_columns
+from telemetry.importing.columns import KEY_ALIASES, LABELS, as_text, refuse_absent, unknown_columns
 from telemetry.importing.mapping import ImportMapping, TableMapping
 from telemetry.importing.quarantine import Quarantine
 from telemetry.importing.reading import column_names, expand_sources, is_kernel_log, read_batches
+from telemetry.importing.source_names import KEYS, SAYS_NOTHING, UNITS, WORDS
 from telemetry.yaml_text import read_yaml
 
 _SURE: Final = 0.8
@@ -29,99 +30,12 @@ _LIKELY: Final = 0.5
 _FITS: Final = 0.95
 """Share of a column's values that must lie within a channel's range."""
 
-_WORDS: Final[Mapping[str, str]] = {
-    **dict.fromkeys(("temperature", "temperatures"), "temp"),
-    **dict.fromkeys(("memory", "vram", "fb", "framebuffer", "hbm"), "mem"),
-    **dict.fromkeys(("utilization", "utilisation", "activity"), "util"),
-    **dict.fromkeys(("clocks", "frequency", "freq"), "clock"),
-    **dict.fromkeys(("corrected", "correctable", "single", "ce"), "sbe"),
-    **dict.fromkeys(("uncorrected", "uncorrectable", "double", "ue"), "dbe"),
-    **dict.fromkeys(("count", "counter", "counts"), "total"),
-    **dict.fromkeys(("vol",), "volatile"),
-    **dict.fromkeys(("agg",), "aggregate"),
-    **dict.fromkeys(("pages",), "page"),
-    **dict.fromkeys(("rows", "remapped"), "row"),
-    **dict.fromkeys(("reasons",), "reason"),
-    **dict.fromkeys(("replays",), "replay"),
-    **dict.fromkeys(("pci",), "pcie"),
-    **dict.fromkeys(("sent", "transmit"), "tx"),
-    **dict.fromkeys(("received", "receive"), "rx"),
-}
-_SAYS_NOTHING: Final = re.compile(
-    "gpu|dcgm|fi|dev|prof|nvidia|nvml|metric|value|errors?|bit|draw|current|graphics|board|avg|mean|reading|per|second|"
-    "celsius|watts"
-)
-_UNITS: Final[Mapping[str, Mapping[str, tuple[float, float]]]] = {
-    "C": {"c": (1, 0), "celsius": (1, 0), "f": (5 / 9, -160 / 9), "k": (1, -273.15), "kelvin": (1, -273.15)},
-    "W": {"w": (1, 0), "watts": (1, 0), "watt": (1, 0), "mw": (1e-3, 0), "milliwatts": (1e-3, 0), "kw": (1e3, 0)},
-    "mJ": {"mj": (1, 0), "j": (1e3, 0), "joules": (1e3, 0), "kj": (1e6, 0), "wh": (3.6e6, 0), "kwh": (3.6e9, 0)},
-    "%": {"pct": (1, 0), "percent": (1, 0), "ratio": (100, 0), "fraction": (100, 0)},
-    "ratio": {"ratio": (1, 0), "fraction": (1, 0), "pct": (0.01, 0), "percent": (0.01, 0)},
-    "MHz": {"mhz": (1, 0), "hz": (1e-6, 0), "khz": (1e-3, 0), "ghz": (1e3, 0)},
-    "ns": {"ns": (1, 0), "us": (1e3, 0), "ms": (1e6, 0), "s": (1e9, 0), "seconds": (1e9, 0)},
-    "s": {"s": (1, 0), "seconds": (1, 0), "ms": (1e-3, 0), "us": (1e-6, 0), "ns": (1e-9, 0)},
-    **{
-        unit: {name: (size / own, 0) for size, names in sizes for name in names}
-        for sizes in [
-            [
-                (1, ("b", "bytes")),
-                (1e3, ("kb",)),
-                (2**10, ("kib",)),
-                (1e6, ("mb",)),
-                (2**20, ("mib",)),
-                (1e9, ("gb",)),
-                (2**30, ("gib",)),
-            ]
-        ]
-        for unit, own in (("MiB", 2**20), ("B/s", 1), ("MiB/s", 2**20))
-    },
-}
-"""A channel's unit: words for a source's unit, and the factor and offset from there."""
-
-_KEYS: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
-    "samples": {
-        "timestamp": ("timestamp", "time", "ts", "datetime", "sampled at", "collected at", "epoch"),
-        "node": ("node", "node name", "host", "host name", "hostname", "server", "machine", "instance"),
-        "gpu": ("uuid", "gpu uuid", "device uuid", "gpu id", "device id"),
-    },
-    "events": {
-        "timestamp": ("timestamp", "time", "ts", "datetime", "date", "event time", "occurred at", "start", "when"),
-        "node": ("node", "node name", "host", "host name", "hostname", "server", "machine", "instance"),
-        "gpu": ("uuid", "gpu uuid", "device uuid", "gpu id", "device id"),
-        "type": ("type", "event", "event type", "kind", "category", "action"),
-        "code": ("code", "xid", "error code", "fault code"),
-        "detail": ("detail", "details", "message", "description", "comment", "summary", "notes", "text"),
-        "known_at": ("known at", "entered at", "created", "created at", "reported at", "recorded at", "opened at"),
-        "source": ("source", "system"),
-    },
-    "inventory": {
-        "node": ("node", "node name", "host", "host name", "hostname", "server", "machine"),
-        "gpu": ("uuid", "gpu uuid", "device uuid", "gpu id", "device id"),
-        "slot": ("slot", "index", "gpu index", "position"),
-        "pci_bus_id": ("pci bus id", "bus id", "pci address", "pci"),
-        "serial": ("serial", "serial number", "sn"),
-        "model": ("model", "model name", "gpu model", "product", "card"),
-        "driver": ("driver", "driver version"),
-        "rack": ("rack", "cabinet"),
-        "installed_at": ("installed at", "installed", "since", "in service", "start", "from", "insert"),
-        "removed_at": ("removed at", "removed", "until", "end", "to", "remove"),
-    },
-    "jobs": {
-        "job": ("job", "job id", "jobid", "id"),
-        "node": ("node", "node name", "host", "host name", "hostname", "server", "machine"),
-        "gpu": ("uuid", "gpu uuid"),
-        "gpus": ("gpus", "gpu count", "num gpus", "n gpus"),
-        "started_at": ("started at", "start", "start time", "started", "begin"),
-        "ended_at": ("ended at", "end", "end time", "ended", "finished at", "finish"),
-        "checkpointed_at": ("checkpointed at", "last checkpoint", "checkpoint"),
-        "outcome": ("outcome", "state", "status", "result"),
-    },
-}
-"""Columns that are no channels, and what sources call them."""
-
 _INSTANTS: Final = ("timestamp", "known_at", "installed_at", "removed_at", "started_at", "ended_at", "checkpointed_at")
 _UUID: Final = re.compile(r"(?:GPU-)?[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 _UNIT_NAME: Final = re.compile(r"[KMG]i?B|[kMG]Hz|k?Wh|[mk]J|[mk]W")
+_FEW: Final = 8
+"""Most distinct values of what may be an enum or flags."""
+
 _FIELD: Final = re.compile(r"(?:dcgm|field|fi|id)+[ _.-]*(\d+)", re.IGNORECASE)
 
 
@@ -160,7 +74,15 @@ class Guess:
 
 
 def check_columns(given: Mapping[str, Sequence[Path]], mapping: ImportMapping, channels: Mapping[str, Channel]) -> None:
-    """Raise ``InputError`` that lists every unknown column of all files, each with its guess."""
+    """Raise ``InputError`` with every unknown column of all files, or a mapped one that none of a table's has."""
+    for role, paths in given.items():
+        section: TableMapping = getattr(mapping, role)
+        files = expand_sources(tuple(paths), role)
+        tables = [path for path in files if role != "events" or not is_kernel_log(path)]
+        names = {name for path in tables for name in column_names(path)}
+        names |= {name for pattern in getattr(section, "parts", {}).values() for name in pattern.groupindex}
+        if tables:
+            refuse_absent(section, sorted(names), ", ".join(str(path) for path in tables))
     guesses = [guess for guess in suggest(given, mapping, channels) if guess.role != "inventory"]
     if guesses:
         raise InputError(
@@ -188,11 +110,12 @@ def suggest(
     guesses: list[Guess] = []
     for role, paths in given.items():
         found: dict[str, tuple[Path, pa.ChunkedArray]] = {}
-        taken: set[str] = set()
+        taken: dict[str, set[str]] = {}
         for file in expand_sources(tuple(paths), role):
             if role != "events" or not is_kernel_log(file):
                 unknown, known = _columns_of(file, role, getattr(mapping, role), channels)
-                taken |= known
+                for name in unknown:
+                    taken.setdefault(name, set()).update(known)
                 new = [name for name in unknown if name not in found]
                 batch = next(iter(read_batches(file, role, Quarantine(None))), None) if new else None
                 found |= {} if batch is None else {name: (file, batch.table.column(name)) for name in new}
@@ -216,7 +139,10 @@ def _columns_of(
     unknown = unknown_columns(names, mapping, known, aliases, ignored)
     mapped = {aliases.get(name, name) for name in names if name not in unknown}
     mapped |= {
-        target for value in mapping.columns.values() for target in ([value] if isinstance(value, str) else value or ())
+        target
+        for name, value in mapping.columns.items()
+        for target in ([value] if isinstance(value, str) else value or ())
+        if name in names
     }
     if role == "inventory":  # any other column is a fact of its own, unless something that is needed is missing
         lacking = [name for name in ("node", "gpu", "installed_at") if name not in mapped | set(mapping.constants)]
@@ -225,15 +151,19 @@ def _columns_of(
 
 
 def _assign(
-    role: str, found: Mapping[str, tuple[Path, pa.ChunkedArray]], taken: set[str], channels: Mapping[str, Channel]
+    role: str,
+    found: Mapping[str, tuple[Path, pa.ChunkedArray]],
+    known: Mapping[str, set[str]],
+    channels: Mapping[str, Channel],
 ) -> list[Guess]:
-    """Give each column its best guess that no nearer column has."""
+    """Give each column its best guess that no nearer column has; ``known``: what files with a column have by itself."""
     candidates = [
         guess for name, (file, column) in found.items() for guess in _guesses(role, file, name, column, channels)
     ]
     best: dict[str, Guess] = {}
+    taken: set[str] = set()
     for guess in sorted(candidates, key=lambda guess: -guess.score):
-        if guess.target not in taken and guess.column not in best:
+        if guess.target not in taken | known[guess.column] and guess.column not in best:
             best[guess.column] = guess
             taken = taken | {str(guess.target)}
     return [
@@ -245,7 +175,19 @@ def _nothing(column: pa.ChunkedArray) -> tuple[float, str]:
     values, text = _numbers(column)
     if text and not len(values):
         return 1.0, f"text such as {text[0][:30]!r}, which no channel takes"
-    return 0.0, f"values {_range(values)}" if len(values) else "no values"
+    return 0.0, f"values {_range(values)}, {_kind(values)}" if len(values) else "no values"
+
+
+def _kind(values: npt.NDArray[np.float64]) -> str:
+    """Tell what kind of channel values in the order of a file could be."""
+    steps, distinct = np.diff(values), np.unique(values)
+    whole = bool((values == np.floor(values)).all())
+    if (steps > 0).sum() >= 3 and (steps < 0).sum() <= len(values) // 50:
+        return "which hardly ever fall: a counter?"
+    if not whole or len(distinct) > _FEW or len(values) < 3 * len(distinct):
+        return "a gauge?"
+    bits = distinct[distinct > 0].astype(np.int64) if distinct[0] >= 0 and distinct[-1] < 2**53 else np.empty(0, int)
+    return "single bits: flags?" if len(bits) > 1 and not (bits & (bits - 1)).any() else "few of them: an enum?"
 
 
 def _guesses(role: str, file: Path, name: str, column: pa.ChunkedArray, channels: Mapping[str, Channel]) -> list[Guess]:
@@ -270,7 +212,7 @@ def _key_of(name: str, role: str) -> tuple[str | None, float]:
         target: max(
             1.0 if words == known else difflib.SequenceMatcher(None, words, known).ratio() * 0.85 for known in names
         )
-        for target, names in _KEYS[role].items()
+        for target, names in KEYS[role].items()
     }
     target = max(scores, key=lambda key: scores[key])
     return (target, scores[target]) if scores[target] >= 0.7 else (None, 0.0)
@@ -281,7 +223,7 @@ def _channel_guess(file: Path, name: str, values: npt.NDArray[np.float64], chann
     score = 1.0 if known and channel.dcgm_id == int(known[1]) else _likeness(name, channel)
     if score < _LIKELY:
         return None
-    units = _UNITS.get(channel.unit, {})
+    units = UNITS.get(channel.unit, {})
     words = [word.lower().replace("%", "pct") for word in re.findall(r"[A-Za-z]+|%", name)]
     unit = next((word for word in reversed(words) if word in units), None)
     scale, offset = units[unit] if unit else (1.0, 0.0)
@@ -313,9 +255,9 @@ def _likeness(name: str, channel: Channel) -> float:
 
 
 def _meaning(name: str, channel: Channel) -> frozenset[str]:
-    words = [_WORDS.get(word, word) for word in _split(name)]
-    units = _UNITS.get(channel.unit, {})
-    told = {word for word in words if not _SAYS_NOTHING.fullmatch(word) and not (word in units and len(words) > 1)}
+    words = [WORDS.get(word, word) for word in _split(name)]
+    units = UNITS.get(channel.unit, {})
+    told = {word for word in words if not SAYS_NOTHING.fullmatch(word) and not (word in units and len(words) > 1)}
     return frozenset(told or words)
 
 

@@ -144,3 +144,25 @@ def test_the_index_that_pandas_writes_is_left_out(tmp_path: Path) -> None:
     assert all(guesses_of(tmp_path / name) == {} for name in ("a.parquet", "b.parquet", "c.csv"))
     result = run_import(tmp_path, samples=frame.reset_index(names="__index_level_0__"))
     assert result.dataset.meta.counts["samples"] == len(frame)
+
+
+def test_files_with_different_columns_are_imported_by_one_mapping(tmp_path: Path) -> None:
+    frame = samples_frame()
+    later = frame.assign(timestamp=[text.replace("03-01", "03-02") for text in frame["timestamp"]])
+    one = write(tmp_path / "a.csv", frame.rename(columns={"gpu_temp_c": "temp_gpu"}))
+    other = write(tmp_path / "b.csv", later.rename(columns={"power_w": "watts"}))
+    guesses = {guess.column: guess for guess in suggest({"samples": [one, other]}, ImportMapping(), CATALOGUE)}
+    assert guesses["temp_gpu"].target == "gpu_temp_c", "what another file has takes nothing from it"
+    mapping = "samples: {columns: {temp_gpu: gpu_temp_c, watts: power_w}}"
+    assert run_import(tmp_path, samples=[one, other], mapping=mapping).counts["samples_read"] == 2 * len(frame)
+    with pytest.raises(InputError, match="a source column 'wats' that is not there"):
+        run_import(tmp_path, samples=[one, other], mapping=mapping.replace("watts", "wats"), out="none")
+
+
+@pytest.mark.parametrize(
+    ("values", "kind"),
+    [([*range(40)], "counter"), ([0, 1, 4, 8] * 10, "flags"), ([0, 3, 5, 6] * 10, "enum"), ([0.2, 0.1] * 20, "gauge")],
+)
+def test_a_column_that_nothing_is_like_says_of_what_kind_its_values_are(tmp_path: Path, values, kind: str) -> None:
+    path = write(tmp_path / "s.csv", pd.DataFrame({"timestamp": "2026-03-01T00:00:00Z", "gpu": "a", "qqq": values}))
+    assert f"{kind}?" in guesses_of(path)["qqq"].why

@@ -174,9 +174,9 @@ def import_dataset(
     existing = Dataset.open(out, lease=False) if (out / META_NAME).exists() else None
     rules = load_mapping(mapping)
     given = {"inventory": [inventory], "samples": samples, "events": events, "jobs": [jobs] if jobs else []}
+    sources = _sources(given, rules, step, channels, dedupe, delay)
     if compaction is None:
         check_columns(given, rules, channels)
-    sources = _sources(given, rules, step, channels, dedupe, delay)
     if existing is not None:
         check_step(existing, step)
     fresh = new_sources(sources, existing) if compaction is None else sources

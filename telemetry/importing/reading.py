@@ -250,9 +250,9 @@ def read_batches(path: Path, table: str, quarantine: Quarantine) -> Iterator[Bat
             yield Batch(path, table, rows, content, quarantine)
 
 
-def column_names(path: Path) -> list[str]:
-    """Return the columns of a file of samples without reading its rows (JSON is read whole)."""
-    kind = _table_kind(path, "samples")
+def column_names(path: Path, table: str = "samples") -> list[str]:
+    """Return the columns of a file without reading its rows (JSON is read whole)."""
+    kind = _table_kind(path, table)
     with read_errors(path):
         if kind == "parquet":
             return list(pq.read_schema(path).names)

@@ -127,7 +127,7 @@ def _columns_of(
     file: Path, role: str, mapping: TableMapping, channels: Mapping[str, Channel]
 ) -> tuple[list[str], set[str]]:
     """Give the columns of a file that are not known, and those of the dataset that it has."""
-    names, aliases = column_names(file), dict(KEY_ALIASES)
+    names, aliases = column_names(file, role), dict(KEY_ALIASES)
     ignored: frozenset[str] = frozenset()
     if role == "samples":
         known: list[str] = ["timestamp", "node", "gpu", "mig_instance", *with_rollups(channels), "sample_count"]

@@ -9,7 +9,7 @@ export MLFLOW_DISABLE_TELEMETRY = true
 export DVC_NO_ANALYTICS = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help run results prior test test-system lint site size bench lock check-system clean
+.PHONY: help run demo screenshots results prior test test-system lint site size bench lock check-system clean
 
 help:            ## say what each target does
 	@grep -E '^[a-z-]+: .*##|^[a-z-]+:  *##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -17,6 +17,12 @@ help:            ## say what each target does
 run: $(VENV)/.runtime  ## set up, then learn from and replay the embedded demo fleet; prints where the report is
 	@PATH="$(abspath $(BIN)):$$PATH" dvc repro
 	@$(BIN)/predrain report --show data/backtest
+
+demo: $(VENV)/.runtime  ## a simulated cluster at work, at an address that it prints; Ctrl-C ends it
+	$(BIN)/predrain demo
+
+screenshots: $(VENV)/.dev  ## the pictures of README and docs, of the demo in Chromium: docs/images
+	$(BIN)/python benchmarks/screenshots.py
 
 results: $(VENV)/.sequence  ## what may be claimed, on 16 simulated fleets: benchmarks/results/fleets.md; about an hour, resumable
 	$(BIN)/python benchmarks/results.py

@@ -12,7 +12,7 @@ Beside it, on the same fleet: nobody acts; the hard rules alone (all risks taken
 each drain that never finds anything, so that the node comes back at once; one that finds whatever is there or shows
 within three days, the best that could be; ``high`` set by costs instead (``thresholds_from: costs``) with the blind
 diagnostic; and draining each alert at once for a day, without budgets, hysteresis or worth. Checked before anything is
-told: in stage ``shadow`` nothing is marked, and the controller itself (:mod:`benchmarks.replayed_cluster`) drains the
+told: in stage ``shadow`` nothing is marked, and the controller itself (:mod:`predrain.demo.cluster`) drains the
 same nodes as the replay, at the same decisions.
 
 These are results of a simulation: the scenario ``announced`` was made so that most failures announce themselves, and
@@ -41,7 +41,6 @@ if str(ROOT) not in sys.path:  # run as a file, this folder's parent is not on t
 import numpy as np  # noqa: E402
 import pandas as pd  # noqa: E402
 
-from benchmarks.replayed_cluster import ReplayedCluster  # noqa: E402
 from evaluation.backtest.run import run_backtest  # noqa: E402
 from evaluation.value.acting import (  # noqa: E402
     NOBODY,
@@ -60,6 +59,7 @@ from pipeline.matrix_stage import make_matrix  # noqa: E402
 from pipeline.params import load_params  # noqa: E402
 from policy.config import PolicyConfig  # noqa: E402
 from policy.stages import Stage  # noqa: E402
+from predrain.demo.cluster import ReplayedCluster  # noqa: E402
 from scheduler.controller.settings import read_settings  # noqa: E402
 from simulator.simulate import simulate  # noqa: E402
 from telemetry.dataset.store import Dataset  # noqa: E402

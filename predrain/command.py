@@ -12,6 +12,7 @@ from predrain.act.command import act
 from predrain.assess import assess
 from predrain.collect.command import SOURCES
 from predrain.console import reported
+from predrain.demo.command import demo
 from predrain.doctor import doctor
 from predrain.import_files import import_files
 from predrain.learn.backtest import backtest
@@ -113,6 +114,7 @@ def options(
 
 
 app.command("assess")(assess)
+app.command("demo")(demo)
 app.command("init")(init)
 app.command("simulate", cls=ExplainingScenarios)(simulate)
 app.command("import")(import_files)

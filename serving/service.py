@@ -42,6 +42,7 @@ class Service:
     ``model``: a bundle's folder, or what names one; default: feature rows are not scored.
     ``tokens``: Default: anybody who reaches the port may ask.
     ``hosts``: names, in addition to localhost and addresses, under which requests may come where no token is asked for.
+    ``notice``: gives what every page says above everything else; pages that have it are loaded again by themselves.
     ``api``, ``extender``: ASGI applications for two ports.
     Raises ``InputError`` if the token file cannot be used.
     """
@@ -57,6 +58,7 @@ class Service:
         log: AccessLog | None = None,
         ledger: Callable[[], Any] | None = None,
         hosts: Sequence[str] = (),
+        notice: Callable[[], str] | None = None,
     ) -> None:
         self.settings = settings or ServiceSettings()
         self.metrics = RequestMetrics()
@@ -76,7 +78,7 @@ class Service:
         # The pages have threads of their own: a person's page must not wait behind predictions, nor they behind it.
         self._rendering = ThreadWork("pages", 2, _READING_QUEUE, retry)
         self._tokens = None if tokens is None else ScopedTokens(tokens)
-        self._pages = FleetPages(self.score_cache, scores, self._clock, self._rendering, self._health, ledger)
+        self._pages = FleetPages(self.score_cache, scores, self._clock, self._rendering, self._health, ledger, notice)
         is_open: Callable[[str], bool] = lambda path: path in _OPEN or is_open_page(path)  # noqa: E731 - see Access
         access = Access(None if self._tokens is None else self._grant, is_open, is_page, self._refusal)
         self.api = make_application(access)

@@ -73,6 +73,7 @@ class FleetPages:
 
     ``scores``: what ``predrain score --out`` writes.
     ``health``: gives ``reasons`` why the service is not ready, ``warnings``, and the ``model`` that scores rows.
+    ``notice``: what every page says above everything else.
     ``ledger``: opens the controller's ledger, which may be made, or moved away, meanwhile; None: none was given.
     """
 
@@ -82,6 +83,7 @@ class FleetPages:
     work: ThreadWork
     health: Callable[[], Mapping[str, Any]]
     ledger: Callable[[], Any] | None
+    notice: Callable[[], str] | None = None
 
     def add_to(self, app: FastAPI) -> None:
         """Add the routes."""
@@ -138,6 +140,7 @@ class FleetPages:
         return {
             "here": here,
             "has_ledger": self.ledger is not None,
+            "notice": None if self.notice is None else self.notice(),
             "now": self.clock(),
         }
 
@@ -254,11 +257,13 @@ class FleetPages:
     def _ledger_page(self, request: Request, query: Annotated[LedgerQuery, Query()]) -> Response:
         node = query.node
         decisions: list[dict[str, Any]] = []
+        work: list[dict[str, Any]] = []
         trouble = None
         if self.ledger is not None:
             try:
                 with contextlib.closing(self.ledger()) as reader:
                     decisions = reader.why(node, LEDGER_MOST) if node else reader.rounds(LEDGER_MOST)
+                    work = reader.work(node, LEDGER_MOST) if node else []
             except InputError as error:
                 trouble = str(error)
         return page(
@@ -267,6 +272,7 @@ class FleetPages:
             **self._frame("ledger"),
             node=node,
             decisions=decisions,
+            work=work[::-1],
             trouble=trouble,
             most=LEDGER_MOST,
         )

@@ -10,7 +10,6 @@ import pandas as pd
 import pytest
 
 from benchmarks.jobs_saved import differing
-from benchmarks.replayed_cluster import ReplayedCluster
 from evaluation.value.acting import NOBODY, Controlled, Fleet, readings, rule_events
 from evaluation.value.load import HOUR_MS, Placements
 from evaluation.value.replay import net_interval, replay
@@ -19,6 +18,7 @@ from policy.config import PolicyConfig
 from policy.cost_benefit import CostBenefitConfig
 from policy.fleet import Level
 from policy.tiers import TierThresholds
+from predrain.demo.cluster import ReplayedCluster
 from telemetry.dataset.schema import EVENTS
 
 T0 = datetime(2026, 1, 1, tzinfo=UTC)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
-from datetime import datetime
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
+from scheduler import memory
 from scheduler.file import MemoryScheduler
 from scheduler.ports.errors import SchedulerError
 from scheduler.ports.protocols import Clock
-from scheduler.ports.readings import Answer, StoredState, Write
-from scheduler.ports.workloads import CheckpointAsk, CheckpointState, DiagnosticResult, Fence, Workload
+from scheduler.ports.readings import Answer
+from scheduler.ports.workloads import DiagnosticResult, Fence, Workload
 
 FaultKind = Literal[
     "conflict", "refused", "timeout_before", "timeout_after", "unreadable", "crash_before", "crash_after"
@@ -92,87 +92,16 @@ class FaultyScheduler(MemoryScheduler):
             setattr(self, name, partial(self.faults.write, name, getattr(self, name)))
 
 
-class MemoryWorkloads:
-    """What runs on the nodes of a cluster in memory.
-
-    ``running``: by uid; may be changed by hand, as owners and other tools do.
-    ``asked``: the last request that each workload was shown, by uid.
-    ``written``: keys of requests that were acknowledged.
-    ``cannot``: uids of workloads that answer that they cannot write one.
-    ``blocked``: uids that a disruption budget protects, with its name.
-    ``evicted``: each accepted eviction: when, node, uid.
-    """
+class MemoryWorkloads(memory.MemoryWorkloads):
+    """What runs on the nodes of a cluster in memory, with failures on demand."""
 
     def __init__(self, workloads: Iterable[Workload], clock: Clock) -> None:
-        self.running = {workload.uid: workload for workload in workloads}
-        self.asked: dict[str, CheckpointAsk] = {}
-        self.written: set[str] = set()
-        self.cannot: set[str] = set()
-        self.blocked: dict[str, str] = {}
-        self.evicted: list[tuple[datetime, str, str]] = []
+        super().__init__(workloads, clock)
         self.faults = Faults()
-        self.text: str | None = None
-        self.version = 0
-        self._clock = clock
-        self.ask_checkpoint = partial(self.faults.write, "ask_checkpoint", self._asked)
-        self.checkpoint_state = partial(self.faults.read, "checkpoint_state", self._state)
-        self.evict = partial(self.faults.write, "evict", self._evicted)
-        self.save_progress = partial(self.faults.write, "save_progress", self._saved)
-
-    def on_node(self, node: str) -> tuple[Workload, ...]:
-        return self.faults.read(
-            "on_node", lambda: tuple(workload for workload in self.running.values() if workload.node == node)
-        )
-
-    def _asked(self, workload: Workload, ask: CheckpointAsk, fence: Fence) -> Answer:
-        wrong = self._wrong(workload, fence)
-        if wrong is not None:
-            return wrong
-        before = self.asked.get(workload.uid)
-        if before is not None and before.key == ask.key:
-            return Answer("already")
-        self.asked[workload.uid] = ask
-        return Answer("done")
-
-    def _state(self, workload: Workload, key: str) -> CheckpointState:
-        if workload.uid not in self.running:
-            return CheckpointState("gone")
-        if workload.uid in self.cannot:
-            return CheckpointState("failed", "it has none")
-        return CheckpointState("acknowledged" if key in self.written else "waiting")
-
-    def _evicted(self, workload: Workload, fence: Fence) -> Answer:
-        wrong = self._wrong(workload, fence)
-        if wrong is not None:
-            return wrong
-        result = self.running[workload.uid]
-        if result.ending:
-            return Answer("already")
-        if result.uid in self.blocked:
-            return Answer("blocked", self.blocked[result.uid])
-        self.running[result.uid] = replace(result, ending=True)
-        self.evicted.append((self._clock.now(), result.node, result.uid))
-        return Answer("done", "", self.preview(result))
-
-    def preview(self, workload: Workload) -> tuple[Write, ...]:
-        return (Write(f"{workload.kind} {workload.name}", "ending", None, "true"),)
-
-    def load_progress(self) -> StoredState:
-        return self.faults.read("load_progress", lambda: StoredState(self.text, str(self.version)))
-
-    def _saved(self, text: str, version: str) -> Answer:
-        if version != str(self.version):
-            return Answer("conflict", f"the progress has version {self.version}, expected {version}")
-        self.text, self.version = text, self.version + 1
-        return Answer("done", "", (), str(self.version))
-
-    def _wrong(self, workload: Workload, fence: Fence) -> Answer | None:
-        if self._clock.now() >= fence.until:
-            return Answer("refused", "the lease has ended")
-        if workload.uid in self.running:
-            return None
-        same = any(item.name == workload.name for item in self.running.values())
-        return Answer("conflict", "another one has its name") if same else Answer("gone")
+        for name in ("ask_checkpoint", "evict", "save_progress"):
+            setattr(self, name, partial(self.faults.write, name, getattr(self, name)))
+        for name in ("checkpoint_state", "on_node", "load_progress"):
+            setattr(self, name, partial(self.faults.read, name, getattr(self, name)))
 
 
 class MemoryVerification:

@@ -29,6 +29,18 @@ class Ledger:
                 "breaker": {"jump": "scores jumped"}, "calls": [call], "skipped": [skip]}  # fmt: skip
         return [entry]
 
+    def work(self, node: str, most: int) -> list[dict[str, Any]]:
+        assert (node, most) == ("n1", 50)
+        call = {
+            "at": "2026-01-01T06:13:00Z",
+            "kind": "checkpoint",
+            "workload": "train-7",
+            "answer": "done",
+            "message": "",
+        }
+        found = {"at": "2026-01-01T06:18:00Z", "kind": "empty", "answer": None, "message": "nothing is left on it"}
+        return [call, found]
+
     def close(self) -> None:
         pass
 
@@ -104,6 +116,7 @@ def test_the_ledger_page_says_what_was_decided_called_and_not_done(service: Runn
         "Decision 7, 2026-01-01T06:12:00Z", "high , risk 90 %: tainted instead of drained", "ECC errors rose",
         "Over budget: rack r1 is full", "Breaker open: scores jumped", "taint n1: done",
         "/spec/taints : (none) → predrain.io/at-risk", "drain n1: not done, the stage is soft",
+        "checkpoint train-7: done", "empty: nothing is left on it",
     ):  # fmt: skip
         assert part in text
     page = look(service, "/ledger")

@@ -1,4 +1,4 @@
-"""A fleet's past as a cluster in memory, with the real controller: what `evaluation.value` is held against.
+"""A fleet's past as a cluster in memory under the real controller: the demo's, and the check of `evaluation.value`.
 
 What is real here is the controller: policy, budgets, breaker, re-validation and evacuation, on the scheduler and the
 workloads in memory that its tests use. What comes of its drains is counted by :mod:`evaluation.value.replay`.
@@ -29,13 +29,14 @@ from scheduler.evacuation.engine import Evacuation
 from scheduler.evacuation.settings import EvacuationSettings, VerificationSettings
 from scheduler.file import MemoryNode, MemoryScheduler
 from scheduler.ledger.sqlite_ledger import SqliteLedger
+from scheduler.memory import MemoryWorkloads
 from scheduler.ports.clock import ManualClock
 from scheduler.ports.node_object import NodeObject, marks_of
+from scheduler.ports.protocols import RiskSource
 from scheduler.ports.readings import Answer
 from scheduler.ports.risks import NO_RISKS, Facts, Risks
 from scheduler.ports.workloads import CheckpointOffer, DiagnosticResult, Fence, Workload
 from telemetry.milliseconds import from_ms
-from tests.scheduler.faults import MemoryWorkloads
 
 MINUTE: Final = timedelta(minutes=1)
 _FURTHER: Final = (1 * MINUTE, 6 * MINUTE, 8 * MINUTE)
@@ -53,6 +54,7 @@ class InMemoryDiagnostic:
 
     def __init__(self, clock: ManualClock, takes: timedelta, fleet: Fleet, within: timedelta, *, sees: bool) -> None:
         self.begun: dict[str, datetime] = {}
+        self.failed: set[str] = set()
         self.takes = takes
         self._clock, self._fleet, self._within, self._sees = clock, fleet, within, sees
 
@@ -75,6 +77,7 @@ class InMemoryDiagnostic:
         sick = tuple(self._fleet.unit[failure] for failure in np.flatnonzero(ahead & (at < self._fleet.until)))
         if not (self._sees and sick):
             return DiagnosticResult("passed", at=ends)
+        self.failed.add(node)
         return DiagnosticResult("failed", "a fault", () if "" in sick else sick, ends)
 
     def drop(self, node: str, key: str) -> None:  # noqa: ARG002
@@ -83,7 +86,9 @@ class InMemoryDiagnostic:
 
 
 class ReplayedCluster:
-    """The cluster, under a controller; the arguments are those of :func:`evaluation.value.acting.acted`.
+    """The cluster, under a controller; the arguments are those of :class:`evaluation.value.acting.Controlled`.
+
+    ``risks``: where the controller reads scores, instead of ``scores``; ``ledger``: where it records, if anywhere.
 
     A job that is moved, or would have begun on a node that we keep out of service, runs elsewhere. Nodes fail as they
     failed, drained or not.
@@ -99,6 +104,8 @@ class ReplayedCluster:
         *,
         diagnostic: Diagnostic = "none",
         reach: timedelta,
+        risks: RiskSource | None = None,
+        ledger: SqliteLedger | None = None,
     ) -> None:
         self.fleet, self.scores, self.events, self.jobs, self.policy = fleet, scores, events, jobs, policy
         self.clock = ManualClock(from_ms(fleet.begin))
@@ -113,8 +120,9 @@ class ReplayedCluster:
             None if diagnostic == "none" else self.diagnostic,
         )  # fmt: skip
         self.controller = Controller(
-            self.scheduler, self, VerifiedFacts(_Reported(events), evacuation.results), SqliteLedger(None), self.clock,
-            policy, ControllerSettings(), holder="benchmark", code="benchmark", evacuation=evacuation,
+            self.scheduler, risks or self, VerifiedFacts(_Reported(events), evacuation.results),
+            ledger or SqliteLedger(None), self.clock, policy, ControllerSettings(), holder="replay", code="replay",
+            evacuation=evacuation,
         )  # fmt: skip
         self.risks = {
             reading.at: Risks(
@@ -146,25 +154,31 @@ class ReplayedCluster:
             if at <= self.clock.now() or instant_ms(at) >= self.fleet.end:
                 continue
             stood = len(self._open)
-            turns = self._round(at)
+            turns = self.go_round(at)
             todo = sorted({*todo, *(turn for turn in turns if turn < self.fleet.end)})
             if len(self._open) < stood:  # there is room for another now
                 heapq.heappush(todo, instant_ms(at + MINUTE))
-            for more in _FURTHER:
-                drained = {name for name, level in self._levels().items() if level is Level.DRAINED}
-                if not any(workload.node in drained for workload in self.workloads.running.values()):
-                    break
-                self._round(at + more)
+            self.follow(at)
             for begun in self.diagnostic.begun.values():  # its result is read, and then decided on
                 for more in (MINUTE, 2 * MINUTE, _VALID_FOR + MINUTE, _VALID_FOR + 2 * MINUTE):
                     again = instant_ms(begun + self.diagnostic.takes + more)
                     if again > instant_ms(self.clock.now()) and again not in todo:
                         heapq.heappush(todo, again)
-        for row in self._rows:
-            row[2] = min(row[2], self.fleet.end)
-        return Marks.of(self._rows)
+        return self.marks_by(self.fleet.end)
 
-    def _round(self, at: datetime) -> list[int]:
+    def marks_by(self, at: int) -> Marks:
+        """Give the marks until a time, at which those that stand end."""
+        return Marks.of([[*row[:2], min(row[2], at), *row[3:]] for row in self._rows])
+
+    def follow(self, at: datetime) -> None:
+        """Go round again, as a controller does each minute, while jobs leave the nodes that were drained at a time."""
+        for more in _FURTHER:
+            drained = {name for name, level in self._levels().items() if level is Level.DRAINED}
+            if not any(workload.node in drained for workload in self.workloads.running.values()):
+                return
+            self.go_round(at + more)
+
+    def go_round(self, at: datetime) -> list[int]:
         """Go round, and give when the jobs that a drain waits for write a checkpoint or end."""
         since = self.clock.now()
         hard = np.array([level.hard for level in self._levels().values()])
@@ -184,7 +198,10 @@ class ReplayedCluster:
                 self._rows.append(self._open[place])
             if level is Level.DRAINED and self._open[place][3] == NEVER:
                 self._open[place][3] = instant_ms(at)
+            if level is Level.DRAINED and self.fleet.nodes[place].name in self.diagnostic.failed:
+                self._open[place][4] = 1
             if not level.hard and place in self._open:
+                self.diagnostic.failed.discard(self.fleet.nodes[place].name)
                 self._open.pop(place)[2] = instant_ms(at)
                 self.left[self.jobs.node == place] = NEVER  # jobs are there again
         decisions = {} if report.plan is None else report.plan.nodes

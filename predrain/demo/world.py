@@ -1,0 +1,244 @@
+"""The demo's world: a simulated fleet whose past trains a model, and whose days after that arrive by a clock."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from functools import partial
+from pathlib import Path
+from threading import Event, Lock
+from typing import Any, Final, Self
+
+import numpy as np
+import pandas as pd
+
+from evaluation.value.acting import NOBODY, Fleet, rule_events
+from evaluation.value.load import generated_load
+from evaluation.value.replay import replay
+from features.times import duration_ms, instant_ms
+from models.bundle.store import load_bundle
+from models.config import ServingSection
+from pipeline.matrix_stage import make_matrix
+from pipeline.params import Params
+from pipeline.stages import train_bundle
+from policy.budget import BudgetConfig, DisruptionBudget
+from policy.config import PolicyConfig
+from policy.hysteresis import HysteresisConfig
+from policy.tiers import TierThresholds
+from predrain.demo.cluster import ReplayedCluster
+from scheduler.controller.scores_reader import ScoresReader
+from scheduler.controller.settings import ControllerSettings
+from scheduler.ledger.reader import LedgerReader
+from scheduler.ledger.sqlite_ledger import SqliteLedger
+from scheduler.ports.clock import ManualClock
+from serving.scores.alert_outcomes import write_facts
+from serving.scores.batch import ServedModel, score_decision
+from serving.scores.writing import ScoresFolder, nothing_due, record_attempt
+from simulator.simulate import simulate
+from telemetry.dataset.store import Dataset
+from telemetry.milliseconds import from_ms
+
+PAST: Final = timedelta(days=40)
+"""History that the model learns from."""
+
+AHEAD: Final = timedelta(days=60)
+"""Days that arrive by the clock."""
+
+TICK_S: Final = 0.2
+_COUNT_EVERY_S: Final = 2.0
+_GANG: Final = 64
+"""GPUs of a job: where drains pay, a failure stops many nodes."""
+
+_REACH: Final = timedelta(hours=72)
+_ACCELERATION: Final = 25.0
+_TIERS: Final = TierThresholds(watch=0.02, elevated=0.08, high=0.25)
+_PARAMS: Final = {
+    "features": {"groups": ["history", "onset", "peers", "gaps"]},
+    "training": {"window": "expanding", "negative_ratio": 50},
+    "models": {"profile": "lightgbm"},
+}
+"""One quick learner, for a world that must stand within a minute."""
+
+
+@dataclass(frozen=True, slots=True)
+class Balance:
+    """What came of acting so far, against nobody acting on the same failures."""
+
+    failures: int = 0
+    caught: int = 0
+    drains: int = 0
+    saved: float = 0.0
+    spent: float = 0.0
+
+
+class ArrivedDataset(Dataset):
+    """A dataset as it was at a time: what came later is not known yet."""
+
+    now: datetime
+
+    @classmethod
+    def by(cls, whole: Dataset, now: datetime) -> Self:
+        """Look at a dataset as of a time."""
+        seen = cls(whole.place, replace(whole.meta, span=(whole.meta.span[0], now)), whole._files)
+        seen.now = now
+        return seen
+
+    def events(self) -> pd.DataFrame:
+        """Give what was known."""
+        events = super().events()
+        return events[(events["known_at"] <= self.now).to_numpy()].reset_index(drop=True)
+
+    def inventory(self) -> pd.DataFrame:
+        """Give who had come, and had left."""
+        stays = super().inventory()
+        stays = stays[(stays["installed_at"] <= self.now).to_numpy()].reset_index(drop=True)
+        return stays.assign(removed_at=stays["removed_at"].where(stays["removed_at"] <= self.now))
+
+
+@dataclass(slots=True)
+class World:
+    """A fleet under the real controller; :meth:`run` lets time pass.
+
+    ``folder``: holds all that is written: dataset, bundle, scores, ledger.
+    ``clock``: the simulated time, which the service reads, too.
+    """
+
+    folder: Path
+    dataset: Dataset
+    model: ServedModel
+    cluster: ReplayedCluster
+    scores: ScoresFolder
+    balance: Balance = field(default_factory=Balance)
+    _lock: Any = field(default_factory=Lock)
+
+    @classmethod
+    def make(
+        cls, folder: Path, *, gpus: int, seed: int, say: Callable[[str], None], stop: Event | None = None
+    ) -> World | None:
+        """Simulate the fleet, train on its past, and put the controller before the days to come.
+
+        Returns: None where ``stop`` was set meanwhile.
+        """
+        given_up = (stop or Event()).is_set
+        say(f"simulating {gpus} GPUs")
+        days = (PAST + AHEAD) // timedelta(days=1)
+        simulate(folder / "fleet", gpus=gpus, days=days, seed=seed, scenario="announced", acceleration=_ACCELERATION)
+        dataset = Dataset.open(folder / "fleet")
+        params = Params.model_validate(_PARAMS)
+        begin = dataset.meta.span[0] + PAST
+        if given_up():
+            return None
+        say("computing features")
+        matrix = make_matrix(folder / "fleet", params, folder / "matrix")
+        if given_up():
+            return None
+        say(f"training on {PAST.days} days")
+        train_bundle(matrix, params, folder / "bundle", until=begin)
+        incidents = matrix.incidents()
+        model = ServedModel(load_bundle(folder / "bundle"))
+        return cls._before(folder, dataset, incidents, model, begin, seed)
+
+    @classmethod
+    def _before(
+        cls, folder: Path, dataset: Dataset, incidents: pd.DataFrame, model: ServedModel, begin: datetime, seed: int
+    ) -> World:
+        first, last = instant_ms(begin), instant_ms(dataset.meta.span[1])
+        fleet = Fleet.of(dataset.inventory(), incidents, first, last)
+        policy = PolicyConfig(
+            thresholds_from="scores",
+            hysteresis=HysteresisConfig(rise_after=1),
+            budget=BudgetConfig(disruption_budgets=(DisruptionBudget("fleet", max_unavailable_share=0.25),)),
+        )
+        scores = ScoresFolder(folder / "scores")
+        settings = ControllerSettings()
+        clock_of: list[ManualClock] = []
+        every = policy.cost_benefit.checkpoint_every
+        jobs = generated_load(fleet.gpus, first - duration_ms(PAST), last, seed, every, gpus_per_job=_GANG)
+        cluster = ReplayedCluster(
+            fleet, (), rule_events(dataset.events()), jobs, fleet.stage(policy, "hard"), diagnostic="perfect",
+            reach=_REACH, ledger=SqliteLedger(folder / "ledger.sqlite"),
+            risks=_Scores(folder / "scores", clock_of, settings.max_score_lifetime),
+        )  # fmt: skip
+        clock_of.append(cluster.clock)
+        return cls(folder, dataset, model, cluster, scores)
+
+    @property
+    def now(self) -> datetime:
+        """The simulated time."""
+        return self.cluster.clock.now()
+
+    @property
+    def ledger(self) -> Callable[[], LedgerReader]:
+        """Open the ledger, for the pages."""
+        return partial(LedgerReader, self.folder / "ledger.sqlite")
+
+    def step(self, now: datetime) -> None:
+        """Let time pass until ``now``: score what is due, and let the controller go round.
+
+        Where jobs leave a drained node, the clock is some minutes further afterwards.
+        """
+        if nothing_due(self.scores, now) is None:
+            seen = ArrivedDataset.by(self.dataset, now)
+            result = score_decision(seen, self.model, self.scores, ServingSection(), tiers=_TIERS, clock=lambda: now)
+            record_attempt(self.scores, now, result)
+            write_facts(self.scores, seen)
+        self.cluster.go_round(now)
+        self.cluster.follow(now)
+
+    def count(self) -> Balance:
+        """Count what came of acting until now."""
+        at, costs, whole = instant_ms(self.now), self.cluster.policy.cost_benefit, self.cluster.fleet
+        seen = np.flatnonzero(whole.at < at)
+        fleet = replace(
+            whole, failed=whole.failed[seen], unit=tuple(whole.unit[place] for place in seen), at=whole.at[seen],
+            until=np.minimum(whole.until[seen], at), end=at,
+        )  # fmt: skip
+        jobs = self.cluster.jobs
+        marks = self.cluster.marks_by(at)
+        nobody = replay(fleet, [jobs], NOBODY, costs, reach=_REACH)
+        acted = replay(fleet, [jobs], marks, costs, reach=_REACH)
+        failures = int((fleet.at >= fleet.begin).sum())
+        saved = float(nobody.hit.sum() - acted.hit.sum() + acted.repaired.sum())
+        spent = float(acted.spent.sum() + acted.idle.sum())
+        self.balance = Balance(failures, acted.caught, acted.drains, saved, spent)
+        return self.balance
+
+    def run(self, speed: float, stop: Event) -> None:
+        """Let time pass, ``speed`` times as fast as it does, until the data end or ``stop`` is set."""
+        began, begin, counted = time.monotonic(), self.now, 0.0
+        end = from_ms(self.cluster.fleet.end)
+        while not stop.wait(TICK_S):
+            now = begin + timedelta(seconds=(time.monotonic() - began) * speed)
+            if now >= end:
+                break
+            if now > self.now:
+                self.step(now)
+            if time.monotonic() - counted > _COUNT_EVERY_S:
+                self.count()
+                counted = time.monotonic()
+        stop.set()
+
+    def notice(self) -> str:
+        """Say what the pages show above everything else."""
+        now, so_far = self.now, self.balance
+        return (
+            f"Simulated demo, {now:%Y-%m-%d %H:%M} UTC. Failures so far: {so_far.failures}, of them on nodes that were "
+            f"emptied or kept free before: {so_far.caught}. Nodes taken out: {so_far.drains}. GPU-hours saved: "
+            f"{so_far.saved:,.0f}, spent: {so_far.spent:,.0f}."
+        )
+
+
+class _Scores:
+    """Reads the score files by the cluster's clock, which is made after it."""
+
+    def __init__(self, path: Path, clock_of: list[ManualClock], lifetime: timedelta) -> None:
+        self._path, self._clock_of, self._lifetime = path, clock_of, lifetime
+        self._reader: ScoresReader | None = None
+
+    def read(self) -> Any:
+        """Give the newest scores."""
+        if self._reader is None:
+            self._reader = ScoresReader(self._path, self._clock_of[0], self._lifetime)
+        return self._reader.read()

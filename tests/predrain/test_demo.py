@@ -1,0 +1,77 @@
+"""The live demo: its world at work, and the command that shows it and leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import urllib.request
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from policy.fleet import Level
+from predrain.demo.world import ArrivedDataset, World
+from scheduler.ports.node_object import marks_of
+from tests.processes import PREDRAIN
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    """A world in which something was drained."""
+    made = World.make(tmp_path_factory.mktemp("demo"), gpus=128, seed=11, say=lambda _: None)
+    assert made is not None
+    for _ in range(300):
+        made.step(made.now + timedelta(hours=1))
+        if Level.DRAINED in levels(made):
+            return made
+    raise AssertionError("nothing was drained")
+
+
+def levels(world: World) -> set[Level]:
+    scheduler = world.cluster.scheduler
+    return {marks_of(node.object, scheduler.keys, world.now).level for node in scheduler.nodes.values()}
+
+
+def test_a_drain_rests_on_scores_that_hold_and_stands_in_the_ledger(world: World) -> None:
+    newest = json.loads((world.folder / "scores" / "latest.json").read_text())
+    decision = world.folder / "scores" / "decisions" / newest["decision"]
+    summary = json.loads((decision / "summary.json").read_text())
+    assert datetime.fromisoformat(summary["decision_time"]) <= world.now < datetime.fromisoformat(summary["expires_at"])
+    assert any("drain" in json.dumps(row, default=str) for row in world.ledger().rounds(50))
+
+
+def test_nothing_of_the_time_to_come_is_seen(world: World) -> None:
+    seen = ArrivedDataset.by(world.dataset, world.now)
+    assert seen.meta.span[1] == world.now
+    assert (seen.events()["known_at"] <= world.now).all()
+    assert len(seen.events()) < len(world.dataset.events())
+    stays = seen.inventory()
+    assert (stays["installed_at"] <= world.now).all()
+    assert not (stays["removed_at"] > world.now).any()
+
+
+def test_what_came_of_acting_is_counted_until_now(world: World) -> None:
+    balance = world.count()
+    fleet = world.cluster.fleet
+    assert balance.drains >= 1
+    assert balance.failures == int(((fleet.at >= fleet.begin) & (fleet.at < world.now.timestamp() * 1000)).sum())
+    assert f"Failures so far: {balance.failures}" in world.notice()
+
+
+def test_the_command_shows_the_fleet_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    command = [*PREDRAIN, "demo", "--listen", "127.0.0.1:0", "--gpus", "64"]
+    environment = os.environ | {"TMPDIR": str(tmp_path)}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    assert process.stdout is not None
+    address = process.stdout.readline().strip()
+    with urllib.request.urlopen(address, timeout=60) as answer:
+        page = answer.read().decode()
+    assert "Simulated demo" in page
+    assert "expired" not in page
+    process.send_signal(signal.SIGTERM)
+    _, said = process.communicate(timeout=120)
+    assert process.returncode == 0, said
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith("predrain-demo")] == []

@@ -1,0 +1,37 @@
+"""The demo in a real Chromium: from a risk and its reasons to a drain, a failure that was spared, and the ledger."""
+
+from __future__ import annotations
+
+import re
+import shutil
+
+import pytest
+
+from benchmarks.screenshots import demo, drained
+
+pytestmark = pytest.mark.system
+
+
+def test_a_person_sees_a_risk_become_a_drain_and_a_failure_be_spared() -> None:
+    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    path = shutil.which("chromium") or shutil.which("chromium-browser")
+    if path is None:
+        pytest.skip("chromium is not installed")
+    with demo("--speed", "3h") as address, sync_api.sync_playwright() as playwright:
+        node = drained(address)  # failures were spared, and this node is at risk and drained
+        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        tab = browser.new_page(viewport={"width": 1280, "height": 800})
+        tab.set_default_timeout(60_000)
+        tab.goto(address)
+        notice = tab.locator("p.notice").first.inner_text()
+        assert int(re.search(r"kept free before: (\d+)", notice)[1]) >= 1  # type: ignore[index]
+        assert "expired" not in tab.inner_text("main")
+        tab.get_by_role("link", name=node, exact=True).first.click()
+        assert "of what raised the score" in tab.inner_text("main")
+        tab.get_by_role("link", name=f"Ledger of {node}").click()
+        told = tab.inner_text("main")
+        for word in ("high", "taint", "checkpoint", "drain"):
+            assert word in told, word
+        before = tab.locator("p.notice").first.inner_text()
+        tab.wait_for_function("text => document.querySelector('p.notice').innerText !== text", arg=before)
+        browser.close()

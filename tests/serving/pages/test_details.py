@@ -116,7 +116,7 @@ def test_the_ledger_page_says_what_was_decided_called_and_not_done(service: Runn
         "Decision 7, 2026-01-01T06:12:00Z", "high , risk 90 %: tainted instead of drained", "ECC errors rose",
         "Over budget: rack r1 is full", "Breaker open: scores jumped", "taint n1: done",
         "/spec/taints : (none) → predrain.io/at-risk", "drain n1: not done, the stage is soft",
-        "checkpoint train-7: done", "empty: nothing is left on it",
+        "checkpoint train-7: done", "empty : nothing is left on it",
     ):  # fmt: skip
         assert part in text
     page = look(service, "/ledger")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -50,7 +50,7 @@ MatrixSource = Callable[[], FeatureMatrix]
 class Decision:
     """What a promotion did.
 
-    ``action``: ``promoted``, ``refused``, ``forced`` or ``rolled back``.
+    ``action``: ``promoted``, ``refused``, ``forced``, ``rolled back`` or, of a retraining without newer data, ``kept``.
     ``model``: name of the registered model.
     ``version``: the version it was about: the challenger, or the champion that was unseated.
     ``champion_before``, ``champion``: champion before and after; None: there is none.
@@ -117,7 +117,7 @@ def promote(
                 f"model {model}",
                 "Train a new challenger with `predrain train --registry`, or name another version with --to.",
             )
-        bundle, version = _load(registry, model, number, Path(folder))
+        bundle, version = load_version(registry, model, number, Path(folder))
         if source is None and force_reason is None:
             raise ValueError("nothing to compare on")
         verdict, notes = None, []
@@ -141,7 +141,7 @@ def promote(
             reason=force_reason or "",
             notes=tuple(notes),
         )
-        return decision if dry_run else _carry_out(registry, decision, standing, version, bundle, params, Path(folder))
+        return decision if dry_run else carry_out(registry, decision, standing, version, bundle, params, Path(folder))
 
 
 def roll_back(*, registry: str, model: str, dry_run: bool = False, reason: str = "") -> Decision:
@@ -156,7 +156,7 @@ def roll_back(*, registry: str, model: str, dry_run: bool = False, reason: str =
         if now is None or before is None:
             raise nothing_before(model, now)
         try:  # who serves must get a bundle that loads
-            _, version = _load(registry, model, before, Path(folder))
+            _, version = load_version(registry, model, before, Path(folder))
         except InputError as error:
             raise InputError(
                 error.what,
@@ -174,7 +174,8 @@ def roll_back(*, registry: str, model: str, dry_run: bool = False, reason: str =
         return replace(decision, run_id=run_id)
 
 
-def _load(registry: str, model: str, number: int, folder: Path) -> tuple[Bundle, Version]:
+def load_version(registry: str, model: str, number: int, folder: Path) -> tuple[Bundle, Version]:
+    """Fetch a registered bundle into a folder, and check that it is the one that was registered."""
     version = version_at(registry, model, number)
     target = folder / f"version-{number}"
     target.mkdir()
@@ -199,17 +200,20 @@ def _compare(
 ) -> Verdict:
     sides = [(f"version {challenger[0]}", challenger[1])]
     if standing.champion is not None:
-        sides.append((f"version {standing.champion}", _load(registry, model, standing.champion, folder)[0]))
+        sides.append((f"version {standing.champion}", load_version(registry, model, standing.champion, folder)[0]))
+    return compared(matrix, params, sides)
+
+
+def compared(matrix: FeatureMatrix, params: Params, sides: Sequence[tuple[str, Bundle]]) -> Verdict:
+    """Judge a bundle against another one, or alone against the baselines, on decisions that none was trained on."""
     rows = untouched(matrix, sides, params.promotion.period)
     # the budget is what operations can handle: the champion's, unless the parameters set another
     k = params.backtest.k if isinstance(params.backtest.k, int) else sides[-1][1].fitted.k
-    contenders = contend(matrix, rows, sides, () if standing.champion is not None else BASELINES, k=k, seed=params.seed)
-    return judge(
-        contenders[0], contenders[1:], params.promotion, seed=params.seed, champion=standing.champion is not None
-    )
+    contenders = contend(matrix, rows, sides, BASELINES if len(sides) == 1 else (), k=k, seed=params.seed)
+    return judge(contenders[0], contenders[1:], params.promotion, seed=params.seed, champion=len(sides) > 1)
 
 
-def _carry_out(
+def carry_out(
     registry: str,
     decision: Decision,
     standing: Standing,
@@ -218,6 +222,7 @@ def _carry_out(
     params: Params,
     folder: Path,
 ) -> Decision:
+    """Record a decision, then move the alias, or tag the version that was refused."""
     papers = folder / "record"
     papers.mkdir()
     (papers / "verdict.json").write_text(json.dumps(decision.to_json(), indent=1, sort_keys=True) + "\n")

@@ -22,6 +22,7 @@ from predrain.learn.prepare import prepare
 from predrain.learn.prior import prior_app
 from predrain.learn.promote import promote
 from predrain.learn.report import compare, report
+from predrain.learn.retrain import retrain
 from predrain.learn.train import train
 from predrain.ledger import ledger_app
 from predrain.score import score
@@ -123,6 +124,7 @@ app.command("prepare")(prepare)
 app.command("features")(features)
 app.command("train")(train)
 app.command("promote")(promote)
+app.command("retrain")(retrain)
 app.command("score")(score)
 app.command("serve")(serve)
 app.command("act")(act)

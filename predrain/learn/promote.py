@@ -53,7 +53,7 @@ def promote(
         loaded = read_params(params)
         compared = dataset is not None or matrix is not None
         decision = run_promote(
-            (lambda: _matrix(dataset, matrix, loaded)) if compared else None,
+            (lambda: recent_matrix(dataset, matrix, loaded)) if compared else None,
             loaded,
             registry=store,
             model=name,
@@ -61,7 +61,7 @@ def promote(
             dry_run=dry_run,
             force_reason=reason if force else None,
         )
-    sys.stdout.write(json.dumps(decision.to_json(), sort_keys=True) + "\n" if as_json else _summary_text(decision))
+    sys.stdout.write(json.dumps(decision.to_json(), sort_keys=True) + "\n" if as_json else summary_text(decision))
     if not decision.done:
         raise typer.Exit(FAILED)
 
@@ -79,7 +79,8 @@ def _refuse_nonsense(
         raise typer.BadParameter("give either --dataset or --matrix: the gate compares on recent data")
 
 
-def _matrix(dataset: Path | None, matrix: Path | None, params: Params) -> FeatureMatrix:
+def recent_matrix(dataset: Path | None, matrix: Path | None, params: Params) -> FeatureMatrix:
+    """Open a matrix, or make or extend that of a dataset, beside it."""
     from features.matrix.matrix import FeatureMatrix
     from pipeline.matrix_stage import make_matrix
 
@@ -91,7 +92,7 @@ def _matrix(dataset: Path | None, matrix: Path | None, params: Params) -> Featur
         return make_matrix(dataset, params, dataset.with_name(dataset.name + "-matrix"), progress=advance)
 
 
-def _summary_text(decision: Decision) -> str:
+def summary_text(decision: Decision) -> str:
     """Give the decision as text: the table of criteria, then what was done."""
     lines = []
     verdict = decision.verdict
@@ -122,6 +123,8 @@ def _sentence(decision: Decision) -> str:
     if decision.action == "refused":
         assert decision.verdict is not None
         return f"{name} {would}refused, the champion stays {before}: {'; '.join(decision.verdict.reasons)}"
+    if decision.action == "kept":
+        return f"{name} is the champion already: nothing is newer"
     if decision.action == "rolled back":
         return f"{name} {would}rolled back: version {decision.champion} {'would be' if would else 'is'} champion again"
     how = f"by force ({decision.reason})" if decision.action == "forced" else "past the gate"

@@ -1,0 +1,106 @@
+"""Retraining: the gate judges a recipe on decisions that it has not seen, and its newest fit goes live.
+
+A fit to the end of the data leaves no decision to judge it by. So a fit of the same parameters that ends before the
+newest decisions stands for it.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Final
+
+from evaluation.backtest.promotion import Verdict
+from features.matrix.matrix import FeatureMatrix
+from models.bundle.store import Bundle, load_bundle
+from models.registry.champion import alone, standing_of
+from models.registry.store import CHALLENGER
+from pipeline.held_out import SUGGESTED
+from pipeline.params import Params
+from pipeline.promotion import Decision, carry_out, compared, load_version
+from pipeline.stages import train_bundle
+from telemetry.errors import InputError
+
+RECIPE: Final = ("channels", "events", "decision", "labels", "features", "training", "models")
+"""Sections of the parameters that make a recipe: with all of them equal a newer fit differs by its data alone."""
+
+Progress = Callable[[int, int], None]
+"""Called with the work done and all work of a fit."""
+
+
+def retrain(
+    matrix: FeatureMatrix, params: Params, *, registry: str, model: str, progress: Progress | None = None
+) -> Decision:
+    """Fit to the end of the data, and make that the champion unless its recipe is shown, or may be, to be worse.
+
+    The champion's own recipe with newer data goes live unless a criterion of the gate failed: what is undecided does
+    not hold it back. Another recipe has to pass the gate. Without a champion the first fit goes live.
+
+    Returns: what was done; ``kept`` where the newest fit is the champion already.
+    Raises ``InputError`` if nothing can be fitted, or another promotion is at work.
+    """
+    with tempfile.TemporaryDirectory(prefix="predrain-retrain-") as name:
+        folder = Path(name)
+        train_bundle(matrix, params, folder / "newest", registry=registry, progress=progress)
+        with alone(registry):
+            standing = standing_of(registry, model)
+            number = standing.aliases[CHALLENGER]
+            now = standing.champion
+            if number == now:  # the same bytes as before are no new version
+                return Decision("kept", model, number, now, now, dry_run=False)
+            bundle, version = load_version(registry, model, number, folder)
+            champion = None if now is None else load_version(registry, model, now, folder)[0]
+            verdict, passed, why = _judged(matrix, params, champion, folder)
+            decision = Decision(
+                "promoted" if passed else "refused", model, number, now, number if passed else now, dry_run=False,
+                verdict=verdict, reason=why if passed else "", notes=(why,),
+            )  # fmt: skip
+            return carry_out(registry, decision, standing, version, bundle, params, folder)
+
+
+def _judged(
+    matrix: FeatureMatrix, params: Params, champion: Bundle | None, folder: Path
+) -> tuple[Verdict | None, bool, str]:
+    """Judge the recipe: the verdict, whether its newest fit goes live, and why in words."""
+    labels = matrix.config.labels
+    until = matrix.span[1] - labels.gap - labels.horizon - SUGGESTED
+    same = champion is not None and _recipe(champion.manifest.get("params") or {}) == _recipe(
+        params.model_dump(mode="json")
+    )
+    if same and champion is not None and champion.fitted.refit_at > until:
+        return None, True, "the champion's own recipe with newer data; no decision is left to compare them on"
+    try:
+        sides = [("the recipe", _fitted(matrix, params, until, folder / "recipe"))]
+        if champion is not None:
+            sides.append(("the champion", _stand_in(matrix, champion, until, folder)))
+        verdict = compared(matrix, params, sides)
+    except InputError as error:
+        if champion is not None and not same:
+            raise
+        return None, True, f"nothing could be compared yet: {error}"
+    failed = [criterion.name for criterion in verdict.criteria if criterion.outcome == "failed"]
+    if champion is None:
+        return verdict, True, "the first champion: there was none to compare with"
+    if same:
+        told = f"worse in {', '.join(failed)}" if failed else "not shown to be worse"
+        return verdict, not failed, f"the champion's own recipe with newer data, {told}"
+    told = "passed the gate" if verdict.passed else f"did not pass the gate: {'; '.join(verdict.reasons)}"
+    return verdict, verdict.passed, f"another recipe, which {told}"
+
+
+def _stand_in(matrix: FeatureMatrix, champion: Bundle, until: datetime, folder: Path) -> Bundle:
+    """Give the champion, or a fit of its recipe that ends early enough to be compared."""
+    if champion.fitted.refit_at <= until:
+        return champion
+    return _fitted(matrix, Params.model_validate(champion.manifest["params"]), until, folder / "champion")
+
+
+def _fitted(matrix: FeatureMatrix, params: Params, until: datetime, out: Path) -> Bundle:
+    train_bundle(matrix, params, out, until=until)
+    return load_bundle(out)
+
+
+def _recipe(params: dict[str, Any]) -> dict[str, Any]:
+    return {name: params.get(name) for name in RECIPE}

@@ -1,0 +1,65 @@
+"""``predrain retrain``: the newest fit in the champion's place, past a gate; once or on an interval."""
+
+from __future__ import annotations
+
+import json
+import sys
+from datetime import timedelta
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from predrain.console import FAILED, progress, until_stopped
+from predrain.learn.promote import recent_matrix, summary_text
+from predrain.options import JsonOption, ParamsOption, RegistryOption, duration_option, read_params, store_uri
+
+
+def retrain(
+    dataset: Annotated[Path, typer.Option(help="Folder of the dataset; its features go to DATASET-matrix.")],
+    registry: RegistryOption = None,
+    params: ParamsOption = None,
+    interval: Annotated[str | None, typer.Option(help="Do it again after so long, such as 7d, until SIGTERM.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Extend the features, fit to the end of the data, and make that the champion past a gate.
+
+    The champion's own parameters with newer data go live unless they are shown to be worse; other parameters have to
+    pass the gate of `predrain promote`, by a fit that has not seen the newest two weeks.  The first fit goes live.
+
+    Exits with 0 if the champion is the newest fit, with 1 if the gate refused or the (last) round failed.
+
+    Example: predrain retrain --dataset fleet --registry sqlite:///mlflow.db --interval 7d
+    """
+    pause = None if interval is None else _more_than_0(duration_option(interval, "--interval"))
+    failed = False
+    for _ in [None] if pause is None else until_stopped(pause):
+        try:
+            failed = not _once(dataset, store_uri(registry), params, as_json)
+        except Exception as error:
+            if pause is None:
+                raise
+            failed = True
+            sys.stderr.write(f"predrain retrain: round failed: {error}\n")
+    if failed:
+        raise typer.Exit(FAILED)
+
+
+def _once(dataset: Path, registry: str, params: list[Path] | None, as_json: bool) -> bool:
+    """Retrain; whether the champion is the newest fit."""
+    from pipeline.retraining import retrain as run
+    from pipeline.stages import MODEL
+
+    loaded = read_params(params)
+    matrix = recent_matrix(dataset, None, loaded)
+    with progress("retraining") as advance:
+        decision = run(matrix, loaded, registry=registry, model=MODEL, progress=advance)
+    sys.stdout.write(json.dumps(decision.to_json(), sort_keys=True) + "\n" if as_json else summary_text(decision))
+    sys.stdout.flush()
+    return decision.done
+
+
+def _more_than_0(pause: timedelta) -> timedelta:
+    if pause <= timedelta(0):
+        raise typer.BadParameter("give more than 0", param_hint="--interval")
+    return pause

@@ -1,0 +1,131 @@
+"""Retraining: the newest fit of a recipe goes live, unless the recipe is shown, or may be, to be worse."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from features.matrix.matrix import FeatureMatrix
+from models.registry.champion import standing_of
+from models.registry.store import opened_store
+from pipeline import retraining
+from pipeline.matrix_stage import make_matrix
+from pipeline.params import Params
+from pipeline.promotion import promote
+from pipeline.retraining import retrain
+from pipeline.stages import train_bundle
+from predrain.command import app
+
+OLD, NEWER = datetime(2026, 1, 20, tzinfo=UTC), datetime(2026, 2, 1, tzinfo=UTC)
+
+
+@pytest.fixture(scope="module")
+def matrix(small_fleet: Path, small_params: Params, tmp_path_factory: pytest.TempPathFactory) -> FeatureMatrix:
+    return make_matrix(small_fleet, small_params, tmp_path_factory.mktemp("retrain") / "matrix")
+
+
+@pytest.fixture
+def params(small_params: Params) -> Params:
+    """One quick learner."""
+    return small_params.model_copy(update={"models": small_params.models.model_copy(update={"profile": "lightgbm"})})
+
+
+@pytest.fixture(scope="module")
+def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store that MLflow has made its tables in, which takes seconds."""
+    file = tmp_path_factory.mktemp("store") / "mlflow.db"
+    with opened_store(f"sqlite:///{file}") as mlflow:
+        mlflow.MlflowClient().search_registered_models()
+    return file
+
+
+@pytest.fixture
+def store(empty_store: Path, tmp_path: Path) -> str:
+    shutil.copy(empty_store, tmp_path)
+    return f"sqlite:///{tmp_path / 'mlflow.db'}"
+
+
+def champion(matrix: FeatureMatrix, params: Params, store: str, folder: Path, until: datetime) -> None:
+    """Make a fit until a time the champion."""
+    train_bundle(matrix, params, folder / f"{until:%d}", registry=store, until=until)
+    promote(None, params, registry=store, model="predrain", force_reason="the test begins with it")
+
+
+def other(params: Params) -> Params:
+    """Give another recipe."""
+    return params.model_copy(update={"training": params.training.model_copy(update={"negative_ratio": 7})})
+
+
+def gate(params: Params, **limits: object) -> Params:
+    return params.model_copy(update={"promotion": params.promotion.model_copy(update=limits)})
+
+
+def test_the_first_fit_goes_live_and_a_second_run_keeps_it(matrix: FeatureMatrix, params: Params, store: str) -> None:
+    first = retrain(matrix, params, registry=store, model="predrain")
+    assert (first.action, first.champion_before, first.champion) == ("promoted", None, 1)
+    again = retrain(matrix, params, registry=store, model="predrain")
+    assert (again.action, again.champion) == ("kept", 1)
+
+
+@pytest.mark.parametrize("until", [OLD, NEWER])
+def test_the_champions_recipe_with_newer_data_goes_live_though_nothing_is_decided(
+    matrix: FeatureMatrix, params: Params, store: str, tmp_path: Path, until: datetime
+) -> None:
+    undecided = gate(params, min_incidents=10_000, risk_ratio=(0.01, 100.0), brier_margin=9.0)
+    champion(matrix, undecided, store, tmp_path, until)
+    done = retrain(matrix, undecided, registry=store, model="predrain")
+    assert (done.action, done.champion) == ("promoted", 2)
+    assert done.reason.startswith("the champion's own recipe with newer data")
+    assert (done.verdict is None) == (until == NEWER)
+
+
+def test_another_recipe_has_to_pass_the_gate(matrix: FeatureMatrix, params: Params, store: str, tmp_path: Path) -> None:
+    champion(matrix, params, store, tmp_path, NEWER)
+    undecided = gate(other(params), min_incidents=10_000)
+    refused = retrain(matrix, undecided, registry=store, model="predrain")
+    assert (refused.action, refused.champion) == ("refused", 1)
+    assert standing_of(store, "predrain").champion == 1
+    lenient = gate(
+        other(params), precision_margin=1.0, margin_share=1.0, risk_ratio=(0.001, 1000.0), brier_margin=99.0,
+        recall_margin=1.0, min_incidents=1,
+    )  # fmt: skip
+    passed = retrain(matrix, lenient, registry=store, model="predrain")
+    assert (passed.action, standing_of(store, "predrain").champion) == ("promoted", passed.version)
+
+
+def test_a_recipe_that_is_shown_to_be_worse_is_refused(
+    matrix: FeatureMatrix, params: Params, store: str, tmp_path: Path
+) -> None:
+    champion(matrix, params, store, tmp_path, OLD)
+    impossible = gate(params, risk_ratio=(0.0001, 0.0002))
+    refused = retrain(matrix, impossible, registry=store, model="predrain")
+    assert refused.action == "refused"
+    assert "worse in" in refused.notes[0]
+    assert standing_of(store, "predrain").champion == 1
+
+
+def test_a_run_after_one_that_was_killed_before_its_promotion_ends_right(
+    matrix: FeatureMatrix, params: Params, store: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(retraining, "carry_out", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            retrain(matrix, params, registry=store, model="predrain")
+    assert standing_of(store, "predrain").champion is None
+    assert retrain(matrix, params, registry=store, model="predrain").champion == 1
+
+
+def test_the_command_extends_the_matrix_fits_and_promotes(
+    small_fleet: Path, small_params_file: Path, store: str, tmp_path: Path
+) -> None:
+    dataset = tmp_path / "fleet"
+    shutil.copytree(small_fleet, dataset)
+    words = ["retrain", "--dataset", dataset, "--registry", store, "--params", small_params_file, "--json"]
+    result = CliRunner().invoke(app, [str(word) for word in words])
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout.splitlines()[-1])["champion"] == 1

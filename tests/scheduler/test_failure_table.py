@@ -1,4 +1,4 @@
-"""docs/failure-table.md names tests that exist, and each of its rows some."""
+"""tests/failure-table.md names tests that exist, and each of its rows some."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "failure-table.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "tests" / "failure-table.md").read_text(encoding="utf-8")
 NAMED_TEST = re.compile(r"`([a-z_/]+\.py)::(\w+)`")
 NAMED = NAMED_TEST.findall(PAGE)
 ROWS = [line for line in PAGE.splitlines() if line.startswith("| ") and ".py::" in line]

@@ -5,6 +5,7 @@ is kept under benchmarks/work/results as long as code and parameters stay the sa
 A part of the plan, or another, goes to stdout.
 
     python benchmarks/results.py [--quick | --first-seed 100 --gpus 200 --days 60] [--scenarios base drift] [--seeds 1]
+    python benchmarks/results.py --first-seed 101 --prior FOLDER    # of `predrain prior build`
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, help="at most so many seeds of each scenario")
     parser.add_argument("--gpus", type=int, help="another number of GPUs")
     parser.add_argument("--days", type=int, help="another length")
+    parser.add_argument("--prior", help="training.prior: shipped, or a folder of `predrain prior build`")
     args = parser.parse_args()
     fleets = plan(**vars(args))
     begin = time.monotonic()

@@ -64,8 +64,9 @@ class TrainingSection(Section):
     """``auto`` keeps the span in use unless another's validation score is better by more than this share."""
 
     prior: str | None = Field(default=None, min_length=1)
-    """Model of other fleets that ``lightgbm`` starts from: ``shipped``, or a folder of ``predrain prior build``; null:
-    none. Its weight is chosen at each refit on a purged tail; it is left out where own data alone ranks as well."""
+    """Model of other fleets that learners and parallel ensembles take a share of: ``shipped``, or a folder of
+    ``predrain prior build``; null: none. The share falls with own failures, is fitted at each refit on the calibration
+    slice, and is 0 where own data alone explain that as well."""
 
     memory: int = Field(default=4096, ge=4)
     """MiB of features in memory while models are fitted: half for the rows of one fit (where they need more, fewer

@@ -72,11 +72,13 @@ _DRIFTS: tuple[Drift, ...] = ("counters", "workload", "epidemic", "health_check"
 class DrawnFleet:
     """One fleet that was drawn.
 
+    ``silent``: share of failures without a precursor.
     ``seed``: of its simulation.
     ``hidden``: channels that it does not report.
     """
 
     scenario: Scenario
+    silent: float
     acceleration: float
     step: timedelta
     seed: int
@@ -107,6 +109,7 @@ def draw_fleet(seed: int, number: int) -> DrawnFleet:
     drifts = frozenset(drift for drift in _DRIFTS if dice.random() < fleet["drift"])
     return DrawnFleet(
         scenario=Scenario(f"Drawn at random: fleet {number} of seed {seed}.", parameters, drifts),
+        silent=fleet["silent"],
         acceleration=fleet["acceleration"],
         step=STEPS[int(dice.integers(len(STEPS)))],
         seed=int(dice.integers(2**62)),

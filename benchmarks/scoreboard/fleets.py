@@ -33,6 +33,7 @@ from evaluation.metrics.scored import COLUMNS
 from features.engine import source_digest
 from features.matrix.matrix import FeatureMatrix
 from models.config import CASCADE
+from models.learners.prior import load_prior
 from pipeline.artefacts import write_frame, write_json
 from pipeline.matrix_stage import make_matrix
 from pipeline.params import Params, load_params
@@ -64,6 +65,7 @@ class Fleet:
 
     ``acceleration``: factor on all failure rates.
     ``paper``: whether it is replayed with the paper's profile too.
+    ``prior``: ``training.prior`` of its replays.
     """
 
     scenario: str
@@ -72,11 +74,13 @@ class Fleet:
     days: int
     acceleration: float
     paper: bool = False
+    prior: str | None = None
 
     @property
     def name(self) -> str:
         """Name of its folder."""
-        return f"{self.scenario}-{self.seed}-{self.gpus}x{self.days}-x{self.acceleration:g}"
+        name = f"{self.scenario}-{self.seed}-{self.gpus}x{self.days}-x{self.acceleration:g}"
+        return name if self.prior is None else f"{name}-prior"
 
     @property
     def group(self) -> str:
@@ -92,6 +96,7 @@ def plan(
     seeds: int | None = None,
     gpus: int | None = None,
     days: int | None = None,
+    prior: str | None = None,
 ) -> tuple[Fleet, ...]:
     """List the fleets.
 
@@ -108,7 +113,8 @@ def plan(
             gpus or usual[0],
             days or usual[1],
             rate,
-            paper=rate > 1 and seed == first_seed and scenario in PAPER_SCENARIOS,
+            paper=rate > 1 and seed == first_seed and scenario in PAPER_SCENARIOS and prior is None,
+            prior=prior,
         )
         for rate, table in ((factor, accelerated), (1.0, own))
         for scenario, count in table.items()
@@ -120,6 +126,9 @@ def plan(
 def replays_of(fleet: Fleet) -> dict[str, Params]:
     """Give the parameters of each replay of a fleet."""
     usual = load_params([ROOT / "params.yaml"])
+    if fleet.prior is not None:
+        training = usual.training.model_copy(update={"prior": fleet.prior})
+        usual = usual.model_copy(update={"training": training})
     once = usual.training.model_copy(update={"refit_every": timedelta(days=36500)})
     replays = {PROFILE: usual, ONCE: usual.model_copy(update={"training": once})}
     if fleet.paper:
@@ -137,7 +146,8 @@ def run_fleet(fleet: Fleet, work: Path) -> Path:
     """
     replays = replays_of(fleet)
     content = {name: params.model_dump(mode="json", exclude={"simulate", "data"}) for name, params in replays.items()}
-    inputs = json.dumps([source_digest("simulator", *ROOMS), content, fleet.name], sort_keys=True)
+    prior = None if fleet.prior is None else load_prior(fleet.prior).card.sha256
+    inputs = json.dumps([source_digest("simulator", *ROOMS), content, fleet.name, prior], sort_keys=True)
     folder = work / fleet.name / hashlib.sha256(inputs.encode()).hexdigest()[:16]
     if (folder / FACTS).is_file():
         return folder

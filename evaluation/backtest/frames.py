@@ -95,7 +95,7 @@ def skipped_of(folds: list[Fold], schedule: Schedule) -> tuple[str, ...]:
             why = "too few incidents for a calibration slice; risks are the scores corrected for sampling"
             out.append(f"calibration {number}: {why}")
         if facts["unfit"] is None and used["prior_weight"] == 0:
-            out.append(f"prior {number}: left out, it ranked the newest labels no better than own data alone")
+            out.append(f"prior {number}: left out, own data alone explain the newest labels as well")
         if facts["unfit"] is None and used["thinned_to"] is not None:
             out.append(f"negatives {number}: training.memory left room for {used['thinned_to']} for each positive")
     return tuple(out)

@@ -137,7 +137,7 @@ def _trained(manifest: Mapping[str, Any]) -> list[str]:
     if fitted["stand_in"] == PRIOR:
         lines.append("- **Prior only**: no failure of this fleet was learned from. Ranks only; nothing is promised.")
     elif fitted["prior_weight"] is not None:
-        lines.append(f"- Started from a model of other fleets, at a weight of {fitted['prior_weight']:.2g}.")
+        lines.append(f"- A model of other fleets has a share of {fitted['prior_weight']:.2g} in its log-odds.")
     return lines
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from models.config import BASELINES, CASCADE, COMBINERS
+from models.config import BASELINES, CASCADE, COMBINERS, PRIOR
 from models.explanation.contributions import contributions, explainable
 from models.explanation.reasons import ADDITIVE
 from models.rows.ranking import Floats
@@ -25,8 +25,8 @@ def members_of(fitted: FittedModels, model: str) -> list[tuple[str, Any]]:
     """Find the learners whose scores make a model's alerts.
 
     ``model``: one of ``fitted.models``.
-    Returns: the learner itself; an ensemble's members; of a cascade the stages whose log-odds make a survivor's score;
-    what stands in for all models where nothing could be fitted.
+    Returns: the learner itself; an ensemble's members; behind them the prior that they are pooled with; of a cascade
+    the stages whose log-odds make a survivor's score; what stands in for all models where nothing could be fitted.
     Raises ``ValueError`` if there is no such model.
     """
     if model not in fitted.models:
@@ -34,23 +34,25 @@ def members_of(fitted: FittedModels, model: str) -> list[tuple[str, Any]]:
     if model in BASELINES or fitted.stand_in is not None:
         name = model if model in BASELINES else str(fitted.stand_in)
         return [(name, fitted.baselines[name] if name in fitted.baselines else fitted.learners[name])]
-    if model in COMBINERS:
-        return [(name, fitted.learners[name]) for name in fitted.members]
     if model == CASCADE:
         assert fitted.cascade is not None
         return list(fitted.cascade.stages[0 if fitted.cascade.order_by == "mean" else -1 :])
-    return [(model, fitted.learners[model])]
+    names = fitted.members if model in COMBINERS else (model,)
+    return [(name, fitted.learners[name]) for name in (*names, *((PRIOR,) if fitted.prior_weight else ()))]
 
 
 def weights_in(fitted: FittedModels, model: str) -> tuple[float, ...]:
     """Give what each of :func:`members_of` weighs in a model's score.
 
-    Returns: ``stacked``: the weights fitted; else all alike, adding up to 1.
+    Returns: ``stacked``: the weights fitted; else all alike, adding up to 1; a prior takes its share of either.
     """
-    members = members_of(fitted, model)
+    names = [name for name, _ in members_of(fitted, model)]
+    pooled = fitted.prior_weight if names[-1] == PRIOR and fitted.prior_weight and fitted.stand_in is None else None
+    own = len(names) - (pooled is not None)
+    weights = (1 / own,) * own
     if model == "stacked" and fitted.stand_in is None and any(fitted.stacker.weights):
-        return fitted.stacker.weights
-    return (1 / len(members),) * len(members)
+        weights = fitted.stacker.weights
+    return weights if pooled is None else (*((1 - pooled) * weight for weight in weights), pooled * sum(weights))
 
 
 def attribute_score(

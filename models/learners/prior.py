@@ -1,7 +1,7 @@
-"""A prior: a LightGBM model of many other fleets, from whose log-odds a fleet's own model starts.
+"""A prior: a LightGBM model of many other fleets, whose log-odds are pooled with those of a fleet's own learners.
 
 Columns are matched by name. A split on a column that a matrix lacks is cut out of its tree: rows go where an unknown
-value goes. So the prior, scaled and laid onto a matrix's columns, is an ordinary LightGBM model of that matrix.
+value goes. So the prior, laid onto a matrix's columns, is an ordinary LightGBM model of that matrix.
 """
 
 from __future__ import annotations
@@ -17,20 +17,13 @@ from typing import Any, Final, Literal
 import lightgbm
 import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
-from scipy.optimize import brentq
-from scipy.special import expit
-from sklearn.base import BaseEstimator, clone
 
 from features.errors import InputError
 from features.vocabulary import FeatureColumn
-from models.learners.factory import make_learner
-from models.recipe import THREADS
+from models.learners.factory import LoadedLightGBM, make_learner
 
 SHIPPED: Final = "shipped"
 """``training.prior`` that takes the prior that predrain ships."""
-
-STARTS: Final = "lightgbm"
-"""The learner that starts from a prior."""
 
 CARD: Final = "card.json"
 MODEL: Final = "model.txt"
@@ -43,7 +36,6 @@ _SETTINGS: Final[dict[str, Any]] = {
     "learning_rate": 0.05,
     "colsample_bytree": 0.2,
 }
-_FURTHEST: Final = 100.0
 
 
 class PriorCard(BaseModel):
@@ -69,8 +61,8 @@ class Prior:
     card: PriorCard
     model: str
 
-    def on(self, columns: Sequence[FeatureColumn], *, weight: float = 1.0, shift: float = 0.0) -> lightgbm.Booster:
-        """Lay the prior onto columns: its log-odds times ``weight`` plus ``shift``."""
+    def on(self, columns: Sequence[FeatureColumn]) -> LoadedLightGBM:
+        """Lay the prior onto columns."""
         index_of = {column.name: i for i, column in enumerate(columns)}
         position = {i: index_of[name] for i, name in enumerate(self.card.columns) if name in index_of}
         head, *trees = self.model.split("\nTree=")
@@ -83,33 +75,8 @@ class Prior:
         lines = [line for line in head.splitlines() if not line.startswith("tree_sizes=")]
         lines = [f"{key}={replaced[key]}" if (key := line.split("=")[0]) in replaced else line for line in lines]
         for number, tree in enumerate(trees):
-            lines += ["", f"Tree={number}", *_tree(tree, position, weight, shift if number == 0 else 0.0)]
-        return lightgbm.Booster(model_str="\n".join([*lines, "", "end of trees", ""]))
-
-
-class StartedFromPrior(BaseEstimator):
-    """LightGBM, unfitted, that starts from a prior's log-odds times a weight below 1, and adds trees for the rest.
-
-    It adds the share 1 - weight of its own trees: all of them, fitted on few failures, undo what the prior ranks well.
-    The level is that of the rows it is fitted on: a constant is added, since other fleets fail at other rates.
-    """
-
-    def __init__(self, learner: Any, prior: Prior, columns: Sequence[FeatureColumn], weight: float) -> None:
-        self.learner = learner
-        self.prior = prior
-        self.columns = columns
-        self.weight = weight
-
-    def fit(self, X: np.ndarray, y: np.ndarray, sample_weight: np.ndarray | None = None) -> lightgbm.LGBMClassifier:
-        """Fit on rows of the columns; gives the fitted classifier, whose first trees are the prior's."""
-        weights = np.ones(len(y)) if sample_weight is None else sample_weight
-        start = self.prior.on(self.columns, weight=self.weight)
-        raw = np.asarray(start.predict(X, raw_score=True, num_threads=THREADS))
-        shift = brentq(lambda by: np.average(expit(raw + by) - y, weights=weights), -_FURTHEST, _FURTHEST)
-        start = self.prior.on(self.columns, weight=self.weight, shift=float(shift))
-        learner = clone(self.learner)
-        trees = max(round((1 - self.weight) * learner.get_params()["n_estimators"]), 1)
-        return learner.set_params(n_estimators=trees).fit(X, y, sample_weight=sample_weight, init_model=start)
+            lines += ["", f"Tree={number}", *_tree(tree, position)]
+        return LoadedLightGBM(lightgbm.Booster(model_str="\n".join([*lines, "", "end of trees", ""])))
 
 
 def fit_prior(
@@ -151,8 +118,8 @@ def load_prior(place: str) -> Prior:
     return Prior(card, model)
 
 
-def _tree(text: str, position: Mapping[int, int], weight: float, shift: float) -> list[str]:
-    """Rewrite one tree of LightGBM's text: features renumbered, those without a position cut out, leaves scaled."""
+def _tree(text: str, position: Mapping[int, int]) -> list[str]:
+    """Rewrite one tree of LightGBM's text: features renumbered, those without a position cut out."""
     held = dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
     parts = {key: value.split() for key, value in held.items()}
     nodes: list[int] = []
@@ -175,7 +142,7 @@ def _tree(text: str, position: Mapping[int, int], weight: float, shift: float) -
         return own
 
     walk(0 if int(held["num_leaves"]) > 1 else -1)
-    values = [repr(float(parts["leaf_value"][leaf]) * weight + shift) for leaf in leaves]
+    values = [parts["leaf_value"][leaf] for leaf in leaves]
     lines = [f"num_leaves={len(leaves)}", "num_cat=0"]
     if not nodes:
         return [*lines, f"leaf_value={values[0]}", "shrinkage=1", ""]

@@ -15,7 +15,7 @@ from features.times import instants, milliseconds
 from features.vocabulary import FeatureColumn
 from models.calibration.fitting import Calibrator
 from models.calibration.horizons import HorizonMap, add_risks
-from models.config import ALL_LEARNERS, BASELINES, CASCADE, COMBINERS, ModelsSection
+from models.config import ALL_LEARNERS, BASELINES, CASCADE, COMBINERS, PRIOR, ModelsSection
 from models.ensembles.cascade import Cascade
 from models.ensembles.combining import Stacker, combine
 from models.learners.baselines import Baseline
@@ -91,8 +91,9 @@ class ModelScore:
 
 
 Answers = Mapping[str, np.ndarray]
-"""What baselines, learners and the cascade answer for each row by itself, by name: points, log-odds as fitted (not
-corrected for sampling), the cascade's score; and by :data:`_SURVIVED` which rows pass its filters."""
+"""What baselines, learners and the cascade answer for each row by itself, by name: points, log-odds as fitted
+(neither corrected for sampling nor pooled with a prior), the cascade's score; and by :data:`_SURVIVED` which rows pass
+its filters."""
 
 _SURVIVED = "survived"
 
@@ -120,8 +121,8 @@ class FittedModels:
     asked for.
     ``stand_in``: name of what all models are scored by because nothing could be fitted yet: a baseline, or
     :data:`models.learners.prior.PRIOR`, which then is the only one of ``learners``; None: none.
-    ``prior_weight``: share of a prior's log-odds that the learner that takes one started from; 0: it was left out;
-    None: there is none.
+    ``prior_weight``: share of a prior, one of ``learners``, in the log-odds of every other learner; 0: it was left out;
+    None: there is none. Cascades do without.
     ``reference``: what the rows and scores were like that they were fitted on, to tell drift from; None: not kept.
     """
 
@@ -229,7 +230,17 @@ class FittedModels:
 
     def compare(self, answers: Answers, time: Ints, tie: Hashes) -> dict[str, ModelScore]:
         """Give every model's scores of rows from what was answered for them; parameters as of :meth:`score_arrays`."""
-        return {name: self._compared(name, answers, time, tie) for name in self.models}
+        pooled = self.pooled(answers)
+        return {name: self._compared(name, pooled, time, tie) for name in self.models}
+
+    def pooled(self, answers: Answers) -> Answers:
+        """Give the answers with the prior's share in every learner's log-odds."""
+        if not self.prior_weight or self.stand_in is not None:
+            return answers
+        share = self.prior_weight
+        return dict(answers) | {
+            name: (1 - share) * answers[name] + share * answers[PRIOR] for name in self.learners if name != PRIOR
+        }
 
     def _compared(self, name: str, answers: Answers, time: Ints, tie: Hashes) -> ModelScore:
         if name in BASELINES or self.stand_in is not None:

@@ -11,7 +11,6 @@ from datetime import timedelta
 from typing import Any
 
 import numpy as np
-from sklearn.metrics import average_precision_score
 
 from features.errors import InputError
 from features.times import duration_ms, instant_ms
@@ -29,19 +28,20 @@ from models.config import (
 )
 from models.ensembles.cascade import Cascade, fit_cascade
 from models.ensembles.combining import Stacker
+from models.ensembles.pooling import believed_share, fit_share
 from models.learners.baselines import make_baseline
-from models.learners.factory import LoadedLightGBM, fit_learners, make_learner
-from models.learners.prior import STARTS, StartedFromPrior, load_prior
+from models.learners.factory import fit_learners, make_learner
+from models.learners.prior import load_prior
 from models.learners.subsets import ColumnSubset, seen_columns
 from models.rows.failure_rate import rate_at
 from models.rows.ranking import Bools, Ints, mix, seed_of
-from models.rows.row_reader import HeldRows, Room, log_odds_of
+from models.rows.row_reader import HeldRows, Room
 from models.rows.training_set import Labels, Matrix, Rows, TrainingSet, choose_rows, count_incidents, known_rows
 from models.sequence.windows import WindowedMatrix, tabular_values
-from models.training.fitted import FittedModels, learners_of, model_names
+from models.training.fitted import Answers, FittedModels, learners_of, model_names
 from models.training.reference import LabelledRows
 from models.training.schedule import format_days, format_instant, instant_of
-from models.training.spans import MIN_TAIL_INCIDENTS, choose_span, usable_spans
+from models.training.spans import choose_span, usable_spans
 
 Progress = Callable[[int, int, str], None]
 """Called with the work done, all work, and what was done."""
@@ -64,15 +64,6 @@ AT_ONCE = min(os.cpu_count() or 1, 4)
 
 STAND_IN = "history_count"
 """The baseline that scores for every model while nothing could be fitted yet and there is no prior."""
-
-PRIOR_WEIGHTS = (1.0, 0.5, 0.25, 0.0)
-"""Weights of a prior that are tried, times what own failures leave to it; 0 is own data alone."""
-
-PRIOR_BELIEF = 400.0
-"""Own incidents that leave half to a prior; measured on simulated fleets, see docs/decisions/0029-priors.md."""
-
-PRIOR_TAIL = timedelta(days=28)
-"""Length of the tail that the weight is chosen on, at most, and at most a third of the span."""
 
 _LOG_ODDS = frozenset({*ALL_LEARNERS, "mean_log_odds", "stacked", CASCADE})
 
@@ -189,15 +180,17 @@ class Trainer:
         names = learners_of(self.models, self.names)
         steps = _steps(self._progress, (len(names) + (CASCADE in self.names)) * (2 if again else 1))
         held = split.slice_rows[split.slice_label == 1] if split.held_out else None
-        weight = self._prior_weight(refit_ms, labels, span)
-        learners, cascade = self._fit_on(chosen, names, refit_ms, steps, weight, held=held)
+        learners, cascade = self._fit_on(chosen, names, refit_ms, steps, held=held)
+        if self.prior is not None and self.models.profile not in (*BASELINES, CASCADE):
+            learners[PRIOR] = self.prior.on(self.matrix.columns)
         fitted = self._fitted(refit_ms, span, chosen, learners=learners, cascade=cascade, calibrated=split.held_out)
-        calibrated = replace(self._calibrated(fitted, split), prior_weight=weight)
+        calibrated = self._calibrated(fitted, split)
         if not again:
             return calibrated
         # the learners again on the whole span; what was set on its last slice stays as it was set
         thresholds = None if cascade is None else cascade.thresholds
-        learners, cascade = self._fit_on(split.whole, names, refit_ms, steps, weight, thresholds=thresholds)
+        learners, cascade = self._fit_on(split.whole, names, refit_ms, steps, thresholds=thresholds)
+        learners = dict(calibrated.learners) | learners
         return replace(calibrated, learners=learners, cascade=cascade, **_counts(split.whole))
 
     def stand_in(self, refit_ms: int, labels: Labels, span: timedelta) -> FittedModels:
@@ -206,7 +199,7 @@ class Trainer:
         nothing = replace(split.training, prior_shift=0.0, n_augmented=0, n_incidents=0, thinned_to=None)
         if self.prior is None:
             return self._calibrated(self._fitted(refit_ms, span, nothing, stand_in=STAND_IN), split)
-        alone = {PRIOR: LoadedLightGBM(self.prior.on(self.matrix.columns))}
+        alone = {PRIOR: self.prior.on(self.matrix.columns)}
         return self._calibrated(self._fitted(refit_ms, span, nothing, stand_in=PRIOR, learners=alone), split)
 
     def _fitted(self, refit_ms: int, span: timedelta, chosen: TrainingSet, **more: Any) -> FittedModels:
@@ -277,33 +270,7 @@ class Trainer:
             ),
         )
 
-    def _prior_weight(self, refit_ms: int, labels: Labels, span: timedelta) -> float | None:
-        """Choose how much of the prior to start from, by average precision on the newest labels; None without a prior.
-
-        Each weight is tried as it would have been used at the beginning of a tail: fitted on the rows that were
-        complete then, scored on the tail's. Own data alone stays unless another is better. Where too few incidents are
-        there to choose by, it is the largest weight that their number leaves.
-        """
-        stages = self.models.cascade.stages if CASCADE in self.names else ()
-        if self.prior is None or STARTS not in {*learners_of(self.models, self.names), *stages}:
-            return None
-        newest = refit_ms - self.reach_ms
-        tail_start = newest - min(duration_ms(PRIOR_TAIL), duration_ms(span) // 3)
-        before = self._choose(refit_ms, labels, newest - duration_ms(span), tail_start)
-        tail = np.flatnonzero(self._known(refit_ms, labels, tail_start))
-        truth = labels.label[tail]
-        seen = count_incidents(self.rows, labels, tail[truth == 1])
-        share = PRIOR_BELIEF / (PRIOR_BELIEF + before.n_incidents + seen)
-        if seen < MIN_TAIL_INCIDENTS or not before.usable:
-            return share
-        weights = [weight * share for weight in PRIOR_WEIGHTS]
-        unfitted = {str(weight): self._learner(STARTS, refit_ms, weight) for weight in weights}
-        fitted = fit_learners(unfitted, self.values(before.rows), before.label, before.weight)
-        scores = log_odds_of(list(fitted.values()), self.values, tail)
-        precision = [float(average_precision_score(truth, score)) for score in scores]
-        return weights[max(range(len(weights)), key=lambda at: (precision[at], -weights[at]))]
-
-    def _learner(self, name: str, refit_ms: int, prior_weight: float | None) -> Any:
+    def _learner(self, name: str, refit_ms: int) -> Any:
         """Make an unfitted learner that reads its part of the matrix's rows."""
         settings = next((value for key, value in self.models.settings.items() if key == name), {})
         learner = make_learner(name, seed=seed_of(self.seed, name, refit_ms), settings=settings)
@@ -311,8 +278,6 @@ class Trainer:
             return learner.set_params(layout=self.matrix.facts.layout, purge=timedelta(milliseconds=self.reach_ms))
         columns = self.matrix.columns
         seen = seen_columns(columns, next((value for key, value in self.models.groups.items() if key == name), None))
-        if name == STARTS and self.prior is not None and prior_weight:
-            learner = StartedFromPrior(learner, self.prior, [columns[at] for at in seen], prior_weight)
         return learner if len(seen) == len(columns) else ColumnSubset(learner, seen)
 
     def _fit_on(
@@ -321,7 +286,6 @@ class Trainer:
         names: Sequence[str],
         refit_ms: int,
         steps: Callable[[str], None],
-        prior_weight: float | None,
         *,
         held: Ints | None = None,
         thresholds: Sequence[float] | None = None,
@@ -333,12 +297,12 @@ class Trainer:
         """
         with self._room.take(self._row_bytes * len(chosen.rows)):
             values = self.values(chosen.rows)
-            unfitted = {name: self._learner(name, refit_ms, prior_weight) for name in names}
+            unfitted = {name: self._learner(name, refit_ms) for name in names}
             learners = fit_learners(unfitted, values, chosen.label, chosen.weight, steps)
             if CASCADE not in self.names:
                 return learners, None
             cascade = fit_cascade(
-                [(name, self._learner(name, refit_ms, prior_weight)) for name in self.models.cascade.stages],
+                [(name, self._learner(name, refit_ms)) for name in self.models.cascade.stages],
                 values,
                 chosen.label,
                 chosen.weight,
@@ -354,11 +318,14 @@ class Trainer:
             return learners, cascade
 
     def _calibrated(self, fitted: FittedModels, split: _Split) -> FittedModels:
-        """Fit stacker, calibrators and horizons on the slice, which everyone is asked about once."""
+        """Fit the prior's share, stacker, calibrators and horizons on the slice, which everyone is asked about once."""
         time, tie = self.rows.time[split.slice_rows], self.rows.tie[split.slice_rows]
         answers = fitted.answer_rows(self.values, split.slice_rows, mix(tie, time))
+        if PRIOR in fitted.learners and fitted.stand_in is None:
+            fitted = self._with_prior(fitted, answers, split)
         if split.held_out and "stacked" in self.names and fitted.stand_in is None:
-            members = np.column_stack([answers[name] for name in fitted.members]) + fitted.prior_shift
+            pooled = fitted.pooled(answers)
+            members = np.column_stack([pooled[name] for name in fitted.members]) + fitted.prior_shift
             fitted = replace(fitted, stacker=Stacker.fit(members, split.slice_label.astype(np.int64)))
         scored = fitted.compare(answers, time, tie)
         scores = {name: model_score.score.astype(np.float64) for name, model_score in scored.items()}
@@ -373,7 +340,7 @@ class Trainer:
             )
             for name in fitted.models
         }
-        if split.held_out and self.models.calibration.level == "recent":
+        if (split.held_out or fitted.prior_weight) and self.models.calibration.level == "recent":
             calibrators = {
                 name: at_level(calibrator, scores[name], split.base_rate) for name, calibrator in calibrators.items()
             }
@@ -391,6 +358,16 @@ class Trainer:
             base_rate=split.base_rate,
         )
         return replace(fitted, calibrators=calibrators, horizons={profile: fitted_map})
+
+    def _with_prior(self, fitted: FittedModels, answers: Answers, split: _Split) -> FittedModels:
+        """Set the prior's share by what its log-odds add to those that the profile is made of, or leave it out."""
+        share = believed_share(fitted.n_incidents + (split.slice_incidents if split.held_out else 0))
+        if split.held_out:
+            own = np.mean([answers[name] for name in learners_of(self.models, (self.models.profile,))], axis=0)
+            positive, incidents = split.slice_label == 1, split.slice_incidents
+            share = fit_share(own, answers[PRIOR], positive, n_incidents=incidents, believed=share)
+        kept = fitted.learners if share else {name: fitted.learners[name] for name in fitted.learners if name != PRIOR}
+        return replace(fitted, learners=kept, prior_weight=share)
 
 
 def _counts(chosen: TrainingSet) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""``predrain prior``: build a prior, the model of many simulated fleets that a fleet's own models can start from."""
+"""``predrain prior``: build a prior, a model of many simulated fleets that a fleet's own models take a share of."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from simulator.draws import DrawnFleet
 
 prior_app = typer.Typer(
-    name="prior", help="Build a model of other fleets to start from.", no_args_is_help=True, add_completion=False
+    name="prior", help="Build a model of other fleets for a young one.", no_args_is_help=True, add_completion=False
 )
 
 GROUPS = ("history", "peers", "onset", "gaps")
@@ -40,6 +40,10 @@ def build(
     gpus: Annotated[int, typer.Option(help="GPUs of each fleet.", min=8)] = 256,
     days: Annotated[int, typer.Option(help="Length of each fleet in days.", min=14)] = 60,
     seed: Annotated[int, typer.Option(help="Seed; the same arguments give the same bytes.", min=0)] = 7,
+    without_silent: Annotated[
+        tuple[float, float] | None,
+        typer.Option(help="Leave out fleets whose share of failures without a precursor lies between these."),
+    ] = None,
     matrix: Annotated[
         list[Path] | None,
         typer.Option(help="Feature matrix of another cluster of yours, instead of simulated fleets. Repeat for more."),
@@ -50,7 +54,8 @@ def build(
 
     With --matrix the fleets are other clusters of yours. Columns are matched by name; static ones are left out, so that
     no cluster is known by its racks or models. Name the folder in `training.prior`, and `predrain backtest` and
-    `predrain train` start from it.
+    `predrain train` pool it with their own models. A prior to measure on a simulated fleet must not know its like:
+    --without-silent leaves such fleets out.
 
     Example: predrain prior build --out prior --fleets 48
     """
@@ -65,14 +70,20 @@ def build(
     if out.exists() and not (out / CARD).is_file():
         raise InputError(f"{out} exists and is no prior", "--out", "Choose another folder, or remove this one.")
     own = [FeatureMatrix.open(path) for path in matrix or ()]
-    made_of: dict[str, Any] = {"fleets": len(own) or fleets, "seed": seed}
+    draws = [] if own else [draw_fleet(seed, number) for number in range(fleets)]
+    if without_silent is not None:
+        draws = [fleet for fleet in draws if not without_silent[0] < fleet.silent < without_silent[1]]
+    if not own and not draws:
+        raise InputError("every fleet is left out", "--without-silent", "Give a narrower range, or more fleets.")
+    made_of: dict[str, Any] = {"fleets": len(own or draws), "seed": seed}
+    made_of |= {} if without_silent is None else {"without_silent": list(without_silent)}
     made_of |= {"matrices": [feature_matrix.digest for feature_matrix in own]} if own else {"gpus": gpus, "days": days}
     with progress("fleets") as advance, FolderSwap(out) as swap:
         parts = []
-        for number in range(len(own) or fleets):
-            simulated = None if own else _simulated(draw_fleet(seed, number), gpus, days, swap.path)
+        for number in range(made_of["fleets"]):
+            simulated = None if own else _simulated(draws[number], gpus, days, swap.path)
             parts.append(simulated or _rows(own[number], seed))
-            advance(number + 1, len(own) or fleets)
+            advance(number + 1, made_of["fleets"])
         names = list(dict.fromkeys(name for columns, *_ in parts for name in columns))
         values = np.full((sum(len(held) for *_, held in parts), len(names)), np.nan, np.float32)
         end = 0

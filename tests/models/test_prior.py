@@ -1,4 +1,4 @@
-"""A prior: laid onto columns, started from, weighed on the fleet's own tail, and alone before any failure."""
+"""A prior: laid onto columns, pooled with own learners by the fleet's newest labels, and alone before any failure."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ from features.errors import InputError
 from features.times import instant_ms
 from models.bundle.store import load_bundle, save_bundle
 from models.config import BacktestSection, ModelsSection, TrainingSection
-from models.learners.factory import make_learner
-from models.learners.prior import CARD, MODEL, SHIPPED, StartedFromPrior, fit_prior, load_prior, write_prior
+from models.ensembles.pooling import fit_share
+from models.explanation.members import explained_by
+from models.learners.prior import CARD, MODEL, SHIPPED, fit_prior, load_prior, write_prior
+from models.rows.odds import logit
 from models.rows.training_set import Labels
 from models.training.final import fit_final
 from models.training.trainer import Trainer
@@ -28,8 +30,12 @@ from tests.models.fake_matrix import FakeMatrix
 from tests.models.small_models import COLUMNS, rows
 
 NAMES = [column.name for column in COLUMNS]
-SMALL = {"n_estimators": 20, "learning_rate": 0.2, "min_child_samples": 5}
-ONE = ModelsSection(profile="lightgbm", learners=("lightgbm",), horizons=(), settings={"lightgbm": SMALL})
+SMALL_LEARNERS = {
+    "lightgbm": {"n_estimators": 20, "learning_rate": 0.2, "min_child_samples": 5},
+    "xgboost": {"n_estimators": 20},
+    "random_forest": {"n_estimators": 6},
+}
+ONE = ModelsSection(profile="lightgbm", learners=("lightgbm",), horizons=(), settings=SMALL_LEARNERS)
 TRAINING = TrainingSection(window=timedelta(days=15), negative_ratio=20)
 
 
@@ -44,29 +50,19 @@ def log_odds(booster, X):
 
 
 @settings(max_examples=30, deadline=None)
-@given(st.permutations(range(len(COLUMNS))), st.integers(0, len(COLUMNS)), st.floats(0.1, 1), st.floats(-5, 5))
-def test_laid_onto_other_columns_it_scores_as_with_the_missing_ones_unknown(order, known, weight, shift):
+@given(st.permutations(range(len(COLUMNS))), st.integers(0, len(COLUMNS)))
+def test_laid_onto_other_columns_it_scores_as_with_the_missing_ones_unknown(order, known):
     X, _ = rows(200, seed=6)
     kept = order[:known]
     columns = [replace(COLUMNS[0], name="foreign"), *(COLUMNS[i] for i in kept)]
     unknown = np.full_like(X, np.nan)
     unknown[:, kept] = X[:, kept]
     given_rows = np.column_stack([np.arange(len(X), dtype=np.float32), X[:, kept]])
-    laid = prior().on(columns, weight=weight, shift=shift)
-    plain = log_odds(lightgbm.Booster(model_str=prior().model), unknown) * weight + shift
+    laid = prior().on(columns).booster_
+    plain = log_odds(lightgbm.Booster(model_str=prior().model), unknown)
     np.testing.assert_allclose(log_odds(laid, given_rows), plain, rtol=1e-9, atol=1e-9)
     parts = np.asarray(laid.predict(given_rows, pred_contrib=True))
     assert not parts[:, 0].any()  # what it never saw explains nothing
-
-
-def test_a_learner_that_starts_from_it_keeps_its_trees_and_its_own_level():
-    X, y = rows(400, seed=7)
-    learner = make_learner("lightgbm", seed=3, settings={"n_estimators": 6})
-    fitted = StartedFromPrior(learner, prior(), COLUMNS, 0.5).fit(X, y)
-    before = lightgbm.Booster(model_str=prior().model).num_trees()
-    assert fitted.booster_.num_trees() == before + 3
-    start = np.asarray(fitted.booster_.predict(X, num_iteration=before))
-    assert start.mean() == pytest.approx(y.mean(), abs=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -102,25 +98,72 @@ def learned(names, sign):
     return fit_prior(like.features * sign, label, np.ones(len(label)), names, seed=1, made_of={})
 
 
+def scored(fitted, matrix):
+    """Score the first rows as if they were one decision time's."""
+    times = pd.Series(matrix.rows["decision_time"][:1]).repeat(50)
+    return fitted.score(matrix.features[:50], times, [f"g{i}" for i in range(50)])
+
+
 def prior_of(matrix, folder, *, sign=1.0):
     folder.mkdir()
     write_prior(learned(tuple(column.name for column in matrix.columns), sign), folder)
     return TRAINING.model_copy(update={"prior": str(folder)})
 
 
-def fitted_at_the_end(matrix, training):
-    trainer = Trainer(matrix, training=training, models=ONE, k=3, seed=7)
+def fitted_at_the_end(matrix, training, models=ONE):
+    trainer = Trainer(matrix, training=training, models=models, k=3, seed=7, names=(models.profile,))
     end = matrix.span[1]
     return trainer.fit(instant_ms(end), Labels.of(matrix.labels(end)), timedelta(days=21))
 
 
-def test_a_prior_that_misleads_is_left_out(tmp_path):
+@pytest.mark.parametrize("profile", ["lightgbm", "mean_log_odds"])
+def test_a_prior_that_misleads_is_left_out(tmp_path, profile):
     matrix = FakeMatrix(units=24, days=30, incidents=40, seed=3)
-    misled = fitted_at_the_end(matrix, prior_of(matrix, tmp_path / "prior", sign=-1.0))
-    own = fitted_at_the_end(matrix, TRAINING)
+    models = ONE.model_copy(update={"profile": profile})
+    misled = fitted_at_the_end(matrix, prior_of(matrix, tmp_path / "prior", sign=-1.0), models)
+    own = fitted_at_the_end(matrix, TRAINING, models)
     assert (misled.prior_weight, own.prior_weight) == (0.0, None)
+    pd.testing.assert_frame_equal(scored(misled, matrix), scored(own, matrix), check_exact=True)
+    assert set(misled.learners) == set(own.learners)
+
+
+@pytest.mark.parametrize("profile", ["xgboost", "mean_log_odds", "stacked"])
+def test_every_learner_and_ensemble_takes_the_share_of_a_prior_that_helps(tmp_path, profile):
+    matrix = FakeMatrix(units=24, days=30, incidents=40, seed=3)
+    training = prior_of(matrix, tmp_path / "prior")
+    fitted = fitted_at_the_end(matrix, training, ONE.model_copy(update={"profile": profile}))
+    share = fitted.prior_weight
+    assert 0 < share < 1
     X = matrix.features[:50]
-    assert (log_odds(misled.learners["lightgbm"].booster_, X) == log_odds(own.learners["lightgbm"].booster_, X)).all()
+    by_name = {name: logit(learner.predict_proba(X)[:, 1]) for name, learner in fitted.learners.items()}
+    names = (profile,) if profile == "xgboost" else fitted.members
+    pooled = [(1 - share) * by_name[name] + share * by_name["prior"] + fitted.prior_shift for name in names]
+    weights = fitted.stacker.weights if profile == "stacked" else (1 / len(names),) * len(names)
+    expected = np.tensordot(weights, pooled, 1) + (fitted.stacker.intercept if profile == "stacked" else 0)
+    np.testing.assert_allclose(scored(fitted, matrix)["score"], expected, rtol=1e-5)
+    values, _ = explained_by(fitted, profile, X)
+    spread = values.sum(axis=1) - expected
+    np.testing.assert_allclose(spread, spread[0], atol=1e-4)  # what is added up is the pooled score
+    saved = load_bundle(save_bundle(tmp_path / "bundle", fitted, {"profile": profile}).path)
+    pd.testing.assert_frame_equal(scored(saved.fitted, matrix), scored(fitted, matrix), check_exact=True)
+
+
+@pytest.mark.parametrize(
+    ("says", "least", "most"),
+    [
+        (lambda rng, own, positive: -own, 0, 0),
+        (lambda rng, own, positive: rng.permutation(own), 0, 0.05),
+        (lambda rng, own, positive: rng.normal(size=len(own)) + 3 * positive, 0.2, 0.8),
+    ],
+    ids=["the opposite", "nothing", "as much, by other signs"],
+)
+def test_a_prior_has_a_share_by_what_it_adds_whatever_was_believed(says, least, most):
+    rng = np.random.default_rng(1)
+    positive = rng.random(4000) < 0.02
+    own = rng.normal(size=4000) + 3 * positive
+    prior_says = says(rng, own, positive)
+    for believed in (0.1, 0.5, 1.0):
+        assert least <= fit_share(own, prior_says, positive, n_incidents=80, believed=believed) <= most
 
 
 def test_the_report_says_where_a_prior_was_left_out_and_where_it_was_alone():
@@ -132,7 +175,7 @@ def test_the_report_says_where_a_prior_was_left_out_and_where_it_was_alone():
     skipped = skipped_of([Fold(None, fold) for fold in facts], SimpleNamespace(never_fit=()))
     assert skipped == (
         "fold (fold 0): no incident; scored by prior only",
-        "prior (fold 1): left out, it ranked the newest labels no better than own data alone",
+        "prior (fold 1): left out, own data alone explain the newest labels as well",
     )
 
 
@@ -140,7 +183,7 @@ def test_a_prior_weighs_less_the_more_own_failures_there_are(tmp_path):
     few, many = (FakeMatrix(units=24, days=30, incidents=n, seed=3) for n in (4, 150))
     training = prior_of(few, tmp_path / "prior")
     weights = [fitted_at_the_end(matrix, training).prior_weight for matrix in (few, many)]
-    assert weights[0] > 1.5 * weights[1]
+    assert weights[0] > 1.2 * weights[1]
 
 
 def test_a_fleet_without_a_failure_is_ranked_by_the_prior_alone_and_risks_stay_low(tmp_path):
@@ -154,6 +197,6 @@ def test_a_fleet_without_a_failure_is_ranked_by_the_prior_alone_and_risks_stay_l
     times, units = pd.Series(matrix.rows["decision_time"][:1]).repeat(20), [f"g{i}" for i in range(20)]
     scored = fitted.score(X, times, units)
     pd.testing.assert_frame_equal(load_bundle(saved).fitted.score(X, times, units), scored, check_exact=True)
-    by_prior = log_odds(load_prior(training.prior).on(matrix.columns), X)
+    by_prior = log_odds(load_prior(training.prior).on(matrix.columns).booster_, X)
     assert scored["rank"].to_numpy().argmin() == by_prior.argmax()
     assert scored["risk"].max() < 0.01

@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 
 from models.learners.prior import load_prior
 from predrain.command import app
+from simulator.draws import draw_fleet
 
 
 def run(*arguments: object):
@@ -43,3 +44,14 @@ def test_a_folder_that_is_no_prior_is_not_replaced(tmp_path):
     refused = run("prior", "build", "--out", tmp_path)
     assert (refused.exit_code, "is no prior" in refused.output) == (1, True)
     assert (tmp_path / "notes.txt").read_text() == "keep"
+
+
+def test_a_prior_to_measure_knows_no_fleet_like_those_measured(tmp_path):
+    refused = run("prior", "build", "--out", tmp_path / "prior", "--fleets", 3, "--without-silent", 0, 1)
+    assert (refused.exit_code, "every fleet is left out" in refused.output) == (1, True)
+    between = (0, (draw_fleet(7, 0).silent + draw_fleet(7, 1).silent) / 2)
+    some = ("--fleets", 2, "--gpus", 24, "--days", 14, "--without-silent", *between)
+    built = run("prior", "build", "--out", tmp_path / "prior", *some)
+    assert built.exit_code == 0, built.output
+    made_of = load_prior(str(tmp_path / "prior")).card.made_of
+    assert (made_of["fleets"], made_of["without_silent"]) == (1, [*between])

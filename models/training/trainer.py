@@ -28,10 +28,9 @@ from models.config import (
 )
 from models.ensembles.cascade import Cascade, fit_cascade
 from models.ensembles.combining import Stacker
-from models.ensembles.pooling import believed_share, fit_share
 from models.learners.baselines import make_baseline
 from models.learners.factory import fit_learners, make_learner
-from models.learners.prior import load_prior
+from models.learners.prior import believed_share, fit_share, load_prior
 from models.learners.subsets import ColumnSubset, seen_columns
 from models.rows.failure_rate import rate_at
 from models.rows.ranking import Bools, Ints, mix, seed_of

@@ -19,9 +19,8 @@ from features.errors import InputError
 from features.times import instant_ms
 from models.bundle.store import load_bundle, save_bundle
 from models.config import BacktestSection, ModelsSection, TrainingSection
-from models.ensembles.pooling import fit_share
 from models.explanation.members import explained_by
-from models.learners.prior import CARD, MODEL, SHIPPED, fit_prior, load_prior, write_prior
+from models.learners.prior import CARD, MODEL, SHIPPED, fit_prior, fit_share, load_prior, write_prior
 from models.rows.odds import logit
 from models.rows.training_set import Labels
 from models.training.final import fit_final

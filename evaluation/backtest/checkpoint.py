@@ -44,10 +44,10 @@ class FoldStore:
     def __init__(self, folder: Path, digest: str) -> None:
         self._folder = folder / digest
 
-    def forget_others(self) -> None:
-        """Remove folds of other inputs, or of other code."""
+    def forget_others(self, but: Path) -> None:
+        """Remove folds of other inputs, or of other code, and all else that lies beside them but one folder."""
         for entry in self._folder.parent.iterdir() if self._folder.parent.is_dir() else ():
-            if entry != self._folder:
+            if entry not in (self._folder, but):
                 shutil.rmtree(entry, ignore_errors=True)
 
     def load(self, fold: int) -> Fold | None:

@@ -20,6 +20,7 @@ from evaluation.backtest.sliding import Backtest, BacktestSetup, Refit
 from evaluation.drift.verdict import Findings
 from features.engine import Engine
 from features.errors import InputError
+from models.bundle.serialization import FitStore
 from models.calibration.horizons import horizon_maps
 from models.config import BacktestSection, ModelsSection, TrainingSection
 from models.explanation.alert_reasons import alert_reasons
@@ -55,8 +56,9 @@ def run_backtest(
     that ends gap + horizon before R; the decisions it scores begin at R.
 
     ``progress``: called with the folds done, all of them, and what is being done.
-    ``checkpoint``: folder for finished folds. A later run with the same inputs and code takes them from there; what
-    changes the evaluation alone is no input. What others left there goes when all folds are done.
+    ``checkpoint``: folder for finished folds and fitted learners. A later run with the same inputs and code takes the
+    folds from there; what changes the evaluation alone is no input. One with another profile or other members fits
+    no learner again. What other code left there goes when all folds are done.
     ``explain``: alerts of ``models.profile`` to explain in each fold, the riskiest first; 0: explain nothing.
     ``full``: compare all models, also as trained once; False: fit what the profile needs, and the baselines. What the
     profile predicts is the same, bit for bit.
@@ -67,7 +69,8 @@ def run_backtest(
     at all has both classes. A single refit that lacks one falls back to the models fitted last (to ``history_count``
     before any) and is listed in ``skipped``.
     """
-    setup = BacktestSetup(training, models, backtest, seed, explain, full)
+    fits = None if checkpoint is None else checkpoint.resolve() / f"fits-{digest_of()}"
+    setup = BacktestSetup(training, models, backtest, seed, explain, full, fits)
     begun = Backtest(matrix, setup)
     store, total = None, len(begun.schedule.refits_ms)
     if checkpoint is not None:
@@ -106,8 +109,9 @@ def run_backtest(
     else:
         run_refits(engine, RefitTask.of(matrix, setup), list(begun.plan(done)), take)
     folds = [done[fold] for fold in range(total)]
-    if store is not None:
-        store.forget_others()
+    if store is not None and fits is not None:
+        store.forget_others(but=fits)
+        FitStore(fits).shrink()
     _refuse_if_none_fitted(folds, begun.schedule, training)
     drains = drain_labels(begun.matrix, models.precision_targets.horizon)
     reach = (drains["complete_at"].iloc[0] - begun.matrix.rows["decision_time"].iloc[0]).to_pytimedelta()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from evaluation.backtest.drift_watch import DriftWatch
 from evaluation.backtest.frames import VARIANTS, Fold
 from evaluation.drift.verdict import Findings
 from features.times import duration_ms, instant_ms
+from models.bundle.serialization import FitStore
 from models.config import BASELINES, CASCADE, BacktestSection, ModelsSection, TrainingSection
 from models.explanation.alert_reasons import explain_rows, riskiest_alerts
 from models.explanation.contributions import load_shap
@@ -31,6 +33,7 @@ class BacktestSetup:
 
     ``explain``: alerts to explain in each fold.
     ``full``: whether all models are compared, also as trained once, or only what the profile needs.
+    ``fits``: folder of fitted learners, where a run with other parameters finds those that are its own; None: none.
     """
 
     training: TrainingSection
@@ -39,6 +42,7 @@ class BacktestSetup:
     seed: int
     explain: int = 0
     full: bool = True
+    fits: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +78,12 @@ class Backtest:
         self.names = model_names(models, full=setup.full)
         self.matrix = with_windows(matrix, {*models.learners, *models.parallel.members, *models.cascade.stages})
         self._trainer = trainer = Trainer(
-            self.matrix, training=setup.training, models=models, seed=setup.seed, names=self.names
+            self.matrix,
+            training=setup.training,
+            models=models,
+            seed=setup.seed,
+            names=self.names,
+            kept=None if setup.fits is None else FitStore(setup.fits),
         )
         self.rows = trainer.rows
         self.schedule = plan_schedule(

@@ -7,9 +7,13 @@ hash of each file.
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
+import os
+import threading
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +24,9 @@ from sklearn.ensemble import RandomForestClassifier
 
 from features.errors import InputError
 from models.config import PRIOR, SEQUENCE
-from models.learners.factory import LoadedLightGBM
+from models.learners.factory import Fit, LoadedLightGBM
 from models.learners.prepared import PreparedClassifier
-from models.learners.subsets import inner_of
+from models.learners.subsets import ColumnSubset, inner_of
 from models.recipe import THREADS
 from models.sequence.classifier import dump_sequence, load_sequence
 
@@ -35,6 +39,7 @@ TRUSTED: tuple[str, ...] = (
 """Types beyond skops' own list that a learner's file may hold; a file with any other is refused unread."""
 
 _MAX_UNPACKED = 2**31
+_MAX_KEPT = 2**31
 _SKLEARN_TYPES = (RandomForestClassifier, PreparedClassifier)
 
 # The zip format cannot hold an earlier date; a fixed one keeps a file's bytes those of its content.
@@ -187,3 +192,50 @@ def _add(archive: zipfile.ZipFile, name: str, content: bytes) -> None:
     entry.compress_type = zipfile.ZIP_DEFLATED
     entry.external_attr = 0o644 << 16
     archive.writestr(entry, content, compresslevel=6)
+
+
+class FitStore:
+    """Fitted learners in a folder, each found again by the rows and settings that it was fitted from.
+
+    A learner that is found scores as the one that was kept, bit for bit. The folder is for one version of the code.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def __call__(self, fit: Fit, do: Callable[[], Any]) -> Any:
+        """Give a fit's learner, or fit it and keep it; a disk without room for it does not stop the fit."""
+        path = self._folder / _key_of(fit)
+        columns = fit.learner.columns if isinstance(fit.learner, ColumnSubset) else None
+        try:
+            read = read_learner(fit.name, path.read_bytes(), str(path), len(columns or range(fit.X.shape[1])))
+            os.utime(path)
+            return read if columns is None else ColumnSubset.around(read, columns)
+        except (OSError, InputError):
+            learner = do()
+        temporary = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.partial")
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            write_learner(fit.name, learner, temporary)
+            os.replace(temporary, path)
+        except OSError:
+            temporary.unlink(missing_ok=True)
+        return learner
+
+    def shrink(self) -> None:
+        """Remove the learners used longest ago, as far as all take more than :data:`_MAX_KEPT`."""
+        files = [(path, path.stat()) for path in self._folder.glob("*") if path.is_file()]
+        room = _MAX_KEPT
+        for path, stat in sorted(files, key=lambda one: -one[1].st_mtime):
+            room -= stat.st_size
+            if room < 0:
+                path.unlink(missing_ok=True)
+
+
+def _key_of(fit: Fit) -> str:
+    settings = {name: repr(value) for name, value in fit.learner.get_params(deep=True).items()}
+    digest = hashlib.blake2b(json.dumps([fit.name, fit.X.shape, settings], sort_keys=True).encode(), digest_size=16)
+    for array in (fit.X, fit.y) if fit.weight is None else (fit.X, fit.y, fit.weight):
+        digest.update(str(array.dtype).encode())
+        digest.update(np.ascontiguousarray(array).data)
+    return digest.hexdigest()

@@ -11,7 +11,7 @@ import numpy as np
 from scipy.special import expit
 from sklearn.base import clone
 
-from models.learners.factory import Fit, fit_all
+from models.learners.factory import Fit, Kept, fit_all
 from models.rows.odds import log_odds
 from models.rows.ranking import Bools, Floats, Ints
 
@@ -87,6 +87,7 @@ def fit_cascade(
     held: np.ndarray | None = None,
     fitted_first: Any = None,
     thresholds: Sequence[float] | None = None,
+    kept: Kept | None = None,
 ) -> Cascade:
     """Fit the stages one after the other.
 
@@ -103,6 +104,7 @@ def fit_cascade(
     thresholds are set on the out-of-fold scores.
     ``fitted_first``: the first stage already fitted on the same rows, so that it is not fitted twice.
     ``thresholds``: thresholds set before, on rows that were held out, one for each stage but the last.
+    ``kept``: where learners fitted before are found.
     Raises ``InputError`` if a stage's library refuses its settings.
     """
     held = np.zeros((0, X.shape[1])) if held is None else held
@@ -115,12 +117,12 @@ def fit_cascade(
         first = fitted_first if not done else None
         if first is None:
             fits.append(Fit(name, clone(stage), X[rows], y[rows], weight[rows]))
-        models = fit_all(fits)
+        models = fit_all(fits, kept=kept)
         fitted = models.pop() if first is None else first
         oof = np.full(len(rows), np.nan)
         for model, (_, scored) in zip(models, folds, strict=True):
             oof[scored] = log_odds(model, X[rows[scored]])
-        threshold, kept = _survivors(oof, y[rows], recall_floor)
+        threshold, survived = _survivors(oof, y[rows], recall_floor)
         if threshold is None:
             threshold = keep_threshold(log_odds(fitted, X[rows][y[rows] == 1]), recall_floor)
         if len(held) >= MIN_POSITIVES:
@@ -129,9 +131,9 @@ def fit_cascade(
             held = held[score >= threshold]
         own_thresholds.append(threshold if thresholds is None else thresholds[len(done)])
         done.append((name, fitted))
-        rows = rows[kept]
+        rows = rows[survived]
     name, last = stages[-1]
-    done.append((name, fit_all([Fit(name, clone(last), X[rows], y[rows], weight[rows])])[0]))
+    done.append((name, fit_all([Fit(name, clone(last), X[rows], y[rows], weight[rows])], kept=kept)[0]))
     ordered_by = done if order_by == "mean" else done[-1:]
     final = np.sum([log_odds(stage, X[rows]) for _, stage in ordered_by], axis=0) / len(ordered_by)
     return Cascade(done, own_thresholds, min(float(np.quantile(final, 0.01, method="lower")), 0.0), order_by)

@@ -223,16 +223,21 @@ class Fit:
     weight: np.ndarray | None = None
 
 
-def fit_all(fits: Sequence[Fit], fitted: Callable[[str], None] | None = None) -> list[Any]:
+Kept = Callable[[Fit, Callable[[], Any]], Any]
+"""Gives a fit's learner from a store, or fits it by the function given and keeps it."""
+
+
+def fit_all(fits: Sequence[Fit], fitted: Callable[[str], None] | None = None, kept: Kept | None = None) -> list[Any]:
     """Fit learners, :data:`AT_ONCE` at a time, and give them in the same order.
 
     ``fitted``: called with the name of each learner when it is fitted, from a thread.
+    ``kept``: where learners fitted before are found.
     Raises ``InputError`` with the library's first line if a library refuses a fit, mostly for its settings.
     """
 
-    def run(one: Fit) -> Any:
+    def fit(one: Fit) -> Any:
         try:
-            learner = one.learner.fit(one.X, one.y, sample_weight=one.weight)
+            return one.learner.fit(one.X, one.y, sample_weight=one.weight)
         except (lightgbm.basic.LightGBMError, TypeError, ValueError) as error:  # XGBoost's is a ValueError
             line = _PLACE.sub("", next(iter(str(error).strip().splitlines()), type(error).__name__)).rstrip(" .")
             raise InputError(
@@ -240,6 +245,9 @@ def fit_all(fits: Sequence[Fit], fitted: Callable[[str], None] | None = None) ->
                 f"parameter models.settings.{one.name}",
                 "Correct the setting that is named; if none is, report a defect.",
             ) from error
+
+    def run(one: Fit) -> Any:
+        learner = fit(one) if kept is None else kept(one, lambda: fit(one))
         if fitted is not None:
             fitted(one.name)
         return learner
@@ -255,10 +263,11 @@ def fit_learners(
     y: np.ndarray,
     sample_weight: np.ndarray | None = None,
     fitted: Callable[[str], None] | None = None,
+    kept: Kept | None = None,
 ) -> dict[str, Any]:
     """Fit several learners on the same rows; see :func:`fit_all`."""
     fits = [Fit(name, learner, X, y, sample_weight) for name, learner in learners.items()]
-    return dict(zip(learners, fit_all(fits, fitted), strict=True))
+    return dict(zip(learners, fit_all(fits, fitted, kept), strict=True))
 
 
 def _recipe(name: str) -> Recipe:

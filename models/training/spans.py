@@ -10,7 +10,7 @@ from sklearn.metrics import average_precision_score
 
 from features.times import duration_ms
 from models.config import TrainingSection
-from models.learners.factory import fit_learners, make_learner
+from models.learners.factory import Kept, fit_learners, make_learner
 from models.rows.ranking import Ints, seed_of
 from models.rows.row_reader import RowReader, log_odds_of
 from models.rows.training_set import Labels, Rows, TrainingSet, choose_rows, count_incidents, known_rows
@@ -75,6 +75,7 @@ def choose_span(
     seed: int,
     min_incidents: int = MIN_SPAN_INCIDENTS,
     max_rows: int | None = None,
+    kept: Kept | None = None,
 ) -> timedelta:
     """Choose among the spans that fit.
 
@@ -118,7 +119,7 @@ def choose_span(
         )
         for start in dict.fromkeys(starts.values())
     }
-    tried = _tail_scores(seed_of(seed, "span", refit_ms), read, chosen, tail_rows, truth)
+    tried = _tail_scores(seed_of(seed, "span", refit_ms), read, chosen, tail_rows, truth, kept)
     scores = {span: tried[starts[span]] for span in spans}
     best = max(scores, key=lambda span: (scores[span], span))
     if current is not None and current in scores and scores[best] <= scores[current] * (1 + training.hysteresis):
@@ -141,14 +142,19 @@ def _well_filled(
 
 
 def _tail_scores(
-    seed: int, read: RowReader, chosen: Mapping[int, TrainingSet], tail_rows: Ints, truth: np.ndarray
+    seed: int,
+    read: RowReader,
+    chosen: Mapping[int, TrainingSet],
+    tail_rows: Ints,
+    truth: np.ndarray,
+    kept: Kept | None,
 ) -> dict[int, float]:
     """Average precision of the reference learner on the tail, by the start of the span that it was fitted on."""
     learners = {}
     for start, rows in chosen.items():
         if rows.usable:
             unfitted = {"lightgbm": make_learner("lightgbm", seed=seed, settings=_REFERENCE)}
-            learners[start] = fit_learners(unfitted, read(rows.rows), rows.label, rows.weight)["lightgbm"]
+            learners[start] = fit_learners(unfitted, read(rows.rows), rows.label, rows.weight, kept=kept)["lightgbm"]
     scores = log_odds_of(list(learners.values()), read, tail_rows)
     scored = zip(learners, scores, strict=True)
     return dict.fromkeys(chosen, 0.0) | {start: float(average_precision_score(truth, score)) for start, score in scored}

@@ -29,7 +29,7 @@ from models.config import (
 from models.ensembles.cascade import Cascade, fit_cascade
 from models.ensembles.combining import Stacker
 from models.learners.baselines import make_baseline
-from models.learners.factory import fit_learners, make_learner
+from models.learners.factory import Kept, fit_learners, make_learner
 from models.learners.prior import believed_share, fit_share, load_prior
 from models.learners.subsets import ColumnSubset, seen_columns
 from models.rows.failure_rate import rate_at
@@ -90,6 +90,7 @@ class Trainer:
     ``k``: alert budget a decision time.
     ``names``: models to fit; default: all that ``models`` asks for.
     ``progress``: called with the fits of a refit done so far, all of them, and what was fitted, from any thread.
+    ``kept``: where learners fitted before are found.
     """
 
     def __init__(
@@ -102,8 +103,10 @@ class Trainer:
         k: int = 1,
         names: tuple[str, ...] | None = None,
         progress: Progress | None = None,
+        kept: Kept | None = None,
     ) -> None:
         self._progress = progress
+        self._kept = kept
         self.matrix = matrix
         self.training = training
         self.models = models
@@ -147,6 +150,7 @@ class Trainer:
             current=current,
             seed=self.seed,
             max_rows=self.max_rows,
+            kept=self._kept,
         )
 
     def unfit(self, refit_ms: int, labels: Labels, span: timedelta) -> str | None:
@@ -297,7 +301,7 @@ class Trainer:
         with self._room.take(self._row_bytes * len(chosen.rows)):
             values = self.values(chosen.rows)
             unfitted = {name: self._learner(name, refit_ms) for name in names}
-            learners = fit_learners(unfitted, values, chosen.label, chosen.weight, steps)
+            learners = fit_learners(unfitted, values, chosen.label, chosen.weight, steps, self._kept)
             if CASCADE not in self.names:
                 return learners, None
             cascade = fit_cascade(
@@ -312,6 +316,7 @@ class Trainer:
                 held=None if held is None else self.values(held),
                 fitted_first=learners[self.models.cascade.stages[0]],
                 thresholds=thresholds,
+                kept=self._kept,
             )
             steps(CASCADE)
             return learners, cascade

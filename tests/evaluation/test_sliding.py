@@ -4,10 +4,13 @@ import errno
 import re
 from datetime import UTC, datetime, timedelta
 
+import lightgbm
 import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
+from sklearn.ensemble import RandomForestClassifier
+from sklearn.linear_model import LogisticRegression
 
 from evaluation.backtest.checkpoint import FoldStore
 from evaluation.backtest.frames import Fold
@@ -317,6 +320,22 @@ def test_a_killed_run_goes_on_where_it_stood(matrix, result, tmp_path, monkeypat
     # Other parameters do not take these folds.
     backtest(matrix, checkpoint=tmp_path, section=BacktestSection(k=3))
     assert refits
+
+
+def test_another_profile_fits_nothing_that_was_fitted_before(matrix, tmp_path, monkeypatch):
+    other = QUICK.model_copy(update={"profile": "cascade"})
+    fresh = backtest(matrix, models=other, explain=2)
+    backtest(matrix, checkpoint=tmp_path, explain=2)
+
+    def refuse(*_args, **_more):
+        raise AssertionError("fitted again")
+
+    for learner in (lightgbm.LGBMClassifier, LogisticRegression, RandomForestClassifier):
+        monkeypatch.setattr(learner, "fit", refuse)
+    changed = backtest(matrix, models=other, checkpoint=tmp_path, explain=2)
+    pd.testing.assert_frame_equal(changed.predictions, fresh.predictions, check_exact=True)
+    pd.testing.assert_frame_equal(changed.attributions, fresh.attributions, check_exact=True)
+    assert changed.reasons == fresh.reasons
 
 
 def test_a_broken_checkpoint_is_computed_again(matrix, result, tmp_path):

@@ -48,8 +48,7 @@ from evaluation.value.acting import (  # noqa: E402
     Diagnostic,
     Fleet,
     Marks,
-    Reading,
-    readings,
+    Readings,
     rule_events,
 )
 from evaluation.value.load import Placements, jobs_of_table  # noqa: E402
@@ -93,8 +92,8 @@ class Scored:
     """
 
     fleet: Fleet
-    scores: Sequence[Reading]
-    silent: Sequence[Reading]
+    scores: Readings
+    silent: Readings
     events: Sequence[Mapping[str, Any]]
     jobs: Placements
     alerts: Marks
@@ -125,7 +124,7 @@ def scored_fleet(
     jobs = jobs_of_table(table, fleet.names, fleet.gpus, end, timedelta(hours=2))
     jobs = replace(jobs, size=jobs.size * job_nodes)
     folds = result.folds[result.folds["variant"] == "sliding"]
-    scores, silent = (readings(scored, folds, delay=DELAY, lasts=LASTS) for scored in (frame, frame.assign(risk=0.0)))
+    scores, silent = (Readings(scored, folds, delay=DELAY, lasts=LASTS) for scored in (frame, frame.assign(risk=0.0)))
     return Scored(fleet, scores, silent, rule_events(dataset.events()), jobs, _every_alert(frame, fleet))
 
 
@@ -168,7 +167,7 @@ def measured(scenario: str, seed: int, quick: bool, job_nodes: int = 1) -> dict[
         scored = scored_fleet(Path(folder), scenario=scenario, seed=seed, job_nodes=job_nodes, **size)  # type: ignore[arg-type]
     fleet, jobs = scored.fleet, scored.jobs
 
-    def marks(scores: Sequence[Reading], diagnostic: Diagnostic = "none", **how: Any) -> Marks:
+    def marks(scores: Readings, diagnostic: Diagnostic = "none", **how: Any) -> Marks:
         policy = policy_of(fleet, **({"stage": "hard"} | how))
         return Controlled(fleet, scores, scored.events, jobs, policy, RIGHT_WITHIN, diagnostic).marks()
 

@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import json
 import math
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -16,10 +17,11 @@ import numpy as np
 import orjson
 import pandas as pd
 import yaml
+from joblib import Parallel, delayed
 
 from evaluation.metrics.comparison import SLIDING
 from evaluation.metrics.oracle import oracle_predictions, read_truth
-from evaluation.value.acting import NOBODY, Controlled, Diagnostic, Fleet, Reading, readings, rule_events
+from evaluation.value.acting import NOBODY, Controlled, Diagnostic, Fleet, Readings, rule_events
 from evaluation.value.load import Placements, generated_load, jobs_of_table
 from evaluation.value.replay import Outcome, break_even, net_interval
 from evaluation.value.replay import replay as replay_policy
@@ -51,6 +53,9 @@ LOADS: Final = 5
 
 SIZES: Final = (8, 64, 256, 1024)
 """Sizes of jobs, in GPUs, with which drains are replayed to see from which size on they pay."""
+
+_LARGE: Final = 1000
+"""GPUs from which on it pays to replay policies in several processes."""
 
 REPLICATES: Final = 1000
 """Bootstrap samples of nodes behind each interval of GPU-hours."""
@@ -174,26 +179,20 @@ def _value(
     if gpus_per_job is not None and gpus_per_job > total:
         raise InputError(f"{gpus_per_job} on a fleet of {total} GPUs", "--gpus-per-job", "give fewer")
 
-    def generated(size: int | None) -> list[Placements]:
-        return [
-            replace(generated_load(fleet.gpus, since, end, params.seed + k, every, size), on_request=on_request)
-            for k in range(LOADS)
-        ]
-
     own = gpus_per_job is None and table is not None and len(table) > 0
-    loads = generated(gpus_per_job)
-    if own and table is not None:
-        loads = [replace(jobs_of_table(table, fleet.names, fleet.gpus, end, every), on_request=on_request)]
     evaluation, context = load_evaluation(out)
     labels, folds = params.labels, context.folds[context.folds["variant"] == SLIDING]
     horizon = labels.gap + labels.horizon
     lasts = min(horizon, labels.gap + 2 * params.decision.every)
 
-    def scores_of(frame: pd.DataFrame) -> tuple[Reading, ...]:
-        return readings(frame, folds, delay=labels.gap, lasts=lasts)
+    def scores_of(frame: pd.DataFrame) -> Readings:
+        return Readings(frame, folds, delay=labels.gap, lasts=lasts)
 
     reach = timedelta(hours=evaluation.drain_hours)
-    acting = _Acting(fleet, rule_events(dataset.events()), costs, horizon, reach, params.seed)
+    acting = _Acting(fleet, rule_events(dataset.events()), costs, horizon, reach, params.seed, on_request)
+    loads = acting.loads(gpus_per_job)
+    if own and table is not None:
+        loads = [replace(jobs_of_table(table, fleet.names, fleet.gpus, end, every), on_request=on_request)]
     scores = scores_of(predictions)
     ways: dict[str, _Way] = {
         "nobody acts": (None, "none", "hard"),
@@ -209,14 +208,14 @@ def _value(
     rounds = [size for size in SIZES if sizes and size <= total]
     count = begin("policies")
     count(0, 1 + len(rounds))
-    played = acting.played(loads, ways)
     tested = {name: way for name, way in ways.items() if way[0] is None or name.startswith("drains")}
-    by_size = []
-    for at, size in enumerate(rounds):
-        count(1 + at, 1 + len(rounds))
-        with_size = acting.played(generated(size), tested)
-        by_size.append({"gpus_per_job": size} | {key: with_size[key] for key in _OF_SIZE})
-    count(1, 1)
+    tasks = [delayed(acting.played)(loads, ways), *(delayed(acting.with_size)(size, tested) for size in rounds)]
+    done: list[dict[str, Any]] = []
+    at_once = min(os.cpu_count() or 1, len(tasks)) if total >= _LARGE else 1
+    for result in Parallel(n_jobs=at_once, return_as="generator")(tasks):
+        done.append(result)
+        count(len(done), len(tasks))
+    played, *by_size = done
     gangs = np.concatenate([load.size for load in loads])
     hours = np.concatenate([load.gpus * (load.end - load.start) for load in loads])
     return played | {
@@ -237,7 +236,7 @@ def _value(
 
 _OF_SIZE: Final = ("break_even", "break_even_blind", "policies")
 
-_Way = tuple[Sequence[Reading] | None, Diagnostic, Stage]
+_Way = tuple[Readings | None, Diagnostic, Stage]
 """Scores (None: nobody acts), what follows on a drain, and the stage of every group."""
 
 
@@ -251,6 +250,23 @@ class _Acting:
     horizon: timedelta
     reach: timedelta
     seed: int
+    on_request: bool
+
+    def loads(self, size: int | None) -> list[Placements]:
+        """Generate jobs, of one size in GPUs if one is given."""
+        fleet, every = self.fleet, self.costs.checkpoint_every
+        return [
+            replace(
+                generated_load(fleet.gpus, fleet.begin, fleet.end, self.seed + k, every, size),
+                on_request=self.on_request,
+            )
+            for k in range(LOADS)
+        ]
+
+    def with_size(self, size: int, ways: Mapping[str, _Way]) -> dict[str, Any]:
+        """Replay ways to act under generated jobs of one size."""
+        played = self.played(self.loads(size), ways)
+        return {"gpus_per_job": size} | {key: played[key] for key in _OF_SIZE}
 
     def played(self, loads: Sequence[Placements], ways: Mapping[str, _Way]) -> dict[str, Any]:
         """Replay ways to act under jobs; the first of them is compared with."""

@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from typing import Any, Literal
 
 from policy.fleet import Fact, Level, NodeView
-from policy.hysteresis import NodeRiskConfig, Reading, Thresholds, adopt, advance, explain_tier, read_node
+from policy.hysteresis import NodeRiskConfig, Reading, Thresholds, adopt, advance, changed, explain_tier, read_node
 from policy.plan import NodeState
 from policy.ranges import PositiveTime, RangeChecked
 from policy.tiers import TIERS, Tier
@@ -201,6 +201,8 @@ def hits_of(node: NodeView, config: HardRulesConfig, now: datetime) -> Iterator[
 def rule_hits(node: NodeView, config: HardRulesConfig, now: datetime) -> tuple[RuleHit, ...]:
     """Find the rules that hold on a node, each once, by the newest of its facts."""
     newest = sorted(hits_of(node, config, now), key=lambda hit: hit.seen_at)
+    if not newest:
+        return ()
     hits = {(hit.unit, hit.rule.fact): hit for hit in newest}
 
     def worst_first(hit: RuleHit) -> tuple[int, float, str, str]:
@@ -290,7 +292,7 @@ def assess(
     kept = [prediction.risk for prediction in tiered.support if prediction.unit not in reading.known]
     risk = risks.combine([*known, *kept]) if kept else fresh
     state, undone = _remember(node, before, hits, tier, now)
-    state = replace(state, tier=tiered)
+    state = changed(state, tier=tiered)
     sources = [(tiered.tier, tiered.expires_at), *((hit.rule.tier, hit.expires_at) for hit in hits)]
     ends = [end for name, end in sources if name == tier and end is not None]
     explained = tier != "clear" or bool(node.marks.level)
@@ -313,12 +315,12 @@ def assess(
 def _remember(
     node: NodeView, before: NodeState, hits: tuple[RuleHit, ...], tier: Tier, now: datetime
 ) -> tuple[NodeState, bool]:
-    state = replace(before, absent_since=None)
+    state = changed(before, absent_since=None)
     if node.software is not None and node.software != before.software:
         changed_at = now if before.software is not None else before.changed_at
         state = replace(state, software=node.software, changed_at=changed_at)
     if tier == "clear":
-        return replace(state, episode=None, alerted="clear", undone_at=None), False
+        return changed(state, episode=None, alerted="clear", undone_at=None), False
     if state.episode is None or state.episode > now:
         state = replace(state, episode=now)
     level = node.marks.level

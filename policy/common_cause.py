@@ -59,6 +59,8 @@ def bursts(nodes: Sequence[tuple[NodeView, Sequence[Report]]], config: CommonCau
     Risks rise together in a sick model, too, which the breaker sees by itself: they only make a burst where most nodes
     of a place show one.
     """
+    if sum(bool(reports) for _, reports in nodes) < config.min_nodes:
+        return ()
     places: defaultdict[tuple[str, str], list[_Seen]] = defaultdict(list)
     sizes: defaultdict[tuple[str, str], int] = defaultdict(int)
     onsets = [(node, _onsets(reports, config.nearby)) for node, reports in nodes]

@@ -15,7 +15,7 @@ from policy.config import PolicyConfig
 from policy.cost_benefit import Worth, worth_of
 from policy.episodes import Alert, Outcome
 from policy.fleet import Level, NodeView, Signals
-from policy.hysteresis import Thresholds
+from policy.hysteresis import Thresholds, changed
 from policy.maintenance import maintained, observed
 from policy.plan import VERBS, Action, NodeDecision, NodeState, Plan, PolicyState, Verb
 from policy.stages import ALLOWED_LEVELS, StageState, advance_stage, held_out
@@ -353,20 +353,21 @@ def _remember(
 ) -> tuple[dict[str, NodeState], list[Alert]]:
     remembered: dict[str, NodeState] = {}
     alerts: list[Alert] = []
+    nothing = NodeState()
     for case in cases:
         assessment = case.assessment
-        kept = replace(assessment.state, maintenance=observed(case.node, assessment.state.maintenance, now))
+        kept = changed(assessment.state, maintenance=observed(case.node, assessment.state.maintenance, now))
         if case.node.readable:  # else its marks are not known
             given_back = case.level.hard and not case.target.hard
             at = now if given_back or kept.released_at == now else None
-            kept = replace(kept, seen=case.level, target=case.target, released_at=at)
+            kept = changed(kept, seen=case.level, target=case.target, released_at=at)
         if TIERS.index(assessment.tier) > max(TIERS.index(kept.alerted), TIERS.index("watch")):
             kept = replace(kept, alerted=assessment.tier)
             unit, by_rule = assessment.blamed
             at = now if by_rule else kept.tier.counted or now
             group = case.node.group_key
             alerts.append(Alert(unit, group, assessment.tier, at, config.horizon, by_rule, case.held_out))
-        if kept != NodeState():
+        if kept != nothing:
             remembered[case.node.name] = kept
     here = {case.node.name for case in cases}
     for name in state.nodes.keys() - here:

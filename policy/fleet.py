@@ -188,7 +188,8 @@ class NodeView:
             scopes.append(("rack", f"{self.cluster}/{self.rack}"))
         if self.domain is not None:
             scopes.append(("domain", f"{self.cluster}/{self.domain}"))
-        scopes += [("job", f"{self.cluster}/{name}") for name in sorted({job.name for job in self.jobs})]
+        jobs = {job.name for job in self.jobs}
+        scopes += [("job", f"{self.cluster}/{name}") for name in (sorted(jobs) if len(jobs) > 1 else jobs)]
         return tuple(scopes)
 
     @property

@@ -5,13 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from policy.fleet import NodeView
 from policy.ranges import PositiveInt, Range, RangeChecked
 from policy.tiers import TIERS, Tier, TierThresholds, node_risk
 
 _SLOW: tuple[Tier, Tier] = ("elevated", "high")
+
+_State = TypeVar("_State")
+
+
+def changed(state: _State, **fields: Any) -> _State:
+    """Give a dataclass with some fields replaced, and the same object where nothing changes: most nodes are quiet."""
+    if all(getattr(state, name) == value for name, value in fields.items()):
+        return state
+    return replace(state, **fields)  # type: ignore[type-var]
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,15 +125,15 @@ def advance(
         tier = "clear" if held is None else min(state.tier, thresholds.rise.tier(held), key=TIERS.index)
         if tier != state.tier:
             state = _moved(state, tier, "; ".join(ended.values()))
-        state = replace(state, calm=0, calm_worst=0.0)
+        state = changed(state, calm=0, calm_worst=0.0)
     if held is None:
-        return replace(state, tier="clear", elevated=NO_STREAK, high=NO_STREAK, calm=0, support=())
+        return changed(state, tier="clear", elevated=NO_STREAK, high=NO_STREAK, calm=0, support=())
     if fresh is not None and reading.decided_at is not None:
         if state.counted is None or reading.decided_at > state.counted:
             state = _count(state, reading, fresh, held, thresholds)
     else:
-        state = replace(state, elevated=NO_STREAK, high=NO_STREAK)
-    return replace(state, support=_support(state, reading, alive, thresholds, risks))
+        state = changed(state, elevated=NO_STREAK, high=NO_STREAK)
+    return changed(state, support=_support(state, reading, alive, thresholds, risks))
 
 
 def adopt(at_most: Tier, reading: Reading, thresholds: Thresholds, risks: NodeRiskConfig) -> TierState:
@@ -176,7 +185,7 @@ def _count(state: TierState, reading: Reading, fresh: float, held: float, thresh
         if tier != state.tier:
             state = _moved(state, tier, f"a risk of {fresh:.1%} at {at:%Y-%m-%d %H:%M} UTC")
     if tier == "clear" or held >= thresholds.lower(tier):
-        return replace(state, calm=0, calm_worst=0.0)
+        return changed(state, calm=0, calm_worst=0.0)
     calm, worst = state.calm + 1, max(state.calm_worst, held)
     if calm < thresholds.config.fall_after:
         return replace(state, calm=calm, calm_worst=worst)

@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from math import isfinite
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -115,24 +116,50 @@ class Reading:
     fitted_at: datetime
 
 
-def readings(
-    predictions: pd.DataFrame, folds: pd.DataFrame, *, delay: timedelta, lasts: timedelta
-) -> tuple[Reading, ...]:
-    """Give what a controller would have read.
+class Readings(Sequence[Reading]):
+    """What a controller would have read, in the order of time; a reading is made when it is asked for.
 
     ``predictions``: of one model: ``decision_time``, ``unit``, ``risk``, ``fold``; ``folds``: ``fold``, ``refit_at``.
     ``delay``: from a decision time until its scores are there; ``lasts``: until they expire.
     """
-    fitted = dict(zip(folds["fold"], milliseconds(folds["refit_at"]).tolist(), strict=True))
-    made = []
-    for time, rows in predictions.groupby(milliseconds(predictions["decision_time"])):
-        at = _at(int(time))
-        pairs = zip(rows["unit"].astype("str"), rows["risk"].tolist(), strict=True)
-        units = {
-            name: UnitView(name, Score(risk if np.isfinite(risk) else None, at, at + lasts)) for name, risk in pairs
-        }
-        made.append(Reading(int(time) + duration_ms(delay), units, _at(fitted[rows["fold"].iloc[0]])))
-    return tuple(made)
+
+    def __init__(self, predictions: pd.DataFrame, folds: pd.DataFrame, *, delay: timedelta, lasts: timedelta) -> None:
+        time = milliseconds(predictions["decision_time"])
+        order = np.argsort(time, kind="stable")
+        times, first = np.unique(time[order], return_index=True)
+        fitted = dict(zip(folds["fold"], milliseconds(folds["refit_at"]).tolist(), strict=True))
+        units = predictions["unit"].astype("category").cat
+        self._names, self._unit = units.categories.astype("str").tolist(), units.codes.to_numpy()[order]
+        self._risk = predictions["risk"].to_numpy()[order]
+        self._bounds = [*first.tolist(), len(order)]
+        self._fitted = [fitted[fold] for fold in predictions["fold"].to_numpy()[order[first]].tolist()]
+        self._decided, self._lasts = times.tolist(), lasts
+        self._last: tuple[int, Reading] | None = None
+        self.at: list[int] = (times + duration_ms(delay)).tolist()
+        """When the scores of each decision time are there."""
+
+    def __len__(self) -> int:
+        return len(self.at)
+
+    def __getitem__(self, index: Any) -> Any:
+        """Give a reading; the last one is held."""
+        place = range(len(self.at))[index]
+        if self._last is None or self._last[0] != place:
+            at, rows = _at(self._decided[place]), slice(*self._bounds[place : place + 2])
+            pairs = zip(self._unit[rows].tolist(), self._risk[rows].tolist(), strict=True)
+            units = {
+                (name := self._names[unit]): UnitView(
+                    name, Score(risk if isfinite(risk) else None, at, at + self._lasts)
+                )
+                for unit, risk in pairs
+            }
+            self._last = place, Reading(self.at[place], units, _at(self._fitted[place]))
+        return self._last[1]
+
+    def newest(self, at: int) -> Reading:
+        """Give the newest reading that is there at a time, before all of them the first."""
+        reading: Reading = self[max(bisect_right(self.at, at) - 1, 0)]
+        return reading
 
 
 def rule_events(events: pd.DataFrame) -> list[dict[Any, Any]]:
@@ -182,7 +209,7 @@ class Controlled:
     """
 
     fleet: Fleet
-    scores: Sequence[Reading]
+    scores: Readings
     events: Sequence[Mapping[str, Any]]
     jobs: Placements
     policy: PolicyConfig
@@ -204,7 +231,7 @@ class Controlled:
         self._sick: dict[str, Fact] = {}
         self._refused: set[tuple[str, datetime | None]] = set()
         self._known = [instant_ms(event["known_at"]) for event in self.events]
-        self._todo = sorted({*(reading.at for reading in self.scores), *self._known, *self.fleet.until.tolist()})
+        self._todo = sorted({*self.scores.at, *self._known, *self.fleet.until.tolist()})
         self._now = self.fleet.begin
 
     def marks(self) -> Marks:
@@ -224,7 +251,7 @@ class Controlled:
         self._now, now = at, _at(at)
         for node in [node for node, ends in self._tests.items() if ends < at]:
             self._tested(node)
-        newest = self.scores[max(bisect_right(self.scores, at, key=lambda reading: reading.at) - 1, 0)]
+        newest = self.scores.newest(at)
         signals = Signals(read_at=now, model_fitted_at=newest.fitted_at)
         plan = decide(self._fleet_at(at, now, newest), self._state, signals, self.policy, now)
         self._refused |= {(name, plan.state.nodes[name].episode) for name in plan.over_budget}

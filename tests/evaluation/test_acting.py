@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from benchmarks.jobs_saved import differing
-from evaluation.value.acting import NOBODY, Controlled, Fleet, readings, rule_events
+from evaluation.value.acting import NOBODY, Controlled, Fleet, Readings, rule_events
 from evaluation.value.load import HOUR_MS, Placements
 from evaluation.value.replay import net_interval, replay
 from features.times import NEVER, instant_ms
@@ -76,7 +76,7 @@ class World:
             ]
         ).assign(fold=lambda frame: (frame["decision_time"] - T0).dt.days // 7)
         folds = pd.DataFrame({"fold": range(9), "refit_at": [T0 + k * timedelta(days=7) for k in range(9)]})
-        return readings(frame, folds, delay=DELAY, lasts=2 * STEP)
+        return Readings(frame, folds, delay=DELAY, lasts=2 * STEP)
 
 
 def jobs(*rows: tuple[int, float, float, float]) -> Placements:

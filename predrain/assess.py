@@ -26,7 +26,10 @@ from predrain.options import (
     ParamsOption,
     SkipVerifyOption,
     duration_option,
+    instant_option,
     params_files,
+    prometheus_address,
+    prometheus_token,
     read_params,
     read_place,
 )
@@ -43,9 +46,13 @@ def assess(
         list[Path] | None, typer.Option(help="Instead of a dataset: samples, as `predrain import` takes them.")
     ] = None,
     prometheus: Annotated[
-        str | None, typer.Option(help="Instead of a dataset: address of a Prometheus, Thanos or VictoriaMetrics.")
+        str | None,
+        typer.Option(
+            help="Instead of a dataset: address of a Prometheus, Thanos or VictoriaMetrics.  Default: "
+            "PREDRAIN_PROMETHEUS."
+        ),
     ] = None,
-    since: Annotated[str, typer.Option(help="With --prometheus: how much history is fetched.")] = "90d",
+    since: Annotated[str, typer.Option(help="With --prometheus: how much history is fetched, or from when.")] = "90d",
     inventory: Annotated[
         Path | None, typer.Option(help="Who was where, when: Parquet or CSV.  Files without a Prometheus need it.")
     ] = None,
@@ -80,6 +87,7 @@ def assess(
 
     Example: predrain assess --dataset fleet
     """
+    prometheus = prometheus_address(prometheus, dataset, samples, inventory)
     files = bool(samples or (inventory and prometheus is None))
     if sum((dataset is not None, prometheus is not None, files)) != 1:
         raise typer.BadParameter("give one of --dataset, --prometheus, and --samples with --inventory")
@@ -102,7 +110,7 @@ def assess(
     _refuse_unknown(tables_of(samples, logs, inventory, jobs), of_files, out, loaded, params)
     if prometheus is not None:
         access: dict[str, Any] = {
-            "bearer_token_file": bearer_token_file,
+            "bearer_token_file": prometheus_token(bearer_token_file, basic_auth_file),
             "basic_auth_file": basic_auth_file,
             "ca_file": ca_file,
             "client_cert": client_cert,
@@ -110,7 +118,7 @@ def assess(
             "insecure_skip_verify": insecure_skip_verify,
         }
         connection = connect_to(prometheus, option="--prometheus", headers=header or (), **access)
-        start, end = _period(connection, duration_option(since, "--since"), out, of_metrics, loaded)
+        start, end = _period(connection, since, out, of_metrics, loaded)
         with redirect_stdout(sys.stderr):
             collect_prometheus(
                 prometheus, start, end, made, of_metrics, header=header, inventory=inventory, params=params, **access
@@ -219,9 +227,7 @@ def _announce(what: str, samples: int, params: Params, before_s: float = 0.0) ->
     sys.stderr.write(f"predrain: {what}: about {told} on two cores, and {gigabytes:.1f} GB of disk\n")
 
 
-def _period(
-    connection: Connection, since: timedelta, out: Path, mapping: Path | None, params: Params
-) -> tuple[str, str]:
+def _period(connection: Connection, since: str, out: Path, mapping: Path | None, params: Params) -> tuple[str, str]:
     """Give the period to fetch, that of the first run where another goes on with it, and say how much that is."""
     import json
 
@@ -230,15 +236,17 @@ def _period(
     from telemetry.collect.series.mapping import load_source_mapping
     from telemetry.dataset.channels import resolve_channels
 
-    period, wanted = out / "prometheus.json", {"url": connection.url, "since": str(since)}
+    period, wanted = out / "prometheus.json", {"url": connection.url, "since": since}
     held = json.loads(period.read_text(encoding="utf-8")) if period.is_file() else {}
     if any(held.get(key) != value for key, value in wanted.items()):
         held = wanted | {"end": (datetime.now(UTC) - timedelta(minutes=5)).isoformat()}
         out.mkdir(parents=True, exist_ok=True)
         write_bytes(period, json.dumps(held).encode())
     end = datetime.fromisoformat(held["end"])
-    plan, channels = BackfillPlan(start=end - since, end=end), resolve_channels(params.channels)
+    plan = BackfillPlan(start=instant_option(since, "--since", end), end=end)
+    channels = resolve_channels(params.channels)
     gpus, values = outlook(connection, plan, channels=channels, mapping=load_source_mapping(mapping))
-    samples = int(gpus * (since / params.telemetry.step))
-    _announce(f"{gpus:,} GPUs, at most {values:,} values of {since.days:,} days", samples, params, values / _FETCHED)
+    span = plan.end - plan.start
+    samples = int(gpus * (span / params.telemetry.step))
+    _announce(f"{gpus:,} GPUs, at most {values:,} values of {span.days:,} days", samples, params, values / _FETCHED)
     return plan.start.isoformat(), plan.end.isoformat()

@@ -94,7 +94,6 @@ app = typer.Typer(
     cls=Verbs,
     help="Learn from a GPU fleet's telemetry which GPUs are about to fail, and backtest what that would have saved.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 

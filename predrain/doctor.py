@@ -18,6 +18,9 @@ from predrain.options import (
     ParamsOption,
     SkipVerifyOption,
     duration_option,
+    instant_option,
+    prometheus_address,
+    prometheus_token,
     read_params,
 )
 
@@ -38,7 +41,10 @@ def doctor(
         ),
     ] = None,
     prometheus: Annotated[
-        str | None, typer.Option(help="Instead of SOURCE: address of a Prometheus, Thanos or VictoriaMetrics.")
+        str | None,
+        typer.Option(
+            help="Instead of SOURCE: address of a Prometheus, Thanos or VictoriaMetrics. Default: PREDRAIN_PROMETHEUS."
+        ),
     ] = None,
     channels: Annotated[
         bool, typer.Option("--channels", help="Print the catalogue of channels (docs/reference/channels.md) and exit.")
@@ -65,7 +71,7 @@ def doctor(
         typer.Option(help="Instead of SOURCE, with --model: a feature matrix with decisions after the model's fit."),
     ] = None,
     until: Annotated[
-        datetime | None, typer.Option(help="With --matrix: time of the check (UTC). Default: the end of the matrix.")
+        str | None, typer.Option(help="With --matrix: time of the check. Default: the end of the matrix.")
     ] = None,
     timeout: Annotated[str | None, typer.Option(help="For one answer. Default: 10s, and 60s of a Prometheus.")] = None,
     bearer_token_file: BearerTokenOption = None,
@@ -83,6 +89,7 @@ def doctor(
 
     Example: predrain doctor http://node07:9400/metrics
     """
+    prometheus = prometheus_address(prometheus, source, channels, matrix)
     if sum((source is not None, prometheus is not None, channels, matrix is not None)) != 1:
         raise typer.BadParameter("give one of SOURCE, --prometheus, --channels and --matrix")
     if matrix is None and until is not None:
@@ -116,7 +123,9 @@ def doctor(
         from telemetry.http import connect_to
 
         seen = observe_prometheus(
-            connect_to(prometheus, **access),
+            connect_to(
+                prometheus, **access | {"bearer_token_file": prometheus_token(bearer_token_file, basic_auth_file)}
+            ),
             channels=known,
             mapping=load_source_mapping(mapping),
             matchers=check_match(match),
@@ -131,14 +140,12 @@ def doctor(
         raise typer.Exit(FAILED)
 
 
-def _drift(model: Path, matrix: Path, until: datetime | None, *, as_json: bool) -> bool:
+def _drift(model: Path, matrix: Path, until: str | None, *, as_json: bool) -> bool:
     import json
 
     from pipeline.health import check_health
 
-    if until is not None and until.tzinfo is None:
-        until = until.replace(tzinfo=UTC)
-    health = check_health(model, matrix, until=until)
+    health = check_health(model, matrix, until=None if until is None else instant_option(until, "--until"))
     sys.stdout.write(json.dumps(health.to_json(), sort_keys=True) + "\n" if as_json else health.to_text())
     return health.healthy
 

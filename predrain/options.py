@@ -89,14 +89,30 @@ def check_scores(folder: Path | None) -> None:
         raise InputError("these are no scores", f"--scores {folder}", do)
 
 
-def instant_option(written: str, option: str) -> datetime:
-    """Read an instant of the command line: ISO 8601 with an offset; raises ``typer.BadParameter`` if it is none."""
-    from datetime import datetime
+def instant_option(written: str, option: str, now: datetime | None = None) -> datetime:
+    """Read an instant of the command line: ISO 8601 with an offset, a day (its beginning in UTC), or how long ago.
 
+    ``now``: what it is so long before; default: now.
+    Raises ``typer.BadParameter`` if it is none of these.
+    """
+    from datetime import UTC, date, datetime
+
+    from telemetry.config import parse_duration
+
+    try:
+        return (now or datetime.now(UTC)) - parse_duration(written)
+    except (ValueError, OverflowError):
+        pass
+    try:
+        day = date.fromisoformat(written)
+        return datetime(day.year, day.month, day.day, tzinfo=UTC)
+    except ValueError:
+        pass
     try:
         when = datetime.fromisoformat(written)
     except ValueError:
-        raise typer.BadParameter(f"{written!r} is no instant: write 2026-03-01T12:00:00Z", param_hint=option) from None
+        forms = "2026-03-01T12:00:00Z, 2026-03-01 (00:00 UTC), or 90d (that long ago)"
+        raise typer.BadParameter(f"{written!r} is no instant: write {forms}", param_hint=option) from None
     if when.tzinfo is None:
         raise typer.BadParameter(f"{written!r} has no zone: add Z or an offset such as +01:00", param_hint=option)
     return when
@@ -134,6 +150,21 @@ ModelNameOption = Annotated[str, typer.Option("--name", help="Name of the regist
 def store_uri(given: str | None) -> str:
     """Return the address of MLflow: the one given, or the environment's, or a file of the current folder."""
     return given or os.environ.get("MLFLOW_TRACKING_URI") or DEFAULT_STORE
+
+
+PROMETHEUS, PROMETHEUS_TOKEN_FILE = "PREDRAIN_PROMETHEUS", "PREDRAIN_PROMETHEUS_TOKEN_FILE"
+"""Environment variables: the address of a Prometheus, and a file with the token that is sent to it and nowhere else."""
+
+
+def prometheus_address(given: str | None, *others: object) -> str | None:
+    """Return the address of the Prometheus: the one given, or the environment's where no other source is given."""
+    return given or (None if any(others) else os.environ.get(PROMETHEUS) or None)
+
+
+def prometheus_token(given: Path | None, basic_auth_file: Path | None) -> Path | None:
+    """Return the file of the Prometheus' token: the one given, or the environment's without other credentials."""
+    named = os.environ.get(PROMETHEUS_TOKEN_FILE)
+    return given or (Path(named) if named and basic_auth_file is None else None)
 
 
 class EngineName(StrEnum):

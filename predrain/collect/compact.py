@@ -21,7 +21,7 @@ def compact(
     inventory: Annotated[
         Path | None, typer.Option(help="Known installations (Parquet or CSV); they override what was observed.")
     ] = None,
-    every: Annotated[
+    interval: Annotated[
         str | None, typer.Option(help="Repeat at this interval (such as 1h) until SIGTERM. Default: once.")
     ] = None,
     params: ParamsOption = None,
@@ -29,9 +29,9 @@ def compact(
 ) -> None:
     """Compact what collectors have written into the dataset, without disturbing readers or collectors.
 
-    Example: predrain collect compact --dataset fleet --every 1h
+    Example: predrain collect compact --dataset fleet --interval 1h
     """
-    pause = None if every is None else duration_option(every, "--every")
+    pause = None if interval is None else duration_option(interval, "--interval")
     if pause is None:
         show(_compacted(dataset, inventory, params), as_json=as_json)
         return

@@ -10,6 +10,7 @@ import typer
 from predrain.collect.compact import compact_once
 from predrain.console import progress, show
 from predrain.options import (
+    PROMETHEUS,
     BasicAuthOption,
     BearerTokenOption,
     CaFileOption,
@@ -21,13 +22,17 @@ from predrain.options import (
     SkipVerifyOption,
     duration_option,
     instant_option,
+    prometheus_token,
     read_params,
 )
 
 
 def collect_prometheus(
-    url: Annotated[str, typer.Option(help="Address of the server (Prometheus, Thanos, VictoriaMetrics, Mimir).")],
-    start: Annotated[str, typer.Option(help="First instant, ISO 8601 with a time zone.")],
+    prometheus: Annotated[
+        str,
+        typer.Option(envvar=PROMETHEUS, help="Address of the server (Prometheus, Thanos, VictoriaMetrics, Mimir)."),
+    ],
+    start: Annotated[str, typer.Option(help="First instant, such as 2026-01-01, or 90d ago.")],
     end: Annotated[str, typer.Option(help="Last instant; at most two minutes ago.")],
     dataset: Annotated[Path, typer.Option(help="The dataset; an existing one is added to.")],
     mapping: Annotated[
@@ -59,7 +64,7 @@ def collect_prometheus(
 ) -> None:
     """Fetch raw samples with their own time stamps and compact them into the dataset. Killed, it resumes.
 
-    Example: predrain collect prometheus --url http://prom:9090 --start 2026-01-01T00:00Z --end 2026-03-01T00:00Z
+    Example: predrain collect prometheus --prometheus http://prom:9090 --start 2026-01-01 --end 2026-03-01
     --dataset fleet
     """
     from telemetry.collect.prometheus.backfill import BackfillPlan, backfill
@@ -87,8 +92,9 @@ def collect_prometheus(
         allow_partial=allow_partial,
     )
     connection = connect_to(
-        url,
-        bearer_token_file=bearer_token_file,
+        prometheus,
+        option="--prometheus",
+        bearer_token_file=prometheus_token(bearer_token_file, basic_auth_file),
         basic_auth_file=basic_auth_file,
         ca_file=ca_file,
         client_cert=client_cert,

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from predrain.console import progress, show
-from predrain.options import JsonOption, ParamsOption, RecordOption, read_params, refuse_inside
+from predrain.options import JsonOption, ParamsOption, RecordOption, instant_option, read_params, refuse_inside
 
 
 def train(
@@ -18,11 +17,10 @@ def train(
     params: ParamsOption = None,
     registry: RecordOption = None,
     until: Annotated[
-        datetime | None,
+        str | None,
         typer.Option(
-            help="Fit as of this time (UTC), with labels as known then: the newest decisions stay untouched for "
-            "`predrain promote`.  Default: the end of the data.",
-            formats=["%Y-%m-%d", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%dT%H:%M:%SZ", "%Y-%m-%dT%H:%M:%S%z"],
+            help="Fit as of this time, with labels as known then: the newest decisions stay untouched for "
+            "`predrain promote`.  Default: the end of the data."
         ),
     ] = None,
     backtest: Annotated[
@@ -34,8 +32,7 @@ def train(
 
     Example: predrain train --matrix matrix --out bundle --registry sqlite:///mlflow.db
     """
-    if until is not None and until.tzinfo is None:
-        until = until.replace(tzinfo=UTC)
+    as_of = None if until is None else instant_option(until, "--until")
     from telemetry.dataset.place import refuse_storage
 
     refuse_storage(out)
@@ -50,7 +47,7 @@ def train(
             read_params(params),
             out,
             registry=registry,
-            until=until,
+            until=as_of,
             backtest=backtest,
             progress=advance,
         )

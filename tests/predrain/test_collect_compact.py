@@ -36,7 +36,7 @@ def test_a_mistyped_dataset_is_an_error_and_makes_nothing(tmp_path: Path):
 def test_it_goes_on_compacting_until_it_is_stopped(tmp_path: Path):
     land(tmp_path, raw())
     landing = Landing(landing_of(tmp_path / "dataset"), writer="t")
-    with running([*PREDRAIN, *COMPACT, tmp_path / "dataset", "--every", "1s"], tmp_path / "log") as process:
+    with running([*PREDRAIN, *COMPACT, tmp_path / "dataset", "--interval", "1s"], tmp_path / "log") as process:
         wait(lambda: not landing.waiting())
         land(tmp_path, raw(start=DAY.floor("D") + (raw(1, 2)["timestamp"][1] - DAY) * 120))
         wait(lambda: not landing.waiting())

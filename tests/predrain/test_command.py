@@ -4,12 +4,14 @@ import json
 import os
 import shutil
 import subprocess
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from predrain.command import app
+from predrain.options import instant_option, prometheus_address
 from tests.processes import PREDRAIN, predrain
 
 VERBS = (
@@ -161,3 +163,29 @@ def test_import_says_what_it_understood_and_a_second_one_changes_nothing(tmp_pat
     hours = "".join(f"2026-02-03T{hour:02}:00:00Z,n1,GPU-a,300\n" for hour in range(24))
     (tmp_path / "hourly.csv").write_text(f"timestamp,node,gpu,power_w\n{hours}")
     assert "`telemetry.step: 1h`" in predrain(*command, "--samples", "hourly.csv", cwd=tmp_path).stdout
+
+
+@pytest.mark.parametrize(
+    ("written", "instant"),
+    [
+        ("2026-03-01", datetime(2026, 3, 1, tzinfo=UTC)),
+        ("2026-03-01T12:00:00+02:00", datetime(2026, 3, 1, 10, tzinfo=UTC)),
+        ("1d12h", datetime(2026, 2, 28, 12, tzinfo=UTC)),
+    ],
+)
+def test_an_instant_may_be_a_day_a_time_with_its_zone_or_how_long_ago(written, instant):
+    assert instant_option(written, "--at", datetime(2026, 3, 2, tzinfo=UTC)) == instant
+
+
+def test_the_environment_names_a_prometheus_where_no_other_source_is_given(monkeypatch):
+    monkeypatch.setenv("PREDRAIN_PROMETHEUS", "http://prom:9090")
+    assert prometheus_address(None, None, ()) == "http://prom:9090"
+    assert prometheus_address("http://other:9090") == "http://other:9090"
+    assert prometheus_address(None, "fleet") is None
+
+
+def test_a_shell_completes_verbs():
+    asked = {"_PREDRAIN_COMPLETE": "complete_bash", "COMP_WORDS": "predrain back", "COMP_CWORD": "1"}
+    named = [PREDRAIN[0], "-c", "import sys; sys.argv[0] = 'predrain'; from predrain.command import main; main()"]
+    done = subprocess.run(named, env={**os.environ, **asked}, capture_output=True, text=True, check=False)
+    assert done.stdout.split() == ["backtest"]

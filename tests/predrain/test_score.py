@@ -35,7 +35,7 @@ def given(world: World, out: Path, *more: str, dataset: Path | None = None) -> l
     ("more", "message"),
     [
         (["--at", "2026-01-01T06:00:00Z", "--interval", "5m"], "--at names one decision time"),
-        (["--at", "yesterday"], "'yesterday' is no instant"),
+        (["--at", "soon"], "'soon' is no instant: write 2026-03-01T12:00:00Z, 2026-03-01 (00:00 UTC), or 90d"),
         (["--at", "2026-01-01T06:00:00"], "has no zone"),
         (["--interval", "often"], "'often' is not a duration"),
         (["--interval", "0s"], "at least 1s"),

@@ -61,7 +61,7 @@ def arguments(
 ) -> tuple[str | Path, ...]:
     """Return the arguments of a backfill."""
     span = ("--start", start, "--end", end)
-    return ("collect", "prometheus", "--url", url, *span, "--dataset", dataset, "--json", *options)
+    return ("collect", "prometheus", "--prometheus", url, *span, "--dataset", dataset, "--json", *options)
 
 
 def collect(url: str, dataset: Path, *options: str | Path, **span: str) -> dict[str, object]:

@@ -16,7 +16,16 @@ from tests.telemetry.collect.prometheus.test_backfill import fill, landed
 
 def collect(fake: FakePrometheus, dataset: Path, *options: str, start: str = "2026-01-01T00:00:00Z") -> tuple[int, str]:
     """Run the verb; returns its exit code and everything it wrote."""
-    arguments = ["--url", fake.url, "--start", start, "--end", "2026-01-01T06:00:00+00:00", "--dataset", str(dataset)]
+    arguments = [
+        "--prometheus",
+        fake.url,
+        "--start",
+        start,
+        "--end",
+        "2026-01-01T06:00:00+00:00",
+        "--dataset",
+        str(dataset),
+    ]
     ran = CliRunner().invoke(app, ["collect", "prometheus", *arguments, *options])
     return ran.exit_code, ran.output
 

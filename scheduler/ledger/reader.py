@@ -117,6 +117,29 @@ class LedgerReader:
             work.append({"message": finding.pop("words"), **finding, "at": at, "kind": kind, "answer": None})
         return sorted(work, key=lambda entry: entry["at"])[-most:]
 
+    def standing(self) -> dict[str, tuple[str, str]]:
+        """Return what was last done on each node, but for publishing: verb or finding, and when."""
+        newest = self._rows(
+            "SELECT i.node, i.verb, s.at FROM intents i JOIN settled s ON s.intent = i.id WHERE i.id IN "
+            "(SELECT MAX(i.id) FROM intents i JOIN settled s ON s.intent = i.id WHERE s.confirmed = 1 "
+            "AND i.verb <> 'publish' GROUP BY i.node) "
+            "UNION ALL SELECT node, kind, at FROM findings WHERE id IN (SELECT MAX(id) FROM findings GROUP BY node)"
+        )
+        return {node: (done, at) for node, done, at in sorted(newest, key=lambda row: row[2])}
+
+    def actions(
+        self, node: str = "*", verb: str = "", since: str = "", until: str = "", *, before: int = 0, most: int = 50
+    ) -> list[dict[str, Any]]:
+        """List calls, the newest first.
+
+        ``node``: a name, or a pattern with ``*`` and ``?``. ``verb``: one of :data:`policy.plan.VERBS`; empty: any.
+        ``since``, ``until``: the beginning of an instant in ISO form; empty: any. ``before``: number of a call.
+        """
+        return self._calls(
+            "i.node GLOB ? AND (? = '' OR i.verb = ?) AND i.at >= ? AND (? = '' OR i.at < ?) AND (? = 0 OR i.id < ?)",
+            node, verb, verb, since, until, until, before, before, order="i.id DESC", most=most,
+        )  # fmt: skip
+
     def results(self) -> list[dict[str, Any]]:
         """Return what diagnostics on emptied nodes came to, each once, oldest first."""
         rows = self._rows("SELECT node, content FROM findings WHERE kind = 'verified' ORDER BY id")
@@ -160,19 +183,20 @@ class LedgerReader:
         )
         return [{**_json(text), "settled_at": at} for text, at in rows]
 
-    def _calls(self, where: str, *values: Any) -> list[dict[str, Any]]:
+    def _calls(self, where: str, *values: Any, order: str = "i.id", most: int = -1) -> list[dict[str, Any]]:
         rows = self._rows(
-            f"SELECT i.id, i.at, i.node, i.verb, i.content, s.kind, s.confirmed, s.content FROM intents i "  # noqa: S608
-            f"LEFT JOIN settled s ON s.intent = i.id WHERE {where} ORDER BY i.id", *values,
+            f"SELECT i.id, i.round, i.at, i.node, i.verb, i.content, s.kind, s.confirmed, s.content FROM intents i "  # noqa: S608
+            f"LEFT JOIN settled s ON s.intent = i.id WHERE {where} ORDER BY {order} LIMIT ?", *values, most,
         )  # fmt: skip
         calls = []
-        for number, at, node, verb, content, kind, confirmed, settled in rows:
+        for number, decision, at, node, verb, content, kind, confirmed, settled in rows:
             intent, outcome = _json(content), _json(settled) or {}
             calls.append(
                 {
-                    "call": number, "at": at, "node": node, "verb": verb, "to": intent["to"], "key": intent["key"],
-                    "answer": kind or "not known", "confirmed": bool(confirmed), "message": outcome.get("words", ""),
-                    "read": intent["read"], "meant": intent["writes"], "wrote": outcome.get("writes", []),
+                    "call": number, "decision": decision, "at": at, "node": node, "verb": verb, "to": intent["to"],
+                    "key": intent["key"], "answer": kind or "not known", "confirmed": bool(confirmed),
+                    "message": outcome.get("words", ""), "read": intent["read"],
+                    "meant": intent["writes"], "wrote": outcome.get("writes", []),
                 }
             )  # fmt: skip
         return calls

@@ -22,6 +22,9 @@ from serving.scores.reading import PastScore, natural
 MOST_NODES: Final = 4_000
 """Nodes drawn at most; beyond it those of tier clear are left out first."""
 
+SHADES: Final = 8
+"""Steps in which the risk of a GPU of tier clear is shaded, from a ten-thousandth to 1 on a logarithmic scale."""
+
 _CLEAR: Final = TIERS[0]
 _LETTER: Final = {"watch": "w", "elevated": "e", "high": "h", UNKNOWN: "u"}
 
@@ -77,19 +80,39 @@ def _cells(records: Sequence[RiskRecord], columns: int, now: datetime) -> Iterab
     paths: dict[str, list[str]] = {}
     for cell, record in enumerate(records):
         tier = record.tier if record.status == "ok" and not record.expired(now) else UNKNOWN
-        if tier != _CLEAR:
-            paths.setdefault(tier, []).append(f"M{cell % columns} {cell // columns}h1v1h-1z")
-    return (f'<path class="{_LETTER[tier]}" d="{"".join(steps)}"/>' for tier, steps in paths.items())
+        kind = f"s{shade(record.risk or 0.0)}" if tier == _CLEAR else _LETTER[tier]
+        if kind != "s0":
+            paths.setdefault(kind, []).append(f"M{cell % columns} {cell // columns}h1v1h-1z")
+    return (f'<path class="{kind}" d="{"".join(steps)}"/>' for kind, steps in paths.items())
+
+
+def shade(risk: float) -> int:
+    """Give the shade of a risk: 0 below two ten-thousandths, and :data:`SHADES` at 1."""
+    return max(0, min(SHADES, round(SHADES * (1 + math.log10(max(risk, _FLOOR)) / -math.log10(_FLOOR)))))
 
 
 _WIDTH, _HEIGHT = 720, 200
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 12, 10, 24
 _FLOOR: Final = 1e-4
+_LINES: Final = 6
+"""Lines that the words of marks take turns on, so that neighbours do not cover each other."""
 
 
-def risk_chart(scores: Sequence[PastScore], thresholds: dict[str, float], label: str) -> Markup:
-    """Draw a unit's risk over time, on a logarithmic scale, with the tiers' thresholds."""
-    first, last = scores[0].decided, scores[-1].decided
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Something that happened while a risk was followed, in a word and in full; ``kind``: ``action`` or ``failure``."""
+
+    at: datetime
+    kind: str
+    word: str
+    words: str
+
+
+def risk_chart(
+    scores: Sequence[PastScore], thresholds: dict[str, float], label: str, marks: Sequence[Mark] = ()
+) -> Markup:
+    """Draw a risk over time, on a logarithmic scale, with the tiers' thresholds and what was done and happened."""
+    first, last = scores[0].decided, max([scores[-1].decided, *(mark.at for mark in marks)])
     known = [score.risk for score in scores if score.risk is not None]
     low = min(0.1, 10 ** math.floor(math.log10(max(_FLOOR, min(known, default=_FLOOR)))))
     width = max((last - first).total_seconds(), 1.0)
@@ -124,6 +147,14 @@ def risk_chart(scores: Sequence[PastScore], thresholds: dict[str, float], label:
                 f'<circle class="dot {score.tier}" cx="{x(score.decided)}" cy="{y(score.risk)}" r="2.6">'
                 f"<title>{title}</title></circle>"
             )
+    for place, mark in enumerate(sorted((mark for mark in marks if mark.at >= first), key=lambda mark: mark.at)):
+        at, line = x(mark.at), _TOP + 10 + 12 * (place % _LINES)
+        side, beside = ("end", at - 3) if at > _WIDTH / 2 else ("start", at + 3)
+        parts.append(
+            f'<g class="mark {escape(mark.kind)}"><title>{escape(mark.words)}</title>'
+            f'<path d="M{at} {_TOP}V{_HEIGHT - _BOTTOM}"/>'
+            f'<text class="tick {side}" x="{beside}" y="{line}">{escape(mark.word)}</text></g>'
+        )
     return Markup("".join([*parts, "</svg>"]))  # noqa: S704 - every text in it is escaped or our own
 
 

@@ -4,31 +4,33 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import date, datetime, timedelta
 from functools import wraps
 from pathlib import Path as FolderPath
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 from fastapi import FastAPI, Path, Query
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from features.errors import InputError
-from policy.tiers import TIERS, UNKNOWN
+from policy.plan import VERBS
+from policy.risk_record import format_utc
+from policy.tiers import TIERS, UNKNOWN, node_risk
 from serving.http.application import guarded_page, problems
 from serving.http.bodies import as_json, shown
 from serving.http.limits import ThreadWork
 from serving.http.metrics import fitted_at
 from serving.http.schemas import Query as QueryModel
 from serving.http.score_cache import ScoreCache
-from serving.pages.charts import draw, risk_chart, spark
+from serving.pages.charts import SHADES, Mark, draw, risk_chart, spark
 from serving.pages.fleet_table import PAGE_SIZES, FleetQuery, Text, select, table_rows
 from serving.pages.rendering import ASSETS, asset, page
 from serving.scores.fleet import Fleet
-from serving.scores.reading import NOWHERE, natural, past_scores
+from serving.scores.reading import NOWHERE, PastScore, natural, past_scores
 from telemetry.collect.remote_write.problems import Refused
 
 LEDGER_MOST: Final = 50
@@ -40,9 +42,23 @@ _HTML: Final = "text/html"
 
 
 class LedgerQuery(QueryModel):
-    """Whose decisions are shown; empty: of all nodes."""
+    """What is shown of the ledger: decisions, or the calls that fit.
+
+    ``node``: a name, or a pattern with ``*`` and ``?``; empty: all.
+    ``since``, ``until``: first and last day.
+    ``before``: number of a call, where an earlier page ended.
+    """
 
     node: Text = ""
+    verb: Literal["", "publish", "soft_taint", "taint", "drain", "release"] = ""
+    since: date | Literal[""] = ""
+    until: date | Literal[""] = ""
+    before: int = Field(0, ge=0)
+
+    @property
+    def searches(self) -> bool:
+        """Whether it asks for calls and not for decisions."""
+        return bool(self.verb or self.since or self.until or self.before or {*self.node} & {*"*?["})
 
 
 class AssetQuery(QueryModel):
@@ -168,6 +184,9 @@ class FleetPages:
             rows=shown_rows,
             total=len(matching),
             all_total=len(rows),
+            acted=self._standing(),
+            verdicts=self._verdicts(),
+            shades=range(1, SHADES + 1),
             map=draw([row for row in nodes if row.node in matching_nodes], fleet, now),
             racks=sorted((rack for rack in seen[0] if rack), key=natural),
             groups=sorted((group for group in seen[1] if group), key=natural),
@@ -176,6 +195,55 @@ class FleetPages:
             tier_counts=[(tier, gpu_tiers[tier], node_tiers[tier]) for tier in (*reversed(TIERS), UNKNOWN)],
             sizes=PAGE_SIZES,
         )
+
+    def _standing(self) -> Mapping[str, tuple[str, str]] | None:
+        """Return what was last done on each node; None: no ledger is at hand."""
+        if self.ledger is None:
+            return None
+        try:
+            with contextlib.closing(self.ledger()) as reader:
+                standing: Mapping[str, tuple[str, str]] = reader.standing()
+                return standing
+        except InputError:
+            return None
+
+    def _verdicts(self) -> Mapping[str, Mapping[str, Any]]:
+        """Return the newest alert on each node, with what came of it."""
+        outcomes = self.newest.served.facts.outcomes
+        alerts = [] if outcomes is None else outcomes["alerts"]
+        return {alert["node"]: alert for alert in sorted(alerts, key=lambda alert: alert["at"])}
+
+    def _timeline(self, node: str, past: Mapping[str, Sequence[PastScore]], alerts: Sequence[Mapping[str, Any]]) -> Any:
+        """Draw a node's risk with what was done about it and what failed; None where no score is stored."""
+        risks: dict[datetime, list[PastScore]] = {}
+        for scores in past.values():
+            for score in scores:
+                risks.setdefault(score.decided, []).append(score)
+        course = [
+            PastScore(at, node_risk(score.risk for score in scores), max(scores, key=lambda one: one.risk or 0.0).tier)
+            for at, scores in sorted(risks.items())
+        ]
+        if not course:
+            return None
+        marks = [
+            Mark(
+                datetime.fromisoformat(alert["at"]) + timedelta(hours=alert["lead_hours"]),
+                "failure",
+                "failure",
+                alert["incident"],
+            )
+            for alert in alerts
+            if alert["lead_hours"] is not None
+        ]
+        if self.ledger is not None:
+            with contextlib.suppress(InputError), contextlib.closing(self.ledger()) as reader:
+                for call in reader.actions(node, since=format_utc(course[0].decided)):
+                    if call["confirmed"] and call["verb"] != "publish":
+                        words = f"{call['at']}: {call['verb']}"
+                        marks.append(
+                            Mark(datetime.fromisoformat(call["at"]), "action", call["verb"].replace("_", " "), words)
+                        )
+        return risk_chart(course, {}, f"Risk of {node}, what was done about it, and what failed", marks)
 
     def _freshness(self, fleet: Fleet, now: datetime) -> dict[str, Any]:
         scores, health, status = fleet.scores, self.health(), self.newest.served.status
@@ -200,6 +268,7 @@ class FleetPages:
             raise Refused(404, f"there is no score of node {shown(node)}", "node")
         records = fleet.scores.nodes[state.node]
         past = past_scores(self.scores, [record.unit for record in records])
+        alerts = self._recent_alerts({record.unit for record in records})
         return page(
             request,
             "node",
@@ -217,7 +286,8 @@ class FleetPages:
             ),
             since_s=(now - fleet.scores.decided).total_seconds(),
             decisions=max((len(scores) for scores in past.values()), default=0),
-            recent_alerts=self._recent_alerts({record.unit for record in records}),
+            recent_alerts=alerts,
+            timeline=self._timeline(state.node, past, alerts or ()),
         )
 
     def _gpu(self, request: Request, gpu: Annotated[str, Path(min_length=1)]) -> Response:
@@ -255,15 +325,23 @@ class FleetPages:
         return page(request, "outcomes", **self._frame("outcomes"), outcomes=self.newest.served.facts.outcomes)
 
     def _ledger_page(self, request: Request, query: Annotated[LedgerQuery, Query()]) -> Response:
-        node = query.node
+        node = "" if query.searches else query.node
         decisions: list[dict[str, Any]] = []
+        actions: list[dict[str, Any]] = []
         work: list[dict[str, Any]] = []
         trouble = None
         if self.ledger is not None:
             try:
                 with contextlib.closing(self.ledger()) as reader:
-                    decisions = reader.why(node, LEDGER_MOST) if node else reader.rounds(LEDGER_MOST)
-                    work = reader.work(node, LEDGER_MOST) if node else []
+                    if query.searches:
+                        since = query.since.isoformat() if query.since else ""
+                        until = (query.until + timedelta(days=1)).isoformat() if query.until else ""
+                        actions = reader.actions(
+                            query.node or "*", query.verb, since, until, before=query.before, most=LEDGER_MOST
+                        )
+                    else:
+                        decisions = reader.why(node, LEDGER_MOST) if node else reader.rounds(LEDGER_MOST)
+                        work = reader.work(node, LEDGER_MOST) if node else []
             except InputError as error:
                 trouble = str(error)
         return page(
@@ -271,6 +349,9 @@ class FleetPages:
             "ledger",
             **self._frame("ledger"),
             node=node,
+            query=query,
+            verbs=VERBS,
+            actions=actions,
             decisions=decisions,
             work=work[::-1],
             trouble=trouble,

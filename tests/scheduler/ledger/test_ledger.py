@@ -90,6 +90,23 @@ def test_why_reports_risk_reasons_model_budget_what_was_read_written_and_answere
     )
 
 
+def test_actions_are_found_by_pattern_verb_time_and_page(file):
+    cluster = history(file)
+    reader = LedgerReader(file)
+    every = reader.actions()
+    assert [call["call"] for call in every] == sorted((call["call"] for call in every), reverse=True)
+    taints = reader.actions("n[12]", "taint")
+    assert {call["node"] for call in taints} <= {"n1", "n2"}
+    assert {call["verb"] for call in taints} == {"taint"}
+    assert reader.actions(before=every[0]["call"], most=2) == every[1:3]
+    last = every[0]["at"]
+    assert reader.actions(since=last) == [call for call in every if call["at"] >= last]
+    assert reader.actions(until=last) == [call for call in every if call["at"] < last]
+    assert reader.standing()["n1"] == ("release", next(call["at"] for call in every if call["node"] == "n1"))
+    assert "n9" not in reader.standing()
+    assert cluster
+
+
 def test_why_of_an_unknown_node_reports_it(file):
     history(file)
     with pytest.raises(InputError, match=r"nothing is recorded about node 'n99' \(.*\)\. Check the name"):

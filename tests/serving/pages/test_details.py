@@ -41,6 +41,13 @@ class Ledger:
         found = {"at": "2026-01-01T06:18:00Z", "kind": "empty", "answer": None, "message": "nothing is left on it"}
         return [call, found]
 
+    def standing(self) -> dict[str, tuple[str, str]]:
+        return {"n1": ("taint", "2026-01-01T06:12:00Z")}
+
+    def actions(self, node: str, verb: str = "", since: str = "", until: str = "", **page: int) -> list[dict[str, Any]]:
+        calls = [{**self.why("n1", 50)[0]["calls"][0], "call": 3, "decision": 7, "confirmed": True}]
+        return calls if node in ("*", "n1", "n?") and verb in ("", "taint") and until != "2026-01-01" else []
+
     def close(self) -> None:
         pass
 
@@ -123,6 +130,26 @@ def test_the_ledger_page_says_what_was_decided_called_and_not_done(service: Runn
     assert "5 nodes: high 1" in page.text
     assert ("/ledger?node=n1", "n1") in page.links
     assert "nothing is recorded about node 'n9'" in look(service, "/ledger?node=n9").text
+
+
+def test_the_ledger_is_searched_by_node_action_and_day(service: Running) -> None:
+    assert look(service, "/ledger?node=n%3F&verb=taint&since=&until=").column(0) == ["2026-01-01T06:12:00Z"]
+    assert look(service, "/ledger?verb=drain").column(0) == ["Nothing fits. Show all"]
+    assert look(service, "/ledger?until=2025-12-31").column(0) == ["Nothing fits. Show all"]
+    assert service.client().send("GET", "/ledger?since=soon")[0] == 400
+
+
+def test_the_fleet_says_what_was_last_done_on_a_node(service: Running) -> None:
+    page = look(service, "/")
+    assert page.rows[0][-2] == "Last done"
+    assert [row[-2] for row in page.rows[1:]] == ["taint 2026-01-01 06:12", "", "", "", ""]
+
+
+def test_a_node_shows_its_risk_with_what_was_done_about_it(service: Running) -> None:
+    page = look(service, "/nodes/n1")
+    (chart,) = [attributes for tag, attributes in page.tags if tag == "svg" and attributes.get("class") == "chart"]
+    assert chart["aria-label"] == "Risk of n1, what was done about it, and what failed"
+    assert "2026-01-01T06:12:00Z: taint" in page.text
 
 
 def test_without_a_ledger_or_outcomes_the_pages_say_so(tmp_path: Path) -> None:

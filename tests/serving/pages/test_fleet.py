@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.pages.charts import MOST_NODES, draw
+from serving.pages.charts import MOST_NODES, draw, shade
 from serving.pages.fleet_table import FleetQuery, PageSort, natural, select, table_rows
 from serving.pages.rendering import percent
 from serving.scores.fleet import Fleet
@@ -37,6 +37,12 @@ def test_the_riskiest_node_stands_first_with_its_reason(service: Running) -> Non
     assert "its newest sample is 3 h old" in page.rows[5][-1]
     assert ("/nodes/n1", "n1") in page.links
     assert ("/gpus/GPU-n1-0", "GPU-n1-0") in page.links
+
+
+def test_a_gpu_of_tier_clear_is_shaded_by_its_risk(service: Running) -> None:
+    assert [shade(risk) for risk in (0.0, 1e-4, 1e-3, 1e-2, 0.1, 1.0)] == [0, 0, 2, 4, 6, 8]
+    shades = {attributes["class"] for tag, attributes in look(service, "/?q=n4").tags if tag == "path"}
+    assert "s4" in shades
 
 
 @pytest.mark.parametrize(

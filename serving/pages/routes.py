@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 from functools import wraps
 from pathlib import Path as FolderPath
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, get_args
 
 from fastapi import FastAPI, Path, Query
 from pydantic import BaseModel, Field
@@ -17,7 +17,6 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from features.errors import InputError
-from policy.plan import VERBS
 from policy.risk_record import format_utc
 from policy.tiers import TIERS, UNKNOWN, node_risk
 from serving.http.application import guarded_page, problems
@@ -41,6 +40,9 @@ _PAGE_PREFIXES: Final = ("/nodes/", "/gpus/", "/page/")
 _HTML: Final = "text/html"
 
 
+Verb = Literal["", "publish", "soft_taint", "taint", "drain", "release"]
+
+
 class LedgerQuery(QueryModel):
     """What is shown of the ledger: decisions, or the calls that fit.
 
@@ -50,7 +52,7 @@ class LedgerQuery(QueryModel):
     """
 
     node: Text = ""
-    verb: Literal["", "publish", "soft_taint", "taint", "drain", "release"] = ""
+    verb: Verb = ""
     since: date | Literal[""] = ""
     until: date | Literal[""] = ""
     before: int = Field(0, ge=0)
@@ -350,7 +352,7 @@ class FleetPages:
             **self._frame("ledger"),
             node=node,
             query=query,
-            verbs=VERBS,
+            verbs=get_args(Verb)[1:],
             actions=actions,
             decisions=decisions,
             work=work[::-1],

@@ -39,6 +39,13 @@ REMOVED: Final[dict[str, dict[str, str]]] = {
     },
     "promote": {"--track": "Write --registry.", "--model": "Write --name."},
     "score": {"--every": "Write --interval."},
+    "collect": {
+        "--url": "Write --prometheus.",
+        "--start": "Write --since.",
+        "--end": "Write --until.",
+        "--every": "Write --interval.",
+    },
+    "ledger": {"--most": "Write --limit."},
     "doctor": {"--bundle": "Write --model."},
     "serve": {
         "--params": "Leave it out: the service reads no parameters; `predrain score` does.",

@@ -16,14 +16,14 @@ ledger_app = typer.Typer(
 )
 
 LedgerOption = Annotated[Path, typer.Option("--ledger", help="File of the ledger.")]
-MostOption = Annotated[int, typer.Option(help="How many decisions at most, the newest first.", min=1)]
+LimitOption = Annotated[int, typer.Option(help="How many decisions at most, the newest first.", min=1)]
 
 
 @ledger_app.command("why")
 def why(
     node: Annotated[str, typer.Argument(help="Name of the node.")],
     ledger: LedgerOption = Path("ledger.db"),
-    most: MostOption = 20,
+    limit: LimitOption = 20,
     as_json: JsonOption = False,
 ) -> None:
     """Tell what was decided about a node and why, what was called, and what the scheduler answered.
@@ -33,7 +33,7 @@ def why(
     from scheduler.ledger.reader import LedgerReader
 
     reader = LedgerReader(ledger)
-    decisions, work = reader.why(node, most), reader.work(node)
+    decisions, work = reader.why(node, limit), reader.work(node)
     if as_json:
         print_json({"node": node, "decisions": decisions, "work": work})
         return
@@ -61,14 +61,14 @@ def why(
 
 
 @ledger_app.command("list")
-def listing(ledger: LedgerOption = Path("ledger.db"), most: MostOption = 20, as_json: JsonOption = False) -> None:
+def listing(ledger: LedgerOption = Path("ledger.db"), limit: LimitOption = 20, as_json: JsonOption = False) -> None:
     """List decisions that led to something, or reported something new.
 
     Example: predrain ledger list --json
     """
     from scheduler.ledger.reader import LedgerReader
 
-    decisions = LedgerReader(ledger).rounds(most)
+    decisions = LedgerReader(ledger).rounds(limit)
     if as_json:
         print_json({"decisions": decisions})
         return

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,7 +10,7 @@ import typer
 from typer.core import TyperCommand
 
 from predrain.console import progress, show
-from predrain.options import JsonOption
+from predrain.options import JsonOption, instant_option
 
 
 class ExplainingScenarios(TyperCommand):
@@ -32,8 +32,8 @@ def simulate(
     seed: Annotated[int, typer.Option(help="Seed; the same seed gives the same bytes.")] = 7,
     scenario: Annotated[str, typer.Option(help="One of the scenarios explained below.")] = "base",
     start: Annotated[
-        datetime, typer.Option(formats=["%Y-%m-%d"], help="First day, from 00:00 UTC; the last one ends --days later.")
-    ] = datetime(2026, 1, 1),  # noqa: DTZ001 - typer reads days without a zone; they are days in UTC
+        str, typer.Option(help="First day, from 00:00 UTC, or 30d ago; the last one ends --days later.")
+    ] = "2026-01-01",
     truth: Annotated[
         Path | None, typer.Option(help="Folder for the hidden truth; default: OUT-truth, a sibling. Never inside OUT.")
     ] = None,
@@ -55,7 +55,7 @@ def simulate(
             days=days,
             seed=seed,
             scenario=scenario,
-            start=start.replace(tzinfo=UTC),
+            start=instant_option(start, "--start").astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0),
             truth=truth,
             acceleration=acceleration,
             progress=advance,

@@ -31,7 +31,10 @@ def parse_duration(value: object) -> timedelta:
         raise ValueError(
             f"{value!r} is not a duration: write numbers with units (s, m or min, h, d, w), such as '{example}'"
         )
-    return timedelta(seconds=sum(float(number) * _UNIT_SECONDS[unit] for number, unit in parts))
+    try:
+        return timedelta(seconds=sum(float(number) * _UNIT_SECONDS[unit] for number, unit in parts))
+    except OverflowError:
+        raise ValueError(f"{value!r} is too long a duration: give less than 2,700,000 years") from None
 
 
 def format_duration(value: timedelta) -> str:

@@ -32,8 +32,8 @@ def collect_prometheus(
         str,
         typer.Option(envvar=PROMETHEUS, help="Address of the server (Prometheus, Thanos, VictoriaMetrics, Mimir)."),
     ],
-    start: Annotated[str, typer.Option(help="First instant, such as 2026-01-01, or 90d ago.")],
-    end: Annotated[str, typer.Option(help="Last instant; at most two minutes ago.")],
+    since: Annotated[str, typer.Option(help="First instant, such as 2026-01-01, or 90d ago.")],
+    until: Annotated[str, typer.Option(help="Last instant; at most two minutes ago.")],
     dataset: Annotated[Path, typer.Option(help="The dataset; an existing one is added to.")],
     mapping: Annotated[
         Path | None, typer.Option(help="YAML file that says which metric and label is what, and in which unit.")
@@ -64,7 +64,7 @@ def collect_prometheus(
 ) -> None:
     """Fetch raw samples with their own time stamps and compact them into the dataset. Killed, it resumes.
 
-    Example: predrain collect prometheus --prometheus http://prom:9090 --start 2026-01-01 --end 2026-03-01
+    Example: predrain collect prometheus --prometheus http://prom:9090 --since 2026-01-01 --until 2026-03-01
     --dataset fleet
     """
     from telemetry.collect.prometheus.backfill import BackfillPlan, backfill
@@ -83,8 +83,8 @@ def collect_prometheus(
     loaded = read_params(params)
     channels = resolve_channels(loaded.channels)
     plan = BackfillPlan(
-        start=instant_option(start, "--start"),
-        end=instant_option(end, "--end"),
+        start=instant_option(since, "--since"),
+        end=instant_option(until, "--until"),
         chunk=duration_option(chunk, "--chunk"),
         match=match,
         delay=loaded.features.delay,

@@ -40,6 +40,7 @@ def test_every_verb_has_help_with_an_example(arguments: tuple[str, ...]) -> None
     [
         (("serve", "--scores", "s", "--port", "80"), "removed. Write --listen HOST:PORT."),
         (("train", "--matrix", "m", "--track=sqlite:///x.db"), "removed. Write --registry."),
+        (("collect", "prometheus", "--url", "http://p:1"), "removed. Write --prometheus."),
     ],
 )
 def test_a_removed_option_is_refused_with_what_to_do(arguments: tuple[str, ...], message: str) -> None:
@@ -175,6 +176,12 @@ def test_import_says_what_it_understood_and_a_second_one_changes_nothing(tmp_pat
 )
 def test_an_instant_may_be_a_day_a_time_with_its_zone_or_how_long_ago(written, instant):
     assert instant_option(written, "--at", datetime(2026, 3, 2, tzinfo=UTC)) == instant
+
+
+def test_a_duration_beyond_all_calendars_is_wrong_usage():
+    refused = CliRunner().invoke(app, ["collect", "compact", "--dataset", "d", "--interval", "99999999999999d"])
+    assert refused.exit_code == 2
+    assert "is too long a duration" in refused.output
 
 
 def test_the_environment_names_a_prometheus_where_no_other_source_is_given(monkeypatch):

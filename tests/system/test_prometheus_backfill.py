@@ -60,7 +60,7 @@ def arguments(
     url: str, dataset: Path, *options: str | Path, start: str = START, end: str = END
 ) -> tuple[str | Path, ...]:
     """Return the arguments of a backfill."""
-    span = ("--start", start, "--end", end)
+    span = ("--since", start, "--until", end)
     return ("collect", "prometheus", "--prometheus", url, *span, "--dataset", dataset, "--json", *options)
 
 

@@ -83,7 +83,7 @@ class BackfillPlan:
             late = self.end > end
             raise InputError(
                 f"there is nothing between {self.start.isoformat()} and {end.isoformat()}",
-                "--start and --end",
+                "--since and --until",
                 "Start earlier: the newest two minutes are left out." if late else "Let the end be after the start.",
             )
         return span
@@ -334,7 +334,7 @@ async def find_metrics(client: PrometheusClient, catalogue: SeriesCatalogue, mat
     if not names:
         raise InputError(
             "the server has no metrics in this time",
-            where or "--start and --end",
+            where or "--since and --until",
             "Check the time against the server's retention, and --match against its labels.",
         )
     candidates = [name for name in names if not is_unused(name)] or list(names)

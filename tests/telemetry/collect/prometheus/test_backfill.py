@@ -193,7 +193,7 @@ def test_the_newest_two_minutes_are_left_for_later(fake: FakePrometheus, fetch: 
     with pytest.raises(InputError) as caught:
         fetch(now=START)
     assert str(caught.value) == (
-        "there is nothing between 2026-01-01T00:00:00+00:00 and 2025-12-31T23:58:00+00:00 (--start and --end). "
+        "there is nothing between 2026-01-01T00:00:00+00:00 and 2025-12-31T23:58:00+00:00 (--since and --until). "
         "Start earlier: the newest two minutes are left out."
     )
 

@@ -19,9 +19,9 @@ def collect(fake: FakePrometheus, dataset: Path, *options: str, start: str = "20
     arguments = [
         "--prometheus",
         fake.url,
-        "--start",
+        "--since",
         start,
-        "--end",
+        "--until",
         "2026-01-01T06:00:00+00:00",
         "--dataset",
         str(dataset),

@@ -6,6 +6,7 @@ import signal
 import sys
 import tempfile
 import threading
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -47,7 +48,8 @@ def demo(
     with tempfile.TemporaryDirectory(prefix="predrain-demo-") as folder:
         from predrain.demo.world import World
 
-        world = World.make(Path(folder), gpus=gpus, seed=seed, say=_say, stop=stop)
+        ahead = timedelta(days=1 + most.total_seconds() * fast // timedelta(days=1))
+        world = World.make(Path(folder), gpus=gpus, seed=seed, say=_say, stop=stop, ahead=ahead)
         if world is None:
             return
         timer = threading.Timer(most.total_seconds(), stop.set)

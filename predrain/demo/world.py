@@ -17,6 +17,7 @@ import pandas as pd
 from evaluation.value.acting import NOBODY, Fleet, rule_events
 from evaluation.value.load import generated_load
 from evaluation.value.replay import replay
+from features.matrix.matrix import FeatureMatrix
 from features.times import duration_ms, instant_ms
 from models.bundle.store import load_bundle
 from models.config import ServingSection
@@ -43,8 +44,11 @@ from telemetry.milliseconds import from_ms
 PAST: Final = timedelta(days=40)
 """History that the model learns from."""
 
-AHEAD: Final = timedelta(days=60)
-"""Days that arrive by the clock."""
+AHEAD: Final = timedelta(days=151)
+"""Days that arrive by the clock, at most: an hour at an hour a second."""
+
+REFIT: Final = timedelta(days=7)
+"""How often the model is fitted again, on all that was known by then."""
 
 TICK_S: Final = 0.2
 _COUNT_EVERY_S: Final = 2.0
@@ -107,7 +111,9 @@ class World:
 
     folder: Path
     dataset: Dataset
+    matrix: FeatureMatrix
     model: ServedModel
+    fitted: datetime
     cluster: ReplayedCluster
     scores: ScoresFolder
     balance: Balance = field(default_factory=Balance)
@@ -115,15 +121,23 @@ class World:
 
     @classmethod
     def make(
-        cls, folder: Path, *, gpus: int, seed: int, say: Callable[[str], None], stop: Event | None = None
+        cls,
+        folder: Path,
+        *,
+        gpus: int,
+        seed: int,
+        say: Callable[[str], None],
+        stop: Event | None = None,
+        ahead: timedelta = AHEAD,
     ) -> World | None:
         """Simulate the fleet, train on its past, and put the controller before the days to come.
 
+        ``ahead``: how much is to come, in whole days; :data:`AHEAD` at most.
         Returns: None where ``stop`` was set meanwhile.
         """
         given_up = (stop or Event()).is_set
         say(f"simulating {gpus} GPUs")
-        days = (PAST + AHEAD) // timedelta(days=1)
+        days = (PAST + min(ahead, AHEAD)) // timedelta(days=1)
         simulate(folder / "fleet", gpus=gpus, days=days, seed=seed, scenario="announced", acceleration=_ACCELERATION)
         dataset = Dataset.open(folder / "fleet")
         params = Params.model_validate(_PARAMS)
@@ -135,17 +149,12 @@ class World:
         if given_up():
             return None
         say(f"training on {PAST.days} days")
-        train_bundle(matrix, params, folder / "bundle", until=begin)
-        incidents = matrix.incidents()
-        model = ServedModel(load_bundle(folder / "bundle"))
-        return cls._before(folder, dataset, incidents, model, begin, seed)
+        return cls._before(folder, dataset, matrix, begin, seed)
 
     @classmethod
-    def _before(
-        cls, folder: Path, dataset: Dataset, incidents: pd.DataFrame, model: ServedModel, begin: datetime, seed: int
-    ) -> World:
+    def _before(cls, folder: Path, dataset: Dataset, matrix: FeatureMatrix, begin: datetime, seed: int) -> World:
         first, last = instant_ms(begin), instant_ms(dataset.meta.span[1])
-        fleet = Fleet.of(dataset.inventory(), incidents, first, last)
+        fleet = Fleet.of(dataset.inventory(), matrix.incidents(), first, last)
         policy = PolicyConfig(
             thresholds_from="scores",
             hysteresis=HysteresisConfig(rise_after=1),
@@ -162,7 +171,7 @@ class World:
             risks=_Scores(folder / "scores", clock_of, settings.max_score_lifetime),
         )  # fmt: skip
         clock_of.append(cluster.clock)
-        return cls(folder, dataset, model, cluster, scores)
+        return cls(folder, dataset, matrix, _fit(matrix, folder, begin), begin, cluster, scores)
 
     @property
     def now(self) -> datetime:
@@ -179,6 +188,8 @@ class World:
 
         Where jobs leave a drained node, the clock is some minutes further afterwards.
         """
+        if now - self.fitted >= REFIT:
+            self.model, self.fitted = _fit(self.matrix, self.folder, now), now
         if nothing_due(self.scores, now) is None:
             seen = ArrivedDataset.by(self.dataset, now)
             result = score_decision(seen, self.model, self.scores, ServingSection(), tiers=_TIERS, clock=lambda: now)
@@ -228,6 +239,11 @@ class World:
             f"emptied or kept free before: {so_far.caught}. Nodes taken out: {so_far.drains}. GPU-hours saved: "
             f"{so_far.saved:,.0f}, spent: {so_far.spent:,.0f}."
         )
+
+
+def _fit(matrix: FeatureMatrix, folder: Path, at: datetime) -> ServedModel:
+    train_bundle(matrix, Params.model_validate(_PARAMS), folder / "bundle", until=at)
+    return ServedModel(load_bundle(folder / "bundle"))
 
 
 class _Scores:

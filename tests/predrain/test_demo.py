@@ -21,7 +21,7 @@ from tests.processes import PREDRAIN
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     """A world in which something was drained."""
-    made = World.make(tmp_path_factory.mktemp("demo"), gpus=128, seed=11, say=lambda _: None)
+    made = World.make(tmp_path_factory.mktemp("demo"), gpus=128, seed=11, say=lambda _: None, ahead=timedelta(days=40))
     assert made is not None
     for _ in range(300):
         made.step(made.now + timedelta(hours=1))
@@ -35,10 +35,13 @@ def levels(world: World) -> set[Level]:
     return {marks_of(node.object, scheduler.keys, world.now).level for node in scheduler.nodes.values()}
 
 
-def test_a_drain_rests_on_scores_that_hold_and_stands_in_the_ledger(world: World) -> None:
+def newest_summary(world: World) -> dict:
     newest = json.loads((world.folder / "scores" / "latest.json").read_text())
-    decision = world.folder / "scores" / "decisions" / newest["decision"]
-    summary = json.loads((decision / "summary.json").read_text())
+    return json.loads((world.folder / "scores" / "decisions" / newest["decision"] / "summary.json").read_text())
+
+
+def test_a_drain_rests_on_scores_that_hold_and_stands_in_the_ledger(world: World) -> None:
+    summary = newest_summary(world)
     assert datetime.fromisoformat(summary["decision_time"]) <= world.now < datetime.fromisoformat(summary["expires_at"])
     assert any("drain" in json.dumps(row, default=str) for row in world.ledger().rounds(50))
 
@@ -59,6 +62,12 @@ def test_what_came_of_acting_is_counted_until_now(world: World) -> None:
     assert balance.drains >= 1
     assert balance.failures == int(((fleet.at >= fleet.begin) & (fleet.at < world.now.timestamp() * 1000)).sum())
     assert f"Failures so far: {balance.failures}" in world.notice()
+
+
+def test_the_model_does_not_grow_too_old_to_act_on(world: World) -> None:
+    world.step(world.now + timedelta(days=22))
+    fitted = datetime.fromisoformat(newest_summary(world)["model"]["fitted_at"])
+    assert world.now - fitted < timedelta(days=2)
 
 
 def test_the_command_shows_the_fleet_and_leaves_nothing_behind(tmp_path: Path) -> None:

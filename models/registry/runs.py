@@ -18,6 +18,8 @@ _FINISHED = "FINISHED"
 _PARAMS_PER_CALL = 100  # MLflow's own limit of one batch
 _METRICS_PER_CALL = 1000  # likewise
 _PARAM_LENGTH = 6000  # likewise, of one value
+_DIGEST_LENGTH = 36  # likewise, of an input's digest
+_INPUTS = ("dataset", "matrix")
 
 Metrics = Mapping[str, float | None]
 """Flat metrics; None and NaN are left out, because MLflow has no null."""
@@ -40,6 +42,7 @@ def log_run(
     ``tracking_uri``: ``sqlite:///PATH`` or a tracking server's address.
     ``experiment``: made where it does not exist, its artifacts next to the database.
     ``steps``: metrics of each step, such as a refit; recorded with the step's number.
+    ``tags``: with ``dataset_digest`` and ``matrix_digest``, which are recorded as the run's inputs, too.
     ``once``: a finished run with the same content is left alone, and one that a killed job left unfinished is filled.
     Raises ``InputError`` if the store cannot be used.
     """
@@ -66,6 +69,8 @@ def log_run(
             client.log_batch(run_id, params=texts[start : start + _PARAMS_PER_CALL])
         for start in range(0, len(values), _METRICS_PER_CALL):
             client.log_batch(run_id, metrics=values[start : start + _METRICS_PER_CALL])
+        inputs = [_input(entities, name, str(tags[f"{name}_digest"])) for name in _INPUTS if f"{name}_digest" in tags]
+        client.log_inputs(run_id, datasets=inputs)
         for path in artifacts:
             if path.is_dir():
                 client.log_artifacts(run_id, str(path), path.name)
@@ -73,6 +78,11 @@ def log_run(
                 client.log_artifact(run_id, str(path))
         client.set_terminated(run_id, _FINISHED)
     return run_id
+
+
+def _input(entities: Any, name: str, digest: str) -> Any:
+    dataset = entities.Dataset(name, digest[:_DIGEST_LENGTH], "local", json.dumps({"sha256": digest}))
+    return entities.DatasetInput(dataset, [entities.InputTag("mlflow.data.context", "training")])
 
 
 def _defined(metrics: Metrics, step: int) -> list[tuple[str, float, int]]:

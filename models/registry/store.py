@@ -7,6 +7,7 @@ telemetry is switched off before the import. Other modules reach MLflow through 
 from __future__ import annotations
 
 import logging
+import math
 import os
 import warnings
 from collections.abc import Iterator
@@ -156,6 +157,8 @@ def opened_store(tracking_uri: str) -> Iterator[Any]:
 
 
 def _log_model(mlflow: Any, loaded: Any, bundle: Path, run_id: str) -> Any:
+    import pandas as pd  # noqa: PLC0415 - who only looks a version up needs none
+
     schema = mlflow.types
     # as text: MLflow's own type for times refuses those with a zone, which is how predrain writes them
     inputs = [schema.ColSpec("string", "unit"), schema.ColSpec("string", "decision_time", required=False)]
@@ -169,12 +172,15 @@ def _log_model(mlflow: Any, loaded: Any, bundle: Path, run_id: str) -> Any:
     ]
     signature = mlflow.models.ModelSignature(inputs=schema.Schema(inputs), outputs=schema.Schema(outputs))
     versions = loaded.manifest["libraries"]
+    rows: dict[str, Any] = {"unit": ["GPU-0", "GPU-1"], "decision_time": ["2026-01-31T06:00:00Z"] * 2}
+    example = pd.DataFrame(rows | {column.name: [0.0, math.nan] for column in loaded.fitted.columns})
     with mlflow.start_run(run_id=run_id):
         return mlflow.pyfunc.log_model(
             name="bundle",
             python_model=str(Path(__file__).with_name("pyfunc.py")),
             artifacts={"bundle": str(bundle.resolve())},
             signature=signature,
+            input_example=example,
             # without predrain itself, which must come from where its user trusts it: serve with --env-manager local
             pip_requirements=[f"{_package(name)}=={versions[name]}" for name in sorted(versions)],
         )

@@ -56,6 +56,8 @@ def test_a_run_keeps_params_metrics_tags_and_artifacts(store):
     assert run.data.params["models.p7"] == "7"
     assert run.data.metrics == {"precision": 0.25}
     assert run.data.tags["dataset_digest"] == "d1"
+    (given,) = run.inputs.dataset_inputs
+    assert (given.dataset.name, given.dataset.digest) == ("dataset", "d1")
     with registry.opened_store(uri) as mlflow:
         kept = mlflow.artifacts.download_artifacts(run_id=run_id, artifact_path="bundle/manifest.json")
     assert Path(kept).read_bytes() == (bundle.path / "manifest.json").read_bytes()
@@ -94,6 +96,14 @@ def test_the_registered_model_answers_with_the_profiles_risks(store):
     np.testing.assert_array_equal(answered["rank"], expected["rank"])
     np.testing.assert_array_equal(answered["alert"], expected["alert"])
     pd.testing.assert_frame_equal(timed, answered)
+
+
+def test_a_version_comes_with_an_example_that_it_answers(store):
+    uri, _, versions, _ = store
+    with registry.opened_store(uri) as mlflow:
+        example = mlflow.models.Model.load(f"models:/predrain/{versions[0]}").load_input_example()
+        model = mlflow.pyfunc.load_model(f"models:/predrain/{versions[0]}")
+        assert list(model.predict(example)["unit"]) == ["GPU-0", "GPU-1"]
 
 
 def test_the_registered_model_refuses_in_words_what_it_cannot_score(store):

@@ -16,13 +16,14 @@ import pyarrow as pa
 import yaml
 
 from telemetry.dataset.channels import Channel, by_source_name, with_rollups
-from telemetry.dataset.schema import CHECKPOINT_EVERY, EVENT_RUNS, INVENTORY, JOBS
+from telemetry.dataset.schema import CHECKPOINT_EVERY, EVENT_RUNS, EVENT_TYPES, INVENTORY, JOBS
 from telemetry.errors import InputError
 from telemetry.importing.columns import KEY_ALIASES, LABELS, as_text, refuse_absent, unknown_columns
+from telemetry.importing.events import TYPE_ALIASES
 from telemetry.importing.mapping import ImportMapping, TableMapping
 from telemetry.importing.quarantine import Quarantine
 from telemetry.importing.reading import column_names, expand_sources, is_kernel_log, read_batches
-from telemetry.importing.source_names import KEYS, SAYS_NOTHING, UNITS, WORDS
+from telemetry.importing.source_names import KEYS, SAYS_NOTHING, TYPE_WORDS, UNITS, WORDS
 from telemetry.yaml_text import read_yaml
 
 _SURE: Final = 0.8
@@ -36,6 +37,11 @@ _UNIT_NAME: Final = re.compile(r"[KMG]i?B|[kMG]Hz|k?Wh|[mk]J|[mk]W")
 _FEW: Final = 8
 """Most distinct values of what may be an enum or flags."""
 
+_SINCE_1970: Final = {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}
+_RANGE: Final = (631_152_000.0, 4_102_444_800.0)
+"""1990 and 2100, in seconds."""
+_ZONELESS: Final = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d(\.\d+)?)?")
+
 _FIELD: Final = re.compile(r"(?:dcgm|field|fi|id)+[ _.-]*(\d+)", re.IGNORECASE)
 
 
@@ -48,6 +54,9 @@ class Guess:
     ``score``: how near, from 0 to 1; of a guess that is :attr:`sure` only the unit may have to be looked at.
     ``why``: what speaks for it.
     ``scale``, ``offset``: from the source's unit to the channel's.
+    ``unit``: of instants that are numbers.
+    ``zoneless``: an instant without a zone.
+    ``words``: the values of what may be the type of an event.
     """
 
     role: str
@@ -58,6 +67,9 @@ class Guess:
     why: str
     scale: float = 1.0
     offset: float = 0.0
+    unit: str | None = None
+    zoneless: str | None = None
+    words: tuple[str, ...] = ()
 
     @property
     def sure(self) -> bool:
@@ -193,9 +205,15 @@ def _kind(values: npt.NDArray[np.float64]) -> str:
 def _guesses(role: str, file: Path, name: str, column: pa.ChunkedArray, channels: Mapping[str, Channel]) -> list[Guess]:
     target, score = _key_of(name, role)
     values, text = _numbers(column)
-    guesses = (
-        [Guess(role, file, name, target, score, f"by its name, {_instant_note(values)}".rstrip(", "))] if target else []
-    )
+    guesses = []
+    if target:
+        why = "by its name" + (f", values {_range(values)}" if len(values) else "")
+        unit = zoneless = None
+        if target in _INSTANTS:
+            unit = _unit_of_instants(values)
+            zoneless = next((word for word in text if _ZONELESS.fullmatch(word)), None)
+        words = tuple(sorted({*as_text(column, len(column))} - {None})) if target == "type" else ()
+        guesses.append(Guess(role, file, name, target, score, why, unit=unit, zoneless=zoneless, words=words))
     if text and all(_UUID.fullmatch(word) for word in text):
         guesses.append(Guess(role, file, name, "gpu", 0.95, f"values are UUIDs such as {text[0]}"))
     if len(values) or not text:
@@ -287,8 +305,15 @@ def _range(values: npt.NDArray[np.float64]) -> str:
     return f"{values.min():g} to {values.max():g}" if len(values) else "none"
 
 
-def _instant_note(values: npt.NDArray[np.float64]) -> str:
-    return f"values {_range(values)}" if len(values) else ""
+def _unit_of_instants(values: npt.NDArray[np.float64]) -> str | None:
+    """Give the unit in which all of some numbers are instants from 1990 to 2099."""
+    fits = (unit for unit, size in _SINCE_1970.items() if len(values) and (_RANGE[0] <= values / size).all())
+    return next((unit for unit in fits if (values / _SINCE_1970[unit] <= _RANGE[1]).all()), None)
+
+
+def _type_of(word: str) -> str | None:
+    """Guess the type of an event from a ticket's own word."""
+    return next((kind for pattern, kind in TYPE_WORDS if pattern.search(word.lower())), None)
 
 
 def mapping_text(guesses: Sequence[Guess], roles: Iterable[str], mapping: Path | None) -> str:
@@ -307,14 +332,35 @@ def mapping_text(guesses: Sequence[Guess], roles: Iterable[str], mapping: Path |
             lines += [f"{role}:", "  columns:"]
             lines += [f"    {_quoted(name)}: {_quoted(target)}" for name, target in columns.items()]
             lines += [guess.line for guess in mine]
+            units = {guess.unit for guess in mine if guess.sure and guess.unit}
+            if len(units) == 1:
+                section["time"] = {"unit": units.pop()} | (section.get("time") or {})
+            kinds = {word: _type_of(word) for guess in mine if guess.sure for word in guess.words}
+            if kinds:
+                values = section.get("values") or {}
+                told = {
+                    word: kind
+                    for word, kind in kinds.items()
+                    if kind and word.lower() not in {*EVENT_TYPES, *TYPE_ALIASES}
+                }
+                section["values"] = values | {"type": told | (values.get("type") or {})}
             for key in ("scale", "offset"):
                 section |= {key: (section.get(key) or {}) | _factors(key, [guess for guess in mine if guess.sure])}
         elif section:
             lines.append(f"{role}:")
         lines += _dumped({key: value for key, value in section.items() if value}, "  ")
         if mine:
-            lines += ["  # time: {unit: s}            # instants that are numbers: ns, us, ms or s since 1970"]
-            lines += ["  # time: {timezone: UTC}      # instants without a zone: the zone they were written in"]
+            unknown = [word for word, kind in kinds.items() if kind is None]
+            if unknown:
+                shown = ", ".join(_quoted(word) for word in unknown)
+                lines += [f"  # values without a guess: {shown}: add them to `values: {{type: …}}`; null drops the row"]
+            if not section.get("time"):
+                lines += ["  # time: {unit: s}            # instants that are numbers: ns, us, ms or s since 1970"]
+            zoneless = next((guess.zoneless for guess in mine if guess.zoneless), None)
+            if zoneless is not None:
+                lines += [
+                    f"  # time: {{timezone: UTC}}      # {_quoted(zoneless)} has no zone: the one it was written in"
+                ]
             lines += ["  # ignore_others: true        # leave out every column that is neither known nor mapped"]
     return "\n".join([*lines, *_dumped(base, "")]) + "\n"
 

@@ -119,6 +119,36 @@ def test_the_keys_of_tickets_and_jobs_are_guessed(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
+def test_the_unit_of_instants_and_the_types_of_tickets_are_guessed_and_what_is_not_is_named(tmp_path: Path) -> None:
+    path = write(
+        tmp_path / "t.csv",
+        pd.DataFrame(
+            {
+                "Opened": 1_767_225_600_000,
+                "Host": "n0",
+                "Category": ["GPU fell off the bus", "RMA done", "Node rebooted", "xid", "lunch"],
+                "When": "2026-01-01 10:00",
+            }
+        ),
+    )
+    found = suggest({"events": [path]}, ImportMapping(), CATALOGUE)
+    file = tmp_path / "mapping.yaml"
+    file.write_text(mapping_text(found, ["events"], None))
+    assert load_mapping(file).events.values == {
+        "type": {"GPU fell off the bus": "failure", "Node rebooted": "other", "RMA done": "replacement"}
+    }
+    assert "# values without a guess: lunch: add them to `values: {type: …}`; null drops the row" in file.read_text()
+    assert "# 2026-01-01 10:00 has no zone: the one it was written in" in file.read_text()
+
+
+@pytest.mark.parametrize(("factor", "unit"), [(1, "s"), (1_000, "ms"), (10**6, "us"), (10**9, "ns")])
+def test_instants_that_are_numbers_say_their_unit_by_their_size(tmp_path: Path, factor: int, unit: str) -> None:
+    path = write(tmp_path / "s.csv", pd.DataFrame({"ts": [1_767_225_600 * factor], "host": "n0", "watts": 300.0}))
+    file = tmp_path / "mapping.yaml"
+    file.write_text(mapping_text(suggest({"samples": [path]}, ImportMapping(), CATALOGUE), ["samples"], None))
+    assert load_mapping(file).samples.time.unit == unit
+
+
 def test_further_columns_of_an_inventory_stay_facts_of_their_own(tmp_path: Path) -> None:
     frame = inventory_frame().assign(cooling="liquid", serial_number="17")
     assert guesses_of(write(tmp_path / "i.csv", frame), "inventory") == {}

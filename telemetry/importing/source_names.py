@@ -87,7 +87,16 @@ KEYS: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
         "type": ("type", "event", "event type", "kind", "category", "action"),
         "code": ("code", "xid", "error code", "fault code"),
         "detail": ("detail", "details", "message", "description", "comment", "summary", "notes", "text"),
-        "known_at": ("known at", "entered at", "created", "created at", "reported at", "recorded at", "opened at", "opened"),
+        "known_at": (
+            "known at",
+            "entered at",
+            "created",
+            "created at",
+            "reported at",
+            "recorded at",
+            "opened at",
+            "opened",
+        ),
         "source": ("source", "system"),
     },
     "inventory": {

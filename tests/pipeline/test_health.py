@@ -125,7 +125,7 @@ def test_what_was_not_known_at_the_check_changes_nothing(bundle, opened, tmp_pat
 
 def test_the_doctor_says_what_changed_and_fails(bundle, opened, tmp_path):
     opened(fleet(jump=3.0))
-    arguments = ["doctor", "--model", str(bundle), "--matrix", str(tmp_path), "--until", "2026-02-04T00:00:00"]
+    arguments = ["doctor", "--model", str(bundle), "--matrix", str(tmp_path), "--until", "2026-02-04"]
     shown = CliRunner().invoke(app, arguments)
     assert shown.exit_code == 1
     assert "DRIFT: the readings changed, for no known reason. F0, f1 read differently" in shown.output

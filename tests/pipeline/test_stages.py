@@ -174,7 +174,7 @@ def test_a_killed_backtest_goes_on_and_ends_the_same(
     replay(matrix, small_params, tmp_path / "out", truth=truth)
     assert _bytes_of(tmp_path / "out") == _bytes_of(small_backtest)
     kept = list((tmp_path / "out" / ".folds").iterdir())
-    assert len(kept) == 1
+    assert len(kept) == 2  # folds, and the learners
     fits = []
     changed = small_params.backtest.model_copy(update={"bootstrap": 11, "cooldown": timedelta(days=5)})
     again = small_params.model_copy(update={"backtest": changed})

@@ -21,6 +21,7 @@ from pipeline.held_out import SUGGESTED
 from pipeline.params import Params
 from pipeline.promotion import Decision, carry_out, compared, load_version
 from pipeline.stages import train_bundle
+from pipeline.tracking import check_store
 from telemetry.errors import InputError
 
 RECIPE: Final = ("channels", "events", "decision", "labels", "features", "training", "models")
@@ -39,25 +40,46 @@ def retrain(
     not hold it back. Another recipe has to pass the gate. Without a champion the first fit goes live.
 
     Returns: what was done; ``kept`` where the newest fit is the champion already.
-    Raises ``InputError`` if nothing can be fitted, or another promotion is at work.
+    Raises ``InputError`` if nothing can be fitted, or another promotion or retraining is at work.
     """
-    with tempfile.TemporaryDirectory(prefix="predrain-retrain-") as name:
+    check_store(registry)
+    with tempfile.TemporaryDirectory(prefix="predrain-retrain-") as name, alone(registry):
         folder = Path(name)
         train_bundle(matrix, params, folder / "newest", registry=registry, progress=progress)
-        with alone(registry):
-            standing = standing_of(registry, model)
-            number = standing.aliases[CHALLENGER]
-            now = standing.champion
-            if number == now:  # the same bytes as before are no new version
-                return Decision("kept", model, number, now, now, dry_run=False)
-            bundle, version = load_version(registry, model, number, folder)
-            champion = None if now is None else load_version(registry, model, now, folder)[0]
-            verdict, passed, why = _judged(matrix, params, champion, folder)
-            decision = Decision(
-                "promoted" if passed else "refused", model, number, now, number if passed else now, dry_run=False,
-                verdict=verdict, reason=why if passed else "", notes=(why,),
-            )  # fmt: skip
-            return carry_out(registry, decision, standing, version, bundle, params, folder)
+        standing = standing_of(registry, model)
+        number = standing.aliases[CHALLENGER]
+        now = standing.champion
+        if number == now:  # the same bytes as before are no new version
+            return Decision("kept", model, number, now, now, dry_run=False)
+        bundle, version = load_version(registry, model, number, folder)
+        champion = None if now is None else load_version(registry, model, now, folder)[0]
+        verdict, passed, why = _judged(matrix, params, champion, folder)
+        decision = Decision(
+            "promoted" if passed else "refused", model, number, now, number if passed else now, dry_run=False,
+            verdict=verdict, reason=why if passed else "", notes=(why,),
+        )  # fmt: skip
+        return carry_out(registry, decision, standing, version, bundle, params, folder)
+
+
+def page_of(begun: datetime, decision: Decision | None) -> str:
+    """Write what came of a round in Prometheus' text format 0.0.4; ``decision``: None: it failed."""
+    done = decision is not None and decision.done
+    lines = [
+        "# HELP predrain_retrain_last_attempt_timestamp_seconds When the last round began.",
+        "# TYPE predrain_retrain_last_attempt_timestamp_seconds gauge",
+        f"predrain_retrain_last_attempt_timestamp_seconds {begun.timestamp():.10g}",
+        "# HELP predrain_retrain_success 1 if the champion was the newest fit after it.",
+        "# TYPE predrain_retrain_success gauge",
+        f"predrain_retrain_success {int(done)}",
+    ]
+    if decision is not None and decision.verdict is not None and not decision.done:
+        missed = [criterion.name for criterion in decision.verdict.criteria if criterion.outcome != "passed"]
+        lines += [
+            "# HELP predrain_retrain_refused 1 if the gate refused the newest fit; the criteria that it did not pass.",
+            "# TYPE predrain_retrain_refused gauge",
+            f'predrain_retrain_refused{{reason="{", ".join(dict.fromkeys(missed))}"}} 1',
+        ]
+    return "\n".join(lines) + "\n"
 
 
 def _judged(

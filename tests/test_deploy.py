@@ -1,4 +1,4 @@
-"""What is shipped for operators reads only metrics that the processes of the Helm chart export."""
+"""What is shipped for operators reads only metrics that the Helm chart's processes and `predrain retrain` export."""
 
 from __future__ import annotations
 
@@ -19,6 +19,9 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
+from evaluation.backtest.promotion import Criterion, Verdict
+from pipeline.promotion import Decision
+from pipeline.retraining import page_of
 from serving.scores.writing import ScoresFolder, ScoringResult, record_attempt
 from tests.serving.http.world import small_fleet, write_scores
 from tests.waiting import free_port
@@ -85,6 +88,11 @@ def scrape(port: int, wanted: str, token: str | None = None) -> Labels:
             break
         assert time.monotonic() < ends, f"no {wanted} in {page}"
         time.sleep(0.3)
+    return labels_of(page)
+
+
+def labels_of(page: str) -> Labels:
+    """Give the metrics of a page with their labels; None is known of a family without samples."""
     by_metric: Labels = {}
     for family in text_string_to_metric_families(page):
         tails = ("_bucket", "_sum", "_count") if family.type == "histogram" else ("",)
@@ -166,7 +174,11 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Labels:
         by_metric |= scrape(ports["serve"], "predrain_scores_age_seconds", token)
         by_metric |= scrape(ports["exporters"], "predrain_exporters_targets")
         by_metric |= scrape(ports["receive"], "predrain_receiver_last_write_timestamp_seconds", token)
-    return by_metric
+    worse = Criterion("precision", "the champion", 0.2, 0.1, "no less", "failed", "0.1 is less")
+    at = datetime(2026, 1, 1, tzinfo=UTC)
+    verdict = Verdict("the recipe", "the champion", (worse,), 9, 3, 3, 3, 3, 1, at, at)
+    refused = Decision("refused", "predrain", 2, 1, 1, dry_run=False, verdict=verdict)
+    return by_metric | labels_of(page_of(at, refused))  # of `predrain retrain`, by the textfile collector
 
 
 def test_each_series_that_a_rule_or_a_panel_reads_is_exported_by_something_that_the_chart_starts(

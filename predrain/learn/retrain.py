@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated
 
@@ -27,7 +27,8 @@ def retrain(
     The champion's own parameters with newer data go live unless they are shown to be worse; other parameters have to
     pass the gate of `predrain promote`, by a fit that has not seen the newest two weeks.  The first fit goes live.
 
-    Exits with 0 if the champion is the newest fit, with 1 if the gate refused or the (last) round failed.
+    DATASET-retrain.prom says what came of it, for node-exporter's textfile collector.  Exits with 0 if the champion is
+    the newest fit, with 1 if the gate refused or the (last) round failed.
 
     Example: predrain retrain --dataset fleet --registry sqlite:///mlflow.db --interval 7d
     """
@@ -47,13 +48,19 @@ def retrain(
 
 def _once(dataset: Path, registry: str, params: list[Path] | None, as_json: bool) -> bool:
     """Retrain; whether the champion is the newest fit."""
+    from pipeline.retraining import page_of
     from pipeline.retraining import retrain as run
     from pipeline.stages import MODEL
+    from telemetry.atomic import write_bytes
 
+    begun, decision = datetime.now(UTC), None
     loaded = read_params(params)
-    matrix = recent_matrix(dataset, None, loaded)
-    with progress("retraining") as advance:
-        decision = run(matrix, loaded, registry=registry, model=MODEL, progress=advance)
+    try:
+        matrix = recent_matrix(dataset, None, loaded)
+        with progress("retraining") as advance:
+            decision = run(matrix, loaded, registry=registry, model=MODEL, progress=advance)
+    finally:
+        write_bytes(dataset.with_name(f"{dataset.name}-retrain.prom"), page_of(begun, decision).encode())
     sys.stdout.write(json.dumps(decision.to_json(), sort_keys=True) + "\n" if as_json else summary_text(decision))
     sys.stdout.flush()
     return decision.done

@@ -11,15 +11,16 @@ import pytest
 from typer.testing import CliRunner
 
 from features.matrix.matrix import FeatureMatrix
-from models.registry.champion import standing_of
+from models.registry.champion import alone, standing_of
 from models.registry.store import opened_store
 from pipeline import retraining
 from pipeline.matrix_stage import make_matrix
 from pipeline.params import Params
 from pipeline.promotion import promote
-from pipeline.retraining import retrain
+from pipeline.retraining import page_of, retrain
 from pipeline.stages import train_bundle
 from predrain.command import app
+from telemetry.errors import InputError
 
 OLD, NEWER = datetime(2026, 1, 20, tzinfo=UTC), datetime(2026, 2, 1, tzinfo=UTC)
 
@@ -106,6 +107,11 @@ def test_a_recipe_that_is_shown_to_be_worse_is_refused(
     refused = retrain(matrix, impossible, registry=store, model="predrain")
     assert refused.action == "refused"
     assert "worse in" in refused.notes[0]
+    page = page_of(OLD, refused)
+    (line,) = [line for line in page.splitlines() if line.startswith("predrain_retrain_refused{")]
+    failed = [criterion.name for criterion in refused.verdict.criteria if criterion.outcome == "failed"]
+    assert all(name in line for name in failed)
+    assert "predrain_retrain_success 0" in page
     assert standing_of(store, "predrain").champion == 1
 
 
@@ -120,6 +126,12 @@ def test_a_run_after_one_that_was_killed_before_its_promotion_ends_right(
     assert retrain(matrix, params, registry=store, model="predrain").champion == 1
 
 
+def test_two_retrainings_at_once_do_not_interleave(matrix: FeatureMatrix, params: Params, store: str) -> None:
+    with alone(store), pytest.raises(InputError, match="another promotion is at work"):
+        retrain(matrix, params, registry=store, model="predrain")
+    assert retrain(matrix, params, registry=store, model="predrain").version == 1, "nothing was registered before"
+
+
 def test_the_command_extends_the_matrix_fits_and_promotes(
     small_fleet: Path, small_params_file: Path, store: str, tmp_path: Path
 ) -> None:
@@ -129,3 +141,4 @@ def test_the_command_extends_the_matrix_fits_and_promotes(
     result = CliRunner().invoke(app, [str(word) for word in words])
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout.splitlines()[-1])["champion"] == 1
+    assert "predrain_retrain_success 1" in (tmp_path / "fleet-retrain.prom").read_text()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from pathlib import Path as FolderPath
 from typing import Annotated, Any, Final, Literal, get_args
 
 from fastapi import FastAPI, Path, Query
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, BeforeValidator, Field
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
@@ -40,6 +41,14 @@ _PAGE_PREFIXES: Final = ("/nodes/", "/gpus/", "/page/")
 _HTML: Final = "text/html"
 
 
+def _day(given: object) -> object:
+    """Refuse the numbers and times that a date would be read from as well."""
+    if isinstance(given, str) and re.fullmatch(r"\d{4}-\d\d-\d\d", given, re.ASCII) is None:
+        raise ValueError("write a day such as 2026-03-01")
+    return given
+
+
+Day = Annotated[date, BeforeValidator(_day)]
 Verb = Literal["", "publish", "soft_taint", "taint", "drain", "release"]
 
 
@@ -53,8 +62,8 @@ class LedgerQuery(QueryModel):
 
     node: Text = ""
     verb: Verb = ""
-    since: date | Literal[""] = ""
-    until: date | Literal[""] = ""
+    since: Day | Literal[""] = ""
+    until: Day | Literal[""] = ""
     before: int = Field(0, ge=0)
 
     @property

@@ -78,4 +78,4 @@ def test_a_backtest_on_a_cluster_that_loses_a_worker_is_the_same_bit_for_bit(clu
     for name in ("predictions.parquet", "predictions_all.parquet"):
         pd.testing.assert_frame_equal(pd.read_parquet(there / name), pd.read_parquet(here / name), check_exact=True)
     assert json.loads((there / "metrics.json").read_text()) == json.loads((here / "metrics.json").read_text())
-    assert len(list((there / ".folds").iterdir())) == 1  # the folds, for an evaluation of other params
+    assert len(list((there / ".folds").iterdir())) == 2  # folds and learners, for other params

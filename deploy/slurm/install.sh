@@ -1,0 +1,65 @@
+#!/bin/sh
+# Installs predrain's units and settings, and starts them: on the host that runs Slurm's commands all but the collectors of a
+# node, with --node those of a GPU node. Settings that are there are kept; done again it changes nothing.
+set -eu
+
+usage='usage: install.sh [--node] [--root FOLDER] [--dry-run]
+  --node     the collectors of a GPU node: kernel log, and NVML in an exporter'"'"'s place (not started)
+  --root     install below this folder, and start nothing
+  --dry-run  print what would be done'
+here=$(cd "$(dirname "$0")/.." && pwd)
+units='exporters.service slurm.service compact.service compact.timer score.service score.timer retrain.service retrain.timer
+serve.service act.service'
+started='exporters.service slurm.service compact.timer score.timer retrain.timer serve.service act.service'
+root='' dry='' node=''
+while [ $# -gt 0 ]; do
+    case $1 in
+    --node) node=1 units='kernel-log.service nvml.service' started='kernel-log.service' ;;
+    --root) root=${2:?$usage} && shift ;;
+    --dry-run) dry=1 ;;
+    *) echo "$usage" >&2 && exit 2 ;;
+    esac
+    shift
+done
+
+run() {
+    if [ "$dry" ]; then echo "would run: $*"; else "$@"; fi
+}
+put() { # FILE DESTINATION MODE: written as a whole, or left alone where it is the same
+    cmp -s "$1" "$2" && return
+    run install -D -m "$3" "$1" "$2.new"
+    run mv "$2.new" "$2"
+    changed="$changed ${2##*/}"
+}
+
+if [ ! "$root" ]; then
+    [ "$dry" ] || [ "$(id -u)" = 0 ] || { echo 'install.sh: run it as root' >&2; exit 1; }
+    command -v predrain >/dev/null || { echo 'install.sh: predrain is not on the PATH: install it with pip first' >&2; exit 1; }
+fi
+changed=''
+for unit in $units; do
+    put "$here/systemd/predrain-$unit" "$root/etc/systemd/system/predrain-$unit" 644
+done
+put "$here/systemd/predrain.sysusers.conf" "$root/etc/sysusers.d/predrain.conf" 644
+new=$changed
+[ -e "$root/etc/predrain/predrain.env" ] || put "$here/systemd/predrain.env" "$root/etc/predrain/predrain.env" 644
+if [ ! "$node" ] && [ ! -e "$root/etc/predrain/act.yaml" ]; then
+    settings=$(mktemp)
+    trap 'rm -f "$settings"' EXIT
+    sed '/^# slurm:/,$s/^# //' "$here/act/act.yaml" >"$settings"
+    put "$settings" "$root/etc/predrain/act.yaml" 644
+fi
+echo "installed:${changed:- nothing new}"
+[ ! "$root" ] || exit 0
+
+run systemd-sysusers predrain.conf
+[ "$node" ] || run install -d -o predrain -g predrain -m 750 /var/lib/predrain /var/lib/predrain/slurm
+run systemctl daemon-reload
+for unit in $started; do
+    case "$new " in *" predrain-$unit "*) run systemctl try-restart "predrain-$unit" ;; esac
+    run systemctl enable --now "predrain-$unit"
+done
+[ "$node" ] || cat <<'END'
+Next: list the exporters in /etc/predrain/targets.yaml and start predrain-exporters; let the user act in Slurm:
+sacctmgr add user predrain account=root adminlevel=operator. There is a model after the first predrain-retrain.
+END

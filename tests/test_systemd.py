@@ -1,0 +1,140 @@
+"""The systemd units and Slurm's installer: what is started parses, one file sets it, and nothing is left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+import typer
+import yaml
+from typer.testing import CliRunner
+
+from predrain.command import app
+from scheduler.controller.settings import read_settings
+from scheduler.slurm.settings import SlurmSettings
+from tests.scheduler.score_files import record, write
+
+DEPLOY = Path(__file__).parents[1] / "deploy"
+SERVICES = sorted((DEPLOY / "systemd").glob("*.service"))
+SETTINGS = dict(
+    line.split("=", 1) for line in (DEPLOY / "systemd" / "predrain.env").read_text().splitlines() if line[:1].isupper()
+)
+
+
+def lines_of(unit: Path, key: str) -> list[str]:
+    return re.findall(rf"^{key}=(.*)$", unit.read_text(encoding="utf-8"), flags=re.M)
+
+
+@pytest.mark.parametrize("unit", SERVICES, ids=lambda unit: unit.stem)
+def test_a_unit_starts_a_command_that_parses_with_the_settings_of_the_one_file(unit: Path) -> None:
+    own = dict(line.split("=", 1) for line in lines_of(unit, "Environment"))
+    assert lines_of(unit, "EnvironmentFile") == ["-/etc/predrain/predrain.env"]
+    settings = {"STATE_DIRECTORY": "/var/lib/predrain", **own, **SETTINGS}
+    assert {name: SETTINGS[name] for name in own if name in SETTINGS} == {
+        name: value for name, value in own.items() if name.startswith("PREDRAIN_") or name == "MLFLOW_TRACKING_URI"
+    }, "the file shows each default, and the unit has it without the file"
+    (line,) = lines_of(unit, "ExecStart")
+    whole = re.sub(r"\$\{(\w+)\}", lambda found: settings[found[1]], line)
+    env, program, *words = shlex.split(re.sub(r"\$(\w+)", lambda found: settings[found[1]], whole))
+    assert (env, program) == ("/usr/bin/env", "predrain")
+    command = typer.main.get_command(app)
+    while hasattr(command, "commands"):
+        command = command.commands[words.pop(0)]
+    _, rest, _ = command.make_parser(command.context_class(command)).parse_args(words)
+    assert rest == []
+
+
+def test_systemd_finds_nothing_wrong_with_the_units() -> None:
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("systemd-analyze is not here")
+    units = [str(unit) for unit in sorted((DEPLOY / "systemd").glob("predrain-*.*"))]
+    done = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", *units], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert [line for line in done.stderr.splitlines() if "predrain" in line] == []
+
+
+def script(name: str, root: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    return subprocess.run(
+        ["sh", str(DEPLOY / "slurm" / f"{name}.sh"), "--root", str(root), *options],
+        capture_output=True, text=True, timeout=300, check=False, env={**os.environ, "PATH": path},
+    )  # fmt: skip
+
+
+def files(root: Path) -> dict[str, bytes]:
+    return {str(file.relative_to(root)): file.read_bytes() for file in root.rglob("*") if file.is_file()}
+
+
+def test_an_installation_done_again_keeps_settings_and_its_slurm_block_has_every_default(tmp_path: Path) -> None:
+    assert "would run: install" in script("install", tmp_path, "--dry-run").stdout
+    assert files(tmp_path) == {}
+    assert script("install", tmp_path).returncode == 0
+    act = tmp_path / "etc/predrain/act.yaml"
+    block = yaml.safe_load(act.read_text())["slurm"]
+    assert set(block) == set(SlurmSettings.__dataclass_fields__)
+    assert read_settings(act).slurm == SlurmSettings(folder="/var/lib/predrain/slurm")
+    (tmp_path / "etc/predrain/predrain.env").write_text("PREDRAIN_SCHEDULER=slurm\n")
+    before = files(tmp_path)
+    again = script("install", tmp_path)
+    assert again.stdout == "installed: nothing new\n"
+    assert files(tmp_path) == before
+    assert script("install", tmp_path, "--node").stdout == (
+        "installed: predrain-kernel-log.service predrain-nvml.service\n"
+    )
+
+
+def marked(root: Path) -> Path:
+    """Describe a cluster, let the controller mark a node, and set the installed units to that cluster."""
+    cluster, ledger = root / "cluster.json", root / "var/lib/predrain/ledger.db"
+    nodes = [{"name": f"n{number}", "cluster": "c", "group": "g", "rack": f"r{number}"} for number in range(12)]
+    cluster.write_text(json.dumps({"format": 1, "nodes": nodes}))
+    now = datetime.now(UTC).replace(minute=0, second=0, microsecond=0)
+    records = [record(f"gpu{number}", f"n{number}", 0.9 if number == 3 else 0.01, now) for number in range(12)]
+    write(root / "scores", *records, at=now, model={"fitted_at": (now - timedelta(days=1)).isoformat()})
+    settings = root / "etc/predrain/act.yaml"
+    settings.write_text(
+        settings.read_text().replace("pinned: {}", "pinned: {c/g: soft}").replace("rise_after: 2", "rise_after: 1")
+    )
+    ledger.parent.mkdir(parents=True)
+    words = ["act", "--cluster", cluster, "--scores", root / "scores", "--settings", settings, "--ledger", ledger]
+    assert CliRunner().invoke(app, [str(word) for word in words]).exit_code == 0
+    (root / "etc/predrain/predrain.env").write_text(
+        "# where the units act\nPREDRAIN_SCHEDULER=file\n"
+        f"PREDRAIN_ACT_OPTIONS=--cluster {cluster}\nPREDRAIN_LEDGER={ledger}\n"
+    )
+    return cluster
+
+
+def taints(cluster: Path) -> int:
+    return sum(len(node.get("taints", ())) for node in json.loads(cluster.read_text())["nodes"])
+
+
+def test_an_uninstallation_takes_marks_off_first_and_leaves_data_unless_they_are_purged(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    script("install", root)
+    cluster = marked(root)
+    assert taints(cluster) == 1
+    away = cluster.rename(root / "away.json")
+    refused = script("uninstall", root)
+    assert refused.returncode == 1
+    assert "nothing was removed" in refused.stderr
+    assert (root / "etc/systemd/system/predrain-act.service").is_file()
+    away.rename(cluster)
+
+    assert "would run: predrain act" in script("uninstall", root, "--dry-run").stdout
+    assert taints(cluster) == 1
+    done = script("uninstall", root)
+    assert (done.returncode, taints(cluster)) == (0, 0), done.stderr
+    assert not list(root.glob("etc/sys*/**/predrain*"))
+    assert {"etc/predrain/act.yaml", "var/lib/predrain/ledger.db"} <= set(files(root))
+    assert script("uninstall", root, "--purge").returncode == 0
+    assert not list(root.rglob("*predrain*"))

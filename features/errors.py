@@ -1,5 +1,5 @@
-"""Errors of the features room; re-exports :class:`InputError` for the rooms above that do not import telemetry."""
+"""Errors of the features room; re-exports those of telemetry for the rooms above that do not import it."""
 
-from telemetry.errors import InputError
+from telemetry.errors import InputError, TooEarlyError
 
-__all__ = ["InputError"]
+__all__ = ["InputError", "TooEarlyError"]

@@ -19,7 +19,7 @@ from models.rows.ranking import Floats, Hashes, mix, name_hashes, rank_within
 from models.rows.row_reader import RowReader, batches
 from models.sequence.windows import with_windows
 from telemetry.config import Duration
-from telemetry.errors import InputError
+from telemetry.errors import InputError, TooEarlyError
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -34,8 +34,9 @@ def untouched(matrix: FeatureMatrix, bundles: Sequence[tuple[str, Bundle]], peri
     latest refit on share nothing with any training set: neither a row, nor the future of one.
 
     Returns: their positions in the matrix by decision time, at least one of them labelled.
-    Raises ``InputError`` if a bundle answers another question than the matrix's labels, or there is no such decision
-    yet; then the message says from when on there will be, and which `train --until` gives some at once.
+    Raises ``InputError`` if a bundle answers another question than the matrix's labels.
+    Raises ``TooEarlyError`` if there is no such decision yet; then the message says from when on there will
+    be, and which `train --until` gives some at once.
     """
     for name, bundle in bundles:
         _same_question(matrix, name, bundle)
@@ -76,12 +77,32 @@ def contend(
     rank: dict[str, Ints] = {}
     risk = {name: np.full(len(rows), np.nan) for name in names}
     for (name, bundle), reader in zip(bundles, readers, strict=True):
-        scored = bundle.fitted.score_rows(reader, rows, times, ties)[bundle.profile]
-        rank[name] = scored.rank
-        risk[name] = bundle.fitted.risk(bundle.profile, scored.score)
+        rank[name], risk[name] = _answers(bundle, reader, rows, times, ties)
     for name, points in _points(made, readers[0], rows, mix(ties, times)).items():
         rank[name] = rank_within(times, points.astype(np.float32), ties)
     return _as_scored(matrix, rows, names, rank, risk, k)
+
+
+def mean_risks(matrix: FeatureMatrix, bundles: Sequence[tuple[str, Bundle]], period: timedelta) -> list[float]:
+    """Average the risk that each bundle gives the newest decisions, whether their labels are known or not.
+
+    ``period``: how much of the newest decisions.
+    Raises ``InputError`` if a bundle needs a feature that the matrix does not have.
+    """
+    at = milliseconds(matrix.rows["decision_time"])
+    grid = ~matrix.rows["augmented"].to_numpy(dtype=bool)
+    rows = np.flatnonzero(grid & (at > at[grid].max() - int(period / timedelta(milliseconds=1))))
+    ties = name_hashes(matrix.rows["unit"])[rows]
+    return [
+        float(np.nanmean(_answers(bundle, _reader(matrix, bundle, name), rows, at[rows], ties)[1]))
+        for name, bundle in bundles
+    ]
+
+
+def _answers(bundle: Bundle, reader: RowReader, rows: Ints, times: Ints, ties: Hashes) -> tuple[Ints, Floats]:
+    """Rank rows and give their risks, by a bundle's profile."""
+    scored = bundle.fitted.score_rows(reader, rows, times, ties)[bundle.profile]
+    return scored.rank, bundle.fitted.risk(bundle.profile, scored.score)
 
 
 def _reader(matrix: FeatureMatrix, bundle: Bundle, name: str) -> RowReader:
@@ -179,7 +200,7 @@ def _same_question(matrix: FeatureMatrix, name: str, bundle: Bundle) -> None:
             )
 
 
-def _too_early(matrix: FeatureMatrix, name: str, refit: datetime) -> InputError:
+def _too_early(matrix: FeatureMatrix, name: str, refit: datetime) -> TooEarlyError:
     section = matrix.config.labels
     reach: Duration = section.gap + section.horizon
     end = matrix.span[1]
@@ -187,7 +208,7 @@ def _too_early(matrix: FeatureMatrix, name: str, refit: datetime) -> InputError:
     first = origin + -(-(refit - origin) // every) * every
     leave = end - reach - SUGGESTED
     until = instants(np.array([instant_ms(max(leave, matrix.span[0]))]))[0].floor("h").isoformat()
-    return InputError(
+    return TooEarlyError(
         f"no decision to compare on: {name} knows labels up to {refit.isoformat()}, the data end {end.isoformat()}",
         f"matrix {matrix.path}",
         f"Wait for data beyond {(first + reach).isoformat()} (the first decision after it, gap and horizon included; "

@@ -56,7 +56,7 @@ class Decision:
     ``champion_before``, ``champion``: champion before and after; None: there is none.
     ``dry_run``: whether nothing was changed or recorded.
     ``verdict``: the gate's; None where nothing was compared.
-    ``reason``: why it was forced or rolled back, in the user's words.
+    ``reason``: why it was forced or rolled back, in the user's words; of a retraining, why it was decided so.
     ``run_id``: the MLflow run that holds the record.
     ``notes``: what a reader should know besides.
     """

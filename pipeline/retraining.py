@@ -1,14 +1,15 @@
 """Retraining: the gate judges a recipe on decisions that it has not seen, and its newest fit goes live.
 
 A fit to the end of the data leaves no decision to judge it by. So a fit of the same parameters that ends before the
-newest decisions stands for it.
+newest decisions stands for it; and the newest fit itself must not be far from what is known: labels may have broken
+since.
 """
 
 from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,15 +18,20 @@ from features.matrix.matrix import FeatureMatrix
 from models.bundle.store import Bundle, load_bundle
 from models.registry.champion import alone, standing_of
 from models.registry.store import CHALLENGER
-from pipeline.held_out import SUGGESTED
+from pipeline.held_out import SUGGESTED, mean_risks
 from pipeline.params import Params
 from pipeline.promotion import Decision, carry_out, compared, load_version
 from pipeline.stages import train_bundle
 from pipeline.tracking import check_store
-from telemetry.errors import InputError
+from telemetry.errors import TooEarlyError
 
 RECIPE: Final = ("channels", "events", "decision", "labels", "features", "training", "models")
 """Sections of the parameters that make a recipe: with all of them equal a newer fit differs by its data alone."""
+
+MEAN_RISK: Final = "mean risk against the fit before"
+"""What the newest fit itself is looked at by."""
+
+_NEWEST: Final = timedelta(days=7)
 
 Progress = Callable[[int, int], None]
 """Called with the work done and all work of a fit."""
@@ -35,6 +41,8 @@ def retrain(
     matrix: FeatureMatrix, params: Params, *, registry: str, model: str, progress: Progress | None = None
 ) -> Decision:
     """Fit to the end of the data, and make that the champion unless its recipe is shown, or may be, to be worse.
+
+    Whatever the recipe, a fit whose mean risk is far from that of the fit before is refused.
 
     The champion's own recipe with newer data goes live unless a criterion of the gate failed: what is undecided does
     not hold it back. Another recipe has to pass the gate. Without a champion the first fit goes live.
@@ -53,10 +61,13 @@ def retrain(
             return Decision("kept", model, number, now, now, dry_run=False)
         bundle, version = load_version(registry, model, number, folder)
         champion = None if now is None else load_version(registry, model, now, folder)[0]
-        verdict, passed, why = _judged(matrix, params, champion, folder)
+        verdict, passed, why, known = _judged(matrix, params, champion, folder)
+        far = "" if champion is None or known is None or not passed else _far_off(matrix, params, bundle, known)
+        if far:
+            passed, why = False, f"{why}; but {far}"
         decision = Decision(
             "promoted" if passed else "refused", model, number, now, number if passed else now, dry_run=False,
-            verdict=verdict, reason=why if passed else "", notes=(why,),
+            verdict=verdict, reason=why, notes=(why,) if passed else (),
         )  # fmt: skip
         return carry_out(registry, decision, standing, version, bundle, params, folder)
 
@@ -72,8 +83,9 @@ def page_of(begun: datetime, decision: Decision | None) -> str:
         "# TYPE predrain_retrain_success gauge",
         f"predrain_retrain_success {int(done)}",
     ]
-    if decision is not None and decision.verdict is not None and not decision.done:
-        missed = [criterion.name for criterion in decision.verdict.criteria if criterion.outcome != "passed"]
+    if decision is not None and not done:
+        criteria = () if decision.verdict is None or MEAN_RISK in decision.reason else decision.verdict.criteria
+        missed = [criterion.name for criterion in criteria if criterion.outcome != "passed"] or [MEAN_RISK]
         lines += [
             "# HELP predrain_retrain_refused 1 if the gate refused the newest fit; the criteria that it did not pass.",
             "# TYPE predrain_retrain_refused gauge",
@@ -84,32 +96,55 @@ def page_of(begun: datetime, decision: Decision | None) -> str:
 
 def _judged(
     matrix: FeatureMatrix, params: Params, champion: Bundle | None, folder: Path
-) -> tuple[Verdict | None, bool, str]:
-    """Judge the recipe: the verdict, whether its newest fit goes live, and why in words."""
+) -> tuple[Verdict | None, bool, str, Bundle | None]:
+    """Judge the recipe: the verdict, whether its newest fit goes live, why in words, and the fit that was judged.
+
+    Where nothing was judged the champion stands for that fit.
+    """
     labels = matrix.config.labels
     until = matrix.span[1] - labels.gap - labels.horizon - SUGGESTED
     same = champion is not None and _recipe(champion.manifest.get("params") or {}) == _recipe(
         params.model_dump(mode="json")
     )
     if same and champion is not None and champion.fitted.refit_at > until:
-        return None, True, "the champion's own recipe with newer data; no decision is left to compare them on"
+        why = "the champion's own recipe with newer data; no decision is left to compare them on"
+        return None, True, why, champion
     try:
-        sides = [("the recipe", _fitted(matrix, params, until, folder / "recipe"))]
+        recipe = _fitted(matrix, params, until, folder / "recipe")
+        sides = [("the recipe", recipe)]
         if champion is not None:
             sides.append(("the champion", _stand_in(matrix, champion, until, folder)))
         verdict = compared(matrix, params, sides)
-    except InputError as error:
+    except TooEarlyError as error:
         if champion is not None and not same:
             raise
-        return None, True, f"nothing could be compared yet: {error}"
+        return None, True, f"nothing could be compared yet: {error}", champion
     failed = [criterion.name for criterion in verdict.criteria if criterion.outcome == "failed"]
     if champion is None:
-        return verdict, True, "the first champion: there was none to compare with"
+        return verdict, True, "the first champion: there was none to compare with", recipe
     if same:
         told = f"worse in {', '.join(failed)}" if failed else "not shown to be worse"
-        return verdict, not failed, f"the champion's own recipe with newer data, {told}"
+        return verdict, not failed, f"the champion's own recipe with newer data, {told}", recipe
     told = "passed the gate" if verdict.passed else f"did not pass the gate: {'; '.join(verdict.reasons)}"
-    return verdict, verdict.passed, f"another recipe, which {told}"
+    return verdict, verdict.passed, f"another recipe, which {told}", recipe
+
+
+def _far_off(matrix: FeatureMatrix, params: Params, newest: Bundle, known: Bundle) -> str:
+    """Compare the mean risk of the newest decisions by two fits; what is wrong, or nothing.
+
+    The gate lets a mean risk be between ``promotion.risk_ratio`` of the truth. So two fits that it would pass are no
+    farther apart than the one limit over the other; fewer incidents than ``promotion.min_incidents`` decide nothing.
+    """
+    if known.fitted.stand_in is not None or known.fitted.n_incidents < params.promotion.min_incidents:
+        return ""
+    mine, before = mean_risks(matrix, [("the newest fit", newest), ("the fit before", known)], _NEWEST)
+    low, high = params.promotion.risk_ratio
+    if before * low / high <= mine <= before * high / low:
+        return ""
+    return (
+        f"{MEAN_RISK} is {mine / before:.2g}, limits are {low / high:.2g} and {high / low:.2g}: see whether the newest "
+        "labels and telemetry are right"
+    )
 
 
 def _stand_in(matrix: FeatureMatrix, champion: Bundle, until: datetime, folder: Path) -> Bundle:

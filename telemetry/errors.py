@@ -19,3 +19,7 @@ class InputError(Exception):
 
     def __str__(self) -> str:
         return f"{self.what} ({self.where}). {self.do}"
+
+
+class TooEarlyError(InputError):
+    """Data without fault that do not reach far enough yet."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-from features.errors import InputError
+from features.errors import InputError, TooEarlyError
 from features.times import instant_ms
 from models.config import CASCADE, BacktestSection, ModelsSection, TrainingSection
 from models.rows.training_set import Matrix
@@ -27,14 +27,14 @@ def refit_time(span: tuple[datetime, datetime], until: datetime | None) -> datet
 
     ``span``: first and last instant of the data (aware UTC).
     ``until``: the time asked for; None: the end of the data.
-    Raises ``InputError`` if the time has no zone or lies outside the data.
+    Raises ``InputError`` if the time has no zone, and ``TooEarlyError`` if it lies outside the data.
     """
     if until is None:
         return span[1]
     if until.tzinfo is None:
         raise InputError(f"{until.isoformat()} has no time zone", "--until", "Write it as 2026-01-01T00:00:00Z.")
     if not span[0] < until <= span[1]:
-        raise InputError(
+        raise TooEarlyError(
             f"{until.isoformat()} lies outside the data, {span[0].isoformat()} to {span[1].isoformat()}",
             "--until",
             "Give a time inside them.",
@@ -59,7 +59,7 @@ def fit_final(
     ``until``: fit as of this time (aware), with labels as they were known then; default: the end of the data.
     ``progress``: see :class:`models.training.trainer.Trainer`.
     Returns: where there is a prior and nothing to fit on yet, the prior alone (see :meth:`Trainer.stand_in`).
-    Raises ``InputError`` if there is none, and no span fits the data or the span chosen holds one class only.
+    Raises ``TooEarlyError`` if there is none, and no span fits the data or the span chosen holds one class only.
     """
     refit_ms = instant_ms(refit_time(matrix.span, until))
     model_names(models)  # refuses a profile that is none
@@ -78,7 +78,7 @@ def fit_final(
             if until is None
             else f"{before} of the data lie before {format_instant(refit_ms)} (--until)"
         )
-        raise InputError(
+        raise TooEarlyError(
             f"no training window fits: {history}, gap and horizon take {format_days(trainer.reach_ms)}; "
             f"{format_candidates(training)}",
             f"parameter training.{'window' if isinstance(training.window, timedelta) else 'candidate_windows'}",
@@ -87,7 +87,7 @@ def fit_final(
         )
     why = trainer.unfit(refit_ms, labels, span)
     if why and trainer.prior is None:
-        raise InputError(
+        raise TooEarlyError(
             f"one class only in the training window: {why}",
             "parameter training.window",
             "Give a longer window, or a dataset with more history.",

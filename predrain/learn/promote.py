@@ -120,9 +120,10 @@ def _sentence(decision: Decision) -> str:
     name = f"{decision.model} version {decision.version}"
     would = "would be " if decision.dry_run else ""
     before = "nobody" if decision.champion_before is None else f"version {decision.champion_before}"
+    verdict = decision.verdict
     if decision.action == "refused":
-        assert decision.verdict is not None
-        return f"{name} {would}refused, the champion stays {before}: {'; '.join(decision.verdict.reasons)}"
+        why = decision.reason or "; ".join(() if verdict is None else verdict.reasons)
+        return f"{name} {would}refused, the champion stays {before}: {why}"
     if decision.action == "kept":
         return f"{name} is the champion already: nothing is newer"
     if decision.action == "rolled back":

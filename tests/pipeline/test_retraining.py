@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
@@ -17,9 +20,10 @@ from pipeline import retraining
 from pipeline.matrix_stage import make_matrix
 from pipeline.params import Params
 from pipeline.promotion import promote
-from pipeline.retraining import page_of, retrain
+from pipeline.retraining import MEAN_RISK, page_of, retrain
 from pipeline.stages import train_bundle
 from predrain.command import app
+from predrain.learn.promote import summary_text
 from telemetry.errors import InputError
 
 OLD, NEWER = datetime(2026, 1, 20, tzinfo=UTC), datetime(2026, 2, 1, tzinfo=UTC)
@@ -106,12 +110,47 @@ def test_a_recipe_that_is_shown_to_be_worse_is_refused(
     impossible = gate(params, risk_ratio=(0.0001, 0.0002))
     refused = retrain(matrix, impossible, registry=store, model="predrain")
     assert refused.action == "refused"
-    assert "worse in" in refused.notes[0]
+    assert "worse in" in refused.reason
     page = page_of(OLD, refused)
     (line,) = [line for line in page.splitlines() if line.startswith("predrain_retrain_refused{")]
     failed = [criterion.name for criterion in refused.verdict.criteria if criterion.outcome == "failed"]
     assert all(name in line for name in failed)
     assert "predrain_retrain_success 0" in page
+    assert standing_of(store, "predrain").champion == 1
+
+
+def test_a_fit_to_a_week_of_wrong_labels_is_refused_though_nothing_can_be_compared(
+    small_fleet: Path, matrix: FeatureMatrix, params: Params, store: str, tmp_path: Path
+) -> None:
+    params = gate(params, min_incidents=5)
+    champion(matrix, params, store, tmp_path, NEWER)
+    dataset = tmp_path / "fleet"
+    shutil.copytree(small_fleet, dataset)
+    events = pq.read_table(dataset / "events.parquet")
+    gpus = pq.read_table(dataset / "inventory.parquet", columns=["gpu", "node"]).to_pylist()
+    (failure, *_) = events.filter(pc.field("type") == "failure").to_pylist()
+    times = [matrix.span[1] - timedelta(hours=10 + 150 * at / len(gpus)) for at in range(len(gpus))]
+    wrong = [failure | gpu | {"timestamp": at, "known_at": at} for gpu, at in zip(gpus, times, strict=True)]
+    both = pa.concat_tables([events, pa.Table.from_pylist(wrong, schema=events.schema)])
+    pq.write_table(both.sort_by("timestamp"), dataset / "events.parquet")
+    broken = make_matrix(dataset, params, tmp_path / "broken")
+    refused = retrain(broken, params, registry=store, model="predrain")
+    assert (refused.action, refused.verdict, standing_of(store, "predrain").champion) == ("refused", None, 1)
+    assert f'refused{{reason="{MEAN_RISK}"}} 1' in page_of(OLD, refused)
+    assert f"{MEAN_RISK} is " in summary_text(refused)
+
+
+def test_what_cannot_be_compared_for_another_reason_than_too_little_data_does_not_go_live(
+    matrix: FeatureMatrix, params: Params, store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    champion(matrix, params, store, tmp_path, OLD)
+
+    def unreadable(*_: object) -> None:
+        raise InputError("is damaged", "the champion", "Train it again.")
+
+    monkeypatch.setattr(retraining, "compared", unreadable)
+    with pytest.raises(InputError, match="is damaged"):
+        retrain(matrix, params, registry=store, model="predrain")
     assert standing_of(store, "predrain").champion == 1
 
 

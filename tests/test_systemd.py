@@ -29,19 +29,15 @@ SETTINGS = dict(
 )
 
 
-def lines_of(unit: Path, key: str) -> list[str]:
-    return re.findall(rf"^{key}=(.*)$", unit.read_text(encoding="utf-8"), flags=re.M)
-
-
 @pytest.mark.parametrize("unit", SERVICES, ids=lambda unit: unit.stem)
 def test_a_unit_starts_a_command_that_parses_with_the_settings_of_the_one_file(unit: Path) -> None:
-    own = dict(line.split("=", 1) for line in lines_of(unit, "Environment"))
-    assert lines_of(unit, "EnvironmentFile") == ["-/etc/predrain/predrain.env"]
+    text = unit.read_text(encoding="utf-8")
+    own = dict(re.findall(r"^Environment=(\w+)=(.*)$", text, flags=re.M))
+    assert re.findall(r"^EnvironmentFile=(.*)$", text, flags=re.M) == ["-/etc/predrain/predrain.env"]
     settings = {"STATE_DIRECTORY": "/var/lib/predrain", **own, **SETTINGS}
-    assert {name: SETTINGS[name] for name in own if name in SETTINGS} == {
-        name: value for name, value in own.items() if name.startswith("PREDRAIN_") or name == "MLFLOW_TRACKING_URI"
-    }, "the file shows each default, and the unit has it without the file"
-    (line,) = lines_of(unit, "ExecStart")
+    defaults = {name: value for name, value in own.items() if name.startswith(("PREDRAIN_", "MLFLOW_TRACKING_URI"))}
+    assert defaults.items() <= SETTINGS.items(), "the file shows the defaults that a unit has without it"
+    (line,) = re.findall(r"^ExecStart=(.*)$", text, flags=re.M)
     whole = re.sub(r"\$\{(\w+)\}", lambda found: settings[found[1]], line)
     env, program, *words = shlex.split(re.sub(r"\$(\w+)", lambda found: settings[found[1]], whole))
     assert (env, program) == ("/usr/bin/env", "predrain")
@@ -52,13 +48,11 @@ def test_a_unit_starts_a_command_that_parses_with_the_settings_of_the_one_file(u
     assert rest == []
 
 
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not here")
 def test_systemd_finds_nothing_wrong_with_the_units() -> None:
-    if shutil.which("systemd-analyze") is None:
-        pytest.skip("systemd-analyze is not here")
     units = [str(unit) for unit in sorted((DEPLOY / "systemd").glob("predrain-*.*"))]
-    done = subprocess.run(
-        ["systemd-analyze", "verify", "--man=no", *units], capture_output=True, text=True, timeout=120, check=False
-    )
+    command = ["systemd-analyze", "verify", "--man=no", *units]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert [line for line in done.stderr.splitlines() if "predrain" in line] == []
 
 
@@ -95,15 +89,15 @@ def test_an_installation_done_again_keeps_settings_and_its_slurm_block_has_every
 def marked(root: Path) -> Path:
     """Describe a cluster, let the controller mark a node, and set the installed units to that cluster."""
     cluster, ledger = root / "cluster.json", root / "var/lib/predrain/ledger.db"
-    nodes = [{"name": f"n{number}", "cluster": "c", "group": "g", "rack": f"r{number}"} for number in range(12)]
+    names = [f"n{number}" for number in range(12)]
+    nodes = [{"name": name, "cluster": "c", "group": "g", "rack": name} for name in names]
     cluster.write_text(json.dumps({"format": 1, "nodes": nodes}))
     now = datetime.now(UTC).replace(minute=0, second=0, microsecond=0)
-    records = [record(f"gpu{number}", f"n{number}", 0.9 if number == 3 else 0.01, now) for number in range(12)]
+    records = [record(f"gpu-{name}", name, 0.9 if name == "n3" else 0.01, now) for name in names]
     write(root / "scores", *records, at=now, model={"fitted_at": (now - timedelta(days=1)).isoformat()})
     settings = root / "etc/predrain/act.yaml"
-    settings.write_text(
-        settings.read_text().replace("pinned: {}", "pinned: {c/g: soft}").replace("rise_after: 2", "rise_after: 1")
-    )
+    text = settings.read_text().replace("pinned: {}", "pinned: {c/g: soft}").replace("rise_after: 2", "rise_after: 1")
+    settings.write_text(text)
     ledger.parent.mkdir(parents=True)
     words = ["act", "--cluster", cluster, "--scores", root / "scores", "--settings", settings, "--ledger", ledger]
     assert CliRunner().invoke(app, [str(word) for word in words]).exit_code == 0

@@ -144,11 +144,8 @@ def test_what_cannot_be_compared_for_another_reason_than_too_little_data_does_no
     matrix: FeatureMatrix, params: Params, store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     champion(matrix, params, store, tmp_path, OLD)
-
-    def unreadable(*_: object) -> None:
-        raise InputError("is damaged", "the champion", "Train it again.")
-
-    monkeypatch.setattr(retraining, "compared", unreadable)
+    damaged = InputError("is damaged", "the champion", "Train it again.")
+    monkeypatch.setattr(retraining, "compared", lambda *_: (_ for _ in ()).throw(damaged))
     with pytest.raises(InputError, match="is damaged"):
         retrain(matrix, params, registry=store, model="predrain")
     assert standing_of(store, "predrain").champion == 1

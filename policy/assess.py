@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from typing import Any, Literal
 
 from policy.fleet import Fact, Level, NodeView
-from policy.hysteresis import NodeRiskConfig, Reading, Thresholds, adopt, advance, changed, explain_tier, read_node
+from policy.hysteresis import NodeRiskConfig, Reading, Thresholds, adopt, advance, changed, explain_tier, rested
 from policy.plan import NodeState
 from policy.ranges import PositiveTime, RangeChecked
 from policy.tiers import TIERS, Tier
@@ -62,8 +62,10 @@ and needs no more than a day; an event speaks once, and a part that failed for g
 REPORTED = ("timestamp", "node", "gpu", "type", "code", "detail", "known_at")
 """What :func:`reported` reads of an event."""
 
-_REPAIRS = ("repair", "replacement")
-KINDS = ("xid", "diagnostic", *_REPAIRS)
+REPAIRS = ("repair", "replacement")
+"""Types of events that void what was said of a unit before."""
+
+KINDS = ("xid", "diagnostic", *REPAIRS)
 """Types of events of units that it looks at."""
 
 BOOT = ("other", "boot")
@@ -107,7 +109,7 @@ def reported(rows: Iterable[Mapping[str, Any]], now: datetime) -> dict[str, tupl
             earlier = facts[unit].get((name, minute))
             if seen_at > now - _LONGEST and (earlier is None or earlier.seen_at < seen_at):
                 facts[unit][name, minute] = Fact(name, seen_at)
-        elif kind in _REPAIRS or (kind == "diagnostic" and code == "pass"):
+        elif kind in REPAIRS or (kind == "diagnostic" and code == "pass"):
             void[unit] = max(void.get(unit, seen_at), seen_at)
     for unit, fact in requested.items():
         if fact.name in _NAMES and fact.seen_at > now - _LONGEST:
@@ -270,24 +272,31 @@ class Assessment:
 
 def assess(
     node: NodeView,
+    reading: Reading,
     remembered: NodeState | None,
     thresholds: Thresholds,
     risks: NodeRiskConfig,
     rules: HardRulesConfig,
     now: datetime,
 ) -> Assessment:
-    """Assess one node; nothing may be remembered of it."""
-    reading = read_node(node, now)
+    """Assess one node; nothing may be remembered of it.
+
+    ``reading``: what is known of it now.
+    """
     before = remembered or NodeState()
     if remembered is None and node.readable and node.marks.level >= Level.SOFT:
         at_most: Tier = "high" if node.marks.level.hard else "elevated"
         before = replace(before, tier=adopt(at_most, reading, thresholds, risks))
-    tiered = advance(before.tier, reading, thresholds, risks, now)
-    hits = rule_hits(node, rules, now)
-    by_rule: Tier = hits[0].rule.tier if hits else "clear"
     known = [prediction.risk for prediction in reading.known.values()]
     fresh = risks.combine(known)
     by_risk: Tier = "clear" if fresh is None else thresholds.rise.tier(fresh)
+    if fresh is not None and by_risk == "clear" and before.tier.at_rest(now) and _unmarked(node):
+        # most nodes of a fleet: what follows below gives the same, more slowly
+        state = changed(_remember(node, before, (), "clear", now)[0], tier=rested(before.tier, reading))
+        return Assessment("clear", "clear", "clear", reading, (), fresh, state, False, False, None, (), ())
+    tiered = advance(before.tier, reading, thresholds, risks, now)
+    hits = rule_hits(node, rules, now)
+    by_rule: Tier = hits[0].rule.tier if hits else "clear"
     tier = max(tiered.tier, by_rule, key=TIERS.index)
     kept = [prediction.risk for prediction in tiered.support if prediction.unit not in reading.known]
     risk = risks.combine([*known, *kept]) if kept else fresh
@@ -310,6 +319,10 @@ def assess(
         reasons=explain_tier(tiered, fresh, thresholds) if explained else (),
         explanations=_explain(node, reading, hits, state, risk) if explained else (),
     )
+
+
+def _unmarked(node: NodeView) -> bool:
+    return node.marks.level is Level.NONE and not any(unit.facts for unit in node.units)
 
 
 def _remember(

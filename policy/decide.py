@@ -15,7 +15,7 @@ from policy.config import PolicyConfig
 from policy.cost_benefit import Worth, worth_of
 from policy.episodes import Alert, Outcome
 from policy.fleet import Level, NodeView, Signals
-from policy.hysteresis import Thresholds, changed
+from policy.hysteresis import Reading, Thresholds, changed, read_node
 from policy.maintenance import maintained, observed
 from policy.plan import VERBS, Action, NodeDecision, NodeState, Plan, PolicyState, Verb
 from policy.stages import ALLOWED_LEVELS, StageState, advance_stage, held_out
@@ -181,7 +181,9 @@ def decide(
     if len({node.name for node in nodes}) != len(nodes):
         twice = next(a.name for a, b in pairwise(nodes) if a.name == b.name)
         raise ValueError(f"node {twice} was given twice: give each node once, under its own name")
-    cases = [_open(node, state, config, now) for node in nodes]
+    same = {id(node.units): node for node in nodes}  # in a replay many nodes have the very same units
+    readings = {units: read_node(node, now) for units, node in same.items()}
+    cases = [_open(node, readings[id(node.units)], state, config, now) for node in nodes]
     # Nothing new follows a release of everything, and whoever asks for it may well do so without scores: to look at the
     # fleet then would open the breaker, and keep it open when they go on.
     breaker, opened = (state.breaker, ()) if signals.release_all else _breaker(cases, state, signals, config, now)
@@ -189,7 +191,8 @@ def decide(
     reasons = ["release all: everything of ours is taken off"] if signals.release_all else []
     reasons += ["the kill switch is on: nothing new anywhere"] if signals.kill else []
     for case in cases:
-        limit(case, stages, breaker, signals, config, now)
+        if case.wanted or case.level:  # else there is nothing to limit
+            limit(case, stages, breaker, signals, config, now)
     granted = grant(
         nodes,
         [Ask(case.node.name, case.urgency, case.assessment.state.episode or now) for case in cases if case.asks],
@@ -202,7 +205,7 @@ def decide(
         if case.asks and case.node.name in granted.refused:
             case.lower(Level.SOFT, f"over budget, so only softly tainted: {granted.refused[case.node.name]}")
         weigh(case, config, now)
-    actions = [(case, action) for case in cases for action in _actions(case, config, now)]
+    actions = [(case, action) for case in cases if case.target or case.level for action in _actions(case, config, now)]
     actions.sort(key=lambda planned: (VERBS.index(planned[1].verb), -planned[0].urgency, planned[1].node))
     remembered, alerts = _remember(cases, state, config, now)
     return Plan(
@@ -240,10 +243,10 @@ def _judged(node: NodeView, state: PolicyState, config: PolicyConfig, now: datet
     return maintained(node, config.maintenance, None if known is None else known.maintenance, now)
 
 
-def _open(node: NodeView, state: PolicyState, config: PolicyConfig, now: datetime) -> Case:
+def _open(node: NodeView, reading: Reading, state: PolicyState, config: PolicyConfig, now: datetime) -> Case:
     thresholds = Thresholds(config.thresholds_of(node, now), config.hysteresis)
     before = state.nodes.get(node.name)
-    assessment = assess(node, before, thresholds, config.node_risk, config.rules, now)
+    assessment = assess(node, reading, before, thresholds, config.node_risk, config.rules, now)
     wanted = _WANTED[assessment.tier]
     return Case(node, assessment, wanted, wanted, list(assessment.reasons))
 

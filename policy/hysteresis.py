@@ -18,9 +18,11 @@ _State = TypeVar("_State")
 
 def changed(state: _State, **fields: Any) -> _State:
     """Give a dataclass with some fields replaced, and the same object where nothing changes: most nodes are quiet."""
-    if all(getattr(state, name) == value for name, value in fields.items()):
-        return state
-    return replace(state, **fields)  # type: ignore[type-var]
+    for name, value in fields.items():
+        had = getattr(state, name)
+        if had is not value and had != value:
+            return replace(state, **fields)  # type: ignore[type-var]
+    return state
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +78,10 @@ class TierState:
     def expires_at(self) -> datetime | None:
         """When the first of the risks that hold the tier up expires; None while ``clear``."""
         return min((prediction.expires_at for prediction in self.support), default=None)
+
+    def at_rest(self, now: datetime) -> bool:
+        """Tell whether it is ``clear``, rests on nothing, and was counted under a clock that did not go back since."""
+        return self.tier == "clear" and not self.support and (self.counted is None or self.counted <= now)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +140,15 @@ def advance(
     else:
         state = changed(state, elevated=NO_STREAK, high=NO_STREAK)
     return changed(state, support=_support(state, reading, alive, thresholds, risks))
+
+
+def rested(state: TierState, reading: Reading) -> TierState:
+    """Give what :func:`advance` gives of a state at rest when all that is known stays below ``watch``."""
+    at = reading.decided_at
+    if at is None or (state.counted is not None and at <= state.counted):
+        return state
+    until = max(prediction.expires_at for prediction in reading.known.values())
+    return TierState(counted=at, counted_until=until, moved=state.moved)
 
 
 def adopt(at_most: Tier, reading: Reading, thresholds: Thresholds, risks: NodeRiskConfig) -> TierState:
@@ -281,16 +296,18 @@ def read_node(node: NodeView, now: datetime) -> Reading:
         score = unit.score
         if score is None:
             unknown.append(f"{unit.name}: no score")
-        elif score.risk is None:
+            continue
+        risk, at, until = score.risk, score.decided_at, score.expires_at
+        if risk is None:
             unknown.append(f"{unit.name}: the score says unknown")
-        elif now >= score.expires_at:
-            unknown.append(f"{unit.name}: the prediction expired at {score.expires_at:%Y-%m-%d %H:%M} UTC")
-        elif score.decided_at > now:
-            unknown.append(f"{unit.name}: the score is from the future ({score.decided_at:%Y-%m-%d %H:%M} UTC)")
-        elif unit.valid_from is not None and score.decided_at < unit.valid_from:
+        elif now >= until:
+            unknown.append(f"{unit.name}: the prediction expired at {until:%Y-%m-%d %H:%M} UTC")
+        elif at > now:
+            unknown.append(f"{unit.name}: the score is from the future ({at:%Y-%m-%d %H:%M} UTC)")
+        elif unit.valid_from is not None and at < unit.valid_from:
             unknown.append(f"{unit.name}: the score is from before it came, was repaired or passed a diagnostic")
         else:
-            known[unit.name] = Known(unit.name, score.risk, score.decided_at, score.expires_at)
+            known[unit.name] = Known(unit.name, risk, at, until)
     return Reading(
         known=known,
         present={unit.name: unit.valid_from for unit in node.units},

@@ -20,10 +20,10 @@ import pandas as pd
 
 from evaluation.value.load import Placements
 from features.times import NEVER, duration_ms, instant_ms, milliseconds
-from policy.assess import BOOT, KINDS, RULES, reported
+from policy.assess import BOOT, KINDS, REPAIRS, RULES, reported
 from policy.config import PolicyConfig
 from policy.decide import carried_out, decide
-from policy.episodes import Bools, Ints
+from policy.episodes import Bools, Floats, Ints
 from policy.fleet import NO_MARKS, Fact, JobView, Level, NodeView, Score, Signals, UnitView
 from policy.plan import Plan, PolicyState
 from policy.stages import Stage, StagesConfig
@@ -109,11 +109,31 @@ _PLACE: Final = ("cluster", "group", "rack", "nvlink_domain")
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The scores of a decision time: when they are there (milliseconds), by unit, and when their model was fitted."""
+    """The scores of a decision time.
+
+    ``at``: when they are there, in milliseconds.
+    ``risk``: by code of a unit; NaN: unknown; ``scored``: whether it has a score at all; shape (units,).
+    ``decided_at``, ``expires_at``: of all scores; ``fitted_at``: when their model was fitted.
+    """
 
     at: int
-    units: Mapping[str, UnitView]
+    risk: Floats
+    scored: Bools
+    decided_at: datetime
+    expires_at: datetime
     fitted_at: datetime
+
+    def view(self, name: str, code: int) -> UnitView:
+        """Show a unit; code -1: it was never scored."""
+        if code < 0 or not self.scored[code]:
+            return UnitView(name)
+        risk = float(self.risk[code])
+        return UnitView(name, Score(risk if isfinite(risk) else None, self.decided_at, self.expires_at))
+
+    def alike(self, count: int) -> tuple[UnitView, ...]:
+        """Show units of which nothing is asked but that each has a risk that is far too low for anything."""
+        score = Score(0.0, self.decided_at, self.expires_at)
+        return tuple(UnitView(f"{number}", score) for number in range(count))
 
 
 class Readings(Sequence[Reading]):
@@ -129,7 +149,9 @@ class Readings(Sequence[Reading]):
         times, first = np.unique(time[order], return_index=True)
         fitted = dict(zip(folds["fold"], milliseconds(folds["refit_at"]).tolist(), strict=True))
         units = predictions["unit"].astype("category").cat
-        self._names, self._unit = units.categories.astype("str").tolist(), units.codes.to_numpy()[order]
+        self.units = pd.Index(units.categories.astype("str"))
+        """Names of units, in the order of their codes."""
+        self._unit = units.codes.to_numpy()[order]
         self._risk = predictions["risk"].to_numpy()[order]
         self._bounds = [*first.tolist(), len(order)]
         self._fitted = [fitted[fold] for fold in predictions["fold"].to_numpy()[order[first]].tolist()]
@@ -146,14 +168,9 @@ class Readings(Sequence[Reading]):
         place = range(len(self.at))[index]
         if self._last is None or self._last[0] != place:
             at, rows = _at(self._decided[place]), slice(*self._bounds[place : place + 2])
-            pairs = zip(self._unit[rows].tolist(), self._risk[rows].tolist(), strict=True)
-            units = {
-                (name := self._names[unit]): UnitView(
-                    name, Score(risk if isfinite(risk) else None, at, at + self._lasts)
-                )
-                for unit, risk in pairs
-            }
-            self._last = place, Reading(self.at[place], units, _at(self._fitted[place]))
+            risk, scored = np.full(len(self.units), np.nan), np.zeros(len(self.units), dtype=np.bool_)
+            risk[self._unit[rows]], scored[self._unit[rows]] = self._risk[rows], True
+            self._last = place, Reading(self.at[place], risk, scored, at, at + self._lasts, _at(self._fitted[place]))
         return self._last[1]
 
     def newest(self, at: int) -> Reading:
@@ -171,6 +188,12 @@ def rule_events(events: pd.DataFrame) -> list[dict[Any, Any]]:
         "known_at"
     )
     return used.astype(object).where(used.notna(), None).to_dict("records")
+
+
+def _relieves(event: Mapping[str, Any]) -> bool:
+    """Tell whether an event can only end what was said before it."""
+    code = str(event["code"] or "").strip().lower()
+    return (event["type"], code) == BOOT or event["type"] in REPAIRS or (event["type"], code) == ("diagnostic", "pass")
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,18 +254,53 @@ class Controlled:
         self._sick: dict[str, Fact] = {}
         self._refused: set[tuple[str, datetime | None]] = set()
         self._known = [instant_ms(event["known_at"]) for event in self.events]
-        self._todo = sorted({*self.scores.at, *self._known, *self.fleet.until.tolist()})
+        # when a node is better, which asks for a round only where something stands on it or waits for room
+        self._better: dict[int, list[str]] = defaultdict(list)
+        for node, until in zip(self.fleet.failed.tolist(), self.fleet.until.tolist(), strict=True):
+            self._better[until].append(self.fleet.nodes[node].name)
+        worse = set(self.scores.at)
+        for event, known in zip(self.events, self._known, strict=True):
+            if _relieves(event):
+                self._better[known].append(event["node"])
+            else:
+                worse.add(known)
+        names = [name for units in self.fleet.stays for name, _, _ in units]
+        codes = iter(self.scores.units.get_indexer(names).tolist())
+        self._code: list[list[int]] = [[next(codes) for _ in units] for units in self.fleet.stays]
+        begin, end = self.fleet.begin, self.fleet.end
+        whole = [
+            place
+            for place, units in enumerate(self.fleet.stays)
+            if all(since <= begin and end <= until for _, since, until in units) and min(self._code[place]) >= 0
+        ]
+        self._of = np.repeat(whole, [len(self._code[place]) for place in whole])  # the same units all the time
+        self._member = np.array([code for place in whole for code in self._code[place]], dtype=np.int64)
+        self._homes = {name: place for place, units in enumerate(self.fleet.stays) for name, _, _ in units}
+        self._certain = worse
+        self._todo = sorted(worse | self._better.keys())
         self._now = self.fleet.begin
+        self._plan: Plan | None = None
 
     def marks(self) -> Marks:
         """Let it act, and give what it marked."""
         while self._todo:
             at = heapq.heappop(self._todo)
-            if self._now < at < self.fleet.end:
+            if self._now < at < self.fleet.end and (at in self._certain or self._awaited(at)):
                 self._round(at)
         for row in self._rows:
             row[2] = min(row[2], self.fleet.end)
         return Marks.of(self._rows, len(self._refused))
+
+    def _awaited(self, at: int) -> bool:
+        """Tell whether something may follow from nodes that are better now."""
+        plan = self._plan
+        if plan is None or plan.over_budget or plan.open_causes:
+            return True
+        return any(name in plan.nodes for name in self._better[at])
+
+    def _wake(self, at: int) -> None:
+        self._certain.add(at)
+        heapq.heappush(self._todo, at)
 
     def _round(self, at: int) -> None:
         hard = np.array([marks.level >= self.least for marks in self._stands])
@@ -253,7 +311,7 @@ class Controlled:
             self._tested(node)
         newest = self.scores.newest(at)
         signals = Signals(read_at=now, model_fitted_at=newest.fitted_at)
-        plan = decide(self._fleet_at(at, now, newest), self._state, signals, self.policy, now)
+        plan = self._plan = decide(self._fleet_at(at, now, newest), self._state, signals, self.policy, now)
         self._refused |= {(name, plan.state.nodes[name].episode) for name in plan.over_budget}
         self._state = carried_out(plan.state, plan.actions)
         for action in plan.actions:
@@ -272,7 +330,7 @@ class Controlled:
             if place in self._open:
                 self._open.pop(place)[2] = self._now
                 self._left[self.jobs.node == place] = NEVER  # jobs are there again
-                heapq.heappush(self._todo, self._now + _MINUTE_MS)  # there is room for another now
+                self._wake(self._now + _MINUTE_MS)  # there is room for another now
             return
         if place not in self._open:
             self._open[place] = [place, self._now, NEVER, NEVER, 0]
@@ -281,13 +339,13 @@ class Controlled:
         if level is Level.DRAINED and self._open[place][3] == NEVER and decision.target is Level.DRAINED:
             waits = 0 if decision.rules else self._passed.get(place, -_AGAIN_MS) + _AGAIN_MS
             self._due.setdefault(place, max(self._now, waits))
-            heapq.heappush(self._todo, self._due[place])
+            self._wake(self._due[place])
         if self._due.get(place, NEVER) <= self._now:
             self._empty(place)
         if level is Level.TAINTED and decision.worth is not None and decision.worth.choice == "wait":
             runs = self.jobs.running(self._now, self._left)
             turns = self.jobs.turns(runs[self.jobs.node[runs] == place], self._now)
-            heapq.heappush(self._todo, int(turns.min()) + _MINUTE_MS)
+            self._wake(int(turns.min()) + _MINUTE_MS)
 
     def _empty(self, place: int) -> None:
         at = self._due.pop(place)
@@ -299,7 +357,7 @@ class Controlled:
 
     def _test(self, place: int, ends: int) -> None:
         self._tests[place] = ends
-        heapq.heappush(self._todo, ends + _MINUTE_MS)
+        self._wake(ends + _MINUTE_MS)
 
     def _tested(self, place: int) -> None:
         fleet, ends = self.fleet, self._tests.pop(place)
@@ -317,21 +375,36 @@ class Controlled:
     def _fleet_at(self, at: int, now: datetime, newest: Reading) -> list[NodeView]:
         said = reported(self.events[: bisect_right(self._known, at)], now)
         down = self.fleet.down(at)
+        quiet = self._quiet(newest, said.keys() | self._void.keys() | self._sick.keys())
         running: defaultdict[int, list[JobView]] = defaultdict(list)
         entries = self.jobs.running(at, self._left)
         for place, view in zip(self.jobs.node[entries].tolist(), job_views(self.jobs, entries, at), strict=True):
             if place not in down:
                 running[place].append(view)
+        alike: dict[int, tuple[UnitView, ...]] = {}
         views = []
         for place, (node, stays) in enumerate(zip(self.fleet.nodes, self.fleet.stays, strict=True)):
-            units = tuple(
-                self._unit(newest.units.get(name) or UnitView(name), said.get(name))
-                for name, since, until in stays
-                if since <= at < until
-            )
+            if quiet[place]:
+                units = alike.get(len(stays)) or alike.setdefault(len(stays), newest.alike(len(stays)))
+            else:
+                units = tuple(
+                    self._unit(newest.view(name, code), said.get(name))
+                    for (name, since, until), code in zip(stays, self._code[place], strict=True)
+                    if since <= at < until
+                )
             jobs, marks = tuple(running[place]), self._stands[place]
             views.append(replace(node, units=units, jobs=jobs, marks=marks, down=place in down))
         return views
+
+    def _quiet(self, newest: Reading, spoken: Iterable[str]) -> Bools:
+        """Tell of which nodes nothing is known but risks that together are below each threshold."""
+        lowest = self.policy.thresholds.watch or 0.0
+        risk = np.full(len(self.fleet.nodes), np.nan)
+        risk[self._of] = np.bincount(self._of, newest.risk[self._member], len(risk))[self._of]
+        quiet = np.asarray(risk < lowest)  # NaN, where a risk is unknown, is not
+        loud = [] if self._plan is None else [self._place[name] for name in self._plan.nodes]
+        quiet[[*loud, *(self._homes[name] for name in spoken if name in self._homes)]] = False
+        return quiet
 
     def _unit(self, scored: UnitView, said: tuple[tuple[Fact, ...], datetime | None] | None) -> UnitView:
         void, sick = self._void.get(scored.name), self._sick.get(scored.name)

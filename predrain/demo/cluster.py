@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 import pandas as pd
 
-from evaluation.value.acting import LEAVE, Diagnostic, Fleet, Marks, Reading, job_views
+from evaluation.value.acting import LEAVE, Diagnostic, Fleet, Marks, Readings, job_views
 from evaluation.value.load import Placements
 from features.times import NEVER, duration_ms, instant_ms
 from policy.assess import reported
@@ -97,7 +97,7 @@ class ReplayedCluster:
     def __init__(
         self,
         fleet: Fleet,
-        scores: Sequence[Reading],
+        scores: Readings | None,
         events: Sequence[Mapping[str, object]],
         jobs: Placements,
         policy: PolicyConfig,
@@ -107,7 +107,7 @@ class ReplayedCluster:
         risks: RiskSource | None = None,
         ledger: SqliteLedger | None = None,
     ) -> None:
-        self.fleet, self.scores, self.events, self.jobs, self.policy = fleet, scores, events, jobs, policy
+        self.fleet, self.events, self.jobs, self.policy = fleet, events, jobs, policy
         self.clock = ManualClock(from_ms(fleet.begin))
         nodes = [MemoryNode(NodeObject(node.name), node, "boot") for node in fleet.nodes]
         self.scheduler = MemoryScheduler(nodes, self.clock)
@@ -124,16 +124,20 @@ class ReplayedCluster:
             ledger or SqliteLedger(None), self.clock, policy, ControllerSettings(), holder="replay", code="replay",
             evacuation=evacuation,
         )  # fmt: skip
+        code = {} if scores is None else {name: code for code, name in enumerate(scores.units)}
         self.risks = {
             reading.at: Risks(
                 {
-                    node.name: tuple(reading.units[unit] for unit, *_ in stays if unit in reading.units)
+                    node.name: tuple(
+                        reading.view(unit, code[unit])
+                        for unit, *_ in stays
+                        if unit in code and reading.scored[code[unit]]
+                    )
                     for node, stays in zip(fleet.nodes, fleet.stays, strict=True)
                 },
-                max((unit.score.decided_at for unit in reading.units.values() if unit.score), default=None),
-                _MODEL, reading.fitted_at,
+                reading.decided_at, _MODEL, reading.fitted_at,
             )
-            for reading in scores
+            for reading in scores or ()
         }  # fmt: skip
         self.left = np.full(len(jobs.node), NEVER)
         self._asked: dict[str, datetime] = {}

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 from evaluation.backtest.checkpoint import FoldStore, digest_of
 from evaluation.backtest.frames import (
     BacktestResult,
@@ -95,6 +97,7 @@ def run_backtest(
             store.save(refit.fold, result)
         done[refit.fold] = result
         check_drift()
+        pa.default_memory_pool().release_unused()  # what the fit has freed stays with the C library else
         report()
 
     def check_drift() -> None:

@@ -42,6 +42,7 @@ class FeatureMatrix:
     def __init__(self, path: Path, meta: MatrixMeta) -> None:
         self.path = path
         self.meta = meta
+        self._incidents: dict[datetime | None, pd.DataFrame] = {}
 
     @classmethod
     def open(cls, path: Path) -> FeatureMatrix:
@@ -84,16 +85,19 @@ class FeatureMatrix:
     def rows(self) -> pd.DataFrame:
         """The rows' keys, sorted by (decision_time, augmented, unit).
 
-        Columns ``decision_time``, ``node``, ``gpu`` (null where the unit is the node), ``unit``, ``augmented`` (True
+        Columns ``decision_time``, ``node``, ``gpu`` (null where the unit is the node), ``unit`` (names as categories in
+        their order), ``augmented`` (True
         for training rows off the decision grid) and ``established_at`` (when the row was first known to exist: the
         decision time on the grid; a training set as of R takes only rows established by R).
         """
         parts = [read_file(self.path / part.file, columns=list(ROW_COLUMNS)) for part in self.meta.parts]
-        table = pa.concat_tables(parts)
+        # each part has codes of its own; as text the names of a large fleet would take a gigabyte
+        frame: pd.DataFrame = pa.concat_tables(parts).unify_dictionaries().to_pandas()
+        del parts
         for name in ("node", "gpu", "unit"):
-            # each part has codes of its own: as categories they would meet as Python objects, ten times as large
-            table = table.set_column(table.column_names.index(name), name, table[name].cast(pa.large_string()))
-        frame: pd.DataFrame = table.to_pandas()
+            named = frame[name].astype("category").cat
+            frame[name] = named.reorder_categories(named.categories.sort_values())
+        pa.default_memory_pool().release_unused()  # freed pages are many here, and stay with the C library
         return frame
 
     @cached_property
@@ -181,7 +185,10 @@ class FeatureMatrix:
 
     def incidents(self, as_of: datetime | None = None) -> pd.DataFrame:
         """Find the incidents, as they were known at ``as_of`` (None: by everything the dataset knows)."""
-        return find_incidents(self.events, self.inventory, self.config.labels, as_of=as_of, data_end=self.span[1])
+        if as_of not in self._incidents:
+            found = find_incidents(self.events, self.inventory, self.config.labels, as_of=as_of, data_end=self.span[1])
+            self._incidents[as_of] = found
+        return self._incidents[as_of].copy()
 
     def labels(self, as_of: datetime | None = None, *, horizon: timedelta | None = None) -> pd.DataFrame:
         """Label the rows, aligned with them; see :func:`features.labels.labelling.label_rows`.

@@ -109,7 +109,7 @@ def pane_specs():
     return st.one_of(st.just(NO_PANES), drawn)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(histories(), st.lists(st.integers(-5, 260), min_size=1, max_size=3), pane_specs())
 def test_every_statistic_equals_the_plain_reading(samples, minutes, panes):
     if not samples:
@@ -122,7 +122,7 @@ def test_every_statistic_equals_the_plain_reading(samples, minutes, panes):
             assert out[row, at] == pytest.approx(expected, rel=2e-6, abs=2e-5, nan_ok=True), column.name
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(histories(), st.integers(0, 260), pane_specs())
 def test_a_row_depends_on_nothing_outside_its_look_back(samples, minute, panes):
     border = minute * 60_000

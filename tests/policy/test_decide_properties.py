@@ -217,7 +217,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     stage=st.sampled_from(["shadow", "soft", "hard", "hard", "hard"]), rise_after=st.integers(1, 2),
     basis=st.sampled_from(["any", "worst"]), steps=STEPS,
@@ -234,7 +234,7 @@ def test_floors_hold_nothing_foreign_is_touched_and_nothing_stands_on_expired_ev
     assert state_from_json(json.loads(json.dumps(state_json(world.state)))) == world.state
 
 
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(steps=STEPS, blocks=st.sets(st.sampled_from(["kill", "drift", "budget", "stage", "unread"])))
 def test_a_release_that_is_due_is_never_blocked(steps, blocks):
     world = World("hard", 1, "any")

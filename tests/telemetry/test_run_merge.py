@@ -85,7 +85,7 @@ rows = st.lists(st.tuples(instants, st.integers(0, 3), given_channels), min_size
 pieces = st.lists(rows, min_size=2, max_size=5)
 # Without shrinking: each example is a dozen imports.
 MANY = settings(
-    max_examples=12, phases=[Phase.reuse, Phase.generate], deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=6, phases=[Phase.reuse, Phase.generate], deadline=None, suppress_health_check=list(HealthCheck)
 )
 
 

@@ -23,7 +23,7 @@ FEATURES = FeatureSection(history_windows=(timedelta(hours=12), timedelta(days=3
 DOMAINS = FEATURES.model_copy(
     update={"history_scopes": ("gpu", "slot", "node", ("node", "slot"), "gpu/2", "fleet", "age")}
 )
-SLOW = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+SLOW = settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 UNITS = {"g0": "n0", "g1": "n0", "g2": "n1", "g3": "n0"}
 
 

@@ -18,7 +18,7 @@ from tests.features.builders import at, event, events, inventory, stay
 from tests.features.worlds import twins, worlds
 
 LABELS = LabelSection()
-SLOW = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+SLOW = settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 
 
 def spans(incidents, unit="g0"):
@@ -298,7 +298,7 @@ def test_an_old_repair_that_becomes_known_late_takes_nothing_back():
     assert [(row["down_from"], row["down_until"]) for row in intervals] == [(at(minutes=10), at(3))]
 
 
-@settings(SLOW, max_examples=25)
+@settings(SLOW, max_examples=12)
 @given(worlds(), st.sampled_from([2, 24]))
 def test_a_unit_is_known_down_when_looking_back_from_then_shows_an_incident_that_lasts(world, quiet_hours):
     labels = LabelSection(cooldown=timedelta(hours=quiet_hours))

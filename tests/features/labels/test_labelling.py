@@ -15,7 +15,7 @@ from tests.features.builders import at, event, events, inventory, rows, stay
 from tests.features.worlds import twins, worlds
 
 LABELS = LabelSection()
-SLOW = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+SLOW = settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 MS = timedelta(milliseconds=1)
 LATE = at(days=60)
 

@@ -17,7 +17,7 @@ from tests.features.small_fleet import config_of
 from tests.features.worlds import twins, worlds
 
 DECISION, LABELS = DecisionSection(), LabelSection()
-SLOW = settings(deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow])
+SLOW = settings(deadline=None, max_examples=20, suppress_health_check=[HealthCheck.too_slow])
 SPAN = (at(0), at(days=6))
 
 

@@ -129,7 +129,7 @@ def test_what_is_known_at_a_time_does_not_depend_on_later_reports(rows: list[Eve
     pd.testing.assert_frame_equal(stack_events([early]), stack_events([whole[whole["known_at"] <= then]]))
 
 
-@settings(max_examples=15)  # each example is a second
+@settings(max_examples=6)  # each example is a second
 @given(size=st.integers(0, 300), cuts=st.lists(st.integers(0, 300), max_size=3))
 def test_a_flood_that_comes_in_pieces_is_the_flood_that_comes_at_once(size: int, cuts: list[int]):
     whole = flood(size, 700)
@@ -186,7 +186,7 @@ def test_whether_a_link_failed_for_good_is_kept_in_a_flood():
     assert set(merge_floods(events)["detail"]) == set(events["detail"])
 
 
-@settings(max_examples=15)  # each example is a second
+@settings(max_examples=6)  # each example is a second
 @given(
     bursts=st.lists(st.tuples(st.integers(0, 200), st.integers(1, 200), st.sampled_from([50, 900, 7_000])), max_size=3),
     code=st.sampled_from(["79", "74", "31"]),

@@ -19,7 +19,7 @@ from tests.telemetry.landing.test_compaction import fold, land, samples_of
 
 COUNTER = "ecc_sbe_volatile_total"
 XIDS = (31, 79, 48, 94, 63, 74)
-FEW = settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
+FEW = settings(max_examples=5, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 def watched(minute: int, **channels: object) -> pd.DataFrame:

@@ -152,7 +152,7 @@ def _replayed(
     mark = folder / _STAMP
     if not (mark.is_file() and json.loads(mark.read_text(encoding="utf-8")) == stamp):
         try:
-            replay(matrix, params, folder, truth=truth, progress=begin("backtest"), full=False)
+            replay(matrix, params, folder, truth=truth, progress=begin("backtest"), full=False, brief=True)
         except InputError:
             if failures >= ENOUGH:
                 raise
@@ -190,9 +190,10 @@ def _value(
 
     reach = timedelta(hours=evaluation.drain_hours)
     acting = _Acting(fleet, rule_events(dataset.events()), costs, horizon, reach, params.seed, on_request)
-    loads = acting.loads(gpus_per_job)
     if own and table is not None:
         loads = [replace(jobs_of_table(table, fleet.names, fleet.gpus, end, every), on_request=on_request)]
+    else:
+        loads = acting.loads(gpus_per_job)
     scores = scores_of(predictions)
     ways: dict[str, _Way] = {
         "nobody acts": (None, "none", "hard"),

@@ -140,6 +140,7 @@ def replay(
     registry: str | None = None,
     progress: Progress | None = None,
     full: bool = True,
+    brief: bool = False,
     engine: Engine | None = None,
 ) -> None:
     """Run the backtest and write its predictions, metrics and evaluation under ``out``.
@@ -149,6 +150,7 @@ def replay(
 
     ``truth``: the simulator's truth; an empty folder counts as none. Read by the evaluation only.
     ``full``: compare all models, as :func:`evaluation.backtest.run.run_backtest` takes it.
+    ``brief``: explain no alert, and look for no drift: both read rows all over the matrix.
     ``engine``: who does the refits; default: threads of this process. The results are the same, bit for bit.
     Raises ``InputError`` if the matrix was made with other parameters, see
     :func:`pipeline.matrix_stage.check_made_with`, or a parameter does not fit it.
@@ -167,8 +169,9 @@ def replay(
         seed=params.seed,
         progress=_counted(progress),
         checkpoint=folds,
-        explain=EXPLAINED_ALERTS,
+        explain=0 if brief else EXPLAINED_ALERTS,
         full=full,
+        watch=not brief,
         engine=engine,
     )
     best = None if risks is None else oracle_predictions(result.predictions, risks, result.k)
@@ -199,14 +202,7 @@ def replay(
         alerts=_alerts(result, params.models.profile),
         params=_shown_params(params),
         attributions=result.attributions,
-        extras=decision_extras(result, matrix, params.models, best)
-        | drift_frames(
-            result.drift,
-            result.folds,
-            result.predictions,
-            profile=params.models.profile,
-            every=params.training.refit_every,
-        ),
+        extras=decision_extras(result, matrix, params.models, best) | ({} if brief else _drift(result, params)),
     )
     metrics = evaluation.to_metrics()
     chosen = with_horizons(profile_predictions(result.predictions, params.models.profile), result)
@@ -237,6 +233,16 @@ def replay(
             evaluation=evaluation,
             artifacts=(out / "metrics.json",),
         )
+
+
+def _drift(result: BacktestResult, params: Params) -> dict[str, pd.DataFrame]:
+    return drift_frames(
+        result.drift,
+        result.folds,
+        result.predictions,
+        profile=params.models.profile,
+        every=params.training.refit_every,
+    )
 
 
 def _unheard(matrix: FeatureMatrix) -> list[str]:

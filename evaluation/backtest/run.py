@@ -50,6 +50,7 @@ def run_backtest(
     checkpoint: Path | None = None,
     explain: int = 0,
     full: bool = True,
+    watch: bool = True,
     engine: Engine | None = None,
 ) -> BacktestResult:
     """Replay the test period: at every refit, fit all models on the past, and score until the next refit.
@@ -64,6 +65,7 @@ def run_backtest(
     ``explain``: alerts of ``models.profile`` to explain in each fold, the riskiest first; 0: explain nothing.
     ``full``: compare all models, also as trained once; False: fit what the profile needs, and the baselines. What the
     profile predicts is the same, bit for bit.
+    ``watch``: check for drift before each fold.
     ``engine``: who does the refits; default: threads of this process. The result is the same, bit for bit. Others read
     the matrix from its folder.
     Returns: the same, bit for bit, for the same inputs, whether resumed or not.
@@ -101,7 +103,7 @@ def run_backtest(
         report()
 
     def check_drift() -> None:
-        while len(drift) < total and all(fold in done for fold in range(len(drift))):
+        while watch and len(drift) < total and all(fold in done for fold in range(len(drift))):
             drift.append(begun.check_drift([done[fold] for fold in range(len(drift))]))
 
     drift: list[Findings | None] = []

@@ -273,9 +273,11 @@ class Controlled:
             for place, units in enumerate(self.fleet.stays)
             if all(since <= begin and end <= until for _, since, until in units) and min(self._code[place]) >= 0
         ]
-        self._of = np.repeat(whole, [len(self._code[place]) for place in whole])  # the same units all the time
+        counts = [len(self._code[place]) for place in whole]
+        self._of = np.repeat(np.array(whole, dtype=np.int64), counts)  # of what has the same units all the time
         self._member = np.array([code for place in whole for code in self._code[place]], dtype=np.int64)
         self._homes = {name: place for place, units in enumerate(self.fleet.stays) for name, _, _ in units}
+        self._shown: dict[int, JobView] = {}
         self._certain = worse
         self._todo = sorted(worse | self._better.keys())
         self._now = self.fleet.begin
@@ -378,9 +380,11 @@ class Controlled:
         quiet = self._quiet(newest, said.keys() | self._void.keys() | self._sick.keys())
         running: defaultdict[int, list[JobView]] = defaultdict(list)
         entries = self.jobs.running(at, self._left)
-        for place, view in zip(self.jobs.node[entries].tolist(), job_views(self.jobs, entries, at), strict=True):
-            if place not in down:
-                running[place].append(view)
+        places = self.jobs.node[entries]
+        for part, shown in ((entries[~quiet[places]], self._jobs_at), (entries[quiet[places]], self._jobs)):
+            for place, view in zip(self.jobs.node[part].tolist(), shown(part, at), strict=True):
+                if place not in down:
+                    running[place].append(view)
         alike: dict[int, tuple[UnitView, ...]] = {}
         views = []
         for place, (node, stays) in enumerate(zip(self.fleet.nodes, self.fleet.stays, strict=True)):
@@ -405,6 +409,15 @@ class Controlled:
         loud = [] if self._plan is None else [self._place[name] for name in self._plan.nodes]
         quiet[[*loud, *(self._homes[name] for name in spoken if name in self._homes)]] = False
         return quiet
+
+    def _jobs_at(self, entries: Ints, at: int) -> list[JobView]:
+        return job_views(self.jobs, entries, at)
+
+    def _jobs(self, entries: Ints, at: int) -> list[JobView]:
+        """Show jobs on nodes that are not weighed, so that when they wrote a checkpoint does not matter."""
+        new = [entry for entry in entries.tolist() if entry not in self._shown]
+        self._shown |= dict(zip(new, job_views(self.jobs, np.array(new, dtype=np.int64), at), strict=True))
+        return [self._shown[entry] for entry in entries.tolist()]
 
     def _unit(self, scored: UnitView, said: tuple[tuple[Fact, ...], datetime | None] | None) -> UnitView:
         void, sick = self._void.get(scored.name), self._sick.get(scored.name)

@@ -113,9 +113,10 @@ def _round(
 
         if source is None:
             source = ModelSource(model, registry=registry, name=name)
+        served = source.current()
         data = Dataset.open(place)
         tiers = TierThresholds(**params.policy.thresholds.model_dump())
-        result = score_decision(data, source.current(), scores, params.serving, tiers=tiers, clock=_now, at=at)
+        result = score_decision(data, served, scores, params.serving, tiers=tiers, clock=_now, at=at)
         if result.written:
             try:
                 write_facts(scores, data)
@@ -129,6 +130,7 @@ def _round(
 def _run(scores: ScoresFolder, work: Callable[[], ScoringResult], pause: timedelta | None, as_json: bool) -> bool:
     """Score once, or until a signal; then a failed round is logged and tried again. True: the last one failed."""
     from serving.scores.writing import record_attempt
+    from telemetry.errors import TooEarlyError
 
     failed = False
     noted: tuple[str, ...] | None = None  # nothing has been reported yet
@@ -137,6 +139,12 @@ def _run(scores: ScoresFolder, work: Callable[[], ScoringResult], pause: timedel
         try:
             result = work()
             record_attempt(scores, began, result)
+        except TooEarlyError as early:  # no champion yet: nothing has failed
+            failed = False
+            if noted != (str(early),):
+                _say(as_json, {"at": began.isoformat(), "waits": str(early)}, f"waits: {early}", sys.stdout)
+            noted = (str(early),)
+            continue
         except Exception as error:  # whatever it is, the fleet is better served by another try than by none
             text = _record_failure(scores, began, error)
             if pause is None:

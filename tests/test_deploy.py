@@ -23,13 +23,12 @@ from evaluation.backtest.promotion import Criterion, Verdict
 from pipeline.promotion import Decision
 from pipeline.retraining import page_of
 from serving.scores.writing import ScoresFolder, ScoringResult, record_attempt
+from tests.chart import ALL, CHART, objects, rendered
 from tests.serving.http.world import small_fleet, write_scores
 from tests.waiting import free_port
 
-ROOT = Path(__file__).parents[1]
-DASHBOARD = ROOT / "deploy" / "grafana" / "predrain.json"
-RULES = ROOT / "deploy" / "prometheus" / "predrain-rules.yaml"
-CHART = ROOT / "deploy" / "helm" / "predrain" / "templates"
+DASHBOARD = CHART / "files" / "predrain.json"
+RULES = CHART / "files" / "predrain-rules.yaml"
 SCRAPED = {"cluster", "instance", "le"}
 """Labels that Prometheus itself adds, or that a histogram has."""
 
@@ -55,11 +54,15 @@ def read_by(query: str) -> Labels:
     return {name: labels - SCRAPED - {""} for name, labels in by_metric.items()}
 
 
-def args_of(template: str, verb: str) -> list[str]:
-    """Give the arguments with which the chart starts a verb."""
-    text = (CHART / template).read_text(encoding="utf-8")
-    (block,) = re.findall(rf"args:\n((?:\s+(?:- |{{{{).*\n)*?\s+- {verb}\n(?:\s+(?:- |{{{{).*\n)*)", text)
-    return [word for word in re.findall(r"^\s+- (\S+)$", block, flags=re.M) if "{{" not in word]
+def args_of(component: str) -> list[str]:
+    """Give the arguments with which the chart starts a component that stays up."""
+    (pod,) = (
+        document["spec"]["template"]["spec"]
+        for key, document in objects(rendered(ALL)).items()
+        if key[0] in ("Deployment", "StatefulSet") and key[2] == f"predrain-{component}"
+    )
+    args: list[str] = pod["containers"][0]["args"]
+    return args
 
 
 @contextlib.contextmanager
@@ -150,18 +153,20 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Labels:
     ports = {name: free_port() for name in ("act", "serve", "exporters", "receive")}
     started = {
         "act": local(
-            args_of("act.yaml", "act"), folder, ports["act"], **{
+            args_of("act"), folder, ports["act"], **{
                 "--scheduler": [f"--cluster={folder}/cluster.json"], "--events": [],
             },
         ),
         "serve": local(
-            args_of("serve.yaml", "serve"), folder, ports["serve"],
+            args_of("serve"), folder, ports["serve"],
         ),
-        "exporters": [
-            *local(args_of("collect.yaml", "exporters"), folder, ports["exporters"]), f"--targets={folder}/targets.txt",
-        ],
+        "exporters": local(
+            args_of("exporters"), folder, ports["exporters"], **{
+                "--targets": [f"--targets={folder}/targets.txt"],
+            },
+        ),
         "receive": local(
-            args_of("collect.yaml", "receive"), folder, ports["receive"], **{
+            args_of("receiver"), folder, ports["receive"], **{
                 "--tokens": [f"--tokens={folder}/receiver.txt"],
             },
         ),

@@ -39,11 +39,9 @@ if [ -e "$root/etc/systemd/system/predrain-act.service" ] && [ -e "$root/etc/pre
     while IFS= read -r line; do # not sourced: systemd's format is no shell's
         case $line in PREDRAIN_*=* | KUBECONFIG=* | SLURM_CONF=*) export "${line%%=*}=${line#*=}" ;; esac
     done <"$settings"
-    if told=$(act --release-all) && case $told in *standby:*) false ;; esac; then
-        echo "$told"
+    if act --release-all --wait 10m; then
         act --resume || true # so that it may act when it is installed again
     else
-        echo "$told"
         [ "$leave" ] || {
             echo 'uninstall.sh: not all marks are off, so nothing was removed. Where another host runs predrain act, stop it and' \
                 'try again; or give --leave-marks.' >&2

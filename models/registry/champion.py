@@ -17,7 +17,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from features.errors import InputError
+from features.errors import InputError, TooEarlyError
 from models.registry.store import CHAMPION, DIGEST_TAG, database_of, opened_store, refuse_absent
 
 HISTORY_TAG = "predrain.champions"
@@ -68,11 +68,17 @@ class Standing:
 def standing_of(tracking_uri: str, model: str) -> Standing:
     """Read who is champion and who was.
 
-    Raises ``InputError`` if there is no such store or model.
+    Raises ``TooEarlyError`` if there is no such store or model yet.
     """
     refuse_absent(tracking_uri)
     with opened_store(tracking_uri) as mlflow:
-        return _standing(mlflow.MlflowClient(), model)
+        try:
+            return _standing(mlflow.MlflowClient(), model)
+        except mlflow.exceptions.MlflowException as error:
+            if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+                raise
+            do = "`predrain retrain` or `predrain train --registry` registers one; check the name."
+            raise TooEarlyError(f"no model {model} is registered yet", tracking_uri, do) from None
 
 
 def version_at(tracking_uri: str, model: str, number: int) -> Version:

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from features.errors import InputError
+from features.errors import InputError, TooEarlyError
 
 CHALLENGER = "challenger"
 """Alias of the version registered last."""
@@ -92,11 +92,11 @@ def database_of(tracking_uri: str) -> Path | None:
 def refuse_absent(tracking_uri: str) -> None:
     """Refuse a store that is not there, which MLflow would make.
 
-    Raises ``InputError`` if the store is a database file that does not exist.
+    Raises ``TooEarlyError`` if the store is a database file that does not exist.
     """
     database = database_of(tracking_uri)
     if database is not None and not database.is_file():
-        raise InputError(
+        raise TooEarlyError(
             "no store here", tracking_uri, "Give the store that `predrain train --registry` registered a model in."
         )
 

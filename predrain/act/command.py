@@ -7,6 +7,7 @@ import secrets
 import socket
 import sys
 from collections.abc import Callable, Mapping
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,7 +15,7 @@ import typer
 
 from predrain.act.assembly import SchedulerKind
 from predrain.console import FAILED, print_json, until_stopped
-from predrain.options import JsonOption, check_scores
+from predrain.options import JsonOption, check_scores, duration_option
 from predrain.version import VERSION
 
 if TYPE_CHECKING:
@@ -65,6 +66,13 @@ def act(
         bool,
         typer.Option("--release-all", help="Remove all predrain taints and labels; put nothing on until --resume."),
     ] = False,
+    wait: Annotated[
+        str | None,
+        typer.Option(
+            help="With --release-all: go on until no mark is left, whichever replica takes them off, at most so long "
+            "(such as 10m)."
+        ),
+    ] = None,
     reset_breaker: Annotated[bool, typer.Option("--reset-breaker", help="Close the breaker by hand.")] = False,
     listen: Annotated[
         str | None, typer.Option(help="host:port of /metrics and /healthz, with --loop; port 0 is any free one.")
@@ -80,14 +88,10 @@ def act(
     Example: predrain act --cluster cluster.json --scores scores --settings act.yaml --dry-run
     """
     by_hand = kill or resume or release_all or reset_breaker
-    if sum((kill, resume, release_all)) > 1:
-        raise typer.BadParameter("give one of --kill, --resume and --release-all")
-    if loop and (dry_run or by_hand):
-        raise typer.BadParameter("--loop goes with none of --dry-run, --kill, --resume, --release-all, --reset-breaker")
-    if dry_run and (kill or resume or reset_breaker):
-        raise typer.BadParameter("--dry-run goes with none of --kill, --resume and --reset-breaker")
-    if listen is not None and not loop:
-        raise typer.BadParameter("goes with --loop", param_hint="--listen")
+    _go_together(
+        {"--kill": kill, "--resume": resume, "--release-all": release_all, "--reset-breaker": reset_breaker},
+        loop=loop, dry_run=dry_run, listen=listen, wait=wait,
+    )  # fmt: skip
     settings = settings or (DEFAULT_SETTINGS if DEFAULT_SETTINGS.is_file() else None)
     if not by_hand:
         _all_there(scheduler, cluster, scores, settings)
@@ -120,10 +124,52 @@ def act(
             report = _follow(controller, given, listen, as_json)
         else:
             report = controller.round()
-            controller.stop()
             _show(report, as_json, switches)
+            if wait is not None:
+                report = _until_released(controller, chosen, duration_option(wait, "--wait"))
+            controller.stop()
     if report.failed:
         raise typer.Exit(FAILED)
+
+
+def _go_together(
+    switches: Mapping[str, bool], *, loop: bool, dry_run: bool, listen: str | None, wait: str | None
+) -> None:
+    if sum(switches[name] for name in ("--kill", "--resume", "--release-all")) > 1:
+        raise typer.BadParameter("give one of --kill, --resume and --release-all")
+    if loop and (dry_run or any(switches.values())):
+        raise typer.BadParameter(f"--loop goes with none of --dry-run, {', '.join(switches)}")
+    if dry_run and any(on for name, on in switches.items() if name != "--release-all"):
+        raise typer.BadParameter("--dry-run goes with none of --kill, --resume and --reset-breaker")
+    if listen is not None and not loop:
+        raise typer.BadParameter("goes with --loop", param_hint="--listen")
+    if wait is not None and (dry_run or not switches["--release-all"]):
+        raise typer.BadParameter("goes with --release-all, and not with --dry-run", param_hint="--wait")
+
+
+def _until_released(controller: Controller, chosen: ChosenScheduler, wait: timedelta) -> RoundReport:
+    """Go round until no mark stands; ``InputError`` with those that do after so long."""
+    import time
+
+    from scheduler.ports.errors import SchedulerError
+    from telemetry.errors import InputError
+
+    until = time.monotonic() + wait.total_seconds()
+    while True:
+        try:
+            fleet = chosen.adapter.read_fleet()
+            left = sorted(node.view.name for node in fleet.nodes if node.view.marks.level)
+            trouble = fleet.trouble
+        except SchedulerError as error:
+            left, trouble = [], str(error)
+        if not left and trouble is None:
+            return controller.round()
+        if time.monotonic() > until:
+            named = ", ".join(left[:_MOST_STANDING])
+            what = trouble or f"{len(left)} nodes still carry marks ({named})"
+            raise InputError(what, chosen.where, "See what the active replica says, and try again.")
+        time.sleep(min(2.0, wait.total_seconds() / 4))
+        controller.round()
 
 
 def _given(read: Callable[[], ActSettings], *, undo: bool) -> ActSettings:

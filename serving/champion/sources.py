@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from features.errors import InputError
+from features.errors import InputError, TooEarlyError
 from telemetry.atomic import FolderSwap, disk_errors, fsync_path, recover_folder, stamp_of, take_lock
 from telemetry.writers import refuse_other_writers
 
@@ -168,8 +168,8 @@ def copy_champion(copy: ChampionCopy, registry: str, name: str, *, again: bool =
 
     ``registry``: ``sqlite:///PATH`` or a tracking server's address.
     ``again``: fetch it in any case: a restart makes good what a disk has done.
-    Raises ``InputError`` if there is no champion, the registry cannot be asked, or its bundle is not the one that was
-    registered.
+    Raises ``TooEarlyError`` if there is no champion yet, ``InputError`` if the registry cannot be asked, or its bundle
+    is not the one that was registered.
     """
     # By default MLflow waits many minutes for a registry that does not answer.
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
@@ -178,10 +178,10 @@ def copy_champion(copy: ChampionCopy, registry: str, name: str, *, again: bool =
 
     number = standing_of(registry, name).champion
     if number is None:
-        raise InputError(
-            "there is no champion",
+        raise TooEarlyError(
+            "there is no champion yet",
             f"model {name}, {registry}",
-            "Make one with `predrain promote`, or give the folder of a bundle.",
+            "`predrain retrain` makes the first one; or give the folder of a bundle.",
         )
     version = version_at(registry, name, number)
     if (copy.version(), manifest_digest(copy.bundle)) == (number, version.digest) and not again:

@@ -178,3 +178,20 @@ def test_the_command_extends_the_matrix_fits_and_promotes(
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout.splitlines()[-1])["champion"] == 1
     assert "predrain_retrain_success 1" in (tmp_path / "fleet-retrain.prom").read_text()
+
+
+def test_scoring_waits_for_the_first_champion(small_fleet: Path, store: str, tmp_path: Path) -> None:
+    words = [
+        "score",
+        "--dataset",
+        small_fleet,
+        "--model",
+        "champion",
+        "--registry",
+        store,
+        "--out",
+        tmp_path / "scores",
+    ]
+    result = CliRunner().invoke(app, [str(word) for word in words])
+    assert result.exit_code == 0, result.output
+    assert "no model predrain is registered yet" in result.stdout

@@ -102,6 +102,19 @@ def test_act_then_ask_then_replay_then_undo(place):
     assert len(node(place)["taints"]) == 2
 
 
+def test_to_wait_for_the_release_fails_while_another_replica_leaves_marks(place):
+    run(*GO)
+    content = json.loads((place / "cluster.json").read_text())
+    content["lease"] = {"holder": "another", "until": (datetime.now(UTC) + timedelta(seconds=8)).isoformat()}
+    (place / "cluster.json").write_text(json.dumps(content))
+    left = run(*ACT, "--release-all", "--wait", "1s", code=1)
+    assert "standby" in left.stdout
+    assert "1 nodes still carry marks (n3)" in left.stderr
+    run(*ACT, "--release-all", "--wait", "1m")
+    assert len(node(place)["taints"]) == 1
+    run(*ACT, "--kill", "--wait", "1m", code=2)
+
+
 def test_a_damaged_ledger_stops_it_and_does_not_stop_the_undoing(place):
     run(*GO)
     (place / "ledger.db").write_bytes(b"no ledger" * 1000)

@@ -12,10 +12,8 @@ from typing import Any
 
 import pytest
 import typer
-import yaml
 
 from predrain.command import app
-from telemetry.config import parse_duration
 from tests.policy.test_risk_record import KNOWN
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -81,26 +79,6 @@ def test_systemd_finds_nothing_wrong_with_a_unit(verb: str) -> None:
     run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     problems = [line for line in run.stderr.splitlines() if f"predrain-{verb}" in line]
     assert (run.returncode, problems) == (0, [])
-
-
-def test_the_cron_job_never_overlaps_and_writes_to_its_claim_only() -> None:
-    """Its options and rights: see the tests of all manifests."""
-    (document,) = yaml.safe_load_all((ROOT / "deploy" / "kubernetes" / "score-cronjob.yaml").read_text())
-    job, inner = document["spec"], document["spec"]["jobTemplate"]["spec"]
-    assert job["concurrencyPolicy"] == "Forbid"
-    assert re.fullmatch(r"\*/5( \*){4}", job["schedule"])
-    assert job["startingDeadlineSeconds"] < parse_duration("5m").total_seconds()
-    assert inner["backoffLimit"] == 0
-    assert inner["activeDeadlineSeconds"] > 0
-    pod = inner["template"]["spec"]
-    assert (pod["restartPolicy"], pod["automountServiceAccountToken"]) == ("Never", False)
-    (container,) = pod["containers"]
-    assert sorted(mount["mountPath"] for mount in container["volumeMounts"]) == ["/data", "/tmp"]
-    paths = [word.partition("=")[2] for word in container["args"] if "=" in word]
-    paths += [variable["value"].removeprefix("sqlite:///") for variable in container["env"]]
-    assert all(path.startswith("/data/") for path in paths if path.startswith("/"))
-    volumes = {volume["name"] for volume in pod["volumes"]}
-    assert {mount["name"] for mount in container["volumeMounts"]} == volumes
 
 
 def test_the_page_of_scores_names_every_field_of_a_record() -> None:

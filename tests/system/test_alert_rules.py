@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-RULES = Path(__file__).parents[2] / "deploy" / "prometheus" / "predrain-rules.yaml"
+RULES = Path(__file__).parents[2] / "deploy" / "helm" / "predrain" / "files" / "predrain-rules.yaml"
 DASHBOARD = RULES.parents[1] / "grafana" / "predrain.json"
 CASES = Path(__file__).with_name("alert_rules_test.yaml")
 pytestmark = pytest.mark.system

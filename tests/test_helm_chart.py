@@ -1,0 +1,210 @@
+"""The Helm chart: one value brings everything up, in shadow, and what it makes fits the published schemas."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from typing import Any
+
+import helm_python
+import kubernetes_validate
+import pytest
+import yaml
+from jsonschema import Draft7Validator
+
+from predrain.version import VERSION
+from scheduler.controller.settings import ActSettings, read_settings
+from scheduler.ports.codec import object_of
+from tests.chart import ALL, CHART, NEEDED, objects, rendered
+from tests.test_manifests import FOLDER, VERSIONS, options
+
+RIGHTS = ("publisher-rbac.yaml", "actuator-rbac.yaml")
+CUSTOM = ("PodMonitor", "PrometheusRule")
+PUBLISHER: dict[str, Any] = {
+    **NEEDED,
+    "act": {
+        "rights": "publisher",
+        "settings": {"policy": {"thresholds": {"watch": 0.05, "elevated": None, "high": None}}},
+    },
+    "serve": {"enabled": False}, "score": {"enabled": False}, "retrain": {"enabled": False},
+}  # fmt: skip
+CASES = {"defaults": NEEDED, "all": ALL, "publisher": PUBLISHER}
+
+
+def pods(made: dict[tuple[str, str, str], dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    specs = {}
+    for (kind, _, name), document in made.items():
+        spec = document.get("spec", {})
+        spec = spec.get("jobTemplate", {}).get("spec", spec)
+        if "template" in spec:
+            specs[f"{kind}/{name}"] = spec["template"]["spec"]
+    return specs
+
+
+def test_without_a_place_where_telemetry_is_it_says_what_to_set() -> None:
+    with pytest.raises(ValueError, match=r"Set prometheus\.url, or collect\.receiver\.enabled"):
+        rendered({})
+
+
+def test_helm_finds_nothing_wrong_with_it() -> None:
+    found = helm_python.lint(CHART, values=NEEDED)
+    assert not [message for message in found["messages"] if "ERROR" in str(message)], found
+
+
+def test_its_version_and_the_images_tag_are_predrains_own() -> None:
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text(encoding="utf-8"))
+    assert chart["appVersion"] == chart["version"] == VERSION
+    assert {pod["containers"][0]["image"] for pod in pods(objects(rendered())).values()} == {f"predrain:{VERSION}"}
+
+
+def test_one_value_brings_up_the_whole_loop_and_marks_nothing() -> None:
+    made = objects(rendered())
+    verbs = [
+        " ".join(word for word in pod["containers"][0]["args"][:2] if word[0] != "-") for pod in pods(made).values()
+    ]
+    assert sorted(verbs) == ["act", "act", "collect prometheus", "retrain", "score", "serve"]
+    settings = yaml.safe_load(made["ConfigMap", "predrain", "predrain-settings"]["data"]["act.yaml"])
+    assert object_of(ActSettings, settings, "settings").policy.stages.ceiling == "shadow"
+    for pod in pods(made).values():  # nothing that the user has to make first
+        for volume in pod["volumes"]:
+            claim, secret = volume.get("persistentVolumeClaim"), volume.get("secret")
+            assert claim is None or ("PersistentVolumeClaim", "predrain", claim["claimName"]) in made
+            assert secret is None or ("Secret", "predrain", secret["secretName"]) in made
+            assert "hostPath" not in volume
+
+
+@pytest.mark.parametrize("values", CASES.values(), ids=CASES)
+def test_what_it_makes_fits_the_published_schemas_and_is_allowed_no_more_than_it_needs(values: dict[str, Any]) -> None:
+    made = objects(rendered(values, release="r", namespace="gpu-health"))
+    for (kind, _, _), document in made.items():
+        for version in VERSIONS if kind not in CUSTOM else ():
+            kubernetes_validate.validate(document, version, strict=True)
+        for subject in document.get("subjects", ()):
+            assert ("ServiceAccount", "gpu-health", subject["name"]) in made, "every right is some account's of ours"
+        for role in [document["roleRef"]] if "roleRef" in document else []:
+            names = {key[2] for key in made if key[0] == role["kind"]}
+            assert role["name"] in names
+    for name, pod in pods(made).items():
+        (container,) = pod["containers"]
+        verb = next(iter(container["args"]))
+        if verb != "collect":
+            used = {word.partition("=")[0] for word in container["args"] if word.startswith("--")}
+            assert used <= options(verb), name
+        assert pod["securityContext"]["runAsNonRoot"] is True
+        assert container["securityContext"]["readOnlyRootFilesystem"] is True
+        assert container["resources"]["limits"]["memory"]
+        assert pod.get("automountServiceAccountToken") is False or "serviceAccountName" in pod
+        assert {mount["name"] for mount in container["volumeMounts"]} <= {
+            "ledger", *(volume["name"] for volume in pod["volumes"])
+        }  # fmt: skip
+    patching = {
+        key[2] for key, document in made.items() for rule in document.get("rules", ())
+        if "pods" in rule["resources"] and "patch" in rule["verbs"]
+    }  # fmt: skip
+    assert patching == ({"gpu-health-r-predrain-checkpoint"} if values is ALL else set())
+    actuating = {key[2] for key in made if "actuator" in key[2]}
+    assert bool(actuating) == (values is not PUBLISHER)
+
+
+def test_its_rights_are_those_of_the_plain_files() -> None:
+    def meaning(document: dict[str, Any]) -> dict[str, Any]:
+        return {name: document.get(name) for name in ("kind", "rules", "roleRef", "subjects")}
+
+    made = objects(rendered())
+    plain = objects({name: (FOLDER / name).read_text(encoding="utf-8") for name in RIGHTS})
+    for key, document in plain.items():
+        if document["kind"] != "Namespace":
+            assert meaning(made[key]) == meaning(document), key
+
+
+def test_two_releases_share_nothing_in_one_cluster() -> None:
+    one, two, other = (
+        objects(rendered(ALL, release=release, namespace=namespace))
+        for release, namespace in (("predrain", "predrain"), ("blue", "predrain"), ("predrain", "elsewhere"))
+    )
+    assert not one.keys() & two.keys()
+    assert not one.keys() & other.keys()
+    selectors = [
+        made[key]["spec"]["selector"]["matchLabels"] for made in (one, two) for key in made if key[0] == "StatefulSet"
+    ]
+    assert selectors[0] != selectors[1]
+    stored = yaml.safe_load(two["ConfigMap", "predrain", "blue-predrain-settings"]["data"]["act.yaml"])["kubernetes"]
+    names = {name for key, document in two.items() if key[0] == "Role" and key[1] == "predrain"
+             for rule in document["rules"] for name in rule.get("resourceNames", ())}  # fmt: skip
+    assert {stored["lease"], stored["state"], stored["progress"]} == names
+
+
+def test_the_token_that_it_makes_is_read_by_the_service_and_the_receiver() -> None:
+    secret = objects(rendered(ALL))["Secret", "predrain", "predrain-tokens"]["stringData"]
+    digest = hashlib.sha256(secret["token"].encode()).hexdigest()
+    assert len(secret["token"]) >= 40
+    assert secret["tokens.txt"] == f"admin sha256:{digest} predrain"
+    assert secret["receiver-tokens.txt"] == secret["token"]
+
+
+def test_all_marks_are_off_before_it_is_uninstalled() -> None:
+    job = objects(rendered())["Job", "predrain", "predrain-release-all"]
+    assert job["metadata"]["annotations"]["helm.sh/hook"] == "pre-delete"
+    assert {"--release-all", "--wait=10m"} <= set(job["spec"]["template"]["spec"]["containers"][0]["args"])
+
+
+def test_jobs_never_overlap_and_write_to_their_claim_only() -> None:
+    made = objects(rendered(ALL))
+    jobs = {key[2]: document["spec"] for key, document in made.items() if key[0] == "CronJob"}
+    assert sorted(jobs) == [f"predrain-{name}" for name in ("compact", "prometheus", "retrain", "score")]
+    for job in jobs.values():
+        inner = job["jobTemplate"]["spec"]
+        assert (job["concurrencyPolicy"], inner["backoffLimit"]) == ("Forbid", 0)
+        assert inner["activeDeadlineSeconds"] > 0
+        (container,) = inner["template"]["spec"]["containers"]
+        paths = [word.partition("=")[2] for word in container["args"] if "=/" in word]
+        assert all(path.startswith(("/data/", "/etc/predrain-params/")) for path in paths), paths
+    assert re.fullmatch(r"\*/5( \*){4}", jobs["predrain-score"]["schedule"])
+
+
+def test_rules_and_dashboard_are_those_that_are_tested() -> None:
+    made = objects(rendered(ALL))
+    rules = yaml.safe_load((CHART / "files" / "predrain-rules.yaml").read_text(encoding="utf-8"))
+    assert made["PrometheusRule", "predrain", "predrain"]["spec"] == rules
+    shown = made["ConfigMap", "predrain", "predrain-dashboard"]["data"]["predrain.json"]
+    assert json.loads(shown) == json.loads((CHART / "files" / "predrain.json").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize(
+    ("act", "message"),
+    [
+        ({"settings": {"kubernetes": {"device_taints": True}}}, "needs act.roles.deviceTaints"),
+        ({"settings": {"kubernetes": {"namespace": "elsewhere"}}}, "set it to predrain"),
+        ({"rights": "publisher"}, r"thresholds\.watch alone"),
+        ({"rights": "publisher", "settings": {"policy": {"thresholds_from": "scores"}}}, r"thresholds\.watch alone"),
+    ],
+)
+def test_settings_that_the_chart_does_not_allow_are_refused_when_it_is_rendered(
+    act: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        rendered({**NEEDED, "act": act})
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"act": {"replica": 2}},
+        {"act": {"rights": "admin"}},
+        {"serve": {"resources": {"limits": {"memory": None}}}},
+        {"data": {"claim": "Not a name"}},
+        {"prometheus": {"url": "prometheus:9090"}},
+    ],
+)
+def test_values_that_nobody_reads_are_refused(wrong: dict[str, Any]) -> None:
+    schema = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
+    Draft7Validator.check_schema(schema)
+    with pytest.raises(ValueError, match="at '/"):
+        rendered({**NEEDED, **wrong})
+
+
+def test_the_settings_that_it_begins_with_can_be_read(tmp_path: Any) -> None:
+    text = objects(rendered(ALL))["ConfigMap", "predrain", "predrain-settings"]["data"]["act.yaml"]
+    (tmp_path / "act.yaml").write_text(text)
+    assert list(read_settings(tmp_path / "act.yaml").kubernetes.gpu_annotations) == ["team.example/gpus: all #1"]

@@ -25,7 +25,7 @@ from evaluation.value.acting import NOBODY, Controlled, Diagnostic, Fleet, Readi
 from evaluation.value.load import Placements, generated_load, jobs_of_table
 from evaluation.value.replay import Outcome, break_even, net_interval
 from evaluation.value.replay import replay as replay_policy
-from evaluation.value.verdict import ENOUGH, Predictability, predictability, unanswered
+from evaluation.value.verdict import COUNTING, ENOUGH, Predictability, predictability, unanswered
 from features.matrix.matrix import FeatureMatrix
 from features.times import instant_ms, milliseconds
 from pipeline.artefacts import load_evaluation, write_json
@@ -159,10 +159,16 @@ def _replayed(
             return unanswered(failures)  # no refit saw a failure and a healthy GPU
         write_json(stamp, mark)
     evaluation, context = load_evaluation(folder)
-    predictions = pd.read_parquet(folder / "predictions_all.parquet")
+    predictions = _predictions(folder, params.models.profile, COUNTING)
     return predictability(
         evaluation, predictions, context.extras["unforeseen"], params.models.profile, seed=params.seed
     )
+
+
+def _predictions(folder: Path, *models: str) -> pd.DataFrame:
+    """Read the predictions of some models, refitted as the window slides: all of a large fleet are gigabytes."""
+    chosen = [("model", "in", models), ("variant", "==", SLIDING)]
+    return pd.read_parquet(folder / "predictions_all.parquet", filters=chosen)
 
 
 def _value(
@@ -170,9 +176,7 @@ def _value(
     gpus_per_job: int | None, *, on_request: bool, sizes: bool, begin: Begin,
 ) -> dict[str, Any]:  # fmt: skip
     """Replay policies on the fleet's failures and jobs; ``sizes``: also with jobs of each of :data:`SIZES`."""
-    predictions = pd.read_parquet(out / "predictions_all.parquet")
-    mine = (predictions["model"] == params.models.profile) & (predictions["variant"] == SLIDING)
-    predictions = predictions[mine.to_numpy()]
+    predictions = _predictions(out, params.models.profile)
     since, end = int(milliseconds(predictions["decision_time"]).min()), instant_ms(matrix.span[1])
     fleet = Fleet.of(dataset.inventory(), matrix.incidents(), since, end)
     table, every, total = dataset.jobs(), costs.checkpoint_every, int(fleet.gpus.sum())

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import pyarrow as pa
 
 from evaluation.backtest.frames import BacktestResult
 from evaluation.backtest.run import run_backtest
@@ -174,6 +175,7 @@ def replay(
         watch=not brief,
         engine=engine,
     )
+    pa.default_memory_pool().release_unused()  # of the fits, which would lie beside the predictions
     best = None if risks is None else oracle_predictions(result.predictions, risks, result.k)
     evaluation = evaluate(
         result.predictions,

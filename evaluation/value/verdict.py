@@ -29,7 +29,7 @@ Bounded = tuple[float, float, float]
 """A figure with its 95 % interval."""
 
 _UNKNOWN: Final = (math.nan, math.nan, math.nan)
-_COUNTING: Final = "history_count"
+COUNTING: Final = "history_count"
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,10 +107,10 @@ def _bounded(row: pd.Series, name: str) -> Bounded:
 
 def _more_than_counting(evaluation: Evaluation, predictions: pd.DataFrame, profile: str, seed: int) -> Bounded:
     """Compare the failures caught on the same resamples."""
-    chosen = (predictions["variant"] == SLIDING) & predictions["model"].isin([profile, _COUNTING])
+    chosen = (predictions["variant"] == SLIDING) & predictions["model"].isin([profile, COUNTING])
     weights = resample_units(evaluation.units, evaluation.replicates, seed)
     parts = split_predictions(predictions[chosen.to_numpy()], evaluation.k)
     recall = {part.model: assess(part, weights) for part in parts}
-    one, two = recall[profile], recall[_COUNTING]
+    one, two = recall[profile], recall[COUNTING]
     bounds = interval(one.replicates["recall"] - two.replicates["recall"])
     return one.point["recall"] - two.point["recall"], bounds.low, bounds.high

@@ -7,6 +7,15 @@ from typing import Annotated, Any
 
 import typer
 
+from predrain.collect.sending import (
+    DatasetOrSpoolOption,
+    PushCaOption,
+    PushOption,
+    PushTokenOption,
+    Sending,
+    SpoolLimitOption,
+    SpoolOption,
+)
 from predrain.console import fail, show
 from predrain.options import JsonOption, ParamsOption, instant_option, read_params
 
@@ -16,7 +25,12 @@ def kernel_log(
         list[str],
         typer.Option(help="journal, or a log file (syslog, dmesg --time-format iso); files may be repeated."),
     ],
-    dataset: Annotated[Path, typer.Option(help="The dataset; events are written to DATASET.live next to it.")],
+    dataset: DatasetOrSpoolOption = None,
+    spool: SpoolOption = None,
+    push: PushOption = None,
+    bearer_token_file: PushTokenOption = None,
+    ca_file: PushCaOption = None,
+    spool_limit: SpoolLimitOption = "1GiB",
     node: Annotated[
         str | None,
         typer.Option(help="This node's name.  Default: the host name; of a file, the hosts that its lines name."),
@@ -34,6 +48,8 @@ def kernel_log(
     """Follow the kernel log, through rotations and restarts, until SIGTERM; nothing is read twice or left out.
 
     Example: predrain collect kernel-log --source journal --dataset fleet
+
+    On a node without the dataset: --spool /var/lib/predrain --push https://predrain.example --bearer-token-file token
     """
     import functools
     import logging
@@ -45,7 +61,6 @@ def kernel_log(
     from telemetry.collect.kernel_log.log_files import LogFiles
     from telemetry.collect.outbox import Outbox
     from telemetry.collect.running import stop_on_signals
-    from telemetry.landing.folder import Landing, landing_of
 
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     if "kmsg" in source:
@@ -58,10 +73,12 @@ def kernel_log(
     delay = read_params(params).features.delay
     named = node or (None if paths else socket.gethostname())
     state = _state_name(named or socket.gethostname(), paths)
-    landing = Landing(landing_of(dataset), writer=state[:60].rstrip("-."))
-
+    sending = Sending(
+        dataset, spool, push, token=bearer_token_file, ca=ca_file, limit=spool_limit,
+        writer=state[:60].rstrip("-."),
+    )  # fmt: skip
     now = functools.partial(datetime.now, UTC)
-    with stop_on_signals() as stop, Outbox(landing, state) as outbox:
+    with stop_on_signals() as stop, sending.going_on(), Outbox(sending.landing, state) as outbox:
 
         def open_source(position: dict[str, Any]) -> LogSource:
             if paths:
@@ -78,7 +95,10 @@ def kernel_log(
             once=once,
             delay=delay,
         )
-        show({"dataset": str(dataset), "events_written": outbox.landed["events"], **counts}, as_json=as_json)
+    if once:
+        sending.send()
+    written = {"folder": str(sending.landing.root), "events_written": outbox.landed["events"]}
+    show(written | counts | sending.counts, as_json=as_json)
     if once and counts["undated"] and not counts["events"]:
         fail(
             f"none of {counts['undated']} lines about XIDs has a time that can be read. Write the log with "

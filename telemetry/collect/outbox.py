@@ -88,6 +88,10 @@ class Outbox(contextlib.AbstractContextManager["Outbox"]):
         self._lock.release()
 
     def __exit__(self, *_error: object) -> None:
+        if self._state.batch and not self._state.pending:
+            # what was written may be sent on and gone by the next start, which would write it again
+            with contextlib.suppress(InputError):
+                write_bytes(self._path, self._state.model_dump_json().encode())
         self.close()
 
     def _read(self, name: str) -> _State:

@@ -17,7 +17,7 @@ from tests.pipeline.device_fleets import write_disks, write_lifetimes
 ROOT = Path(__file__).resolve().parents[2]
 
 LIGHT = """
-models: {settings: {lightgbm: {n_estimators: 40}, xgboost: {n_estimators: 20}}}
+models: {settings: {lightgbm: {n_estimators: 40}, xgboost: {n_estimators: 20}, random_forest: {n_estimators: 40}}}
 backtest: {bootstrap: 0}
 """
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from functools import cache
 from pathlib import Path
 
 import pyarrow as pa
@@ -26,6 +28,7 @@ from predrain.command import app
 from predrain.learn.promote import summary_text
 from telemetry.errors import InputError
 
+Standing = Callable[[datetime], Path]
 OLD, NEWER = datetime(2026, 1, 20, tzinfo=UTC), datetime(2026, 2, 1, tzinfo=UTC)
 
 
@@ -34,10 +37,14 @@ def matrix(small_fleet: Path, small_params: Params, tmp_path_factory: pytest.Tem
     return make_matrix(small_fleet, small_params, tmp_path_factory.mktemp("retrain") / "matrix")
 
 
+def quick(params: Params) -> Params:
+    """Give parameters with one quick learner as the profile."""
+    return params.model_copy(update={"models": params.models.model_copy(update={"profile": "lightgbm"})})
+
+
 @pytest.fixture
 def params(small_params: Params) -> Params:
-    """One quick learner."""
-    return small_params.model_copy(update={"models": small_params.models.model_copy(update={"profile": "lightgbm"})})
+    return quick(small_params)
 
 
 @pytest.fixture(scope="module")
@@ -55,10 +62,22 @@ def store(empty_store: Path, tmp_path: Path) -> str:
     return f"sqlite:///{tmp_path / 'mlflow.db'}"
 
 
-def champion(matrix: FeatureMatrix, params: Params, store: str, folder: Path, until: datetime) -> None:
-    """Make a fit until a time the champion."""
-    train_bundle(matrix, params, folder / f"{until:%d}", registry=store, until=until)
-    promote(None, params, registry=store, model="predrain", force_reason="the test begins with it")
+@pytest.fixture(scope="module")
+def standing(
+    matrix: FeatureMatrix, small_params: Params, empty_store: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Standing:
+    """Give the store in which a fit until a time is the champion; each is made once."""
+
+    @cache
+    def made(until: datetime) -> Path:
+        folder = tmp_path_factory.mktemp("champion")
+        file = Path(shutil.copy(empty_store, folder))
+        train_bundle(matrix, quick(small_params), folder / "bundle", registry=f"sqlite:///{file}", until=until)
+        reason = "the test begins with it"
+        promote(None, quick(small_params), registry=f"sqlite:///{file}", model="predrain", force_reason=reason)
+        return file
+
+    return made
 
 
 def other(params: Params) -> Params:
@@ -79,18 +98,20 @@ def test_the_first_fit_goes_live_and_a_second_run_keeps_it(matrix: FeatureMatrix
 
 @pytest.mark.parametrize("until", [OLD, NEWER])
 def test_the_champions_recipe_with_newer_data_goes_live_though_nothing_is_decided(
-    matrix: FeatureMatrix, params: Params, store: str, tmp_path: Path, until: datetime
+    matrix: FeatureMatrix, params: Params, store: str, tmp_path: Path, standing: Standing, until: datetime
 ) -> None:
     undecided = gate(params, min_incidents=10_000, risk_ratio=(0.01, 100.0), brier_margin=9.0)
-    champion(matrix, undecided, store, tmp_path, until)
+    shutil.copy(standing(until), tmp_path)
     done = retrain(matrix, undecided, registry=store, model="predrain")
     assert (done.action, done.champion) == ("promoted", 2)
     assert done.reason.startswith("the champion's own recipe with newer data")
     assert (done.verdict is None) == (until == NEWER)
 
 
-def test_another_recipe_has_to_pass_the_gate(matrix: FeatureMatrix, params: Params, store: str, tmp_path: Path) -> None:
-    champion(matrix, params, store, tmp_path, NEWER)
+def test_another_recipe_has_to_pass_the_gate(
+    matrix: FeatureMatrix, params: Params, store: str, tmp_path: Path, standing: Standing
+) -> None:
+    shutil.copy(standing(NEWER), tmp_path)
     undecided = gate(other(params), min_incidents=10_000)
     refused = retrain(matrix, undecided, registry=store, model="predrain")
     assert (refused.action, refused.champion) == ("refused", 1)
@@ -104,9 +125,9 @@ def test_another_recipe_has_to_pass_the_gate(matrix: FeatureMatrix, params: Para
 
 
 def test_a_recipe_that_is_shown_to_be_worse_is_refused(
-    matrix: FeatureMatrix, params: Params, store: str, tmp_path: Path
+    matrix: FeatureMatrix, params: Params, store: str, tmp_path: Path, standing: Standing
 ) -> None:
-    champion(matrix, params, store, tmp_path, OLD)
+    shutil.copy(standing(OLD), tmp_path)
     impossible = gate(params, risk_ratio=(0.0001, 0.0002))
     refused = retrain(matrix, impossible, registry=store, model="predrain")
     assert refused.action == "refused"
@@ -120,10 +141,10 @@ def test_a_recipe_that_is_shown_to_be_worse_is_refused(
 
 
 def test_a_fit_to_a_week_of_wrong_labels_is_refused_though_nothing_can_be_compared(
-    small_fleet: Path, matrix: FeatureMatrix, params: Params, store: str, tmp_path: Path
+    small_fleet: Path, matrix: FeatureMatrix, params: Params, store: str, tmp_path: Path, standing: Standing
 ) -> None:
     params = gate(params, min_incidents=5)
-    champion(matrix, params, store, tmp_path, NEWER)
+    shutil.copy(standing(NEWER), tmp_path)
     dataset = tmp_path / "fleet"
     shutil.copytree(small_fleet, dataset)
     events = pq.read_table(dataset / "events.parquet")
@@ -141,9 +162,14 @@ def test_a_fit_to_a_week_of_wrong_labels_is_refused_though_nothing_can_be_compar
 
 
 def test_what_cannot_be_compared_for_another_reason_than_too_little_data_does_not_go_live(
-    matrix: FeatureMatrix, params: Params, store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    matrix: FeatureMatrix,
+    params: Params,
+    store: str,
+    tmp_path: Path,
+    standing: Standing,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    champion(matrix, params, store, tmp_path, OLD)
+    shutil.copy(standing(OLD), tmp_path)
     damaged = InputError("is damaged", "the champion", "Train it again.")
     monkeypatch.setattr(retraining, "compared", lambda *_: (_ for _ in ()).throw(damaged))
     with pytest.raises(InputError, match="is damaged"):

@@ -1,6 +1,7 @@
 """The receiver on a port: where it may listen, and our own client talking to it."""
 
 import asyncio
+import json
 import socket
 import stat
 import threading
@@ -15,7 +16,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import uvicorn
+from typer.testing import CliRunner
 
+from predrain.command import app
 from telemetry.collect.pushing import HttpTarget, Later, Refused
 from telemetry.collect.remote_write.connections import refuse_open_port, serving
 from telemetry.collect.remote_write.group_commit import ReceiverSettings
@@ -25,6 +28,7 @@ from telemetry.errors import InputError
 from telemetry.http import parse_listen
 from telemetry.landing.folder import Landing
 from tests.processes import PREDRAIN, running
+from tests.telemetry.collect.builders import landed
 from tests.waiting import free_port, wait
 
 TOKEN = "0123456789abcdef0123"
@@ -139,3 +143,17 @@ def test_our_own_client_pushes_what_a_node_has_landed(tmp_path: Path, port: int)
         HttpTarget(f"http://127.0.0.1:{port}", token_file=tmp_path / "wrong").send(good)
     (landed,) = (tmp_path / "d.live" / "samples").iterdir()
     assert pq.read_table(landed).column("xid_last").to_pylist() == [79, 79]
+
+
+def test_a_kernel_log_is_sent_from_a_spool_once(port: int, tmp_path: Path) -> None:
+    log = tmp_path / "kern.log"
+    log.write_text("2026-03-01T10:00:00+00:00 h1 kernel: NVRM: Xid (PCI:0000:10:00): 79, GPU has fallen off the bus.\n")
+    words = ["collect", "kernel-log", "--source", log, "--once", "--spool", tmp_path / "spool", "--json", "--push"]
+    words += [f"http://127.0.0.1:{port}", "--bearer-token-file", tmp_path / "tokens"]
+    sent = [CliRunner().invoke(app, [str(word) for word in words]) for _ in range(2)]
+    assert [done.exit_code for done in sent] == [0, 0], [done.output for done in sent]
+    first, second = (json.loads(done.stdout) for done in sent)
+    assert (first["events_written"], first["files_pushed"], first["files_pending"]) == (1, 1, 0)
+    assert (second["events_written"], second["files_pushed"]) == (0, 0)
+    (event,) = landed(Landing(tmp_path / "d.live", writer="test"))
+    assert (event["node"], event["code"]) == ("h1", "79")

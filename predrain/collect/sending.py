@@ -1,0 +1,104 @@
+"""Where a collector on a node writes to, and what it sends from there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from telemetry.collect.pushing import Pusher, Spool
+    from telemetry.dataset.channels import Channel
+    from telemetry.landing.folder import Landing
+
+DatasetOrSpoolOption = Annotated[
+    Path | None,
+    typer.Option("--dataset", help="Dataset to write next to; `predrain collect compact` adds the rows to it."),
+]
+SpoolOption = Annotated[
+    Path | None, typer.Option("--spool", help="Folder to write to instead, where the dataset is on another machine.")
+]
+PushOption = Annotated[
+    str | None,
+    typer.Option("--push", help="Send what was written to `predrain collect receive` at this address (https://…)."),
+]
+PushTokenOption = Annotated[
+    Path | None,
+    typer.Option("--bearer-token-file", help="File with a token of the receiver; read again when it changes."),
+]
+PushCaOption = Annotated[
+    Path | None, typer.Option("--ca-file", help="Certificates (PEM) to trust instead of the system's.")
+]
+SpoolLimitOption = Annotated[
+    str,
+    typer.Option("--spool-limit", help="Size beyond which the oldest samples that could not be pushed are dropped."),
+]
+
+_LAST_PUSH_S = 20.0
+
+
+class Sending:
+    """A landing folder, and what is pushed from it.
+
+    ``writer``: whose files are pushed.
+    Raises ``typer.BadParameter`` for options that do not go together.
+    """
+
+    def __init__(
+        self, dataset: Path | None, spool: Path | None, push: str | None, *, token: Path | None, ca: Path | None,
+        limit: str, writer: str, channels: Mapping[str, Channel] | None = None,
+    ) -> None:  # fmt: skip
+        from telemetry.collect.pushing import HttpTarget, Pusher, Spool, parse_bytes
+        from telemetry.landing.folder import Landing, landing_of
+
+        if (dataset is None) == (spool is None):
+            raise typer.BadParameter("give one of --dataset and --spool", param_hint="--dataset")
+        if push is None and (token is not None or ca is not None):
+            raise typer.BadParameter(
+                "is only used with --push", param_hint="--bearer-token-file" if token else "--ca-file"
+            )
+        try:
+            limit_bytes = parse_bytes(limit)
+        except ValueError as error:
+            raise typer.BadParameter(str(error)) from None
+        root = landing_of(dataset) if dataset is not None else spool
+        assert root is not None
+        self.landing: Landing = Landing(root, writer=writer, channels=channels)
+        # Next to a dataset and without a push, what waits is left to the compaction and never dropped.
+        self.spool: Spool = Spool(self.landing, writer, None if push is None and spool is None else limit_bytes)
+        self._pusher: Pusher | None = None
+        if push is not None:
+            self._pusher = Pusher(self.spool, HttpTarget(push, token_file=token, ca_file=ca))
+
+    @contextmanager
+    def going_on(self) -> Iterator[None]:
+        """Push for the length of a block, and what landed last after it."""
+        if self._pusher is None:
+            yield
+            return
+        self._pusher.start()
+        try:
+            yield
+        finally:
+            self._pusher.stop(_LAST_PUSH_S)
+
+    def send(self) -> None:
+        """Push what is there; ``InputError`` if it cannot be."""
+        from telemetry.errors import InputError
+
+        if self._pusher is not None and (later := self._pusher.push()) is not None:
+            raise InputError(
+                f"what was read could not be pushed: {later}",
+                "--push",
+                "It waits in the spool; run again when the other side is up.",
+            )
+
+    @property
+    def counts(self) -> dict[str, Any]:
+        """What was pushed, waits and was dropped."""
+        pushed = {} if self._pusher is None else {"files_pushed": self._pusher.sent}
+        waiting = {} if self._pusher is None else {"files_pending": len(self.spool.files())}
+        return pushed | waiting | {name: times for name, times in self.spool.counts.items() if times}

@@ -333,7 +333,12 @@ class FleetPages:
         return None if outcomes is None else [alert for alert in outcomes["alerts"] if alert["unit"] in units]
 
     def _outcomes(self, request: Request) -> Response:
-        return page(request, "outcomes", **self._frame("outcomes"), outcomes=self.newest.served.facts.outcomes)
+        served = self.newest.served
+        model = {} if served.fleet is None else served.fleet.scores.summary.get("model")
+        backtest = model.get("backtest") if isinstance(model, dict) else None
+        return page(
+            request, "outcomes", **self._frame("outcomes"), outcomes=served.facts.outcomes, backtest=backtest
+        )  # fmt: skip
 
     def _ledger_page(self, request: Request, query: Annotated[LedgerQuery, Query()]) -> Response:
         node = "" if query.searches else query.node

@@ -79,7 +79,8 @@ def outcomes_of(
     ``drain_horizon``: how long after the gap an incident makes an episode right; the decision's horizon where that is
     longer.
     Returns: ``since``, ``until``, ``decisions``; ``verdicts`` (how many of each), ``precision`` (right over right and
-    wrong; null without any), the same by tier under ``by_tier``; ``incidents`` in the time that decisions cover and
+    wrong; null without any), the same by tier under ``by_tier``, and by the UTC week of the alert under ``weeks``,
+    where ``precision`` is that of all alerts up to then; ``incidents`` in the time that decisions cover and
     ``caught`` (an alert stood within the horizon before); ``lead_hours`` (median, least and greatest from the alert to
     the incident, null without any); ``alerts``, the newest first, at most 2,000.
     """
@@ -124,6 +125,7 @@ def outcomes_of(
             tier: _counted([alert for alert in judged if alert["tier"] == tier])
             for tier in sorted({alert["tier"] for alert in judged})
         },
+        "weeks": _by_week(judged),
         **_recall(decisions, onsets, labels.gap, drain_horizon, data_end),
         "lead_hours": None if not leads else {"median": median(leads), "least": leads[0], "greatest": leads[-1]},
         "alerts": listed,
@@ -153,6 +155,19 @@ def _counted(alerts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "verdicts": {name: verdicts[name] for name in ("right", "wrong", "inconclusive", "open")},
         "precision": verdicts["right"] / judged if judged else None,
     }
+
+
+def _by_week(alerts: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    weeks: dict[str, list[Mapping[str, Any]]] = {}
+    for alert in alerts:
+        at = datetime.fromisoformat(alert["at"])
+        weeks.setdefault(f"{at - timedelta(days=at.weekday()):%Y-%m-%d}", []).append(alert)
+    begun = sorted(weeks)
+    so_far = [[alert for week in begun[: number + 1] for alert in weeks[week]] for number in range(len(begun))]
+    return [
+        {"week": week, **_counted(weeks[week]), "precision": _counted(known)["precision"]}
+        for week, known in zip(begun, so_far, strict=True)
+    ]
 
 
 def _recall(

@@ -181,10 +181,22 @@ def _score(
             "profile": model.bundle.profile,
             "version": model.version,
             "fitted_at": format_utc(fitted.refit_at),
+            "backtest": _backtest_of(model.bundle),
         },
         "dataset": {"digest": dataset.digest, "end": format_utc(dataset.meta.span[1])},
     }
     return records, summary
+
+
+def _backtest_of(bundle: Bundle) -> dict[str, Any] | None:
+    """Give what the profile's backtest measured of its drains; None: the bundle was trained without one."""
+    measured = bundle.manifest.get("metrics") or {}
+    mine = measured.get("models", {}).get(bundle.profile, {}).get("sliding")
+    if mine is None:
+        return None
+    names = ("episode_precision", "episode_precision_low", "episode_precision_high", "incidents", "caught")
+    ends = {"since": measured["first_time"], "until": measured["last_time"]}
+    return ends | {name: mine.get(name) for name in (*names, "episodes_right", "episodes_known")}
 
 
 def due_decision(config: MatrixConfig, now: datetime) -> datetime:

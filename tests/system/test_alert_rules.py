@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 RULES = Path(__file__).parents[2] / "deploy" / "helm" / "predrain" / "files" / "predrain-rules.yaml"
-DASHBOARD = RULES.parents[1] / "grafana" / "predrain.json"
+DASHBOARD = RULES.with_name("predrain.json")
 CASES = Path(__file__).with_name("alert_rules_test.yaml")
 pytestmark = pytest.mark.system
 

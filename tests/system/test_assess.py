@@ -41,7 +41,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     simulate(base / "sim", gpus=GPUS, days=DAYS, seed=101, scenario="announced", acceleration=90.0, start=begin)
     (base / "light.yaml").write_text(LIGHT)
     fleet = Dataset.open(base / "sim")
-    fleet.events().to_csv(base / "tickets.csv", index=False)
+    tickets = fleet.events()
+    tickets[tickets["timestamp"] > datetime.now(UTC) - timedelta(days=DAYS)].to_csv(base / "tickets.csv", index=False)
     write_openmetrics(fleet, base / "history.om")
     load_blocks(base / "history.om", base / "data")
     with prometheus(base / "data") as url:

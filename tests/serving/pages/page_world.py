@@ -10,14 +10,14 @@ from serving.scores.writing import ScoresFolder, write_decision
 from tests.serving.http.world import DECIDED, Running, small_fleet
 
 
-def store(folder: Path, records: list[RiskRecord], decided: datetime = DECIDED) -> None:
+def store(folder: Path, records: list[RiskRecord], decided: datetime = DECIDED, **model: Any) -> None:
     """Write a decision with Parquet, JSON Lines and summary, and point to the newest."""
     scores = ScoresFolder(folder)
     summary = {
         "format": 2,
         "units": len(records),
         "thresholds": {"watch": 0.02, "elevated": 0.1, "high": 0.5},
-        "model": {"fitted_at": (DECIDED - timedelta(days=2)).isoformat()},
+        "model": {"fitted_at": (DECIDED - timedelta(days=2)).isoformat(), **model},
     }
     with scores.building(decided) as swap:
         write_decision(swap.path, records, summary)

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from serving.scores.alert_outcomes import write_facts
+from serving.scores.alert_outcomes import _by_week, write_facts
 from serving.scores.reading import FACTS, read_facts
 from serving.scores.writing import ScoresFolder
 from telemetry.dataset.store import Dataset
 from tests.serving.http.world import Running, record, running
+from tests.serving.http.world import small_fleet as of_five_nodes
 from tests.serving.pages.page_world import look, store
 
 
@@ -50,6 +51,30 @@ def test_racks_groups_and_outcomes_come_to_the_page(service: Running, small_flee
     assert set(narrowed.column(head.index("Rack"))) == {rack}
     assert "judged alerts were right" in look(service, "/outcomes").text
     assert "alerts were right" in page.text
+
+
+def test_outcomes_begin_with_the_backtest_and_give_the_precision_so_far(tmp_path: Path) -> None:
+    measured = {
+        "since": "2025-10-01T00:00:00Z", "until": "2025-12-31T00:00:00Z", "episode_precision": 0.25,
+        "episode_precision_low": 0.125, "episode_precision_high": 0.5, "episodes_right": 5, "episodes_known": 20,
+        "incidents": 30, "caught": 9,
+    }  # fmt: skip
+    store(tmp_path, of_five_nodes(), backtest=measured)
+    weeks = _by_week(
+        [
+            {"at": at, "verdict": verdict}
+            for at, verdict in (
+                ("2026-01-06T00:00:00+00:00", "right"), ("2026-01-07T00:00:00+00:00", "wrong"),
+                ("2026-01-14T00:00:00+00:00", "right"), ("2026-01-14T00:00:00+00:00", "open"),
+            )
+        ]
+    )  # fmt: skip
+    assert [(each["week"], each["precision"]) for each in weeks] == [("2026-01-05", 1 / 2), ("2026-01-12", 2 / 3)]
+    with running(tmp_path) as started:
+        text = look(started, "/outcomes").text
+    assert "5 of 20" in text
+    assert "25 % of its drains would have been right" in text
+    assert "9 of 30 failures would have been caught" in text
 
 
 def test_the_facts_name_each_unit_and_each_alert(scores: Path, small_fleet: Path) -> None:

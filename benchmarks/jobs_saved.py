@@ -48,10 +48,10 @@ from evaluation.value.acting import (  # noqa: E402
     Diagnostic,
     Fleet,
     Marks,
-    Readings,
     rule_events,
 )
 from evaluation.value.load import Placements, jobs_of_table  # noqa: E402
+from evaluation.value.readings import Readings  # noqa: E402
 from evaluation.value.replay import Outcome, replay  # noqa: E402
 from features.times import duration_ms, milliseconds  # noqa: E402
 from pipeline.matrix_stage import make_matrix  # noqa: E402

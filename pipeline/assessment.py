@@ -21,8 +21,9 @@ from joblib import Parallel, delayed
 
 from evaluation.metrics.comparison import SLIDING
 from evaluation.metrics.oracle import oracle_predictions, read_truth
-from evaluation.value.acting import NOBODY, Controlled, Diagnostic, Fleet, Readings, rule_events
+from evaluation.value.acting import NOBODY, Controlled, Diagnostic, Fleet, rule_events
 from evaluation.value.load import Placements, generated_load, jobs_of_table
+from evaluation.value.readings import Readings
 from evaluation.value.replay import Outcome, break_even, net_interval
 from evaluation.value.replay import replay as replay_policy
 from evaluation.value.verdict import COUNTING, ENOUGH, Predictability, predictability, unanswered

@@ -175,7 +175,7 @@ def replay(
         watch=not brief,
         engine=engine,
     )
-    pa.default_memory_pool().release_unused()  # of the fits, which would lie beside the predictions
+    pa.default_memory_pool().release_unused()  # memory of the fits
     best = None if risks is None else oracle_predictions(result.predictions, risks, result.k)
     evaluation = evaluate(
         result.predictions,

@@ -81,7 +81,9 @@ def test_what_it_makes_fits_the_published_schemas_and_is_allowed_no_more_than_it
         for version in VERSIONS if kind not in CUSTOM else ():
             kubernetes_validate.validate(document, version, strict=True)
         for subject in document.get("subjects", ()):
-            assert ("ServiceAccount", "gpu-health", subject["name"]) in made, "every right is some account's of ours"
+            assert ("ServiceAccount", "gpu-health", subject["name"]) in made, (
+                "each right is that of an account that the chart makes"
+            )
         for role in [document["roleRef"]] if "roleRef" in document else []:
             names = {key[2] for key in made if key[0] == role["kind"]}
             assert role["name"] in names
@@ -163,6 +165,12 @@ def test_jobs_never_overlap_and_write_to_their_claim_only() -> None:
     assert re.fullmatch(r"\*/5( \*){4}", jobs["predrain-score"]["schedule"])
 
 
+def test_what_asks_for_a_token_is_scraped_with_one() -> None:
+    monitor = objects(rendered(ALL))["PodMonitor", "predrain", "predrain"]["spec"]
+    endpoints = {endpoint["port"]: endpoint.get("authorization") for endpoint in monitor["podMetricsEndpoints"]}
+    assert endpoints == {"metrics": None, "http": {"credentials": {"name": "predrain-tokens", "key": "token"}}}
+
+
 def test_rules_and_dashboard_are_those_that_are_tested() -> None:
     made = objects(rendered(ALL))
     rules = yaml.safe_load((CHART / "files" / "predrain-rules.yaml").read_text(encoding="utf-8"))
@@ -197,7 +205,7 @@ def test_settings_that_the_chart_does_not_allow_are_refused_when_it_is_rendered(
         {"prometheus": {"url": "prometheus:9090"}},
     ],
 )
-def test_values_that_nobody_reads_are_refused(wrong: dict[str, Any]) -> None:
+def test_unknown_and_wrong_values_are_refused(wrong: dict[str, Any]) -> None:
     schema = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
     Draft7Validator.check_schema(schema)
     with pytest.raises(ValueError, match="at '/"):

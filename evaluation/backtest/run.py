@@ -99,7 +99,7 @@ def run_backtest(
             store.save(refit.fold, result)
         done[refit.fold] = result
         check_drift()
-        pa.default_memory_pool().release_unused()  # what the fit has freed stays with the C library else
+        pa.default_memory_pool().release_unused()  # else the C library keeps what the fit has freed
         report()
 
     def check_drift() -> None:

@@ -11,20 +11,20 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
-from math import isfinite
+from datetime import datetime, timedelta
 from typing import Any, Final, Literal
 
 import numpy as np
 import pandas as pd
 
 from evaluation.value.load import Placements
+from evaluation.value.readings import Reading, Readings, instant
 from features.times import NEVER, duration_ms, instant_ms, milliseconds
 from policy.assess import BOOT, KINDS, REPAIRS, RULES, reported
 from policy.config import PolicyConfig
 from policy.decide import carried_out, decide
-from policy.episodes import Bools, Floats, Ints
-from policy.fleet import NO_MARKS, Fact, JobView, Level, NodeView, Score, Signals, UnitView
+from policy.episodes import Bools, Ints
+from policy.fleet import NO_MARKS, Fact, JobView, Level, NodeView, Signals, UnitView
 from policy.plan import Plan, PolicyState
 from policy.stages import Stage, StagesConfig
 
@@ -35,7 +35,6 @@ is broken or will fail within reach."""
 LEAVE: Final = timedelta(minutes=1)
 """From an eviction until the job is gone; assumption."""
 
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MINUTE_MS: Final = 60_000
 _AGAIN_MS: Final = duration_ms(timedelta(hours=12))
 _RETRY_MS: Final = duration_ms(timedelta(days=1))
@@ -105,78 +104,6 @@ class Fleet:
 
 
 _PLACE: Final = ("cluster", "group", "rack", "nvlink_domain")
-
-
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """The scores of a decision time.
-
-    ``at``: when they are there, in milliseconds.
-    ``risk``: by code of a unit; NaN: unknown; ``scored``: whether it has a score at all; shape (units,).
-    ``decided_at``, ``expires_at``: of all scores; ``fitted_at``: when their model was fitted.
-    """
-
-    at: int
-    risk: Floats
-    scored: Bools
-    decided_at: datetime
-    expires_at: datetime
-    fitted_at: datetime
-
-    def view(self, name: str, code: int) -> UnitView:
-        """Show a unit; code -1: it was never scored."""
-        if code < 0 or not self.scored[code]:
-            return UnitView(name)
-        risk = float(self.risk[code])
-        return UnitView(name, Score(risk if isfinite(risk) else None, self.decided_at, self.expires_at))
-
-    def alike(self, count: int) -> tuple[UnitView, ...]:
-        """Show units of which nothing is asked but that each has a risk that is far too low for anything."""
-        score = Score(0.0, self.decided_at, self.expires_at)
-        return tuple(UnitView(f"{number}", score) for number in range(count))
-
-
-class Readings(Sequence[Reading]):
-    """What a controller would have read, in the order of time; a reading is made when it is asked for.
-
-    ``predictions``: of one model: ``decision_time``, ``unit``, ``risk``, ``fold``; ``folds``: ``fold``, ``refit_at``.
-    ``delay``: from a decision time until its scores are there; ``lasts``: until they expire.
-    """
-
-    def __init__(self, predictions: pd.DataFrame, folds: pd.DataFrame, *, delay: timedelta, lasts: timedelta) -> None:
-        time = milliseconds(predictions["decision_time"])
-        order = np.argsort(time, kind="stable")
-        times, first = np.unique(time[order], return_index=True)
-        fitted = dict(zip(folds["fold"], milliseconds(folds["refit_at"]).tolist(), strict=True))
-        units = predictions["unit"].astype("category").cat
-        self.units = pd.Index(units.categories.astype("str"))
-        """Names of units, in the order of their codes."""
-        self._unit = units.codes.to_numpy()[order]
-        self._risk = predictions["risk"].to_numpy()[order]
-        self._bounds = [*first.tolist(), len(order)]
-        self._fitted = [fitted[fold] for fold in predictions["fold"].to_numpy()[order[first]].tolist()]
-        self._decided, self._lasts = times.tolist(), lasts
-        self._last: tuple[int, Reading] | None = None
-        self.at: list[int] = (times + duration_ms(delay)).tolist()
-        """When the scores of each decision time are there."""
-
-    def __len__(self) -> int:
-        return len(self.at)
-
-    def __getitem__(self, index: Any) -> Any:
-        """Give a reading; the last one is held."""
-        place = range(len(self.at))[index]
-        if self._last is None or self._last[0] != place:
-            at, rows = _at(self._decided[place]), slice(*self._bounds[place : place + 2])
-            risk, scored = np.full(len(self.units), np.nan), np.zeros(len(self.units), dtype=np.bool_)
-            risk[self._unit[rows]], scored[self._unit[rows]] = self._risk[rows], True
-            self._last = place, Reading(self.at[place], risk, scored, at, at + self._lasts, _at(self._fitted[place]))
-        return self._last[1]
-
-    def newest(self, at: int) -> Reading:
-        """Give the newest reading that is there at a time, before all of them the first."""
-        reading: Reading = self[max(bisect_right(self.at, at) - 1, 0)]
-        return reading
 
 
 def rule_events(events: pd.DataFrame) -> list[dict[Any, Any]]:
@@ -308,7 +235,7 @@ class Controlled:
         hard = np.array([marks.level >= self.least for marks in self._stands])
         begun = (self.jobs.start > self._now) & (self.jobs.start <= at) & hard[self.jobs.node]
         self._left[begun] = self.jobs.start[begun]  # it runs elsewhere
-        self._now, now = at, _at(at)
+        self._now, now = at, instant(at)
         for node in [node for node, ends in self._tests.items() if ends < at]:
             self._tested(node)
         newest = self.scores.newest(at)
@@ -367,11 +294,11 @@ class Controlled:
         ahead = (fleet.failed == place) & (fleet.at <= ends + duration_ms(self.reach)) & (ends < fleet.until)
         if self.diagnostic == "blind" or not ahead.any():
             self._passed[place] = ends
-            self._void |= dict.fromkeys(units, _at(ends))
+            self._void |= dict.fromkeys(units, instant(ends))
             return
         self._open[place][4] |= int((fleet.at[ahead] > self._open[place][1]).any())
         named = {fleet.unit[failure] for failure in np.flatnonzero(ahead)}
-        self._sick |= dict.fromkeys(units if "" in named else named, Fact("diagnostic_failed", _at(ends)))
+        self._sick |= dict.fromkeys(units if "" in named else named, Fact("diagnostic_failed", instant(ends)))
         self._test(place, ends + _RETRY_MS + duration_ms(self.policy.cost_benefit.verify))
 
     def _fleet_at(self, at: int, now: datetime, newest: Reading) -> list[NodeView]:
@@ -434,7 +361,7 @@ def job_views(jobs: Placements, entries: Ints, at: int) -> list[JobView]:
     rows = zip(*(column[entries].tolist() for column in columns), jobs.unsaved(entries, at).tolist(), strict=True)
     return [
         JobView(
-            f"job-{job}", int(size), _at(start), _at(at - unsaved) if every else None,
+            f"job-{job}", int(size), instant(start), instant(at - unsaved) if every else None,
             can_checkpoint=jobs.on_request and every > 0,
         )
         for job, size, start, every, unsaved in rows
@@ -451,7 +378,3 @@ def evicted(fleet: Fleet, jobs: Placements, node: int, at: int, left: Ints, chec
     writes = at + np.where(jobs.on_request & (jobs.every[entry] > 0), duration_ms(checkpoint), 0)
     stays = jobs.end[entry] > writes
     return writes[stays] + duration_ms(LEAVE), entry[stays]
-
-
-def _at(ms: int) -> datetime:
-    return _EPOCH + timedelta(milliseconds=ms)

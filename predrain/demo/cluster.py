@@ -15,8 +15,9 @@ from typing import Final
 import numpy as np
 import pandas as pd
 
-from evaluation.value.acting import LEAVE, Diagnostic, Fleet, Marks, Readings, job_views
+from evaluation.value.acting import LEAVE, Diagnostic, Fleet, Marks, job_views
 from evaluation.value.load import Placements
+from evaluation.value.readings import Readings
 from features.times import NEVER, duration_ms, instant_ms
 from policy.assess import reported
 from policy.config import PolicyConfig

@@ -10,8 +10,9 @@ import pandas as pd
 import pytest
 
 from benchmarks.jobs_saved import differing
-from evaluation.value.acting import NOBODY, Controlled, Fleet, Readings, rule_events
+from evaluation.value.acting import NOBODY, Controlled, Fleet, rule_events
 from evaluation.value.load import HOUR_MS, Placements
+from evaluation.value.readings import Readings
 from evaluation.value.replay import net_interval, replay
 from features.times import NEVER, instant_ms
 from policy.config import PolicyConfig

@@ -11,7 +11,7 @@
 {{- eq $full .Release.Namespace | ternary $full (printf "%s-%s" .Release.Namespace $full) -}}
 {{- end -}}
 
-{{/* What selects pods, with the component beside it. */}}
+{{/* What selects pods, together with the component. */}}
 {{- define "predrain.selector" -}}
 app.kubernetes.io/name: {{ .Values.nameOverride | default .Chart.Name }}
 app.kubernetes.io/instance: {{ .Release.Name }}

@@ -1,0 +1,99 @@
+"""The scores that a controller would have read in a fleet's past."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from math import isfinite
+from typing import Any, Final
+
+import numpy as np
+import pandas as pd
+
+from features.times import duration_ms, milliseconds
+from policy.episodes import Bools, Floats
+from policy.fleet import Score, UnitView
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def instant(ms: int) -> datetime:
+    """Give the aware instant of milliseconds since 1970 UTC."""
+    return _EPOCH + timedelta(milliseconds=ms)
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """The scores of a decision time.
+
+    ``at``: when they are there, in milliseconds.
+    ``risk``: by code of a unit; NaN: unknown; ``scored``: whether it has a score at all; shape (units,).
+    ``decided_at``, ``expires_at``: of all scores; ``fitted_at``: when their model was fitted.
+    """
+
+    at: int
+    risk: Floats
+    scored: Bools
+    decided_at: datetime
+    expires_at: datetime
+    fitted_at: datetime
+
+    def view(self, name: str, code: int) -> UnitView:
+        """Show a unit; code -1: it was never scored."""
+        if code < 0 or not self.scored[code]:
+            return UnitView(name)
+        risk = float(self.risk[code])
+        return UnitView(name, Score(risk if isfinite(risk) else None, self.decided_at, self.expires_at))
+
+    def alike(self, count: int) -> tuple[UnitView, ...]:
+        """Show units of which nothing is asked but that each has a risk that is far too low for anything."""
+        score = Score(0.0, self.decided_at, self.expires_at)
+        return tuple(UnitView(f"{number}", score) for number in range(count))
+
+
+class Readings(Sequence[Reading]):
+    """What a controller would have read, in the order of time; a reading is made when it is asked for.
+
+    ``predictions``: of one model: ``decision_time``, ``unit``, ``risk``, ``fold``; ``folds``: ``fold``, ``refit_at``.
+    ``delay``: from a decision time until its scores are there; ``lasts``: until they expire.
+    """
+
+    def __init__(self, predictions: pd.DataFrame, folds: pd.DataFrame, *, delay: timedelta, lasts: timedelta) -> None:
+        time = milliseconds(predictions["decision_time"])
+        order = np.argsort(time, kind="stable")
+        times, first = np.unique(time[order], return_index=True)
+        fitted = dict(zip(folds["fold"], milliseconds(folds["refit_at"]).tolist(), strict=True))
+        units = predictions["unit"].astype("category").cat
+        self.units = pd.Index(units.categories.astype("str"))
+        """Names of units, in the order of their codes."""
+        self._unit = units.codes.to_numpy()[order]
+        self._risk = predictions["risk"].to_numpy()[order]
+        self._bounds = [*first.tolist(), len(order)]
+        self._fitted = [fitted[fold] for fold in predictions["fold"].to_numpy()[order[first]].tolist()]
+        self._decided, self._lasts = times.tolist(), lasts
+        self._last: tuple[int, Reading] | None = None
+        self.at: list[int] = (times + duration_ms(delay)).tolist()
+        """When the scores of each decision time are there."""
+
+    def __len__(self) -> int:
+        return len(self.at)
+
+    def __getitem__(self, index: Any) -> Any:
+        """Give a reading; the last one is held."""
+        place = range(len(self.at))[index]
+        if self._last is None or self._last[0] != place:
+            at, rows = instant(self._decided[place]), slice(*self._bounds[place : place + 2])
+            risk, scored = np.full(len(self.units), np.nan), np.zeros(len(self.units), dtype=np.bool_)
+            risk[self._unit[rows]], scored[self._unit[rows]] = self._risk[rows], True
+            self._last = (
+                place,
+                Reading(self.at[place], risk, scored, at, at + self._lasts, instant(self._fitted[place])),
+            )
+        return self._last[1]
+
+    def newest(self, at: int) -> Reading:
+        """Give the newest reading that is there at a time, before all of them the first."""
+        reading: Reading = self[max(bisect_right(self.at, at) - 1, 0)]
+        return reading

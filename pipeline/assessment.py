@@ -50,7 +50,10 @@ from telemetry.doctor.groups import Group
 from telemetry.errors import InputError
 
 LOADS: Final = 5
-"""Generated loads that are averaged where the dataset has no jobs."""
+"""Generated loads that are averaged where the dataset has no jobs; fewer on a fleet that averages by itself."""
+
+_AVERAGED: Final = 10_000
+"""GPUs in all loads that are enough; two are made at least."""
 
 SIZES: Final = (8, 64, 256, 1024)
 """Sizes of jobs, in GPUs, with which drains are replayed to see from which size on they pay."""
@@ -266,7 +269,7 @@ class _Acting:
                 generated_load(fleet.gpus, fleet.begin, fleet.end, self.seed + k, every, size),
                 on_request=self.on_request,
             )
-            for k in range(LOADS)
+            for k in range(min(LOADS, max(2, _AVERAGED // int(fleet.gpus.sum()))))
         ]
 
     def with_size(self, size: int, ways: Mapping[str, _Way]) -> dict[str, Any]:

@@ -10,7 +10,17 @@ from datetime import datetime, timedelta
 from typing import Any, Literal
 
 from policy.fleet import Fact, Level, NodeView
-from policy.hysteresis import NodeRiskConfig, Reading, Thresholds, adopt, advance, changed, explain_tier, rested
+from policy.hysteresis import (
+    NodeRiskConfig,
+    Reading,
+    Thresholds,
+    TierState,
+    adopt,
+    advance,
+    changed,
+    explain_tier,
+    rested,
+)
 from policy.plan import NodeState
 from policy.ranges import PositiveTime, RangeChecked
 from policy.tiers import TIERS, Tier
@@ -273,6 +283,7 @@ class Assessment:
 def assess(
     node: NodeView,
     reading: Reading,
+    fresh: float | None,
     remembered: NodeState | None,
     thresholds: Thresholds,
     risks: NodeRiskConfig,
@@ -281,27 +292,25 @@ def assess(
 ) -> Assessment:
     """Assess one node; nothing may be remembered of it.
 
-    ``reading``: what is known of it now.
+    ``reading``: what is known of it now; ``fresh``: the risk of the node by that alone.
     """
     before = remembered or NodeState()
     if remembered is None and node.readable and node.marks.level >= Level.SOFT:
         at_most: Tier = "high" if node.marks.level.hard else "elevated"
         before = replace(before, tier=adopt(at_most, reading, thresholds, risks))
-    known = [prediction.risk for prediction in reading.known.values()]
-    fresh = risks.combine(known)
     by_risk: Tier = "clear" if fresh is None else thresholds.rise.tier(fresh)
     if fresh is not None and by_risk == "clear" and before.tier.at_rest(now) and _unmarked(node):
         # most nodes of a fleet: what follows below gives the same, more slowly
-        state = changed(_remember(node, before, (), "clear", now)[0], tier=rested(before.tier, reading))
+        state = _remember(node, before, (), "clear", rested(before.tier, reading), now)[0]
         return Assessment("clear", "clear", "clear", reading, (), fresh, state, False, False, None, (), ())
     tiered = advance(before.tier, reading, thresholds, risks, now)
     hits = rule_hits(node, rules, now)
     by_rule: Tier = hits[0].rule.tier if hits else "clear"
     tier = max(tiered.tier, by_rule, key=TIERS.index)
     kept = [prediction.risk for prediction in tiered.support if prediction.unit not in reading.known]
+    known = [prediction.risk for prediction in reading.known.values()]
     risk = risks.combine([*known, *kept]) if kept else fresh
-    state, undone = _remember(node, before, hits, tier, now)
-    state = changed(state, tier=tiered)
+    state, undone = _remember(node, before, hits, tier, tiered, now)
     sources = [(tiered.tier, tiered.expires_at), *((hit.rule.tier, hit.expires_at) for hit in hits)]
     ends = [end for name, end in sources if name == tier and end is not None]
     explained = tier != "clear" or bool(node.marks.level)
@@ -326,14 +335,17 @@ def _unmarked(node: NodeView) -> bool:
 
 
 def _remember(
-    node: NodeView, before: NodeState, hits: tuple[RuleHit, ...], tier: Tier, now: datetime
+    node: NodeView, before: NodeState, hits: tuple[RuleHit, ...], tier: Tier, tiered: TierState, now: datetime
 ) -> tuple[NodeState, bool]:
-    state = changed(before, absent_since=None)
+    if tier == "clear":
+        state = changed(before, tier=tiered, absent_since=None, episode=None, alerted="clear", undone_at=None)
+    else:
+        state = changed(before, tier=tiered, absent_since=None)
     if node.software is not None and node.software != before.software:
         changed_at = now if before.software is not None else before.changed_at
         state = replace(state, software=node.software, changed_at=changed_at)
     if tier == "clear":
-        return changed(state, episode=None, alerted="clear", undone_at=None), False
+        return state, False
     if state.episode is None or state.episode > now:
         state = replace(state, episode=now)
     level = node.marks.level

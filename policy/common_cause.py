@@ -63,12 +63,15 @@ def bursts(nodes: Sequence[tuple[NodeView, Sequence[Report]]], config: CommonCau
         return ()
     places: defaultdict[tuple[str, str], list[_Seen]] = defaultdict(list)
     sizes: defaultdict[tuple[str, str], int] = defaultdict(int)
-    onsets = [(node, _onsets(reports, config.nearby)) for node, reports in nodes]
+    onsets = [(node, _onsets(reports, config.nearby)) for node, reports in nodes if reports]
     for node, reports in onsets:
         for scope in node.scopes:
             if scope[0] in _SCOPES:
-                sizes[scope] += 1
                 places[scope] += [(report.seen_at, node.name, report) for report in reports]
+    for node, _ in nodes:
+        for scope in node.scopes:
+            if scope in places:
+                sizes[scope] += 1
     found: list[tuple[tuple[str, str], list[_Seen]]] = []
     for scope, seen in places.items():
         anywhere = scope[0] == "fleet"

@@ -182,8 +182,8 @@ def decide(
         twice = next(a.name for a, b in pairwise(nodes) if a.name == b.name)
         raise ValueError(f"node {twice} was given twice: give each node once, under its own name")
     same = {id(node.units): node for node in nodes}  # in a replay many nodes have the very same units
-    readings = {units: read_node(node, now) for units, node in same.items()}
-    cases = [_open(node, readings[id(node.units)], state, config, now) for node in nodes]
+    known = {units: _read(node, config, now) for units, node in same.items()}
+    cases = [_open(node, *known[id(node.units)], state, config, now) for node in nodes]
     # Nothing new follows a release of everything, and whoever asks for it may well do so without scores: to look at the
     # fleet then would open the breaker, and keep it open when they go on.
     breaker, opened = (state.breaker, ()) if signals.release_all else _breaker(cases, state, signals, config, now)
@@ -243,10 +243,17 @@ def _judged(node: NodeView, state: PolicyState, config: PolicyConfig, now: datet
     return maintained(node, config.maintenance, None if known is None else known.maintenance, now)
 
 
-def _open(node: NodeView, reading: Reading, state: PolicyState, config: PolicyConfig, now: datetime) -> Case:
+def _read(node: NodeView, config: PolicyConfig, now: datetime) -> tuple[Reading, float | None]:
+    reading = read_node(node, now)
+    return reading, config.node_risk.combine(prediction.risk for prediction in reading.known.values())
+
+
+def _open(
+    node: NodeView, reading: Reading, fresh: float | None, state: PolicyState, config: PolicyConfig, now: datetime
+) -> Case:
     thresholds = Thresholds(config.thresholds_of(node, now), config.hysteresis)
     before = state.nodes.get(node.name)
-    assessment = assess(node, reading, before, thresholds, config.node_risk, config.rules, now)
+    assessment = assess(node, reading, fresh, before, thresholds, config.node_risk, config.rules, now)
     wanted = _WANTED[assessment.tier]
     return Case(node, assessment, wanted, wanted, list(assessment.reasons))
 
@@ -273,7 +280,7 @@ def _breaker(
 
 def _reports(case: Case, config: PolicyConfig, now: datetime) -> Iterator[Report]:
     """Give what speaks for ``high`` on a node: each fact, for an older one may be evidence of its own."""
-    for hit in hits_of(case.node, config.rules, now):
+    for hit in hits_of(case.node, config.rules, now) if case.assessment.rules else ():
         if hit.rule.tier == "high":
             yield Report(hit.rule.fact, hit.seen_at)
     if case.assessment.by_risk == "high":
@@ -359,11 +366,14 @@ def _remember(
     nothing = NodeState()
     for case in cases:
         assessment = case.assessment
-        kept = changed(assessment.state, maintenance=observed(case.node, assessment.state.maintenance, now))
-        if case.node.readable:  # else its marks are not known
-            given_back = case.level.hard and not case.target.hard
+        kept, maintenance = assessment.state, observed(case.node, assessment.state.maintenance, now)
+        if case.node.readable:
+            level = case.level
+            given_back = level.hard and not case.target.hard
             at = now if given_back or kept.released_at == now else None
-            kept = changed(kept, seen=case.level, target=case.target, released_at=at)
+            kept = changed(kept, maintenance=maintenance, seen=level, target=case.target, released_at=at)
+        else:  # its marks are not known
+            kept = changed(kept, maintenance=maintenance)
         if TIERS.index(assessment.tier) > max(TIERS.index(kept.alerted), TIERS.index("watch")):
             kept = replace(kept, alerted=assessment.tier)
             unit, by_rule = assessment.blamed

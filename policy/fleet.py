@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import IntEnum
+from functools import lru_cache
 
 from policy.episodes import Outcome
 
@@ -134,6 +135,14 @@ class Marks:
 NO_MARKS = Marks()
 
 
+@lru_cache(maxsize=65_536)
+def _placed(cluster: str, group_key: str, rack: str | None, domain: str | None) -> tuple[tuple[str, str], ...]:
+    """Give the scopes of a node but its jobs'; a fleet has few, and a decision asks for those of every node."""
+    scopes = [("fleet", ""), ("cluster", cluster), ("group", group_key)]
+    scopes += [(scope, f"{cluster}/{name}") for scope, name in (("rack", rack), ("domain", domain)) if name is not None]
+    return tuple(scopes)
+
+
 @dataclass(frozen=True, slots=True)
 class NodeView:
     """One node, as read just now.
@@ -183,14 +192,10 @@ class NodeView:
     @property
     def scopes(self) -> tuple[tuple[str, str], ...]:
         """The scopes that the node counts in, each with its name."""
-        scopes = [("fleet", ""), ("cluster", self.cluster), ("group", self.group_key)]
-        if self.rack is not None:
-            scopes.append(("rack", f"{self.cluster}/{self.rack}"))
-        if self.domain is not None:
-            scopes.append(("domain", f"{self.cluster}/{self.domain}"))
-        jobs = {job.name for job in self.jobs}
-        scopes += [("job", f"{self.cluster}/{name}") for name in (sorted(jobs) if len(jobs) > 1 else jobs)]
-        return tuple(scopes)
+        placed = _placed(self.cluster, self.group_key, self.rack, self.domain)
+        if not self.jobs:
+            return placed
+        return *placed, *(("job", f"{self.cluster}/{name}") for name in sorted({job.name for job in self.jobs}))
 
     @property
     def foreign(self) -> str | None:

@@ -49,6 +49,8 @@ class Period:
 
 def maintained(node: NodeView, calendar: Sequence[MaintenanceWindow], seen: Period | None, now: datetime) -> NodeView:
     """Give a node as it is to be judged: whether it is in maintenance, and without what was seen in one."""
+    if not calendar and seen is None and node.maintenance is None:
+        return node
     periods = [(window.start, window.end) for window in calendar if window.concerns(node)]
     current = next((end for start, end in periods if start <= now < end), None)
     if node.maintenance is None and current is not None:

@@ -174,6 +174,9 @@ class Controlled:
         self._rows: list[list[int]] = []
         self._open: dict[int, list[int]] = {}  # the marks that stand, by node
         self._left = np.full(len(self.jobs.node), NEVER)  # when a job is not on its node any more
+        self._by_start = np.argsort(self.jobs.start, kind="stable")
+        self._starts, self._count = self.jobs.start[self._by_start], 0  # how many of them have started
+        self._active = self._by_start[:0]
         self._due: dict[int, int] = {}  # when a drained node's jobs are asked to go
         self._tests: dict[int, int] = {}  # when a diagnostic ends
         self._passed: dict[int, int] = {}
@@ -191,20 +194,13 @@ class Controlled:
                 self._better[known].append(event["node"])
             else:
                 worse.add(known)
-        names = [name for units in self.fleet.stays for name, _, _ in units]
-        codes = iter(self.scores.units.get_indexer(names).tolist())
+        stays = [(place, *stay) for place, units in enumerate(self.fleet.stays) for stay in units]
+        code = self.scores.units.get_indexer([name for _, name, _, _ in stays])
+        codes = iter(code.tolist())
         self._code: list[list[int]] = [[next(codes) for _ in units] for units in self.fleet.stays]
-        begin, end = self.fleet.begin, self.fleet.end
-        whole = [
-            place
-            for place, units in enumerate(self.fleet.stays)
-            if all(since <= begin and end <= until for _, since, until in units) and min(self._code[place]) >= 0
-        ]
-        counts = [len(self._code[place]) for place in whole]
-        self._of = np.repeat(np.array(whole, dtype=np.int64), counts)  # of what has the same units all the time
-        self._member = np.array([code for place in whole for code in self._code[place]], dtype=np.int64)
+        self._member = np.column_stack([[place for place, *_ in stays], code, [stay[2:] for stay in stays]])
         self._homes = {name: place for place, units in enumerate(self.fleet.stays) for name, _, _ in units}
-        self._shown: dict[int, JobView] = {}
+        self._rested: tuple[int, dict[tuple[int, int, int], NodeView]] = (-1, {})
         self._certain = worse
         self._todo = sorted(worse | self._better.keys())
         self._now = self.fleet.begin
@@ -232,8 +228,8 @@ class Controlled:
         heapq.heappush(self._todo, at)
 
     def _round(self, at: int) -> None:
-        hard = np.array([marks.level >= self.least for marks in self._stands])
-        begun = (self.jobs.start > self._now) & (self.jobs.start <= at) & hard[self.jobs.node]
+        begun = self._started(at)
+        begun = begun[(self.jobs.start[begun] > self._now) & np.isin(self.jobs.node[begun], list(self._open))]
         self._left[begun] = self.jobs.start[begun]  # it runs elsewhere
         self._now, now = at, instant(at)
         for node in [node for node, ends in self._tests.items() if ends < at]:
@@ -249,6 +245,17 @@ class Controlled:
         for place in sorted({self._place[action.node] for action in plan.actions} | self._open.keys()):
             self._follow(place, plan)
 
+    def _started(self, at: int) -> Ints:
+        """Give the entries that started since the last round, and take them and what has ended into account."""
+        begun = self._by_start[self._count : (count := int(np.searchsorted(self._starts, at, side="right")))]
+        self._count, active = count, np.concatenate([self._active, begun])
+        self._active = active[self.jobs.end[active] >= at]
+        return begun
+
+    def _running(self) -> Ints:
+        """Give the entries that run now where they were put."""
+        return np.sort(self._active[self._left[self._active] > self._now])
+
     def _follow(self, place: int, plan: Plan) -> None:
         """Take note of the marks that stand on a node now."""
         level = self._stands[place].level
@@ -258,7 +265,7 @@ class Controlled:
         if level < self.least:
             if place in self._open:
                 self._open.pop(place)[2] = self._now
-                self._left[self.jobs.node == place] = NEVER  # jobs are there again
+                self._left[slice(*np.searchsorted(self.jobs.node, (place, place + 1)))] = NEVER  # jobs are there again
                 self._wake(self._now + _MINUTE_MS)  # there is room for another now
             return
         if place not in self._open:
@@ -272,7 +279,7 @@ class Controlled:
         if self._due.get(place, NEVER) <= self._now:
             self._empty(place)
         if level is Level.TAINTED and decision.worth is not None and decision.worth.choice == "wait":
-            runs = self.jobs.running(self._now, self._left)
+            runs = self._running()
             turns = self.jobs.turns(runs[self.jobs.node[runs] == place], self._now)
             self._wake(int(turns.min()) + _MINUTE_MS)
 
@@ -304,47 +311,57 @@ class Controlled:
     def _fleet_at(self, at: int, now: datetime, newest: Reading) -> list[NodeView]:
         said = reported(self.events[: bisect_right(self._known, at)], now)
         down = self.fleet.down(at)
-        quiet = self._quiet(newest, said.keys() | self._void.keys() | self._sick.keys())
+        known, unknown, quiet = self._quiet(at, newest, said.keys() | self._void.keys() | self._sick.keys())
         running: defaultdict[int, list[JobView]] = defaultdict(list)
-        entries = self.jobs.running(at, self._left)
-        places = self.jobs.node[entries]
-        for part, shown in ((entries[~quiet[places]], self._jobs_at), (entries[quiet[places]], self._jobs)):
-            for place, view in zip(self.jobs.node[part].tolist(), shown(part, at), strict=True):
-                if place not in down:
-                    running[place].append(view)
-        alike: dict[int, tuple[UnitView, ...]] = {}
+        entries = self._running()
+        # jobs on quiet nodes alone matter to no decision
+        entries = entries[np.isin(self.jobs.job[entries], self.jobs.job[entries[~quiet[self.jobs.node[entries]]]])]
+        for place, job in zip(self.jobs.node[entries].tolist(), job_views(self.jobs, entries, at), strict=True):
+            if place not in down:
+                running[place].append(job)
+        if self._rested[0] != newest.at:
+            self._rested = newest.at, {}
+        rested = self._rested[1]
         views = []
-        for place, (node, stays) in enumerate(zip(self.fleet.nodes, self.fleet.stays, strict=True)):
-            if quiet[place]:
-                units = alike.get(len(stays)) or alike.setdefault(len(stays), newest.alike(len(stays)))
-            else:
+        for place, (calm, *counts) in enumerate(zip(quiet.tolist(), known.tolist(), unknown.tolist(), strict=True)):
+            node, jobs = self.fleet.nodes[place], tuple(running.get(place, ()))
+            if not calm:
                 units = tuple(
                     self._unit(newest.view(name, code), said.get(name))
-                    for (name, since, until), code in zip(stays, self._code[place], strict=True)
+                    for (name, since, until), code in zip(self.fleet.stays[place], self._code[place], strict=True)
                     if since <= at < until
                 )
-            jobs, marks = tuple(running[place]), self._stands[place]
-            views.append(replace(node, units=units, jobs=jobs, marks=marks, down=place in down))
+                views.append(replace(node, units=units, jobs=jobs, marks=self._stands[place], down=place in down))
+                continue
+            view = rested.get((place, *counts))
+            if view is None:
+                units = self._alike(newest, *counts)
+                view = rested[place, *counts] = replace(node, units=units)
+            views.append(replace(view, jobs=jobs, down=place in down) if jobs or place in down else view)
         return views
 
-    def _quiet(self, newest: Reading, spoken: Iterable[str]) -> Bools:
-        """Tell of which nodes nothing is known but risks that together are below each threshold."""
+    def _alike(self, newest: Reading, known: int, unknown: int) -> tuple[UnitView, ...]:
+        """Show the units of quiet nodes, the same of all that have as many: a decision looks at them once."""
+        views = self._rested[1]
+        place = -1, known, unknown
+        if place not in views:
+            views[place] = replace(self.fleet.nodes[0], units=newest.alike(known, unknown))
+        return views[place].units
+
+    def _quiet(self, at: int, newest: Reading, spoken: Iterable[str]) -> tuple[Ints, Ints, Bools]:
+        """Give of each node its units with and without a risk, and whether no more is known of it than low risks."""
         lowest = self.policy.thresholds.watch or 0.0
-        risk = np.full(len(self.fleet.nodes), np.nan)
-        risk[self._of] = np.bincount(self._of, newest.risk[self._member], len(risk))[self._of]
-        quiet = np.asarray(risk < lowest)  # NaN, where a risk is unknown, is not
+        place, code, since, until = self._member.T
+        here = (since <= at) & (at < until)
+        place, code = place[here], code[here]
+        risk = np.where(code < 0, np.nan, newest.risk[code])
+        valid = ~np.isnan(risk)
+        nodes = len(self.fleet.nodes)
+        known, total = np.bincount(place[valid], minlength=nodes), np.bincount(place, minlength=nodes)
+        quiet = (known > 0) & (np.bincount(place[valid], risk[valid], nodes) < lowest)
         loud = [] if self._plan is None else [self._place[name] for name in self._plan.nodes]
         quiet[[*loud, *(self._homes[name] for name in spoken if name in self._homes)]] = False
-        return quiet
-
-    def _jobs_at(self, entries: Ints, at: int) -> list[JobView]:
-        return job_views(self.jobs, entries, at)
-
-    def _jobs(self, entries: Ints, at: int) -> list[JobView]:
-        """Show jobs on nodes that are not weighed, so that when they wrote a checkpoint does not matter."""
-        new = [entry for entry in entries.tolist() if entry not in self._shown]
-        self._shown |= dict(zip(new, job_views(self.jobs, np.array(new, dtype=np.int64), at), strict=True))
-        return [self._shown[entry] for entry in entries.tolist()]
+        return known, total - known, quiet
 
     def _unit(self, scored: UnitView, said: tuple[tuple[Fact, ...], datetime | None] | None) -> UnitView:
         void, sick = self._void.get(scored.name), self._sick.get(scored.name)

@@ -155,27 +155,34 @@ def first_fit(gpus: Ints, size: Ints, arrival: Ints, lasts: Ints, end: int, ever
     ``size``: at most the fleet's GPUs; ``arrival``: ascending; ``lasts``, ``end``, ``every``: milliseconds.
     Returns: the jobs that start before ``end``; a gang starts on all its nodes at the same time.
     """
-    free, largest, now = gpus.copy(), int(gpus.max()), 0
+    free, now = gpus.copy(), 0
     rows: list[tuple[int, int, int, int, int]] = []
-    running: list[tuple[int, int, int]] = []
+    running: list[tuple[int, int, list[int], list[int]]] = []
     for job, (wanted, came, long) in enumerate(zip(size.tolist(), arrival.tolist(), lasts.tolist(), strict=True)):
         now = max(now, came)
         while True:
             while running and running[0][0] <= now:
-                _, node, held = heapq.heappop(running)
-                free[node] += held
-            fits = free >= wanted if wanted <= largest else free == gpus
-            taken = np.flatnonzero(fits)
-            left = np.minimum(gpus[taken], wanted) if wanted <= largest else gpus[taken]
-            needed = int(np.searchsorted(np.cumsum(left), wanted)) + 1
-            if needed <= len(taken):
+                _, _, nodes, held = heapq.heappop(running)
+                free[nodes] += held
+            nodes, held = _room(free, gpus, wanted)
+            if nodes:
                 break
             now = running[0][0]
         if now >= end:
             break
-        for node, held in zip(taken[:needed].tolist(), left[:needed].tolist(), strict=True):
-            free[node] -= held
-            rows.append((job, node, held, now, now + long))
-            heapq.heappush(running, (now + long, node, held))
+        free[nodes] -= held
+        rows += [(job, node, gpus_there, now, now + long) for node, gpus_there in zip(nodes, held, strict=True)]
+        heapq.heappush(running, (now + long, job, nodes, held))
     columns = np.array(rows, dtype=np.int64).reshape(-1, 5).T
     return Placements.ordered(columns[0], columns[1], columns[2], columns[3], columns[4], every)
+
+
+def _room(free: Ints, gpus: Ints, wanted: int) -> tuple[list[int], list[int]]:
+    """Find the first nodes that a job fits on now, and how many GPUs it holds on each; none: it fits nowhere."""
+    first = int((free >= wanted).argmax())
+    if free[first] >= wanted:
+        return [first], [wanted]
+    taken = np.flatnonzero(free == gpus) if wanted > gpus.max() else np.array([], dtype=np.int64)
+    needed = int(np.searchsorted(np.cumsum(gpus[taken]), wanted)) + 1
+    whole = taken[:needed] if needed <= len(taken) else taken[:0]
+    return whole.tolist(), gpus[whole].tolist()

@@ -47,10 +47,10 @@ class Reading:
         risk = float(self.risk[code])
         return UnitView(name, Score(risk if isfinite(risk) else None, self.decided_at, self.expires_at))
 
-    def alike(self, count: int) -> tuple[UnitView, ...]:
-        """Show units of which nothing is asked but that each has a risk that is far too low for anything."""
-        score = Score(0.0, self.decided_at, self.expires_at)
-        return tuple(UnitView(f"{number}", score) for number in range(count))
+    def alike(self, known: int, unknown: int) -> tuple[UnitView, ...]:
+        """Show units of which nothing is asked but that so many have a risk that is far too low for anything."""
+        scores = [Score(0.0, self.decided_at, self.expires_at)] * known + [None] * unknown
+        return tuple(UnitView(f"{number}", score) for number, score in enumerate(scores))
 
 
 class Readings(Sequence[Reading]):

@@ -15,7 +15,7 @@ from policy.hysteresis import HysteresisConfig, NodeRiskConfig
 from policy.maintenance import MaintenanceWindow
 from policy.ranges import PositiveTime, RangeChecked
 from policy.stages import StagesConfig
-from policy.tiers import TierThresholds
+from policy.tiers import ChosenThresholds, TierThresholds
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +62,6 @@ class PolicyConfig(RangeChecked):
         below = [value for _, value in self.thresholds.items() if value is not None]
         return replace(self.thresholds, high=max(even, *below) if below else even)
 
-    def by_scores(self, thresholds: TierThresholds) -> PolicyConfig:
-        """Give the settings with thresholds on the risk of one unit: the risk of a node is that of its worst unit."""
-        return replace(self, thresholds=thresholds, node_risk=NodeRiskConfig("worst"))
+    def by_scores(self, chosen: ChosenThresholds) -> PolicyConfig:
+        """Give the settings with the thresholds behind the scores, and the risk of a node that these are for."""
+        return replace(self, thresholds=chosen.thresholds, node_risk=NodeRiskConfig(chosen.basis))

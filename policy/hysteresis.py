@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from policy.fleet import NodeView
 from policy.ranges import PositiveInt, Range, RangeChecked
-from policy.tiers import TIERS, Tier, TierThresholds, node_risk
+from policy.tiers import TIERS, Basis, Tier, TierThresholds, node_risk
 
 _SLOW: tuple[Tier, Tier] = ("elevated", "high")
 
@@ -260,11 +260,10 @@ class Known:
 class NodeRiskConfig:
     """How the risks of units become that of a node.
 
-    ``basis``: ``any``: that any unit fails, ``1 - prod(1 - risk)``. ``worst``: that of the worst unit, which keeps to
-    the letter thresholds that were promised on units.
+    ``basis``: ``worst`` keeps to the letter thresholds that were promised on units.
     """
 
-    basis: Literal["any", "worst"] = "any"
+    basis: Basis = "any"
 
     def combine(self, risks: Iterable[float]) -> float | None:
         """Give the risk of a node from those known of its units; None where none is known."""

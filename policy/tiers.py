@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 Tier = Literal["clear", "watch", "elevated", "high", "unknown"]
 
@@ -21,6 +21,13 @@ RAISED: tuple[Literal["watch", "elevated", "high"], ...] = ("watch", "elevated",
 PROMISED: Mapping[str, float] = {"elevated": 0.5, "high": 0.85}
 """The precision that a derived threshold must promise: half of the drains right before a node is kept from new work,
 85 % (the paper's figure) before it is emptied."""
+
+
+GIVEN: Final = "given"
+"""The source of a threshold that a person set."""
+
+Basis = Literal["any", "worst"]
+"""What the risk of a node is: that any of its units fails, ``1 - prod(1 - risk)``, or that of the worst unit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +87,32 @@ class ChosenThresholds:
     thresholds: TierThresholds
     sources: Mapping[str, str] = field(default_factory=dict)
 
+    @classmethod
+    def of_summary(cls, summary: Mapping[str, Any]) -> ChosenThresholds | None:
+        """Read those of a folder of scores from its ``summary.json``; None where it names none.
+
+        Raises ``ValueError`` if they are damaged.
+        """
+        given, sources = summary.get("thresholds"), summary.get("threshold_sources")
+        if given is None:
+            return None
+        values = [given.get(name) for name in RAISED] if isinstance(given, dict) else [""]
+        if not all(value is None or type(value) in (int, float) for value in values):
+            raise ValueError(f"thresholds is {given!r}: expected an object with a number or null for each tier")
+        reasons = {name: str(why) for name, why in sources.items()} if isinstance(sources, dict) else {}
+        return cls(TierThresholds(*values), reasons)
+
+    @property
+    def basis(self) -> Basis:
+        """Which risk of a node they are for: numbers of a person's are for that of the node, promises for a GPU's."""
+        named = [self.sources.get(name) for name, value in self.thresholds.items() if value is not None]
+        return "any" if named and all(source == GIVEN for source in named) else "worst"
+
+    def tier(self, risks: Iterable[float]) -> Tier:
+        """Give the tier of a node with these risks of its GPUs, as the controller sees it before any hysteresis."""
+        known = list(risks)
+        return self.thresholds.tier(node_risk(known) if self.basis == "any" else max(known, default=None))
+
 
 def choose_thresholds(
     given: TierThresholds, decisions: Sequence[Mapping[str, Any]] | None, *, why_none: str = ""
@@ -97,7 +130,7 @@ def choose_thresholds(
     sources: dict[str, str] = {}
     for at in reversed(range(len(RAISED))):
         name = RAISED[at]
-        values[name], sources[name] = own[name], "given"
+        values[name], sources[name] = own[name], GIVEN
         if own[name] is not None:
             continue
         derived, sources[name] = _derive(name, decisions, why_none)

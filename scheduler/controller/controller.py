@@ -207,7 +207,7 @@ class Controller:
         tiers = risks.tiers if policy.thresholds_from == "scores" else None
         if not fleet.switches.release_all:  # then nothing rests on any threshold
             report.notes += odd_thresholds(policy, risks)
-        return policy if tiers is None else policy.by_scores(tiers.thresholds)
+        return policy if tiers is None else policy.by_scores(tiers)
 
     def _decided(
         self, fleet: FleetReading, state: PolicyState, policy: PolicyConfig, report: RoundReport

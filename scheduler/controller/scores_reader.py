@@ -11,8 +11,8 @@ from typing import Any, Final
 
 from policy.fleet import Score, UnitView
 from policy.risk_record import FORMAT, RiskRecord
-from policy.tiers import RAISED, ChosenThresholds, TierThresholds
-from scheduler.ports.codec import instant, object_of, read_json
+from policy.tiers import ChosenThresholds
+from scheduler.ports.codec import instant, read_json
 from scheduler.ports.errors import SourceError
 from scheduler.ports.protocols import Clock
 from scheduler.ports.risks import Risks
@@ -203,7 +203,7 @@ class _Decision:
             None if first is None else first.model,
             _fitted(summary),
             _drift(summary),
-            _tiers(summary),
+            ChosenThresholds.of_summary(summary),
             None if first is None else first.horizon,
             tuple(self.refused.values()),
         )
@@ -218,14 +218,3 @@ def _fitted(summary: dict[str, Any]) -> datetime | None:
 def _drift(summary: dict[str, Any]) -> tuple[str, ...]:
     alarms = summary.get("drift", [])
     return tuple(alarm for alarm in alarms if isinstance(alarm, str)) if isinstance(alarms, list) else ()
-
-
-def _tiers(summary: dict[str, Any]) -> ChosenThresholds | None:
-    given, sources = summary.get("thresholds"), summary.get("threshold_sources")
-    if given is None:
-        return None
-    if not isinstance(given, dict):
-        raise ValueError(f"thresholds is {given!r}: expected an object")
-    thresholds = object_of(TierThresholds, {name: given.get(name) for name in RAISED}, "thresholds")
-    reasons = {name: str(why) for name, why in sources.items()} if isinstance(sources, dict) else {}
-    return ChosenThresholds(thresholds, reasons)

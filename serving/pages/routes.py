@@ -29,7 +29,7 @@ from serving.http.score_cache import ScoreCache
 from serving.pages.charts import SHADES, Mark, draw, risk_chart, spark
 from serving.pages.fleet_table import PAGE_SIZES, FleetQuery, Text, select, table_rows
 from serving.pages.rendering import ASSETS, asset, page
-from serving.scores.fleet import Fleet
+from serving.scores.fleet import Fleet, tier_of
 from serving.scores.reading import NOWHERE, PastScore, natural, past_scores
 from telemetry.collect.remote_write.problems import Refused
 
@@ -226,13 +226,15 @@ class FleetPages:
 
     def _timeline(self, node: str, past: Mapping[str, Sequence[PastScore]], alerts: Sequence[Mapping[str, Any]]) -> Any:
         """Draw a node's risk with what was done about it and what failed; None where no score is stored."""
-        risks: dict[datetime, list[PastScore]] = {}
+        decided: dict[datetime, list[PastScore]] = {}
         for scores in past.values():
             for score in scores:
-                risks.setdefault(score.decided, []).append(score)
+                decided.setdefault(score.decided, []).append(score)
+        thresholds = self._served().thresholds
         course = [
-            PastScore(at, node_risk(score.risk for score in scores), max(scores, key=lambda one: one.risk or 0.0).tier)
-            for at, scores in sorted(risks.items())
+            PastScore(at, node_risk(risks), tier_of(tiers, risks, thresholds))
+            for at, scores in sorted(decided.items())
+            for risks, tiers in [([score.risk for score in scores], [score.tier for score in scores])]
         ]
         if not course:
             return None
@@ -307,12 +309,8 @@ class FleetPages:
         if record is None:
             raise Refused(404, f"there is no score of GPU {shown(gpu)}", "gpu")
         past = past_scores(self.scores, [record.unit])[record.unit]
-        raw = fleet.scores.summary.get("thresholds")
-        bounds = {
-            tier: float(value)
-            for tier, value in (raw.items() if isinstance(raw, dict) else ())
-            if tier in TIERS and isinstance(value, int | float)
-        }
+        named = () if fleet.thresholds is None else fleet.thresholds.thresholds.items()
+        bounds = {str(tier): value for tier, value in named if value is not None}
         return page(
             request,
             "gpu",

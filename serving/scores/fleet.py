@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from policy.risk_record import RiskRecord
-from policy.tiers import TIERS, UNKNOWN, node_risk, worst_tier
+from policy.tiers import TIERS, UNKNOWN, ChosenThresholds, Tier, node_risk, worst_tier
 from serving.scores.reading import Scores
 
 ALL_TIERS: Final[tuple[str, ...]] = (*TIERS, UNKNOWN)
@@ -23,7 +23,7 @@ _BEFORE_ALL: Final = datetime.min.replace(tzinfo=UTC)  # when no score has expir
 class NodeState:
     """A node at one time.
 
-    ``tier``: the worst of its units' whose scores hold; ``unknown`` if none does.
+    ``tier``: by the scores that hold, as the controller takes it before any hysteresis; ``unknown`` if none does.
     ``risk``: that any of those has an incident; None if none is known.
     ``known``, ``unknown``, ``expired``: its units by what is known of them.
     """
@@ -41,14 +41,14 @@ class NodeState:
         return (0, -self.risk, self.node) if self.risk is not None else (1, 0.0, self.node)
 
 
-def state_of(node: str, records: Iterable[RiskRecord], now: datetime) -> NodeState:
+def state_of(node: str, records: Iterable[RiskRecord], thresholds: ChosenThresholds | None, now: datetime) -> NodeState:
     """Return a node's state: what is unknown or expired neither raises nor lowers it."""
     every = list(records)
     known = [record for record in every if record.status == "ok"]
     holding = [record for record in known if not record.expired(now)]
     return NodeState(
         node,
-        worst_tier(record.tier for record in holding),
+        tier_of((record.tier for record in holding), (record.risk for record in holding), thresholds),
         node_risk(record.risk for record in holding),
         len(holding),
         len(every) - len(known),
@@ -56,15 +56,26 @@ def state_of(node: str, records: Iterable[RiskRecord], now: datetime) -> NodeSta
     )
 
 
+def tier_of(tiers: Iterable[Tier], risks: Iterable[float | None], thresholds: ChosenThresholds | None) -> Tier:
+    """Return a node's tier from its units': the worst, or that of the node's own risk if that is higher."""
+    known = [risk for risk in risks if risk is not None]
+    return worst_tier((*tiers, UNKNOWN if thresholds is None else thresholds.tier(known)))
+
+
 class Fleet:
     """Scores, with the nodes' states computed once, and again whenever some of the scores expire.
 
     ``tiers``, ``node_tiers``: units and nodes by tier, as they were scored.
     ``known``: units whose risk is known, expired or not.
+    ``thresholds``: behind the tiers; None: not stated, or damaged.
     """
 
     def __init__(self, scores: Scores) -> None:
         self.scores = scores
+        try:
+            self.thresholds = ChosenThresholds.of_summary(scores.summary)
+        except ValueError:
+            self.thresholds = None
         self._expiries = sorted({record.expires_at for record in scores.units.values() if record.status == "ok"})
         self._computed = 0, self._compute(_BEFORE_ALL)
         self.tiers = dict.fromkeys(ALL_TIERS, 0) | Counter(record.tier for record in scores.units.values())
@@ -100,5 +111,5 @@ class Fleet:
         return states
 
     def _compute(self, now: datetime) -> dict[str, NodeState]:
-        states = [state_of(node, records, now) for node, records in self.scores.nodes.items()]
+        states = [state_of(node, records, self.thresholds, now) for node, records in self.scores.nodes.items()]
         return {state.node: state for state in sorted(states, key=lambda state: state.order)}

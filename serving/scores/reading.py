@@ -19,6 +19,7 @@ from typing import Any, Final
 
 from features.errors import InputError
 from policy.risk_record import FORMAT, RiskRecord
+from policy.tiers import Tier
 
 _LOG = logging.getLogger(__name__)
 LATEST: Final = "latest.json"
@@ -140,7 +141,7 @@ class PastScore:
 
     decided: datetime
     risk: float | None
-    tier: str
+    tier: Tier
 
 
 def past_scores(folder: Path, units: Collection[str]) -> dict[str, list[PastScore]]:

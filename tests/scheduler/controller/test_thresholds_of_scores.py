@@ -10,11 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policy.fleet import Level
-from policy.tiers import ChosenThresholds, TierThresholds, node_risk, worst_tier
+from policy.tiers import RAISED, ChosenThresholds, TierThresholds, node_risk, worst_tier
 from scheduler.controller.settings import read_settings
 from scheduler.ledger.reader import LedgerReader
 from scheduler.ledger.sqlite_ledger import SqliteLedger
 from scheduler.ports.errors import SourceError
+from serving.scores.fleet import tier_of
 from telemetry.errors import InputError
 from tests.policy.decide_world import HOUR, config, node, once
 from tests.scheduler.cluster import Cluster
@@ -37,12 +38,16 @@ def on_scores(tiers, file=None):
     return cluster
 
 
-@given(RISKS, st.lists(st.floats(0.01, 1.0), min_size=3, max_size=3).map(sorted))
-def test_a_nodes_tier_is_the_worst_tier_of_its_gpus_whatever_the_risks_and_thresholds(risks, values):
+@given(RISKS, st.lists(st.floats(0.01, 1.0), min_size=3, max_size=3).map(sorted), st.booleans())
+def test_a_node_has_one_tier_its_own_risks_by_given_thresholds_and_its_worst_gpus_by_promised_ones(risks, values, own):
     thresholds = TierThresholds(*values)
-    known = once([node("n", *risks)], by_scores().by_scores(thresholds)).nodes.get("n")
-    expected = worst_tier(thresholds.tier(risk) for risk in risks)
+    chosen = ChosenThresholds(thresholds, dict.fromkeys(RAISED, "given" if own else "a precision of 50 %"))
+    known = once([node("n", *risks)], by_scores().by_scores(chosen)).nodes.get("n")
+    expected = thresholds.tier(node_risk(risks)) if own else worst_tier(thresholds.tier(risk) for risk in risks)
     assert (known.tier if known else "clear") == (expected if expected != "unknown" else "clear")
+    assert tier_of((thresholds.tier(risk) for risk in risks), risks, chosen) == expected, (
+        "for the service and its pages"
+    )
 
 
 def test_eight_gpus_at_a_low_risk_would_make_a_high_node_by_the_risk_that_any_fails_and_do_not():
@@ -50,7 +55,7 @@ def test_eight_gpus_at_a_low_risk_would_make_a_high_node_by_the_risk_that_any_fa
     given_for_gpus = replace(by_scores(), thresholds=PROMISED, thresholds_from="settings")
     assert math.isclose(node_risk(eight), 0.57, abs_tol=0.01)
     assert once([node("n", *eight)], given_for_gpus).nodes["n"].tier == "high"
-    assert once([node("n", *eight)], by_scores().by_scores(PROMISED)).nodes["n"].tier == "watch"
+    assert once([node("n", *eight)], by_scores().by_scores(ChosenThresholds(PROMISED))).nodes["n"].tier == "watch"
 
 
 def test_the_thresholds_that_the_scores_name_hold_and_change_with_them():

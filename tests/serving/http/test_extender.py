@@ -127,7 +127,7 @@ def test_priorities_are_whole_numbers_in_range_and_fall_with_tier_and_risk(
 def test_a_nodes_risk_is_that_any_of_its_known_gpus_fails(fleet: Fleet, now: Any) -> None:
     for node, units in fleet.scores.nodes.items():
         state = fleet.state(node, now)
-        assert state == state_of(node, units, now)
+        assert state == state_of(node, units, None, now)
         assert state is not None
         if state.known:
             assert state.risk == pytest.approx(float(plain_risk(fleet, node, now)), rel=1e-9, abs=1e-15)

@@ -14,7 +14,7 @@ from serving.pages.charts import MOST_NODES, draw, shade
 from serving.pages.fleet_table import FleetQuery, PageSort, natural, select, table_rows
 from serving.pages.rendering import percent
 from serving.scores.fleet import Fleet
-from serving.scores.reading import Place, read_scores, span
+from serving.scores.reading import Place, Scores, read_scores, span
 from tests.serving.http.world import DECIDED, NOW, Running, record, running, small_fleet, write_scores
 from tests.serving.pages.page_world import Page, a_week, look
 
@@ -205,9 +205,16 @@ def test_any_order_keeps_every_row_and_puts_the_unknown_last(
 
 
 def _fleet_of(nodes: list[tuple[str, float | None]]) -> Fleet:
-    from serving.scores.reading import Scores
-
     return Fleet(Scores.of([record(f"GPU-{name}", name, risk) for name, risk in nodes], {}))
+
+
+@pytest.mark.parametrize(("source", "tier"), [("given", "high"), ("a precision of 85 %", "clear")])
+def test_eight_gpus_of_low_risk_make_a_high_node_by_a_threshold_of_ones_own_alone(source: str, tier: str) -> None:
+    eight = [record(f"GPU-{place}", "node", 0.05) for place in range(8)]
+    by = {"thresholds": {"high": 0.3}, "threshold_sources": {"high": source}}
+    state = Fleet(Scores.of(eight, by)).state("node", NOW)
+    assert state is not None
+    assert state.tier == tier
 
 
 def test_numbers_in_words() -> None:

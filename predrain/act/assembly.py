@@ -78,10 +78,11 @@ def choose_scheduler(
         from scheduler.kubernetes.workloads import KubernetesWorkloads
         from telemetry.collect.kubernetes.client import connect
 
-        chosen = settings().kubernetes
+        given = settings()
+        chosen = given.kubernetes
         kubeconfig = None if chosen.kubeconfig is None else Path(chosen.kubeconfig).expanduser()
         connection = connect(kubeconfig, chosen.context, limits=chosen.limits, agent=AGENT)
-        adapter = KubernetesScheduler(connection, SystemClock(), chosen, waits=waits)
+        adapter = KubernetesScheduler(connection, SystemClock(), chosen, waits=waits, horizon=given.policy.horizon)
         verification = None
         if chosen.diagnostic_job is not None and not by_hand:
             verification = KubernetesVerification(adapter, read_manifest(Path(chosen.diagnostic_job)))

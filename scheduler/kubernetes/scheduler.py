@@ -46,6 +46,7 @@ class KubernetesScheduler:
 
     ``waits``: whether a lease of another process is watched until it is renewed or over, rather than asked for again
     later: for a process that does one round and ends.
+    ``horizon``: what the risks look ahead.
     """
 
     def __init__(
@@ -55,12 +56,13 @@ class KubernetesScheduler:
         settings: KubernetesSettings = KubernetesSettings(),  # noqa: B008 - frozen
         *,
         waits: bool = False,
+        horizon: timedelta | None = None,
         elapsed: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], object] = time.sleep,
     ) -> None:
         self.settings = settings
         self.clock = clock
-        self.keys = Keys(settings.prefix)
+        self.keys = Keys(settings.prefix, avoid=settings.avoid_label, horizon=horizon)
         self.api = ApiServer(client, elapsed)
         self.leadership = Leadership(self.api, settings.namespace, settings.lease, clock, waits=waits, sleep=sleep)
         self._state = ConfigMapText(self.api, settings.namespace, settings.state)

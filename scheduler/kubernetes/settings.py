@@ -13,6 +13,9 @@ from telemetry.collect.kubernetes.rules import KubernetesRules, default_rules
 
 _PageSize = Annotated[int, Range("1 to 500", lambda value: 1 <= value <= 500)]
 _DNS_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
+_LABEL_PART = "[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
+_LABEL = re.compile(f"({_DNS_NAME.pattern}/)?{_LABEL_PART}={_LABEL_PART}")
+_Label = Annotated[str, Range("a label as KEY=VALUE", lambda value: _LABEL.fullmatch(value) is not None)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +42,7 @@ class KubernetesSettings:
     read_pods: bool = True
     condition: bool = True
     events: bool = True
+    avoid_label: _Label | None = None
     device_taints: bool = False
     cordon: bool = False
     requests_per_second: Annotated[float, Range("a positive number", lambda value: value > 0)] = 200.0
@@ -58,6 +62,8 @@ class KubernetesSettings:
         for name in ("prefix", "namespace", "lease", "state", "progress"):
             if not _DNS_NAME.fullmatch(getattr(self, name)):
                 raise ValueError(f"{name} is {getattr(self, name)!r}: give a DNS name (small letters, digits, - and .)")
+        if self.avoid_label is not None and self.avoid_label.startswith(f"{self.prefix}/"):
+            raise ValueError(f"avoid_label is {self.avoid_label!r}: give a key that does not begin with {self.prefix}/")
         if self.state == self.progress:
             raise ValueError(f"state and progress are both {self.state!r}: give two names")
 

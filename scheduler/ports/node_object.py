@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Final, Literal
 
 from policy.fleet import Level, Marks, NodeView, Published
@@ -63,12 +63,19 @@ class NodeObject:
 
 
 class Keys:
-    """The names under which predrain writes."""
+    """The names under which predrain writes.
 
-    def __init__(self, prefix: str = "predrain.io") -> None:
+    ``avoid``: a label (``KEY=VALUE``) that jobs avoid, put on nodes of tier ``elevated`` and ``high`` too.
+    ``horizon``: what a published risk looks ahead.
+    """
+
+    def __init__(
+        self, prefix: str = "predrain.io", *, avoid: str | None = None, horizon: timedelta | None = None
+    ) -> None:
+        self.avoid, self.horizon = avoid, horizon
         self.taint = f"{prefix}/at-risk"  # of both taints, which differ by their effect
         self.tier = f"{prefix}/risk-tier"  # label
-        self.prediction = f"{prefix}/prediction"  # annotation: tier, risk, end and reasons
+        self.prediction = f"{prefix}/prediction"  # annotation: tier, risk, horizon, end and reasons
         # annotation: what was put on the node, since when and until when: by it a removal by a person is recognised
         self.applied = f"{prefix}/applied-taints"
         self.drain = f"{prefix}/drain"  # annotation: when a drain began
@@ -149,7 +156,8 @@ def after(action: Action, node: NodeObject, keys: Keys, now: datetime, *, cordon
     applied = _applied(node, keys)
     if action.verb == "publish":
         labels[keys.tier] = action.tier
-        annotations[keys.prediction] = _prediction(action, end)
+        avoid = _avoid(node, keys, labels, keys.avoid if action.tier in ("elevated", "high") else None)
+        annotations[keys.prediction] = _prediction(action, end, keys, avoid)
         if applied is not None:
             annotations[keys.applied] = _applied_text(replace(applied, until=end))
         return replace(node, labels=labels, annotations=annotations)
@@ -179,6 +187,7 @@ def _released(action: Action, node: NodeObject, keys: Keys) -> NodeObject:
     if action.to < Level.DRAINED:
         annotations.pop(keys.drain, None)
     if action.to < Level.PUBLISHED:
+        _avoid(node, keys, labels, None)
         annotations.pop(keys.prediction, None)
         labels.pop(keys.tier, None)
     then = replace(node, labels=labels, annotations=annotations, taints=taints)
@@ -237,9 +246,34 @@ def _owner(node: NodeObject) -> str | None:
     return next((owner for owner in owners if owner is not None), None)
 
 
-def _prediction(action: Action, end: datetime) -> str:
+def _avoid(node: NodeObject, keys: Keys, labels: dict[str, str], wanted: str | None) -> str | None:
+    """Set or remove the label that jobs avoid; return the one that the prediction then records as predrain's.
+
+    Without that record the label is another's. One that a person removed, or a tool overwrote, is left like that.
+    """
+    before = json_object(node.annotations.get(keys.prediction)).get("avoid_label")
+    if before == wanted:
+        return wanted
+    if isinstance(before, str):
+        name, _, value = before.partition("=")
+        if labels.get(name) == value:
+            del labels[name]
+    if wanted is None:
+        return None
+    name, _, value = wanted.partition("=")
+    if name in labels:
+        return None
+    labels[name] = value
+    return wanted
+
+
+def _prediction(action: Action, end: datetime, keys: Keys, avoid: str | None) -> str:
     risk, reasons = None if action.risk is None else round(action.risk, 6), list(action.reasons[:_LONGEST_REASONS])
     content = {"tier": action.tier, "risk": risk, "expires_at": plain_of(end), "reasons": reasons}
+    if keys.horizon is not None:
+        content["horizon_seconds"] = round(keys.horizon.total_seconds())
+    if avoid is not None:
+        content["avoid_label"] = avoid
     return json.dumps(content, ensure_ascii=False, sort_keys=True)
 
 

@@ -51,7 +51,8 @@ POLICY = PolicyConfig(
     breaker=BreakerConfig(max_risky=1.0, jump=100.0),
 )
 DIAGNOSTIC = Path(__file__).parents[2] / "deploy" / "kubernetes" / "diagnostic-job.yaml"
-SETTINGS = KubernetesSettings()
+LABEL = "gke.google.com/recommended-to-run-large-training-workload"
+SETTINGS = KubernetesSettings(avoid_label=f"{LABEL}=False")
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +85,7 @@ class Replica:
         self.cluster = cluster
         clock, self.ledger = SystemClock(), SqliteLedger(None)
         self.scheduler = KubernetesScheduler(
-            connect(cluster.server.kubeconfig(user)), clock, replace(SETTINGS, cordon=cordon)
+            connect(cluster.server.kubeconfig(user)), clock, replace(SETTINGS, cordon=cordon), horizon=policy.horizon
         )
         workloads = KubernetesWorkloads(self.scheduler)
         self.settings = EvacuationSettings(
@@ -280,7 +281,7 @@ def test_a_publisher_publishes_and_can_do_no_more(cluster: KubernetesCluster) ->
     assert ("publish", "done") in steps
     assert ("taint", "failed") in steps
     node = cluster.node("n0")
-    assert (effects(node), condition(node)) == ([], "True")
+    assert (effects(node), condition(node), node["metadata"]["labels"][LABEL]) == ([], "True", "False")
     pods = cluster.server.request("GET", PODS, user="publisher", check=False)[0]
     assert pods == 200
     for method, path in (("DELETE", f"{PODS}/x"), ("POST", f"{PODS}/x/eviction"), ("PATCH", "/api/v1/nodes/n0"),

@@ -1,6 +1,8 @@
 """Each action as one patch: what is ours comes and goes, what is not stays, and whoever writes in between wins."""
 
 import copy
+import json
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -14,8 +16,9 @@ from scheduler.kubernetes.settings import KubernetesSettings
 from scheduler.ports.clock import ManualClock
 from scheduler.ports.node_object import Keys, after
 from scheduler.ports.readings import Precondition, Switches
+from telemetry.collect.kubernetes.client import KubernetesClient
 from tests.scheduler.kubernetes.api_world import Raw, World, merge
-from tests.scheduler.kubernetes.objects import LEVELS, T0, Hand, node
+from tests.scheduler.kubernetes.objects import LEVELS, SETTINGS, T0, Hand, node
 
 KUBELET = {"key": "node.kubernetes.io/out-of-disk", "effect": "NoExecute", "timeAdded": "2026-11-20T00:00:00Z"}
 TEAM = {"key": "team.example/reserved", "value": "yes", "effect": "NoSchedule"}
@@ -50,6 +53,53 @@ def test_each_action_leaves_its_mark_and_a_release_leaves_nothing(world: World, 
     assert after_all["metadata"]["labels"] == before["metadata"]["labels"]
     assert after_all["metadata"]["annotations"] == {}
     assert events(world) == [("Warning", "GPUFailurePredicted"), ("Normal", "GPUFailurePredictionWithdrawn")]
+
+
+def test_the_risk_has_its_horizon_and_a_label_that_jobs_avoid_goes_with_it(
+    world: World, cluster: KubernetesClient
+) -> None:
+    hand = Hand(world, cluster, replace(SETTINGS, avoid_label="gke.example/large-training=False"))
+    hand.scheduler.keys.horizon = timedelta(hours=24)
+
+    def published(verb: Any, tier: str) -> tuple[str | None, Any]:
+        hand.do(verb, tier=tier)
+        metadata = hand.raw()["metadata"]
+        text = metadata["annotations"].get("predrain.io/prediction", "{}")
+        return metadata["labels"].get("gke.example/large-training"), json.loads(text)
+
+    assert published("publish", "watch")[0] is None
+    label, prediction = published("publish", "elevated")
+    assert label == "False"
+    assert prediction == {
+        "tier": "elevated", "risk": 0.9, "horizon_seconds": 86400, "expires_at": "2026-11-21T18:00:00+00:00",
+        "reasons": ["its errors rise"], "avoid_label": "gke.example/large-training=False",
+    }  # fmt: skip
+    assert published("publish", "watch")[0] is None
+    assert published("publish", "high")[0] == "False"
+    hand.scheduler.keys.avoid = None  # switched off meanwhile: its record still removes it
+    assert published("release", "clear") == (None, {})
+    assert {path for method, path in world.asked if method == "PATCH"} == {"/api/v1/nodes/n1/status"}
+
+
+@pytest.mark.parametrize("theirs", ["True", "False"])
+def test_a_label_of_another_or_one_that_was_changed_since_is_left_alone(
+    world: World, cluster: KubernetesClient, theirs: str
+) -> None:
+    hand = Hand(world, cluster, replace(SETTINGS, avoid_label="team=False"))
+
+    def set_label(value: str | None) -> None:
+        world.edit("/api/v1/nodes/n1", lambda raw: raw["metadata"]["labels"].update(team=value))
+
+    set_label(theirs)
+    for verb in ("publish", "release"):
+        hand.do(verb)
+        assert hand.raw()["metadata"]["labels"]["team"] == theirs
+    world.edit("/api/v1/nodes/n1", lambda raw: raw["metadata"]["labels"].pop("team"))
+    hand.do("publish")
+    set_label("True")
+    for verb in ("publish", "release"):
+        hand.do(verb)
+        assert hand.raw()["metadata"]["labels"]["team"] == "True"
 
 
 def test_publishing_needs_no_right_but_that_of_a_nodes_status(world: World, hand: Hand) -> None:

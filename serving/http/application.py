@@ -67,11 +67,12 @@ def problems(*statuses: int, media: str = PROBLEM) -> dict[int | str, dict[str, 
     }
 
 
-def guarded(*statuses: int, body: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Describe a route that asks for a token: its refusals, and its body where it takes one."""
+def guarded(*statuses: int, body: dict[str, Any] | None = None, text: bool = False) -> dict[str, Any]:
+    """Describe a route that asks for a token: its refusals, its body if it takes one, whether it answers text too."""
     extra = {"security": _TOKEN} | ({} if body is None else {"requestBody": body})
+    plain: dict[int | str, Any] = {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}} if text else {}
     return {
-        "responses": problems(*_READ, *(() if body is None else _BODY), *statuses),
+        "responses": problems(*_READ, *(() if body is None else _BODY), *statuses) | plain,
         "openapi_extra": extra,
     }
 

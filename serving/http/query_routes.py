@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
@@ -10,7 +11,7 @@ from urllib.parse import urlencode
 
 from fastapi import FastAPI, Path, Query
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import PlainTextResponse, Response
 
 from policy.risk_record import RiskRecord, format_utc
 from policy.tiers import UNKNOWN
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from serving.champion.model import FeatureRows
 
 _KINDS: Final = ("nodes", "gpus", "rows")
+_HOST: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")  # Slurm refuses a job whose list it cannot read
 _AT_ONCE: Final = 512  # bytes of a body that names so few nodes that a thread would cost more than the answer
 _CONTAINERS: Final = 64
 _OWN_COLUMNS: Final = 2  # unit and decision_time
@@ -64,7 +66,7 @@ class QueryRoutes:
             self._nodes,
             summary="List nodes, the riskiest first unless asked otherwise.",
             response_model=NodesAnswer,
-            **guarded(400, 409),
+            **guarded(400, 409, text=True),
         )
         app.add_api_route(
             "/v1/predict",
@@ -124,16 +126,27 @@ class QueryRoutes:
                 409, f"newer scores are served ({fleet.scores.decision}): begin with the first page", "decision"
             )
         states = fleet.states(now)
-        if query.tier:
-            states = [state for state in states if state.tier in query.tier]
+        tiers = query.tier or (["elevated", "high"] if query.format == "hostlist" else [])
+        if tiers:
+            states = [state for state in states if state.tier in tiers]
         end = query.offset + query.limit
         following = None
         if end < len(states):
             page_query = query.model_copy(update={"offset": end, "decision": fleet.scores.decision})
             following = f"/v1/nodes?{urlencode(page_query.model_dump(), doseq=True)}"
         page = _sorted(states, query.sort)[query.offset : end]
+        if query.format == "hostlist":
+            return self._hostlist(fleet, now, page)
         window = {"total": len(states), "offset": query.offset, "next": following}
         return as_json(frame(fleet, now) | window | {"nodes": [node_answer(state) for state in page]})
+
+    def _hostlist(self, fleet: Fleet, now: datetime, page: list[NodeState]) -> Response:
+        """Return names for ``sbatch --exclude``: never more than half of the nodes, for jobs must still start."""
+        if not fleet.holds(now) or fleet.stale(now, self.settings.stale_after_s):
+            detail = f"the scores of {format_utc(fleet.scores.decided)} are too old to keep jobs off nodes by them"
+            raise Refused(503, detail, "scores", retry_after_s=self.settings.retry_after_s)
+        names = [state.node for state in page if _HOST.fullmatch(state.node)]
+        return PlainTextResponse(",".join(names[: len(fleet.scores.nodes) // 2]) + "\n")
 
     async def _node(self, node: Annotated[str, Path(min_length=1)]) -> Response:
         fleet, now = self.fleet(), self.clock()

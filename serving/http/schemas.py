@@ -30,8 +30,9 @@ class Query(BaseModel):
 
 
 class NodesQuery(Query):
-    """A page of nodes."""
+    """A page of nodes; as ``hostlist`` their names alone, as Slurm takes them."""
 
+    format: Literal["json", "hostlist"] = "json"
     sort: Sort = "-risk"
     tier: Annotated[list[Tier], BeforeValidator(_split)] = Field(default_factory=list)
     offset: int = Field(0, ge=0, le=10**9)

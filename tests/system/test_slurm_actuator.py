@@ -26,9 +26,12 @@ from scheduler.slurm.scheduler import SlurmScheduler, open_slurm
 from scheduler.slurm.settings import SlurmSettings
 from scheduler.slurm.workloads import SlurmWorkloads
 from tests.scheduler.score_files import record, write
+from tests.serving.http.world import NOW, running, write_scores
+from tests.serving.http.world import record as scored
 from tests.system.slurm_cluster import SlurmCluster, _path, why_not
 
 pytestmark = [pytest.mark.system, pytest.mark.skipif(why_not() is not None, reason=why_not() or "")]
+ROOT = Path(__file__).parents[2]
 PREDRAIN = str(Path(sys.executable).with_name("predrain"))
 ME = "system test"
 HOUR = timedelta(hours=1)
@@ -250,6 +253,27 @@ def test_jobs_that_may_not_be_requeued_are_waited_for_and_heterogeneous_ones_go_
     assert actuator.workloads.evict(part, fence).kind == "done"  # its leader runs on n1
     cluster.wait(lambda: {workload.name for workload in actuator.workloads.on_node("n1")} == {kept, f"{array}_2"})
     cluster.wait(lambda: actuator.workloads.on_node("n2") == ())
+
+
+def test_a_submit_script_keeps_a_job_off_risky_nodes_and_goes_on_without_scores(cluster, actuator, tmp_path):
+    risks = {"n1": (0.9, "high"), "of-another-cluster": (0.9, "high"), "n2": (0.01, "clear"), "n3": (0.01, "clear")}
+    write_scores(tmp_path / "scores", [scored(f"GPU-{name}", name, *risk) for name, risk in risks.items()])
+    now, complaints = [NOW], tmp_path / "complaints"
+    with running(tmp_path / "scores", clock=lambda: now[0]) as service:
+        url, listed = f"http://127.0.0.1:{service.port}", ROOT / "deploy" / "slurm" / "exclude-nodes.sh"
+
+        def node_of_a_job() -> str:
+            submit = f'sbatch --parsable -o /dev/null -c8 --exclude="$({listed} 2>{complaints})" --wrap "sleep 300"'
+            job = cluster.run("env", f"PREDRAIN_URL={url}", "sh", "-c", submit).strip()
+            cluster.wait(lambda: cluster.job(job)["job_state"] == "RUNNING")
+            nodes = cluster.job(job)["nodes"]
+            cluster.run("scancel", job)
+            return nodes
+
+        assert (node_of_a_job(), complaints.read_text()) == ("n2", "")
+        now[0] += timedelta(days=1)
+        assert node_of_a_job() == "n1"
+        assert complaints.read_text().endswith("exclude-nodes.sh: no node is excluded\n")
 
 
 @pytest.mark.skipif(shutil.which("slurmrestd", path=_path()) is None, reason="slurmrestd is not installed")

@@ -56,6 +56,13 @@ def test_nodes_are_filtered_by_tier(client: Client) -> None:
     assert names(client.get("/v1/nodes?tier=high&tier=unknown")) == ["n1", "n5"]
 
 
+def test_raised_nodes_are_listed_for_sbatch_and_never_more_than_half_of_all(client: Client) -> None:
+    assert client.get("/v1/nodes?format=hostlist") == b"n1,n2\n"
+    assert client.get("/v1/nodes?format=hostlist&limit=1") == b"n1\n"
+    assert client.get("/v1/nodes?format=hostlist&tier=watch") == b"n3\n"
+    assert client.get("/v1/nodes?format=hostlist&tier=clear,watch,elevated,high") == b"n1,n2\n"
+
+
 def test_following_the_pages_gives_each_node_once(client: Client) -> None:
     path, seen = "/v1/nodes?limit=2&sort=-node&tier=high,elevated,watch,clear", []
     while path:
@@ -198,6 +205,7 @@ def test_what_has_expired_is_not_a_risk_any_more(tmp_path: Path) -> None:
         node = client.get("/v1/nodes/n1")
         assert (node["tier"], node["risk"], node["expired"]) == ("unknown", None, True)
         assert client.get("/v1/nodes")["nodes"][0]["tier"] == "unknown"
+        assert client.send("GET", "/v1/nodes?format=hostlist")[0] == 503
         status, problem, _ = client.send("GET", "/readyz")
         assert status == 503
         assert problem["reasons"] == ["the scores of 20260101T060000Z have expired: score the fleet again"]

@@ -56,7 +56,7 @@ bench: $(VENV)/.bench  ## every benchmark; writes benchmarks/results/speeds.md
 lock:            ## resolve the lock files again from pyproject.toml (needs uv on the PATH)
 	$(RESOLVE) pyproject.toml --group dev $(EXTRAS:%=--extra %) -o requirements-dev.lock
 	$(RESOLVE) pyproject.toml --extra train --extra serve --extra act --extra collect -c requirements-dev.lock -o requirements.lock
-	$(RESOLVE) pyproject.toml --extra serve --extra registry --extra collect --extra act --extra kubernetes -c requirements-dev.lock -o requirements-serve.lock
+	$(RESOLVE) pyproject.toml --extra serve --extra registry --extra collect --extra act --extra kubernetes --extra nvml -c requirements-dev.lock -o requirements-serve.lock
 	$(RESOLVE) pyproject.toml --extra act --extra kubernetes -c requirements-dev.lock -o requirements-act.lock
 	# resolved as for a platform without CUDA: its libraries are gigabytes, and the tests need none of them
 	MACOSX_DEPLOYMENT_TARGET=14.0 uv pip compile requirements-sequence.in --python-platform aarch64-apple-darwin --python-version 3.11 --no-emit-index-url --no-header -c requirements-dev.lock -o requirements-sequence.lock

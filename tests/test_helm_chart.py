@@ -88,18 +88,20 @@ def test_what_it_makes_fits_the_published_schemas_and_is_allowed_no_more_than_it
             names = {key[2] for key in made if key[0] == role["kind"]}
             assert role["name"] in names
     for name, pod in pods(made).items():
-        (container,) = pod["containers"]
-        verb = next(iter(container["args"]))
-        if verb != "collect":
-            used = {word.partition("=")[0] for word in container["args"] if word.startswith("--")}
-            assert used <= options(verb), name
-        assert pod["securityContext"]["runAsNonRoot"] is True
-        assert container["securityContext"]["readOnlyRootFilesystem"] is True
-        assert container["resources"]["limits"]["memory"]
+        # the host's journal is root's, and so is what the kubelet makes on it
+        assert pod["securityContext"]["runAsNonRoot"] is not name.startswith("DaemonSet")
         assert pod.get("automountServiceAccountToken") is False or "serviceAccountName" in pod
-        assert {mount["name"] for mount in container["volumeMounts"]} <= {
-            "ledger", *(volume["name"] for volume in pod["volumes"])
-        }  # fmt: skip
+        for container in pod["containers"]:
+            used = {word.partition("=")[0] for word in container["args"] if word.startswith("--")}
+            verb = container["args"][: 1 + (container["args"][0] == "collect")]
+            assert used <= options(*verb), name
+            assert container["securityContext"] == {
+                "allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}
+            }  # fmt: skip
+            assert container["resources"]["limits"]["memory"]
+            assert {mount["name"] for mount in container["volumeMounts"]} <= {
+                "ledger", *(volume["name"] for volume in pod["volumes"])
+            }  # fmt: skip
     patching = {
         key[2] for key, document in made.items() for rule in document.get("rules", ())
         if "pods" in rule["resources"] and "patch" in rule["verbs"]
@@ -142,7 +144,46 @@ def test_the_token_that_it_makes_is_read_by_the_service_and_the_receiver() -> No
     digest = hashlib.sha256(secret["token"].encode()).hexdigest()
     assert len(secret["token"]) >= 40
     assert secret["tokens.txt"] == f"admin sha256:{digest} predrain"
-    assert secret["receiver-tokens.txt"] == secret["token"]
+    assert secret["receiver-tokens.txt"].splitlines() == [secret["token"], secret["push"]]
+
+
+def test_gpu_nodes_push_to_the_receiver_with_a_token_that_only_it_takes() -> None:
+    made = objects(rendered(ALL))
+    pod = made["DaemonSet", "predrain", "predrain-nodes"]["spec"]["template"]["spec"]
+    containers = {container["name"]: container for container in pod["containers"]}
+    service = made["Service", "predrain", "predrain-receiver"]
+    address = f"http://{service['metadata']['name']}.predrain:{service['spec']['ports'][0]['port']}"
+    for name, container in containers.items():
+        assert {f"--push={address}", "--node=$(NODE)", f"--spool=/spool/{name}"} <= set(container["args"])
+        mounts = {mount["name"]: mount for mount in container["volumeMounts"]}
+        assert all(mounts[name].get("readOnly") for name in mounts if name not in ("spool", "tmp"))
+    assert sorted(containers) == ["kernel-log", "nvml"]
+    volumes = {volume["name"]: volume for volume in pod["volumes"]}
+    assert volumes["token"]["secret"] == {"secretName": "predrain-tokens", "items": [{"key": "push", "path": "push"}]}
+    # on the host, for a pod that replaces another begins where that stopped; one folder a release
+    assert volumes["spool"]["hostPath"] == {"path": "/var/lib/predrain/predrain", "type": "DirectoryOrCreate"}
+    assert pod["tolerations"] == [{"operator": "Exists"}], "also where predrain has tainted the node"
+    (rule,) = made["NetworkPolicy", "predrain", "predrain"]["spec"]["ingress"]
+    assert "from" not in rule, "the receiver is reached from every node"
+
+
+def test_a_node_runs_what_is_asked_for_alone() -> None:
+    def pod(**nodes: bool) -> dict[str, Any]:
+        collect = {"receiver": {"enabled": True}, "nodes": nodes}
+        made = objects(rendered({**NEEDED, "collect": collect}))
+        return {key[0]: document for key, document in made.items()}.get("DaemonSet", {})
+
+    assert not pod(), "the receiver alone puts nothing on nodes"
+    log = pod(kernelLog=True)["spec"]["template"]["spec"]
+    assert [container["name"] for container in log["containers"]] == ["kernel-log"]
+    assert "runtimeClassName" not in log
+    nvml = pod(nvml=True)["spec"]["template"]["spec"]
+    assert [container["name"] for container in nvml["containers"]] == ["nvml"]
+    assert nvml["runtimeClassName"] == "nvidia"
+    assert ("affinity" in log, "affinity" in nvml) == (False, True), "NVML makes way for the driver"
+    assert [volume["name"] for volume in nvml["volumes"] if "hostPath" in volume] == ["spool"]
+    with pytest.raises(ValueError, match=r"set collect\.receiver\.enabled=true"):
+        rendered({**NEEDED, "collect": {"nodes": {"nvml": True}}})
 
 
 def test_all_marks_are_off_before_it_is_uninstalled() -> None:

@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 LOCKS = {
     "requirements.lock": ("train", "serve", "act", "collect"),
-    "requirements-serve.lock": ("serve", "registry", "collect", "act", "kubernetes"),
+    "requirements-serve.lock": ("serve", "registry", "collect", "act", "kubernetes", "nvml"),
     "requirements-act.lock": ("act", "kubernetes"),
 }
 HIDING = """

@@ -50,13 +50,8 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 
 {{/* Of every pod; given the chart's context as "top" and the component's values as "of". */}}
 {{- define "predrain.pod" -}}
-securityContext:
-  runAsNonRoot: true
-  runAsUser: 10001
-  runAsGroup: 10001
-  fsGroup: 10001
-  seccompProfile:
-    type: RuntimeDefault
+{{- $security := dict "runAsNonRoot" true "runAsUser" 10001 "runAsGroup" 10001 "fsGroup" 10001 "seccompProfile" (dict "type" "RuntimeDefault") -}}
+securityContext: {{- toYaml (mergeOverwrite $security (deepCopy (.of.securityContext | default dict))) | nindent 2 }}
 {{- with .top.Values.imagePullSecrets }}
 imagePullSecrets: {{- toYaml . | nindent 2 }}
 {{- end }}
@@ -80,11 +75,15 @@ securityContext:
     drop: [ALL]
 resources: {{- toYaml .of.resources | nindent 2 }}
 env:
+  {{- if .env }}
+  {{- toYaml .env | nindent 2 }}
+  {{- else }}
   # Compiled kernels are kept between runs: compiling anew takes half a minute.
   - name: NUMBA_CACHE_DIR
     value: {{ .cache | default "/data/.numba" }}
   - name: MLFLOW_TRACKING_URI
     value: {{ .top.Values.registry | quote }}
+  {{- end }}
   {{- with .top.Values.extraEnv }}
   {{- toYaml . | nindent 2 }}
   {{- end }}

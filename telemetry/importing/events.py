@@ -112,7 +112,9 @@ def read_events(
                 raise missing_column("node", batch.table.column_names, str(file))
             rows["gpu"] = np.full(len(batch.rows), None, dtype=object)
         reasons = place_events(rows, rows["timestamp"], stays)
+        earlier = rows["timestamp"] < stays.begin  # tickets go back further than telemetry
         for reason in sorted(set(reasons) - {""}):
+            batch.refuse(reason, (reasons == reason) & earlier, lost=False)
             batch.refuse(reason, reasons == reason)
         events = pd.DataFrame(rows)[batch.good]
         events["source"] = events["source"].where(events["source"].notna(), file.name)
@@ -148,8 +150,12 @@ def _read_kernel_log(
     counts["xids_without_a_gpu"] += unmatched
     text = {name: events[name].astype(object).where(events[name].notna(), None).to_numpy(copy=True) for name in _PLACE}
     reasons = place_events(text, ms_of(events["timestamp"]), stays)
+    earlier = ms_of(events["timestamp"]) < stays.begin
+    quarantine.count_present("events", rows_of(file), -int((earlier & (reasons != "")).sum()))
     for reason in sorted(set(reasons) - {""}):
-        quarantine.add_frame(reason, "events", file, events[reasons == reason])
+        for old in (False, True):
+            part = events[(reasons == reason) & (earlier == old)]
+            quarantine.add_frame(reason, "events", file, part, lost_rows=int(not old))
     return events.assign(gpu=text["gpu"], node=text["node"])[reasons == ""]
 
 

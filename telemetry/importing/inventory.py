@@ -30,6 +30,7 @@ class Installations:
     """Answers where a unit was at a time.
 
     ``given``: the stays in the order in which they came; ``frame``: the same by unit and time.
+    ``begin``: of the first stay of all, in milliseconds.
     """
 
     def __init__(self, frame: pd.DataFrame, unit: Unit, parents: Mapping[str, str] | None = None) -> None:
@@ -44,6 +45,7 @@ class Installations:
         self._key = (self._unit_of_row << _KEY_SHIFT) + start
         self.nodes = self.frame["node"].to_numpy(dtype=object)
         self.node_codes, self.node_names = pd.factorize(self.nodes, sort=True)
+        self.begin = int(start.min()) if len(start) else 0
         self.node_since = pd.Series(start).groupby(self.nodes).min().to_dict()
 
     def codes(self, names: Sequence[str | None] | npt.NDArray[np.object_]) -> npt.NDArray[np.int64]:

@@ -139,11 +139,11 @@ class Quarantine:
         if len(self._rows) >= _FLUSH_ROWS:
             self._flush()
 
-    def add_frame(self, reason: str, table: str, file: Path, frame: pd.DataFrame) -> None:
+    def add_frame(self, reason: str, table: str, file: Path, frame: pd.DataFrame, lost_rows: int = 1) -> None:
         """Set aside the rows of a frame; their place in the file is not known any more."""
         for record in frame.to_dict("records"):
             content = {str(name): value for name, value in record.items() if not pd.isna(value)}
-            self.add(reason, table, file, None, row_text(content))
+            self.add(reason, table, file, None, row_text(content), lost_rows=lost_rows)
 
     def __enter__(self) -> Quarantine:
         return self

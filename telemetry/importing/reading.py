@@ -116,9 +116,12 @@ class Batch:
                     self.good &= codes != code
         return texts
 
-    def refuse(self, reason: str, chosen: npt.NDArray[np.bool_]) -> None:
-        """Set aside those of the chosen rows that are still good."""
-        self.set_aside(reason, np.flatnonzero(chosen & self.good))
+    def refuse(self, reason: str, chosen: npt.NDArray[np.bool_], *, lost: bool = True) -> None:
+        """Set aside those of the chosen rows that are still good; ``lost``: they might have been of use."""
+        places = np.flatnonzero(chosen & self.good)
+        self.set_aside(reason, places, lost_rows=int(lost))
+        if not lost:
+            self.quarantine.count_present(self.kind, rows_of(self.file), -len(places))
         self.good &= ~chosen
 
     def set_aside(

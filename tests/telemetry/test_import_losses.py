@@ -37,6 +37,18 @@ def test_every_file_and_column_that_loses_too_much_is_named_with_an_example(tmp_
     assert run_import(tmp_path, samples=frame, max_loss=1.0).counts["values_nulled"] == 54
 
 
+def test_tickets_from_before_the_fleet_are_set_aside_and_are_no_loss(
+    tmp_path: Path,
+):
+    used, old = [("01:00", gpu(0), "xid", "79")] * 80, [("02:00", gpu(0), "xid", "48")] * 100
+    frame = events_frame([*used, *old])
+    frame.loc[80:, "timestamp"] = "2025-12-24T00:00:00Z"
+    assert run_import(tmp_path, events=frame).quarantined == {"before installation": 100}
+    frame.loc[70:79, "gpu"] = "GPU-unknown"  # a twentieth of the file, and an eighth of what is of this fleet
+    with pytest.raises(InputError, match="10 of 80 lost"):
+        run_import(tmp_path, events=frame)
+
+
 def test_files_of_one_name_in_two_folders_have_a_budget_each(tmp_path: Path):
     paths = [tmp_path / name / "samples.csv" for name in ("good", "bad")]
     for path, times in zip(paths, (2000, 30), strict=True):

@@ -140,6 +140,16 @@ class LedgerReader:
             node, verb, verb, since, until, until, before, before, order="i.id DESC", most=most,
         )  # fmt: skip
 
+    def drains(self, since: str) -> list[dict[str, Any]]:
+        """List confirmed drains, the newest first, each with what it was weighed to be worth; null: it was not."""
+        rows = self._rows(
+            "SELECT i.at, i.node, json_extract(d.content, '$.worth') FROM intents i "
+            "JOIN settled s ON s.intent = i.id AND s.confirmed LEFT JOIN decisions d ON d.round = i.round "
+            "AND d.node = i.node WHERE i.verb = 'drain' AND i.at >= ? ORDER BY i.id DESC",
+            since,
+        )
+        return [{"at": at, "node": node, "worth": _json(worth)} for at, node, worth in rows]
+
     def results(self) -> list[dict[str, Any]]:
         """Return what diagnostics on emptied nodes came to, each once, oldest first."""
         rows = self._rows("SELECT node, content FROM findings WHERE kind = 'verified' ORDER BY id")

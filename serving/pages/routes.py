@@ -334,8 +334,14 @@ class FleetPages:
         served = self.newest.served
         model = {} if served.fleet is None else served.fleet.scores.summary.get("model")
         backtest = model.get("backtest") if isinstance(model, dict) else None
+        outcomes = served.facts.outcomes
+        value = None
+        if self.ledger is not None and outcomes is not None and outcomes["since"] is not None:
+            since = format_utc(datetime.fromisoformat(outcomes["since"]))
+            with contextlib.suppress(InputError), contextlib.closing(self.ledger()) as reader:
+                value = drains_came_to(reader.drains(since), outcomes["alerts"])
         return page(
-            request, "outcomes", **self._frame("outcomes"), outcomes=served.facts.outcomes, backtest=backtest
+            request, "outcomes", **self._frame("outcomes"), outcomes=outcomes, backtest=backtest, value=value
         )  # fmt: skip
 
     def _ledger_page(self, request: Request, query: Annotated[LedgerQuery, Query()]) -> Response:
@@ -385,3 +391,22 @@ class FleetPages:
 
 def _html(*statuses: int) -> dict[str, Any]:
     return {"response_class": HTMLResponse, "responses": problems(*statuses, media=_HTML)}
+
+
+def drains_came_to(drains: Sequence[Mapping[str, Any]], alerts: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Count what drains came to, in GPU-hours, by the costs that the controller weighed them with.
+
+    ``drains``: ``at``, ``node``, ``worth``. ``alerts``: the newest first; the last one before a drain judges it.
+    """
+    came: dict[str, float] = {"right": 0, "wrong": 0, "open": 0, "saved": 0.0, "lost": 0.0}
+    for drain in drains:
+        at, worth = datetime.fromisoformat(drain["at"]), drain["worth"]
+        before = (a for a in alerts if a["node"] == drain["node"] and datetime.fromisoformat(a["at"]) <= at)
+        verdict = next((alert["verdict"] for alert in before), "open")
+        if worth is not None and verdict == "right" and worth["risk"] > 0:
+            came["right"], came["saved"] = came["right"] + 1, came["saved"] + worth["saved"] / worth["risk"]
+        elif worth is not None and verdict == "wrong" and worth["risk"] < 1:
+            came["wrong"], came["lost"] = came["wrong"] + 1, came["lost"] + worth["lost"] / (1 - worth["risk"])
+        else:
+            came["open"] += 1
+    return came

@@ -90,6 +90,17 @@ def test_why_reports_risk_reasons_model_budget_what_was_read_written_and_answere
     )
 
 
+def test_drains_are_listed_with_what_they_were_weighed_to_be_worth(file):
+    history(file)
+    reader = LedgerReader(file)
+    drained = reader.drains("")
+    assert [(drain["node"], drain["at"]) for drain in drained] == [
+        (call["node"], call["at"]) for call in reader.actions(verb="drain") if call["confirmed"]
+    ]
+    assert all(drain["worth"]["choice"] == "drain" and drain["worth"]["saved"] > 0 for drain in drained)
+    assert reader.drains("2100-01-01") == []
+
+
 def test_actions_are_found_by_pattern_verb_time_and_page(file):
     cluster = history(file)
     reader = LedgerReader(file)

@@ -1,13 +1,17 @@
 """A node's and a GPU's page: reasons, earlier scores, the ledger, and what is missing said plainly."""
 
 from collections.abc import Iterator
-from datetime import timedelta
+from dataclasses import asdict
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from features.errors import InputError
+from policy.cost_benefit import CostBenefitConfig, worth_of
+from policy.fleet import JobView
+from serving.pages.routes import drains_came_to
 from serving.scores.reading import past_scores
 from tests.serving.http.world import DECIDED, NOW, Running, record, running, small_fleet, write_scores
 from tests.serving.pages.page_world import a_week, look, store
@@ -47,6 +51,9 @@ class Ledger:
     def actions(self, node: str, verb: str = "", since: str = "", until: str = "", **page: int) -> list[dict[str, Any]]:
         calls = [{**self.why("n1", 50)[0]["calls"][0], "call": 3, "decision": 7, "confirmed": True}]
         return calls if node in ("*", "n1", "n?") and verb in ("", "taint") and until != "2026-01-01" else []
+
+    def drains(self, since: str) -> list[dict[str, Any]]:
+        return []
 
     def close(self) -> None:
         pass
@@ -188,3 +195,23 @@ def test_a_damaged_decision_is_left_out_and_logged(tmp_path: Path, caplog: pytes
     (tmp_path / "decisions" / "20260101T000000Z" / "risks.parquet").write_bytes(b"damaged")
     assert len(past_scores(tmp_path, ["GPU-n1-0"])["GPU-n1-0"]) == 3
     assert len([line for line in caplog.messages if "left out" in line]) == 1
+
+
+def test_drains_come_to_what_the_last_alert_before_them_was_judged_to_be_by_the_costs_weighed_then() -> None:
+    at = datetime(2026, 1, 1, tzinfo=UTC)
+    job = JobView("job", 8, checkpointed_at=at - timedelta(minutes=30), can_checkpoint=True)
+    worth, unweighed = worth_of(8, [job], 0.25, timedelta(hours=24), CostBenefitConfig(), at), {"worth": None}
+    hour = ["2026-01-01T01:00:00Z", "2026-01-01T02:00:00+00:00"]
+    drains = [{"node": node, "at": hour[1], "worth": asdict(worth)} for node in ("right", "wrong", "later", "unjudged")]
+    alerts = [
+        {"node": node, "at": when, "verdict": verdict}
+        for node, when, verdict in (
+            ("right", hour[1], "right"), ("right", hour[0], "wrong"), ("wrong", hour[0], "wrong"),
+            ("later", "2026-01-01T03:00:00Z", "right"), ("unjudged", hour[0], "inconclusive"),
+        )
+    ]  # fmt: skip
+    came = drains_came_to([*drains, {**drains[0], **unweighed}], alerts)
+    assert (came["right"], came["wrong"], came["open"]) == (1, 1, 3)
+    stop = 8 * (5 + 15) / 60  # a checkpoint and a restart; a failure costs half an interval more, and a longer repair
+    assert came["saved"] == pytest.approx(8 * 24 + 8 * 1.25 - (stop + 8 * 12))
+    assert came["lost"] == pytest.approx(stop + 8 * 2)

@@ -81,11 +81,13 @@ class RiskReason:
     ``text``: in plain words with the numbers.
     ``group``: the feature group it belongs to.
     ``share``: its share of all that raised the score, 0 to 1.
+    ``channel``: what it was read from; None: not from telemetry.
     """
 
     text: str
     group: str
     share: Annotated[StrictFloat, Field(allow_inf_nan=False)]
+    channel: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,6 +63,7 @@ class Reason(BaseModel):
     text: str
     group: str
     share: float
+    channel: str | None
 
 
 class Counts(BaseModel):

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from html import escape
+from itertools import groupby
 from typing import Final
 from urllib.parse import quote
 
@@ -174,6 +175,24 @@ def spark(scores: Sequence[PastScore]) -> Markup:
             for score in run
         )
         parts.append(f'<polyline class="line" points="{" ".join(f"{a:.1f},{b:.1f}" for a, b in steps)}"/>')
+    return Markup("".join([*parts, "</svg>"]))  # noqa: S704 - numbers only
+
+
+def course(values: Sequence[float | None]) -> Markup:
+    """Draw a channel hour by hour between its least and its greatest value; a table next to it has both."""
+    known = [value for value in values if value is not None]
+    if not known:
+        return Markup()
+    low, width = min(known), max(known) - min(known) or 1.0
+    parts = ['<svg class="course" viewBox="0 0 300 36" aria-hidden="true">']
+    steps = (
+        "" if value is None else f"{300 * place / len(values):.1f},{34 - 32 * (value - low) / width:.1f}"
+        for place, value in enumerate(values)
+    )  # fmt: skip
+    for known_there, run in groupby(steps, bool):
+        points = [*run]
+        if known_there:  # a single hour between two gaps is a line too
+            parts.append(f'<polyline class="line" points="{" ".join([*points, points[-1]])}"/>')
     return Markup("".join([*parts, "</svg>"]))  # noqa: S704 - numbers only
 
 

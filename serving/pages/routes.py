@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 from functools import wraps
@@ -26,7 +26,7 @@ from serving.http.limits import ThreadWork
 from serving.http.metrics import fitted_at
 from serving.http.schemas import Query as QueryModel
 from serving.http.score_cache import ScoreCache
-from serving.pages.charts import SHADES, Mark, draw, risk_chart, spark
+from serving.pages.charts import SHADES, Mark, course, draw, risk_chart, spark
 from serving.pages.fleet_table import PAGE_SIZES, FleetQuery, Text, select, table_rows
 from serving.pages.rendering import ASSETS, asset, page
 from serving.scores.fleet import Fleet, tier_of
@@ -301,6 +301,7 @@ class FleetPages:
             decisions=max((len(scores) for scores in past.values()), default=0),
             recent_alerts=alerts,
             timeline=self._timeline(state.node, past, alerts or ()),
+            **self._telemetry([record.unit for record in records]),
         )
 
     def _gpu(self, request: Request, gpu: Annotated[str, Path(min_length=1)]) -> Response:
@@ -323,7 +324,18 @@ class FleetPages:
             past=past,
             chart=risk_chart(past, bounds, f"Risk of {record.unit} over {len(past)} decisions") if past else None,
             recent_alerts=self._recent_alerts({record.unit}),
+            **self._telemetry([record.unit]),
         )
+
+    def _telemetry(self, units: Iterable[str]) -> dict[str, Any]:
+        """Draw what the reasons of some units were read from."""
+        facts = self.newest.served.facts
+        drawn = []
+        for unit in units:
+            for channel, values in facts.courses.get(unit, {}).items():
+                if known := [value for value in values if value is not None]:
+                    drawn.append((unit, channel, course(values), min(known), max(known), known[-1]))
+        return {"telemetry": drawn, "data_end": facts.data_end}
 
     def _recent_alerts(self, units: set[str]) -> list[Mapping[str, Any]] | None:
         """Return the alerts on some units in the last 30 days; None: they are not judged yet."""

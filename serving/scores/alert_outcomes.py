@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from datetime import datetime, timedelta
@@ -25,6 +25,7 @@ from policy.episodes import Alert, Happening, HappeningKind, judge, openings
 from policy.tiers import Tier
 from serving.scores.reading import FACTS, Place, decision_folders
 from serving.scores.writing import PARQUET, SUMMARY, ScoresFolder, write_json
+from telemetry.dataset.channels import resolve_channels
 from telemetry.dataset.store import Dataset
 from telemetry.milliseconds import from_ms
 
@@ -34,6 +35,10 @@ WINDOW: Final = timedelta(days=30)
 ALERTED: Final = ("elevated", "high")
 """Tiers on which a controller may act: an alert stands while a unit is in one of them."""
 
+COURSE: Final = timedelta(days=7)
+"""Telemetry behind reasons is shown so far back from the end of the data."""
+
+_MOST_COURSES: Final = 100
 _MOST_LISTED: Final = 2_000
 _COLUMNS: Final = ["unit", "node", "status", "risk", "tier", "alert", "horizon_seconds"]
 
@@ -46,8 +51,41 @@ def write_facts(scores: ScoresFolder, dataset: Dataset) -> None:
     inventory, end = dataset.inventory(), dataset.meta.span[1]
     labels, horizon = judged_by(scores.path)
     outcomes = outcomes_of(scores.path, dataset.events(), inventory, data_end=end, labels=labels, drain_horizon=horizon)
-    content = {"places": _places(inventory), "outcomes": outcomes, "data_end": end.isoformat()}
+    courses = _courses(scores.path, dataset)
+    content = {"places": _places(inventory), "outcomes": outcomes, "data_end": end.isoformat(), "courses": courses}
     write_json(scores.path / FACTS, content)
+
+
+def _courses(scores: Path, dataset: Dataset) -> dict[str, dict[str, list[float | None]]]:
+    """Read the telemetry that the newest decision's reasons rest on, of the riskiest units: an hour's mean, or rise."""
+    _, newest = decision_folders(scores)[-1]
+    records = pq.read_table(newest / PARQUET, columns=["unit", "node", "risk", "reasons"]).to_pylist()
+    wanted: dict[str, list[str]] = {}
+    of_bucket: defaultdict[int, list[str]] = defaultdict(list)
+    for record in sorted(records, key=lambda record: -(record["risk"] or 0.0)):
+        named = dict.fromkeys(reason.get("channel") for reason in record["reasons"])
+        channels = [name for name in named if name in dataset.schema.names]
+        if channels and len(wanted) < _MOST_COURSES:
+            wanted[record["unit"]] = channels
+            of_bucket[dataset.bucket_of(record["node"])].append(record["unit"])
+    key, end, catalogue = dataset.meta.unit, dataset.meta.span[1], resolve_channels({})
+    courses: dict[str, dict[str, list[float | None]]] = {}
+    for bucket, units in of_bucket.items():
+        names = sorted({name for unit in units for name in wanted[unit]})
+        samples = dataset.read_bucket(bucket, [key, "timestamp", *names], since=end - COURSE, until=end).to_pandas()
+        hour = (samples["timestamp"] - pd.Timestamp(end - COURSE)) // pd.Timedelta(hours=1)
+        for unit in units:
+            mine = samples[key] == unit
+            course: dict[str, list[float | None]] = {}
+            for name in wanted[unit]:
+                values = samples.loc[mine, name].astype("float64")
+                rises = name in catalogue and catalogue[name].kind == "counter"
+                by_hour = (values.diff().clip(lower=0) if rises else values).groupby(hour[mine])
+                hourly = by_hour.sum(min_count=1) if rises else by_hour.mean()
+                filled = hourly.reindex(range(COURSE // timedelta(hours=1)))
+                course[name] = [None if pd.isna(value) else float(f"{value:.6g}") for value in filled]
+            courses[unit] = course
+    return courses
 
 
 def _places(inventory: pd.DataFrame) -> dict[str, list[str]]:

@@ -324,13 +324,18 @@ def top_reasons(
     fleet = values[sample] if sampled else values
     called = f"{noun} sampled" if sampled else noun
     plan = ReasonPlan.of(fitted.columns)
-    group = {column.name: column.group for column in fitted.columns}
+    of = {column.name: column for column in fitted.columns}
     reasons = []
     for number, row in enumerate(rows.tolist()):
         weightiest, raised = largest_reasons(attributed[number], values[row], plan, top=top, fleet=fleet, noun=called)
         reasons.append(
             tuple(
-                RiskReason(reason.text, group[reason.column], round(reason.contribution / raised, 4))
+                RiskReason(
+                    reason.text,
+                    of[reason.column].group,
+                    round(reason.contribution / raised, 4),
+                    None if of[reason.column].group in ("history", "static") else of[reason.column].channel,
+                )
                 for reason in weightiest
             )
         )

@@ -11,7 +11,7 @@ import contextlib
 import json
 import logging
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -103,11 +103,14 @@ class Facts:
 
     ``places``: by unit.
     ``outcomes``: as :func:`serving.scores.alert_outcomes.outcomes_of` gives them; None: not judged yet.
+    ``courses``: by unit and channel, what the reasons of the newest decision were read from, hour by hour until
+    ``data_end``; null: no sample.
     """
 
     places: Mapping[str, Place] = field(default_factory=dict)
     outcomes: Mapping[str, Any] | None = None
     data_end: datetime | None = None
+    courses: Mapping[str, Mapping[str, Sequence[float | None]]] = field(default_factory=dict)
 
 
 def read_facts(scores: Path) -> Facts:
@@ -115,7 +118,8 @@ def read_facts(scores: Path) -> Facts:
     try:
         content = json.loads((scores / FACTS).read_bytes())
         places = {str(unit): Place(*map(str, place)) for unit, place in content["places"].items()}
-        return Facts(places, dict(content["outcomes"]), datetime.fromisoformat(content["data_end"]))
+        end = datetime.fromisoformat(content["data_end"])
+        return Facts(places, dict(content["outcomes"]), end, dict(content.get("courses", {})))
     except FileNotFoundError:
         return Facts()
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:

@@ -63,7 +63,9 @@ _COLUMNS = {
     "model": pa.struct([("digest", pa.string()), ("profile", pa.string()), ("version", pa.int64())]),
     "sample_age_seconds": pa.float64(),
     "completeness": pa.float64(),
-    "reasons": pa.list_(pa.struct([("text", pa.string()), ("group", pa.string()), ("share", pa.float64())])),
+    "reasons": pa.list_(
+        pa.struct([("text", pa.string()), ("group", pa.string()), ("share", pa.float64()), ("channel", pa.string())])
+    ),
 }
 RISKS_SCHEMA = pa.schema([pa.field(name, kind, nullable=name in _NULLABLE) for name, kind in _COLUMNS.items()])
 """risks.parquet: the fields of :class:`policy.risk_record.RiskRecord`."""

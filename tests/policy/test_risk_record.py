@@ -32,7 +32,7 @@ KNOWN = RiskRecord(
     model=ModelName("ab" * 32, "mean_log_odds", 7),
     sample_age_seconds=600.0,
     completeness=0.9722,
-    reasons=(RiskReason("correctable ECC errors rose by 17,700", "telemetry", 0.4),),
+    reasons=(RiskReason("ECC errors rose by 17,700", "telemetry", 0.4),),
 )
 UNKNOWN = replace(
     KNOWN, status="unknown", unknown_reason="no sample yet", risk=None, risks={}, score=None, rank=None, alert=False,
@@ -62,7 +62,7 @@ def test_the_json_form_is_the_contract() -> None:
         "model": {"digest": "ab" * 32, "profile": "mean_log_odds", "version": 7},
         "sample_age_seconds": 600.0,
         "completeness": 0.9722,
-        "reasons": [{"text": "correctable ECC errors rose by 17,700", "group": "telemetry", "share": 0.4}],
+        "reasons": [{"text": "ECC errors rose by 17,700", "group": "telemetry", "share": 0.4, "channel": None}],
     }
 
 

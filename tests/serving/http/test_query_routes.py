@@ -106,6 +106,7 @@ def test_a_node_is_returned_with_its_gpus_and_reasons(client: Client) -> None:
             "text": "correctable ECC errors rose by 17,700; fleet 99th percentile 0",
             "group": "telemetry",
             "share": 0.6,
+            "channel": "gpu_temp_c",
         }
     ]
     assert node["sample_age_seconds"] == 600 + 3600

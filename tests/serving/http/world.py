@@ -24,7 +24,7 @@ from tests.waiting import wait
 NOW = datetime(2026, 1, 1, 7, tzinfo=UTC)
 DECIDED = datetime(2026, 1, 1, 6, tzinfo=UTC)
 MODEL = ModelName("ab" * 32, "mean_log_odds", 3)
-REASON = RiskReason("correctable ECC errors rose by 17,700; fleet 99th percentile 0", "telemetry", 0.6)
+REASON = RiskReason("correctable ECC errors rose by 17,700; fleet 99th percentile 0", "telemetry", 0.6, "gpu_temp_c")
 
 
 def record(

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from serving.scores.alert_outcomes import _by_week, write_facts
@@ -83,6 +84,25 @@ def test_the_facts_name_each_unit_and_each_alert(scores: Path, small_fleet: Path
     assert len(facts.places) == dataset.inventory()["gpu"].nunique()
     assert facts.outcomes is not None
     assert sum(facts.outcomes["verdicts"].values()) == len(facts.outcomes["alerts"]) > 0
+
+
+def test_a_gpu_shows_hour_by_hour_the_telemetry_that_its_reasons_rest_on(
+    service: Running, scores: Path, small_fleet: Path
+) -> None:
+    dataset, facts = Dataset.open(small_fleet), read_facts(scores)
+    unit = sorted(facts.courses)[0]
+    end = dataset.meta.span[1]
+    samples = pd.concat([dataset.read_bucket(bucket).to_pandas() for bucket in dataset.buckets()])
+    mine = samples[(samples["gpu"] == unit) & (samples["timestamp"] < end)]
+    means = facts.courses[unit]["gpu_temp_c"]
+    assert len(means) == 7 * 24
+    for back, mean in enumerate(reversed(means)):
+        begin = pd.Timestamp(end) - pd.Timedelta(hours=back + 1)
+        there = mine[(mine["timestamp"] >= begin) & (mine["timestamp"] < begin + pd.Timedelta(hours=1))]["gpu_temp_c"]
+        assert mean == (None if there.isna().all() else pytest.approx(there.astype(float).mean(), rel=1e-4))
+    text = look(service, f"/gpus/{unit}").text
+    assert "Telemetry behind the reasons" in text
+    assert f"{max(mean for mean in means if mean is not None):,.5g}" in text
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"places": {"g": 1}}', '{"places": {"g": [1, 2, 3, 4, 5]}}'])

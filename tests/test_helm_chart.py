@@ -140,7 +140,11 @@ def test_two_releases_share_nothing_in_one_cluster() -> None:
 
 
 def test_the_token_that_it_makes_is_read_by_the_service_and_the_receiver() -> None:
-    secret = objects(rendered(ALL))["Secret", "predrain", "predrain-tokens"]["stringData"]
+    made = objects(rendered(ALL))
+    secret = made["Secret", "predrain", "predrain-tokens"]["stringData"]
+    service = made["Deployment", "predrain", "predrain-serve"]["spec"]["template"]["spec"]
+    (held,) = [volume["secret"]["items"] for volume in service["volumes"] if "secret" in volume]
+    assert held == [{"key": "tokens.txt", "path": "tokens.txt"}], "hashes alone"
     digest = hashlib.sha256(secret["token"].encode()).hexdigest()
     assert len(secret["token"]) >= 40
     assert secret["tokens.txt"] == f"admin sha256:{digest} predrain"

@@ -190,6 +190,24 @@ def test_a_node_runs_what_is_asked_for_alone() -> None:
         rendered({**NEEDED, "collect": {"nodes": {"nvml": True}}})
 
 
+@pytest.mark.parametrize(
+    ("values", "thresholds"),
+    [
+        ({}, {"watch": 0.05, "elevated": 0.15, "high": 0.4}),
+        ({"params": {"policy": {"thresholds": {"high": 0.5}}}}, {"watch": 0.05, "elevated": 0.15, "high": 0.5}),
+        ({"act": {"settings": {"policy": {"thresholds": None, "thresholds_from": "scores"}}}}, None),
+    ],
+)
+def test_scores_have_their_tiers_by_the_controllers_thresholds(values: dict[str, Any], thresholds: Any) -> None:
+    made = objects(rendered({**NEEDED, **values}))
+    texts = [
+        one["data"]["params.yaml"] for (kind, _, name), one in made.items() if kind == "ConfigMap" and "params" in name
+    ]
+    assert [yaml.safe_load(text) for text in texts] == [{"policy": {"thresholds": thresholds}}] * (
+        thresholds is not None
+    )
+
+
 def test_all_marks_are_off_before_it_is_uninstalled() -> None:
     job = objects(rendered())["Job", "predrain", "predrain-release-all"]
     assert job["metadata"]["annotations"]["helm.sh/hook"] == "pre-delete"

@@ -48,6 +48,18 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- toYaml (mergeOverwrite (dict "kubernetes" $own) (deepCopy .Values.act.settings)) -}}
 {{- end -}}
 
+{{/* Parameters of all jobs. The controller's thresholds are those of scoring too, so that a node has one tier. */}}
+{{- define "predrain.params" -}}
+{{- $policy := .Values.act.settings.policy | default dict -}}
+{{- $own := dict -}}
+{{- if and .Values.act.enabled $policy.thresholds -}}
+{{- $own = dict "policy" (dict "thresholds" $policy.thresholds) -}}
+{{- end -}}
+{{- with mergeOverwrite (deepCopy $own) (deepCopy .Values.params) -}}
+{{- toYaml . -}}
+{{- end -}}
+{{- end -}}
+
 {{/* Of every pod; given the chart's context as "top" and the component's values as "of". */}}
 {{- define "predrain.pod" -}}
 {{- $security := dict "runAsNonRoot" true "runAsUser" 10001 "runAsGroup" 10001 "fsGroup" 10001 "seccompProfile" (dict "type" "RuntimeDefault") -}}
@@ -97,7 +109,7 @@ env:
 - name: tmp
   emptyDir:
     sizeLimit: 1Gi
-{{- if .Values.params }}
+{{- if include "predrain.params" . }}
 - name: params
   configMap:
     name: {{ include "predrain.fullname" . }}-params
@@ -112,7 +124,7 @@ env:
   mountPath: /data
 - name: tmp
   mountPath: /tmp
-{{- if .Values.params }}
+{{- if include "predrain.params" . }}
 - name: params
   mountPath: /etc/predrain-params
   readOnly: true
@@ -157,7 +169,7 @@ spec:
             - name: {{ .name }}
               {{- include "predrain.container" . | nindent 14 }}
               args: {{- toYaml .args | nindent 16 }}
-                {{- if .top.Values.params }}
+                {{- if include "predrain.params" .top }}
                 - --params=/etc/predrain-params/params.yaml
                 {{- end }}
               volumeMounts: {{- include "predrain.mounts" .top | nindent 16 }}

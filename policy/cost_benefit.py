@@ -24,6 +24,7 @@ class CostBenefitConfig(RangeChecked):
 
     ``checkpoint``: writing a checkpoint on demand.
     ``restart``: from a job's end until it computes again elsewhere: queue, start, load.
+    ``resize``: from a node's loss until an elastic job computes again on its others; assumption.
     ``verify``: draining and testing a node that turns out healthy, until it is back.
     ``planned_repair``, ``unplanned_repair``: out of service for a fault that was foreseen, and for one that was not.
     ``checkpoint_every``: how often a job writes a checkpoint: from one that it reports to the next, and at any time
@@ -34,6 +35,7 @@ class CostBenefitConfig(RangeChecked):
 
     checkpoint: NonNegativeTime = timedelta(minutes=5)
     restart: NonNegativeTime = timedelta(minutes=15)
+    resize: NonNegativeTime = timedelta(minutes=2)
     verify: PositiveTime = timedelta(hours=2)
     planned_repair: NonNegativeTime = timedelta(hours=12)
     unplanned_repair: NonNegativeTime = timedelta(hours=24)
@@ -81,7 +83,7 @@ def worth_of(
     then, are together below what stopping them now costs.
     """
     stop = _stop(jobs, config, now, now)
-    fail = sum(job.gpus * _hours(_rework_at_failure(job, config, now) + config.restart) for job in jobs)
+    fail = sum(job.gpus * _hours(_rework_at_failure(job, config, now) + _again(job, config)) for job in jobs)
     verify, planned, unplanned = (
         gpus * _hours(duration) for duration in (config.verify, config.planned_repair, config.unplanned_repair)
     )
@@ -119,7 +121,11 @@ def _turns(jobs: Sequence[JobView], config: CostBenefitConfig) -> list[tuple[dat
 def _stop(jobs: Sequence[JobView], config: CostBenefitConfig, now: datetime, at: datetime) -> float:
     """Give the GPU-hours that stopping the jobs at a time costs, as is expected now."""
     stopped = [job for job in jobs if at == now or job.ends_at is None or job.ends_at > at]
-    return sum(job.gpus * _hours(_rework(job, config, now, at) + config.restart) for job in stopped)
+    return sum(job.gpus * _hours(_rework(job, config, now, at) + _again(job, config)) for job in stopped)
+
+
+def _again(job: JobView, config: CostBenefitConfig) -> timedelta:
+    return config.resize if job.can_shrink else config.restart
 
 
 def _hours(value: timedelta) -> float:

@@ -84,6 +84,7 @@ class JobView:
     ``started_at``, ``checkpointed_at``, ``ends_at``: Aware; ``ends_at`` is when it is expected to end, such as its time
     limit. None: not known.
     ``can_checkpoint``: whether it writes a checkpoint when asked to.
+    ``can_shrink``: whether it goes on with its other nodes when it loses this one.
     """
 
     name: str
@@ -92,6 +93,7 @@ class JobView:
     checkpointed_at: datetime | None = None
     ends_at: datetime | None = None
     can_checkpoint: bool = False
+    can_shrink: bool = False
 
     def __post_init__(self) -> None:
         if self.gpus < 1:

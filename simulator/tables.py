@@ -9,7 +9,7 @@ import pandas as pd
 from simulator.fleet import NEVER, bus_id, driver_at, gpu_name, serial_number
 from simulator.run import Simulation
 from simulator.workload import OUTCOMES
-from telemetry.dataset.schema import CHECKPOINT_EVERY, EVENTS, JOBS
+from telemetry.dataset.schema import EVENTS, JOB_OPTIONS, JOBS
 
 _BAD_LOT = 0
 _SPARE_LOT = 40
@@ -79,5 +79,5 @@ def jobs_frame(simulation: Simulation) -> pd.DataFrame:
             rows.append(
                 (name, node.name, None, begin, end_and_outcome[0], gpus, checkpoint or None, end_and_outcome[1], every)
             )
-    names = [*JOBS.names, CHECKPOINT_EVERY]
+    names = [*JOBS.names, JOB_OPTIONS[0]]
     return with_instants(pd.DataFrame(rows, columns=names), "started_at", "ended_at", "checkpointed_at")

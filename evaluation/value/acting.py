@@ -374,14 +374,14 @@ class Controlled:
 
 def job_views(jobs: Placements, entries: Ints, at: int) -> list[JobView]:
     """Show jobs as a scheduler does, which knows when they last wrote a checkpoint, and not when they end."""
-    columns = (jobs.job, jobs.size, jobs.start, jobs.every)
+    columns = (jobs.job, jobs.size, jobs.start, jobs.every, jobs.shrinks)
     rows = zip(*(column[entries].tolist() for column in columns), jobs.unsaved(entries, at).tolist(), strict=True)
     return [
         JobView(
             f"job-{job}", int(size), instant(start), instant(at - unsaved) if every else None,
-            can_checkpoint=jobs.on_request and every > 0,
+            can_checkpoint=jobs.on_request and every > 0, can_shrink=shrinks,
         )
-        for job, size, start, every, unsaved in rows
+        for job, size, start, every, shrinks, unsaved in rows
     ]  # fmt: skip
 
 

@@ -11,7 +11,8 @@ import numpy as np
 import pandas as pd
 
 from features.times import NEVER, coded, duration_ms, milliseconds
-from policy.episodes import Floats, Ints
+from policy.cost_benefit import CostBenefitConfig
+from policy.episodes import Bools, Floats, Ints
 
 HOUR_MS: Final = 3_600_000
 _LATE_MS: Final = HOUR_MS
@@ -47,6 +48,7 @@ class Placements:
     ``start``, ``end``: milliseconds since the epoch.
     ``every``: how often the job writes a checkpoint, in milliseconds; 0: it loses no work.
     ``saved``: its last checkpoint before ``end``; -1: not known.
+    ``shrinks``: whether the job goes on with its other GPUs.
     ``on_request``: whether jobs that write checkpoints also write one when they are asked to.
     """
 
@@ -58,17 +60,20 @@ class Placements:
     every: Ints
     saved: Ints
     size: Floats
+    shrinks: Bools
     on_request: bool = True
 
     @classmethod
     def ordered(
-        cls, job: Ints, node: Ints, gpus: Ints, start: Ints, end: Ints, every: Ints | int, saved: Ints | int = -1
-    ) -> Placements:
-        """Build from entries in any order."""
+        cls, job: Ints, node: Ints, gpus: Ints, start: Ints, end: Ints, every: Ints | int, saved: Ints | int = -1,
+        fewest: Ints | int = NEVER,
+    ) -> Placements:  # fmt: skip
+        """Build from entries in any order; ``fewest``: GPUs that the job goes on with."""
         order = np.lexsort((start, node))
         size = np.bincount(job, weights=gpus)[job[order]].astype(np.float64)
-        told, kept = np.broadcast_to(every, job.shape), np.broadcast_to(saved, job.shape)
-        return cls(job[order], node[order], gpus[order], start[order], end[order], told[order], kept[order], size)
+        told, kept, least = (np.broadcast_to(given, job.shape)[order] for given in (every, saved, fewest))
+        shrinks = size - gpus[order] >= np.maximum(least, 1)
+        return cls(job[order], node[order], gpus[order], start[order], end[order], told, kept, size, shrinks)
 
     def unsaved(self, entry: Ints, at: Ints | int) -> Ints:
         """Give the milliseconds of work that jobs lose when they are hit.
@@ -78,6 +83,10 @@ class Placements:
         start, every, saved = self.start[entry], self.every[entry], self.saved[entry]
         known = (saved >= start) & (saved <= at) & (self.end[entry] <= at + _LATE_MS)
         return np.where(every > 0, np.where(known, at - saved, (at - start) % np.maximum(every, 1)), 0)
+
+    def again(self, costs: CostBenefitConfig) -> Ints:
+        """Give how long it takes from a job's stop on a node until it computes again, in milliseconds; shape (n,)."""
+        return np.where(self.shrinks, duration_ms(costs.resize), duration_ms(costs.restart))
 
     def running(self, at: int, left: Ints) -> Ints:
         """Give the entries that run at a time; ``left``: when each has left its node; shape (n,)."""
@@ -107,10 +116,12 @@ def jobs_of_table(jobs: pd.DataFrame, nodes: pd.Index, gpus: Ints, end: int, che
         told = jobs["checkpoint_every_s"].to_numpy(dtype=np.float64, na_value=np.nan)
         every = np.where(told >= 0, told, every)
     saved = milliseconds(jobs["checkpointed_at"])
+    fewest = jobs["min_gpus"].astype("Float64") if "min_gpus" in jobs else pd.Series(pd.NA, jobs.index, "Float64")
     return Placements.ordered(
         coded(jobs["job"].astype("str"))[0].astype(np.int64), place, np.minimum(held, gpus[place]),
         milliseconds(jobs["started_at"]), np.minimum(milliseconds(jobs["ended_at"]), end) + _LATE_MS * hit,
         (every * 1000).astype(np.int64), np.where(saved == NEVER, -1, saved),
+        fewest.fillna(float(NEVER // 2)).to_numpy(dtype=np.int64),
     )  # fmt: skip
 
 

@@ -77,7 +77,7 @@ def _counted(
     fleet: Fleet, jobs: Placements, marks: Marks, costs: CostBenefitConfig
 ) -> tuple[float, float, Floats, Floats, Floats]:
     """Count jobs hit and moved, and by node GPU-hours lost, spent and idle, under one load."""
-    restart = duration_ms(costs.restart)
+    again = jobs.again(costs)
     bounds, size = np.searchsorted(jobs.node, np.arange(len(fleet.nodes) + 1)), jobs.size
     hits, moved, (hit, spent, idle) = 0.0, 0.0, np.zeros((3, len(fleet.nodes)))
     left: list[Ints] = []  # of each mark: when the jobs of its node are off it
@@ -95,7 +95,7 @@ def _counted(
             gone, out = evicted(fleet, jobs, int(node), int(drained), off, costs.checkpoint)
             rework = gone - duration_ms(LEAVE) - drained if jobs.on_request else jobs.unsaved(out, int(drained))
             off[out], moved = gone, moved + len(out)
-            spent[node] += float((size[out] * (restart + rework)).sum()) / HOUR_MS
+            spent[node] += float((size[out] * (again[out] + rework)).sum()) / HOUR_MS
         left.append(off[mine].copy())
         off[mine] = NEVER
         stays = np.minimum(jobs.end[mine], left[mark])
@@ -114,7 +114,7 @@ def _counted(
         met = entry[runs & (left[int(stood[0])] > at) if len(stood) else runs]
         share = jobs.gpus[met] / fleet.gpus[node] if unit else np.ones(len(met))
         hits += float(share.sum())
-        hit[node] += float((share * size[met] * (jobs.unsaved(met, at) + restart)).sum()) / HOUR_MS
+        hit[node] += float((share * size[met] * (jobs.unsaved(met, at) + again[met])).sum()) / HOUR_MS
     return hits, moved, hit, spent, idle
 
 
@@ -156,6 +156,7 @@ def _mean_load(fleet: Fleet, jobs: Placements, costs: CostBenefitConfig) -> Floa
     """Give the GPU-hours that stopping a node's jobs costs, and that a failure of one of its GPUs does."""
     lasted = np.maximum(np.minimum(jobs.end, fleet.end) - np.maximum(jobs.start, fleet.begin), 0)
     busy = jobs.size * lasted / (len(fleet.nodes) * (fleet.end - fleet.begin))
-    stop = (costs.checkpoint + costs.restart) / timedelta(hours=1)
-    fail = jobs.every / 2 / HOUR_MS + costs.restart / timedelta(hours=1)
-    return np.array([float(busy.sum()) * stop, float((busy * fail * jobs.gpus / fleet.gpus[jobs.node]).sum())])
+    again = jobs.again(costs) / HOUR_MS
+    stop = costs.checkpoint / timedelta(hours=1) + again
+    fail = jobs.every / 2 / HOUR_MS + again
+    return np.array([float((busy * stop).sum()), float((busy * fail * jobs.gpus / fleet.gpus[jobs.node]).sum())])

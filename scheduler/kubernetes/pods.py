@@ -38,6 +38,7 @@ class PodPart:
     checkpointed_at: datetime | None = None
     ends_at: datetime | None = None
     can_checkpoint: bool = False
+    elastic: bool = False
     namespace: str = ""
     claims: tuple[str, ...] = ()
 
@@ -49,6 +50,7 @@ class PodKeys:
         self.namespace = namespace
         self.checkpoint = f"{prefix}/checkpoint"  # how it is asked: annotation, webhook or command
         self.checkpoint_takes = f"{prefix}/checkpoint-takes"  # how long it needs for one: 90s, 5m
+        self.elastic = f"{prefix}/elastic"  # true: it goes on with its other pods
         self.requested = f"{prefix}/checkpoint-requested"  # written by predrain
         self.acknowledged = f"{prefix}/checkpoint-acknowledged"  # written by the job
         self.ends_at = f"{prefix}/ends-at"  # when it expects to end
@@ -79,10 +81,11 @@ def pod_part(pod: Object, rules: KubernetesRules, keys: PodKeys) -> PodPart | No
         return PodPart(node, f"{metadata.get('namespace')}/{metadata.get('name')}", 1)
     if run is None or run.outcome is not None:
         return None
+    said = annotations_of(pod)
     checkpointed_at = None if run.checkpointed_ms is None else from_ms(run.checkpointed_ms)
     return PodPart(
         run.node, run.job, run.gpus, from_ms(run.started_ms), checkpointed_at, ends_at(pod, keys),
-        keys.checkpoint in annotations_of(pod), run.namespace, run.claims,
+        keys.checkpoint in said, said.get(keys.elastic) == "true", run.namespace, run.claims,
     )  # fmt: skip
 
 
@@ -104,6 +107,7 @@ def jobs_of(parts: Iterable[PodPart]) -> dict[str, dict[str, JobView]]:
             _pick(max, (part.checkpointed_at for part in job)),
             _pick(min, (part.ends_at for part in job)),
             any(part.can_checkpoint for part in job),
+            any(part.elastic for part in job) and len({part.node for part in job}) > 1,
         )
         for name, job in of_job.items()
     }

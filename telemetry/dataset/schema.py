@@ -97,8 +97,9 @@ JOBS: Final = pa.schema(
 )
 """jobs.parquet: one row a job and node; ``gpu`` null is the whole node, ``ended_at`` null is still running."""
 
-CHECKPOINT_EVERY: Final = "checkpoint_every_s"
-"""A further column of jobs.parquet where a source has it: the job's checkpoint interval; 0: it never loses work."""
+JOB_OPTIONS: Final = ("checkpoint_every_s", "min_gpus")
+"""Further columns of jobs.parquet where a source has them: the job's checkpoint interval (0: it never loses work), and
+the fewest GPUs that an elastic job goes on with; null: it is not elastic."""
 
 
 def samples_schema(channels: Mapping[str, Channel], *, sample_count: bool = False) -> pa.Schema:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from telemetry.dataset.schema import CHECKPOINT_EVERY, JOBS
+from telemetry.dataset.schema import JOB_OPTIONS, JOBS
 from telemetry.importing.columns import as_text
 from telemetry.importing.inventory import Installations
 from telemetry.importing.mapping import TableMapping
@@ -25,12 +25,12 @@ def read_jobs(
     """
     frames: list[pd.DataFrame] = []
     for batch in read_batches(file, "jobs", quarantine):
-        batch.resolve(mapping, [*JOBS.names, CHECKPOINT_EVERY], "job", "node", "started_at")
+        batch.resolve(mapping, [*JOBS.names, *JOB_OPTIONS], "job", "node", "started_at")
         content: dict[str, object] = {name: batch.texts(name) for name in ("job", "node", "gpu", "outcome")}
         content["started_at"] = batch.times("started_at", not_after, optional=False, is_end=False)
         for name in ("ended_at", "checkpointed_at"):
             content[name] = batch.times(name, not_after, optional=True, is_end=True)
-        for name in ("gpus", *((CHECKPOINT_EVERY,) if CHECKPOINT_EVERY in batch else ())):
+        for name in ("gpus", *(name for name in JOB_OPTIONS if name in batch)):
             numbers = pd.Series(as_text(batch.column(name), len(batch.rows)))
             content[name] = pd.to_numeric(numbers, errors="coerce").round().astype("Int32")
         frame = pd.DataFrame(content)

@@ -16,7 +16,7 @@ import pyarrow as pa
 import yaml
 
 from telemetry.dataset.channels import Channel, by_source_name, with_rollups
-from telemetry.dataset.schema import CHECKPOINT_EVERY, EVENT_RUNS, EVENT_TYPES, INVENTORY, JOBS
+from telemetry.dataset.schema import EVENT_RUNS, EVENT_TYPES, INVENTORY, JOB_OPTIONS, JOBS
 from telemetry.errors import InputError
 from telemetry.importing.columns import KEY_ALIASES, LABELS, as_text, refuse_absent, unknown_columns
 from telemetry.importing.events import TYPE_ALIASES
@@ -147,7 +147,7 @@ def _columns_of(
     elif role == "inventory":
         known = [*INVENTORY.names, "parent", "mig_instance", "seen_at"]
     else:
-        known = [*EVENT_RUNS.names] if role == "events" else [*JOBS.names, CHECKPOINT_EVERY]
+        known = [*EVENT_RUNS.names] if role == "events" else [*JOBS.names, *JOB_OPTIONS]
     unknown = unknown_columns(names, mapping, known, aliases, ignored)
     mapped = {aliases.get(name, name) for name in names if name not in unknown}
     mapped |= {

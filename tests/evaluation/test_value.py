@@ -101,6 +101,7 @@ def test_a_jobs_table_is_read_with_gangs_over_nodes_single_gpus_whole_nodes_and_
             "started_at": instant, "ended_at": [*instant[2:], pd.NaT, pd.NaT],
             "checkpointed_at": [instant[1], pd.NaT, pd.NaT, pd.NaT], "outcome": ["completed", "node_fail", None, None],
             "checkpoint_every_s": pd.array([1800, None, 0, None], dtype="Int32"),
+            "min_gpus": pd.array([8, 8, None, None], dtype="Int32"),
         }
     )  # fmt: skip
     read = jobs_of_table(table, pd.Index(["a", "b"]), ints(8, 8), 9 * H, HOUR)
@@ -108,8 +109,12 @@ def test_a_jobs_table_is_read_with_gangs_over_nodes_single_gpus_whole_nodes_and_
     assert read.end.tolist() == [2 * H, 9 * H, 4 * H], "a failure may be logged an hour after it ended the job"
     assert read.every.tolist() == [H // 2, 0, H], "the option fills in for the jobs that do not tell"
     assert read.saved.tolist() == [H, -1, -1]
-    older = jobs_of_table(table.drop(columns="checkpoint_every_s"), pd.Index(["a", "b"]), ints(8, 8), 9 * H, HOUR)
+    assert read.shrinks.tolist() == [True, False, True], "it goes on with its other node"
+    older = jobs_of_table(
+        table.drop(columns=["checkpoint_every_s", "min_gpus"]), pd.Index(["a", "b"]), ints(8, 8), 9 * H, HOUR
+    )
     assert older.every.tolist() == [H, H, H]
+    assert not older.shrinks.any()
 
 
 @pytest.mark.parametrize(
@@ -158,6 +163,17 @@ def test_a_drain_before_it_spares_the_gang_and_costs_the_move_and_the_idle_node_
     assert (outcome.drains, outcome.right, outcome.caught, outcome.hit.sum(), outcome.moved) == (1, 1, 1, 0, 1)
     assert outcome.spent.sum() == pytest.approx(16 * (5 + 15) / 60)
     assert outcome.idle.sum() == pytest.approx(8 * (20.5 - 0.1 + 92 - 50.5))
+
+
+@pytest.mark.parametrize(("fewest", "again"), [(8, 2), (9, 15)], ids=["it goes on with 8", "8 are too few"])
+def test_an_elastic_gang_waits_for_no_restart_where_enough_of_it_is_left(fewest, again):
+    gang = Placements.ordered(ints(0, 0), ints(0, 1), ints(8, 8), ints(0, 0), ints(200 * H, 200 * H), H, fewest=fewest)
+    assert counted(NOBODY, load=gang).hit.sum() == pytest.approx(16 * (0.5 + again / 60))
+    assert counted(DRAINED, load=gang).spent.sum() == pytest.approx(16 * (5 + again) / 60)
+    even, as_before = (break_even(FAILS, [load], COSTS) for load in (gang, GANG))
+    assert even is not None
+    assert as_before is not None
+    assert (even.break_even < as_before.break_even) == (again == 2)
 
 
 def test_a_node_that_is_back_before_it_fails_has_its_job_again():

@@ -71,6 +71,13 @@ def test_a_big_job_long_after_its_checkpoint_makes_a_drain_dearer_and_a_fresh_ch
     assert "GPU-hours at a risk of 30.0%" in old.words
 
 
+def test_a_job_that_goes_on_with_its_other_nodes_costs_no_restart():
+    stiff, elastic = (worth_of(8, [job(512, can_shrink=can)], 0.3, DAY, CONFIG, T0) for can in (False, True))
+    spared = 512 * ((CONFIG.restart - CONFIG.resize) / HOUR)
+    assert elastic.lost == pytest.approx(stiff.lost - 0.7 * spared)
+    assert elastic.saved == pytest.approx(stiff.saved), "it is spared by a failure as well"
+
+
 def test_a_job_that_ends_soon_is_waited_for_and_one_that_ends_late_is_not():
     soon = worth_of(8, [job(512, 2 * HOUR, ends_at=T0 + HOUR / 2)], 0.6, DAY, CONFIG, T0)
     assert soon.choice == "wait"

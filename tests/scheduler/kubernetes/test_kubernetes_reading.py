@@ -40,14 +40,14 @@ def test_a_job_has_the_gpus_of_all_its_pods_and_stands_on_each_of_its_nodes(worl
     add(
         world,
         pod("a", "n1", annotations=saved),
-        pod("b", "n2", activeDeadlineSeconds=36_000),
+        pod("b", "n2", activeDeadlineSeconds=36_000, annotations={"predrain.io/elastic": "true"}),
         pod("web", "n1", gpus=0),
         {**pod("over", "n1"), "status": {"phase": "Succeeded", "startTime": "2026-11-21T06:00:00Z"}},
     )
     result = views(hand)
     (job,) = result["n1"].jobs
     assert result["n2"].jobs == (job,)
-    assert (job.name, job.gpus, job.can_checkpoint) == ("team/train/u-train", 16, True)
+    assert (job.name, job.gpus, job.can_checkpoint, job.can_shrink) == ("team/train/u-train", 16, True, True)
     assert (job.started_at, job.checkpointed_at, job.ends_at) == (
         T0.replace(hour=6), T0.replace(hour=11), T0.replace(hour=16),
     )  # fmt: skip

@@ -291,7 +291,8 @@ class _Acting:
                 acting = Controlled(self.fleet, scores, self.events, loads[0], policy, self.reach, diagnostic, least)
                 acts = acting.marks()
             held = acts.refused if name == "drains" else held
-            outcomes[name] = replay_policy(self.fleet, loads, acts, self.costs, reach=self.reach)
+            soft = stage == "soft"
+            outcomes[name] = replay_policy(self.fleet, loads, acts, self.costs, reach=self.reach, soft=soft)
         nobody, unfound = next(iter(outcomes.values())), replace(self.costs, planned_repair=self.costs.unplanned_repair)
         blind = break_even(self.fleet, loads, unfound)
         return {

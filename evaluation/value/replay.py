@@ -7,7 +7,7 @@ failure hits each job of its node with the probability that the job had that GPU
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -48,12 +48,14 @@ class Outcome:
 
 
 def replay(
-    fleet: Fleet, loads: Sequence[Placements], marks: Marks, costs: CostBenefitConfig, *, reach: timedelta
-) -> Outcome:
+    fleet: Fleet, loads: Sequence[Placements], marks: Marks, costs: CostBenefitConfig, *, reach: timedelta,
+    soft: bool = False,
+) -> Outcome:  # fmt: skip
     """Count what comes of marking nodes.
 
     ``loads``: the fleet's own jobs, or several generated loads, which are averaged.
     ``reach``: a mark is right if its node fails within it.
+    ``soft``: new jobs only prefer other nodes: they go there while GPUs are free, so that none stand idle for it.
     """
     within, ready = duration_ms(reach), duration_ms(costs.checkpoint + LEAVE)
     same = fleet.failed == marks.node[:, None]
@@ -64,7 +66,7 @@ def replay(
     caught = (same & (fleet.at >= early[:, None]) & (fleet.at < marks.until[:, None])).any(axis=0)
     planned = np.bincount(marks.node[marks.found], minlength=len(fleet.nodes))
     shorter = (costs.unplanned_repair - costs.planned_repair) / timedelta(hours=1)
-    counted = [_counted(fleet, jobs, marks, costs) for jobs in loads]
+    counted = [_counted(fleet, jobs, marks, costs, soft=soft) for jobs in loads]
     known = right | (sound & (marks.at + within <= fleet.end))
     hits, moved, hit, spent, idle = (np.stack(values) for values in zip(*counted, strict=True))
     return Outcome(
@@ -74,7 +76,7 @@ def replay(
 
 
 def _counted(
-    fleet: Fleet, jobs: Placements, marks: Marks, costs: CostBenefitConfig
+    fleet: Fleet, jobs: Placements, marks: Marks, costs: CostBenefitConfig, *, soft: bool
 ) -> tuple[float, float, Floats, Floats, Floats]:
     """Count jobs hit and moved, and by node GPU-hours lost, spent and idle, under one load."""
     again = jobs.again(costs)
@@ -82,6 +84,7 @@ def _counted(
     hits, moved, (hit, spent, idle) = 0.0, 0.0, np.zeros((3, len(fleet.nodes)))
     left: list[Ints] = []  # of each mark: when the jobs of its node are off it
     off = np.full(len(size), NEVER)
+    free = _free(fleet, jobs, marks) if soft else None
     tested = np.minimum(marks.drained, NEVER // 2) + duration_ms(costs.checkpoint + LEAVE + costs.verify)
     # what is found to be broken goes straight into its repair
     over = np.minimum(marks.until, np.where(marks.found, tested, NEVER))
@@ -90,6 +93,8 @@ def _counted(
     ):
         mine = np.arange(bounds[node], bounds[node + 1])
         begun = mine[(jobs.start[mine] > at) & (jobs.start[mine] <= until)]
+        if free is not None:
+            begun = begun[jobs.gpus[begun] <= free(jobs.start[begun])]
         off[begun] = jobs.start[begun]  # it runs elsewhere
         if drained < until:
             gone, out = evicted(fleet, jobs, int(node), int(drained), off, costs.checkpoint)
@@ -99,7 +104,7 @@ def _counted(
         left.append(off[mine].copy())
         off[mine] = NEVER
         stays = np.minimum(jobs.end[mine], left[mark])
-        for since, ends in _sound(fleet, int(node), int(at), int(over[mark])):
+        for since, ends in [] if soft else _sound(fleet, int(node), int(at), int(over[mark])):
             busy = np.clip(stays, since, ends) - np.clip(jobs.start[mine], since, ends)
             idle[node] += max(float(fleet.gpus[node] * (ends - since)) - float(jobs.gpus[mine] @ busy), 0) / HOUR_MS
     back = np.full(len(fleet.nodes), fleet.begin)
@@ -116,6 +121,20 @@ def _counted(
         hits += float(share.sum())
         hit[node] += float((share * size[met] * (jobs.unsaved(met, at) + again[met])).sum()) / HOUR_MS
     return hits, moved, hit, spent, idle
+
+
+def _free(fleet: Fleet, jobs: Placements, marks: Marks) -> Callable[[Ints], Ints]:
+    """Give what counts the GPUs that are free at a time on nodes that are neither marked nor down, at least."""
+    held = (
+        (jobs.gpus, jobs.start, jobs.end), (fleet.gpus[marks.node], marks.at, marks.until),
+        (fleet.gpus[fleet.failed], fleet.at, fleet.until),
+    )  # fmt: skip
+    steps = [(gpus, at, sign) for gpus, begin, end in held for at, sign in ((begin, 1), (end, -1))]
+    at = np.concatenate([times for _, times, _ in steps])
+    order = np.argsort(at, kind="stable")
+    taken = np.concatenate([[0], np.cumsum(np.concatenate([sign * gpus for gpus, _, sign in steps])[order])])
+    at, total = at[order], int(fleet.gpus.sum())
+    return lambda times: total - taken[np.searchsorted(at, times)]
 
 
 def _sound(fleet: Fleet, node: int, begin: int, end: int) -> list[tuple[int, int]]:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from evaluation.value.acting import NOBODY, Fleet, Marks
 from evaluation.value.load import _AT, _SHAPE, HOUR_MS, Placements, first_fit, generated_load, jobs_of_table
-from evaluation.value.replay import break_even, net_interval, replay
+from evaluation.value.replay import _free, break_even, net_interval, replay
 from features.times import NEVER
 from policy.cost_benefit import CostBenefitConfig
 from policy.fleet import NodeView
@@ -163,6 +163,28 @@ def test_a_drain_before_it_spares_the_gang_and_costs_the_move_and_the_idle_node_
     assert (outcome.drains, outcome.right, outcome.caught, outcome.hit.sum(), outcome.moved) == (1, 1, 1, 0, 1)
     assert outcome.spent.sum() == pytest.approx(16 * (5 + 15) / 60)
     assert outcome.idle.sum() == pytest.approx(8 * (20.5 - 0.1 + 92 - 50.5))
+
+
+@pytest.mark.parametrize(("nodes", "stays"), [(4, 0), (2, 1)], ids=["there is room", "every other node is full"])
+def test_a_soft_taint_sends_new_jobs_elsewhere_while_there_is_room_and_leaves_no_gpu_idle(nodes, stays):
+    load = Placements.ordered(ints(0, 1), ints(0, 1), ints(8, 8), ints(30 * H, 0), ints(90 * H, 200 * H), H)
+    outcome = replay(
+        fleet((0, 40.5), nodes=nodes), [load], mark(0, 20, 92, drained=False), COSTS, reach=72 * HOUR, soft=True
+    )
+    assert outcome.hits == stays
+    assert outcome.hit.sum() == pytest.approx(stays * 8 * (0.5 + 0.25))
+    assert outcome.idle.sum() == outcome.spent.sum() == 0
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 20), st.integers(1, 20), st.integers(1, 8)), max_size=12))
+def test_free_gpus_are_those_that_no_job_mark_or_repair_holds(entries):
+    entries = entries or [(0, 0, 1, 1)]
+    node, start, lasts, gpus = (ints(*column) for column in zip(*entries, strict=True))
+    jobs = Placements.ordered(np.arange(len(node)), node, gpus, start * H, (start + lasts) * H, H)
+    marks, down = Marks.of([[1, 5 * H, 12 * H, NEVER, 0], [2, 7 * H, 9 * H, NEVER, 0]]), fleet((3, 6))
+    for hour in range(30):
+        held = gpus[(start < hour) & (hour <= start + lasts)].sum() + 8 * ((5 < hour <= 12) + (7 < hour <= 9))
+        assert _free(down, jobs, marks)(ints(hour * H)).tolist() == [32 - held - 8 * (6 < hour <= 16)]
 
 
 @pytest.mark.parametrize(("fewest", "again"), [(8, 2), (9, 15)], ids=["it goes on with 8", "8 are too few"])
